@@ -1,0 +1,15 @@
+"""Settings: the schema of params.yaml, the resolved cells, and errors worth reading.
+
+This room imports no other room of AltGrad, and nothing that is slow to import.
+"""
+
+from altgrad.config.cell import Cell, cell_key
+from altgrad.config.errors import UserError, did_you_mean, run_stage
+from altgrad.config.params import load_params
+from altgrad.config.resolve import Resolver, write_grid
+from altgrad.config.schema import Params
+
+__all__ = [
+    "Cell", "Params", "Resolver", "UserError",
+    "cell_key", "did_you_mean", "load_params", "run_stage", "write_grid",
+]  # fmt: skip

@@ -1,0 +1,58 @@
+"""A resolved cell: one training run with every preset, override and recipe already applied.
+
+A cell's file holds everything that decides its result except the tokens and the source code, and
+nothing else, so DVC reruns a cell exactly when one of its own settings changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from altgrad.config.files import canonical_json, read_json
+from altgrad.config.params import validated
+from altgrad.config.schema import Arm, Model, Monitor, Rule, Section, Train
+
+
+def cell_key(format: str, optimizer: str, seed: int, lr_scale: int | float) -> str:
+    """Return the name that DVC gives to this combination: the four values joined by ``-``."""
+    return f"{format}-{optimizer}-{seed}-{lr_scale}"
+
+
+class Cell(Section):
+    """One cell of the grid.
+
+    ``format`` is the grid's entry: a format name, or a recipe's. ``rules`` name the formats that
+    are used and ``formats`` define each of them in full (the fields of ``altgrad.numerics.Format``).
+    """
+
+    key: str
+    format: str
+    optimizer: str
+    seed: int
+    lr_scale: int | float
+    model: Model
+    rules: list[Rule]
+    formats: dict[str, dict[str, Any]]
+    arm: Arm
+    train: Train
+    monitor: Monitor
+
+    @classmethod
+    def read(cls, path: Path) -> Cell:
+        """Read ``data/grid/<key>.json``; :class:`UserError` if it is missing or does not fit."""
+        return validated(cls, read_json(path), path)
+
+    def to_json(self) -> str:
+        """Return the canonical text of the cell's file."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    def sha256(self) -> str:
+        """Return the SHA-256 of the cell's file, the identity that checkpoints and diagnoses carry."""
+        return hashlib.sha256(self.to_json().encode("utf-8")).hexdigest()
+
+    @property
+    def peak_lr(self) -> float:
+        """Peak learning rate of this cell."""
+        return self.arm.lr * self.lr_scale

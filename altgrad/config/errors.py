@@ -1,0 +1,53 @@
+"""Errors that are the user's to fix, and the one place that turns them into a sentence.
+
+Everything a user can get wrong (a misspelt format, a negative step count, an unreachable hub)
+raises :class:`UserError` with a message that says *where* and *what to do*. A stage wrapped in
+:func:`run_stage` prints that message alone and exits non-zero. Any other exception is a defect of
+the bench and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import sys
+from collections.abc import Callable, Iterable
+
+
+class UserError(Exception):
+    """A mistake in the input or the environment; ``str(error)`` is one clear sentence."""
+
+
+def did_you_mean(name: str, known: Iterable[str], limit: int = 3) -> str:
+    """Return ``"; did you mean E4M3 or E3M4?"`` or, without a near match, the list of known names.
+
+    The comparison ignores case, because ``e4m3`` for ``E4M3`` is the commonest slip.
+    """
+    names = list(dict.fromkeys(known))
+    folded = {candidate.lower(): candidate for candidate in names}
+    near = difflib.get_close_matches(str(name).lower(), folded, n=limit, cutoff=0.5)
+    if near:
+        return "; did you mean " + " or ".join(folded[match] for match in near) + "?"
+    if names:
+        return "; known: " + ", ".join(names)
+    return ""
+
+
+def run_stage(main: Callable[[list[str]], None]) -> None:
+    """Run a stage's ``main(argv)``; a :class:`UserError` ends the process with one line and status 1.
+
+    A full disk is the one operating-system error with an answer of its own: every file is written
+    under a temporary name first, so nothing that was complete is lost.
+    """
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        place = f" while writing {error.filename}" if error.filename else ""
+        sys.exit(
+            f"error: the disk is full{place}; free some space and run the same command again: "
+            "finished work is kept and training resumes from its last checkpoint"
+        )

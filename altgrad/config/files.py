@@ -1,0 +1,88 @@
+"""Reading params.yaml and writing small files so that a reader never sees half of one.
+
+params.yaml is read with ruamel.yaml because YAML 1.2 reads ``1e-5`` as a number; PyYAML, which
+implements YAML 1.1, reads it as a string, and ``dvc exp run -S`` writes floats in that form.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from altgrad.config.errors import UserError
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping in the YAML 1.2 file ``path``.
+
+    Raises :class:`UserError` naming file, line and column when it is missing, is not YAML, or does
+    not hold a mapping.
+    """
+    try:
+        content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; run from the project's top folder") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise UserError(f"{path}{place} is not valid YAML: {error.problem or error.context}") from None
+    except YAMLError as error:
+        raise UserError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} must hold a mapping of settings, not {type(content).__name__}")
+    return content
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside ``path``; on success it is flushed to disk and renamed onto it.
+
+    A process killed inside the block leaves the old file, or none, never half a new one.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        with open(temporary, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` (UTF-8) to ``path`` atomically."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def canonical_json(content: Any) -> str:
+    """Return ``content`` as JSON that depends only on its values: sorted keys, finite numbers, a final newline.
+
+    Raises ``ValueError`` on NaN or infinity, which are not JSON; callers write ``None`` and a status.
+    """
+    return json.dumps(content, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write ``content`` as :func:`canonical_json` to ``path`` atomically."""
+    write_text(path, canonical_json(content))
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of the JSON file ``path``; :class:`UserError` if it is missing or broken."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; run `dvc repro` to make it") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not valid JSON (line {error.lineno}); delete it and run `dvc repro`") from None

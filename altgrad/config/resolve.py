@@ -1,0 +1,203 @@
+"""From params.yaml to cells: presets picked, recipes filled in, overrides applied, one file each.
+
+An override's selector is a grid entry (format or recipe), an arm, or a cell's key. When several
+select the same cell, the narrower wins: entry, then arm, then key. A selector must name something
+that exists, though not something in today's grid: an override for E5M2 stays in place while
+``-S 'grid.formats=[E3M4]'`` trains another format.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from altgrad.config.cell import Cell, cell_key
+from altgrad.config.errors import UserError, did_you_mean
+from altgrad.config.files import read_json, write_json, write_text
+from altgrad.config.params import require_name, validated
+from altgrad.config.schema import CustomFormat, Params, Rule, Section
+
+PLACEHOLDER = "FORMAT"  # in a recipe, stands for the grid's entry
+ROLES = ("weight", "input", "grad")
+
+DescribeFormat = Callable[[str, CustomFormat | None], dict[str, Any]]
+
+
+class Override(Section):
+    """What an override may set: any setting of these sections, and the recipe by name."""
+
+    model: dict[str, Any] = {}
+    optimizer: dict[str, Any] = {}
+    train: dict[str, Any] = {}
+    monitor: dict[str, Any] = {}
+    recipe: str | None = None
+
+
+class Resolver:
+    """Resolves the cells of one :class:`Params`.
+
+    ``describe(name, custom)`` returns a format's defining fields and raises ``ValueError`` with a
+    clear message for an unknown one. It is passed in because this room imports no other.
+    """
+
+    def __init__(self, params: Params, describe: DescribeFormat, source: object = "params.yaml") -> None:
+        self.params = params
+        self.describe = describe
+        self.source = source
+        for i, entry in enumerate(params.grid.formats):
+            self._require_entry(entry, f"grid.formats[{i}]")
+        self._require_entry(params.grid.baseline, "grid.baseline")
+        self.overrides = {selector: self._override(selector) for selector in params.overrides}
+
+    def cells(self) -> Iterator[Cell]:
+        """Yield every cell in the order of the grid's lists, formats outermost."""
+        grid = self.params.grid
+        for combination in itertools.product(grid.formats, grid.optimizers, grid.seeds, grid.lr_scales):
+            yield self._cell(*combination)
+
+    def selected(self) -> dict[str, Any]:
+        """Return the settings that this grid uses, without the presets that it does not."""
+        params = self.params.model_dump(mode="json")
+        grid = params["grid"]
+        recipes = {grid["recipe"], *grid["formats"]} | {o.recipe for o in self.overrides.values()}
+        return {
+            "model": {params["model"]: params["models"][params["model"]]},
+            "grid": grid,
+            "recipes": {name: rules for name, rules in params["recipes"].items() if name in recipes},
+            "optimizers": {name: params["optimizers"][name] for name in grid["optimizers"]},
+            "train": params["train"],
+            "monitor": params["monitor"],
+            "overrides": params["overrides"],
+        }
+
+    def _cell(self, entry: str, optimizer: str, seed: int, lr_scale: int | float) -> Cell:
+        params = self.params
+        key = cell_key(entry, optimizer, seed, lr_scale)
+        recipe, sections = None, {
+            "model": params.models[params.model].model_dump(),
+            "arm": params.optimizers[optimizer].model_dump(),
+            "train": params.train.model_dump(),
+            "monitor": params.monitor.model_dump(),
+        }
+        applied = [selector for selector in (entry, optimizer, key) if selector in self.overrides]
+        for selector in applied:
+            override = self.overrides[selector]
+            recipe = override.recipe or recipe
+            sections["model"] |= override.model
+            sections["arm"] |= override.optimizer
+            sections["train"] = _merge(sections["train"], override.train)
+            sections["monitor"] |= override.monitor
+        rules = self._rules(entry, recipe)
+        values = {
+            "key": key, "format": entry, "optimizer": optimizer, "seed": seed, "lr_scale": lr_scale,
+            "rules": rules, "formats": self._formats(rules), **sections,
+        }  # fmt: skip
+        where = ", ".join(f"overrides.{selector}" for selector in applied) or f"cell {key}"
+        return validated(Cell, values, f"{self.source}: {where}")
+
+    def _rules(self, entry: str, recipe: str | None) -> list[Rule]:
+        """Return the rules of ``entry``, with the placeholder replaced by it."""
+        named = entry in self.params.recipes
+        name = recipe or (entry if named else self.params.grid.recipe)
+        rules = [rule.model_dump() for rule in self.params.recipes[name]]
+        specs = [rule[role] for rule in rules for role in ROLES if rule[role] is not None]
+        open_specs = [spec for spec in specs if spec["format"] == PLACEHOLDER]
+        if named and open_specs:
+            raise UserError(
+                f"{self.source}: recipes.{name} uses {PLACEHOLDER}, so it cannot be a grid entry itself; "
+                f"name a format in grid.formats and set grid.recipe: {name}"
+            )
+        if not named and not open_specs:
+            raise UserError(
+                f"{self.source}: recipes.{name} does not use {PLACEHOLDER}, so every format would train "
+                f"alike; write {PLACEHOLDER} in it, or name it in grid.formats instead"
+            )
+        for spec in open_specs:
+            spec["format"] = entry
+        return [Rule.model_validate(rule) for rule in rules]
+
+    def _formats(self, rules: list[Rule]) -> dict[str, dict[str, Any]]:
+        specs = [getattr(rule, role) for rule in rules for role in ROLES]
+        names = {spec.format for spec in specs if spec is not None}
+        return {name: self._describe(name, "recipes") for name in sorted(names)}
+
+    def _describe(self, name: str, setting: str) -> dict[str, Any]:
+        try:
+            return self.describe(name, self.params.formats.get(name))
+        except ValueError as error:
+            raise UserError(f"{self.source}: {setting}: {error}") from None
+
+    def _require_entry(self, entry: str, setting: str) -> None:
+        if entry in self.params.recipes:
+            return
+        hint = did_you_mean(entry, self.params.recipes) if self.params.recipes else ""
+        try:
+            self.describe(entry, self.params.formats.get(entry))
+        except ValueError as error:
+            extra = f" (among the recipes{hint.removeprefix(';')})" if "did you mean" in hint else ""
+            raise UserError(f"{self.source}: {setting}: {error}{extra}") from None
+
+    def _override(self, selector: str) -> Override:
+        place = f"overrides.{selector}"
+        params = self.params
+        if selector not in params.optimizers and not self._is_entry(selector):
+            self._require_key(selector)
+        override = validated(Override, params.overrides[selector], f"{self.source}: {place}")
+        if override.recipe is not None:
+            require_name(override.recipe, params.recipes, self.source, f"{place}.recipe", "recipes")
+        return override
+
+    def _is_entry(self, name: str) -> bool:
+        if name in self.params.recipes:
+            return True
+        try:
+            self.describe(name, self.params.formats.get(name))
+        except ValueError:
+            return False
+        return True
+
+    def _require_key(self, selector: str) -> None:
+        """Raise unless ``selector`` is format-arm-seed-lr_scale, each part valid."""
+        params = self.params
+        parts = selector.split("-", 3)
+        named = len(parts) == 4 and self._is_entry(parts[0]) and parts[1] in params.optimizers
+        if named and parts[2].isdigit() and _is_number(parts[3]):
+            return
+        known = [*params.grid.formats, *params.recipes, *params.optimizers]
+        known += [cell_key(*c) for c in itertools.product(
+            params.grid.formats, params.grid.optimizers, params.grid.seeds, params.grid.lr_scales)]  # fmt: skip
+        hint = did_you_mean(selector, known)
+        hint = hint if "did you mean" in hint else f", such as {known[-1]}"
+        raise UserError(f"{self.source}: overrides: {selector!r} is no format, recipe, arm or cell{hint}")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return float(text) > 0
+    except ValueError:
+        return False
+
+
+def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with ``changes`` laid over it, section within section."""
+    merged = dict(base)
+    for key, value in changes.items():
+        nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if nested else value
+    return merged
+
+
+def write_grid(cells: list[Cell], selected: dict[str, Any], out: Path) -> None:
+    """Write ``out/<key>.json`` for each cell and ``out/index.json`` with their order and the settings."""
+    for cell in cells:
+        write_text(out / f"{cell.key}.json", cell.to_json())
+    write_json(out / "index.json", {"cells": [cell.key for cell in cells], "params": selected})
+
+
+def position_in_grid(directory: Path, key: str) -> str:
+    """Return ``3/12`` for the third of twelve cells, or nothing when the index does not name ``key``."""
+    index = directory / "index.json"
+    cells = read_json(index)["cells"] if index.exists() else []
+    return f"[{cells.index(key) + 1}/{len(cells)}]" if key in cells else ""

@@ -1,0 +1,268 @@
+"""The schema of params.yaml: every setting with its unit, its range and its default.
+
+A setting that is not listed here is an error with a suggestion, never silently ignored. Ranges are
+wide enough for any serious experiment and narrow enough to catch a slip of the keyboard before
+hours of training. Names of presets (``models``, ``corpora``, ``optimizers``, ``recipes``,
+``formats``) are chosen by the user and picked by name elsewhere in the file.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from altgrad.config.errors import did_you_mean
+
+
+def _key_part(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_.+]{1,40}", name):
+        raise ValueError(
+            f"{name!r} must be 1 to 40 letters, digits, '_', '.' or '+', because it becomes part of a file name "
+            "and '-' joins the parts of a cell's key"
+        )
+    return name
+
+
+Name = Annotated[str, AfterValidator(_key_part)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+UINT16_VOCABULARY = 65_536
+GPT2_VOCABULARY = 50_257
+
+
+class Section(BaseModel):
+    """Base of every section: unknown settings are errors, values are immutable once read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_unknown_settings(cls, values: Any) -> Any:
+        """Name a misspelt setting and its near matches, which pydantic's own message does not."""
+        if isinstance(values, dict):
+            for key in values:
+                if key not in cls.model_fields:
+                    raise ValueError(f"unknown setting {key!r}{did_you_mean(key, cls.model_fields)}")
+        return values
+
+
+# --- data ------------------------------------------------------------------------------------
+
+
+class LicencesCorpus(Section):
+    """Licence texts that the ``licensedcode-data`` package installs: works offline, in seconds."""
+
+    source: Literal["licences"]
+    min_characters: int = Field(200, ge=1, description="shorter documents are dropped")
+    max_repeated: Fraction = Field(0.8, description="drop a document above this share of seen word 8-grams")
+
+
+class HubCorpus(Section):
+    """A data set of the Hugging Face hub, or a local folder in the hub's layout."""
+
+    source: Literal["hub"]
+    path: str = Field(min_length=1, description="repository on the hub, or a folder in its layout")
+    name: str | None = Field(None, description="configuration of the data set")
+    revision: str | None = None
+    text: str = Field("text", description="column that holds the text")
+    splits: dict[Literal["train", "val", "test"], str] = Field(
+        default={"train": "train", "val": "validation", "test": "test"}
+    )
+    fallback: str | None = Field(None, description="corpus to name when this one cannot be reached")
+
+    @model_validator(mode="after")
+    def _needs_train_and_val(self) -> HubCorpus:
+        if not {"train", "val"} <= set(self.splits):
+            raise ValueError("splits needs train and val")
+        return self
+
+
+class LocalCorpus(Section):
+    """The user's own text: a folder of .txt/.md files, one text file, or a parquet/jsonl/csv table."""
+
+    source: Literal["local"]
+    path: str = Field(min_length=1)
+    text: str = Field("text", description="column that holds the text, for tables")
+    min_characters: int = Field(1, ge=1)
+
+
+Corpus = Annotated[LicencesCorpus | HubCorpus | LocalCorpus, Field(discriminator="source")]
+
+
+class Tokenizer(Section):
+    """GPT-2 byte-pair encoding, cut to its first ``vocab_size - 1`` ranks plus ``<|endoftext|>``."""
+
+    name: Literal["gpt2"] = "gpt2"
+    vocab_size: int = Field(4096, description="256 bytes + 1 to 50257, the full GPT-2 vocabulary")
+
+    @model_validator(mode="after")
+    def _fits_uint16(self) -> Tokenizer:
+        if self.vocab_size > UINT16_VOCABULARY:
+            raise ValueError(
+                f"vocab_size {self.vocab_size} does not fit the uint16 token files (at most "
+                f"{UINT16_VOCABULARY}); use at most {GPT2_VOCABULARY}, the whole of GPT-2's vocabulary"
+            )
+        if not 257 <= self.vocab_size <= GPT2_VOCABULARY:
+            raise ValueError(
+                f"vocab_size {self.vocab_size} is outside 257 (all bytes and <|endoftext|>) to "
+                f"{GPT2_VOCABULARY} (GPT-2's whole vocabulary)"
+            )
+        return self
+
+
+# --- model and recipe ------------------------------------------------------------------------
+
+
+class Model(Section):
+    """A GPT: its size. The vocabulary comes from the tokenizer."""
+
+    layers: int = Field(ge=1, le=200)
+    width: int = Field(ge=8, le=32_768)
+    heads: int = Field(ge=1, le=256)
+    context: int = Field(ge=8, le=131_072, description="tokens per sequence")
+    mlp_ratio: float = Field(4.0, gt=0, le=16)
+    dropout: float = Field(0.0, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> Model:
+        if self.width % self.heads:
+            near = [h for h in range(1, self.width + 1) if self.width % h == 0]
+            nearest = min(near, key=lambda h: abs(h - self.heads))
+            raise ValueError(
+                f"width {self.width} is not divisible by heads {self.heads}; "
+                f"use heads: {nearest} or width: {-(-self.width // self.heads) * self.heads}"
+            )
+        return self
+
+
+class CustomFormat(Section):
+    """A format of the user's own (see altgrad.numerics.Format)."""
+
+    exponent_bits: int = Field(ge=0, le=8)
+    mantissa_bits: int = Field(ge=0, le=15)
+    bias: int | None = Field(None, ge=-200, le=200, description="default 2^(E-1) - 1")
+    specials: Literal["finite", "fn", "ieee", "fnuz"] = "finite"
+
+
+def _spec_from_name(value: Any) -> Any:
+    """Let ``weight: E4M3`` stand for ``weight: {format: E4M3}``, and ``none`` for not quantized."""
+    if isinstance(value, str):
+        return None if value.lower() == "none" else {"format": value}
+    return value
+
+
+class TensorSpec(Section):
+    """How one tensor role of a layer is quantized."""
+
+    format: Name
+    scaling: Literal["dynamic", "delayed", "static"] = "dynamic"
+    history: int = Field(16, ge=1, le=1024, description="delayed: amax values remembered")
+    reduce: Literal["max", "most-recent"] = Field("max", description="delayed: how the history is read")
+    scale: Literal["fp32", "pow2"] = Field("fp32", description="any float32, or a power of two rounded down")
+
+
+Quantized = Annotated[TensorSpec | None, BeforeValidator(_spec_from_name)]
+
+
+class Rule(Section):
+    """Quantization of the linear layers whose name matches ``layers``; the last matching rule wins."""
+
+    layers: str = Field(min_length=1, description="glob over names such as blocks.0.attn.qkv")
+    weight: Quantized = None
+    input: Quantized = None
+    grad: Quantized = None
+    gradient: Literal["identity", "clipped"] = Field("identity", description="straight-through estimator")
+    accumulate: Literal["bf16", "fp32"] = Field("bf16", description="dtype of the layer's output")
+
+
+# --- optimizer arms --------------------------------------------------------------------------
+
+
+class Arm(Section):
+    """An optimizer arm. ``lr`` is the peak learning rate before the cell's ``lr_scale``."""
+
+    base: Literal["adamw"] = "adamw"
+    lr: float = Field(gt=0, le=10, allow_inf_nan=False)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    eps: float = Field(1e-8, gt=0, le=1)
+    weight_decay: float = Field(0.1, ge=0, le=10, description="decoupled; on matrices only")
+
+
+# --- training --------------------------------------------------------------------------------
+
+
+class Divergence(Section):
+    """When a run counts as diverged (see altgrad.training.outcome)."""
+
+    spike: float = Field(2.0, gt=1, description="loss above this multiple of its running minimum")
+    window: int = Field(50, ge=2, description="steps that the loss must stay there, or rise, to count")
+
+
+class Train(Section):
+    """The training schedule, the same for every cell unless overridden."""
+
+    steps: int = Field(300, ge=1, le=10_000_000, description="optimizer steps")
+    batch: int = Field(16, ge=1, le=65_536, description="sequences per micro-batch")
+    accumulate: int = Field(1, ge=1, le=65_536, description="micro-batches per optimizer step")
+    warmup: Fraction = Field(0.1, description="share of the steps that the linear warm-up takes")
+    final_lr: Fraction = Field(0.1, description="learning rate at the end of the cosine, as a share of its peak")
+    clip: float = Field(1.0, gt=0, description="largest global gradient norm")
+    log_every: int = Field(10, ge=1, description="steps between rows of history.csv")
+    eval_every: int = Field(50, ge=1, description="steps between evaluations")
+    eval_sequences: int = Field(256, ge=1, description="size of the fixed validation sample")
+    checkpoint_every: int = Field(100, ge=1, description="steps between checkpoints")
+    compute: Literal["bf16", "fp32"] = Field("bf16", description="dtype of matrix products outside the formats")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    compile: Literal["auto", "on", "off"] = "auto"
+    threads: int = Field(0, ge=0, le=4096, description="CPU threads; 0 means one per physical core")
+    divergence: Divergence = Divergence()
+
+
+class Monitor(Section):
+    """What is recorded inside a run, and how often."""
+
+    every: int = Field(50, ge=1, description="steps between instrumented passes")
+    probes: int = Field(3, ge=1, le=100, description="snapshots of weights and gradients, evenly spaced")
+
+
+# --- the whole file --------------------------------------------------------------------------
+
+
+class Grid(Section):
+    """The cells: every combination of the four lists."""
+
+    formats: list[Name] = Field(min_length=1)
+    optimizers: list[Name] = Field(min_length=1)
+    seeds: list[Annotated[int, Field(ge=0, le=2**31 - 1)]] = Field(min_length=1)
+    lr_scales: list[Annotated[int | float, Field(gt=0, le=1e6)]] = Field(min_length=1)
+    recipe: Name = Field("uniform", description="recipe that a plain format name stands for")
+    baseline: Name = Field("bf16", description="entry of formats that the others are compared with")
+
+    @model_validator(mode="after")
+    def _no_repeats(self) -> Grid:
+        for field in ("formats", "optimizers", "seeds", "lr_scales"):
+            values = getattr(self, field)
+            repeated = [value for i, value in enumerate(values) if value in values[:i]]
+            if repeated:
+                raise ValueError(f"{field} lists {repeated[0]} twice; remove one")
+        return self
+
+
+class Params(Section):
+    """params.yaml. ``overrides`` maps a format, an arm or a cell key to settings of that cell."""
+
+    corpus: str
+    corpora: dict[str, Corpus]
+    tokenizer: Tokenizer = Tokenizer()
+    model: str
+    models: dict[str, Model]
+    grid: Grid
+    formats: dict[Name, CustomFormat] = {}
+    recipes: dict[Name, list[Rule]]
+    optimizers: dict[Name, Arm]
+    train: Train = Train()
+    monitor: Monitor = Monitor()
+    overrides: dict[str, dict[str, Any]] = {}

@@ -1,0 +1,118 @@
+"""Laws of params.yaml: what is wrong is said in one sentence that names the place and a way out.
+
+The oracle for YAML 1.2 is its specification (numbers such as 1e-5); for near matches, a person's eye.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from altgrad.config import UserError, did_you_mean, load_params
+from altgrad.config.files import canonical_json, replacing, write_text
+
+SHIPPED = Path(__file__).parents[2] / "params.yaml"
+
+
+def params_with(tmp_path: Path, *changes: tuple[str, str]) -> Path:
+    """Return a copy of the shipped params.yaml with each (old, new) text replaced."""
+    text = SHIPPED.read_text()
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new, 1)
+    path = tmp_path / "params.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_shipped_params_are_valid():
+    params = load_params(SHIPPED)
+    assert params.models[params.model].layers == 4
+    assert params.tokenizer.vocab_size == 4096
+
+
+def test_numbers_follow_yaml_1_2(tmp_path):
+    path = params_with(tmp_path, ("lr: 3.0e-3", "lr: 1e-5"))
+    assert load_params(path).optimizers["adamw"].lr == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "cure"),
+    [
+        ("  steps: 300", "  steps: -3", "train.steps", "-3"),
+        ("  steps: 300", "  steps: .nan", "train.steps", "finite"),
+        ("  steps: 300", "  stepz: 300", "train", "did you mean steps"),
+        ("lr: 3.0e-3", "lr: -1", "optimizers.adamw.lr", "greater than 0"),
+        ("lr: 3.0e-3", "lr: .inf", "optimizers.adamw.lr", "inf"),
+        ("betas: [0.9, 0.95]", "betas: [0.9, 1.5]", "optimizers.adamw.betas[1]", "less than 1"),
+        ("corpus: licences ", "corpus: licenses ", "corpus", "did you mean licences"),
+        ("model: nano ", "model: nanno ", "model", "did you mean nano"),
+        ("optimizers: [adamw]", "optimizers: [adamv]", "grid.optimizers[0]", "did you mean adamw"),
+        ("recipe: uniform ", "recipe: uniforn ", "grid.recipe", "did you mean uniform"),
+        ("width: 128, heads: 4", "width: 130, heads: 4", "models.nano", "heads: 5"),
+        ("vocab_size: 4096", "vocab_size: 70000", "tokenizer", "uint16"),
+        ("vocab_size: 4096", "vocab_size: 100", "tokenizer", "257"),
+        ("seeds: [0, 1]", "seeds: [0, 0]", "grid", "twice"),
+        ("seeds: [0, 1]", "seeds: []", "grid.seeds", "at least 1"),
+        ("source: licences}", "source: licence}", "corpora.licences", "licence"),
+        ("device: auto", "device: gpu", "train.device", "'cuda'"),
+        ("fallback: licences}", "fallback: license}", "fallback", "did you mean licences"),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_place_and_cure(tmp_path, old, new, place, cure):
+    with pytest.raises(UserError) as raised:
+        load_params(params_with(tmp_path, (old, new)))
+    message = str(raised.value)
+    assert place in message and cure in message
+    assert "\n" not in message
+
+
+def test_text_that_is_not_yaml_is_located(tmp_path):
+    path = params_with(tmp_path, ("grid: ", "grid: ]"))
+    with pytest.raises(UserError, match=r"line \d+, column \d+ is not valid YAML"):
+        load_params(path)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"- a list\n", b""])
+def test_a_file_that_holds_no_settings_is_an_error(tmp_path, content):
+    path = tmp_path / "params.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError):
+        load_params(path)
+
+
+def test_a_missing_file_says_where_to_run(tmp_path):
+    with pytest.raises(UserError, match="top folder"):
+        load_params(tmp_path / "params.yaml")
+
+
+def test_the_command_prints_one_line_and_fails(tmp_path):
+    params_with(tmp_path, ("  steps: 300", "  steps: 0"))
+    done = subprocess.run([sys.executable, "-m", "altgrad.config"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: params.yaml: train.steps:") and done.stderr.count("\n") == 1
+
+
+def test_near_matches_ignore_case():
+    assert did_you_mean("e4m3", ["E4M3", "E5M2"]).startswith("; did you mean E4M3")
+    assert did_you_mean("zzz", ["E4M3"]) == "; known: E4M3"
+    assert did_you_mean("zzz", []) == ""
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "file.txt"
+    write_text(path, "old")
+    with pytest.raises(RuntimeError), replacing(path) as temporary:
+        temporary.write_text("half of the n")
+        raise RuntimeError
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_canonical_json_refuses_what_json_cannot_hold():
+    assert canonical_json({"b": 1, "a": 2}) == canonical_json({"a": 2, "b": 1})
+    with pytest.raises(ValueError):
+        canonical_json({"loss": float("nan")})

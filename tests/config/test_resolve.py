@@ -1,0 +1,148 @@
+"""Laws of the grid: which cells there are, what decides each one's file, and what does not.
+
+The oracle for keys is DVC's own naming of matrix stages (values joined by "-").
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from altgrad.config import Cell, Params, Resolver, UserError, cell_key, load_params, write_grid
+from altgrad.config.resolve import position_in_grid
+
+SHIPPED = load_params(Path(__file__).parents[2] / "params.yaml")
+KNOWN = {"E4M3": 4, "E5M2": 5, "E3M4": 3, "E1M6": 1, "E7M0": 7, "E0M7": 0}
+
+
+def describe(name, custom):
+    if custom is not None:
+        return {"name": name, **custom.model_dump()}
+    if name not in KNOWN:
+        raise ValueError(f"unknown format {name!r}; did you mean E4M3?")
+    return {"name": name, "exponent_bits": KNOWN[name]}
+
+
+def changed(**sections) -> Params:
+    """Return the shipped params with values laid over sections, such as ``grid={"seeds": [3]}``."""
+    values = SHIPPED.model_dump()
+    for section, change in sections.items():
+        values[section] = {**values[section], **change} if isinstance(change, dict) else change
+    return Params.model_validate(values)
+
+
+def cells(params: Params) -> dict[str, Cell]:
+    return {cell.key: cell for cell in Resolver(params, describe).cells()}
+
+
+def test_the_grid_is_the_product_of_its_lists():
+    params = changed(grid={"formats": ["bf16", "E4M3"], "seeds": [0, 1, 2], "lr_scales": [0.5, 1, 1e-5]})
+    found = cells(params)
+    assert len(found) == 2 * 1 * 3 * 3
+    assert "E4M3-adamw-2-0.5" in found and "bf16-adamw-0-1" in found and "E4M3-adamw-0-1e-05" in found
+
+
+def test_keys_are_spelt_as_dvc_spells_them():
+    assert cell_key("E4M3", "adamw", 0, 1) == "E4M3-adamw-0-1"
+    assert cell_key("E4M3", "adamw", 0, 1.0) == "E4M3-adamw-0-1.0"
+
+
+def test_a_cell_survives_its_file(tmp_path):
+    resolver = Resolver(SHIPPED, describe)
+    write_grid(list(resolver.cells()), resolver.selected(), tmp_path)
+    for key, cell in cells(SHIPPED).items():
+        read = Cell.read(tmp_path / f"{key}.json")
+        assert read == cell and read.sha256() == cell.sha256()
+    assert json.loads((tmp_path / "index.json").read_text())["cells"] == list(cells(SHIPPED))
+    assert position_in_grid(tmp_path, "E4M3-adamw-0-1") == "[3/12]"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"models": {"huge": SHIPPED.models["nano"]}},
+        {"recipes": {"new": SHIPPED.recipes["uniform"]}},
+        {"optimizers": {"slow": SHIPPED.optimizers["adamw"]}},
+        {"formats": {"mine": {"exponent_bits": 4, "mantissa_bits": 3}}},
+        {"corpora": {"more": SHIPPED.corpora["licences"]}},
+    ],
+)
+def test_a_preset_that_is_not_picked_changes_nothing(change):
+    before, after = Resolver(SHIPPED, describe), Resolver(changed(**change), describe)
+    assert list(before.cells()) == list(after.cells())
+    assert before.selected() == after.selected()
+
+
+def test_adding_a_format_leaves_the_other_cells_alone():
+    before = cells(SHIPPED)
+    after = cells(changed(grid={"formats": [*SHIPPED.grid.formats, "E0M7"]}))
+    assert {k: after[k] for k in before} == before
+    assert len(after) == len(before) + 2
+
+
+def test_the_baseline_quantizes_nothing_and_a_format_fills_the_recipe():
+    found = cells(SHIPPED)
+    assert found["bf16-adamw-0-1"].rules == [] and found["bf16-adamw-0-1"].formats == {}
+    cell = found["E3M4-adamw-1-1"]
+    assert cell.rules[0].weight.format == cell.rules[0].input.format == "E3M4"
+    assert cell.rules[0].grad.format == "E5M2" and cell.rules[1].input is None
+    assert set(cell.formats) == {"E3M4", "E5M2"}
+
+
+def test_an_override_changes_the_cells_that_it_selects_and_no_other():
+    before = cells(SHIPPED)
+    for selector, selected in [
+        ("E5M2", {"E5M2-adamw-0-1", "E5M2-adamw-1-1"}),
+        ("adamw", set(before)),
+        ("E5M2-adamw-1-1", {"E5M2-adamw-1-1"}),
+    ]:
+        after = cells(changed(overrides={selector: {"train": {"clip": 0.25}}}))
+        assert {k for k in before if before[k] != after[k]} == selected
+        assert all(after[k].train.clip == 0.25 for k in selected)
+
+
+def test_the_narrower_override_wins():
+    overrides = {
+        "E5M2-adamw-1-1": {"train": {"clip": 3.0}},
+        "adamw": {"train": {"clip": 2.0}, "optimizer": {"lr": 0.5}},
+        "E5M2": {"train": {"clip": 1.5, "divergence": {"spike": 9.0}}, "recipe": "weight_only"},
+    }
+    found = cells(changed(overrides=overrides))
+    cell = found["E5M2-adamw-1-1"]
+    assert (cell.train.clip, cell.arm.lr, cell.train.divergence.spike) == (3.0, 0.5, 9.0)
+    assert cell.train.divergence.window == SHIPPED.train.divergence.window
+    assert cell.rules[0].input is None
+    assert found["E4M3-adamw-0-1"].train.clip == 2.0
+
+
+def test_an_override_for_a_format_outside_the_grid_is_kept():
+    params = changed(grid={"formats": ["E3M4"]}, overrides={"E5M2": {"train": {"clip": 0.5}}})
+    assert set(cells(params)) == {"E3M4-adamw-0-1", "E3M4-adamw-1-1"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"overrides": {"E5M3": {"train": {"clip": 1}}}}, "overrides: 'E5M3'"),
+        ({"overrides": {"E5M2-adamw-0": {"train": {"clip": 1}}}}, "did you mean E5M2-adamw-0-1"),
+        ({"overrides": {"E5M2": {"trian": {"clip": 1}}}}, "overrides.E5M2: unknown setting 'trian'"),
+        ({"overrides": {"E5M2": {"train": {"clap": 1}}}}, "overrides.E5M2: train: unknown setting 'clap'"),
+        ({"overrides": {"E5M2": {"train": {"clip": -1}}}}, "overrides.E5M2: train.clip"),
+        ({"overrides": {"E5M2": {"recipe": "unifrom"}}}, "did you mean uniform"),
+        ({"grid": {"formats": ["E4M3", "E4M4"]}}, "grid.formats[1]: unknown format 'E4M4'; did you mean E4M3?"),
+        ({"grid": {"baseline": "b16"}}, "grid.baseline"),
+        ({"grid": {"formats": ["uniform"]}}, "uses FORMAT"),
+        ({"grid": {"recipe": "bf16"}}, "does not use FORMAT"),
+    ],
+)
+def test_a_mistake_names_its_place(change, words):
+    with pytest.raises(UserError) as raised:
+        cells(changed(**change))
+    assert words in str(raised.value)
+
+
+def test_a_format_of_ones_own_reaches_its_cells_in_full():
+    params = changed(formats={"mine": {"exponent_bits": 4, "mantissa_bits": 3, "bias": 9}}, grid={"formats": ["mine"]})
+    assert cells(params)["mine-adamw-0-1"].formats["mine"]["bias"] == 9
