@@ -1,0 +1,101 @@
+"""Data sets of the Hugging Face hub, and local folders in the hub's layout (data files and README.md).
+
+Everything that can go wrong on the way (no network, a misspelt name, a data set that is a script,
+a missing column) ends in one sentence that names a corpus to use instead.
+"""
+
+from __future__ import annotations
+
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from altgrad.config.errors import UserError, did_you_mean
+from altgrad.config.schema import HubCorpus
+from altgrad.data.splits import Split
+
+DEFAULT_FALLBACK = "licences"
+CONNECT_SECONDS = 5
+BATCH_ROWS = 256
+
+
+def documents(corpus: HubCorpus, split: Split) -> Iterator[str]:
+    """Yield the texts of ``split``, leaving out blank rows.
+
+    Nothing is yielded for a test split that the data set lacks, unless ``corpus.splits`` was written
+    out and names it. Raises :class:`UserError` for every way in which a data set cannot be had.
+    """
+    dataset = _load(corpus)
+    name = corpus.splits.get(split)
+    if name not in dataset:
+        if split == "test" and (name is None or "splits" not in corpus.model_fields_set):
+            return
+        raise UserError(f"{corpus.path} has no split {name!r} (for {split}){did_you_mean(name, dataset)}{_way_out(corpus)}")
+    rows = dataset[name]
+    if corpus.text not in rows.column_names:
+        raise UserError(
+            f"{corpus.path} has no column {corpus.text!r}{did_you_mean(corpus.text, rows.column_names)}"
+            f" (setting: text){_way_out(corpus)}"
+        )
+    for batch in rows.select_columns([corpus.text]).iter(batch_size=BATCH_ROWS):
+        for text in batch[corpus.text]:
+            if not isinstance(text, str | None):
+                raise UserError(
+                    f"column {corpus.text!r} of {corpus.path} holds {type(text).__name__}, not text; "
+                    f"set text to one of {', '.join(rows.column_names)}"
+                )
+            if text and not text.isspace():
+                yield text
+
+
+def _way_out(corpus: HubCorpus) -> str:
+    return f"; to go on without it, set corpus: {corpus.fallback or DEFAULT_FALLBACK}"
+
+
+def _load(corpus: HubCorpus) -> dict:
+    """Return the data set's splits by name, downloaded if they are not in the cache yet."""
+    import datasets  # slow to import, and only this source needs it
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError
+
+    local = Path(corpus.path).is_dir()
+    if not local and not datasets.config.HF_HUB_OFFLINE and not _reachable(constants.ENDPOINT):
+        # The library would retry for 23 seconds. Told that it is offline it goes straight to its cache.
+        datasets.config.HF_HUB_OFFLINE = True
+    try:
+        return datasets.load_dataset(corpus.path, corpus.name, revision=corpus.revision)
+    except datasets.exceptions.DatasetNotFoundError as error:
+        problem = f"{corpus.path} is neither a folder here nor a data set of the hub that you may read ({_line(error)})"
+    except FileNotFoundError as error:
+        problem = f"{corpus.path} holds no data files ({_line(error)})"
+    except HfHubHTTPError as error:
+        problem = f"the hub refused {corpus.path} ({_line(error)})"
+    except ConnectionError as error:
+        problem = f"{corpus.path} is not in the cache and the hub cannot be reached ({_line(error)})"
+    except RuntimeError as error:
+        problem = f"{corpus.path} cannot be loaded without running its own code ({_line(error)})"
+    except ValueError as error:
+        problem = f"{corpus.path} cannot be loaded with name: {corpus.name} ({_line(error)})"
+    except datasets.exceptions.DatasetGenerationError as error:
+        problem = f"{corpus.path} cannot be read ({_line(error.__cause__ or error)})"
+    raise UserError(problem + _way_out(corpus))
+
+
+def _line(error: BaseException) -> str:
+    """Return the message of ``error`` on one line."""
+    return " ".join(str(error).split()).rstrip(".")
+
+
+def _reachable(endpoint: str) -> bool:
+    """Return whether a server answers at ``endpoint``, through the proxies of the environment."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=CONNECT_SECONDS):
+            return True
+    except urllib.error.HTTPError:
+        return True  # it answered
+    except urllib.error.URLError as error:
+        return isinstance(error.reason, ssl.SSLError)  # its certificates are the library's to judge
+    except TimeoutError:
+        return False

@@ -1,0 +1,109 @@
+"""Licence texts: real legal English that one small wheel installs, so the bench works offline.
+
+``licensedcode-data`` (data under CC-BY-4.0) carries the licence texts and the notices ("rules") of
+the ScanCode licence detector, one file each, with a YAML header between two ``---`` lines. Most
+notices are variations of one another, which would make validation a test of memory, so a document
+is dropped when more than a given share of its word 8-grams has been seen in documents before it.
+Whole licences come before notices and long before short, so that what remains is the fullest
+version of each text. False positives (texts that the detector must *not* take for a licence) are
+dropped too.
+
+With the defaults: 4,217 documents and 12.25 million characters; train 3,331, val 470, test 416.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from altgrad.config.errors import UserError
+from altgrad.config.schema import LicencesCorpus
+from altgrad.data.splits import Split, hashed_split
+
+PACKAGE = "licensedcode"
+REQUIREMENT = "licensedcode-data==32.1.0"
+GRAM = 8  # words
+
+# The header may be empty and may end the file. It is YAML, but only two of its top-level lines matter
+# here, and a YAML parser would be most of the time that 37,000 files take.
+HEADER = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
+LANGUAGE = re.compile(r"^language:[ \t]*(\S+)", re.MULTILINE)
+FALSE_POSITIVE = re.compile(r"^is_false_positive:[ \t]*(?:yes|true)\b", re.MULTILINE)
+# ScanCode's marks around the words that a match must contain: annotation, not part of the text.
+REQUIRED_PHRASE = re.compile(r"\{\{|\}\}")
+WORD = re.compile(r"\w+")
+
+
+class Document(NamedTuple):
+    """A file of the package: its name, which is its identity, and its text without the header."""
+
+    name: str
+    text: str
+
+
+def documents(corpus: LicencesCorpus, split: Split) -> Iterator[str]:
+    """Yield the texts of ``split``; :class:`UserError` with the install command if the package is missing."""
+    for document in _selected(package_folder(), corpus.min_characters, corpus.max_repeated):
+        if hashed_split(document.name) == split:
+            yield REQUIRED_PHRASE.sub("", document.text)
+
+
+def package_folder() -> Path:
+    """Return the package's data folder without importing the package, which may be all of ScanCode."""
+    spec = importlib.util.find_spec(PACKAGE)
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        folder = Path(location) / "data"
+        if (folder / "licenses").is_dir() and (folder / "rules").is_dir():
+            return folder
+    raise UserError(f"the licences corpus needs the package {REQUIREMENT}; run: pip install {REQUIREMENT}")
+
+
+def parse(content: str) -> tuple[str, str]:
+    """Return (header, text) of a file's content, with newlines as ``\\n`` and the text stripped."""
+    content = content.replace("\r\n", "\n").replace("\r", "\n")
+    header = HEADER.match(content)
+    if header is None:
+        return "", content.strip()
+    return header[1], content[header.end() :].strip()
+
+
+@lru_cache(maxsize=1)  # the three splits come from one selection, which takes seconds
+def _selected(folder: Path, min_characters: int, max_repeated: float) -> tuple[Document, ...]:
+    kept: list[Document] = []
+    seen: set[int] = set()
+    word_ids: dict[str, int] = {}
+    for document in _in_order(folder, min_characters):
+        words = [word_ids.setdefault(word, len(word_ids)) for word in WORD.findall(document.text.lower())]
+        # Hashes of tuples of int, unlike those of str, are the same in every process.
+        grams = {hash(tuple(words[i : i + GRAM])) for i in range(max(1, len(words) - GRAM + 1))}
+        if len(grams & seen) <= max_repeated * len(grams):
+            kept.append(document)
+            seen |= grams
+    return tuple(kept)
+
+
+def _in_order(folder: Path, min_characters: int) -> Iterator[Document]:
+    """Yield the English documents, licences before rules, long before short, then by name."""
+    for subfolder, suffix in (("licenses", ".LICENSE"), ("rules", ".RULE")):
+        found = []
+        for entry in os.scandir(folder / subfolder):
+            # A character is at least a byte: most rules are too short, and need not be opened.
+            if entry.name.endswith(suffix) and entry.stat().st_size >= min_characters:
+                header, text = parse(_read(Path(entry.path)))
+                language = LANGUAGE.search(header)
+                english = language is None or language[1] == "en"
+                if english and len(text) >= min_characters and not FALSE_POSITIVE.search(header):
+                    found.append(Document(entry.name, text))
+        yield from sorted(found, key=lambda document: (-len(document.text), document.name))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is damaged; run: pip install --force-reinstall {REQUIREMENT}") from None

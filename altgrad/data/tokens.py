@@ -1,0 +1,101 @@
+"""From a corpus to token files: ``train.bin``, ``val.bin``, ``test.bin`` and ``meta.json``.
+
+The .bin files are nanoGPT's: little-endian uint16, every document followed by ``<|endoftext|>``.
+Documents pass through in batches, so memory stays bounded whatever the size of the corpus.
+``meta.json`` holds counts only, no times and no paths: the same corpus gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tiktoken
+from tqdm import tqdm
+
+from altgrad.config.errors import UserError
+from altgrad.config.files import replacing, write_json
+from altgrad.config.schema import Corpus, Tokenizer
+from altgrad.data.corpora import documents
+from altgrad.data.splits import SPLITS, Split
+from altgrad.data.tokenizer import load_tokenizer
+
+DTYPE = np.dtype("<u2")
+THREADS = 2
+BATCH_CHARACTERS = 4_000_000  # some 1.4 million tokens, 60 MB as Python numbers
+
+
+def write_tokens(corpus_name: str, corpus: Corpus, tokenizer: Tokenizer, out_dir: Path) -> dict[str, Any]:
+    """Tokenize ``corpus`` into ``out_dir`` and return the content of its ``meta.json``.
+
+    A corpus without a test split gives no ``test.bin``. Raises :class:`UserError` when the corpus
+    cannot be read, or when its train or val split is empty.
+    """
+    encoding = load_tokenizer(tokenizer)
+    (out_dir / "meta.json").unlink(missing_ok=True)  # written last: its presence says that all is complete
+    splits = {}
+    for split in SPLITS:
+        counts = _write_split(documents(corpus, split), encoding, split, out_dir)
+        if counts["documents"]:
+            splits[split] = counts
+        else:
+            (out_dir / f"{split}.bin").unlink()
+            _require_no_documents(corpus_name, corpus, split, splits)
+    characters, tokens = (sum(counts[unit] for counts in splits.values()) for unit in ("characters", "tokens"))
+    meta = {
+        "corpus": corpus_name,
+        "tokenizer": tokenizer.name,
+        "vocab_size": encoding.n_vocab,
+        "endoftext": encoding.eot_token,
+        "dtype": "uint16",
+        "splits": splits,
+        "characters_per_token": characters / tokens,
+    }
+    write_json(out_dir / "meta.json", meta)
+    return meta
+
+
+def _require_no_documents(corpus_name: str, corpus: Corpus, split: Split, found: dict[str, Any]) -> None:
+    """Raise unless ``split`` may be empty, as only test may."""
+    if split == "test":
+        return
+    where = f"corpus {corpus_name}: the {split} split has no text"
+    if corpus.source == "local" and found:
+        raise UserError(
+            f"{where}: its few documents all fell into other splits; add documents, or put them "
+            "in one .txt file, which is cut by position instead"
+        )
+    if corpus.source == "hub":
+        raise UserError(f"{where} in column {corpus.text!r}; name another column or another corpus")
+    raise UserError(f"{where}; check its path and min_characters ({corpus.min_characters}), or name another corpus")
+
+
+def _write_split(texts: Iterable[str], encoding: tiktoken.Encoding, split: Split, out_dir: Path) -> dict[str, int]:
+    counts = {"documents": 0, "characters": 0, "tokens": 0}
+    progress = tqdm(desc=f"tokenize {split}", unit=" tokens", unit_scale=True)
+    with replacing(out_dir / f"{split}.bin") as temporary, open(temporary, "wb") as file, progress:
+        for batch in _batches(texts):
+            for ids in encoding.encode_ordinary_batch(batch, num_threads=THREADS):
+                ids.append(encoding.eot_token)
+                file.write(np.array(ids, dtype=DTYPE).tobytes())
+                counts["tokens"] += len(ids)
+            counts["documents"] += len(batch)
+            counts["characters"] += sum(map(len, batch))
+            progress.update(counts["tokens"] - progress.n)
+    return counts
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Group ``texts`` into lists of at least ``BATCH_CHARACTERS`` characters in all; the last may be smaller."""
+    batch: list[str] = []
+    characters = 0
+    for text in texts:
+        batch.append(text)
+        characters += len(text)
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
