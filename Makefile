@@ -1,0 +1,42 @@
+# Two commands do everything on a fresh machine with Python 3.11+ and a C++ compiler:
+#   make repro   the environment, the whole pipeline, and where the report is
+#   make test    the environment and the tests
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export PATH := $(abspath $(BIN)):$(PATH)
+
+.PHONY: help repro test test-slow env lint clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+env: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if v >= (3, 11) else f"error: Python 3.11 or newer is needed, this is {v[0]}.{v[1]}; name another with make PYTHON=python3.12")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $(STAMP)
+
+# Without git history DVC needs to be told so; experiments and comparisons of revisions need git.
+repro: env
+	@git rev-parse --git-dir >/dev/null 2>&1 || dvc config --local core.no_scm true
+	@python -m altgrad.config
+	dvc repro
+	@echo "The report: $(CURDIR)/reports/index.html"
+
+test: env
+	python -m pytest -m "not slow"
+
+test-slow: env
+	python -m pytest -m slow
+
+lint: env
+	ruff check .
+
+clean:
+	rm -rf scratch

@@ -1,0 +1,11 @@
+"""The transformer, the quantized linear layer, and recipes that say which layer is quantized how."""
+
+from altgrad.model.gpt import GPT, GPTConfig
+from altgrad.model.linear import QuantizedLinear
+from altgrad.model.recipe import LayerRecipe, Recipe, Rule, TensorRecipe
+from altgrad.model.surgery import linear_layers, quantize_model
+
+__all__ = [
+    "GPT", "GPTConfig", "LayerRecipe", "QuantizedLinear", "Recipe", "Rule", "TensorRecipe",
+    "linear_layers", "quantize_model",
+]  # fmt: skip

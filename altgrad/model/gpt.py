@@ -1,0 +1,127 @@
+"""The transformer that every cell trains: a GPT in the GPT-2 shape, as small as the question allows.
+
+Pre-norm blocks, learned positions, GELU, causal scaled-dot-product attention, a head tied to the
+token embedding, no biases, no dropout by default (Radford et al. 2019; Karpathy's nanoGPT fixed the
+conventions that are kept here: initial standard deviation 0.02, residual projections scaled by
+1/sqrt(2 * layers)). Every matrix product with a weight is an ``nn.Linear`` with a name of its own,
+so that a recipe can address it: ``blocks.<n>.attn.qkv``, ``blocks.<n>.attn.out``,
+``blocks.<n>.mlp.up``, ``blocks.<n>.mlp.down`` and ``head``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+INITIAL_STD = 0.02
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Size of a :class:`GPT`; ``width`` must be divisible by ``heads``."""
+
+    vocab_size: int
+    layers: int
+    width: int
+    heads: int
+    context: int
+    mlp_ratio: float = 4.0
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not divisible by heads {self.heads}")
+
+
+class Attention(nn.Module):
+    """Causal multi-head self-attention."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.dropout = config.dropout
+        self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)
+        self.out = nn.Linear(config.width, config.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (batch, heads, length, width / heads)
+        dropout = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        return self.out(y.transpose(1, 2).reshape(batch, length, width))
+
+
+class MLP(nn.Module):
+    """Two linear layers with a GELU between them."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        hidden = round(config.mlp_ratio * config.width)
+        self.up = nn.Linear(config.width, hidden, bias=False)
+        self.down = nn.Linear(hidden, config.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
+class Block(nn.Module):
+    """Attention and MLP, each behind a layer norm and around a residual connection."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(config.width, bias=False)
+        self.attn = Attention(config)
+        self.norm2 = nn.LayerNorm(config.width, bias=False)
+        self.mlp = MLP(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attn(self.norm1(x)))
+        return x + self.dropout(self.mlp(self.norm2(x)))
+
+
+class GPT(nn.Module):
+    """A decoder-only language model.
+
+    The initial weights depend on the global torch generator alone: seed it, and every recipe and
+    arm starts from the same model.
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = nn.Embedding(config.vocab_size, config.width)
+        self.positions = nn.Embedding(config.context, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width, bias=False)
+        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        self._initialise()
+        self.head.weight = self.tokens.weight
+
+    def _initialise(self) -> None:
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                residual = name.endswith(("attn.out.weight", "mlp.down.weight"))
+                std = INITIAL_STD / math.sqrt(2 * self.config.layers) if residual else INITIAL_STD
+                nn.init.normal_(parameter, std=std)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Return logits (batch, length, vocab_size), or with ``targets`` the mean cross-entropy in nats.
+
+        ``tokens`` and ``targets`` are int64 of shape (batch, length), ``length <= context``.
+        The loss is computed in float32 whatever the compute dtype.
+        """
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.dropout(self.tokens(tokens) + self.positions(positions))
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.norm(x))
+        if targets is None:
+            return logits
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())

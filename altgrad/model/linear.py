@@ -1,0 +1,114 @@
+"""``QuantizedLinear``: a drop-in ``nn.Linear`` whose three matrix products run in 8-bit formats."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from altgrad.model.matmul import MatmulSettings, QuantizedMatmul
+from altgrad.model.quantizer import Quantizer
+from altgrad.model.recipe import ROLES, LayerRecipe, TensorRecipe
+from altgrad.numerics import Format
+
+BF16_SIGNIFICAND_BITS = 8
+BF16_EMIN = -126 - 7  # exponent of the smallest bfloat16 subnormal
+
+
+def exact_in_bfloat16(format: Format) -> bool:
+    """Return whether every finite value of ``format`` is a bfloat16 value."""
+    smallest = format.emin - format.mantissa_bits
+    return format.mantissa_bits + 1 <= BF16_SIGNIFICAND_BITS and smallest >= BF16_EMIN and format.max < 2.0**128
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer with quantized weights, inputs and incoming gradients.
+
+    It shares the ``weight`` (out_features, in_features) and ``bias`` parameters that it is given:
+    these are the float32 master weights, quantized afresh in every forward pass. Under autocast the
+    output has the autocast dtype, otherwise the input's; with ``accumulate: fp32`` it is float32.
+    """
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, recipe: LayerRecipe) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self.recipe = recipe
+        specs: dict[str, TensorRecipe] = {r: getattr(recipe, r) for r in ROLES if getattr(recipe, r) is not None}
+        self.quantizers = nn.ModuleDict({role: Quantizer(spec) for role, spec in specs.items()}).to(weight.device)
+        delayed_grad = recipe.grad is not None and recipe.grad.scaling != "dynamic"
+        # Written by the backward pass, moved into the history by the next forward pass.
+        self.register_buffer("grad_amax", torch.zeros((), device=weight.device) if delayed_grad else None)
+        self.exact = all(exact_in_bfloat16(spec.format) for spec in specs.values())
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, recipe: LayerRecipe) -> QuantizedLinear:
+        """Return a quantized layer on the same parameters as ``linear``."""
+        return cls(linear.weight, linear.bias, recipe)
+
+    @property
+    def in_features(self) -> int:
+        """Size of each input vector."""
+        return self.weight.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        """Size of each output vector."""
+        return self.weight.shape[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x @ weight.T + bias`` for ``x`` of shape (..., in_features)."""
+        device = x.device.type
+        autocast = torch.is_autocast_enabled(device)
+        compute_dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
+        with torch.autocast(device, enabled=False):
+            y = self._product(x.reshape(-1, x.shape[-1]), compute_dtype)
+            if self.bias is not None:
+                y = y + self.bias.to(y.dtype)
+        return y.reshape(*x.shape[:-1], self.out_features)
+
+    def _product(self, x: Tensor, compute_dtype: torch.dtype) -> Tensor:
+        recipe, grad = self.recipe, self._quantizer("grad")
+        if self.training:
+            self.advance_grad_history()
+        # A tensor that is not quantized keeps the precision of the compute dtype.
+        low = self.exact and (compute_dtype == torch.bfloat16 or len(self.quantizers) == len(ROLES))
+        settings = MatmulSettings(
+            operand_dtype=torch.bfloat16 if low else torch.float32,
+            output_dtype=torch.float32 if recipe.accumulate == "fp32" else compute_dtype,
+            accumulate_fp32=recipe.accumulate == "fp32",
+            clipped=recipe.gradient == "clipped",
+            grad_scale_dtype="fp32" if grad is None else grad.recipe.scale,
+        )
+        return QuantizedMatmul.apply(
+            x, self.weight, self._scale("input", x), self._scale("weight", self.weight),
+            self._constants("input"), self._constants("weight"), self._constants("grad"),
+            None if grad is None else grad.remembered_amax(), self.grad_amax, settings,
+        )  # fmt: skip
+
+    def advance_grad_history(self) -> None:
+        """Move the amax of the last backward pass into the gradient's scaling history."""
+        if self.grad_amax is not None:
+            self.quantizers["grad"].remember(self.grad_amax)
+
+    def _quantizer(self, role: str) -> Quantizer | None:
+        return self.quantizers[role] if role in self.quantizers else None
+
+    def _constants(self, role: str) -> Tensor | None:
+        quantizer = self._quantizer(role)
+        return None if quantizer is None else quantizer.constants
+
+    def _scale(self, role: str, t: Tensor) -> Tensor | None:
+        """Return the scale of ``t``, and in training remember its amax; ``None`` if it is not quantized."""
+        quantizer = self._quantizer(role)
+        if quantizer is None:
+            return None
+        amax = t.detach().abs().amax().float()
+        scale = quantizer.scale(amax)
+        if self.training:
+            quantizer.remember(amax)
+        return scale
+
+    def extra_repr(self) -> str:
+        """Sizes and formats, for ``print(model)``."""
+        formats = ", ".join(f"{role}={name}" for role, name in self.recipe.format_names().items())
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {formats}"

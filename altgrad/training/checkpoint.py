@@ -1,0 +1,112 @@
+"""Checkpoints that survive being killed at any moment.
+
+A checkpoint is two files, ``step-<n>.safetensors`` with every tensor and ``step-<n>.json`` with
+everything else and the SHA-256 of the first. The second is written last, each is renamed into place
+when complete, and the two newest pairs are kept: whatever the moment of a kill or the state of the
+disk, the newest pair that verifies is a moment of the run from which it continues with the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from altgrad.config.files import replacing, write_json
+
+KEPT = 2
+
+
+class Checkpoint(NamedTuple):
+    """A loaded checkpoint: the number of updates done, tensors by name, and plain state."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def save(directory: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+    """Write the checkpoint of ``step`` into ``directory`` and remove all but the newest two."""
+    path = directory / f"step-{step:08d}.safetensors"
+    with replacing(path) as temporary:
+        save_file({name: t.detach().contiguous().clone() for name, t in tensors.items()}, temporary)
+    write_json(path.with_suffix(".json"), {"step": step, "sha256": _sha256(path), "state": state})
+    for old in sorted(_steps(directory))[:-KEPT]:
+        for suffix in (".json", ".safetensors"):
+            (directory / f"step-{old:08d}{suffix}").unlink(missing_ok=True)
+
+
+def load_newest(directory: Path) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest checkpoint that verifies, and a sentence about each newer one that did not."""
+    problems = []
+    for step in sorted(_steps(directory), reverse=True):
+        path = directory / f"step-{step:08d}.safetensors"
+        try:
+            record = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+            if record["sha256"] != _sha256(path):
+                raise ValueError("its checksum does not match")
+            return Checkpoint(step, load_file(path), record["state"]), problems
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            problems.append(f"checkpoint of step {step} is unusable ({error}); using the one before it")
+    return None, problems
+
+
+def _steps(directory: Path) -> Iterator[int]:
+    """Yield the steps of which either file is there."""
+    names = (re.fullmatch(r"step-(\d+)\.(json|safetensors)", path.name) for path in directory.glob("step-*"))
+    yield from {int(name[1]) for name in names if name}
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def pack(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return every tensor that decides how training continues, by a flat name.
+
+    Weights and buffers (``model/...``), the optimizer's state (``optimizer/<parameter>/<name>``) and
+    the random generators' states (``rng/...``). A tied parameter is stored once.
+    """
+    tensors = {f"model/{name}": t for name, t in unique_state(model).items()}
+    state = optimizer.state_dict()["state"]
+    for index, entries in state.items():
+        tensors.update({f"optimizer/{index}/{name}": value for name, value in entries.items()})
+    tensors["rng/cpu"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        tensors["rng/cuda"] = torch.cuda.get_rng_state()
+    return tensors
+
+
+def unpack(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Restore what :func:`pack` returned into ``model``, ``optimizer`` and the random generators."""
+    with torch.no_grad():
+        for name, target in unique_state(model).items():
+            target.copy_(tensors[f"model/{name}"])
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        if name.startswith("optimizer/"):
+            _, index, entry = name.split("/", 2)
+            state.setdefault(int(index), {})[entry] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    torch.set_rng_state(tensors["rng/cpu"])
+    if torch.cuda.is_available() and "rng/cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["rng/cuda"])
+
+
+def unique_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict with each storage under its first name only."""
+    seen: dict[int, str] = {}
+    unique = {}
+    for name, tensor in model.state_dict().items():
+        if seen.setdefault(tensor.data_ptr(), name) == name:
+            unique[name] = tensor
+    return unique

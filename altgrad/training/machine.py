@@ -1,0 +1,103 @@
+"""The machine that a run uses: device, threads, compiler, and what it cost."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+
+from altgrad import __version__
+from altgrad.config import UserError
+from altgrad.config.schema import Train
+
+COMPILE_PAYS_AFTER = 100  # steps; below, compiling takes longer than it saves
+
+
+def select_device(setting: str) -> torch.device:
+    """Return the device for ``auto``, ``cpu`` or ``cuda``; :class:`UserError` for cuda without CUDA."""
+    if setting == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "params.yaml: train.device is cuda, but this torch sees no CUDA device; "
+            "set it to auto or cpu, or install a CUDA build of torch and its driver"
+        )
+    if setting == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda")
+
+
+def usable_cores() -> int:
+    """Return the number of logical cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def use_threads(setting: int) -> int:
+    """Set and return the number of CPU threads; 0 means one per core that this process may use."""
+    count = setting or min(torch.get_num_threads(), usable_cores())
+    torch.set_num_threads(count)
+    return count
+
+
+def make_deterministic() -> None:
+    """Ask torch for the same bits in every run on this machine."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def should_compile(train: Train, device: torch.device) -> tuple[bool, str | None]:
+    """Return whether to compile the model, and a notice when that is not what the user may expect.
+
+    ``auto`` compiles when a compiler is there and the run is long enough to win the time back.
+    """
+    candidates = [os.environ.get("CXX"), "g++", "clang++"]
+    compiler = device.type == "cuda" or any(shutil.which(name) for name in candidates if name)
+    if train.compile == "off":
+        return False, None
+    if not compiler:
+        return False, "no C++ compiler found: training runs uncompiled, several times slower; install g++ for speed"
+    return train.compile == "on" or train.steps >= COMPILE_PAYS_AFTER, None
+
+
+def use_compile_cache(root: Path) -> None:
+    """Keep compiled kernels under ``root``, so that every cell after the first finds them."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(root / "scratch" / "compiled"))
+
+
+def is_interactive() -> bool:
+    """Return whether a person watches standard error, so that a progress bar may redraw itself."""
+    return sys.stderr.isatty()
+
+
+def processor_name() -> str:
+    """Return the CPU's model name and core count, such as ``AMD EPYC, 2 cores``."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
+        name = found[1] if found else name
+    return f"{name}, {usable_cores()} cores"
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of the processor that does the work."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """Return the peak memory of this process in MB (10^6 bytes): the device's, or resident memory on CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    return {"altgrad": __version__, "python": platform.python_version(), "torch": torch.__version__}

@@ -1,0 +1,181 @@
+"""The instrumented pass: what happens to each tensor of each layer, seen without touching training.
+
+Every few steps the step's own batch runs once more, eagerly, through the uncompiled model with
+hooks on its linear layers. Nothing of it reaches the weights, the gradients, the scaling history or
+the random numbers, so a run is the same to the bit whether it is watched or not, and the compiled
+graph of ordinary steps carries no instruments.
+
+Every measurement is a row (step, layer, role, metric, value). Adding one is a line in
+:func:`tensor_statistics`, :func:`gradient_statistics` or a hook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from altgrad.model import QuantizedLinear, linear_layers
+from altgrad.model.quantizer import Quantizer, largest
+from altgrad.numerics import round_to_grid
+
+
+class Row(NamedTuple):
+    """One measurement."""
+
+    step: int
+    layer: str
+    role: str
+    metric: str
+    value: float
+
+
+def tensor_statistics(t: Tensor, quantizer: Quantizer | None) -> dict[str, float]:
+    """Return the health of tensor ``t`` (any shape) under the format that it is quantized to.
+
+    ``amax`` and ``nonfinite`` (count) always; with a quantizer also ``scale``, ``overflow_frac``
+    (share of elements whose scaled magnitude exceeds the format's maximum), ``underflow_frac``
+    (share of non-zero elements that round to zero) and ``sqnr_db`` (10 log10 of signal over
+    rounding-noise power). Shares and ratios are taken over finite elements.
+    """
+    t = t.detach().float().flatten()
+    finite = t.isfinite()
+    bad = t.numel() - int(finite.sum())
+    if bad:
+        t = t[finite]
+    amax = t.abs().amax() if t.numel() else t.new_zeros(())
+    statistics = {"amax": amax.item(), "nonfinite": float(bad)}
+    if quantizer is not None and t.numel():
+        scale = quantizer.scale(amax)
+        scaled = t * scale
+        rounded = round_to_grid(scaled, quantizer.constants)
+        nonzero = (t != 0).sum().clamp(min=1)
+        signal, noise = scaled.double().square().sum(), (scaled - rounded).double().square().sum()
+        statistics |= {
+            "scale": scale.item(),
+            "overflow_frac": (scaled.abs() > largest(quantizer.constants)).float().mean().item(),
+            "underflow_frac": (((rounded == 0) & (t != 0)).sum() / nonzero).item(),
+        }
+        if noise > 0 and signal > 0:
+            statistics["sqnr_db"] = (10 * torch.log10(signal / noise)).item()
+    return statistics
+
+
+def gradient_statistics(grad: Tensor) -> dict[str, float]:
+    """Return L2 and L-infinity norm, mean and variance of a parameter's gradient, in float32."""
+    grad = grad.detach().float()
+    return {
+        "l2": grad.norm().item(),
+        "linf": grad.abs().amax().item(),
+        "mean": grad.mean().item(),
+        "var": grad.var(correction=0).item(),
+    }
+
+
+def excess_kurtosis(t: Tensor) -> float:
+    """Return the excess kurtosis of all elements of ``t``: 0 for a normal distribution, -2 at least."""
+    t = t.detach().double()
+    centred = t - t.mean()
+    variance = centred.square().mean()
+    return (centred.pow(4).mean() / variance.square() - 3).item() if variance > 0 else 0.0
+
+
+class Monitor:
+    """Makes the rows of ``model``; ``blocks`` are the modules whose outputs are watched too."""
+
+    def __init__(self, model: nn.Module, blocks: dict[str, nn.Module]) -> None:
+        self.model = model
+        self.layers = linear_layers(model)
+        self.blocks = blocks
+
+    def observe(self, step: int, loss: Callable[[], Tensor]) -> list[Row]:
+        """Run ``loss()`` and its backward pass under hooks; return what they saw, in layer order."""
+        seen: dict[tuple[str, str], dict[str, float]] = {}
+        with self._hooks(seen), _untouched(self.model):
+            torch.autograd.grad(loss(), [p for p in self.model.parameters() if p.requires_grad])
+        order = {name: i for i, name in enumerate([*self.layers, *self.blocks])}
+        roles = ("input", "weight", "grad", "output")
+        keys = sorted(seen, key=lambda key: (order[key[0]], roles.index(key[1])))
+        return [Row(step, *key, metric, value) for key in keys for metric, value in seen[key].items()]
+
+    def gradients(self, step: int) -> list[Row]:
+        """Return the statistics of the layers' present weight gradients."""
+        return [
+            Row(step, name, "weight_grad", metric, value)
+            for name, layer in self.layers.items()
+            if layer.weight.grad is not None
+            for metric, value in gradient_statistics(layer.weight.grad).items()
+        ]
+
+    @contextmanager
+    def _hooks(self, seen: dict[tuple[str, str], dict[str, float]]) -> Iterator[None]:
+        handles = []
+        for name, layer in self.layers.items():
+            handles.append(layer.register_forward_hook(self._layer_hook(name, seen)))
+        for name, block in self.blocks.items():
+            handles.append(block.register_forward_hook(self._block_hook(name, seen)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _layer_hook(self, name: str, seen: dict[tuple[str, str], dict[str, float]]) -> Callable[..., None]:
+        def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            def record(role: str, t: Tensor) -> None:
+                seen[name, role] = tensor_statistics(t, _quantizer(layer, role))
+
+            record("input", inputs[0])
+            record("weight", layer.weight)
+            output.register_hook(lambda grad: record("grad", grad))
+
+        return hook
+
+    def _block_hook(self, name: str, seen: dict[tuple[str, str], dict[str, float]]) -> Callable[..., None]:
+        def hook(block: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+            seen[name, "output"] = {"kurtosis": excess_kurtosis(output)}
+
+        return hook
+
+
+def first_nonfinite(rows: list[Row]) -> str | None:
+    """Return ``"blocks.2.mlp.down grad"`` for the first tensor in which a pass saw NaN or infinity.
+
+    Forward tensors come in the order of the layers, gradients against it, as they are computed.
+    """
+    bad = [row for row in rows if row.metric == "nonfinite" and row.value > 0]
+    forward = [row for row in bad if row.role in ("input", "weight")]
+    backward = [row for row in reversed(bad) if row.role == "grad"]
+    return next((f"{row.layer} {row.role}" for row in [*forward, *backward]), None)
+
+
+def largest_overflow(rows: list[Row]) -> float:
+    """Return the largest overflow share among ``rows``, 0 without any."""
+    return max((row.value for row in rows if row.metric == "overflow_frac"), default=0.0)
+
+
+def _quantizer(layer: nn.Module, role: str) -> Quantizer | None:
+    if isinstance(layer, QuantizedLinear) and role in layer.quantizers:
+        return layer.quantizers[role]
+    return None
+
+
+@contextmanager
+def _untouched(model: nn.Module) -> Iterator[None]:
+    """Show quantizers as the step at hand sees them; leave buffers and random generators as they were."""
+    layers = [module for module in model.modules() if isinstance(module, QuantizedLinear) and module.training]
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
+    try:
+        for layer in layers:
+            layer.advance_grad_history()
+            layer.training = False  # scales from the history as it is, nothing remembered
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
+    finally:
+        for layer in layers:
+            layer.training = True
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])

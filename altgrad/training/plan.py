@@ -1,0 +1,50 @@
+"""From the plain values of a resolved cell to formats and recipes, and what is wrong with them.
+
+Everything that can be known to be wrong is said here, before any cell trains.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from altgrad.config import Cell, UserError
+from altgrad.config.schema import CustomFormat
+from altgrad.model import GPT, GPTConfig, Recipe, linear_layers
+from altgrad.numerics import Format, format_constants, get_format
+from altgrad.training import machine
+
+
+def describe_format(name: str, custom: CustomFormat | None) -> dict[str, Any]:
+    """Return the defining fields of a format, the user's own or one known by name.
+
+    Raises ``ValueError`` for an unknown name, an impossible definition, and a format that the
+    training kernels cannot compute in float32.
+    """
+    if custom is None:
+        found = get_format(name)
+    else:
+        bias = custom.bias if custom.bias is not None else (1 << custom.exponent_bits >> 1) - 1
+        found = Format(name, custom.exponent_bits, custom.mantissa_bits, max(bias, 0), custom.specials)
+    format_constants(found)
+    return dataclasses.asdict(found)
+
+
+def recipe_of(cell: Cell) -> Recipe:
+    """Return the recipe of a resolved cell."""
+    formats = {name: Format(**spec) for name, spec in cell.formats.items()}
+    return Recipe.from_rules([rule.model_dump() for rule in cell.rules], formats)
+
+
+def check_cells(cells: list[Cell]) -> None:
+    """Raise :class:`UserError` for a recipe that does not fit its model or a device that is not there."""
+    for cell in cells:
+        machine.select_device(cell.train.device)
+        with torch.device("meta"):
+            model = GPT(GPTConfig(vocab_size=1, **cell.model.model_dump()))
+        try:
+            recipe_of(cell).match(linear_layers(model))
+        except ValueError as error:
+            raise UserError(f"params.yaml: recipe of cell {cell.key}: {error}") from None

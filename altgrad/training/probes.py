@@ -1,0 +1,83 @@
+"""Snapshots for the offline diagnoses: weights at a few steps, gradients of one batch in two paths.
+
+``probes.safetensors`` holds ``weight/<step>/<layer>`` for each linear layer at evenly spaced steps,
+and from the last of them ``grad_quantized/<step>/<layer>`` and ``grad_float/<step>/<layer>``: the
+weight gradient of one fixed batch through the quantized model and through a float32 copy of it. Its
+metadata maps each layer to the formats of its three roles.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from altgrad.config.files import replacing
+from altgrad.model import QuantizedLinear, linear_layers
+
+
+def probe_steps(steps: int, count: int) -> list[int]:
+    """Return ``count`` steps evenly spaced from 0 to ``steps``, both included (one: only the last)."""
+    if count == 1:
+        return [steps]
+    return sorted({round(i * steps / (count - 1)) for i in range(count)})
+
+
+def save_weights(path: Path, model: nn.Module, step: int) -> None:
+    """Write the float32 weights of the linear layers at ``step`` to ``path``."""
+    tensors = {
+        f"weight/{step}/{name}": layer.weight.detach().float().cpu().clone()
+        for name, layer in linear_layers(model).items()
+    }
+    with replacing(path) as temporary:
+        save_file(tensors, temporary)
+
+
+def layer_formats(model: nn.Module) -> dict[str, dict[str, str | None]]:
+    """Return the format's name, or ``None``, of each role of each linear layer."""
+    unquantized = {"weight": None, "input": None, "grad": None}
+    return {
+        name: layer.recipe.format_names() if isinstance(layer, QuantizedLinear) else unquantized
+        for name, layer in linear_layers(model).items()
+    }
+
+
+def gradients(
+    model: nn.Module, inputs: Tensor, targets: Tensor, device: torch.device, compute: str
+) -> dict[str, Tensor]:  # fmt: skip
+    """Return the weight gradient of one batch for each linear layer, by layer name, in float32."""
+    layers = linear_layers(model)
+    with torch.autocast(device.type, torch.bfloat16, enabled=compute == "bf16"):
+        loss = model(inputs, targets)
+    found = torch.autograd.grad(loss, [layer.weight for layer in layers.values()])
+    return {name: g.float().cpu() for name, g in zip(layers, found, strict=True)}
+
+
+def float_copy(model: nn.Module) -> nn.Module:
+    """Return a copy of ``model`` with plain linear layers: the unquantized path with the same weights."""
+    plain = copy.deepcopy(model)
+    for name, layer in linear_layers(plain).items():
+        if isinstance(layer, QuantizedLinear):
+            linear = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+            linear.weight, linear.bias = layer.weight, layer.bias
+            parent, _, child = name.rpartition(".")
+            setattr(plain.get_submodule(parent), child, linear)
+    return plain
+
+
+def write_probes(
+    path: Path, snapshots: list[Path], quantized: dict[str, Tensor], plain: dict[str, Tensor], step: int,
+    formats: dict[str, dict[str, str | None]],
+) -> None:  # fmt: skip
+    """Join the weight ``snapshots`` and the gradients of ``step`` into ``probes.safetensors``."""
+    tensors: dict[str, Tensor] = {}
+    for snapshot in snapshots:
+        tensors |= load_file(snapshot)
+    for label, found in (("grad_quantized", quantized), ("grad_float", plain)):
+        tensors |= {f"{label}/{step}/{name}": g.contiguous() for name, g in found.items()}
+    with replacing(path) as temporary:
+        save_file(tensors, temporary, metadata={"layers": json.dumps(formats, sort_keys=True)})

@@ -1,0 +1,84 @@
+"""What a run writes: tidy rows while it goes, and its output files at the end.
+
+Rows are appended to JSON-lines files in the scratch directory as they happen. A resumed run drops
+the rows after its checkpoint and writes them again, so the finished files do not show the interruption.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from altgrad.config.files import replacing
+from altgrad.training.monitor import Row
+
+HISTORY_COLUMNS = ["step", "tokens", "lr", "train_loss", "val_loss", "grad_norm", "clipped_frac"]
+
+
+class RowLog:
+    """An append-only list of JSON rows, each with its ``step`` first."""
+
+    def __init__(self, path: Path, resume_step: int | None) -> None:
+        """Open ``path``; keep the rows up to ``resume_step``, or none when it is ``None``."""
+        self.path = path
+        kept = []
+        if resume_step is not None and path.exists():
+            kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step(line) <= resume_step]
+        with replacing(path) as temporary:
+            temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
+
+    def append(self, row: Sequence[Any]) -> None:
+        """Add one row of finite numbers, strings and nulls."""
+        self._file.write(json.dumps(row, allow_nan=False) + "\n")
+
+    def extend(self, rows: Iterable[Sequence[Any]]) -> None:
+        """Add rows; a number that JSON cannot hold (NaN, infinity) becomes null."""
+        for row in rows:
+            self.append([None if isinstance(v, float) and not math.isfinite(v) else v for v in row])
+
+    def sync(self) -> None:
+        """Return when every row so far is on disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def rows(self) -> list[list[Any]]:
+        """Return all rows so far."""
+        self.sync()
+        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _step(line: str) -> float:
+    """Return the step of a row; a line cut off by a kill is after every step."""
+    try:
+        return json.loads(line)[0]
+    except json.JSONDecodeError:
+        return float("inf")
+
+
+def write_history(path: Path, rows: list[list[Any]]) -> None:
+    """Write ``history.csv``: one row per logged step, empty where a value was not measured."""
+    frame = pd.DataFrame(rows, columns=HISTORY_COLUMNS)
+    with replacing(path) as temporary:
+        frame.to_csv(temporary, index=False, lineterminator="\n")
+
+
+def write_monitors(path: Path, rows: list[list[Any]]) -> None:
+    """Write ``monitors.parquet``: tidy rows step, layer, role, metric, value."""
+    columns = list(zip(*rows, strict=True)) or [()] * len(Row._fields)
+    types = [pa.int64(), pa.string(), pa.string(), pa.string(), pa.float64()]
+    arrays = [pa.array(column, type=t) for column, t in zip(columns, types, strict=True)]
+    with replacing(path) as temporary:
+        pq.write_table(pa.table(arrays, names=list(Row._fields)), temporary)

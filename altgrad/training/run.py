@@ -1,0 +1,173 @@
+"""One cell from its resolved file to its output directory."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import math
+import shutil
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tqdm import tqdm
+
+import altgrad
+from altgrad.config import Cell
+from altgrad.config.files import read_json, replacing, write_json
+from altgrad.data import TokenFile, training_batch
+from altgrad.model import GPT, GPTConfig, QuantizedLinear, linear_layers, quantize_model
+from altgrad.optim import build_optimizer
+from altgrad.training import machine, probes
+from altgrad.training.checkpoint import unique_state
+from altgrad.training.plan import recipe_of
+from altgrad.training.records import write_history, write_monitors
+from altgrad.training.trainer import Trainer
+
+SOURCES = ("config", "numerics", "data", "model", "optim", "training")  # rooms that decide a run's bits
+PROBE_SEED_STEP = 0  # batches of updates start at step 1, so step 0 is a batch that training never sees
+
+
+def build_model(cell: Cell, vocab_size: int) -> GPT:
+    """Return the quantized model of ``cell`` with its initial weights, which depend on the seed alone."""
+    torch.manual_seed(cell.seed)
+    model = GPT(GPTConfig(vocab_size=vocab_size, **cell.model.model_dump()))
+    quantize_model(model, recipe_of(cell))
+    return model
+
+
+def scratch_directory(root: Path, cell: Cell, tokens: Path) -> Path:
+    """Return the directory of the cell's checkpoints, named after all that decides the run's bits.
+
+    It lies outside the outputs that DVC clears before a stage runs, and a change of settings,
+    sources or tokens gives another directory, so no run can resume from another run's checkpoint.
+    """
+    digest = hashlib.sha256(cell.to_json().encode())
+    package = Path(altgrad.__file__).parent
+    files = [f for room in SOURCES for f in sorted((package / room).rglob("*.py"))]
+    for file in [*files, tokens / "meta.json", tokens / "train.bin", tokens / "val.bin"]:
+        with open(file, "rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    digest.update(torch.__version__.encode())
+    return root / "scratch" / f"{cell.key}-{digest.hexdigest()[:16]}"
+
+
+@contextmanager
+def only_worker(scratch: Path) -> Iterator[None]:
+    """Hold the cell's lock: a second worker on the same cell waits, then finds it trained."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    with open(scratch / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tqdm.write(f"{scratch.name}: another process is training this cell; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = "") -> None:
+    """Train ``cell`` on the token files in ``tokens`` and write its results into ``out``.
+
+    ``root`` is the project's top folder: checkpoints and compiled kernels go under ``root/scratch``.
+    ``position`` (such as ``3/12``) is shown before the cell's key in the progress bar.
+    """
+    began = time.perf_counter()
+    machine.make_deterministic()
+    machine.use_compile_cache(root)
+    device = machine.select_device(cell.train.device)
+    threads = machine.use_threads(cell.train.threads)
+    compiled, notice = machine.should_compile(cell.train, device)
+    if notice:
+        tqdm.write(f"notice: {notice}")
+    meta = read_json(tokens / "meta.json")
+    scratch = scratch_directory(root, cell, tokens)
+    with only_worker(scratch):
+        train, val = TokenFile(tokens, "train"), TokenFile(tokens, "val")
+        model = build_model(cell, meta["vocab_size"]).to(device)
+        optimizer = build_optimizer(model, **cell.arm.model_dump(exclude={"lr"}), lr=cell.peak_lr)
+        trainer = Trainer(cell, model, optimizer, train, val, device, scratch, compiled)
+        trainer.run(f"{position} {cell.key}".strip())
+        _write_results(trainer, out)
+        write_json(out / "timing.json", _timing(trainer, threads, compiled, time.perf_counter() - began))
+
+
+def discard_scratch(cell: Cell, tokens: Path, root: Path) -> None:
+    """Remove the cell's checkpoints, once nothing can need them any more."""
+    shutil.rmtree(scratch_directory(root, cell, tokens), ignore_errors=True)
+
+
+def _write_results(trainer: Trainer, out: Path) -> None:
+    """Write everything but the timings: the same bits whenever the cell is run."""
+    history = trainer.history.rows()
+    write_history(out / "history.csv", history)
+    write_monitors(out / "monitors.parquet", trainer.monitors.rows())
+    with replacing(out / "model.safetensors") as temporary:
+        weights = {k: v.detach().cpu().contiguous() for k, v in unique_state(trainer.model).items()}
+        save_file(weights, temporary)
+    _write_probes(trainer, out / "probes.safetensors")
+    write_json(out / "metrics.json", _metrics(trainer, history))
+
+
+def _write_probes(trainer: Trainer, path: Path) -> None:
+    cell, model = trainer.cell, trainer.model
+    inputs, targets = training_batch(
+        trainer.tokens, seed=cell.seed, step=PROBE_SEED_STEP, micro=0,
+        batch=cell.train.batch, context=cell.model.context,
+    )  # fmt: skip
+    batch = inputs.to(trainer.device), targets.to(trainer.device)
+    model.eval()
+    quantized, plain = {}, {}
+    if any(isinstance(layer, QuantizedLinear) for layer in linear_layers(model).values()):
+        quantized = probes.gradients(model, *batch, trainer.device, cell.train.compute)
+        plain = probes.gradients(probes.float_copy(model), *batch, trainer.device, "fp32")
+    snapshots = [p for step in trainer.probe_steps if (p := trainer.snapshot(step)).exists()]
+    formats = probes.layer_formats(model)
+    probes.write_probes(path, snapshots, quantized, plain, trainer.step, formats)
+
+
+def _metrics(trainer: Trainer, history: list[list[object]]) -> dict[str, object]:
+    """Return what ``metrics.json`` holds; a number that could not be measured is null."""
+    cell, tracker = trainer.cell, trainer.tracker
+    layers = linear_layers(trainer.model)
+    evaluated = [(row[4], row[0]) for row in history if row[4] is not None]
+    best = min(evaluated, default=(None, None))
+    last = history[-1]
+    val_loss = None if tracker.diverged else last[4]
+    quantized = {layer.weight for layer in layers.values() if isinstance(layer, QuantizedLinear)}
+    return {
+        "key": cell.key, "format": cell.format, "optimizer": cell.optimizer,
+        "seed": cell.seed, "lr_scale": cell.lr_scale,
+        "outcome": tracker.outcome, "signature": tracker.signature,
+        "outcome_step": tracker.outcome_step, "first_nonfinite": tracker.first_nonfinite,
+        "steps": trainer.step, "tokens": last[1],
+        "parameters": sum(p.numel() for p in trainer.model.parameters()),
+        "quantized_parameters": sum(p.numel() for p in quantized),
+        "train_loss": last[3], "val_loss": val_loss,
+        "val_loss_best": best[0], "val_loss_best_step": best[1],
+        "perplexity": None if val_loss is None else math.exp(val_loss),
+        "clipped_frac": trainer.totals["clipped"] / max(1, trainer.step),
+    }  # fmt: skip
+
+
+def _timing(trainer: Trainer, threads: int, compiled: bool, total_s: float) -> dict[str, object]:
+    """Return what ``timing.json`` holds: seconds of wall clock, milliseconds per step, MB of 10^6 bytes."""
+    seconds = trainer.step_seconds
+    median = statistics.median(seconds) if seconds else None
+    checkpoints = sorted(trainer.scratch.glob("step-*.safetensors"))
+    return {
+        "device": trainer.device.type, "machine": machine.device_name(trainer.device),
+        "threads": threads, "compiled": compiled,
+        "compile_s": max(0.0, seconds[0] - median) if compiled and seconds else None,
+        "train_s": trainer.totals["train_s"], "total_s": total_s,
+        "tokens_per_s": trainer.tokens_per_second(),
+        "step_ms_median": None if median is None else 1e3 * median,
+        "step_ms_p90": 1e3 * sorted(seconds)[math.ceil(0.9 * len(seconds)) - 1] if seconds else None,
+        "peak_memory_mb": machine.peak_memory_mb(trainer.device),
+        "checkpoint_mb": checkpoints[-1].stat().st_size / 1e6 if checkpoints else None,
+        "resumed": trainer.totals["resumed"],
+        "versions": machine.versions(),
+    }  # fmt: skip

@@ -1,0 +1,246 @@
+"""The training loop of one cell.
+
+One update is: the learning rate of the step, ``accumulate`` micro-batches forward and backward, the
+global gradient norm clipped, the optimizer. Around it, at their own steps: the instrumented pass,
+evaluation on the fixed validation sample, snapshots, checkpoints. None of these changes the weights'
+path, and every batch is a pure function of seed and step, so a run that is interrupted anywhere and
+resumed ends with the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from altgrad.config import Cell
+from altgrad.data import TokenFile, training_batch, validation_sample
+from altgrad.training import checkpoint, machine, probes
+from altgrad.training.monitor import Monitor, Row, first_nonfinite, largest_overflow
+from altgrad.training.outcome import OutcomeTracker
+from altgrad.training.records import RowLog
+from altgrad.training.schedule import learning_rate
+
+
+class Interrupted(Exception):
+    """SIGTERM or SIGINT arrived; a checkpoint of ``step`` has been written."""
+
+    def __init__(self, signum: int, step: int) -> None:
+        super().__init__(f"interrupted after step {step}; the checkpoint is saved, run the same command to resume")
+        self.signum = signum
+
+
+class Trainer:
+    """Trains ``model`` as ``cell`` says; everything that must outlive the process is in ``scratch``."""
+
+    def __init__(
+        self, cell: Cell, model: nn.Module, optimizer: torch.optim.Optimizer,
+        train_tokens: TokenFile, val_tokens: TokenFile, device: torch.device, scratch: Path, compiled: bool,
+    ) -> None:  # fmt: skip
+        self.cell, self.model, self.optimizer = cell, model, optimizer
+        self.tokens, self.device, self.scratch = train_tokens, device, scratch
+        self.loss_of = torch.compile(model, dynamic=False) if compiled else model
+        self.monitor = Monitor(model, {f"blocks.{i}": block for i, block in enumerate(model.blocks)})
+        self.validation = validation_sample(val_tokens, cell.train.eval_sequences, cell.model.context)
+        self.probe_steps = probes.probe_steps(cell.train.steps, cell.monitor.probes)
+        self.step_seconds: list[float] = []
+        self.interrupted: int | None = None
+        self._resume()
+
+    # --- state that a checkpoint carries ---------------------------------------------------------
+
+    def _resume(self) -> None:
+        found, problems = checkpoint.load_newest(self.scratch)
+        for problem in problems:
+            tqdm.write(f"{self.cell.key}: {problem}")
+        divergence = self.cell.train.divergence
+        self.step = 0
+        self.tracker = OutcomeTracker(divergence.spike, divergence.window)
+        # Sums since the last logged row, and over the whole run.
+        self.totals: dict[str, Any] = {"loss": 0.0, "seen": 0, "seen_clipped": 0, "clipped": 0}
+        self.totals |= {"train_s": 0.0, "resumed": 0}
+        if found is not None:
+            checkpoint.unpack(found.tensors, self.model, self.optimizer)
+            self.step = found.step
+            self.tracker = OutcomeTracker.restore(found.state["tracker"])
+            self.totals = {**found.state["totals"], "resumed": found.state["totals"]["resumed"] + 1}
+            tqdm.write(f"{self.cell.key}: resuming after step {self.step}")
+        resume_step = None if found is None else self.step
+        self.history = RowLog(self.scratch / "history.jsonl", resume_step)
+        self.monitors = RowLog(self.scratch / "monitors.jsonl", resume_step)
+
+    def save(self) -> None:
+        """Write a checkpoint of the present moment; rows first, so none is missing after a resume."""
+        self.history.sync()
+        self.monitors.sync()
+        state = {"tracker": self.tracker.state(), "totals": self.totals}
+        checkpoint.save(self.scratch, self.step, checkpoint.pack(self.model, self.optimizer), state)
+
+    # --- the loop --------------------------------------------------------------------------------
+
+    def run(self, description: str) -> None:
+        """Train to the last step, or to a divergence; raises :class:`Interrupted` on a signal."""
+        train = self.cell.train
+        with self._signals(), self._progress(description) as bar:
+            if self.step == 0:
+                self._at_rest(0)
+            started = time.perf_counter()
+            while self.step < train.steps and not self.tracker.diverged:
+                self._update(self.step + 1)
+                now = time.perf_counter()
+                self.totals["train_s"] += now - started
+                started = now
+                self._show(bar)
+                due = self.step % train.checkpoint_every == 0 or self.step == train.steps
+                if due or self.interrupted or self.tracker.diverged:
+                    self.save()
+                if self.interrupted and self.step < train.steps:
+                    raise Interrupted(self.interrupted, self.step)
+            self.tracker.finish()
+
+    def _update(self, step: int) -> None:
+        """Do update ``step`` (1-based) and what is due at it."""
+        train = self.cell.train
+        watched = step == 1 or step % self.cell.monitor.every == 0
+        rows = self._observe(step) if watched else []
+        began = time.perf_counter()
+        lr = learning_rate(step, peak=self.cell.peak_lr, steps=train.steps, warmup=train.warmup, final=train.final_lr)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = sum(self._backward(step, micro) for micro in range(train.accumulate))
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        total_norm = nn.utils.get_total_norm([p.grad for p in parameters])
+        loss, norm = torch.stack([loss.float(), total_norm.float()]).tolist()  # the one wait for the device
+        if watched:
+            rows += self.monitor.gradients(step)
+        diverged = self.tracker.update(step, loss, norm)
+        if not diverged:
+            nn.utils.clip_grads_with_norm_(parameters, train.clip, total_norm)
+            self.optimizer.step()
+            self._count(loss, norm > train.clip)
+        elif not (math.isfinite(loss) and math.isfinite(norm)):
+            self.tracker.first_nonfinite = first_nonfinite(rows or self._observe(step))
+        self.step_seconds.append(time.perf_counter() - began)
+        self.step = step
+        self.monitors.extend(rows)
+        if step % train.log_every == 0 or step % train.eval_every == 0 or step == train.steps or diverged:
+            self._at_rest(step, lr, norm)
+
+    def _backward(self, step: int, micro: int) -> Tensor:
+        """Run one micro-batch; return its share of the loss, on the device."""
+        with self._autocast():
+            loss = self.loss_of(*self._batch(step, micro)) / self.cell.train.accumulate
+        loss.backward()
+        return loss.detach()
+
+    def _batch(self, step: int, micro: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = training_batch(
+            self.tokens, seed=self.cell.seed, step=step, micro=micro,
+            batch=self.cell.train.batch, context=self.cell.model.context,
+        )  # fmt: skip
+        return inputs.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.cell.train.compute == "bf16")
+
+    # --- what is recorded ------------------------------------------------------------------------
+
+    def _observe(self, step: int) -> list[Row]:
+        """Run the instrumented pass on the first micro-batch of ``step``."""
+
+        def loss() -> Tensor:
+            with self._autocast():
+                return self.model(*self._batch(step, 0))
+
+        rows = self.monitor.observe(step, loss)
+        self.tracker.observe_overflow(largest_overflow(rows))
+        return rows
+
+    def _count(self, loss: float, clipped: bool) -> None:
+        totals = self.totals
+        totals["loss"] += loss
+        totals["seen"] += 1
+        totals["seen_clipped"] += clipped
+        totals["clipped"] += clipped
+
+    def _at_rest(self, step: int, lr: float | None = None, norm: float | None = None) -> None:
+        """Evaluate, snapshot and log after update ``step``, as far as each is due."""
+        train, totals = self.cell.train, self.totals
+        if step in self.probe_steps:
+            probes.save_weights(self.snapshot(step), self.model, step)
+        due = step % train.eval_every == 0 or step == train.steps
+        val_loss = self.evaluate() if due and not self.tracker.diverged else None
+        seen = totals["seen"]
+        train_loss = totals["loss"] / seen if seen else None
+        clipped = totals["seen_clipped"] / seen if seen else None
+        norm = norm if norm is not None and math.isfinite(norm) else None
+        tokens = step * train.accumulate * train.batch * self.cell.model.context
+        self.history.append([step, tokens, lr, train_loss, val_loss, norm, clipped])
+        totals |= {"loss": 0.0, "seen": 0, "seen_clipped": 0}
+
+    def snapshot(self, step: int) -> Path:
+        """Return the file of the weights' snapshot at ``step``."""
+        return self.scratch / f"weights-{step:08d}.safetensors"
+
+    @torch.no_grad()
+    def evaluate(self) -> float | None:
+        """Return the mean loss in nats per token on the validation sample, ``None`` if it is not finite."""
+        inputs, targets = self.validation
+        total = 0.0
+        self.model.eval()
+        for start in range(0, len(inputs), self.cell.train.batch):
+            part = slice(start, start + self.cell.train.batch)
+            with self._autocast():
+                loss = self.model(inputs[part].to(self.device), targets[part].to(self.device))
+            total += loss.item() * len(inputs[part])
+        self.model.train()
+        mean = total / len(inputs)
+        return mean if math.isfinite(mean) else None
+
+    # --- the person in front of it ---------------------------------------------------------------
+
+    def _progress(self, description: str) -> tqdm:
+        return tqdm(
+            total=self.cell.train.steps, initial=self.step, desc=description, unit="step",
+            dynamic_ncols=True, mininterval=0.5 if machine.is_interactive() else 15,
+        )  # fmt: skip
+
+    def _show(self, bar: tqdm) -> None:
+        rate = self.tokens_per_second()
+        loss = self.tracker.smoothed
+        bar.set_postfix_str(f"loss {loss:.3f}, {rate / 1e3:.1f}k tok/s" if loss and rate else "", refresh=False)
+        bar.update()
+
+    def tokens_per_second(self) -> float | None:
+        """Return the tokens per second of the median step of this process."""
+        if not self.step_seconds:
+            return None
+        train = self.cell.train
+        return train.accumulate * train.batch * self.cell.model.context / statistics.median(self.step_seconds)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Turn the first SIGTERM or SIGINT into a checkpoint at the next step; the second ends at once."""
+
+        def handle(signum: int, frame: object) -> None:
+            if self.interrupted:
+                raise KeyboardInterrupt
+            self.interrupted = signum
+            tqdm.write("stopping after this step (once more to stop at once)")
+
+        old = {s: signal.signal(s, handle) for s in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for s, handler in old.items():
+                signal.signal(s, handler)

@@ -1,0 +1,1 @@
+"""The stages of the pipeline, one script each: read, call, write."""

@@ -1,0 +1,23 @@
+"""Stage `diagnose`: the saved files of one cell to data/diag/<key>.json and .parquet."""
+
+import os
+from pathlib import Path
+
+from altgrad.config import Cell, UserError, run_stage
+
+
+def main(arguments: list[str]) -> None:
+    if len(arguments) != 1:
+        raise UserError("usage: python -m stages.diagnose CELL, such as E4M3-adamw-0-1")
+    key = arguments[0]
+    from altgrad.diagnostics import diagnose_cell
+
+    from altgrad.training import discard_scratch
+
+    cell_path, out = Path("data/grid") / f"{key}.json", Path("data/diag")
+    diagnose_cell(cell_path, Path("data/runs") / key, out / f"{key}.json", out / f"{key}.parquet")
+    discard_scratch(Cell.read(cell_path), Path("data/tokens"), Path(os.environ.get("DVC_ROOT", ".")).resolve())
+
+
+if __name__ == "__main__":
+    run_stage(main)

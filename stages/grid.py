@@ -1,0 +1,20 @@
+"""Stage `grid`: params.yaml to one resolved file per cell in data/grid, everything checked."""
+
+from pathlib import Path
+
+from altgrad.config import Resolver, load_params, run_stage, write_grid
+
+
+def main(arguments: list[str]) -> None:
+    params = load_params()
+    from altgrad.training.plan import check_cells, describe_format
+
+    resolver = Resolver(params, describe_format)
+    cells = list(resolver.cells())
+    check_cells(cells)
+    write_grid(cells, resolver.selected(), Path("data/grid"))
+    print(f"{len(cells)} cells")
+
+
+if __name__ == "__main__":
+    run_stage(main)

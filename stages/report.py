@@ -1,0 +1,26 @@
+"""Stage `report`: everything measured to reports/."""
+
+import subprocess
+from pathlib import Path
+
+from altgrad.config import run_stage
+
+
+def git_revision() -> str | None:
+    """Return the short revision of HEAD, or None outside a git checkout."""
+    command = ["git", "rev-parse", "--short=10", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def main(arguments: list[str]) -> None:
+    from altgrad.reporting import write_report
+
+    write_report(Path("data"), Path("reports"), git_revision())
+    print(f"report: {Path('reports/index.html').resolve()}")
+
+
+if __name__ == "__main__":
+    run_stage(main)

@@ -1,0 +1,27 @@
+"""Stage `train`: one cell, named by its key, to data/runs/<key>."""
+
+import os
+import sys
+from pathlib import Path
+
+from altgrad.config import Cell, UserError, run_stage
+from altgrad.config.resolve import position_in_grid
+
+
+def main(arguments: list[str]) -> None:
+    if len(arguments) != 1:
+        raise UserError("usage: python -m stages.train CELL, such as E4M3-adamw-0-1")
+    key = arguments[0]
+    cell = Cell.read(Path("data/grid") / f"{key}.json")
+    from altgrad.training import Interrupted, train_cell
+
+    root = Path(os.environ.get("DVC_ROOT", ".")).resolve()
+    try:
+        train_cell(cell, Path("data/tokens"), Path("data/runs") / key, root, position_in_grid(Path("data/grid"), key))
+    except Interrupted as interrupted:
+        print(interrupted, file=sys.stderr)
+        sys.exit(128 + interrupted.signum)
+
+
+if __name__ == "__main__":
+    run_stage(main)
