@@ -32,26 +32,28 @@ def documents(corpus: HubCorpus, split: Split) -> Iterator[str]:
     if name not in dataset:
         if split == "test" and (name is None or "splits" not in corpus.model_fields_set):
             return
-        raise UserError(f"{corpus.path} has no split {name!r} (for {split}){did_you_mean(name, dataset)}{_way_out(corpus)}")
+        raise _refusal(corpus, f"{corpus.path} has no split {name!r} (for {split}){did_you_mean(name, dataset)}")
     rows = dataset[name]
     if corpus.text not in rows.column_names:
-        raise UserError(
-            f"{corpus.path} has no column {corpus.text!r}{did_you_mean(corpus.text, rows.column_names)}"
-            f" (setting: text){_way_out(corpus)}"
-        )
+        hint = did_you_mean(corpus.text, rows.column_names)
+        raise _refusal(corpus, f"{corpus.path} has no column {corpus.text!r} (setting: text){hint}")
     for batch in rows.select_columns([corpus.text]).iter(batch_size=BATCH_ROWS):
         for text in batch[corpus.text]:
             if not isinstance(text, str | None):
-                raise UserError(
+                others = ", ".join(column for column in rows.column_names if column != corpus.text)
+                raise _refusal(
+                    corpus,
                     f"column {corpus.text!r} of {corpus.path} holds {type(text).__name__}, not text; "
-                    f"set text to one of {', '.join(rows.column_names)}"
+                    f"its other columns (setting: text): {others}",
                 )
             if text and not text.isspace():
                 yield text
 
 
-def _way_out(corpus: HubCorpus) -> str:
-    return f"; to go on without it, set corpus: {corpus.fallback or DEFAULT_FALLBACK}"
+def _refusal(corpus: HubCorpus, problem: str) -> UserError:
+    """Return the error that states ``problem`` and names the corpus to use instead."""
+    stop = "" if problem.endswith("?") else "."
+    return UserError(f"{problem}{stop} To go on without it, set corpus: {corpus.fallback or DEFAULT_FALLBACK}")
 
 
 def _load(corpus: HubCorpus) -> dict:
@@ -72,15 +74,15 @@ def _load(corpus: HubCorpus) -> dict:
         problem = f"{corpus.path} holds no data files ({_line(error)})"
     except HfHubHTTPError as error:
         problem = f"the hub refused {corpus.path} ({_line(error)})"
-    except ConnectionError as error:
-        problem = f"{corpus.path} is not in the cache and the hub cannot be reached ({_line(error)})"
+    except ConnectionError:
+        problem = f"{corpus.path} is not on this machine yet and the hub cannot be reached"
     except RuntimeError as error:
         problem = f"{corpus.path} cannot be loaded without running its own code ({_line(error)})"
     except ValueError as error:
-        problem = f"{corpus.path} cannot be loaded with name: {corpus.name} ({_line(error)})"
+        problem = f"{corpus.path} cannot be loaded as configured, name: {corpus.name} ({_line(error)})"
     except datasets.exceptions.DatasetGenerationError as error:
         problem = f"{corpus.path} cannot be read ({_line(error.__cause__ or error)})"
-    raise UserError(problem + _way_out(corpus))
+    raise _refusal(corpus, problem)
 
 
 def _line(error: BaseException) -> str:

@@ -50,7 +50,7 @@ def documents(corpus: LicencesCorpus, split: Split) -> Iterator[str]:
     """Yield the texts of ``split``; :class:`UserError` with the install command if the package is missing."""
     for document in _selected(package_folder(), corpus.min_characters, corpus.max_repeated):
         if hashed_split(document.name) == split:
-            yield REQUIRED_PHRASE.sub("", document.text)
+            yield REQUIRED_PHRASE.sub("", document.text).strip()
 
 
 def package_folder() -> Path:

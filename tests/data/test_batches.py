@@ -1,0 +1,121 @@
+"""Batches. Oracles: slices of the token file, and a subprocess that draws the same batch again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from altgrad.config import UserError
+from altgrad.data import TokenFile, training_batch, validation_sample
+
+DRAW = {"seed": 3, "step": 5, "micro": 1, "batch": 4, "context": 16}
+
+
+@pytest.fixture(scope="module")
+def file_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], TokenFile]:
+    """Return a function that writes and opens a train split with the tokens 0, 1, 2, ..."""
+
+    def write(count: int) -> TokenFile:
+        folder = tmp_path_factory.mktemp("tokens")
+        np.arange(count, dtype="<u2").tofile(folder / "train.bin")
+        meta = {"dtype": "uint16", "vocab_size": 60_000, "splits": {"train": {"tokens": count}}}
+        (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+        return TokenFile(folder, "train")
+
+    return write
+
+
+def test_targets_are_one_token_ahead_of_inputs(file_of: Callable[[int], TokenFile]) -> None:
+    inputs, targets = training_batch(file_of(1000), **DRAW)
+    assert inputs.shape == targets.shape == (4, 16)
+    assert inputs.dtype == targets.dtype == torch.int64
+    assert inputs.is_contiguous() and targets.is_contiguous()
+    assert torch.equal(inputs, inputs[:, :1] + torch.arange(16))
+    assert torch.equal(targets, inputs + 1)
+
+
+def test_a_batch_is_a_function_of_seed_step_and_micro_batch(file_of: Callable[[int], TokenFile]) -> None:
+    tokens = file_of(50_000)
+    first = training_batch(tokens, **DRAW)[0]
+    np.random.seed(0)
+    torch.manual_seed(0)
+    training_batch(tokens, **{**DRAW, "step": 6})
+    assert torch.equal(training_batch(tokens, **DRAW)[0], first)
+    for name in ("seed", "step", "micro"):
+        assert not torch.equal(training_batch(tokens, **{**DRAW, name: 9})[0], first)
+
+
+def test_a_batch_is_the_same_in_another_process(file_of: Callable[[int], TokenFile]) -> None:
+    tokens = file_of(50_000)
+    folder = str(Path(tokens.tokens.filename).parent)
+    script = (
+        "from pathlib import Path; from altgrad.data import TokenFile, training_batch; "
+        f"print(training_batch(TokenFile(Path({folder!r}), 'train'), **{DRAW})[0].tolist())"
+    )
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert json.loads(printed) == training_batch(tokens, **DRAW)[0].tolist()
+
+
+def test_the_stream_is_pinned(file_of: Callable[[int], TokenFile]) -> None:
+    """A change here makes every recorded run irreproducible; the numbers come from NumPy's Philox alone."""
+    raw = np.random.Philox(key=[3, 5], counter=[0, 0, 0, 1]).random_raw(4)
+    starts = [int(x) % (50_000 - 16) for x in raw]
+    assert training_batch(file_of(50_000), **DRAW)[0][:, 0].tolist() == starts == [26663, 2160, 25135, 11933]
+
+
+def test_windows_start_everywhere_and_evenly(file_of: Callable[[int], TokenFile]) -> None:
+    tokens = file_of(26)  # ten starts for a context of 16
+    starts = torch.cat([training_batch(tokens, **{**DRAW, "step": s, "batch": 10})[0][:, 0] for s in range(1000)])
+    counts = torch.bincount(starts, minlength=10)
+    assert len(counts) == 10
+    assert ((counts - 1000).abs() < 5 * 30).all()  # sigma = sqrt(10^4 * 0.1 * 0.9) = 30
+
+
+@given(count=st.integers(2, 400), sequences=st.integers(1, 40), context=st.integers(1, 60))
+@settings(max_examples=200, deadline=None)
+def test_validation_windows_are_apart_evenly_spaced_and_span_the_split(
+    file_of: Callable[[int], TokenFile], count: int, sequences: int, context: int
+) -> None:
+    if count < context + 1:
+        return
+    inputs, targets = validation_sample(file_of(count), sequences, context)
+    starts = inputs[:, 0]
+    assert len(inputs) == min(sequences, (count - 1) // context)
+    assert torch.equal(targets, inputs + 1) and int(targets.max()) < count
+    gaps = starts.diff()
+    assert (gaps >= context).all()  # no target is scored twice
+    if len(inputs) > 1:
+        assert int(gaps.max() - gaps.min()) <= 1
+        assert int(starts[0]) == 0 and int(targets.max()) == count - 1
+
+
+def test_a_short_split_says_what_is_there_and_what_is_needed(file_of: Callable[[int], TokenFile]) -> None:
+    tokens = file_of(16)
+    for draw in (lambda: training_batch(tokens, **DRAW), lambda: validation_sample(tokens, 4, 16)):
+        with pytest.raises(UserError, match=r"train split has 16 tokens.*context \+ 1 = 17.*model.context"):
+            draw()
+    assert len(validation_sample(file_of(17), 4, 16)[0]) == 1
+
+
+def test_a_file_that_meta_does_not_describe_is_refused(file_of: Callable[[int], TokenFile]) -> None:
+    folder = Path(file_of(100).tokens.filename).parent
+    with pytest.raises(UserError, match="no split 'val'; known: train"):
+        TokenFile(folder, "val")
+    with open(folder / "train.bin", "ab") as file:
+        file.write(b"\0")
+    with pytest.raises(UserError, match="holds 201 bytes where meta.json says 200"):
+        TokenFile(folder, "train")
+    (folder / "train.bin").unlink()
+    with pytest.raises(UserError, match="holds 0 bytes"):
+        TokenFile(folder, "train")
+    with pytest.raises(UserError, match="does not exist"):
+        TokenFile(folder / "nowhere", "train")
