@@ -1,0 +1,144 @@
+"""From the saved files of one cell to its diagnosis: a tidy table and a summary.
+
+``<key>.parquet`` has the columns layer, role, step, metric, x, value; x is the position of a
+histogram's bin and null for a number. ``<key>.json`` has the SHA-256 of the resolved cell (by which
+the report tells a current diagnosis from a stale one), the summary over layers at the last step,
+and the flags. Both are the same bytes whenever the same files are diagnosed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow
+import pyarrow.parquet
+import torch
+from torch import Tensor
+
+from altgrad.config import Cell
+from altgrad.config.files import replacing, write_json
+from altgrad.diagnostics.registry import METRICS, Metric
+from altgrad.diagnostics.saved import SavedRun
+from altgrad.diagnostics.view import Histogram, LayerView
+
+OK, NONFINITE = "ok", "nonfinite"
+TENSORS = ("weight", "initial", "previous", "grad_quantized", "grad_float")
+SCHEMA = pyarrow.schema(
+    [
+        ("layer", pyarrow.string()),
+        ("role", pyarrow.string()),
+        ("step", pyarrow.int64()),
+        ("metric", pyarrow.string()),
+        ("x", pyarrow.float64()),
+        ("value", pyarrow.float64()),
+    ]
+)
+
+
+class Row(NamedTuple):
+    """One measurement."""
+
+    layer: str
+    role: str
+    step: int
+    metric: str
+    x: float | None
+    value: float
+
+
+def diagnose_cell(cell_path: Path, run_dir: Path, json_path: Path, parquet_path: Path) -> None:
+    """Diagnose the run in ``run_dir`` of the resolved cell at ``cell_path``; write both files, the JSON last.
+
+    A tensor that holds NaN or infinity, as after a divergence, is not measured; the status of its
+    layer, and that of the cell, is then ``nonfinite``. Raises :class:`altgrad.config.UserError` when
+    a file of the run is missing or damaged.
+    """
+    cell = Cell.read(cell_path)
+    rows: list[Row] = []
+    layers: dict[str, dict[str, Any]] = {}
+    with _one_thread(), SavedRun(cell, run_dir) as run:
+        for layer, formats in run.formats.items():
+            entry = layers[layer] = {"formats": formats, "shape": None, "status": OK, "nonfinite_step": None}
+            for view in run.views(layer):
+                entry["shape"] = entry["shape"] or next(list(t.shape) for t in _tensors(view).values())
+                finite = _finite(view)
+                if finite is not view and entry["status"] == OK:
+                    entry |= {"status": NONFINITE, "nonfinite_step": view.step}
+                rows += measure(finite)
+        last = [row for row in rows if row.x is None and row.step == run.last_step]
+    _write_parquet(parquet_path, rows)
+    diagnosis = {
+        "key": cell.key,
+        "cell_sha256": hashlib.sha256(cell_path.read_bytes()).hexdigest(),
+        "status": OK if all(entry["status"] == OK for entry in layers.values()) else NONFINITE,
+        "summary": {metric.name: _summary(metric, last, layers) for metric in METRICS if metric.summary},
+        "flags": list(_flags(last)),
+        "layers": layers,
+    }
+    write_json(json_path, diagnosis)
+
+
+def measure(view: LayerView) -> Iterator[Row]:
+    """Yield the rows of every metric that ``view`` has what it takes for, in the order of the table."""
+    for metric in METRICS:
+        if any(getattr(view, need) is None for need in metric.needs):
+            continue
+        found = metric.compute(view)
+        identity = (view.layer, metric.role, view.step, metric.name)
+        if isinstance(found, Histogram):
+            yield from (Row(*identity, float(x), float(value)) for x, value in zip(*found, strict=True))
+        elif found is not None and math.isfinite(found):
+            yield Row(*identity, None, found)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Run PyTorch on one thread: sums have one order, so the bytes do not depend on the number of threads.
+
+    It is also the faster way for matrices of this size, far more so beside a training that uses every core.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _tensors(view: LayerView) -> dict[str, Tensor]:
+    return {name: t for name in TENSORS if (t := getattr(view, name)) is not None}
+
+
+def _finite(view: LayerView) -> LayerView:
+    """Return ``view`` without its tensors that hold NaN or infinity: itself when there is none."""
+    bad = [name for name, t in _tensors(view).items() if not t.isfinite().all()]
+    return replace(view, **dict.fromkeys(bad)) if bad else view
+
+
+def _summary(metric: Metric, last: list[Row], layers: dict[str, dict[str, Any]]) -> float | None:
+    """Return the metric over all layers that have a value at the last step, ``None`` without any."""
+    own = [row for row in last if row.metric == metric.name]
+    sizes = [math.prod(layers[row.layer]["shape"]) for row in own]
+    return metric.summary([row.value for row in own], sizes) if own else None
+
+
+def _flags(last: list[Row]) -> Iterator[dict[str, Any]]:
+    """Yield the values at the last step that are beyond their metric's limit, in the order of the table."""
+    for metric in METRICS:
+        for row in last:
+            if metric.limit and row.metric == metric.name and metric.limit.crossed(row.layer, row.value):
+                limit = metric.limit.of(row.layer)
+                yield {"layer": row.layer, "metric": row.metric, "value": row.value, "limit": limit}
+
+
+def _write_parquet(path: Path, rows: list[Row]) -> None:
+    columns = zip(*rows, strict=True) if rows else [()] * len(SCHEMA)
+    arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    with replacing(path) as temporary:
+        pyarrow.parquet.write_table(pyarrow.Table.from_arrays(arrays, schema=SCHEMA), temporary)

@@ -1,0 +1,45 @@
+"""Where the weights lie, in bins that can be compared between formats and within one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from altgrad.diagnostics.view import Histogram, LayerView
+
+BINS_PER_BINADE = 4
+LOWEST_LOG2, HIGHEST_LOG2 = -40, 8  # the outermost bins take what lies beyond
+
+
+def log2_magnitude(view: LayerView) -> Histogram | None:
+    """Share of the non-zero weights by log2|w| before scaling, in quarter binades; x is a bin's lower edge.
+
+    The bins are the same for every layer, run and format, so two histograms can be compared bin by
+    bin, by Kullback-Leibler divergence for one.
+    """
+    magnitude = view.weight[view.weight != 0].abs().double()
+    if not len(magnitude):
+        return None
+    bins = (BINS_PER_BINADE * magnitude.log2()).floor()
+    bins = bins.clamp(BINS_PER_BINADE * LOWEST_LOG2, BINS_PER_BINADE * HIGHEST_LOG2 - 1)
+    x, share = _shares(bins)
+    return Histogram([edge / BINS_PER_BINADE for edge in x], share)
+
+
+def binade_usage(view: LayerView) -> Histogram:
+    """Share of all weights by the format's binade that holds |w * scale|; x is the binade's exponent.
+
+    The spacing stops shrinking below the smallest normal value, 2^emin, so all that is below it is
+    one bin, at emin - 1.
+    """
+    fmt = view.grid.format
+    # frexp's exponent is that of the next binade up: 1 = 0.5 * 2^1.
+    exponent = torch.frexp(view.scaled.abs()).exponent - 1
+    exponent = torch.where(view.scaled == 0, fmt.emin - 1, exponent).clamp(fmt.emin - 1, fmt.emax)
+    return Histogram(*_shares(exponent))
+
+
+def _shares(bins: Tensor) -> tuple[list[float], list[float]]:
+    """Return the bins that occur, ascending, and the share of each."""
+    found, counts = bins.unique(sorted=True, return_counts=True)
+    return found.double().tolist(), (counts.double() / bins.numel()).tolist()

@@ -1,0 +1,118 @@
+"""Reading a run's files, one layer at a time: a model of any size needs memory for one layer only.
+
+``probes.safetensors`` holds ``weight/<step>/<layer>`` for a few steps and, of one step,
+``grad_quantized/<step>/<layer>`` and ``grad_float/<step>/<layer>``; its metadata names the format of
+each role of each layer. ``model.safetensors`` holds the final weights by parameter name. A run that
+diverged between two snapshots has its end in that file alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from altgrad.config import Cell, UserError
+from altgrad.config.files import read_json
+from altgrad.config.schema import TensorSpec
+from altgrad.diagnostics.view import Grid, LayerView
+from altgrad.numerics import Format
+
+
+class SavedRun:
+    """The files of one run; use it as a context manager.
+
+    Raises :class:`altgrad.config.UserError` when a file is missing or damaged.
+    """
+
+    def __init__(self, cell: Cell, folder: Path) -> None:
+        self.cell, self.folder = cell, folder
+        self.last_step: int = read_json(folder / "metrics.json")["steps"]
+        self._probes, self._model = (_open(folder / f"{name}.safetensors") for name in ("probes", "model"))
+        self._steps: dict[str, dict[str, dict[int, str]]] = {}  # kind -> layer -> step -> tensor name
+        self._model_names = frozenset(self._model.keys())
+        probes = self._probes.keys()  # the file itself is no mapping, and cannot be iterated
+        for name in probes:
+            kind, step, layer = name.split("/", 2)
+            self._steps.setdefault(kind, {}).setdefault(layer, {})[int(step)] = name
+        #: layer -> role -> format name or None, in the order of the model's blocks
+        self.formats: dict[str, dict[str, str | None]] = dict(
+            sorted(json.loads(self._probes.metadata()["layers"]).items(), key=lambda item: _natural(item[0]))
+        )
+
+    def __enter__(self) -> SavedRun:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in (self._probes, self._model):
+            file.__exit__(kind, error, trace)
+
+    def views(self, layer: str) -> Iterator[LayerView]:
+        """Yield ``layer`` at each step of which something was saved, in order."""
+        steps = {kind: layers.get(layer, {}) for kind, layers in self._steps.items()}
+        initial = previous = previous_grid = None
+        for step in sorted({self.last_step, *(step for found in steps.values() for step in found)}):
+            weight = self._weight(layer, step, steps.get("weight", {}))
+            gradients = {
+                kind: self._probes.get_tensor(steps[kind][step])
+                for kind in ("grad_quantized", "grad_float")
+                if step in steps.get(kind, {})
+            }
+            if weight is None and not gradients:
+                continue
+            grid = None if weight is None else self._grid(layer, weight, initial)
+            yield LayerView(layer, step, weight, grid, initial, previous, previous_grid, **gradients)
+            if weight is not None:
+                previous, previous_grid = weight, grid
+                initial = weight if step == 0 else initial
+
+    def _weight(self, layer: str, step: int, snapshots: dict[int, str]) -> Tensor | None:
+        if step in snapshots:
+            return self._probes.get_tensor(snapshots[step])
+        final = f"{layer}.weight"  # absent for a head that is tied to the embedding, stored under its name
+        if step == self.last_step and final in self._model_names:
+            return self._model.get_tensor(final)
+        return None
+
+    def _grid(self, layer: str, weight: Tensor, initial: Tensor | None) -> Grid | None:
+        """Return the grid that the forward pass puts ``weight`` on.
+
+        With static scaling its scale is that of the initial weights. With delayed scaling it follows
+        a history of amax that is not saved; this snapshot's own amax stands for it.
+        """
+        name = self.formats[layer]["weight"]
+        if name is None:
+            return None
+        spec = self._spec(layer)
+        if spec is None or spec.format != name:
+            raise UserError(f"{self.folder} is not a run of today's {self.cell.key}; run `dvc repro` to train it again")
+        scaled_by = initial if spec.scaling == "static" and initial is not None else weight
+        return Grid.of(scaled_by, Format(**self.cell.formats[name]), spec.scale)
+
+    def _spec(self, layer: str) -> TensorSpec | None:
+        """Return how the weight of ``layer`` is quantized, if at all: the last rule that matches decides."""
+        matching = [rule.weight for rule in self.cell.rules if fnmatchcase(layer, rule.layers)]
+        return matching[-1] if matching else None
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, "pt").__enter__()
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; run `dvc repro` to train the cell") from None
+    except SafetensorError as error:
+        raise UserError(f"{path} is damaged ({error}); delete the run's folder and run `dvc repro`") from None
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Return a key that puts blocks.10 behind blocks.9."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -1,0 +1,112 @@
+"""One linear layer at one step, as the metrics see it.
+
+Everything that several metrics need (the scaled weights, their codes, how often each code occurs) is
+computed once per view, on first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from altgrad.numerics import Format, compute_scale, decode, encode, quantize, rung
+
+
+class Histogram(NamedTuple):
+    """Bin positions ``x``, ascending, and the share or level ``value`` of each; empty bins may be left out."""
+
+    x: Sequence[float]
+    value: Sequence[float]
+
+
+class Grid(NamedTuple):
+    """A format and the scale with which a tensor is put on it: ``round(t * scale)``."""
+
+    format: Format
+    scale: Tensor  # float32, shape ()
+
+    @classmethod
+    def of(cls, weight: Tensor, fmt: Format, scale_dtype: str = "fp32") -> Grid:
+        """Return the grid with one scale for the whole of ``weight``, ``target / amax``."""
+        return cls(fmt, compute_scale(weight.abs().amax(), fmt, dtype=scale_dtype))
+
+    def scaled(self, t: Tensor) -> Tensor:
+        """Return ``t * scale`` in float32, the product that training rounds."""
+        return t.float() * self.scale
+
+    def rounded(self, t: Tensor) -> Tensor:
+        """Return ``round(t * scale)``, on the format's own grid."""
+        return quantize(self.scaled(t), self.format)
+
+    def rungs(self, t: Tensor) -> Tensor:
+        """Return the rung (int32) on which each value of ``t`` lands."""
+        return rung(self.scaled(t), self.format)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerView:
+    """A layer at a step. What a run does not have is ``None``, and metrics that need it are left out.
+
+    ``weight`` is the float32 master weight, shape (out, in); ``initial`` and ``previous`` are the same
+    tensor at step 0 and at the snapshot before (``None`` at step 0). ``grid`` and ``previous_grid``
+    are where the quantized path puts the two (``None`` when weights are not quantized). The gradients
+    of the weight come from one batch, through the quantized path and in float32.
+    """
+
+    layer: str
+    step: int
+    weight: Tensor | None = None
+    grid: Grid | None = None
+    initial: Tensor | None = None
+    previous: Tensor | None = None
+    previous_grid: Grid | None = None
+    grad_quantized: Tensor | None = None
+    grad_float: Tensor | None = None
+
+    @cached_property
+    def scaled(self) -> Tensor:
+        """Weights times scale, float32: what is rounded."""
+        return self.grid.scaled(self.weight)
+
+    @cached_property
+    def on_grid(self) -> Tensor:
+        """The rounded weights on the format's own grid, not divided by the scale again."""
+        return quantize(self.scaled, self.grid.format)
+
+    @cached_property
+    def code_counts(self) -> np.ndarray:
+        """How many weights have each code: int64, shape (2^bits,)."""
+        bits = self.grid.format.bits
+        codes = encode(self.on_grid, self.grid.format).flatten().long() & ((1 << bits) - 1)
+        return torch.bincount(codes, minlength=1 << bits).numpy()
+
+    @cached_property
+    def rung_counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """The rungs in use, ascending, and how many weights are on each; +0 and -0 are one rung."""
+        fmt = self.grid.format
+        codes = torch.from_numpy(np.flatnonzero(self.code_counts))
+        rungs, owner = np.unique(rung(decode(codes, fmt), fmt).numpy(), return_inverse=True)
+        return rungs, np.bincount(owner, weights=self.code_counts[codes.numpy()])
+
+    @cached_property
+    def singular_values(self) -> Tensor:
+        """Singular values of the weight, float64, ascending."""
+        return singular_values(self.weight)
+
+
+def singular_values(matrix: Tensor) -> Tensor:
+    """Return the singular values of a 2-d ``matrix``, float64, ascending.
+
+    They are the square roots of the eigenvalues of the smaller Gram matrix: many times faster than a
+    decomposition of the matrix itself, and exact to about 1e-8 of the largest, far below what
+    stable and effective rank can show.
+    """
+    wide = matrix.double()
+    gram = wide @ wide.T if wide.shape[0] <= wide.shape[1] else wide.T @ wide
+    return torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()

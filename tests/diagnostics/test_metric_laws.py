@@ -1,0 +1,148 @@
+"""Laws of the table of metrics, over formats and random weights.
+
+Oracles: definitions restated in NumPy or SciPy with a search through all values of the format, and
+the A/A control, E1M6 being four times E0M7.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+from altgrad.diagnostics import METRICS, Histogram, LayerView
+from altgrad.diagnostics.registry import Limit, mean, per_weight
+from altgrad.diagnostics.view import Grid, singular_values
+from altgrad.numerics import get_format, scale_target
+
+FORMATS = ["E0M7", "E1M6", "E2M5", "E3M4", "E4M3", "E5M2", "E6M1", "E7M0", "E4M3FNUZ", "E2M1", "FP16", "binary8p4e"]
+COMPUTE = {metric.name: metric.compute for metric in METRICS}
+SHARES = [metric for metric in METRICS if metric.unit == "share of weights"]
+
+
+def full_view(fmt: str, seed: int = 0) -> LayerView:
+    """A view with everything there is, of normally distributed weights."""
+    generator = torch.Generator().manual_seed(seed)
+    initial, step, gradient, noise = (torch.randn(24, 16, generator=generator) for _ in range(4))
+    weight, previous = initial + 0.2 * step, initial + 0.1 * step
+    grids = [Grid.of(w, get_format(fmt)) for w in (weight, previous)]
+    return LayerView("layer", 2, weight, grids[0], initial, previous, grids[1], gradient + 0.1 * noise, gradient)
+
+
+def nearest_values(view: LayerView) -> np.ndarray:
+    """Round by searching all values; ties are no concern with random weights."""
+    scaled = view.weight.double().numpy().ravel() * view.grid.scale.item()
+    values = view.grid.format.values
+    return values[np.abs(scaled[:, None] - values[None, :]).argmin(axis=1)]
+
+
+def test_names_are_unique_and_rows_are_complete() -> None:
+    names = [metric.name for metric in METRICS]
+    assert len(set(names)) == len(names)
+    attributes = {field.name for field in fields(LayerView)}
+    for metric in METRICS:
+        assert metric.definition and metric.unit and metric.role in ("weight", "weight_grad")
+        assert set(metric.needs) <= attributes
+        assert metric.summary or not metric.limit
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_every_value_is_finite_and_shares_lie_between_0_and_1(fmt: str) -> None:
+    view = full_view(fmt)
+    for metric in METRICS:
+        found = metric.compute(view)
+        if isinstance(found, Histogram):
+            assert list(found.x) == sorted(set(found.x)), metric.name
+            assert all(0 <= value <= 1 for value in found.value), metric.name
+        elif found is not None:
+            assert math.isfinite(found), metric.name
+            assert metric not in SHARES or 0 <= found <= 1, metric.name
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_shares_of_a_histogram_add_up_to_one(fmt: str) -> None:
+    view = full_view(fmt)
+    for metric in SHARES:
+        found = metric.compute(view)
+        if isinstance(found, Histogram):
+            assert sum(found.value) == pytest.approx(1.0), metric.name
+
+
+@pytest.mark.parametrize("fmt", [name for name in FORMATS if name != "FP16"])
+def test_codes_and_errors_agree_with_a_search_through_the_grid(fmt: str) -> None:
+    view = full_view(fmt)
+    rounded = nearest_values(view)
+    values, counts = np.unique(rounded, return_counts=True)
+    zero = int(np.searchsorted(view.grid.format.values, 0.0))
+    rungs = np.searchsorted(view.grid.format.values, values) - zero
+    usage = COMPUTE["code_usage"](view)
+    assert dict(zip(usage.x, usage.value, strict=True)) == pytest.approx(
+        dict(zip(rungs.tolist(), (counts / counts.sum()).tolist(), strict=True))
+    )
+    assert COMPUTE["code_entropy"](view) == pytest.approx(scipy.stats.entropy(counts, base=2))
+    assert COMPUTE["code_used_frac"](view) == len(values) / len(view.grid.format.values)
+    scaled = view.weight.double().numpy().ravel() * view.grid.scale.item()
+    noise = np.square(scaled - rounded).sum()
+    assert COMPUTE["sqnr_db"](view) == pytest.approx(10 * np.log10(np.square(scaled).sum() / noise), abs=1e-4)
+    assert COMPUTE["underflow_frac"](view) == np.mean(rounded == 0)
+    assert COMPUTE["boundary_frac"](view) == np.mean(np.abs(rounded) >= scale_target(fmt))
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_misalignment_is_at_most_half_and_a_quarter_on_average(fmt: str) -> None:
+    """Dense random weights pay no heed to the grid; only near zero and at the top can the mean differ."""
+    found = COMPUTE["misalignment"](full_view(fmt))
+    assert len(found.x) == 16 and found.x[-1] == 15 / 32
+    assert COMPUTE["misalignment_mean"](full_view(fmt)) == pytest.approx(0.25, abs=0.06)
+
+
+def test_the_control_formats_agree_in_everything_but_their_exponents() -> None:
+    one, other = full_view("E0M7"), full_view("E1M6")
+    for metric in METRICS:
+        if metric.name != "binade_usage":
+            assert metric.compute(one) == metric.compute(other), metric.name
+
+
+def test_histograms_before_scaling_do_not_depend_on_the_format() -> None:
+    assert COMPUTE["log2_magnitude"](full_view("E4M3")) == COMPUTE["log2_magnitude"](full_view("E7M0"))
+
+
+@pytest.mark.parametrize("shape", [(24, 16), (16, 24), (7, 7), (1, 5)])
+def test_singular_values_agree_with_a_decomposition(shape: tuple[int, int]) -> None:
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    expected = torch.linalg.svdvals(matrix.double()).flip(0)
+    assert torch.allclose(singular_values(matrix), expected, atol=1e-6)
+
+
+def test_ranks_are_between_one_and_the_full_rank_and_reach_both() -> None:
+    for name in ("stable_rank", "effective_rank"):
+        assert 1 < COMPUTE[name](full_view("E4M3")) < 16
+        assert COMPUTE[name](LayerView("l", 0, torch.eye(16))) == pytest.approx(16)
+        outer = torch.arange(1.0, 5)[:, None] * torch.arange(1.0, 4)[None, :]
+        assert COMPUTE[name](LayerView("l", 0, outer)) == pytest.approx(1, abs=1e-5)
+
+
+def test_nothing_is_stale_against_other_weights_and_all_against_the_same() -> None:
+    view = full_view("E4M3")
+    same = LayerView("l", 2, view.weight, view.grid, previous=view.weight, previous_grid=view.grid)
+    opposite = LayerView("l", 2, view.weight, view.grid, previous=-view.weight, previous_grid=view.grid)
+    assert COMPUTE["code_stale_frac"](same) == 1.0
+    assert COMPUTE["code_stale_frac"](opposite) == COMPUTE["underflow_frac"](view)  # only zero is its own opposite
+
+
+def test_a_limit_flags_strict_layers_earlier() -> None:
+    limit = Limit(above=False, value=0.5, strict=0.6)
+    assert [layer for layer in ("head", "lm.head", "blocks.0.attn.out", "blocks.0.attn.qkv", "blocks.0.mlp.up")
+            if limit.crossed(layer, 0.55)] == ["head", "lm.head", "blocks.0.attn.out"]  # fmt: skip
+    assert not limit.crossed("head", 0.6) and limit.crossed("blocks.0.mlp.up", 0.49)
+    above = Limit(above=True, value=0.1)
+    assert above.crossed("head", 0.11) and not above.crossed("head", 0.1)
+
+
+def test_summaries_weigh_layers_or_weights() -> None:
+    assert mean([1.0, 3.0], [1, 3]) == 2.0
+    assert per_weight([1.0, 3.0], [1, 3]) == 2.5
