@@ -1,9 +1,8 @@
 """Stage `diagnose`: the saved files of one cell to data/diag/<key>.json and .parquet."""
 
-import os
 from pathlib import Path
 
-from altgrad.config import Cell, UserError, run_stage
+from altgrad.config import Cell, UserError, discard_scratch, project_root, run_stage
 
 
 def main(arguments: list[str]) -> None:
@@ -12,11 +11,10 @@ def main(arguments: list[str]) -> None:
     key = arguments[0]
     from altgrad.diagnostics import diagnose_cell
 
-    from altgrad.training import discard_scratch
 
     cell_path, out = Path("data/grid") / f"{key}.json", Path("data/diag")
     diagnose_cell(cell_path, Path("data/runs") / key, out / f"{key}.json", out / f"{key}.parquet")
-    discard_scratch(Cell.read(cell_path), Path("data/tokens"), Path(os.environ.get("DVC_ROOT", ".")).resolve())
+    discard_scratch(Cell.read(cell_path), Path("data/tokens"), project_root())
 
 
 if __name__ == "__main__":

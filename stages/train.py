@@ -1,10 +1,9 @@
 """Stage `train`: one cell, named by its key, to data/runs/<key>."""
 
-import os
 import sys
 from pathlib import Path
 
-from altgrad.config import Cell, UserError, run_stage
+from altgrad.config import Cell, UserError, project_root, run_stage
 from altgrad.config.resolve import position_in_grid
 
 
@@ -15,9 +14,9 @@ def main(arguments: list[str]) -> None:
     cell = Cell.read(Path("data/grid") / f"{key}.json")
     from altgrad.training import Interrupted, train_cell
 
-    root = Path(os.environ.get("DVC_ROOT", ".")).resolve()
+    position = position_in_grid(Path("data/grid"), key)
     try:
-        train_cell(cell, Path("data/tokens"), Path("data/runs") / key, root, position_in_grid(Path("data/grid"), key))
+        train_cell(cell, Path("data/tokens"), Path("data/runs") / key, project_root(), position)
     except Interrupted as interrupted:
         print(interrupted, file=sys.stderr)
         sys.exit(128 + interrupted.signum)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 
@@ -60,25 +62,33 @@ class QuantizedLinear(nn.Module):
         device = x.device.type
         autocast = torch.is_autocast_enabled(device)
         compute_dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
-        with torch.autocast(device, enabled=False):
-            y = self._product(x.reshape(-1, x.shape[-1]), compute_dtype)
+        settings = self._settings(compute_dtype)
+        # Autocast would send float32 products through bfloat16. A context inside the graph keeps it out
+        # of the compiler's cache, though, so it is entered only where there are such products.
+        has_fp32_product = settings.accumulate_fp32 or settings.operand_dtype == torch.float32
+        context = torch.autocast(device, enabled=False) if autocast and has_fp32_product else nullcontext()
+        with context:
+            y = self._product(x.reshape(-1, x.shape[-1]), settings)
             if self.bias is not None:
                 y = y + self.bias.to(y.dtype)
         return y.reshape(*x.shape[:-1], self.out_features)
 
-    def _product(self, x: Tensor, compute_dtype: torch.dtype) -> Tensor:
-        recipe, grad = self.recipe, self._quantizer("grad")
-        if self.training:
-            self.advance_grad_history()
+    def _settings(self, compute_dtype: torch.dtype) -> MatmulSettings:
+        accumulate_fp32 = self.recipe.accumulate == "fp32"
         # A tensor that is not quantized keeps the precision of the compute dtype.
         low = self.exact and (compute_dtype == torch.bfloat16 or len(self.quantizers) == len(ROLES))
-        settings = MatmulSettings(
+        return MatmulSettings(
             operand_dtype=torch.bfloat16 if low else torch.float32,
-            output_dtype=torch.float32 if recipe.accumulate == "fp32" else compute_dtype,
-            accumulate_fp32=recipe.accumulate == "fp32",
-            clipped=recipe.gradient == "clipped",
-            grad_scale_dtype="fp32" if grad is None else grad.recipe.scale,
+            output_dtype=torch.float32 if accumulate_fp32 else compute_dtype,
+            accumulate_fp32=accumulate_fp32,
+            clipped=self.recipe.gradient == "clipped",
+            grad_scale_dtype=self.recipe.grad.scale if self.recipe.grad else "fp32",
         )
+
+    def _product(self, x: Tensor, settings: MatmulSettings) -> Tensor:
+        grad = self._quantizer("grad")
+        if self.training:
+            self.advance_grad_history()
         return QuantizedMatmul.apply(
             x, self.weight, self._scale("input", x), self._scale("weight", self.weight),
             self._constants("input"), self._constants("weight"), self._constants("grad"),

@@ -1,6 +1,6 @@
 """Training one cell: the loop, checkpoints, live measurements and the outcome."""
 
-from altgrad.training.run import discard_scratch, train_cell
+from altgrad.training.run import train_cell
 from altgrad.training.trainer import Interrupted
 
-__all__ = ["Interrupted", "discard_scratch", "train_cell"]
+__all__ = ["Interrupted", "train_cell"]

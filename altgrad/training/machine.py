@@ -66,8 +66,13 @@ def should_compile(train: Train, device: torch.device) -> tuple[bool, str | None
 
 
 def use_compile_cache(root: Path) -> None:
-    """Keep compiled kernels under ``root``, so that every cell after the first finds them."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(root / "scratch" / "compiled"))
+    """Keep compiled kernels under ``root``, so that every cell after the first finds them.
+
+    Assigned, not defaulted: importing torch already fills the variable with a place of its own.
+    """
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(root / "scratch" / "compiled")
+    # The quantized product is a pure function of its arguments, which is what caching it asks for.
+    torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
 
 
 def is_interactive() -> bool:

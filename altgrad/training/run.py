@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import math
-import shutil
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from tqdm import tqdm
 
-import altgrad
 from altgrad.config import Cell
 from altgrad.config.files import read_json, replacing, write_json
+from altgrad.config.scratch import only_worker, scratch_directory
 from altgrad.data import TokenFile, training_batch
 from altgrad.model import GPT, GPTConfig, QuantizedLinear, linear_layers, quantize_model
 from altgrad.optim import build_optimizer
@@ -28,7 +23,6 @@ from altgrad.training.plan import recipe_of
 from altgrad.training.records import write_history, write_monitors
 from altgrad.training.trainer import Trainer
 
-SOURCES = ("config", "numerics", "data", "model", "optim", "training")  # rooms that decide a run's bits
 PROBE_SEED_STEP = 0  # batches of updates start at step 1, so step 0 is a batch that training never sees
 
 
@@ -38,35 +32,6 @@ def build_model(cell: Cell, vocab_size: int) -> GPT:
     model = GPT(GPTConfig(vocab_size=vocab_size, **cell.model.model_dump()))
     quantize_model(model, recipe_of(cell))
     return model
-
-
-def scratch_directory(root: Path, cell: Cell, tokens: Path) -> Path:
-    """Return the directory of the cell's checkpoints, named after all that decides the run's bits.
-
-    It lies outside the outputs that DVC clears before a stage runs, and a change of settings,
-    sources or tokens gives another directory, so no run can resume from another run's checkpoint.
-    """
-    digest = hashlib.sha256(cell.to_json().encode())
-    package = Path(altgrad.__file__).parent
-    files = [f for room in SOURCES for f in sorted((package / room).rglob("*.py"))]
-    for file in [*files, tokens / "meta.json", tokens / "train.bin", tokens / "val.bin"]:
-        with open(file, "rb") as content:
-            digest.update(hashlib.file_digest(content, "sha256").digest())
-    digest.update(torch.__version__.encode())
-    return root / "scratch" / f"{cell.key}-{digest.hexdigest()[:16]}"
-
-
-@contextmanager
-def only_worker(scratch: Path) -> Iterator[None]:
-    """Hold the cell's lock: a second worker on the same cell waits, then finds it trained."""
-    scratch.mkdir(parents=True, exist_ok=True)
-    with open(scratch / "lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            tqdm.write(f"{scratch.name}: another process is training this cell; waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = "") -> None:
@@ -85,7 +50,7 @@ def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = 
         tqdm.write(f"notice: {notice}")
     meta = read_json(tokens / "meta.json")
     scratch = scratch_directory(root, cell, tokens)
-    with only_worker(scratch):
+    with only_worker(scratch, lambda: tqdm.write(f"{cell.key}: another process is training this cell; waiting for it")):
         train, val = TokenFile(tokens, "train"), TokenFile(tokens, "val")
         model = build_model(cell, meta["vocab_size"]).to(device)
         optimizer = build_optimizer(model, **cell.arm.model_dump(exclude={"lr"}), lr=cell.peak_lr)
@@ -93,11 +58,6 @@ def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = 
         trainer.run(f"{position} {cell.key}".strip())
         _write_results(trainer, out)
         write_json(out / "timing.json", _timing(trainer, threads, compiled, time.perf_counter() - began))
-
-
-def discard_scratch(cell: Cell, tokens: Path, root: Path) -> None:
-    """Remove the cell's checkpoints, once nothing can need them any more."""
-    shutil.rmtree(scratch_directory(root, cell, tokens), ignore_errors=True)
 
 
 def _write_results(trainer: Trainer, out: Path) -> None:
@@ -124,7 +84,8 @@ def _write_probes(trainer: Trainer, path: Path) -> None:
     if any(isinstance(layer, QuantizedLinear) for layer in linear_layers(model).values()):
         quantized = probes.gradients(model, *batch, trainer.device, cell.train.compute)
         plain = probes.gradients(probes.float_copy(model), *batch, trainer.device, "fp32")
-    snapshots = [p for step in trainer.probe_steps if (p := trainer.snapshot(step)).exists()]
+    steps = sorted({*trainer.probe_steps, trainer.step})
+    snapshots = [p for step in steps if (p := trainer.snapshot(step)).exists()]
     formats = probes.layer_formats(model)
     probes.write_probes(path, snapshots, quantized, plain, trainer.step, formats)
 

@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from altgrad.config import Cell
 from altgrad.data import TokenFile, training_batch, validation_sample
+from altgrad.model.quantizer import Quantizer
 from altgrad.training import checkpoint, machine, probes
 from altgrad.training.monitor import Monitor, Row, first_nonfinite, largest_overflow
 from altgrad.training.outcome import OutcomeTracker
@@ -176,7 +177,7 @@ class Trainer:
     def _at_rest(self, step: int, lr: float | None = None, norm: float | None = None) -> None:
         """Evaluate, snapshot and log after update ``step``, as far as each is due."""
         train, totals = self.cell.train, self.totals
-        if step in self.probe_steps:
+        if step in self.probe_steps or self.tracker.diverged:
             probes.save_weights(self.snapshot(step), self.model, step)
         due = step % train.eval_every == 0 or step == train.steps
         val_loss = self.evaluate() if due and not self.tracker.diverged else None
@@ -192,20 +193,30 @@ class Trainer:
         """Return the file of the weights' snapshot at ``step``."""
         return self.scratch / f"weights-{step:08d}.safetensors"
 
-    @torch.no_grad()
     def evaluate(self) -> float | None:
-        """Return the mean loss in nats per token on the validation sample, ``None`` if it is not finite."""
+        """Return the mean loss in nats per token on the validation sample, ``None`` if it is not finite.
+
+        Where training and evaluation compute the same function (no dropout, no remembered scales), the
+        compiled graph of training is used, whose guards ask for its modes; a second one would have to
+        be compiled otherwise.
+        """
         inputs, targets = self.validation
-        total = 0.0
-        self.model.eval()
-        for start in range(0, len(inputs), self.cell.train.batch):
-            part = slice(start, start + self.cell.train.batch)
-            with self._autocast():
-                loss = self.model(inputs[part].to(self.device), targets[part].to(self.device))
-            total += loss.item() * len(inputs[part])
+        batch, total = self.cell.train.batch, 0.0
+        same = self.cell.model.dropout == 0 and all(q.remembered_amax() is None for q in self._quantizers())
+        self.model.train(same)
+        with torch.set_grad_enabled(same):
+            for start in range(0, len(inputs), batch):
+                part = slice(start, start + batch)
+                loss_of = self.loss_of if len(inputs[part]) == batch else self.model  # a last, smaller batch
+                with self._autocast():
+                    loss = loss_of(inputs[part].to(self.device), targets[part].to(self.device))
+                total += loss.item() * len(inputs[part])
         self.model.train()
         mean = total / len(inputs)
         return mean if math.isfinite(mean) else None
+
+    def _quantizers(self) -> list[Quantizer]:
+        return [module for module in self.model.modules() if isinstance(module, Quantizer)]
 
     # --- the person in front of it ---------------------------------------------------------------
 

@@ -1,0 +1,80 @@
+"""Where a cell keeps what it needs only until it is finished: checkpoints, rows, snapshots.
+
+The directory lies outside the outputs that DVC clears before a stage runs, under the top folder of
+the project even when an experiment runs in a temporary copy of it. It is named after all that decides
+the run's bits, so no run can resume from the checkpoint of another configuration.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO
+
+import altgrad
+from altgrad.config.cell import Cell
+
+SOURCES = ("config", "numerics", "data", "model", "optim", "training")  # the rooms that decide a run's bits
+
+
+def project_root() -> Path:
+    """Return the top folder of the project: DVC names it to its stages, otherwise the working directory."""
+    return Path(os.environ.get("DVC_ROOT", ".")).resolve()
+
+
+def scratch_directory(root: Path, cell: Cell, tokens: Path) -> Path:
+    """Return the scratch directory of ``cell`` for the present sources, token files and torch version."""
+    digest = hashlib.sha256(cell.to_json().encode())
+    package = Path(altgrad.__file__).parent
+    sources = [file for room in SOURCES for file in sorted((package / room).rglob("*.py"))]
+    for file in [*sources, tokens / "meta.json", tokens / "train.bin", tokens / "val.bin"]:
+        with open(file, "rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    digest.update(version("torch").encode())
+    return root / "scratch" / f"{cell.key}-{digest.hexdigest()[:16]}"
+
+
+@contextmanager
+def only_worker(scratch: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock of ``scratch``, made if need be; ``on_wait`` is called if another process holds it.
+
+    A second worker on the same cell waits here and then finds the finished checkpoint.
+    """
+    while True:
+        scratch.mkdir(parents=True, exist_ok=True)
+        with open(scratch / "lock", "w") as lock:
+            if not _lock(lock, wait=False):
+                on_wait()
+                _lock(lock, wait=True)
+            # The holder before us may have discarded the directory, and with it the file we locked.
+            if _is_file(lock, scratch / "lock"):
+                yield
+                return
+
+
+def discard_scratch(cell: Cell, tokens: Path, root: Path) -> None:
+    """Remove the scratch directory of ``cell``, unless another process is at work in it."""
+    scratch = scratch_directory(root, cell, tokens)
+    if not scratch.exists():
+        return
+    with open(scratch / "lock", "w") as lock:
+        if _lock(lock, wait=False):
+            shutil.rmtree(scratch)
+
+
+def _lock(file: IO[str], *, wait: bool) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_file(file: IO[str], path: Path) -> bool:
+    return path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())

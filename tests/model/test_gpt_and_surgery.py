@@ -1,0 +1,137 @@
+"""Laws of the transformer and of its surgery.
+
+Oracles: causality and the uniform distribution's entropy, which hold for any weights; torch's own
+layers for what surgery must leave alone.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from altgrad.model import GPT, GPTConfig, LayerRecipe, QuantizedLinear, Recipe, Rule, TensorRecipe, quantize_model
+from altgrad.model.surgery import linear_layers
+from altgrad.numerics import get_format
+
+CONFIG = GPTConfig(vocab_size=97, layers=2, width=16, heads=2, context=12)
+
+
+def model(seed: int = 0, config: GPTConfig = CONFIG) -> GPT:
+    torch.manual_seed(seed)
+    return GPT(config)
+
+
+def tokens(batch: int = 3, length: int = 12) -> torch.Tensor:
+    return torch.randint(0, 97, (batch, length), generator=torch.Generator().manual_seed(5))
+
+
+def test_logits_have_one_row_per_position():
+    assert model()(tokens()).shape == (3, 12, 97)
+
+
+def test_a_position_sees_no_later_token():
+    gpt, changed = model(), tokens()
+    changed[:, 7:] = 0
+    assert torch.equal(gpt(tokens())[:, :7], gpt(changed)[:, :7])
+    assert not torch.equal(gpt(tokens())[:, 7:], gpt(changed)[:, 7:])
+
+
+def test_an_untrained_model_is_as_unsure_as_a_uniform_guess():
+    loss = model()(tokens(), tokens().roll(1))
+    assert abs(loss.item() - math.log(97)) < 0.05
+
+
+def test_the_loss_is_the_cross_entropy_of_the_logits():
+    gpt, targets = model(), tokens().roll(-1, 1)
+    log_p = gpt(tokens()).double().log_softmax(-1)
+    expected = -log_p.gather(-1, targets[..., None]).mean()
+    torch.testing.assert_close(gpt(tokens(), targets).double(), expected, rtol=1e-5, atol=0)
+
+
+def test_the_head_is_the_token_embedding():
+    gpt = model()
+    assert gpt.head.weight is gpt.tokens.weight
+    quantize_model(gpt, Recipe.uniform("E4M3"))
+    assert gpt.head.weight is gpt.tokens.weight
+
+
+def test_equal_seeds_give_equal_weights_in_every_recipe():
+    plain, quantized = model(3), quantize_model(model(3), Recipe.uniform("E5M2"))
+    states = plain.state_dict(), quantized.state_dict()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_width_must_be_divisible_by_heads():
+    with pytest.raises(ValueError, match="divisible"):
+        GPTConfig(vocab_size=8, layers=1, width=10, heads=3, context=4)
+
+
+def test_a_quantized_model_learns():
+    gpt = quantize_model(model(), Recipe.uniform("E4M3"))
+    optimizer = torch.optim.AdamW(gpt.parameters(), lr=3e-3)
+    batch, losses = tokens(8), []
+    for _ in range(60):
+        loss = gpt(batch[:, :-1], batch[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_surgery_replaces_linear_layers_and_nothing_else():
+    gpt = model()
+    before = {name: module for name, module in gpt.named_modules() if not isinstance(module, nn.Linear)}
+    parameters = dict(gpt.named_parameters())
+    quantize_model(gpt, Recipe.uniform("E3M4"))
+    after = dict(gpt.named_modules())
+    assert all(after[name] is module for name, module in before.items())
+    assert all(isinstance(layer, QuantizedLinear) for layer in linear_layers(gpt).values())
+    assert dict(gpt.named_parameters()) == parameters
+    assert gpt.head.recipe.input is None and gpt.head.recipe.weight is not None
+
+
+def test_surgery_works_on_any_module():
+    net = nn.Sequential(nn.Conv1d(4, 4, 1), nn.Flatten(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
+    quantize_model(net, Recipe.uniform("E2M5"))
+    assert [type(m) for m in net] == [nn.Conv1d, nn.Flatten, QuantizedLinear, nn.ReLU, QuantizedLinear]
+    assert net[2].bias is not None
+    net(torch.randn(3, 4, 2)).sum().backward()
+    assert net[2].bias.grad is not None
+
+
+def test_layers_by_pattern_and_the_last_rule_wins():
+    e4m3, e5m2 = (LayerRecipe(weight=TensorRecipe(get_format(name))) for name in ("E4M3", "E5M2"))
+    recipe = Recipe((Rule("blocks.*", e4m3), Rule("blocks.1.mlp.*", e5m2), Rule("blocks.0.attn.out", LayerRecipe())))
+    gpt = quantize_model(model(), recipe)
+    found = {
+        name: layer.recipe.weight.format.name
+        for name, layer in linear_layers(gpt).items()
+        if isinstance(layer, QuantizedLinear)
+    }
+    assert found == {
+        "blocks.0.attn.qkv": "E4M3", "blocks.0.mlp.up": "E4M3", "blocks.0.mlp.down": "E4M3",
+        "blocks.1.attn.qkv": "E4M3", "blocks.1.attn.out": "E4M3",
+        "blocks.1.mlp.up": "E5M2", "blocks.1.mlp.down": "E5M2",
+    }  # fmt: skip
+
+
+def test_a_pattern_that_matches_nothing_names_the_nearest_layer():
+    recipe = Recipe((Rule("blocks.0.atn.qkv", LayerRecipe()),))
+    with pytest.raises(ValueError, match=r"matches no layer; the nearest layer is blocks\.0\.attn\.qkv"):
+        quantize_model(model(), recipe)
+
+
+def test_surgery_twice_is_refused():
+    gpt = quantize_model(model(), Recipe.uniform("E4M3"))
+    with pytest.raises(ValueError, match="already quantized"):
+        quantize_model(gpt, Recipe.uniform("E5M2"))
+
+
+@pytest.mark.parametrize("field", [{"scaling": "sometimes"}, {"scale": "fp8"}, {"reduce": "mean"}, {"history": 0}])
+def test_an_unknown_choice_is_refused(field):
+    with pytest.raises(ValueError, match=next(iter(field))):
+        TensorRecipe(get_format("E4M3"), **field)

@@ -1,0 +1,179 @@
+"""Laws of the quantized matrix product.
+
+Oracle: the definition written out in float64 with ``altgrad.numerics.quantize``, which has oracles of
+its own (tests/numerics). Where the bound is not zero it is that of the output's roundings to bfloat16,
+relative 2^-9 each: the sum's and the result's.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from altgrad.model import LayerRecipe, QuantizedLinear, TensorRecipe
+from altgrad.model.linear import exact_in_bfloat16
+from altgrad.numerics import compute_scale, format_names, get_format, quantize
+
+EIGHT_BIT = ["E0M7", "E1M6", "E2M5", "E3M4", "E4M3", "E5M2", "E6M1", "E7M0"]
+TWO_BF16_ROUNDINGS = 2 * 2.0**-8
+
+
+def layer_of(format: str, *, rows: int = 24, columns: int = 40, grad: str = "E5M2", **options) -> QuantizedLinear:
+    generator = torch.Generator().manual_seed(1)
+    weight = nn.Parameter(0.1 * torch.randn(rows, columns, generator=generator))
+    spec = TensorRecipe(get_format(format))
+    return QuantizedLinear(weight, None, LayerRecipe(spec, spec, TensorRecipe(get_format(grad)), **options))
+
+
+def on_grid(t: torch.Tensor, format: str) -> torch.Tensor:
+    """Return t as the format holds it under dynamic tensor scaling, dequantized, in float64."""
+    fmt = get_format(format)
+    scale = compute_scale(t.detach().abs().amax(), fmt)
+    return quantize(t.detach() * scale, fmt).double() / scale.double()
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(3, 7, 40, generator=generator), 1e-6 * torch.randn(3, 7, 24, generator=generator)
+
+
+@pytest.mark.parametrize("format", EIGHT_BIT)
+@pytest.mark.parametrize(("accumulate", "bound"), [("fp32", 1e-6), ("bf16", TWO_BF16_ROUNDINGS)])
+def test_the_three_products_are_those_of_the_definition(format, accumulate, bound):
+    layer = layer_of(format, accumulate=accumulate)
+    x, g = inputs()
+    x.requires_grad_()
+    y = layer(x)
+    y.backward(g)
+    x_q, w_q, g_q = on_grid(x, format), on_grid(layer.weight, format), on_grid(g, "E5M2")
+    expected = {
+        "y": (y, x_q @ w_q.t(), x_q.abs() @ w_q.abs().t()),
+        "dx": (x.grad, g_q @ w_q, g_q.abs() @ w_q.abs()),
+        "dw": (
+            layer.weight.grad,
+            torch.einsum("abm,abk->mk", g_q, x_q),
+            torch.einsum("abm,abk->mk", g_q.abs(), x_q.abs()),
+        ),
+    }
+    for name, (found, exact, magnitude) in expected.items():
+        # Roundings of the result are relative to it; the float32 sum's are relative to its summands.
+        allowed = bound * exact.abs() + 1e-6 * magnitude
+        assert ((found.double() - exact).abs() <= allowed).all(), name
+
+
+def test_the_sum_of_exact_products_is_exact():
+    """Small integers stay integers on every grid that holds them, so nothing at all may be lost."""
+    spec = TensorRecipe(get_format("E4M3"), scale="pow2")
+    generator = torch.Generator().manual_seed(0)
+    weight = nn.Parameter(torch.randint(-4, 5, (8, 16), generator=generator).float())
+    x = torch.randint(-4, 5, (5, 16), generator=generator).float()
+    layer = QuantizedLinear(weight, None, LayerRecipe(spec, spec, None, accumulate="fp32"))
+    assert torch.equal(layer(x), x @ weight.t())
+
+
+@pytest.mark.parametrize("format", EIGHT_BIT)
+def test_every_eight_bit_value_is_exact_in_bfloat16(format):
+    fmt = get_format(format)
+    values = torch.tensor(fmt.values, dtype=torch.float64)
+    assert exact_in_bfloat16(fmt)
+    assert torch.equal(values.bfloat16().double(), values)
+
+
+@pytest.mark.parametrize("name", format_names())
+def test_exactness_in_bfloat16_is_judged_as_the_cast_judges_it(name):
+    fmt = get_format(name)
+    values = torch.tensor(fmt.values, dtype=torch.float64)
+    assert exact_in_bfloat16(fmt) == torch.equal(values.bfloat16().double(), values)
+
+
+def test_a_format_too_fine_for_bfloat16_is_multiplied_in_float32():
+    layer = layer_of("E5M10", grad="E5M10", accumulate="fp32")
+    x, _ = inputs()
+    exact = on_grid(x, "E5M10") @ on_grid(layer.weight, "E5M10").t()
+    torch.testing.assert_close(layer(x).double(), exact, rtol=1e-5, atol=1e-6)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(layer(x).double(), exact, rtol=1e-5, atol=1e-6)
+
+
+def test_fixed_point_formats_of_equal_spacing_agree_to_the_bit():
+    """E1M6 is 4 x E0M7: under amax scaling both layers are one."""
+    x, g = inputs()
+    results = []
+    for format in ("E0M7", "E1M6"):
+        layer = layer_of(format)
+        own = x.clone().requires_grad_()
+        y = layer(own)
+        y.backward(g)
+        results.append((y, own.grad, layer.weight.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_the_output_has_the_dtype_of_the_computation():
+    layer, (x, _) = layer_of("E4M3"), inputs()
+    assert layer(x).dtype == torch.float32
+    assert layer(x.bfloat16()).dtype == torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+    assert layer_of("E4M3", accumulate="fp32")(x.bfloat16()).dtype == torch.float32
+
+
+def test_zero_and_tiny_tensors_give_finite_results():
+    layer = layer_of("E7M0")
+    for x in (torch.zeros(2, 40), torch.full((2, 40), 1e-38), torch.full((2, 40), 1e30)):
+        own = x.clone().requires_grad_()
+        y = layer(own)
+        y.backward(torch.full_like(y, 1e-30))
+        assert y.isfinite().all() and own.grad.isfinite().all() and layer.weight.grad.isfinite().all()
+
+
+def test_a_nonfinite_input_is_not_hidden():
+    layer, (x, _) = layer_of("E4M3"), inputs()
+    x[0, 0, 0] = torch.nan
+    assert layer(x)[0, 0].isnan().all()
+
+
+def test_delayed_scaling_uses_the_amax_of_earlier_steps():
+    spec = TensorRecipe(get_format("E4M3"), scaling="delayed", history=2)
+    layer = QuantizedLinear(nn.Parameter(torch.eye(4)), None, LayerRecipe(input=spec, grad=spec))
+    x = torch.full((1, 4), 2.0)
+    for factor, amax in [(1, 2.0), (4, 2.0), (1, 8.0), (1, 8.0), (1, 2.0)]:
+        remembered = layer.quantizers["input"].remembered_amax()
+        used = remembered if remembered > 0 else factor * x.amax()
+        assert used == amax
+        layer(factor * x).backward(factor * x)
+    layer(x)
+    assert layer.quantizers["grad"].remembered_amax() == 2.0
+    layer.eval()
+    layer(100 * x)
+    assert layer.quantizers["input"].remembered_amax() == 2.0, "evaluation must leave no trace"
+
+
+def test_static_scaling_keeps_the_first_amax():
+    spec = TensorRecipe(get_format("E4M3"), scaling="static")
+    layer = QuantizedLinear(nn.Parameter(torch.eye(4)), None, LayerRecipe(input=spec))
+    for factor in (1, 5, 0.1):
+        layer(torch.full((1, 4), float(factor)))
+    assert layer.quantizers["input"].remembered_amax() == 1.0
+    assert layer(torch.full((1, 4), 3.0)).amax() == 1.0, "beyond the scale's range values saturate"
+
+
+def test_the_clipped_estimator_stops_gradients_where_values_saturate():
+    spec = TensorRecipe(get_format("E4M3"), scaling="static")
+    layer = QuantizedLinear(nn.Parameter(torch.eye(4)), None, LayerRecipe(input=spec, gradient="clipped"))
+    layer(torch.ones(1, 4))
+    x = torch.tensor([[0.5, 3.0, -3.0, 1.0]], requires_grad=True)
+    layer(x).sum().backward()
+    assert torch.equal(x.grad, torch.tensor([[1.0, 0.0, 0.0, 1.0]]))
+
+
+def test_compiled_equals_eager_to_the_bit():
+    x, g = inputs()
+    found = []
+    for wrap in (lambda f: f, lambda f: torch.compile(f, fullgraph=True)):
+        layer = layer_of("E3M4")
+        own = x.clone().requires_grad_()
+        y = wrap(layer)(own)
+        y.backward(g)
+        found.append((y.detach(), own.grad, layer.weight.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

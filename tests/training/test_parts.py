@@ -1,0 +1,238 @@
+"""Laws of the loop's parts, each against a case small enough to work out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from altgrad.config import UserError
+from altgrad.config.schema import Train
+from altgrad.model import GPT, GPTConfig, Recipe, TensorRecipe, quantize_model
+from altgrad.model.quantizer import Quantizer
+from altgrad.numerics import get_format
+from altgrad.optim import build_optimizer
+from altgrad.training import machine
+from altgrad.training.monitor import Monitor, Row, excess_kurtosis, first_nonfinite, tensor_statistics
+from altgrad.training.outcome import OutcomeTracker
+from altgrad.training.probes import float_copy, probe_steps
+from altgrad.training.records import RowLog
+from altgrad.training.schedule import learning_rate
+
+# --- schedule --------------------------------------------------------------------------------------
+
+
+def rates(steps: int, warmup: float, final: float) -> list[float]:
+    return [learning_rate(s, peak=2.0, steps=steps, warmup=warmup, final=final) for s in range(1, steps + 1)]
+
+
+def test_the_rate_rises_linearly_then_falls_along_a_cosine():
+    found = rates(100, 0.1, 0.1)
+    assert found[:10] == pytest.approx([0.2 * i for i in range(1, 11)])
+    assert found[-1] == pytest.approx(0.2)
+    assert found[54] == pytest.approx(2.0 * (0.1 + 0.9 * 0.5))  # half-way down: step 10 + 45
+    assert all(a >= b for a, b in zip(found[9:], found[10:], strict=False))
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 0.0), (1, 1.0), (10, 1.0), (10, 0.0)])
+def test_extreme_schedules_stay_between_zero_and_the_peak(steps, warmup):
+    assert all(0 < lr <= 2.0 for lr in rates(steps, warmup, 0.1))
+
+
+# --- outcome ---------------------------------------------------------------------------------------
+
+
+def judged(losses: list[float], norms: list[float] | None = None, **settings) -> OutcomeTracker:
+    tracker = OutcomeTracker(**{"spike": 2.0, "window": 5, **settings})
+    for step, loss in enumerate(losses, 1):
+        if tracker.update(step, loss, norms[step - 1] if norms else 1.0):
+            return tracker
+    tracker.finish()
+    return tracker
+
+
+def test_a_falling_loss_completes():
+    tracker = judged([8 / (1 + i / 20) for i in range(200)])
+    assert (tracker.outcome, tracker.signature, tracker.outcome_step) == ("completed", "none", None)
+
+
+def test_a_loss_that_comes_back_down_is_no_divergence():
+    assert judged([2.0] * 50 + [30.0] + [2.0] * 100).outcome == "completed"
+
+
+def test_a_loss_that_jumps_and_stays_is_a_spike_that_began_where_it_jumped():
+    tracker = judged([2.0] * 50 + [9.0] * 100)
+    assert (tracker.outcome, tracker.signature) == ("diverged", "spike")
+    assert 51 <= tracker.outcome_step <= 56
+
+
+def test_a_run_that_ends_inside_a_spike_has_diverged():
+    assert judged([2.0] * 50 + [50.0] * 3).signature == "spike"
+
+
+def test_a_loss_that_creeps_up_is_a_drift():
+    assert judged([2.0] * 20 + [2.0 + 0.02 * i for i in range(80)]).signature == "drift"
+
+
+@pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (math.inf, 1.0), (2.0, math.nan), (2.0, math.inf)])
+def test_a_nonfinite_number_ends_the_run_at_its_step(loss, norm):
+    tracker = judged([2.0] * 9 + [loss], [1.0] * 9 + [norm])
+    assert (tracker.signature, tracker.outcome_step) == ("nonfinite", 10)
+
+
+def test_overflow_before_a_divergence_names_saturation():
+    tracker = OutcomeTracker(2.0, 5)
+    tracker.observe_overflow(0.5)
+    tracker.update(1, math.nan, 1.0)
+    assert tracker.signature == "saturation"
+
+
+def test_a_tracker_continues_from_its_state():
+    losses = [2.0] * 50 + [9.0] * 100
+    whole, tracker = judged(losses), OutcomeTracker(2.0, 5)
+    for step, loss in enumerate(losses, 1):
+        tracker = OutcomeTracker.restore(json.loads(json.dumps(tracker.state())))
+        if tracker.update(step, loss, 1.0):
+            break
+    assert tracker == whole
+
+
+# --- monitor ---------------------------------------------------------------------------------------
+
+
+def test_tensor_statistics_by_hand():
+    """E4M3, amax 448 so scale 1: 1e-4 underflows (smallest 2^-9), 17 rounds to 16, 300 to 288."""
+    t = torch.tensor([448.0, 1e-4, 17.0, 300.0, 0.0])
+    found = tensor_statistics(t, Quantizer(TensorRecipe(get_format("E4M3"))))
+    noise, signal = 1e-8 + 1 + 144, 448.0**2 + 1e-8 + 17**2 + 300.0**2
+    assert found["amax"] == 448 and found["scale"] == 1 and found["nonfinite"] == 0
+    assert found["underflow_frac"] == pytest.approx(1 / 4)
+    assert found["overflow_frac"] == 0
+    assert found["sqnr_db"] == pytest.approx(10 * math.log10(signal / noise))
+
+
+def test_nonfinite_elements_are_counted_and_left_out():
+    found = tensor_statistics(torch.tensor([1.0, math.nan, -math.inf, -2.0]), None)
+    assert found == {"amax": 2.0, "nonfinite": 2.0}
+
+
+def test_a_remembered_scale_shows_overflow():
+    quantizer = Quantizer(TensorRecipe(get_format("E4M3"), scaling="static"))
+    quantizer.remember(torch.tensor(1.0))
+    assert tensor_statistics(torch.tensor([0.5, 2.0, 3.0, 1.0]), quantizer)["overflow_frac"] == 0.5
+
+
+def test_kurtosis_of_known_distributions():
+    assert excess_kurtosis(torch.tensor([-1.0, 1.0])) == pytest.approx(-2.0)
+    normal = torch.randn(400_000, generator=torch.Generator().manual_seed(0))
+    assert abs(excess_kurtosis(normal)) < 0.05
+    assert excess_kurtosis(torch.ones(5)) == 0.0
+
+
+def small_model() -> GPT:
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=50, layers=1, width=16, heads=2, context=8))
+    return quantize_model(model, Recipe.uniform("E4M3", scaling="delayed"))
+
+
+def test_the_instrumented_pass_touches_nothing():
+    model = small_model()
+    tokens = torch.randint(0, 50, (2, 8))
+    model(tokens, tokens).backward()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    gradients = [p.grad.clone() for p in model.parameters()]
+    state = torch.get_rng_state()
+    rows = Monitor(model, {"blocks.0": model.blocks[0]}).observe(3, lambda: model(tokens, tokens))
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+    assert all(torch.equal(g, p.grad) for g, p in zip(gradients, model.parameters(), strict=True))
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(module.training for module in model.modules())
+    seen = {(row.layer, row.role) for row in rows}
+    assert {("blocks.0.mlp.up", role) for role in ("input", "weight", "grad")} <= seen
+    assert ("blocks.0", "output") in seen and not any(m._forward_hooks for m in model.modules())
+
+
+def test_the_first_nonfinite_tensor_is_the_first_computed():
+    def row(layer, role, value):
+        return Row(1, layer, role, "nonfinite", value)
+
+    assert first_nonfinite([row("a", "input", 0.0), row("a", "grad", 1.0), row("b", "grad", 1.0)]) == "b grad"
+    assert first_nonfinite([row("a", "grad", 1.0), row("b", "input", 2.0)]) == "b input"
+    assert first_nonfinite([row("a", "input", 0.0)]) is None
+
+
+# --- probes, records, machine, optimizer -----------------------------------------------------------
+
+
+def test_probe_steps_are_evenly_spaced_and_include_both_ends():
+    assert probe_steps(300, 3) == [0, 150, 300]
+    assert probe_steps(300, 1) == [300]
+    assert probe_steps(1, 5) == [0, 1]
+
+
+def test_the_float_copy_is_the_same_model_without_rounding():
+    model = small_model()
+    plain = GPT(model.config)
+    plain.load_state_dict(model.state_dict(), strict=False)
+    tokens = torch.randint(0, 50, (2, 8))
+    assert torch.equal(float_copy(model)(tokens), plain(tokens))
+
+
+def test_a_log_resumes_after_its_step_and_drops_a_cut_off_line(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    log = RowLog(path, None)
+    log.extend([[1, 0.5], [2, math.nan], [3, 0.1]])
+    log.close()
+    with open(path, "a") as file:
+        file.write("[4, 0.")
+    assert RowLog(path, 2).rows() == [[1, 0.5], [2, None]]
+    assert RowLog(path, None).rows() == []
+
+
+def test_cuda_without_cuda_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="no CUDA device"):
+        machine.select_device("cuda")
+    assert machine.select_device("auto").type == "cpu"
+
+
+def test_without_a_compiler_training_runs_uncompiled_and_says_so(monkeypatch):
+    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    compiled, notice = machine.should_compile(Train(compile="on"), torch.device("cpu"))
+    assert not compiled and "g++" in notice
+    assert machine.should_compile(Train(compile="off"), torch.device("cpu")) == (False, None)
+
+
+def test_compiling_waits_until_it_pays():
+    cpu = torch.device("cpu")
+    assert machine.should_compile(Train(steps=1000), cpu)[0]
+    assert not machine.should_compile(Train(steps=10), cpu)[0]
+    assert machine.should_compile(Train(steps=10, compile="on"), cpu)[0]
+
+
+def test_only_matrices_decay_and_a_tied_weight_is_updated_once():
+    model = small_model()
+    optimizer = build_optimizer(model, lr=0.1, weight_decay=0.5)
+    decayed, others = optimizer.param_groups
+    assert decayed["weight_decay"] == 0.5 and others["weight_decay"] == 0
+    assert all(p.ndim == 2 for p in decayed["params"]) and all(p.ndim == 1 for p in others["params"])
+    everything = [*decayed["params"], *others["params"]]
+    assert len({id(p) for p in everything}) == len(everything) == len(list(model.parameters()))
+
+
+def test_an_adamw_step_by_hand():
+    """First step, Loshchilov & Hutter (2019): w <- w (1 - lr wd) - lr sign(g), as m/sqrt(v) = sign(g)."""
+    layer = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(layer.weight, 2.0)
+    optimizer = build_optimizer(layer, lr=0.1, weight_decay=0.5, eps=1e-12)
+    layer.weight.grad = torch.tensor([[-3.0]])
+    optimizer.step()
+    assert layer.weight.item() == pytest.approx(2.0 * (1 - 0.05) + 0.1, rel=1e-6)
+
+
+def test_an_unknown_base_is_refused():
+    with pytest.raises(ValueError, match="unknown optimizer base"):
+        build_optimizer(nn.Linear(2, 2), base="adamx", lr=1e-3)

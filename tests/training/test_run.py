@@ -1,0 +1,204 @@
+"""Laws of a whole run: the same bits again, after any interruption, watched or not.
+
+The oracle is a run that nobody disturbed: files are compared byte for byte, all but the timings. The
+cell has dropout, gradient accumulation and remembered scales, so that every kind of state takes part.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from safetensors.torch import load_file
+
+from altgrad.config.files import write_text
+from altgrad.config.scratch import discard_scratch, scratch_directory
+from altgrad.training import Interrupted, train_cell
+from altgrad.training.checkpoint import load_newest
+from altgrad.training.trainer import Trainer
+from tests.training.conftest import make_cell
+
+STATEFUL = {"scaling": "delayed"}
+
+
+def outputs(directory: Path) -> dict[str, bytes]:
+    """Return the files of a run that must not depend on when or how often it ran."""
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name != "timing.json"}
+
+
+def trained(cell, tokens: Path, root: Path) -> dict[str, bytes]:
+    train_cell(cell, tokens, root / "out", root)
+    return outputs(root / "out")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tokens, tmp_path_factory) -> dict[str, bytes]:
+    return trained(make_cell(**STATEFUL), tokens, tmp_path_factory.mktemp("undisturbed"))
+
+
+def test_the_same_cell_gives_the_same_bits(tokens, undisturbed, tmp_path):
+    assert trained(make_cell(**STATEFUL), tokens, tmp_path) == undisturbed
+
+
+def test_another_seed_or_format_gives_other_bits(tokens, undisturbed, tmp_path):
+    for i, cell in enumerate([make_cell(seed=1, **STATEFUL), make_cell("E3M4", **STATEFUL)]):
+        assert trained(cell, tokens, tmp_path / str(i))["model.safetensors"] != undisturbed["model.safetensors"]
+
+
+def test_watching_a_run_does_not_change_it(tokens, undisturbed, tmp_path):
+    cell = make_cell(**STATEFUL)
+    cell = cell.model_copy(update={"monitor": cell.monitor.model_copy(update={"every": 1})})
+    assert trained(cell, tokens, tmp_path)["model.safetensors"] == undisturbed["model.safetensors"]
+
+
+@pytest.mark.parametrize("step", [1, 3, 4, 5, 11])
+def test_a_signal_saves_and_the_next_run_ends_with_the_same_bits(tokens, undisturbed, tmp_path, monkeypatch, step):
+    update = Trainer._update
+
+    def disturbed(self, at):
+        update(self, at)
+        if at == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted) as raised:
+        patch.setattr(Trainer, "_update", disturbed)
+        train_cell(make_cell(**STATEFUL), tokens, tmp_path / "out", tmp_path)
+    assert raised.value.signum == signal.SIGTERM and not (tmp_path / "out").exists()
+    assert trained(make_cell(**STATEFUL), tokens, tmp_path) == undisturbed
+    assert json.loads((tmp_path / "out" / "timing.json").read_text())["resumed"] == 1
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from altgrad.config import Cell
+from altgrad.training import train_cell
+root, tokens = Path(sys.argv[1]), Path(sys.argv[2])
+train_cell(Cell.read(root / "cell.json"), tokens, root / "out", root)
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_resumes_with_the_same_bits(tokens, undisturbed, tmp_path):
+    """SIGKILL, which nothing can catch, at moments spread over the run, until one run gets through."""
+    write_text(tmp_path / "cell.json", make_cell(**STATEFUL).to_json())
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    kills, patience = 0, 0.05
+    while True:
+        command = [sys.executable, "-c", KILLED, str(tmp_path), str(tokens)]
+        process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+        while process.poll() is None and not list(tmp_path.glob("scratch/*/history.jsonl")):
+            time.sleep(0.01)
+        try:
+            process.wait(timeout=patience)
+            break
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            kills, patience = kills + 1, patience + 0.15
+    assert process.returncode == 0 and kills > 3
+    assert outputs(tmp_path / "out") == undisturbed
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "record", "missing"])
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(tokens, undisturbed, tmp_path, capsys, damage):
+    cell = make_cell(**STATEFUL)
+    train_cell(cell, tokens, tmp_path / "first", tmp_path)
+    scratch = scratch_directory(tmp_path, cell, tokens)
+    newest = scratch / "step-00000012.safetensors"
+    content = newest.read_bytes()
+    if damage == "truncate":
+        newest.write_bytes(content[: len(content) // 2])
+    elif damage == "flip":
+        newest.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    elif damage == "record":
+        newest.with_suffix(".json").write_text("{")
+    else:
+        newest.unlink()
+    found, problems = load_newest(scratch)
+    assert found.step == 8 and len(problems) == 1
+    assert trained(cell, tokens, tmp_path) == undisturbed
+    assert "using the one before it" in "".join(capsys.readouterr())
+
+
+def test_a_changed_setting_never_resumes_from_another_runs_checkpoint(tokens, tmp_path):
+    cells = make_cell(**STATEFUL), make_cell(lr=1.1e-2, **STATEFUL)
+    assert cells[0].key == cells[1].key
+    assert len({scratch_directory(tmp_path, cell, tokens) for cell in cells}) == 2
+
+
+def test_a_finished_scratch_directory_is_discarded_on_request(tokens, tmp_path):
+    cell = make_cell(**STATEFUL)
+    train_cell(cell, tokens, tmp_path / "out", tmp_path)
+    assert scratch_directory(tmp_path, cell, tokens).exists()
+    discard_scratch(cell, tokens, tmp_path)
+    assert not scratch_directory(tmp_path, cell, tokens).exists()
+
+
+def test_the_files_say_what_happened(tokens, undisturbed, tmp_path):
+    for name, content in undisturbed.items():
+        (tmp_path / name).write_bytes(content)
+    metrics = json.loads(undisturbed["metrics.json"])
+    assert metrics["outcome"] == "completed" and metrics["steps"] == 12
+    assert metrics["tokens"] == 12 * 2 * 4 * 16
+    assert metrics["quantized_parameters"] < metrics["parameters"]
+    history = pd.read_csv(tmp_path / "history.csv")
+    assert history["step"].tolist() == [0, 2, 4, 6, 8, 10, 12]
+    assert history["val_loss"].notna().tolist() == [True, False, False, True, False, False, True]
+    assert metrics["val_loss"] == history["val_loss"].iloc[-1]
+    assert history["lr"].max() <= 1e-2
+    monitors = pd.read_parquet(tmp_path / "monitors.parquet")
+    assert sorted(monitors["step"].unique()) == [1, 5, 10]
+    assert {"amax", "scale", "overflow_frac", "underflow_frac", "nonfinite", "sqnr_db", "kurtosis", "l2"} <= set(
+        monitors["metric"]
+    )
+    probes = load_file(tmp_path / "probes.safetensors")
+    assert {"weight/0/head", "weight/6/head", "weight/12/head", "grad_quantized/12/head", "grad_float/12/head"} <= set(
+        probes
+    )
+    final = load_file(tmp_path / "model.safetensors")
+    assert np.array_equal(final["blocks.0.mlp.up.weight"], probes["weight/12/blocks.0.mlp.up"])
+
+
+def test_the_baseline_has_no_quantized_measurements(tokens, tmp_path):
+    files = trained(make_cell("bf16"), tokens, tmp_path)
+    assert json.loads(files["metrics.json"])["quantized_parameters"] == 0
+    monitors = pd.read_parquet(tmp_path / "out" / "monitors.parquet")
+    assert "amax" in set(monitors["metric"]) and "sqnr_db" not in set(monitors["metric"])
+
+
+def test_a_run_that_explodes_is_a_result(tokens, tmp_path):
+    cell = make_cell(lr=9.0, compute="fp32", clip=1e9, steps=60, divergence={"spike": 1.5, "window": 5})
+    metrics = json.loads(trained(cell, tokens, tmp_path)["metrics.json"])
+    assert metrics["outcome"] == "diverged" and metrics["val_loss"] is None
+    assert metrics["signature"] in ("spike", "nonfinite", "saturation", "drift")
+    assert 1 <= metrics["outcome_step"] <= metrics["steps"] < 60
+
+
+def test_two_workers_on_one_cell_train_it_once(tokens, undisturbed, tmp_path, monkeypatch, capsys):
+    cell, updates, update = make_cell(**STATEFUL), [], Trainer._update
+
+    def counted(self, step):
+        updates.append(step)
+        time.sleep(0.02)
+        update(self, step)
+
+    monkeypatch.setattr(Trainer, "_update", counted)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # handlers belong to the main thread
+    workers = [threading.Thread(target=train_cell, args=(cell, tokens, tmp_path / n, tmp_path)) for n in "ab"]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert updates == list(range(1, 13))
+    assert outputs(tmp_path / "a") == outputs(tmp_path / "b") == undisturbed
+    assert "waiting" in "".join(capsys.readouterr())
