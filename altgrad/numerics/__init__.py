@@ -1,0 +1,52 @@
+"""Small floating-point formats: what they are, rounding to them, their codes, and scaling.
+
+Pure functions of tensors; the definitions are in the modules' docstrings. ``python -m
+altgrad.numerics E3M4`` prints a format's card.
+"""
+
+from altgrad.numerics.codes import decode, encode, neighbours, rung, ulp
+from altgrad.numerics.constants import format_constants, scale_target
+from altgrad.numerics.formats import SPECIALS, Format, default_bias
+from altgrad.numerics.quantization import quantize
+from altgrad.numerics.registry import UnknownFormatError, format_names, get_format
+from altgrad.numerics.rounding import OVERFLOW_POLICIES, ROUNDING_MODES, round_to_grid
+from altgrad.numerics.scaling import (
+    amax,
+    amax_from_history,
+    broadcast_scale,
+    compute_scale,
+    decode_mx_scale,
+    encode_mx_scale,
+    scale_from_amax,
+    scale_from_history,
+    update_amax_history,
+)
+
+__all__ = [
+    "OVERFLOW_POLICIES",
+    "ROUNDING_MODES",
+    "SPECIALS",
+    "Format",
+    "UnknownFormatError",
+    "amax",
+    "amax_from_history",
+    "broadcast_scale",
+    "compute_scale",
+    "decode",
+    "decode_mx_scale",
+    "default_bias",
+    "encode",
+    "encode_mx_scale",
+    "format_constants",
+    "format_names",
+    "get_format",
+    "neighbours",
+    "quantize",
+    "round_to_grid",
+    "rung",
+    "scale_from_amax",
+    "scale_from_history",
+    "scale_target",
+    "ulp",
+    "update_amax_history",
+]

@@ -1,0 +1,159 @@
+"""Codes, rungs and spacing: the grid seen from its integers.
+
+The magnitude codes of a format are in the order of their values, so a value's place on the grid is
+read off its bits: for a normal value the top bits of its float64 pattern, moved by the difference of
+the two biases, and for a subnormal one its multiple of the smallest spacing.
+
+All functions here take values off the grid too and round them first (nearest-even, saturating), as a
+hardware cast would.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from altgrad.numerics.formats import Format
+from altgrad.numerics.quantization import quantize, require_holds
+from altgrad.numerics.registry import get_format
+from altgrad.numerics.rounding import binade, power_of_two
+
+
+def encode(x: Tensor, fmt: str | Format) -> Tensor:
+    """Return the code of each value, rounding to the grid first.
+
+    Infinities take the format's infinity code where it has one and saturate otherwise.
+
+    Args:
+        x: a float tensor whose dtype can hold the format, any shape.
+        fmt: a format or its name.
+
+    Returns:
+        The shape of ``x``; uint8 up to 8 bits, else int16 holding the code's bit pattern (so codes
+        from 2^15 up appear negative).
+
+    Raises:
+        ValueError: NaN in a format that has no code for it.
+    """
+    fmt = get_format(fmt)
+    on_grid = quantize(x.detach(), fmt)
+    nans = on_grid.isnan()
+    codes = _magnitude_code(on_grid.double().nan_to_num(fmt.smallest), fmt)
+    if fmt.signed:
+        codes = codes + fmt.sign_code * torch.signbit(on_grid)
+    if fmt.has_inf:
+        codes = torch.where(x.isinf(), fmt.inf_code + fmt.sign_code * torch.signbit(x), codes)
+    if fmt.has_nan:
+        codes = torch.where(nans, fmt.nan_code, codes)
+    elif bool(nans.any()):
+        raise ValueError(f"x: NaN has no code in {fmt}")
+    return codes.to(torch.uint8 if fmt.bits <= 8 else torch.int16)
+
+
+def decode(codes: Tensor, fmt: str | Format, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the value of each code, Inf, NaN and -0 included.
+
+    Args:
+        codes: integers, any shape; int16 is read as a 16-bit pattern.
+        fmt: a format or its name.
+        dtype: of the result; it must be able to hold the format.
+
+    Raises:
+        TypeError: ``codes`` are no integers.
+        ValueError: a code of more bits than the format has.
+    """
+    fmt = get_format(fmt)
+    if codes.is_floating_point() or codes.is_complex() or codes.dtype == torch.bool:
+        raise TypeError(f"codes: expected an integer tensor, got {codes.dtype}")
+    require_holds("dtype", dtype, fmt)
+    index = codes.long()
+    if codes.dtype == torch.int16:
+        index = index & 0xFFFF
+    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < 1 << fmt.bits:
+        raise ValueError(f"codes: {fmt.name} has codes 0 to {(1 << fmt.bits) - 1}")
+    table = torch.tensor(fmt.code_values, dtype=dtype, device=codes.device)
+    return table[index]
+
+
+def rung(x: Tensor, fmt: str | Format) -> Tensor:
+    """Return each value's place on the grid, counted from zero.
+
+    Zero is rung 0 and each next representable value up is one more, so ``rung(b) - rung(a)`` is the
+    number of representable values crossed on the way from a to b. (In an unsigned format, which has
+    no zero, the smallest value is rung 0.)
+
+    Args:
+        x: a float tensor whose dtype can hold the format, any shape.
+        fmt: a format or its name.
+
+    Returns:
+        int32, the shape of ``x``.
+
+    Raises:
+        ValueError: NaN, which has no place on the grid.
+    """
+    fmt = get_format(fmt)
+    on_grid = quantize(x.detach(), fmt).double()
+    if bool(on_grid.isnan().any()):
+        raise ValueError("x: NaN has no rung")
+    codes = _magnitude_code(on_grid, fmt)
+    return torch.where(on_grid < 0, -codes, codes).int()
+
+
+def ulp(x: Tensor, fmt: str | Format) -> Tensor:
+    """Return the grid spacing at each value: ``2^(max(floor(log2|x|), emin) - M)``.
+
+    Beyond the range it is that of the top binade; NaN gives NaN. ``x`` is not rounded first.
+
+    Args:
+        x: a float tensor whose dtype can hold the format, any shape.
+        fmt: a format or its name.
+
+    Returns:
+        The shape and dtype of ``x``.
+    """
+    fmt = get_format(fmt)
+    require_holds("x", x.dtype, fmt)
+    magnitude = x.detach().double().abs().clamp_max(fmt.max)
+    spacing = power_of_two(binade(magnitude, fmt) - fmt.mantissa_bits)
+    return torch.where(magnitude.isnan(), magnitude, spacing).to(x.dtype)
+
+
+def neighbours(x: Tensor, fmt: str | Format) -> tuple[Tensor, Tensor]:
+    """Return the nearest representable values strictly below and strictly above each value.
+
+    ``x`` is not rounded first, so off the grid these are the two values it lies between. Where there
+    is none, below the lowest or above the highest value, the neighbour is infinite.
+
+    Args:
+        x: a float tensor whose dtype can hold the format, any shape, no NaN.
+        fmt: a format or its name.
+
+    Returns:
+        Two tensors of the shape and dtype of ``x``.
+
+    Raises:
+        ValueError: NaN, which has no neighbours.
+    """
+    fmt = get_format(fmt)
+    require_holds("x", x.dtype, fmt)
+    if bool(x.isnan().any()):
+        raise ValueError("x: NaN has no neighbours")
+    values = torch.tensor(fmt.values, device=x.device)
+    nowhere = values.new_tensor([torch.inf])
+    grid = torch.cat([-nowhere, values, nowhere])
+    wide = x.detach().double().contiguous()
+    below = torch.searchsorted(values, wide, right=False)
+    above = torch.searchsorted(values, wide, right=True) + 1
+    return grid[below].to(x.dtype), grid[above].to(x.dtype)
+
+
+def _magnitude_code(on_grid: Tensor, fmt: Format) -> Tensor:
+    """Code of |x| for float64 values on the grid: int64."""
+    magnitude = on_grid.abs()
+    rebias = (1023 - fmt.bias) << fmt.mantissa_bits
+    normal = (magnitude.view(torch.int64) >> (52 - fmt.mantissa_bits)) - rebias
+    if not fmt.signed:
+        return normal
+    subnormal = (magnitude * 2.0 ** (fmt.mantissa_bits - fmt.emin)).long()
+    return torch.where(magnitude < 2.0**fmt.emin, subnormal, normal)

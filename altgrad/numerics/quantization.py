@@ -1,0 +1,235 @@
+"""`quantize`: the differentiable face of rounding.
+
+``round(x * s) / s`` in any format, mode and overflow policy, for any float tensor. The default mode
+takes the float32 kernel of `rounding.round_to_grid`, eagerly in cache-sized chunks and inside
+`torch.compile` as traced; both give the same bits. Everything else goes through `round_float64`.
+
+Rounding has derivative zero almost everywhere, so training uses a straight-through estimator
+(Bengio et al. 2013, arXiv:1308.3432): the gradient of the result is passed to ``x`` as it is, or
+zeroed where ``x * s`` lay outside the format's range. Either is linear in the incoming gradient, so
+second derivatives through it are those of the surrounding function, as Hessians need.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from altgrad.numerics.chunked import PIECE, InPlaceRounder, map_chunks
+from altgrad.numerics.constants import format_constants, has_float32_kernel
+from altgrad.numerics.formats import Format
+from altgrad.numerics.registry import get_format
+from altgrad.numerics.rounding import OVERFLOW_POLICIES, ROUNDING_MODES, round_float64, round_to_grid
+
+GRADIENTS = ("straight-through", "clipped")
+
+# Significant bits, exponent of the smallest positive number, exponent of the largest binade.
+_DTYPE_LIMITS = {
+    torch.float16: (11, -24, 15),
+    torch.bfloat16: (8, -133, 127),
+    torch.float32: (24, -149, 127),
+    torch.float64: (53, -1074, 1023),
+}
+
+
+def quantize(
+    x: Tensor,
+    fmt: str | Format,
+    *,
+    scale: float | Tensor | None = None,
+    rounding: str = "nearest-even",
+    overflow: str = "saturate",
+    gradient: str = "straight-through",
+    generator: torch.Generator | None = None,
+    random_bits: int = 24,
+) -> Tensor:
+    """Return ``round(x * scale) / scale`` with ``round`` onto the format's grid.
+
+    Product and quotient are float32 (float64 for a float64 ``x``) whatever the dtype of ``x``; the
+    result is then cast to the dtype of ``x``, which is exact unless a scale that is no power of two
+    brought in digits that a 16-bit dtype cannot hold.
+
+    Args:
+        x: float16, bfloat16, float32 or float64, any shape. NaN stays NaN.
+        fmt: a format or its name.
+        scale: positive and finite, a number or a tensor that broadcasts to the shape of ``x`` (see
+            `scaling.broadcast_scale` for blocks). No gradient flows to it. None is 1.
+        rounding: ``nearest-even`` (ties to the even code), ``nearest-away``, ``toward-zero``, ``up``,
+            ``down`` or ``stochastic``.
+        overflow: ``saturate`` gives the largest value of the sign, also for infinities; ``overflow``
+            gives Inf where the format has it, else NaN. Rounding comes first in either: what rounds
+            to the largest value is in range.
+        gradient: ``straight-through`` (identity) or ``clipped`` (zero where ``|x * scale|`` exceeds
+            the largest value).
+        generator: required by stochastic rounding, and read by it alone. A CPU generator gives the
+            same bits whatever the device of ``x``.
+        random_bits: stochastic only: bits drawn per element, 1 to 31. The probability of rounding
+            away from zero is exact to 2^-(random_bits + 1).
+
+    Returns:
+        The shape, dtype and device of ``x``.
+
+    Raises:
+        TypeError: ``x`` is no float tensor.
+        ValueError: naming the argument: a dtype that cannot hold the format, a scale that is not
+            positive and finite, an unknown choice, a missing generator. The values of a tensor
+            ``scale`` are looked at in eager mode only (on a GPU this waits for them), since a
+            compiled graph cannot raise on data.
+    """
+    fmt = get_format(fmt)
+    require_holds("x", x.dtype, fmt)
+    _require_choice("rounding", rounding, ROUNDING_MODES)
+    _require_choice("overflow", overflow, OVERFLOW_POLICIES)
+    _require_choice("gradient", gradient, GRADIENTS)
+    if rounding == "stochastic":
+        _require_randomness(generator, random_bits)
+    plan = _Plan(fmt, rounding, overflow, gradient, generator, random_bits)
+    function = _Quantize if torch.compiler.is_compiling() else _QuantizeForwardMode
+    return function.apply(x, _as_scale(scale, x), plan)
+
+
+class _Plan(NamedTuple):
+    """Everything but the tensors."""
+
+    fmt: Format
+    rounding: str
+    overflow: str
+    gradient: str
+    generator: torch.Generator | None
+    random_bits: int
+
+    def run(self, x: Tensor, scale: Tensor | None) -> Tensor:
+        fmt = self.fmt
+        compiling = torch.compiler.is_compiling()
+        if scale is not None and not compiling:
+            # Here rather than in quantize, because under vmap only here there are values to look at.
+            _require_positive(scale)
+        default = self.rounding == "nearest-even" and self.overflow == "saturate"
+        if default and x.dtype != torch.float64 and has_float32_kernel(fmt):
+            constants = format_constants(fmt, x.device)
+            if not compiling:
+                return map_chunks(x, scale, InPlaceRounder(constants))
+            round_ = partial(round_to_grid, constants=constants)
+        else:
+            if not compiling:
+                return map_chunks(x, scale, self._round_in_place, piece=PIECE // 2)  # allocates as it goes
+            round_ = self._round
+        wide = x if x.dtype == torch.float64 else x.float()
+        rounded = round_(wide if scale is None else wide * scale)
+        return (rounded if scale is None else rounded / scale).to(x.dtype)
+
+    def _round(self, x: Tensor) -> Tensor:
+        """Round float32 or float64 by the general path."""
+        random = None
+        if self.rounding == "stochastic":
+            drawn = torch.randint(
+                1 << self.random_bits, x.shape, generator=self.generator, device=self.generator.device
+            )
+            random = drawn.to(x.device)
+        rounded = round_float64(x.double(), self.fmt, self.rounding, self.overflow, random, self.random_bits)
+        return rounded.to(x.dtype)
+
+    def _round_in_place(self, work: Tensor) -> None:
+        work.copy_(self._round(work))
+
+
+class _Quantize(torch.autograd.Function):
+    """Reverse-mode and vmap rules. Element-wise, so a batch is quantized as one larger tensor."""
+
+    @staticmethod
+    def forward(x: Tensor, scale: Tensor | None, plan: _Plan) -> Tensor:
+        return plan.run(x, scale)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, scale, plan = inputs
+        ctx.plan = plan
+        if plan.gradient == "clipped":
+            ctx.save_for_backward(x, scale)
+            ctx.save_for_forward(x, scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _through(ctx, grad), None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, scale: Tensor | None, plan: _Plan
+    ) -> tuple[Tensor, int]:
+        x_dim, scale_dim, _ = in_dims
+        if x_dim is None:
+            x, x_dim = x.expand(info.batch_size, *x.shape), 0
+        x = x.movedim(x_dim, 0)
+        if scale_dim is not None:
+            scale = scale.movedim(scale_dim, 0)
+            missing = x.dim() - scale.dim()
+            scale = scale.reshape(scale.shape[0], *[1] * missing, *scale.shape[1:])
+        return _QuantizeForwardMode.apply(x, scale, plan), 0
+
+
+class _QuantizeForwardMode(_Quantize):
+    """Adds the forward-mode rule, which `torch.compile` refuses to trace."""
+
+    @staticmethod
+    def jvp(ctx: Any, x_tangent: Tensor, *_: None) -> Tensor:
+        return _through(ctx, x_tangent)
+
+
+def _through(ctx: Any, derivative: Tensor) -> Tensor:
+    if ctx.plan.gradient == "straight-through":
+        return derivative.view_as(derivative)
+    x, scale = ctx.saved_tensors
+    inside = (x if scale is None else x.to(scale.dtype) * scale).abs() <= ctx.plan.fmt.max
+    return derivative * inside
+
+
+def _as_scale(scale: float | Tensor | None, x: Tensor) -> Tensor | None:
+    if scale is None:
+        return None
+    compute = torch.float64 if x.dtype == torch.float64 else torch.float32
+    if not isinstance(scale, Tensor):
+        if not (math.isfinite(scale) and scale > 0):
+            raise ValueError(f"scale: expected a positive finite number, got {scale}")
+        return torch.tensor(scale, dtype=compute, device=x.device)
+    scale = scale.detach().to(device=x.device, dtype=compute)
+    trailing = x.shape[x.dim() - scale.dim() :]
+    if scale.dim() > x.dim() or any(n not in (1, m) for n, m in zip(scale.shape, trailing, strict=True)):
+        raise ValueError(f"scale: shape {tuple(scale.shape)} does not broadcast to the shape {tuple(x.shape)} of x")
+    return scale
+
+
+def _require_positive(scale: Tensor) -> None:
+    usable = 0 < scale.item() < math.inf if scale.numel() == 1 else bool(((scale > 0) & scale.isfinite()).all())
+    if not usable:
+        raise ValueError("scale: every entry must be positive and finite")
+
+
+def require_holds(argument: str, dtype: torch.dtype, fmt: Format) -> None:
+    """Raise unless every value of the format is one of ``dtype``; messages begin with ``argument``.
+
+    Raises:
+        TypeError: ``dtype`` is not float16, bfloat16, float32 or float64.
+        ValueError: it is, and cannot hold the format.
+    """
+    limits = _DTYPE_LIMITS.get(dtype)
+    if limits is None:
+        known = ", ".join(str(known).removeprefix("torch.") for known in _DTYPE_LIMITS)
+        raise TypeError(f"{argument}: expected {known}, got {dtype}")
+    if not fmt.fits(*limits):
+        raise ValueError(f"{argument}: {dtype} cannot hold the values of {fmt}")
+
+
+def _require_choice(argument: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{argument}: expected one of {', '.join(choices)}, got {value!r}")
+
+
+def _require_randomness(generator: torch.Generator | None, random_bits: int) -> None:
+    if generator is None:
+        raise ValueError("generator: stochastic rounding needs an explicit torch.Generator")
+    if not 1 <= random_bits <= 31:
+        raise ValueError(f"random_bits: expected 1 to 31, got {random_bits}")

@@ -1,0 +1,177 @@
+"""Rounding to a format's grid.
+
+`round_to_grid` is the hot path: nearest-even with saturation, in float32, a dozen element-wise
+operations that a compiler fuses into one pass over memory. It works on the magnitude:
+
+- Normal values are rounded in the integer domain. Dropping the low ``23 - M`` bits of a float32
+  after adding just under half of the dropped unit, plus one if the kept part is odd, is
+  nearest-even, carries into the next binade included. For M = 0 the kept part is the exponent, whose
+  parity need not be that of the format's own exponent field, hence the parity adjustment.
+- Below the smallest normal the spacing is constant, and adding and subtracting an anchor whose own
+  ulp is that spacing lets the float32 adder round to nearest even. The largest subnormal carries
+  into the smallest normal by itself.
+- Clamping comes first. That equals clamping after rounding, because the largest value is on the grid
+  and rounding is monotone; and it keeps a preceding ``x * scale`` from reaching the add, which a GPU
+  compiler could otherwise contract with it into a fused multiply-add that skips one rounding.
+- The sign bit is put back at the end. Adding -0 then changes nothing, and adding +0 turns -0 into
+  +0, which is what the formats without a negative zero need.
+- NaN compares false everywhere and passes through the anchor as NaN; integer rounding would turn
+  some NaNs into infinity or -0.
+
+Where float32 subnormals are flushed to zero (`torch.set_flush_denormal`, some GPU modes), only formats
+that reach below 2^-126 notice, and directed modes for inputs below it.
+
+There is no logarithm (``floor(log2(x))`` is one too high just below most powers of two), no division,
+and no cast (`torch.compile` may remove a pair of them).
+
+`round_float64` is the general path: every mode and overflow policy, for any format, in plain float64
+arithmetic where all the quotients involved are exact.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from altgrad.numerics.constants import ANCHOR, HALF, KEEP, MAX, MIN_NORMAL, PARITY, SHIFT, SIGN_BIT, ZERO
+from altgrad.numerics.formats import Format
+
+ROUNDING_MODES = ("nearest-even", "nearest-away", "toward-zero", "up", "down", "stochastic")
+OVERFLOW_POLICIES = ("saturate", "overflow")
+
+
+def round_to_grid(x: Tensor, constants: Tensor) -> Tensor:
+    """Round to the nearest representable value, ties to the even code, saturating.
+
+    Exact for every float32: NaN stays NaN, an infinity becomes the largest value of its sign, -0
+    stays -0 where the format has it. Carries no gradient.
+
+    Args:
+        x: float32, any shape.
+        constants: the format, from `format_constants`, on the device of ``x``.
+
+    Returns:
+        float32, the shape of ``x``, values on the grid.
+
+    Raises:
+        TypeError: ``x`` is not float32.
+    """
+    if x.dtype != torch.float32:
+        raise TypeError(f"x: expected torch.float32, got {x.dtype}")
+    as_float = constants.view(torch.float32)
+    largest, anchor = as_float[MAX], as_float[ANCHOR]
+
+    magnitude = x.abs()
+    magnitude = torch.where(magnitude > largest, largest, magnitude)
+    bits = magnitude.view(torch.int32)
+
+    odd = ((bits + constants[PARITY]) >> constants[SHIFT]) & 1
+    normal = ((bits + odd + constants[HALF]) & constants[KEEP]).view(torch.float32)
+    subnormal = (magnitude + anchor) - anchor
+    rounded = torch.where(magnitude >= as_float[MIN_NORMAL], normal, subnormal)
+
+    sign = x.view(torch.int32) & SIGN_BIT
+    signed = (rounded.view(torch.int32) | sign).view(torch.float32)
+    return signed + as_float[ZERO]
+
+
+def round_float64(
+    x: Tensor,
+    fmt: Format,
+    rounding: str,
+    overflow: str,
+    random: Tensor | None = None,
+    random_bits: int = 0,
+) -> Tensor:
+    """Round float64 values to the grid in any mode.
+
+    A directed mode never rounds a finite value past the largest one it points away from: under
+    ``overflow``, ``toward-zero`` (and ``up`` below zero, ``down`` above) gives the largest value.
+    Stochastic rounding goes away from zero where ``rest + (2 r + 1) / 2^(n + 1) >= 1``, with ``rest``
+    the fraction of the spacing left over and r one of 2^n equally likely integers: the probability is
+    ``rest`` to the nearest multiple of 2^-n.
+
+    Args:
+        x: float64, any shape.
+        fmt: the format.
+        rounding: one of `ROUNDING_MODES`.
+        overflow: one of `OVERFLOW_POLICIES`.
+        random: stochastic only: integers in [0, 2^random_bits), the shape of ``x``.
+        random_bits: stochastic only: n above.
+
+    Returns:
+        float64, the shape of ``x``.
+    """
+    negative = torch.signbit(x)
+    magnitude = _magnitude(x, fmt)
+
+    exponent = binade(magnitude, fmt)
+    spacing = power_of_two(exponent - fmt.mantissa_bits)
+    scaled = magnitude / spacing
+    whole = scaled.floor()
+    rest = scaled - whole
+
+    if rounding == "nearest-even":
+        away = (rest > 0.5) | ((rest == 0.5) & _code_is_odd(whole, exponent, fmt))
+    elif rounding == "nearest-away":
+        away = rest >= 0.5
+    elif rounding == "toward-zero":
+        away = torch.zeros_like(negative)
+    elif rounding == "stochastic":
+        away = rest >= 1 - (2.0 * random + 1) * 2.0 ** -(random_bits + 1)
+    else:
+        away = (rest > 0) & (negative if rounding == "down" else ~negative)
+    rounded = (whole + away) * spacing
+
+    beyond = torch.full_like(rounded, fmt.max)
+    if overflow == "overflow":
+        stays = magnitude.isfinite() & ~_may_leave_range(negative, rounding)
+        beyond.masked_fill_(~stays, torch.inf if fmt.has_inf else torch.nan)
+    rounded = torch.where(rounded > fmt.max, beyond, rounded)
+    if not fmt.signed:
+        return rounded
+    rounded = torch.copysign(rounded, x)
+    return rounded if fmt.has_negative_zero else torch.where(rounded == 0, 0.0, rounded)
+
+
+def binade(magnitude: Tensor, fmt: Format) -> Tensor:
+    """Return ``max(floor(log2(magnitude)), emin)`` from the exponent bits: float64 in, int64 out.
+
+    For infinities and NaN, 1023.
+    """
+    return ((magnitude.view(torch.int64) >> 52) - 1023).clamp(fmt.emin, 1023)
+
+
+def power_of_two(exponent: Tensor) -> Tensor:
+    """Return ``2^exponent`` exactly: int64 in -1022..1023 in, float64 out."""
+    return ((exponent + 1023) << 52).view(torch.float64)
+
+
+def _magnitude(x: Tensor, fmt: Format) -> Tensor:
+    """|x|, kept off values so small that dividing by the spacing could underflow to zero.
+
+    Everything in (0, 2^-64 spacing) rounds alike in each mode. An unsigned format has no zero and no
+    negative numbers: non-negative values start at its smallest, the others become NaN.
+    """
+    magnitude = x.abs()
+    if not fmt.signed:
+        return torch.where(x >= 0, magnitude.clamp_min(fmt.smallest), torch.nan)
+    return torch.where(magnitude > 0, magnitude.clamp_min(fmt.smallest * 2.0**-64), magnitude)
+
+
+def _code_is_odd(whole: Tensor, exponent: Tensor, fmt: Format) -> Tensor:
+    """Parity of the code just below; for M = 0 that of the exponent field, which is 0 for zero."""
+    if fmt.mantissa_bits > 0:
+        halves = whole * 0.5
+        return halves.floor() != halves
+    field = exponent - fmt.emin + int(fmt.signed)
+    return (whole > 0) & (field % 2 == 1)
+
+
+def _may_leave_range(negative: Tensor, rounding: str) -> Tensor:
+    """Whether a finite value may round to infinity under the mode."""
+    if rounding == "toward-zero":
+        return torch.zeros_like(negative)
+    if rounding in ("up", "down"):
+        return negative if rounding == "down" else ~negative
+    return torch.ones_like(negative)

@@ -1,0 +1,197 @@
+"""Scales: from a tensor's largest magnitude to the factor it is quantized with.
+
+``x_q = round(x * scale)``, dequantized as ``x_q / scale``, with ``scale = target / amax`` and
+``target = min(max, 2^15)``. The ratio is taken in float64 and rounded to float32 once, so that eager
+and compiled code, and CPU and GPU, agree on every bit. A scale is always usable: an amax of zero, Inf
+or NaN gives 1, and the range is limited to 2^-126..2^127, where neither the scale nor its reciprocal
+overflows or vanishes in float32 (a subnormal amax would otherwise ask for an infinite scale).
+
+Power-of-two scales are what E8M0 codes in the OCP MX formats, and multiplying by them is exact. How
+the ratio is rounded to one is a choice with consequences, so it is stated by name:
+
+- ``floor``: down; never saturates. (torchao calls this RCEIL, after the reciprocal.)
+- ``ceil``: up; uses the whole range and may saturate values within a factor two of amax.
+- ``even``: to the nearest, ties to the even exponent code.
+- ``ocp``: ``2^(floor(log2 target) - floor(log2 amax))``, the OCP MX specification's rule; like
+  ``ceil`` it may saturate.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from altgrad.numerics.codes import decode, encode
+from altgrad.numerics.constants import TARGET, scale_target
+from altgrad.numerics.formats import Format
+from altgrad.numerics.rounding import power_of_two
+
+GRANULARITIES = ("tensor", "row", "block")
+SCALE_DTYPES = ("fp32", "pow2")
+POW2_ROUNDINGS = ("floor", "ceil", "even", "ocp")
+HISTORY_METHODS = ("max", "most-recent")
+
+_LOWEST_EXPONENT, _HIGHEST_EXPONENT = -126, 127
+
+
+def amax(x: Tensor, granularity: str = "tensor", *, block: int = 32, dim: int = -1) -> Tensor:
+    """Return the largest magnitudes of a tensor.
+
+    Args:
+        x: a float tensor.
+        granularity: ``tensor`` (one), ``row`` (one per row along ``dim``: per output channel of a
+            weight, per token of an activation) or ``block`` (one per ``block`` neighbours along
+            ``dim``, the last block may be shorter).
+        block: elements per block; 32 in the OCP MX formats.
+        dim: the dimension of the matrix product's sum.
+
+    Returns:
+        Shape (), or that of ``x`` with ``dim`` of length 1, or with ``dim`` of length
+        ceil(n / block). float64 for float64, else float32. NaN where NaN was seen, 0 for nothing.
+    """
+    _require("granularity", granularity, GRANULARITIES)
+    if block < 1:
+        raise ValueError(f"block: expected 1 or more, got {block}")
+    magnitude = x.detach().abs()
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    if magnitude.numel() == 0 and granularity == "tensor":
+        return magnitude.new_zeros((), dtype=wide)
+    if granularity == "tensor":
+        return magnitude.amax().to(wide)
+    if granularity == "row":
+        return magnitude.amax(dim=dim, keepdim=True).to(wide)
+    magnitude = magnitude.movedim(dim, -1)
+    padding = -magnitude.shape[-1] % block
+    magnitude = torch.nn.functional.pad(magnitude, (0, padding))
+    return magnitude.unflatten(-1, (-1, block)).amax(dim=-1).movedim(-1, dim).to(wide)
+
+
+def broadcast_scale(scale: Tensor, length: int, *, block: int = 32, dim: int = -1) -> Tensor:
+    """Repeat one scale per block into one per element along ``dim``, which gets ``length`` elements."""
+    return scale.repeat_interleave(block, dim=dim).narrow(dim, 0, length)
+
+
+def compute_scale(
+    amax: float | Tensor, target: str | Format | float, *, dtype: str = "fp32", pow2_rounding: str = "floor"
+) -> Tensor:
+    """Return the scale that brings ``amax`` to the target.
+
+    Args:
+        amax: largest magnitudes, any shape.
+        target: a format or its name, for ``min(max, 2^15)``; or the target itself, positive.
+        dtype: ``fp32`` (any float32) or ``pow2`` (a power of two).
+        pow2_rounding: ``floor``, ``ceil``, ``even`` or ``ocp``; see the module's docstring.
+
+    Returns:
+        float32, the shape of ``amax``, positive and finite; 1 where ``amax`` is zero, negative, Inf
+        or NaN.
+
+    Raises:
+        ValueError: an unknown choice, or a target that is not positive and finite.
+    """
+    if isinstance(target, (str, Format)):
+        target = scale_target(target)
+    if not 0 < target < float("inf"):
+        raise ValueError(f"target: expected a positive finite number, got {target}")
+    amax = torch.as_tensor(amax).detach()
+    return _scale(amax, amax.new_tensor(target, dtype=torch.float64), dtype, pow2_rounding)
+
+
+def scale_from_amax(amax: Tensor, constants: Tensor, *, dtype: str = "fp32", pow2_rounding: str = "floor") -> Tensor:
+    """`compute_scale` for compiled graphs, the target read from `format_constants`."""
+    target = constants.view(torch.float32)[TARGET].double()
+    return _scale(amax.detach(), target, dtype, pow2_rounding)
+
+
+def _scale(amax: Tensor, target: Tensor, dtype: str, pow2_rounding: str) -> Tensor:
+    _require("dtype", dtype, SCALE_DTYPES)
+    _require("pow2_rounding", pow2_rounding, POW2_ROUNDINGS)
+    amax = amax.double()
+    usable = (amax > 0) & (amax < torch.inf)
+    amax = torch.where(usable, amax, target)
+    if dtype == "fp32":
+        scale = (target / amax).clamp(2.0**_LOWEST_EXPONENT, 2.0**_HIGHEST_EXPONENT)
+    else:
+        exponent = _pow2_exponent(amax, target, pow2_rounding)
+        scale = power_of_two(exponent.clamp(_LOWEST_EXPONENT, _HIGHEST_EXPONENT))
+    return torch.where(usable, scale, 1.0).float()
+
+
+def _pow2_exponent(amax: Tensor, target: Tensor, pow2_rounding: str) -> Tensor:
+    if pow2_rounding == "ocp":
+        return _floor_log2(target) - _floor_log2(amax)
+    ratio = target / amax
+    exponent = _floor_log2(ratio)
+    significand = ratio / power_of_two(exponent.clamp(-1022, 1023))
+    if pow2_rounding == "ceil":
+        return exponent + (significand > 1)
+    if pow2_rounding == "even":
+        # E8M0 codes exponent + 127, so the even code is the odd exponent.
+        return exponent + ((significand > 1.5) | ((significand == 1.5) & (exponent % 2 == 0)))
+    return exponent
+
+
+def _floor_log2(x: Tensor) -> Tensor:
+    """Exponent of positive normal float64 values: int64."""
+    return (x.view(torch.int64) >> 52) - 1023
+
+
+def update_amax_history(history: Tensor, amax: Tensor) -> Tensor:
+    """Return the history with ``amax`` put first and the oldest entry dropped.
+
+    Args:
+        history: shape (length, *amax.shape), newest first; zeros mean not seen yet. Usual length: 16.
+        amax: of the present step.
+    """
+    return torch.cat([amax.detach().to(history.dtype).unsqueeze(0), history[:-1]])
+
+
+def amax_from_history(history: Tensor, method: str = "max") -> Tensor:
+    """Return the amax that delayed scaling uses.
+
+    Args:
+        history: from `update_amax_history`.
+        method: ``max`` over the history, Inf and NaN entries passed over, or ``most-recent``.
+
+    Returns:
+        Shape ``history.shape[1:]``. Zero (which gives scale 1) where nothing usable was seen.
+    """
+    _require("method", method, HISTORY_METHODS)
+    if method == "most-recent":
+        return history[0]
+    return torch.where(history.isfinite(), history, 0.0).amax(dim=0)
+
+
+def scale_from_history(
+    history: Tensor,
+    target: str | Format | float,
+    *,
+    method: str = "max",
+    dtype: str = "fp32",
+    pow2_rounding: str = "floor",
+) -> Tensor:
+    """`compute_scale` of `amax_from_history`: delayed scaling."""
+    return compute_scale(amax_from_history(history, method), target, dtype=dtype, pow2_rounding=pow2_rounding)
+
+
+def encode_mx_scale(scale: Tensor) -> Tensor:
+    """Return the E8M0 code of the shared scale that an MX block stores, which is ``1 / scale``.
+
+    Raises:
+        ValueError: a scale that is no power of two in 2^-127..2^127.
+    """
+    shared = 1 / scale.double()
+    codes = encode(shared, "E8M0")
+    if not torch.equal(decode(codes, "E8M0", torch.float64), shared):
+        raise ValueError("scale: every entry must be a power of two from 2^-127 to 2^127")
+    return codes
+
+
+def decode_mx_scale(codes: Tensor) -> Tensor:
+    """Return the scale (float32) whose reciprocal the E8M0 codes store; NaN for 0xFF."""
+    return (1 / decode(codes, "E8M0", torch.float64)).float()
+
+
+def _require(argument: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{argument}: expected one of {', '.join(choices)}, got {value!r}")

@@ -1,0 +1,89 @@
+"""What the numerics tests trust, and the inputs they share.
+
+Oracles: gfloat (a reference implementation by members of the P3109 group), the fraction arithmetic of
+altgrad.numerics.reference, ml_dtypes and torch's casts. The functions here translate between us.
+"""
+
+from __future__ import annotations
+
+import gfloat
+import torch
+from gfloat import FormatInfo, RoundMode
+from gfloat.types import Domain
+from torch import Tensor
+
+from altgrad.numerics import Format, format_names, get_format
+from altgrad.numerics.constants import has_float32_kernel
+
+# Beyond the registered ones: ties by exponent parity with an even bias (E1M0), the widest mantissa
+# and exponent, the lowest emin that the kernel takes, and values beyond float32.
+EXTRA_NAMES = ("E1M0", "E4M0FNUZ", "E0M15", "E1M14", "E8M3IEEE", "E8M6FNUZ", "E9M6")
+FORMATS = [get_format(name) for name in (*format_names(), *EXTRA_NAMES)]
+KERNEL_FORMATS = [fmt for fmt in FORMATS if has_float32_kernel(fmt)]
+EIGHT_BIT_SPLITS = [get_format(f"E{e}M{7 - e}") for e in range(8)]
+DETERMINISTIC_MODES = ("nearest-even", "nearest-away", "toward-zero", "up", "down")
+
+GFLOAT_MODES = {
+    "nearest-even": RoundMode.TiesToEven,
+    "nearest-away": RoundMode.TiesToAway,
+    "toward-zero": RoundMode.TowardZero,
+    "up": RoundMode.TowardPositive,
+    "down": RoundMode.TowardNegative,
+    "stochastic": RoundMode.StochasticFast,
+}
+
+
+def name_of(fmt: object) -> str | None:
+    """Test id of a format."""
+    return fmt.name if isinstance(fmt, Format) else None
+
+
+def gfloat_format(fmt: Format) -> FormatInfo:
+    """Our format in gfloat's terms."""
+    high_nans = {"fn": 1, "ieee": 2**fmt.mantissa_bits - 1}
+    return FormatInfo(
+        fmt.name,
+        k=fmt.bits,
+        precision=fmt.mantissa_bits + 1,
+        bias=fmt.bias,
+        is_signed=fmt.signed,
+        domain=Domain.Extended if fmt.has_inf else Domain.Finite,
+        has_nz=fmt.has_negative_zero,
+        num_high_nans=high_nans.get(fmt.specials, 0),
+        has_subnormals=fmt.signed,
+        is_twos_complement=False,
+    )
+
+
+def gfloat_round(x: Tensor, fmt: Format, rounding: str = "nearest-even", **random: object) -> Tensor:
+    """gfloat's saturating rounding, in float64. It cannot carry NaN through formats without one."""
+    finite_or_inf = torch.where(x.isnan(), 0.0, x.double()).numpy()
+    rounded = gfloat.round_ndarray(gfloat_format(fmt), finite_or_inf, GFLOAT_MODES[rounding], sat=True, **random)
+    return torch.where(x.isnan(), torch.nan, torch.from_numpy(rounded))
+
+
+def every_bfloat16() -> Tensor:
+    """All 2^16 bfloat16 patterns, as float32."""
+    return torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
+
+
+def random_patterns(count: int, seed: int = 0) -> Tensor:
+    """Float32 numbers of uniformly random bits: every binade, subnormals, infinities and NaNs."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-(2**31), 2**31, (count,), generator=generator).int().view(torch.float32)
+
+
+def identical(a: Tensor, b: Tensor) -> Tensor:
+    """Element by element: the same number, -0 and 0 told apart, any NaN equal to any NaN."""
+    a, b = a.double(), b.double()
+    return (a.view(torch.int64) == b.view(torch.int64)) | (a.isnan() & b.isnan())
+
+
+def assert_identical(actual: Tensor, expected: Tensor, inputs: Tensor) -> None:
+    """Fail with the first few inputs on which the two differ."""
+    wrong = ~identical(actual, expected)
+    lines = [
+        f"{x.item()!r}: {a.item()!r}, expected {e.item()!r}"
+        for x, a, e in zip(inputs[wrong][:5], actual[wrong][:5], expected[wrong][:5], strict=True)
+    ]
+    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} differ:\n" + "\n".join(lines)

@@ -1,0 +1,112 @@
+"""The command line: format cards, and what the benchmark measures and writes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from altgrad.numerics import bench, format_names, get_format
+from altgrad.numerics.__main__ import main
+from altgrad.numerics.card import card
+
+
+def test_card_states_range_spacing_and_codes(capsys):
+    assert main(["E3M4"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("E3M4 (3 exponent bits, 4 mantissa bits, bias 3, finite, max 31)\n")
+    lines = [line.split() for line in printed.splitlines()]
+    assert ["largest,", "smallest", "31,", "-31"] in lines
+    assert ["0", "0.484375", "0.015625", "32"] in lines  # subnormals and the first binade share a spacing
+    assert ["16", "31", "1", "16"] in lines
+    assert "0x7F 31 " in printed
+    assert "0xFF -31" in printed
+
+
+@pytest.mark.parametrize("name", format_names())
+def test_every_format_has_a_card(name):
+    fmt = get_format(name)
+    printed = card(fmt)
+    assert str(fmt) in printed
+    if fmt.bits <= 8:
+        assert printed.count("0x") >= 2**fmt.bits
+
+
+def test_special_codes_are_named():
+    assert "infinity                0x7C\n" in card(get_format("E5M2"))
+    assert "NaN                     0x80\n" in card(get_format("E4M3FNUZ"))
+    assert "negative zero           none" in card(get_format("binary8p3"))
+
+
+def test_overview_lists_every_format(capsys):
+    assert main([]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == ["format", *format_names()]
+
+
+@pytest.mark.parametrize("name", ["E3M4", "E7M0", "E0M7", "E8M0"])
+def test_plot_is_written(name, tmp_path, capsys):
+    path = tmp_path / "format.png"
+    assert main([name, "--plot", str(path)]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert str(path) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["E3M"], ["--plot", "x.png"], ["E3M4", "E4M3", "--plot", "x.png"]])
+def test_wrong_arguments_are_refused(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert "error: " in capsys.readouterr().err
+
+
+def test_benchmark_records_figures_for_every_contestant(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    output = tmp_path / "bench.json"
+    sizes = ["1024", "8192"]
+    assert bench.main(["--sizes", *sizes, "--rounds", "2", "--threads", "1", "--output", str(output)]) == 0
+    record = json.loads(output.read_text())
+    measured = {(result["name"], result["elements"]) for result in record["results"]}
+    assert {name for name, _ in measured} >= {"ours, compiled", "ours, eager", "x * s, eager", "torch E4M3FN, eager"}
+    assert len(measured) == len(record["results"])
+    assert all(result["median_ns_per_element"] > 0 for result in record["results"])
+    assert [row["elements"] for row in record["ratios"]] == [1024, 8192]
+    assert "median ns per element" in capsys.readouterr().out
+
+
+def test_slow_contestants_sit_out_the_large_sizes(monkeypatch):
+    monkeypatch.setattr(bench, "SLOW_LIMIT", 2048)
+    entries = [bench.Contestant("fast", lambda *_: None), bench.Contestant("slow", lambda *_: None, slow=True)]
+    assert [result["name"] for result in bench.measure(entries, 2048, 2)] == ["fast", "slow"]
+    assert [result["name"] for result in bench.measure(entries, 4096, 2)] == ["fast"]
+
+
+def test_contestants_in_one_format_agree(monkeypatch):
+    """What is timed is the same computation: every way of ours, and torch's cast where the format is its."""
+    x = torch.randn(4, 1024, generator=torch.Generator().manual_seed(0))
+    scale = torch.tensor(37.0)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    entries = {entry.name: entry.run for entry in bench.contestants("E4M3")}
+    expected = entries["torch E4M3FN, eager"](x, x, scale, scale)
+    for name in ("ours, compiled", "ours, eager", "ours, compiled, row scales", "ours, eager, row scales"):
+        assert torch.equal(entries[name](x, x, scale, scale.expand(4, 1)), expected)
+    out = torch.empty_like(x)
+    entries["ours, compiled, into a buffer"](x, out, scale, scale)
+    assert torch.equal(out, expected)
+
+
+def test_extra_memory_counts_what_a_call_holds():
+    held = []
+    factor = bench.extra_memory(lambda: held.append(torch.ones(1 << 23)), 1 << 25)
+    if factor is None:
+        pytest.skip("this system does not tell a process's peak memory")
+    assert 0.8 < factor < 1.3
+
+
+def test_eager_quantization_needs_little_more_than_its_output():
+    x = torch.randn(1 << 23)
+    factor = bench.extra_memory(lambda: bench.quantize(x, "E3M4", scale=2.0), x.numel() * 4)
+    if factor is None:
+        pytest.skip("this system does not tell a process's peak memory")
+    assert factor < 1.5

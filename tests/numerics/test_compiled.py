@@ -1,0 +1,75 @@
+"""What torch.compile makes of the kernels: the same bits, from one graph for all formats."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch._dynamo
+from numerics_oracles import KERNEL_FORMATS, assert_identical, every_bfloat16, random_patterns
+
+from altgrad.numerics import amax, format_constants, quantize, round_to_grid, scale_from_amax
+from altgrad.numerics.prove import decision_points
+
+INPUTS = torch.cat([every_bfloat16(), random_patterns(200_000)])
+
+
+class _ScaledRounding(torch.autograd.Function):
+    """As a layer would use it: quantize forward in one format and the gradient in another."""
+
+    @staticmethod
+    def forward(ctx, x, forward_format, grad_format):
+        ctx.save_for_backward(grad_format)
+        scale = scale_from_amax(amax(x), forward_format)
+        return round_to_grid(x * scale, forward_format) / scale
+
+    @staticmethod
+    def backward(ctx, grad):
+        (grad_format,) = ctx.saved_tensors
+        scale = scale_from_amax(amax(grad), grad_format, dtype="pow2")
+        return round_to_grid(grad * scale, grad_format) / scale, None, None
+
+
+@pytest.fixture
+def no_recompilation():
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        yield
+
+
+def test_one_compiled_graph_gives_the_eager_bits_in_every_format(no_recompilation):
+    def step(x, weight, constants, grad_constants):
+        return _ScaledRounding.apply(x, constants, grad_constants) * weight, round_to_grid(INPUTS, constants)
+
+    compiled = torch.compile(step, fullgraph=True)
+    x = torch.randn(300, 41, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    weight = torch.randn(300, 41, generator=torch.Generator().manual_seed(1))
+    grad_constants = format_constants("E5M2")
+    for fmt in KERNEL_FORMATS:
+        results = []
+        for function in (step, compiled):
+            y, rounded = function(x, weight, format_constants(fmt), grad_constants)
+            results.append((y.detach(), *torch.autograd.grad(y.sum(), x), rounded))
+        for eager, fused in zip(*results, strict=True):
+            assert_identical(fused, eager, eager)
+        assert_identical(results[1][2], quantize(INPUTS, fmt), INPUTS)
+
+
+def test_compiled_quantize_gives_the_eager_bits(no_recompilation):
+    """In BF16 too, where rounding by casts would be compiled away."""
+
+    def several(x, scale):
+        return (
+            quantize(x, "E4M3", scale=scale, gradient="clipped"),
+            quantize(x, "BF16"),
+            quantize(x, "E7M0", rounding="nearest-away"),
+            quantize(x.double(), "E3M4", overflow="overflow"),
+        )
+
+    x = torch.cat([INPUTS[::50], decision_points(KERNEL_FORMATS[7])])
+    x = x[x.isfinite()].requires_grad_()
+    scale = torch.tensor(1.7)
+    eager, fused = several(x, scale), torch.compile(several, fullgraph=True)(x, scale)
+    for expected, actual in zip(eager, fused, strict=True):
+        assert_identical(actual.detach(), expected.detach(), x.detach())
+    grads = [torch.autograd.grad(sum(y.nan_to_num().sum() for y in results), x)[0] for results in (eager, fused)]
+    assert torch.equal(*grads)

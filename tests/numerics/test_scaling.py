@@ -1,0 +1,194 @@
+"""Scales: exact by definition, always usable, and laws of each power-of-two rule."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from numerics_oracles import EIGHT_BIT_SPLITS, KERNEL_FORMATS, name_of, random_patterns
+
+from altgrad.numerics import (
+    amax,
+    amax_from_history,
+    broadcast_scale,
+    compute_scale,
+    decode_mx_scale,
+    encode_mx_scale,
+    format_constants,
+    get_format,
+    quantize,
+    scale_from_amax,
+    scale_from_history,
+    scale_target,
+    update_amax_history,
+)
+from altgrad.numerics.scaling import POW2_ROUNDINGS
+
+AMAXES = random_patterns(4000).abs()
+USABLE = AMAXES[(AMAXES > 0) & AMAXES.isfinite()]
+
+
+def test_target_is_the_largest_value_capped_where_products_would_overflow():
+    targets = {fmt.name: scale_target(fmt) for fmt in EIGHT_BIT_SPLITS}
+    assert targets == {
+        "E0M7": 127 / 128, "E1M6": 3.96875, "E2M5": 7.875, "E3M4": 31.0,
+        "E4M3": 448.0, "E5M2": 2.0**15, "E6M1": 2.0**15, "E7M0": 2.0**15,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("fmt", EIGHT_BIT_SPLITS, ids=name_of)
+def test_scale_is_the_correctly_rounded_ratio(fmt):
+    target = Fraction(scale_target(fmt))
+    expected = [float(target / Fraction(a)) for a in USABLE.tolist()]
+    expected = torch.tensor(expected, dtype=torch.float64).clamp(2.0**-126, 2.0**127).float()
+    assert torch.equal(compute_scale(USABLE, fmt), expected)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "pow2"])
+@pytest.mark.parametrize("fmt", KERNEL_FORMATS, ids=name_of)
+def test_every_amax_gives_a_usable_scale(fmt, dtype):
+    extremes = torch.tensor([0.0, -1.0, torch.inf, torch.nan, 1e-45, 3.4028235e38])
+    scale = compute_scale(torch.cat([AMAXES, extremes]), fmt, dtype=dtype)
+    assert scale.dtype == torch.float32
+    assert (scale.isfinite() & (scale > 0) & (1 / scale).isfinite() & (1 / scale > 0)).all()
+    assert scale[len(AMAXES) :][:4].tolist() == [1.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("pow2_rounding", POW2_ROUNDINGS)
+@pytest.mark.parametrize("dtype", ["fp32", "pow2"])
+@pytest.mark.parametrize("fmt", KERNEL_FORMATS, ids=name_of)
+def test_packed_constants_give_the_same_scale(fmt, dtype, pow2_rounding):
+    options = {"dtype": dtype, "pow2_rounding": pow2_rounding}
+    packed = scale_from_amax(AMAXES, format_constants(fmt), **options)
+    assert torch.equal(packed, compute_scale(AMAXES, fmt, **options))
+
+
+def test_power_of_two_rules_differ_as_defined():
+    amaxes = torch.tensor([1.0, 1.5, 1.75, 1.9, 2.0, 448 / 1.5 / 256, 448 / 1.5 / 128])
+    scales = {
+        rule: compute_scale(amaxes, "E4M3", dtype="pow2", pow2_rounding=rule).tolist() for rule in POW2_ROUNDINGS
+    }
+    # The ratios are 448, 298.7, 256, 235.8 and 224, then two ties: 1.5 * 2^8 and 1.5 * 2^7.
+    assert scales["floor"] == [256.0, 256.0, 256.0, 128.0, 128.0, 256.0, 128.0]
+    assert scales["ceil"] == [512.0, 512.0, 256.0, 256.0, 256.0, 512.0, 256.0]
+    assert scales["even"][:5] == [512.0, 256.0, 256.0, 256.0, 256.0]
+    assert scales["ocp"] == [256.0, 256.0, 256.0, 256.0, 128.0, 256.0, 128.0]
+    ties = torch.tensor([448 / 384, 448 / 192], dtype=torch.float64)
+    even = compute_scale(ties, 448.0, dtype="pow2", pow2_rounding="even")
+    assert torch.equal(even, quantize(448 / ties, "E8M0").float())
+
+
+@pytest.mark.parametrize("fmt", EIGHT_BIT_SPLITS, ids=name_of)
+def test_power_of_two_rules_keep_their_promises(fmt):
+    x = USABLE[(USABLE > 1e-30) & (USABLE < 1e30)].double()
+    ratio = scale_target(fmt) / x
+    scale = {rule: compute_scale(x, fmt, dtype="pow2", pow2_rounding=rule).double() for rule in POW2_ROUNDINGS}
+    for value in scale.values():
+        assert torch.equal(torch.frexp(value)[0], torch.full_like(value, 0.5))
+    assert ((scale["floor"] <= ratio) & (ratio < 2 * scale["floor"])).all()
+    assert ((scale["ceil"] >= ratio) & (ratio > scale["ceil"] / 2)).all()
+    assert torch.equal(scale["even"], quantize(ratio, "E8M0"))
+    # OCP MX: the shared scale's exponent is floor(log2(amax)) - floor(log2(target)).
+    exponent = np.floor(np.log2(scale_target(fmt))) - (torch.frexp(x)[1].numpy() - 1)
+    np.testing.assert_array_equal(scale["ocp"].numpy(), 2.0**exponent)
+
+
+def test_scaled_values_never_pass_the_target_when_rounded_down():
+    scale = compute_scale(USABLE, "E2M5", dtype="pow2")
+    assert (USABLE * scale <= 7.875).all()
+
+
+def test_amax_is_taken_per_tensor_row_or_block():
+    x = torch.tensor([[1.0, -5.0, 2.0, 0.0, -3.0], [0.5, 0.25, -0.125, 7.0, -8.0]])
+    assert amax(x).tolist() == 8.0
+    assert amax(x, "row").tolist() == [[5.0], [8.0]]
+    assert amax(x, "row", dim=0).tolist() == [[1.0, 5.0, 2.0, 7.0, 8.0]]
+    assert amax(x, "block", block=2).tolist() == [[5.0, 2.0, 3.0], [0.5, 7.0, 8.0]]
+    assert amax(x, "block", block=4, dim=0).tolist() == [[1.0, 5.0, 2.0, 7.0, 8.0]]
+    assert amax(x.t(), "block", block=2, dim=0).tolist() == [[5.0, 0.5], [2.0, 7.0], [3.0, 8.0]]
+    assert amax(x, "block", block=100).tolist() == [[5.0], [8.0]]
+
+
+def test_amax_of_nothing_is_zero_and_of_nan_is_nan():
+    assert amax(torch.empty(0)).item() == 0.0
+    assert amax(torch.tensor([1.0, torch.nan])).isnan()
+    assert amax(torch.tensor([1.0, -torch.inf])).item() == torch.inf
+    assert amax(torch.ones(3).bfloat16()).dtype == torch.float32
+    assert not amax(torch.ones(3, requires_grad=True)).requires_grad
+
+
+@pytest.mark.parametrize("length", [1, 31, 32, 33, 100])
+def test_block_scales_reach_their_own_block(length):
+    x = torch.randn(3, length)
+    blocks = amax(x, "block")
+    assert blocks.shape == (3, -(-length // 32))
+    spread = broadcast_scale(blocks, length)
+    assert spread.shape == x.shape
+    for i in range(length):
+        assert torch.equal(spread[:, i], blocks[:, i // 32])
+
+
+def test_history_is_newest_first_and_of_fixed_length():
+    history = torch.zeros(3)
+    for value in (1.0, 2.0, 3.0, 4.0):
+        history = update_amax_history(history, torch.tensor(value))
+    assert history.tolist() == [4.0, 3.0, 2.0]
+    rows = update_amax_history(torch.zeros(16, 5, 1), torch.ones(5, 1))
+    assert rows.shape == (16, 5, 1)
+    assert scale_from_history(rows, "E3M4").tolist() == [[31.0]] * 5
+
+
+def test_history_is_read_by_maximum_or_most_recent():
+    history = torch.tensor([2.0, 8.0, 4.0])
+    assert amax_from_history(history).item() == 8.0
+    assert amax_from_history(history, "most-recent").item() == 2.0
+    assert scale_from_history(history, "E4M3").item() == 56.0
+    assert scale_from_history(history, "E4M3", method="most-recent").item() == 224.0
+    assert scale_from_history(history, "E4M3", dtype="pow2").item() == 32.0
+
+
+def test_unusable_history_entries_are_passed_over():
+    assert amax_from_history(torch.tensor([torch.nan, 3.0, torch.inf])).item() == 3.0
+    assert scale_from_history(torch.zeros(16), "E4M3").item() == 1.0
+    assert scale_from_history(torch.tensor([torch.nan, 3.0]), "E4M3", method="most-recent").item() == 1.0
+
+
+def test_shared_scales_are_coded_as_e8m0():
+    scale = 2.0 ** torch.arange(-126, 128, dtype=torch.float32)
+    codes = encode_mx_scale(scale)
+    assert codes.tolist() == list(range(253, -1, -1))
+    assert torch.equal(decode_mx_scale(codes), scale)
+    assert torch.equal(decode_mx_scale(torch.tensor([127], dtype=torch.uint8)), torch.tensor([1.0]))
+    assert decode_mx_scale(torch.tensor([255], dtype=torch.uint8)).isnan()
+    with pytest.raises(ValueError, match="^scale: "):
+        encode_mx_scale(torch.tensor([3.0]))
+
+
+def test_mx_quantization_follows_the_specification():
+    """OCP MX 1.0, section 6.3: X = 2^(floor(log2 amax) - emax), elements round(v / X)."""
+    fmt = get_format("E2M1")
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    scale = broadcast_scale(compute_scale(amax(x, "block"), fmt, dtype="pow2", pow2_rounding="ocp"), 64)
+    shared = 2.0 ** (torch.floor(torch.log2(x.unflatten(1, (2, 32)).abs().amax(-1))) - fmt.emax)
+    shared = shared.repeat_interleave(32, 1)
+    assert torch.equal(quantize(x, fmt, scale=scale), quantize(x / shared, fmt) * shared)
+
+
+@pytest.mark.parametrize(
+    ("match", "call"),
+    [
+        ("^granularity: ", lambda: amax(torch.ones(2), "column")),
+        ("^block: ", lambda: amax(torch.ones(2), "block", block=0)),
+        ("^target: ", lambda: compute_scale(1.0, 0.0)),
+        ("^target: ", lambda: compute_scale(1.0, float("nan"))),
+        ("unknown format", lambda: compute_scale(1.0, "E4M")),
+        ("^dtype: ", lambda: compute_scale(1.0, "E4M3", dtype="bf16")),
+        ("^pow2_rounding: ", lambda: compute_scale(1.0, "E4M3", dtype="pow2", pow2_rounding="nearest")),
+        ("^method: ", lambda: amax_from_history(torch.ones(2), "mean")),
+    ],
+)
+def test_errors_name_the_argument(match, call):
+    with pytest.raises(ValueError, match=match):
+        call()
