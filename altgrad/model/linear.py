@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from altgrad.model.matmul import MatmulSettings, QuantizedMatmul
-from altgrad.model.quantizer import Quantizer
+from altgrad.model.quantizer import Quantizer, amax_of
 from altgrad.model.recipe import ROLES, LayerRecipe, TensorRecipe
 from altgrad.numerics import Format
 
@@ -112,7 +112,7 @@ class QuantizedLinear(nn.Module):
         quantizer = self._quantizer(role)
         if quantizer is None:
             return None
-        amax = t.detach().abs().amax().float()
+        amax = amax_of(t)
         scale = quantizer.scale(amax)
         if self.training:
             quantizer.remember(amax)

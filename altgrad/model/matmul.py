@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from altgrad.model.quantizer import largest, scale_for
+from altgrad.model.quantizer import amax_of, largest, scale_for
 from altgrad.numerics import round_to_grid
 
 
@@ -117,7 +117,7 @@ class QuantizedMatmul(torch.autograd.Function):
         settings: MatmulSettings = ctx.settings
         grad_scale = None
         if grad_constants is not None:
-            amax = grad.abs().amax().float()
+            amax = amax_of(grad)
             grad_scale = scale_for(amax, grad_remembered, grad_constants, settings.grad_scale_dtype)
             if grad_amax is not None:
                 grad_amax.copy_(amax)

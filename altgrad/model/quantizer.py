@@ -65,3 +65,13 @@ def scale_for(amax: Tensor, remembered: Tensor | None, constants: Tensor, dtype:
     if remembered is not None:
         amax = torch.where(remembered > 0, remembered, amax)
     return scale_from_amax(amax, constants, dtype=dtype)
+
+
+def amax_of(t: Tensor) -> Tensor:
+    """Return the largest magnitude of ``t`` as a float32 scalar (0-d).
+
+    Taken in the tensor's own dtype: a cast to float32 first would make the compiler store the whole
+    tensor in float32. Where it keeps a bfloat16 tensor unrounded in registers, the amax can so be below
+    the true one by a factor 1 - 2^-9; such an element still rounds to the format's largest value.
+    """
+    return t.detach().abs().amax().float()

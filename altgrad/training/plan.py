@@ -26,8 +26,7 @@ def describe_format(name: str, custom: CustomFormat | None) -> dict[str, Any]:
     if custom is None:
         found = get_format(name)
     else:
-        bias = custom.bias if custom.bias is not None else (1 << custom.exponent_bits >> 1) - 1
-        found = Format(name, custom.exponent_bits, custom.mantissa_bits, max(bias, 0), custom.specials)
+        found = Format(name, **custom.model_dump())
     format_constants(found)
     return dataclasses.asdict(found)
 

@@ -45,6 +45,7 @@ def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = 
     machine.use_compile_cache(root)
     device = machine.select_device(cell.train.device)
     threads = machine.use_threads(cell.train.threads)
+    machine.choose_attention(device, cell.model.context)
     compiled, notice = machine.should_compile(cell.train, device)
     if notice:
         tqdm.write(f"notice: {notice}")
@@ -122,7 +123,7 @@ def _timing(trainer: Trainer, threads: int, compiled: bool, total_s: float) -> d
     return {
         "device": trainer.device.type, "machine": machine.device_name(trainer.device),
         "threads": threads, "compiled": compiled,
-        "compile_s": max(0.0, seconds[0] - median) if compiled and seconds else None,
+        "compile_s": trainer.compile_seconds() if compiled else None,
         "train_s": trainer.totals["train_s"], "total_s": total_s,
         "tokens_per_s": trainer.tokens_per_second(),
         "step_ms_median": None if median is None else 1e3 * median,

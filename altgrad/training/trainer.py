@@ -54,6 +54,7 @@ class Trainer:
         self.validation = validation_sample(val_tokens, cell.train.eval_sequences, cell.model.context)
         self.probe_steps = probes.probe_steps(cell.train.steps, cell.monitor.probes)
         self.step_seconds: list[float] = []
+        self.eval_seconds: list[float] = []  # per full batch
         self.interrupted: int | None = None
         self._resume()
 
@@ -208,9 +209,11 @@ class Trainer:
             for start in range(0, len(inputs), batch):
                 part = slice(start, start + batch)
                 loss_of = self.loss_of if len(inputs[part]) == batch else self.model  # a last, smaller batch
+                began = time.perf_counter()
                 with self._autocast():
                     loss = loss_of(inputs[part].to(self.device), targets[part].to(self.device))
                 total += loss.item() * len(inputs[part])
+                self.eval_seconds.append(time.perf_counter() - began)
         self.model.train()
         mean = total / len(inputs)
         return mean if math.isfinite(mean) else None
@@ -231,6 +234,10 @@ class Trainer:
         loss = self.tracker.smoothed
         bar.set_postfix_str(f"loss {loss:.3f}, {rate / 1e3:.1f}k tok/s" if loss and rate else "", refresh=False)
         bar.update()
+
+    def compile_seconds(self) -> float:
+        """Return by how much the first calls of this process, which compile, exceeded the median ones."""
+        return sum(max(0.0, s[0] - statistics.median(s)) for s in (self.step_seconds, self.eval_seconds) if s)
 
     def tokens_per_second(self) -> float | None:
         """Return the tokens per second of the median step of this process."""
