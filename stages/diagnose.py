@@ -11,7 +11,6 @@ def main(arguments: list[str]) -> None:
     key = arguments[0]
     from altgrad.diagnostics import diagnose_cell
 
-
     cell_path, out = Path("data/grid") / f"{key}.json", Path("data/diag")
     diagnose_cell(cell_path, Path("data/runs") / key, out / f"{key}.json", out / f"{key}.parquet")
     discard_scratch(Cell.read(cell_path), Path("data/tokens"), project_root())

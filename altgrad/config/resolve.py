@@ -75,12 +75,15 @@ class Resolver:
     def _cell(self, entry: str, optimizer: str, seed: int, lr_scale: int | float) -> Cell:
         params = self.params
         key = cell_key(entry, optimizer, seed, lr_scale)
-        recipe, sections = None, {
-            "model": params.models[params.model].model_dump(),
-            "arm": params.optimizers[optimizer].model_dump(),
-            "train": params.train.model_dump(),
-            "monitor": params.monitor.model_dump(),
-        }
+        recipe, sections = (
+            None,
+            {
+                "model": params.models[params.model].model_dump(),
+                "arm": params.optimizers[optimizer].model_dump(),
+                "train": params.train.model_dump(),
+                "monitor": params.monitor.model_dump(),
+            },
+        )
         applied = [selector for selector in (entry, optimizer, key) if selector in self.overrides]
         for selector in applied:
             override = self.overrides[selector]

@@ -174,7 +174,7 @@ class Rule(Section):
     weight: Quantized = None
     input: Quantized = None
     grad: Quantized = None
-    gradient: Literal["identity", "clipped"] = Field("identity", description="straight-through estimator")
+    gradient: Literal["straight-through", "clipped"] = Field("straight-through", description="through the rounding")
     accumulate: Literal["bf16", "fp32"] = Field("bf16", description="dtype of the layer's output")
 
 
@@ -206,7 +206,7 @@ class Train(Section):
 
     steps: int = Field(300, ge=1, le=10_000_000, description="optimizer steps")
     batch: int = Field(16, ge=1, le=65_536, description="sequences per micro-batch")
-    accumulate: int = Field(1, ge=1, le=65_536, description="micro-batches per optimizer step")
+    grad_accumulation: int = Field(1, ge=1, le=65_536, description="micro-batches per optimizer step")
     warmup: Fraction = Field(0.1, description="share of the steps that the linear warm-up takes")
     final_lr: Fraction = Field(0.1, description="learning rate at the end of the cosine, as a share of its peak")
     clip: float = Field(1.0, gt=0, description="largest global gradient norm")

@@ -19,6 +19,12 @@ from altgrad.numerics import Format, get_format
 ROLES = ("weight", "input", "grad")
 
 
+def _require(settings: object, field: str, *choices: str) -> None:
+    value = getattr(settings, field)
+    if value not in choices:
+        raise ValueError(f"{field} must be one of {', '.join(choices)}, not {value!r}")
+
+
 @dataclass(frozen=True)
 class TensorRecipe:
     """How one tensor of a layer is quantized.
@@ -35,25 +41,18 @@ class TensorRecipe:
     scale: str = "fp32"
 
     def __post_init__(self) -> None:
-        for field, allowed in _CHOICES.items():
-            if getattr(self, field) not in allowed:
-                raise ValueError(f"{field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}")
+        _require(self, "scaling", "dynamic", "delayed", "static")
+        _require(self, "reduce", "max", "most-recent")
+        _require(self, "scale", "fp32", "pow2")
         if self.history < 1:
             raise ValueError(f"history must be at least 1, not {self.history}")
-
-
-_CHOICES = {
-    "scaling": ("dynamic", "delayed", "static"),
-    "reduce": ("max", "most-recent"),
-    "scale": ("fp32", "pow2"),
-}
 
 
 @dataclass(frozen=True)
 class LayerRecipe:
     """How a linear layer is quantized; ``None`` leaves that tensor in the compute dtype.
 
-    ``gradient``: straight-through estimator, ``identity`` or ``clipped`` (zero where the tensor was
+    ``gradient`` through the rounding: ``straight-through``, or ``clipped`` (zero where the tensor was
     clamped). ``accumulate``: precision of the layer's matrix products on the way out, ``bf16`` (what
     FP8 hardware training does) or ``fp32``.
     """
@@ -61,8 +60,12 @@ class LayerRecipe:
     weight: TensorRecipe | None = None
     input: TensorRecipe | None = None
     grad: TensorRecipe | None = None
-    gradient: str = "identity"
+    gradient: str = "straight-through"
     accumulate: str = "bf16"
+
+    def __post_init__(self) -> None:
+        _require(self, "gradient", "straight-through", "clipped")
+        _require(self, "accumulate", "bf16", "fp32")
 
     @property
     def quantizes(self) -> bool:

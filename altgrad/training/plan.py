@@ -23,10 +23,7 @@ def describe_format(name: str, custom: CustomFormat | None) -> dict[str, Any]:
     Raises ``ValueError`` for an unknown name, an impossible definition, and a format that the
     training kernels cannot compute in float32.
     """
-    if custom is None:
-        found = get_format(name)
-    else:
-        found = Format(name, **custom.model_dump())
+    found = get_format(name) if custom is None else Format(name, **custom.model_dump())
     format_constants(found)
     return dataclasses.asdict(found)
 

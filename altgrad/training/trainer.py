@@ -1,6 +1,6 @@
 """The training loop of one cell.
 
-One update is: the learning rate of the step, ``accumulate`` micro-batches forward and backward, the
+One update is: the learning rate of the step, ``grad_accumulation`` micro-batches forward and backward, the
 global gradient norm clipped, the optimizer. Around it, at their own steps: the instrumented pass,
 evaluation on the fixed validation sample, snapshots, checkpoints. None of these changes the weights'
 path, and every batch is a pure function of seed and step, so a run that is interrupted anywhere and
@@ -53,6 +53,7 @@ class Trainer:
         self.monitor = Monitor(model, {f"blocks.{i}": block for i, block in enumerate(model.blocks)})
         self.validation = validation_sample(val_tokens, cell.train.eval_sequences, cell.model.context)
         self.probe_steps = probes.probe_steps(cell.train.steps, cell.monitor.probes)
+        self.tokens_per_step = cell.train.grad_accumulation * cell.train.batch * cell.model.context
         self.step_seconds: list[float] = []
         self.eval_seconds: list[float] = []  # per full batch
         self.interrupted: int | None = None
@@ -119,7 +120,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad(set_to_none=True)
-        loss = sum(self._backward(step, micro) for micro in range(train.accumulate))
+        loss = sum(self._backward(step, micro) for micro in range(train.grad_accumulation))
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         total_norm = nn.utils.get_total_norm([p.grad for p in parameters])
         loss, norm = torch.stack([loss.float(), total_norm.float()]).tolist()  # the one wait for the device
@@ -141,7 +142,7 @@ class Trainer:
     def _backward(self, step: int, micro: int) -> Tensor:
         """Run one micro-batch; return its share of the loss, on the device."""
         with self._autocast():
-            loss = self.loss_of(*self._batch(step, micro)) / self.cell.train.accumulate
+            loss = self.loss_of(*self._batch(step, micro)) / self.cell.train.grad_accumulation
         loss.backward()
         return loss.detach()
 
@@ -186,8 +187,7 @@ class Trainer:
         train_loss = totals["loss"] / seen if seen else None
         clipped = totals["seen_clipped"] / seen if seen else None
         norm = norm if norm is not None and math.isfinite(norm) else None
-        tokens = step * train.accumulate * train.batch * self.cell.model.context
-        self.history.append([step, tokens, lr, train_loss, val_loss, norm, clipped])
+        self.history.append([step, step * self.tokens_per_step, lr, train_loss, val_loss, norm, clipped])
         totals |= {"loss": 0.0, "seen": 0, "seen_clipped": 0}
 
     def snapshot(self, step: int) -> Path:
@@ -243,8 +243,7 @@ class Trainer:
         """Return the tokens per second of the median step of this process."""
         if not self.step_seconds:
             return None
-        train = self.cell.train
-        return train.accumulate * train.batch * self.cell.model.context / statistics.median(self.step_seconds)
+        return self.tokens_per_step / statistics.median(self.step_seconds)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -135,3 +135,9 @@ def test_surgery_twice_is_refused():
 def test_an_unknown_choice_is_refused(field):
     with pytest.raises(ValueError, match=next(iter(field))):
         TensorRecipe(get_format("E4M3"), **field)
+
+
+@pytest.mark.parametrize("field", [{"gradient": "identity"}, {"accumulate": "fp8"}])
+def test_an_unknown_choice_for_a_layer_is_refused(field):
+    with pytest.raises(ValueError, match=next(iter(field))):
+        LayerRecipe(**field)

@@ -42,7 +42,7 @@ def make_cell(format: str = "E4M3", *, seed: int = 0, scaling: str = "dynamic", 
         "formats": {name: describe_format(name, None) for name in {format, "E5M2"} - {"bf16"}},
         "arm": {"lr": lr},
         "train": {
-            "steps": 12, "batch": 4, "accumulate": 2, "log_every": 2, "eval_every": 6, "eval_sequences": 10,
+            "steps": 12, "batch": 4, "grad_accumulation": 2, "log_every": 2, "eval_every": 6, "eval_sequences": 10,
             "checkpoint_every": 4, "compile": "off", "threads": 1, **train,
         },
         "monitor": {"every": 5, "probes": 3},
