@@ -1,0 +1,100 @@
+"""The real pipeline in miniature: this checkout's code and dvc.yaml, a grid that trains in seconds."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+PROJECT = Path(__file__).parents[2]
+COPIED = ["altgrad", "stages", ".dvc/config", ".dvc/plots", ".dvcignore", ".gitignore", "dvc.yaml", "params.yaml"]
+CELLS = ["bf16-adamw-0-1", "E4M3-adamw-0-1"]
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a user in this virtual environment, with one thread and no telemetry."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    settings = {"PATH": path, "OMP_NUM_THREADS": "1", "DVC_NO_ANALYTICS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**{k: v for k, v in os.environ.items() if k != "DVC_ROOT"}, **settings}
+
+
+class Project:
+    """A project folder of its own, under git and DVC, with the commands that a user would give."""
+
+    def __init__(self, folder: Path, *, git: bool = True) -> None:
+        self.folder = folder
+        for name in COPIED:
+            source, target = PROJECT / name, folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_dir():
+                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "vega.js"))
+            else:
+                shutil.copy(source, target)
+        self._shrink()
+        if git:
+            self.run("git", "init", "--quiet")
+            self.run("git", "add", "--all")
+            self.run("git", "-c", "user.name=t", "-c", "user.email=t@t", "commit", "--quiet", "--message", "start")
+
+    def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a command in the folder; with ``check``, it must succeed."""
+        done = subprocess.run(command, cwd=self.folder, env=environment(), capture_output=True, text=True)
+        assert not check or done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def repro(self) -> set[str]:
+        """Run ``dvc repro``; return the stages that really ran."""
+        return set(re.findall(r"^Running stage '([^']+)'", self.run("dvc", "repro").stdout, re.MULTILINE))
+
+    def set(self, path: str, value: Any) -> None:
+        """Set ``section.setting`` of params.yaml, leaving its comments and its order alone."""
+        yaml, file = YAML(), self.folder / "params.yaml"
+        content = yaml.load(file)
+        *sections, setting = path.split(".")
+        section = content
+        for name in sections:
+            section = section[name]
+        section[setting] = value
+        with open(file, "w") as stream:
+            yaml.dump(content, stream)
+
+    def append(self, name: str, text: str) -> None:
+        """Add ``text`` at the end of a file."""
+        with open(self.folder / name, "a") as file:
+            file.write(text)
+
+    def _shrink(self) -> None:
+        words = "the licensee shall not be held liable for any use of the software under this licence"
+        words = words.split()
+        text = "\n\n".join(" ".join(words[i % 13 :] + words[: i % 7]) + f" {i}." for i in range(400))
+        (self.folder / "corpus.txt").write_text(text)
+        self.set("corpora.mine", {"source": "local", "path": "corpus.txt"})
+        self.set("models.tiny", {"layers": 1, "width": 16, "heads": 2, "context": 16})
+        settings = {
+            "corpus": "mine", "model": "tiny", "tokenizer.vocab_size": 300,
+            "grid.formats": ["bf16", "E4M3"], "grid.seeds": [0],
+            "train.steps": 6, "train.batch": 4, "train.log_every": 2, "train.eval_every": 3,
+            "train.eval_sequences": 8, "train.checkpoint_every": 2, "monitor.every": 3,
+        }  # fmt: skip
+        for path, value in settings.items():
+            self.set(path, value)
+
+
+def stages_of(*cells: str) -> set[str]:
+    """Return the training and diagnosis stages of ``cells``."""
+    return {f"{stage}@{cell}" for cell in cells for stage in ("train", "diagnose")}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """Return a project whose pipeline has run once."""
+    project = Project(tmp_path_factory.mktemp("project"))
+    assert project.repro() == {"tokenize", "grid", "report"} | stages_of(*CELLS)
+    return project

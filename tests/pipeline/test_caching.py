@@ -1,0 +1,80 @@
+"""Laws of the cache: a change reruns what it can affect and nothing else.
+
+Run against the real dvc.yaml and the real DVC. Each test undoes its change at the end, and the undoing
+is a law as well: nothing that was ever computed is computed twice.
+"""
+
+from __future__ import annotations
+
+import json
+
+from tests.pipeline.conftest import CELLS, Project, stages_of
+
+
+def test_a_second_run_runs_nothing(project: Project):
+    assert project.repro() == set()
+    assert (project.folder / "reports/index.html").exists()
+    assert not list((project.folder / "scratch").glob("*-adamw-*")), "finished cells leave no checkpoints"
+
+
+def test_an_edited_comment_runs_nothing(project: Project):
+    project.append("params.yaml", "\n# a remark\n")
+    assert project.repro() == set()
+
+
+def test_a_preset_that_is_not_picked_trains_nothing(project: Project):
+    project.set("models.huge", {"layers": 99, "width": 1024, "heads": 8, "context": 64})
+    project.set("optimizers.slow", {"base": "adamw", "lr": 1e-5})
+    assert project.repro() <= {"grid", "report"}
+
+
+def test_an_override_reruns_its_cell_alone_and_its_undoing_nothing(project: Project):
+    project.set("overrides", {"E4M3": {"train": {"clip": 0.5}}})
+    assert project.repro() == {"grid", "report"} | stages_of("E4M3-adamw-0-1")
+    assert json.loads((project.folder / "data/grid/E4M3-adamw-0-1.json").read_text())["train"]["clip"] == 0.5
+    project.set("overrides", {})
+    assert project.repro() <= {"grid", "report"}
+
+
+def test_an_added_format_runs_its_cell_and_a_removed_one_only_the_report(project: Project):
+    added = "E3M4-adamw-0-1"
+    project.set("grid.formats", ["bf16", "E4M3", "E3M4"])
+    assert project.repro() == {"grid", "report"} | stages_of(added)
+    project.set("grid.formats", ["bf16", "E4M3"])
+    assert project.repro() <= {"grid", "report"}
+    assert not (project.folder / "data/runs" / added).exists(), "a cell that left the grid is pruned"
+    project.set("grid.formats", ["bf16", "E4M3", "E3M4"])
+    assert project.repro() <= {"grid", "report"}, "its results come back from the cache"
+    assert (project.folder / "data/runs" / added / "metrics.json").exists()
+    project.set("grid.formats", ["bf16", "E4M3"])
+    project.repro()
+
+
+def test_an_edited_report_module_reruns_only_the_report(project: Project):
+    project.append("altgrad/reporting/prune.py", "\n# a remark\n")
+    assert project.repro() == {"report"}
+
+
+def test_an_edited_diagnosis_reruns_the_diagnoses_and_at_most_the_report(project: Project):
+    project.append("altgrad/diagnostics/registry.py", "\n# a remark\n")
+    ran = project.repro()
+    assert {f"diagnose@{cell}" for cell in CELLS} <= ran <= {f"diagnose@{cell}" for cell in CELLS} | {"report"}
+
+
+def test_edited_training_code_reruns_every_cell_but_no_diagnosis_of_equal_results(project: Project):
+    project.append("altgrad/training/schedule.py", "\n# a remark\n")
+    ran = project.repro()
+    assert {f"train@{cell}" for cell in CELLS} <= ran
+    assert ran <= {f"train@{cell}" for cell in CELLS} | {"grid", "report"}
+
+
+def test_a_fresh_clone_with_the_cache_runs_nothing(project: Project, tmp_path):
+    project.run("git", "add", "--all")
+    project.run("git", "-c", "user.name=t", "-c", "user.email=t@t", "commit", "--quiet", "--message", "done")
+    assert project.run("git", "status", "--porcelain").stdout == ""
+    project.run("git", "clone", "--quiet", ".", str(tmp_path / "clone"))
+    clone = Project.__new__(Project)
+    clone.folder = tmp_path / "clone"
+    clone.run("dvc", "cache", "dir", "--local", str(project.folder / ".dvc/cache"))
+    assert clone.repro() <= {"report"}
+    assert clone.run("git", "status", "--porcelain").stdout == ""
