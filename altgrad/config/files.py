@@ -55,6 +55,9 @@ def replacing(path: Path) -> Iterator[Path]:
         with open(temporary, "rb") as written:
             os.fsync(written.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk should say what could not be written
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

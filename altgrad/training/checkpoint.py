@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from altgrad.config.files import replacing, write_json
+from altgrad.config.files import write_json
+from altgrad.training.tensors import write_tensors
 
 KEPT = 2
 
@@ -36,8 +37,7 @@ class Checkpoint(NamedTuple):
 def save(directory: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
     """Write the checkpoint of ``step`` into ``directory`` and remove all but the newest two."""
     path = directory / f"step-{step:08d}.safetensors"
-    with replacing(path) as temporary:
-        save_file({name: t.detach().contiguous().clone() for name, t in tensors.items()}, temporary)
+    write_tensors(path, tensors)
     write_json(path.with_suffix(".json"), {"step": step, "sha256": _sha256(path), "state": state})
     for old in sorted(_steps(directory))[:-KEPT]:
         for suffix in (".json", ".safetensors"):

@@ -8,6 +8,7 @@ import re
 import resource
 import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
 import torch
@@ -66,13 +67,22 @@ def should_compile(train: Train, device: torch.device) -> tuple[bool, str | None
 
     ``auto`` compiles when a compiler is there and the run is long enough to win the time back.
     """
-    candidates = [os.environ.get("CXX"), "g++", "clang++"]
-    compiler = device.type == "cuda" or any(shutil.which(name) for name in candidates if name)
     if train.compile == "off":
         return False, None
-    if not compiler:
-        return False, "no C++ compiler found: training runs uncompiled, several times slower; install g++ for speed"
+    missing = None if device.type == "cuda" else _missing_tool()
+    if missing:
+        return False, f"no {missing} found: training runs uncompiled, several times slower; install it for speed"
     return train.compile == "on" or train.steps >= COMPILE_PAYS_AFTER, None
+
+
+def _missing_tool() -> str | None:
+    """Return what compiling for the CPU lacks on this machine, if anything."""
+    compilers = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
+    if not any(shutil.which(name) for name in compilers):
+        return "C++ compiler (g++ or clang++)"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "Python.h (Python's development headers)"
+    return None
 
 
 def use_compile_cache(root: Path) -> None:

@@ -13,11 +13,11 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from altgrad.config.files import replacing
 from altgrad.model import QuantizedLinear, linear_layers
+from altgrad.training.tensors import write_tensors
 
 
 def probe_steps(steps: int, count: int) -> list[int]:
@@ -29,12 +29,7 @@ def probe_steps(steps: int, count: int) -> list[int]:
 
 def save_weights(path: Path, model: nn.Module, step: int) -> None:
     """Write the float32 weights of the linear layers at ``step`` to ``path``."""
-    tensors = {
-        f"weight/{step}/{name}": layer.weight.detach().float().cpu().clone()
-        for name, layer in linear_layers(model).items()
-    }
-    with replacing(path) as temporary:
-        save_file(tensors, temporary)
+    write_tensors(path, {f"weight/{step}/{name}": layer.weight.float() for name, layer in linear_layers(model).items()})
 
 
 def layer_formats(model: nn.Module) -> dict[str, dict[str, str | None]]:
@@ -78,6 +73,5 @@ def write_probes(
     for snapshot in snapshots:
         tensors |= load_file(snapshot)
     for label, found in (("grad_quantized", quantized), ("grad_float", plain)):
-        tensors |= {f"{label}/{step}/{name}": g.contiguous() for name, g in found.items()}
-    with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata={"layers": json.dumps(formats, sort_keys=True)})
+        tensors |= {f"{label}/{step}/{name}": g for name, g in found.items()}
+    write_tensors(path, tensors, {"layers": json.dumps(formats, sort_keys=True)})

@@ -8,11 +8,10 @@ import time
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from tqdm import tqdm
 
 from altgrad.config import Cell
-from altgrad.config.files import read_json, replacing, write_json
+from altgrad.config.files import read_json, write_json
 from altgrad.config.scratch import only_worker, scratch_directory
 from altgrad.data import TokenFile, training_batch
 from altgrad.model import GPT, GPTConfig, QuantizedLinear, linear_layers, quantize_model
@@ -21,6 +20,7 @@ from altgrad.training import machine, probes
 from altgrad.training.checkpoint import unique_state
 from altgrad.training.plan import recipe_of
 from altgrad.training.records import write_history, write_monitors
+from altgrad.training.tensors import write_tensors
 from altgrad.training.trainer import Trainer
 
 PROBE_SEED_STEP = 0  # batches of updates start at step 1, so step 0 is a batch that training never sees
@@ -66,9 +66,7 @@ def _write_results(trainer: Trainer, out: Path) -> None:
     history = trainer.history.rows()
     write_history(out / "history.csv", history)
     write_monitors(out / "monitors.parquet", trainer.monitors.rows())
-    with replacing(out / "model.safetensors") as temporary:
-        weights = {k: v.detach().cpu().contiguous() for k, v in unique_state(trainer.model).items()}
-        save_file(weights, temporary)
+    write_tensors(out / "model.safetensors", unique_state(trainer.model))
     _write_probes(trainer, out / "probes.safetensors")
     write_json(out / "metrics.json", _metrics(trainer, history))
 

@@ -94,6 +94,8 @@ class Trainer:
         """Train to the last step, or to a divergence; raises :class:`Interrupted` on a signal."""
         train = self.cell.train
         with self._signals(), self._progress(description) as bar:
+            if self.loss_of is not self.model:
+                bar.set_postfix_str("compiling, quickly once another cell has")
             if self.step == 0:
                 self._at_rest(0)
             started = time.perf_counter()

@@ -5,13 +5,14 @@ The oracle for YAML 1.2 is its specification (numbers such as 1e-5); for near ma
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from altgrad.config import UserError, did_you_mean, load_params
+from altgrad.config import UserError, did_you_mean, load_params, run_stage
 from altgrad.config.files import canonical_json, replacing, write_text
 
 SHIPPED = Path(__file__).parents[2] / "params.yaml"
@@ -116,3 +117,25 @@ def test_canonical_json_refuses_what_json_cannot_hold():
     assert canonical_json({"b": 1, "a": 2}) == canonical_json({"a": 2, "b": 1})
     with pytest.raises(ValueError):
         canonical_json({"loss": float("nan")})
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_one_sentence(monkeypatch, code):
+    def main(arguments):
+        raise OSError(code, "No space left on device", "data/runs/model.safetensors")
+
+    monkeypatch.setattr(sys, "argv", ["stage"])
+    with pytest.raises(SystemExit) as raised:
+        run_stage(main)
+    message = raised.value.code
+    assert message.startswith("error: the disk is full while writing data/runs/model.safetensors")
+    assert "\n" not in message
+
+
+def test_a_defect_of_the_bench_keeps_its_traceback(monkeypatch):
+    def main(arguments):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(sys, "argv", ["stage"])
+    with pytest.raises(ZeroDivisionError):
+        run_stage(main)
