@@ -20,6 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m altgrad.reporting.offline >/dev/null
 	touch $(STAMP)
 
 # Without git history DVC needs to be told so; experiments and comparisons of revisions need git.

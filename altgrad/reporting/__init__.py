@@ -1,0 +1,10 @@
+"""The comparison, from files to a page: statistics, tables, figures, and data for DVC's own plots.
+
+Reads what the pipeline wrote and imports no room but ``altgrad.config``: a report takes seconds and
+needs neither torch nor a device.
+"""
+
+from altgrad.reporting.prune import prune
+from altgrad.reporting.report import write_report
+
+__all__ = ["prune", "write_report"]

@@ -1,0 +1,137 @@
+"""The result as pictures: each format's cost, each geometry-aware arm's gain, and what the cost goes with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from altgrad.reporting.compare import PRIMARY, Comparison
+from altgrad.reporting.explain import MEASURES, explanation
+from altgrad.reporting.figures.select import at_best
+from altgrad.reporting.figures.style import legend, looks, panels, spread_axis, tiles
+from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
+from altgrad.reporting.statistics import Noise
+from altgrad.reporting.wording import plural
+
+LEAST_SPAN_DB = 8.0
+
+
+def final_differences(study: Study, comparison: Comparison) -> Figure | None:
+    """Final validation loss minus the baseline's: a dot per seed, the mean, its interval, the noise floor."""
+    rows = comparison.best[comparison.best["format"] != study.baseline]
+    if study.baseline is None or rows["difference"].isna().all():
+        return None
+    names = [name for name in study.formats if name != study.baseline]
+    optimizers = list(dict.fromkeys(rows["optimizer"]))
+    figure, axes = tiles(len(optimizers), 0.6 + 0.36 * len(names), sharey=True, sharex=True)
+    styles = looks(study.formats)
+    dots = _seed_differences(study, comparison)
+    reach = 1.25 * max(dots["difference"].abs().max(), _floor(comparison.noise, rows), 1e-9)
+    for axis, optimizer in zip(axes, optimizers, strict=True):
+        own = rows[rows["optimizer"] == optimizer].set_index("format")
+        _band(axis, comparison.noise, own)
+        for y, name in enumerate(names):
+            if name in own.index:
+                mine = dots[(dots["format"] == name) & (dots["optimizer"] == optimizer)]["difference"]
+                _row(axis, y, own.loc[name], mine, styles[name].line(linestyle="none"))
+        axis.set(title=optimizer, xlabel=f"validation loss minus {study.baseline}'s (nats per token)")
+        low = min(0.0, dots["difference"].min()) - 0.12 * dots["difference"].abs().median()
+        axis.set_xlim(min(low, -1.3 * _floor(comparison.noise, rows)), reach)
+        spread_axis(axis, "x", dots["difference"], narrow=len(optimizers) > 1)
+    _names_on_y(axes[0], names)
+    return figure
+
+
+def gains(study: Study, comparison: Comparison) -> Figure | None:
+    """Loss of the plain arm minus the geometry-aware arm's, by format: to the right of zero is a gain."""
+    table = comparison.gains.dropna(subset="difference") if len(comparison.gains) else comparison.gains
+    if table.empty:
+        return None
+    names = [name for name in study.formats if name in set(table["format"])]
+    styles = looks(study.formats)
+    arms = list(dict.fromkeys(table["optimizer"]))
+    figure, axes = tiles(len(arms), 0.6 + 0.36 * len(names), sharey=True, sharex=True)
+    for axis, arm in zip(axes, arms, strict=True):
+        for row in table[table["optimizer"] == arm].itertuples():
+            gain, style = -row.difference, styles[row.format].line(linestyle="none", markersize=7)
+            y = names.index(row.format)
+            if np.isfinite(gain.low):
+                axis.plot([gain.low, gain.high], [y, y], color=style["color"], linewidth=1.2)
+            axis.plot(gain.mean, y, **style)
+        floor = comparison.gain_noise.floor(len(study.seeds)) if comparison.gain_noise else 0.0
+        axis.axvspan(-floor, floor, color="#e8e8e8", zorder=0)
+        axis.axvline(0, color="black", linewidth=0.9)
+        axis.set(title=arm, xlabel=f"gain over {comparison.reference} (nats per token)")
+        spread_axis(axis, "x", pd.Series([-row.mean for row in table["difference"]]), narrow=len(arms) > 1)
+    _names_on_y(axes[0], names)
+    return figure
+
+
+def cost_against_precision(study: Study, comparison: Comparison) -> Figure | None:
+    """Each format's cost against its mean signal-to-quantization-noise ratio, for each quantized role."""
+    table = explanation(study, comparison)
+    measures = [measure for measure in MEASURES if table[measure].notna().any()]
+    if table["cost"].notna().sum() < 3 or not measures:
+        return None
+    names = list(table.index)
+    styles = looks(study.formats)
+    figure, axes = panels(1, len(measures), 3.3, sharey=True)
+    for axis, measure in zip(axes[0], measures, strict=True):
+        for name in names:
+            axis.plot(
+                table.loc[name, measure], table.loc[name, "cost"], **styles[name].line(linestyle="none", markersize=7)
+            )
+        axis.axhline(0, color="black", linewidth=0.9)
+        axis.set(title=MEASURES[measure].title, xlabel=MEASURES[measure].label)
+        low, high = axis.get_xlim()
+        if high - low < LEAST_SPAN_DB:  # formats alike to a fraction of a dB must look alike
+            axis.set_xlim((low + high - LEAST_SPAN_DB) / 2, (low + high + LEAST_SPAN_DB) / 2)
+    axes[0, 0].set_ylabel(f"cost against {study.baseline} (nats per token)")
+    spread_axis(axes[0, 0], "y", table["cost"])
+    legend(figure, styles, names, linestyle="none")
+    return figure
+
+
+def _seed_differences(study: Study, comparison: Comparison) -> pd.DataFrame:
+    completed = at_best(study.cells[study.cells["status"] == COMPLETED].reset_index(), comparison)
+    base = completed[completed["format"] == study.baseline].set_index(["optimizer", "seed"])[PRIMARY]
+    keys = pd.MultiIndex.from_frame(completed[["optimizer", "seed"]])
+    completed["difference"] = completed[PRIMARY].to_numpy() - base.reindex(keys).to_numpy()
+    return completed[completed["format"] != study.baseline].dropna(subset="difference")
+
+
+def _floor(noise: Noise | None, rows: pd.DataFrame) -> float:
+    """Return the widest noise floor among the rows, 0 without one."""
+    counts = [row.difference.n for row in rows.itertuples() if row.difference is not None]
+    return noise.floor(min(counts)) if noise and counts else 0.0
+
+
+def _band(axis: Axes, noise: Noise | None, own: pd.DataFrame) -> None:
+    floor = _floor(noise, own)
+    if floor:
+        axis.axvspan(-floor, floor, color="#e8e8e8", zorder=0)
+    axis.axvline(0, color="black", linewidth=0.9)
+
+
+def _row(axis: Axes, y: int, row: pd.Series, seeds: pd.Series, style: dict[str, Any]) -> None:
+    """Draw one format: seeds as small dots, the mean large, the interval as a line, absences in words."""
+    difference = row["difference"]
+    lost = [plural(int(row[status]), "seed") + f" {status}" for status in (DIVERGED, MISSING) if row[status]]
+    if difference is None:
+        axis.text(0, y, "  " + (", ".join(lost) or "no seed in common with the baseline"), va="center", fontsize=8)
+        return
+    if np.isfinite(difference.low):
+        axis.plot([difference.low, difference.high], [y, y], color=style["color"], linewidth=1.2, zorder=2)
+    axis.plot(seeds, [y] * len(seeds), **style | {"markersize": 3.5, "alpha": 0.7})
+    axis.plot(difference.mean, y, **style | {"markersize": 8, "markeredgecolor": "white"}, zorder=3)
+    if lost:
+        axis.annotate(", ".join(lost), (difference.mean, y), xytext=(7, 7), textcoords="offset points", fontsize=7)
+
+
+def _names_on_y(axis: Axes, names: list[str]) -> None:
+    axis.set_yticks(range(len(names)), names)
+    axis.set_ylim(len(names) - 0.4, -0.6)

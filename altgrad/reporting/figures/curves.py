@@ -1,0 +1,105 @@
+"""Loss over training: the curves, and what is left of them after subtracting the baseline seed by seed."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from altgrad.reporting.compare import Comparison
+from altgrad.reporting.figures.select import at_best
+from altgrad.reporting.figures.style import Look, legend, looks, panels, spread_axis
+from altgrad.reporting.load import DIVERGED, IDENTITY, Study
+
+LOSSES = {"train_loss": "training loss", "val_loss": "validation loss"}
+
+
+def loss_curves(study: Study, comparison: Comparison) -> Figure | None:
+    """Training loss of the whole run, and validation loss of its second half, where formats part."""
+    history = at_best(study.history, comparison)
+    if history.empty:
+        return None
+    optimizers, names = _present(study, history)
+    styles = looks(study.formats)
+    figure, axes = panels(len(optimizers), 2, 0.7 + 2.7 * len(optimizers))
+    for row, optimizer in enumerate(optimizers):
+        own = history[history["optimizer"] == optimizer]
+        finished, lost = _split(study, own)
+        training, validation = axes[row]
+        _lines(training, finished, "train_loss", styles)
+        _lines(validation, finished[finished["step"] >= finished["step"].max() / 2], "val_loss", styles)
+        if finished.empty:
+            validation.text(0.5, 0.5, "no run completed", transform=validation.transAxes, ha="center")
+        _end(training, lost, finished, "train_loss", styles)
+        training.set(title=f"{optimizer}: training loss", ylabel="nats per token")
+        validation.set(title=f"{optimizer}: validation loss, second half of the run")
+    for axis in axes[-1]:
+        axis.set_xlabel("optimizer step")
+    legend(figure, styles, names)
+    return figure
+
+
+def loss_differences(study: Study, comparison: Comparison) -> Figure | None:
+    """Loss minus the baseline's of the same seed at the same step: the noise of the batches cancels."""
+    history, _ = _split(study, at_best(study.history, comparison))
+    if study.baseline is None or history.empty:
+        return None
+    keys = ["optimizer", "seed", "step"]
+    baseline = history[history["format"] == study.baseline].set_index(keys)[list(LOSSES)]
+    others = history[history["format"] != study.baseline].set_index(["format", *keys])[list(LOSSES)]
+    differences = (others - baseline.reindex(others.index.droplevel("format")).to_numpy()).reset_index()
+    differences = differences.dropna(subset=list(LOSSES), how="all")
+    if differences.empty:
+        return None
+    optimizers, names = _present(study, differences)
+    styles = looks(study.formats)
+    figure, axes = panels(len(optimizers), 2, 0.7 + 2.7 * len(optimizers), sharex=True, sharey="row")
+    for row, optimizer in enumerate(optimizers):
+        own = differences[differences["optimizer"] == optimizer]
+        for axis, (loss, label) in zip(axes[row], LOSSES.items(), strict=True):
+            _lines(axis, own, loss, styles)
+            axis.axhline(0, color="black", linewidth=0.9)
+            axis.set_title(f"{optimizer}: {label} minus {study.baseline}'s")
+        last = own.dropna(subset="train_loss").groupby("format")["train_loss"].last()
+        axes[row, 0].set_ylabel("nats per token")
+        spread_axis(axes[row, 0], "y", last)
+    for axis in axes[-1]:
+        axis.set_xlabel("optimizer step")
+    legend(figure, styles, names)
+    return figure
+
+
+def _present(study: Study, frame: pd.DataFrame) -> tuple[list[str], list[str]]:
+    """Return the optimizers and formats of the grid that ``frame`` has rows of, in grid order."""
+    optimizers, names = set(frame["optimizer"]), set(frame["format"])
+    return [o for o in study.optimizers if o in optimizers], [f for f in study.formats if f in names]
+
+
+def _split(study: Study, history: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the rows of completed runs and those of diverged ones, which would bend every mean."""
+    diverged = study.cells[study.cells["status"] == DIVERGED]
+    lost = pd.MultiIndex.from_frame(history[IDENTITY]).isin(pd.MultiIndex.from_frame(diverged[IDENTITY]))
+    return history[~lost], history[lost]
+
+
+def _lines(axis: Axes, frame: pd.DataFrame, loss: str, styles: dict[str, Look]) -> None:
+    """Draw a thin line per seed and a thick one, with marks, for their mean."""
+    for name, look in styles.items():
+        table = frame[frame["format"] == name].pivot(index="step", columns="seed", values=loss).dropna(how="all")
+        if table.empty:
+            continue
+        for seed in table:
+            axis.plot(table.index, table[seed], **look.line(marker="", linewidth=0.7, alpha=0.45))
+        mean = table.dropna().mean(axis="columns")
+        axis.plot(mean.index, mean, **look.line(markevery=max(1, len(mean) // 8)))
+
+
+def _end(axis: Axes, lost: pd.DataFrame, finished: pd.DataFrame, loss: str, styles: dict[str, Look]) -> None:
+    """Draw diverged runs as thin lines that end in a cross, inside the range of the others."""
+    if len(finished):
+        axis.set_ylim(axis.get_ylim())
+    for (name, _), run in lost.dropna(subset=loss).groupby(["format", "seed"], sort=False):
+        axis.plot(run["step"], run[loss], **styles[name].line(marker="", linewidth=1.0))
+        top = axis.get_ylim()[1] if len(finished) else run[loss].iloc[-1]
+        axis.plot(run["step"].iloc[-1], min(run[loss].iloc[-1], top), marker="x", markersize=9, markeredgewidth=2.2,
+                  clip_on=False, color=styles[name].color, zorder=5)  # fmt: skip

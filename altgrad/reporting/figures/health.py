@@ -1,0 +1,112 @@
+"""Numerical health of every layer and role: precision, overflow and underflow as heat maps and over time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from altgrad.reporting.compare import Comparison
+from altgrad.reporting.figures.select import in_order, late, layer_order, per_layer
+from altgrad.reporting.figures.style import heat_map, legend, looks, panels
+from altgrad.reporting.load import Study
+
+ROLES = {"weight": "weights", "input": "inputs", "grad": "incoming gradients"}
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A monitored metric: label with unit, decimals in a cell, factor from the stored value, colours."""
+
+    label: str
+    decimals: int
+    scale: float = 1.0
+    cmap: str = "Blues"
+
+
+QUANTITIES = {
+    "sqnr_db": Quantity("SQNR (dB)", 0, cmap="cividis"),
+    "underflow_frac": Quantity("rounded to zero (%)", 2, 100.0),
+    "overflow_frac": Quantity("beyond the maximum (%)", 2, 100.0),
+}
+
+
+def health_map(study: Study, comparison: Comparison, metric: str) -> Figure | None:
+    """Layer by format, a panel per role: the mean over the second half of the run and over seeds.
+
+    ``None`` for a share that is zero everywhere at the decimals shown: there is nothing to see.
+    """
+    quantity = QUANTITIES[metric]
+    rows = late(per_layer(study.monitors, study, comparison))
+    rows = rows[(rows["metric"] == metric) & rows["role"].isin(list(ROLES))]
+    roles = [role for role in ROLES if role in set(rows["role"])]
+    if not roles:
+        return None
+    names = [name for name in in_order(study, rows) if name != study.baseline] or in_order(study, rows)
+    layers = layer_order(study, rows)
+    table = quantity.scale * rows.pivot_table(index="layer", columns=["role", "format"], values="value", sort=False)
+    if table.abs().max().max() < 0.5 * 10.0**-quantity.decimals:
+        return None
+    low, high = 0.0, max(table.max().max(), 0.1)
+    if metric == "sqnr_db":
+        low, high = np.floor(table.min().min()), np.ceil(high)
+    decimals = quantity.decimals if high < 10 else min(quantity.decimals, 1)
+    written = np.vectorize(partial(_written, decimals=decimals), otypes=[object])
+    roomy = len(layers) <= 36 and len(names) <= 9
+    figure, axes = panels(1, len(roles), 1.2 + min(0.2 * len(layers), 12), sharey=True)
+    for axis, role in zip(axes[0], roles, strict=True):
+        values = table[role].reindex(index=layers, columns=names).to_numpy()
+        text = written(values) if roomy else None
+        mesh = heat_map(axis, values, layers, names, low=low, high=high, text=text, cmap=quantity.cmap)
+        axis.set_title(ROLES[role])
+    figure.colorbar(mesh, ax=axes, label=quantity.label, aspect=40, pad=0.01)
+    return figure
+
+
+def _written(value: float, decimals: int) -> str:
+    """Return a cell's text: nothing for no value, a bare 0 for exactly zero, ``<0.1`` for almost zero."""
+    if np.isnan(value) or value == 0:
+        return "" if np.isnan(value) else "0"
+    least = 10.0**-decimals
+    return f"<{least:g}" if abs(value) < least / 2 else f"{value:.{decimals}f}"
+
+
+def health_over_time(study: Study, comparison: Comparison) -> Figure | None:
+    """Precision and underflow by step: the median layer, a panel per role, the mean over seeds."""
+    rows = per_layer(study.monitors, study, comparison)
+    rows = rows[rows["role"].isin(list(ROLES)) & rows["metric"].isin(["sqnr_db", "underflow_frac"])]
+    roles = [role for role in ROLES if role in set(rows["role"])]
+    if not roles:
+        return None
+    names = in_order(study, rows)
+    styles = looks(study.formats)
+    figure, axes = panels(2, len(roles), 4.6, sharex=True, sharey="row")
+    for row, metric in enumerate(("sqnr_db", "underflow_frac")):
+        quantity = QUANTITIES[metric]
+        for column, role in enumerate(roles):
+            axis = axes[row, column]
+            own = rows[(rows["metric"] == metric) & (rows["role"] == role)]
+            middle = own.groupby(["format", "seed", "step"])["value"].median().groupby(["format", "step"]).mean()
+            for name in names:
+                if name in middle.index:
+                    line = quantity.scale * middle[name]
+                    axis.plot(line.index, line, **styles[name].line(markevery=max(1, len(line) // 6)))
+            if row == 0:
+                axis.set_title(ROLES[role])
+        axes[row, 0].set_ylabel({"sqnr_db": "SQNR (dB)", "underflow_frac": "rounded to zero (%)"}[metric])
+    for axis in axes[-1]:
+        axis.set_xlabel("optimizer step")
+    legend(figure, styles, names)
+    return figure
+
+
+def last_values(study: Study, comparison: Comparison, role: str, metric: str) -> pd.DataFrame:
+    """Return layer x format: the mean over seeds and over the second half of the run."""
+    rows = late(per_layer(study.monitors, study, comparison))
+    rows = rows[(rows["role"] == role) & (rows["metric"] == metric)]
+    layers, names = layer_order(study, rows), in_order(study, rows)
+    table = rows.pivot_table(index="layer", columns="format", values="value")
+    return table.reindex(index=layers, columns=names)

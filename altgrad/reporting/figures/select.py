@@ -1,0 +1,81 @@
+"""Which rows a figure shows: each arm at its best learning rate, one optimizer for pictures per layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+import pandas as pd
+
+from altgrad.reporting.compare import Comparison
+from altgrad.reporting.formats import Card
+from altgrad.reporting.load import COMPLETED, IDENTITY, Study
+
+
+def at_best(frame: pd.DataFrame, comparison: Comparison) -> pd.DataFrame:
+    """Return the rows of ``frame`` whose learning rate is the best of their (format, optimizer)."""
+    keys = ["format", "optimizer", "lr_scale"]
+    best = pd.MultiIndex.from_frame(comparison.best[keys])
+    return frame[pd.MultiIndex.from_frame(frame[keys]).isin(best)]
+
+
+def shown_optimizer(study: Study, comparison: Comparison) -> str:
+    """Return the optimizer whose cells the per-layer figures show: the plain arm where there is one."""
+    return comparison.reference or study.optimizers[0]
+
+
+def per_layer(frame: pd.DataFrame, study: Study, comparison: Comparison) -> pd.DataFrame:
+    """Return the rows of the shown optimizer at the best learning rates, of completed runs.
+
+    A format of which no run completed is shown by its diverged ones.
+    """
+    frame = at_best(frame[frame["optimizer"] == shown_optimizer(study, comparison)], comparison)
+    completed = study.cells[study.cells["status"] == COMPLETED]
+    rows = pd.MultiIndex.from_frame(frame[IDENTITY]).isin(pd.MultiIndex.from_frame(completed[IDENTITY]))
+    some = frame["format"].isin(frame.loc[rows, "format"].unique())
+    return frame[rows | ~some]
+
+
+def late(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the second half of each run: what a format does once weights have settled."""
+    last = frame.groupby(["format", "seed"])["step"].transform("max")
+    return frame[frame["step"] >= last / 2]
+
+
+def last(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of each run's last step."""
+    return frame[frame["step"] == frame.groupby(["format", "seed"])["step"].transform("max")]
+
+
+def in_order(study: Study, frame: pd.DataFrame) -> list[str]:
+    """Return the grid's formats that ``frame`` has rows of, in grid order."""
+    present = set(frame["format"])
+    return [name for name in study.formats if name in present]
+
+
+def layer_order(study: Study, frame: pd.DataFrame) -> list[str]:
+    """Return the layers that ``frame`` has rows of, in the order in which data flows through the model."""
+    present = set(frame["layer"])
+    return [name for name in dict.fromkeys(study.monitors["layer"]) if name in present]
+
+
+def weight_format(study: Study, name: str, layers: Iterable[str]) -> tuple[Card, list[str]] | None:
+    """Return the format that most of ``layers`` keep their weights in under grid entry ``name``, and those layers.
+
+    A recipe may mix formats; codes of different ones share no axis. ``None`` when no weight is quantized.
+    """
+    cell = next(cell for cell in study.resolved.values() if cell["format"] == name)
+    by_format: dict[str, list[str]] = {}
+    for layer in dict.fromkeys(layers):
+        matching = [rule for rule in cell["rules"] if fnmatchcase(layer, rule["layers"])]
+        if matching and matching[-1]["weight"] is not None:  # the last rule wins
+            by_format.setdefault(matching[-1]["weight"]["format"], []).append(layer)
+    if not by_format:
+        return None
+    used = max(by_format, key=lambda fmt: len(by_format[fmt]))
+    return Card.of(cell["formats"][used]), by_format[used]
+
+
+def labelled(name: str, card: Card) -> str:
+    """Return the entry's name, with the format behind it where that is another."""
+    return name if name == card.name else f"{name} ({card.name})"

@@ -1,0 +1,88 @@
+"""What flows through the network: gradients by layer, tails of the activations by block."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from altgrad.reporting.compare import Comparison
+from altgrad.reporting.figures.health import last_values
+from altgrad.reporting.figures.select import in_order, per_layer
+from altgrad.reporting.figures.style import Look, legend, looks, panels
+from altgrad.reporting.load import Study
+
+KURTOSIS_LIMIT = 10.0
+GRAD_SNR_LIMIT = 10.0
+
+
+def gradients(study: Study, comparison: Comparison) -> Figure | None:
+    """Norm of the weight gradient, and its agreement with the float32 path, by layer."""
+    norms = last_values(study, comparison, "weight_grad", "l2")
+    diagnosis = per_layer(study.diagnosis, study, comparison)
+    tables = {"L2 norm of the weight gradient": norms} if norms.size else {}
+    for metric, label in (("grad_snr_db", "gradient SNR (dB)"), ("grad_cosine", "cosine with the float32 gradient")):
+        rows = diagnosis[diagnosis["metric"] == metric].dropna(subset="value")
+        if len(rows):
+            tables[label] = rows.pivot_table(index="layer", columns="format", values="value")
+    if not tables:
+        return None
+    layers = list(dict.fromkeys(name for table in tables.values() for name in table.index))
+    names = [name for name in study.formats if any(name in table for table in tables.values())]
+    styles = looks(study.formats)
+    figure, axes = panels(1, len(tables), 1.3 + min(0.2 * len(layers), 12), sharey=True)
+    for axis, (label, table) in zip(axes[0], tables.items(), strict=True):
+        _dots(axis, table.reindex(layers), styles, names)
+        axis.set_xlabel(label)
+        if label.startswith("L2"):
+            axis.set_xscale("log")
+            low, high = axis.get_xlim()
+            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+            axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.xaxis.set_minor_locator(NullLocator())
+        elif "SNR" in label:
+            axis.axvline(GRAD_SNR_LIMIT, color="black", linewidth=0.9, linestyle=":")
+    axes[0, 0].set_yticks(range(len(layers)), layers, fontsize=7.5)
+    axes[0, 0].set_ylim(len(layers) - 0.4, -0.6)
+    legend(figure, styles, names, linestyle="none")
+    return figure
+
+
+def kurtosis(study: Study, comparison: Comparison) -> Figure | None:
+    """Excess kurtosis by step: a panel per block, four at most, spread from the first to the last."""
+    rows = per_layer(study.monitors, study, comparison)
+    rows = rows[rows["metric"] == "kurtosis"].dropna(subset="value")
+    if rows.empty:
+        return None
+    blocks = list(dict.fromkeys(rows["layer"]))
+    count = min(4, len(blocks))
+    shown = [blocks[round(i * (len(blocks) - 1) / max(count - 1, 1))] for i in range(count)]
+    names, styles = in_order(study, rows), looks(study.formats)
+    figure, axes = panels(1, count, 3.0, sharex=True, sharey=True)
+    for axis, block in zip(axes[0], shown, strict=True):
+        means = rows[rows["layer"] == block].groupby(["format", "step"])["value"].mean()
+        for name in names:
+            if name in means.index:
+                axis.plot(means[name].index, means[name], **styles[name].line(markevery=max(1, len(means[name]) // 5)))
+        if rows["value"].max() > 0.6 * KURTOSIS_LIMIT:
+            axis.axhline(KURTOSIS_LIMIT, color="black", linewidth=0.9, linestyle=":")
+        axis.set(title=block, xlabel="optimizer step")
+    axes[0, 0].set_ylabel("excess kurtosis")
+    legend(figure, styles, names)
+    return figure
+
+
+def _dots(axis: Axes, table: pd.DataFrame, styles: dict[str, Look], names: list[str]) -> None:
+    """Draw a row per layer and a mark per format; marks of a row are set apart a little so that none hides another."""
+    for position, name in enumerate(names):
+        if name in table:
+            offset = 0.5 * (position / max(len(names) - 1, 1) - 0.5)
+            axis.plot(
+                table[name],
+                [y + offset for y in range(len(table))],
+                **styles[name].line(linestyle="none", markersize=4),
+            )
+    axis.grid(axis="y", visible=False)
+    for y in range(0, len(table), 2):
+        axis.axhspan(y - 0.5, y + 0.5, color="#f5f5f5", zorder=0)

@@ -1,0 +1,209 @@
+"""How every figure looks: one colour, marker and dash per format, kept in every figure and every report.
+
+The eight 8-bit splits take colours of Okabe & Ito's and Tol's colour-blind-safe sets, ordered so that
+neighbours differ in lightness; marker and dash alone tell them apart in grey. The baseline is black
+and solid. Entries that are not listed (recipes, formats of the user's own) share a small reserve in
+the order in which a grid names them. ``.dvc/plots`` repeats these colours for DVC's own plots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import Colormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from PIL import Image
+
+from altgrad.config.files import replacing
+
+
+@dataclass(frozen=True)
+class Look:
+    """Colour, marker and dash pattern of one format."""
+
+    color: str
+    marker: str
+    dash: tuple[float, ...] = ()
+
+    def line(self, **changes: Any) -> dict[str, Any]:
+        """Keyword arguments for ``Axes.plot``."""
+        style = {"color": self.color, "marker": self.marker, "linestyle": (0, self.dash) if self.dash else "-"}
+        return style | changes
+
+
+LOOKS = {
+    "bf16": Look("#000000", "o"),
+    "E0M7": Look("#999933", "P", (6, 1.5)),
+    "E1M6": Look("#E69F00", "v", (1, 1)),
+    "E2M5": Look("#AA4499", "<", (4, 1, 1, 1)),
+    "E3M4": Look("#0072B2", "s", (5, 2)),
+    "E4M3": Look("#D55E00", "^"),
+    "E5M2": Look("#009E73", "D", (3, 1)),
+    "E6M1": Look("#56B4E9", ">", (1, 2)),
+    "E7M0": Look("#882255", "X", (6, 1, 1, 1, 1, 1)),
+}
+RESERVE = (
+    Look("#777777", "p", (2, 1)),
+    Look("#332288", "h", (7, 2, 1, 2)),
+    Look("#CC6677", "*", (3, 3)),
+    Look("#44AA99", "d", (1, 1, 3, 1)),
+)
+
+RC = {
+    "figure.dpi": 160,
+    "figure.facecolor": "white",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],  # the first ships with matplotlib and is the widest
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.5,
+    "legend.frameon": False,
+    "legend.handlelength": 3.2,
+    "svg.hashsalt": "altgrad",  # ids in the SVG depend on the drawing alone
+    "svg.fonttype": "none",  # text stays text: it can be searched and edited
+}
+WIDTH = 9.0  # inches; the page is laid out for it
+SEQUENTIAL = "cividis"
+
+
+def looks(entries: list[str]) -> dict[str, Look]:
+    """Return the look of each of the grid's entries; those without one of their own take the reserve in order.
+
+    Always pass all entries of the grid, so that an entry looks alike in figures that show only some.
+    """
+    unknown = [name for name in entries if name not in LOOKS]
+    return {name: LOOKS[name] if name in LOOKS else RESERVE[unknown.index(name) % len(RESERVE)] for name in entries}
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Apply the style inside the block, whatever the user's matplotlibrc says."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(RC)
+        yield
+
+
+def panels(
+    rows: int, columns: int, height: float, *, width: float = WIDTH, **options: Any
+) -> tuple[Figure, np.ndarray]:
+    """Return a figure and its (rows, columns) axes; ``height`` is the whole figure's, in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def tiles(count: int, height: float, **options: Any) -> tuple[Figure, list[Axes]]:
+    """Return a figure with ``count`` axes, three to a row at most; ``height`` is that of one row, in inches."""
+    across = min(3, count)
+    rows = -(-count // across)
+    figure, axes = panels(rows, across, 0.5 + height * rows, **options)
+    for spare in axes.flat[count:]:
+        spare.set_visible(False)
+    shown = list(axes.flat[:count])
+    for axis in shown[-across:]:  # the lowest of each column, where shared axes leave the labels out
+        axis.tick_params(labelbottom=True)
+    return figure, shown
+
+
+def legend(figure: Figure, styles: dict[str, Look], names: list[str], **line: Any) -> None:
+    """Put one legend of the entries ``names`` above all panels."""
+    handles = [Line2D([], [], label=name, **styles[name].line(**line)) for name in names]
+    figure.legend(handles=handles, loc="outside upper center", ncols=min(len(names), 9), columnspacing=1.4)
+
+
+def spread_axis(axes: Axes, which: str, values: pd.Series, *, narrow: bool = False) -> None:
+    """Make the "x" or "y" axis logarithmic away from zero when one of ``values`` would squeeze the others together.
+
+    The part around zero, up to about twice the median magnitude, stays linear; the axis' label says so.
+    A ``narrow`` axis has labels at powers of ten only.
+    """
+    sizes = values.abs().dropna()
+    threshold = 2 * sizes.median() if len(sizes) else 0.0
+    if not 0 < threshold < sizes.max() / 3:
+        axes.locator_params(axis=which, nbins=4 if narrow else 8)
+        return
+    power = 10.0 ** np.floor(np.log10(threshold))
+    threshold = power * max(step for step in (1, 2, 5) if step * power <= threshold * 1.0001)
+    set_scale = axes.set_xscale if which == "x" else axes.set_yscale
+    set_scale("symlog", linthresh=threshold, linscale=1.2)
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    decades = np.arange(np.floor(np.log10(threshold)), np.ceil(np.log10(sizes.max())) + 1)
+    ticks = [step * 10.0**decade for decade in decades for step in (1, 2, 5)]
+    ticks = [tick for tick in ticks if tick >= threshold * 0.999]
+    if narrow:
+        ticks = [tick for tick in ticks if tick == ticks[0] or np.isclose(np.log10(tick) % 1, 0)]
+    axis.set_major_locator(FixedLocator([-tick for tick in ticks] + [0] + ([] if narrow else [threshold / 2]) + ticks))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
+    axis.set_minor_locator(NullLocator())
+    axis.set_label_text(f"{axis.get_label_text()}\nlogarithmic beyond {threshold:g}")
+    set_limits = axes.set_xlim if which == "x" else axes.set_ylim
+    set_limits(min(1.4 * values.min(), -0.3 * threshold), 1.5 * max(values.max(), threshold))
+
+
+def heat_map(axes: Axes, table: np.ndarray, rows: list[str], columns: list[str], *, low: float, high: float,
+             text: np.ndarray | None, cmap: str = SEQUENTIAL, rotate: bool | None = None) -> Any:  # fmt: skip
+    """Draw ``table`` (rows x columns) with a label per row and column; absent values stay grey.
+
+    ``text`` holds what is written into the cells, or is ``None`` where they would be too small. Column
+    labels stand upright when ``rotate`` says so or, by default, when one is longer than a format's name.
+    """
+    if rotate is None:
+        rotate = max(len(line) for column in columns for line in column.split("\n")) > 5
+    axes.grid(False)
+    axes.set_facecolor("#eeeeee")
+    mesh = axes.pcolormesh(
+        np.ma.masked_invalid(table), vmin=low, vmax=high, cmap=cmap, edgecolors="white", linewidth=0.5
+    )
+    axes.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=90 if rotate else 0)
+    step = max(1, -(-len(rows) // 64))
+    axes.set_yticks(np.arange(0, len(rows), step) + 0.5, rows[::step])
+    axes.tick_params(length=0, labelsize=7.5)
+    axes.invert_yaxis()
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    if text is not None:
+        colors: Colormap = matplotlib.colormaps[cmap]
+        for (row, column), value in np.ndenumerate(table):
+            shade = colors((value - low) / (high - low)) if np.isfinite(value) else (0.9, 0.9, 0.9, 1)
+            light = 0.299 * shade[0] + 0.587 * shade[1] + 0.114 * shade[2] > 0.5
+            axes.text(column + 0.5, row + 0.5, text[row, column], ha="center", va="center", fontsize=6.5,
+                      color="black" if light else "white")  # fmt: skip
+    return mesh
+
+
+def save(figure: Figure, folder: Path, name: str) -> None:
+    """Write ``folder/name.png`` and ``.svg``; the bytes depend on the drawing alone.
+
+    The PNG has a palette of 256 colours, which flat drawings do not exceed visibly: a third of the
+    size in true colour, and it is what the page embeds.
+    """
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    figure.set_layout_engine("none")  # everything has its place now; laying it out again would take as long
+    pixels = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
+    with replacing(folder / f"{name}.png") as path:
+        pixels.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(
+            path, format="png", optimize=True
+        )
+    with replacing(folder / f"{name}.svg") as path:
+        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})

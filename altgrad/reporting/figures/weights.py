@@ -1,0 +1,139 @@
+"""Where the weights lie: against the range and precision of each format, and against the baseline's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from altgrad.reporting.compare import Comparison
+from altgrad.reporting.figures.select import in_order, labelled, last, layer_order, per_layer, weight_format
+from altgrad.reporting.figures.style import Look, heat_map, looks, panels, tiles
+from altgrad.reporting.formats import Card
+from altgrad.reporting.load import Study
+from altgrad.reporting.statistics import kl_divergence
+
+BINS_PER_BINADE = 4  # of the histogram that the diagnosis writes
+LOWEST = -16  # binades below the largest weight
+
+
+def weight_grid(study: Study, comparison: Comparison) -> Figure | None:
+    """Weight magnitudes in binades below the layer's largest, with each format's precision at that magnitude.
+
+    A scale per tensor puts the largest weight of a layer on the format's largest value, so the
+    distance from it is the same axis for every format, and only the format's ranges move.
+    """
+    rows = per_layer(study.diagnosis, study, comparison)
+    rows = rows[rows["metric"] == "log2_magnitude"]
+    found = {name: weight_format(study, name, rows["layer"]) for name in in_order(study, rows)}
+    shown = {name: pair for name, pair in found.items() if pair is not None}
+    if not shown:
+        return None
+    amax = per_layer(study.monitors, study, comparison)
+    amax = last(amax[(amax["role"] == "weight") & (amax["metric"] == "amax") & (amax["value"] > 0)])
+    largest = amax.set_index(["format", "seed", "layer"])["value"]
+    figure, axes = tiles(len(shown), 2.2, sharex=True, sharey=True)
+    for axis, (name, (card, layers)) in zip(axes, shown.items(), strict=True):
+        shares = _relative_histogram(rows[(rows["format"] == name) & rows["layer"].isin(layers)], largest)
+        _format_panel(axis, looks(study.formats)[name], card, shares)
+        axis.set_title(labelled(name, card))
+    for axis in axes[::3]:
+        axis.set_ylabel("weights (%)")
+    for axis in axes[-3:]:
+        axis.set_xlabel("binades below the largest weight")
+    return figure
+
+
+def weight_kl(study: Study, comparison: Comparison) -> Figure | None:
+    """Divergence of each layer's log-magnitude histogram from the baseline's with the same seed."""
+    table = divergences(study, comparison)
+    if table.empty:
+        return None
+    layers, names = list(table.index), list(table.columns)
+    figure, axes = panels(1, 1, 1.2 + min(0.2 * len(layers), 12))
+    values = table.to_numpy()
+    text = np.vectorize(lambda v: "" if np.isnan(v) else f"{v:.3f}")(values) if len(layers) <= 36 else None
+    mesh = heat_map(
+        axes[0, 0], values, layers, names, low=0.0, high=max(float(np.nanmax(values)), 1e-3), text=text, cmap="Blues"
+    )
+    figure.colorbar(mesh, ax=axes, label="KL divergence (bits)", aspect=40, pad=0.02)
+    return figure
+
+
+def divergences(study: Study, comparison: Comparison) -> pd.DataFrame:
+    """Return layer x format: KL(format's run || baseline's run) in bits, mean over seeds; empty without a baseline.
+
+    With two seeds or more a last column holds the baseline against itself with the next seed: how far
+    two runs come apart that differ in nothing but the seed.
+    """
+    rows = per_layer(study.diagnosis, study, comparison)
+    rows = rows[rows["metric"] == "log2_magnitude"]
+    histograms = {
+        key: group.set_index("x")["value"] for key, group in rows.groupby(["format", "seed", "layer"], sort=False)
+    }
+    layers, seeds = layer_order(study, rows), list(dict.fromkeys(rows["seed"]))
+    following = dict(zip(seeds, seeds[1:] + seeds[:1], strict=True))
+    pairs = {
+        name: (name, dict(zip(seeds, seeds, strict=True))) for name in in_order(study, rows) if name != study.baseline
+    }
+    if len(seeds) > 1 and pairs:
+        pairs[f"{study.baseline},\nother seed"] = (study.baseline, following)
+    table = pd.DataFrame(np.nan, index=pd.Index(layers), columns=list(pairs))
+    for label, (name, partner) in pairs.items():
+        for layer in layers:
+            found = [
+                kl_divergence(histograms[name, seed, layer], histograms[study.baseline, partner[seed], layer])
+                for seed in seeds
+                if (name, seed, layer) in histograms and (study.baseline, partner[seed], layer) in histograms
+            ]
+            table.loc[layer, label] = np.mean(found) if found else np.nan
+    return table.dropna(axis="columns", how="all") if study.baseline else table.iloc[:0]
+
+
+def significant_bits(card: Card, binades: np.ndarray) -> np.ndarray:
+    """Return how many significant bits the format has at ``target * 2^binades`` (``binades`` <= 0).
+
+    Within the normal range that is M + 1; each binade further down is a bit less, to 0 where values round to zero.
+    """
+    exponent = np.floor(np.log2(card.scale_target) + binades)
+    lowest = card.emin - card.mantissa_bits  # exponent of the smallest subnormal
+    return np.clip(exponent - lowest + 1, 0, card.mantissa_bits + 1)
+
+
+def _relative_histogram(rows: pd.DataFrame, amax: pd.Series) -> np.ndarray:
+    """Return the share of weights per quarter binade below the layer's largest, every layer counting alike.
+
+    Entry i covers [LOWEST + i/4, LOWEST + (i+1)/4). A layer's bins are moved by its own log2(amax),
+    which is no multiple of a quarter, so each is split between the two that it then overlaps. A layer
+    whose amax was not finite, as after a divergence, is left out.
+    """
+    total = np.zeros(-LOWEST * BINS_PER_BINADE + 2)
+    groups = {key: group for key, group in rows.groupby(["format", "seed", "layer"], sort=False) if key in amax.index}
+    for key, group in groups.items():
+        position = BINS_PER_BINADE * (group["x"].to_numpy() - np.log2(amax[key]) - LOWEST)
+        floor = np.floor(position)
+        part, share = position - floor, group["value"].to_numpy()
+        index = np.clip(floor.astype(int), 0, len(total) - 2)
+        np.add.at(total, index, (1 - part) * share)
+        np.add.at(total, index + 1, part * share)
+    return total[: -LOWEST * BINS_PER_BINADE] / max(len(groups), 1)
+
+
+def _format_panel(axis: Axes, look: Look, card: Card, shares: np.ndarray) -> None:
+    edges = LOWEST + np.arange(len(shares) + 1) / BINS_PER_BINADE
+    target = np.log2(card.scale_target)
+    normal = card.emin - target if card.min_normal else 0.0
+    subnormal = card.emin - card.mantissa_bits - 1 - target  # half of the smallest: below it lies zero
+    axis.axvspan(max(normal, LOWEST), 0, color="#cfe3f3", zorder=0)
+    axis.axvspan(max(subnormal, LOWEST), max(normal, LOWEST), color="#e9f2f9", zorder=0)
+    axis.stairs(100 * shares, edges, fill=True, color=look.color, alpha=0.85, zorder=2)
+    axis.grid(axis="x", visible=False)
+    axis.set(xlim=(LOWEST, 0.25), xticks=range(-15, 1, 5))
+    bits = axis.twinx()
+    bits.stairs(significant_bits(card, edges[:-1]), edges, baseline=None, color="black", linewidth=1.1)
+    bits.set_ylim(0, max(9.5, card.mantissa_bits + 2))
+    bits.tick_params(labelsize=7)
+    bits.spines["right"].set_visible(True)
+    bits.grid(False)
+    bits.set_ylabel("significant bits", fontsize=7.5)

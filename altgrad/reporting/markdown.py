@@ -1,0 +1,56 @@
+"""The report as GitHub-flavoured Markdown."""
+
+from __future__ import annotations
+
+import html
+
+from altgrad.reporting.document import Block, Bullets, Code, Document, Fold, Picture, Table, Text
+
+
+def to_markdown(document: Document) -> str:
+    """Return the document as Markdown; figures are linked as ``figures/<name>.png``."""
+    parts = [f"# {document.title}", f"**{document.question}**", "## Answer so far", *map(_block, document.answer)]
+    for section in document.sections:
+        parts += [f"## {section.title}", *map(_block, section.blocks)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _block(block: Block) -> str:
+    match block:
+        case Text(text):
+            return _text(text)
+        case Bullets(items):
+            return "\n".join(f"- {_text(item)}" for item in items)
+        case Table():
+            return _table(block)
+        case Picture(name, alt, caption):
+            return f"![{alt.replace(']', ')').replace('[', '(')}](figures/{name}.png)\n\n*{_text(caption)}*"
+        case Code(text):
+            return f"```\n{text.rstrip()}\n```"
+        case Fold(summary, blocks):
+            inner = "\n\n".join(map(_block, blocks))
+            return f"<details>\n<summary>{html.escape(summary)}</summary>\n\n{inner}\n\n</details>"
+
+
+def _text(text: str) -> str:
+    """Return ``text`` with the characters escaped that Markdown would take for marks of its own.
+
+    Names such as ``stiff_update`` and ``E4M3*`` are common here; the two marks of the document stay.
+    """
+    pieces = text.split("`")
+    for position in range(0, len(pieces), 2):  # what stands between back-ticks is left as it is
+        plain = pieces[position].replace("_", r"\_").replace("<", "&lt;")
+        pieces[position] = "**".join(part.replace("*", r"\*") for part in plain.split("**"))
+    return "`".join(pieces)
+
+
+def _table(table: Table) -> str:
+    heads = [_cell(column.head) for column in table.columns]
+    rules = ["---:" if column.numeric else ":---" for column in table.columns]
+    lines = [heads, rules, *([_cell(value) for value in row] for row in table.rows)]
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"{text}\n\n*{_text(table.note)}*" if table.note else text
+
+
+def _cell(value: str) -> str:
+    return _text(value).replace("|", r"\|").replace("\n", " ")

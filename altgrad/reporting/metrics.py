@@ -1,0 +1,63 @@
+"""The report's numbers for ``dvc metrics`` and ``dvc exp show``: one small file of one fixed shape."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from altgrad.reporting.compare import PRIMARY, Comparison
+from altgrad.reporting.control import Control
+from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
+
+
+def metrics(study: Study, comparison: Comparison, control: Control | None, flags: int) -> dict[str, Any]:
+    """Return the metrics: numbers, names and nulls only, the same keys whatever completed.
+
+    ``val_loss`` and ``gap_to_baseline`` are means over seeds at each arm's best learning rate, ``gain``
+    is the plain arm's loss minus the geometry-aware arm's; losses are in nats per token. ``best`` is the
+    lowest loss among the arms with most completed seeds, the baseline aside. ``control`` compares E0M7
+    with E1M6: its ``max_difference`` is null when no pair ran, or when a pair ended differently. ``flags`` is how many
+    were raised.
+    """
+    table = comparison.best
+    gaps = [None if row is None else row.mean for row in table["difference"]]
+    gains = [None if row is None else -row.mean for row in comparison.gains["difference"]]
+    return {
+        "cells": {
+            "total": len(study.cells),
+            **{status: study.count(status) for status in (COMPLETED, DIVERGED, MISSING)},
+        },
+        "best": _best(study, table),
+        "val_loss": _nested(table, table[PRIMARY]),
+        "gap_to_baseline": _nested(table, gaps),
+        "gain": _nested(comparison.gains, gains),
+        "noise_floor": _plain(comparison.noise.floor(len(study.seeds))) if comparison.noise else None,
+        "control": {
+            "pairs": control.pairs if control else 0,
+            "max_difference": _plain(control.max_difference) if control else None,
+        },
+        "flags": flags,
+    }
+
+
+def _best(study: Study, table: pd.DataFrame) -> dict[str, Any]:
+    ranked = table[(table[COMPLETED] > 0) & (table["format"] != study.baseline)]
+    if ranked.empty:
+        return {"format": None, "optimizer": None, PRIMARY: None}
+    first = ranked.sort_values([COMPLETED, PRIMARY], ascending=[False, True], kind="stable").iloc[0]
+    return {"format": first["format"], "optimizer": first["optimizer"], PRIMARY: _plain(first[PRIMARY])}
+
+
+def _nested(table: pd.DataFrame, values: Any) -> dict[str, dict[str, float | None]]:
+    """Return ``{format: {optimizer: value}}`` in the table's order."""
+    nested: dict[str, dict[str, float | None]] = {}
+    for name, optimizer, value in zip(table["format"], table["optimizer"], values, strict=True):
+        nested.setdefault(name, {})[optimizer] = _plain(value)
+    return nested
+
+
+def _plain(value: float | None) -> float | None:
+    """Return a JSON number, or null for none; twelve digits hide what summation order leaves in the last."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.12g}")

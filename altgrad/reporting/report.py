@@ -1,0 +1,39 @@
+"""From the pipeline's files to reports/: the page, the figures, the metrics and the plot data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from altgrad.config.files import write_json, write_text
+from altgrad.reporting.compare import compare
+from altgrad.reporting.control import check_twins
+from altgrad.reporting.figures import draw_all
+from altgrad.reporting.flags import raised
+from altgrad.reporting.html import to_html
+from altgrad.reporting.load import load_study
+from altgrad.reporting.markdown import to_markdown
+from altgrad.reporting.metrics import metrics
+from altgrad.reporting.plots import write_plots
+from altgrad.reporting.prune import prune
+from altgrad.reporting.sections import document
+
+
+def write_report(data: Path, out: Path, revision: str | None) -> None:
+    """Read ``data/{grid,tokens,runs,diag}`` and write the report into ``out``.
+
+    ``revision`` is the git revision to name, ``None`` outside a checkout. Outputs of cells that left
+    the grid are removed from ``data`` first. The same files give the same bytes: ``REPORT.md``,
+    ``index.html``, ``metrics.json``, ``figures/`` and ``plots/``. Raises
+    :class:`altgrad.config.UserError` when the grid or the tokens are missing.
+    """
+    grid, runs, diag = data / "grid", data / "runs", data / "diag"
+    prune(grid, runs, diag)
+    study = load_study(grid, data / "tokens", runs, diag)
+    comparison, control = compare(study), check_twins(study)
+    flags = raised(study, comparison)
+    pictures = draw_all(study, comparison, out / "figures")
+    page = document(study, comparison, control, flags, pictures, revision)
+    write_text(out / "REPORT.md", to_markdown(page))
+    write_text(out / "index.html", to_html(page, out / "figures"))
+    write_json(out / "metrics.json", metrics(study, comparison, control, len(flags)))
+    write_plots(study, out / "plots")

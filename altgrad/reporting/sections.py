@@ -1,0 +1,125 @@
+"""The report's sections in reading order: result, evidence, explanation, controls, and how to repeat it."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from altgrad.config.files import canonical_json
+from altgrad.reporting import tables, tables_inside
+from altgrad.reporting.answer import QUESTION, answer
+from altgrad.reporting.compare import Comparison
+from altgrad.reporting.control import Control
+from altgrad.reporting.document import Block, Bullets, Code, Document, Fold, Picture, Section, Text
+from altgrad.reporting.explain import MEASURES, correlations, explanation
+from altgrad.reporting.fairness import conditions
+from altgrad.reporting.glossary import glossary
+from altgrad.reporting.load import COMPLETED, MISSING, Study
+from altgrad.reporting.wording import joined, number, plural
+
+# Above this many cells the full table of outcomes is folded away and only the others are shown.
+OPEN_OUTCOMES = 24
+
+Pictures = dict[str, Picture]
+
+
+def document(
+    study: Study,
+    comparison: Comparison,
+    control: Control | None,
+    flags: pd.DataFrame,
+    pictures: Pictures,
+    revision: str | None,
+) -> Document:
+    """Return the whole report; ``flags`` are those of :func:`altgrad.reporting.flags.raised`."""
+    sections = [
+        Section("Result", "result", _result(study, comparison, pictures)),
+        Section("Loss curves", "curves", _shown(pictures, "loss_curves", "loss_differences")),
+        Section("Outcome of every cell", "outcomes", _outcomes(study)),
+        Section("Why: precision and range", "precision", _precision(study, comparison, pictures)),
+        Section("Why: weights on the grid", "weights", _weights(study, comparison, pictures)),
+        Section("Gradients and activations", "signals", _shown(pictures, "gradients", "kurtosis")),
+        Section("What makes it fair", "fairness", [tables.fairness_table(conditions(study, comparison, control))]),
+        Section("Flags", "flags", _flags(flags)),
+        Section("Formats and recipe", "formats", _formats(study)),
+        Section("Time and cost", "cost", [tables.cost_table(study)] if study.timing else []),
+        Section("How to repeat it", "settings", _settings(study, revision)),
+        Section("Definitions", "definitions", [Bullets([f"**{term}**: {text}" for term, text in glossary().items()])]),
+    ]
+    return Document(
+        "AltGrad report",
+        QUESTION,
+        answer(study, comparison, control),
+        [section for section in sections if section.blocks],
+    )
+
+
+def _shown(pictures: Pictures, *names: str) -> list[Block]:
+    return [pictures[name] for name in names if name in pictures]
+
+
+def _result(study: Study, comparison: Comparison, pictures: Pictures) -> list[Block]:
+    blocks: list[Block] = _shown(pictures, "gains")
+    if len(comparison.gains):
+        blocks.append(tables.gains_table(study, comparison))
+    return [*blocks, *_shown(pictures, "final_differences"), tables.results_table(study, comparison)]
+
+
+def _outcomes(study: Study) -> list[Block]:
+    cells = study.cells
+    full = tables.outcomes_table(cells)
+    if len(cells) <= OPEN_OUTCOMES:
+        return [full]
+    others = cells[cells["status"] != COMPLETED]
+    blocks: list[Block] = [tables.outcomes_table(others)] if len(others) else [Text("Every cell completed.")]
+    return [*blocks, Fold(f"All {len(cells)} cells", [full])]
+
+
+def _precision(study: Study, comparison: Comparison, pictures: Pictures) -> list[Block]:
+    blocks = _shown(pictures, "cost_against_precision")
+    if blocks:
+        found = correlations(explanation(study, comparison))
+        parts = [
+            f"{MEASURES[measure].title} {number(rho, 2)} ({plural(n, 'format')})"
+            for measure, (rho, n) in found.items()
+            if rho == rho
+        ]
+        if parts:
+            blocks.append(Text(
+                f"Spearman's rank correlation between a format's cost and its mean SQNR: {joined(parts)}. "
+                "Near −1 means that the cost falls as precision grows; over so few formats it is a hint, not a test."
+            ))  # fmt: skip
+    blocks += _shown(pictures, "sqnr", "underflow", "overflow")
+    if "overflow" not in pictures and (study.monitors["metric"] == "overflow_frac").any():
+        blocks.append(Text("In no layer were more than 0.005 % of the elements beyond their format's maximum."))
+    return blocks + _shown(pictures, "health_over_time")
+
+
+def _weights(study: Study, comparison: Comparison, pictures: Pictures) -> list[Block]:
+    table = tables_inside.diagnosis_table(study, comparison)
+    blocks = _shown(pictures, "weight_grid", "code_usage", "bit_activity", "misalignment", "weight_kl")
+    return blocks + ([table] if table else [])
+
+
+def _flags(flags: pd.DataFrame) -> list[Block]:
+    if flags.empty:
+        return [Text("No quantity crossed its limit.")]
+    lead = Text("Values beyond the level at which they deserve a look. A flag is a hint, not a failure.")
+    return [
+        lead,
+        tables_inside.flags_table(flags),
+        Fold(f"All {plural(len(flags), 'flag')}", [tables_inside.all_flags_table(flags)]),
+    ]
+
+
+def _formats(study: Study) -> list[Block]:
+    return [table for table in (tables.formats_table(study), tables.recipe_table(study)) if table is not None]
+
+
+def _settings(study: Study, revision: str | None) -> list[Block]:
+    missing = study.count(MISSING)
+    blocks: list[Block] = []
+    if missing:
+        lack = f"{plural(missing, 'cell')} missing"
+        blocks.append(Text(f"{lack}: `dvc repro` runs what is absent or stale and rewrites this report."))
+    blocks += [tables.machine_table(study, revision), tables.corpus_table(study)]
+    return [*blocks, Fold("Exact parameters", [Code(canonical_json(study.params))])]

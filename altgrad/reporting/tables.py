@@ -1,0 +1,236 @@
+"""The report's tables. Each takes the study or the comparison and returns rows of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+
+from altgrad.reporting.compare import TRAIN_GAP_LIMIT, VAL_GAP_LIMIT, Comparison
+from altgrad.reporting.document import Column, Table
+from altgrad.reporting.fairness import Condition
+from altgrad.reporting.formats import SPECIALS_IN_WORDS, Card
+from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
+from altgrad.reporting.wording import (
+    NONE,
+    absent,
+    duration,
+    interval,
+    joined,
+    number,
+    plural,
+    signed,
+    significant,
+    whole,
+)
+
+FLAG = "⚑"
+
+
+def words(head: str) -> Column:
+    """A column of text."""
+    return Column(head, numeric=False)
+
+
+def results_table(study: Study, comparison: Comparison) -> Table:
+    """Format x optimizer x learning rate: loss, paired difference, gap, perplexity, speed.
+
+    The arm and the learning rate have a column where there are several, and stand in the note otherwise.
+    """
+    several_arms, several_rates = len(study.optimizers) > 1, len(study.lr_scales) > 1
+    best = set(zip(comparison.best["format"], comparison.best["optimizer"], comparison.best["lr_scale"], strict=True))
+    columns = [words("format")]
+    columns += [words("arm")] * several_arms + [Column("peak lr")] * several_rates
+    columns += [
+        words("seeds"), Column("val loss ± sd"), Column("minus baseline"), Column("95 % interval"), words("reading"),
+        Column("val gap"), Column("train gap"), Column("perplexity"), Column("tokens/s"),
+    ]  # fmt: skip
+    rows = []
+    for row in comparison.results.itertuples():
+        chosen = " ◂" if (row.format, row.optimizer, row.lr_scale) in best else ""
+        mean = None if row.difference is None else row.difference.mean
+        rows.append([
+            f"**{row.format}**", *[row.optimizer] * several_arms, *[f"{row.peak_lr:.3g}{chosen}"] * several_rates,
+            _seeds(row), _mean_sd(row.val_loss, row.val_loss_sd), signed(mean, 4), interval(row.difference),
+            "baseline" if row.format == study.baseline else NONE if row.difference is None else row.verdict,
+            _gap(row.val_gap, VAL_GAP_LIMIT), _gap(row.train_gap, TRAIN_GAP_LIMIT),
+            number(row.perplexity, 2), whole(row.tokens_per_s),
+        ])  # fmt: skip
+    note = [
+        "Means over completed seeds; differences and gaps over the seeds that both the row and the baseline completed. "
+        f"{FLAG} marks a gap above {VAL_GAP_LIMIT:.0f} % (validation) or {TRAIN_GAP_LIMIT:.0f} % (training)."
+    ]
+    if not several_arms:
+        note.append(f"Every row is arm `{study.optimizers[0]}`.")
+    if several_rates:
+        note.append("◂ marks the best learning rate of each format and arm, which the figures and the answer use.")
+    else:
+        rates = joined([f"{rate:.3g}" for rate in dict.fromkeys(comparison.results["peak_lr"])])
+        note.append(f"Peak learning rate {rates}.")
+    return Table(columns, rows, " ".join(note))
+
+
+def _seeds(row: Any) -> str:
+    lost = [f"{getattr(row, status)} {status}" for status in (DIVERGED, MISSING) if getattr(row, status)]
+    return f"{row.completed} of {row.planned}" + (f" ({', '.join(lost)})" if lost else "")
+
+
+def _mean_sd(mean: float, sd: float) -> str:
+    return number(mean, 4) + ("" if absent(sd) else f" ± {number(sd, 4)}")
+
+
+def _gap(percent: float, limit: float) -> str:
+    text = signed(percent, 2) + ("" if absent(percent) else " %")
+    return f"{FLAG} {text}" if percent > limit else text
+
+
+def gains_table(study: Study, comparison: Comparison) -> Table:
+    """Format x geometry-aware arm: how much lower its loss is than the plain arm's."""
+    columns = [
+        words("format"),
+        words("arm"),
+        words("kind"),
+        Column("seeds"),
+        Column("gain"),
+        Column("95 % interval"),
+        words("reading of the arm"),
+    ]
+    rows = []
+    for row in comparison.gains.itertuples():
+        kind = "control" if row.control else "geometry-aware"
+        gain = None if row.difference is None else -row.difference
+        n, mean = (0, None) if gain is None else (gain.n, gain.mean)
+        rows.append([f"**{row.format}**", row.optimizer, kind, str(n), signed(mean, 4), interval(gain), row.verdict])
+    note = (
+        f"Gain: final validation loss of `{comparison.reference}` minus the arm's, each at its best learning rate, "
+        "in nats per token."
+    )
+    if comparison.gain_noise:
+        note += f" A/A noise floor of a gain: {significant(comparison.gain_noise.floor(len(study.seeds)))}."
+    return Table(columns, rows, note)
+
+
+def outcomes_table(cells: pd.DataFrame) -> Table:
+    """Every cell: how it ended, when, and with which signature."""
+    columns = [
+        words("cell"), words("outcome"), words("signature or reason"), Column("at step"), words("first non-finite"),
+        Column("final val loss"), Column("best val loss"), Column("at step"), Column("steps clipped"),
+    ]  # fmt: skip
+    rows = []
+    for key, cell in cells.iterrows():
+        why = cell["reason"] if cell["status"] == MISSING else cell["signature"]
+        emphasis = "" if cell["status"] == COMPLETED else "**"
+        clipped = NONE if absent(cell["clipped_frac"]) else f"{100 * cell['clipped_frac']:.0f} %"
+        rows.append([
+            f"`{key}`", f"{emphasis}{cell['status']}{emphasis}", why, whole(cell["outcome_step"]),
+            cell["first_nonfinite"] or NONE, number(cell["val_loss"], 4), number(cell["val_loss_best"], 4),
+            whole(cell["val_loss_best_step"]), f"{FLAG} {clipped}" if cell["clipped_frac"] > 0.5 else clipped,
+        ])  # fmt: skip
+    return Table(columns, rows, f"{FLAG} marks gradient clipping on more than half of the steps.")
+
+
+def fairness_table(conditions: Iterable[Condition]) -> Table:
+    """The conditions of a fair comparison."""
+    rows = [[condition.name, f"**{condition.met}**", condition.reason] for condition in conditions]
+    return Table([words("condition"), words("met"), words("because")], rows)
+
+
+def formats_table(study: Study) -> Table | None:
+    """A card per format that the grid quantizes to, derived from its defining fields."""
+    cards, roles = {}, {}
+    for cell in study.resolved.values():
+        for name, fields in cell["formats"].items():
+            cards.setdefault(name, Card.of(fields))
+        for rule in cell["rules"]:
+            for role in ("weight", "input", "grad"):
+                if rule[role] is not None:
+                    roles.setdefault(rule[role]["format"], set()).add(role)
+    if not cards:
+        return None
+    columns = [
+        words("format"), words("E/M"), Column("bias"), Column("largest"), Column("smallest normal"),
+        Column("smallest subnormal"), Column("binades"), Column("worst rounding"), Column("distinct values"),
+        words("top codes"), words("used for"),
+    ]  # fmt: skip
+    rows = []
+    for card in sorted(cards.values(), key=lambda card: (card.bits, card.exponent_bits, card.name)):
+        step = NONE if card.half_step is None else f"{100 * card.half_step:.3g} %"
+        rows.append([
+            f"**{card.name}**", f"{card.exponent_bits}/{card.mantissa_bits}", number(card.bias, 0),
+            significant(card.max, 6), significant(card.min_normal, 5), significant(card.min_subnormal, 5),
+            number(card.binades, 1), step, whole(card.distinct_values), SPECIALS_IN_WORDS[card.specials],
+            joined([role for role in ("weight", "input", "grad") if role in roles.get(card.name, ())]),
+        ])  # fmt: skip
+    note = (
+        "Before scaling. Worst rounding: largest relative error of a normal value, 2^-(M+1). Binades: log2 of the "
+        "largest over the smallest positive value."
+    )
+    return Table(columns, rows, note)
+
+
+def recipe_table(study: Study) -> Table | None:
+    """The quantization rules of the grid's first quantized cell."""
+    cell = next((cell for cell in study.resolved.values() if cell["rules"]), None)
+    if cell is None:
+        return None
+
+    def spec(value: dict[str, Any] | None) -> str:
+        if value is None:
+            return "not quantized"
+        return f"{value['format']}, {value['scaling']} scaling, {value['scale']} scale"
+
+    heads = ("layers", "weight", "input", "incoming gradient", "through rounding", "output")
+    columns = [words(head) for head in heads]
+    rows = []
+    for rule in cell["rules"]:
+        roles = [spec(rule[role]) for role in ("weight", "input", "grad")]
+        rows.append([f"`{rule['layers']}`", *roles, rule["gradient"], rule["accumulate"]])
+    note = f"As resolved for `{cell['key']}`; the last matching rule wins. Everything else stays in the compute dtype."
+    return Table(columns, rows, note)
+
+
+def cost_table(study: Study) -> Table:
+    """Time, speed and memory of every cell that ran, and their sum."""
+    columns = [
+        words("cell"), Column("train"), Column("compile"), Column("total"), Column("tokens/s"), Column("step, median"),
+        Column("step, p90"), Column("peak memory"), Column("checkpoint"),
+    ]  # fmt: skip
+    ran = study.cells[study.cells["status"] != MISSING]
+    rows = [
+        [f"`{key}`", duration(cell["train_s"]), duration(cell["compile_s"]), duration(cell["total_s"]),
+         whole(cell["tokens_per_s"]), f"{number(cell['step_ms_median'], 0)} ms", f"{number(cell['step_ms_p90'], 0)} ms",
+         f"{whole(cell['peak_memory_mb'])} MB", f"{whole(cell['checkpoint_mb'])} MB"]
+        for key, cell in ran.iterrows()
+    ]  # fmt: skip
+    total = [duration(ran[name].sum()) for name in ("train_s", "compile_s", "total_s")]
+    rows.append([f"**all {plural(len(ran), 'cell')}**", *total, *[NONE] * 5])
+    note = "Measured while the cell trained; a cell restored from the cache keeps the time that it took when it ran."
+    return Table(columns, rows, note)
+
+
+def machine_table(study: Study, revision: str | None) -> Table:
+    """Where the numbers come from: machine, versions, revision."""
+    rows = []
+    for field in ("device", "machine", "threads", "compiled") if study.timing else ():
+        seen = dict.fromkeys(str(timing[field]) for timing in study.timing.values())
+        rows.append([field, joined(list(seen))])
+    packages = dict.fromkeys(name for timing in study.timing.values() for name in timing["versions"])
+    for package in packages:
+        seen = dict.fromkeys(
+            timing["versions"][package] for timing in study.timing.values() if package in timing["versions"]
+        )
+        rows.append([package, joined(list(seen))])
+    rows.append(["git revision", f"`{revision}`" if revision else "not a git checkout"])
+    return Table([words("what"), words("value")], rows)
+
+
+def corpus_table(study: Study) -> Table:
+    """The sizes of the splits."""
+    units = ("documents", "characters", "tokens")
+    splits = study.corpus["splits"]
+    rows = [
+        [name, *(whole(splits[name][unit]) for unit in units)] for name in ("train", "val", "test") if name in splits
+    ]
+    note = f"Corpus `{study.corpus['corpus']}`, vocabulary {whole(study.corpus['vocab_size'])}."
+    return Table([words("split"), *(Column(unit) for unit in units)], rows, note)

@@ -1,0 +1,69 @@
+"""Numbers and lists as text. One place, so that a number looks the same wherever the report shows it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from altgrad.reporting.statistics import Difference
+
+NONE = "–"
+MINUS = "−"
+
+
+def absent(value: float | None) -> bool:
+    """Whether there is no number to show."""
+    return value is None or not math.isfinite(value)
+
+
+def number(value: float | None, digits: int) -> str:
+    """Return ``value`` with this many decimals, a dash for none."""
+    return NONE if absent(value) else f"{value:.{digits}f}".replace("-", MINUS)
+
+
+def signed(value: float | None, digits: int) -> str:
+    """Return ``value`` with its sign and this many decimals; zero after rounding has no sign."""
+    if absent(value):
+        return NONE
+    text = f"{value:+.{digits}f}"
+    return text[1:] if float(text) == 0 else text.replace("-", MINUS)
+
+
+def significant(value: float | None, digits: int = 3) -> str:
+    """Return ``value`` with this many significant digits, in scientific form when very large or small."""
+    return NONE if absent(value) else f"{value:.{digits}g}".replace("-", MINUS)
+
+
+def whole(value: float | None) -> str:
+    """Return a count with thin spaces between thousands."""
+    return NONE if absent(value) else f"{int(value):,}".replace(",", "\u202f")
+
+
+def interval(difference: Difference | None, digits: int = 4) -> str:
+    """Return ``[low, high]``; a dash where one seed leaves none."""
+    if difference is None or absent(difference.low):
+        return NONE
+    return f"[{signed(difference.low, digits)}, {signed(difference.high, digits)}]"
+
+
+def duration(seconds: float | None) -> str:
+    """Return seconds as ``42 s``, ``3 min 05 s`` or ``2 h 07 min``."""
+    if absent(seconds):
+        return NONE
+    if seconds < 60:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return ``1 seed`` or ``2 seeds``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def joined(names: Sequence[str]) -> str:
+    """Return ``a, b and c``."""
+    names = list(names)
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1] if names else ""

@@ -1,0 +1,190 @@
+"""A made-up project on disk: a grid, runs and diagnoses with the shapes and sizes of real ones.
+
+Losses fall exponentially, each format adds a cost of its own and each seed a shift of its own. E0M7
+repeats E1M6's run to the bit, as it must in the bench.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from synthetic_diagnosis import COST, format_fields, layer_names, random_for, twin, write_diagnosis
+
+from altgrad.config.files import write_json
+from altgrad.reporting.formats import Card
+from altgrad.reporting.load import Study, load_study
+
+DEFAULT_FORMATS = ["bf16", "E4M3", "E5M2", "E3M4", "E1M6", "E7M0"]
+TRAIN = {
+    "steps": 300, "batch": 16, "accumulate": 1, "warmup": 0.1, "final_lr": 0.1, "clip": 1.0, "log_every": 10,
+    "eval_every": 50, "eval_sequences": 256, "checkpoint_every": 100, "compute": "bf16", "device": "auto",
+    "compile": "auto", "threads": 0, "divergence": {"spike": 2.0, "window": 50},
+}  # fmt: skip
+ARM = {"base": "adamw", "lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
+MODEL = {"layers": 4, "width": 256, "heads": 8, "context": 128, "mlp_ratio": 4.0, "dropout": 0.0}
+SMALL = {"steps": 60, "blocks": 1}  # settings of write_project for a grid that is read in a blink
+PARAMETERS, QUANTIZED = 5_277_696, 4_194_304
+
+
+def write_project(
+    root: Path,
+    formats: list[str] | None = None,
+    optimizers: list[str] | None = None,
+    seeds: tuple[int, ...] = (0, 1),
+    lr_scales: tuple[float, ...] = (1,),
+    *,
+    baseline: str = "bf16",
+    diverged: dict[str, int] | None = None,
+    missing: tuple[str, ...] = (),
+    stale: tuple[str, ...] = (),
+    arms: dict[str, dict[str, Any]] | None = None,
+    steps: int = 300,
+    blocks: int = 4,
+) -> list[str]:
+    """Write data/{grid,tokens,runs,diag} under ``root`` and return the cells' keys.
+
+    ``diverged`` maps a key to the step at which its run blew up; ``missing`` cells have no run;
+    ``stale`` ones a diagnosis of other settings. ``arms`` adds settings to optimizer arms by name.
+    """
+    formats, optimizers = formats or DEFAULT_FORMATS, optimizers or ["adamw"]
+    keys = []
+    for name, optimizer, seed, lr_scale in itertools.product(formats, optimizers, seeds, lr_scales):
+        key = f"{name}-{optimizer}-{seed}-{lr_scale}"
+        keys.append(key)
+        cell = _cell(key, name, optimizer, seed, lr_scale, (arms or {}).get(optimizer, {}), steps, blocks)
+        write_json(root / "data/grid" / f"{key}.json", cell)
+        if key not in missing:
+            _write_run(root / "data/runs" / key, cell, (diverged or {}).get(key), blocks)
+            write_diagnosis(root, cell, key in stale, blocks)
+    grid = {"formats": formats, "optimizers": optimizers, "seeds": list(seeds), "lr_scales": list(lr_scales),
+            "recipe": "uniform", "baseline": baseline}  # fmt: skip
+    params = {
+        "corpus": "licences", "corpora": {"licences": {"source": "licences", "min_characters": 200}},
+        "tokenizer": {"name": "gpt2", "vocab_size": 4096}, "model": "gpt-nano", "models": {"gpt-nano": MODEL},
+        "grid": grid, "train": TRAIN | {"steps": steps}, "monitor": {"every": 50, "probes": 3},
+        "optimizers": {name: ARM | (arms or {}).get(name, {}) for name in optimizers},
+    }  # fmt: skip
+    write_json(root / "data/grid/index.json", {"cells": keys, "params": params})
+    splits = {
+        "train": (3331, 9_700_000, 3_360_000),
+        "val": (470, 1_350_000, 466_000),
+        "test": (416, 1_200_000, 415_000),
+    }
+    units = ("documents", "characters", "tokens")
+    counts = {split: dict(zip(units, sizes, strict=True)) for split, sizes in splits.items()}
+    write_json(root / "data/tokens/meta.json", {"corpus": "licences", "vocab_size": 4096, "splits": counts})
+    return keys
+
+
+def read(root: Path) -> Study:
+    """Return the study under ``root``."""
+    data = root / "data"
+    return load_study(data / "grid", data / "tokens", data / "runs", data / "diag")
+
+
+def _cell(
+    key: str, name: str, optimizer: str, seed: int, lr_scale: float, arm: dict, steps: int, blocks: int
+) -> dict[str, Any]:
+    quantized = name != "bf16"
+
+    def spec(fmt: str) -> dict[str, Any]:
+        return {"format": fmt, "scaling": "dynamic", "history": 16, "reduce": "max", "scale": "fp32"}
+
+    rules = [{"layers": "*", "weight": spec(name), "input": spec(name), "grad": spec("E5M2"),
+              "gradient": "identity", "accumulate": "bf16"}] if quantized else []  # fmt: skip
+    return {
+        "key": key, "format": name, "optimizer": optimizer, "seed": seed, "lr_scale": lr_scale,
+        "model": MODEL | {"layers": blocks}, "rules": rules,
+        "formats": {used: format_fields(used) for used in sorted({name, "E5M2"})} if quantized else {},
+        "arm": ARM | arm, "train": TRAIN | {"steps": steps}, "monitor": {"every": 50, "probes": 3},
+    }  # fmt: skip
+
+
+def loss_at(step: int, cell: dict[str, Any]) -> float:
+    """Return the noise-free loss of a cell after ``step`` steps."""
+    name = twin(cell["format"])
+    learned = step / cell["train"]["steps"]
+    rate = 0.05 * math.log2(cell["lr_scale"]) ** 2
+    gain = {"stiff_update": 0.3}.get(cell["optimizer"], 0.0) * COST[name]
+    seed = 0.03 * random_for("seed", cell["seed"]).standard_normal()
+    chaos = 0.003 * random_for("chaos", name, cell["optimizer"], cell["seed"], cell["lr_scale"]).standard_normal()
+    return 3.1 + 5.2 * math.exp(-6 * learned) + (COST[name] - gain + rate + chaos) * learned + seed * learned
+
+
+def _write_run(folder: Path, cell: dict[str, Any], blown_up: int | None, blocks: int) -> None:
+    train = cell["train"]
+    noise = random_for("batches", cell["seed"])
+    last = blown_up or train["steps"]
+    rows = []
+    for step in range(0, last + 1, train["log_every"]):
+        loss = loss_at(step, cell)
+        train_loss = loss + 0.05 * noise.standard_normal() if step else None
+        if blown_up and step > last - 30:
+            train_loss = 3.0 * loss
+        val = loss + 0.05 if step % train["eval_every"] == 0 or step == train["steps"] else None
+        rate, norm, clipped = 1e-3 * cell["lr_scale"] * min(1, step / 30), 0.4 + 2 * math.exp(-step / 60), step < 40
+        logged = (rate, train_loss, val, norm, 0.9 if clipped else 0.1) if step else (None, None, val, None, None)
+        rows.append((step, step * 2048, *logged))
+    history = pd.DataFrame(
+        rows, columns=["step", "tokens", "lr", "train_loss", "val_loss", "grad_norm", "clipped_frac"]
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    history.to_csv(folder / "history.csv", index=False, lineterminator="\n")
+    evaluated = history.dropna(subset="val_loss")
+    final = None if blown_up else float(evaluated["val_loss"].iloc[-1])
+    write_json(folder / "metrics.json", {
+        **{field: cell[field] for field in ("key", "format", "optimizer", "seed", "lr_scale")},
+        "outcome": "diverged" if blown_up else "completed", "signature": "spike" if blown_up else "none",
+        "outcome_step": blown_up, "first_nonfinite": None, "steps": last, "tokens": last * 2048,
+        "parameters": PARAMETERS, "quantized_parameters": QUANTIZED if cell["rules"] else 0,
+        "train_loss": float(history["train_loss"].iloc[-1]), "val_loss": final,
+        "val_loss_best": float(evaluated["val_loss"].min()), 
+        "val_loss_best_step": int(evaluated["step"].iloc[evaluated["val_loss"].argmin()]),
+        "perplexity": None if final is None else math.exp(final),
+        "clipped_frac": float(history["clipped_frac"].mean()),
+    })  # fmt: skip
+    _monitors(cell, last, blocks).to_parquet(folder / "monitors.parquet", index=False)
+    speed = 5600 + 300 * random_for("speed", cell["key"]).random()
+    write_json(folder / "timing.json", {
+        "device": "cpu", "machine": "Example processor, 2 cores", "threads": 2, "compiled": True, "compile_s": 21.5,
+        "train_s": last * 2048 / speed, "total_s": last * 2048 / speed + 30, "tokens_per_s": speed,
+        "step_ms_median": 2048e3 / speed, "step_ms_p90": 2300e3 / speed, "peak_memory_mb": 1210.5,
+        "checkpoint_mb": 63.4, "versions": {"altgrad": "0.1.0", "python": "3.11.7", "torch": "2.13.0"},
+    })  # fmt: skip
+
+
+def _monitors(cell: dict[str, Any], last: int, blocks: int) -> pd.DataFrame:
+    name, rows = twin(cell["format"]), []
+    random = random_for("monitors", name, cell["optimizer"], cell["seed"])
+    layers = layer_names(blocks)
+    for step in range(0, last + 1, cell["monitor"]["every"]):
+        for depth, layer in enumerate(layers):
+            for role, used in (("weight", name), ("input", name), ("grad", "E5M2")):
+                values = {
+                    "amax": (0.1, 4.0, 1e-4)[("weight", "input", "grad").index(role)] * (1 + 0.1 * random.random()),
+                    "nonfinite": 0.0,
+                }
+                if cell["rules"] and not (layer == "head" and role == "input"):
+                    card, activation = Card.of(format_fields(used)), role != "weight"
+                    lost = {"E1M6": 0.05, "E2M5": 0.02, "E3M4": 0.004}.get(used, 0.0)
+                    precision = 6.02 * min(card.mantissa_bits, 4.6) + 13 - 3 * activation - depth / 8
+                    values |= {
+                        "scale": card.scale_target / values["amax"],
+                        "overflow_frac": 0.0,
+                        "underflow_frac": lost * (1 + depth / 8) * activation,
+                        "sqnr_db": precision + random.standard_normal() / 4,
+                    }
+                rows += [(step, layer, role, metric, value) for metric, value in values.items()]
+        for block in range(blocks):
+            rows.append(
+                (step, f"blocks.{block}", "output", "kurtosis", 0.3 + block * step / 120 + 0.2 * random.random())
+            )
+        for depth, layer in enumerate(layers) if step else ():
+            norm = 0.05 * math.exp(-depth / 12) * (1 + 0.1 * random.random())
+            statistics = {"l2": norm, "linf": norm / 9, "mean": 1e-9, "var": norm**2 / 65536}
+            rows += [(step, layer, "weight_grad", metric, value) for metric, value in statistics.items()]
+    return pd.DataFrame(rows, columns=["step", "layer", "role", "metric", "value"])

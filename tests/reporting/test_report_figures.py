@@ -1,0 +1,129 @@
+"""Laws of the figures. Oracles: matplotlib's own bounding boxes, sums by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from altgrad.reporting.figures import PLATES
+from altgrad.reporting.figures.curves import loss_differences
+from altgrad.reporting.figures.select import labelled, weight_format
+from altgrad.reporting.figures.style import LOOKS, RESERVE, drawing, looks, panels, spread_axis
+from altgrad.reporting.figures.weights import BINS_PER_BINADE, LOWEST, _relative_histogram, divergences
+from altgrad.reporting.statistics import kl_divergence
+
+
+@pytest.mark.parametrize("plate", [plate for plate in PLATES if plate.name != "gains"], ids=lambda plate: plate.name)
+def test_no_text_leaves_its_figure(plate, study, comparison) -> None:
+    with drawing():
+        figure = plate.draw(study, comparison)
+        if figure is None:
+            assert plate.name == "overflow"  # nothing overflowed
+            return
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        renderer = canvas.get_renderer()
+        frame = figure.bbox.padded(1)
+        hidden = _labels_of_ticks_out_of_range(figure)
+        texts = [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip() and id(t) not in hidden]
+        boxes = {text.get_text(): text.get_window_extent(renderer) for text in texts}
+    assert [name for name, box in boxes.items() if not (frame.contains(*box.min) and frame.contains(*box.max))] == []
+
+
+def _labels_of_ticks_out_of_range(figure: Figure) -> set[int]:
+    """Return the identities of tick labels that matplotlib keeps, beyond the ends of an axis, and does not draw."""
+    hidden = set()
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            for tick in [*axis.get_major_ticks(), *axis.get_minor_ticks()]:
+                if not axes.get_visible() or not low <= tick.get_loc() <= high:
+                    hidden |= {id(tick.label1), id(tick.label2)}
+    return hidden
+
+
+def test_every_pair_of_formats_differs_in_colour_and_in_marker() -> None:
+    everyone = [*LOOKS.values(), *RESERVE]
+    for i, one in enumerate(everyone):
+        for other in everyone[i + 1 :]:
+            assert np.abs(np.subtract(to_rgb(one.color), to_rgb(other.color))).max() > 0.08
+            assert one.marker != other.marker
+    assert len({look.dash for look in LOOKS.values()}) >= 7
+
+
+def test_an_entry_looks_alike_whatever_else_is_in_the_grid() -> None:
+    assert looks(["E3M4"])["E3M4"] == looks(["bf16", "mine", "E3M4"])["E3M4"] == LOOKS["E3M4"]
+    found = looks(["bf16", "mine", "yours"])
+    assert found["mine"] != found["yours"]
+
+
+def test_the_baseline_minus_itself_is_not_drawn(study, comparison) -> None:
+    with drawing():
+        figure = loss_differences(study, comparison)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "bf16" not in labels and "E4M3" in labels
+
+
+def test_moving_a_histogram_keeps_its_mass() -> None:
+    """Layers of different amax, one reaching beyond the left end; all mass stays, in the bins where it belongs."""
+    rows = pd.DataFrame({
+        "format": "E4M3", "seed": 0, "layer": ["a", "a", "b", "b"], "x": [-4.0, -2.0, -9.0, -30.0],
+        "value": [0.25, 0.75, 0.5, 0.5],
+    })  # fmt: skip
+    amax = pd.Series({("E4M3", 0, "a"): 2.0**-1.1, ("E4M3", 0, "b"): 1.0})
+    shares = _relative_histogram(rows, amax)
+    assert shares.sum() == pytest.approx(1.0)
+    edges = LOWEST + np.arange(len(shares)) / BINS_PER_BINADE
+    assert shares[edges == -9.0] == pytest.approx(0.25)
+    assert shares[(edges >= -1.0) & (edges <= -0.75)].sum() == pytest.approx(0.375)  # -2 + 1.1 = -0.9
+    assert shares[0] == pytest.approx(0.25)
+
+
+def test_divergence_joins_runs_of_one_seed_and_layer(study, comparison) -> None:
+    def histogram(name: str, seed: int) -> pd.Series:
+        rows = study.diagnosis[(study.diagnosis["format"] == name) & (study.diagnosis["seed"] == seed)]
+        return rows[(rows["metric"] == "log2_magnitude") & (rows["layer"] == "head")].set_index("x")["value"]
+
+    table = divergences(study, comparison)
+    expected = np.mean([kl_divergence(histogram("E4M3", seed), histogram("bf16", seed)) for seed in (0, 1)])
+    assert table.loc["head", "E4M3"] == pytest.approx(expected)
+    assert table.loc["head", "E0M7"] == table.loc["head", "E1M6"]
+    other = np.mean([kl_divergence(histogram("bf16", seed), histogram("bf16", 1 - seed)) for seed in (0, 1)])
+    assert table.loc["head", "bf16,\nother seed"] == pytest.approx(other)
+    assert table.index[0] == "blocks.0.attn.qkv"
+
+
+@pytest.mark.parametrize("values", [[0.01, 0.02, 0.03], [0.0, 0.0], []])
+def test_an_axis_stays_linear_unless_one_value_would_squeeze_the_others(values: list[float]) -> None:
+    _, axes = panels(1, 1, 2.0)
+    spread_axis(axes[0, 0], "y", pd.Series(values, dtype="float64"))
+    assert axes[0, 0].get_yscale() == "linear"
+
+
+def test_a_spread_axis_says_where_it_turns_logarithmic() -> None:
+    _, axes = panels(1, 1, 2.0)
+    axes[0, 0].set_ylabel("cost")
+    spread_axis(axes[0, 0], "y", pd.Series([0.01, 0.02, 0.03, 2.0]))
+    assert axes[0, 0].get_yscale() == "symlog"
+    assert axes[0, 0].get_ylabel() == "cost\nlogarithmic beyond 0.05"
+    assert axes[0, 0].get_ylim()[0] < 0 < 2.0 < axes[0, 0].get_ylim()[1]
+
+
+def test_codes_are_shown_for_the_layers_of_one_format(study) -> None:
+    """A recipe that mixes formats: the last matching rule decides, and most layers win."""
+    cell = study.resolved["E3M4-adamw-0-1"]
+    head = cell["rules"][0] | {"layers": "head", "weight": cell["rules"][0]["grad"]}
+    mixed = cell | {"format": "mixed", "rules": [*cell["rules"], head]}
+    plain = cell | {"format": "plain", "rules": [{"layers": "*", "weight": None}]}
+    other = dataclasses.replace(study, resolved={"a": mixed, "b": plain})
+    card, layers = weight_format(other, "mixed", ["blocks.0.mlp.up", "head", "blocks.0.attn.out", "head"])
+    assert (card.name, layers) == ("E3M4", ["blocks.0.mlp.up", "blocks.0.attn.out"])
+    assert labelled("mixed", card) == "mixed (E3M4)" and labelled("E3M4", card) == "E3M4"
+    assert weight_format(other, "plain", ["head"]) is None

@@ -1,0 +1,104 @@
+"""What counts as a cell's evidence. Oracle: the files themselves, changed by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+from synthetic_project import SMALL, read, write_project
+
+from altgrad.config import UserError
+from altgrad.reporting import prune
+from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING
+
+KEY = "E3M4-adamw-0-1"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_project(tmp_path, ["bf16", "E3M4"], seeds=(0,), **SMALL)
+    return tmp_path
+
+
+def test_cells_come_in_grid_order_with_their_status(study) -> None:
+    assert list(study.cells.index[:4]) == ["bf16-adamw-0-1", "bf16-adamw-1-1", "E4M3-adamw-0-1", "E4M3-adamw-1-1"]
+    assert study.cells.loc["E7M0-adamw-1-1", "status"] == DIVERGED
+    assert study.cells.loc["E5M2-adamw-1-1", ["status", "reason"]].tolist() == [MISSING, "not trained"]
+    assert study.count(COMPLETED) == 12
+    assert study.formats == ["bf16", "E4M3", "E5M2", "E3M4", "E1M6", "E0M7", "E7M0"]
+
+
+def test_a_null_is_no_number_and_no_text(study) -> None:
+    cell = study.cells.loc["E7M0-adamw-1-1"]
+    assert math.isnan(cell["val_loss"]) and cell["first_nonfinite"] == ""
+    assert cell["outcome_step"] == 40
+
+
+def test_frames_hold_the_cells_that_ran_and_no_others(study) -> None:
+    ran = study.cells[study.cells["status"] != MISSING]
+    for frame in (study.history, study.monitors, study.diagnosis, study.summary):
+        seen = set(zip(frame["format"], frame["seed"], strict=True))
+        assert seen == set(zip(ran["format"], ran["seed"], strict=True))
+
+
+def test_the_diagnosis_is_that_of_the_last_step(study) -> None:
+    assert set(study.diagnosis["step"]) == {60.0}
+
+
+@pytest.mark.parametrize("name", ["metrics.json", "history.csv", "monitors.parquet", "timing.json"])
+def test_a_run_without_one_of_its_files_is_missing(root: Path, name: str) -> None:
+    (root / "data/runs" / KEY / name).unlink()
+    cell = read(root).cells.loc[KEY]
+    assert cell["status"] == MISSING and name in cell["reason"]
+
+
+@pytest.mark.parametrize("suffix", ["json", "parquet"])
+def test_a_run_without_a_diagnosis_is_missing(root: Path, suffix: str) -> None:
+    (root / f"data/diag/{KEY}.{suffix}").unlink()
+    assert read(root).cells.loc[KEY, "reason"] == "trained but not diagnosed"
+
+
+def test_a_changed_setting_makes_the_old_run_missing(root: Path) -> None:
+    path = root / f"data/grid/{KEY}.json"
+    path.write_text(path.read_text().replace('"lr": 0.001', '"lr": 0.002'))
+    study = read(root)
+    assert study.cells.loc[KEY, "status"] == MISSING
+    assert study.cells.loc[KEY, "reason"].startswith("stale")
+    assert study.cells.loc["bf16-adamw-0-1", "status"] == COMPLETED
+
+
+def test_without_a_grid_or_with_broken_json_the_user_is_told_what_to_do(root: Path, tmp_path: Path) -> None:
+    (root / f"data/runs/{KEY}/metrics.json").write_text("{")
+    with pytest.raises(UserError, match="not valid JSON"):
+        read(root)
+    with pytest.raises(UserError, match="dvc repro"):
+        read(tmp_path / "elsewhere")
+
+
+def test_the_baseline_counts_only_when_it_is_in_the_grid(root: Path) -> None:
+    assert read(root).baseline == "bf16"
+    index = root / "data/grid/index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"cells": [KEY]}))
+    assert read(root).baseline is None
+
+
+def test_prune_removes_what_left_the_grid_and_nothing_else(root: Path) -> None:
+    data = root / "data"
+    old = "E4M3-adamw-0-0.5"  # a learning-rate scale with a point in it is no file suffix
+    shutil.copytree(data / "runs" / KEY, data / "runs" / old)
+    for suffix in ("json", "parquet"):
+        shutil.copy(data / f"diag/{KEY}.{suffix}", data / f"diag/{old}.{suffix}")
+    for folder in ("runs", "diag"):
+        (data / folder / ".gitignore").write_text("/x\n")
+    before = {path for path in data.rglob("*") if old not in str(path)}
+    removed = prune(data / "grid", data / "runs", data / "diag")
+    assert [path.name for path in removed] == [f"{old}.json", f"{old}.parquet", old]
+    assert set(data.rglob("*")) == before
+    assert prune(data / "grid", data / "runs", data / "diag") == []
+
+
+def test_prune_needs_no_folders_to_prune(root: Path) -> None:
+    assert prune(root / "data/grid", root / "no-runs", root / "no-diag") == []

@@ -1,0 +1,120 @@
+"""The whole report, from any grid. Oracles: the files' bytes, html.parser, PIL, the JSON standard."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from synthetic_project import SMALL, write_project
+
+from altgrad.reporting import write_report
+
+DIVERGED = {"bf16-adamw-0-1": 40, "E3M4-adamw-0-1": 10}
+GRIDS = {
+    "one cell, no baseline": {"formats": ["E3M4"], "seeds": (0,)},
+    "baseline alone": {"formats": ["bf16"], "seeds": (0,)},
+    "nothing trained": {"formats": ["bf16", "E3M4"], "seeds": (0,), "missing": ("bf16-adamw-0-1", "E3M4-adamw-0-1")},
+    "all diverged": {"formats": ["bf16", "E3M4"], "seeds": (0,), "diverged": DIVERGED},
+    "stale": {"formats": ["bf16", "E3M4"], "seeds": (0, 1), "stale": ("E3M4-adamw-0-1",)},
+    "arms and rates": {
+        "formats": ["bf16", "E7M0"], "optimizers": ["adamw", "stiff"], "lr_scales": (0.5, 1, 2),
+        "arms": {"stiff": {"stiffness": "ulp"}},
+    },
+}  # fmt: skip
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture(scope="module")
+def report(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("reports")
+    write_report(project / "data", out, "0123456789")
+    return out
+
+
+def check(out: Path) -> None:
+    """Assert what holds for every report."""
+    page, text = (out / "index.html").read_text(), (out / "REPORT.md").read_text()
+    figures = {path.stem for path in (out / "figures").glob("*")} if (out / "figures").is_dir() else set()
+    linked = re.findall(r"!\[([^\]]+)\]\(([^)]+)\)", text)
+    assert {Path(target).stem for _, target in linked} == figures
+    for alt, target in linked:
+        assert len(alt) > 20 and Image.open(out / target).size[0] > 500
+        assert (out / target).with_suffix(".svg").read_text().rstrip().endswith("</svg>")
+    for word in ("nan", "inf", "None"):
+        assert not re.search(rf"(?<![\w`/]){word}(?![\w`/])", text), word
+    assert page.count("<img ") == len(figures)
+    assert not re.findall(r"(?:src|href)=[\"'](?!data:image/png|#)", page)
+    assert "<script" not in page and "<link" not in page and "@import" not in page
+    assert len(page) < 1.5e6
+    numbers = json.loads((out / "metrics.json").read_text(), parse_constant=pytest.fail)
+    assert set(numbers) == {"cells", "best", "val_loss", "gap_to_baseline", "gain", "noise_floor", "control", "flags"}
+
+
+def test_a_report_is_whole(report: Path) -> None:
+    check(report)
+
+
+@pytest.mark.parametrize("settings", GRIDS.values(), ids=GRIDS)
+def test_every_kind_of_grid_gives_a_whole_report(settings: dict, tmp_path: Path) -> None:
+    write_project(tmp_path, **SMALL | settings)
+    write_report(tmp_path / "data", tmp_path / "reports", None)
+    check(tmp_path / "reports")
+    assert "not a git checkout" in (tmp_path / "reports/REPORT.md").read_text()
+
+
+def test_the_same_files_give_the_same_bytes_in_another_process(report: Path, project: Path, tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+from altgrad.reporting import write_report
+write_report(Path({str(project / "data")!r}), Path({str(tmp_path)!r}), "0123456789")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONHASHSEED": "99", "MPLBACKEND": "svg"})
+    assert digests(tmp_path) == digests(report)
+
+
+def test_the_report_needs_no_torch() -> None:
+    code = "import sys, altgrad.reporting; sys.exit('torch' in sys.modules or 'altgrad.numerics' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_figures_of_an_earlier_grid_do_not_stay(tmp_path: Path) -> None:
+    write_project(tmp_path, **SMALL | GRIDS["nothing trained"])
+    old = tmp_path / "reports/figures/loss_differences.png"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(b"old")
+    write_report(tmp_path / "data", tmp_path / "reports", None)
+    assert not old.exists()
+
+
+def test_metrics_hold_the_numbers_of_the_runs(report: Path, project: Path) -> None:
+    numbers = json.loads((report / "metrics.json").read_text())
+    final = json.loads((project / "data/runs/E5M2-adamw-0-1/metrics.json").read_text())["val_loss"]
+    assert numbers["cells"] == {"total": 14, "completed": 12, "diverged": 1, "missing": 1}
+    assert numbers["val_loss"]["E5M2"]["adamw"] == pytest.approx(final, rel=1e-11)
+    assert numbers["gap_to_baseline"]["bf16"]["adamw"] is None
+    assert numbers["best"]["format"] == "E3M4"
+    assert numbers["control"] == {"pairs": 2, "max_difference": 0.0}
+
+
+def test_the_page_names_every_cell_the_revision_and_the_parameters(report: Path) -> None:
+    class Visible(HTMLParser):
+        text = ""
+
+        def handle_data(self, data: str) -> None:
+            self.text += data
+
+    reader = Visible()
+    reader.feed((report / "index.html").read_text())
+    for expected in ("E5M2-adamw-1-1", "not trained", "0123456789", '"weight_decay": 0.1', "Example processor"):
+        assert expected in reader.text
