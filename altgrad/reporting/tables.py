@@ -149,8 +149,8 @@ def formats_table(study: Study) -> Table | None:
     if not cards:
         return None
     columns = [
-        words("format"), words("E/M"), Column("bias"), Column("largest"), Column("smallest normal"),
-        Column("smallest subnormal"), Column("binades"), Column("worst rounding"), Column("distinct values"),
+        words("format"), words("E/M"), Column("bias"), Column("largest"), Column("min normal"),
+        Column("min subnormal"), Column("binades"), Column("worst rounding"), Column("values"),
         words("top codes"), words("used for"),
     ]  # fmt: skip
     rows = []
