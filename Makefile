@@ -27,6 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 repro: env
 	@git rev-parse --git-dir >/dev/null 2>&1 || dvc config --local core.no_scm true
 	@python -m altgrad.config
+	@dvc repro --quiet grid
 	dvc repro
 	@echo "The report: $(CURDIR)/reports/index.html"
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from altgrad.config import Cell, UserError, discard_scratch, project_root, run_stage
+from altgrad.config import UserError, discard_finished, project_root, run_stage
 
 
 def main(arguments: list[str]) -> None:
@@ -13,7 +13,7 @@ def main(arguments: list[str]) -> None:
 
     cell_path, out = Path("data/grid") / f"{key}.json", Path("data/diag")
     diagnose_cell(cell_path, Path("data/runs") / key, out / f"{key}.json", out / f"{key}.parquet")
-    discard_scratch(Cell.read(cell_path), Path("data/tokens"), project_root())
+    discard_finished(project_root(), key)
 
 
 if __name__ == "__main__":

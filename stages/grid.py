@@ -14,6 +14,8 @@ def main(arguments: list[str]) -> None:
     check_cells(cells)
     write_grid(cells, resolver.selected(), Path("data/grid"))
     print(f"{len(cells)} cells")
+    for selector in resolver.idle_overrides():
+        print(f"note: overrides.{selector} selects no cell of this grid")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from altgrad.config import run_stage
+from altgrad.config import discard_finished, project_root, run_stage
 
 
 def git_revision() -> str | None:
@@ -19,6 +19,7 @@ def main(arguments: list[str]) -> None:
     from altgrad.reporting import write_report
 
     write_report(Path("data"), Path("reports"), git_revision())
+    discard_finished(project_root())
     print(f"report: {Path('reports/index.html').resolve()}")
 
 

@@ -1,4 +1,4 @@
-"""One thread in every test: results do not depend on the machine's cores, and small tensors do not pay for waking them."""
+"""One thread in every test: results do not depend on the cores, and small tensors do not pay for waking them."""
 
 from __future__ import annotations
 

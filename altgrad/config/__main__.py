@@ -1,4 +1,4 @@
-"""``python -m altgrad.config``: check params.yaml, in a moment, before anything runs."""
+"""``python -m altgrad.config``: is params.yaml valid by its schema? Takes a moment; stage `grid` checks the rest."""
 
 from altgrad.config import load_params, run_stage
 

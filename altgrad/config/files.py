@@ -29,13 +29,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
         content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; run from the project's top folder") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise UserError(f"{path}{place} is not valid YAML: {error.problem or error.context}") from None
-    except YAMLError as error:
+    except (YAMLError, ValueError) as error:  # ValueError: a date that does not exist, such as 2026-02-30
         raise UserError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path} must hold a mapping of settings, not {type(content).__name__}")

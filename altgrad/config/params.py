@@ -15,12 +15,14 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def _place(location: tuple[int | str, ...]) -> str:
-    """Return ``grid.formats[2]`` for ``("grid", "formats", 2)``; union tags stand for themselves."""
+    """Return ``grid.formats[2]`` for ``("grid", "formats", 2)``."""
+    if location[:1] == ("corpora",):
+        location = (*location[:2], *location[3:])  # the third part is the union's tag, not a setting
     place = ""
     for part in location:
         if isinstance(part, int):
             place += f"[{part}]"
-        elif "[" not in part:  # pydantic adds the name of a union's member, such as constrained-int
+        else:
             place += f".{part}" if place else part
     return place
 
@@ -30,6 +32,8 @@ def _sentence(problem: dict[str, Any]) -> str:
     message = message[0].lower() + message[1:]
     if problem["type"] == "missing":
         return "is missing; add it"
+    if problem["type"] == "union_tag_not_found":
+        return "source is missing; add source: licences, hub or local"
     if problem["type"] == "value_error":
         return message
     return f"{message}, not {problem['input']!r}"

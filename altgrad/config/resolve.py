@@ -9,6 +9,7 @@ that exists, though not something in today's grid: an override for E5M2 stays in
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from altgrad.config.cell import Cell, cell_key
 from altgrad.config.errors import UserError, did_you_mean
 from altgrad.config.files import read_json, write_json, write_text
 from altgrad.config.params import require_name, validated
-from altgrad.config.schema import CustomFormat, Params, Rule, Section
+from altgrad.config.schema import Arm, CustomFormat, Model, Monitor, Params, Rule, Section, Train
 
 PLACEHOLDER = "FORMAT"  # in a recipe, stands for the grid's entry
 ROLES = ("weight", "input", "grad")
@@ -29,7 +30,7 @@ class Override(Section):
     """What an override may set: any setting of these sections, and the recipe by name."""
 
     model: dict[str, Any] = {}
-    optimizer: dict[str, Any] = {}
+    arm: dict[str, Any] = {}
     train: dict[str, Any] = {}
     monitor: dict[str, Any] = {}
     recipe: str | None = None
@@ -46,6 +47,7 @@ class Resolver:
         self.params = params
         self.describe = describe
         self.source = source
+        self._require_distinct_names()
         for i, entry in enumerate(params.grid.formats):
             self._require_entry(entry, f"grid.formats[{i}]")
         self._require_entry(params.grid.baseline, "grid.baseline")
@@ -56,6 +58,11 @@ class Resolver:
         grid = self.params.grid
         for combination in itertools.product(grid.formats, grid.optimizers, grid.seeds, grid.lr_scales):
             yield self._cell(*combination)
+
+    def idle_overrides(self) -> list[str]:
+        """Return the selectors that select no cell of the grid."""
+        selecting = {part for cell in self.cells() for part in (cell.format, cell.optimizer, cell.key)}
+        return [selector for selector in self.overrides if selector not in selecting]
 
     def selected(self) -> dict[str, Any]:
         """Return the settings that this grid uses, without the presets that it does not."""
@@ -89,19 +96,19 @@ class Resolver:
             override = self.overrides[selector]
             recipe = override.recipe or recipe
             sections["model"] |= override.model
-            sections["arm"] |= override.optimizer
+            sections["arm"] |= override.arm
             sections["train"] = _merge(sections["train"], override.train)
             sections["monitor"] |= override.monitor
-        rules = self._rules(entry, recipe)
+        recipe, rules = self._rules(entry, recipe)
         values = {
             "key": key, "format": entry, "optimizer": optimizer, "seed": seed, "lr_scale": lr_scale,
-            "rules": rules, "formats": self._formats(rules), **sections,
+            "rules": rules, "formats": self._formats(rules, recipe), **sections,
         }  # fmt: skip
         where = ", ".join(f"overrides.{selector}" for selector in applied) or f"cell {key}"
         return validated(Cell, values, f"{self.source}: {where}")
 
-    def _rules(self, entry: str, recipe: str | None) -> list[Rule]:
-        """Return the rules of ``entry``, with the placeholder replaced by it."""
+    def _rules(self, entry: str, recipe: str | None) -> tuple[str, list[Rule]]:
+        """Return the recipe's name and the rules of ``entry``, with the placeholder replaced by it."""
         named = entry in self.params.recipes
         name = recipe or (entry if named else self.params.grid.recipe)
         rules = [rule.model_dump() for rule in self.params.recipes[name]]
@@ -119,18 +126,42 @@ class Resolver:
             )
         for spec in open_specs:
             spec["format"] = entry
-        return [Rule.model_validate(rule) for rule in rules]
+        return name, [Rule.model_validate(rule) for rule in rules]
 
-    def _formats(self, rules: list[Rule]) -> dict[str, dict[str, Any]]:
+    def _formats(self, rules: list[Rule], recipe: str) -> dict[str, dict[str, Any]]:
         specs = [getattr(rule, role) for rule in rules for role in ROLES]
         names = {spec.format for spec in specs if spec is not None}
-        return {name: self._describe(name, "recipes") for name in sorted(names)}
+        return {name: self._describe(name, f"recipes.{recipe}") for name in sorted(names)}
 
     def _describe(self, name: str, setting: str) -> dict[str, Any]:
         try:
             return self.describe(name, self.params.formats.get(name))
         except ValueError as error:
             raise UserError(f"{self.source}: {setting}: {error}") from None
+
+    def _require_distinct_names(self) -> None:
+        """Raise unless a name in the grid can mean one thing only, and every format of one's own is sound."""
+        params = self.params
+        for name, custom in params.formats.items():
+            self._describe_custom(name, custom)
+            if name in params.recipes or name == PLACEHOLDER or self._is_known_format(name):
+                raise UserError(f"{self.source}: formats.{name}: the name is taken; choose another")
+        for name in params.recipes:
+            if name in params.optimizers or self._is_known_format(name):
+                raise UserError(f"{self.source}: recipes.{name}: the name is taken; choose another")
+
+    def _describe_custom(self, name: str, custom: CustomFormat) -> None:
+        try:
+            self.describe(name, custom)
+        except ValueError as error:
+            raise UserError(f"{self.source}: formats.{name}: {error}") from None
+
+    def _is_known_format(self, name: str) -> bool:
+        try:
+            self.describe(name, None)
+        except ValueError:
+            return False
+        return True
 
     def _require_entry(self, entry: str, setting: str) -> None:
         if entry in self.params.recipes:
@@ -139,8 +170,8 @@ class Resolver:
         try:
             self.describe(entry, self.params.formats.get(entry))
         except ValueError as error:
-            extra = f" (among the recipes{hint.removeprefix(';')})" if "did you mean" in hint else ""
-            raise UserError(f"{self.source}: {setting}: {error}{extra}") from None
+            also = f"; as a recipe, {hint.removeprefix('; ')}" if "did you mean" in hint else ""
+            raise UserError(f"{self.source}: {setting}: {error}{also}") from None
 
     def _override(self, selector: str) -> Override:
         place = f"overrides.{selector}"
@@ -150,16 +181,29 @@ class Resolver:
         override = validated(Override, params.overrides[selector], f"{self.source}: {place}")
         if override.recipe is not None:
             require_name(override.recipe, params.recipes, self.source, f"{place}.recipe", "recipes")
+        for section, schema, base in (
+            ("model", Model, params.models[params.model]),
+            ("arm", Arm, params.optimizers[params.grid.optimizers[0]]),
+            ("train", Train, params.train),
+            ("monitor", Monitor, params.monitor),
+        ):  # also when it selects nothing in today's grid
+            merged = _merge(base.model_dump(), getattr(override, section))
+            validated(schema, merged, f"{self.source}: {place}.{section}")
         return override
 
     def _is_entry(self, name: str) -> bool:
         if name in self.params.recipes:
-            return True
+            return not self._is_template(name)
         try:
             self.describe(name, self.params.formats.get(name))
         except ValueError:
             return False
         return True
+
+    def _is_template(self, recipe: str) -> bool:
+        """Return whether a recipe waits for a format, and so cannot be a grid entry itself."""
+        specs = [getattr(rule, role) for rule in self.params.recipes[recipe] for role in ROLES]
+        return any(spec is not None and spec.format == PLACEHOLDER for spec in specs)
 
     def _require_key(self, selector: str) -> None:
         """Raise unless ``selector`` is format-arm-seed-lr_scale, each part valid."""
@@ -167,6 +211,12 @@ class Resolver:
         parts = selector.split("-", 3)
         named = len(parts) == 4 and self._is_entry(parts[0]) and parts[1] in params.optimizers
         if named and parts[2].isdigit() and _is_number(parts[3]):
+            # The key is what DVC makes of the grid's values; 1.0 for 1 would select nothing.
+            known = params.grid.lr_scales
+            lr_scale = next((value for value in known if value == float(parts[3])), float(parts[3]))
+            key = cell_key(parts[0], parts[1], int(parts[2]), lr_scale)
+            if key != selector:
+                raise UserError(f"{self.source}: overrides: write {selector} as {key}")
             return
         known = [*params.grid.formats, *params.recipes, *params.optimizers]
         known += [cell_key(*c) for c in itertools.product(
@@ -178,7 +228,7 @@ class Resolver:
 
 def _is_number(text: str) -> bool:
     try:
-        return float(text) > 0
+        return 0 < float(text) < math.inf
     except ValueError:
         return False
 

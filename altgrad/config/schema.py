@@ -11,7 +11,15 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictInt,
+    model_validator,
+)
 
 from altgrad.config.errors import did_you_mean
 
@@ -40,12 +48,14 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_unknown_settings(cls, values: Any) -> Any:
-        """Name a misspelt setting and its near matches, which pydantic's own message does not."""
+    def _known_settings_of_their_kind(cls, values: Any) -> Any:
+        """Name a misspelt setting and its near matches; refuse ``steps: true``, which would count as 1."""
         if isinstance(values, dict):
-            for key in values:
+            for key, value in values.items():
                 if key not in cls.model_fields:
                     raise ValueError(f"unknown setting {key!r}{did_you_mean(key, cls.model_fields)}")
+                if isinstance(value, bool):
+                    raise ValueError(f"{key} must not be {str(value).lower()}; no setting is a truth value")
         return values
 
 
@@ -135,6 +145,8 @@ class Model(Section):
                 f"width {self.width} is not divisible by heads {self.heads}; "
                 f"use heads: {nearest} or width: {-(-self.width // self.heads) * self.heads}"
             )
+        if round(self.mlp_ratio * self.width) < 1:
+            raise ValueError(f"mlp_ratio {self.mlp_ratio} leaves no hidden unit at width {self.width}; use 4")
         return self
 
 
@@ -144,7 +156,7 @@ class CustomFormat(Section):
     exponent_bits: int = Field(ge=0, le=8)
     mantissa_bits: int = Field(ge=0, le=15)
     bias: int | None = Field(None, ge=-200, le=200, description="default 2^(E-1) - 1")
-    specials: Literal["finite", "fn", "ieee", "fnuz"] = "finite"
+    specials: Literal["finite", "fn", "ieee", "fnuz", "p3109"] = "finite"
 
 
 def _spec_from_name(value: Any) -> Any:
@@ -197,7 +209,7 @@ class Arm(Section):
 class Divergence(Section):
     """When a run counts as diverged (see altgrad.training.outcome)."""
 
-    spike: float = Field(2.0, gt=1, description="loss above this multiple of its running minimum")
+    spike: float = Field(2.0, gt=1, le=1e9, description="loss above this multiple of its running minimum")
     window: int = Field(50, ge=2, description="steps that the loss must stay there, or rise, to count")
 
 
@@ -209,7 +221,7 @@ class Train(Section):
     grad_accumulation: int = Field(1, ge=1, le=65_536, description="micro-batches per optimizer step")
     warmup: Fraction = Field(0.1, description="share of the steps that the linear warm-up takes")
     final_lr: Fraction = Field(0.1, description="learning rate at the end of the cosine, as a share of its peak")
-    clip: float = Field(1.0, gt=0, description="largest global gradient norm")
+    clip: float = Field(1.0, gt=0, le=1e9, description="largest global gradient norm")
     log_every: int = Field(10, ge=1, description="steps between rows of history.csv")
     eval_every: int = Field(50, ge=1, description="steps between evaluations")
     eval_sequences: int = Field(256, ge=1, description="size of the fixed validation sample")
@@ -231,13 +243,23 @@ class Monitor(Section):
 # --- the whole file --------------------------------------------------------------------------
 
 
+def _number(value: Any) -> int | float:
+    """Let a number through as it is: DVC builds a cell's key from what is written."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e6:
+        raise ValueError(f"must be a number above 0 and up to 1e6, not {value!r}")
+    return value
+
+
+LrScale = Annotated[Any, BeforeValidator(_number)]
+
+
 class Grid(Section):
     """The cells: every combination of the four lists."""
 
     formats: list[Name] = Field(min_length=1)
     optimizers: list[Name] = Field(min_length=1)
-    seeds: list[Annotated[int, Field(ge=0, le=2**31 - 1)]] = Field(min_length=1)
-    lr_scales: list[Annotated[int | float, Field(gt=0, le=1e6)]] = Field(min_length=1)
+    seeds: list[Annotated[StrictInt, Field(ge=0, le=2**31 - 1)]] = Field(min_length=1)
+    lr_scales: list[LrScale] = Field(min_length=1)
     recipe: Name = Field("uniform", description="recipe that a plain format name stands for")
     baseline: Name = Field("bf16", description="entry of formats that the others are compared with")
 
@@ -251,6 +273,11 @@ class Grid(Section):
         return self
 
 
+def _empty(value: Any) -> Any:
+    """Let a section that was emptied stand for one without entries."""
+    return {} if value is None else value
+
+
 class Params(Section):
     """params.yaml. ``overrides`` maps a format, an arm or a cell key to settings of that cell."""
 
@@ -260,9 +287,9 @@ class Params(Section):
     model: str
     models: dict[str, Model]
     grid: Grid
-    formats: dict[Name, CustomFormat] = {}
+    formats: Annotated[dict[Name, CustomFormat], BeforeValidator(_empty)] = {}
     recipes: dict[Name, list[Rule]]
     optimizers: dict[Name, Arm]
     train: Train = Train()
     monitor: Monitor = Monitor()
-    overrides: dict[str, dict[str, Any]] = {}
+    overrides: Annotated[dict[str, dict[str, Any]], BeforeValidator(_empty)] = {}

@@ -58,14 +58,20 @@ def only_worker(scratch: Path, on_wait: Callable[[], None]) -> Iterator[None]:
                 return
 
 
-def discard_scratch(cell: Cell, tokens: Path, root: Path) -> None:
-    """Remove the scratch directory of ``cell``, unless another process is at work in it."""
-    scratch = scratch_directory(root, cell, tokens)
-    if not scratch.exists():
-        return
-    with open(scratch / "lock", "w") as lock:
-        if _lock(lock, wait=False):
-            shutil.rmtree(scratch)
+def mark_finished(scratch: Path) -> None:
+    """Record that the results of the run in ``scratch`` are written, so that it may be discarded."""
+    (scratch / "finished").touch()
+
+
+def discard_finished(root: Path, key: str = "*") -> None:
+    """Remove the scratch directories of finished runs of cell ``key``, or of every cell.
+
+    One that a process is at work in stays, and so does that of an interrupted run.
+    """
+    for marker in (root / "scratch").glob(f"{key}-*/finished"):
+        with open(marker.parent / "lock", "w") as lock:
+            if _lock(lock, wait=False):
+                shutil.rmtree(marker.parent)
 
 
 def _lock(file: IO[str], *, wait: bool) -> bool:

@@ -11,9 +11,10 @@ are applied to the result, in float32: a scale folded into an operand before its
 round it again (2e-3 relative, as large as the effects under study).
 
 One difference from hardware remains where no bf16 GEMM with float32 output exists (torch 2.13 on
-CPU): there ``accumulate="bf16"`` rounds the sum to bf16 before the scale is applied instead of only
-after it, so ``y`` carries one more bf16 rounding (relative 2^-9) unless the scales are powers of
-two. On CUDA, and with ``accumulate="fp32"``, the sum stays in float32 until it is scaled.
+CPU): there ``accumulate="bf16"`` rounds each sum to bf16 before the scale is applied. ``y`` and ``dx``
+so carry one more bf16 rounding (relative 2^-9) unless the scales are powers of two, and ``dw`` carries
+one where hardware keeps float32, as the gradient of an unquantized bf16 layer does on CPU. On CUDA,
+and with ``accumulate="fp32"``, the sum stays in float32 until it is scaled.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from altgrad.model.quantizer import amax_of, largest, scale_for
+from altgrad.model.quantizer import amax_of, overflows, scale_for
 from altgrad.numerics import round_to_grid
 
 
@@ -69,7 +70,7 @@ def _operand(t: Tensor, scale: Tensor | None, constants: Tensor | None, dtype: t
 
 def _unclamped(t: Tensor, scale: Tensor, constants: Tensor) -> Tensor:
     """Return where ``t`` lies within its format's range, for the clipped straight-through estimator."""
-    return (t.float() * scale).abs() <= largest(constants)
+    return ~overflows(t.float() * scale, constants)
 
 
 class QuantizedMatmul(torch.autograd.Function):

@@ -52,9 +52,13 @@ class Quantizer(nn.Module):
             self.history.copy_(torch.where(self.history == 0, amax, self.history))
 
 
-def largest(constants: Tensor) -> Tensor:
-    """Return the largest value (0-d float32) of the format that ``constants`` packs."""
-    return constants.view(torch.float32)[MAX]
+def overflows(scaled: Tensor, constants: Tensor) -> Tensor:
+    """Return where ``scaled`` lies beyond the format's largest value, as a boolean tensor.
+
+    An amax times its own scale may exceed the target by a rounding of each, 2^-23 in all; that is no
+    overflow, and would be one in some formats more often than in others.
+    """
+    return scaled.abs() > constants.view(torch.float32)[MAX] * (1 + 2.0**-22)
 
 
 def scale_for(amax: Tensor, remembered: Tensor | None, constants: Tensor, dtype: str) -> Tensor:

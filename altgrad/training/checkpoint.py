@@ -36,12 +36,13 @@ class Checkpoint(NamedTuple):
 
 def save(directory: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
     """Write the checkpoint of ``step`` into ``directory`` and remove all but the newest two."""
+    for later in [s for s in _steps(directory) if s > step]:
+        _remove(directory, later)  # unusable, or the run would not be back at this step
     path = directory / f"step-{step:08d}.safetensors"
     write_tensors(path, tensors)
     write_json(path.with_suffix(".json"), {"step": step, "sha256": _sha256(path), "state": state})
     for old in sorted(_steps(directory))[:-KEPT]:
-        for suffix in (".json", ".safetensors"):
-            (directory / f"step-{old:08d}{suffix}").unlink(missing_ok=True)
+        _remove(directory, old)
 
 
 def load_newest(directory: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -55,8 +56,13 @@ def load_newest(directory: Path) -> tuple[Checkpoint | None, list[str]]:
                 raise ValueError("its checksum does not match")
             return Checkpoint(step, load_file(path), record["state"]), problems
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            problems.append(f"checkpoint of step {step} is unusable ({error}); using the one before it")
+            problems.append(f"checkpoint of step {step} is unusable ({error}); going back further")
     return None, problems
+
+
+def _remove(directory: Path, step: int) -> None:
+    for suffix in (".json", ".safetensors"):
+        (directory / f"step-{step:08d}{suffix}").unlink(missing_ok=True)
 
 
 def _steps(directory: Path) -> Iterator[int]:

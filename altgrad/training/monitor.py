@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from altgrad.model import QuantizedLinear, linear_layers
-from altgrad.model.quantizer import Quantizer, largest
+from altgrad.model.quantizer import Quantizer, overflows
 from altgrad.numerics import round_to_grid
 
 
@@ -56,7 +56,7 @@ def tensor_statistics(t: Tensor, quantizer: Quantizer | None) -> dict[str, float
         signal, noise = scaled.double().square().sum(), (scaled - rounded).double().square().sum()
         statistics |= {
             "scale": scale.item(),
-            "overflow_frac": (scaled.abs() > largest(quantizer.constants)).float().mean().item(),
+            "overflow_frac": overflows(scaled, quantizer.constants).float().mean().item(),
             "underflow_frac": (((rounded == 0) & (t != 0)).sum() / nonzero).item(),
         }
         if noise > 0 and signal > 0:

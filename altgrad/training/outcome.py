@@ -56,6 +56,10 @@ class OutcomeTracker:
         """Record the largest overflow share that an instrumented pass saw."""
         self.saturated |= overflow_frac > SATURATION
 
+    def nonfinite(self, step: int) -> None:
+        """Record that the validation loss after ``step`` was not finite."""
+        self._diverge("nonfinite", step)
+
     def finish(self) -> None:
         """Judge a run that reached its last step: an excursion that has not come back is a spike."""
         if self.outcome == "completed" and self.spike_start is not None:

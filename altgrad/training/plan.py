@@ -24,7 +24,12 @@ def describe_format(name: str, custom: CustomFormat | None) -> dict[str, Any]:
     training kernels cannot compute in float32.
     """
     found = get_format(name) if custom is None else Format(name, **custom.model_dump())
-    format_constants(found)
+    if not found.signed:
+        raise ValueError(f"{name} is a scale format without sign, which cannot hold weights or gradients")
+    try:
+        format_constants(found)
+    except ValueError:
+        raise ValueError(f"{name} reaches beyond the range of float32, in which training computes") from None
     return dataclasses.asdict(found)
 
 

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from altgrad.config import Cell
 from altgrad.config.files import read_json, write_json
-from altgrad.config.scratch import only_worker, scratch_directory
+from altgrad.config.scratch import mark_finished, only_worker, scratch_directory
 from altgrad.data import TokenFile, training_batch
 from altgrad.model import GPT, GPTConfig, QuantizedLinear, linear_layers, quantize_model
 from altgrad.optim import build_optimizer
@@ -23,6 +23,7 @@ from altgrad.training.records import write_history, write_monitors
 from altgrad.training.tensors import write_tensors
 from altgrad.training.trainer import Trainer
 
+LARGEST_EXPONENT = 709.0  # beyond it exp() leaves float64
 PROBE_SEED_STEP = 0  # batches of updates start at step 1, so step 0 is a batch that training never sees
 
 
@@ -59,6 +60,7 @@ def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = 
         trainer.run(f"{position} {cell.key}".strip())
         _write_results(trainer, out)
         write_json(out / "timing.json", _timing(trainer, threads, compiled, time.perf_counter() - began))
+        mark_finished(scratch)
 
 
 def _write_results(trainer: Trainer, out: Path) -> None:
@@ -83,8 +85,8 @@ def _write_probes(trainer: Trainer, path: Path) -> None:
     if any(isinstance(layer, QuantizedLinear) for layer in linear_layers(model).values()):
         quantized = probes.gradients(model, *batch, trainer.device, cell.train.compute)
         plain = probes.gradients(probes.float_copy(model), *batch, trainer.device, "fp32")
-    steps = sorted({*trainer.probe_steps, trainer.step})
-    snapshots = [p for step in steps if (p := trainer.snapshot(step)).exists()]
+    steps = sorted({trainer.step, *(step for step in trainer.probe_steps if step < trainer.step)})
+    snapshots = [trainer.snapshot(step) for step in steps]
     formats = probes.layer_formats(model)
     probes.write_probes(path, snapshots, quantized, plain, trainer.step, formats)
 
@@ -108,7 +110,7 @@ def _metrics(trainer: Trainer, history: list[list[object]]) -> dict[str, object]
         "quantized_parameters": sum(p.numel() for p in quantized),
         "train_loss": last[3], "val_loss": val_loss,
         "val_loss_best": best[0], "val_loss_best_step": best[1],
-        "perplexity": None if val_loss is None else math.exp(val_loss),
+        "perplexity": None if val_loss is None else math.exp(min(val_loss, LARGEST_EXPONENT)),
         "clipped_frac": trainer.totals["clipped"] / max(1, trainer.step),
     }  # fmt: skip
 

@@ -97,6 +97,7 @@ class Trainer:
             if self.loss_of is not self.model:
                 bar.set_postfix_str("compiling, quickly once another cell has")
             if self.step == 0:
+                probes.save_weights(self.snapshot(0), self.model, 0)
                 self._at_rest(0)
             started = time.perf_counter()
             while self.step < train.steps and not self.tracker.diverged:
@@ -134,12 +135,14 @@ class Trainer:
             self.optimizer.step()
             self._count(loss, norm > train.clip)
         elif not (math.isfinite(loss) and math.isfinite(norm)):
-            self.tracker.first_nonfinite = first_nonfinite(rows or self._observe(step))
+            self.tracker.first_nonfinite = self._first_nonfinite(step)
         self.step_seconds.append(time.perf_counter() - began)
         self.step = step
         self.monitors.extend(rows)
         if step % train.log_every == 0 or step % train.eval_every == 0 or step == train.steps or diverged:
             self._at_rest(step, lr, norm)
+        if step in self.probe_steps or self.tracker.diverged:
+            probes.save_weights(self.snapshot(step), self.model, step)
 
     def _backward(self, step: int, micro: int) -> Tensor:
         """Run one micro-batch; return its share of the loss, on the device."""
@@ -160,12 +163,17 @@ class Trainer:
 
     # --- what is recorded ------------------------------------------------------------------------
 
-    def _observe(self, step: int) -> list[Row]:
-        """Run the instrumented pass on the first micro-batch of ``step``."""
+    def _first_nonfinite(self, step: int) -> str | None:
+        """Return the first tensor of ``step`` that is not finite, over its micro-batches."""
+        found = (first_nonfinite(self._observe(step, micro)) for micro in range(self.cell.train.grad_accumulation))
+        return next((name for name in found if name), None)
+
+    def _observe(self, step: int, micro: int = 0) -> list[Row]:
+        """Run the instrumented pass on a micro-batch of ``step``."""
 
         def loss() -> Tensor:
             with self._autocast():
-                return self.model(*self._batch(step, 0))
+                return self.model(*self._batch(step, micro))
 
         rows = self.monitor.observe(step, loss)
         self.tracker.observe_overflow(largest_overflow(rows))
@@ -179,12 +187,13 @@ class Trainer:
         totals["clipped"] += clipped
 
     def _at_rest(self, step: int, lr: float | None = None, norm: float | None = None) -> None:
-        """Evaluate, snapshot and log after update ``step``, as far as each is due."""
+        """Evaluate after update ``step`` if that is due, and log."""
         train, totals = self.cell.train, self.totals
-        if step in self.probe_steps or self.tracker.diverged:
-            probes.save_weights(self.snapshot(step), self.model, step)
-        due = step % train.eval_every == 0 or step == train.steps
-        val_loss = self.evaluate() if due and not self.tracker.diverged else None
+        val_loss = None
+        if (step % train.eval_every == 0 or step == train.steps) and not self.tracker.diverged:
+            val_loss = self.evaluate()
+            if val_loss is None:
+                self.tracker.nonfinite(step)
         seen = totals["seen"]
         train_loss = totals["loss"] / seen if seen else None
         clipped = totals["seen_clipped"] / seen if seen else None
@@ -232,9 +241,10 @@ class Trainer:
         )  # fmt: skip
 
     def _show(self, bar: tqdm) -> None:
-        rate = self.tokens_per_second()
+        # Over the last steps only: this runs after every one of them.
+        rate = self.tokens_per_step / statistics.median(self.step_seconds[-100:])
         loss = self.tracker.smoothed
-        bar.set_postfix_str(f"loss {loss:.3f}, {rate / 1e3:.1f}k tok/s" if loss and rate else "", refresh=False)
+        bar.set_postfix_str(f"loss {loss:.3f}, {rate / 1e3:.1f}k tok/s" if loss else "", refresh=False)
         bar.update()
 
     def compile_seconds(self) -> float:

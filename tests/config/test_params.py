@@ -58,6 +58,14 @@ def test_numbers_follow_yaml_1_2(tmp_path):
         ("vocab_size: 4096", "vocab_size: 100", "tokenizer", "257"),
         ("seeds: [0, 1]", "seeds: [0, 0]", "grid", "twice"),
         ("seeds: [0, 1]", "seeds: []", "grid.seeds", "at least 1"),
+        ("seeds: [0, 1]", 'seeds: ["00"]', "grid.seeds[0]", "integer"),
+        ("lr_scales: [1]", 'lr_scales: ["1e-5"]', "grid.lr_scales[0]", "must be a number"),
+        ("lr_scales: [1]", "lr_scales: [true]", "grid.lr_scales[0]", "must be a number"),
+        ("  steps: 300", "  steps: true", "train", "steps must not be true"),
+        ("  clip: 1.0", "  clip: .inf", "train.clip", "inf"),
+        ("heads: 4, context: 128}", "heads: 4, context: 128, mlp_ratio: 0.001}", "models.nano", "no hidden unit"),
+        ("{source: licences} ", "{min_characters: 3} ", "corpora.licences", "source is missing"),
+        ("source: local, path: data/corpus", "source: local, path: 3", "corpora.local.path", "string"),
         ("source: licences}", "source: licence}", "corpora.licences", "licence"),
         ("device: auto", "device: gpu", "train.device", "'cuda'"),
         ("fallback: licences}", "fallback: license}", "fallback", "did you mean licences"),
@@ -77,7 +85,12 @@ def test_text_that_is_not_yaml_is_located(tmp_path):
         load_params(path)
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", b"- a list\n", b""])
+def test_an_emptied_section_has_no_entries(tmp_path):
+    params = load_params(params_with(tmp_path, ("formats: {} ", "formats:   "), ("overrides: {} ", "overrides:  ")))
+    assert params.formats == params.overrides == {}
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"- a list\n", b"", b"day: 2026-02-30\n"])
 def test_a_file_that_holds_no_settings_is_an_error(tmp_path, content):
     path = tmp_path / "params.yaml"
     path.write_bytes(content)

@@ -106,7 +106,7 @@ def test_an_override_changes_the_cells_that_it_selects_and_no_other():
 def test_the_narrower_override_wins():
     overrides = {
         "E5M2-adamw-1-1": {"train": {"clip": 3.0}},
-        "adamw": {"train": {"clip": 2.0}, "optimizer": {"lr": 0.5}},
+        "adamw": {"train": {"clip": 2.0}, "arm": {"lr": 0.5}},
         "E5M2": {"train": {"clip": 1.5, "divergence": {"spike": 9.0}}, "recipe": "weight_only"},
     }
     found = cells(changed(overrides=overrides))
@@ -128,12 +128,19 @@ def test_an_override_for_a_format_outside_the_grid_is_kept():
         ({"overrides": {"E5M3": {"train": {"clip": 1}}}}, "overrides: 'E5M3'"),
         ({"overrides": {"E5M2-adamw-0": {"train": {"clip": 1}}}}, "did you mean E5M2-adamw-0-1"),
         ({"overrides": {"E5M2": {"trian": {"clip": 1}}}}, "overrides.E5M2: unknown setting 'trian'"),
-        ({"overrides": {"E5M2": {"train": {"clap": 1}}}}, "overrides.E5M2: train: unknown setting 'clap'"),
-        ({"overrides": {"E5M2": {"train": {"clip": -1}}}}, "overrides.E5M2: train.clip"),
+        ({"overrides": {"E5M2": {"train": {"clap": 1}}}}, "overrides.E5M2.train: unknown setting 'clap'"),
+        ({"overrides": {"E5M2": {"train": {"clip": -1}}}}, "overrides.E5M2.train: clip"),
         ({"overrides": {"E5M2": {"recipe": "unifrom"}}}, "did you mean uniform"),
         ({"grid": {"formats": ["E4M3", "E4M4"]}}, "grid.formats[1]: unknown format 'E4M4'; did you mean E4M3?"),
         ({"grid": {"baseline": "b16"}}, "grid.baseline"),
         ({"grid": {"formats": ["uniform"]}}, "uses FORMAT"),
+        ({"overrides": {"uniform": {"train": {"clip": 1}}}}, "'uniform' is no format, recipe, arm or cell"),
+        ({"overrides": {"E4M3-adamw-0-1.0": {"train": {"clip": 1}}}}, "as E4M3-adamw-0-1"),
+        ({"overrides": {"E4M3-adamw-00-1": {"train": {"clip": 1}}}}, "as E4M3-adamw-0-1"),
+        ({"overrides": {"E7M0": {"arm": {"lr": -1}}}, "grid": {"formats": ["E4M3"]}}, "overrides.E7M0.arm: lr"),
+        ({"formats": {"E4M3": {"exponent_bits": 3, "mantissa_bits": 4}}}, "formats.E4M3: the name is taken"),
+        ({"formats": {"bf16": {"exponent_bits": 3, "mantissa_bits": 4}}}, "formats.bf16: the name is taken"),
+        ({"recipes": {"adamw": []}}, "recipes.adamw: the name is taken"),
         ({"grid": {"recipe": "bf16"}}, "does not use FORMAT"),
     ],
 )

@@ -15,7 +15,7 @@ from altgrad.model import GPT, GPTConfig, Recipe, TensorRecipe, quantize_model
 from altgrad.model.quantizer import Quantizer
 from altgrad.numerics import get_format
 from altgrad.optim import build_optimizer
-from altgrad.training import machine
+from altgrad.training import checkpoint, machine
 from altgrad.training.monitor import Monitor, Row, excess_kurtosis, first_nonfinite, tensor_statistics
 from altgrad.training.outcome import OutcomeTracker
 from altgrad.training.probes import float_copy, probe_steps
@@ -162,6 +162,19 @@ def test_the_first_nonfinite_tensor_is_the_first_computed():
     assert first_nonfinite([row("a", "input", 0.0), row("a", "grad", 1.0), row("b", "grad", 1.0)]) == "b grad"
     assert first_nonfinite([row("a", "grad", 1.0), row("b", "input", 2.0)]) == "b input"
     assert first_nonfinite([row("a", "input", 0.0)]) is None
+
+
+# --- checkpoints -----------------------------------------------------------------------------------
+
+
+def test_a_new_checkpoint_is_never_the_one_that_is_removed(tmp_path):
+    for step in (100, 200):
+        checkpoint.save(tmp_path, step, {"a": torch.ones(2)}, {})
+        (tmp_path / f"step-{step:08d}.safetensors").write_bytes(b"damaged")
+    assert checkpoint.load_newest(tmp_path)[0] is None
+    checkpoint.save(tmp_path, 30, {"a": torch.ones(2)}, {"b": 1})
+    found, problems = checkpoint.load_newest(tmp_path)
+    assert found.step == 30 and found.state == {"b": 1} and not problems
 
 
 # --- probes, records, machine, optimizer -----------------------------------------------------------

@@ -21,7 +21,7 @@ import pytest
 from safetensors.torch import load_file
 
 from altgrad.config.files import write_text
-from altgrad.config.scratch import discard_scratch, scratch_directory
+from altgrad.config.scratch import discard_finished, scratch_directory
 from altgrad.training import Interrupted, train_cell
 from altgrad.training.checkpoint import load_newest
 from altgrad.training.trainer import Trainer
@@ -127,7 +127,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(tokens, undi
     found, problems = load_newest(scratch)
     assert found.step == 8 and len(problems) == 1
     assert trained(cell, tokens, tmp_path) == undisturbed
-    assert "using the one before it" in "".join(capsys.readouterr())
+    assert "going back further" in "".join(capsys.readouterr())
 
 
 def test_a_changed_setting_never_resumes_from_another_runs_checkpoint(tokens, tmp_path):
@@ -140,8 +140,12 @@ def test_a_finished_scratch_directory_is_discarded_on_request(tokens, tmp_path):
     cell = make_cell(**STATEFUL)
     train_cell(cell, tokens, tmp_path / "out", tmp_path)
     assert scratch_directory(tmp_path, cell, tokens).exists()
-    discard_scratch(cell, tokens, tmp_path)
-    assert not scratch_directory(tmp_path, cell, tokens).exists()
+    unfinished = tmp_path / "scratch" / f"{cell.key}-0123"
+    unfinished.mkdir()
+    discard_finished(tmp_path, "E4M3-adamw-7-1")
+    assert scratch_directory(tmp_path, cell, tokens).exists()
+    discard_finished(tmp_path, cell.key)
+    assert list((tmp_path / "scratch").glob(f"{cell.key}-*")) == [unfinished]
 
 
 def test_the_files_say_what_happened(tokens, undisturbed, tmp_path):
@@ -169,11 +173,25 @@ def test_the_files_say_what_happened(tokens, undisturbed, tmp_path):
     assert np.array_equal(final["blocks.0.mlp.up.weight"], probes["weight/12/blocks.0.mlp.up"])
 
 
+def test_every_probe_is_taken_whatever_is_logged_at_its_step(tokens, tmp_path):
+    cell = make_cell(log_every=12, eval_every=12, checkpoint_every=12)
+    cell = cell.model_copy(update={"monitor": cell.monitor.model_copy(update={"probes": 5})})
+    trained(cell, tokens, tmp_path)
+    probes = load_file(tmp_path / "out" / "probes.safetensors")
+    assert {int(name.split("/")[1]) for name in probes if name.startswith("weight/")} == {0, 3, 6, 9, 12}
+
+
 def test_the_baseline_has_no_quantized_measurements(tokens, tmp_path):
     files = trained(make_cell("bf16"), tokens, tmp_path)
     assert json.loads(files["metrics.json"])["quantized_parameters"] == 0
     monitors = pd.read_parquet(tmp_path / "out" / "monitors.parquet")
     assert "amax" in set(monitors["metric"]) and "sqnr_db" not in set(monitors["metric"])
+
+
+def test_a_validation_loss_that_is_not_finite_is_a_divergence(tokens, tmp_path, monkeypatch):
+    monkeypatch.setattr(Trainer, "evaluate", lambda self: None if self.step == 4 else 1.0)
+    metrics = json.loads(trained(make_cell(eval_every=4), tokens, tmp_path)["metrics.json"])
+    assert (metrics["outcome"], metrics["signature"], metrics["outcome_step"]) == ("diverged", "nonfinite", 4)
 
 
 def test_a_run_that_explodes_is_a_result(tokens, tmp_path):
