@@ -14,7 +14,17 @@ import pytest
 from ruamel.yaml import YAML
 
 PROJECT = Path(__file__).parents[2]
-COPIED = ["altgrad", "stages", ".dvc/config", ".dvc/plots", ".dvcignore", ".gitignore", "dvc.yaml", "params.yaml"]
+COPIED = [
+    "altgrad",
+    "stages",
+    ".dvc/config",
+    ".dvc/plots",
+    ".dvcignore",
+    ".gitignore",
+    "data/corpus",
+    "dvc.yaml",
+    "params.yaml",
+]
 CELLS = ["bf16-adamw-0-1", "E4M3-adamw-0-1"]
 
 
@@ -74,8 +84,8 @@ class Project:
         words = "the licensee shall not be held liable for any use of the software under this licence"
         words = words.split()
         text = "\n\n".join(" ".join(words[i % 13 :] + words[: i % 7]) + f" {i}." for i in range(400))
-        (self.folder / "corpus.txt").write_text(text)
-        self.set("corpora.mine", {"source": "local", "path": "corpus.txt"})
+        (self.folder / "data/corpus/mine.txt").write_text(text)
+        self.set("corpora.mine", {"source": "local", "path": "data/corpus/mine.txt"})
         self.set("models.tiny", {"layers": 1, "width": 16, "heads": 2, "context": 16})
         settings = {
             "corpus": "mine", "model": "tiny", "tokenizer.vocab_size": 300,

@@ -22,6 +22,14 @@ def test_an_edited_comment_runs_nothing(project: Project):
     assert project.repro() == set()
 
 
+def test_an_edited_text_of_ones_own_is_tokenized_again(project: Project):
+    before = (project.folder / "data/corpus/mine.txt").read_text()
+    project.append("data/corpus/mine.txt", "\n\nA last word.\n")
+    assert {"tokenize", *stages_of(*CELLS)} <= project.repro()
+    (project.folder / "data/corpus/mine.txt").write_text(before)
+    assert project.repro() <= {"report"}
+
+
 def test_a_preset_that_is_not_picked_trains_nothing(project: Project):
     project.set("models.huge", {"layers": 99, "width": 1024, "heads": 8, "context": 64})
     project.set("optimizers.slow", {"base": "adamw", "lr": 1e-5})
