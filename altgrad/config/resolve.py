@@ -82,15 +82,13 @@ class Resolver:
     def _cell(self, entry: str, optimizer: str, seed: int, lr_scale: int | float) -> Cell:
         params = self.params
         key = cell_key(entry, optimizer, seed, lr_scale)
-        recipe, sections = (
-            None,
-            {
-                "model": params.models[params.model].model_dump(),
-                "arm": params.optimizers[optimizer].model_dump(),
-                "train": params.train.model_dump(),
-                "monitor": params.monitor.model_dump(),
-            },
-        )
+        recipe = None
+        sections = {
+            "model": params.models[params.model].model_dump(),
+            "arm": params.optimizers[optimizer].model_dump(),
+            "train": params.train.model_dump(),
+            "monitor": params.monitor.model_dump(),
+        }
         applied = [selector for selector in (entry, optimizer, key) if selector in self.overrides]
         for selector in applied:
             override = self.overrides[selector]
@@ -142,23 +140,17 @@ class Resolver:
     def _require_distinct_names(self) -> None:
         """Raise unless a name in the grid can mean one thing only, and every format of one's own is sound."""
         params = self.params
-        for name, custom in params.formats.items():
-            self._describe_custom(name, custom)
+        for name in params.formats:
+            self._describe(name, f"formats.{name}")
             if name in params.recipes or name == PLACEHOLDER or self._is_known_format(name):
                 raise UserError(f"{self.source}: formats.{name}: the name is taken; choose another")
         for name in params.recipes:
             if name in params.optimizers or self._is_known_format(name):
                 raise UserError(f"{self.source}: recipes.{name}: the name is taken; choose another")
 
-    def _describe_custom(self, name: str, custom: CustomFormat) -> None:
+    def _is_known_format(self, name: str, custom: CustomFormat | None = None) -> bool:
         try:
             self.describe(name, custom)
-        except ValueError as error:
-            raise UserError(f"{self.source}: formats.{name}: {error}") from None
-
-    def _is_known_format(self, name: str) -> bool:
-        try:
-            self.describe(name, None)
         except ValueError:
             return False
         return True
@@ -194,11 +186,7 @@ class Resolver:
     def _is_entry(self, name: str) -> bool:
         if name in self.params.recipes:
             return not self._is_template(name)
-        try:
-            self.describe(name, self.params.formats.get(name))
-        except ValueError:
-            return False
-        return True
+        return self._is_known_format(name, self.params.formats.get(name))
 
     def _is_template(self, recipe: str) -> bool:
         """Return whether a recipe waits for a format, and so cannot be a grid entry itself."""
@@ -212,11 +200,12 @@ class Resolver:
         named = len(parts) == 4 and self._is_entry(parts[0]) and parts[1] in params.optimizers
         if named and parts[2].isdigit() and _is_number(parts[3]):
             # The key is what DVC makes of the grid's values; 1.0 for 1 would select nothing.
-            known = params.grid.lr_scales
-            lr_scale = next((value for value in known if value == float(parts[3])), float(parts[3]))
-            key = cell_key(parts[0], parts[1], int(parts[2]), lr_scale)
-            if key != selector:
-                raise UserError(f"{self.source}: overrides: write {selector} as {key}")
+            number = float(parts[3])
+            same = [value for value in params.grid.lr_scales if value == number]
+            spellings = same or [number, *([int(number)] if number.is_integer() else [])]
+            keys = [cell_key(parts[0], parts[1], int(parts[2]), value) for value in spellings]
+            if selector not in keys:
+                raise UserError(f"{self.source}: overrides: write {selector} as {keys[0]}")
             return
         known = [*params.grid.formats, *params.recipes, *params.optimizers]
         known += [cell_key(*c) for c in itertools.product(

@@ -117,6 +117,13 @@ def test_the_narrower_override_wins():
     assert found["E4M3-adamw-0-1"].train.clip == 2.0
 
 
+@pytest.mark.parametrize("selector", ["E5M2-adamw-7-1", "E5M2-adamw-0-2", "E5M2-adamw-0-2.0", "E5M2-adamw-0-1e-05"])
+def test_an_override_for_a_cell_outside_the_grid_is_kept_and_named(selector):
+    resolver = Resolver(changed(overrides={selector: {"train": {"clip": 0.5}}}), describe)
+    assert resolver.idle_overrides() == [selector]
+    assert cells(SHIPPED) == {cell.key: cell for cell in resolver.cells()}
+
+
 def test_an_override_for_a_format_outside_the_grid_is_kept():
     params = changed(grid={"formats": ["E3M4"]}, overrides={"E5M2": {"train": {"clip": 0.5}}})
     assert set(cells(params)) == {"E3M4-adamw-0-1", "E3M4-adamw-1-1"}
