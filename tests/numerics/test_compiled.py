@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch._dynamo
-from numerics_oracles import KERNEL_FORMATS, assert_identical, every_bfloat16, random_patterns
 
 from altgrad.numerics import amax, format_constants, quantize, round_to_grid, scale_from_amax
 from altgrad.numerics.prove import decision_points
+from tests.numerics.numerics_oracles import KERNEL_FORMATS, assert_identical, every_bfloat16, random_patterns
 
 INPUTS = torch.cat([every_bfloat16(), random_patterns(200_000)])
 

@@ -6,10 +6,10 @@ import gfloat
 import ml_dtypes
 import numpy as np
 import pytest
-from numerics_oracles import FORMATS, gfloat_format, name_of
 
 from altgrad.numerics import Format, UnknownFormatError, format_names, get_format
 from altgrad.numerics.reference import decode_scalar, largest_code, magnitude_of_code
+from tests.numerics.numerics_oracles import FORMATS, gfloat_format, name_of
 
 # name, specials, bias, max, smallest normal, smallest subnormal, distinct finite values
 PUBLISHED = [

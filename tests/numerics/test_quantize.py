@@ -6,7 +6,6 @@ from functools import partial
 
 import pytest
 import torch
-from numerics_oracles import assert_identical, random_patterns
 
 from altgrad.numerics import (
     amax,
@@ -20,6 +19,7 @@ from altgrad.numerics import (
     round_to_grid,
 )
 from altgrad.numerics.rounding import OVERFLOW_POLICIES, ROUNDING_MODES
+from tests.numerics.numerics_oracles import assert_identical, random_patterns
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -8,7 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numerics_oracles import (
+
+from altgrad.numerics import Format, format_constants, quantize, round_to_grid, ulp
+from altgrad.numerics.prove import decision_points
+from tests.numerics.numerics_oracles import (
     DETERMINISTIC_MODES,
     EIGHT_BIT_SPLITS,
     FORMATS,
@@ -19,9 +22,6 @@ from numerics_oracles import (
     name_of,
     random_patterns,
 )
-
-from altgrad.numerics import Format, format_constants, quantize, round_to_grid, ulp
-from altgrad.numerics.prove import decision_points
 
 every_format = pytest.mark.parametrize("fmt", KERNEL_FORMATS, ids=name_of)
 INPUTS = torch.cat([every_bfloat16(), random_patterns(20_000)])

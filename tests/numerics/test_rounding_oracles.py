@@ -11,7 +11,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from numerics_oracles import (
+
+from altgrad.numerics import Format, format_constants, get_format, quantize, round_to_grid
+from altgrad.numerics.prove import decision_points
+from altgrad.numerics.reference import round_scalar
+from altgrad.numerics.rounding import OVERFLOW_POLICIES, round_float64
+from tests.numerics.numerics_oracles import (
     DETERMINISTIC_MODES,
     FORMATS,
     KERNEL_FORMATS,
@@ -21,11 +26,6 @@ from numerics_oracles import (
     name_of,
     random_patterns,
 )
-
-from altgrad.numerics import Format, format_constants, get_format, quantize, round_to_grid
-from altgrad.numerics.prove import decision_points
-from altgrad.numerics.reference import round_scalar
-from altgrad.numerics.rounding import OVERFLOW_POLICIES, round_float64
 
 BFLOAT16 = every_bfloat16()
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from numerics_oracles import EIGHT_BIT_SPLITS, KERNEL_FORMATS, assert_identical, name_of, random_patterns
 from torch import Tensor
 
 from altgrad.numerics import compute_scale, format_constants, get_format, quantize, round_to_grid, ulp
 from altgrad.numerics.reference import round_scalar
+from tests.numerics.numerics_oracles import EIGHT_BIT_SPLITS, KERNEL_FORMATS, assert_identical, name_of, random_patterns
 
 PATHS = {
     "kernel": lambda x, fmt: round_to_grid(x, format_constants(fmt)),

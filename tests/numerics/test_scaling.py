@@ -7,7 +7,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from numerics_oracles import EIGHT_BIT_SPLITS, KERNEL_FORMATS, name_of, random_patterns
 
 from altgrad.numerics import (
     amax,
@@ -25,6 +24,7 @@ from altgrad.numerics import (
     update_amax_history,
 )
 from altgrad.numerics.scaling import POW2_ROUNDINGS
+from tests.numerics.numerics_oracles import EIGHT_BIT_SPLITS, KERNEL_FORMATS, name_of, random_patterns
 
 AMAXES = random_patterns(4000).abs()
 USABLE = AMAXES[(AMAXES > 0) & AMAXES.isfinite()]

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from synthetic_project import SMALL, read, write_project
 
 from altgrad.reporting.compare import Comparison, compare
 from altgrad.reporting.load import Study
+from tests.reporting.synthetic_project import SMALL, read, write_project
 
 LOST = {"diverged": {"E7M0-adamw-1-1": 40}, "missing": ("E5M2-adamw-1-1",)}
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from synthetic_diagnosis import COST, format_fields, layer_names, random_for, twin, write_diagnosis
 
 from altgrad.config.files import write_json
 from altgrad.reporting.formats import Card
 from altgrad.reporting.load import Study, load_study
+from tests.reporting.synthetic_diagnosis import COST, format_fields, layer_names, random_for, twin, write_diagnosis
 
 DEFAULT_FORMATS = ["bf16", "E4M3", "E5M2", "E3M4", "E1M6", "E7M0"]
 TRAIN = {

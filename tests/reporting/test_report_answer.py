@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable
 
 import pytest
-from synthetic_project import SMALL, read, write_project
 
 from altgrad.reporting.answer import answer
 from altgrad.reporting.compare import compare
 from altgrad.reporting.control import check_twins
 from altgrad.reporting.document import Bullets
 from altgrad.reporting.load import Study
+from tests.reporting.synthetic_project import SMALL, read, write_project
 
 
 def said(study: Study) -> str:

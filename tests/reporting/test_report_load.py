@@ -8,11 +8,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from synthetic_project import SMALL, read, write_project
 
 from altgrad.config import UserError
 from altgrad.reporting import prune
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING
+from tests.reporting.synthetic_project import SMALL, read, write_project
 
 KEY = "E3M4-adamw-0-1"
 

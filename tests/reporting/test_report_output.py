@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from synthetic_project import SMALL, write_project
 
 from altgrad.reporting import write_report
+from tests.reporting.synthetic_project import SMALL, write_project
 
 DIVERGED = {"bf16-adamw-0-1": 40, "E3M4-adamw-0-1": 10}
 GRIDS = {
