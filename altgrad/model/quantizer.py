@@ -58,7 +58,7 @@ def overflows(scaled: Tensor, constants: Tensor) -> Tensor:
     An amax times its own scale may exceed the target by a rounding of each, 2^-23 in all; that is no
     overflow, and would be one in some formats more often than in others.
     """
-    return scaled.abs() > constants.view(torch.float32)[MAX] * (1 + 2.0**-22)
+    return scaled.abs() > constants[MAX] * (1 + 2.0**-22)
 
 
 def scale_for(amax: Tensor, remembered: Tensor | None, constants: Tensor, dtype: str) -> Tensor:

@@ -49,7 +49,7 @@ class Contestant(NamedTuple):
 def contestants(name: str) -> list[Contestant]:
     """Return everything to be compared, for one of our formats; others round to their nearest to it."""
     constants = format_constants(name)
-    rounder = InPlaceRounder(constants)
+    rounder = InPlaceRounder(get_format(name))
 
     def fused(x: Tensor, scale: Tensor, constants: Tensor) -> Tensor:
         return round_to_grid(x * scale, constants) / scale

@@ -2,27 +2,33 @@
 
 Python numbers are baked into what `torch.compile` generates, so a kernel that took a format's
 numbers that way would be compiled anew for each format. Packed into a tensor they are data, and one
-compiled graph serves every format. Floats travel as their float32 bit patterns.
+compiled graph serves every format.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from functools import cache
+
 import torch
 from torch import Tensor
 
 from altgrad.numerics.formats import Format
 from altgrad.numerics.registry import get_format
 
-# Places in the packed tensor. MAX, MIN_NORMAL, ANCHOR, ZERO and TARGET hold float32 bit patterns.
-MAX, MIN_NORMAL, ANCHOR, ZERO, TARGET, SHIFT, HALF, KEEP, PARITY = range(9)
+# Places in the packed tensor.
+MAX, ULPS, SPACING, ANCHOR_SQUARE, ANCHOR_OTHER, ZERO, TARGET = range(7)
 
 # Two operands scaled to the top of E6M1 or E7M0 would overflow the float32 accumulator of their
 # matrix product, so a tensor's amax is scaled to 2^15 at most. No other format reaches beyond it.
 TARGET_CAP = 2.0**15
 
 FLOAT32_MANTISSA = 23
-SIGN_BIT = -(1 << 31)
+# The lowest binade in which 2^-24 of a value is a normal float32, which no mode flushes to zero.
+_LOWEST_EXPONENT = -102
+
+# A float32 whose ulp is one, in the middle of its binade, and the one after it: one even, one odd.
+_EVEN_ANCHOR = 1.5 * 2.0**FLOAT32_MANTISSA
+_ODD_ANCHOR = _EVEN_ANCHOR + 1
 
 
 def scale_target(fmt: str | Format) -> float:
@@ -33,11 +39,12 @@ def scale_target(fmt: str | Format) -> float:
 def has_float32_kernel(fmt: Format) -> bool:
     """Whether `round_to_grid` is exact for the format.
 
-    It must be signed, within float32's range, no lower than float32's own subnormals reach, and its
-    anchor (see `format_constants`) must not overflow.
+    It must be signed, its normal values must begin at 2^-102 or above, and the anchor of its top
+    binade, 1.5 * 2^23 spacings, must be a float32. That is so for every signed format whose exponent
+    has at most 7 bits and the usual bias.
     """
-    spacing = fmt.emin - fmt.mantissa_bits
-    return fmt.signed and fmt.emin >= -127 and -149 <= spacing <= 127 - FLOAT32_MANTISSA and fmt.emax <= 127
+    top_anchor = fmt.emax - fmt.mantissa_bits + FLOAT32_MANTISSA
+    return fmt.signed and fmt.emin >= _LOWEST_EXPONENT and top_anchor <= 127
 
 
 def format_constants(fmt: str | Format, device: torch.device | str | None = None) -> Tensor:
@@ -48,38 +55,35 @@ def format_constants(fmt: str | Format, device: torch.device | str | None = None
         device: where the tensor is to live.
 
     Returns:
-        int32, shape (9,): largest value; smallest normal value (+Inf without normals); anchor, which
-        is 2^23 times the smallest spacing, so that adding and subtracting it rounds to that spacing;
-        the zero that is added at the end, -0 if the format keeps -0 and +0 if not; the scaling
-        target; 23 - M, the float32 mantissa bits to drop; half of the dropped unit, less one; the
-        mask of kept bits; the adjustment of code parity.
+        float32, shape (7,): the largest value; how many float32 ulps a spacing of the format is in the
+        normal range, 2^(23 - M); the smallest spacing; the anchor, in spacings, where the spacing is
+        an even power of two, and where it is an odd one (see `rounding`); the zero that is added at
+        the end, -0 if the format keeps -0 and +0 if not; the scaling target.
 
     Raises:
-        ValueError: the format is unsigned or not exact in float32.
+        ValueError: the format is unsigned or too wide for the kernel.
     """
-    return torch.tensor(_packed(get_format(fmt)), dtype=torch.int32, device=device)
+    return torch.tensor(packed_constants(get_format(fmt)), device=device)
 
 
 @torch.compiler.assume_constant_result
-def _packed(fmt: Format) -> list[int]:
+def packed_constants(fmt: Format) -> tuple[float, ...]:
+    """`format_constants` as Python numbers."""
+    return _packed(fmt)
+
+
+@cache
+def _packed(fmt: Format) -> tuple[float, ...]:
     if not has_float32_kernel(fmt):
-        raise ValueError(f"fmt: {fmt} is not a signed format within float32's range")
-    shift = FLOAT32_MANTISSA - fmt.mantissa_bits
-    # With M = 0 the code's parity is that of its exponent field, e + bias; float32's own is e + 127.
-    parities_differ = fmt.mantissa_bits == 0 and fmt.bias % 2 == 0
-    packed = [0] * 9
-    packed[MAX] = _float32_bits(fmt.max)
-    # Below 2^-126 float32 is linear itself, so there the anchor must do the rounding.
-    packed[MIN_NORMAL] = _float32_bits(np.inf if fmt.min_normal is None else max(fmt.min_normal, 2.0**-126))
-    packed[ANCHOR] = _float32_bits(2.0 ** (fmt.emin - fmt.mantissa_bits + FLOAT32_MANTISSA))
-    packed[ZERO] = _float32_bits(-0.0 if fmt.has_negative_zero else 0.0)
-    packed[TARGET] = _float32_bits(scale_target(fmt))
-    packed[SHIFT] = shift
-    packed[HALF] = (1 << (shift - 1)) - 1
-    packed[KEEP] = -(1 << shift)
-    packed[PARITY] = (1 << shift) if parities_differ else 0
-    return packed
-
-
-def _float32_bits(value: float) -> int:
-    return int(np.float32(value).view(np.int32))
+        raise ValueError(f"fmt: {fmt} is not a signed format well inside float32's range")
+    packed = [0.0] * 7
+    packed[MAX] = fmt.max
+    packed[ULPS] = 2.0 ** (FLOAT32_MANTISSA - fmt.mantissa_bits)
+    packed[SPACING] = 2.0 ** (fmt.emin - fmt.mantissa_bits)
+    packed[ANCHOR_SQUARE] = packed[ANCHOR_OTHER] = _EVEN_ANCHOR
+    if fmt.mantissa_bits == 0:
+        # Codes are exponent fields, e + bias: above an even one a tie must go down.
+        packed[ANCHOR_SQUARE if fmt.bias % 2 == 0 else ANCHOR_OTHER] = _ODD_ANCHOR
+    packed[ZERO] = -0.0 if fmt.has_negative_zero else 0.0
+    packed[TARGET] = scale_target(fmt)
+    return tuple(packed)

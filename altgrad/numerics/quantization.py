@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from altgrad.numerics.chunked import PIECE, InPlaceRounder, map_chunks
 from altgrad.numerics.constants import format_constants, has_float32_kernel
@@ -88,8 +89,12 @@ def quantize(
     if rounding == "stochastic":
         _require_randomness(generator, random_bits)
     plan = _Plan(fmt, rounding, overflow, gradient, generator, random_bits)
-    function = _Quantize if torch.compiler.is_compiling() else _QuantizeForwardMode
-    return function.apply(x, _as_scale(scale, x), plan)
+    scale = _as_scale(scale, x)
+    if torch.compiler.is_compiling():
+        return _Quantize.apply(x, scale, plan)
+    if not _is_differentiated(x):
+        return plan.run(x, scale)
+    return _QuantizeForwardMode.apply(x, scale, plan)
 
 
 class _Plan(NamedTuple):
@@ -110,10 +115,9 @@ class _Plan(NamedTuple):
             _require_positive(scale)
         default = self.rounding == "nearest-even" and self.overflow == "saturate"
         if default and x.dtype != torch.float64 and has_float32_kernel(fmt):
-            constants = format_constants(fmt, x.device)
             if not compiling:
-                return map_chunks(x, scale, InPlaceRounder(constants))
-            round_ = partial(round_to_grid, constants=constants)
+                return map_chunks(x, scale, InPlaceRounder(fmt))
+            round_ = partial(round_to_grid, constants=format_constants(fmt, x.device))
         else:
             if not compiling:
                 return map_chunks(x, scale, self._round_in_place, piece=PIECE // 2)  # allocates as it goes
@@ -185,6 +189,13 @@ def _through(ctx: Any, derivative: Tensor) -> Tensor:
     x, scale = ctx.saved_tensors
     inside = (x if scale is None else x.to(scale.dtype) * scale).abs() <= ctx.plan.fmt.max
     return derivative * inside
+
+
+def _is_differentiated(x: Tensor) -> bool:
+    """Whether any kind of derivative or vmap is under way; a Function costs more than a small tensor."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        return True
+    return torch._C._are_functorch_transforms_active() or unpack_dual(x).tangent is not None
 
 
 def _as_scale(scale: float | Tensor | None, x: Tensor) -> Tensor | None:

@@ -1,28 +1,32 @@
 """Rounding to a format's grid.
 
-`round_to_grid` is the hot path: nearest-even with saturation, in float32, a dozen element-wise
+`round_to_grid` is the hot path: nearest-even with saturation, in float32, about fifteen element-wise
 operations that a compiler fuses into one pass over memory. It works on the magnitude:
 
-- Normal values are rounded in the integer domain. Dropping the low ``23 - M`` bits of a float32
-  after adding just under half of the dropped unit, plus one if the kept part is odd, is
-  nearest-even, carries into the next binade included. For M = 0 the kept part is the exponent, whose
-  parity need not be that of the format's own exponent field, hence the parity adjustment.
-- Below the smallest normal the spacing is constant, and adding and subtracting an anchor whose own
-  ulp is that spacing lets the float32 adder round to nearest even. The largest subnormal carries
-  into the smallest normal by itself.
+- The spacing of a format in a normal binade is that of float32 there times ``2^(23 - M)``, and float32's
+  own is ``succ(x) - x``. Adding to x slightly more than half of its last place gives its successor
+  (Rump, Zimmermann, Boldo, Melquiond, "Computing predecessor and successor in rounding to nearest",
+  BIT 49, 2009): ``x * 2^-24 (1 + 2^-23)`` is more than half an ulp and less than one and a half, so
+  ``x`` plus it rounds to ``x + ulp``. Below the smallest normal value the spacing is the smallest one.
+- Adding and subtracting an anchor whose own ulp is that spacing lets the float32 adder round to
+  nearest even. The largest subnormal carries into the smallest normal by itself, and a binade into the
+  next.
+- The anchor is 1.5 * 2^23 spacings, an even number of them, so that the adder's ties are those of the
+  mantissa. With M = 0 the mantissa is no part of the code and every tie would go up; where the
+  code below is even the anchor is one spacing larger, and ties go down. Which those are alternates with
+  the exponent of the spacing; a power of two has an even exponent if its root squared gives it back.
 - Clamping comes first. That equals clamping after rounding, because the largest value is on the grid
-  and rounding is monotone; and it keeps a preceding ``x * scale`` from reaching the add, which a GPU
-  compiler could otherwise contract with it into a fused multiply-add that skips one rounding.
-- The sign bit is put back at the end. Adding -0 then changes nothing, and adding +0 turns -0 into
-  +0, which is what the formats without a negative zero need.
-- NaN compares false everywhere and passes through the anchor as NaN; integer rounding would turn
-  some NaNs into infinity or -0.
+  and rounding is monotone; and it keeps a preceding ``x * scale`` from reaching an addition, which a
+  GPU compiler could otherwise contract with it into a fused multiply-add that skips one rounding. The
+  one product that does feed an addition here, the successor's, gives the same sum fused or not.
+- The sign is put back at the end. Adding -0 then changes nothing, and adding +0 turns -0 into +0,
+  which is what the formats without a negative zero need.
+- NaN compares false everywhere and passes through the additions as NaN.
 
-Where float32 subnormals are flushed to zero (`torch.set_flush_denormal`, some GPU modes), only formats
-that reach below 2^-126 notice, and directed modes for inputs below it.
-
-There is no logarithm (``floor(log2(x))`` is one too high just below most powers of two), no division,
-and no cast (`torch.compile` may remove a pair of them).
+There is no bit access (compilers for CPUs do not vectorise it), no logarithm (``floor(log2(x))`` is one
+too high just below most powers of two), no division, and no cast (`torch.compile` may remove a pair
+of them). Flushing float32 subnormals to zero (`torch.set_flush_denormal`, some GPU modes) changes
+nothing.
 
 `round_float64` is the general path: every mode and overflow policy, for any format, in plain float64
 arithmetic where all the quotients involved are exact.
@@ -33,11 +37,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from altgrad.numerics.constants import ANCHOR, HALF, KEEP, MAX, MIN_NORMAL, PARITY, SHIFT, SIGN_BIT, ZERO
+from altgrad.numerics.constants import ANCHOR_OTHER, ANCHOR_SQUARE, MAX, SPACING, ULPS, ZERO
 from altgrad.numerics.formats import Format
 
 ROUNDING_MODES = ("nearest-even", "nearest-away", "toward-zero", "up", "down", "stochastic")
 OVERFLOW_POLICIES = ("saturate", "overflow")
+
+# Times x, slightly more than half of a float32's last place.
+SUCCESSOR = 2.0**-24 * (1 + 2.0**-23)
 
 
 def round_to_grid(x: Tensor, constants: Tensor) -> Tensor:
@@ -58,21 +65,15 @@ def round_to_grid(x: Tensor, constants: Tensor) -> Tensor:
     """
     if x.dtype != torch.float32:
         raise TypeError(f"x: expected torch.float32, got {x.dtype}")
-    as_float = constants.view(torch.float32)
-    largest, anchor = as_float[MAX], as_float[ANCHOR]
-
+    largest = constants[MAX]
     magnitude = x.abs()
     magnitude = torch.where(magnitude > largest, largest, magnitude)
-    bits = magnitude.view(torch.int32)
-
-    odd = ((bits + constants[PARITY]) >> constants[SHIFT]) & 1
-    normal = ((bits + odd + constants[HALF]) & constants[KEEP]).view(torch.float32)
-    subnormal = (magnitude + anchor) - anchor
-    rounded = torch.where(magnitude >= as_float[MIN_NORMAL], normal, subnormal)
-
-    sign = x.view(torch.int32) & SIGN_BIT
-    signed = (rounded.view(torch.int32) | sign).view(torch.float32)
-    return signed + as_float[ZERO]
+    ulp = (magnitude + magnitude * SUCCESSOR) - magnitude
+    spacing = torch.maximum(ulp * constants[ULPS], constants[SPACING])
+    root = spacing.sqrt()
+    anchor = spacing * torch.where(root * root == spacing, constants[ANCHOR_SQUARE], constants[ANCHOR_OTHER])
+    rounded = (magnitude + anchor) - anchor
+    return torch.copysign(rounded, x) + constants[ZERO]
 
 
 def round_float64(

@@ -99,7 +99,7 @@ def compute_scale(
 
 def scale_from_amax(amax: Tensor, constants: Tensor, *, dtype: str = "fp32", pow2_rounding: str = "floor") -> Tensor:
     """`compute_scale` for compiled graphs, the target read from `format_constants`."""
-    target = constants.view(torch.float32)[TARGET].double()
+    target = constants[TARGET].double()
     return _scale(amax.detach(), target, dtype, pow2_rounding)
 
 
