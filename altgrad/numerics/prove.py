@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from altgrad.numerics.constants import format_constants, has_float32_kernel
 from altgrad.numerics.formats import Format
-from altgrad.numerics.quantization import quantize
+from altgrad.numerics.quantization import quantize, require_holds
 from altgrad.numerics.records import environment, write_record
 from altgrad.numerics.reference import grid, round_scalar
 from altgrad.numerics.registry import get_format
@@ -71,7 +71,7 @@ def rounder(fmt: Format, mode: str, overflow: str, path: str) -> Rounder:
     if path == "eager":
         return lambda x: quantize(x, fmt, rounding=mode, overflow=overflow)
     torch._dynamo.reset()
-    if mode == "nearest-even" and overflow == "saturate":
+    if mode == "nearest-even" and overflow == "saturate" and has_float32_kernel(fmt):
         constants = format_constants(fmt)
         compiled = torch.compile(round_to_grid, fullgraph=True)
         return lambda x: compiled(x, constants)
@@ -216,10 +216,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _provable_format(name: str) -> Format:
     try:
         fmt = get_format(name)
+        require_holds(name, torch.float32, fmt)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    if not has_float32_kernel(fmt):
-        raise argparse.ArgumentTypeError(f"{fmt} is not a signed format within float32's range")
+    if not fmt.signed:
+        raise argparse.ArgumentTypeError(f"{fmt} has no negative numbers to sweep")
     return fmt
 
 
