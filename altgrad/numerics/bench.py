@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from altgrad.numerics.chunked import InPlaceRounder
-from altgrad.numerics.constants import format_constants
+from altgrad.numerics.constants import format_constants, packed_constants
 from altgrad.numerics.quantization import quantize
 from altgrad.numerics.records import environment, write_record
 from altgrad.numerics.registry import get_format
@@ -49,7 +49,7 @@ class Contestant(NamedTuple):
 def contestants(name: str) -> list[Contestant]:
     """Return everything to be compared, for one of our formats; others round to their nearest to it."""
     constants = format_constants(name)
-    rounder = InPlaceRounder(get_format(name))
+    rounder = InPlaceRounder(packed_constants(get_format(name)))
 
     def fused(x: Tensor, scale: Tensor, constants: Tensor) -> Tensor:
         return round_to_grid(x * scale, constants) / scale

@@ -1,4 +1,4 @@
-"""Rounding without a compiler: in place, through scratch that fits the cache.
+"""Work without a compiler: chunk by chunk, and rounding in place, through scratch that fits the cache.
 
 Eager PyTorch runs one operation at a time over whole tensors, so a kernel of a dozen operations
 would stream a large tensor through memory a dozen times and hold several copies of it. Walking the
@@ -8,13 +8,13 @@ output.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from altgrad.numerics.constants import ANCHOR_OTHER, ANCHOR_SQUARE, MAX, SPACING, ULPS, ZERO, packed_constants
-from altgrad.numerics.formats import Format
+from altgrad.numerics.constants import ANCHOR_OTHER, ANCHOR_SQUARE, MAX, SPACING, ULPS, ZERO
 from altgrad.numerics.rounding import SUCCESSOR
 
 # Elements per thread. Small enough for a core's cache (256 KiB of float32 per buffer), large enough that
@@ -58,11 +58,30 @@ def map_chunks(x: Tensor, scale: Tensor | None, round_: Callable[[Tensor], None]
     return out
 
 
+def map_elements(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Return ``function(x)``, computed chunk by chunk, so that its temporaries stay small.
+
+    Args:
+        function: element-wise.
+        x: any shape, dtype and strides.
+    """
+    if torch.compiler.is_compiling():
+        return function(x)
+    sources = _chunks(x.reshape(-1), PIECE)
+    first = function(sources[0])
+    if len(sources) == 1:
+        return first.view(x.shape)
+    out = first.new_empty(x.numel())
+    targets = _chunks(out, PIECE)
+    targets[0].copy_(first)
+    for source, target in zip(sources[1:], targets[1:], strict=True):
+        target.copy_(function(source))
+    return out.view(x.shape)
+
+
 def _chunks(flat: Tensor, piece: int) -> tuple[Tensor, ...]:
     size = piece * torch.get_num_threads() if flat.device.type == "cpu" else _GPU_CHUNK
-    if flat.numel() > size:
-        return flat.split(size)
-    return (flat,) if flat.numel() else ()
+    return flat.split(size) if flat.numel() > size else (flat,)
 
 
 class InPlaceRounder:
@@ -72,12 +91,12 @@ class InPlaceRounder:
     power of two on any device, and keeps the sign, which saves four operations.
 
     Args:
-        fmt: a format that `constants.has_float32_kernel`.
+        packed: the format, from `constants.packed_constants`.
     """
 
-    def __init__(self, fmt: Format) -> None:
-        self._packed = packed_constants(fmt)
-        self._keeps_sign_of_zero = fmt.has_negative_zero
+    def __init__(self, packed: Sequence[float]) -> None:
+        self._packed = packed
+        self._keeps_sign_of_zero = math.copysign(1.0, packed[ZERO]) < 0
         self._scratch: Tensor | None = None
 
     def __call__(self, work: Tensor) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from altgrad.numerics.chunked import map_elements
 from altgrad.numerics.formats import Format
 from altgrad.numerics.quantization import quantize, require_holds
 from altgrad.numerics.registry import get_format
@@ -36,7 +37,12 @@ def encode(x: Tensor, fmt: str | Format) -> Tensor:
         ValueError: NaN in a format that has no code for it.
     """
     fmt = get_format(fmt)
-    on_grid = quantize(x.detach(), fmt)
+    require_holds("x", x.dtype, fmt)
+    return map_elements(lambda part: _encode(part, fmt), x.detach())
+
+
+def _encode(x: Tensor, fmt: Format) -> Tensor:
+    on_grid = quantize(x, fmt)
     nans = on_grid.isnan()
     codes = _magnitude_code(on_grid.double().nan_to_num(fmt.smallest), fmt)
     if fmt.signed:
@@ -66,13 +72,17 @@ def decode(codes: Tensor, fmt: str | Format, dtype: torch.dtype = torch.float32)
     if codes.is_floating_point() or codes.is_complex() or codes.dtype == torch.bool:
         raise TypeError(f"codes: expected an integer tensor, got {codes.dtype}")
     require_holds("dtype", dtype, fmt)
-    index = codes.long()
-    if codes.dtype == torch.int16:
-        index = index & 0xFFFF
-    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < 1 << fmt.bits:
-        raise ValueError(f"codes: {fmt.name} has codes 0 to {(1 << fmt.bits) - 1}")
     table = torch.tensor(fmt.code_values, dtype=dtype, device=codes.device)
-    return table[index]
+
+    def look_up(part: Tensor) -> Tensor:
+        index = part.long()
+        if part.dtype == torch.int16:
+            index = index & 0xFFFF
+        if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < 1 << fmt.bits:
+            raise ValueError(f"codes: {fmt.name} has codes 0 to {(1 << fmt.bits) - 1}")
+        return table[index]
+
+    return map_elements(look_up, codes)
 
 
 def rung(x: Tensor, fmt: str | Format) -> Tensor:
@@ -93,11 +103,16 @@ def rung(x: Tensor, fmt: str | Format) -> Tensor:
         ValueError: NaN, which has no place on the grid.
     """
     fmt = get_format(fmt)
-    on_grid = quantize(x.detach(), fmt).double()
-    if bool(on_grid.isnan().any()):
-        raise ValueError("x: NaN has no rung")
-    codes = _magnitude_code(on_grid, fmt)
-    return torch.where(on_grid < 0, -codes, codes).int()
+    require_holds("x", x.dtype, fmt)
+
+    def place(part: Tensor) -> Tensor:
+        on_grid = quantize(part, fmt).double()
+        if bool(on_grid.isnan().any()):
+            raise ValueError("x: NaN has no rung")
+        codes = _magnitude_code(on_grid, fmt)
+        return torch.where(on_grid < 0, -codes, codes).int()
+
+    return map_elements(place, x.detach())
 
 
 def ulp(x: Tensor, fmt: str | Format) -> Tensor:
@@ -114,9 +129,13 @@ def ulp(x: Tensor, fmt: str | Format) -> Tensor:
     """
     fmt = get_format(fmt)
     require_holds("x", x.dtype, fmt)
-    magnitude = x.detach().double().abs().clamp_max(fmt.max)
-    spacing = power_of_two(binade(magnitude, fmt) - fmt.mantissa_bits)
-    return torch.where(magnitude.isnan(), magnitude, spacing).to(x.dtype)
+
+    def spacing_at(part: Tensor) -> Tensor:
+        magnitude = part.double().abs().clamp_max(fmt.max)
+        spacing = power_of_two(binade(magnitude, fmt) - fmt.mantissa_bits)
+        return torch.where(magnitude.isnan(), magnitude, spacing).to(x.dtype)
+
+    return map_elements(spacing_at, x.detach())
 
 
 def neighbours(x: Tensor, fmt: str | Format) -> tuple[Tensor, Tensor]:
@@ -137,15 +156,19 @@ def neighbours(x: Tensor, fmt: str | Format) -> tuple[Tensor, Tensor]:
     """
     fmt = get_format(fmt)
     require_holds("x", x.dtype, fmt)
+    x = x.detach()
     if bool(x.isnan().any()):
         raise ValueError("x: NaN has no neighbours")
     values = torch.tensor(fmt.values, device=x.device)
     nowhere = values.new_tensor([torch.inf])
     grid = torch.cat([-nowhere, values, nowhere])
-    wide = x.detach().double().contiguous()
-    below = torch.searchsorted(values, wide, right=False)
-    above = torch.searchsorted(values, wide, right=True) + 1
-    return grid[below].to(x.dtype), grid[above].to(x.dtype)
+
+    def nearest(right: bool) -> Tensor:
+        return map_elements(
+            lambda part: grid[torch.searchsorted(values, part.double(), right=right) + right].to(x.dtype), x
+        )
+
+    return nearest(right=False), nearest(right=True)
 
 
 def _magnitude_code(on_grid: Tensor, fmt: Format) -> Tensor:

@@ -13,7 +13,6 @@ second derivatives through it are those of the surrounding function, as Hessians
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
 from altgrad.numerics.chunked import PIECE, InPlaceRounder, map_chunks
-from altgrad.numerics.constants import format_constants, has_float32_kernel
+from altgrad.numerics.constants import MAX, format_constants, has_float32_kernel, packed_constants
 from altgrad.numerics.formats import Format
 from altgrad.numerics.registry import get_format
 from altgrad.numerics.rounding import OVERFLOW_POLICIES, ROUNDING_MODES, round_float64, round_to_grid
@@ -39,7 +38,7 @@ _DTYPE_LIMITS = {
 
 def quantize(
     x: Tensor,
-    fmt: str | Format,
+    fmt: str | Format | Tensor,
     *,
     scale: float | Tensor | None = None,
     rounding: str = "nearest-even",
@@ -56,7 +55,8 @@ def quantize(
 
     Args:
         x: float16, bfloat16, float32 or float64, any shape. NaN stays NaN.
-        fmt: a format or its name.
+        fmt: a format or its name. `torch.compile` makes a graph for each; to share one among formats,
+            pass what `format_constants` returns, with a float32 ``x``, ``nearest-even`` and ``saturate``.
         scale: positive and finite, a number or a tensor that broadcasts to the shape of ``x`` (see
             `scaling.broadcast_scale` for blocks). No gradient flows to it. None is 1.
         rounding: ``nearest-even`` (ties to the even code), ``nearest-away``, ``toward-zero``, ``up``,
@@ -75,56 +75,64 @@ def quantize(
         The shape, dtype and device of ``x``.
 
     Raises:
-        TypeError: ``x`` is no float tensor.
+        TypeError: ``x`` is no float tensor, or with packed constants not float32.
         ValueError: naming the argument: a dtype that cannot hold the format, a scale that is not
-            positive and finite, an unknown choice, a missing generator. The values of a tensor
-            ``scale`` are looked at in eager mode only (on a GPU this waits for them), since a
-            compiled graph cannot raise on data.
+            positive and finite, an unknown choice, a missing generator, packed constants in another
+            mode. The values of a tensor ``scale`` are looked at in eager mode only (on a GPU this waits
+            for them), since a compiled graph cannot raise on data.
     """
-    fmt = get_format(fmt)
-    require_holds("x", x.dtype, fmt)
     _require_choice("rounding", rounding, ROUNDING_MODES)
     _require_choice("overflow", overflow, OVERFLOW_POLICIES)
     _require_choice("gradient", gradient, GRADIENTS)
     if rounding == "stochastic":
         _require_randomness(generator, random_bits)
+    constants = None
+    if isinstance(fmt, Tensor):
+        _require_kernel(x, rounding, overflow)
+        fmt, constants = None, fmt
+    else:
+        fmt = get_format(fmt)
+        require_holds("x", x.dtype, fmt)
     plan = _Plan(fmt, rounding, overflow, gradient, generator, random_bits)
     scale = _as_scale(scale, x)
     if torch.compiler.is_compiling():
-        return _Quantize.apply(x, scale, plan)
+        return _Quantize.apply(x, scale, constants, plan)
     if not _is_differentiated(x):
-        return plan.run(x, scale)
-    return _QuantizeForwardMode.apply(x, scale, plan)
+        return plan.run(x, scale, constants)
+    return _QuantizeForwardMode.apply(x, scale, constants, plan)
 
 
 class _Plan(NamedTuple):
-    """Everything but the tensors."""
+    """Everything but the tensors; ``fmt`` is None where packed constants take its place."""
 
-    fmt: Format
+    fmt: Format | None
     rounding: str
     overflow: str
     gradient: str
     generator: torch.Generator | None
     random_bits: int
 
-    def run(self, x: Tensor, scale: Tensor | None) -> Tensor:
-        fmt = self.fmt
-        compiling = torch.compiler.is_compiling()
-        if scale is not None and not compiling:
-            # Here rather than in quantize, because under vmap only here there are values to look at.
-            _require_positive(scale)
-        default = self.rounding == "nearest-even" and self.overflow == "saturate"
-        if default and x.dtype != torch.float64 and has_float32_kernel(fmt):
-            if not compiling:
-                return map_chunks(x, scale, InPlaceRounder(fmt))
-            round_ = partial(round_to_grid, constants=format_constants(fmt, x.device))
-        else:
-            if not compiling:
+    def run(self, x: Tensor, scale: Tensor | None, constants: Tensor | None) -> Tensor:
+        has_kernel = constants is not None or self._has_kernel(x)
+        if not torch.compiler.is_compiling():
+            if scale is not None:
+                # Here rather than in quantize, because under vmap only here there are values to look at.
+                _require_positive(scale)
+            if not has_kernel:
                 return map_chunks(x, scale, self._round_in_place, piece=PIECE // 2)  # allocates as it goes
-            round_ = self._round
+            packed = packed_constants(self.fmt) if constants is None else constants.tolist()
+            return map_chunks(x, scale, InPlaceRounder(packed))
         wide = x if x.dtype == torch.float64 else x.float()
-        rounded = round_(wide if scale is None else wide * scale)
+        scaled = wide if scale is None else wide * scale
+        if has_kernel:
+            rounded = round_to_grid(scaled, format_constants(self.fmt, x.device) if constants is None else constants)
+        else:
+            rounded = self._round(scaled)
         return (rounded if scale is None else rounded / scale).to(x.dtype)
+
+    def _has_kernel(self, x: Tensor) -> bool:
+        default = self.rounding == "nearest-even" and self.overflow == "saturate"
+        return default and x.dtype != torch.float64 and has_float32_kernel(self.fmt)
 
     def _round(self, x: Tensor) -> Tensor:
         """Round float32 or float64 by the general path."""
@@ -145,26 +153,31 @@ class _Quantize(torch.autograd.Function):
     """Reverse-mode and vmap rules. Element-wise, so a batch is quantized as one larger tensor."""
 
     @staticmethod
-    def forward(x: Tensor, scale: Tensor | None, plan: _Plan) -> Tensor:
-        return plan.run(x, scale)
+    def forward(x: Tensor, scale: Tensor | None, constants: Tensor | None, plan: _Plan) -> Tensor:
+        return plan.run(x, scale, constants)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, scale, plan = inputs
+        *tensors, plan = inputs
         ctx.plan = plan
         if plan.gradient == "clipped":
-            ctx.save_for_backward(x, scale)
-            ctx.save_for_forward(x, scale)
+            ctx.save_for_backward(*tensors)
+            ctx.save_for_forward(*tensors)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _through(ctx, grad), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _through(ctx, grad), None, None, None
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, scale: Tensor | None, plan: _Plan
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        x: Tensor,
+        scale: Tensor | None,
+        constants: Tensor | None,
+        plan: _Plan,
     ) -> tuple[Tensor, int]:
-        x_dim, scale_dim, _ = in_dims
+        x_dim, scale_dim, *_ = in_dims
         if x_dim is None:
             x, x_dim = x.expand(info.batch_size, *x.shape), 0
         x = x.movedim(x_dim, 0)
@@ -172,7 +185,7 @@ class _Quantize(torch.autograd.Function):
             scale = scale.movedim(scale_dim, 0)
             missing = x.dim() - scale.dim()
             scale = scale.reshape(scale.shape[0], *[1] * missing, *scale.shape[1:])
-        return _QuantizeForwardMode.apply(x, scale, plan), 0
+        return _QuantizeForwardMode.apply(x, scale, constants, plan), 0
 
 
 class _QuantizeForwardMode(_Quantize):
@@ -186,8 +199,9 @@ class _QuantizeForwardMode(_Quantize):
 def _through(ctx: Any, derivative: Tensor) -> Tensor:
     if ctx.plan.gradient == "straight-through":
         return derivative.view_as(derivative)
-    x, scale = ctx.saved_tensors
-    inside = (x if scale is None else x.to(scale.dtype) * scale).abs() <= ctx.plan.fmt.max
+    x, scale, constants = ctx.saved_tensors
+    largest = ctx.plan.fmt.max if constants is None else constants[MAX]
+    inside = (x if scale is None else x.to(scale.dtype) * scale).abs() <= largest
     return derivative * inside
 
 
@@ -237,6 +251,13 @@ def require_holds(argument: str, dtype: torch.dtype, fmt: Format) -> None:
 def _require_choice(argument: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{argument}: expected one of {', '.join(choices)}, got {value!r}")
+
+
+def _require_kernel(x: Tensor, rounding: str, overflow: str) -> None:
+    if x.dtype != torch.float32:
+        raise TypeError(f"x: with packed constants expected torch.float32, got {x.dtype}")
+    if rounding != "nearest-even" or overflow != "saturate":
+        raise ValueError(f"rounding: packed constants are for nearest-even and saturate, not {rounding} and {overflow}")
 
 
 def _require_randomness(generator: torch.Generator | None, random_bits: int) -> None:

@@ -145,3 +145,8 @@ def test_crossing_zero_counts_each_value_once():
     fmt = get_format("E3M4")
     steps = rung(torch.tensor(2 * fmt.smallest), fmt) - rung(torch.tensor(-fmt.smallest), fmt)
     assert steps == 3
+
+
+def test_vmap_over_more_than_a_chunk_is_the_whole():
+    x = torch.randn(2, 300_000, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(torch.func.vmap(lambda row: ulp(row, "E3M4"))(x), ulp(x, "E3M4"))

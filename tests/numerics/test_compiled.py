@@ -54,6 +54,18 @@ def test_one_compiled_graph_gives_the_eager_bits_in_every_format(no_recompilatio
         assert_identical(results[1][2], quantize(INPUTS, fmt), INPUTS)
 
 
+@pytest.mark.parametrize("gradient", ["straight-through", "clipped"])
+def test_one_compiled_graph_differentiates_every_format(no_recompilation, gradient):
+    compiled = torch.compile(lambda x, constants: quantize(x, constants, scale=1.7, gradient=gradient), fullgraph=True)
+    x = torch.linspace(-40, 40, 999).requires_grad_()
+    for fmt in KERNEL_FORMATS:
+        expected = quantize(x, fmt, scale=1.7, gradient=gradient)
+        for y in (compiled(x, format_constants(fmt)), quantize(x, format_constants(fmt), scale=1.7, gradient=gradient)):
+            assert_identical(y.detach(), expected.detach(), x.detach())
+            slopes = [torch.autograd.grad((z**3).sum(), x, retain_graph=True)[0] for z in (y, expected)]
+            assert torch.equal(*slopes)
+
+
 def test_compiled_quantize_gives_the_eager_bits(no_recompilation):
     """In BF16 too, where rounding by casts would be compiled away."""
 
