@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from altgrad.numerics.constants import ANCHOR_OTHER, ANCHOR_SQUARE, MAX, SPACING, ULPS, ZERO
+from altgrad.numerics.constants import MAX, ROOT, SPACING, ULPS, ZERO
 from altgrad.numerics.rounding import SUCCESSOR
 
 # Elements per thread. Small enough for a core's cache (256 KiB of float32 per buffer), large enough that
@@ -107,7 +107,7 @@ class InPlaceRounder:
         torch.add(work, work, alpha=SUCCESSOR, out=spacing)
         spacing.sub_(work).abs_().mul_(packed[ULPS]).clamp_min_(packed[SPACING])
         work.div_(spacing)
-        if packed[ANCHOR_SQUARE] != packed[ANCHOR_OTHER]:
+        if packed[ROOT]:
             self._lower_ties(work, spacing)
         work.round_().mul_(spacing)
         if not self._keeps_sign_of_zero:
@@ -119,7 +119,7 @@ class InPlaceRounder:
         The float32 above 1.5 becomes 1.5 and still goes up.
         """
         down = spacing.sqrt().square_()
-        down = down.eq_(spacing) if self._packed[ANCHOR_SQUARE] > self._packed[ANCHOR_OTHER] else down.ne_(spacing)
+        down = down.eq_(spacing) if self._packed[ROOT] > 0 else down.ne_(spacing)
         counts.mul_(down.mul_(-(2.0**-24)).add_(1.0))
 
     def _buffer(self, work: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from altgrad.numerics.formats import Format
 from altgrad.numerics.registry import get_format
 
 # Places in the packed tensor.
-MAX, ULPS, SPACING, ANCHOR_SQUARE, ANCHOR_OTHER, ZERO, TARGET = range(7)
+MAX, ULPS, SPACING, ANCHOR, ROOT, ZERO, TARGET = range(7)
 
 # Two operands scaled to the top of E6M1 or E7M0 would overflow the float32 accumulator of their
 # matrix product, so a tensor's amax is scaled to 2^15 at most. No other format reaches beyond it.
@@ -26,9 +26,10 @@ FLOAT32_MANTISSA = 23
 # The lowest binade in which 2^-24 of a value is a normal float32, which no mode flushes to zero.
 _LOWEST_EXPONENT = -102
 
-# A float32 whose ulp is one, in the middle of its binade, and the one after it: one even, one odd.
+# A float32 whose ulp is one, in the middle of its binade; it is even.
 _EVEN_ANCHOR = 1.5 * 2.0**FLOAT32_MANTISSA
-_ODD_ANCHOR = _EVEN_ANCHOR + 1
+# The float32 root of an odd power of two, squared in float32, is short of it by a factor 1 - 2^-24.
+_PER_SHORTFALL = 2.0 ** (FLOAT32_MANTISSA + 1)
 
 
 def scale_target(fmt: str | Format) -> float:
@@ -39,12 +40,12 @@ def scale_target(fmt: str | Format) -> float:
 def has_float32_kernel(fmt: Format) -> bool:
     """Whether `round_to_grid` is exact for the format.
 
-    It must be signed, its normal values must begin at 2^-102 or above, and the anchor of its top
-    binade, 1.5 * 2^23 spacings, must be a float32. That is so for every signed format whose exponent
-    has at most 7 bits and the usual bias.
+    It must be signed, its normal values must begin at 2^-102 or above, and 2^25 spacings of its top
+    binade must not overflow. That is so for every signed format whose exponent has at most 7 bits and
+    the usual bias.
     """
-    top_anchor = fmt.emax - fmt.mantissa_bits + FLOAT32_MANTISSA
-    return fmt.signed and fmt.emin >= _LOWEST_EXPONENT and top_anchor <= 127
+    top_spacing = fmt.emax - fmt.mantissa_bits
+    return fmt.signed and fmt.emin >= _LOWEST_EXPONENT and top_spacing + FLOAT32_MANTISSA + 2 <= 127
 
 
 def format_constants(fmt: str | Format, device: torch.device | str | None = None) -> Tensor:
@@ -56,9 +57,9 @@ def format_constants(fmt: str | Format, device: torch.device | str | None = None
 
     Returns:
         float32, shape (7,): the largest value; how many float32 ulps a spacing of the format is in the
-        normal range, 2^(23 - M); the smallest spacing; the anchor, in spacings, where the spacing is
-        an even power of two, and where it is an odd one (see `rounding`); the zero that is added at
-        the end, -0 if the format keeps -0 and +0 if not; the scaling target.
+        normal range, 2^(23 - M); the smallest spacing; the anchor in spacings, and in squared roots
+        of the spacing (see `rounding`); the zero that is added at the end, -0 if the format keeps -0
+        and +0 if not; the scaling target.
 
     Raises:
         ValueError: the format is unsigned or too wide for the kernel.
@@ -80,10 +81,12 @@ def _packed(fmt: Format) -> tuple[float, ...]:
     packed[MAX] = fmt.max
     packed[ULPS] = 2.0 ** (FLOAT32_MANTISSA - fmt.mantissa_bits)
     packed[SPACING] = 2.0 ** (fmt.emin - fmt.mantissa_bits)
-    packed[ANCHOR_SQUARE] = packed[ANCHOR_OTHER] = _EVEN_ANCHOR
+    packed[ANCHOR] = _EVEN_ANCHOR
     if fmt.mantissa_bits == 0:
-        # Codes are exponent fields, e + bias: above an even one a tie must go down.
-        packed[ANCHOR_SQUARE if fmt.bias % 2 == 0 else ANCHOR_OTHER] = _ODD_ANCHOR
+        # Codes are exponent fields, e + bias: above an even one ties go down, so the anchor is odd, which
+        # is for odd e if the bias is odd. One spacing more for a shortfall, or one more and it taken off.
+        packed[ROOT] = -_PER_SHORTFALL if fmt.bias % 2 == 1 else _PER_SHORTFALL
+        packed[ANCHOR] += (fmt.bias % 2 == 0) - packed[ROOT]
     packed[ZERO] = -0.0 if fmt.has_negative_zero else 0.0
     packed[TARGET] = scale_target(fmt)
     return tuple(packed)

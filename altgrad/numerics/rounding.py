@@ -14,14 +14,16 @@ operations that a compiler fuses into one pass over memory. It works on the magn
 - The anchor is 1.5 * 2^23 spacings, an even number of them, so that the adder's ties are those of the
   mantissa. With M = 0 the mantissa is no part of the code and every tie would go up; where the
   code below is even the anchor is one spacing larger, and ties go down. Which those are alternates with
-  the exponent of the spacing; a power of two has an even exponent if its root squared gives it back.
+  the exponent of the spacing. An even power of two is its float32 root squared in float32, and an odd
+  one is more than that by 2^-24 of itself; so the anchor is a sum of the two, each times a constant,
+  that comes out exactly.
 - Clamping comes first. That equals clamping after rounding, because the largest value is on the grid
   and rounding is monotone; and it keeps a preceding ``x * scale`` from reaching an addition, which a
   GPU compiler could otherwise contract with it into a fused multiply-add that skips one rounding. The
-  one product that does feed an addition here, the successor's, gives the same sum fused or not.
+  products that feed an addition here, the successor's and the anchor's, give the same sum fused or not.
 - The sign is put back at the end. Adding -0 then changes nothing, and adding +0 turns -0 into +0,
   which is what the formats without a negative zero need.
-- NaN compares false everywhere and passes through the additions as NaN.
+- NaN passes through minimum, maximum and the additions as NaN.
 
 There is no bit access (compilers for CPUs do not vectorise it), no logarithm (``floor(log2(x))`` is one
 too high just below most powers of two), no division, and no cast (`torch.compile` may remove a pair
@@ -37,7 +39,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from altgrad.numerics.constants import ANCHOR_OTHER, ANCHOR_SQUARE, MAX, SPACING, ULPS, ZERO
+from altgrad.numerics.constants import ANCHOR, MAX, ROOT, SPACING, ULPS, ZERO
 from altgrad.numerics.formats import Format
 
 ROUNDING_MODES = ("nearest-even", "nearest-away", "toward-zero", "up", "down", "stochastic")
@@ -65,13 +67,11 @@ def round_to_grid(x: Tensor, constants: Tensor) -> Tensor:
     """
     if x.dtype != torch.float32:
         raise TypeError(f"x: expected torch.float32, got {x.dtype}")
-    largest = constants[MAX]
-    magnitude = x.abs()
-    magnitude = torch.where(magnitude > largest, largest, magnitude)
+    magnitude = torch.minimum(x.abs(), constants[MAX])
     ulp = (magnitude + magnitude * SUCCESSOR) - magnitude
     spacing = torch.maximum(ulp * constants[ULPS], constants[SPACING])
     root = spacing.sqrt()
-    anchor = spacing * torch.where(root * root == spacing, constants[ANCHOR_SQUARE], constants[ANCHOR_OTHER])
+    anchor = spacing * constants[ANCHOR] + (root * root) * constants[ROOT]
     rounded = (magnitude + anchor) - anchor
     return torch.copysign(rounded, x) + constants[ZERO]
 
