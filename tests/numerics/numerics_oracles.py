@@ -15,8 +15,8 @@ from torch import Tensor
 from altgrad.numerics import Format, format_names, get_format
 from altgrad.numerics.constants import has_float32_kernel
 
-# Beyond the registered ones: ties by exponent parity with an even bias (E1M0), the widest mantissa
-# and exponent, the lowest emin that the kernel takes, and values beyond float32.
+# Beyond the registered ones: ties by exponent parity with either bias, the widest mantissa and exponent,
+# formats too wide for the kernel, and values beyond float32.
 EXTRA_NAMES = ("E1M0", "E4M0FNUZ", "E0M15", "E1M14", "E8M3IEEE", "E8M6FNUZ", "E9M6")
 FORMATS = [get_format(name) for name in (*format_names(), *EXTRA_NAMES)]
 KERNEL_FORMATS = [fmt for fmt in FORMATS if has_float32_kernel(fmt)]

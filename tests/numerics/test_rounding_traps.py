@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from altgrad.numerics import compute_scale, format_constants, get_format, quantize, round_to_grid, ulp
+from altgrad.numerics.constants import ANCHOR, MAX, ROOT, SPACING, ULPS, packed_constants
+from altgrad.numerics.prove import decision_points
 from altgrad.numerics.reference import round_scalar
+from altgrad.numerics.rounding import SUCCESSOR
 from tests.numerics.numerics_oracles import EIGHT_BIT_SPLITS, KERNEL_FORMATS, assert_identical, name_of, random_patterns
 
 PATHS = {
@@ -126,6 +132,37 @@ def test_wide_exponents_survive_any_scale(name):
         q = quantize(x, fmt, scale=scale)
         assert q.isfinite().all()
         assert q[0] >= amax * 0.6
+
+
+def nearest_float32(exact: Fraction) -> np.float32:
+    """Round once, ties to even."""
+    guess = np.float32(float(exact))
+    around = (np.nextafter(guess, np.float32(-np.inf)), guess, np.nextafter(guess, np.float32(np.inf)))
+    return min(around, key=lambda value: (abs(Fraction(float(value)) - exact), value.view(np.int32) & 1))
+
+
+@pytest.mark.parametrize("fuse_root", [False, True])
+@pytest.mark.parametrize("name", ["E3M4", "E4M3", "E5M2", "E7M0", "binary8p1", "E0M7"])
+def test_a_compiler_may_fuse_the_products_that_feed_additions(name, fuse_root):
+    """GPU compilers contract them into multiply-adds with one rounding; the kernel's sums stay the same."""
+    fmt = get_format(name)
+    constants = [np.float32(value) for value in packed_constants(fmt)]
+
+    def fused(a: np.float32, b: np.float32, c: np.float32) -> np.float32:
+        return nearest_float32(Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c)))
+
+    points = decision_points(fmt, stride=3)
+    for x in points[(points > 0) & points.isfinite()].tolist():
+        magnitude = min(np.float32(x), constants[MAX])
+        ulp = fused(magnitude, np.float32(SUCCESSOR), magnitude) - magnitude
+        spacing = max(ulp * constants[ULPS], constants[SPACING])
+        square = np.sqrt(spacing) * np.sqrt(spacing)
+        anchor = (
+            fused(square, constants[ROOT], spacing * constants[ANCHOR])
+            if fuse_root
+            else fused(spacing, constants[ANCHOR], square * constants[ROOT])
+        )
+        assert (magnitude + anchor) - anchor == round_scalar(x, fmt)
 
 
 @every_path
