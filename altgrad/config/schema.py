@@ -174,6 +174,8 @@ class TensorSpec(Section):
     history: int = Field(16, ge=1, le=1024, description="delayed: amax values remembered")
     reduce: Literal["max", "most-recent"] = Field("max", description="delayed: how the history is read")
     scale: Literal["fp32", "pow2"] = Field("fp32", description="any float32, or a power of two rounded down")
+    granularity: Literal["tensor", "row", "block"] = Field("tensor", description="what has a scale of its own")
+    block: int = Field(32, ge=1, le=1 << 20, description="block: elements along the sum of a product")
 
 
 Quantized = Annotated[TensorSpec | None, BeforeValidator(_spec_from_name)]

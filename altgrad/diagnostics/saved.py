@@ -96,7 +96,7 @@ class SavedRun:
         if spec is None or spec.format != name:
             raise UserError(f"{self.folder} is not a run of today's {self.cell.key}; run `dvc repro` to train it again")
         scaled_by = initial if spec.scaling == "static" and initial is not None else weight
-        return Grid.of(scaled_by, Format(**self.cell.formats[name]), spec.scale)
+        return Grid.of(scaled_by, Format(**self.cell.formats[name]), spec.scale, spec.granularity, spec.block)
 
     def _spec(self, layer: str) -> TensorSpec | None:
         """Return how the weight of ``layer`` is quantized, if at all: the last rule that matches decides."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from altgrad.numerics import Format, compute_scale, decode, encode, quantize, rung
+from altgrad.numerics import Format, amax, broadcast_scale, compute_scale, decode, encode, quantize, rung
 
 
 class Histogram(NamedTuple):
@@ -29,12 +29,17 @@ class Grid(NamedTuple):
     """A format and the scale with which a tensor is put on it: ``round(t * scale)``."""
 
     format: Format
-    scale: Tensor  # float32, shape ()
+    scale: Tensor  # float32, broadcastable to the tensor
 
     @classmethod
-    def of(cls, weight: Tensor, fmt: Format, scale_dtype: str = "fp32") -> Grid:
-        """Return the grid with one scale for the whole of ``weight``, ``target / amax``."""
-        return cls(fmt, compute_scale(weight.abs().amax(), fmt, dtype=scale_dtype))
+    def of(
+        cls, weight: Tensor, fmt: Format, scale_dtype: str = "fp32", granularity: str = "tensor", block: int = 32
+    ) -> Grid:
+        """Return the grid that the forward product puts ``weight`` (out, in) on: ``target / amax``."""
+        scale = compute_scale(amax(weight, granularity, block=block), fmt, dtype=scale_dtype)
+        if granularity == "block":
+            scale = broadcast_scale(scale, weight.shape[-1], block=block)
+        return cls(fmt, scale)
 
     def scaled(self, t: Tensor) -> Tensor:
         """Return ``t * scale`` in float32, the product that training rounds."""

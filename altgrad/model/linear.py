@@ -82,7 +82,7 @@ class QuantizedLinear(nn.Module):
             output_dtype=torch.float32 if accumulate_fp32 else compute_dtype,
             accumulate_fp32=accumulate_fp32,
             clipped=self.recipe.gradient == "clipped",
-            grad_scale_dtype=self.recipe.grad.scale if self.recipe.grad else "fp32",
+            **{role: self.quantizers[role].scaling if role in self.quantizers else None for role in ROLES},
         )
 
     def _product(self, x: Tensor, settings: MatmulSettings) -> Tensor:
@@ -108,9 +108,9 @@ class QuantizedLinear(nn.Module):
         return None if quantizer is None else quantizer.constants
 
     def _scale(self, role: str, t: Tensor) -> Tensor | None:
-        """Return the scale of ``t``, and in training remember its amax; ``None`` if it is not quantized."""
+        """Return the one scale of ``t``, and in training remember its amax; ``None`` if it has none or many."""
         quantizer = self._quantizer(role)
-        if quantizer is None:
+        if quantizer is None or not quantizer.scaling.per_tensor:
             return None
         amax = amax_of(t)
         scale = quantizer.scale(amax)

@@ -10,6 +10,12 @@ the *unscaled* operands ``t_q`` is the arithmetic of an 8-bit tensor core, at bf
 are applied to the result, in float32: a scale folded into an operand before its bf16 cast would
 round it again (2e-3 relative, as large as the effects under study).
 
+With a scale per row, each operand of each product has one per index that the product does not sum over, so
+that they too apply to the result; the backward products sum over other indices than the forward
+one, and quantize their tensors anew. With a scale per block of the sum, the scales are powers of two
+and stay in the operands, which is exact (as long as amax is above 2^-118, where bfloat16's normal range
+ends for the smallest values).
+
 One difference from hardware remains where no bf16 GEMM with float32 output exists (torch 2.13 on
 CPU): there ``accumulate="bf16"`` rounds each sum to bf16 before the scale is applied. ``y`` and ``dx``
 so carry one more bf16 rounding (relative 2^-9) unless the scales are powers of two, and ``dw`` carries
@@ -20,12 +26,12 @@ and with ``accumulate="fp32"``, the sum stays in float32 until it is scaled.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from altgrad.model.quantizer import amax_of, overflows, scale_for
+from altgrad.model.quantizer import Scaling, amax_of, materialized, overflows, scale_for
 from altgrad.numerics import round_to_grid
 
 
@@ -34,38 +40,69 @@ class MatmulSettings:
     """Static choices of one layer's product; see :class:`altgrad.model.recipe.LayerRecipe`.
 
     ``operand_dtype``: bfloat16 when it holds every operand's format exactly, else float32.
+    ``input``, ``weight``, ``grad``: how the tensor is scaled, ``None`` if it is not quantized.
     """
 
     operand_dtype: torch.dtype
     output_dtype: torch.dtype
     accumulate_fp32: bool
     clipped: bool
-    grad_scale_dtype: str
+    input: Scaling | None
+    weight: Scaling | None
+    grad: Scaling | None
 
 
-def _product(a: Tensor, b: Tensor, scale_a: Tensor | None, scale_b: Tensor | None, fp32: bool) -> Tensor:
+class Operand(NamedTuple):
+    """A factor of a product, and the scale (0-d, or one per row or column) that the result is divided by."""
+
+    values: Tensor
+    scale: Tensor | None
+
+    def t(self) -> Operand:
+        """Return the transposed operand."""
+        return Operand(self.values.t(), self.scale if self.scale is None or self.scale.ndim == 0 else self.scale.t())
+
+
+def _product(a: Operand, b: Operand, fp32: bool) -> Tensor:
     """Return ``a @ b / (scale_a scale_b)`` as float32; ``fp32`` keeps the sum in float32 throughout."""
-    if a.dtype == torch.float32:
-        y = a @ b
-    elif a.is_cuda:
-        y = torch.mm(a, b, out_dtype=torch.float32)
+    if a.values.dtype == torch.float32:
+        y = a.values @ b.values
+    elif a.values.is_cuda:
+        y = torch.mm(a.values, b.values, out_dtype=torch.float32)
     elif fp32:
-        y = a.float() @ b.float()
+        y = a.values.float() @ b.values.float()
     else:
-        y = (a @ b).float()
+        y = (a.values @ b.values).float()
     # The scales' product can leave float32's range when both tensors are tiny; float64 holds it.
-    divisor = None
-    for scale in (scale_a, scale_b):
-        if scale is not None:
-            divisor = scale.double() if divisor is None else divisor * scale.double()
-    return y if divisor is None else y * divisor.reciprocal().float()
+    common = None
+    for scale in (a.scale, b.scale):
+        if scale is not None and scale.ndim == 0:
+            common = scale.double() if common is None else common * scale.double()
+        elif scale is not None:
+            y = y * materialized(scale.reciprocal())
+    return y if common is None else y * materialized(common.reciprocal().float())
 
 
-def _operand(t: Tensor, scale: Tensor | None, constants: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return ``t`` on its format's grid, unscaled, in ``dtype``; without a format only cast."""
-    if scale is None:
-        return t.to(dtype)
-    return round_to_grid(t.float() * scale, constants).to(dtype)
+def _on_grid(t: Tensor, scale: Tensor, constants: Tensor) -> Tensor:
+    return round_to_grid(t.float() * scale, constants)
+
+
+def _operand(
+    t: Tensor, scaling: Scaling | None, scale: Tensor | None, constants: Tensor | None, dim: int, dtype: torch.dtype
+) -> Operand:
+    """Return the 2-d ``t`` on its format's grid, in ``dtype``, for a product that sums over ``dim``.
+
+    ``scale`` is the tensor's own where it has one for all products. Without a format ``t`` is only cast.
+    """
+    if scaling is None:
+        return Operand(t.to(dtype), None)
+    if scaling.per_tensor:
+        return Operand(_on_grid(t, scale, constants).to(dtype), scale)
+    t = materialized(t)
+    scale = scaling.fine_scale(t, dim, constants)
+    if scaling.granularity == "row":
+        return Operand(_on_grid(t, scale, constants).to(dtype), scale)
+    return Operand((_on_grid(t, scale, constants) / scale).to(dtype), None)
 
 
 def _unclamped(t: Tensor, scale: Tensor, constants: Tensor) -> Tensor:
@@ -76,10 +113,11 @@ def _unclamped(t: Tensor, scale: Tensor, constants: Tensor) -> Tensor:
 class QuantizedMatmul(torch.autograd.Function):
     """``x @ weight.T`` through the quantized GEMMs.
 
-    ``x`` (n, k) and ``weight`` (m, k) are floating tensors; a scale that is ``None`` leaves its
-    tensor unquantized. The incoming gradient's scale comes from ``grad_remembered`` (0-d amax) or,
-    where that is ``None`` or 0, from its own amax, which ``grad_amax`` (0-d buffer), when given,
-    receives. The gradient through the rounding is the straight-through estimator.
+    ``x`` (n, k) and ``weight`` (m, k) are floating tensors; constants that are ``None`` leave their
+    tensor unquantized. ``x_scale`` and ``weight_scale`` (0-d) are those of tensors with one scale. The
+    incoming gradient's comes from ``grad_remembered`` (0-d amax) or, where that is ``None`` or 0, from its
+    own amax, which ``grad_amax`` (0-d buffer), when given, receives. The gradient through the rounding is
+    the straight-through estimator.
     """
 
     @staticmethod
@@ -96,37 +134,55 @@ class QuantizedMatmul(torch.autograd.Function):
         grad_amax: Tensor | None,
         settings: MatmulSettings,
     ) -> Tensor:
-        x_q = _operand(x, x_scale, x_constants, settings.operand_dtype)
-        weight_q = _operand(weight, weight_scale, weight_constants, settings.operand_dtype)
+        dtype = settings.operand_dtype
+        x_q = _operand(x, settings.input, x_scale, x_constants, 1, dtype)
+        weight_q = _operand(weight, settings.weight, weight_scale, weight_constants, 1, dtype)
         x_kept = weight_kept = None
-        if settings.clipped:
+        if settings.clipped:  # row and block scales are those of the tensor at hand, and clamp nothing
             x_kept = None if x_scale is None else _unclamped(x, x_scale, x_constants)
             weight_kept = None if weight_scale is None else _unclamped(weight, weight_scale, weight_constants)
         ctx.save_for_backward(
-            x_q, weight_q, x_scale, weight_scale, grad_constants, grad_remembered, grad_amax, x_kept, weight_kept
-        )
+            x if _is_fine(settings.input) else x_q.values,
+            weight if _is_fine(settings.weight) else weight_q.values,
+            x_scale, weight_scale, x_constants, weight_constants, grad_constants, grad_remembered, grad_amax,
+            x_kept, weight_kept,
+        )  # fmt: skip
         ctx.settings = settings
         ctx.dtypes = x.dtype, weight.dtype
-        y = _product(x_q, weight_q.t(), x_scale, weight_scale, settings.accumulate_fp32)
-        return y.to(settings.output_dtype)
+        return _product(x_q, weight_q.t(), settings.accumulate_fp32).to(settings.output_dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x_q, weight_q, x_scale, weight_scale, grad_constants, grad_remembered, grad_amax, x_kept, weight_kept = (
-            ctx.saved_tensors
-        )
+        (
+            x, weight, x_scale, weight_scale, x_constants, weight_constants, grad_constants, grad_remembered,
+            grad_amax, x_kept, weight_kept,
+        ) = ctx.saved_tensors  # fmt: skip
         settings: MatmulSettings = ctx.settings
+        dtype = settings.operand_dtype
         grad_scale = None
-        if grad_constants is not None:
-            amax = amax_of(grad)
-            grad_scale = scale_for(amax, grad_remembered, grad_constants, settings.grad_scale_dtype)
+        if settings.grad is not None and settings.grad.per_tensor:
+            largest = amax_of(grad)
+            grad_scale = scale_for(largest, grad_remembered, grad_constants, settings.grad.dtype)
             if grad_amax is not None:
-                grad_amax.copy_(amax)
-        grad_q = _operand(grad, grad_scale, grad_constants, settings.operand_dtype)
-        dx = _product(grad_q, weight_q, grad_scale, weight_scale, settings.accumulate_fp32)
-        dw = _product(grad_q.t(), x_q, grad_scale, x_scale, settings.accumulate_fp32)
+                grad_amax.copy_(largest)
+        grad_rows = _operand(grad, settings.grad, grad_scale, grad_constants, 1, dtype)
+        grad_columns = grad_rows
+        if _is_fine(settings.grad):
+            grad_columns = _operand(grad, settings.grad, None, grad_constants, 0, dtype)
+        x_q, weight_q = Operand(x, x_scale), Operand(weight, weight_scale)
+        if _is_fine(settings.input):
+            x_q = _operand(x, settings.input, None, x_constants, 0, dtype)
+        if _is_fine(settings.weight):
+            weight_q = _operand(weight, settings.weight, None, weight_constants, 0, dtype)
+        dx = _product(grad_rows, weight_q, settings.accumulate_fp32)
+        dw = _product(grad_columns.t(), x_q, settings.accumulate_fp32)
         if x_kept is not None:
             dx = dx * x_kept
         if weight_kept is not None:
             dw = dw * weight_kept
         return dx.to(ctx.dtypes[0]), dw.to(ctx.dtypes[1]), *(None,) * 8
+
+
+def _is_fine(scaling: Scaling | None) -> bool:
+    """Whether a tensor has other scales in the backward products than in the forward one."""
+    return scaling is not None and not scaling.per_tensor

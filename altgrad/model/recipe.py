@@ -32,10 +32,16 @@ class TensorRecipe:
     ``scaling``: ``dynamic`` (this tensor's amax), ``delayed`` (amax of earlier steps, read from a
     history of ``history`` values by ``reduce``) or ``static`` (the first amax seen).
     ``scale``: ``fp32``, or ``pow2`` (rounded down to a power of two).
+    ``granularity``: one scale per ``tensor``, ``row`` or ``block`` of ``block`` elements, the last two
+    dynamic only and along the sum of each product, so that a tensor has other scales in the backward
+    products. Block scales are powers of two, as in OCP MX: they stay in the operands, where others would
+    cost a rounding.
     """
 
     format: Format
     scaling: str = "dynamic"
+    granularity: str = "tensor"
+    block: int = 32
     history: int = 16
     reduce: str = "max"
     scale: str = "fp32"
@@ -44,6 +50,13 @@ class TensorRecipe:
         _require(self, "scaling", "dynamic", "delayed", "static")
         _require(self, "reduce", "max", "most-recent")
         _require(self, "scale", "fp32", "pow2")
+        _require(self, "granularity", "tensor", "row", "block")
+        if self.granularity != "tensor" and self.scaling != "dynamic":
+            raise ValueError(f"granularity {self.granularity} needs scaling dynamic, not {self.scaling}")
+        if self.granularity == "block" and self.scale != "pow2":
+            raise ValueError("granularity block needs scale pow2: block scales stay in the operands")
+        if self.block < 1:
+            raise ValueError(f"block must be at least 1, not {self.block}")
         if self.history < 1:
             raise ValueError(f"history must be at least 1, not {self.history}")
 

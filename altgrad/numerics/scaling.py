@@ -68,7 +68,9 @@ def amax(x: Tensor, granularity: str = "tensor", *, block: int = 32, dim: int = 
 
 def broadcast_scale(scale: Tensor, length: int, *, block: int = 32, dim: int = -1) -> Tensor:
     """Repeat one scale per block into one per element along ``dim``, which gets ``length`` elements."""
-    return scale.repeat_interleave(block, dim=dim).narrow(dim, 0, length)
+    # Not repeat_interleave and narrow: torch 2.13 compiles those for CPU into a loop that leaves out a shorter
+    # last block.
+    return scale.index_select(dim, torch.arange(length, device=scale.device) // block)
 
 
 def compute_scale(

@@ -178,7 +178,8 @@ def recipe_table(study: Study) -> Table | None:
     def spec(value: dict[str, Any] | None) -> str:
         if value is None:
             return "not quantized"
-        return f"{value['format']}, {value['scaling']} scaling, {value['scale']} scale"
+        per = f"block of {value['block']}" if value["granularity"] == "block" else value["granularity"]
+        return f"{value['format']}, {value['scaling']} scaling, {value['scale']} scale per {per}"
 
     heads = ("layers", "weight", "input", "incoming gradient", "through rounding", "output")
     columns = [words(head) for head in heads]

@@ -36,31 +36,32 @@ class Row(NamedTuple):
 def tensor_statistics(t: Tensor, quantizer: Quantizer | None) -> dict[str, float]:
     """Return the health of tensor ``t`` (any shape) under the format that it is quantized to.
 
-    ``amax`` and ``nonfinite`` (count) always; with a quantizer also ``scale``, ``overflow_frac``
-    (share of elements whose scaled magnitude exceeds the format's maximum), ``underflow_frac``
-    (share of non-zero elements that round to zero) and ``sqnr_db`` (10 log10 of signal over
-    rounding-noise power). Shares and ratios are taken over finite elements.
+    ``amax`` and ``nonfinite`` (count) always; with a quantizer also ``scale`` (the median, if there are
+    several), ``overflow_frac`` (share of elements whose scaled magnitude exceeds the format's maximum),
+    ``underflow_frac`` (share of non-zero elements that round to zero) and ``sqnr_db`` (10 log10 of
+    signal over rounding-noise power). Shares and ratios are taken over finite elements. A gradient
+    with several scales is seen with those of its product with the weight.
     """
-    t = t.detach().float().flatten()
+    t = t.detach().float().reshape(-1, t.shape[-1])
     finite = t.isfinite()
-    bad = t.numel() - int(finite.sum())
-    if bad:
-        t = t[finite]
-    amax = t.abs().amax() if t.numel() else t.new_zeros(())
-    statistics = {"amax": amax.item(), "nonfinite": float(bad)}
-    if quantizer is not None and t.numel():
-        scale = quantizer.scale(amax)
+    count = int(finite.sum())
+    t = torch.where(finite, t, 0.0)
+    statistics = {"amax": t.abs().amax().item() if count else 0.0, "nonfinite": float(t.numel() - count)}
+    if quantizer is not None and count:
+        scale = quantizer.scales(t)
         scaled = t * scale
         rounded = round_to_grid(scaled, quantizer.constants)
         nonzero = (t != 0).sum().clamp(min=1)
-        signal, noise = scaled.double().square().sum(), (scaled - rounded).double().square().sum()
+        # With one scale its square cancels; with several each element counts as large as it is.
+        error = ((scaled - rounded).double() / scale).square().sum()
+        signal = t.double().square().sum()
         statistics |= {
-            "scale": scale.item(),
-            "overflow_frac": overflows(scaled, quantizer.constants).float().mean().item(),
+            "scale": scale.median().item(),
+            "overflow_frac": overflows(scaled, quantizer.constants).sum().item() / count,
             "underflow_frac": (((rounded == 0) & (t != 0)).sum() / nonzero).item(),
         }
-        if noise > 0 and signal > 0:
-            statistics["sqnr_db"] = (10 * torch.log10(signal / noise)).item()
+        if error > 0 and signal > 0:
+            statistics["sqnr_db"] = (10 * torch.log10(signal / error)).item()
     return statistics
 
 

@@ -29,7 +29,9 @@ def describe_format(name: str, custom: CustomFormat | None) -> dict[str, Any]:
     try:
         format_constants(found)
     except ValueError:
-        raise ValueError(f"{name} reaches beyond the range of float32, in which training computes") from None
+        raise ValueError(
+            f"{name} spans more than training can round in float32; up to 7 exponent bits with the usual bias fit"
+        ) from None
     return dataclasses.asdict(found)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from altgrad.model import LayerRecipe, QuantizedLinear, TensorRecipe
 from altgrad.model.linear import exact_in_bfloat16
-from altgrad.numerics import compute_scale, format_names, get_format, quantize
+from altgrad.numerics import amax, broadcast_scale, compute_scale, format_names, get_format, quantize
 
 EIGHT_BIT = ["E0M7", "E1M6", "E2M5", "E3M4", "E4M3", "E5M2", "E6M1", "E7M0"]
 TWO_BF16_ROUNDINGS = 2 * 2.0**-8
@@ -60,6 +60,69 @@ def test_the_three_products_are_those_of_the_definition(format, accumulate, boun
         # Roundings of the result are relative to it; the float32 sum's are relative to its summands.
         allowed = bound * exact.abs() + 1e-6 * magnitude
         assert ((found.double() - exact).abs() <= allowed).all(), name
+
+
+def finely_on_grid(t: torch.Tensor, format: str, dim: int, spec: TensorRecipe) -> torch.Tensor:
+    """Return the 2-d t with scales for a sum over dim, dequantized, in float64."""
+    fmt = get_format(format)
+    scale = compute_scale(amax(t.detach(), spec.granularity, block=spec.block, dim=dim), fmt, dtype=spec.scale)
+    if spec.granularity == "block":
+        scale = broadcast_scale(scale, t.shape[dim], block=spec.block, dim=dim)
+    return quantize(t.detach() * scale, fmt).double() / scale.double()
+
+
+@pytest.mark.parametrize("format", EIGHT_BIT)
+@pytest.mark.parametrize(("accumulate", "bound"), [("fp32", 1e-6), ("bf16", TWO_BF16_ROUNDINGS)])
+@pytest.mark.parametrize(
+    "fine", [{"granularity": "row"}, {"granularity": "block", "block": 9, "scale": "pow2"}], ids=["row", "block"]
+)
+def test_fine_scales_are_taken_along_the_sum_of_each_product(format, accumulate, bound, fine):
+    """40, 24 and 21 are no multiples of 9."""
+    spec, grad_spec = (TensorRecipe(get_format(name), **fine) for name in (format, "E5M2"))
+    layer = layer_of(format)
+    layer = QuantizedLinear(layer.weight, None, LayerRecipe(spec, spec, grad_spec, accumulate=accumulate))
+    x, g = inputs()
+    x.requires_grad_()
+    y = layer(x)
+    y.backward(g)
+    rows, grads, weight = x.detach().flatten(0, 1), g.flatten(0, 1), layer.weight
+    products = {
+        "y": (y, finely_on_grid(rows, format, 1, spec), finely_on_grid(weight, format, 1, spec).t()),
+        "dx": (x.grad, finely_on_grid(grads, "E5M2", 1, spec), finely_on_grid(weight, format, 0, spec)),
+        "dw": (weight.grad, finely_on_grid(grads, "E5M2", 0, spec).t(), finely_on_grid(rows, format, 0, spec)),
+    }
+    for name, (found, a, b) in products.items():
+        exact = a @ b
+        allowed = bound * exact.abs() + 1e-6 * (a.abs() @ b.abs())
+        assert ((found.double().reshape(exact.shape) - exact).abs() <= allowed).all(), name
+
+
+def test_roles_may_have_different_granularities():
+    fmt = get_format("E4M3")
+    weight = nn.Parameter(torch.randn(24, 40, generator=torch.Generator().manual_seed(1)))
+    layer = QuantizedLinear(
+        weight,
+        None,
+        LayerRecipe(TensorRecipe(fmt, granularity="row"), TensorRecipe(fmt), None, accumulate="fp32"),
+    )
+    x, _ = inputs()
+    exact = on_grid(x, "E4M3") @ finely_on_grid(weight, "E4M3", 1, TensorRecipe(fmt, granularity="row")).t()
+    torch.testing.assert_close(layer(x).double(), exact, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"granularity": "row", "scaling": "delayed"},
+        {"granularity": "block", "scaling": "static", "scale": "pow2"},
+        {"granularity": "block"},
+        {"granularity": "column"},
+        {"block": 0},
+    ],
+)
+def test_impossible_granularities_are_refused(options):
+    with pytest.raises(ValueError, match="granularity|block"):
+        TensorRecipe(get_format("E4M3"), **options)
 
 
 def test_the_sum_of_exact_products_is_exact():
@@ -137,10 +200,10 @@ def test_delayed_scaling_uses_the_amax_of_earlier_steps():
     spec = TensorRecipe(get_format("E4M3"), scaling="delayed", history=2)
     layer = QuantizedLinear(nn.Parameter(torch.eye(4)), None, LayerRecipe(input=spec, grad=spec))
     x = torch.full((1, 4), 2.0)
-    for factor, amax in [(1, 2.0), (4, 2.0), (1, 8.0), (1, 8.0), (1, 2.0)]:
+    for factor, largest in [(1, 2.0), (4, 2.0), (1, 8.0), (1, 8.0), (1, 2.0)]:
         remembered = layer.quantizers["input"].remembered_amax()
         used = remembered if remembered > 0 else factor * x.amax()
-        assert used == amax
+        assert used == largest
         layer(factor * x).backward(factor * x)
     layer(x)
     assert layer.quantizers["grad"].remembered_amax() == 2.0
@@ -181,13 +244,24 @@ def test_nothing_is_clipped_under_dynamic_scaling(format):
     assert all(torch.equal(a, b) for a, b in zip(found[:20], found[20:], strict=True))
 
 
-def test_compiled_equals_eager_to_the_bit():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"scale": "pow2"}, {"scaling": "delayed"}, {"granularity": "row"}, {"granularity": "block", "scale": "pow2"}],
+    ids=lambda options: "-".join(options.values()) or "tensor",
+)
+def test_compiled_equals_eager_to_the_bit(options, dtype):
+    torch._dynamo.reset()  # or the cases together exceed its limit on graphs of one function
     x, g = inputs()
     found = []
     for wrap in (lambda f: f, lambda f: torch.compile(f, fullgraph=True)):
         layer = layer_of("E3M4")
-        own = x.clone().requires_grad_()
-        y = wrap(layer)(own)
-        y.backward(g)
+        forward, backward = (TensorRecipe(get_format(name), **options) for name in ("E3M4", "E5M2"))
+        layer = QuantizedLinear(layer.weight, None, LayerRecipe(forward, forward, backward))
+        run = wrap(layer)
+        own = x.to(dtype).requires_grad_()
+        for _ in range(2):  # the second with a history
+            y = run(own)
+            y.backward(g.to(dtype))
         found.append((y.detach(), own.grad, layer.weight.grad))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

@@ -6,7 +6,15 @@ import pytest
 import torch
 import torch._dynamo
 
-from altgrad.numerics import amax, format_constants, quantize, round_to_grid, scale_from_amax
+from altgrad.numerics import (
+    amax,
+    broadcast_scale,
+    compute_scale,
+    format_constants,
+    quantize,
+    round_to_grid,
+    scale_from_amax,
+)
 from altgrad.numerics.prove import decision_points
 from tests.numerics.numerics_oracles import KERNEL_FORMATS, assert_identical, every_bfloat16, random_patterns
 
@@ -85,3 +93,13 @@ def test_compiled_quantize_gives_the_eager_bits(no_recompilation):
         assert_identical(actual.detach(), expected.detach(), x.detach())
     grads = [torch.autograd.grad(sum(y.nan_to_num().sum() for y in results), x)[0] for results in (eager, fused)]
     assert torch.equal(*grads)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_compiled_block_scales_reach_the_shorter_last_block(dim):
+    def in_blocks(x):
+        scale = compute_scale(amax(x, "block", dim=dim), "E3M4", dtype="pow2")
+        return quantize(x, "E3M4", scale=broadcast_scale(scale, x.shape[dim], dim=dim))
+
+    x = torch.randn(70, 40, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(torch.compile(in_blocks, fullgraph=True)(x), in_blocks(x))

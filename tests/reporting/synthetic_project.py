@@ -92,7 +92,8 @@ def _cell(
     quantized = name != "bf16"
 
     def spec(fmt: str) -> dict[str, Any]:
-        return {"format": fmt, "scaling": "dynamic", "history": 16, "reduce": "max", "scale": "fp32"}
+        scaling = {"scaling": "dynamic", "history": 16, "reduce": "max", "scale": "fp32"}
+        return {"format": fmt, **scaling, "granularity": "tensor", "block": 32}
 
     rules = [{"layers": "*", "weight": spec(name), "input": spec(name), "grad": spec("E5M2"),
               "gradient": "identity", "accumulate": "bf16"}] if quantized else []  # fmt: skip
