@@ -1,14 +1,17 @@
 # Two commands do everything on a fresh machine with Python 3.11+ and a C++ compiler:
 #   make repro   the environment, the whole pipeline, and where the report is
 #   make test    the environment and the tests
+#   make repro JOBS=4   four cells at a time
+#   make bench   step times of this machine, best with nothing else running
 
 PYTHON ?= python3
 VENV ?= .venv
+JOBS ?= 1
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help repro test test-slow env lint clean
+.PHONY: help repro bench test test-slow env lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -28,8 +31,12 @@ repro: env
 	@git rev-parse --git-dir >/dev/null 2>&1 || dvc config --local core.no_scm true
 	@python -m altgrad.config
 	@dvc repro --quiet grid
+	@test "$(JOBS)" = 1 || python -m altgrad.workers --jobs "$(JOBS)"
 	dvc repro
 	@echo "The report: $(CURDIR)/reports/index.html"
+
+bench: env
+	python -m altgrad.benchmark
 
 test: env
 	python -m pytest -m "not slow"

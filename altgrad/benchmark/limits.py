@@ -1,0 +1,43 @@
+"""What the machine could do at best, measured on the spot: the scale for everything else."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+COPIED_BYTES = 1 << 28
+GEMM = (2048, 1024, 1024)  # tokens, inputs, outputs
+ROUNDS = 15
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Return bytes read and written per second by copying 256 MiB, far more than any cache."""
+    source = torch.ones(COPIED_BYTES // 4, device=device)
+    target = torch.empty_like(source)
+    return 2 * COPIED_BYTES / _median_seconds(lambda: target.copy_(source), device)
+
+
+def gemm_rate(dtype: torch.dtype, device: torch.device) -> float:
+    """Return floating-point operations per second of one large matrix product, a multiply-add counted as two."""
+    n, k, m = GEMM
+    a, b = torch.randn(n, k, device=device).to(dtype), torch.randn(m, k, device=device).to(dtype)
+    return 2 * n * k * m / _median_seconds(lambda: a @ b.t(), device)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _median_seconds(run: Callable[[], object], device: torch.device) -> float:
+    seconds = []
+    for _ in range(ROUNDS + 2):
+        started = time.perf_counter()
+        run()
+        synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[2:])  # the first ones fill caches and wake threads

@@ -1,0 +1,134 @@
+"""Training steps of one model under several recipes, in one process, turn by turn.
+
+Whatever else the machine does meets all contestants alike, so the ratio to the bf16 step of the same
+round is far steadier than either time.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from altgrad.benchmark.limits import synchronize
+from altgrad.model import GPT, GPTConfig, Recipe, linear_layers, quantize_model
+from altgrad.optim import build_optimizer
+
+BASELINE = "bf16"
+CLIP = 1.0
+
+
+class Contestant(NamedTuple):
+    """A way to train: no recipe quantizes nothing."""
+
+    name: str
+    recipe: Recipe | None = None
+    compute: str = "bf16"
+
+
+def contestants(formats: Sequence[str]) -> list[Contestant]:
+    """Return the unquantized steps, one per format with a scale per tensor, and the other scalings of the first."""
+    first = formats[0]
+    return [
+        Contestant(BASELINE),
+        Contestant("fp32", compute="fp32"),
+        *[Contestant(name, Recipe.uniform(name)) for name in formats],
+        Contestant(f"{first}, delayed scaling", Recipe.uniform(first, scaling="delayed")),
+        Contestant(f"{first}, a scale per row", Recipe.uniform(first, granularity="row")),
+        Contestant(f"{first}, a scale per block", Recipe.uniform(first, granularity="block", scale="pow2")),
+    ]
+
+
+def measure(
+    config: GPTConfig, batch: int, entries: Sequence[Contestant], rounds: int, device: torch.device
+) -> list[dict[str, Any]]:
+    """Return a result per contestant: seconds to the first step, and milliseconds per step.
+
+    Args:
+        config: the model's size; its context is the length of the sequences.
+        batch: sequences per step.
+        entries: the contestants, the baseline among them.
+        rounds: steps of each that are timed.
+        device: where.
+    """
+    torch._dynamo.reset()
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(config.vocab_size, (2, batch, config.context), generator=generator).to(device)
+    steps: dict[str, Callable[[], None]] = {}
+    first: dict[str, float] = {}
+    for entry in tqdm(entries, desc=f"width {config.width}, batch {batch}: compiling", leave=False):
+        steps[entry.name] = _step(config, entry, tokens, device)
+        first[entry.name] = _seconds(steps[entry.name], device)
+        _seconds(steps[entry.name], device)
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    order = list(steps)
+    shuffle = random.Random(0).shuffle
+    for _ in tqdm(range(rounds), desc=f"width {config.width}, batch {batch}: measuring", leave=False):
+        shuffle(order)
+        for name in order:
+            seconds[name].append(_seconds(steps[name], device))
+    return [_result(name, config, batch, first[name], seconds[name], seconds[BASELINE]) for name in steps]
+
+
+def matmul_operations(config: GPTConfig, batch: int) -> int:
+    """Return the floating-point operations of the linear layers in a step: forward and two products backward."""
+    with torch.device("meta"):
+        model = GPT(config)
+    weights = sum(layer.weight.numel() for layer in linear_layers(model).values())
+    return 3 * 2 * weights * batch * config.context
+
+
+def _step(config: GPTConfig, entry: Contestant, tokens: torch.Tensor, device: torch.device) -> Callable[[], None]:
+    torch.manual_seed(0)
+    model = GPT(config)
+    if entry.recipe is not None:
+        quantize_model(model, entry.recipe)
+    model.to(device)
+    optimizer = build_optimizer(model, lr=1e-4)
+    compiled = torch.compile(model, dynamic=False)
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=entry.compute == "bf16")
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with autocast:
+            loss = compiled(tokens[0], tokens[1])
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+
+    return step
+
+
+def _seconds(run: Callable[[], None], device: torch.device) -> float:
+    synchronize(device)
+    started = time.perf_counter()
+    run()
+    synchronize(device)
+    return time.perf_counter() - started
+
+
+def _result(
+    name: str, config: GPTConfig, batch: int, first: float, seconds: list[float], baseline: list[float]
+) -> dict[str, Any]:
+    median = statistics.median(seconds)
+    low, ratio, high = statistics.quantiles([a / b for a, b in zip(seconds, baseline, strict=True)], n=4)
+    return {
+        "name": name,
+        "layers": config.layers,
+        "width": config.width,
+        "context": config.context,
+        "batch": batch,
+        "first_step_s": round(first, 1),
+        "step_ms": round(1e3 * median, 2),
+        "tokens_per_s": round(batch * config.context / median),
+        "over_bf16": round(ratio, 3),
+        "over_bf16_quartiles": [round(low, 3), round(high, 3)],
+        "matmul_operations_per_s": round(matmul_operations(config, batch) / median),
+        "rounds": len(seconds),
+    }

@@ -1,0 +1,79 @@
+"""Laws of cells trained side by side: the bits of `dvc repro`, nothing twice, nothing lost."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.conftest import CELLS, Project, environment, stages_of
+
+COMMAND = (sys.executable, "-m", "altgrad.workers", "--jobs", "2")
+
+
+def results(project: Project) -> dict[str, bytes]:
+    """Return every file of every run but the timings."""
+    runs = project.folder / "data/runs"
+    return {str(p.relative_to(runs)): p.read_bytes() for p in runs.rglob("*.*") if p.name != "timing.json"}
+
+
+def test_the_results_are_those_of_dvc_repro_which_finds_them_done(project: Project, tmp_path):
+    parallel = Project(tmp_path / "parallel")
+    done = parallel.run(*COMMAND)
+    assert "2/2 cells" in done.stderr
+    assert results(parallel) == results(project)
+    assert parallel.repro() == {"report"} | {stage for stage in stages_of(*CELLS) if stage.startswith("diagnose")}
+
+    parallel.set("train.steps", 4)
+    parallel.run(*COMMAND)
+    parallel.set("train.steps", 6)
+    logs = {log: log.stat().st_mtime_ns for log in (parallel.folder / "scratch/workers").iterdir()}
+    parallel.run(*COMMAND)
+    assert {log: log.stat().st_mtime_ns for log in logs} == logs, "what the cache holds is not trained again"
+    parallel.repro()
+    assert results(parallel) == results(project)
+
+
+def test_one_that_fails_is_named_and_the_others_are_kept(tmp_path):
+    project = Project(tmp_path / "failing")
+    script = project.folder / "stages/train.py"
+    guard = f"import sys\nif {CELLS[0]!r} in sys.argv:\n    sys.exit('error: out of luck')\n"
+    script.write_text(guard + script.read_text())
+    done = project.run(*COMMAND, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"error: {CELLS[0]}: error: out of luck" in done.stderr
+    assert f"train@{CELLS[1]}" not in project.run("dvc", "status", f"train@{CELLS[1]}").stdout
+
+
+def test_stopped_in_the_middle_it_goes_on_from_the_checkpoints(tmp_path):
+    projects = [Project(tmp_path / name) for name in ("serial", "stopped")]
+    for project in projects:
+        project.set("train.steps", 400)
+    projects[0].run("dvc", "repro", *(f"train@{cell}" for cell in CELLS))
+    folder = projects[1].folder
+    process = subprocess.Popen(COMMAND, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
+    _wait_for(lambda: list(folder.glob("scratch/*/step-*.safetensors")))
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM and "run the same command to resume" in errors
+    assert len(results(projects[1])) < len(results(projects[0]))
+    projects[1].run(*COMMAND)
+    assert results(projects[1]) == results(projects[0])
+
+
+@pytest.mark.parametrize(("jobs", "words"), [("0", "--jobs: expected 1 or more, got 0"), ("two", "invalid int value")])
+def test_wrong_numbers_of_jobs_are_refused(jobs, words):
+    command = [sys.executable, "-m", "altgrad.workers", "--jobs", jobs]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.returncode != 0 and words in done.stderr and "Traceback" not in done.stderr
+
+
+def _wait_for(condition, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
