@@ -60,6 +60,7 @@ def main(arguments: list[str]) -> None:
     record = {
         **environment("altgrad.benchmark", arguments),
         "device": machine.device_name(device),
+        "on_gpu": device.type == "cuda",
         "limits": {
             "copy_bytes_per_s": round(limits.copy_bandwidth(device)),
             "bf16_gemm_operations_per_s": round(limits.gemm_rate(torch.bfloat16, device)),

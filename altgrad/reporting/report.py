@@ -16,10 +16,11 @@ from altgrad.reporting.metrics import metrics
 from altgrad.reporting.plots import write_plots
 from altgrad.reporting.prune import prune
 from altgrad.reporting.sections import document
+from altgrad.reporting.speed import load_benches
 
 
 def write_report(data: Path, out: Path, revision: str | None) -> None:
-    """Read ``data/{grid,tokens,runs,diag}`` and write the report into ``out``.
+    """Read ``data/{grid,tokens,runs,diag}`` and ``out/bench``, and write the report into ``out``.
 
     ``revision`` is the git revision to name, ``None`` outside a checkout. Outputs of cells that left
     the grid are removed from ``data`` first. The same files give the same bytes: ``REPORT.md``,
@@ -32,7 +33,7 @@ def write_report(data: Path, out: Path, revision: str | None) -> None:
     comparison, control = compare(study), check_twins(study)
     flags = raised(study, comparison)
     pictures = draw_all(study, comparison, out / "figures")
-    page = document(study, comparison, control, flags, pictures, revision)
+    page = document(study, comparison, control, flags, pictures, revision, load_benches(out / "bench"))
     write_text(out / "REPORT.md", to_markdown(page))
     write_text(out / "index.html", to_html(page, out / "figures"))
     write_json(out / "metrics.json", metrics(study, comparison, control, len(flags)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from altgrad.config.files import canonical_json
@@ -14,6 +16,7 @@ from altgrad.reporting.explain import MEASURES, correlations, explanation
 from altgrad.reporting.fairness import conditions
 from altgrad.reporting.glossary import glossary
 from altgrad.reporting.load import COMPLETED, MISSING, Study
+from altgrad.reporting.speed import speed_blocks
 from altgrad.reporting.wording import joined, number, plural
 
 # Above this many cells the full table of outcomes is folded away and only the others are shown.
@@ -29,6 +32,7 @@ def document(
     flags: pd.DataFrame,
     pictures: Pictures,
     revision: str | None,
+    benches: list[dict[str, Any]],
 ) -> Document:
     """Return the whole report; ``flags`` are those of :func:`altgrad.reporting.flags.raised`."""
     sections = [
@@ -42,6 +46,7 @@ def document(
         Section("Flags", "flags", _flags(flags)),
         Section("Formats and recipe", "formats", _formats(study)),
         Section("Time and cost", "cost", [tables.cost_table(study)] if study.timing else []),
+        Section("Step times beside bf16", "speed", speed_blocks(benches)),
         Section("How to repeat it", "settings", _settings(study, revision)),
         Section("Definitions", "definitions", [Bullets([f"**{term}**: {text}" for term, text in glossary().items()])]),
     ]

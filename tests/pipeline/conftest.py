@@ -24,6 +24,7 @@ COPIED = [
     "data/corpus",
     "dvc.yaml",
     "params.yaml",
+    "reports/bench",
 ]
 CELLS = ["bf16-adamw-0-1", "E4M3-adamw-0-1"]
 
