@@ -50,14 +50,7 @@ def main(arguments: list[str]) -> None:
     threads = machine.use_threads(0)
     sizes = [(name, 16) for name in options.models]
     sizes += [(options.models[0], batch) for batch in options.batches if batch != 16]
-    results: list[dict[str, Any]] = []
-    for name, batch in sizes:
-        config = GPTConfig(vocab_size=VOCABULARY, **presets[name].model_dump())
-        machine.choose_attention(device, config.context)
-        found = steps.measure(config, batch, steps.contestants(formats), options.rounds, device)
-        results += [{"model": name, **result} for result in found]
-        print(_table(results[-len(found) :]), flush=True)
-    record = {
+    record: dict[str, Any] = {
         **environment("altgrad.benchmark", arguments),
         "device": machine.device_name(device),
         "on_gpu": device.type == "cuda",
@@ -66,11 +59,17 @@ def main(arguments: list[str]) -> None:
             "bf16_gemm_operations_per_s": round(limits.gemm_rate(torch.bfloat16, device)),
             "fp32_gemm_operations_per_s": round(limits.gemm_rate(torch.float32, device)),
         },
-        "steps": results,
+        "steps": [],
     }
-    name = re.sub(r"[^a-z0-9]+", "-", f"{record['device']} {threads} threads".lower()).strip("-")
-    output = options.output or Path("reports/bench") / f"{name}.json"
-    write_record(output, record)
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{record['device']} {threads} threads".lower()).strip("-")
+    output = options.output or Path("reports/bench") / f"{slug}.json"
+    for name, batch in sizes:
+        config = GPTConfig(vocab_size=VOCABULARY, **presets[name].model_dump())
+        machine.choose_attention(device, config.context)
+        found = steps.measure(config, batch, steps.contestants(formats), options.rounds, device)
+        record["steps"] += [{"model": name, **result} for result in found]
+        write_record(output, record)  # after each size: a larger one takes many minutes to compile
+        print(_table(record["steps"][-len(found) :]), flush=True)
     print(f"written to {output}")
 
 
