@@ -13,8 +13,8 @@ round it again (2e-3 relative, as large as the effects under study).
 With a scale per row, each operand of each product has one per index that the product does not sum over, so
 that they too apply to the result; the backward products sum over other indices than the forward
 one, and quantize their tensors anew. With a scale per block of the sum, the scales are powers of two
-and stay in the operands, which is exact (as long as amax is above 2^-118, where bfloat16's normal range
-ends for the smallest values).
+and stay in the operands, which is exact unless a format's smallest value, so scaled, falls below the
+smallest bfloat16, 2^-133: from an amax of 2^-103 down in E5M2, of 2^-57 down in E7M0.
 
 One difference from hardware remains where no bf16 GEMM with float32 output exists (torch 2.13 on
 CPU): there ``accumulate="bf16"`` rounds each sum to bf16 before the scale is applied. ``y`` and ``dx``
