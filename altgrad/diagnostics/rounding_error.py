@@ -35,7 +35,7 @@ def misalignment(view: LayerView) -> Histogram:
 
 
 def boundary_frac(view: LayerView) -> float:
-    """Share of the weights at the edge of the range that scaling uses, |q(w * scale)| >= min(max, 2^15)."""
+    """Share of the weights at the edge of the range that scaling uses, |q(w * scale)| >= min(max, 2^16)."""
     return (view.on_grid.abs() >= scale_target(view.grid.format)).double().mean().item()
 
 

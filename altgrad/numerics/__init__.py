@@ -7,6 +7,7 @@ altgrad.numerics E3M4`` prints a format's card.
 from altgrad.numerics.codes import decode, encode, neighbours, rung, ulp
 from altgrad.numerics.constants import format_constants, scale_target
 from altgrad.numerics.formats import SPECIALS, Format, default_bias
+from altgrad.numerics.operand import decode_operand, encode_operand, operand_scale, quantize_operand
 from altgrad.numerics.quantization import quantize
 from altgrad.numerics.registry import UnknownFormatError, format_names, get_format
 from altgrad.numerics.rounding import OVERFLOW_POLICIES, ROUNDING_MODES, round_to_grid
@@ -34,14 +35,18 @@ __all__ = [
     "compute_scale",
     "decode",
     "decode_mx_scale",
+    "decode_operand",
     "default_bias",
     "encode",
     "encode_mx_scale",
+    "encode_operand",
     "format_constants",
     "format_names",
     "get_format",
     "neighbours",
+    "operand_scale",
     "quantize",
+    "quantize_operand",
     "round_to_grid",
     "rung",
     "scale_from_amax",

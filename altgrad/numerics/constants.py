@@ -19,8 +19,9 @@ from altgrad.numerics.registry import get_format
 MAX, ULPS, SPACING, ANCHOR, ROOT, ZERO, TARGET = range(7)
 
 # Two operands scaled to the top of E6M1 or E7M0 would overflow the float32 accumulator of their
-# matrix product, so a tensor's amax is scaled to 2^15 at most. No other format reaches beyond it.
-TARGET_CAP = 2.0**15
+# matrix product, so a tensor's amax is scaled to 2^16 at most. Of the formats of up to 8 bits no other reaches
+# beyond it: E5M2 ends at 57344, to which FP8 training brings its gradients.
+TARGET_CAP = 2.0**16
 
 FLOAT32_MANTISSA = 23
 # The lowest binade in which 2^-24 of a value is a normal float32, which no mode flushes to zero.
@@ -33,7 +34,7 @@ _PER_SHORTFALL = 2.0 ** (FLOAT32_MANTISSA + 1)
 
 
 def scale_target(fmt: str | Format) -> float:
-    """Return ``min(max, 2^15)``: the magnitude that a scaled tensor's amax is brought to."""
+    """Return ``min(max, 2^16)``: the magnitude that a scaled tensor's amax is brought to."""
     return min(get_format(fmt).max, TARGET_CAP)
 
 

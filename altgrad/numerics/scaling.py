@@ -1,7 +1,7 @@
 """Scales: from a tensor's largest magnitude to the factor it is quantized with.
 
 ``x_q = round(x * scale)``, dequantized as ``x_q / scale``, with ``scale = target / amax`` and
-``target = min(max, 2^15)``. The ratio is taken in float64 and rounded to float32 once, so that eager
+``target = min(max, 2^16)``. The ratio is taken in float64 and rounded to float32 once, so that eager
 and compiled code, and CPU and GPU, agree on every bit. A scale is always usable: an amax of zero, Inf
 or NaN gives 1, and the range is limited to 2^-126..2^127, where neither the scale nor its reciprocal
 overflows or vanishes in float32 (a subnormal amax would otherwise ask for an infinite scale).
@@ -80,7 +80,7 @@ def compute_scale(
 
     Args:
         amax: largest magnitudes, any shape.
-        target: a format or its name, for ``min(max, 2^15)``; or the target itself, positive.
+        target: a format or its name, for ``min(max, 2^16)``; or the target itself, positive.
         dtype: ``fp32`` (any float32) or ``pow2`` (a power of two).
         pow2_rounding: ``floor``, ``ceil``, ``even`` or ``ocp``; see the module's docstring.
 

@@ -59,8 +59,8 @@ class Card:
 
     @property
     def scale_target(self) -> float:
-        """The value on which scaling puts a tensor's largest element: the largest, but at most 2^15."""
-        return min(self.max, 2.0**15)
+        """The value on which scaling puts a tensor's largest element: the largest, but at most 2^16."""
+        return min(self.max, 2.0**16)
 
     @property
     def smallest(self) -> float:

@@ -43,7 +43,7 @@ rounded to zero
 beyond the maximum
     Share of the elements whose scaled magnitude exceeds the format's largest value before clamping (overflow).
 scale
-    The factor s in q(x) = round(x · s) / s; with dynamic scaling s = min(format's maximum, 2^15) / amax of the
+    The factor s in q(x) = round(x · s) / s; with dynamic scaling s = min(format's maximum, 2^16) / amax of the
     tensor.
 excess kurtosis
     Fourth central moment over squared variance, minus 3: 0 for a normal distribution.

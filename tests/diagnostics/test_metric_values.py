@@ -55,7 +55,7 @@ NUMBERS = [
     ("sqnr_db", view(torch.tensor([[6.0, 3.0]])), None),
     ("misalignment_mean", view(), (0.2 + 0.2 + 0.5 + 0.5) / 8),
     ("boundary_frac", view(), 1 / 8),
-    ("boundary_frac", view(torch.tensor([[4.0, -4.0, 1.0, 0.0]]), "E7M0"), 2 / 4),  # at the cap of the scale, 2^15
+    ("boundary_frac", view(torch.tensor([[4.0, -4.0, 1.0, 0.0]]), "E7M0"), 2 / 4),  # at the cap of the scale, 2^16
     ("underflow_frac", view(), 2 / 7),
     ("underflow_frac", view(torch.zeros(2, 2)), 0.0),
     ("stable_rank", view(RANK_TWO), (9 + 1) / 9),

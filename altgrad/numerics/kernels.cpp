@@ -1,0 +1,393 @@
+// The quantizing loops of a training step on CPU, each one pass over its tensor where the mathematics allows it.
+//
+// operand.py says what the operators compute and has the same in tensor operations; every bit agrees, which
+// tests and the proof over all float32 inputs check. Only the way to the spacing of the grid differs from
+// rounding.py: here the exponent bits are at hand. Compiled for the machine at hand, with fp-contract off.
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+constexpr int64_t kGrain = 1 << 14;  // elements per thread below which a second thread does not pay
+constexpr int64_t kStripe = 128;     // columns handled together when scales run along them
+
+// --- the grid ------------------------------------------------------------------------------------
+
+// Packed as in constants.py.
+struct Grid {
+  float max, ulps, spacing, anchor, root, zero, target;
+
+  explicit Grid(const Tensor& packed) {
+    const float* c = packed.const_data_ptr<float>();
+    max = c[0], ulps = c[1], spacing = c[2], anchor = c[3], root = c[4], zero = c[5], target = c[6];
+  }
+  // 2^-M, from 2^(23 - M) float32 ulps per spacing.
+  float per_binade() const { return ulps * 0x1p-23f; }
+  // A normal value's code is its float32 bits, shifted, less an offset.
+  int shift() const { return std::ilogb(ulps); }
+  uint32_t offset() const { return static_cast<uint32_t>(std::ilogb(spacing) + 23 - shift() + 126) << (23 - shift()); }
+  float smallest_normal() const { return spacing * static_cast<float>(1 << (23 - shift())); }
+};
+
+// Nearest-even with saturation. kAlternating: the format has no mantissa, so that the even code alternates
+// with the exponent.
+template <bool kAlternating>
+struct Rounder {
+  float max, zero, lowest, factor;
+  uint32_t odd;
+
+  explicit Rounder(const Grid& g)
+      : max(g.max), zero(g.zero), lowest(g.spacing), factor(g.per_binade()), odd(g.root < 0 ? 1 : 0) {}
+
+  float operator()(float x) const {
+    const uint32_t bits = std::bit_cast<uint32_t>(x);
+    const float absolute = std::bit_cast<float>(bits & 0x7fffffffu);
+    const float magnitude = absolute > max ? max : absolute;  // NaN stays
+    const float binade = std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) & 0x7f800000u);
+    float spacing = binade * factor;
+    spacing = spacing > lowest ? spacing : lowest;
+    float anchor = spacing * 0x1.8p23f;
+    if constexpr (kAlternating) {
+      const uint32_t exponent = std::bit_cast<uint32_t>(spacing) >> 23;  // biased by 127, which is odd
+      const uint32_t even_below = ((exponent ^ odd) & 1);
+      anchor += std::bit_cast<float>(std::bit_cast<uint32_t>(spacing) & (0u - even_below));
+    }
+    const float rounded = (magnitude + anchor) - anchor;
+    return std::bit_cast<float>(std::bit_cast<uint32_t>(rounded) | (bits & 0x80000000u)) + zero;
+  }
+};
+
+// --- reading and writing -------------------------------------------------------------------------
+
+using bf16 = uint16_t;
+
+inline float load(float x) { return x; }
+inline float load(bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
+
+// What is on the grid of a format that bfloat16 holds is exact, and so is a quiet NaN.
+inline void store_exact(float* to, float x) { *to = x; }
+inline void store_exact(bf16* to, float x) { *to = static_cast<bf16>(std::bit_cast<uint32_t>(x) >> 16); }
+
+// To nearest even.
+inline void store(float* to, float x) { *to = x; }
+inline void store(bf16* to, float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  *to = static_cast<bf16>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
+}
+
+// |x| as an unsigned number of its own width: monotone in |x|, and NaN above infinity.
+inline uint32_t order(float x) { return std::bit_cast<uint32_t>(x) & 0x7fffffffu; }
+inline uint16_t order(bf16 x) { return x & 0x7fffu; }
+inline float from_order(uint32_t x) { return std::bit_cast<float>(x); }
+inline float from_order(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
+template <class T>
+using Order = decltype(order(T{}));
+
+template <class T>
+Order<T> largest(const T* x, int64_t n) {
+  Order<T> found = 0;
+  for (int64_t i = 0; i < n; ++i) found = std::max(found, order(x[i]));
+  return found;
+}
+
+// --- scales --------------------------------------------------------------------------------------
+
+// compute_scale of scaling.py: fp32, or a power of two rounded down.
+float scale_of(float amax, float target, bool pow2) {
+  if (!(amax > 0 && amax < std::numeric_limits<float>::infinity())) return 1.0f;
+  if (!pow2) {
+    const double ratio = static_cast<double>(target) / static_cast<double>(amax);
+    return static_cast<float>(std::clamp(ratio, 0x1p-126, 0x1p127));
+  }
+  // The exponent of the ratio is the difference of theirs, one less where the dividend has the smaller mantissa.
+  const uint64_t dividend = std::bit_cast<uint64_t>(static_cast<double>(target));
+  const uint64_t divisor = std::bit_cast<uint64_t>(static_cast<double>(amax));
+  constexpr uint64_t kMantissa = (uint64_t{1} << 52) - 1;
+  const int64_t less = (dividend & kMantissa) < (divisor & kMantissa);
+  const int64_t exponent = static_cast<int64_t>(dividend >> 52) - static_cast<int64_t>(divisor >> 52) - less;
+  return std::bit_cast<float>(static_cast<uint32_t>(std::clamp<int64_t>(exponent, -126, 127) + 127) << 23);
+}
+
+struct Shape {
+  int64_t rows, columns;
+};
+
+template <class F>
+void over(int64_t count, int64_t elements_each, const F& run) {
+  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, elements_each));
+  torch::stable::parallel_for(0, count, grain, run);
+}
+
+// --- one scale for the tensor ----------------------------------------------------------------------
+
+// The largest of what run(begin, end) returns.
+template <class F>
+auto largest_over(int64_t n, const F& run) {
+  using Found = decltype(run(int64_t{0}, int64_t{0}));
+  std::atomic<Found> found{0};
+  over(n, 1, [&](int64_t begin, int64_t end) {
+    const Found mine = run(begin, end);
+    for (Found seen = found; seen < mine && !found.compare_exchange_weak(seen, mine);) {
+    }
+  });
+  return found.load();
+}
+
+template <class T>
+float amax_of(const T* x, int64_t n) {
+  return from_order(largest_over(n, [&](int64_t begin, int64_t end) { return largest(x + begin, end - begin); }));
+}
+
+// The loops themselves: functions of their own, so that the compiler knows that x and y do not overlap.
+template <class T, class U, class R>
+void round_range(const T* __restrict x, U* __restrict y, int64_t n, float scale, const R round) {
+  for (int64_t i = 0; i < n; ++i) store_exact(y + i, round(load(x[i]) * scale));
+}
+
+template <class T, class U, class R>
+Order<T> round_and_find_largest(const T* __restrict x, U* __restrict y, int64_t n, float scale, const R round) {
+  Order<T> found = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    found = std::max(found, order(x[i]));
+    store_exact(y + i, round(load(x[i]) * scale));
+  }
+  return found;
+}
+
+template <class T, class U, class R>
+void round_unscaled_range(const T* __restrict x, U* __restrict y, int64_t n, float scale, const R round) {
+  const float unscale = 1 / scale;  // exact: a power of two
+  for (int64_t i = 0; i < n; ++i) store(y + i, round(load(x[i]) * scale) * unscale);
+}
+
+template <class T, class U, class R>
+void round_all(const T* __restrict x, U* __restrict y, int64_t n, float scale, const R& round) {
+  over(n, 1, [&](int64_t begin, int64_t end) {
+    round_range(x + begin, y + begin, end - begin, scale, round);
+  });
+}
+
+// Both at once, where the scale is known beforehand.
+template <class T, class U, class R>
+float round_all_and_find_amax(const T* __restrict x, U* __restrict y, int64_t n, float scale, const R& round) {
+  return from_order(largest_over(n, [&](int64_t begin, int64_t end) {
+    return round_and_find_largest(x + begin, y + begin, end - begin, scale, round);
+  }));
+}
+
+// --- a scale per row or column, or per block of either ------------------------------------------------
+
+// Scales along rows: each block of a row is read twice while it is in the first cache. Without `scales` the
+// scale is taken off again, as block scales are.
+template <class T, class U, class R>
+void round_rows(const T* __restrict x, U* __restrict y, Shape shape, int64_t block, float* scales, bool pow2, float target, const R& round) {
+  over(shape.rows, shape.columns, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      for (int64_t first = 0; first < shape.columns; first += block) {
+        const int64_t offset = row * shape.columns + first;
+        const int64_t n = std::min(block, shape.columns - first);
+        const T* from = x + offset;
+        U* to = y + offset;
+        const float scale = scale_of(from_order(largest(from, n)), target, pow2);
+        if (scales != nullptr) {
+          scales[row] = scale;
+          round_range(from, to, n, scale, round);
+        } else {
+          round_unscaled_range(from, to, n, scale, round);
+        }
+      }
+    }
+  });
+}
+
+// Scales along columns: a stripe of columns at a time, which stays in the second cache between the passes.
+template <class T, class U, class R>
+void round_columns(const T* __restrict x, U* __restrict y, Shape shape, int64_t block, float* scales, bool pow2, float target,
+                   const R& round) {
+  const int64_t stripes = (shape.columns + kStripe - 1) / kStripe;
+  over(stripes, shape.rows * kStripe, [&](int64_t begin, int64_t end) {
+    Order<T> found[kStripe];
+    float scale[kStripe], unscale[kStripe];
+    for (int64_t stripe = begin; stripe < end; ++stripe) {
+      const int64_t first = stripe * kStripe;
+      const int64_t n = std::min(kStripe, shape.columns - first);
+      for (int64_t top = 0; top < shape.rows; top += block) {
+        const int64_t bottom = std::min(top + block, shape.rows);
+        std::fill_n(found, n, Order<T>{0});
+        for (int64_t row = top; row < bottom; ++row) {
+          const T* from = x + row * shape.columns + first;
+          for (int64_t i = 0; i < n; ++i) found[i] = std::max(found[i], order(from[i]));
+        }
+        for (int64_t i = 0; i < n; ++i) scale[i] = scale_of(from_order(found[i]), target, pow2);
+        for (int64_t i = 0; i < n; ++i) unscale[i] = 1 / scale[i];
+        if (scales != nullptr) std::copy_n(scale, n, scales + first);
+        for (int64_t row = top; row < bottom; ++row) {
+          const T* from = x + row * shape.columns + first;
+          U* to = y + row * shape.columns + first;
+          if (scales != nullptr) {
+            for (int64_t i = 0; i < n; ++i) store_exact(to + i, round(load(from[i]) * scale[i]));
+          } else {
+            for (int64_t i = 0; i < n; ++i) store(to + i, round(load(from[i]) * scale[i]) * unscale[i]);
+          }
+        }
+      }
+    }
+  });
+}
+
+// --- the operators ----------------------------------------------------------------------------------
+
+// Calls run with pointers of the types of x and y, and the format's rounder.
+template <class F>
+void dispatch(const Tensor& x, Tensor& y, const Grid& grid, const F& run) {
+  auto with_rounder = [&](auto* from, auto* to) {
+    grid.root == 0 ? run(from, to, Rounder<false>(grid)) : run(from, to, Rounder<true>(grid));
+  };
+  auto with_output = [&](auto* from) {
+    y.scalar_type() == ScalarType::Float ? with_rounder(from, static_cast<float*>(y.mutable_data_ptr()))
+                                         : with_rounder(from, static_cast<bf16*>(y.mutable_data_ptr()));
+  };
+  x.scalar_type() == ScalarType::Float ? with_output(static_cast<const float*>(x.const_data_ptr()))
+                                       : with_output(static_cast<const bf16*>(x.const_data_ptr()));
+}
+
+Tensor scalar(const Tensor& like, float value) {
+  Tensor t = torch::stable::new_empty(like, {}, ScalarType::Float);
+  *static_cast<float*>(t.mutable_data_ptr()) = value;
+  return t;
+}
+
+std::tuple<Tensor, Tensor, Tensor> quantize_operand(Tensor x, Tensor constants, std::optional<Tensor> remembered,
+                                                    std::string granularity, int64_t block, int64_t dim,
+                                                    std::string scale_dtype, ScalarType dtype) {
+  x = torch::stable::contiguous(x);
+  const Grid grid(constants);
+  const bool pow2 = scale_dtype == "pow2";
+  const Shape shape{x.size(0), x.size(1)};
+  Tensor y = torch::stable::new_empty(x, x.sizes(), dtype);
+  if (granularity != "tensor") {
+    const bool rows = dim != 0;
+    const bool per_block = granularity == "block";
+    const std::vector<int64_t> sizes = per_block ? std::vector<int64_t>{0}
+                                       : rows    ? std::vector<int64_t>{shape.rows, 1}
+                                                 : std::vector<int64_t>{1, shape.columns};
+    Tensor scales = torch::stable::new_empty(x, sizes, ScalarType::Float);
+    float* to_scales = per_block ? nullptr : static_cast<float*>(scales.mutable_data_ptr());
+    const int64_t length = per_block ? block : std::max<int64_t>(1, rows ? shape.columns : shape.rows);
+    dispatch(x, y, grid, [&](const auto* from, auto* to, const auto& round) {
+      rows ? round_rows(from, to, shape, length, to_scales, pow2, grid.target, round)
+           : round_columns(from, to, shape, length, to_scales, pow2, grid.target, round);
+    });
+    return {y, scales, torch::stable::new_empty(x, {0}, ScalarType::Float)};
+  }
+  float amax = 0, scale = 1;
+  dispatch(x, y, grid, [&](const auto* from, auto* to, const auto& round) {
+    const float known = remembered ? *static_cast<const float*>(remembered->const_data_ptr()) : 0.0f;
+    if (known > 0) {
+      scale = scale_of(known, grid.target, pow2);
+      amax = round_all_and_find_amax(from, to, x.numel(), scale, round);
+    } else {
+      amax = amax_of(from, x.numel());
+      scale = scale_of(amax, grid.target, pow2);
+      round_all(from, to, x.numel(), scale, round);
+    }
+  });
+  return {y, scalar(x, scale), scalar(x, amax)};
+}
+
+// --- one byte per value -----------------------------------------------------------------------------
+
+constexpr uint32_t kNan = 0x80;
+
+// Between code and float32 bits, without a branch, so that the loops over them are vectorized.
+struct Coder {
+  uint32_t shift, offset, normal_from;
+  float smallest_normal, spacing, per_code;
+
+  explicit Coder(const Grid& g)
+      : shift(g.shift()), offset(g.offset()), normal_from(1u << (23 - g.shift())),
+        smallest_normal(g.smallest_normal()), spacing(g.spacing), per_code(1 / g.spacing) {}
+
+  uint32_t encode(float x) const {
+    const uint32_t bits = std::bit_cast<uint32_t>(x);
+    const uint32_t absolute = bits & 0x7fffffffu;
+    const float magnitude = std::bit_cast<float>(absolute);
+    const uint32_t normal = (absolute >> shift) - offset;
+    const uint32_t subnormal = static_cast<uint32_t>(static_cast<int32_t>(magnitude * per_code));
+    uint32_t code = magnitude < smallest_normal ? subnormal : normal;
+    const uint32_t sign = (bits >> 24) & 0x80u;
+    code |= code == 0 ? 0u : sign;
+    return absolute > 0x7f800000u ? kNan : code;
+  }
+
+  float decode(uint32_t code) const {
+    const uint32_t magnitude = code & 0x7fu;
+    const uint32_t normal = (magnitude + offset) << shift;
+    const uint32_t subnormal = std::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(magnitude)) * spacing);
+    uint32_t value = magnitude < normal_from ? subnormal : normal;
+    value |= (code & 0x80u) << 24;
+    value = code == kNan ? 0x7fc00000u : value;
+    return std::bit_cast<float>(value);
+  }
+};
+
+template <class T>
+void encode_range(const T* __restrict x, uint8_t* __restrict codes, int64_t n, const Coder coder) {
+  for (int64_t i = 0; i < n; ++i) codes[i] = static_cast<uint8_t>(coder.encode(load(x[i])));
+}
+
+template <class U>
+void decode_range(const uint8_t* __restrict codes, U* __restrict y, int64_t n, const Coder coder) {
+  for (int64_t i = 0; i < n; ++i) store_exact(y + i, coder.decode(codes[i]));
+}
+
+Tensor encode_operand(Tensor values, Tensor constants) {
+  values = torch::stable::contiguous(values);
+  Tensor codes = torch::stable::new_empty(values, values.sizes(), ScalarType::Byte);
+  const Coder coder{Grid(constants)};
+  uint8_t* to = static_cast<uint8_t*>(codes.mutable_data_ptr());
+  auto run = [&](const auto* from) {
+    over(values.numel(), 1, [&](int64_t begin, int64_t end) { encode_range(from + begin, to + begin, end - begin, coder); });
+  };
+  values.scalar_type() == ScalarType::Float ? run(static_cast<const float*>(values.const_data_ptr()))
+                                            : run(static_cast<const bf16*>(values.const_data_ptr()));
+  return codes;
+}
+
+Tensor decode_operand(Tensor codes, Tensor constants, ScalarType dtype) {
+  codes = torch::stable::contiguous(codes);
+  Tensor values = torch::stable::new_empty(codes, codes.sizes(), dtype);
+  const Coder coder{Grid(constants)};
+  const uint8_t* from = static_cast<const uint8_t*>(codes.const_data_ptr());
+  auto run = [&](auto* to) {
+    over(codes.numel(), 1, [&](int64_t begin, int64_t end) { decode_range(from + begin, to + begin, end - begin, coder); });
+  };
+  dtype == ScalarType::Float ? run(static_cast<float*>(values.mutable_data_ptr()))
+                             : run(static_cast<bf16*>(values.mutable_data_ptr()));
+  return values;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(altgrad, CPU, m) {
+  m.impl("quantize_operand", TORCH_BOX(&quantize_operand));
+  m.impl("encode_operand", TORCH_BOX(&encode_operand));
+  m.impl("decode_operand", TORCH_BOX(&decode_operand));
+}

@@ -1,0 +1,179 @@
+"""The operators of a training step: the C++ loops, the tensor operations and the slow definitions agree to the bit.
+
+Oracles: `round_to_grid` and `compute_scale`, which have oracles of their own, and `torch.library.opcheck` for what
+autograd and the compiler are told.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from altgrad.numerics import (
+    amax,
+    compute_scale,
+    decode_operand,
+    encode_operand,
+    format_constants,
+    get_format,
+    kernels,
+    operand,
+    quantize_operand,
+    round_to_grid,
+    rung,
+    scale_target,
+)
+
+FORMATS = ["E0M7", "E1M6", "E2M5", "E3M4", "E4M3", "E5M2", "E6M1", "E7M0", "E4M3FNUZ", "E5M2FNUZ", "E2M1"]
+BF16 = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).reshape(256, 256)
+
+
+def wide(rows: int, columns: int) -> Tensor:
+    generator = torch.Generator().manual_seed(rows)
+    exponents = torch.randint(-90, 60, (rows, columns), generator=generator)
+    return torch.randn(rows, columns, generator=generator) * torch.exp2(exponents.float())
+
+
+def around_boundaries(name: str) -> Tensor:
+    """Return every value, every midpoint, and the float32 on either side of each, of both signs."""
+    values = torch.tensor(get_format(name).values, dtype=torch.float64)
+    points = torch.cat([values, (values[1:] + values[:-1]) / 2]).float()
+    beside = [torch.nextafter(points, torch.tensor(toward)) for toward in (torch.inf, -torch.inf)]
+    return torch.cat([points, *beside])[None]
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether dtype, shape, values, signs of zero and places of NaN agree."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    a, b = a.float(), b.float()
+    numbers = ~a.isnan()
+    bits = torch.equal(a[numbers].view(torch.int32), b[numbers].view(torch.int32))
+    return torch.equal(a.isnan(), b.isnan()) and bits
+
+
+CASES = [
+    *[("tensor", 1, scale, remembered) for scale in ("fp32", "pow2") for remembered in (None, 0.0, 3e-3)],
+    *[("row", dim, scale, None) for dim in (0, 1) for scale in ("fp32", "pow2")],
+    *[("block", dim, "pow2", None) for dim in (0, 1)],
+]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_loops_and_tensor_operations_agree_to_the_bit(name):
+    assert kernels.available(), "no C++ compiler: nothing to compare"
+    constants = format_constants(name)
+    inputs = [BF16, wide(77, 300), wide(33, 65).t(), torch.zeros(3, 5), around_boundaries(name)]
+    inputs += [torch.where(BF16.isfinite(), BF16, 0)[:, :100]]
+    for x in inputs:
+        for granularity, dim, scale_dtype, remembered in CASES:
+            for dtype in (torch.float32, torch.bfloat16):
+                known = None if remembered is None else torch.tensor(remembered)
+                arguments = (x, constants, known, granularity, 32, dim, scale_dtype, dtype)
+                found = torch.ops.altgrad.quantize_operand(*arguments)
+                expected = operand._quantize(*arguments)
+                assert all(map(same, found, expected)), (granularity, dim, scale_dtype, remembered, dtype, x.dtype)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_bfloat16_and_every_boundary_is_rounded_to_the_grid(name):
+    constants = format_constants(name)
+    target = torch.tensor(scale_target(name))  # an amax of the target: scale 1
+    for x in (BF16, around_boundaries(name)):
+        found = quantize_operand(x, constants, target, dtype=torch.float32)
+        assert found.scale == 1
+        assert same(found.values, round_to_grid(x.float(), constants))
+
+
+def test_scales_are_those_of_compute_scale():
+    x = wide(40, 70)
+    constants = format_constants("E3M4")
+    for scale_dtype in ("fp32", "pow2"):
+        found = quantize_operand(x, constants, scale_dtype=scale_dtype)
+        assert torch.equal(found.scale, compute_scale(amax(x), "E3M4", dtype=scale_dtype))
+        assert torch.equal(found.amax, amax(x))
+        for dim in (0, 1):
+            rows = quantize_operand(x, constants, granularity="row", dim=dim, scale_dtype=scale_dtype)
+            assert torch.equal(rows.scale, compute_scale(amax(x, "row", dim=dim), "E3M4", dtype=scale_dtype))
+            assert rows.amax is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FORMATS)
+def test_codes_are_rungs_and_give_every_value_back(name, dtype):
+    values = torch.tensor(get_format(name).values, dtype=torch.float64).to(dtype)[None]
+    constants = format_constants(name)
+    for encode, decode in ((encode_operand, decode_operand), (operand._encode, operand._decode)):
+        codes = encode(values, constants)
+        steps = rung(values, name)
+        assert torch.equal(codes.int() & 0x7F, steps.abs())
+        assert torch.equal(codes >= 0x80, steps < 0)
+        assert torch.equal(decode(codes, constants, dtype), values)
+        nan = torch.full((1, 3), torch.nan, dtype=dtype)
+        assert decode(encode(nan, constants), constants, dtype).isnan().all()
+
+
+def test_operators_keep_what_they_promise_to_autograd_and_the_compiler():
+    x = torch.randn(40, 64, requires_grad=True)
+    constants = format_constants("E4M3")
+    for granularity in ("tensor", "row", "block"):
+        for dim in (0, 1):
+            arguments = (x, constants, None, granularity, 32, dim, "pow2", torch.bfloat16)
+            torch.library.opcheck(torch.ops.altgrad.quantize_operand, arguments)
+    values = quantize_operand(x.detach(), constants).values
+    codes = encode_operand(values, constants)
+    torch.library.opcheck(torch.ops.altgrad.encode_operand, (values, constants))
+    torch.library.opcheck(torch.ops.altgrad.decode_operand, (codes, constants, torch.bfloat16))
+
+
+def test_the_gradient_is_that_of_scaling_alone():
+    x = torch.randn(6, 64, requires_grad=True)
+    constants = format_constants("E4M3")
+    incoming = torch.randn(6, 64)
+    for granularity in ("tensor", "row", "block"):
+        found = quantize_operand(x, constants, granularity=granularity, scale_dtype="pow2", dtype=torch.float32)
+        (grad,) = torch.autograd.grad(found.values, x, incoming)
+        assert torch.equal(grad, incoming if granularity == "block" else incoming * found.scale)
+
+
+def test_compiled_and_eager_agree_to_the_bit():
+    def both(x: Tensor, constants: Tensor) -> tuple[Tensor, ...]:
+        found = quantize_operand(torch.nn.functional.gelu(x), constants)
+        codes = encode_operand(found.values, constants)
+        return *found, codes, decode_operand(codes, constants)
+
+    x = wide(64, 96)
+    compiled = torch.compile(both, dynamic=False)
+    for name in ("E4M3", "E7M0"):
+        constants = format_constants(name)
+        assert all(map(same, compiled(x, constants), both(x, constants)))
+
+
+IN_A_PROCESS = """
+import sys, torch, warnings
+from altgrad.numerics import format_constants, kernels, quantize_operand
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    found = quantize_operand(torch.linspace(-3, 3, 4096).reshape(64, 64), format_constants("E4M3"))
+print(kernels.available(), found.values.double().sum().item(), found.scale.item(), len(seen))
+"""
+
+
+def run_with(**environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", IN_A_PROCESS], env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_processes_that_build_at_once_and_one_without_a_compiler_compute_the_same(tmp_path):
+    together = [run_with(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache")) for _ in range(2)]
+    without = run_with(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "none"), PATH="/nowhere", CXX="")
+    printed = [process.communicate()[0].split() for process in (*together, without)]
+    assert printed[0] == printed[1] == ["True", *printed[2][1:3], "0"]
+    assert printed[2][0] == "False" and printed[2][3] == "1"  # with a warning
+    assert len(list((tmp_path / "cache" / "altgrad").iterdir())) == 1  # nothing half-built is left
