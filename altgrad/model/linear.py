@@ -7,8 +7,8 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from altgrad.model.matmul import MatmulSettings, QuantizedMatmul
-from altgrad.model.quantizer import Quantizer, amax_of
+from altgrad.model.matmul import MatmulSettings, Operand, QuantizedMatmul
+from altgrad.model.quantizer import Quantizer
 from altgrad.model.recipe import ROLES, LayerRecipe, TensorRecipe
 from altgrad.numerics import Format
 
@@ -36,7 +36,9 @@ class QuantizedLinear(nn.Module):
         self.bias = bias
         self.recipe = recipe
         specs: dict[str, TensorRecipe] = {r: getattr(recipe, r) for r in ROLES if getattr(recipe, r) is not None}
-        self.quantizers = nn.ModuleDict({role: Quantizer(spec) for role, spec in specs.items()}).to(weight.device)
+        native = recipe.backend == "native"
+        self.quantizers = nn.ModuleDict({role: Quantizer(spec, native) for role, spec in specs.items()})
+        self.quantizers.to(weight.device)
         delayed_grad = recipe.grad is not None and recipe.grad.scaling != "dynamic"
         # Written by the backward pass, moved into the history by the next forward pass.
         self.register_buffer("grad_amax", torch.zeros((), device=weight.device) if delayed_grad else None)
@@ -63,9 +65,11 @@ class QuantizedLinear(nn.Module):
         autocast = torch.is_autocast_enabled(device)
         compute_dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
         settings = self._settings(compute_dtype)
-        # Autocast would send float32 products through bfloat16. A context inside the graph keeps it out
-        # of the compiler's cache, though, so it is entered only where there are such products.
-        has_fp32_product = settings.accumulate_fp32 or settings.operand_dtype == torch.float32
+        # Autocast would send float32 products through bfloat16, and so the native product on CPU, which torch
+        # makes of one. A context inside the graph keeps it out of the compiler's cache, though, so it is
+        # entered only where there are such products.
+        native_on_cpu = self.recipe.backend == "native" and device == "cpu"
+        has_fp32_product = settings.accumulate_fp32 or settings.operand_dtype == torch.float32 or native_on_cpu
         context = torch.autocast(device, enabled=False) if autocast and has_fp32_product else nullcontext()
         with context:
             y = self._product(x.reshape(-1, x.shape[-1]), settings)
@@ -82,6 +86,7 @@ class QuantizedLinear(nn.Module):
             output_dtype=torch.float32 if accumulate_fp32 else compute_dtype,
             accumulate_fp32=accumulate_fp32,
             clipped=self.recipe.gradient == "clipped",
+            save=self.recipe.save,
             **{role: self.quantizers[role].scaling if role in self.quantizers else None for role in ROLES},
         )
 
@@ -89,8 +94,10 @@ class QuantizedLinear(nn.Module):
         grad = self._quantizer("grad")
         if self.training:
             self.advance_grad_history()
+        x_q = self._operand("input", x, settings)
+        weight_q = self._operand("weight", self.weight, settings)
         return QuantizedMatmul.apply(
-            x, self.weight, self._scale("input", x), self._scale("weight", self.weight),
+            x, self.weight, x_q.values, weight_q.values, x_q.scale, weight_q.scale,
             self._constants("input"), self._constants("weight"), self._constants("grad"),
             None if grad is None else grad.remembered_amax(), self.grad_amax, settings,
         )  # fmt: skip
@@ -107,16 +114,15 @@ class QuantizedLinear(nn.Module):
         quantizer = self._quantizer(role)
         return None if quantizer is None else quantizer.constants
 
-    def _scale(self, role: str, t: Tensor) -> Tensor | None:
-        """Return the one scale of ``t``, and in training remember its amax; ``None`` if it has none or many."""
+    def _operand(self, role: str, t: Tensor, settings: MatmulSettings) -> Operand:
+        """Return the operand of the forward product, and in training remember its amax."""
         quantizer = self._quantizer(role)
-        if quantizer is None or not quantizer.scaling.per_tensor:
-            return None
-        amax = amax_of(t)
-        scale = quantizer.scale(amax)
-        if self.training:
-            quantizer.remember(amax)
-        return scale
+        remembered = None if quantizer is None else quantizer.remembered_amax()
+        scaling = getattr(settings, role)
+        operand = Operand.of(t, scaling, self._constants(role), remembered, 1, settings.operand_dtype)
+        if self.training and operand.amax is not None:
+            quantizer.remember(operand.amax)
+        return operand
 
     def extra_repr(self) -> str:
         """Sizes and formats, for ``print(model)``."""

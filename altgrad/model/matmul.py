@@ -18,7 +18,7 @@ smallest bfloat16, 2^-133: from an amax of 2^-103 down in E5M2, of 2^-57 down in
 
 One difference from hardware remains where no bf16 GEMM with float32 output exists (torch 2.13 on
 CPU): there ``accumulate="bf16"`` rounds each sum to bf16 before the scale is applied. ``y`` and ``dx``
-so carry one more bf16 rounding (relative 2^-9) unless the scales are powers of two, and ``dw`` carries
+so carry one more bf16 rounding (relative 2^-8) unless the scales are powers of two, and ``dw`` carries
 one where hardware keeps float32, as the gradient of an unquantized bf16 layer does on CPU. On CUDA,
 and with ``accumulate="fp32"``, the sum stays in float32 until it is scaled.
 """
@@ -26,13 +26,16 @@ and with ``accumulate="fp32"``, the sum stays in float32 until it is scaled.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from altgrad.model.quantizer import Scaling, amax_of, materialized, overflows, scale_for
-from altgrad.numerics import round_to_grid
+from altgrad.model.native import native_product
+from altgrad.model.operand import Operand
+from altgrad.model.quantizer import FLOAT8, Scaling, overflows
+from altgrad.numerics import decode_operand, encode_operand
+from altgrad.numerics.operand import materialized
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class MatmulSettings:
     """Static choices of one layer's product; see :class:`altgrad.model.recipe.LayerRecipe`.
 
     ``operand_dtype``: bfloat16 when it holds every operand's format exactly, else float32.
+    ``save``: what the backward pass is left with of tensors with one scale, ``operands`` or ``codes``.
     ``input``, ``weight``, ``grad``: how the tensor is scaled, ``None`` if it is not quantized.
     """
 
@@ -47,23 +51,20 @@ class MatmulSettings:
     output_dtype: torch.dtype
     accumulate_fp32: bool
     clipped: bool
+    save: str
     input: Scaling | None
     weight: Scaling | None
     grad: Scaling | None
 
 
-class Operand(NamedTuple):
-    """A factor of a product, and the scale (0-d, or one per row or column) that the result is divided by."""
-
-    values: Tensor
-    scale: Tensor | None
-
-    def t(self) -> Operand:
-        """Return the transposed operand."""
-        return Operand(self.values.t(), self.scale if self.scale is None or self.scale.ndim == 0 else self.scale.t())
+def _product(a: Operand, b: Operand, dtype: torch.dtype, fp32: bool) -> Tensor:
+    """Return ``a @ b / (scale_a scale_b)`` in ``dtype``."""
+    if a.values.dtype in FLOAT8.values():
+        return native_product(a, b, dtype)
+    return _emulated_product(a, b, fp32).to(dtype)
 
 
-def _product(a: Operand, b: Operand, fp32: bool) -> Tensor:
+def _emulated_product(a: Operand, b: Operand, fp32: bool) -> Tensor:
     """Return ``a @ b / (scale_a scale_b)`` as float32; ``fp32`` keeps the sum in float32 throughout."""
     if a.values.dtype == torch.float32:
         y = a.values @ b.values
@@ -83,28 +84,6 @@ def _product(a: Operand, b: Operand, fp32: bool) -> Tensor:
     return y if common is None else y * materialized(common.reciprocal().float())
 
 
-def _on_grid(t: Tensor, scale: Tensor, constants: Tensor) -> Tensor:
-    return round_to_grid(t.float() * scale, constants)
-
-
-def _operand(
-    t: Tensor, scaling: Scaling | None, scale: Tensor | None, constants: Tensor | None, dim: int, dtype: torch.dtype
-) -> Operand:
-    """Return the 2-d ``t`` on its format's grid, in ``dtype``, for a product that sums over ``dim``.
-
-    ``scale`` is the tensor's own where it has one for all products. Without a format ``t`` is only cast.
-    """
-    if scaling is None:
-        return Operand(t.to(dtype), None)
-    if scaling.per_tensor:
-        return Operand(_on_grid(t, scale, constants).to(dtype), scale)
-    t = materialized(t)
-    scale = scaling.fine_scale(t, dim, constants)
-    if scaling.granularity == "row":
-        return Operand(_on_grid(t, scale, constants).to(dtype), scale)
-    return Operand((_on_grid(t, scale, constants) / scale).to(dtype), None)
-
-
 def _unclamped(t: Tensor, scale: Tensor, constants: Tensor) -> Tensor:
     """Return where ``t`` lies within its format's range, for the clipped straight-through estimator."""
     return ~overflows(t.float() * scale, constants)
@@ -113,11 +92,11 @@ def _unclamped(t: Tensor, scale: Tensor, constants: Tensor) -> Tensor:
 class QuantizedMatmul(torch.autograd.Function):
     """``x @ weight.T`` through the quantized GEMMs.
 
-    ``x`` (n, k) and ``weight`` (m, k) are floating tensors; constants that are ``None`` leave their
-    tensor unquantized. ``x_scale`` and ``weight_scale`` (0-d) are those of tensors with one scale. The
-    incoming gradient's comes from ``grad_remembered`` (0-d amax) or, where that is ``None`` or 0, from its
-    own amax, which ``grad_amax`` (0-d buffer), when given, receives. The gradient through the rounding is
-    the straight-through estimator.
+    ``x`` (n, k) and ``weight`` (m, k) are floating tensors, ``x_q`` and ``weight_q`` the values of their
+    operands, with the scales of tensors that have one; constants that are ``None`` leave their tensor
+    unquantized. The incoming gradient's scale comes from ``grad_remembered`` (0-d amax) or, where that is
+    ``None`` or 0, from its own amax, which ``grad_amax`` (0-d buffer), when given, receives. The gradient
+    through the rounding is the straight-through estimator.
     """
 
     @staticmethod
@@ -125,6 +104,8 @@ class QuantizedMatmul(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         weight: Tensor,
+        x_q: Tensor,
+        weight_q: Tensor,
         x_scale: Tensor | None,
         weight_scale: Tensor | None,
         x_constants: Tensor | None,
@@ -134,22 +115,22 @@ class QuantizedMatmul(torch.autograd.Function):
         grad_amax: Tensor | None,
         settings: MatmulSettings,
     ) -> Tensor:
-        dtype = settings.operand_dtype
-        x_q = _operand(x, settings.input, x_scale, x_constants, 1, dtype)
-        weight_q = _operand(weight, settings.weight, weight_scale, weight_constants, 1, dtype)
         x_kept = weight_kept = None
         if settings.clipped:  # row and block scales are those of the tensor at hand, and clamp nothing
-            x_kept = None if x_scale is None else _unclamped(x, x_scale, x_constants)
-            weight_kept = None if weight_scale is None else _unclamped(weight, weight_scale, weight_constants)
+            if _has_one_scale(settings.input):
+                x_kept = _unclamped(x, x_scale, x_constants)
+            if _has_one_scale(settings.weight):
+                weight_kept = _unclamped(weight, weight_scale, weight_constants)
         ctx.save_for_backward(
-            x if _is_fine(settings.input) else x_q.values,
-            weight if _is_fine(settings.weight) else weight_q.values,
+            _saved(x, x_q, x_constants, settings.input, settings),
+            _saved(weight, weight_q, weight_constants, settings.weight, settings),
             x_scale, weight_scale, x_constants, weight_constants, grad_constants, grad_remembered, grad_amax,
             x_kept, weight_kept,
         )  # fmt: skip
         ctx.settings = settings
         ctx.dtypes = x.dtype, weight.dtype
-        return _product(x_q, weight_q.t(), settings.accumulate_fp32).to(settings.output_dtype)
+        x_q, weight_q = Operand(x_q, x_scale), Operand(weight_q, weight_scale)
+        return _product(x_q, weight_q.t(), settings.output_dtype, settings.accumulate_fp32)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -159,30 +140,49 @@ class QuantizedMatmul(torch.autograd.Function):
         ) = ctx.saved_tensors  # fmt: skip
         settings: MatmulSettings = ctx.settings
         dtype = settings.operand_dtype
-        grad_scale = None
-        if settings.grad is not None and settings.grad.per_tensor:
-            largest = amax_of(grad)
-            grad_scale = scale_for(largest, grad_remembered, grad_constants, settings.grad.dtype)
-            if grad_amax is not None:
-                grad_amax.copy_(largest)
-        grad_rows = _operand(grad, settings.grad, grad_scale, grad_constants, 1, dtype)
+        grad_rows = Operand.of(grad, settings.grad, grad_constants, grad_remembered, 1, dtype)
+        if grad_amax is not None:
+            grad_amax.copy_(grad_rows.amax)
         grad_columns = grad_rows
-        if _is_fine(settings.grad):
-            grad_columns = _operand(grad, settings.grad, None, grad_constants, 0, dtype)
-        x_q, weight_q = Operand(x, x_scale), Operand(weight, weight_scale)
-        if _is_fine(settings.input):
-            x_q = _operand(x, settings.input, None, x_constants, 0, dtype)
-        if _is_fine(settings.weight):
-            weight_q = _operand(weight, settings.weight, None, weight_constants, 0, dtype)
-        dx = _product(grad_rows, weight_q, settings.accumulate_fp32)
-        dw = _product(grad_columns.t(), x_q, settings.accumulate_fp32)
+        if settings.grad is not None and not settings.grad.per_tensor:
+            grad_columns = Operand.of(grad, settings.grad, grad_constants, None, 0, dtype)
+        x_q = _restored(x, x_scale, x_constants, settings.input, settings)
+        weight_q = _restored(weight, weight_scale, weight_constants, settings.weight, settings)
+        dx = _product(grad_rows, weight_q, ctx.dtypes[0], settings.accumulate_fp32)
+        dw = _product(grad_columns.t(), x_q, ctx.dtypes[1], settings.accumulate_fp32)
         if x_kept is not None:
             dx = dx * x_kept
         if weight_kept is not None:
             dw = dw * weight_kept
-        return dx.to(ctx.dtypes[0]), dw.to(ctx.dtypes[1]), *(None,) * 8
+        return dx, dw, *(None,) * 10
 
 
-def _is_fine(scaling: Scaling | None) -> bool:
-    """Whether a tensor has other scales in the backward products than in the forward one."""
-    return scaling is not None and not scaling.per_tensor
+def _has_one_scale(scaling: Scaling | None) -> bool:
+    return scaling is not None and scaling.per_tensor
+
+
+def _saved(
+    t: Tensor, values: Tensor, constants: Tensor | None, scaling: Scaling | None, settings: MatmulSettings
+) -> Tensor:
+    """Return what the backward products need of the tensor ``t``, whose forward operand is ``values``.
+
+    A tensor with row or block scales has others in the backward products, which sum over other indices,
+    and is quantized anew for them.
+    """
+    if scaling is None:
+        return values
+    if not scaling.per_tensor:
+        return t
+    return encode_operand(values, constants) if settings.save == "codes" else values
+
+
+def _restored(
+    saved: Tensor, scale: Tensor | None, constants: Tensor | None, scaling: Scaling | None, settings: MatmulSettings
+) -> Operand:
+    """Return the operand, for a product that sums over dimension 0, from what `_saved` kept."""
+    if scaling is None:
+        return Operand(saved)
+    if not scaling.per_tensor:
+        return Operand.of(saved, scaling, constants, None, 0, settings.operand_dtype)
+    values = decode_operand(saved, constants, settings.operand_dtype) if settings.save == "codes" else saved
+    return Operand(values, scale)

@@ -8,20 +8,16 @@ checkpoint.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from altgrad.model.recipe import TensorRecipe
-from altgrad.numerics import (
-    amax,
-    amax_from_history,
-    broadcast_scale,
-    format_constants,
-    scale_from_amax,
-    update_amax_history,
-)
+from altgrad.numerics import amax_from_history, format_constants, operand_scale, update_amax_history
 from altgrad.numerics.constants import MAX
+
+FLOAT8 = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
 
 
 @dataclass(frozen=True)
@@ -31,25 +27,22 @@ class Scaling:
     granularity: str
     block: int
     dtype: str
+    float8: torch.dtype | None = None  # of the operand, for FP8 hardware
 
     @classmethod
-    def of(cls, recipe: TensorRecipe) -> Scaling:
+    def of(cls, recipe: TensorRecipe, native: bool) -> Scaling:
         """Return the static part of ``recipe``."""
-        return cls(recipe.granularity, recipe.block, recipe.scale)
+        return cls(recipe.granularity, recipe.block, recipe.scale, FLOAT8[recipe.format.name] if native else None)
 
     @property
     def per_tensor(self) -> bool:
         """Whether one scale serves the whole tensor, in all the products that it takes part in."""
         return self.granularity == "tensor"
 
-    def fine_scale(self, t: Tensor, dim: int, constants: Tensor) -> Tensor:
-        """Return row or block scales for a product that sums over ``dim`` of the 2-d ``t``.
-
-        Shaped like ``t``, or with ``dim`` of length 1 for rows.
-        """
-        largest = amax(t, self.granularity, block=self.block, dim=dim)
-        scale = materialized(scale_from_amax(largest, constants, dtype=self.dtype))
-        return broadcast_scale(scale, t.shape[dim], block=self.block, dim=dim) if self.granularity == "block" else scale
+    @property
+    def options(self) -> dict[str, Any]:
+        """The same as arguments of `quantize_operand`."""
+        return {"granularity": self.granularity, "block": self.block, "scale_dtype": self.dtype}
 
 
 class Quantizer(nn.Module):
@@ -63,10 +56,10 @@ class Quantizer(nn.Module):
     constants: Tensor
     history: Tensor
 
-    def __init__(self, recipe: TensorRecipe) -> None:
+    def __init__(self, recipe: TensorRecipe, native: bool = False) -> None:
         super().__init__()
         self.recipe = recipe
-        self.scaling = Scaling.of(recipe)
+        self.scaling = Scaling.of(recipe, native)
         self.register_buffer("constants", format_constants(recipe.format), persistent=False)
         if recipe.scaling != "dynamic":
             length = recipe.history if recipe.scaling == "delayed" else 1
@@ -78,15 +71,9 @@ class Quantizer(nn.Module):
             return None
         return amax_from_history(self.history, self.recipe.reduce)
 
-    def scale(self, amax: Tensor) -> Tensor:
-        """Return the scale (0-d float32) for a tensor whose largest magnitude is ``amax`` (0-d)."""
-        return scale_for(amax, self.remembered_amax(), self.constants, self.recipe.scale)
-
     def scales(self, t: Tensor) -> Tensor:
-        """Return the scales (float32, broadcastable to ``t``) of the forward product's ``t`` (..., features)."""
-        if self.scaling.per_tensor:
-            return self.scale(amax(t))
-        return self.scaling.fine_scale(t, -1, self.constants)
+        """Return the scales (float32, broadcastable to ``t``) of the forward product's ``t`` (tokens, features)."""
+        return operand_scale(t, self.constants, self.remembered_amax(), **self.scaling.options)[0]
 
     def remember(self, amax: Tensor) -> None:
         """Record the ``amax`` (0-d) of a training step's tensor."""
@@ -103,37 +90,3 @@ def overflows(scaled: Tensor, constants: Tensor) -> Tensor:
     overflow, and would be one in some formats more often than in others.
     """
     return scaled.abs() > constants[MAX] * (1 + 2.0**-22)
-
-
-def scale_for(amax: Tensor, remembered: Tensor | None, constants: Tensor, dtype: str) -> Tensor:
-    """Return the scale from the remembered amax, or from ``amax`` where nothing is remembered yet.
-
-    Starting delayed scaling at scale 1 instead would send every gradient of the first step to zero.
-    """
-    if remembered is not None:
-        amax = torch.where(remembered > 0, remembered, amax)
-    return materialized(scale_from_amax(amax, constants, dtype=dtype))
-
-
-def materialized(t: Tensor) -> Tensor:
-    """Have the compiler store ``t`` instead of computing it anew in each loop that reads it.
-
-    Left alone, Inductor repeats what makes a tensor (a GELU, a softmax) in the loop that finds its amax
-    and again in the loop that quantizes it, and repeats a scale's divisions for every vector of
-    elements. The result is that of ``t`` either way; without a compiler nothing happens.
-    """
-    if not torch.compiler.is_compiling():
-        return t
-    from torch._inductor.inductor_prims import force_stride_order  # a second's import, and of no use in eager mode
-
-    return force_stride_order(t, t.stride())
-
-
-def amax_of(t: Tensor) -> Tensor:
-    """Return the largest magnitude of ``t`` as a float32 scalar (0-d).
-
-    Taken in the tensor's own dtype: a cast to float32 first would make the compiler store the whole
-    tensor in float32. And taken of the tensor as it is stored, which the compiler thereby rounds to that
-    dtype as eager mode does.
-    """
-    return amax(materialized(t.detach()))

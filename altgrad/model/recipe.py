@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from altgrad.numerics import Format, get_format
 
 ROLES = ("weight", "input", "grad")
+CHOICES = ("gradient", "accumulate", "save", "backend")  # of a rule, beside its tensors
+NATIVE_FORMATS = ("E4M3", "E5M2")
+TORCHAO_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 
 
 def _require(settings: object, field: str, *choices: str) -> None:
@@ -67,7 +70,11 @@ class LayerRecipe:
 
     ``gradient`` through the rounding: ``straight-through``, or ``clipped`` (zero where the tensor was
     clamped). ``accumulate``: precision of the layer's matrix products on the way out, ``bf16`` (what
-    FP8 hardware training does) or ``fp32``.
+    FP8 hardware training does) or ``fp32``. ``save``: what the forward pass leaves for the backward one of
+    tensors with one scale, the ``operands`` or their 8-bit ``codes``, with the same results. ``backend``: who
+    multiplies, ``emulated`` (a product in bfloat16 or float32, any format) or ``native``
+    (``torch._scaled_mm``; E4M3 and E5M2, all three tensors). ``torchao`` hands the layer to torchao's
+    float8 recipe of that name instead (see :mod:`altgrad.model.baselines`), which decides everything else.
     """
 
     weight: TensorRecipe | None = None
@@ -75,20 +82,67 @@ class LayerRecipe:
     grad: TensorRecipe | None = None
     gradient: str = "straight-through"
     accumulate: str = "bf16"
+    save: str = "operands"
+    backend: str = "emulated"
+    torchao: str | None = None
 
     def __post_init__(self) -> None:
         _require(self, "gradient", "straight-through", "clipped")
         _require(self, "accumulate", "bf16", "fp32")
+        _require(self, "save", "operands", "codes")
+        _require(self, "backend", "emulated", "native")
+        if self.save == "codes":
+            self._require_codes()
+        if self.backend == "native":
+            self._require_native()
+        if self.torchao is not None:
+            _require(self, "torchao", *TORCHAO_RECIPES)
+            stated = [f.name for f in fields(self) if f.name != "torchao" and getattr(self, f.name) != f.default]
+            if stated:
+                raise ValueError(f"torchao {self.torchao} leaves no choice of {stated[0]}; leave out one of the two")
+
+    def _require_codes(self) -> None:
+        for role in ("weight", "input"):
+            tensor = getattr(self, role)
+            if tensor is not None and tensor.granularity != "tensor":
+                raise ValueError(
+                    f"save codes needs granularity tensor, not {tensor.granularity}: with finer scales the backward "
+                    "products quantize the tensor itself anew, so it has to be kept"
+                )
+            if tensor is not None and tensor.format.bits > 8:
+                raise ValueError(f"save codes needs formats of at most 8 bits, and {tensor.format.name} has more")
+
+    def _require_native(self) -> None:
+        tensors = [getattr(self, role) for role in ROLES]
+        for role, tensor in zip(ROLES, tensors, strict=True):
+            if tensor is None or tensor.format.name not in NATIVE_FORMATS:
+                stated = "is not quantized" if tensor is None else f"is {tensor.format.name}"
+                raise ValueError(f"backend native needs weight, input and grad in E4M3 or E5M2; {role} {stated}")
+            if tensor.granularity == "block" or tensor.granularity != tensors[0].granularity:
+                raise ValueError("backend native needs one granularity for weight, input and grad: tensor or row")
+        names = {role: tensor.format.name for role, tensor in zip(ROLES, tensors, strict=True)}
+        for a, b in (("input", "weight"), ("grad", "weight"), ("grad", "input")):
+            if names[a] == names[b] == "E5M2":
+                raise ValueError(f"backend native has no product of E5M2 and E5M2, which {a} and {b} both are")
+        if self.save == "codes":
+            raise ValueError("backend native keeps 8-bit operands as it is; leave out save codes")
 
     @property
     def quantizes(self) -> bool:
         """Whether any tensor of the layer is quantized."""
-        return any(getattr(self, role) is not None for role in ROLES)
+        return self.torchao is not None or any(getattr(self, role) is not None for role in ROLES)
+
+    def tensors(self) -> dict[str, TensorRecipe | None]:
+        """Return how each of :data:`ROLES` is quantized; for a torchao layer as torchao's own settings say."""
+        if self.torchao is not None:
+            from altgrad.model.baselines import tensor_recipes  # which imports torchao
+
+            return tensor_recipes(self.torchao)
+        return {role: getattr(self, role) for role in ROLES}
 
     def format_names(self) -> dict[str, str | None]:
         """Return ``{"weight": "E4M3", "input": ..., "grad": ...}``."""
-        specs = {role: getattr(self, role) for role in ROLES}
-        return {role: spec.format.name if spec else None for role, spec in specs.items()}
+        return {role: spec.format.name if spec else None for role, spec in self.tensors().items()}
 
 
 @dataclass(frozen=True)
@@ -111,14 +165,18 @@ class Recipe:
         """Quantize weights and inputs of every linear layer in ``format``, incoming gradients in ``grad``.
 
         A layer called ``head`` (at any depth) keeps its input unquantized, as in FP8 training
-        practice. ``options`` are fields of :class:`TensorRecipe`, for all three tensors.
+        practice. ``options`` are fields of :class:`TensorRecipe`, for all three tensors, or of
+        :class:`LayerRecipe`. The native backend has no product with an unquantized input, so there the
+        head is quantized like the other layers.
         """
+        choices = {name: options.pop(name) for name in CHOICES if name in options}
         forward = TensorRecipe(get_format(format), **options)
         backward = None if grad is None else TensorRecipe(get_format(grad), **options)
-        head = LayerRecipe(weight=forward, grad=backward)
+        body = LayerRecipe(weight=forward, input=forward, grad=backward, **choices)
+        head = body if body.backend == "native" else replace(body, input=None)
         return cls(
             (
-                Rule("*", LayerRecipe(weight=forward, input=forward, grad=backward)),
+                Rule("*", body),
                 Rule("head", head, required=False),
                 Rule("*.head", head, required=False),
             )
@@ -126,24 +184,28 @@ class Recipe:
 
     @classmethod
     def from_rules(cls, rules: Iterable[Mapping[str, Any]], formats: Mapping[str, Format]) -> Recipe:
-        """Build from the rules of a resolved cell; ``formats`` holds every format that they name."""
+        """Build from the rules of a resolved cell; ``formats`` holds every format that they name.
+
+        Raises ``ValueError`` when the installed torchao quantizes otherwise than a rule for it says.
+        """
 
         def tensor(spec: Mapping[str, Any] | None) -> TensorRecipe | None:
             return None if spec is None else TensorRecipe(**{**spec, "format": formats[spec["format"]]})
 
-        return cls(
-            tuple(
-                Rule(
-                    rule["layers"],
-                    LayerRecipe(
-                        **{role: tensor(rule[role]) for role in ROLES},
-                        gradient=rule["gradient"],
-                        accumulate=rule["accumulate"],
-                    ),
+        def layer(rule: Mapping[str, Any]) -> LayerRecipe:
+            tensors = {role: tensor(rule[role]) for role in ROLES}
+            torchao = rule.get("torchao")
+            if torchao is None:
+                return LayerRecipe(**tensors, **{choice: rule[choice] for choice in CHOICES})
+            found = LayerRecipe(torchao=torchao)
+            if found.tensors() != tensors:
+                raise ValueError(
+                    f"this torchao's recipe {torchao} quantizes to {found.format_names()} with scales of its own, "
+                    "not as altgrad.config.schema says; install torchao 0.18, on a device with OCP formats"
                 )
-                for rule in rules
-            )
-        )
+            return found
+
+        return cls(tuple(Rule(rule["layers"], layer(rule)) for rule in rules))
 
     def match(self, layers: Iterable[str]) -> dict[str, LayerRecipe]:
         """Return the recipe of each layer that is quantized at all.

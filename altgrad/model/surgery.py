@@ -5,13 +5,41 @@ from __future__ import annotations
 from torch import nn
 
 from altgrad.model.linear import QuantizedLinear
-from altgrad.model.recipe import Recipe
+from altgrad.model.recipe import LayerRecipe, Recipe
+
+TORCHAO_DIVISOR = 16  # of a layer's dimensions: what torch._scaled_mm, and so FP8 hardware, asks for
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Linear | QuantizedLinear]:
-    """Return the linear layers of ``model`` by their dotted name, in the order of its modules."""
+    """Return the linear layers of ``model`` by their dotted name, in the order of its modules.
+
+    Those that torchao computes are among them: its class is one of ``nn.Linear``.
+    """
     kinds = (nn.Linear, QuantizedLinear)
     return {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
+
+
+def layer_recipe(layer: nn.Module) -> LayerRecipe | None:
+    """Return how a layer that :func:`quantize_model` made is quantized, ``None`` for any other layer."""
+    return getattr(layer, "recipe", None)
+
+
+def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
+    """Return the recipe of each layer of ``model`` that ``recipe`` quantizes, by its dotted name.
+
+    Raises ``ValueError`` when a pattern matches no layer, and for a torchao layer of a size that torchao's
+    products cannot take; they are refused on every device, so that a cell means the same on each.
+    """
+    layers = linear_layers(model)
+    matched = recipe.match(layers)
+    for name, found in matched.items():
+        rows, columns = layers[name].weight.shape
+        if found.torchao is not None and (rows % TORCHAO_DIVISOR or columns % TORCHAO_DIVISOR):
+            raise ValueError(
+                f"layer {name} is {rows} x {columns}, and torchao's recipes need both to be divisible by "
+                f"{TORCHAO_DIVISOR}; leave the layer out of the torchao rule or change its size"
+            )
+    return matched
 
 
 def quantize_model(model: nn.Module, recipe: Recipe) -> nn.Module:
@@ -19,17 +47,26 @@ def quantize_model(model: nn.Module, recipe: Recipe) -> nn.Module:
 
     Parameters are shared with the layers that are replaced, so weights, ties between them (an
     embedding and a head) and optimizers that already hold them stay valid. Embeddings, norms and
-    every other module are left alone. Raises ``ValueError`` when a pattern matches no layer, and
-    when the model is already quantized.
+    every other module are left alone. A torchao layer is made for the device that it is on (see
+    :func:`altgrad.model.baselines.torchao_linear`). Raises ``ValueError`` as :func:`matched_layers`
+    does, and when the model is already quantized.
     """
     layers = linear_layers(model)
-    done = [name for name, layer in layers.items() if isinstance(layer, QuantizedLinear)]
+    done = [name for name, layer in layers.items() if layer_recipe(layer) is not None]
     if done:
         raise ValueError(f"the model is already quantized (layer {done[0]}); quantize a fresh one")
-    for name, layer_recipe in recipe.match(layers).items():
+    for name, found in matched_layers(model, recipe).items():
         if not name:
             raise ValueError("the model is itself a linear layer; put it in a module to quantize it")
         parent, _, child = name.rpartition(".")
-        quantized = QuantizedLinear.from_linear(layers[name], layer_recipe)
+        quantized = _quantized(layers[name], found)
         setattr(model.get_submodule(parent), child, quantized.train(layers[name].training))
     return model
+
+
+def _quantized(layer: nn.Linear, recipe: LayerRecipe) -> nn.Module:
+    if recipe.torchao is None:
+        return QuantizedLinear.from_linear(layer, recipe)
+    from altgrad.model.baselines import torchao_linear  # which imports torchao
+
+    return torchao_linear(layer, recipe)

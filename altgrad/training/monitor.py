@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from altgrad.model import QuantizedLinear, linear_layers
+from altgrad.model import QuantizedLinear, layer_recipe, linear_layers
+from altgrad.model.baselines import torchao_quantizer
 from altgrad.model.quantizer import Quantizer, overflows
 from altgrad.numerics import round_to_grid
 
@@ -161,6 +162,9 @@ def largest_overflow(rows: list[Row]) -> float:
 def _quantizer(layer: nn.Module, role: str) -> Quantizer | None:
     if isinstance(layer, QuantizedLinear) and role in layer.quantizers:
         return layer.quantizers[role]
+    recipe = layer_recipe(layer)
+    if recipe is not None and recipe.torchao is not None:  # quantizes by itself, and shows nothing
+        return torchao_quantizer(recipe, role, layer.weight.device)
     return None
 
 

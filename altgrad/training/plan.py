@@ -12,7 +12,8 @@ import torch
 
 from altgrad.config import Cell, UserError
 from altgrad.config.schema import CustomFormat
-from altgrad.model import GPT, GPTConfig, Recipe, linear_layers
+from altgrad.model import GPT, GPTConfig, Recipe, matched_layers
+from altgrad.model.surgery import TORCHAO_DIVISOR
 from altgrad.numerics import Format, format_constants, get_format
 from altgrad.training import machine
 
@@ -41,13 +42,19 @@ def recipe_of(cell: Cell) -> Recipe:
     return Recipe.from_rules([rule.model_dump() for rule in cell.rules], formats)
 
 
-def check_cells(cells: list[Cell]) -> None:
+def check_cells(cells: list[Cell], vocab_size: int) -> None:
     """Raise :class:`UserError` for a recipe that does not fit its model or a device that is not there."""
     for cell in cells:
         machine.select_device(cell.train.device)
         with torch.device("meta"):
-            model = GPT(GPTConfig(vocab_size=1, **cell.model.model_dump()))
+            model = GPT(GPTConfig(vocab_size=vocab_size, **cell.model.model_dump()))
         try:
-            recipe_of(cell).match(linear_layers(model))
+            matched_layers(model, recipe_of(cell))
         except ValueError as error:
             raise UserError(f"params.yaml: recipe of cell {cell.key}: {error}") from None
+        tokens = cell.train.batch * cell.model.context
+        if tokens % TORCHAO_DIVISOR and any(rule.torchao for rule in cell.rules):
+            raise UserError(
+                f"params.yaml: cell {cell.key}: train.batch {cell.train.batch} times context {cell.model.context} is "
+                f"{tokens} tokens, and torchao's recipes need a multiple of {TORCHAO_DIVISOR}; change one of the two"
+            )

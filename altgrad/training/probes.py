@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from altgrad.model import QuantizedLinear, linear_layers
+from altgrad.model import layer_recipe, linear_layers
 from altgrad.training.tensors import write_tensors
 
 
@@ -36,7 +36,7 @@ def layer_formats(model: nn.Module) -> dict[str, dict[str, str | None]]:
     """Return the format's name, or ``None``, of each role of each linear layer."""
     unquantized = {"weight": None, "input": None, "grad": None}
     return {
-        name: layer.recipe.format_names() if isinstance(layer, QuantizedLinear) else unquantized
+        name: recipe.format_names() if (recipe := layer_recipe(layer)) else unquantized
         for name, layer in linear_layers(model).items()
     }
 
@@ -56,7 +56,7 @@ def float_copy(model: nn.Module) -> nn.Module:
     """Return a copy of ``model`` with plain linear layers: the unquantized path with the same weights."""
     plain = copy.deepcopy(model)
     for name, layer in linear_layers(plain).items():
-        if isinstance(layer, QuantizedLinear):
+        if layer_recipe(layer) is not None:
             linear = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
             linear.weight, linear.bias = layer.weight, layer.bias
             parent, _, child = name.rpartition(".")

@@ -14,7 +14,7 @@ from altgrad.config import Cell
 from altgrad.config.files import read_json, write_json
 from altgrad.config.scratch import mark_finished, only_worker, scratch_directory
 from altgrad.data import TokenFile, training_batch
-from altgrad.model import GPT, GPTConfig, QuantizedLinear, linear_layers, quantize_model
+from altgrad.model import GPT, GPTConfig, layer_recipe, linear_layers, quantize_model
 from altgrad.optim import build_optimizer
 from altgrad.training import machine, probes
 from altgrad.training.checkpoint import unique_state
@@ -27,11 +27,11 @@ LARGEST_EXPONENT = 709.0  # beyond it exp() leaves float64
 PROBE_SEED_STEP = 0  # batches of updates start at step 1, so step 0 is a batch that training never sees
 
 
-def build_model(cell: Cell, vocab_size: int) -> GPT:
-    """Return the quantized model of ``cell`` with its initial weights, which depend on the seed alone."""
+def build_model(cell: Cell, vocab_size: int, device: torch.device) -> GPT:
+    """Return the quantized model of ``cell`` on ``device``; its initial weights depend on the seed alone."""
     torch.manual_seed(cell.seed)
-    model = GPT(GPTConfig(vocab_size=vocab_size, **cell.model.model_dump()))
-    quantize_model(model, recipe_of(cell))
+    model = GPT(GPTConfig(vocab_size=vocab_size, **cell.model.model_dump())).to(device)
+    quantize_model(model, recipe_of(cell))  # after the move: a torchao layer is made for its device
     return model
 
 
@@ -54,7 +54,7 @@ def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = 
     scratch = scratch_directory(root, cell, tokens)
     with only_worker(scratch, lambda: tqdm.write(f"{cell.key}: another process is training this cell; waiting for it")):
         train, val = TokenFile(tokens, "train"), TokenFile(tokens, "val")
-        model = build_model(cell, meta["vocab_size"]).to(device)
+        model = build_model(cell, meta["vocab_size"], device)
         optimizer = build_optimizer(model, **cell.arm.model_dump(exclude={"lr"}), lr=cell.peak_lr)
         trainer = Trainer(cell, model, optimizer, train, val, device, scratch, compiled)
         trainer.run(f"{position} {cell.key}".strip())
@@ -82,7 +82,7 @@ def _write_probes(trainer: Trainer, path: Path) -> None:
     batch = inputs.to(trainer.device), targets.to(trainer.device)
     model.eval()
     quantized, plain = {}, {}
-    if any(isinstance(layer, QuantizedLinear) for layer in linear_layers(model).values()):
+    if any(layer_recipe(layer) for layer in linear_layers(model).values()):
         quantized = probes.gradients(model, *batch, trainer.device, cell.train.compute)
         plain = probes.gradients(probes.float_copy(model), *batch, trainer.device, "fp32")
     steps = sorted({trainer.step, *(step for step in trainer.probe_steps if step < trainer.step)})
@@ -99,7 +99,7 @@ def _metrics(trainer: Trainer, history: list[list[object]]) -> dict[str, object]
     best = min(evaluated, default=(None, None))
     last = history[-1]
     val_loss = None if tracker.diverged else last[4]
-    quantized = {layer.weight for layer in layers.values() if isinstance(layer, QuantizedLinear)}
+    quantized = {layer.weight for layer in layers.values() if layer_recipe(layer)}
     return {
         "key": cell.key, "format": cell.format, "optimizer": cell.optimizer,
         "seed": cell.seed, "lr_scale": cell.lr_scale,

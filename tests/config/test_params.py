@@ -69,6 +69,11 @@ def test_numbers_follow_yaml_1_2(tmp_path):
         ("source: licences}", "source: licence}", "corpora.licences", "licence"),
         ("device: auto", "device: gpu", "train.device", "'cuda'"),
         ("fallback: licences}", "fallback: license}", "fallback", "did you mean licences"),
+        ("torchao: rowwise}", "torchao: columnwise}", "recipes.ao_rowwise[0].torchao", "'rowwise_with_gw_hp', not"),
+        ("torchao: rowwise}", "torchao: rowwise, weight: E4M3}", "recipes.ao_rowwise[0]", "remove weight or torchao"),
+        ("torchao: rowwise}", "torchao: rowwise, grad: E3M4}", "recipes.ao_rowwise[0]", "remove grad or torchao"),
+        ("torchao: rowwise}", "torchao: rowwise, accumulate: fp32}", "recipes.ao_rowwise[0]", "no setting accumulate"),
+        ("torchao: rowwise}", "torchao: rowwise, gradient: clipped}", "recipes.ao_rowwise[0]", "remove gradient"),
     ],
 )
 def test_a_mistake_is_one_sentence_with_place_and_cure(tmp_path, old, new, place, cure):

@@ -91,6 +91,39 @@ def test_the_baseline_quantizes_nothing_and_a_format_fills_the_recipe():
     assert set(cell.formats) == {"E3M4", "E5M2"}
 
 
+TORCHAO = {
+    "ao_tensorwise": ("E4M3", "E5M2", "tensor", "fp32"),
+    "ao_rowwise": ("E4M3", "E4M3", "row", "pow2"),
+    "ao_rowwise_gw_hp": ("E4M3", "E4M3", "row", "pow2"),
+}
+
+
+@pytest.mark.parametrize("entry", TORCHAO)
+def test_the_cell_of_a_torchao_recipe_says_what_it_quantizes(entry, tmp_path):
+    resolver = Resolver(changed(grid={"formats": ["bf16", entry], "seeds": [0]}), describe)
+    write_grid(list(resolver.cells()), resolver.selected(), tmp_path)
+    cell = Cell.read(tmp_path / f"{entry}-adamw-0-1.json")
+    assert cell == list(resolver.cells())[1]
+    (rule,) = cell.rules
+    weight, grad, granularity, scale = TORCHAO[entry]
+    assert (rule.layers, rule.weight.format, rule.input.format, rule.grad.format) == ("blocks.*", weight, weight, grad)
+    assert all((spec.granularity, spec.scale) == (granularity, scale) for spec in (rule.weight, rule.input, rule.grad))
+    assert set(cell.formats) == {weight, grad}
+
+
+def test_a_rule_written_before_there_was_torchao_means_the_same():
+    cell = cells(SHIPPED)["E4M3-adamw-0-1"]
+    values = cell.model_dump(mode="json")
+    for rule in values["rules"]:
+        assert rule.pop("torchao") is None
+    assert Cell.model_validate(values) == cell
+
+
+def test_a_torchao_recipe_may_stand_in_overrides():
+    params = changed(overrides={"ao_rowwise": {"train": {"clip": 0.5}}}, grid={"formats": ["bf16", "ao_rowwise"]})
+    assert cells(params)["ao_rowwise-adamw-0-1"].train.clip == 0.5
+
+
 def test_an_override_changes_the_cells_that_it_selects_and_no_other():
     before = cells(SHIPPED)
     for selector, selected in [
@@ -149,6 +182,8 @@ def test_an_override_for_a_format_outside_the_grid_is_kept():
         ({"formats": {"bf16": {"exponent_bits": 3, "mantissa_bits": 4}}}, "formats.bf16: the name is taken"),
         ({"recipes": {"adamw": []}}, "recipes.adamw: the name is taken"),
         ({"grid": {"recipe": "bf16"}}, "does not use FORMAT"),
+        ({"grid": {"recipe": "ao_rowwise"}}, "does not use FORMAT"),
+        ({"overrides": {"E5M2": {"recipe": "ao_rowwise"}}}, "does not use FORMAT"),
     ],
 )
 def test_a_mistake_names_its_place(change, words):
