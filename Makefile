@@ -2,7 +2,7 @@
 #   make repro   the environment, the whole pipeline, and where the report is
 #   make test    the environment and the tests
 #   make repro JOBS=4   four cells at a time
-#   make bench   step times of this machine, best with nothing else running
+#   make bench   what this machine can do, best with nothing else running; BENCH="--models nano" for less
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -35,8 +35,10 @@ repro: env
 	dvc repro
 	@echo "The report: $(CURDIR)/reports/index.html"
 
+# The report shows the record when there is one to write it into.
 bench: env
-	python -m altgrad.benchmark
+	python -m altgrad.benchmark $(BENCH)
+	@test ! -d data/diag || dvc repro --quiet --single-item report
 
 test: env
 	python -m pytest -m "not slow"

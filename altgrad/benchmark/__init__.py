@@ -1,1 +1,3 @@
-"""How fast a training step is, beside an unquantized one and the limits of the machine: ``make bench``."""
+"""What a machine can do, ``make bench``: training steps beside an unquantized one, their memory and compile
+time, one quantization beside its peers, and what the pipeline itself costs, beside the machine's limits.
+"""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -45,6 +45,51 @@ def contestants(formats: Sequence[str]) -> list[Contestant]:
     ]
 
 
+class Step:
+    """A training step of one contestant, to be called again and again on the same tokens.
+
+    Args:
+        config: the model's size.
+        entry: the contestant.
+        tokens: inputs and targets, shape (2, batch, context), on ``device``.
+        device: where.
+    """
+
+    def __init__(self, config: GPTConfig, entry: Contestant, tokens: torch.Tensor, device: torch.device) -> None:
+        torch.manual_seed(0)
+        self.model = GPT(config)
+        if entry.recipe is not None:
+            quantize_model(self.model, entry.recipe)
+        self.model.to(device)
+        self.optimizer = build_optimizer(self.model, lr=1e-4)
+        self.device, self.tokens = device, tokens
+        self._compiled = torch.compile(self.model, dynamic=False)
+        self._bf16 = entry.compute == "bf16"
+
+    def __call__(self) -> None:
+        """Take one step; the gradients of the one before are dropped first."""
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16):
+            loss = self._compiled(self.tokens[0], self.tokens[1])
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        self.optimizer.step()
+
+    def seconds(self) -> float:
+        """Take one step and return how long it took."""
+        synchronize(self.device)
+        started = time.perf_counter()
+        self()
+        synchronize(self.device)
+        return time.perf_counter() - started
+
+
+def random_tokens(config: GPTConfig, batch: int, device: torch.device) -> torch.Tensor:
+    """Return inputs and targets, shape (2, batch, context), the same ones in every process."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(config.vocab_size, (2, batch, config.context), generator=generator).to(device)
+
+
 def measure(
     config: GPTConfig, batch: int, entries: Sequence[Contestant], rounds: int, device: torch.device
 ) -> list[dict[str, Any]]:
@@ -58,21 +103,20 @@ def measure(
         device: where.
     """
     torch._dynamo.reset()
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(config.vocab_size, (2, batch, config.context), generator=generator).to(device)
-    steps: dict[str, Callable[[], None]] = {}
+    tokens = random_tokens(config, batch, device)
+    steps: dict[str, Step] = {}
     first: dict[str, float] = {}
     for entry in tqdm(entries, desc=f"width {config.width}, batch {batch}: compiling", leave=False):
-        steps[entry.name] = _step(config, entry, tokens, device)
-        first[entry.name] = _seconds(steps[entry.name], device)
-        _seconds(steps[entry.name], device)
+        steps[entry.name] = Step(config, entry, tokens, device)
+        first[entry.name] = steps[entry.name].seconds()
+        steps[entry.name].seconds()
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     order = list(steps)
     shuffle = random.Random(0).shuffle
     for _ in tqdm(range(rounds), desc=f"width {config.width}, batch {batch}: measuring", leave=False):
         shuffle(order)
         for name in order:
-            seconds[name].append(_seconds(steps[name], device))
+            seconds[name].append(steps[name].seconds())
     return [_result(name, config, batch, first[name], seconds[name], seconds[BASELINE]) for name in steps]
 
 
@@ -82,35 +126,6 @@ def matmul_operations(config: GPTConfig, batch: int) -> int:
         model = GPT(config)
     weights = sum(layer.weight.numel() for layer in linear_layers(model).values())
     return 3 * 2 * weights * batch * config.context
-
-
-def _step(config: GPTConfig, entry: Contestant, tokens: torch.Tensor, device: torch.device) -> Callable[[], None]:
-    torch.manual_seed(0)
-    model = GPT(config)
-    if entry.recipe is not None:
-        quantize_model(model, entry.recipe)
-    model.to(device)
-    optimizer = build_optimizer(model, lr=1e-4)
-    compiled = torch.compile(model, dynamic=False)
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=entry.compute == "bf16")
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with autocast:
-            loss = compiled(tokens[0], tokens[1])
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-
-    return step
-
-
-def _seconds(run: Callable[[], None], device: torch.device) -> float:
-    synchronize(device)
-    started = time.perf_counter()
-    run()
-    synchronize(device)
-    return time.perf_counter() - started
 
 
 def _result(

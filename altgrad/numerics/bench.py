@@ -36,6 +36,7 @@ from altgrad.numerics.scaling import amax, compute_scale
 SIZES = tuple(1 << exponent for exponent in (12, 16, 18, 20, 22, 24, 26))
 SLOW_LIMIT = 1 << 22  # elements; contestants of tens of nanoseconds per element stop here
 ROW = 1024
+PEERS = {"ml_dtypes": "ml_dtypes E4M3FN", "gfloat": "gfloat E4M3", "qtorch": "QPyTorch"}  # by module; all optional
 
 
 class Contestant(NamedTuple):
@@ -46,9 +47,12 @@ class Contestant(NamedTuple):
     slow: bool = False
 
 
-def contestants(name: str) -> list[Contestant]:
-    """Return everything to be compared, for one of our formats; others round to their nearest to it."""
-    constants = format_constants(name)
+def contestants(name: str, device: torch.device | str = "cpu") -> list[Contestant]:
+    """Return everything to be compared, for one of our formats; others round to their nearest to it.
+
+    Other libraries take part on the CPU only.
+    """
+    constants = format_constants(name, device)
     rounder = InPlaceRounder(packed_constants(get_format(name)))
 
     def fused(x: Tensor, scale: Tensor, constants: Tensor) -> Tensor:
@@ -77,7 +81,12 @@ def contestants(name: str) -> list[Contestant]:
         Contestant("torch E4M3FN, eager", lambda x, out, s, rows: _native_round_trip(x, s)),
         Contestant("torch E4M3FN, compiled", lambda x, out, s, rows: native(x, s)),
     ]
-    return ours + others + _other_libraries(name)
+    return ours + others + (_other_libraries(name) if torch.device(device).type == "cpu" else [])
+
+
+def absent_peers() -> list[str]:
+    """Return the other libraries that are not installed, by the names that they would be compared under."""
+    return [name for module, name in PEERS.items() if importlib.util.find_spec(module) is None]
 
 
 def _native_round_trip(x: Tensor, scale: Tensor) -> Tensor:
@@ -100,7 +109,7 @@ def _other_libraries(name: str) -> list[Contestant]:
         def cast(x: Tensor, *_: Tensor) -> object:
             return x.numpy().astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
 
-        found.append(Contestant("ml_dtypes E4M3FN, no scale", cast, slow=True))
+        found.append(Contestant(f"{PEERS['ml_dtypes']}, no scale", cast, slow=True))
     if importlib.util.find_spec("gfloat"):
         import gfloat
         from gfloat.formats import format_info_ocp_e4m3
@@ -108,21 +117,24 @@ def _other_libraries(name: str) -> list[Contestant]:
         def round_ndarray(x: Tensor, *_: Tensor) -> object:
             return gfloat.round_ndarray(format_info_ocp_e4m3, x.numpy(), sat=True)
 
-        found.append(Contestant("gfloat E4M3, no scale", round_ndarray, slow=True))
+        found.append(Contestant(f"{PEERS['gfloat']}, no scale", round_ndarray, slow=True))
     if importlib.util.find_spec("qtorch") and fmt.exponent_bits and fmt.mantissa_bits:
         from qtorch.quant import float_quantize
 
         def simulate(x: Tensor, *_: Tensor) -> object:
             return float_quantize(x, fmt.exponent_bits, fmt.mantissa_bits)
 
-        found.append(Contestant(f"QPyTorch {name}, no scale", simulate, slow=True))
+        found.append(Contestant(f"{PEERS['qtorch']} {name}, no scale", simulate, slow=True))
     return found
 
 
-def measure(entries: list[Contestant], size: int, rounds: int) -> list[dict[str, Any]]:
+def measure(
+    entries: list[Contestant], size: int, rounds: int, device: torch.device | str = "cpu"
+) -> list[dict[str, Any]]:
     """Return one result per contestant: nanoseconds per element as median and quartiles."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(max(1, size // ROW), min(size, ROW), generator=generator)
+    x = torch.randn(max(1, size // ROW), min(size, ROW), generator=generator).to(device)
+    wait = torch.cuda.synchronize if x.is_cuda else lambda: None
     scale = compute_scale(amax(x), "E4M3")
     row_scale = compute_scale(amax(x, "row"), "E4M3")
     output = torch.zeros_like(x)
@@ -134,8 +146,10 @@ def measure(entries: list[Contestant], size: int, rounds: int) -> list[dict[str,
     for _ in range(rounds):
         order.shuffle(entries)  # or some would always find the cache as the same neighbour left it
         for entry in entries:
+            wait()
             started = time.perf_counter()
             entry.run(x, output, scale, row_scale)
+            wait()
             seconds[entry.name].append(time.perf_counter() - started)
     return [_summary(name, size, times) for name, times in seconds.items()]
 

@@ -11,12 +11,12 @@ from altgrad.reporting.figures import draw_all
 from altgrad.reporting.flags import raised
 from altgrad.reporting.html import to_html
 from altgrad.reporting.load import load_study
+from altgrad.reporting.machines import load_benches
 from altgrad.reporting.markdown import to_markdown
 from altgrad.reporting.metrics import metrics
 from altgrad.reporting.plots import write_plots
 from altgrad.reporting.prune import prune
 from altgrad.reporting.sections import document
-from altgrad.reporting.speed import load_benches
 
 
 def write_report(data: Path, out: Path, revision: str | None) -> None:
@@ -32,8 +32,9 @@ def write_report(data: Path, out: Path, revision: str | None) -> None:
     study = load_study(grid, data / "tokens", runs, diag)
     comparison, control = compare(study), check_twins(study)
     flags = raised(study, comparison)
-    pictures = draw_all(study, comparison, out / "figures")
-    page = document(study, comparison, control, flags, pictures, revision, load_benches(out / "bench"))
+    benches = load_benches(out / "bench")
+    pictures = draw_all(study, comparison, benches, out / "figures")
+    page = document(study, comparison, control, flags, pictures, revision, benches)
     write_text(out / "REPORT.md", to_markdown(page))
     write_text(out / "index.html", to_html(page, out / "figures"))
     write_json(out / "metrics.json", metrics(study, comparison, control, len(flags)))

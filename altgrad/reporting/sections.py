@@ -46,7 +46,7 @@ def document(
         Section("Flags", "flags", _flags(flags)),
         Section("Formats and recipe", "formats", _formats(study)),
         Section("Time and cost", "cost", [tables.cost_table(study)] if study.timing else []),
-        Section("Step times beside bf16", "speed", speed_blocks(benches)),
+        Section("Step times beside bf16", "speed", speed_blocks(benches, pictures)),
         Section("How to repeat it", "settings", _settings(study, revision)),
         Section("Definitions", "definitions", [Bullets([f"**{term}**: {text}" for term, text in glossary().items()])]),
     ]

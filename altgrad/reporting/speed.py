@@ -1,55 +1,83 @@
-"""Step times of whole machines, from the records of `make bench`."""
+"""What machines can do, from the records of `make bench`: a lead, a figure and tables for each."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from altgrad.config.files import read_json
-from altgrad.reporting.document import Block, Column, Table, Text
-from altgrad.reporting.tables import words
-from altgrad.reporting.wording import NONE
+from altgrad.reporting.document import Block, Bullets, Fold, Picture, Text
+from altgrad.reporting.machines import PARTS, commands, picture_name
+from altgrad.reporting.speed_tables import (
+    memory_table,
+    pipeline_table,
+    quantizers_table,
+    steps_table,
+    tokens_table,
+)
+from altgrad.reporting.wording import joined
 
-BASELINE = "bf16"
+IN_WORDS = {
+    "limits": "the machine's limits",
+    "steps": "step times",
+    "memory": "peak memory",
+    "compile": "compile time",
+    "quantizers": "quantizers beside their peers",
+    "pipeline": "the pipeline's own cost",
+}
 
 
-def load_benches(folder: Path) -> list[dict[str, Any]]:
-    """Return the records in ``folder``, one per machine."""
-    return [read_json(path) for path in sorted(folder.glob("*.json"))]
-
-
-def speed_blocks(benches: list[dict[str, Any]]) -> list[Block]:
-    """Return a table per machine, and a sentence on what was not measured."""
-    blocks: list[Block] = [_table(bench) for bench in benches]
+def speed_blocks(benches: list[dict[str, Any]], pictures: dict[str, Picture]) -> list[Block]:
+    """Return the blocks of every machine, and sentences on what was not measured."""
+    blocks: list[Block] = []
+    for bench in benches:
+        blocks += _machine(bench, pictures)
     if not benches:
         blocks.append(Text("Step times beside bf16 were not measured on any machine; `make bench` does it."))
-    elif not any(bench["on_gpu"] for bench in benches):
+    elif not any(bench["on_gpu"] and bench.get("steps") for bench in benches):
         blocks.append(Text("Step times on a GPU: not measured."))
     return blocks
 
 
-def _table(bench: dict[str, Any]) -> Table:
-    """Contestants by sizes: the ratio to the bf16 step and its milliseconds."""
-    steps = {(step["name"], step["model"], step["batch"]): step for step in bench["steps"]}
-    names = list(dict.fromkeys(name for name, *_ in steps))
-    sizes = list(dict.fromkeys((model, batch) for _, model, batch in steps))
-    columns = [words("step"), *(Column(f"{model}, batch {batch}") for model, batch in sizes)]
-    rows = [[f"**{name}**", *(_cell(steps.get((name, *size))) for size in sizes)] for name in names]
-    limits = bench["limits"]
-    rate = limits["bf16_gemm_operations_per_s"]
-    shares = [steps[BASELINE, *size]["matmul_operations_per_s"] / rate for size in sizes]
-    rows.append(["bf16 step, share of the GEMM rate", *(f"{100 * share:.0f} %" for share in shares)])
-    note = (
-        f"{bench['device']}, {bench['threads']} threads, compiled: time of a training step over that of the bf16 "
-        f"step of the same round, median, and its milliseconds. Weights and inputs are quantized in the format, "
-        f"gradients in E5M2, with a scale per tensor of the present step unless said. The machine copies "
-        f"{limits['copy_bytes_per_s'] / 1e9:.0f} GB/s and multiplies {rate / 1e9:.0f} GFLOP/s in bf16, "
-        f"{limits['fp32_gemm_operations_per_s'] / 1e9:.0f} in float32. From `{bench['command']}`."
+def _machine(bench: dict[str, Any], pictures: dict[str, Picture]) -> list[Block]:
+    blocks: list[Block] = [Text(f"**{bench['device']}, {bench['threads']} threads.** {_lead(bench)}")]
+    name = picture_name(bench)
+    blocks += [pictures[name]] if name in pictures else []
+    if bench.get("steps"):
+        blocks += [steps_table(bench), Fold("Tokens per second", [tokens_table(bench)])]
+    if bench.get("memory") or bench.get("compile"):
+        blocks.append(memory_table(bench))
+    if bench.get("quantizers"):
+        blocks.append(quantizers_table(bench))
+    if bench.get("pipeline"):
+        blocks.append(pipeline_table(bench))
+    return [*blocks, *_absent(bench), _source(bench)]
+
+
+def _lead(bench: dict[str, Any]) -> str:
+    limits = bench.get("limits")
+    if not limits:
+        return "Its limits were not measured."
+    bf16, fp32 = limits["bf16_gemm_operations_per_s"] / 1e9, limits["fp32_gemm_operations_per_s"] / 1e9
+    return (
+        f"At best it copies {limits['copy_bytes_per_s'] / 1e9:.0f} GB/s, read and written bytes both counted, and "
+        f"multiplies {bf16:.0f} GFLOP/s in bf16 and {fp32:.0f} in float32."
     )
-    return Table(columns, rows, note)
 
 
-def _cell(step: dict[str, Any] | None) -> str:
-    if step is None:
-        return NONE
-    return f"{step['over_bf16']:.2f} ({step['step_ms']:.0f} ms)"
+def _absent(bench: dict[str, Any]) -> list[Block]:
+    absent = [part for part in PARTS if not bench.get(part) and part != "limits"]
+    if not absent:
+        return []
+    names = joined([IN_WORDS[part] for part in absent])
+    return [Text(f"Not measured on this machine: {names} (`python -m altgrad.benchmark --parts {' '.join(absent)}`).")]
+
+
+def _source(bench: dict[str, Any]) -> Fold:
+    parts: dict[tuple[str, str | None], list[str]] = {}
+    for part in PARTS:
+        for source in commands(bench, part):
+            parts.setdefault(source, []).append(IN_WORDS[part])
+    lines = [
+        f"`{command}`" + (f", commit `{commit[:10]}`" if commit else "") + f": {joined(names)}."
+        for (command, commit), names in parts.items()
+    ]
+    return Fold("Commands and commits that measured this", [Bullets(lines)])

@@ -9,20 +9,26 @@ from pathlib import Path
 import pytest
 import torch
 
+from altgrad.benchmark import alone, command_line, compiling, memory, quantizers
 from altgrad.benchmark.limits import gemm_rate
-from altgrad.benchmark.steps import Contestant, matmul_operations, measure
+from altgrad.benchmark.steps import Contestant, Step, contestants, matmul_operations, measure, random_tokens
 from altgrad.model import GPTConfig, Recipe
 
 CPU = torch.device("cpu")
 TINY = GPTConfig(vocab_size=64, layers=1, width=16, heads=2, context=8)
+SMALL = GPTConfig(vocab_size=2048, layers=1, width=64, heads=2, context=64)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--parts", "step"], "--parts: there is no part step; did you mean steps?"),
         (["--models", "nanoo"], "--models: nanoo is not in models:"),
         (["--rounds", "1"], "at least 2 rounds"),
+        (["--rounds", "many"], "--rounds: invalid int value: 'many'"),
         (["--batches", "0"], "batches of at least 1"),
+        (["--cells", "0"], "--cells and --elements: expected numbers of at least 1"),
+        (["--elements", "-4"], "--cells and --elements: expected numbers of at least 1"),
         (["--formats", "E4M33"], "--formats: unknown format 'E4M33'"),
     ],
 )
@@ -32,10 +38,81 @@ def test_bad_input_is_one_sentence(arguments, words):
     assert done.returncode == 1 and words in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+def test_every_model_has_one_batch_and_the_first_has_all():
+    options = command_line.parse(["--models", "micro", "nano", "--batches", "8", "16"])
+    assert command_line.sizes(options) == [("micro", 16), ("nano", 16), ("micro", 8)]
+    assert command_line.sizes(command_line.parse(["--models", "micro", "--batches"])) == [("micro", 16)]
+
+
 def test_operations_are_those_of_three_products_per_layer():
     weights = 16 * (3 * 16 + 16 + 2 * 64) + 64 * 16  # attention, MLP, head
     assert matmul_operations(TINY, batch=4) == 3 * 2 * weights * 4 * 8
     assert gemm_rate(torch.float32, CPU) > 0
+
+
+def uncompiled(monkeypatch: pytest.MonkeyPatch, config: GPTConfig, name: str, batch: int) -> Step:
+    """Return a contestant's step, warm."""
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    entry = next(entry for entry in contestants(["E4M3"]) if entry.name == name)
+    step = Step(config, entry, random_tokens(config, batch, CPU), CPU)
+    step()
+    step()
+    return step
+
+
+def test_state_is_the_weights_and_two_averages(monkeypatch):
+    step = uncompiled(monkeypatch, TINY, "bf16", 2)
+    weights = sum(parameter.numel() * 4 for parameter in step.model.parameters())
+    assert memory.state_mb(step) * 1e6 == pytest.approx(3 * weights, rel=0.02)  # and a count of steps each
+
+
+def test_peak_memory_grows_with_the_batch_by_its_logits(monkeypatch):
+    peaks = []
+    for batch in (16, 64):
+        step = uncompiled(monkeypatch, SMALL, "fp32", batch)
+        peaks.append(memory.peak_mb(step))
+        if peaks[-1] is None:
+            pytest.skip("this system does not tell a process's peak memory")
+        assert peaks[-1] > memory.state_mb(step)
+    logits = 48 * 64 * 2048 * 4 / 1e6  # MB of those of 48 more sequences; their gradient takes as much
+    assert 1.5 * logits < peaks[1] - peaks[0] < 8 * logits
+
+
+def test_a_contestant_that_fails_says_why(tmp_path):
+    with pytest.raises(RuntimeError, match="the process for bf16, width 16, batch 0 failed"):
+        alone.measure(TINY, 0, "bf16", ["E4M3"], device="nonsense", threads=1, cache=tmp_path)
+
+
+def test_the_second_process_finds_the_cache_of_the_first():
+    found = []
+
+    def first_step_in(cache: Path) -> float:
+        found.append(sorted(file.name for file in cache.iterdir()))
+        (cache / "kernel").touch()
+        return 20.04 / len(found)
+
+    assert compiling.cold_and_warm(first_step_in) == {"cold_s": 20.0, "warm_s": 10.0}
+    assert found == [[], ["kernel"]]
+
+
+def test_quantizers_that_are_not_installed_are_named(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(quantizers.bench, "absent_peers", lambda: ["QPyTorch"])
+    found = {result["name"]: result for result in quantizers.measure("E4M3", 1024, 2, CPU)}
+    assert found["QPyTorch"] == {"format": "E4M3", "name": "QPyTorch", "elements": 1024, "absent": "not installed"}
+    assert found["ours, compiled"]["median_ns_per_element"] > 0
+
+
+@pytest.mark.slow
+def test_a_process_of_its_own_tells_its_first_step_and_its_peak(tmp_path):
+    def run(batch: int) -> dict[str, float]:
+        return alone.measure(SMALL, batch, "bf16", ["E4M3"], device="cpu", threads=1, cache=tmp_path)
+
+    cold, warm, larger = run(16), run(16), run(64)
+    assert warm["first_step_s"] < cold["first_step_s"]
+    if cold["peak_mb"] is not None:
+        assert cold["peak_mb"] == pytest.approx(warm["peak_mb"], rel=0.05)
+        assert cold["state_mb"] < cold["peak_mb"] < larger["peak_mb"] < 500
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
 """The report's figures: what each is called, how it is drawn, and what to read from it.
 
 ``{baseline}``, ``{optimizer}``, ``{formats}``, ``{entries}`` and ``{grad}`` in a text are filled in from the study.
-A figure whose data the grid does not have is left out, and so is its place in the report.
+A figure whose data the grid does not have is left out, and so is its place in the report. Records of `make bench`
+have a figure each.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Picture
-from altgrad.reporting.figures import codes, comparison, curves, health, signals, weights
+from altgrad.reporting.figures import codes, comparison, curves, health, signals, speed, weights
 from altgrad.reporting.figures.select import shown_optimizer
 from altgrad.reporting.figures.style import drawing, save
 from altgrad.reporting.load import Study
+from altgrad.reporting.machines import picture_name
 from altgrad.reporting.wording import joined
 
 Draw = Callable[[Study, Comparison], Figure | None]
@@ -151,13 +154,13 @@ PLATES = [
 ]
 
 
-def draw_all(study: Study, result: Comparison, folder: Path) -> dict[str, Picture]:
+def draw_all(study: Study, result: Comparison, benches: list[dict[str, Any]], folder: Path) -> dict[str, Picture]:
     """Draw every figure that has data as PNG and SVG in ``folder``; return their pictures by name.
 
     Files of figures that this grid does not have are removed, so the folder holds what the report shows.
     """
     words = _words(study, result)
-    pictures = {}
+    pictures = _machines(benches, folder)
     for plate in PLATES:
         with drawing():
             figure = plate.draw(study, result)
@@ -169,6 +172,24 @@ def draw_all(study: Study, result: Comparison, folder: Path) -> dict[str, Pictur
     for path in folder.glob("*.*") if folder.is_dir() else ():
         if path.suffix in (".png", ".svg") and path.stem not in pictures:
             path.unlink()
+    return pictures
+
+
+def _machines(benches: list[dict[str, Any]], folder: Path) -> dict[str, Picture]:
+    """Draw the step times of every machine that has any."""
+    pictures = {}
+    for bench in benches:
+        with drawing():
+            figure = speed.step_times(bench)
+            if figure is not None:
+                name, device = picture_name(bench), bench["device"]
+                save(figure, folder, name)
+                pictures[name] = Picture(
+                    name,
+                    f"Time of a training step on {device} over that of the bf16 step, by contestant and size",
+                    f"{device}: time of a step over that of the bf16 step of the same round, median and quartiles. "
+                    "Left of the line is faster than bf16.",
+                )
     return pictures
 
 

@@ -1,0 +1,82 @@
+"""One contestant in a process of its own: seconds to its first step, and its peak memory.
+
+Neither can be measured beside others: the first contestant of a process imports the compiler for all
+that follow, and memory that one has freed another uses again. ``measure`` starts
+``python -m altgrad.benchmark.alone '<job as JSON>'`` and returns what that prints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from altgrad.config import run_stage
+
+if TYPE_CHECKING:
+    from altgrad.model import GPTConfig
+
+# glibc maps every larger tensor by itself and unmaps it when it is freed, so resident memory is live memory.
+ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(1 << 17)}
+WARM_STEPS = 2  # after the first: memory that kernels keep for good is there then
+
+
+def measure(
+    config: GPTConfig, batch: int, name: str, formats: Sequence[str], *, device: str, threads: int, cache: Path
+) -> dict[str, Any]:
+    """Return ``first_step_s``, ``state_mb`` and ``peak_mb`` (None where it cannot be told) of one contestant.
+
+    Args:
+        config: the model's size.
+        batch: sequences per step.
+        name: one of ``steps.contestants(formats)``.
+        formats: the formats that the contestants are made from.
+        device: "cpu" or "cuda".
+        threads: CPU threads.
+        cache: a folder for compiled kernels; empty, the first step compiles them.
+
+    Raises RuntimeError with the last lines of what the process said when it fails.
+    """
+    job = {
+        "config": dataclasses.asdict(config), "batch": batch, "name": name, "formats": list(formats),
+        "device": device, "threads": threads, "cache": str(cache),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "altgrad.benchmark.alone", json.dumps(job)]
+    done = subprocess.run(command, env=os.environ | ALLOCATION, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = "\n".join(done.stderr.strip().splitlines()[-5:])
+        raise RuntimeError(f"the process for {name}, width {config.width}, batch {batch} failed:\n{last}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def main(arguments: list[str]) -> None:
+    """Do the job in ``arguments`` and print its numbers as one line of JSON."""
+    import torch  # after run_stage has set the variables that training runs under
+
+    from altgrad.benchmark import memory, steps
+    from altgrad.model import GPTConfig
+    from altgrad.training import machine
+
+    job = json.loads(arguments[0])
+    machine.use_compile_cache(Path(job["cache"]))
+    machine.use_threads(job["threads"])
+    device = torch.device(job["device"])
+    config = GPTConfig(**job["config"])
+    machine.choose_attention(device, config.context)
+    entry = next(entry for entry in steps.contestants(job["formats"]) if entry.name == job["name"])
+    step = steps.Step(config, entry, steps.random_tokens(config, job["batch"], device), device)
+    first = step.seconds()
+    for _ in range(WARM_STEPS):
+        step()
+    peak = memory.peak_mb(step)
+    numbers = {"first_step_s": first, "state_mb": memory.state_mb(step), "peak_mb": peak}
+    print(json.dumps({key: value if value is None else round(value, 2) for key, value in numbers.items()}))
+
+
+if __name__ == "__main__":
+    run_stage(main)

@@ -1,0 +1,84 @@
+"""Peak memory of a training step.
+
+*State* is what lies there between steps: parameters, buffers and the optimizer's averages, counted
+from the tensors themselves. The *peak* is the state plus the most that a step needs on top of it:
+gradients, activations, quantized copies and the scratch space of kernels. In MB of 10^6 bytes.
+
+On CUDA the peak is ``torch.cuda.max_memory_allocated`` over three steps. On the CPU it is the state
+plus the growth of the resident set: from a process at rest (gradients dropped, free pages given back)
+to the high-water mark of three steps. The steps follow warm ones, so the compiler's own memory, which
+is many times that of a small model, is not in it. The high-water mark is the kernel's ``VmHWM``, which
+can be set back; ``ru_maxrss`` cannot, and starts at the size of the process that started this one.
+
+In a process that ``alone.measure`` started, the growth is that of live tensors, as on CUDA; elsewhere the
+C library keeps some of the freed ones, not as many in every run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from altgrad.benchmark.steps import Step
+
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+STEPS = 3
+MB = 1e6
+
+
+def state_mb(step: Step) -> float:
+    """Return the MB of parameters, buffers and optimizer state; each tensor counts once."""
+    tensors = [*step.model.parameters(), *step.model.buffers()]
+    for state in step.optimizer.state.values():
+        tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values()) / MB
+
+
+def peak_mb(step: Step) -> float | None:
+    """Return the MB held at most during three more steps, state included; None where the system does not tell.
+
+    ``step`` must have run before, so that it is compiled and the optimizer has its state.
+    """
+    step.optimizer.zero_grad(set_to_none=True)
+    gc.collect()
+    if step.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(step.device)
+        _repeat(step)
+        torch.cuda.synchronize(step.device)
+        return torch.cuda.max_memory_allocated(step.device) / MB
+    growth = _resident_growth(lambda: _repeat(step))
+    return None if growth is None else state_mb(step) + growth / MB
+
+
+def _repeat(step: Step) -> None:
+    for _ in range(STEPS):
+        step()
+
+
+def _resident_growth(run: Callable[[], None]) -> int | None:
+    """Return by how many bytes the resident set grows at most while ``run`` runs (Linux)."""
+    _give_back_free_pages()
+    try:
+        CLEAR.write_text("5")  # sets the high-water mark back to what is resident now
+    except OSError:
+        return None
+    before = _bytes_of("VmRSS")
+    run()
+    return max(0, _bytes_of("VmHWM") - before)
+
+
+def _give_back_free_pages() -> None:
+    """Ask the C library for its free pages, which would otherwise be used again without counting as growth."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)
+
+
+def _bytes_of(field: str) -> int:
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(field + ":"))
+    return 1024 * int(line.split()[1])

@@ -1,0 +1,120 @@
+"""What DVC itself costs: a throw-away project of the shape of dvc.yaml, whose stages only touch files.
+
+The stages, their matrix, dependencies, parameters and outputs are those of the project; each command is
+replaced by one that writes a line to every file that the stage owes. What is left is DVC: starting,
+reading the graph, hashing, the cache and the lock file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from altgrad.config import UserError
+from altgrad.config.files import read_yaml, write_text
+
+COPIED = ("altgrad", "stages", "data/corpus", "reports/bench", "params.yaml", ".dvcignore")
+KEY = "${key}"
+REPEATS = 3
+TOUCH = 'for f; do mkdir -p "${f%/*}"; echo "$f" > "$f"; done\n'  # the shell's own words: no process is started
+
+
+def measure(project: Path, cells: int) -> dict[str, Any]:
+    """Return what DVC takes for a grid of ``cells`` cells.
+
+    ``first_s``: seconds of a first ``dvc repro``, every stage of which runs its trivial command;
+    ``per_cell_s``: the same divided by the cells, each of which is two stages; ``no_op_s``: the median
+    of three more, which find nothing to do, and ``no_op_range_s`` the fastest and slowest of them.
+    ``took_s``: seconds of all that, making the project included; it grows with the square of the cells.
+    """
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="altgrad-pipeline-") as folder:
+        copy = Path(folder)
+        make_project(project, copy, cells)
+        first = _repro(copy)
+        again = [_repro(copy) for _ in tqdm(range(REPEATS), desc=f"{cells} cells: nothing to do", leave=False)]
+    return {
+        "cells": cells,
+        "first_s": round(first, 2),
+        "per_cell_s": round(first / cells, 3),
+        "no_op_s": round(statistics.median(again), 2),
+        "no_op_range_s": [round(min(again), 2), round(max(again), 2)],
+        "took_s": round(time.perf_counter() - started, 1),
+    }
+
+
+def make_project(project: Path, folder: Path, cells: int) -> None:
+    """Write the throw-away project of ``cells`` cells into ``folder``, under DVC and, where there is git, git."""
+    for name in COPIED:
+        source, target = project / name, folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        elif source.exists():
+            shutil.copy(source, target)
+    params = read_yaml(project / "params.yaml")
+    params["grid"] |= {"formats": ["E4M3"], "optimizers": ["adamw"], "seeds": list(range(cells)), "lr_scales": [1]}
+    write_text(folder / "params.yaml", json.dumps(params))  # JSON is YAML
+    keys = [f"E4M3-adamw-{seed}-1" for seed in range(cells)]
+    write_text(folder / "touch.sh", TOUCH)
+    stages = _trivial(read_yaml(project / "dvc.yaml"), keys)
+    write_text(folder / "dvc.yaml", json.dumps({"stages": stages}))  # unsorted: the matrix decides the keys
+    if shutil.which("git"):
+        _run(folder, "git", "init", "--quiet")
+        _run(folder, *_dvc("init", "--quiet"))
+    else:
+        _run(folder, *_dvc("init", "--quiet", "--no-scm"))
+    _run(folder, *_dvc("config", "core.analytics", "false"))
+
+
+def _trivial(pipeline: dict[str, Any], keys: list[str]) -> dict[str, Any]:
+    """Return the stages with commands that only write the files that they or later stages name."""
+    stages = {name: dict(stage) for name, stage in pipeline["stages"].items()}
+    wanted = [path for stage in stages.values() for path in stage.get("deps", [])]
+    for stage in stages.values():
+        outs = [_path(out) for kind in ("outs", "metrics") for out in stage.get(kind, [])]
+        files = [file for out in outs for file in _files(out, wanted)]
+        if "matrix" not in stage:
+            files = [file.replace(KEY, key) for file in files for key in (keys if KEY in file else [""])]
+        stage["cmd"] = " ".join(["sh touch.sh", *files])
+    return stages
+
+
+def _path(out: str | dict[str, Any]) -> str:
+    return out if isinstance(out, str) else next(iter(out))
+
+
+def _files(out: str, wanted: list[str]) -> list[str]:
+    """Return the files that make the output: those that a stage depends on, else itself or one inside it."""
+    inside = sorted({path for path in wanted if path.startswith(out + "/")})
+    return inside or [out if Path(out).suffix else f"{out}/content"]
+
+
+def _repro(folder: Path) -> float:
+    started = time.perf_counter()
+    _run(folder, *_dvc("repro"))
+    return time.perf_counter() - started
+
+
+def _dvc(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "dvc", *arguments]
+
+
+def _run(folder: Path, *command: str) -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("DVC_", "GIT_"))}
+    done = subprocess.run(
+        command, cwd=folder, env=environment | {"DVC_NO_ANALYTICS": "1"}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-3:]
+        raise UserError(f"the throw-away pipeline failed at `{' '.join(command[:4])}`: {' / '.join(last)}")

@@ -1,0 +1,62 @@
+"""The record of one machine: parts that were measured in sessions of their own, in one file.
+
+``sessions`` holds the command, commit and versions of each session by its number, and every result
+names its ``session``. A result replaces the one that it repeats and leaves the others alone, whatever
+session they are from; sessions that nothing refers to any more are dropped.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from altgrad.numerics.records import write_record
+from altgrad.reporting.machines import read_bench
+
+GROUPS = {
+    "steps": ("model", "batch"),
+    "memory": ("model", "batch"),
+    "compile": ("model",),
+    "quantizers": ("elements",),
+    "pipeline": ("cells",),
+}  # what is measured together is replaced together, or a ratio would join two sessions
+
+
+class Record:
+    """The file of one machine, written anew with each result.
+
+    Args:
+        path: the file; what it holds already stays.
+        machine: what tells the machine: ``device``, ``on_gpu``, ``threads``, ``processor``.
+        session: what tells this session: ``command``, ``commit`` and versions.
+    """
+
+    def __init__(self, path: Path, machine: dict[str, Any], session: dict[str, Any]) -> None:
+        self.path = path
+        self.content = read_bench(path) if path.exists() else {"sessions": {}}
+        self.content |= machine
+        self._number = str(1 + max((int(number) for number in self.content["sessions"]), default=0))
+        self._session = session
+
+    def put_limits(self, limits: dict[str, float]) -> None:
+        """Replace the limits of the machine and write."""
+        self.content["limits"] = {**limits, "session": self._number}
+        self._write()
+
+    def put(self, part: str, results: list[dict[str, Any]]) -> None:
+        """Replace the results of ``part`` that are of the same groups as ``results`` and write."""
+
+        def group(result: dict[str, Any]) -> tuple[Any, ...]:
+            return tuple(result[key] for key in GROUPS[part])
+
+        new = {group(result) for result in results}
+        kept = [result for result in self.content.get(part, []) if group(result) not in new]
+        self.content[part] = kept + [{**result, "session": self._number} for result in results]
+        self._write()
+
+    def _write(self) -> None:
+        results = [result for part in GROUPS for result in self.content.get(part, [])]
+        used = {result["session"] for result in [*results, self.content.get("limits", {})] if result}
+        sessions = self.content["sessions"] | {self._number: self._session}
+        self.content["sessions"] = {number: sessions[number] for number in sessions if number in used}
+        write_record(self.path, self.content)

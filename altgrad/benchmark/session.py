@@ -1,0 +1,116 @@
+"""One session of the benchmark: each part that was asked for, measured, printed and written to the record."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from altgrad.benchmark import alone, command_line, compiling, limits, pipeline, quantizers, steps, tables
+from altgrad.benchmark.record import Record
+from altgrad.config import UserError
+from altgrad.model import GPTConfig
+from altgrad.numerics import get_format
+from altgrad.numerics.records import environment
+from altgrad.reporting.machines import MACHINE
+from altgrad.training import machine
+
+VOCABULARY = 4096
+
+
+class Session:
+    """The machine, its record, and what was asked for. Methods named after parts measure them.
+
+    Args:
+        options: from :func:`altgrad.benchmark.command_line.parse`.
+        arguments: the command line, for the record.
+    """
+
+    def __init__(self, options: argparse.Namespace, arguments: list[str]) -> None:
+        try:
+            self.formats = [get_format(name).name for name in options.formats]
+        except ValueError as error:
+            raise UserError(f"--formats: {error}") from None
+        self.options = options
+        self.cache = Path.cwd()
+        machine.use_compile_cache(self.cache)
+        self.device = machine.select_device(options.device)
+        self.threads = machine.use_threads(0)
+        self.names = [entry.name for entry in steps.contestants(self.formats)]
+        name = machine.device_name(self.device)
+        found = environment("altgrad.benchmark", arguments) | {"device": name, "on_gpu": self.device.type == "cuda"}
+        slug = re.sub(r"[^a-z0-9]+", "-", f"{name} {self.threads} threads".lower()).strip("-")
+        self.record = Record(
+            options.output or Path("reports/bench") / f"{slug}.json",
+            {key: value for key, value in found.items() if key in MACHINE},
+            {key: value for key, value in found.items() if key not in MACHINE},
+        )
+
+    def run(self) -> Path:
+        """Measure the parts in the order of the list of parts and return the record's path."""
+        for part in command_line.PARTS:
+            if part in self.options.parts:
+                getattr(self, f"_{part}")()
+        return self.record.path
+
+    def _limits(self) -> None:
+        self.record.put_limits({
+            "copy_bytes_per_s": round(limits.copy_bandwidth(self.device)),
+            "bf16_gemm_operations_per_s": round(limits.gemm_rate(torch.bfloat16, self.device)),
+            "fp32_gemm_operations_per_s": round(limits.gemm_rate(torch.float32, self.device)),
+        })  # fmt: skip
+
+    def _steps(self) -> None:
+        for model, batch in command_line.sizes(self.options):
+            config = self._config(model)
+            machine.choose_attention(self.device, config.context)
+            entries = steps.contestants(self.formats)
+            found = steps.measure(config, batch, entries, self.options.rounds, self.device)
+            self._put("steps", [{"model": model, **result} for result in found])
+
+    def _memory(self) -> None:
+        for model, batch in command_line.sizes(self.options):
+            found = []
+            for name in tqdm(self.names, desc=f"{model}, batch {batch}: memory, a process each", leave=False):
+                result = self._alone(model, batch, name, self.cache)
+                found.append({"model": model, "batch": batch, "name": name, "state_mb": result["state_mb"],
+                              "peak_mb": result["peak_mb"]})  # fmt: skip
+            self._put("memory", found)
+
+    def _compile(self) -> None:
+        model, batch = self.options.models[0], command_line.BATCH
+        found = []
+        for name in tqdm(self.names, desc=f"{model}: compile time, two processes each", leave=False):
+            result = compiling.cold_and_warm(
+                lambda cache, name=name: self._alone(model, batch, name, cache)["first_step_s"]
+            )
+            found.append({"model": model, "batch": batch, "name": name, **result})
+        self._put("compile", found)
+
+    def _quantizers(self) -> None:
+        for size in tqdm(self.options.elements, desc="quantizers", leave=False):
+            found = quantizers.measure(self.formats[0], size, self.options.rounds, self.device)
+            self._put("quantizers", found)
+
+    def _pipeline(self) -> None:
+        for cells in tqdm(self.options.cells, desc="throw-away pipelines", leave=False):
+            self._put("pipeline", [pipeline.measure(Path.cwd(), cells)])
+
+    def _put(self, part: str, results: list[dict[str, Any]]) -> None:
+        self.record.put(part, results)
+        tqdm.write(tables.table(part, results))
+        sys.stdout.flush()  # a long session may be written to a file
+
+    def _config(self, model: str) -> GPTConfig:
+        return GPTConfig(vocab_size=VOCABULARY, **self.options.presets[model].model_dump())
+
+    def _alone(self, model: str, batch: int, name: str, cache: Path) -> dict[str, Any]:
+        return alone.measure(
+            self._config(model), batch, name, self.formats,
+            device=self.device.type, threads=self.threads, cache=cache,
+        )  # fmt: skip

@@ -1,0 +1,52 @@
+"""The records of `make bench`: one file per machine, read into one shape whatever wrote it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from altgrad.config.files import read_json
+
+MACHINE = ("device", "on_gpu", "threads", "processor", "vector_instructions")
+PARTS = ("limits", "steps", "memory", "compile", "quantizers", "pipeline")
+
+
+def load_benches(folder: Path) -> list[dict[str, Any]]:
+    """Return the records in ``folder``, one per machine."""
+    return [read_bench(path) for path in sorted(folder.glob("*.json"))]
+
+
+def read_bench(path: Path) -> dict[str, Any]:
+    """Return the record in ``path``: machine, ``sessions``, and the parts that were measured.
+
+    Early records were of one session, whose command and commit stand beside the machine; it becomes
+    session 1 of all that they hold.
+    """
+    record = read_json(path)
+    if "sessions" in record:
+        return record
+    machine = {key: record[key] for key in MACHINE if key in record}
+    parts = {part: record[part] for part in PARTS if part in record}
+    session = {key: value for key, value in record.items() if key not in {*machine, *parts}}
+    for part, results in parts.items():
+        parts[part] = (
+            {**results, "session": "1"} if part == "limits" else [{**result, "session": "1"} for result in results]
+        )
+    return {**machine, "sessions": {"1": session}, **parts}
+
+
+def picture_name(bench: dict[str, Any]) -> str:
+    """Return the name of the machine's figure: letters, digits and underscores."""
+    letters = "".join(c if c.isalnum() else " " for c in f"{bench['device']} {bench['threads']} threads".lower())
+    return "_".join(["step_times", *letters.split()])
+
+
+def commands(bench: dict[str, Any], *parts: str) -> list[tuple[str, str | None]]:
+    """Return the commands and commits that measured ``parts``, in the order of their sessions."""
+    results: list[dict[str, Any]] = []
+    for part in parts:
+        found = bench.get(part, [])
+        results += [found] if isinstance(found, dict) else found
+    numbers = sorted({result["session"] for result in results}, key=int)
+    sessions = [bench["sessions"][number] for number in numbers]
+    return [(session["command"], session.get("commit")) for session in sessions]

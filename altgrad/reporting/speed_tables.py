@@ -1,0 +1,154 @@
+"""The tables of one machine: contestants by sizes, quantizers by sizes, the pipeline by cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from altgrad.reporting.document import Column, Table
+from altgrad.reporting.tables import words
+from altgrad.reporting.wording import NONE, number, significant, whole
+
+BASELINE = "bf16"
+NOT_MEASURED = "not measured"
+BYTES_MOVED = 8  # per element of a quantization: a float32 read and one written
+
+Result = dict[str, Any]
+
+
+def steps_table(bench: dict[str, Any]) -> Table:
+    """Contestants by sizes: the time of a step over that of bf16, and its milliseconds."""
+    note = (
+        "Time of a training step over that of the bf16 step of the same round, median, and its milliseconds; compiled. "
+        "Weights and inputs are quantized in the format, gradients in E5M2, with a scale per tensor of the present "
+        "step unless said. Share: the operations of the linear layers against the bf16 limit above."
+    )
+    columns, rows = _by_size(bench["steps"], lambda step: f"{step['over_bf16']:.2f} ({_ms(step['step_ms'])})")
+    rate = bench.get("limits", {}).get("bf16_gemm_operations_per_s")
+    baseline = {_size(step): step["matmul_operations_per_s"] for step in bench["steps"] if step["name"] == BASELINE}
+    shares = [
+        f"{100 * baseline[size] / rate:.0f} %" if rate and size in baseline else NOT_MEASURED
+        for size in _sizes(bench["steps"])
+    ]
+    return Table([words("step"), *columns], [*rows, ["bf16 step, share of the limit", *shares]], note)
+
+
+def tokens_table(bench: dict[str, Any]) -> Table:
+    """Contestants by sizes: tokens per second, of the median step."""
+    columns, rows = _by_size(bench["steps"], lambda step: whole(step.get("tokens_per_s")))
+    return Table([words("tokens/s"), *columns], rows)
+
+
+def memory_table(bench: dict[str, Any]) -> Table:
+    """Contestants: seconds to the first step, cold and warm, then peak memory by size."""
+    memory, compiled = bench.get("memory", []), bench.get("compile", [])
+    peaks = {(_size(result), result["name"]): result["peak_mb"] for result in memory}
+
+    def cell(result: Result) -> str:
+        base = peaks.get((_size(result), BASELINE))
+        if result["peak_mb"] is None:
+            return NOT_MEASURED
+        return whole(round(result["peak_mb"])) + (f" ({result['peak_mb'] / base:.2f})" if base else "")
+
+    columns, rows = _by_size(memory, cell)
+    shown = {row[0]: row[1:] for row in rows}
+    seconds = {f"**{result['name']}**": [number(result[key], 1) for key in ("cold_s", "warm_s")] for result in compiled}
+    body = []
+    for name in dict.fromkeys([*shown, *seconds]):
+        body.append([name, *shown.get(name, [NONE] * len(columns)), *seconds.get(name, [NOT_MEASURED] * 2)])
+    heads = [
+        words("peak MB, first step s" if memory else "first step s"),
+        *columns,
+        Column("cold, s"),
+        Column("warm, s"),
+    ]
+    return Table(heads, body, _memory_note(memory, compiled))
+
+
+def _memory_note(memory: list[Result], compiled: list[Result]) -> str:
+    notes = []
+    if memory:
+        notes.append(
+            "MB (10^6 bytes) at the peak of three warm steps, and over bf16's, each in a process of its own: "
+            "parameters, optimizer state, gradients, activations and quantized copies. On a CPU, the growth of the "
+            "resident set, freed tensors given back at once, plus what lies there between steps; on a GPU, what torch "
+            "has allocated."
+        )
+    if compiled:
+        size = f"{compiled[0]['model']}, batch {compiled[0]['batch']}"
+        notes.append(
+            f"First step: seconds from its call to its end in a new process ({size}), compiling included; cold with "
+            "an empty compile cache, warm with the cache that this left."
+        )
+    return " ".join(notes)
+
+
+def quantizers_table(bench: dict[str, Any]) -> Table:
+    """Ways to quantize by tensor size: nanoseconds per element, and the share of the copy bandwidth reached."""
+    results = bench["quantizers"]
+    sizes = sorted({result["elements"] for result in results})
+    largest = max(sizes)
+    medians = {(result["name"], result["elements"]): result.get("median_ns_per_element") for result in results}
+    absent = {result["name"]: result["absent"] for result in results if "absent" in result}
+    rate = bench.get("limits", {}).get("copy_bytes_per_s")
+    rows = []
+    for name in dict.fromkeys(result["name"] for result in results):
+        cells = [absent.get(name) or significant(medians.get((name, size))) for size in sizes]
+        shown = f"**{name}**" if name.startswith("ours") else name
+        rows.append([shown, *cells, _share(medians.get((name, largest)), rate)])
+    columns = [words("round(x · s) / s"), *(Column(f"{_elements(size)}, ns") for size in sizes)]
+    note = (
+        f"Nanoseconds per element, median, float32 in and out, elements by column; ours in {results[0]['format']}. "
+        f"Share: {BYTES_MOVED} bytes per element of the largest tensor against the copy limit above. "
+        f"{NONE}: too slow for tensors of this size."
+    )
+    return Table([*columns, Column("share of the limit")], rows, note)
+
+
+def pipeline_table(bench: dict[str, Any]) -> Table:
+    """What DVC takes by number of cells."""
+    columns = [Column("cells"), Column("nothing to do, s"), Column("every stage run, s"), Column("per cell, s")]
+    rows = [
+        [whole(row["cells"]), number(row["no_op_s"], 1), number(row["first_s"], 1), number(row["per_cell_s"], 2)]
+        for row in sorted(bench["pipeline"], key=lambda row: row["cells"])
+    ]
+    note = (
+        "`dvc repro` on a throw-away pipeline of this shape (two stages per cell), whose commands only write a line: "
+        "with nothing to do (median of 3), and the first time, as a whole and divided by the cells."
+    )
+    return Table(columns, rows, note)
+
+
+def _by_size(results: list[Result], cell: Callable[[Result], str]) -> tuple[list[Column], list[list[str]]]:
+    """Return a column per size and a row per contestant, its name first, ``cell`` saying what it shows."""
+    found = {(result["name"], *_size(result)): cell(result) for result in results}
+    names, sizes = dict.fromkeys(result["name"] for result in results), _sizes(results)
+    rows = [[f"**{name}**", *(found.get((name, *size), NONE) for size in sizes)] for name in names]
+    return [Column(f"{model}, batch {batch}") for model, batch in sizes], rows
+
+
+def _size(result: Result) -> tuple[str, int]:
+    return result["model"], result["batch"]
+
+
+def _sizes(results: list[Result]) -> list[tuple[str, int]]:
+    """Return the sizes, models in the order in which they were measured, batches ascending."""
+    models = list(dict.fromkeys(result["model"] for result in results))
+    return sorted({_size(result) for result in results}, key=lambda size: (models.index(size[0]), size[1]))
+
+
+def _ms(milliseconds: float) -> str:
+    return f"{milliseconds:.0f} ms" if milliseconds >= 10 else f"{milliseconds:.1f} ms"
+
+
+def _elements(count: int) -> str:
+    for power, unit in ((20, "Mi"), (10, "Ki")):
+        if count >= 1 << power:
+            return f"{count / (1 << power):g} {unit}"
+    return str(count)
+
+
+def _share(nanoseconds: float | None, rate: float | None) -> str:
+    if nanoseconds is None:
+        return NONE
+    return f"{100 * BYTES_MOVED / nanoseconds * 1e9 / rate:.0f} %" if rate else NOT_MEASURED
