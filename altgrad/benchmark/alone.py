@@ -34,7 +34,7 @@ def measure(
     Args:
         config: the model's size.
         batch: sequences per step.
-        name: one of ``steps.contestants(formats)``.
+        name: one of ``steps.contestants``.
         formats: the formats that the contestants are made from.
         device: "cpu" or "cuda".
         threads: CPU threads.
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> None:
     device = torch.device(job["device"])
     config = GPTConfig(**job["config"])
     machine.choose_attention(device, config.context)
-    entry = next(entry for entry in steps.contestants(job["formats"]) if entry.name == job["name"])
+    entry = next(entry for entry in steps.contestants(job["formats"], device) if entry.name == job["name"])
     step = steps.Step(config, entry, steps.random_tokens(config, job["batch"], device), device)
     first = step.seconds()
     for _ in range(WARM_STEPS):

@@ -41,7 +41,7 @@ class Session:
         machine.use_compile_cache(self.cache)
         self.device = machine.select_device(options.device)
         self.threads = machine.use_threads(0)
-        self.names = [entry.name for entry in steps.contestants(self.formats)]
+        self.names = [entry.name for entry in steps.contestants(self.formats, self.device)]
         name = machine.device_name(self.device)
         found = environment("altgrad.benchmark", arguments) | {"device": name, "on_gpu": self.device.type == "cuda"}
         slug = re.sub(r"[^a-z0-9]+", "-", f"{name} {self.threads} threads".lower()).strip("-")
@@ -69,7 +69,7 @@ class Session:
         for model, batch in command_line.sizes(self.options):
             config = self._config(model)
             machine.choose_attention(self.device, config.context)
-            entries = steps.contestants(self.formats)
+            entries = steps.contestants(self.formats, self.device)
             found = steps.measure(config, batch, entries, self.options.rounds, self.device)
             self._put("steps", [{"model": model, **result} for result in found])
 

@@ -17,7 +17,7 @@ from torch import nn
 from tqdm import tqdm
 
 from altgrad.benchmark.limits import synchronize
-from altgrad.model import GPT, GPTConfig, Recipe, linear_layers, quantize_model
+from altgrad.model import GPT, GPTConfig, LayerRecipe, Recipe, Rule, linear_layers, quantize_model
 from altgrad.optim import build_optimizer
 
 BASELINE = "bf16"
@@ -32,8 +32,11 @@ class Contestant(NamedTuple):
     compute: str = "bf16"
 
 
-def contestants(formats: Sequence[str]) -> list[Contestant]:
-    """Return the unquantized steps, one per format with a scale per tensor, and the other scalings of the first."""
+def contestants(formats: Sequence[str], device: torch.device) -> list[Contestant]:
+    """Return the unquantized steps, one per format with a scale per tensor, other ways with the first, and baselines.
+
+    Products by FP8 hardware are left out on a CPU, where torch emulates them to be tested, not to be fast.
+    """
     first = formats[0]
     return [
         Contestant(BASELINE),
@@ -42,7 +45,15 @@ def contestants(formats: Sequence[str]) -> list[Contestant]:
         Contestant(f"{first}, delayed scaling", Recipe.uniform(first, scaling="delayed")),
         Contestant(f"{first}, a scale per row", Recipe.uniform(first, granularity="row")),
         Contestant(f"{first}, a scale per block", Recipe.uniform(first, granularity="block", scale="pow2")),
+        Contestant(f"{first}, codes kept", Recipe.uniform(first, save="codes")),
+        *[Contestant(f"E4M3, torchao {name}", torchao(name)) for name in ("tensorwise", "rowwise")],
+        *([Contestant("E4M3, native", Recipe.uniform("E4M3", backend="native"))] if device.type == "cuda" else []),
     ]
+
+
+def torchao(name: str) -> Recipe:
+    """Return the recipe that hands every layer but the head to torchao, as params.yaml does."""
+    return Recipe((Rule("blocks.*", LayerRecipe(torchao=name)),))
 
 
 class Step:
@@ -57,10 +68,9 @@ class Step:
 
     def __init__(self, config: GPTConfig, entry: Contestant, tokens: torch.Tensor, device: torch.device) -> None:
         torch.manual_seed(0)
-        self.model = GPT(config)
+        self.model = GPT(config).to(device)
         if entry.recipe is not None:
             quantize_model(self.model, entry.recipe)
-        self.model.to(device)
         self.optimizer = build_optimizer(self.model, lr=1e-4)
         self.device, self.tokens = device, tokens
         self._compiled = torch.compile(self.model, dynamic=False)

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
+from altgrad.model.hardware import multiplies_bf16
 from altgrad.model.matmul import MatmulSettings, Operand, QuantizedMatmul
 from altgrad.model.quantizer import Quantizer
 from altgrad.model.recipe import ROLES, LayerRecipe, TensorRecipe
@@ -64,7 +65,7 @@ class QuantizedLinear(nn.Module):
         device = x.device.type
         autocast = torch.is_autocast_enabled(device)
         compute_dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
-        settings = self._settings(compute_dtype)
+        settings = self._settings(compute_dtype, multiplies_bf16(device))
         # Autocast would send float32 products through bfloat16, and so the native product on CPU, which torch
         # makes of one. A context inside the graph keeps it out of the compiler's cache, though, so it is
         # entered only where there are such products.
@@ -77,10 +78,10 @@ class QuantizedLinear(nn.Module):
                 y = y + self.bias.to(y.dtype)
         return y.reshape(*x.shape[:-1], self.out_features)
 
-    def _settings(self, compute_dtype: torch.dtype) -> MatmulSettings:
+    def _settings(self, compute_dtype: torch.dtype, fast_bf16: bool) -> MatmulSettings:
         accumulate_fp32 = self.recipe.accumulate == "fp32"
         # A tensor that is not quantized keeps the precision of the compute dtype.
-        low = self.exact and (compute_dtype == torch.bfloat16 or len(self.quantizers) == len(ROLES))
+        low = self.exact and fast_bf16 and (compute_dtype == torch.bfloat16 or len(self.quantizers) == len(ROLES))
         return MatmulSettings(
             operand_dtype=torch.bfloat16 if low else torch.float32,
             output_dtype=torch.float32 if accumulate_fp32 else compute_dtype,

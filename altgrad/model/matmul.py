@@ -42,7 +42,7 @@ from altgrad.numerics.operand import materialized
 class MatmulSettings:
     """Static choices of one layer's product; see :class:`altgrad.model.recipe.LayerRecipe`.
 
-    ``operand_dtype``: bfloat16 when it holds every operand's format exactly, else float32.
+    ``operand_dtype``: bfloat16 when it holds every operand's format exactly and is fast, else float32.
     ``save``: what the backward pass is left with of tensors with one scale, ``operands`` or ``codes``.
     ``input``, ``weight``, ``grad``: how the tensor is scaled, ``None`` if it is not quantized.
     """

@@ -16,6 +16,7 @@ import torch
 from altgrad import __version__
 from altgrad.config import UserError
 from altgrad.config.schema import Train
+from altgrad.model.hardware import multiplies_bf16
 
 COMPILE_PAYS_AFTER = 100  # steps; below, compiling takes longer than it saves
 SHORT_CONTEXT = 128  # tokens; see choose_attention
@@ -60,6 +61,16 @@ def choose_attention(device: torch.device, context: int) -> None:
     plain products and 17.8 ms in the fused CPU kernel; from 256 tokens on the fused one is no slower.
     """
     torch.backends.cuda.enable_flash_sdp(device.type == "cuda" or context > SHORT_CONTEXT)
+
+
+def choose_compute(setting: str, device: torch.device) -> tuple[str, str | None]:
+    """Return the dtype of products outside the formats, and a notice when it is not what was asked for."""
+    if setting == "fp32" or multiplies_bf16(device.type):
+        return setting, None
+    return "fp32", (
+        "this CPU has no bfloat16 instructions and would take several times longer with them emulated: products "
+        "are computed in float32 (train.compute: bf16 keeps its meaning on other machines)"
+    )
 
 
 def should_compile(train: Train, device: torch.device) -> tuple[bool, str | None]:

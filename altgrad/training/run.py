@@ -48,15 +48,16 @@ def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = 
     threads = machine.use_threads(cell.train.threads)
     machine.choose_attention(device, cell.model.context)
     compiled, notice = machine.should_compile(cell.train, device)
-    if notice:
-        tqdm.write(f"notice: {notice}")
+    compute, slow_bf16 = machine.choose_compute(cell.train.compute, device)
+    for said in filter(None, (notice, slow_bf16)):
+        tqdm.write(f"notice: {said}")
     meta = read_json(tokens / "meta.json")
     scratch = scratch_directory(root, cell, tokens)
     with only_worker(scratch, lambda: tqdm.write(f"{cell.key}: another process is training this cell; waiting for it")):
         train, val = TokenFile(tokens, "train"), TokenFile(tokens, "val")
         model = build_model(cell, meta["vocab_size"], device)
         optimizer = build_optimizer(model, **cell.arm.model_dump(exclude={"lr"}), lr=cell.peak_lr)
-        trainer = Trainer(cell, model, optimizer, train, val, device, scratch, compiled)
+        trainer = Trainer(cell, model, optimizer, train, val, device, scratch, compute, compiled)
         trainer.run(f"{position} {cell.key}".strip())
         _write_results(trainer, out)
         write_json(out / "timing.json", _timing(trainer, threads, compiled, time.perf_counter() - began))
@@ -83,7 +84,7 @@ def _write_probes(trainer: Trainer, path: Path) -> None:
     model.eval()
     quantized, plain = {}, {}
     if any(layer_recipe(layer) for layer in linear_layers(model).values()):
-        quantized = probes.gradients(model, *batch, trainer.device, cell.train.compute)
+        quantized = probes.gradients(model, *batch, trainer.device, trainer.compute)
         plain = probes.gradients(probes.float_copy(model), *batch, trainer.device, "fp32")
     steps = sorted({trainer.step, *(step for step in trainer.probe_steps if step < trainer.step)})
     snapshots = [trainer.snapshot(step) for step in steps]
@@ -122,7 +123,7 @@ def _timing(trainer: Trainer, threads: int, compiled: bool, total_s: float) -> d
     checkpoints = sorted(trainer.scratch.glob("step-*.safetensors"))
     return {
         "device": trainer.device.type, "machine": machine.device_name(trainer.device),
-        "threads": threads, "compiled": compiled,
+        "threads": threads, "compute": trainer.compute, "compiled": compiled,
         "compile_s": trainer.compile_seconds() if compiled else None,
         "train_s": trainer.totals["train_s"], "total_s": total_s,
         "tokens_per_s": trainer.tokens_per_second(),

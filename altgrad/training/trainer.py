@@ -45,10 +45,12 @@ class Trainer:
 
     def __init__(
         self, cell: Cell, model: nn.Module, optimizer: torch.optim.Optimizer,
-        train_tokens: TokenFile, val_tokens: TokenFile, device: torch.device, scratch: Path, compiled: bool,
+        train_tokens: TokenFile, val_tokens: TokenFile, device: torch.device, scratch: Path, compute: str,
+        compiled: bool,
     ) -> None:  # fmt: skip
         self.cell, self.model, self.optimizer = cell, model, optimizer
         self.tokens, self.device, self.scratch = train_tokens, device, scratch
+        self.compute = compute  # bf16 or fp32: dtype of the products outside the formats, on this machine
         self.loss_of = torch.compile(model, dynamic=False) if compiled else model
         self.monitor = Monitor(model, {f"blocks.{i}": block for i, block in enumerate(model.blocks)})
         self.validation = validation_sample(val_tokens, cell.train.eval_sequences, cell.model.context)
@@ -159,7 +161,7 @@ class Trainer:
         return inputs.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
 
     def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.cell.train.compute == "bf16")
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.compute == "bf16")
 
     # --- what is recorded ------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ def test_operations_are_those_of_three_products_per_layer():
 def uncompiled(monkeypatch: pytest.MonkeyPatch, config: GPTConfig, name: str, batch: int) -> Step:
     """Return a contestant's step, warm."""
     monkeypatch.setattr(torch, "compile", lambda model, **_: model)
-    entry = next(entry for entry in contestants(["E4M3"]) if entry.name == name)
+    entry = next(entry for entry in contestants(["E4M3"], torch.device("cpu")) if entry.name == name)
     step = Step(config, entry, random_tokens(config, batch, CPU), CPU)
     step()
     step()

@@ -11,7 +11,7 @@ from torch import nn
 
 from altgrad.config import UserError
 from altgrad.config.schema import Train
-from altgrad.model import GPT, GPTConfig, Recipe, TensorRecipe, quantize_model
+from altgrad.model import GPT, GPTConfig, QuantizedLinear, Recipe, TensorRecipe, hardware, quantize_model
 from altgrad.model.quantizer import Quantizer
 from altgrad.numerics import get_format
 from altgrad.optim import build_optimizer
@@ -217,6 +217,20 @@ def test_without_a_compiler_training_runs_uncompiled_and_says_so(monkeypatch):
     compiled, notice = machine.should_compile(Train(compile="on"), torch.device("cpu"))
     assert not compiled and "g++" in notice
     assert machine.should_compile(Train(compile="off"), torch.device("cpu")) == (False, None)
+
+
+def test_a_cpu_without_bfloat16_computes_in_float32_and_says_so(monkeypatch):
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(hardware, "_cpu_multiplies_bf16", lambda: False)
+    compute, notice = machine.choose_compute("bf16", cpu)
+    assert compute == "fp32" and "no bfloat16 instructions" in notice
+    assert machine.choose_compute("bf16", torch.device("cuda")) == ("bf16", None)
+    layer = QuantizedLinear(nn.Parameter(torch.randn(8, 16)), None, Recipe.uniform("E4M3").rules[0].layer)
+    assert layer._settings(torch.float32, hardware.multiplies_bf16("cpu")).operand_dtype == torch.float32
+    monkeypatch.setattr(hardware, "_cpu_multiplies_bf16", lambda: True)
+    assert machine.choose_compute("bf16", cpu) == ("bf16", None)
+    assert machine.choose_compute("fp32", cpu) == ("fp32", None)
+    assert layer._settings(torch.float32, hardware.multiplies_bf16("cpu")).operand_dtype == torch.bfloat16
 
 
 def test_compiling_waits_until_it_pays():
