@@ -11,7 +11,8 @@ checked for a format and mode:
 2. Over all 2^32 bit patterns, in order of magnitude: the result's magnitude never decreases, its sign
    is the input's (+0 for a format without -0), and NaN gives NaN and nothing else does so in range.
 
-Both are done for the eager and the compiled path, and the result is written as JSON.
+Both are done for the eager and the compiled path, and for the CPU's own loops (`kernels`), which round to
+nearest even and saturate. The result is written as JSON.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from altgrad.numerics.constants import format_constants, has_float32_kernel
+from altgrad.numerics import kernels
+from altgrad.numerics.constants import TARGET, format_constants, has_float32_kernel
 from altgrad.numerics.formats import Format
+from altgrad.numerics.operand import quantize_operand
 from altgrad.numerics.quantization import quantize, require_holds
 from altgrad.numerics.records import environment, write_record
 from altgrad.numerics.reference import grid, round_scalar
@@ -39,7 +42,7 @@ from altgrad.numerics.rounding import OVERFLOW_POLICIES, ROUNDING_MODES, round_t
 Rounder = Callable[[Tensor], Tensor]
 
 MODES = tuple(mode for mode in ROUNDING_MODES if mode != "stochastic")
-PATHS = ("eager", "compiled")
+PATHS = ("eager", "compiled", "kernels")
 DEFAULT_FORMATS = tuple(f"E{e}M{7 - e}" for e in range(8))
 
 MAGNITUDE_PATTERNS = 1 << 31
@@ -70,6 +73,10 @@ def rounder(fmt: Format, mode: str, overflow: str, path: str) -> Rounder:
     """Return the function under proof: what the bench itself calls on float32 tensors."""
     if path == "eager":
         return lambda x: quantize(x, fmt, rounding=mode, overflow=overflow)
+    if path == "kernels":
+        packed = format_constants(fmt)
+        one = packed[TARGET].clone()  # an amax of the scaling target: scale 1
+        return lambda x: quantize_operand(x[None], packed, one, dtype=torch.float32).values[0]
     torch._dynamo.reset()
     if mode == "nearest-even" and overflow == "saturate" and has_float32_kernel(fmt):
         constants = format_constants(fmt)
@@ -190,6 +197,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path("reports/numerics_proof.json"))
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
+    if "kernels" in options.paths and not kernels.available():
+        parser.error("--paths kernels needs a C++ compiler; leave it out to prove the others")
 
     cases = [
         (get_format(fmt), mode, overflow, path)
@@ -197,6 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for mode in options.modes
         for overflow in options.overflow
         for path in options.paths
+        if path != "kernels" or _in_kernels(get_format(fmt), mode, overflow)
     ]
     record = {**environment("altgrad.numerics.prove", arguments), "results": []}
     total = 2 * MAGNITUDE_PATTERNS * len(cases)
@@ -211,6 +221,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wrong = sum(result["mismatches"] for result in record["results"])
     print(f"{len(cases)} proofs, {wrong} mismatches; written to {options.output}")
     return int(wrong > 0)
+
+
+def _in_kernels(fmt: Format, mode: str, overflow: str) -> bool:
+    return mode == "nearest-even" and overflow == "saturate" and has_float32_kernel(fmt)
 
 
 def _provable_format(name: str) -> Format:

@@ -105,6 +105,15 @@ def test_the_record_says_what_was_checked(tmp_path, monkeypatch, capsys):
     assert list(output.parent.iterdir()) == [output]
 
 
+@pytest.mark.parametrize("name", prove.DEFAULT_FORMATS)
+def test_the_kernels_are_proven_where_they_round(name):
+    """They serve one mode alone; the whole sweep is the command's."""
+    fmt = get_format(name)
+    assert not prove._in_kernels(fmt, "up", "saturate") and prove._in_kernels(fmt, "nearest-even", "saturate")
+    for span in REDUCED:
+        assert prove.prove(fmt, "nearest-even", "saturate", "kernels", span)["mismatches"] == 0
+
+
 def test_a_mismatch_is_an_error_exit(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(prove, "rounder", lambda *_: by_logarithm)
     monkeypatch.setattr(prove, "check_order", lambda *_: (0, []))
