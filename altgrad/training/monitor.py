@@ -3,7 +3,8 @@
 Every few steps the step's own batch runs once more, eagerly, through the uncompiled model with
 hooks on its linear layers. Nothing of it reaches the weights, the gradients, the scaling history or
 the random numbers, so a run is the same to the bit whether it is watched or not, and the compiled
-graph of ordinary steps carries no instruments.
+graph of ordinary steps carries no instruments. The compiler leaves out some of eager mode's roundings to
+bfloat16 (of unquantized models too), so what is seen here may differ from the step itself in the last bits.
 
 Every measurement is a row (step, layer, role, metric, value). Adding one is a line in
 :func:`tensor_statistics`, :func:`gradient_statistics` or a hook.
