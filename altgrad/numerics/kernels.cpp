@@ -13,9 +13,9 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
-#include <optional>
-#include <string>
+#include <new>
 #include <tuple>
 #include <vector>
 
@@ -268,48 +268,53 @@ void dispatch(const Tensor& x, Tensor& y, const Grid& grid, const F& run) {
                                        : with_output(static_cast<const bf16*>(x.const_data_ptr()));
 }
 
-Tensor scalar(const Tensor& like, float value) {
-  Tensor t = torch::stable::new_empty(like, {}, ScalarType::Float);
-  *static_cast<float*>(t.mutable_data_ptr()) = value;
-  return t;
+// A small float32 tensor, from malloc rather than from torch's allocator. That asks for aligned memory, and before
+// 2.38 glibc does not use an aligned block again if something small has been put behind it: steps would grow by
+// megabytes each.
+Tensor small_float(const std::vector<int64_t>& sizes) {
+  int64_t count = 1;
+  std::vector<int64_t> strides(sizes.size());
+  for (size_t i = sizes.size(); i-- > 0; count *= sizes[i]) strides[i] = std::max<int64_t>(1, count);
+  void* data = std::malloc(std::max<size_t>(1, count * sizeof(float)));
+  if (data == nullptr) throw std::bad_alloc();
+  return torch::stable::from_blob(data, sizes, strides, torch::stable::Device(torch::headeronly::DeviceType::CPU),
+                                  ScalarType::Float, &std::free);
 }
 
-std::tuple<Tensor, Tensor, Tensor> quantize_operand(Tensor x, Tensor constants, std::optional<Tensor> remembered,
-                                                    std::string granularity, int64_t block, int64_t dim,
-                                                    std::string scale_dtype, ScalarType dtype) {
+// block: elements per block, 0 for one scale, -1 for a scale per row. remembered: 0-d, or empty for none. (Numbers
+// and tensors alone: torch 2.13 leaks a string or an optional tensor at each call of a stable operator.)
+std::tuple<Tensor, Tensor, Tensor> quantize_operand(Tensor x, Tensor constants, Tensor remembered, int64_t block,
+                                                    int64_t dim, bool pow2, ScalarType dtype) {
   x = torch::stable::contiguous(x);
   const Grid grid(constants);
-  const bool pow2 = scale_dtype == "pow2";
   const Shape shape{x.size(0), x.size(1)};
+  const bool one_scale = block == 0, per_block = block > 0, rows = dim != 0;
+  Tensor amax = small_float(one_scale ? std::vector<int64_t>{} : std::vector<int64_t>{0});
+  Tensor scales = small_float(one_scale   ? std::vector<int64_t>{}
+                              : per_block ? std::vector<int64_t>{0}
+                              : rows      ? std::vector<int64_t>{shape.rows, 1}
+                                          : std::vector<int64_t>{1, shape.columns});
   Tensor y = torch::stable::new_empty(x, x.sizes(), dtype);
-  if (granularity != "tensor") {
-    const bool rows = dim != 0;
-    const bool per_block = granularity == "block";
-    const std::vector<int64_t> sizes = per_block ? std::vector<int64_t>{0}
-                                       : rows    ? std::vector<int64_t>{shape.rows, 1}
-                                                 : std::vector<int64_t>{1, shape.columns};
-    Tensor scales = torch::stable::new_empty(x, sizes, ScalarType::Float);
-    float* to_scales = per_block ? nullptr : static_cast<float*>(scales.mutable_data_ptr());
-    const int64_t length = per_block ? block : std::max<int64_t>(1, rows ? shape.columns : shape.rows);
-    dispatch(x, y, grid, [&](const auto* from, auto* to, const auto& round) {
+  float* to_scales = per_block ? nullptr : static_cast<float*>(scales.mutable_data_ptr());
+  const float known = remembered.numel() == 1 ? *static_cast<const float*>(remembered.const_data_ptr()) : 0.0f;
+  dispatch(x, y, grid, [&](const auto* from, auto* to, const auto& round) {
+    if (!one_scale) {
+      const int64_t length = per_block ? block : std::max<int64_t>(1, rows ? shape.columns : shape.rows);
       rows ? round_rows(from, to, shape, length, to_scales, pow2, grid.target, round)
            : round_columns(from, to, shape, length, to_scales, pow2, grid.target, round);
-    });
-    return {y, scales, torch::stable::new_empty(x, {0}, ScalarType::Float)};
-  }
-  float amax = 0, scale = 1;
-  dispatch(x, y, grid, [&](const auto* from, auto* to, const auto& round) {
-    const float known = remembered ? *static_cast<const float*>(remembered->const_data_ptr()) : 0.0f;
+      return;
+    }
+    float* to_amax = static_cast<float*>(amax.mutable_data_ptr());
     if (known > 0) {
-      scale = scale_of(known, grid.target, pow2);
-      amax = round_all_and_find_amax(from, to, x.numel(), scale, round);
+      *to_scales = scale_of(known, grid.target, pow2);
+      *to_amax = round_all_and_find_amax(from, to, x.numel(), *to_scales, round);
     } else {
-      amax = amax_of(from, x.numel());
-      scale = scale_of(amax, grid.target, pow2);
-      round_all(from, to, x.numel(), scale, round);
+      *to_amax = amax_of(from, x.numel());
+      *to_scales = scale_of(*to_amax, grid.target, pow2);
+      round_all(from, to, x.numel(), *to_scales, round);
     }
   });
-  return {y, scalar(x, scale), scalar(x, amax)};
+  return {y, scales, amax};
 }
 
 // --- one byte per value -----------------------------------------------------------------------------

@@ -24,11 +24,12 @@ from altgrad.numerics.scaling import amax, broadcast_scale, scale_from_amax
 
 NAMESPACE = "altgrad"
 NAN_CODE = 0x80  # that of -0, which no product needs
+ONE_SCALE, ROWS = 0, -1  # in place of the number of elements per block
 
 torch.library.define(
     f"{NAMESPACE}::quantize_operand",
-    "(Tensor x, Tensor constants, Tensor? remembered, str granularity, int block, int dim, str scale_dtype, "
-    "ScalarType dtype) -> (Tensor, Tensor, Tensor)",
+    "(Tensor x, Tensor constants, Tensor remembered, int block, int dim, bool pow2, ScalarType dtype) "
+    "-> (Tensor, Tensor, Tensor)",
 )
 torch.library.define(f"{NAMESPACE}::encode_operand", "(Tensor values, Tensor constants) -> Tensor")
 torch.library.define(f"{NAMESPACE}::decode_operand", "(Tensor codes, Tensor constants, ScalarType dtype) -> Tensor")
@@ -74,14 +75,16 @@ def quantize_operand(
     """
     if x.dtype == torch.float16:
         x = x.float()
+    # kernels.cpp says why the operator takes numbers.
+    block = {"tensor": ONE_SCALE, "row": ROWS}.get(granularity, block)
+    remembered = constants[:0] if remembered is None else remembered
+    arguments = (x, constants, remembered, block, dim, scale_dtype == "pow2", dtype)
     if torch.compiler.is_compiling() and not (x.device.type == "cpu" and kernels.available()):
-        values, scale, largest = _quantize(x, constants, remembered, granularity, block, dim, scale_dtype, dtype)
+        values, scale, largest = _quantize(*arguments)
     else:
         _prepare(x)
-        values, scale, largest = torch.ops.altgrad.quantize_operand(
-            x, constants, remembered, granularity, block, dim, scale_dtype, dtype
-        )
-    return Quantized(values, None if granularity == "block" else scale, largest if granularity == "tensor" else None)
+        values, scale, largest = torch.ops.altgrad.quantize_operand(*arguments)
+    return Quantized(values, None if block > 0 else scale, largest if block == ONE_SCALE else None)
 
 
 def encode_operand(values: Tensor, constants: Tensor) -> Tensor:
@@ -142,17 +145,18 @@ def materialized(t: Tensor) -> Tensor:
 
 
 def _quantize(
-    x: Tensor, constants: Tensor, remembered: Tensor | None, granularity: str, block: int, dim: int,
-    scale_dtype: str, dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor, constants: Tensor, remembered: Tensor, block: int, dim: int, pow2: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
     x = materialized(x)
     scale, largest = operand_scale(
-        x, constants, remembered, granularity=granularity, block=block, dim=dim, scale_dtype=scale_dtype
-    )
+        x, constants, remembered if remembered.numel() else None,
+        granularity={ONE_SCALE: "tensor", ROWS: "row"}.get(block, "block"), block=max(block, 1), dim=dim,
+        scale_dtype="pow2" if pow2 else "fp32",
+    )  # fmt: skip
     scale = materialized(scale)
     values = round_to_grid(x.float() * scale, constants)
     nothing = x.new_empty(0, dtype=torch.float32)
-    if granularity == "block":
+    if block > 0:
         return (values / scale).to(dtype), nothing, nothing
     return values.to(dtype), scale, nothing if largest is None else largest
 
@@ -197,11 +201,10 @@ for _name, _function in (("quantize_operand", _quantize), ("encode_operand", _en
 
 
 @torch.library.register_fake(f"{NAMESPACE}::quantize_operand")
-def _(x, constants, remembered, granularity, block, dim, scale_dtype, dtype):  # noqa: ANN001, ANN202
-    kept = {"tensor": (), "block": (0,)}.get(granularity) if granularity != "row" else None
-    shape = kept if kept is not None else ((x.shape[0], 1) if dim != 0 else (1, x.shape[1]))
-    scale = x.new_empty(shape, dtype=torch.float32)
-    largest = x.new_empty(() if granularity == "tensor" else (0,), dtype=torch.float32)
+def _(x, constants, remembered, block, dim, pow2, dtype):  # noqa: ANN001, ANN202
+    of_rows = (x.shape[0], 1) if dim != 0 else (1, x.shape[1])
+    scale = x.new_empty({ONE_SCALE: (), ROWS: of_rows}.get(block, (0,)), dtype=torch.float32)
+    largest = x.new_empty(() if block == ONE_SCALE else (0,), dtype=torch.float32)
     return x.new_empty(x.shape, dtype=dtype), scale, largest
 
 
@@ -216,17 +219,16 @@ def _(codes, constants, dtype):  # noqa: ANN001, ANN202
 
 
 def _keep_scale(ctx, inputs, output) -> None:  # noqa: ANN001
-    x, *_, granularity, _block, _dim, _scale_dtype, _dtype = inputs
+    x, _, _, block, *_ = inputs
     _, scale, largest = output
     ctx.mark_non_differentiable(scale, largest)
-    ctx.granularity, ctx.dtype = granularity, x.dtype
+    ctx.unscaled, ctx.dtype = block > 0, x.dtype
     ctx.save_for_backward(scale)
 
 
 def _straight_through(ctx, grad, *_) -> tuple:  # noqa: ANN001
     (scale,) = ctx.saved_tensors
-    grad = grad if ctx.granularity == "block" else grad * scale
-    return grad.to(ctx.dtype), *(None,) * 7
+    return (grad if ctx.unscaled else grad * scale).to(ctx.dtype), *(None,) * 6
 
 
 torch.library.register_autograd(f"{NAMESPACE}::quantize_operand", _straight_through, setup_context=_keep_scale)
