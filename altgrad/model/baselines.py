@@ -35,7 +35,6 @@ from torch import Tensor, nn
 from altgrad.model.quantizer import Quantizer
 from altgrad.model.recipe import LayerRecipe, TensorRecipe
 from altgrad.numerics import get_format
-from altgrad.numerics.constants import TARGET
 
 if TYPE_CHECKING:
     from torchao.float8 import CastConfig, Float8LinearConfig
@@ -82,11 +81,7 @@ def tensor_recipes(name: str) -> dict[str, TensorRecipe | None]:
 def torchao_quantizer(recipe: LayerRecipe, role: str, device: torch.device) -> Quantizer | None:
     """Return a quantizer of ours that does what torchao does to a layer's ``role``, ``None`` if it does nothing."""
     spec = recipe.tensors()[role]
-    if spec is None:
-        return None
-    quantizer = Quantizer(spec).to(device)
-    quantizer.constants[TARGET] = spec.format.max
-    return quantizer
+    return None if spec is None else Quantizer(spec).to(device)
 
 
 def _tensor_recipe(cast: CastConfig, pow2: bool) -> TensorRecipe | None:
