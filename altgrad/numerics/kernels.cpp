@@ -24,7 +24,7 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-constexpr int64_t kGrain = 1 << 14;  // elements per thread below which a second thread does not pay
+constexpr int64_t kGrain = 1 << 17;  // elements per thread, some 30 us: waking another one takes about as long
 constexpr int64_t kStripe = 128;     // columns handled together when scales run along them
 
 // --- the grid ------------------------------------------------------------------------------------
