@@ -21,6 +21,7 @@ import altgrad
 from altgrad.config.cell import Cell
 
 SOURCES = ("config", "numerics", "data", "model", "optim", "training")  # the rooms that decide a run's bits
+SOURCE_SUFFIXES = (".py", ".cpp")
 
 
 def project_root() -> Path:
@@ -32,7 +33,8 @@ def scratch_directory(root: Path, cell: Cell, tokens: Path) -> Path:
     """Return the scratch directory of ``cell`` for the present sources, token files and torch version."""
     digest = hashlib.sha256(cell.to_json().encode())
     package = Path(altgrad.__file__).parent
-    sources = [file for room in SOURCES for file in sorted((package / room).rglob("*.py"))]
+    files = [file for room in SOURCES for file in sorted((package / room).rglob("*"))]
+    sources = [file for file in files if file.suffix in SOURCE_SUFFIXES]
     for file in [*sources, tokens / "meta.json", tokens / "train.bin", tokens / "val.bin"]:
         with open(file, "rb") as content:
             digest.update(hashlib.file_digest(content, "sha256").digest())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,8 +21,9 @@ import pandas as pd
 import pytest
 from safetensors.torch import load_file
 
+import altgrad
 from altgrad.config.files import write_text
-from altgrad.config.scratch import discard_finished, scratch_directory
+from altgrad.config.scratch import SOURCE_SUFFIXES, SOURCES, discard_finished, scratch_directory
 from altgrad.training import Interrupted, train_cell
 from altgrad.training.checkpoint import load_newest
 from altgrad.training.trainer import Trainer
@@ -134,6 +136,21 @@ def test_a_changed_setting_never_resumes_from_another_runs_checkpoint(tokens, tm
     cells = make_cell(**STATEFUL), make_cell(lr=1.1e-2, **STATEFUL)
     assert cells[0].key == cells[1].key
     assert len({scratch_directory(tmp_path, cell, tokens) for cell in cells}) == 2
+
+
+def test_every_source_that_decides_a_result_names_the_scratch_directory(tokens, tmp_path, monkeypatch):
+    """Whatever it is written in: a checkpoint of other loops in C++ must not be resumed from either."""
+    package = tmp_path / "altgrad"
+    shutil.copytree(Path(altgrad.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(altgrad, "__file__", str(package / "__init__.py"))
+    cell = make_cell()
+    names = {scratch_directory(tmp_path, cell, tokens)}
+    sources = {file for room in SOURCES for file in (package / room).rglob("*") if file.is_file()}
+    assert {file.suffix for file in sources} == set(SOURCE_SUFFIXES)
+    for source in (package / "numerics/kernels.cpp", package / "model/matmul.py"):
+        source.write_text(source.read_text() + "\n")
+        names.add(scratch_directory(tmp_path, cell, tokens))
+    assert len(names) == 3
 
 
 def test_a_finished_scratch_directory_is_discarded_on_request(tokens, tmp_path):
