@@ -32,6 +32,7 @@ def test_the_throw_away_pipeline_has_the_stages_of_the_real_one(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_overhead_of_three_cells_is_measured_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     found = measure(PROJECT, 3)

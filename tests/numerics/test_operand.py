@@ -172,6 +172,7 @@ def run_with(**environment: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_processes_that_build_at_once_and_one_without_a_compiler_compute_the_same(tmp_path):
     together = [run_with(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache")) for _ in range(2)]
     without = run_with(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "none"), PATH="/nowhere", CXX="")

@@ -130,6 +130,7 @@ print(any(name.partition(".")[0] == "torchao" for name in sys.modules))
 
 
 @pytest.mark.parametrize("cell", [make_cell("bf16", steps=2), make_cell("E4M3", steps=2), ao_cell(steps=2)])
+@pytest.mark.slow
 def test_only_a_cell_of_torchaos_imports_it(tokens, tmp_path, cell):
     write_text(tmp_path / "cell.json", cell.to_json())
     command = [sys.executable, "-c", FRESH, tmp_path / "cell.json", tokens, tmp_path / "out"]
