@@ -79,11 +79,8 @@ def quantize_operand(
     block = {"tensor": ONE_SCALE, "row": ROWS}.get(granularity, block)
     remembered = constants[:0] if remembered is None else remembered
     arguments = (x, constants, remembered, block, dim, scale_dtype == "pow2", dtype)
-    if torch.compiler.is_compiling() and not (x.device.type == "cpu" and kernels.available()):
-        values, scale, largest = _quantize(*arguments)
-    else:
-        _prepare(x)
-        values, scale, largest = torch.ops.altgrad.quantize_operand(*arguments)
+    quantize = torch.ops.altgrad.quantize_operand if _calls_operator(x) else _quantize
+    values, scale, largest = quantize(*arguments)
     return Quantized(values, None if block > 0 else scale, largest if block == ONE_SCALE else None)
 
 
@@ -93,24 +90,23 @@ def encode_operand(values: Tensor, constants: Tensor) -> Tensor:
     Bit 7 is the sign, the others are the magnitude of the rung. -0 becomes 0, whose sign no product shows
     but in the sign of a zero; its code stands for NaN, which not every format has.
     """
-    if torch.compiler.is_compiling() and not (values.device.type == "cpu" and kernels.available()):
-        return _encode(values, constants)
-    _prepare(values)
-    return torch.ops.altgrad.encode_operand(values, constants)
+    encode = torch.ops.altgrad.encode_operand if _calls_operator(values) else _encode
+    return encode(values, constants)
 
 
 def decode_operand(codes: Tensor, constants: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Return the values that `encode_operand` was given."""
-    if torch.compiler.is_compiling() and not (codes.device.type == "cpu" and kernels.available()):
-        return _decode(codes, constants, dtype)
-    _prepare(codes)
-    return torch.ops.altgrad.decode_operand(codes, constants, dtype)
+    decode = torch.ops.altgrad.decode_operand if _calls_operator(codes) else _decode
+    return decode(codes, constants, dtype)
 
 
-def _prepare(t: Tensor) -> None:
-    """Have the CPU's loops take over before the operator is first called."""
-    if t.device.type == "cpu":
-        kernels.available()
+def _calls_operator(t: Tensor) -> bool:
+    """Whether to call the operator: on a CPU with loops of its own, which this loads, and in eager mode anywhere.
+
+    Elsewhere the compiler is shown the tensor operations, to fuse them.
+    """
+    has_loops = t.device.type == "cpu" and kernels.available()
+    return has_loops or not torch.compiler.is_compiling()
 
 
 # --- from tensor operations ------------------------------------------------------------------------
