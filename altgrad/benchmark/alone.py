@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from altgrad.model import GPTConfig
 
 # glibc maps every larger tensor by itself and unmaps it when it is freed, so resident memory is live memory.
+# `settle_process` leaves it at that.
 ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(1 << 17)}
 WARM_STEPS = 2  # after the first: memory that kernels keep for good is there then
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import difflib
 import errno
-import os
 import sys
 from collections.abc import Callable, Iterable
+
+from altgrad.config.process import settle_process
 
 
 class UserError(Exception):
@@ -37,14 +38,12 @@ def did_you_mean(name: str, known: Iterable[str], limit: int = 3) -> str:
 def run_stage(main: Callable[[list[str]], None]) -> None:
     """Run a stage's ``main(argv)``; a :class:`UserError` ends the process with one line and status 1.
 
-    Idle OpenMP threads are told to sleep instead of spinning: with as many threads as cores, one busy
-    neighbour (a parallel cell, another user) otherwise makes a step tens of times slower. The variable
-    is read when torch is loaded, so a stage imports torch inside ``main``.
+    The process is settled first, which only helps before torch is loaded: a stage imports it inside ``main``.
 
     A full disk is the one operating-system error with an answer of its own: every file is written
     under a temporary name first, so nothing that was complete is lost.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    settle_process()
     try:
         main(sys.argv[1:])
     except UserError as error:

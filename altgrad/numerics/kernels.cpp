@@ -31,11 +31,11 @@ constexpr int64_t kStripe = 128;     // columns handled together when scales run
 
 // Packed as in constants.py.
 struct Grid {
-  float max, ulps, spacing, anchor, root, zero, target;
+  float max, ulps, spacing, root, zero, target;
 
   explicit Grid(const Tensor& packed) {
     const float* c = packed.const_data_ptr<float>();
-    max = c[0], ulps = c[1], spacing = c[2], anchor = c[3], root = c[4], zero = c[5], target = c[6];
+    max = c[0], ulps = c[1], spacing = c[2], root = c[4], zero = c[5], target = c[6];
   }
   // 2^-M, from 2^(23 - M) float32 ulps per spacing.
   float per_binade() const { return ulps * 0x1p-23f; }
@@ -197,7 +197,8 @@ float round_all_and_find_amax(const T* __restrict x, U* __restrict y, int64_t n,
 // Scales along rows: each block of a row is read twice while it is in the first cache. Without `scales` the
 // scale is taken off again, as block scales are.
 template <class T, class U, class R>
-void round_rows(const T* __restrict x, U* __restrict y, Shape shape, int64_t block, float* scales, bool pow2, float target, const R& round) {
+void round_rows(const T* __restrict x, U* __restrict y, Shape shape, int64_t block, float* scales, bool pow2,
+                float target, const R& round) {
   over(shape.rows, shape.columns, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       for (int64_t first = 0; first < shape.columns; first += block) {
@@ -219,8 +220,8 @@ void round_rows(const T* __restrict x, U* __restrict y, Shape shape, int64_t blo
 
 // Scales along columns: a stripe of columns at a time, which stays in the second cache between the passes.
 template <class T, class U, class R>
-void round_columns(const T* __restrict x, U* __restrict y, Shape shape, int64_t block, float* scales, bool pow2, float target,
-                   const R& round) {
+void round_columns(const T* __restrict x, U* __restrict y, Shape shape, int64_t block, float* scales, bool pow2,
+                   float target, const R& round) {
   const int64_t stripes = (shape.columns + kStripe - 1) / kStripe;
   over(stripes, shape.rows * kStripe, [&](int64_t begin, int64_t end) {
     Order<T> found[kStripe];
@@ -369,7 +370,8 @@ Tensor encode_operand(Tensor values, Tensor constants) {
   const Coder coder{Grid(constants)};
   uint8_t* to = static_cast<uint8_t*>(codes.mutable_data_ptr());
   auto run = [&](const auto* from) {
-    over(values.numel(), 1, [&](int64_t begin, int64_t end) { encode_range(from + begin, to + begin, end - begin, coder); });
+    over(values.numel(), 1,
+         [&](int64_t begin, int64_t end) { encode_range(from + begin, to + begin, end - begin, coder); });
   };
   values.scalar_type() == ScalarType::Float ? run(static_cast<const float*>(values.const_data_ptr()))
                                             : run(static_cast<const bf16*>(values.const_data_ptr()));
@@ -382,7 +384,8 @@ Tensor decode_operand(Tensor codes, Tensor constants, ScalarType dtype) {
   const Coder coder{Grid(constants)};
   const uint8_t* from = static_cast<const uint8_t*>(codes.const_data_ptr());
   auto run = [&](auto* to) {
-    over(codes.numel(), 1, [&](int64_t begin, int64_t end) { decode_range(from + begin, to + begin, end - begin, coder); });
+    over(codes.numel(), 1,
+         [&](int64_t begin, int64_t end) { decode_range(from + begin, to + begin, end - begin, coder); });
   };
   dtype == ScalarType::Float ? run(static_cast<float*>(values.mutable_data_ptr()))
                              : run(static_cast<bf16*>(values.mutable_data_ptr()));
