@@ -73,7 +73,9 @@ class Step:
             quantize_model(self.model, entry.recipe)
         self.optimizer = build_optimizer(self.model, lr=1e-4)
         self.device, self.tokens = device, tokens
-        self._compiled = torch.compile(self.model, dynamic=False)
+        # Left to share the graphs of one model class, the later contestants try the guards of all the earlier ones in
+        # each step, and from the ninth on dynamo gives up and runs them eagerly.
+        self._compiled = torch.compile(self.model, dynamic=False, isolate_recompiles=True)
         self._bf16 = entry.compute == "bf16"
 
     def __call__(self) -> None:
