@@ -11,7 +11,7 @@ def main(arguments: list[str]) -> None:
 
     resolver = Resolver(params, describe_format)
     cells = list(resolver.cells())
-    check_cells(cells, params.tokenizer.vocab_size)
+    check_cells(cells, params.tokenizer.vocab_size, params.grid.baseline)
     write_grid(cells, resolver.selected(), Path("data/grid"))
     print(f"{len(cells)} cells")
     for selector in resolver.idle_overrides():

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from altgrad.benchmark.limits import synchronize
 from altgrad.model import GPT, GPTConfig, LayerRecipe, Recipe, Rule, linear_layers, quantize_model
-from altgrad.optim import build_optimizer
+from altgrad.optim import Arm, build_optimizer
 
 BASELINE = "bf16"
 CLIP = 1.0
@@ -71,7 +71,7 @@ class Step:
         self.model = GPT(config).to(device)
         if entry.recipe is not None:
             quantize_model(self.model, entry.recipe)
-        self.optimizer = build_optimizer(self.model, lr=1e-4)
+        self.optimizer = build_optimizer(self.model, Arm(lr=1e-4))
         self.device, self.tokens = device, tokens
         # Left to share the graphs of one model class, the later contestants try the guards of all the earlier ones in
         # each step, and from the ninth on dynamo gives up and runs them eagerly.

@@ -98,9 +98,10 @@ class Resolver:
             sections["train"] = _merge(sections["train"], override.train)
             sections["monitor"] |= override.monitor
         recipe, rules = self._rules(entry, recipe)
+        formats = self._formats(rules, recipe) | self._foreign(optimizer, sections["arm"])
         values = {
             "key": key, "format": entry, "optimizer": optimizer, "seed": seed, "lr_scale": lr_scale,
-            "rules": rules, "formats": self._formats(rules, recipe), **sections,
+            "rules": rules, "formats": formats, **sections,
         }  # fmt: skip
         where = ", ".join(f"overrides.{selector}" for selector in applied) or f"cell {key}"
         return validated(Cell, values, f"{self.source}: {where}")
@@ -130,6 +131,11 @@ class Resolver:
         specs = [getattr(rule, role) for rule in rules for role in ROLES]
         names = {spec.format for spec in specs if spec is not None}
         return {name: self._describe(name, f"recipes.{recipe}") for name in sorted(names)}
+
+    def _foreign(self, optimizer: str, arm: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return the format that an arm takes its stiffness from, where it is another than the weights'."""
+        name = arm.get("foreign")
+        return {} if name is None else {name: self._describe(name, f"optimizers.{optimizer}.foreign")}
 
     def _describe(self, name: str, setting: str) -> dict[str, Any]:
         try:

@@ -8,56 +8,15 @@ hours of training. Names of presets (``models``, ``corpora``, ``optimizers``, ``
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StrictInt,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, StrictInt, model_validator
 
-from altgrad.config.errors import did_you_mean
-
-
-def _key_part(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9_.+]{1,40}", name):
-        raise ValueError(
-            f"{name!r} must be 1 to 40 letters, digits, '_', '.' or '+', because it becomes part of a file name "
-            "and '-' joins the parts of a cell's key"
-        )
-    return name
-
-
-Name = Annotated[str, AfterValidator(_key_part)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+from altgrad.config.arms import Arm
+from altgrad.config.section import Fraction, Name, Section
 
 UINT16_VOCABULARY = 65_536
 GPT2_VOCABULARY = 50_257
-
-
-class Section(BaseModel):
-    """Base of every section: unknown settings are errors, values are immutable once read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_settings_of_their_kind(cls, values: Any) -> Any:
-        """Name a misspelt setting and its near matches; refuse ``steps: true``, which would count as 1."""
-        if isinstance(values, dict):
-            for key, value in values.items():
-                if key not in cls.model_fields:
-                    raise ValueError(f"unknown setting {key!r}{did_you_mean(key, cls.model_fields)}")
-                if isinstance(value, bool):
-                    raise ValueError(f"{key} must not be {str(value).lower()}; no setting is a truth value")
-        return values
-
 
 # --- data ------------------------------------------------------------------------------------
 
@@ -229,19 +188,6 @@ class Rule(Section):
             if getattr(self, field) != type(self).model_fields[field].default:
                 raise ValueError(f"torchao: {self.torchao} has no setting {field}; remove {field} or torchao")
         return self
-
-
-# --- optimizer arms --------------------------------------------------------------------------
-
-
-class Arm(Section):
-    """An optimizer arm. ``lr`` is the peak learning rate before the cell's ``lr_scale``."""
-
-    base: Literal["adamw"] = "adamw"
-    lr: float = Field(gt=0, le=10, allow_inf_nan=False)
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
-    eps: float = Field(1e-8, gt=0, le=1)
-    weight_decay: float = Field(0.1, ge=0, le=10, description="decoupled; on matrices only")
 
 
 # --- training --------------------------------------------------------------------------------

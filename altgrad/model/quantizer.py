@@ -59,17 +59,40 @@ class Quantizer(nn.Module):
     def __init__(self, recipe: TensorRecipe, native: bool = False) -> None:
         super().__init__()
         self.recipe = recipe
+        self.held = False
         self.scaling = Scaling.of(recipe, native)
         self.register_buffer("constants", format_constants(recipe.format), persistent=False)
         if recipe.scaling != "dynamic":
             length = recipe.history if recipe.scaling == "delayed" else 1
             self.register_buffer("history", torch.zeros(length))
 
+    def hold(self) -> Tensor:
+        """Stop following the tensor; return the buffer (1,) of the amax that sets the scale from now on.
+
+        For a weight that lives on its grid, which its optimizer places. Raises ``ValueError`` for a tensor with
+        several scales, or one that remembers amax values of its own.
+        """
+        if self.recipe.granularity != "tensor" or self.recipe.scaling != "dynamic":
+            raise ValueError(
+                "weights on the grid hold one scale that their optimizer sets; quantize them with "
+                "granularity: tensor and scaling: dynamic"
+            )
+        self.held = True
+        self.register_buffer("history", torch.zeros(1, device=self.constants.device))
+        return self.history
+
     def remembered_amax(self) -> Tensor | None:
         """Return the amax (0-d float32) that sets the scale, 0 before the first step; ``None`` if dynamic."""
+        if self.held:
+            return self.history[0]
         if self.recipe.scaling == "dynamic":
             return None
         return amax_from_history(self.history, self.recipe.reduce)
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether a training step leaves the quantizer as it was."""
+        return self.held or self.recipe.scaling == "dynamic"
 
     def scales(self, t: Tensor) -> Tensor:
         """Return the scales (float32, broadcastable to ``t``) of the forward product's ``t`` (tokens, features)."""

@@ -6,11 +6,19 @@ altgrad.numerics E3M4`` prints a format's card.
 
 from altgrad.numerics.codes import decode, encode, neighbours, rung, ulp
 from altgrad.numerics.constants import format_constants, scale_target
+from altgrad.numerics.coordinate import at_coordinate, coordinate
 from altgrad.numerics.formats import SPECIALS, Format, default_bias
 from altgrad.numerics.operand import decode_operand, encode_operand, operand_scale, quantize_operand
 from altgrad.numerics.quantization import quantize
+from altgrad.numerics.random import uniform
 from altgrad.numerics.registry import UnknownFormatError, format_names, get_format
-from altgrad.numerics.rounding import OVERFLOW_POLICIES, ROUNDING_MODES, round_to_grid
+from altgrad.numerics.rounding import (
+    OVERFLOW_POLICIES,
+    ROUNDING_MODES,
+    grid_spacing,
+    round_to_grid,
+    round_to_grid_stochastic,
+)
 from altgrad.numerics.scaling import (
     amax,
     amax_from_history,
@@ -31,8 +39,10 @@ __all__ = [
     "UnknownFormatError",
     "amax",
     "amax_from_history",
+    "at_coordinate",
     "broadcast_scale",
     "compute_scale",
+    "coordinate",
     "decode",
     "decode_mx_scale",
     "decode_operand",
@@ -43,15 +53,18 @@ __all__ = [
     "format_constants",
     "format_names",
     "get_format",
+    "grid_spacing",
     "neighbours",
     "operand_scale",
     "quantize",
     "quantize_operand",
     "round_to_grid",
+    "round_to_grid_stochastic",
     "rung",
     "scale_from_amax",
     "scale_from_history",
     "scale_target",
     "ulp",
+    "uniform",
     "update_amax_history",
 ]

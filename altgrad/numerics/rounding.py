@@ -68,12 +68,39 @@ def round_to_grid(x: Tensor, constants: Tensor) -> Tensor:
     if x.dtype != torch.float32:
         raise TypeError(f"x: expected torch.float32, got {x.dtype}")
     magnitude = torch.minimum(x.abs(), constants[MAX])
-    ulp = (magnitude + magnitude * SUCCESSOR) - magnitude
-    spacing = torch.maximum(ulp * constants[ULPS], constants[SPACING])
+    spacing = grid_spacing(magnitude, constants)
     root = spacing.sqrt()
     anchor = spacing * constants[ANCHOR] + (root * root) * constants[ROOT]
     rounded = (magnitude + anchor) - anchor
     return torch.copysign(rounded, x) + constants[ZERO]
+
+
+def round_to_grid_stochastic(x: Tensor, constants: Tensor, random: Tensor) -> Tensor:
+    """Round to one of the two nearest representable values, saturating, up with the share of the way as probability.
+
+    Carries no gradient. NaN stays NaN.
+
+    Args:
+        x: float32, any shape.
+        constants: the format, from `format_constants`.
+        random: float32 in (0, 1), the shape of ``x``, such as `uniform` gives; |x| is rounded up where ``random`` lies
+            below its share of the way.
+
+    Returns:
+        float32, the shape of ``x``, values on the grid.
+    """
+    magnitude = torch.minimum(x.abs(), constants[MAX])
+    spacing = grid_spacing(magnitude, constants)
+    steps = magnitude / spacing
+    below = steps.floor()
+    rounded = torch.minimum((below + (random < steps - below)) * spacing, constants[MAX])
+    return torch.copysign(rounded, x) + constants[ZERO]
+
+
+def grid_spacing(magnitude: Tensor, constants: Tensor) -> Tensor:
+    """Return the spacing of the grid at float32 magnitudes up to its largest value: that of the binade above."""
+    ulp = (magnitude + magnitude * SUCCESSOR) - magnitude
+    return torch.maximum(ulp * constants[ULPS], constants[SPACING])
 
 
 def round_float64(

@@ -1,5 +1,10 @@
-"""Optimizer arms: what each cell of the grid is trained with."""
+"""Optimizer arms: how the weights of each cell of the grid are moved, and the geometry that some of them use."""
 
+from altgrad.optim.arm import Arm
 from altgrad.optim.build import build_optimizer
+from altgrad.optim.manifold import FormatManifold
+from altgrad.optim.optimizer import ArmOptimizer
+from altgrad.optim.stiffness import stiffness
+from altgrad.optim.weight_grid import WeightGrid
 
-__all__ = ["build_optimizer"]
+__all__ = ["Arm", "ArmOptimizer", "FormatManifold", "WeightGrid", "build_optimizer", "stiffness"]

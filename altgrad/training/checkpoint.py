@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from altgrad.config.files import write_json
+from altgrad.optim import ArmOptimizer, WeightGrid
 from altgrad.training.tensors import write_tensors
 
 KEPT = 2
@@ -76,13 +77,17 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def pack(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def pack(model: nn.Module, optimizer: ArmOptimizer) -> dict[str, Tensor]:
     """Return every tensor that decides how training continues, by a flat name.
 
-    Weights and buffers (``model/...``), the optimizer's state (``optimizer/<parameter>/<name>``) and
-    the random generators' states (``rng/...``). A tied parameter is stored once.
+    Weights and buffers (``model/...``), weights that live on a grid as their codes (``codes/...``), the
+    optimizer's state (``optimizer/<parameter>/<name>``) and the random generators' states (``rng/...``). A tied
+    parameter is stored once.
     """
     tensors = {f"model/{name}": t for name, t in unique_state(model).items()}
+    for name, (weight, grid) in _on_grid(model, optimizer).items():
+        del tensors[f"model/{name}"]
+        tensors[f"codes/{name}"] = grid.encode(weight)
     state = optimizer.state_dict()["state"]
     for index, entries in state.items():
         tensors.update({f"optimizer/{index}/{name}": value for name, value in entries.items()})
@@ -92,11 +97,15 @@ def pack(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor
     return tensors
 
 
-def unpack(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def unpack(tensors: dict[str, Tensor], model: nn.Module, optimizer: ArmOptimizer) -> None:
     """Restore what :func:`pack` returned into ``model``, ``optimizer`` and the random generators."""
+    on_grid = _on_grid(model, optimizer)
     with torch.no_grad():
         for name, target in unique_state(model).items():
-            target.copy_(tensors[f"model/{name}"])
+            if name not in on_grid:
+                target.copy_(tensors[f"model/{name}"])
+        for name, (weight, grid) in on_grid.items():  # by the scales, which are back now
+            weight.copy_(grid.decode(tensors[f"codes/{name}"], weight))
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         if name.startswith("optimizer/"):
@@ -106,6 +115,13 @@ def unpack(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.
     torch.set_rng_state(tensors["rng/cpu"])
     if torch.cuda.is_available() and "rng/cuda" in tensors:
         torch.cuda.set_rng_state(tensors["rng/cuda"])
+
+
+def _on_grid(model: nn.Module, optimizer: ArmOptimizer) -> dict[str, tuple[nn.Parameter, WeightGrid]]:
+    """Return the weights that are representable values all the time, by name, with their grids."""
+    if optimizer.arm.weights != "grid":
+        return {}
+    return {name: (p, optimizer.grids[p]) for name, p in model.named_parameters() if p in optimizer.grids}
 
 
 def unique_state(model: nn.Module) -> dict[str, Tensor]:

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from altgrad.model import QuantizedLinear, layer_recipe, linear_layers
-from altgrad.model.baselines import torchao_quantizer
+from altgrad.model import QuantizedLinear, linear_layers
 from altgrad.model.quantizer import Quantizer, overflows
 from altgrad.numerics import round_to_grid
+from altgrad.training.grids import quantizer_of
 
 
 class Row(NamedTuple):
@@ -129,7 +129,7 @@ class Monitor:
     def _layer_hook(self, name: str, seen: dict[tuple[str, str], dict[str, float]]) -> Callable[..., None]:
         def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             def record(role: str, t: Tensor) -> None:
-                seen[name, role] = tensor_statistics(t, _quantizer(layer, role))
+                seen[name, role] = tensor_statistics(t, quantizer_of(layer, role))
 
             record("input", inputs[0])
             record("weight", layer.weight)
@@ -158,15 +158,6 @@ def first_nonfinite(rows: list[Row]) -> str | None:
 def largest_overflow(rows: list[Row]) -> float:
     """Return the largest overflow share among ``rows``, 0 without any."""
     return max((row.value for row in rows if row.metric == "overflow_frac"), default=0.0)
-
-
-def _quantizer(layer: nn.Module, role: str) -> Quantizer | None:
-    if isinstance(layer, QuantizedLinear) and role in layer.quantizers:
-        return layer.quantizers[role]
-    recipe = layer_recipe(layer)
-    if recipe is not None and recipe.torchao is not None:  # quantizes by itself, and shows nothing
-        return torchao_quantizer(recipe, role, layer.weight.device)
-    return None
 
 
 @contextmanager

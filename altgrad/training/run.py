@@ -18,7 +18,8 @@ from altgrad.model import GPT, GPTConfig, layer_recipe, linear_layers, quantize_
 from altgrad.optim import build_optimizer
 from altgrad.training import machine, probes
 from altgrad.training.checkpoint import unique_state
-from altgrad.training.plan import recipe_of
+from altgrad.training.grids import weight_grids
+from altgrad.training.plan import arm_of, recipe_of
 from altgrad.training.records import write_history, write_monitors
 from altgrad.training.tensors import write_tensors
 from altgrad.training.trainer import Trainer
@@ -56,8 +57,14 @@ def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = 
     with only_worker(scratch, lambda: tqdm.write(f"{cell.key}: another process is training this cell; waiting for it")):
         train, val = TokenFile(tokens, "train"), TokenFile(tokens, "val")
         model = build_model(cell, meta["vocab_size"], device)
-        optimizer = build_optimizer(model, **cell.arm.model_dump(exclude={"lr"}), lr=cell.peak_lr)
-        trainer = Trainer(cell, model, optimizer, train, val, device, scratch, compute, compiled)
+        arm = arm_of(cell)
+        grids = weight_grids(model, on_grid=arm.weights == "grid")
+        if arm.looks_at_grid and not grids:
+            tqdm.write(f"notice: {cell.format} has no quantized weight; {cell.optimizer} trains as its plain form")
+        optimizer = build_optimizer(
+            model, arm, grids, steps=cell.train.steps, seed=cell.seed, compiled=compiled, reference=True
+        )
+        trainer = Trainer(cell, model, optimizer, grids, train, val, device, scratch, compute, compiled)
         trainer.run(f"{position} {cell.key}".strip())
         _write_results(trainer, out)
         write_json(out / "timing.json", _timing(trainer, threads, compiled, time.perf_counter() - began))

@@ -14,7 +14,7 @@ import signal
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,13 @@ from tqdm import tqdm
 from altgrad.config import Cell
 from altgrad.data import TokenFile, training_batch, validation_sample
 from altgrad.model.quantizer import Quantizer
+from altgrad.optim import ArmOptimizer, WeightGrid
 from altgrad.training import checkpoint, machine, probes
 from altgrad.training.monitor import Monitor, Row, first_nonfinite, largest_overflow
 from altgrad.training.outcome import OutcomeTracker
 from altgrad.training.records import RowLog
 from altgrad.training.schedule import learning_rate
+from altgrad.training.updates import UpdateMonitor
 
 
 class Interrupted(Exception):
@@ -44,7 +46,7 @@ class Trainer:
     """Trains ``model`` as ``cell`` says; everything that must outlive the process is in ``scratch``."""
 
     def __init__(
-        self, cell: Cell, model: nn.Module, optimizer: torch.optim.Optimizer,
+        self, cell: Cell, model: nn.Module, optimizer: ArmOptimizer, grids: dict[nn.Parameter, WeightGrid],
         train_tokens: TokenFile, val_tokens: TokenFile, device: torch.device, scratch: Path, compute: str,
         compiled: bool,
     ) -> None:  # fmt: skip
@@ -53,6 +55,7 @@ class Trainer:
         self.compute = compute  # bf16 or fp32: dtype of the products outside the formats, on this machine
         self.loss_of = torch.compile(model, dynamic=False) if compiled else model
         self.monitor = Monitor(model, {f"blocks.{i}": block for i, block in enumerate(model.blocks)})
+        self.updates = UpdateMonitor(model, optimizer, grids)
         self.validation = validation_sample(val_tokens, cell.train.eval_sequences, cell.model.context)
         self.probe_steps = probes.probe_steps(cell.train.steps, cell.monitor.probes)
         self.tokens_per_step = cell.train.grad_accumulation * cell.train.batch * cell.model.context
@@ -121,9 +124,10 @@ class Trainer:
         watched = step == 1 or step % self.cell.monitor.every == 0
         rows = self._observe(step) if watched else []
         began = time.perf_counter()
-        lr = learning_rate(step, peak=self.cell.peak_lr, steps=train.steps, warmup=train.warmup, final=train.final_lr)
+        schedule = {"steps": train.steps, "warmup": train.warmup, "final": train.final_lr}
+        lr = learning_rate(step, peak=self.cell.peak_lr, **schedule)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = learning_rate(step, peak=group["initial_lr"], **schedule)
         self.optimizer.zero_grad(set_to_none=True)
         loss = sum(self._backward(step, micro) for micro in range(train.grad_accumulation))
         parameters = [p for p in self.model.parameters() if p.grad is not None]
@@ -134,7 +138,8 @@ class Trainer:
         diverged = self.tracker.update(step, loss, norm)
         if not diverged:
             nn.utils.clip_grads_with_norm_(parameters, train.clip, total_norm)
-            self.optimizer.step()
+            with self.updates.watching(step, rows) if watched else nullcontext():
+                self.optimizer.step()
             self._count(loss, norm > train.clip)
         elif not (math.isfinite(loss) and math.isfinite(norm)):
             self.tracker.first_nonfinite = self._first_nonfinite(step)
@@ -216,7 +221,7 @@ class Trainer:
         """
         inputs, targets = self.validation
         batch, total = self.cell.train.batch, 0.0
-        same = self.cell.model.dropout == 0 and all(q.remembered_amax() is None for q in self._quantizers())
+        same = self.cell.model.dropout == 0 and all(q.keeps_nothing for q in self._quantizers())
         self.model.train(same)
         with torch.set_grad_enabled(same):
             for start in range(0, len(inputs), batch):

@@ -29,7 +29,10 @@ def make_tokens(directory: Path) -> Path:
     return directory
 
 
-def make_cell(format: str = "E4M3", *, seed: int = 0, scaling: str = "dynamic", lr: float = 1e-2, **train: Any) -> Cell:
+def make_cell(
+    format: str = "E4M3", *, seed: int = 0, scaling: str = "dynamic", lr: float = 1e-2,
+    arm: dict[str, Any] | None = None, **train: Any,
+) -> Cell:  # fmt: skip
     """Return a cell of 12 steps; ``format`` bf16 quantizes nothing; ``train`` are fields of Train."""
     rules = []
     if format != "bf16":
@@ -40,7 +43,7 @@ def make_cell(format: str = "E4M3", *, seed: int = 0, scaling: str = "dynamic", 
         "model": {"layers": 1, "width": 16, "heads": 2, "context": 16, "dropout": 0.1},
         "rules": rules,
         "formats": {name: describe_format(name, None) for name in {format, "E5M2"} - {"bf16"}},
-        "arm": {"lr": lr},
+        "arm": arm or {"lr": lr},
         "train": {
             "steps": 12, "batch": 4, "grad_accumulation": 2, "log_every": 2, "eval_every": 6, "eval_sequences": 10,
             "checkpoint_every": 4, "compile": "off", "threads": 1, **train,

@@ -14,7 +14,7 @@ from altgrad.config.schema import Train
 from altgrad.model import GPT, GPTConfig, QuantizedLinear, Recipe, TensorRecipe, hardware, quantize_model
 from altgrad.model.quantizer import Quantizer
 from altgrad.numerics import get_format
-from altgrad.optim import build_optimizer
+from altgrad.optim import Arm, build_optimizer
 from altgrad.training import checkpoint, machine
 from altgrad.training.monitor import Monitor, Row, excess_kurtosis, first_nonfinite, tensor_statistics
 from altgrad.training.outcome import OutcomeTracker
@@ -242,7 +242,7 @@ def test_compiling_waits_until_it_pays():
 
 def test_only_matrices_decay_and_a_tied_weight_is_updated_once():
     model = small_model()
-    optimizer = build_optimizer(model, lr=0.1, weight_decay=0.5)
+    optimizer = build_optimizer(model, Arm(lr=0.1, weight_decay=0.5))
     decayed, others = optimizer.param_groups
     assert decayed["weight_decay"] == 0.5 and others["weight_decay"] == 0
     assert all(p.ndim == 2 for p in decayed["params"]) and all(p.ndim == 1 for p in others["params"])
@@ -254,12 +254,7 @@ def test_an_adamw_step_by_hand():
     """First step, Loshchilov & Hutter (2019): w <- w (1 - lr wd) - lr sign(g), as m/sqrt(v) = sign(g)."""
     layer = nn.Linear(1, 1, bias=False)
     nn.init.constant_(layer.weight, 2.0)
-    optimizer = build_optimizer(layer, lr=0.1, weight_decay=0.5, eps=1e-12)
+    optimizer = build_optimizer(layer, Arm(lr=0.1, weight_decay=0.5, eps=1e-12))
     layer.weight.grad = torch.tensor([[-3.0]])
     optimizer.step()
     assert layer.weight.item() == pytest.approx(2.0 * (1 - 0.05) + 0.1, rel=1e-6)
-
-
-def test_an_unknown_base_is_refused():
-    with pytest.raises(ValueError, match="unknown optimizer base"):
-        build_optimizer(nn.Linear(2, 2), base="adamx", lr=1e-3)

@@ -1,0 +1,35 @@
+"""An entry of ``optimizers:``. What the settings do is in ``altgrad.optim.Arm``, which also says which go together."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from altgrad.config.section import Name, Section
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+LearningRate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+
+
+class Arm(Section):
+    """An optimizer arm. Learning rates are peaks, before the cell's ``lr_scale``."""
+
+    base: Literal["adamw", "sgd", "riemann_adam", "riemann_sgd", "rung", "madam"] = "adamw"
+    lr: LearningRate
+    plain_lr: LearningRate | None = Field(None, description="of what is not quantized; default: lr")
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    eps: float = Field(1e-8, gt=0, le=1)
+    weight_decay: float = Field(0.1, ge=0, le=10, description="decoupled; on matrices only")
+    momentum: float = Field(0.0, ge=0, lt=1, description="of sgd and riemann_sgd")
+    stiffness: Literal["ulp", "mantissa", "smooth", "range", "mean", "permuted", "foreign"] | None = None
+    acts: Literal["gradient", "update"] = Field("update", description="before the moments or after them")
+    power: int = Field(1, ge=1, le=2, description="of the stiffness")
+    normalise: Literal["rms", "none"] = Field("rms", description="what the stiffness of a tensor is divided by")
+    foreign: Name | None = Field(None, description="the other format of stiffness: foreign")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="of a factor on the stiffness")
+    match_rms: bool = Field(False, description="rescale updates to the size of AdamW's, per tensor")
+    weights: Literal["master", "grid"] = Field("master", description="float32, or representable values all the time")
+    rounding: Literal["nearest", "stochastic"] = Field("nearest", description="weights: grid: of the write-back")
+    grid_scale: Literal["fixed", "reestimated"] = Field("reestimated", description="weights: grid: the grid's scale")
+    max_rungs: int = Field(8, ge=1, le=127, description="rung: most rungs in a step")

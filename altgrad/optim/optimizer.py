@@ -1,0 +1,204 @@
+"""``ArmOptimizer``: an arm on a model's weights, as a ``torch.optim.Optimizer``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+from altgrad.optim import rules
+from altgrad.optim.arm import ADAPTIVE, Arm
+from altgrad.optim.stiffness import Stiffness, multiplier, permutation
+from altgrad.optim.weight_grid import WeightGrid
+
+KEY_OF_SEED, KEY_OF_WEIGHT = 0x9E3779B1, 0x85EBCA77  # odd: neighbouring seeds and weights get distant keys
+
+
+class ArmOptimizer(torch.optim.Optimizer):
+    """Steps quantized weights as their arm says and everything else as the arm's plain form does.
+
+    A step in which some gradient is not finite changes nothing and is counted in ``skipped``. Random numbers are a
+    function of seed, weight, step and place, so a run that is resumed from ``state_dict`` repeats them.
+
+    Args:
+        weights: quantized weights, (out, in), with their grids; with ``weights: grid`` they are put on them here.
+        plain: all other parameters; matrices decay, vectors do not.
+        arm: the settings. An arm that does not look at the grid treats ``weights`` as plain.
+        steps: of the run, for ``schedule``.
+        seed: of the shuffle of ``permuted`` and of stochastic rounding.
+        compiled: compile the inner loops, once per arm.
+        reference: keep AdamW's moments beside an arm that has others, for `adamw_direction`.
+    """
+
+    def __init__(
+        self, weights: Mapping[nn.Parameter, WeightGrid], plain: Iterable[nn.Parameter], arm: Arm, *,
+        steps: int = 1, seed: int = 0, compiled: bool = False, reference: bool = False,
+    ) -> None:  # fmt: skip
+        self.arm, self.steps, self.seed = arm, steps, seed
+        self.skipped = 0
+        self.grids = dict(weights) if arm.looks_at_grid else {}
+        plain = [*plain, *(p for p in weights if p not in self.grids)]
+        shared = {"betas": arm.betas, "eps": arm.eps, "momentum": arm.momentum}
+        plain_lr = arm.lr if arm.plain_lr is None else arm.plain_lr
+        groups = [
+            {"params": list(self.grids), "lr": arm.lr, "weight_decay": arm.weight_decay, "quantized": True},
+            {"params": [p for p in plain if p.ndim >= 2], "lr": plain_lr, "weight_decay": arm.weight_decay},
+            {"params": [p for p in plain if p.ndim < 2], "lr": plain_lr, "weight_decay": 0.0},
+        ]
+        groups = [{"quantized": False, "initial_lr": group["lr"], **shared, **group} for group in groups]
+        super().__init__([group for group in groups if group["params"]], {})
+        self._names = rules.state_names(arm, reference)
+        self._stiffness = {p: self._stiffness_of(grid, p.device) for p, grid in self.grids.items()}
+        self._orders = {
+            p: permutation(p, seed + i) if arm.stiffness == "permuted" else None for i, p in enumerate(self.grids)
+        }
+        self._rule: rules.Rule = rules.rule_of(arm, reference)
+        if compiled:
+            self._rule = torch.compile(self._rule, dynamic=True, fullgraph=True, isolate_recompiles=True)
+        if arm.weights == "grid":
+            self._put_on_grid()
+
+    # --- a step --------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+        """Take a step; ``closure`` computes the loss anew, as torch's optimizers allow."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if not gradients:
+            return loss
+        if not _all_finite(gradients):
+            self.skipped += 1
+            return loss
+        for group in self.param_groups:
+            if group["quantized"]:
+                self._step_quantized(group)
+            elif self.arm.base in ADAPTIVE:
+                self._step_adamw(group)
+            else:
+                self._step_sgd(group)
+        return loss
+
+    def _step_quantized(self, group: dict[str, Any]) -> None:
+        for index, p in enumerate(group["params"]):
+            if p.grad is None:
+                continue
+            state = self._state(p, self._names)
+            state["step"] += 1
+            numbers = self._numbers(group, state["step"].item(), p.device)
+            tensors = {name: state[name] for name in self._names}
+            self._rule(p, p.grad, tensors, numbers, self._grid_tensors(p, index, int(state["step"].item())))
+
+    def _step_adamw(self, group: dict[str, Any]) -> None:
+        present = [p for p in group["params"] if p.grad is not None]
+        states = [self._state(p, ("exp_avg", "exp_avg_sq")) for p in present]
+        beta1, beta2 = group["betas"]
+        adamw(
+            present, [p.grad for p in present], [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states], [],
+            [s["step"] for s in states], fused=True, amsgrad=False, beta1=beta1, beta2=beta2, lr=group["lr"],
+            weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
+        )  # fmt: skip
+
+    def _step_sgd(self, group: dict[str, Any]) -> None:
+        present = [p for p in group["params"] if p.grad is not None]
+        if not present:
+            return
+        steps = [p.grad for p in present]
+        if group["momentum"]:
+            steps = [self._state(p, ("momentum_buffer",))["momentum_buffer"] for p in present]
+            torch._foreach_mul_(steps, group["momentum"])
+            torch._foreach_add_(steps, [p.grad for p in present])
+        torch._foreach_mul_(present, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(present, steps, alpha=-group["lr"])
+
+    # --- what it is made of --------------------------------------------------------------------------
+
+    def adamw_direction(self, p: nn.Parameter) -> Tensor | None:
+        """Return the direction, before the learning rate, that AdamW takes on the gradients so far, if it is known.
+
+        For a weight that has been stepped: (out, in) float32.
+        """
+        state = self.state.get(p, {})
+        if "reference_avg" not in state and not ("exp_avg" in state and self.arm.has_adam_moments):
+            return None
+        group = self._group_of(p)
+        numbers = self._numbers(group, self.state[p]["step"].item(), p.device)
+        return rules.adamw_direction(self.state[p], numbers)
+
+    def decay(self, p: nn.Parameter) -> float:
+        """Return what the last step multiplied ``p`` with before the update."""
+        group = self._group_of(p)
+        return 1 - self._decay_lr(group) * group["weight_decay"]
+
+    def _group_of(self, p: nn.Parameter) -> dict[str, Any]:
+        return next(group for group in self.param_groups if any(p is q for q in group["params"]))
+
+    def _decay_lr(self, group: dict[str, Any]) -> float:
+        """A rung's learning rate counts rungs; what decays is the weight itself."""
+        arm = self.arm
+        in_rungs = arm.base == "rung" and group["quantized"]
+        return group["lr"] / arm.lr * (arm.plain_lr or arm.lr) if in_rungs else group["lr"]
+
+    def _state(self, p: nn.Parameter, names: Iterable[str]) -> dict[str, Tensor]:
+        state = self.state[p]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=p.device if p.is_cuda else None)
+            for name in names:
+                state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        return state
+
+    def _numbers(self, group: dict[str, Any], step: float, device: torch.device) -> Tensor:
+        beta1, beta2 = group["betas"]
+        arm, numbers = self.arm, [0.0] * 10
+        numbers[rules.LR] = group["lr"]
+        numbers[rules.DECAY] = 1 - self._decay_lr(group) * group["weight_decay"]
+        numbers[rules.BETA1], numbers[rules.BETA2] = beta1, beta2
+        numbers[rules.UNBIAS1], numbers[rules.UNBIAS2] = 1 / (1 - beta1**step), 1 / (1 - beta2**step)
+        numbers[rules.EPS], numbers[rules.MOMENTUM] = group["eps"], group["momentum"]
+        numbers[rules.FACTOR] = multiplier(arm.schedule, (step - 1) / max(1, self.steps))
+        numbers[rules.MAX_RUNGS] = arm.max_rungs
+        return torch.tensor(numbers, dtype=torch.float32, device=device)
+
+    def _grid_tensors(self, p: nn.Parameter, index: int, step: int) -> rules.GridTensors:
+        grid, stiff = self.grids[p], self._stiffness[p]
+        key = [_int32(self.seed * KEY_OF_SEED + index * KEY_OF_WEIGHT), _int32(step)]
+        return rules.GridTensors(
+            constants=grid.constants,
+            stiff_constants=None if stiff is None else stiff.constants,
+            numbers=None if stiff is None else stiff.numbers,
+            order=self._orders[p],
+            remembered=grid.remembered(),
+            options=grid.options,
+            key=torch.tensor(key, dtype=torch.int32, device=p.device) if self.arm.rounding == "stochastic" else None,
+            held=grid.held if self.arm.weights == "grid" else None,
+        )
+
+    def _stiffness_of(self, grid: WeightGrid, device: torch.device) -> Stiffness | None:
+        if self.arm.stiffness is None:
+            return None
+        return Stiffness(grid.format, self.arm.stiffness, self.arm.foreign).to(device)
+
+    @torch.no_grad()
+    def _put_on_grid(self) -> None:
+        """Round the initial weights to the grid that their amax makes."""
+        for p, grid in self.grids.items():
+            if grid.held is None:
+                raise ValueError("weights on the grid need a buffer that holds the amax of their scale")
+            grid.held.fill_(p.abs().amax())
+            p.copy_(grid.on_grid(p))
+
+
+def _all_finite(gradients: list[Tensor]) -> bool:
+    largest = torch._foreach_norm(gradients, math.inf)
+    return bool(torch.stack([t.float() for t in largest]).isfinite().all())
+
+
+def _int32(number: int) -> int:
+    return (number + (1 << 31)) % (1 << 32) - (1 << 31)

@@ -1,0 +1,149 @@
+"""Stiffness: how far apart the representable values are around each weight.
+
+With u the place of a weight on its grid, counted in rungs, ``du/dw = 1/S``. A geometry-aware update moves weights by
+rungs where an ordinary one moves them by real amounts.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from altgrad.numerics import Format, format_constants, get_format, grid_spacing, operand_scale
+from altgrad.numerics.constants import FLOAT32_MANTISSA, MAX, SPACING, ULPS
+from altgrad.numerics.rounding import SUCCESSOR
+
+FORMULAS = ("ulp", "mantissa", "smooth", "range", "mean", "permuted", "foreign")
+SCHEDULES = ("constant", "linear", "cosine")
+
+# Stiffness over the largest one of its tensor is at least this, so that nothing divides by zero and a weight can
+# cross zero. Only `mantissa` gets there: the others end where the subnormal numbers begin.
+FLOOR = 2.0**-24
+
+
+def stiffness(
+    weight: Tensor,
+    fmt: str | Format,
+    formula: str = "ulp",
+    *,
+    scale: Tensor | None = None,
+    foreign: str | Format | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """Return the stiffness of each weight, in the weight's own unit.
+
+    ========== ==============================================================================================
+    ulp        ``ulp(w s) / s``: the spacing of the grid at w, of the smallest binade at and around 0
+    mantissa   ``2^(floor(log2 |w|) - M)``: no scale, no subnormal numbers
+    smooth     ``sqrt(w^2 + w0^2) 2^-M``, ``w0 s`` the smallest normal value: `ulp` without its jumps
+    range      `ulp` over the binades from the format's smallest value to its largest
+    mean       the mean of `ulp` over the tensor: a control, no geometry
+    permuted   `ulp`, shuffled within the tensor: a control with the same histogram
+    foreign    `ulp` of another format at its own scale: a control with another geometry
+    ========== ==============================================================================================
+
+    Args:
+        weight: float32 or float64, (out, in) or any shape.
+        fmt: the weight's format.
+        formula: one of the above.
+        scale: of the weight, broadcastable, by default that of its amax; of `foreign` always that of the amax.
+        foreign: the other format of `foreign`.
+        seed: of the shuffle.
+
+    Returns:
+        Positive, the shape and dtype of ``weight``.
+
+    Raises:
+        ValueError: an unknown formula, or one of `foreign` and its format without the other.
+    """
+    made = Stiffness(get_format(fmt), formula, foreign)
+    made.to(weight.device)
+    if scale is None:
+        scale = made.own_scale(weight)
+    order = permutation(weight, seed) if formula == "permuted" else None
+    return made(weight.detach(), scale, order)
+
+
+def permutation(weight: Tensor, seed: int) -> Tensor:
+    """Return a shuffle of the elements of ``weight``, int64, from ``seed`` alone, whatever the device."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(weight.numel(), generator=generator).to(weight.device)
+
+
+def multiplier(schedule: str, progress: float) -> float:
+    """Return what stiffness is multiplied by at a share ``progress`` of the run: from 1 towards 0, or 1 throughout."""
+    if schedule == "constant":
+        return 1.0
+    if schedule == "linear":
+        return 1.0 - progress
+    return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+class Stiffness:
+    """`stiffness` of one format and formula, with the numbers of the format in tensors for compiled graphs."""
+
+    def __init__(self, fmt: Format, formula: str, foreign: str | Format | None = None) -> None:
+        if formula not in FORMULAS:
+            raise ValueError(f"formula: expected one of {', '.join(FORMULAS)}, got {formula!r}")
+        if (formula == "foreign") != (foreign is not None):
+            raise ValueError("foreign: needed by the formula of that name, and by no other")
+        foreign = None if foreign is None else get_format(foreign)
+        self.format, self.formula = fmt, formula
+        # E0My has the values of E1M(y-1), one scale apart; as such both have the same stiffness throughout.
+        bits = fmt.mantissa_bits - (fmt.exponent_bits == 0)
+        binades = math.log2(fmt.max / fmt.smallest)
+        self.constants = format_constants(foreign or fmt)
+        self.numbers = torch.tensor([2.0**-bits, 2.0**bits * float(self.constants[SPACING]), 1 / binades])
+
+    def to(self, device: torch.device) -> Stiffness:
+        """Move the tensors to ``device`` and return self."""
+        self.constants, self.numbers = self.constants.to(device), self.numbers.to(device)
+        return self
+
+    def own_scale(self, weight: Tensor) -> Tensor:
+        """Return the scale that the amax of ``weight`` gives."""
+        return operand_scale(weight, self.constants)[0]
+
+    def __call__(self, weight: Tensor, scale: Tensor, order: Tensor | None = None) -> Tensor:
+        """Return the stiffness; ``order`` is the shuffle of `permuted`."""
+        return evaluate(self.formula, weight, scale, self.constants, self.numbers, order)
+
+
+def evaluate(
+    formula: str, weight: Tensor, scale: Tensor, constants: Tensor, numbers: Tensor, order: Tensor | None
+) -> Tensor:
+    """`Stiffness.__call__` of tensors, to be compiled once for every format."""
+    per_binade, smallest_normal, per_range = numbers
+    if formula == "mantissa":
+        found = _power_of_two_below(weight.abs()) * per_binade
+        return torch.maximum(found, found.amax() * FLOOR)
+    if formula == "smooth":
+        w0 = smallest_normal / scale
+        return torch.hypot(weight, w0) * per_binade  # which squares nothing that underflows
+    if formula == "foreign":
+        scale = operand_scale(weight, constants)[0]
+    found = _spacing(weight * scale, constants) / scale
+    if formula == "range":
+        return found * per_range
+    if formula == "mean":
+        return found.mean().expand_as(weight)
+    if formula == "permuted":
+        return found.flatten()[order].view_as(found)
+    return found
+
+
+def _spacing(x: Tensor, constants: Tensor) -> Tensor:
+    magnitude = torch.minimum(x.abs(), constants[MAX].to(x.dtype))
+    if x.dtype != torch.float64:
+        return grid_spacing(magnitude, constants)
+    per_binade = constants[ULPS].double() * 2.0**-FLOAT32_MANTISSA
+    return torch.maximum(_power_of_two_below(magnitude) * per_binade, constants[SPACING].double())
+
+
+def _power_of_two_below(magnitude: Tensor) -> Tensor:
+    """Return ``2^floor(log2 x)``, 0 for 0 and for float32 numbers below 2^-102."""
+    if magnitude.dtype == torch.float64:  # not compiled: where the manifold is checked
+        return torch.where(magnitude == 0, 0.0, torch.exp2(torch.frexp(magnitude).exponent.double() - 1))
+    return ((magnitude + magnitude * SUCCESSOR) - magnitude) * 2.0**FLOAT32_MANTISSA

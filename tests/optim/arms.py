@@ -1,0 +1,54 @@
+"""The arms of params.yaml, and small weights to try them on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from altgrad.config import load_params
+from altgrad.numerics import get_format
+from altgrad.optim import Arm, ArmOptimizer, WeightGrid
+
+PARAMS = load_params(Path(__file__).parents[2] / "params.yaml")
+ARMS: dict[str, dict[str, Any]] = {name: arm.model_dump() for name, arm in PARAMS.optimizers.items()}
+FORMATS = tuple(f"E{e}M{7 - e}" for e in range(8))
+OPTIONS = {"granularity": "tensor", "block": 32, "scale_dtype": "fp32"}
+
+
+def arm_named(name: str, **changes: Any) -> Arm:
+    """Return an arm of params.yaml with some settings changed."""
+    return Arm(**ARMS[name] | changes)
+
+
+def grid_of(fmt: str, arm: Arm) -> WeightGrid:
+    """Return the grid of a weight under ``arm``: held where the arm keeps weights on it."""
+    if arm.weights == "master":
+        return WeightGrid(get_format(fmt), OPTIONS)
+    held = torch.zeros(1)
+    return WeightGrid(get_format(fmt), OPTIONS, remembered=lambda: held[0], held=held)
+
+
+def normal_weights(*shapes: tuple[int, int], seed: int = 0, std: float = 0.02) -> list[nn.Parameter]:
+    """Return parameters from N(0, std^2)."""
+    generator = torch.Generator().manual_seed(seed)
+    return [nn.Parameter(torch.randn(shape, generator=generator) * std) for shape in shapes]
+
+
+def make(
+    arm: Arm, fmt: str = "E4M3", weights: Iterable[nn.Parameter] | None = None, **options: Any
+) -> tuple[list[nn.Parameter], ArmOptimizer]:
+    """Return weights in ``fmt`` and their optimizer."""
+    weights = normal_weights((24, 32)) if weights is None else list(weights)
+    return weights, ArmOptimizer({p: grid_of(fmt, arm) for p in weights}, [], arm, **options)
+
+
+def step(weights: list[nn.Parameter], optimizer: ArmOptimizer, seed: int, std: float = 0.01) -> None:
+    """Take a step on gradients from N(0, std^2)."""
+    generator = torch.Generator().manual_seed(seed)
+    for p in weights:
+        p.grad = torch.randn(p.shape, generator=generator) * std
+    optimizer.step()

@@ -1,0 +1,436 @@
+"""The algebra of the arms, against AdamW, geoopt and each other."""
+
+import copy
+import dataclasses
+import math
+
+import geoopt
+import pytest
+import torch
+from torch import nn
+
+from altgrad.numerics import get_format, quantize, rung
+from altgrad.optim import Arm, ArmOptimizer, FormatManifold, WeightGrid, stiffness
+from tests.optim.arms import ARMS, FORMATS, OPTIONS, arm_named, grid_of, make, normal_weights, step
+
+MASTER = [name for name, arm in ARMS.items() if arm["weights"] == "master"]
+ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "grid"]
+
+
+def final(arm: Arm, fmt: str = "E4M3", steps: int = 8, **options) -> torch.Tensor:
+    weights, optimizer = make(arm, fmt, **options)
+    for i in range(steps):
+        step(weights, optimizer, seed=i)
+    return weights[0].detach()
+
+
+def held_grid(fmt: str) -> WeightGrid:
+    """Return a grid whose scale does not follow the weight."""
+    return WeightGrid(get_format(fmt), OPTIONS, remembered=lambda: torch.tensor(0.1))
+
+
+# --- the plain arms -----------------------------------------------------------------------------------
+
+
+def test_adamw_is_torchs_fused_adamw_to_the_bit():
+    arm = arm_named("adamw")
+    (ours,), (theirs,) = normal_weights((24, 32)), normal_weights((24, 32))
+    optimizer = ArmOptimizer({ours: grid_of("E4M3", arm)}, [], arm)
+    oracle = torch.optim.AdamW(
+        [theirs], lr=arm.lr, betas=arm.betas, eps=arm.eps, weight_decay=arm.weight_decay, fused=True
+    )
+    for i in range(8):
+        step([ours], optimizer, seed=i)
+        theirs.grad = ours.grad.clone()
+        oracle.step()
+    assert torch.equal(ours, theirs)
+
+
+def test_sgd_is_torchs_with_decoupled_decay():
+    arm = arm_named("sgd", weight_decay=0.0)
+    (theirs,) = normal_weights((24, 32))
+    oracle = torch.optim.SGD([theirs], lr=arm.lr, momentum=arm.momentum)
+    weights, optimizer = make(arm)
+    for i in range(8):
+        step(weights, optimizer, seed=i)
+        theirs.grad = weights[0].grad.clone()
+        oracle.step()
+    assert torch.equal(weights[0], theirs)
+    decaying = final(dataclasses.replace(arm, weight_decay=0.5), steps=1)
+    first = normal_weights((24, 32))[0].detach()
+    assert torch.allclose(decaying, final(arm, steps=1) - first * arm.lr * 0.5)
+
+
+@pytest.mark.parametrize("name", MASTER)
+def test_without_quantized_weights_an_arm_is_its_plain_form(name):
+    arm = arm_named(name)
+    plain = arm_named("sgd", momentum=arm.momentum) if "sgd" in arm.base else arm_named("adamw")
+    found = []
+    for settings in (arm, plain):
+        weights = normal_weights((8, 8), (5, 8))
+        optimizer = ArmOptimizer({}, weights, settings)
+        for i in range(3):
+            step(weights, optimizer, seed=i)
+        found.append(torch.cat([w.detach() for w in weights]))
+    assert torch.equal(*found)
+
+
+# --- stiffness in Adam ----------------------------------------------------------------------------------
+
+
+def test_stiff_grad_is_adamw_where_stiffness_is_constant_and_eps_zero():
+    """Adam's normalisation cancels a constant factor of the gradient; E0M7's grid is uniform."""
+    found, start = [], normal_weights((24, 32))[0].detach()
+    for name in ("adamw", "stiff_grad"):
+        (weight,) = normal_weights((24, 32))
+        optimizer = ArmOptimizer({weight: held_grid("E0M7")}, [], arm_named(name, eps=0.0, weight_decay=0.0))
+        for i in range(8):
+            step([weight], optimizer, seed=i)
+        found.append(weight.detach() - start)
+    assert torch.allclose(*found, rtol=1e-4, atol=1e-8)
+
+
+def test_stiff_update_is_adamw_on_a_uniform_grid_and_not_elsewhere():
+    found = {fmt: final(arm_named("stiff_update"), fmt) for fmt in ("E0M7", "E4M3")}
+    plain, start = final(arm_named("adamw")), normal_weights((24, 32))[0].detach()
+    assert torch.allclose(found["E0M7"] - start, plain - start, rtol=1e-4, atol=1e-8)
+    assert not torch.allclose(found["E4M3"] - start, plain - start, rtol=0.1, atol=1e-8)
+
+
+@pytest.mark.parametrize("fmt", ["E1M6", "E4M3", "E7M0"])
+def test_mean_control_is_a_change_of_learning_rate_alone(fmt):
+    start, plain = normal_weights((24, 32))[0].detach(), final(arm_named("adamw"), fmt)
+    assert torch.allclose(final(arm_named("stiff_mean"), fmt) - start, plain - start, rtol=1e-4, atol=1e-8)
+    # Unnormalised it is that of a rate times the mean stiffness.
+    raw = arm_named("stiff_mean", normalise="none", weight_decay=0.0)
+    mean = stiffness(start, fmt).mean().item()
+    step_of = {arm: final(arm, fmt, steps=1) - start for arm in (raw, arm_named("adamw", weight_decay=0.0))}
+    ratio = (list(step_of.values())[0] / list(step_of.values())[1]).median().item()
+    assert ratio == pytest.approx(mean, rel=1e-3)
+
+
+def test_matched_updates_have_the_size_of_adamws():
+    sizes = []
+    for name in ("adamw", "stiff_matched", "stiff_update"):
+        arm = arm_named(name, weight_decay=0.0)
+        sizes.append((final(arm, "E5M2", steps=1) - normal_weights((24, 32))[0].detach()).square().mean().sqrt())
+    assert sizes[1].item() == pytest.approx(sizes[0].item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("base", ["sgd", "riemann_adam", "madam"])
+def test_every_master_arm_can_be_matched(base):
+    name = {"sgd": "stiff_sgd", "riemann_adam": "riemann", "madam": "madam"}[base]
+    arm = arm_named(name, match_rms=True, weight_decay=0.0, lr=1e-3)
+    start = normal_weights((24, 32))[0].detach()
+    found = (final(arm, "E4M3", steps=1) - start).square().mean().sqrt().item()
+    plain = (final(arm_named("adamw", weight_decay=0.0, lr=1e-3), steps=1) - start).square().mean().sqrt().item()
+    assert found == pytest.approx(plain, rel=0.1 if base == "madam" else 1e-3)  # madam's is a step in log |w|
+
+
+def test_a_schedule_takes_stiffness_away():
+    start = normal_weights((24, 32))[0].detach()
+    arm = arm_named("stiff_update", schedule="linear", weight_decay=0.0)
+    weights, optimizer = make(arm, steps=4)
+    moved = []
+    for _ in range(5):
+        before = weights[0].detach().clone()
+        step(weights, optimizer, seed=0)
+        moved.append((weights[0] - before).abs().mean().item())
+    constant = (final(arm_named("stiff_update", weight_decay=0.0), steps=1) - start).abs().mean().item()
+    assert moved[0] == pytest.approx(constant) and moved[4] == 0
+    assert moved[2] / moved[0] == pytest.approx(0.5, rel=0.05)
+
+
+# --- what each arm moves, in rungs ----------------------------------------------------------------------
+
+TABLE = {  # mean rungs per step by binade of |w|, over that at 2^-6: the table of the design
+    "adamw": {-4: 0.246, -8: 4.02, -12: 63.9},
+    "stiff_grad": {-4: 0.246, -8: 4.01, -12: 62.7},
+    "stiff_update": {-4: 0.984, -8: 1.00, -12: 1.00},
+    "riemann": {-4: 0.985, -8: 1.00, -12: 0.98},
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_rungs_moved_by_binade(name):
+    """Weights in the lower half of four binades of E5M2, gradients from N(0, 0.01^2)."""
+    binades = (-4, -6, -8, -12)
+    generator = torch.Generator().manual_seed(0)
+    low = torch.tensor([2.0**b for b in binades])[:, None]
+    start = low * (1.1 + 0.4 * torch.rand((4, 4000), generator=generator))
+    start = start * torch.where(torch.rand(start.shape, generator=generator) < 0.5, -1.0, 1.0)
+    weight = nn.Parameter(start.clone())
+    # The metric's own length, as in the design's trial: where a tensor's small weights meet eps.
+    changes = {"normalise": "none", "lr": 1e-3} if name == "riemann" else {"lr": 1e-6}
+    arm = arm_named(name, weight_decay=0.0, **changes)
+    _, optimizer = make(arm, "E5M2", [weight])
+    moved = torch.zeros(4)
+    for i in range(40):
+        before, spacing = weight.detach().clone(), stiffness(weight, "E5M2")
+        step([weight], optimizer, seed=i)
+        moved += ((weight.detach() - before).abs() / spacing).mean(dim=1)
+    for binade, expected in TABLE[name].items():
+        assert (moved[binades.index(binade)] / moved[1]).item() == pytest.approx(expected, rel=0.03)
+
+
+# --- the Riemannian arms ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_riemann_is_stiff_update_while_stiffness_is_fixed(fmt):
+    """Within 1e-4 rung; no weight leaves its binade in these steps."""
+    start = normal_weights((24, 32))[0].detach()
+    shared = {"lr": 1e-6, "eps": 1e-12, "weight_decay": 0.0}
+    found = []
+    for name in ("riemann", "stiff_update"):
+        weight = nn.Parameter(start.clone())
+        optimizer = ArmOptimizer({weight: held_grid(fmt)}, [], arm_named(name, **shared))
+        for i in range(5):
+            step([weight], optimizer, seed=i)
+        found.append(weight.detach())
+    scale = held_grid(fmt).scale(start)
+    spacing = stiffness(start, fmt, scale=scale)
+    same = torch.stack([stiffness(w, fmt, scale=scale) == spacing for w in found]).all(dim=0)
+    rungs = ((found[0] - found[1]).abs() / spacing)[same]
+    assert same.float().mean() > 0.9 and rungs.max() < 1e-4
+
+
+@pytest.mark.parametrize("fmt", ["E1M6", "E4M3", "E7M0"])
+@pytest.mark.parametrize("name", ["riemann", "riemann_sgd"])
+def test_the_riemannian_arms_are_geoopts_optimizers_on_the_manifold(fmt, name):
+    """The scale follows the weights here, and geoopt's manifold is told of it before each step."""
+    arm = arm_named(name, normalise="none", weight_decay=0.0, lr={"riemann": 0.3, "riemann_sgd": 30.0}[name])
+    weights, optimizer = make(arm, fmt)
+    manifold = FormatManifold(fmt)
+    point = geoopt.ManifoldParameter(weights[0].detach().clone(), manifold=manifold)
+    oracle = (
+        geoopt.optim.RiemannianAdam([point], lr=arm.lr, betas=arm.betas, eps=arm.eps)
+        if name == "riemann"
+        else geoopt.optim.RiemannianSGD([point], lr=arm.lr)
+    )
+    grid = next(iter(optimizer.grids.values()))
+    for i in range(6):
+        manifold.scale = grid.scale(point.detach())
+        step(weights, optimizer, seed=i)
+        point.grad = weights[0].grad.clone()
+        oracle.step()
+        assert torch.allclose(weights[0], point, rtol=1e-4, atol=1e-7)
+    assert not torch.equal(weights[0], normal_weights((24, 32))[0])
+
+
+# --- stochastic gradient descent, Madam, rungs -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "power"), [("stiff_sgd", 1), ("index_sgd", 2)])
+def test_sgd_takes_stiffness_at_its_power(name, power):
+    start = normal_weights((24, 32))[0].detach()
+    arm = arm_named(name, weight_decay=0.0, normalise="none")
+    weights, optimizer = make(arm)
+    step(weights, optimizer, seed=0)
+    expected = start - arm.lr * stiffness(start, "E4M3") ** power * weights[0].grad
+    assert torch.allclose(weights[0], expected, rtol=1e-5, atol=1e-12)
+
+
+def test_madam_moves_the_logarithm_and_never_the_sign():
+    start = normal_weights((24, 32))[0].detach()
+    arm = arm_named("madam", weight_decay=0.0)
+    weights, optimizer = make(arm)
+    step(weights, optimizer, seed=0)
+    ratio = (weights[0].detach() / start).log()
+    assert torch.allclose(ratio, -arm.lr * (weights[0].grad * start).sign(), rtol=1e-3)
+    for i in range(50):
+        step(weights, optimizer, seed=i, std=10.0)
+    assert torch.equal(weights[0].sign(), start.sign())
+
+
+# --- weights on the grid ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("name", ON_GRID)
+@pytest.mark.parametrize("scale", ["fixed", "reestimated"])
+def test_weights_are_always_on_the_grid(fmt, name, scale):
+    weights, optimizer = make(arm_named(name, grid_scale=scale), fmt)
+    grid = optimizer.grids[weights[0]]
+    held = grid.held.item()
+    for i in range(6):
+        on_grid = weights[0].detach() * grid.scale(weights[0])
+        assert torch.allclose(on_grid, quantize(on_grid, fmt), rtol=1e-6)
+        assert torch.equal(grid.decode(grid.encode(weights[0]), weights[0]), weights[0])
+        step(weights, optimizer, seed=i)
+    assert scale == "reestimated" or grid.held.item() == held
+    assert grid.encode(weights[0]).dtype == torch.uint8
+
+
+def test_a_grid_grows_and_shrinks_by_powers_of_two():
+    arm = arm_named("adamw_sr", lr=1.0, rounding="nearest", weight_decay=0.0)
+    weight = nn.Parameter(torch.tensor([[0.5, -1.0, 0.25, 0.125]]))
+    _, optimizer = make(arm, "E3M4", [weight])
+    held = optimizer.grids[weight].held
+    assert held.item() == 1
+    weight.grad = torch.tensor([[0.0, 1.0, 0.0, 0.0]])
+    optimizer.step()  # -1 to -2, which is beyond the grid: saturated now, reached by the next grid
+    assert held.item() == 2 and weight.tolist() == [[0.5, -2.0, 0.25, 0.125]]
+    for _ in range(6):
+        weight.grad = -weight.sign() * torch.tensor([[1.0, 0.0, 0.0, 0.0]])
+        weight.data[0, 1] = 0.0
+        weight.data[0, 0] = 0.0
+        optimizer.step()
+    assert math.log2(held.item()) == int(math.log2(held.item()))
+
+
+@pytest.mark.parametrize("fmt", ["E1M6", "E4M3", "E7M0"])
+def test_stochastic_write_back_is_unbiased(fmt):
+    """The mean over seeds of a step that ends between two values is where it wanted to go, within 5 standard errors."""
+    arm = arm_named("adamw_sr", weight_decay=0.0, lr=1e-4)
+    plain = Arm(lr=1e-4, weight_decay=0.0)
+    ends, seeds = [], 300
+    for seed in range(seeds):
+        weights, optimizer = make(arm, fmt, seed=seed)
+        start = weights[0].detach().clone()
+        step(weights, optimizer, seed=0)
+        ends.append(weights[0].detach())
+    (wanted,), optimizer = make(plain, fmt, [nn.Parameter(start)])
+    step([wanted], optimizer, seed=0)
+    ends = torch.stack(ends).double()
+    inside = wanted.abs() < start.abs().max()  # the largest saturates
+    error = (ends.mean(0) - wanted.double())[inside]
+    deviation = ends.std(0)[inside].clamp_min(1e-12)
+    scores = error / (deviation / seeds**0.5)
+    moving = deviation > 1e-12
+    assert moving.float().mean() > 0.5
+    assert scores[moving].abs().max() < 5.5 and abs(scores[moving].mean().item()) < 0.3
+
+
+def test_nearest_write_back_loses_small_steps_and_stochastic_does_not():
+    moved = []
+    for rounding in ("nearest", "stochastic"):
+        weights, optimizer = make(arm_named("adamw_sr", rounding=rounding, lr=1e-4, weight_decay=0.0), "E1M6")
+        start = weights[0].detach().clone()
+        for i in range(3):
+            step(weights, optimizer, seed=i)
+        moved.append((weights[0] != start).float().mean().item())
+    assert moved[0] == 0 and 0.25 < moved[1] < 0.6  # three steps of a sixth of a rung
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_rung_moves_whole_rungs_and_at_most_so_many(fmt):
+    arm = arm_named("rung", lr=3.0, max_rungs=2, weight_decay=0.0, grid_scale="fixed")
+    weights, optimizer = make(arm, fmt)
+    grid = optimizer.grids[weights[0]]
+    before = rung(weights[0] * grid.scale(weights[0]), fmt)
+    step(weights, optimizer, seed=0)
+    moved = rung(weights[0] * grid.scale(weights[0]), fmt) - before
+    top = before.abs() >= before.abs().max() - 2
+    assert moved.abs().max() == 2 and (moved[~top].abs() == 2).all()  # the first step of Adam is the sign
+    assert (moved[~top].sign() == -weights[0].grad[~top].sign()).all()
+
+
+def test_rungs_are_rounded_stochastically():
+    arm = arm_named("rung", lr=0.25, weight_decay=0.0)
+    weights, optimizer = make(arm, "E4M3", normal_weights((200, 200)))
+    start = weights[0].detach().clone()
+    step(weights, optimizer, seed=0)
+    assert (weights[0] != start).float().mean().item() == pytest.approx(0.25, abs=0.01)
+
+
+# --- the optimizer as torch's ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_state_dict_round_trip_goes_on_to_the_bit(name):
+    arm = arm_named(name)
+    weights, optimizer = make(arm, reference=True)
+    for i in range(4):
+        step(weights, optimizer, seed=i)
+    twin = nn.Parameter(weights[0].detach().clone())
+    grid = grid_of("E4M3", arm)
+    other = ArmOptimizer({twin: grid}, [], arm, reference=True)
+    if arm.weights == "grid":
+        grid.held.copy_(optimizer.grids[weights[0]].held)
+        twin.data.copy_(weights[0])
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for i in range(4, 8):
+        step(weights, optimizer, seed=i)
+        step([twin], other, seed=i)
+    assert torch.equal(weights[0], twin)
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_e0m7_and_e1m6_are_the_same_to_the_bit(name):
+    assert torch.equal(final(arm_named(name), "E0M7"), final(arm_named(name), "E1M6"))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", ["adamw", "stiff_update", "rung", "sgd"])
+def test_a_gradient_that_is_no_number_is_skipped_and_counted(name, bad):
+    weights, optimizer = make(arm_named(name))
+    step(weights, optimizer, seed=0)
+    before, state = weights[0].detach().clone(), optimizer.state_dict()
+    weights[0].grad[3, 4] = bad
+    optimizer.step()
+    assert optimizer.skipped == 1 and torch.equal(weights[0], before)
+    assert str(optimizer.state_dict()) == str(state)
+    step(weights, optimizer, seed=1)
+    assert optimizer.skipped == 1 and weights[0].isfinite().all() and not torch.equal(weights[0], before)
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_a_weight_at_zero_moves_and_a_gradient_of_zero_does_no_harm(name):
+    weights, optimizer = make(arm_named(name, weight_decay=0.0))
+    weights[0].data[0] = 0.0
+    step(weights, optimizer, seed=0)
+    assert weights[0].isfinite().all()
+    assert name == "madam" or (weights[0][0] != 0).any()  # multiplication keeps zero
+    weights[0].grad = torch.zeros_like(weights[0])
+    optimizer.step()
+    assert weights[0].isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["stiff_update", "rung", "madam", "stiff_sgd"])
+def test_only_quantized_weights_take_the_arm(name):
+    arm = arm_named(name)
+    quantized, matrix, vector = normal_weights((8, 8), (8, 8), (1, 8))
+    vector = nn.Parameter(vector.detach()[0])
+    optimizer = ArmOptimizer({quantized: grid_of("E4M3", arm)}, [matrix, vector], arm)
+    groups = optimizer.param_groups
+    assert [group["quantized"] for group in groups] == [True, False, False]
+    assert [group["weight_decay"] for group in groups] == [arm.weight_decay, arm.weight_decay, 0]
+    assert groups[1]["lr"] == groups[1]["initial_lr"] == (arm.plain_lr or arm.lr)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"base": "adamx"}, "base 'adamx' is none of adamw, sgd"),
+        ({"stiffness": "ulps"}, "stiffness 'ulps' is none of ulp"),
+        ({"lr": -1.0}, "lr and plain_lr must be above 0"),
+        ({"betas": (0.9, 1.0)}, "betas"),
+        ({"stiffness": "foreign"}, "need each other"),
+        ({"base": "riemann_adam"}, "takes its metric from a stiffness"),
+        ({"base": "riemann_adam", "stiffness": "ulp", "acts": "gradient"}, "acts: gradient means nothing"),
+        ({"acts": "gradient"}, "acts: gradient means nothing to an arm that has no stiffness"),
+        ({"base": "rung"}, "set weights: grid"),
+        ({"base": "rung", "weights": "grid"}, "set rounding: stochastic"),
+        ({"base": "madam", "stiffness": "ulp"}, "remove stiffness"),
+        ({"rounding": "stochastic"}, "set weights: grid or remove it"),
+        ({"momentum": 0.9}, "has betas, no momentum"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        Arm(**{"lr": 1e-3} | settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in ARMS if name not in ("adamw", "sgd")])
+def test_compiled_and_eager_agree_to_rounding(name):
+    found = [final(arm_named(name), compiled=compiled) for compiled in (False, True)]
+    start = normal_weights((24, 32))[0].detach()
+    tolerance = {"rtol": 1e-3, "atol": 1e-6} if name in ON_GRID else {"rtol": 1e-4, "atol": 1e-7}
+    close = torch.isclose(found[1] - start, found[0] - start, **tolerance).float().mean().item()
+    assert close == 1 if name not in ON_GRID else close > 0.999
+
+
+def test_get_format_is_what_a_grid_takes():
+    assert grid_of("E4M3", arm_named("adamw")).format == get_format("E4M3")

@@ -1,0 +1,137 @@
+"""Every arm in a whole run: twins agree, an interruption leaves no trace, and what is recorded about its updates."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from altgrad.config import UserError
+from altgrad.config.scratch import scratch_directory
+from altgrad.training import Interrupted, train_cell
+from altgrad.training.plan import check_cells
+from altgrad.training.trainer import Trainer
+from altgrad.training.updates import rungs_moved
+from tests.optim.arms import ARMS
+from tests.training.conftest import VOCABULARY, make_cell
+
+ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "grid"]
+CHECKPOINT = "step-00000012.safetensors"
+
+
+def trained(cell, tokens, root):
+    """Return the files of a run that must not depend on when or how often it ran."""
+    train_cell(cell, tokens, root / "out", root)
+    return {path.name: path.read_bytes() for path in (root / "out").iterdir() if path.name != "timing.json"}
+
+
+def cell_of(name, format="E4M3", **changes):
+    arm = {**ARMS[name], **changes}
+    if arm["foreign"] is not None:
+        arm["foreign"] = "E5M2"  # which the cell's gradients have
+    return make_cell(format, arm=arm)
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_e0m7_and_e1m6_train_to_the_same_bits(tokens, tmp_path, name):
+    found = [trained(cell_of(name, format), tokens, tmp_path / format) for format in ("E0M7", "E1M6")]
+    assert found[0]["model.safetensors"] == found[1]["model.safetensors"]
+    assert found[0]["history.csv"] == found[1]["history.csv"]
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_an_interrupted_run_ends_with_the_same_bits(tokens, tmp_path, monkeypatch, name):
+    undisturbed = trained(cell_of(name), tokens, tmp_path / "undisturbed")
+    update = Trainer._update
+
+    def disturbed(self, at):
+        update(self, at)
+        if at == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(Trainer, "_update", disturbed)
+        train_cell(cell_of(name), tokens, tmp_path / "out", tmp_path)
+    assert trained(cell_of(name), tokens, tmp_path) == undisturbed
+
+
+@pytest.mark.parametrize("name", ON_GRID)
+def test_a_checkpoint_of_weights_on_the_grid_is_a_byte_per_weight(tokens, tmp_path, name):
+    cell = cell_of(name, "E3M4")
+    trained(cell, tokens, tmp_path)
+    stored = load_file(scratch_directory(tmp_path, cell, tokens) / CHECKPOINT)
+    model = load_file(tmp_path / "out" / "model.safetensors")
+    codes = {key.removeprefix("codes/"): t for key, t in stored.items() if key.startswith("codes/")}
+    assert len(codes) == 4 and all(t.dtype == torch.uint8 for t in codes.values())
+    for key, t in codes.items():
+        assert f"model/{key}" not in stored and t.shape == model[key].shape
+        assert len(model[key].unique()) <= 255
+
+
+def test_the_embedding_and_the_head_that_shares_it_stay_plain(tokens, tmp_path):
+    trained(cell_of("rung"), tokens, tmp_path)
+    model = load_file(tmp_path / "out" / "model.safetensors")
+    assert len(model["tokens.weight"].unique()) > 255
+
+
+def test_without_quantized_weights_an_arm_trains_as_its_plain_form(tokens, tmp_path):
+    found = [trained(cell_of(name, "bf16"), tokens, tmp_path / name) for name in ("adamw", "stiff_update")]
+    assert found[0]["model.safetensors"] == found[1]["model.safetensors"]
+
+
+def test_updates_are_recorded(tokens, tmp_path):
+    found = {}
+    for name in ("adamw", "stiff_update", "stiff_grad", "rung"):
+        trained(cell_of(name), tokens, tmp_path / name)
+        rows = pd.read_parquet(tmp_path / name / "out" / "monitors.parquet")
+        found[name] = rows[rows["role"] == "update"]
+        assert set(found[name]["step"]) == {1, 5, 10}
+        assert (found[name][found[name]["metric"] == "rungs"]["value"] > 0).all()
+        assert found[name]["metric"].str.match(r"rungs(_2\^-?\d+)?$|cosine_adamw$").all()
+    cosine = {name: rows[rows["metric"] == "cosine_adamw"]["value"] for name, rows in found.items()}
+    assert cosine["adamw"].min() > 0.9999
+    assert 0.1 < cosine["stiff_update"].mean() < 0.99
+    assert cosine["stiff_grad"].mean() > cosine["stiff_update"].mean()  # Adam takes the stiffness out again
+
+
+def test_rungs_moved_counts_by_binade():
+    old = torch.tensor([0.5, 0.75, -0.25, 0.0, 2.0**-30])
+    new = old + torch.tensor([0.25, -0.25, 0.5, 1.0, 0.0])
+    found = rungs_moved(old, new, torch.full_like(old, 0.25))
+    assert found["rungs"] == pytest.approx((1 + 1 + 2 + 4 + 0) / 5)
+    assert found["rungs_2^-1"] == 1 and found["rungs_2^-2"] == 2 and found["rungs_2^-16"] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "changes", "words"),
+    [
+        ("rung", "bf16", {}, "has no quantized weight for this arm to act on"),
+        ("adamw", "E4M3", {"stiffness": "foreign"}, "need each other"),
+        ("rung", "E4M3", {"weights": "master"}, "set weights: grid"),
+        ("sgd", "E4M3", {"acts": "gradient"}, "remove it"),
+    ],
+)
+def test_an_arm_that_cannot_work_is_refused_before_training(name, format, changes, words):
+    with pytest.raises(UserError, match=words) as raised:
+        check_cells([cell_of(name, format, **changes)], VOCABULARY, "bf16")
+    assert str(raised.value).startswith("params.yaml: optimizers.adamw: ")  # the name of the cell's arm
+
+
+def test_a_geometry_aware_arm_without_quantized_weights_is_allowed_for_the_baseline_alone():
+    cell = cell_of("stiff_update", "bf16")
+    check_cells([cell], VOCABULARY, "bf16")
+    with pytest.raises(UserError, match="no quantized weight"):
+        check_cells([cell], VOCABULARY, "E4M3")
+
+
+def test_weights_on_the_grid_need_one_scale_of_their_own():
+    cell = make_cell("E4M3", arm=ARMS["adamw_sr"])
+    for change in ({"granularity": "row"}, {"scaling": "delayed"}):
+        spec = cell.rules[0].weight.model_copy(update=change)
+        rule = cell.rules[0].model_copy(update={"weight": spec})
+        with pytest.raises(UserError, match="granularity: tensor and scaling: dynamic"):
+            check_cells([cell.model_copy(update={"rules": [rule]})], VOCABULARY, "bf16")
