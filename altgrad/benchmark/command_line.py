@@ -8,8 +8,8 @@ from typing import NoReturn
 
 from altgrad.config import UserError, did_you_mean
 from altgrad.config.params import load_params
+from altgrad.reporting.machines import PARTS
 
-PARTS = ("limits", "steps", "memory", "compile", "quantizers", "pipeline")
 FORMATS = ("E4M3", "E3M4", "E7M0")
 MODELS = ("nano", "micro", "mini")
 BATCHES = (8, 16, 32, 64)
@@ -28,7 +28,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Return the options, checked; raises UserError. ``presets`` holds the models of params.yaml."""
+    """Return the options, checked; raises UserError. ``presets`` and ``arms`` are those of params.yaml."""
     parser = _Parser(
         prog="python -m altgrad.benchmark", description="Measure this machine: reports/bench/<machine>.json.",
         epilog=EPILOG,
@@ -43,7 +43,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--output", type=Path, help="default: reports/bench/<machine>.json")
     options = parser.parse_args(arguments)
-    options.presets = load_params().models
+    params = load_params()
+    options.presets, options.arms = params.models, params.optimizers
     _check(options)
     return options
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -35,6 +35,11 @@ def state_mb(step: Step) -> float:
     tensors = [*step.model.parameters(), *step.model.buffers()]
     for state in step.optimizer.state.values():
         tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+    return tensors_mb(tensors)
+
+
+def tensors_mb(tensors: Iterable[torch.Tensor]) -> float:
+    """Return the MB that tensors take; those that share storage count once."""
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values()) / MB
 
@@ -45,19 +50,27 @@ def peak_mb(step: Step) -> float | None:
     ``step`` must have run before, so that it is compiled and the optimizer has its state.
     """
     step.optimizer.zero_grad(set_to_none=True)
+    growth = growth_mb(step, step.device)
+    return None if growth is None else state_mb(step) + growth
+
+
+def growth_mb(run: Callable[[], object], device: torch.device) -> float | None:
+    """Return the MB that three calls of ``run`` take at most beyond what is there; None where that is not told."""
     gc.collect()
-    if step.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(step.device)
-        _repeat(step)
-        torch.cuda.synchronize(step.device)
-        return torch.cuda.max_memory_allocated(step.device) / MB
-    growth = _resident_growth(lambda: _repeat(step))
-    return None if growth is None else state_mb(step) + growth / MB
 
+    def repeat() -> None:
+        for _ in range(STEPS):
+            run()
 
-def _repeat(step: Step) -> None:
-    for _ in range(STEPS):
-        step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        repeat()
+        torch.cuda.synchronize(device)
+        return (torch.cuda.max_memory_allocated(device) - before) / MB
+    growth = _resident_growth(repeat)
+    return None if growth is None else growth / MB
 
 
 def _resident_growth(run: Callable[[], None]) -> int | None:

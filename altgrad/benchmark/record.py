@@ -17,6 +17,7 @@ GROUPS = {
     "steps": ("model", "batch"),
     "memory": ("model", "batch"),
     "compile": ("model",),
+    "optimizers": ("model", "name"),
     "quantizers": ("elements",),
     "pipeline": ("cells",),
 }  # what is measured together is replaced together, or a ratio would join two sessions

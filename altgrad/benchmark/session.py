@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from altgrad.benchmark import alone, command_line, compiling, limits, pipeline, quantizers, steps, tables
+from altgrad.benchmark import alone, command_line, compiling, limits, optimizers, pipeline, quantizers, steps, tables
 from altgrad.benchmark.record import Record
 from altgrad.config import UserError
 from altgrad.model import GPTConfig
@@ -91,6 +91,15 @@ class Session:
             )
             found.append({"model": model, "batch": batch, "name": name, **result})
         self._put("compile", found)
+
+    def _optimizers(self) -> None:
+        model = self.options.models[-1]
+        for name, arm in tqdm(self.options.arms.items(), desc=f"{model}: arms", leave=False):
+            settings = arm.model_dump()
+            found = optimizers.measure(
+                self._config(model), self.formats[0], name, settings, self.options.rounds, self.device, self.threads
+            )
+            self._put("optimizers", [{"model": model, "format": self.formats[0], **found}])
 
     def _quantizers(self) -> None:
         for size in tqdm(self.options.elements, desc="quantizers", leave=False):

@@ -9,6 +9,9 @@ COLUMNS = {  # part: what follows the name, as (head, key of the result, format)
     "steps": (("ms per step", "step_ms", ".1f"), ("over bf16", "over_bf16", ".3f"), ("tokens/s", "tokens_per_s", ",")),
     "memory": (("peak MB", "peak_mb", ".0f"), ("at rest MB", "state_mb", ".0f")),
     "compile": (("cold s", "cold_s", ".1f"), ("warm s", "warm_s", ".1f")),
+    "optimizers": (
+        ("ms per step", "step_ms", ".2f"), ("over AdamW", "over_adamw", ".2f"), ("peak MB", "peak_mb", ".0f"),
+    ),
     "quantizers": (("ns per element", "median_ns_per_element", ".3g"),),
     "pipeline": (("first s", "first_s", ".1f"), ("per cell s", "per_cell_s", ".2f"), ("no-op s", "no_op_s", ".1f")),
 }
@@ -25,6 +28,8 @@ def table(part: str, results: list[dict[str, Any]]) -> str:
 
 
 def _size(result: dict[str, Any]) -> str:
+    if "batch" not in result and "model" in result:
+        return result["model"]
     if "model" in result:
         return f"{result['model']}, batch {result['batch']}"
     return f"{result['elements']:,} elements" if "elements" in result else f"{result['cells']} cells"

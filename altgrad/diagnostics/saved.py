@@ -1,6 +1,7 @@
 """Reading a run's files, one layer at a time: a model of any size needs memory for one layer only.
 
-``probes.safetensors`` holds ``weight/<step>/<layer>`` for a few steps and, of one step,
+``probes.safetensors`` holds ``weight/<step>/<layer>`` for a few steps, with ``amax/<step>/<layer>`` where the
+scale does not follow the weight itself, and, of one step,
 ``grad_quantized/<step>/<layer>`` and ``grad_float/<step>/<layer>``; its metadata names the format of
 each role of each layer. ``model.safetensors`` holds the final weights by parameter name. A run that
 diverged between two snapshots has its end in that file alone.
@@ -69,7 +70,8 @@ class SavedRun:
             }
             if weight is None and not gradients:
                 continue
-            grid = None if weight is None else self._grid(layer, weight, initial)
+            remembered = self._probes.get_tensor(steps["amax"][step]) if step in steps.get("amax", {}) else None
+            grid = None if weight is None else self._grid(layer, weight, remembered)
             yield LayerView(layer, step, weight, grid, initial, previous, previous_grid, **gradients)
             if weight is not None:
                 previous, previous_grid = weight, grid
@@ -83,20 +85,16 @@ class SavedRun:
             return self._model.get_tensor(final)
         return None
 
-    def _grid(self, layer: str, weight: Tensor, initial: Tensor | None) -> Grid | None:
-        """Return the grid that the forward pass puts ``weight`` on.
-
-        With static scaling its scale is that of the initial weights. With delayed scaling it follows
-        a history of amax that is not saved; this snapshot's own amax stands for it.
-        """
+    def _grid(self, layer: str, weight: Tensor, remembered: Tensor | None) -> Grid | None:
+        """Return the grid that the next forward pass puts ``weight`` on."""
         name = self.formats[layer]["weight"]
         if name is None:
             return None
         spec = self._spec(layer)
         if spec is None or spec.format != name:
             raise UserError(f"{self.folder} is not a run of today's {self.cell.key}; run `dvc repro` to train it again")
-        scaled_by = initial if spec.scaling == "static" and initial is not None else weight
-        return Grid.of(scaled_by, Format(**self.cell.formats[name]), spec.scale, spec.granularity, spec.block)
+        fmt = Format(**self.cell.formats[name])
+        return Grid.of(weight, fmt, spec.scale, spec.granularity, spec.block, remembered)
 
     def _spec(self, layer: str) -> TensorSpec | None:
         """Return how the weight of ``layer`` is quantized, if at all: the last rule that matches decides."""

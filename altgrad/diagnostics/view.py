@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from altgrad.numerics import Format, amax, broadcast_scale, compute_scale, decode, encode, quantize, rung
+from altgrad.numerics import Format, decode, encode, format_constants, operand_scale, quantize, rung
 
 
 class Histogram(NamedTuple):
@@ -33,13 +33,15 @@ class Grid(NamedTuple):
 
     @classmethod
     def of(
-        cls, weight: Tensor, fmt: Format, scale_dtype: str = "fp32", granularity: str = "tensor", block: int = 32
-    ) -> Grid:
-        """Return the grid that the forward product puts ``weight`` (out, in) on: ``target / amax``."""
-        scale = compute_scale(amax(weight, granularity, block=block), fmt, dtype=scale_dtype)
-        if granularity == "block":
-            scale = broadcast_scale(scale, weight.shape[-1], block=block)
-        return cls(fmt, scale)
+        cls, weight: Tensor, fmt: Format, scale_dtype: str = "fp32", granularity: str = "tensor", block: int = 32,
+        remembered: Tensor | None = None,
+    ) -> Grid:  # fmt: skip
+        """Return the grid that the forward product puts ``weight`` (out, in) on: ``target / amax``.
+
+        ``remembered`` (0-d) is the amax where that is not the weight's own of the moment.
+        """
+        options = {"granularity": granularity, "block": block, "scale_dtype": scale_dtype}
+        return cls(fmt, operand_scale(weight, format_constants(fmt), remembered, **options)[0])
 
     def scaled(self, t: Tensor) -> Tensor:
         """Return ``t * scale`` in float32, the product that training rounds."""

@@ -10,7 +10,17 @@ import math
 
 import pandas as pd
 
-from altgrad.reporting.compare import BETTER, CLAIM_SEEDS, IDENTICAL, SAME, UNJUDGED, WORSE, Comparison, is_plain
+from altgrad.reporting.compare import (
+    BETTER,
+    CLAIM_SEEDS,
+    IDENTICAL,
+    SAME,
+    UNJUDGED,
+    WORSE,
+    Comparison,
+    is_plain,
+    regime,
+)
 from altgrad.reporting.control import TWINS, Control
 from altgrad.reporting.document import Block, Bullets, Text
 from altgrad.reporting.explain import MEASURES, correlations, explanation
@@ -39,22 +49,22 @@ def _main_question(study: Study, comparison: Comparison) -> list[str]:
         return [
             f"**Open.** No geometry-aware arm is in this grid ({only}), so nothing here says what such updates gain."
         ]
-    if comparison.reference is None:
-        return [
-            f"**Open.** This grid has no plain arm, so the gain of {joined(aware)} has nothing to be measured against."
-        ]
     lines = []
     for arm in aware:
         table = comparison.gains[comparison.gains["optimizer"] == arm]
-        lines.append(_arm_sentence(study, comparison, arm, table))
+        if table.empty:
+            kind = regime(study.arm(arm))
+            lines.append(f"**Open.** This grid has no plain arm with {kind} weights to measure {arm} against.")
+        else:
+            lines.append(_arm_sentence(comparison, arm, table))
     return lines
 
 
-def _arm_sentence(study: Study, comparison: Comparison, arm: str, table: pd.DataFrame) -> str:
+def _arm_sentence(comparison: Comparison, arm: str, table: pd.DataFrame) -> str:
     """Say which formats gain from ``arm``, the largest gain first."""
     measured = table.dropna(subset="difference")
     kind = "control arm without geometry" if table["control"].any() else "geometry-aware arm"
-    start = f"**`{arm}`** ({kind}) against `{comparison.reference}`:"
+    start = f"**`{arm}`** ({kind}) against `{table['reference'].iloc[0]}`:"
     if measured.empty:
         return f"{start} no pair of cells completed."
     ordered = sorted(measured.itertuples(), key=lambda row: row.difference.mean)
@@ -71,6 +81,7 @@ def _arm_sentence(study: Study, comparison: Comparison, arm: str, table: pd.Data
     parts = []
     if groups["gain"]:
         parts.append(f"lower loss, in nats per token: {listed(groups['gain'])}; {_leader(comparison, ordered)}")
+        parts += [text for row in groups["gain"] if (text := _controls(row))]
     if groups["loss"]:
         parts.append(f"higher loss: {listed(groups['loss'])}")
     if groups["none"]:
@@ -78,6 +89,20 @@ def _arm_sentence(study: Study, comparison: Comparison, arm: str, table: pd.Data
     if groups["unjudged"]:
         parts.append(f"measured with one seed and not judged: {listed(groups['unjudged'])}")
     return f"{start} {'; '.join(parts)}."
+
+
+def _controls(row) -> str:
+    """Say which controls a gain passed and which it did not; nothing where the grid has none."""
+    passed = [null for null, verdict in row.nulls.items() if verdict.startswith(BETTER)]
+    failed = [null for null in row.nulls if null not in passed]
+    parts = []
+    if passed:
+        parts.append(f"beats {joined(passed)}")
+    if failed:
+        parts.append(f"is not told apart from {joined(failed)}")
+    if row.matched:
+        parts.append(f"at AdamW's update size: {row.matched}")
+    return f"{row.format}'s gain {', '.join(parts)}" if parts else ""
 
 
 def _leader(comparison: Comparison, ordered: list) -> str:

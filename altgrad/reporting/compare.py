@@ -41,9 +41,10 @@ class Comparison:
     ``results``: a row per (format, optimizer, lr_scale) with counts, means over seeds and the paired
     difference to the baseline at the same optimizer and learning rate. ``best``: a row per (format,
     optimizer) at its own best learning rate, against the baseline at its own. ``gains``: a row per
-    (format, geometry-aware or null arm): its loss minus the plain arm's, both at their best.
+    (format, geometry-aware or null arm): its loss minus that of the plain arm with weights of the same
+    regime, both at their best, and its readings against its controls (see :func:`_gains`).
     ``noise`` is between formats under one arm, ``gain_noise`` between arms in one format.
-    ``reference`` names the plain arm.
+    ``references`` names the plain arm of each regime, ``master`` or ``grid``.
     """
 
     results: pd.DataFrame
@@ -51,11 +52,21 @@ class Comparison:
     gains: pd.DataFrame
     noise: Noise | None
     gain_noise: Noise | None
-    reference: str | None
+    references: dict[str, str]
+
+    @property
+    def reference(self) -> str | None:
+        """The plain arm whose cells stand for a format: that of master weights where there is one."""
+        return next((self.references[regime] for regime in ("master", "grid") if regime in self.references), None)
+
+
+def regime(arm: dict[str, Any]) -> str:
+    """Return what the arm keeps: float32 ``master`` weights, or weights that live on the ``grid``."""
+    return arm.get("weights", "master")
 
 
 def is_plain(arm: dict[str, Any]) -> bool:
-    """Whether the optimizer arm ignores the format's grid: AdamW or SGD without a stiffness."""
+    """Whether the arm's updates ignore the format's grid: AdamW or SGD without a stiffness."""
     return arm["base"] in PLAIN_BASES and arm.get("stiffness") is None
 
 
@@ -73,8 +84,12 @@ def compare(study: Study) -> Comparison:
     best = _best(study, results, losses, floor)
     at_best = completed.merge(best[ARM], on=ARM)
     gain_floor = noise(_tables(at_best, ["format"], "optimizer"))
-    reference = next((name for name in study.optimizers if is_plain(study.arm(name))), None)
-    return Comparison(results, best, _gains(study, losses, best, gain_floor, reference), floor, gain_floor, reference)
+    references = {}
+    for name in study.optimizers:
+        if is_plain(study.arm(name)):
+            references.setdefault(regime(study.arm(name)), name)
+    gains = _gains(study, losses, best, gain_floor, references)
+    return Comparison(results, best, gains, floor, gain_floor, references)
 
 
 def _tables(cells: pd.DataFrame, within: list[str], arm: str) -> Iterator[pd.DataFrame]:
@@ -149,14 +164,53 @@ def _bracket(study: Study, row: dict[str, Any]) -> str:
     return "unbracketed" if at_edge else "bracketed"
 
 
-def _gains(study: Study, losses: Losses, best: pd.DataFrame, floor: Noise | None, plain: str | None) -> pd.DataFrame:
-    columns = ["format", "optimizer", "control", "difference", "verdict"]
-    rates = best.set_index(["format", "optimizer"])["lr_scale"]
-    aware = [optimizer for optimizer in study.optimizers if not is_plain(study.arm(optimizer))]
+def _gains(
+    study: Study, losses: Losses, best: pd.DataFrame, floor: Noise | None, references: dict[str, str]
+) -> pd.DataFrame:
+    """Return a row per format and arm that is not plain, against the plain arm of its regime.
+
+    ``difference`` and ``verdict`` are against ``reference``. ``nulls`` maps each null arm of the grid that differs in
+    the stiffness alone to the verdict of the arm against it; ``matched`` is the verdict of the same arm at AdamW's
+    update size against the reference, empty where the grid has none; ``bracketed`` tells whether the best learning
+    rates of both lie inside the grid's.
+    """
+    columns = [
+        "format", "optimizer", "control", "reference", "difference", "verdict", "nulls", "matched", "bracketed",
+    ]  # fmt: skip
+    at_best = best.set_index(["format", "optimizer"])
+
+    def against(name: str, optimizer: str, other: str) -> Difference | None:
+        own, base = (losses.get((name, arm, at_best.loc[(name, arm), "lr_scale"])) for arm in (optimizer, other))
+        return None if own is None or base is None else paired_difference(own, base)
+
     rows = []
-    for name, optimizer in itertools.product(study.formats, aware if plain else []):
-        own = losses.get((name, optimizer, rates[name, optimizer]))
-        reference = losses.get((name, plain, rates[name, plain]))
-        difference = None if own is None or reference is None else paired_difference(own, reference)
-        rows.append((name, optimizer, is_null(study.arm(optimizer)), difference, judge(difference, floor)))
+    for name, optimizer in itertools.product(study.formats, study.optimizers):
+        arm = study.arm(optimizer)
+        reference = references.get(regime(arm))
+        if is_plain(arm) or reference is None:
+            continue
+        difference = against(name, optimizer, reference)
+        nulls = {} if is_null(arm) else _relatives(study, optimizer, stiffness=NULL_STIFFNESS)
+        matched = [] if arm.get("match_rms") else _relatives(study, optimizer, match_rms=(True,))
+        rows.append((
+            name, optimizer, is_null(arm), reference, difference, judge(difference, floor),
+            {null: judge(against(name, optimizer, null), floor) for null in nulls},
+            judge(against(name, matched[0], reference), floor) if matched else "",
+            all(at_best.loc[(name, one), "bracket"] == "bracketed" for one in (optimizer, reference)),
+        ))  # fmt: skip
     return pd.DataFrame(rows, columns=columns)
+
+
+def _relatives(study: Study, optimizer: str, **changed: tuple[Any, ...]) -> list[str]:
+    """Return the arms that differ from ``optimizer`` in the settings ``changed`` alone, and have one of the values."""
+
+    def rest(arm: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in arm.items() if key not in (*changed, "foreign", "lr", "plain_lr")}
+
+    arm = study.arm(optimizer)
+    others = {name: study.arm(name) for name in study.optimizers if name != optimizer}
+    return [
+        name
+        for name, other in others.items()
+        if rest(other) == rest(arm) and all(other.get(key) in values for key, values in changed.items())
+    ]

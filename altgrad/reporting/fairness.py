@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from altgrad.reporting.compare import CLAIM_SEEDS, Comparison, is_null, is_plain
+from altgrad.reporting.compare import CLAIM_SEEDS, Comparison, is_null, is_plain, regime
 from altgrad.reporting.control import TWINS, Control
 from altgrad.reporting.load import COMPLETED, DIVERGED, Study
 from altgrad.reporting.wording import joined, plural
@@ -70,6 +70,9 @@ def _matched_update(study: Study) -> Condition:
     name = "Second control with matched update size"
     if all(is_plain(study.arm(optimizer)) for optimizer in study.optimizers):
         return Condition(name, OPEN, "no geometry-aware arm in this grid")
+    matched = [optimizer for optimizer in study.optimizers if study.arm(optimizer).get("match_rms")]
+    if matched:
+        return Condition(name, YES, f"{joined(matched)}: updates of AdamW's root mean square, per tensor")
     return Condition(name, NO, "no arm is rescaled to AdamW's update size in this grid")
 
 
@@ -103,10 +106,10 @@ def _metric() -> Condition:
 
 def _regime(study: Study) -> Condition:
     name = "Master and on-grid weights never mixed"
-    regimes = {study.arm(optimizer).get("weights", "master") for optimizer in study.optimizers}
+    regimes = {regime(study.arm(optimizer)) for optimizer in study.optimizers}
     if len(regimes) > 1:
         return Condition(
-            name, PARTLY, f"this grid has {joined(sorted(regimes))} weights: compare only arms of one regime"
+            name, YES, f"this grid has {joined(sorted(regimes))} weights, and gains are within each"
         )
     return Condition(name, YES, f"every arm keeps {regimes.pop()} weights")
 

@@ -17,6 +17,7 @@ from altgrad.reporting.fairness import conditions
 from altgrad.reporting.glossary import glossary
 from altgrad.reporting.load import COMPLETED, MISSING, Study
 from altgrad.reporting.speed import speed_blocks
+from altgrad.reporting.updates import updates_table
 from altgrad.reporting.wording import joined, number, plural
 
 # Above this many cells the full table of outcomes is folded away and only the others are shown.
@@ -37,6 +38,7 @@ def document(
     """Return the whole report; ``flags`` are those of :func:`altgrad.reporting.flags.raised`."""
     sections = [
         Section("Result", "result", _result(study, comparison, pictures)),
+        Section("What the updates did", "updates", _updates(study, comparison, pictures)),
         Section("Loss curves", "curves", _shown(pictures, "loss_curves", "loss_differences")),
         Section("Outcome of every cell", "outcomes", _outcomes(study)),
         Section("Why: precision and range", "precision", _precision(study, comparison, pictures)),
@@ -67,6 +69,11 @@ def _result(study: Study, comparison: Comparison, pictures: Pictures) -> list[Bl
     if len(comparison.gains):
         blocks.append(tables.gains_table(study, comparison))
     return [*blocks, *_shown(pictures, "final_differences"), tables.results_table(study, comparison)]
+
+
+def _updates(study: Study, comparison: Comparison, pictures: Pictures) -> list[Block]:
+    table = updates_table(study, comparison)
+    return _shown(pictures, "rungs_by_binade") + ([table] if table else [])
 
 
 def _outcomes(study: Study) -> list[Block]:

@@ -8,6 +8,7 @@ from altgrad.reporting.document import Block, Bullets, Fold, Picture, Text
 from altgrad.reporting.machines import PARTS, commands, picture_name
 from altgrad.reporting.speed_tables import (
     memory_table,
+    optimizers_table,
     pipeline_table,
     quantizers_table,
     steps_table,
@@ -20,6 +21,7 @@ IN_WORDS = {
     "steps": "step times",
     "memory": "peak memory",
     "compile": "compile time",
+    "optimizers": "steps of the optimizer arms",
     "quantizers": "quantizers beside their peers",
     "pipeline": "the pipeline's own cost",
 }
@@ -45,6 +47,8 @@ def _machine(bench: dict[str, Any], pictures: dict[str, Picture]) -> list[Block]
         blocks += [steps_table(bench), Fold("Tokens per second", [tokens_table(bench)])]
     if bench.get("memory") or bench.get("compile"):
         blocks.append(memory_table(bench))
+    if bench.get("optimizers"):
+        blocks.append(optimizers_table(bench))
     if bench.get("quantizers"):
         blocks.append(quantizers_table(bench))
     if bench.get("pipeline"):

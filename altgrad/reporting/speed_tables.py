@@ -83,6 +83,27 @@ def _memory_note(memory: list[Result], compiled: list[Result]) -> str:
     return " ".join(notes)
 
 
+def optimizers_table(bench: dict[str, Any]) -> Table:
+    """Arms: the time of a step over that of torch's fused AdamW, and the memory that a step takes."""
+    results = bench["optimizers"]
+    first = results[0]
+    rows = []
+    for row in results:
+        low, high = row["over_adamw_quartiles"]
+        rows.append([
+            f"**{row['name']}**", f"{row['over_adamw']:.2f}", f"{low:.2f} to {high:.2f}", _ms(row["step_ms"]),
+            whole(round(row["state_mb"])), NOT_MEASURED if row["peak_mb"] is None else whole(round(row["peak_mb"])),
+        ])  # fmt: skip
+    columns = [words("arm"), Column("over AdamW"), Column("quartiles"), Column("step"), Column("state MB"),
+               Column("peak MB")]  # fmt: skip
+    note = (
+        f"A step of the optimizer alone on the {significant(first['parameters'] / 1e6)} M parameters of "
+        f"`{first['model']}`, weights in {first['format']}, over torch's fused AdamW in the same round, median. "
+        "State: the optimizer's tensors; peak: with what a step takes besides, weights and gradients aside."
+    )
+    return Table(columns, rows, note)
+
+
 def quantizers_table(bench: dict[str, Any]) -> Table:
     """Ways to quantize by tensor size: nanoseconds per element, and the share of the copy bandwidth reached."""
     results = bench["quantizers"]

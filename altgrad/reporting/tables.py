@@ -96,16 +96,27 @@ def gains_table(study: Study, comparison: Comparison) -> Table:
         Column("95 % interval"),
         words("reading of the arm"),
     ]
+    gains = comparison.gains
+    nulls, matched = any(gains["nulls"]), any(gains["matched"])
+    several_rates = len(study.lr_scales) > 1
+    columns += [words("against null arms")] * nulls + [words("at AdamW's update size")] * matched
+    columns += [words("learning rate")] * several_rates
     rows = []
     for row in comparison.gains.itertuples():
         kind = "control" if row.control else "geometry-aware"
         gain = None if row.difference is None else -row.difference
         n, mean = (0, None) if gain is None else (gain.n, gain.mean)
-        rows.append([f"**{row.format}**", row.optimizer, kind, str(n), signed(mean, 4), interval(gain), row.verdict])
+        cells = [f"**{row.format}**", row.optimizer, kind, str(n), signed(mean, 4), interval(gain), row.verdict]
+        cells += [", ".join(f"{null}: {verdict}" for null, verdict in row.nulls.items()) or NONE] * nulls
+        cells += [row.matched or NONE] * matched
+        cells += ["bracketed" if row.bracketed else f"{FLAG} unbracketed"] * several_rates
+        rows.append(cells)
+    references = joined([f"`{name}`" for name in comparison.references.values()])
     note = (
-        f"Gain: final validation loss of `{comparison.reference}` minus the arm's, each at its best learning rate, "
-        "in nats per token."
+        f"Gain: final validation loss of {references} minus the arm's, each at its best learning rate, in nats per "
+        "token"
     )
+    note += "; weights on the grid are compared among themselves." if len(comparison.references) > 1 else "."
     if comparison.gain_noise:
         note += f" A/A noise floor of a gain: {significant(comparison.gain_noise.floor(len(study.seeds)))}."
     return Table(columns, rows, note)

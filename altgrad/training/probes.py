@@ -1,7 +1,8 @@
 """Snapshots for the offline diagnoses: weights at a few steps, gradients of one batch in two paths.
 
-``probes.safetensors`` holds ``weight/<step>/<layer>`` for each linear layer at evenly spaced steps,
-and from the last of them ``grad_quantized/<step>/<layer>`` and ``grad_float/<step>/<layer>``: the
+``probes.safetensors`` holds ``weight/<step>/<layer>`` for each linear layer at evenly spaced steps, and where the
+weight's scale is remembered or held also its amax as ``amax/<step>/<layer>`` (0-d, 0 before the first step). From
+the last of the steps it holds ``grad_quantized/<step>/<layer>`` and ``grad_float/<step>/<layer>``: the
 weight gradient of one fixed batch through the quantized model and through a float32 copy of it. Its
 metadata maps each layer to the formats of its three roles.
 """
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from altgrad.model import layer_recipe, linear_layers
+from altgrad.training.grids import quantizer_of
 from altgrad.training.tensors import write_tensors
 
 
@@ -28,8 +30,15 @@ def probe_steps(steps: int, count: int) -> list[int]:
 
 
 def save_weights(path: Path, model: nn.Module, step: int) -> None:
-    """Write the float32 weights of the linear layers at ``step`` to ``path``."""
-    write_tensors(path, {f"weight/{step}/{name}": layer.weight.float() for name, layer in linear_layers(model).items()})
+    """Write the float32 weights of the linear layers at ``step`` to ``path``, and the amax that holds their scale."""
+    tensors = {}
+    for name, layer in linear_layers(model).items():
+        tensors[f"weight/{step}/{name}"] = layer.weight.float()
+        quantizer = quantizer_of(layer, "weight")
+        remembered = None if quantizer is None else quantizer.remembered_amax()
+        if remembered is not None:
+            tensors[f"amax/{step}/{name}"] = remembered.float().reshape(())
+    write_tensors(path, tensors)
 
 
 def layer_formats(model: nn.Module) -> dict[str, dict[str, str | None]]:

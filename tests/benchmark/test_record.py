@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_every_part_is_written_at_once_and_kept_by_later_sessions(path):
-    groups = {"model": "nano", "batch": 16, "elements": 4, "cells": 3}
+    groups = {"model": "nano", "batch": 16, "elements": 4, "cells": 3, "name": "ours"}
     for part in GROUPS:
         session(path, part).put(part, [groups])
         assert read_bench(path)[part][0]["session"] == str(1 + list(GROUPS).index(part))

@@ -57,10 +57,12 @@ def run_of(tmp_path: Path) -> Callable[..., Run]:
         steps: int | None = None,
         gradients: dict[str, tuple[Tensor, Tensor]] | None = None,
         final: dict[str, Tensor] | None = None,
+        amax: dict[str, dict[int, float]] | None = None,
         **spec: Any,
     ) -> Run:
         """``weights``: layer -> step -> snapshot; ``gradients``: layer -> (quantized, float32) at the last step;
-        ``final``: layer -> weight in model.safetensors; ``spec``: more settings of the weights' quantization."""
+        ``final``: layer -> weight in model.safetensors; ``amax``: layer -> step -> what its scale is held by;
+        ``spec``: more settings of the weights' quantization."""
         last = max(step for snapshots in weights.values() for step in snapshots) if steps is None else steps
         run = Run(tmp_path, f"{fmt or 'bf16'}-adamw-0-1")
         rules = [{"layers": "*", "weight": {"format": fmt, **spec}, "input": fmt, "grad": "E5M2"}] if fmt else []
@@ -76,6 +78,8 @@ def run_of(tmp_path: Path) -> Callable[..., Run]:
         tensors = {f"weight/{s}/{layer}": w for layer, snapshots in weights.items() for s, w in snapshots.items()}
         for layer, (quantized, plain) in (gradients or {}).items():
             tensors |= {f"grad_quantized/{last}/{layer}": quantized, f"grad_float/{last}/{layer}": plain}
+        held = [(layer, step, value) for layer, steps in (amax or {}).items() for step, value in steps.items()]
+        tensors |= {f"amax/{step}/{layer}": torch.tensor(value) for layer, step, value in held}
         roles = {"weight": fmt, "input": fmt, "grad": "E5M2" if fmt else None}
         metadata = {"layers": json.dumps({layer: roles for layer in weights}, sort_keys=True)}
         save_file({name: t.clone() for name, t in tensors.items()}, run.folder / "probes.safetensors", metadata)

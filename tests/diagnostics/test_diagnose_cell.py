@@ -180,14 +180,15 @@ def test_a_run_that_ended_between_snapshots_is_measured_at_its_end(run_of: RunOf
 
 
 def test_the_scale_is_the_recipes(run_of: RunOf) -> None:
-    """Static scaling keeps the first scale, so grown weights saturate; pow2 rounds the scale down."""
+    """A scale that is held by the first amax saturates grown weights, one of an empty memory is their own; pow2
+    rounds the scale down."""
     start = torch.linspace(-1, 1, 96).reshape(12, 8)
     weights = {"head": {0: start, 100: 2 * start}}
-    boundary = {
-        scaling: run_of(weights, "E4M3", scaling=scaling).diagnose()[0]["summary"]["boundary_frac"]
-        for scaling in ("dynamic", "static", "delayed")
-    }
-    assert boundary["static"] > 0.45 and boundary["dynamic"] == boundary["delayed"] < 0.1
+    boundary = {}
+    for held in (None, 0.0, 1.0, 2.0):
+        run = run_of(weights, "E4M3", amax=None if held is None else {"head": {0: 1.0, 100: held}})
+        boundary[held] = run.diagnose()[0]["summary"]["boundary_frac"]
+    assert boundary[1.0] > 0.45 and boundary[None] == boundary[0.0] == boundary[2.0] < 0.1
     grown = 1.2 * start
     _, frame = run_of({"head": {0: grown}}, "E4M3", scale="pow2").diagnose()
     grid = Grid(get_format("E4M3"), compute_scale(grown.abs().amax(), "E4M3", dtype="pow2"))

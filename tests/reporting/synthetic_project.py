@@ -188,4 +188,8 @@ def _monitors(cell: dict[str, Any], last: int, blocks: int) -> pd.DataFrame:
             norm = 0.05 * math.exp(-depth / 12) * (1 + 0.1 * random.random())
             statistics = {"l2": norm, "linf": norm / 9, "mean": 1e-9, "var": norm**2 / 65536}
             rows += [(step, layer, "weight_grad", metric, value) for metric, value in statistics.items()]
+            moved = {"rungs": 1.5, "cosine_adamw": 1.0 if cell["optimizer"] == "adamw" else 0.7}
+            flat = cell["optimizer"] != "adamw"
+            moved |= {f"rungs_2^{b}": 1.0 if flat else 2.0 ** -(b + 6) for b in (-12, -8, -4)}
+            rows += [(step, layer, "update", metric, value) for metric, value in moved.items() if cell["rules"]]
     return pd.DataFrame(rows, columns=["step", "layer", "role", "metric", "value"])

@@ -102,6 +102,29 @@ def test_gain_is_the_plain_loss_minus_the_aware_loss_each_at_its_best(made, tmp_
     assert null["control"] and null["verdict"] == "no difference"
 
 
+def test_a_gain_is_read_against_its_null_arms_and_at_matched_size(made, tmp_path: Path) -> None:
+    """The made-up stiff_update gains and nothing else does, so it beats its shuffled twin; the matched one does not."""
+    arms = {
+        "stiff_update": {"stiffness": "ulp"}, "shuffled": {"stiffness": "permuted"},
+        "other": {"stiffness": "permuted", "acts": "gradient"}, "matched": {"stiffness": "ulp", "match_rms": True},
+    }  # fmt: skip
+    gains = compare(made(["bf16", "E7M0"], ["adamw", *arms], lr_scales=(0.25, 1, 4), arms=arms)).gains
+    found = row(gains, format="E7M0", optimizer="stiff_update")
+    assert found["nulls"] == {"shuffled": "better (indication)"}
+    assert found["matched"] == "no difference" and found["bracketed"]
+    assert row(gains, format="E7M0", optimizer="shuffled")["nulls"] == {}
+    assert row(gains, format="E7M0", optimizer="matched")["matched"] == ""
+
+
+def test_weights_on_the_grid_are_compared_with_the_plain_arm_on_the_grid(made) -> None:
+    arms = {name: {"weights": "grid", **more} for name, more in (("sr", {}), ("stiff_sr", {"stiffness": "ulp"}))}
+    comparison = compare(made(["E7M0"], ["adamw", *arms], arms=arms))
+    assert comparison.references == {"master": "adamw", "grid": "sr"} and comparison.reference == "adamw"
+    assert list(comparison.gains["optimizer"]) == ["stiff_sr"] and set(comparison.gains["reference"]) == {"sr"}
+    without = compare(made(["E7M0"], ["adamw", "stiff_sr"], arms=arms))
+    assert without.gains.empty
+
+
 @pytest.mark.parametrize(
     ("arm", "plain", "null"),
     [

@@ -42,6 +42,9 @@ def bench(*without: str, **changes: Any) -> dict[str, Any]:
         "steps": per_contestant(step),
         "memory": per_contestant({"state_mb": 15.9, "peak_mb": 120.0}),
         "compile": per_contestant({"cold_s": 21.0, "warm_s": 2.5}, SIZES[:1]),
+        "optimizers": [{"model": "mini", "format": "E4M3", "name": name, "parameters": 12.2e6, "step_ms": 20.0,
+                        "over_adamw": 1.25, "over_adamw_quartiles": [1.2, 1.3], "state_mb": 97.0, "peak_mb": peak,
+                        "session": "2"} for name, peak in (("stiff_update", 110.0), ("rung", None))],
         "quantizers": [{"name": "ours, compiled", "median_ns_per_element": 0.8, **quantizer},
                        {"name": "QPyTorch", "absent": "not installed", **quantizer}],
         "pipeline": [{"cells": cells, "first_s": 4.9, "per_cell_s": 0.49, "no_op_s": 1.1, "session": "2"}
@@ -66,12 +69,14 @@ def words(blocks: list[Block]) -> str:
 def test_a_machine_is_a_lead_and_a_table_per_part():
     blocks = speed_blocks([bench()], {})
     found = tables(blocks)
-    assert len(found) == 4
+    assert len(found) == 5
     steps = found["step"]
     assert [column.head for column in steps.columns[1:]] == ["nano, batch 8", "nano, batch 16", "micro, batch 16"]
     assert steps.rows[1] == ["**E4M3**", *["1.10 (66 ms)"] * 3] and steps.rows[-1][1:] == ["25 %"] * 3
     memory = found["peak MB, first step s"]
     assert memory.rows[0] == ["**bf16**", *["120 (1.00)"] * 3, "21.0", "2.5"]
+    assert found["arm"].rows == [["**stiff_update**", "1.25", "1.20 to 1.30", "20 ms", "97", "110"],
+                                 ["**rung**", "1.25", "1.20 to 1.30", "20 ms", "97", "not measured"]]  # fmt: skip
     assert found["round(x · s) / s"].rows == [["**ours, compiled**", "0.8", "50 %"], ["QPyTorch", "not installed", "–"]]
     assert found["cells"].rows == [["10", "1.1", "4.9", "0.49"], ["50", "1.1", "4.9", "0.49"]]
     assert "A processor, 2 threads" in words(blocks) and "20 GB/s" in words(blocks) and "100 GFLOP/s" in words(blocks)
@@ -87,7 +92,7 @@ def test_a_part_that_is_missing_is_named_and_the_rest_is_shown(missing):
         assert "limits were not measured" in said and "not measured" in shown["step"].rows[-1]
     else:
         assert f"--parts {missing}`" in said or missing == "all"
-        assert len(shown) == (0 if missing == "all" else 4 if missing in ("memory", "compile") else 3)
+        assert len(shown) == (0 if missing == "all" else 5 if missing in ("memory", "compile") else 4)
     if missing == "compile":
         assert shown["peak MB, first step s"].rows[0][-2:] == ["not measured"] * 2
 

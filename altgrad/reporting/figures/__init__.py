@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Picture
-from altgrad.reporting.figures import codes, comparison, curves, health, signals, speed, weights
+from altgrad.reporting.figures import codes, comparison, curves, health, signals, speed, updates, weights
 from altgrad.reporting.figures.select import shown_optimizer
 from altgrad.reporting.figures.style import drawing, save
 from altgrad.reporting.load import Study
@@ -51,6 +51,14 @@ PLATES = [
         "Gain of each geometry-aware arm over the plain one, by format",
         "Final validation loss of the plain arm minus the geometry-aware arm's, each at its best learning rate, with "
         "the 95 % t-interval. Right of zero is a gain; inside the grey band it counts as none.",
+    ),
+    Plate(
+        "rungs_by_binade",
+        updates.rungs_by_binade,
+        "Rungs that a step moves weights by, against the size of the weight, for each arm and format",
+        "How far a step moves a weight, in rungs of its grid, by the binade of its magnitude: mean over quantized "
+        "weights, the watched steps of the second half of the run, layers and seeds. A flat line is a step that is the "
+        "same in rungs for small weights and large ones.",
     ),
     Plate(
         "loss_curves",

@@ -65,10 +65,14 @@ def gains(study: Study, comparison: Comparison) -> Figure | None:
         floor = comparison.gain_noise.floor(len(study.seeds)) if comparison.gain_noise else 0.0
         axis.axvspan(-floor, floor, color="#e8e8e8", zorder=0)
         axis.axvline(0, color="black", linewidth=0.9)
-        axis.set(title=arm, xlabel=f"gain over {comparison.reference} (nats per token)")
+        axis.set(title=arm, xlabel=f"gain over {_reference(table, arm)} (nats per token)")
         spread_axis(axis, "x", pd.Series([-row.mean for row in table["difference"]]), narrow=len(arms) > 1)
     _names_on_y(axes[0], names)
     return figure
+
+
+def _reference(table: pd.DataFrame, arm: str) -> str:
+    return table[table["optimizer"] == arm]["reference"].iloc[0]
 
 
 def cost_against_precision(study: Study, comparison: Comparison) -> Figure | None:

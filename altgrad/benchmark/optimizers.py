@@ -1,0 +1,137 @@
+"""A step of every arm beside torch's fused AdamW, on the weights of one model: time turn by turn, and peak memory.
+
+The gradients are made up and stay; nothing but the optimizer runs. Quantized weights are in the first format of the
+session with a scale per tensor, and arms see them as training shows them. Run as a module, it measures the memory of
+the arm in its argument, in a process where freed tensors go back at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from altgrad.benchmark.alone import ALLOCATION
+from altgrad.config import run_stage
+
+if TYPE_CHECKING:
+    import torch
+
+    from altgrad.model import GPTConfig
+
+WARM = 3
+BASELINE = "torch fused AdamW"
+
+
+def measure(
+    config: GPTConfig, fmt: str, name: str, settings: dict[str, Any], rounds: int, device: torch.device, threads: int
+) -> dict[str, Any]:
+    """Return one arm's result: ``step_ms``, ``over_adamw`` with quartiles, ``state_mb`` and ``peak_mb``.
+
+    Args:
+        config: the model's size.
+        fmt: the weights' format.
+        name: of the arm.
+        settings: of `altgrad.optim.Arm`.
+        rounds: timed steps of each of the two.
+        device: where.
+        threads: CPU threads of the process that measures memory.
+    """
+    plain, arm = _stepper(config, fmt, None, device), _stepper(config, fmt, settings, device)
+    for run in (plain, arm):
+        for _ in range(WARM):
+            _seconds(run, device)
+    seconds: dict[str, list[float]] = {"plain": [], "arm": []}
+    shuffle = random.Random(0).shuffle
+    order = [("plain", plain), ("arm", arm)]
+    for _ in range(rounds):
+        shuffle(order)
+        for key, run in order:
+            seconds[key].append(_seconds(run, device))
+    low, ratio, high = statistics.quantiles([a / b for a, b in zip(seconds["arm"], seconds["plain"], strict=True)], n=4)
+    return {
+        "name": name,
+        "parameters": sum(p.numel() for group in arm.param_groups for p in group["params"]),
+        "step_ms": round(1e3 * statistics.median(seconds["arm"]), 2),
+        "adamw_ms": round(1e3 * statistics.median(seconds["plain"]), 2),
+        "over_adamw": round(ratio, 3),
+        "over_adamw_quartiles": [round(low, 3), round(high, 3)],
+        "rounds": rounds,
+        **_alone(config, fmt, settings, device, threads),
+    }
+
+
+def _stepper(
+    config: GPTConfig, fmt: str, settings: dict[str, Any] | None, device: torch.device
+) -> torch.optim.Optimizer:
+    """Return an optimizer whose weights have gradients; without ``settings`` torch's own."""
+    import torch
+
+    from altgrad.model import GPT, Recipe, quantize_model
+    from altgrad.optim import Arm, build_optimizer
+    from altgrad.training.grids import weight_grids
+
+    torch.manual_seed(0)
+    model = quantize_model(GPT(config).to(device), Recipe.uniform(fmt))
+    for p in model.parameters():
+        p.grad = 1e-3 * torch.randn_like(p)
+    if settings is None:
+        return torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    arm = Arm(**settings)
+    return build_optimizer(model, arm, weight_grids(model, on_grid=arm.weights == "grid"), compiled=True)
+
+
+def _seconds(optimizer: torch.optim.Optimizer, device: torch.device) -> float:
+    from altgrad.benchmark.limits import synchronize
+
+    synchronize(device)
+    started = time.perf_counter()
+    optimizer.step()
+    synchronize(device)
+    return time.perf_counter() - started
+
+
+def _alone(
+    config: GPTConfig, fmt: str, settings: dict[str, Any], device: torch.device, threads: int
+) -> dict[str, float | None]:
+    job = {"config": dataclasses.asdict(config), "fmt": fmt, "settings": settings, "device": device.type,
+           "threads": threads}  # fmt: skip
+    command = [sys.executable, "-m", "altgrad.benchmark.optimizers", json.dumps(job)]
+    done = subprocess.run(command, env=os.environ | ALLOCATION, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = "\n".join(done.stderr.strip().splitlines()[-5:])
+        raise RuntimeError(f"the process that measures the memory of {settings} failed:\n{last}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def main(arguments: list[str]) -> None:
+    """Print ``state_mb``, the optimizer's tensors, and ``peak_mb``, what a step takes at most on top of weights and
+    gradients, both in MB of 10^6 bytes."""
+    from pathlib import Path
+
+    import torch
+
+    from altgrad.benchmark import memory
+    from altgrad.model import GPTConfig
+    from altgrad.training import machine
+
+    job = json.loads(arguments[0])
+    machine.use_compile_cache(Path.cwd())
+    machine.use_threads(job["threads"])
+    optimizer = _stepper(GPTConfig(**job["config"]), job["fmt"], job["settings"], torch.device(job["device"]))
+    for _ in range(WARM):
+        optimizer.step()
+    state = memory.tensors_mb(t for entries in optimizer.state.values() for t in entries.values())
+    growth = memory.growth_mb(optimizer.step, torch.device(job["device"]))
+    peak = None if growth is None else round(state + growth, 1)
+    print(json.dumps({"state_mb": round(state, 1), "peak_mb": peak}))
+
+
+if __name__ == "__main__":
+    run_stage(main)

@@ -1,0 +1,33 @@
+"""How far updates move weights, in rungs, by the size of the weight."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+
+from altgrad.reporting.compare import Comparison
+from altgrad.reporting.figures.style import legend, looks, tiles
+from altgrad.reporting.load import Study
+from altgrad.reporting.updates import by_binade, recorded
+
+
+def rungs_by_binade(study: Study, comparison: Comparison) -> Figure | None:
+    """Mean rungs per step against the binade of |w|: a panel per arm, a line per format."""
+    rows = recorded(study, comparison)
+    table = by_binade(rows) if len(rows) else rows
+    if table.empty:
+        return None
+    present = set(table.index.get_level_values("optimizer"))
+    arms = [name for name in study.optimizers if name in present]
+    names = [name for name in study.formats if name in set(table.index.get_level_values("format"))]
+    styles = looks(study.formats)
+    figure, axes = tiles(len(arms), 2.4, sharex=True, sharey=True)
+    for axis, arm in zip(axes, arms, strict=True):
+        for name in names:
+            if (arm, name) in table.index:
+                line = table.loc[(arm, name)].dropna()
+                line = line[line > 0]
+                axis.plot(line.index, line.to_numpy(), **styles[name].line())
+        axis.set(title=arm, yscale="log", xlabel="binade of |w|, exponent of two")
+    axes[0].set_ylabel("rungs per step")
+    legend(figure, styles, names)
+    return figure

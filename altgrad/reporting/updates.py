@@ -1,0 +1,51 @@
+"""What the arms' updates did to quantized weights: how far in rungs, and how like AdamW's."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from altgrad.reporting.compare import Comparison
+from altgrad.reporting.document import Column, Table
+from altgrad.reporting.figures.select import at_best
+from altgrad.reporting.load import Study
+from altgrad.reporting.wording import NONE, number, significant
+
+RUNGS, BINADE, COSINE = "rungs", "rungs_2^", "cosine_adamw"
+
+
+def recorded(study: Study, comparison: Comparison) -> pd.DataFrame:
+    """Return the recorded updates of the second half of each run, each arm at its best learning rate."""
+    rows = study.monitors[study.monitors["role"] == "update"]
+    rows = at_best(rows, comparison) if len(rows) else rows
+    last = rows.groupby(["format", "optimizer", "seed"])["step"].transform("max")
+    return rows[rows["step"] >= last / 2].dropna(subset="value")
+
+
+def by_binade(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the mean rungs moved, indexed by optimizer and format, a column per binade of |w| (its exponent)."""
+    mine = rows[rows["metric"].str.startswith(BINADE)]
+    binade = mine["metric"].str.removeprefix(BINADE).astype(int)
+    return mine.assign(binade=binade).pivot_table(index=["optimizer", "format"], columns="binade", values="value")
+
+
+def updates_table(study: Study, comparison: Comparison) -> Table | None:
+    """Arm x format: the cosine with AdamW's update and the rungs moved per step."""
+    rows = recorded(study, comparison)
+    if rows.empty:
+        return None
+    means = rows.groupby(["metric", "optimizer", "format"])["value"].mean()
+    formats = [name for name in study.formats if name in set(rows["format"])]
+
+    def cell(arm: str, name: str) -> str:
+        cosine, rungs = (means.get((metric, arm, name)) for metric in (COSINE, RUNGS))
+        if rungs is None:
+            return NONE
+        return f"{number(cosine, 2)} / {significant(rungs, 2)}"
+
+    arms = [arm for arm in study.optimizers if arm in set(rows["optimizer"])]
+    body = [[f"**{arm}**", *(cell(arm, name) for name in formats)] for arm in arms]
+    note = (
+        "Cosine between the update, weight decay aside, and AdamW's on the same gradients / rungs that a weight moves "
+        "in a step; means over quantized weights, layers, the watched steps of the second half of the run, and seeds."
+    )
+    return Table([Column("arm", numeric=False), *(Column(name) for name in formats)], body, note)
