@@ -51,7 +51,7 @@ def test_numbers_follow_yaml_1_2(tmp_path):
         ("betas: [0.9, 0.95]", "betas: [0.9, 1.5]", "optimizers.adamw.betas[1]", "less than 1"),
         ("corpus: licences ", "corpus: licenses ", "corpus", "did you mean licences"),
         ("model: nano ", "model: nanno ", "model", "did you mean nano"),
-        ("optimizers: [adamw]", "optimizers: [adamv]", "grid.optimizers[0]", "adamw"),
+        ("optimizers: [adamw, ", "optimizers: [adamv, ", "grid.optimizers[0]", "adamw"),
         ("recipe: uniform ", "recipe: uniforn ", "grid.recipe", "did you mean uniform"),
         ("width: 128, heads: 4", "width: 130, heads: 4", "models.nano", "heads: 5"),
         ("vocab_size: 4096", "vocab_size: 70000", "tokenizer", "uint16"),

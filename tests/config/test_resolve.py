@@ -14,6 +14,7 @@ from altgrad.config import Cell, Params, Resolver, UserError, cell_key, load_par
 from altgrad.config.resolve import position_in_grid
 
 SHIPPED = load_params(Path(__file__).parents[2] / "params.yaml")
+SHIPPED = SHIPPED.model_copy(update={"grid": SHIPPED.grid.model_copy(update={"optimizers": ["adamw"]})})  # one is enough
 KNOWN = {"E4M3": 4, "E5M2": 5, "E3M4": 3, "E1M6": 1, "E7M0": 7, "E0M7": 0}
 
 
@@ -195,3 +196,11 @@ def test_a_mistake_names_its_place(change, words):
 def test_a_format_of_ones_own_reaches_its_cells_in_full():
     params = changed(formats={"mine": {"exponent_bits": 4, "mantissa_bits": 3, "bias": 9}}, grid={"formats": ["mine"]})
     assert cells(params)["mine-adamw-0-1"].formats["mine"]["bias"] == 9
+
+
+def test_the_format_that_an_arm_takes_its_stiffness_from_is_resolved_too():
+    found = cells(changed(grid={"formats": ["E3M4"], "optimizers": ["stiff_foreign"], "seeds": [0]}))
+    assert set(found["E3M4-stiff_foreign-0-1"].formats) == {"E3M4", "E5M2"}
+    arms = {"stiff_foreign": {**SHIPPED.optimizers["stiff_foreign"].model_dump(), "foreign": "E9M9"}}
+    with pytest.raises(UserError, match="optimizers.stiff_foreign.foreign: unknown format 'E9M9'"):
+        cells(changed(grid={"optimizers": ["stiff_foreign"]}, optimizers=arms))

@@ -90,7 +90,7 @@ class Project:
         self.set("models.tiny", {"layers": 1, "width": 16, "heads": 2, "context": 16})
         settings = {
             "corpus": "mine", "model": "tiny", "tokenizer.vocab_size": 300,
-            "grid.formats": ["bf16", "E4M3"], "grid.seeds": [0],
+            "grid.formats": ["bf16", "E4M3"], "grid.optimizers": ["adamw"], "grid.seeds": [0],
             "train.steps": 6, "train.batch": 4, "train.log_every": 2, "train.eval_every": 3,
             "train.eval_sequences": 8, "train.checkpoint_every": 2, "monitor.every": 3,
         }  # fmt: skip
