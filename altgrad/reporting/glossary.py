@@ -29,7 +29,15 @@ perplexity
     exp(mean validation loss). Comparable only at the same tokenizer and vocabulary.
 gain
     Final validation loss of the plain arm minus that of the geometry-aware arm, same format and seed, each arm at
-    its best learning rate. Above zero the geometry-aware arm is better.
+    its best learning rate. Above zero the geometry-aware arm is better. The plain arm has weights of the same kind:
+    float32 masters, or values on the grid.
+null arm
+    An arm whose stiffness carries no geometry of the weight: its mean over the tensor, a shuffle of it, or that of
+    another format. A gain that a null arm shows too does not come from the geometry.
+at AdamW's update size
+    The same arm with each tensor's update rescaled to the root mean square of AdamW's on the same gradients.
+bracketed
+    The best learning rate has a worse one on either side in the grid.
 outcome, signature
     A run diverges when its loss or gradient is not finite (nonfinite), jumps and stays (spike), rises over many
     steps (drift) or does either after more than 1 % of a tensor overflowed (saturation); stall: gradients
@@ -55,6 +63,10 @@ gradient SNR, gradient cosine
     cos(ĝ, g), ĝ through the quantized path and g in float32; flagged below 10 dB.
 rung
     Signed index of a representable value: 0 at zero, +1 for each next one up.
+rungs per step
+    |w_new − w_old| / S(w_old), S the ulp at the weight over its scale; also by the binade of |w_old|.
+cosine with AdamW's update
+    cos of the update, weight decay aside, and −m̂/(√v̂ + ε) of AdamW's moments on the same gradients.
 ulp, local spacing
     Distance between neighbouring representable values at the weight's magnitude; below the smallest normal value
     it no longer shrinks.

@@ -14,7 +14,7 @@ from altgrad.config import Cell, Params, Resolver, UserError, cell_key, load_par
 from altgrad.config.resolve import position_in_grid
 
 SHIPPED = load_params(Path(__file__).parents[2] / "params.yaml")
-SHIPPED = SHIPPED.model_copy(update={"grid": SHIPPED.grid.model_copy(update={"optimizers": ["adamw"]})})  # one is enough
+SHIPPED = SHIPPED.model_copy(update={"grid": SHIPPED.grid.model_copy(update={"optimizers": ["adamw"]})})
 KNOWN = {"E4M3": 4, "E5M2": 5, "E3M4": 3, "E1M6": 1, "E7M0": 7, "E0M7": 0}
 
 
