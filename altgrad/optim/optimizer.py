@@ -50,6 +50,8 @@ class ArmOptimizer(torch.optim.Optimizer):
             {"params": [p for p in plain if p.ndim < 2], "lr": plain_lr, "weight_decay": 0.0},
         ]
         groups = [{"quantized": False, "initial_lr": group["lr"], **shared, **group} for group in groups]
+        for group in groups:
+            group["fused"] = arm.base in ADAPTIVE and not group["quantized"]
         super().__init__([group for group in groups if group["params"]], {})
         self._names = rules.state_names(arm, reference)
         self._stiffness = {p: self._stiffness_of(grid, p.device) for p, grid in self.grids.items()}
@@ -87,18 +89,22 @@ class ArmOptimizer(torch.optim.Optimizer):
         return loss
 
     def _step_quantized(self, group: dict[str, Any]) -> None:
+        numbers: dict[int, Tensor] = {}  # by step, which is the same for weights that always had a gradient
         for index, p in enumerate(group["params"]):
             if p.grad is None:
                 continue
             state = self._state(p, self._names)
             state["step"] += 1
-            numbers = self._numbers(group, state["step"].item(), p.device)
+            step = int(state["step"].item())
+            if step not in numbers:
+                numbers[step] = self._numbers(group, step, p.device)
             tensors = {name: state[name] for name in self._names}
-            self._rule(p, p.grad, tensors, numbers, self._grid_tensors(p, index, int(state["step"].item())))
+            self._rule(p, p.grad, tensors, numbers[step], self._grid_tensors(p, index, step))
 
     def _step_adamw(self, group: dict[str, Any]) -> None:
         present = [p for p in group["params"] if p.grad is not None]
-        states = [self._state(p, ("exp_avg", "exp_avg_sq")) for p in present]
+        # torch's fused step counts on the device, which load_state_dict knows by the group's name for it.
+        states = [self._state(p, ("exp_avg", "exp_avg_sq"), p.device) for p in present]
         beta1, beta2 = group["betas"]
         adamw(
             present, [p.grad for p in present], [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states], [],
@@ -146,10 +152,12 @@ class ArmOptimizer(torch.optim.Optimizer):
         in_rungs = arm.base == "rung" and group["quantized"]
         return group["lr"] / arm.lr * (arm.plain_lr or arm.lr) if in_rungs else group["lr"]
 
-    def _state(self, p: nn.Parameter, names: Iterable[str]) -> dict[str, Tensor]:
+    def _state(
+        self, p: nn.Parameter, names: Iterable[str], counter: torch.device | str = "cpu"
+    ) -> dict[str, Tensor]:
         state = self.state[p]
         if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=p.device if p.is_cuda else None)
+            state["step"] = torch.zeros((), dtype=torch.float32, device=counter)
             for name in names:
                 state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
         return state

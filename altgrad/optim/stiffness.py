@@ -67,9 +67,9 @@ def stiffness(
 
 
 def permutation(weight: Tensor, seed: int) -> Tensor:
-    """Return a shuffle of the elements of ``weight``, int64, from ``seed`` alone, whatever the device."""
+    """Return a shuffle of the elements of ``weight``, int32, from ``seed`` alone, whatever the device."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randperm(weight.numel(), generator=generator).to(weight.device)
+    return torch.randperm(weight.numel(), generator=generator, dtype=torch.int32).to(weight.device)
 
 
 def multiplier(schedule: str, progress: float) -> float:
