@@ -192,12 +192,13 @@ def recipe_table(study: Study) -> Table | None:
         per = f"block of {value['block']}" if value["granularity"] == "block" else value["granularity"]
         return f"{value['format']}, {value['scaling']} scaling, {value['scale']} scale per {per}"
 
-    heads = ("layers", "weight", "input", "incoming gradient", "through rounding", "output")
+    heads = ("layers", "weight", "input", "incoming gradient", "through rounding", "output", "product by")
     columns = [words(head) for head in heads]
     rows = []
     for rule in cell["rules"]:
         roles = [spec(rule[role]) for role in ("weight", "input", "grad")]
-        rows.append([f"`{rule['layers']}`", *roles, rule["gradient"], rule["accumulate"]])
+        by = f"torchao, {rule['torchao']}" if rule.get("torchao") else rule.get("backend", "emulated")
+        rows.append([f"`{rule['layers']}`", *roles, rule["gradient"], rule["accumulate"], by])
     note = f"As resolved for `{cell['key']}`; the last matching rule wins. Everything else stays in the compute dtype."
     return Table(columns, rows, note)
 
