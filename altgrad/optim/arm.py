@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from altgrad.numerics import Format
 from altgrad.optim.stiffness import FORMULAS, SCHEDULES
 
 BASES = ("adamw", "sgd", "riemann_adam", "riemann_sgd", "rung", "madam")
@@ -51,7 +52,7 @@ class Arm:
     acts: str = "update"
     power: int = 1
     normalise: str = "rms"
-    foreign: str | None = None
+    foreign: str | Format | None = None
     schedule: str = "constant"
     match_rms: bool = False
     weights: str = "master"
