@@ -432,5 +432,21 @@ def test_compiled_and_eager_agree_to_rounding(name):
     assert close == 1 if name not in ON_GRID else close > 0.999
 
 
-def test_get_format_is_what_a_grid_takes():
-    assert grid_of("E4M3", arm_named("adamw")).format == get_format("E4M3")
+def per(granularity: str) -> WeightGrid:
+    """Return a grid with a scale per row, or per 5 elements of a row, which leaves a shorter last block."""
+    return WeightGrid(get_format("E4M3"), {"granularity": granularity, "block": 5, "scale_dtype": "pow2"})
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("granularity", ["row", "block"])
+def test_every_scale_has_its_stiffness(granularity, compiled):
+    """Rows of very different size: with a scale each, stiffness follows the row."""
+    start = normal_weights((24, 32))[0].detach() * torch.logspace(-4, 0, 24)[:, None]
+    arm = arm_named("stiff_update", weight_decay=0.0)
+    weight, grid = nn.Parameter(start.clone()), per(granularity)
+    optimizer = ArmOptimizer({weight: grid}, [], arm, compiled=compiled)
+    step([weight], optimizer, seed=0)
+    found = (weight.detach() - start).abs()
+    expected = stiffness(start, "E4M3", scale=grid.scale(start))
+    ratio = found / expected
+    assert torch.allclose(ratio, ratio.median().expand_as(ratio), rtol=1e-2)
