@@ -108,14 +108,16 @@ def _controls(row) -> str:
 def _leader(comparison: Comparison, ordered: list) -> str:
     """Say which format gains most, and from which others that cannot be told apart.
 
-    A difference of two gains holds four runs where a gain holds two: its noise is larger by sqrt(2).
+    A difference of two gains holds four runs where a gain holds two: its noise is larger by sqrt(2). Where the arm
+    changed nothing to the bit, as in a baseline without quantized weights, there is no gain to compare.
     """
     first, *others = ordered
     noise = comparison.gain_noise
     close = [
         row.format
         for row in others
-        if row.difference.mean - first.difference.mean <= math.sqrt(2) * noise.floor(first.difference.n)
+        if row.verdict != IDENTICAL
+        and row.difference.mean - first.difference.mean <= math.sqrt(2) * noise.floor(first.difference.n)
     ]
     if not close:
         return f"{first.format} gains most"
