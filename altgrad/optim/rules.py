@@ -118,7 +118,7 @@ def _factor(arm: Arm, p: Tensor, h: Tensor, grid: GridTensors, at: Tensor | None
 
 def _step(arm: Arm, p: Tensor, g: Tensor, state: State, h: Tensor, factor: Tensor | None) -> Tensor:
     """Advance the moments and return the direction of the step, before the learning rate."""
-    power = factor if factor is None or arm.power == 1 else factor.pow(arm.power)
+    power = factor if factor is None or arm.power == 1 else factor.square()
     if arm.base == "madam":
         v = state["exp_avg_sq"]
         v.copy_(v * h[BETA2] + g * g * (1 - h[BETA2]))
