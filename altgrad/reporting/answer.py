@@ -80,7 +80,9 @@ def _arm_sentence(comparison: Comparison, arm: str, table: pd.DataFrame) -> str:
 
     parts = []
     if groups["gain"]:
-        parts.append(f"lower loss, in nats per token: {listed(groups['gain'])}; {_leader(comparison, ordered)}")
+        sure = all(row.verdict == BETTER for row in groups["gain"])
+        lower = "lower loss" if sure else "lower loss, as an indication"
+        parts.append(f"{lower}, in nats per token: {listed(groups['gain'])}; {_leader(comparison, ordered)}")
         parts += [text for row in groups["gain"] if (text := _controls(row))]
     if groups["loss"]:
         parts.append(f"higher loss: {listed(groups['loss'])}")

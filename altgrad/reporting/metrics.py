@@ -59,5 +59,8 @@ def _nested(table: pd.DataFrame, values: Any) -> dict[str, dict[str, float | Non
 
 
 def _plain(value: float | None) -> float | None:
-    """Return a JSON number, or null for none; twelve digits hide what summation order leaves in the last."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.12g}")
+    """Return a JSON number, or null for none; twelve digits hide what summation order leaves in the last.
+
+    Zero has no sign: a gain is a difference with its sign turned.
+    """
+    return None if value is None or not math.isfinite(value) else float(f"{value:.12g}") + 0.0
