@@ -41,10 +41,10 @@ bench: env
 	@test ! -d data/diag || dvc repro --quiet --single-item report
 
 test: env
-	python -m pytest -m "not slow"
+	python -m pytest -n auto --dist loadscope -m "not slow"
 
 test-slow: env
-	python -m pytest -m slow
+	python -m pytest -n auto --dist loadscope -m slow
 
 lint: env
 	ruff check .

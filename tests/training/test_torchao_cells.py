@@ -113,7 +113,7 @@ def test_the_unquantized_copy_has_no_layer_of_torchao():
 )
 def test_a_cell_that_torchao_cannot_train_is_found_at_grid_time(cell, words):
     with pytest.raises(UserError, match=words.replace("*", r"\*")):
-        check_cells([cell], VOCABULARY)
+        check_cells([cell], VOCABULARY, "bf16")
 
 
 FRESH = """
@@ -123,7 +123,7 @@ from altgrad.config import Cell
 from altgrad.training import train_cell
 from altgrad.training.plan import check_cells
 cell = Cell.read(Path(sys.argv[1]))
-check_cells([cell], 300)
+check_cells([cell], 300, "bf16")
 train_cell(cell, Path(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[3]))
 print(any(name.partition(".")[0] == "torchao" for name in sys.modules))
 """
