@@ -47,11 +47,19 @@ def measure(
         "config": dataclasses.asdict(config), "batch": batch, "name": name, "formats": list(formats),
         "device": device, "threads": threads, "cache": str(cache),
     }  # fmt: skip
-    command = [sys.executable, "-m", "altgrad.benchmark.alone", json.dumps(job)]
+    return run_module("altgrad.benchmark.alone", job, f"{name}, width {config.width}, batch {batch}")
+
+
+def run_module(module: str, job: dict[str, Any], what: str) -> dict[str, Any]:
+    """Return the JSON that ``python -m module`` prints last for ``job``; freed tensors go back at once there.
+
+    Raises RuntimeError, naming ``what`` was measured, with the last lines of what the process said when it fails.
+    """
+    command = [sys.executable, "-m", module, json.dumps(job)]
     done = subprocess.run(command, env=os.environ | ALLOCATION, capture_output=True, text=True, check=False)
     if done.returncode:
         last = "\n".join(done.stderr.strip().splitlines()[-5:])
-        raise RuntimeError(f"the process for {name}, width {config.width}, batch {batch} failed:\n{last}")
+        raise RuntimeError(f"the process for {what} failed:\n{last}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import random
 import statistics
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from altgrad.benchmark.alone import ALLOCATION
+from altgrad.benchmark.alone import run_module
 from altgrad.config import run_stage
 
 if TYPE_CHECKING:
@@ -26,7 +23,6 @@ if TYPE_CHECKING:
     from altgrad.model import GPTConfig
 
 WARM = 3
-BASELINE = "torch fused AdamW"
 
 
 def measure(
@@ -102,12 +98,7 @@ def _alone(
 ) -> dict[str, float | None]:
     job = {"config": dataclasses.asdict(config), "fmt": fmt, "settings": settings, "device": device.type,
            "threads": threads}  # fmt: skip
-    command = [sys.executable, "-m", "altgrad.benchmark.optimizers", json.dumps(job)]
-    done = subprocess.run(command, env=os.environ | ALLOCATION, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = "\n".join(done.stderr.strip().splitlines()[-5:])
-        raise RuntimeError(f"the process that measures the memory of {settings} failed:\n{last}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return run_module("altgrad.benchmark.optimizers", job, f"the memory of {settings}")
 
 
 def main(arguments: list[str]) -> None:

@@ -269,7 +269,7 @@ def test_a_grid_grows_and_shrinks_by_powers_of_two():
     held = optimizer.grids[weight].held
     assert held.item() == 1
     weight.grad = torch.tensor([[0.0, 1.0, 0.0, 0.0]])
-    optimizer.step()  # -1 to -2, which is beyond the grid: saturated now, reached by the next grid
+    optimizer.step()  # -1 to -2, beyond the grid, which has grown by then
     assert held.item() == 2 and weight.tolist() == [[0.5, -2.0, 0.25, 0.125]]
     for _ in range(6):
         weight.grad = -weight.sign() * torch.tensor([[1.0, 0.0, 0.0, 0.0]])
