@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,9 @@ import pytest
 
 from altgrad.config import Cell
 from altgrad.config.files import write_json
+from altgrad.training import Interrupted
 from altgrad.training.plan import describe_format
+from altgrad.training.trainer import Trainer
 
 VOCABULARY = 300
 
@@ -50,6 +56,21 @@ def make_cell(
         },
         "monitor": {"every": 5, "probes": 3},
     })  # fmt: skip
+
+
+@contextmanager
+def interruption(monkeypatch: pytest.MonkeyPatch, step: int) -> Iterator[pytest.ExceptionInfo[Interrupted]]:
+    """Send SIGTERM after update ``step`` of the training inside, which must end by it."""
+    update = Trainer._update
+
+    def disturbed(self: Trainer, at: int) -> None:
+        update(self, at)
+        if at == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted) as raised:
+        patch.setattr(Trainer, "_update", disturbed)
+        yield raised
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import pandas as pd
 import pytest
 import torch
@@ -12,12 +9,11 @@ from safetensors.torch import load_file
 
 from altgrad.config import UserError
 from altgrad.config.scratch import scratch_directory
-from altgrad.training import Interrupted, train_cell
+from altgrad.training import train_cell
 from altgrad.training.plan import check_cells
-from altgrad.training.trainer import Trainer
 from altgrad.training.updates import rungs_moved
 from tests.optim.arms import ARMS
-from tests.training.conftest import VOCABULARY, make_cell
+from tests.training.conftest import VOCABULARY, interruption, make_cell
 
 ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "grid"]
 CHECKPOINT = "step-00000012.safetensors"
@@ -46,15 +42,7 @@ def test_e0m7_and_e1m6_train_to_the_same_bits(tokens, tmp_path, name):
 @pytest.mark.parametrize("name", ARMS)
 def test_an_interrupted_run_ends_with_the_same_bits(tokens, tmp_path, monkeypatch, name):
     undisturbed = trained(cell_of(name), tokens, tmp_path / "undisturbed")
-    update = Trainer._update
-
-    def disturbed(self, at):
-        update(self, at)
-        if at == 7:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(Trainer, "_update", disturbed)
+    with interruption(monkeypatch, 7):
         train_cell(cell_of(name), tokens, tmp_path / "out", tmp_path)
     assert trained(cell_of(name), tokens, tmp_path) == undisturbed
 

@@ -24,10 +24,10 @@ from safetensors.torch import load_file
 import altgrad
 from altgrad.config.files import write_text
 from altgrad.config.scratch import SOURCE_SUFFIXES, SOURCES, discard_finished, scratch_directory
-from altgrad.training import Interrupted, train_cell
+from altgrad.training import train_cell
 from altgrad.training.checkpoint import load_newest
 from altgrad.training.trainer import Trainer
-from tests.training.conftest import make_cell
+from tests.training.conftest import interruption, make_cell
 
 STATEFUL = {"scaling": "delayed"}
 
@@ -64,15 +64,7 @@ def test_watching_a_run_does_not_change_it(tokens, undisturbed, tmp_path):
 
 @pytest.mark.parametrize("step", [1, 3, 4, 5, 11])
 def test_a_signal_saves_and_the_next_run_ends_with_the_same_bits(tokens, undisturbed, tmp_path, monkeypatch, step):
-    update = Trainer._update
-
-    def disturbed(self, at):
-        update(self, at)
-        if at == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch, pytest.raises(Interrupted) as raised:
-        patch.setattr(Trainer, "_update", disturbed)
+    with interruption(monkeypatch, step) as raised:
         train_cell(make_cell(**STATEFUL), tokens, tmp_path / "out", tmp_path)
     assert raised.value.signum == signal.SIGTERM and not (tmp_path / "out").exists()
     assert trained(make_cell(**STATEFUL), tokens, tmp_path) == undisturbed

@@ -6,8 +6,6 @@ Oracles: for a resumed run, one that nobody disturbed, byte for byte; for what a
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 
@@ -18,12 +16,11 @@ import torch
 from altgrad.config import Cell, UserError
 from altgrad.config.files import read_json, write_text
 from altgrad.diagnostics import diagnose_cell
-from altgrad.training import Interrupted, train_cell
+from altgrad.training import train_cell
 from altgrad.training.plan import check_cells, describe_format
 from altgrad.training.probes import float_copy
 from altgrad.training.run import build_model
-from altgrad.training.trainer import Trainer
-from tests.training.conftest import VOCABULARY, make_cell
+from tests.training.conftest import VOCABULARY, interruption, make_cell
 
 RECIPES = {"tensorwise": "E5M2", "rowwise": "E4M3", "rowwise_with_gw_hp": "E4M3"}  # and the gradients' format
 
@@ -62,15 +59,7 @@ def test_an_interrupted_cell_ends_with_the_same_bits(tokens, tmp_path, monkeypat
         train_cell(ao_cell(), tokens, root / "out", root)
         return {path.name: path.read_bytes() for path in (root / "out").iterdir() if path.name != "timing.json"}
 
-    update = Trainer._update
-
-    def disturbed(self, at):
-        update(self, at)
-        if at == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(Trainer, "_update", disturbed)
+    with interruption(monkeypatch, 5):
         train_cell(ao_cell(), tokens, tmp_path / "resumed" / "out", tmp_path / "resumed")
     assert outputs(tmp_path / "resumed") == outputs(tmp_path / "undisturbed")
     assert json.loads((tmp_path / "resumed" / "out" / "timing.json").read_text())["resumed"] == 1
