@@ -1,17 +1,21 @@
 # Two commands do everything on a fresh machine with Python 3.11+ and a C++ compiler:
 #   make repro   the environment, the whole pipeline, and where the report is
 #   make test    the environment and the tests
-#   make repro JOBS=4   four cells at a time
+#   make repro JOBS=4   four cells at a time; SET='model=micro grid.seeds=[0,1,2]' writes settings into params.yaml first
+#   make study JOBS=2   the evidence about the arms, hours; leaves params.yaml changed: reports/study/README.md
 #   make bench   what this machine can do, best with nothing else running; BENCH="--models nano" for less
 
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 1
+SET ?=
+KEEP ?=
+REPORT := REPORT.md index.html metrics.json figures plots
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help repro bench test test-slow env lint clean
+.PHONY: help repro study bench test test-slow env lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -30,10 +34,28 @@ $(STAMP): pyproject.toml constraints.txt
 repro: env
 	@git rev-parse --git-dir >/dev/null 2>&1 || dvc config --local core.no_scm true
 	@python -m altgrad.config
-	@dvc repro --quiet grid
-	@test "$(JOBS)" = 1 || python -m altgrad.workers --jobs "$(JOBS)"
+	@if test "$(JOBS)$(SET)" = 1; then dvc repro --quiet grid; \
+	else python -m altgrad.workers --jobs "$(JOBS)" $(foreach setting,$(SET),-S '$(setting)'); fi
 	dvc repro
 	@echo "The report: $(CURDIR)/reports/index.html"
+	@test -z "$(KEEP)" || { mkdir -p "$(KEEP)" && cp -R params.yaml dvc.lock $(REPORT:%=reports/%) "$(KEEP)"; }
+
+# Embeddings and norms learn alike in all arms (plain_lr). The rates are those around which three, a factor of two apart,
+# bracket the best of most formats.
+MASTER := adamw stiff_update stiff_grad riemann stiff_permuted stiff_matched
+ON_GRID := adamw_sr stiff_update_sr rung
+comma := ,
+list = [$(subst $() $(),$(comma),$(strip $(1)))]
+STUDY := model=pico tokenizer.vocab_size=1024 grid.seeds=[0,1,2] grid.lr_scales=[0.5,1,2] \
+	$(foreach arm,$(MASTER) $(ON_GRID),optimizers.$(arm).plain_lr=0.012) \
+	optimizers.stiff_grad.lr=0.006 optimizers.stiff_matched.lr=0.006 optimizers.riemann.lr=0.002 optimizers.rung.lr=2
+EIGHT := E0M7,E1M6,E2M5,E3M4,E4M3,E5M2,E6M1,E7M0
+
+study: env
+	$(MAKE) repro KEEP=reports/study/master \
+	SET='$(STUDY) grid.formats=[bf16,$(EIGHT)] grid.baseline=bf16 grid.optimizers=$(call list,$(MASTER))'
+	$(MAKE) repro KEEP=reports/study/on-grid \
+	SET='$(STUDY) grid.formats=[$(EIGHT)] grid.baseline=E4M3 grid.optimizers=$(call list,$(ON_GRID))'
 
 # The report shows the record when there is one to write it into.
 bench: env

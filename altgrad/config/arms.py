@@ -13,11 +13,11 @@ LearningRate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 
 class Arm(Section):
-    """An optimizer arm. Learning rates are peaks, before the cell's ``lr_scale``."""
+    """An optimizer arm. Learning rates are peaks; the cell's ``lr_scale`` multiplies ``lr``, and ``plain_lr`` never."""
 
     base: Literal["adamw", "sgd", "riemann_adam", "riemann_sgd", "rung", "madam"] = "adamw"
     lr: LearningRate
-    plain_lr: LearningRate | None = Field(None, description="of what is not quantized; default: lr")
+    plain_lr: LearningRate | None = Field(None, description="of all but the weights of linear layers; default: as lr")
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: float = Field(1e-8, gt=0, le=1)
     weight_decay: float = Field(0.1, ge=0, le=10, description="decoupled; on matrices only")

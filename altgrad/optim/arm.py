@@ -9,6 +9,7 @@ from altgrad.optim.stiffness import FORMULAS, SCHEDULES
 
 BASES = ("adamw", "sgd", "riemann_adam", "riemann_sgd", "rung", "madam")
 ADAPTIVE = ("adamw", "riemann_adam", "rung", "madam")  # what they leave plain is AdamW's
+OWN_UNIT = ("rung", "madam")  # their learning rate is in rungs, or in log |w|
 RIEMANNIAN = ("riemann_adam", "riemann_sgd")
 
 
@@ -21,7 +22,8 @@ class Arm:
             ``riemann_sgd`` (Becigneul & Ganea, ICLR 2019, as in geoopt) on `FormatManifold`, ``rung`` (moves whole
             rungs, stochastically rounded), ``madam`` (Bernstein et al., NeurIPS 2020: multiplicative).
         lr: peak learning rate; rungs per step for ``rung``.
-        plain_lr: that of parameters that are not quantized; None: ``lr``.
+        plain_lr: that of everything but the weights of linear layers; None: ``lr``. With one of its own, embeddings
+            and norms learn alike whatever is done to the weights, which makes arms comparable.
         betas: decay rates of the moments.
         eps: added to the root of the second moment.
         weight_decay: decoupled, of matrices.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from altgrad.model import linear_layers
 from altgrad.optim.arm import Arm
 from altgrad.optim.optimizer import ArmOptimizer
 from altgrad.optim.weight_grid import WeightGrid
@@ -22,4 +23,7 @@ def build_optimizer(
     grids = grids or {}
     parameters = [p for p in model.parameters() if p.requires_grad]
     weights = {p: grids[p] for p in parameters if p in grids}
-    return ArmOptimizer(weights, [p for p in parameters if p not in weights], arm, **options)
+    plain = [p for p in parameters if p not in weights]
+    embedded = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    linear = {layer.weight for layer in linear_layers(model).values()} - embedded
+    return ArmOptimizer(weights, plain, arm, linear=[p for p in plain if p in linear], **options)

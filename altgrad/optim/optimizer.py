@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from altgrad.optim import rules
-from altgrad.optim.arm import ADAPTIVE, Arm
+from altgrad.optim.arm import ADAPTIVE, OWN_UNIT, Arm
 from altgrad.optim.stiffness import Stiffness, multiplier, permutation
 from altgrad.optim.weight_grid import WeightGrid
 
@@ -26,7 +26,9 @@ class ArmOptimizer(torch.optim.Optimizer):
     Args:
         weights: quantized weights, (out, in), with their grids; with ``weights: grid`` they are put on them here.
         plain: all other parameters; matrices decay, vectors do not.
-        arm: the settings. An arm that does not look at the grid treats ``weights`` as plain.
+        arm: the settings. An arm that does not look at the grid steps ``weights`` in its plain form.
+        linear: those of ``plain`` that a recipe could have quantized. They take the arm's learning rate, like
+            ``weights`` in their plain form, if it means the same there; ``plain_lr`` is for the rest.
         steps: of the run, for ``schedule``.
         seed: of the shuffle of ``permuted`` and of stochastic rounding.
         compiled: compile the inner loops, once per arm.
@@ -35,16 +37,21 @@ class ArmOptimizer(torch.optim.Optimizer):
 
     def __init__(
         self, weights: Mapping[nn.Parameter, WeightGrid], plain: Iterable[nn.Parameter], arm: Arm, *,
-        steps: int = 1, seed: int = 0, compiled: bool = False, reference: bool = False,
+        linear: Iterable[nn.Parameter] = (), steps: int = 1, seed: int = 0, compiled: bool = False,
+        reference: bool = False,
     ) -> None:  # fmt: skip
         self.arm, self.steps, self.seed = arm, steps, seed
         self.skipped = 0
         self.grids = dict(weights) if arm.looks_at_grid else {}
-        plain = [*plain, *(p for p in weights if p not in self.grids)]
+        linear = [*(p for p in weights if p not in self.grids), *linear]
+        inside = set(linear)
+        plain = [p for p in plain if p not in inside]
         shared = {"betas": arm.betas, "eps": arm.eps, "momentum": arm.momentum}
         plain_lr = arm.lr if arm.plain_lr is None else arm.plain_lr
+        linear_lr = plain_lr if arm.base in OWN_UNIT else arm.lr
         groups = [
             {"params": list(self.grids), "lr": arm.lr, "weight_decay": arm.weight_decay, "quantized": True},
+            {"params": linear, "lr": linear_lr, "weight_decay": arm.weight_decay},
             {"params": [p for p in plain if p.ndim >= 2], "lr": plain_lr, "weight_decay": arm.weight_decay},
             {"params": [p for p in plain if p.ndim < 2], "lr": plain_lr, "weight_decay": 0.0},
         ]

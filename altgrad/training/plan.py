@@ -45,15 +45,13 @@ def recipe_of(cell: Cell) -> Recipe:
 
 
 def arm_of(cell: Cell) -> Arm:
-    """Return the arm of a resolved cell, its learning rates scaled.
+    """Return the arm of a resolved cell, its learning rate scaled.
 
     Raises ``ValueError`` for settings that do not go together.
     """
     settings = cell.arm.model_dump()
     if settings["foreign"] is not None:
         settings["foreign"] = Format(**cell.formats[settings["foreign"]])
-    if settings["plain_lr"] is not None:
-        settings["plain_lr"] *= cell.lr_scale
     return Arm(**settings | {"lr": cell.peak_lr})
 
 

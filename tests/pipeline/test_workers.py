@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,24 +10,28 @@ import time
 from pathlib import Path
 
 import pytest
+from dvc.utils.hydra import apply_overrides
 
-from tests.pipeline.conftest import CELLS, Project, environment, stages_of
+from altgrad.config import UserError, load_params
+from altgrad.workers import change_params
+from tests.pipeline.conftest import CELLS, PROJECT, Project, environment, stages_of
 
 COMMAND = (sys.executable, "-m", "altgrad.workers", "--jobs", "2")
 
 
 def results(project: Project) -> dict[str, bytes]:
-    """Return every file of every run but the timings."""
-    runs = project.folder / "data/runs"
-    return {str(p.relative_to(runs)): p.read_bytes() for p in runs.rglob("*.*") if p.name != "timing.json"}
+    """Return every file of every run and its diagnosis but the timings."""
+    data = project.folder / "data"
+    files = [*(data / "runs").rglob("*.*"), *(data / "diag").glob("*.*")]
+    return {str(p.relative_to(data)): p.read_bytes() for p in files if p.name != "timing.json"}
 
 
 def test_the_results_are_those_of_dvc_repro_which_finds_them_done(project: Project, tmp_path):
     parallel = Project(tmp_path / "parallel")
     done = parallel.run(*COMMAND)
-    assert "2/2 cells" in done.stderr
+    assert "train 2/2" in done.stderr and "diagnose 2/2" in done.stderr
     assert results(parallel) == results(project)
-    assert parallel.repro() == {"report"} | {stage for stage in stages_of(*CELLS) if stage.startswith("diagnose")}
+    assert parallel.repro() == {"report"}
 
 
 @pytest.mark.slow
@@ -37,9 +42,9 @@ def test_what_the_cache_holds_is_not_trained_again(tmp_path):
         project.set("train.steps", steps)
         project.run(*COMMAND)
         logs = {log: log.stat().st_mtime_ns for log in (project.folder / "scratch/workers").iterdir()}
-        project.run("dvc", "repro", "train")
+        assert not project.repro() & stages_of(*CELLS)
         found.append((logs, results(project)))
-    assert found[2][0] == found[1][0], "the third time nothing was to be trained"
+    assert found[0][0] != found[1][0] == found[2][0], "nothing was to be trained the third time"
     assert found[2][1] == found[0][1] != found[1][1]
 
 
@@ -51,7 +56,7 @@ def test_one_that_fails_is_named_and_the_others_are_kept(tmp_path):
     script.write_text(guard + script.read_text())
     done = project.run(*COMMAND, check=False)
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert f"error: {CELLS[0]}: error: out of luck" in done.stderr
+    assert f"error: train@{CELLS[0]}: error: out of luck" in done.stderr
     assert f"train@{CELLS[1]}" not in project.run("dvc", "status", f"train@{CELLS[1]}").stdout
 
 
@@ -60,7 +65,7 @@ def test_stopped_in_the_middle_it_goes_on_from_the_checkpoints(tmp_path):
     projects = [Project(tmp_path / name) for name in ("serial", "stopped")]
     for project in projects:
         project.set("train.steps", 400)
-    projects[0].run("dvc", "repro", *(f"train@{cell}" for cell in CELLS))
+    projects[0].run("dvc", "repro", *stages_of(*CELLS))
     folder = projects[1].folder
     process = subprocess.Popen(COMMAND, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
     _wait_for(lambda: list(folder.glob("scratch/*/step-*.safetensors")))
@@ -72,10 +77,31 @@ def test_stopped_in_the_middle_it_goes_on_from_the_checkpoints(tmp_path):
     assert results(projects[1]) == results(projects[0])
 
 
+def test_settings_are_written_as_dvc_exp_run_writes_them(tmp_path):
+    ours, theirs = tmp_path / "ours.yaml", tmp_path / "theirs.yaml"
+    settings = ["grid.seeds=[0,1,2]", "train.clip=2e-3", "+optimizers.adamw.plain_lr=1e-3", "model=micro"]
+    for path in (ours, theirs):
+        shutil.copy(PROJECT / "params.yaml", path)
+    change_params(ours, settings)
+    apply_overrides(theirs, settings)
+    assert ours.read_text() == theirs.read_text()
+    params = load_params(ours)
+    assert params.grid.seeds == [0, 1, 2] and params.train.clip == 2e-3 and params.model == "micro"
+    assert params.optimizers["adamw"].plain_lr == 1e-3
+
+
+@pytest.mark.parametrize("setting", ["grid.sedes=[0]", "grid.seeds=[0", "seeds"])
+def test_a_wrong_setting_changes_nothing(setting, tmp_path):
+    path = shutil.copy(PROJECT / "params.yaml", tmp_path)
+    with pytest.raises(UserError, match="-S: "):
+        change_params(Path(path), ["train.steps=5", setting])
+    assert Path(path).read_bytes() == (PROJECT / "params.yaml").read_bytes()
+
+
 @pytest.mark.parametrize(("jobs", "words"), [("0", "--jobs: expected 1 or more, got 0"), ("two", "invalid int value")])
 def test_wrong_numbers_of_jobs_are_refused(jobs, words):
     command = [sys.executable, "-m", "altgrad.workers", "--jobs", jobs]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT)
     assert done.returncode != 0 and words in done.stderr and "Traceback" not in done.stderr
 
 

@@ -9,8 +9,12 @@ from safetensors.torch import load_file
 
 from altgrad.config import UserError
 from altgrad.config.scratch import scratch_directory
+from altgrad.model import linear_layers
+from altgrad.optim import build_optimizer
 from altgrad.training import train_cell
-from altgrad.training.plan import check_cells
+from altgrad.training.grids import weight_grids
+from altgrad.training.plan import arm_of, check_cells
+from altgrad.training.run import build_model
 from altgrad.training.updates import rungs_moved
 from tests.optim.arms import ARMS
 from tests.training.conftest import VOCABULARY, interruption, make_cell
@@ -45,6 +49,20 @@ def test_an_interrupted_run_ends_with_the_same_bits(tokens, tmp_path, monkeypatc
     with interruption(monkeypatch, 7):
         train_cell(cell_of(name), tokens, tmp_path / "out", tmp_path)
     assert trained(cell_of(name), tokens, tmp_path) == undisturbed
+
+
+@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize("format", ["bf16", "E4M3"])
+def test_what_no_grid_is_for_learns_alike_in_every_arm_and_format(name, format):
+    """A learning rate of its own for embeddings and norms: the scale of the arm's leaves it alone."""
+    cell = cell_of(name, format, plain_lr=0.125).model_copy(update={"lr_scale": 0.5})
+    arm, model = arm_of(cell), build_model(cell, VOCABULARY, torch.device("cpu"))
+    optimizer = build_optimizer(model, arm, weight_grids(model, on_grid=arm.weights == "grid"))
+    rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    linear = {layer.weight for name, layer in linear_layers(model).items() if name != "head"}
+    assert {rate for p, rate in rates.items() if p not in linear} == {0.125} and len(linear) == 4
+    in_its_own_unit = arm.base in ("rung", "madam") and format == "bf16"
+    assert {rates[p] for p in linear} == {0.125 if in_its_own_unit else ARMS[name]["lr"] / 2}
 
 
 @pytest.mark.parametrize("name", ON_GRID)

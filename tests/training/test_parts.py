@@ -243,10 +243,11 @@ def test_compiling_waits_until_it_pays():
 def test_only_matrices_decay_and_a_tied_weight_is_updated_once():
     model = small_model()
     optimizer = build_optimizer(model, Arm(lr=0.1, weight_decay=0.5))
-    decayed, others = optimizer.param_groups
-    assert decayed["weight_decay"] == 0.5 and others["weight_decay"] == 0
-    assert all(p.ndim == 2 for p in decayed["params"]) and all(p.ndim == 1 for p in others["params"])
-    everything = [*decayed["params"], *others["params"]]
+    *decayed, others = optimizer.param_groups
+    assert all(group["weight_decay"] == 0.5 for group in decayed) and others["weight_decay"] == 0
+    matrices = [p for group in decayed for p in group["params"]]
+    assert all(p.ndim == 2 for p in matrices) and all(p.ndim == 1 for p in others["params"])
+    everything = [*matrices, *others["params"]]
     assert len({id(p) for p in everything}) == len(everything) == len(list(model.parameters()))
 
 
