@@ -83,7 +83,7 @@ def test_stiff_grad_is_adamw_where_stiffness_is_constant_and_eps_zero():
     found, start = [], normal_weights((24, 32))[0].detach()
     for name in ("adamw", "stiff_grad"):
         (weight,) = normal_weights((24, 32))
-        optimizer = ArmOptimizer({weight: held_grid("E0M7")}, [], arm_named(name, eps=0.0, weight_decay=0.0))
+        optimizer = ArmOptimizer({weight: held_grid("E0M7")}, [], arm_named(name, lr=3e-3, eps=0.0, weight_decay=0.0))
         for i in range(8):
             step([weight], optimizer, seed=i)
         found.append(weight.detach() - start)
