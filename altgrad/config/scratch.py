@@ -21,7 +21,7 @@ import altgrad
 from altgrad.config.cell import Cell
 
 SOURCES = ("config", "numerics", "data", "model", "optim", "training")  # the rooms that decide a run's bits
-SOURCE_SUFFIXES = (".py", ".cpp")
+SOURCE_SUFFIXES = (".py", ".cpp", ".h")
 
 
 def project_root() -> Path:

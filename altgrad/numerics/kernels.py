@@ -1,6 +1,6 @@
-"""Building and loading `kernels.cpp`: the CPU's own loops behind the operators of `operand`.
+"""Building and loading loops in C++ for CPUs: `kernels.cpp`, behind the operators of `operand`, and other rooms' own.
 
-The source is compiled once per machine, in two seconds, by the compiler that `torch.compile` needs too,
+A source is compiled once per machine, in two seconds, by the compiler that `torch.compile` needs too,
 into the folder where that keeps its kernels (``TORCHINDUCTOR_CACHE_DIR``, else the user's cache). It uses
 torch's stable C++ interface alone, so that no part of torch's own source is compiled along. The file's
 name is a digest of all that the result depends on, and it appears under it complete: processes that
@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
+HEADERS = Path(__file__).parent
 # For the instructions of this machine; each operation rounds by itself, and none needs to raise a flag or errno.
 FLAGS = (
     *("-O3", "-march=native", "-mprefer-vector-width=512", "-std=c++20", "-fPIC", "-shared"),
@@ -32,17 +33,17 @@ FLAGS = (
 
 @torch.compiler.assume_constant_result
 def available() -> bool:
-    """Whether the CPU's loops are there; builds and loads them the first time."""
-    return _load() is None
+    """Whether the operators' loops are there; builds and loads them the first time."""
+    return load(SOURCE) is None
 
 
 @cache
-def _load() -> str | None:
-    """Load the library; return what stands in the way, with a warning, if anything."""
+def load(source: Path) -> str | None:
+    """Build and load ``source``; return what stands in the way, with a warning, if anything."""
     try:
-        path = _library()
+        path = _library(source)
         if not path.exists():
-            _build(path)
+            _build(source, path)
         torch.ops.load_library(str(path))
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         reason = getattr(error, "stderr", None) or str(error)
@@ -51,22 +52,23 @@ def _load() -> str | None:
     return None
 
 
-def _build(path: Path) -> None:
+def _build(source: Path, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder, path.name)
         root = Path(torch.__file__).parent
-        includes = [f"-I{root / 'include'}", f"-I{root / 'include/torch/csrc/api/include'}"]
+        includes = [f"-I{HEADERS}", f"-I{root / 'include'}", f"-I{root / 'include/torch/csrc/api/include'}"]
         libraries = [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]
-        command = [_compiler(), *FLAGS, *includes, str(SOURCE), "-o", str(made), *libraries]
+        command = [_compiler(), *FLAGS, *includes, str(source), "-o", str(made), *libraries]
         subprocess.run(command, check=True, capture_output=True, text=True)
         os.replace(made, path)
 
 
-def _library() -> Path:
-    parts = [SOURCE.read_text(), *FLAGS, torch.__version__, _compiler(), _processor()]
+def _library(source: Path) -> Path:
+    headers = [header.read_text() for header in sorted(HEADERS.glob("*.h"))]
+    parts = [source.read_text(), *headers, *FLAGS, torch.__version__, _compiler(), _processor()]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    return _folder() / "altgrad" / f"kernels-{digest}.so"
+    return _folder() / "altgrad" / f"{source.stem}-{digest}.so"
 
 
 def _folder() -> Path:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from altgrad.optim import rules
+from altgrad.optim import loops, rules
 from altgrad.optim.arm import ADAPTIVE, OWN_UNIT, Arm
 from altgrad.optim.stiffness import Stiffness, multiplier, permutation
 from altgrad.optim.weight_grid import WeightGrid
@@ -31,7 +31,7 @@ class ArmOptimizer(torch.optim.Optimizer):
             ``weights`` in their plain form, if it means the same there; ``plain_lr`` is for the rest.
         steps: of the run, for ``schedule``.
         seed: of the shuffle of ``permuted`` and of stochastic rounding.
-        compiled: compile the inner loops, once per arm.
+        compiled: compile the rule, once, for what the CPU's own loops do not take.
         reference: keep AdamW's moments beside an arm that has others, for `adamw_direction`.
     """
 
@@ -64,6 +64,10 @@ class ArmOptimizer(torch.optim.Optimizer):
         self._orders = {
             p: permutation(p, seed + i) if arm.stiffness == "permuted" else None for i, p in enumerate(self.grids)
         }
+        self._loops = {
+            p: loops.Loops(arm, grid, self._stiffness[p], self._orders[p])
+            for p, grid in self.grids.items() if loops.available(arm, p, grid)
+        }  # fmt: skip
         self._rule: rules.Rule = rules.rule_of(arm, reference)
         if compiled:
             self._rule = torch.compile(self._rule, dynamic=True, fullgraph=True, isolate_recompiles=True)
@@ -104,8 +108,12 @@ class ArmOptimizer(torch.optim.Optimizer):
             step = int(state["step"].item())
             if step not in numbers:
                 numbers[step] = self._numbers(group, step, p.device)
-            tensors = {name: state[name] for name in self._names}
-            self._rule(p, p.grad, tensors, numbers[step], self._grid_tensors(p, index, step))
+            key = _int32(self.seed * KEY_OF_SEED + index * KEY_OF_WEIGHT), _int32(step)
+            if p in self._loops:
+                self._loops[p].step(p, p.grad, state, numbers[step], key)
+            else:
+                tensors = {name: state[name] for name in self._names}
+                self._rule(p, p.grad, tensors, numbers[step], self._grid_tensors(p, key))
 
     def _step_adamw(self, group: dict[str, Any]) -> None:
         present = [p for p in group["params"] if p.grad is not None]
@@ -180,9 +188,8 @@ class ArmOptimizer(torch.optim.Optimizer):
         numbers[rules.MAX_RUNGS] = arm.max_rungs
         return torch.tensor(numbers, dtype=torch.float32, device=device)
 
-    def _grid_tensors(self, p: nn.Parameter, index: int, step: int) -> rules.GridTensors:
+    def _grid_tensors(self, p: nn.Parameter, key: tuple[int, int]) -> rules.GridTensors:
         grid, stiff = self.grids[p], self._stiffness[p]
-        key = [_int32(self.seed * KEY_OF_SEED + index * KEY_OF_WEIGHT), _int32(step)]
         return rules.GridTensors(
             constants=grid.constants,
             stiff_constants=None if stiff is None else stiff.constants,

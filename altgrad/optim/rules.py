@@ -176,12 +176,12 @@ def _moved_rungs(p: Tensor, step: Tensor, h: Tensor, grid: GridTensors) -> Tenso
 
 def _written_back(arm: Arm, target: Tensor, grid: GridTensors) -> Tensor:
     """Return ``target`` on the grid, whose scale is changed first where that is asked for and due."""
-    amax = grid.held.max()
+    amax, present = grid.held.max(), target.abs().amax()
     if arm.grid_scale == "reestimated":
-        present = target.abs().amax()
         amax = torch.where(present > amax * GROWS_ABOVE, 2 * amax, amax)
         amax = torch.where(present < amax * SHRINKS_BELOW, 0.5 * amax, amax)
-        grid.held.copy_(amax.expand_as(grid.held))
+    amax = torch.where(amax > 0, amax, present)  # of weights that all began at zero
+    grid.held.copy_(amax.expand_as(grid.held))
     scale = scale_from_amax(amax, grid.constants, dtype=grid.options["scale_dtype"])
     if arm.rounding == "stochastic" and arm.base != "rung":
         return round_to_grid_stochastic(target * scale, grid.constants, uniform(target.shape, grid.key)) / scale

@@ -15,6 +15,8 @@ from altgrad.optim import Arm, ArmOptimizer, WeightGrid
 
 PARAMS = load_params(Path(__file__).parents[2] / "params.yaml")
 ARMS: dict[str, dict[str, Any]] = {name: arm.model_dump() for name, arm in PARAMS.optimizers.items()}
+MASTER = [name for name, arm in ARMS.items() if arm["weights"] == "master"]
+ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "grid"]
 FORMATS = tuple(f"E{e}M{7 - e}" for e in range(8))
 OPTIONS = {"granularity": "tensor", "block": 32, "scale_dtype": "fp32"}
 
@@ -52,3 +54,11 @@ def step(weights: list[nn.Parameter], optimizer: ArmOptimizer, seed: int, std: f
     for p in weights:
         p.grad = torch.randn(p.shape, generator=generator) * std
     optimizer.step()
+
+
+def final(arm: Arm, fmt: str = "E4M3", steps: int = 8, **options: Any) -> torch.Tensor:
+    """Return the weight after ``steps`` steps."""
+    weights, optimizer = make(arm, fmt, **options)
+    for i in range(steps):
+        step(weights, optimizer, seed=i)
+    return weights[0].detach()

@@ -1,27 +1,15 @@
 """The algebra of the arms, against AdamW, geoopt and each other."""
 
-import copy
 import dataclasses
-import math
 
 import geoopt
 import pytest
 import torch
 from torch import nn
 
-from altgrad.numerics import get_format, quantize, rung
-from altgrad.optim import Arm, ArmOptimizer, FormatManifold, WeightGrid, stiffness
-from tests.optim.arms import ARMS, FORMATS, OPTIONS, arm_named, grid_of, make, normal_weights, step
-
-MASTER = [name for name, arm in ARMS.items() if arm["weights"] == "master"]
-ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "grid"]
-
-
-def final(arm: Arm, fmt: str = "E4M3", steps: int = 8, **options) -> torch.Tensor:
-    weights, optimizer = make(arm, fmt, **options)
-    for i in range(steps):
-        step(weights, optimizer, seed=i)
-    return weights[0].detach()
+from altgrad.numerics import get_format
+from altgrad.optim import ArmOptimizer, FormatManifold, WeightGrid, stiffness
+from tests.optim.arms import FORMATS, MASTER, OPTIONS, arm_named, final, grid_of, make, normal_weights, step
 
 
 def held_grid(fmt: str) -> WeightGrid:
@@ -241,195 +229,6 @@ def test_madam_moves_the_logarithm_and_never_the_sign():
     for i in range(50):
         step(weights, optimizer, seed=i, std=10.0)
     assert torch.equal(weights[0].sign(), start.sign())
-
-
-# --- weights on the grid ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("name", ON_GRID)
-@pytest.mark.parametrize("scale", ["fixed", "reestimated"])
-def test_weights_are_always_on_the_grid(fmt, name, scale):
-    weights, optimizer = make(arm_named(name, grid_scale=scale), fmt)
-    grid = optimizer.grids[weights[0]]
-    held = grid.held.item()
-    for i in range(6):
-        on_grid = weights[0].detach() * grid.scale(weights[0])
-        assert torch.allclose(on_grid, quantize(on_grid, fmt), rtol=1e-6)
-        assert torch.equal(grid.decode(grid.encode(weights[0]), weights[0]), weights[0])
-        step(weights, optimizer, seed=i)
-    assert scale == "reestimated" or grid.held.item() == held
-    assert grid.encode(weights[0]).dtype == torch.uint8
-
-
-def test_a_grid_grows_and_shrinks_by_powers_of_two():
-    arm = arm_named("adamw_sr", lr=1.0, rounding="nearest", weight_decay=0.0)
-    weight = nn.Parameter(torch.tensor([[0.5, -1.0, 0.25, 0.125]]))
-    _, optimizer = make(arm, "E3M4", [weight])
-    held = optimizer.grids[weight].held
-    assert held.item() == 1
-    weight.grad = torch.tensor([[0.0, 1.0, 0.0, 0.0]])
-    optimizer.step()  # -1 to -2, beyond the grid, which has grown by then
-    assert held.item() == 2 and weight.tolist() == [[0.5, -2.0, 0.25, 0.125]]
-    for _ in range(6):
-        weight.grad = -weight.sign() * torch.tensor([[1.0, 0.0, 0.0, 0.0]])
-        weight.data[0, 1] = 0.0
-        weight.data[0, 0] = 0.0
-        optimizer.step()
-    assert math.log2(held.item()) == int(math.log2(held.item()))
-
-
-@pytest.mark.parametrize("fmt", ["E1M6", "E4M3", "E7M0"])
-def test_stochastic_write_back_is_unbiased(fmt):
-    """The mean over seeds of a step that ends between two values is where it wanted to go, within 5 standard errors."""
-    arm = arm_named("adamw_sr", weight_decay=0.0, lr=1e-4)
-    plain = Arm(lr=1e-4, weight_decay=0.0)
-    ends, seeds = [], 300
-    for seed in range(seeds):
-        weights, optimizer = make(arm, fmt, seed=seed)
-        start = weights[0].detach().clone()
-        step(weights, optimizer, seed=0)
-        ends.append(weights[0].detach())
-    (wanted,), optimizer = make(plain, fmt, [nn.Parameter(start)])
-    step([wanted], optimizer, seed=0)
-    ends = torch.stack(ends).double()
-    inside = wanted.abs() < start.abs().max()  # the largest saturates
-    error = (ends.mean(0) - wanted.double())[inside]
-    deviation = ends.std(0)[inside].clamp_min(1e-12)
-    scores = error / (deviation / seeds**0.5)
-    moving = deviation > 1e-12
-    assert moving.float().mean() > 0.5
-    assert scores[moving].abs().max() < 5.5 and abs(scores[moving].mean().item()) < 0.3
-
-
-def test_nearest_write_back_loses_small_steps_and_stochastic_does_not():
-    moved = []
-    for rounding in ("nearest", "stochastic"):
-        weights, optimizer = make(arm_named("adamw_sr", rounding=rounding, lr=1e-4, weight_decay=0.0), "E1M6")
-        start = weights[0].detach().clone()
-        for i in range(3):
-            step(weights, optimizer, seed=i)
-        moved.append((weights[0] != start).float().mean().item())
-    assert moved[0] == 0 and 0.25 < moved[1] < 0.6  # three steps of a sixth of a rung
-
-
-@pytest.mark.parametrize("fmt", FORMATS)
-def test_rung_moves_whole_rungs_and_at_most_so_many(fmt):
-    arm = arm_named("rung", lr=3.0, max_rungs=2, weight_decay=0.0, grid_scale="fixed")
-    weights, optimizer = make(arm, fmt)
-    grid = optimizer.grids[weights[0]]
-    before = rung(weights[0] * grid.scale(weights[0]), fmt)
-    step(weights, optimizer, seed=0)
-    moved = rung(weights[0] * grid.scale(weights[0]), fmt) - before
-    top = before.abs() >= before.abs().max() - 2
-    assert moved.abs().max() == 2 and (moved[~top].abs() == 2).all()  # the first step of Adam is the sign
-    assert (moved[~top].sign() == -weights[0].grad[~top].sign()).all()
-
-
-def test_rungs_are_rounded_stochastically():
-    arm = arm_named("rung", lr=0.25, weight_decay=0.0)
-    weights, optimizer = make(arm, "E4M3", normal_weights((200, 200)))
-    start = weights[0].detach().clone()
-    step(weights, optimizer, seed=0)
-    assert (weights[0] != start).float().mean().item() == pytest.approx(0.25, abs=0.01)
-
-
-# --- the optimizer as torch's ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ARMS)
-def test_state_dict_round_trip_goes_on_to_the_bit(name):
-    arm = arm_named(name)
-    weights, optimizer = make(arm, reference=True)
-    for i in range(4):
-        step(weights, optimizer, seed=i)
-    twin = nn.Parameter(weights[0].detach().clone())
-    grid = grid_of("E4M3", arm)
-    other = ArmOptimizer({twin: grid}, [], arm, reference=True)
-    if arm.weights == "grid":
-        grid.held.copy_(optimizer.grids[weights[0]].held)
-        twin.data.copy_(weights[0])
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for i in range(4, 8):
-        step(weights, optimizer, seed=i)
-        step([twin], other, seed=i)
-    assert torch.equal(weights[0], twin)
-
-
-@pytest.mark.parametrize("name", ARMS)
-def test_e0m7_and_e1m6_are_the_same_to_the_bit(name):
-    assert torch.equal(final(arm_named(name), "E0M7"), final(arm_named(name), "E1M6"))
-
-
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("name", ["adamw", "stiff_update", "rung", "sgd"])
-def test_a_gradient_that_is_no_number_is_skipped_and_counted(name, bad):
-    weights, optimizer = make(arm_named(name))
-    step(weights, optimizer, seed=0)
-    before, state = weights[0].detach().clone(), optimizer.state_dict()
-    weights[0].grad[3, 4] = bad
-    optimizer.step()
-    assert optimizer.skipped == 1 and torch.equal(weights[0], before)
-    assert str(optimizer.state_dict()) == str(state)
-    step(weights, optimizer, seed=1)
-    assert optimizer.skipped == 1 and weights[0].isfinite().all() and not torch.equal(weights[0], before)
-
-
-@pytest.mark.parametrize("name", ARMS)
-def test_a_weight_at_zero_moves_and_a_gradient_of_zero_does_no_harm(name):
-    weights, optimizer = make(arm_named(name, weight_decay=0.0))
-    weights[0].data[0] = 0.0
-    step(weights, optimizer, seed=0)
-    assert weights[0].isfinite().all()
-    assert name == "madam" or (weights[0][0] != 0).any()  # multiplication keeps zero
-    weights[0].grad = torch.zeros_like(weights[0])
-    optimizer.step()
-    assert weights[0].isfinite().all()
-
-
-@pytest.mark.parametrize("name", ["stiff_update", "rung", "madam", "stiff_sgd"])
-def test_only_quantized_weights_take_the_arm(name):
-    arm = arm_named(name)
-    quantized, matrix, vector = normal_weights((8, 8), (8, 8), (1, 8))
-    vector = nn.Parameter(vector.detach()[0])
-    optimizer = ArmOptimizer({quantized: grid_of("E4M3", arm)}, [matrix, vector], arm)
-    groups = optimizer.param_groups
-    assert [group["quantized"] for group in groups] == [True, False, False]
-    assert [group["weight_decay"] for group in groups] == [arm.weight_decay, arm.weight_decay, 0]
-    assert groups[1]["lr"] == groups[1]["initial_lr"] == (arm.plain_lr or arm.lr)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"base": "adamx"}, "base 'adamx' is none of adamw, sgd"),
-        ({"stiffness": "ulps"}, "stiffness 'ulps' is none of ulp"),
-        ({"lr": -1.0}, "lr and plain_lr must be above 0"),
-        ({"betas": (0.9, 1.0)}, "betas"),
-        ({"stiffness": "foreign"}, "need each other"),
-        ({"base": "riemann_adam"}, "takes its metric from a stiffness"),
-        ({"base": "riemann_adam", "stiffness": "ulp", "acts": "gradient"}, "acts: gradient means nothing"),
-        ({"acts": "gradient"}, "acts: gradient means nothing to an arm that has no stiffness"),
-        ({"base": "rung"}, "set weights: grid"),
-        ({"base": "rung", "weights": "grid"}, "set rounding: stochastic"),
-        ({"base": "madam", "stiffness": "ulp"}, "remove stiffness"),
-        ({"rounding": "stochastic"}, "set weights: grid or remove it"),
-        ({"momentum": 0.9}, "has betas, no momentum"),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused(settings, words):
-    with pytest.raises(ValueError, match=words):
-        Arm(**{"lr": 1e-3} | settings)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in ARMS if name not in ("adamw", "sgd")])
-def test_compiled_and_eager_agree_to_rounding(name):
-    found = [final(arm_named(name), compiled=compiled) for compiled in (False, True)]
-    start = normal_weights((24, 32))[0].detach()
-    tolerance = {"rtol": 1e-3, "atol": 1e-6} if name in ON_GRID else {"rtol": 1e-4, "atol": 1e-7}
-    close = torch.isclose(found[1] - start, found[0] - start, **tolerance).float().mean().item()
-    assert close == 1 if name not in ON_GRID else close > 0.999
 
 
 def per(granularity: str) -> WeightGrid:

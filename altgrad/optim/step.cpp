@@ -1,0 +1,490 @@
+// What a step does to one weight tensor, on CPU: rules.py in loops over what fits into the first cache.
+//
+// rules.py says what is computed and has it in tensor operations; the two agree to rounding, as the sums are taken in
+// another order here. That order depends on no number of threads. Parts of a rule are loops of their own over a
+// chunk of the tensor, so that which of them a rule has is decided once per chunk, and the compiler vectorizes each.
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "grid.h"
+
+namespace altgrad {
+namespace {
+
+constexpr int64_t kChunk = 512;  // five buffers of so many floats, and seven tensors' share: 24 KiB
+constexpr float kMadamClip = 10.0f, kMantissaFloor = 0x1p-24f, kShrinksBelow = 0.25f;
+
+// --- settings: the places and the numbers of loops.py -----------------------------------------------------------
+
+enum Base { kAdamW, kSgd, kRiemannAdam, kRiemannSgd, kRung, kMadam };
+enum Formula { kNone, kUlp, kMantissa, kSmooth, kRange, kMean, kPermuted, kForeign };
+enum Weights { kMaster, kNearest, kStochastic };
+
+struct Arm {
+  int32_t base, formula, on_gradient, power, rms, momentum, match_rms, weights, reestimated, pow2;
+
+  explicit Arm(const Tensor& settings) {
+    const int32_t* s = static_cast<const int32_t*>(settings.const_data_ptr());
+    base = s[0], formula = s[1], on_gradient = s[2], power = s[3], rms = s[4];
+    momentum = s[5], match_rms = s[6], weights = s[7], reestimated = s[8], pow2 = s[9];
+  }
+  bool riemannian() const { return base == kRiemannAdam || base == kRiemannSgd; }
+};
+
+struct Numbers {
+  float lr, decay, beta1, beta2, unbias1, unbias2, eps, momentum, factor, max_rungs;
+
+  explicit Numbers(const Tensor& packed) {
+    const float* h = packed.const_data_ptr<float>();
+    lr = h[0], decay = h[1], beta1 = h[2], beta2 = h[3], unbias1 = h[4];
+    unbias2 = h[5], eps = h[6], momentum = h[7], factor = h[8], max_rungs = h[9];
+  }
+};
+
+// --- element by element -------------------------------------------------------------------------------------
+
+float absolute(float x) { return std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0x7fffffffu); }
+float with_sign_of(float magnitude, float x) {
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | (std::bit_cast<uint32_t>(x) & 0x80000000u));
+}
+float power_of_two_below(float x) { return std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0x7f800000u); }
+float inverse(float power) { return std::bit_cast<float>(0x7f000000u - std::bit_cast<uint32_t>(power)); }  // exact
+int32_t exponent_of(float power) { return static_cast<int32_t>(std::bit_cast<uint32_t>(power) >> 23); }
+
+// grid_spacing of rounding.py at |x|, up to the largest value.
+struct Spacing {
+  float max, lowest, per_binade;
+
+  explicit Spacing(const Grid& grid) : max(grid.max), lowest(grid.spacing), per_binade(grid.per_binade()) {}
+
+  float operator()(float x) const {
+    const float found = power_of_two_below(std::min(absolute(x), max)) * per_binade;
+    return found > lowest ? found : lowest;
+  }
+};
+
+// uniform of random.py.
+struct Uniform {
+  uint32_t first, second;
+
+  static uint32_t lowbias32(uint32_t x) {
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    return x ^ (x >> 16);
+  }
+  float operator()(int64_t place) const {
+    const uint32_t x = lowbias32(lowbias32(static_cast<uint32_t>(place) + first) + second);
+    return static_cast<float>(static_cast<int32_t>((x & 0x7fffffu) * 2 + 1)) * 0x1p-24f;
+  }
+};
+
+// round_to_grid_stochastic of rounding.py.
+struct StochasticRounder {
+  Spacing spacing;
+  float zero;
+
+  explicit StochasticRounder(const Grid& grid) : spacing(grid), zero(grid.zero) {}
+
+  float operator()(float x, float random) const {
+    const float magnitude = std::min(absolute(x), spacing.max), step = spacing(magnitude);
+    const float steps = magnitude * inverse(step), below = std::floor(steps);
+    const float up = random < steps - below ? 1.0f : 0.0f;
+    return with_sign_of(std::min((below + up) * step, spacing.max), x) + zero;
+  }
+};
+
+// coordinate and at_coordinate of coordinate.py.
+struct Line {
+  Spacing spacing;
+  float per_binade;
+  int32_t lowest, highest;
+
+  explicit Line(const Grid& grid)
+      : spacing(grid), per_binade(0x1p23f / grid.ulps), lowest(exponent_of(grid.spacing)),
+        highest(exponent_of(spacing(grid.max))) {}
+
+  float place(float x) const {
+    const float step = spacing(x);
+    const float binades = static_cast<float>(exponent_of(step) - lowest);
+    return with_sign_of(binades * per_binade + absolute(x) * inverse(step), x);
+  }
+  float at(float place) const {
+    const float magnitude = absolute(place);
+    const float binade = std::min(std::max(std::floor(magnitude * inverse(per_binade)) - 1.0f, 0.0f), 255.0f);
+    const int32_t exponent = std::min(static_cast<int32_t>(binade) + lowest, highest);
+    const float binades = static_cast<float>(exponent - lowest);
+    const float step = std::bit_cast<float>(static_cast<uint32_t>(exponent) << 23);
+    return with_sign_of((magnitude - binades * per_binade) * step, place);
+  }
+};
+
+// e^x to 2 ulp, without a call, so that loops over it are vectorized: Cephes' expf (S. L. Moshier).
+float exponential(float x) {
+  const float bounded = std::min(std::max(x, -87.0f), 88.0f);
+  const float whole = std::floor(bounded * 1.44269504088896341f + 0.5f);
+  const float rest = (bounded - whole * 0.693359375f) - whole * -2.12194440e-4f;
+  float sum = 1.9875691500e-4f * rest + 1.3981999507e-3f;
+  sum = sum * rest + 8.3334519073e-3f;
+  sum = sum * rest + 4.1665795894e-2f;
+  sum = sum * rest + 1.6666665459e-1f;
+  sum = sum * rest + 5.0000001201e-1f;
+  const float power = std::bit_cast<float>(static_cast<uint32_t>(static_cast<int32_t>(whole) + 127) << 23);
+  return (sum * rest * rest + rest + 1.0f) * power;
+}
+
+// --- sums ---------------------------------------------------------------------------------------------------
+
+// The sum of value(i) over a chunk, in sixteen lanes.
+template <class F>
+double chunk_sum(int64_t n, const F& value) {
+  constexpr int64_t kLanes = 16;
+  float lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += value(i + lane);
+  }
+  for (; i < n; ++i) lanes[i % kLanes] += value(i);
+  double sum = 0;
+  for (const float lane : lanes) sum += lane;
+  return sum;
+}
+
+template <class F>
+void over_chunks(int64_t n, const F& run) {
+  over((n + kChunk - 1) / kChunk, kChunk, [&](int64_t begin, int64_t end) {
+    for (int64_t chunk = begin; chunk < end; ++chunk) {
+      run(chunk, chunk * kChunk, std::min(kChunk, n - chunk * kChunk));
+    }
+  });
+}
+
+// The mean of what run(first, count) returns for each chunk, always added up in the same order.
+template <class F>
+float mean_over_chunks(int64_t n, const F& run) {
+  std::vector<double> sums((n + kChunk - 1) / kChunk);
+  over_chunks(n, [&](int64_t chunk, int64_t first, int64_t count) { sums[chunk] = run(first, count); });
+  double sum = 0;
+  for (const double part : sums) sum += part;
+  return static_cast<float>(sum / static_cast<double>(n));
+}
+
+// --- stiffness ----------------------------------------------------------------------------------------------
+
+// The factor of rules.py: stiffness over that of the tensor, times its schedule.
+class Stiffness {
+ public:
+  Stiffness(const Arm& arm, const float* weight, int64_t n, float amax, float scale, const Tensor& constants,
+            const Tensor& numbers, const int32_t* order, float schedule)
+      : formula_(arm.formula), spacing_(Grid(constants)), scale_(scale) {
+    const float* of_format = numbers.const_data_ptr<float>();
+    per_binade_ = of_format[0];
+    if (formula_ == kForeign) scale_ = scale_of(amax, Grid(constants).target, false);
+    smallest_normal_ = of_format[1] / scale_;
+    floor_ = power_of_two_below(amax) * per_binade_ * kMantissaFloor;
+    float factor = formula_ == kMantissa || formula_ == kSmooth ? 1.0f : 1.0f / scale_, unit = 1.0f;
+    if (formula_ == kRange) factor *= of_format[2];
+    if (formula_ == kMean) {
+      mean_ = mean_over_chunks(n, [&](int64_t first, int64_t count) {
+        return chunk_sum(count, [&](int64_t i) { return spacing_(weight[first + i] * scale_); });
+      });
+    }
+    if (formula_ == kPermuted) shuffle(weight, order, n);
+    if (arm.rms) {
+      unit = std::sqrt(mean_over_chunks(n, [&](int64_t first, int64_t count) {
+        float found[kChunk];
+        evaluate(weight + first, first, count, factor, found);
+        return chunk_sum(count, [&](int64_t i) { return found[i] * found[i]; });
+      }));
+    }
+    factor_ = factor / unit * schedule;
+  }
+
+  void operator()(const float* weight, int64_t first, int64_t n, float* found) const {
+    evaluate(weight, first, n, factor_, found);
+  }
+
+ private:
+  void evaluate(const float* __restrict weight, int64_t first, int64_t n, const float factor,
+                float* __restrict found) const {
+    switch (formula_) {
+      case kMantissa:
+        for (int64_t i = 0; i < n; ++i) {
+          found[i] = std::max(power_of_two_below(absolute(weight[i])) * per_binade_, floor_) * factor;
+        }
+        break;
+      case kSmooth:
+        for (int64_t i = 0; i < n; ++i) {
+          const float w = absolute(weight[i]), w0 = smallest_normal_;
+          const float large = std::max(w, w0), ratio = std::min(w, w0) / large;
+          found[i] = large * std::sqrt(1.0f + ratio * ratio) * per_binade_ * factor;
+        }
+        break;
+      case kMean:
+        std::fill_n(found, n, mean_ * factor);
+        break;
+      case kPermuted: {
+        const uint8_t* exponents = shuffled_.get() + first;
+        for (int64_t i = 0; i < n; ++i) {
+          found[i] = std::bit_cast<float>(static_cast<uint32_t>(exponents[i]) << 23) * factor;
+        }
+        break;
+      }
+      default: {
+        const Spacing spacing = spacing_;
+        const float scale = scale_;
+        for (int64_t i = 0; i < n; ++i) found[i] = spacing(weight[i] * scale) * factor;
+      }
+    }
+  }
+
+  // A spacing is a power of two, and its exponent a byte: what is read here and there stays in the second cache.
+  void shuffle(const float* weight, const int32_t* order, int64_t n) {
+    std::unique_ptr<uint8_t[]> exponents(new uint8_t[n]);
+    shuffled_.reset(new uint8_t[n]);
+    over(n, 1, [&](int64_t begin, int64_t end) {
+      exponents_of(weight + begin, exponents.get() + begin, end - begin, spacing_, scale_);
+    });
+    over(n, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) shuffled_[i] = exponents[order[i]];
+    });
+  }
+
+  static void exponents_of(const float* __restrict weight, uint8_t* __restrict exponents, int64_t n,
+                           const Spacing spacing, const float scale) {
+    for (int64_t i = 0; i < n; ++i) exponents[i] = static_cast<uint8_t>(exponent_of(spacing(weight[i] * scale)));
+  }
+
+  int32_t formula_;
+  Spacing spacing_;
+  float scale_, factor_, per_binade_, smallest_normal_, floor_, mean_ = 0.0f;
+  std::unique_ptr<uint8_t[]> shuffled_;
+};
+
+// --- the rule -----------------------------------------------------------------------------------------------
+
+void advance_moments(float* __restrict m, float* __restrict v, const float* __restrict g, int64_t n, const Numbers& h) {
+  const float rest1 = 1.0f - h.beta1, rest2 = 1.0f - h.beta2, beta2 = h.beta2;
+  for (int64_t i = 0; i < n; ++i) {
+    m[i] = m[i] + (g[i] - m[i]) * rest1;
+    v[i] = v[i] * beta2 + g[i] * g[i] * rest2;
+  }
+}
+
+// With the square of a gradient's length under the metric for its second moment.
+void advance_riemannian(float* __restrict m, float* __restrict v, const float* __restrict g,
+                        const float* __restrict factor, int64_t n, const Numbers& h) {
+  const float beta1 = h.beta1, beta2 = h.beta2, rest1 = 1.0f - beta1, rest2 = 1.0f - beta2;
+  for (int64_t i = 0; i < n; ++i) {
+    const float length = g[i] / factor[i];
+    m[i] = m[i] * beta1 + g[i] * rest1;
+    v[i] = v[i] * beta2 + length * length * rest2;
+  }
+}
+
+void direct_madam(const float* __restrict p, float* __restrict v, const float* __restrict g, float* __restrict step,
+                  int64_t n, const Numbers& h) {
+  const float beta2 = h.beta2, rest2 = 1.0f - beta2, unbias2 = h.unbias2;
+  for (int64_t i = 0; i < n; ++i) {
+    v[i] = v[i] * beta2 + g[i] * g[i] * rest2;
+    const float ratio = g[i] / std::sqrt(v[i] * unbias2);
+    const float bounded = ratio != ratio ? 0.0f : std::min(std::max(ratio, -kMadamClip), kMadamClip);
+    step[i] = p[i] == 0.0f ? 0.0f : with_sign_of(1.0f, p[i]) * bounded;
+  }
+}
+
+void adam_direction(const float* __restrict m, const float* __restrict v, float* __restrict step, int64_t n,
+                    const Numbers& h) {
+  const float unbias1 = h.unbias1, unbias2 = h.unbias2, eps = h.eps;
+  for (int64_t i = 0; i < n; ++i) step[i] = m[i] * unbias1 / (std::sqrt(v[i] * unbias2) + eps);
+}
+
+struct Tensors {
+  float *p, *m, *v, *reference_m, *reference_v;  // m also the momentum; null where the arm has none
+  const float* g;
+};
+
+// Advances the moments of a chunk and writes the direction of its step, before the learning rate.
+void direct(const Arm& arm, const Numbers& h, const Tensors& t, int64_t first, int64_t n, const float* factor,
+            float* __restrict step) {
+  const float* g = t.g + first;
+  float *m = t.m == nullptr ? nullptr : t.m + first, *v = t.v == nullptr ? nullptr : t.v + first;
+  float scaled[kChunk];
+  const bool squared = arm.riemannian() || arm.power == 2;
+  if (factor != nullptr && (arm.riemannian() || arm.on_gradient)) {
+    for (int64_t i = 0; i < n; ++i) scaled[i] = (squared ? factor[i] * factor[i] : factor[i]) * g[i];
+    g = scaled;
+  }
+  switch (arm.base) {
+    case kSgd:
+    case kRiemannSgd:
+      if (arm.momentum) {
+        for (int64_t i = 0; i < n; ++i) m[i] = m[i] * h.momentum + g[i];
+        g = m;
+      }
+      std::copy_n(g, n, step);
+      break;
+    case kRiemannAdam:
+      advance_riemannian(m, v, g, factor, n, h);
+      adam_direction(m, v, step, n, h);
+      break;
+    case kMadam:
+      direct_madam(t.p + first, v, g, step, n, h);
+      break;
+    default:
+      advance_moments(m, v, g, n, h);
+      adam_direction(m, v, step, n, h);
+  }
+  if (factor != nullptr && !arm.on_gradient && !arm.riemannian()) {
+    for (int64_t i = 0; i < n; ++i) step[i] = (squared ? factor[i] * factor[i] : factor[i]) * step[i];
+  }
+}
+
+// Writes where the step leads.
+void arrive(const Arm& arm, const Numbers& h, const float* __restrict p, const float* __restrict step, int64_t first,
+            int64_t n, const Line& line, float held_scale, const Uniform& uniform, float* __restrict target) {
+  switch (arm.base) {
+    case kRung:
+      for (int64_t i = 0; i < n; ++i) {
+        const float place = std::nearbyint(line.place(p[i] * held_scale));
+        float wanted = std::min(std::max(-h.lr * step[i], -h.max_rungs), h.max_rungs);
+        wanted = wanted + (line.place(p[i] * h.decay * held_scale) - place);
+        target[i] = line.at(place + std::floor(wanted + uniform(first + i))) / held_scale;
+      }
+      break;
+    case kMadam:
+      for (int64_t i = 0; i < n; ++i) target[i] = p[i] * h.decay * exponential(-h.lr * step[i]);
+      break;
+    default:
+      for (int64_t i = 0; i < n; ++i) target[i] = p[i] * h.decay - h.lr * step[i];
+  }
+}
+
+float* data_or_null(Tensor& t) { return t.numel() == 0 ? nullptr : static_cast<float*>(t.mutable_data_ptr()); }
+
+void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor reference_v, Tensor held,
+              Tensor settings, Tensor numbers, Tensor constants, Tensor remembered, Tensor stiff_constants,
+              Tensor stiff_numbers, Tensor order, int64_t first_key, int64_t second_key) {
+  const Arm arm(settings);
+  const Numbers h(numbers);
+  const Grid grid(constants);
+  const int64_t n = p.numel();
+  if (n == 0) return;
+  const Tensors t{data_or_null(p),           data_or_null(m),           data_or_null(v),
+                  data_or_null(reference_m), data_or_null(reference_v), g.const_data_ptr<float>()};
+  const bool on_grid = arm.weights != kMaster;
+  float* held_amax = data_or_null(held);
+
+  std::unique_ptr<Stiffness> stiffness;
+  if (arm.formula != kNone) {
+    const float known = remembered.numel() == 1 ? *remembered.const_data_ptr<float>() : 0.0f;
+    const bool needs_own = !(known > 0) || arm.formula == kForeign || arm.formula == kMantissa;
+    const float own = needs_own ? amax_of(t.p, n) : 0.0f;
+    const float scale = scale_of(known > 0 ? known : own, grid.target, arm.pow2);
+    const int32_t* shuffle = order.numel() == 0 ? nullptr : static_cast<const int32_t*>(order.const_data_ptr());
+    stiffness = std::make_unique<Stiffness>(arm, t.p, n, own, scale, stiff_constants, stiff_numbers, shuffle, h.factor);
+  }
+  const Line line(grid);
+  const float held_scale = on_grid ? scale_of(*held_amax, grid.target, arm.pow2) : 1.0f;
+  const Uniform uniform{static_cast<uint32_t>(first_key), static_cast<uint32_t>(second_key)};
+
+  // Of a step to be matched to AdamW's size, the directions of all chunks come before the first weight moves.
+  std::unique_ptr<float[]> directions;
+  float ratio = 1.0f;
+  const auto advance = [&](int64_t first, int64_t count, float* factor, float* step) {
+    if (stiffness) (*stiffness)(t.p + first, first, count, factor);
+    if (t.reference_m != nullptr) {
+      advance_moments(t.reference_m + first, t.reference_v + first, t.g + first, count, h);
+    }
+    direct(arm, h, t, first, count, stiffness ? factor : nullptr, step);
+  };
+  if (arm.match_rms) {
+    directions.reset(new float[n]);
+    const int64_t chunks = (n + kChunk - 1) / kChunk;
+    std::vector<double> own(chunks), wanted(chunks);
+    over_chunks(n, [&](int64_t chunk, int64_t first, int64_t count) {
+      float factor[kChunk], adam[kChunk], *step = directions.get() + first;
+      const float* weight = t.p + first;
+      advance(first, count, factor, step);
+      const bool has_reference = t.reference_m != nullptr;
+      adam_direction((has_reference ? t.reference_m : t.m) + first, (has_reference ? t.reference_v : t.v) + first, adam,
+                     count, h);
+      own[chunk] = arm.base == kMadam
+                       ? chunk_sum(count, [&](int64_t i) { return step[i] * weight[i] * (step[i] * weight[i]); })
+                       : chunk_sum(count, [&](int64_t i) { return step[i] * step[i]; });
+      wanted[chunk] = chunk_sum(count, [&](int64_t i) { return adam[i] * adam[i]; });
+    });
+    double own_sum = 0, wanted_sum = 0;
+    for (const double part : own) own_sum += part;
+    for (const double part : wanted) wanted_sum += part;
+    const float found = static_cast<float>(std::sqrt(wanted_sum / own_sum));
+    ratio = std::isfinite(found) ? found : 1.0f;
+  }
+
+  const auto move = [&](int64_t first, int64_t count) {
+    float factor[kChunk], fresh[kChunk], target[kChunk];
+    float* step = arm.match_rms ? directions.get() + first : fresh;
+    if (!arm.match_rms) {
+      advance(first, count, factor, step);
+    } else {
+      if (arm.riemannian()) (*stiffness)(t.p + first, first, count, factor);
+      for (int64_t i = 0; i < count; ++i) step[i] *= ratio;
+    }
+    arrive(arm, h, t.p + first, step, first, count, line, held_scale, uniform, target);
+    if (arm.riemannian() && t.m != nullptr) {
+      float there[kChunk], *carried = t.m + first;
+      (*stiffness)(target, first, count, there);
+      for (int64_t i = 0; i < count; ++i) carried[i] *= there[i] / factor[i];
+    }
+    std::copy_n(target, count, t.p + first);
+    return on_grid ? largest(target, count) : 0u;
+  };
+  const uint32_t largest_weight = largest_over(n, [&](int64_t begin, int64_t end) {
+    uint32_t found = 0;
+    for (int64_t first = begin; first < end; first += kChunk) {
+      found = std::max(found, move(first, std::min(kChunk, end - first)));
+    }
+    return found;
+  });
+  if (!on_grid) return;
+
+  float amax = *held_amax;
+  const float present = from_order(largest_weight);
+  if (arm.reestimated) {
+    if (present > amax) amax = 2.0f * amax;
+    if (present < amax * kShrinksBelow) amax = 0.5f * amax;
+  }
+  if (!(amax > 0)) amax = present;  // of weights that all began at zero
+  if (arm.base == kRung && amax == *held_amax && present <= amax) return;  // whole rungs of the same grid
+  *held_amax = amax;
+  const float scale = scale_of(amax, grid.target, arm.pow2);
+  const auto write_back = [&](const auto& rounded) {
+    over(n, 1, [&](int64_t begin, int64_t end) {
+      float* weight = t.p;
+      for (int64_t i = begin; i < end; ++i) weight[i] = rounded(weight[i] * scale, i) / scale;
+    });
+  };
+  if (arm.weights == kStochastic && arm.base != kRung) {
+    const StochasticRounder round(grid);
+    write_back([=](float x, int64_t i) { return round(x, uniform(i)); });
+  } else if (grid.root == 0) {
+    const Rounder<false> round(grid);
+    write_back([=](float x, int64_t) { return round(x); });
+  } else {
+    const Rounder<true> round(grid);
+    write_back([=](float x, int64_t) { return round(x); });
+  }
+}
+
+}  // namespace
+}  // namespace altgrad
+
+STABLE_TORCH_LIBRARY_IMPL(altgrad, CPU, m) { m.impl("arm_step", TORCH_BOX(&altgrad::arm_step)); }

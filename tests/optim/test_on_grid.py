@@ -1,0 +1,111 @@
+"""Weights that live on the grid: what is written back, and the grid that follows them."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from altgrad.numerics import quantize, rung
+from altgrad.optim import Arm
+from tests.optim.arms import FORMATS, ON_GRID, arm_named, make, normal_weights, step
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("name", ON_GRID)
+@pytest.mark.parametrize("scale", ["fixed", "reestimated"])
+def test_weights_are_always_on_the_grid(fmt, name, scale):
+    weights, optimizer = make(arm_named(name, grid_scale=scale), fmt)
+    grid = optimizer.grids[weights[0]]
+    held = grid.held.item()
+    for i in range(6):
+        on_grid = weights[0].detach() * grid.scale(weights[0])
+        assert torch.allclose(on_grid, quantize(on_grid, fmt), rtol=1e-6)
+        assert torch.equal(grid.decode(grid.encode(weights[0]), weights[0]), weights[0])
+        step(weights, optimizer, seed=i)
+    assert scale == "reestimated" or grid.held.item() == held
+    assert grid.encode(weights[0]).dtype == torch.uint8
+
+
+def test_a_grid_grows_and_shrinks_by_powers_of_two():
+    arm = arm_named("adamw_sr", lr=1.0, rounding="nearest", weight_decay=0.0)
+    weight = nn.Parameter(torch.tensor([[0.5, -1.0, 0.25, 0.125]]))
+    _, optimizer = make(arm, "E3M4", [weight])
+    held = optimizer.grids[weight].held
+    assert held.item() == 1
+    weight.grad = torch.tensor([[0.0, 1.0, 0.0, 0.0]])
+    optimizer.step()  # -1 to -2, beyond the grid, which has grown by then
+    assert held.item() == 2 and weight.tolist() == [[0.5, -2.0, 0.25, 0.125]]
+    for _ in range(6):
+        weight.grad = -weight.sign() * torch.tensor([[1.0, 0.0, 0.0, 0.0]])
+        weight.data[0, 1] = 0.0
+        weight.data[0, 0] = 0.0
+        optimizer.step()
+    assert math.log2(held.item()) == int(math.log2(held.item()))
+
+
+@pytest.mark.parametrize("fmt", ["E1M6", "E4M3", "E7M0"])
+def test_stochastic_write_back_is_unbiased(fmt):
+    """The mean over seeds of a step that ends between two values is where it wanted to go, within 5 standard errors."""
+    arm = arm_named("adamw_sr", weight_decay=0.0, lr=1e-4)
+    plain = Arm(lr=1e-4, weight_decay=0.0)
+    ends, seeds = [], 300
+    for seed in range(seeds):
+        weights, optimizer = make(arm, fmt, seed=seed)
+        start = weights[0].detach().clone()
+        step(weights, optimizer, seed=0)
+        ends.append(weights[0].detach())
+    (wanted,), optimizer = make(plain, fmt, [nn.Parameter(start)])
+    step([wanted], optimizer, seed=0)
+    ends = torch.stack(ends).double()
+    inside = wanted.abs() < start.abs().max()  # the largest saturates
+    error = (ends.mean(0) - wanted.double())[inside]
+    deviation = ends.std(0)[inside].clamp_min(1e-12)
+    scores = error / (deviation / seeds**0.5)
+    moving = deviation > 1e-12
+    assert moving.float().mean() > 0.5
+    assert scores[moving].abs().max() < 5.5 and abs(scores[moving].mean().item()) < 0.3
+
+
+def test_nearest_write_back_loses_small_steps_and_stochastic_does_not():
+    moved = []
+    for rounding in ("nearest", "stochastic"):
+        weights, optimizer = make(arm_named("adamw_sr", rounding=rounding, lr=1e-4, weight_decay=0.0), "E1M6")
+        start = weights[0].detach().clone()
+        for i in range(3):
+            step(weights, optimizer, seed=i)
+        moved.append((weights[0] != start).float().mean().item())
+    assert moved[0] == 0 and 0.25 < moved[1] < 0.6  # three steps of a sixth of a rung
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_rung_moves_whole_rungs_and_at_most_so_many(fmt):
+    arm = arm_named("rung", lr=3.0, max_rungs=2, weight_decay=0.0, grid_scale="fixed")
+    weights, optimizer = make(arm, fmt)
+    grid = optimizer.grids[weights[0]]
+    before = rung(weights[0] * grid.scale(weights[0]), fmt)
+    step(weights, optimizer, seed=0)
+    moved = rung(weights[0] * grid.scale(weights[0]), fmt) - before
+    top = before.abs() >= before.abs().max() - 2
+    assert moved.abs().max() == 2 and (moved[~top].abs() == 2).all()  # the first step of Adam is the sign
+    assert (moved[~top].sign() == -weights[0].grad[~top].sign()).all()
+
+
+def test_rungs_are_rounded_stochastically():
+    arm = arm_named("rung", lr=0.25, weight_decay=0.0)
+    weights, optimizer = make(arm, "E4M3", normal_weights((200, 200)))
+    start = weights[0].detach().clone()
+    step(weights, optimizer, seed=0)
+    assert (weights[0] != start).float().mean().item() == pytest.approx(0.25, abs=0.01)
+
+
+@pytest.mark.parametrize("name", ON_GRID)
+def test_weights_that_all_begin_at_zero_get_a_grid(name):
+    weights = [nn.Parameter(torch.zeros(24, 32))]
+    weights, optimizer = make(arm_named(name), weights=weights)
+    for i in range(3):
+        step(weights, optimizer, seed=i)
+    (grid,) = optimizer.grids.values()
+    assert weights[0].isfinite().all() and weights[0].count_nonzero() > 700
+    assert grid.held.item() >= weights[0].abs().max().item() > 0
+    assert torch.equal(grid.on_grid(weights[0].detach()), weights[0])

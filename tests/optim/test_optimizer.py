@@ -1,0 +1,95 @@
+"""What every arm owes as one of torch's optimizers, and settings that are none."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from altgrad.optim import Arm, ArmOptimizer
+from tests.optim.arms import ARMS, arm_named, final, grid_of, make, normal_weights, step
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_state_dict_round_trip_goes_on_to_the_bit(name):
+    arm = arm_named(name)
+    weights, optimizer = make(arm, reference=True)
+    for i in range(4):
+        step(weights, optimizer, seed=i)
+    twin = nn.Parameter(weights[0].detach().clone())
+    grid = grid_of("E4M3", arm)
+    other = ArmOptimizer({twin: grid}, [], arm, reference=True)
+    if arm.weights == "grid":
+        grid.held.copy_(optimizer.grids[weights[0]].held)
+        twin.data.copy_(weights[0])
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for i in range(4, 8):
+        step(weights, optimizer, seed=i)
+        step([twin], other, seed=i)
+    assert torch.equal(weights[0], twin)
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_e0m7_and_e1m6_are_the_same_to_the_bit(name):
+    assert torch.equal(final(arm_named(name), "E0M7"), final(arm_named(name), "E1M6"))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", ["adamw", "stiff_update", "rung", "sgd"])
+def test_a_gradient_that_is_no_number_is_skipped_and_counted(name, bad):
+    weights, optimizer = make(arm_named(name))
+    step(weights, optimizer, seed=0)
+    before, state = weights[0].detach().clone(), optimizer.state_dict()
+    weights[0].grad[3, 4] = bad
+    optimizer.step()
+    assert optimizer.skipped == 1 and torch.equal(weights[0], before)
+    assert str(optimizer.state_dict()) == str(state)
+    step(weights, optimizer, seed=1)
+    assert optimizer.skipped == 1 and weights[0].isfinite().all() and not torch.equal(weights[0], before)
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_a_weight_at_zero_moves_and_a_gradient_of_zero_does_no_harm(name):
+    weights, optimizer = make(arm_named(name, weight_decay=0.0))
+    weights[0].data[0] = 0.0
+    step(weights, optimizer, seed=0)
+    assert weights[0].isfinite().all()
+    assert name == "madam" or (weights[0][0] != 0).any()  # multiplication keeps zero
+    weights[0].grad = torch.zeros_like(weights[0])
+    optimizer.step()
+    assert weights[0].isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["stiff_update", "rung", "madam", "stiff_sgd"])
+def test_only_quantized_weights_take_the_arm(name):
+    arm = arm_named(name)
+    quantized, matrix, vector = normal_weights((8, 8), (8, 8), (1, 8))
+    vector = nn.Parameter(vector.detach()[0])
+    optimizer = ArmOptimizer({quantized: grid_of("E4M3", arm)}, [matrix, vector], arm)
+    groups = optimizer.param_groups
+    assert [group["quantized"] for group in groups] == [True, False, False]
+    assert [group["weight_decay"] for group in groups] == [arm.weight_decay, arm.weight_decay, 0]
+    assert groups[1]["lr"] == groups[1]["initial_lr"] == (arm.plain_lr or arm.lr)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"base": "adamx"}, "base 'adamx' is none of adamw, sgd"),
+        ({"stiffness": "ulps"}, "stiffness 'ulps' is none of ulp"),
+        ({"lr": -1.0}, "lr and plain_lr must be above 0"),
+        ({"betas": (0.9, 1.0)}, "betas"),
+        ({"stiffness": "foreign"}, "need each other"),
+        ({"base": "riemann_adam"}, "takes its metric from a stiffness"),
+        ({"base": "riemann_adam", "stiffness": "ulp", "acts": "gradient"}, "acts: gradient means nothing"),
+        ({"acts": "gradient"}, "acts: gradient means nothing to an arm that has no stiffness"),
+        ({"base": "rung"}, "set weights: grid"),
+        ({"base": "rung", "weights": "grid"}, "set rounding: stochastic"),
+        ({"base": "madam", "stiffness": "ulp"}, "remove stiffness"),
+        ({"rounding": "stochastic"}, "set weights: grid or remove it"),
+        ({"momentum": 0.9}, "has betas, no momentum"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        Arm(**{"lr": 1e-3} | settings)
