@@ -81,8 +81,8 @@ struct Uniform {
     x = (x ^ (x >> 15)) * 0x846ca68bu;
     return x ^ (x >> 16);
   }
-  float operator()(int64_t place) const {
-    const uint32_t x = lowbias32(lowbias32(static_cast<uint32_t>(place) + first) + second);
+  float operator()(uint32_t place) const {
+    const uint32_t x = lowbias32(lowbias32(place + first) + second);
     return static_cast<float>(static_cast<int32_t>((x & 0x7fffffu) * 2 + 1)) * 0x1p-24f;
   }
 };
@@ -254,13 +254,18 @@ class Stiffness {
       exponents_of(weight + begin, exponents.get() + begin, end - begin, spacing_, scale_);
     });
     over(n, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) shuffled_[i] = exponents[order[i]];
+      gather(exponents.get(), order + begin, shuffled_.get() + begin, end - begin);
     });
   }
 
   static void exponents_of(const float* __restrict weight, uint8_t* __restrict exponents, int64_t n,
                            const Spacing spacing, const float scale) {
     for (int64_t i = 0; i < n; ++i) exponents[i] = static_cast<uint8_t>(exponent_of(spacing(weight[i] * scale)));
+  }
+
+  static void gather(const uint8_t* __restrict from, const int32_t* __restrict order, uint8_t* __restrict to,
+                     int64_t n) {
+    for (int64_t i = 0; i < n; ++i) to[i] = from[order[i]];
   }
 
   int32_t formula_;
@@ -271,40 +276,49 @@ class Stiffness {
 
 // --- the rule -----------------------------------------------------------------------------------------------
 
-void advance_moments(float* __restrict m, float* __restrict v, const float* __restrict g, int64_t n, const Numbers& h) {
-  const float rest1 = 1.0f - h.beta1, rest2 = 1.0f - h.beta2, beta2 = h.beta2;
+void advance_moments(float* __restrict m, float* __restrict v, const float* __restrict g, int64_t n, const Numbers h) {
+  const float rest1 = 1.0f - h.beta1, rest2 = 1.0f - h.beta2;
   for (int64_t i = 0; i < n; ++i) {
     m[i] = m[i] + (g[i] - m[i]) * rest1;
-    v[i] = v[i] * beta2 + g[i] * g[i] * rest2;
+    v[i] = v[i] * h.beta2 + g[i] * g[i] * rest2;
   }
 }
 
-// With the square of a gradient's length under the metric for its second moment.
-void advance_riemannian(float* __restrict m, float* __restrict v, const float* __restrict g,
-                        const float* __restrict factor, int64_t n, const Numbers& h) {
-  const float beta1 = h.beta1, beta2 = h.beta2, rest1 = 1.0f - beta1, rest2 = 1.0f - beta2;
+float adam_direction(float m, float v, const Numbers& h) {
+  return m * h.unbias1 / (std::sqrt(v * h.unbias2) + h.eps);
+}
+
+void direct_adam(float* __restrict m, float* __restrict v, const float* __restrict g, float* __restrict step, int64_t n,
+                 const Numbers h) {
+  const float rest1 = 1.0f - h.beta1, rest2 = 1.0f - h.beta2;
   for (int64_t i = 0; i < n; ++i) {
-    const float length = g[i] / factor[i];
-    m[i] = m[i] * beta1 + g[i] * rest1;
-    v[i] = v[i] * beta2 + length * length * rest2;
+    m[i] = m[i] + (g[i] - m[i]) * rest1;
+    v[i] = v[i] * h.beta2 + g[i] * g[i] * rest2;
+    step[i] = adam_direction(m[i], v[i], h);
+  }
+}
+
+// With the square of the gradient's length under the metric for its second moment.
+void direct_riemannian(float* __restrict m, float* __restrict v, const float* __restrict g,
+                       const float* __restrict factor, float* __restrict step, int64_t n, const Numbers h) {
+  const float rest1 = 1.0f - h.beta1, rest2 = 1.0f - h.beta2;
+  for (int64_t i = 0; i < n; ++i) {
+    const float length = factor[i] * g[i];
+    m[i] = m[i] * h.beta1 + factor[i] * length * rest1;
+    v[i] = v[i] * h.beta2 + length * length * rest2;
+    step[i] = adam_direction(m[i], v[i], h);
   }
 }
 
 void direct_madam(const float* __restrict p, float* __restrict v, const float* __restrict g, float* __restrict step,
-                  int64_t n, const Numbers& h) {
-  const float beta2 = h.beta2, rest2 = 1.0f - beta2, unbias2 = h.unbias2;
+                  int64_t n, const Numbers h) {
+  const float rest2 = 1.0f - h.beta2;
   for (int64_t i = 0; i < n; ++i) {
-    v[i] = v[i] * beta2 + g[i] * g[i] * rest2;
-    const float ratio = g[i] / std::sqrt(v[i] * unbias2);
+    v[i] = v[i] * h.beta2 + g[i] * g[i] * rest2;
+    const float ratio = g[i] / std::sqrt(v[i] * h.unbias2);
     const float bounded = ratio != ratio ? 0.0f : std::min(std::max(ratio, -kMadamClip), kMadamClip);
     step[i] = p[i] == 0.0f ? 0.0f : with_sign_of(1.0f, p[i]) * bounded;
   }
-}
-
-void adam_direction(const float* __restrict m, const float* __restrict v, float* __restrict step, int64_t n,
-                    const Numbers& h) {
-  const float unbias1 = h.unbias1, unbias2 = h.unbias2, eps = h.eps;
-  for (int64_t i = 0; i < n; ++i) step[i] = m[i] * unbias1 / (std::sqrt(v[i] * unbias2) + eps);
 }
 
 struct Tensors {
@@ -318,8 +332,8 @@ void direct(const Arm& arm, const Numbers& h, const Tensors& t, int64_t first, i
   const float* g = t.g + first;
   float *m = t.m == nullptr ? nullptr : t.m + first, *v = t.v == nullptr ? nullptr : t.v + first;
   float scaled[kChunk];
-  const bool squared = arm.riemannian() || arm.power == 2;
-  if (factor != nullptr && (arm.riemannian() || arm.on_gradient)) {
+  const bool squared = arm.base == kRiemannSgd || arm.power == 2;
+  if (factor != nullptr && (arm.base == kRiemannSgd || arm.on_gradient)) {
     for (int64_t i = 0; i < n; ++i) scaled[i] = (squared ? factor[i] * factor[i] : factor[i]) * g[i];
     g = scaled;
   }
@@ -333,39 +347,42 @@ void direct(const Arm& arm, const Numbers& h, const Tensors& t, int64_t first, i
       std::copy_n(g, n, step);
       break;
     case kRiemannAdam:
-      advance_riemannian(m, v, g, factor, n, h);
-      adam_direction(m, v, step, n, h);
+      direct_riemannian(m, v, g, factor, step, n, h);
       break;
     case kMadam:
       direct_madam(t.p + first, v, g, step, n, h);
       break;
     default:
-      advance_moments(m, v, g, n, h);
-      adam_direction(m, v, step, n, h);
+      direct_adam(m, v, g, step, n, h);
   }
   if (factor != nullptr && !arm.on_gradient && !arm.riemannian()) {
     for (int64_t i = 0; i < n; ++i) step[i] = (squared ? factor[i] * factor[i] : factor[i]) * step[i];
   }
 }
 
-// Writes where the step leads.
-void arrive(const Arm& arm, const Numbers& h, const float* __restrict p, const float* __restrict step, int64_t first,
-            int64_t n, const Line& line, float held_scale, const Uniform& uniform, float* __restrict target) {
+// Moves the weights of a chunk.
+void move(const Arm& arm, const Numbers h, float* __restrict p, const float* __restrict step, int64_t first, int64_t n,
+          const Line line, const float held_scale, const Uniform uniform) {
   switch (arm.base) {
     case kRung:
       for (int64_t i = 0; i < n; ++i) {
         const float place = std::nearbyint(line.place(p[i] * held_scale));
         float wanted = std::min(std::max(-h.lr * step[i], -h.max_rungs), h.max_rungs);
         wanted = wanted + (line.place(p[i] * h.decay * held_scale) - place);
-        target[i] = line.at(place + std::floor(wanted + uniform(first + i))) / held_scale;
+        p[i] = line.at(place + std::floor(wanted + uniform(static_cast<uint32_t>(first + i)))) / held_scale;
       }
       break;
     case kMadam:
-      for (int64_t i = 0; i < n; ++i) target[i] = p[i] * h.decay * exponential(-h.lr * step[i]);
+      for (int64_t i = 0; i < n; ++i) p[i] = p[i] * h.decay * exponential(-h.lr * step[i]);
       break;
     default:
-      for (int64_t i = 0; i < n; ++i) target[i] = p[i] * h.decay - h.lr * step[i];
+      for (int64_t i = 0; i < n; ++i) p[i] = p[i] * h.decay - h.lr * step[i];
   }
+}
+
+// A first moment goes along as so many rungs.
+void carry(float* __restrict m, const float* __restrict from, const float* __restrict to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) m[i] *= to[i] / from[i];
 }
 
 float* data_or_null(Tensor& t) { return t.numel() == 0 ? nullptr : static_cast<float*>(t.mutable_data_ptr()); }
@@ -411,16 +428,18 @@ void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor
     const int64_t chunks = (n + kChunk - 1) / kChunk;
     std::vector<double> own(chunks), wanted(chunks);
     over_chunks(n, [&](int64_t chunk, int64_t first, int64_t count) {
-      float factor[kChunk], adam[kChunk], *step = directions.get() + first;
+      float factor[kChunk], *step = directions.get() + first;
       const float* weight = t.p + first;
+      const float* m = (t.reference_m != nullptr ? t.reference_m : t.m) + first;
+      const float* v = (t.reference_v != nullptr ? t.reference_v : t.v) + first;
       advance(first, count, factor, step);
-      const bool has_reference = t.reference_m != nullptr;
-      adam_direction((has_reference ? t.reference_m : t.m) + first, (has_reference ? t.reference_v : t.v) + first, adam,
-                     count, h);
       own[chunk] = arm.base == kMadam
                        ? chunk_sum(count, [&](int64_t i) { return step[i] * weight[i] * (step[i] * weight[i]); })
                        : chunk_sum(count, [&](int64_t i) { return step[i] * step[i]; });
-      wanted[chunk] = chunk_sum(count, [&](int64_t i) { return adam[i] * adam[i]; });
+      wanted[chunk] = chunk_sum(count, [&](int64_t i) {
+        const float adam = adam_direction(m[i], v[i], h);
+        return adam * adam;
+      });
     });
     double own_sum = 0, wanted_sum = 0;
     for (const double part : own) own_sum += part;
@@ -429,28 +448,27 @@ void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor
     ratio = std::isfinite(found) ? found : 1.0f;
   }
 
-  const auto move = [&](int64_t first, int64_t count) {
-    float factor[kChunk], fresh[kChunk], target[kChunk];
+  const auto finish = [&](int64_t first, int64_t count) {
+    float factor[kChunk], fresh[kChunk], *weight = t.p + first;
     float* step = arm.match_rms ? directions.get() + first : fresh;
     if (!arm.match_rms) {
       advance(first, count, factor, step);
     } else {
-      if (arm.riemannian()) (*stiffness)(t.p + first, first, count, factor);
+      if (arm.riemannian()) (*stiffness)(weight, first, count, factor);
       for (int64_t i = 0; i < count; ++i) step[i] *= ratio;
     }
-    arrive(arm, h, t.p + first, step, first, count, line, held_scale, uniform, target);
+    move(arm, h, weight, step, first, count, line, held_scale, uniform);
     if (arm.riemannian() && t.m != nullptr) {
-      float there[kChunk], *carried = t.m + first;
-      (*stiffness)(target, first, count, there);
-      for (int64_t i = 0; i < count; ++i) carried[i] *= there[i] / factor[i];
+      float there[kChunk];
+      (*stiffness)(weight, first, count, there);
+      carry(t.m + first, factor, there, count);
     }
-    std::copy_n(target, count, t.p + first);
-    return on_grid ? largest(target, count) : 0u;
+    return on_grid ? largest(weight, count) : 0u;
   };
   const uint32_t largest_weight = largest_over(n, [&](int64_t begin, int64_t end) {
     uint32_t found = 0;
     for (int64_t first = begin; first < end; first += kChunk) {
-      found = std::max(found, move(first, std::min(kChunk, end - first)));
+      found = std::max(found, finish(first, std::min(kChunk, end - first)));
     }
     return found;
   });
@@ -468,19 +486,20 @@ void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor
   const float scale = scale_of(amax, grid.target, arm.pow2);
   const auto write_back = [&](const auto& rounded) {
     over(n, 1, [&](int64_t begin, int64_t end) {
-      float* weight = t.p;
-      for (int64_t i = begin; i < end; ++i) weight[i] = rounded(weight[i] * scale, i) / scale;
+      float* weight = t.p + begin;
+      const uint32_t place = static_cast<uint32_t>(begin), count = static_cast<uint32_t>(end - begin);
+      for (uint32_t i = 0; i < count; ++i) weight[i] = rounded(weight[i] * scale, place + i) / scale;
     });
   };
   if (arm.weights == kStochastic && arm.base != kRung) {
     const StochasticRounder round(grid);
-    write_back([=](float x, int64_t i) { return round(x, uniform(i)); });
+    write_back([=](float x, uint32_t place) { return round(x, uniform(place)); });
   } else if (grid.root == 0) {
     const Rounder<false> round(grid);
-    write_back([=](float x, int64_t) { return round(x); });
+    write_back([=](float x, uint32_t) { return round(x); });
   } else {
     const Rounder<true> round(grid);
-    write_back([=](float x, int64_t) { return round(x); });
+    write_back([=](float x, uint32_t) { return round(x); });
   }
 }
 
