@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -43,7 +43,8 @@ class Comparison:
     optimizer) at its own best learning rate, against the baseline at its own. ``gains``: a row per
     (format, geometry-aware or null arm): its loss minus that of the plain arm with weights of the same
     regime, both at their best, and its readings against its controls (see :func:`_gains`).
-    ``noise`` is between formats under one arm, ``gain_noise`` between arms in one format.
+    ``noise`` is between formats under one arm, ``gain_noise`` between arms in one format, and at least what tuning
+    makes (see :func:`_tuning_error`).
     ``references`` names the plain arm of each regime, ``master`` or ``grid``.
     """
 
@@ -83,13 +84,31 @@ def compare(study: Study) -> Comparison:
     results = pd.DataFrame([_result(study, arm, cells, floor) for arm, cells in study.cells.groupby(ARM, sort=False)])
     best = _best(study, results, losses, floor)
     at_best = completed.merge(best[ARM], on=ARM)
-    gain_floor = noise(_tables(at_best, ["format"], "optimizer"))
     references = {}
     for name in study.optimizers:
         if is_plain(study.arm(name)):
             references.setdefault(regime(study.arm(name)), name)
+    gain_floor = noise(_tables(at_best, ["format"], "optimizer"))
+    if gain_floor is not None:
+        gain_floor = replace(gain_floor, least=_tuning_error(at_best, references))
     gains = _gains(study, losses, best, gain_floor, references)
     return Comparison(results, best, gains, floor, gain_floor, references)
+
+
+def _tuning_error(at_best: pd.DataFrame, references: dict[str, str]) -> float:
+    """Return the largest mean gain of an arm where nothing is quantized: 0 without such cells.
+
+    There every arm is its plain form, so that what is left is chance, and that the learning rates of an arm come
+    closer to the best one than those of another: a grid of rates a factor of two apart hits it by luck.
+    """
+    plain = at_best[at_best["quantized_parameters"] == 0]
+    largest = 0.0
+    for _, cells in plain.groupby("format", sort=False):
+        losses = cells.pivot(index="seed", columns="optimizer", values=PRIMARY)
+        reference = references.get("master")
+        if reference in losses:
+            largest = max(largest, losses.sub(losses[reference], axis=0).mean().abs().max())
+    return float(largest)
 
 
 def _tables(cells: pd.DataFrame, within: list[str], arm: str) -> Iterator[pd.DataFrame]:

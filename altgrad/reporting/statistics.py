@@ -17,6 +17,7 @@ every arm; an unstable arm makes it larger for all, which errs towards "no diffe
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -72,21 +73,26 @@ def paired_difference(a: pd.Series, b: pd.Series) -> Difference | None:
 
 @dataclass(frozen=True)
 class Noise:
-    """The residual standard deviation between equal arms, its degrees of freedom and its sources."""
+    """The residual standard deviation between equal arms, its degrees of freedom and its sources.
+
+    ``least`` is a difference between equal arms that no number of seeds takes away.
+    """
 
     sd: float
     dof: int
     arms: int
     seeds: int
+    least: float = 0.0
 
     def floor(self, n: int) -> float:
         """The 95 % bound on the mean difference over ``n`` seeds between two arms that are equal."""
-        return t_quantile(self.dof) * self.sd * math.sqrt(2 / n)
+        return max(self.least, t_quantile(self.dof) * self.sd * math.sqrt(2 / n))
 
     def seeds_for(self, difference: float) -> int | None:
         """Return how many seeds bring the floor down to ``difference`` with the same arms; ``None`` above 1,000."""
         for n in range(2, 1001):
-            more = Noise(self.sd, max(1, round(self.dof * (n - 1) / (self.seeds - 1))), self.arms, n)
+            dof = max(1, round(self.dof * (n - 1) / (self.seeds - 1)))
+            more = dataclasses.replace(self, dof=dof, seeds=n)
             if more.floor(n) <= difference:
                 return n
         return None

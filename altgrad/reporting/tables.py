@@ -109,7 +109,8 @@ def gains_table(study: Study, comparison: Comparison) -> Table:
         cells = [f"**{row.format}**", row.optimizer, kind, str(n), signed(mean, 4), interval(gain), row.verdict]
         cells += [", ".join(f"{null}: {verdict}" for null, verdict in row.nulls.items()) or NONE] * nulls
         cells += [row.matched or NONE] * matched
-        cells += ["bracketed" if row.bracketed else f"{FLAG} unbracketed"] * several_rates
+        bracket = "bracketed" if row.bracketed else f"{FLAG} unbracketed"
+        cells += [NONE if gain is None else bracket] * several_rates
         rows.append(cells)
     references = joined([f"`{name}`" for name in comparison.references.values()])
     note = (
@@ -117,8 +118,11 @@ def gains_table(study: Study, comparison: Comparison) -> Table:
         "token"
     )
     note += "; weights on the grid are compared among themselves." if len(comparison.references) > 1 else "."
-    if comparison.gain_noise:
-        note += f" A/A noise floor of a gain: {significant(comparison.gain_noise.floor(len(study.seeds)))}."
+    if floor := comparison.gain_noise:
+        size = floor.floor(len(study.seeds))
+        note += f" A/A noise floor of a gain: {significant(size)}"
+        tuned = ", which is what the choice among an arm's learning rates makes where nothing is quantized"
+        note += f"{tuned if size == floor.least else ''}."
     return Table(columns, rows, note)
 
 

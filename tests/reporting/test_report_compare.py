@@ -116,6 +116,20 @@ def test_a_gain_is_read_against_its_null_arms_and_at_matched_size(made, tmp_path
     assert row(gains, format="E7M0", optimizer="matched")["matched"] == ""
 
 
+def test_no_gain_counts_that_arms_show_where_nothing_is_quantized(made, tmp_path: Path) -> None:
+    """There they differ in the learning rates they were tried with alone; more seeds do not take that away."""
+    arms = {"stiff_update": {"stiffness": "ulp"}, "permuted": {"stiffness": "permuted"}}
+    comparison = compare(made(["bf16", "E7M0"], ["adamw", *arms], arms=arms))
+    by_hand = [
+        abs(sum(loss(tmp_path, f"bf16-{arm}-{seed}-1") - loss(tmp_path, f"bf16-adamw-{seed}-1") for seed in (0, 1)) / 2)
+        for arm in arms
+    ]
+    assert comparison.gain_noise.least == pytest.approx(max(by_hand)) and max(by_hand) > 0
+    assert comparison.gain_noise.floor(1000) == comparison.gain_noise.least
+    without = comparison.gains[comparison.gains["format"] == "bf16"]
+    assert set(without["verdict"]) == {"no difference"}
+
+
 def test_weights_on_the_grid_are_compared_with_the_plain_arm_on_the_grid(made) -> None:
     arms = {name: {"weights": "grid", **more} for name, more in (("sr", {}), ("stiff_sr", {"stiffness": "ulp"}))}
     comparison = compare(made(["E7M0"], ["adamw", *arms], arms=arms))
