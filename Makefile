@@ -33,9 +33,7 @@ $(STAMP): pyproject.toml constraints.txt
 # Without git history DVC needs to be told so; experiments and comparisons of revisions need git.
 repro: env
 	@git rev-parse --git-dir >/dev/null 2>&1 || dvc config --local core.no_scm true
-	@python -m altgrad.config
-	@if test "$(JOBS)$(SET)" = 1; then dvc repro --quiet grid; \
-	else python -m altgrad.workers --jobs "$(JOBS)" $(foreach setting,$(SET),-S '$(setting)'); fi
+	@python -m altgrad.workers --jobs "$(JOBS)" $(foreach setting,$(SET),-S '$(setting)')
 	dvc repro
 	@echo "The report: $(CURDIR)/reports/index.html"
 	@test -z "$(KEEP)" || { mkdir -p "$(KEEP)" && cp -R params.yaml dvc.lock $(REPORT:%=reports/%) "$(KEEP)"; }

@@ -1,8 +1,8 @@
-"""Several cells at once: ``make repro JOBS=4``, or ``python -m altgrad.workers --jobs 4``.
+"""The cells of a grid, several at once: ``make repro JOBS=4``, or ``python -m altgrad.workers --jobs 4``.
 
-`dvc repro` runs one stage at a time under a lock of its own and writes dvc.lock anew after each. So the cells that
-it would have to train or diagnose are done ahead of it, each by the very module of its stage in a process of its
-own, and the finished ones are handed to DVC many at a time. What DVC has cached is left to it. The bits of a
+`dvc repro` runs one stage at a time under a lock of its own and writes all of dvc.lock anew after each. So the cells
+that it would train or diagnose are done ahead of it, each by the very module of its stage in a process of its own,
+and the finished ones are handed to DVC many at a time. What DVC has cached is taken from there. The bits of a
 cell do not depend on its neighbours; they may depend on the number of threads, which is the cores divided by the
 jobs unless ``train.threads`` says otherwise.
 
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tqdm import tqdm
 
-from altgrad.config import UserError, run_stage
+from altgrad.config import UserError, load_params, run_stage
 
 if TYPE_CHECKING:
     from dvc.repo import Repo
@@ -276,6 +276,7 @@ def main(arguments: list[str]) -> None:
     if options.jobs < 1:
         raise UserError(f"--jobs: expected 1 or more, got {options.jobs}")
     change_params(Path("params.yaml"), options.set_param)
+    load_params()
     if subprocess.run(["dvc", "repro", "--quiet", "tokenize", "grid"]).returncode:
         sys.exit(1)
     for stage in ("train", "diagnose"):

@@ -79,7 +79,7 @@ def test_stopped_in_the_middle_it_goes_on_from_the_checkpoints(tmp_path):
 
 def test_settings_are_written_as_dvc_exp_run_writes_them(tmp_path):
     ours, theirs = tmp_path / "ours.yaml", tmp_path / "theirs.yaml"
-    settings = ["grid.seeds=[0,1,2]", "train.clip=2e-3", "+optimizers.adamw.plain_lr=1e-3", "model=micro"]
+    settings = ["grid.seeds=[0,1,2]", "train.clip=2e-3", "+optimizers.adamw.schedule=cosine", "model=micro"]
     for path in (ours, theirs):
         shutil.copy(PROJECT / "params.yaml", path)
     change_params(ours, settings)
@@ -87,7 +87,7 @@ def test_settings_are_written_as_dvc_exp_run_writes_them(tmp_path):
     assert ours.read_text() == theirs.read_text()
     params = load_params(ours)
     assert params.grid.seeds == [0, 1, 2] and params.train.clip == 2e-3 and params.model == "micro"
-    assert params.optimizers["adamw"].plain_lr == 1e-3
+    assert params.optimizers["adamw"].schedule == "cosine"
 
 
 @pytest.mark.parametrize("setting", ["grid.sedes=[0]", "grid.seeds=[0", "seeds"])
