@@ -200,9 +200,11 @@ def _certainty(comparison: Comparison) -> list[str]:
     sentences = [f"**{n} paired seeds**: {enough}."]
     if floor is None:
         return [*sentences, "No noise floor can be estimated: too few arms completed with more than one seed."]
+    left_out = f", {plural(floor.unstable, 'unstable arm')} left out" if floor.unstable else ""
     sentences.append(
         f"**A/A noise floor** {significant(floor.floor(n))}: two equal arms end this far apart or less 19 times in 20 "
-        f"(mean over {n} paired seeds; estimated from {plural(floor.arms, 'arm')} with {floor.dof} degrees of freedom)."
+        f"(mean over {n} paired seeds; estimated from {plural(floor.arms, 'arm')} with {floor.dof} degrees of "
+        f"freedom{left_out})."
     )
     return [*sentences, *_seeds_needed(comparison)]
 

@@ -120,14 +120,14 @@ def _tables(cells: pd.DataFrame, within: list[str], arm: str) -> Iterator[pd.Dat
 def judge(difference: Difference | None, floor: Noise | None) -> str:
     """Say what a paired difference in loss amounts to.
 
-    Inside the noise floor it is none, whatever its sign. Outside it is an indication, and a finding
-    only with :data:`CLAIM_SEEDS` seeds and a t-interval that excludes zero.
+    Inside the noise floor it is none, whatever its sign, and so it is inside what its own spread over the seeds makes.
+    Outside it is an indication, and a finding only with :data:`CLAIM_SEEDS` seeds and a t-interval that excludes zero.
     """
     if difference is None or (floor is None and difference.mean != 0):
         return UNJUDGED
     if difference.mean == 0 and not difference.low < 0:
         return IDENTICAL
-    if floor is None or abs(difference.mean) <= floor.floor(difference.n):
+    if floor is None or abs(difference.mean) <= max(floor.floor(difference.n), difference.own_floor(floor.dof)):
         return SAME
     direction = WORSE if difference.mean > 0 else BETTER
     firm = difference.n >= CLAIM_SEEDS and difference.excludes_zero

@@ -12,7 +12,8 @@ group of arms that share an optimizer and a learning rate. The residual's standa
 pooled over all groups, is what is left between two arms when nothing but rounding differs, and a
 mean difference over n seeds between equal arms exceeds ``t(0.975, dof) * s * sqrt(2 / n)`` one time
 in twenty (Fisher's least significant difference). It assumes that the residual is of one size in
-every arm; an unstable arm makes it larger for all, which errs towards "no difference".
+every arm. An arm that trains unstably has another: it is left out of the pool and counted, and its own differences are
+held against their own spread (see :meth:`Difference.own_floor`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from scipy.special import stdtrit
 CONFIDENCE = 0.95
 # Share of p that is mixed into q before KL(p || q), so that one empty bin is not an infinite divergence.
 KL_MIXTURE = 1e-6
+# Times the typical spread of the differences between arms, from which on an arm counts as unstable. Of two equal arms
+# with two seeds each, fewer than one in a thousand gets there by chance.
+UNSTABLE = 5.0
 
 
 def t_quantile(dof: float) -> float:
@@ -48,6 +52,12 @@ class Difference:
     def __neg__(self) -> Difference:
         """The same comparison the other way round."""
         return Difference(self.n, -self.mean, -self.high, -self.low)
+
+    def own_floor(self, dof: int) -> float:
+        """The 95 % bound on the mean by the spread of the differences themselves, known from ``dof`` degrees."""
+        if self.n < 2:
+            return 0.0
+        return t_quantile(dof) * (self.high - self.mean) / t_quantile(self.n - 1)
 
     @property
     def excludes_zero(self) -> bool:
@@ -75,13 +85,14 @@ def paired_difference(a: pd.Series, b: pd.Series) -> Difference | None:
 class Noise:
     """The residual standard deviation between equal arms, its degrees of freedom and its sources.
 
-    ``least`` is a difference between equal arms that no number of seeds takes away.
+    ``unstable`` arms were left out. ``least`` is a difference between equal arms that no number of seeds takes away.
     """
 
     sd: float
     dof: int
     arms: int
     seeds: int
+    unstable: int = 0
     least: float = 0.0
 
     def floor(self, n: int) -> float:
@@ -105,8 +116,12 @@ def noise(groups: Iterable[pd.DataFrame]) -> Noise | None:
     ``None`` when no group leaves a degree of freedom, such as with one seed or one arm.
     """
     squares, dof, arms, seeds = 0.0, 0, 0, 0
-    for group in groups:
-        table = group.dropna(how="all").drop_duplicates().to_numpy(dtype="float64")
+    tables = [group.dropna(how="all").drop_duplicates().to_numpy(dtype="float64") for group in groups]
+    spreads = [_spreads(table) for table in tables]
+    known = np.concatenate([[], *spreads])
+    limit = UNSTABLE * np.median(known[np.isfinite(known)]) if np.isfinite(known).any() else math.inf
+    for table, spread in zip(tables, spreads, strict=True):
+        table = table[~(spread > limit)]
         row, column = np.nonzero(np.isfinite(table))
         design = np.zeros((len(row), sum(table.shape)))
         design[np.arange(len(row)), row] = 1
@@ -122,7 +137,18 @@ def noise(groups: Iterable[pd.DataFrame]) -> Noise | None:
         seeds = max(seeds, table.shape[1])
     if dof == 0:
         return None
-    return Noise(math.sqrt(squares / dof), dof, arms, seeds)
+    return Noise(math.sqrt(squares / dof), dof, arms, seeds, unstable=int((known > limit).sum()))
+
+
+def _spreads(table: np.ndarray) -> np.ndarray:
+    """Return for each row the median standard deviation of its differences to the others; NaN without two in pairs."""
+    differences = table[:, None, :] - table[None, :, :]
+    count = np.isfinite(differences).sum(axis=2)
+    np.fill_diagonal(count, 0)
+    centre = np.nansum(differences, axis=2) / np.maximum(count, 1)
+    squares = np.nansum((differences - centre[:, :, None]) ** 2, axis=2)
+    deviations = np.where(count > 1, np.sqrt(squares / np.maximum(count - 1, 1)), np.nan)
+    return np.array([np.median(row[np.isfinite(row)]) if np.isfinite(row).any() else math.nan for row in deviations])
 
 
 def kl_divergence(p: pd.Series, q: pd.Series) -> float:

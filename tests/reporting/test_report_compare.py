@@ -63,7 +63,8 @@ def test_the_baseline_is_compared_with_nothing(comparison) -> None:
         (Difference(5, -0.010, -0.015, -0.005), NOISE, "no difference"),
         (Difference(5, 0.030, 0.010, 0.050), NOISE, "worse"),
         (Difference(5, -0.030, -0.050, -0.010), NOISE, "better"),
-        (Difference(5, 0.030, -0.010, 0.070), NOISE, "worse (indication)"),
+        (Difference(5, 0.030, -0.010, 0.070), NOISE, "worse (indication)"),  # own floor 0.028
+        (Difference(5, 0.030, -0.020, 0.080), NOISE, "no difference"),  # own floor 0.035
         (Difference(4, 0.030, 0.010, 0.050), NOISE, "worse (indication)"),
         (Difference(1, 0.030, math.nan, math.nan), NOISE, "worse (indication)"),
         (Difference(1, 0.020, math.nan, math.nan), NOISE, "no difference"),

@@ -106,6 +106,21 @@ def test_equal_arms_exceed_the_floor_one_time_in_twenty() -> None:
     assert abs(exceeded / 2000 - 0.05) < 0.02
 
 
+def test_an_unstable_arm_is_left_out_and_counted() -> None:
+    quiet, wild = table(6, 3, key=1), table(1, 3, sd=1000, key=2).rename({0: 9})
+    found = noise([pd.concat([quiet, wild]), table(4, 3, key=3)])
+    without = noise([quiet, table(4, 3, key=3)])
+    assert found.unstable == 1 and without.unstable == 0
+    assert (found.sd, found.dof, found.arms) == (without.sd, without.dof, without.arms)
+
+
+def test_a_noisy_difference_is_held_against_its_own_spread() -> None:
+    found = paired_difference(pd.Series([1.0, 5.0, 0.0]), pd.Series([0.0, 0.0, 0.0]))
+    own = stats.t.ppf(0.975, 40) * stats.sem([1.0, 5.0, 0.0])
+    assert found.own_floor(40) == pytest.approx(own)
+    assert Difference(1, 0.5, math.nan, math.nan).own_floor(40) == 0
+
+
 def test_kl_divergence_is_scipys_relative_entropy_in_bits() -> None:
     random = np.random.default_rng(1)
     p, q = (pd.Series(random.random(40), index=np.arange(40) / 4) for _ in range(2))

@@ -151,7 +151,8 @@ def spread_axis(axes: Axes, which: str, values: pd.Series, *, narrow: bool = Fal
     ticks = [step * 10.0**decade for decade in decades for step in (1, 2, 5)]
     ticks = [tick for tick in ticks if tick >= threshold * 0.999]
     if narrow:
-        ticks = [tick for tick in ticks if tick == ticks[0] or np.isclose(np.log10(tick) % 1, 0)]
+        powers = [tick for tick in ticks if np.isclose(np.log10(tick) % 1, 0)]
+        ticks = ticks[:1] + powers if powers and powers[0] > 3 * ticks[0] else powers or ticks[:1]
     axis.set_major_locator(FixedLocator([-tick for tick in ticks] + [0] + ([] if narrow else [threshold / 2]) + ticks))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
     axis.set_minor_locator(NullLocator())
