@@ -10,7 +10,6 @@ VENV ?= .venv
 JOBS ?= 1
 SET ?=
 KEEP ?=
-REPORT := REPORT.md index.html metrics.json figures plots
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PATH := $(abspath $(BIN)):$(PATH)
@@ -36,7 +35,8 @@ repro: env
 	@python -m altgrad.workers --jobs "$(JOBS)" $(foreach setting,$(SET),-S '$(setting)')
 	dvc repro
 	@echo "The report: $(CURDIR)/reports/index.html"
-	@test -z "$(KEEP)" || { mkdir -p "$(KEEP)" && cp -R params.yaml dvc.lock $(REPORT:%=reports/%) "$(KEEP)"; }
+	@test -z "$(KEEP)" || { mkdir -p "$(KEEP)/figures" && cp reports/figures/*.png "$(KEEP)/figures" && \
+	cp params.yaml reports/REPORT.md reports/metrics.json reports/plots/results.csv "$(KEEP)"; }
 
 MASTER := adamw stiff_update stiff_grad riemann stiff_permuted stiff_matched
 ON_GRID := adamw_sr stiff_update_sr rung
