@@ -158,6 +158,12 @@ double chunk_sum(int64_t n, const F& value) {
   return sum;
 }
 
+double total(const std::vector<double>& parts) {
+  double sum = 0;
+  for (const double part : parts) sum += part;
+  return sum;
+}
+
 template <class F>
 void over_chunks(int64_t n, const F& run) {
   over((n + kChunk - 1) / kChunk, kChunk, [&](int64_t begin, int64_t end) {
@@ -172,9 +178,7 @@ template <class F>
 float mean_over_chunks(int64_t n, const F& run) {
   std::vector<double> sums((n + kChunk - 1) / kChunk);
   over_chunks(n, [&](int64_t chunk, int64_t first, int64_t count) { sums[chunk] = run(first, count); });
-  double sum = 0;
-  for (const double part : sums) sum += part;
-  return static_cast<float>(sum / static_cast<double>(n));
+  return static_cast<float>(total(sums) / static_cast<double>(n));
 }
 
 // --- stiffness ----------------------------------------------------------------------------------------------
@@ -385,21 +389,139 @@ void carry(float* __restrict m, const float* __restrict from, const float* __res
   for (int64_t i = 0; i < n; ++i) m[i] *= to[i] / from[i];
 }
 
+// A step of one tensor.
+class Step {
+ public:
+  Step(const Arm& arm, const Numbers& h, const Tensors& t, int64_t n, const Grid& grid, float* held,
+       const Stiffness* stiffness, const Uniform& uniform)
+      : arm_(arm), h_(h), t_(t), n_(n), grid_(grid), line_(grid), held_(held), stiffness_(stiffness),
+        uniform_(uniform) {}
+
+  void take() {
+    if (arm_.match_rms) match();
+    if (arm_.weights != kMaster) held_scale_ = scale_of(*held_, grid_.target, arm_.pow2);
+    const uint32_t found = largest_over(n_, [&](int64_t begin, int64_t end) {
+      uint32_t largest_here = 0;
+      for (int64_t first = begin; first < end; first += kChunk) {
+        largest_here = std::max(largest_here, finish(first, std::min(kChunk, end - first)));
+      }
+      return largest_here;
+    });
+    if (arm_.weights != kMaster) write_back(from_order(found));
+  }
+
+ private:
+  // Advances all moments of a chunk and writes the direction, and the factor if there is a stiffness.
+  void advance(int64_t first, int64_t n, float* factor, float* step) const {
+    if (stiffness_ != nullptr) (*stiffness_)(t_.p + first, first, n, factor);
+    if (t_.reference_m != nullptr) {
+      advance_moments(t_.reference_m + first, t_.reference_v + first, t_.g + first, n, h_);
+    }
+    direct(arm_, h_, t_, first, n, stiffness_ != nullptr ? factor : nullptr, step);
+  }
+
+  // Finds what brings the step to the size of AdamW's; so the directions of all chunks come before any weight moves.
+  void match() {
+    directions_.reset(new float[n_]);
+    std::vector<double> own((n_ + kChunk - 1) / kChunk), wanted(own.size());
+    over_chunks(n_, [&](int64_t chunk, int64_t first, int64_t n) {
+      float factor[kChunk], *step = directions_.get() + first;
+      const float* weight = t_.p + first;
+      const float* m = (t_.reference_m != nullptr ? t_.reference_m : t_.m) + first;
+      const float* v = (t_.reference_v != nullptr ? t_.reference_v : t_.v) + first;
+      advance(first, n, factor, step);
+      own[chunk] = chunk_sum(n, [&](int64_t i) {
+        const float moved = arm_.base == kMadam ? step[i] * weight[i] : step[i];  // madam's is one in log |w|
+        return moved * moved;
+      });
+      wanted[chunk] = chunk_sum(n, [&](int64_t i) {
+        const float adam = adam_direction(m[i], v[i], h_);
+        return adam * adam;
+      });
+    });
+    const float found = static_cast<float>(std::sqrt(total(wanted) / total(own)));
+    ratio_ = std::isfinite(found) ? found : 1.0f;
+  }
+
+  // Moves a chunk, and returns its largest weight if someone asks for it.
+  uint32_t finish(int64_t first, int64_t n) const {
+    float factor[kChunk], fresh[kChunk], *weight = t_.p + first, *step = fresh;
+    if (directions_ == nullptr) {
+      advance(first, n, factor, step);
+    } else {
+      step = directions_.get() + first;
+      if (arm_.riemannian()) (*stiffness_)(weight, first, n, factor);
+      for (int64_t i = 0; i < n; ++i) step[i] *= ratio_;
+    }
+    move(arm_, h_, weight, step, first, n, line_, held_scale_, uniform_);
+    if (arm_.riemannian() && t_.m != nullptr) {
+      float there[kChunk];
+      (*stiffness_)(weight, first, n, there);
+      carry(t_.m + first, factor, there, n);
+    }
+    return arm_.weights == kMaster ? 0u : largest(weight, n);
+  }
+
+  // Puts the weights, the largest of which is ``present``, on the grid, whose scale is changed first where that is due.
+  void write_back(float present) {
+    float amax = *held_;
+    if (arm_.reestimated) {
+      if (present > amax) amax = 2.0f * amax;
+      if (present < amax * kShrinksBelow) amax = 0.5f * amax;
+    }
+    if (!(amax > 0)) amax = present;  // of weights that all began at zero
+    if (arm_.base == kRung && amax == *held_ && present <= amax) return;  // whole rungs of the same grid
+    *held_ = amax;
+    if (arm_.weights == kStochastic && arm_.base != kRung) {
+      const StochasticRounder round(grid_);
+      round_weights([=, this](float x, uint32_t place) { return round(x, uniform_(place)); });
+    } else if (grid_.root == 0) {
+      const Rounder<false> round(grid_);
+      round_weights([=](float x, uint32_t) { return round(x); });
+    } else {
+      const Rounder<true> round(grid_);
+      round_weights([=](float x, uint32_t) { return round(x); });
+    }
+  }
+
+  template <class F>
+  void round_weights(const F& rounded) {
+    const float scale = scale_of(*held_, grid_.target, arm_.pow2);
+    over(n_, 1, [&](int64_t begin, int64_t end) {
+      float* weight = t_.p + begin;
+      const F round = rounded;
+      const uint32_t place = static_cast<uint32_t>(begin), count = static_cast<uint32_t>(end - begin);
+      for (uint32_t i = 0; i < count; ++i) weight[i] = round(weight[i] * scale, place + i) / scale;
+    });
+  }
+
+  const Arm arm_;
+  const Numbers h_;
+  const Tensors t_;
+  const int64_t n_;
+  const Grid grid_;
+  const Line line_;
+  float* const held_;
+  const Stiffness* const stiffness_;
+  const Uniform uniform_;
+  float held_scale_ = 1.0f, ratio_ = 1.0f;
+  std::unique_ptr<float[]> directions_;
+};
+
+// --- the operator -------------------------------------------------------------------------------------------
+
 float* data_or_null(Tensor& t) { return t.numel() == 0 ? nullptr : static_cast<float*>(t.mutable_data_ptr()); }
 
 void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor reference_v, Tensor held,
               Tensor settings, Tensor numbers, Tensor constants, Tensor remembered, Tensor stiff_constants,
               Tensor stiff_numbers, Tensor order, int64_t first_key, int64_t second_key) {
+  const int64_t n = p.numel();
+  if (n == 0) return;
   const Arm arm(settings);
   const Numbers h(numbers);
   const Grid grid(constants);
-  const int64_t n = p.numel();
-  if (n == 0) return;
   const Tensors t{data_or_null(p),           data_or_null(m),           data_or_null(v),
                   data_or_null(reference_m), data_or_null(reference_v), g.const_data_ptr<float>()};
-  const bool on_grid = arm.weights != kMaster;
-  float* held_amax = data_or_null(held);
-
   std::unique_ptr<Stiffness> stiffness;
   if (arm.formula != kNone) {
     const float known = remembered.numel() == 1 ? *remembered.const_data_ptr<float>() : 0.0f;
@@ -409,98 +531,8 @@ void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor
     const int32_t* shuffle = order.numel() == 0 ? nullptr : static_cast<const int32_t*>(order.const_data_ptr());
     stiffness = std::make_unique<Stiffness>(arm, t.p, n, own, scale, stiff_constants, stiff_numbers, shuffle, h.factor);
   }
-  const Line line(grid);
-  const float held_scale = on_grid ? scale_of(*held_amax, grid.target, arm.pow2) : 1.0f;
   const Uniform uniform{static_cast<uint32_t>(first_key), static_cast<uint32_t>(second_key)};
-
-  // Of a step to be matched to AdamW's size, the directions of all chunks come before the first weight moves.
-  std::unique_ptr<float[]> directions;
-  float ratio = 1.0f;
-  const auto advance = [&](int64_t first, int64_t count, float* factor, float* step) {
-    if (stiffness) (*stiffness)(t.p + first, first, count, factor);
-    if (t.reference_m != nullptr) {
-      advance_moments(t.reference_m + first, t.reference_v + first, t.g + first, count, h);
-    }
-    direct(arm, h, t, first, count, stiffness ? factor : nullptr, step);
-  };
-  if (arm.match_rms) {
-    directions.reset(new float[n]);
-    const int64_t chunks = (n + kChunk - 1) / kChunk;
-    std::vector<double> own(chunks), wanted(chunks);
-    over_chunks(n, [&](int64_t chunk, int64_t first, int64_t count) {
-      float factor[kChunk], *step = directions.get() + first;
-      const float* weight = t.p + first;
-      const float* m = (t.reference_m != nullptr ? t.reference_m : t.m) + first;
-      const float* v = (t.reference_v != nullptr ? t.reference_v : t.v) + first;
-      advance(first, count, factor, step);
-      own[chunk] = arm.base == kMadam
-                       ? chunk_sum(count, [&](int64_t i) { return step[i] * weight[i] * (step[i] * weight[i]); })
-                       : chunk_sum(count, [&](int64_t i) { return step[i] * step[i]; });
-      wanted[chunk] = chunk_sum(count, [&](int64_t i) {
-        const float adam = adam_direction(m[i], v[i], h);
-        return adam * adam;
-      });
-    });
-    double own_sum = 0, wanted_sum = 0;
-    for (const double part : own) own_sum += part;
-    for (const double part : wanted) wanted_sum += part;
-    const float found = static_cast<float>(std::sqrt(wanted_sum / own_sum));
-    ratio = std::isfinite(found) ? found : 1.0f;
-  }
-
-  const auto finish = [&](int64_t first, int64_t count) {
-    float factor[kChunk], fresh[kChunk], *weight = t.p + first;
-    float* step = arm.match_rms ? directions.get() + first : fresh;
-    if (!arm.match_rms) {
-      advance(first, count, factor, step);
-    } else {
-      if (arm.riemannian()) (*stiffness)(weight, first, count, factor);
-      for (int64_t i = 0; i < count; ++i) step[i] *= ratio;
-    }
-    move(arm, h, weight, step, first, count, line, held_scale, uniform);
-    if (arm.riemannian() && t.m != nullptr) {
-      float there[kChunk];
-      (*stiffness)(weight, first, count, there);
-      carry(t.m + first, factor, there, count);
-    }
-    return on_grid ? largest(weight, count) : 0u;
-  };
-  const uint32_t largest_weight = largest_over(n, [&](int64_t begin, int64_t end) {
-    uint32_t found = 0;
-    for (int64_t first = begin; first < end; first += kChunk) {
-      found = std::max(found, finish(first, std::min(kChunk, end - first)));
-    }
-    return found;
-  });
-  if (!on_grid) return;
-
-  float amax = *held_amax;
-  const float present = from_order(largest_weight);
-  if (arm.reestimated) {
-    if (present > amax) amax = 2.0f * amax;
-    if (present < amax * kShrinksBelow) amax = 0.5f * amax;
-  }
-  if (!(amax > 0)) amax = present;  // of weights that all began at zero
-  if (arm.base == kRung && amax == *held_amax && present <= amax) return;  // whole rungs of the same grid
-  *held_amax = amax;
-  const float scale = scale_of(amax, grid.target, arm.pow2);
-  const auto write_back = [&](const auto& rounded) {
-    over(n, 1, [&](int64_t begin, int64_t end) {
-      float* weight = t.p + begin;
-      const uint32_t place = static_cast<uint32_t>(begin), count = static_cast<uint32_t>(end - begin);
-      for (uint32_t i = 0; i < count; ++i) weight[i] = rounded(weight[i] * scale, place + i) / scale;
-    });
-  };
-  if (arm.weights == kStochastic && arm.base != kRung) {
-    const StochasticRounder round(grid);
-    write_back([=](float x, uint32_t place) { return round(x, uniform(place)); });
-  } else if (grid.root == 0) {
-    const Rounder<false> round(grid);
-    write_back([=](float x, uint32_t) { return round(x); });
-  } else {
-    const Rounder<true> round(grid);
-    write_back([=](float x, uint32_t) { return round(x); });
-  }
+  Step(arm, h, t, n, grid, data_or_null(held), stiffness.get(), uniform).take();
 }
 
 }  // namespace
