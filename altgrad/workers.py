@@ -136,11 +136,18 @@ def hand_to_dvc(tasks: list[Task]) -> dict[str, str]:
 
 @contextmanager
 def _locked_repo() -> Iterator[Repo]:
+    from dvc.lock import LockError
     from dvc.repo import Repo
 
     logging.getLogger("dvc").setLevel(logging.WARNING)  # it would say of every stage that it is cached
-    with Repo() as repo, repo.lock:
-        yield repo
+    try:
+        with Repo() as repo, repo.lock:
+            yield repo
+    except LockError:
+        raise UserError(
+            "another DVC command holds this project's lock; wait for it and run the same command again, finished cells "
+            "are kept"
+        ) from None
 
 
 def _stages(repo: Repo, stage: str) -> list[Stage]:
@@ -170,10 +177,8 @@ def run_tasks(tasks: list[Task], jobs: int) -> dict[str, str]:
     An interrupt or SIGTERM reaches every process, which writes a checkpoint and stops; then this process
     ends with status 128 + signal.
     """
-    from altgrad.training import machine  # imports torch, which must find the variables that run_stage sets
-
     LOGS.mkdir(parents=True, exist_ok=True)
-    os.environ["OMP_NUM_THREADS"] = str(max(1, machine.usable_cores() // jobs))
+    os.environ["OMP_NUM_THREADS"] = str(threads_each(jobs))
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(LIBRARIES)
     gpus, unit = _gpus(), "step" if tasks[0].stage == "train" else "cell"
@@ -209,6 +214,15 @@ def run_tasks(tasks: list[Task], jobs: int) -> dict[str, str]:
         print("interrupted; the checkpoints are saved, run the same command to resume", file=sys.stderr)
         sys.exit(128 + received[0])
     return {name: f"{problem} (its output is in {LOGS / name}.log)" for name, problem in failures.items()}
+
+
+def threads_each(jobs: int) -> int:
+    """Return the threads of each of ``jobs`` processes: one of them has as many as it would have from `dvc repro`."""
+    import torch  # which must find the variables that run_stage sets
+
+    from altgrad.training import machine
+
+    return max(1, min(torch.get_num_threads(), machine.usable_cores()) // jobs)
 
 
 def _start(context: Any, task: Task, slot: int, gpus: list[str]) -> Worker:

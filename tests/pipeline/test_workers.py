@@ -13,7 +13,8 @@ import pytest
 from dvc.utils.hydra import apply_overrides
 
 from altgrad.config import UserError, load_params
-from altgrad.workers import change_params
+from altgrad.training.machine import usable_cores
+from altgrad.workers import change_params, threads_each
 from tests.pipeline.conftest import CELLS, PROJECT, Project, environment, stages_of
 
 COMMAND = (sys.executable, "-m", "altgrad.workers", "--jobs", "2")
@@ -75,6 +76,28 @@ def test_stopped_in_the_middle_it_goes_on_from_the_checkpoints(tmp_path):
     assert len(results(projects[1])) < len(results(projects[0]))
     projects[1].run(*COMMAND)
     assert results(projects[1]) == results(projects[0])
+
+
+@pytest.mark.parametrize(("own", "jobs", "each"), [(1, 1, 1), (1, 4, 1), (1000, 1, usable_cores()), (1000, 10**6, 1)])
+def test_one_job_has_the_threads_that_torch_gives_a_process(own, jobs, each, monkeypatch):
+    """torch counts physical cores, or what OMP_NUM_THREADS says."""
+    monkeypatch.setattr("torch.get_num_threads", lambda: own)
+    assert threads_each(jobs) == each
+
+
+def test_a_project_that_dvc_is_at_work_in_is_said_in_one_sentence(project: Project):
+    hold = "from dvc.repo import Repo\nwith Repo() as repo, repo.lock:\n    print(flush=True)\n    input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold], cwd=project.folder, env=environment(), text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as other:  # fmt: skip
+        other.stdout.readline()
+        code = "from altgrad.config import run_stage\nfrom altgrad.workers import pending\n"
+        code += "run_stage(lambda _: pending('train'))"
+        done = project.run(sys.executable, "-c", code, check=False)
+        other.communicate("\n")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: another DVC command holds this project's lock")
 
 
 def test_settings_are_written_as_dvc_exp_run_writes_them(tmp_path):
