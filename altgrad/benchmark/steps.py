@@ -10,14 +10,12 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from tqdm import tqdm
 
-from altgrad.benchmark.copying import operands_copied
 from altgrad.benchmark.limits import synchronize
 from altgrad.model import GPT, GPTConfig, LayerRecipe, Recipe, Rule, linear_layers, quantize_model
 from altgrad.optim import Arm, build_optimizer
@@ -27,12 +25,11 @@ CLIP = 1.0
 
 
 class Contestant(NamedTuple):
-    """A way to train: no recipe quantizes nothing, and ``copies`` only copies what the recipe would quantize."""
+    """A way to train; without a recipe nothing is quantized."""
 
     name: str
     recipe: Recipe | None = None
     compute: str = "bf16"
-    copies: bool = False
 
 
 def contestants(formats: Sequence[str], device: torch.device) -> list[Contestant]:
@@ -44,7 +41,6 @@ def contestants(formats: Sequence[str], device: torch.device) -> list[Contestant
     return [
         Contestant(BASELINE),
         Contestant("fp32", compute="fp32"),
-        Contestant("operands copied, not quantized", Recipe.uniform(first), copies=True),
         *[Contestant(name, Recipe.uniform(name)) for name in formats],
         Contestant(f"{first}, delayed scaling", Recipe.uniform(first, scaling="delayed")),
         Contestant(f"{first}, a scale per row", Recipe.uniform(first, granularity="row")),
@@ -81,17 +77,15 @@ class Step:
         # each step, and from the ninth on dynamo gives up and runs them eagerly.
         self._compiled = torch.compile(self.model, dynamic=False, isolate_recompiles=True)
         self._bf16 = entry.compute == "bf16"
-        self._operands = operands_copied if entry.copies else nullcontext
 
     def __call__(self) -> None:
         """Take one step; the gradients of the one before are dropped first."""
         self.optimizer.zero_grad(set_to_none=True)
-        with self._operands():
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16):
-                loss = self._compiled(self.tokens[0], self.tokens[1])
-            loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
-        self.optimizer.step()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16):
+            loss = self._compiled(self.tokens[0], self.tokens[1])
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        self.optimizer.step(norm=norm.item())
 
     def seconds(self) -> float:
         """Take one step and return how long it took."""

@@ -12,6 +12,7 @@ from altgrad.model.matmul import MatmulSettings, Operand, QuantizedMatmul
 from altgrad.model.quantizer import Quantizer
 from altgrad.model.recipe import ROLES, LayerRecipe, TensorRecipe
 from altgrad.numerics import Format
+from altgrad.numerics.operand import owned
 
 BF16_SIGNIFICAND_BITS = 8
 BF16_EMIN = -126 - 7  # exponent of the smallest bfloat16 subnormal
@@ -120,7 +121,11 @@ class QuantizedLinear(nn.Module):
         quantizer = self._quantizer(role)
         remembered = None if quantizer is None else quantizer.remembered_amax()
         scaling = getattr(settings, role)
-        operand = Operand.of(t, scaling, self._constants(role), remembered, 1, settings.operand_dtype)
+        # A clipped gradient and the operands of the backward products read the tensor again.
+        once = scaling is not None and scaling.per_tensor and not settings.clipped
+        t, free = owned(t) if once else (t, False)
+        constants = self._constants(role)
+        operand = Operand.of(t, scaling, constants, remembered, 1, settings.operand_dtype, overwrite=free)
         if self.training and operand.amax is not None:
             quantizer.remember(operand.amax)
         return operand

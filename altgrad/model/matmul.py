@@ -11,10 +11,10 @@ are applied to the result, in float32: a scale folded into an operand before its
 round it again (2e-3 relative, as large as the effects under study).
 
 With a scale per row, each operand of each product has one per index that the product does not sum over, so
-that they too apply to the result; the backward products sum over other indices than the forward
-one, and quantize their tensors anew. With a scale per block of the sum, the scales are powers of two
-and stay in the operands, which is exact unless a format's smallest value, so scaled, falls below the
-smallest bfloat16, 2^-133: from an amax of 2^-103 down in E5M2, of 2^-57 down in E7M0.
+that they too apply to the result; the backward products sum over other indices than the forward one, and
+have operands of their own, made when the tensor is at hand. With a scale per block of the sum, the scales
+are powers of two and stay in the operands, which is exact unless a format's smallest value, so scaled, falls
+below the smallest bfloat16, 2^-133: from an amax of 2^-103 down in E5M2, of 2^-57 down in E7M0.
 
 One difference from hardware remains where no bf16 GEMM with float32 output exists (torch 2.13 on
 CPU): there ``accumulate="bf16"`` rounds each sum to bf16 before the scale is applied. ``y`` and ``dx``
@@ -35,7 +35,7 @@ from altgrad.model.native import native_product
 from altgrad.model.operand import Operand
 from altgrad.model.quantizer import FLOAT8, Scaling, overflows
 from altgrad.numerics import decode_operand, encode_operand
-from altgrad.numerics.operand import materialized
+from altgrad.numerics.operand import materialized, owned
 
 
 @dataclass(frozen=True)
@@ -121,15 +121,17 @@ class QuantizedMatmul(torch.autograd.Function):
                 x_kept = _unclamped(x, x_scale, x_constants)
             if _has_one_scale(settings.weight):
                 weight_kept = _unclamped(weight, weight_scale, weight_constants)
+        x_q, weight_q = Operand(x_q, x_scale), Operand(weight_q, weight_scale)
+        saved_x = saved_weight = Operand(None)
+        if any(ctx.needs_input_grad):
+            saved_x = _saved(x, x_q, x_constants, settings.input, settings)
+            saved_weight = _saved(weight, weight_q, weight_constants, settings.weight, settings)
         ctx.save_for_backward(
-            _saved(x, x_q, x_constants, settings.input, settings),
-            _saved(weight, weight_q, weight_constants, settings.weight, settings),
-            x_scale, weight_scale, x_constants, weight_constants, grad_constants, grad_remembered, grad_amax,
-            x_kept, weight_kept,
+            saved_x.values, saved_weight.values, saved_x.scale, saved_weight.scale, x_constants, weight_constants,
+            grad_constants, grad_remembered, grad_amax, x_kept, weight_kept,
         )  # fmt: skip
         ctx.settings = settings
         ctx.dtypes = x.dtype, weight.dtype
-        x_q, weight_q = Operand(x_q, x_scale), Operand(weight_q, weight_scale)
         return _product(x_q, weight_q.t(), settings.output_dtype, settings.accumulate_fp32)
 
     @staticmethod
@@ -140,12 +142,15 @@ class QuantizedMatmul(torch.autograd.Function):
         ) = ctx.saved_tensors  # fmt: skip
         settings: MatmulSettings = ctx.settings
         dtype = settings.operand_dtype
-        grad_rows = Operand.of(grad, settings.grad, grad_constants, grad_remembered, 1, dtype)
+        grad, free = owned(grad)
+        used_twice = settings.grad is not None and not settings.grad.per_tensor
+        overwrite = free and not used_twice
+        grad_rows = Operand.of(grad, settings.grad, grad_constants, grad_remembered, 1, dtype, overwrite=overwrite)
         if grad_amax is not None:
             grad_amax.copy_(grad_rows.amax)
         grad_columns = grad_rows
-        if settings.grad is not None and not settings.grad.per_tensor:
-            grad_columns = Operand.of(grad, settings.grad, grad_constants, None, 0, dtype)
+        if used_twice:
+            grad_columns = Operand.of(grad, settings.grad, grad_constants, None, 0, dtype, overwrite=free)
         x_q = _restored(x, x_scale, x_constants, settings.input, settings)
         weight_q = _restored(weight, weight_scale, weight_constants, settings.weight, settings)
         dx = _product(grad_rows, weight_q, ctx.dtypes[0], settings.accumulate_fp32)
@@ -162,27 +167,24 @@ def _has_one_scale(scaling: Scaling | None) -> bool:
 
 
 def _saved(
-    t: Tensor, values: Tensor, constants: Tensor | None, scaling: Scaling | None, settings: MatmulSettings
-) -> Tensor:
-    """Return what the backward products need of the tensor ``t``, whose forward operand is ``values``.
+    t: Tensor, operand: Operand, constants: Tensor | None, scaling: Scaling | None, settings: MatmulSettings
+) -> Operand:
+    """Return the operand that the backward products need of ``t``, its values perhaps as codes.
 
-    A tensor with row or block scales has others in the backward products, which sum over other indices,
-    and is quantized anew for them.
+    ``operand`` is that of the forward product. A tensor with row or block scales has another one in the backward
+    products, which sum over other indices.
     """
     if scaling is None:
-        return values
+        return operand
     if not scaling.per_tensor:
-        return t
-    return encode_operand(values, constants) if settings.save == "codes" else values
+        t, free = owned(t)
+        return Operand.of(t, scaling, constants, None, 0, settings.operand_dtype, overwrite=free)
+    return operand._replace(values=encode_operand(operand.values, constants)) if settings.save == "codes" else operand
 
 
 def _restored(
     saved: Tensor, scale: Tensor | None, constants: Tensor | None, scaling: Scaling | None, settings: MatmulSettings
 ) -> Operand:
-    """Return the operand, for a product that sums over dimension 0, from what `_saved` kept."""
-    if scaling is None:
-        return Operand(saved)
-    if not scaling.per_tensor:
-        return Operand.of(saved, scaling, constants, None, 0, settings.operand_dtype)
-    values = decode_operand(saved, constants, settings.operand_dtype) if settings.save == "codes" else saved
-    return Operand(values, scale)
+    """Return the operand, for a product that sums over dimension 0, that `_saved` made."""
+    as_codes = settings.save == "codes" and scaling is not None and scaling.per_tensor
+    return Operand(decode_operand(saved, constants, settings.operand_dtype) if as_codes else saved, scale)

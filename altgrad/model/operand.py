@@ -24,12 +24,13 @@ class Operand(NamedTuple):
     @classmethod
     def of(
         cls, t: Tensor, scaling: Scaling | None, constants: Tensor | None, remembered: Tensor | None, dim: int,
-        dtype: torch.dtype,
+        dtype: torch.dtype, *, overwrite: bool = False,
     ) -> Operand:  # fmt: skip
         """Return the 2-d ``t`` on its format's grid, for a product that sums over ``dim``; without a format, cast."""
         if scaling is None:
             return cls(t.detach().to(dtype))
-        found = cls(*quantize_operand(t.detach(), constants, remembered, dim=dim, dtype=dtype, **scaling.options))
+        options = {"dim": dim, "dtype": dtype, "overwrite": overwrite, **scaling.options}
+        found = cls(*quantize_operand(t.detach(), constants, remembered, **options))
         return found if scaling.float8 is None else found._replace(values=found.values.to(scaling.float8))
 
     def t(self) -> Operand:

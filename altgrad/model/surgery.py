@@ -19,6 +19,14 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Linear | QuantizedLinear]:
     return {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
 
 
+def embedded_weights(model: nn.Module) -> set[nn.Parameter]:
+    """Return the weights of the embeddings.
+
+    What a linear layer shares with one of them is looked up unquantized and gets most of its gradient there.
+    """
+    return {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+
+
 def layer_recipe(layer: nn.Module) -> LayerRecipe | None:
     """Return how a layer that :func:`quantize_model` made is quantized, ``None`` for any other layer."""
     return getattr(layer, "recipe", None)

@@ -14,6 +14,13 @@
 #include <cstdint>
 #include <limits>
 
+// Before a loop whose elements do not depend on each other, though it may write where it reads.
+#ifdef __clang__
+#define EACH_ALONE _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define EACH_ALONE _Pragma("GCC ivdep")
+#endif
+
 namespace altgrad {
 
 using torch::stable::Tensor;
@@ -42,28 +49,32 @@ struct Grid {
 // with the exponent.
 template <bool kAlternating>
 struct Rounder {
-  float max, zero, lowest, factor;
+  float max, zero, lowest, highest, per_binade;
   uint32_t odd;
 
   explicit Rounder(const Grid& g)
-      : max(g.max), zero(g.zero), lowest(g.spacing), factor(g.per_binade()), odd(g.root < 0 ? 1 : 0) {}
+      : max(g.max), zero(g.zero), lowest(g.spacing * kAnchor), highest(std::max(lowest, binade_of(g.max) * g.per_binade() * kAnchor)),
+        per_binade(g.per_binade() * kAnchor), odd(g.root < 0 ? 0 : 1) {}
 
   float operator()(float x) const {
     const uint32_t bits = std::bit_cast<uint32_t>(x);
     const float absolute = std::bit_cast<float>(bits & 0x7fffffffu);
     const float magnitude = absolute > max ? max : absolute;  // NaN stays
-    const float binade = std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) & 0x7f800000u);
-    float spacing = binade * factor;
-    spacing = spacing > lowest ? spacing : lowest;
-    float anchor = spacing * 0x1.8p23f;
-    if constexpr (kAlternating) {
-      const uint32_t exponent = std::bit_cast<uint32_t>(spacing) >> 23;  // biased by 127, which is odd
-      const uint32_t even_below = ((exponent ^ odd) & 1);
-      anchor += std::bit_cast<float>(std::bit_cast<uint32_t>(spacing) & (0u - even_below));
+    float anchor = binade_of(x) * per_binade;  // 2^23 spacings of the grid and half as many
+    anchor = anchor > lowest ? anchor : lowest;
+    anchor = anchor < highest ? anchor : highest;
+    if constexpr (kAlternating) {  // one spacing more where the even code is below: a last place of the anchor
+      const uint32_t anchor_bits = std::bit_cast<uint32_t>(anchor);
+      anchor = std::bit_cast<float>(anchor_bits + (((anchor_bits >> 23) ^ odd) & 1));
     }
     const float rounded = (magnitude + anchor) - anchor;
     return std::bit_cast<float>(std::bit_cast<uint32_t>(rounded) | (bits & 0x80000000u)) + zero;
   }
+
+ private:
+  static constexpr float kAnchor = 0x1.8p23f;
+
+  static float binade_of(float x) { return std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0x7f800000u); }
 };
 
 // --- reading and writing -------------------------------------------------------------------------
@@ -102,20 +113,25 @@ Order<T> largest(const T* x, int64_t n) {
 
 // --- scales --------------------------------------------------------------------------------------
 
-// compute_scale of scaling.py: fp32, or a power of two rounded down.
-float scale_of(float amax, float target, bool pow2) {
-  if (!(amax > 0 && amax < std::numeric_limits<float>::infinity())) return 1.0f;
-  if (!pow2) {
+// compute_scale of scaling.py: fp32, or a power of two rounded down. Without a branch on amax, so that loops over it
+// are vectorized.
+inline float scale_of(float amax, float target, bool pow2) {
+  float scale;
+  if (pow2) {
+    // The exponent of the ratio is the difference of theirs, one less where the dividend has the smaller mantissa.
+    const uint64_t dividend = std::bit_cast<uint64_t>(static_cast<double>(target));
+    const uint64_t divisor = std::bit_cast<uint64_t>(static_cast<double>(amax));
+    constexpr uint64_t kMantissa = (uint64_t{1} << 52) - 1;
+    const int64_t less = (dividend & kMantissa) < (divisor & kMantissa) ? 1 : 0;
+    const int64_t exponent = static_cast<int64_t>(dividend >> 52) - static_cast<int64_t>(divisor >> 52) - less;
+    const int64_t bounded = std::min<int64_t>(std::max<int64_t>(exponent, -126), 127);
+    scale = std::bit_cast<float>(static_cast<uint32_t>(bounded + 127) << 23);
+  } else {
     const double ratio = static_cast<double>(target) / static_cast<double>(amax);
-    return static_cast<float>(std::clamp(ratio, 0x1p-126, 0x1p127));
+    scale = static_cast<float>(std::min(std::max(ratio, 0x1p-126), 0x1p127));
   }
-  // The exponent of the ratio is the difference of theirs, one less where the dividend has the smaller mantissa.
-  const uint64_t dividend = std::bit_cast<uint64_t>(static_cast<double>(target));
-  const uint64_t divisor = std::bit_cast<uint64_t>(static_cast<double>(amax));
-  constexpr uint64_t kMantissa = (uint64_t{1} << 52) - 1;
-  const int64_t less = (dividend & kMantissa) < (divisor & kMantissa);
-  const int64_t exponent = static_cast<int64_t>(dividend >> 52) - static_cast<int64_t>(divisor >> 52) - less;
-  return std::bit_cast<float>(static_cast<uint32_t>(std::clamp<int64_t>(exponent, -126, 127) + 127) << 23);
+  const bool usable = (amax > 0) & (amax < std::numeric_limits<float>::infinity());
+  return usable ? scale : 1.0f;
 }
 
 // --- loops ----------------------------------------------------------------------------------------

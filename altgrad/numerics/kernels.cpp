@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <new>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "grid.h"
@@ -21,7 +22,10 @@ namespace {
 
 using torch::headeronly::ScalarType;
 
-constexpr int64_t kStripe = 128;  // columns handled together when scales run along them
+constexpr int64_t kStripe = 128, kStrips = 16;  // columns handled together, and parts of the rows, at most
+constexpr int64_t kUsualBlock = 32;  // that of the OCP microscaling formats
+constexpr int64_t kTogether = 16;  // blocks handled together, if so many elements stay in the first cache:
+constexpr int64_t kFirstCache = 1 << 13;
 
 struct Shape {
   int64_t rows, columns;
@@ -29,30 +33,34 @@ struct Shape {
 
 // --- one scale for the tensor ----------------------------------------------------------------------
 
-// The loops themselves: functions of their own, so that the compiler knows that x and y do not overlap.
+// The loops themselves. x and y do not overlap or are the same, so that no element waits for another.
 template <class T, class U, class R>
-void round_range(const T* __restrict x, U* __restrict y, int64_t n, float scale, const R round) {
+void round_range(const T* x, U* y, int64_t n, float scale, const R round) {
+  EACH_ALONE
   for (int64_t i = 0; i < n; ++i) store_exact(y + i, round(load(x[i]) * scale));
 }
 
 template <class T, class U, class R>
-Order<T> round_and_find_largest(const T* __restrict x, U* __restrict y, int64_t n, float scale, const R round) {
+Order<T> round_and_find_largest(const T* x, U* y, int64_t n, float scale, const R round) {
   Order<T> found = 0;
+  EACH_ALONE
   for (int64_t i = 0; i < n; ++i) {
-    found = std::max(found, order(x[i]));
-    store_exact(y + i, round(load(x[i]) * scale));
+    const T element = x[i];
+    found = std::max(found, order(element));
+    store_exact(y + i, round(load(element) * scale));
   }
   return found;
 }
 
 template <class T, class U, class R>
-void round_unscaled_range(const T* __restrict x, U* __restrict y, int64_t n, float scale, const R round) {
+void round_unscaled_range(const T* x, U* y, int64_t n, float scale, const R round) {
   const float unscale = 1 / scale;  // exact: a power of two
+  EACH_ALONE
   for (int64_t i = 0; i < n; ++i) store(y + i, round(load(x[i]) * scale) * unscale);
 }
 
 template <class T, class U, class R>
-void round_all(const T* __restrict x, U* __restrict y, int64_t n, float scale, const R& round) {
+void round_all(const T* x, U* y, int64_t n, float scale, const R& round) {
   over(n, 1, [&](int64_t begin, int64_t end) {
     round_range(x + begin, y + begin, end - begin, scale, round);
   });
@@ -60,7 +68,7 @@ void round_all(const T* __restrict x, U* __restrict y, int64_t n, float scale, c
 
 // Both at once, where the scale is known beforehand.
 template <class T, class U, class R>
-float round_all_and_find_amax(const T* __restrict x, U* __restrict y, int64_t n, float scale, const R& round) {
+float round_all_and_find_amax(const T* x, U* y, int64_t n, float scale, const R& round) {
   return from_order(largest_over(n, [&](int64_t begin, int64_t end) {
     return round_and_find_largest(x + begin, y + begin, end - begin, scale, round);
   }));
@@ -68,60 +76,112 @@ float round_all_and_find_amax(const T* __restrict x, U* __restrict y, int64_t n,
 
 // --- a scale per row or column, or per block of either ------------------------------------------------
 
-// Scales along rows: each block of a row is read twice while it is in the first cache. Without `scales` the
-// scale is taken off again, as block scales are.
+// Some neighbouring blocks at a time, which are in the first cache when they are read again and whose scales do not
+// wait for each other. Without `scales` the scale is taken off again, as block scales are. L: int64_t, or a length
+// that the compiler knows.
+template <class T, class U, class R, class L>
+void round_blocks(const T* x, U* y, int64_t blocks, const L length, float* scales, bool pow2, float target,
+                  const R round) {
+  float scale[kTogether];
+  const int64_t together = std::clamp<int64_t>(kFirstCache / length, 1, kTogether);
+  for (int64_t first = 0; first < blocks; first += together) {
+    const int64_t count = std::min(together, blocks - first);
+    const T* from = x + first * length;
+    U* to = y + first * length;
+    for (int64_t i = 0; i < count; ++i) scale[i] = from_order(largest(from + i * length, length));
+    for (int64_t i = 0; i < count; ++i) scale[i] = scale_of(scale[i], target, pow2);
+    for (int64_t i = 0; i < count; ++i, from += length, to += length) {
+      scales != nullptr ? round_range(from, to, length, scale[i], round)
+                        : round_unscaled_range(from, to, length, scale[i], round);
+    }
+    if (scales != nullptr) std::copy_n(scale, count, scales + first);
+  }
+}
+
+// Scales along rows: a row is one block, or some and perhaps a shorter one.
 template <class T, class U, class R>
-void round_rows(const T* __restrict x, U* __restrict y, Shape shape, int64_t block, float* scales, bool pow2,
-                float target, const R& round) {
+void round_rows(const T* x, U* y, Shape shape, int64_t length, float* scales, bool pow2, float target, const R& round) {
+  const int64_t whole = shape.columns / length, rest = shape.columns % length;
+  if (rest == 0) {
+    over(shape.rows * whole, length, [&](int64_t begin, int64_t end) {
+      float* to_scales = scales == nullptr ? nullptr : scales + begin;
+      const int64_t offset = begin * length;
+      auto run = [&](auto known) {
+        round_blocks(x + offset, y + offset, end - begin, known, to_scales, pow2, target, round);
+      };
+      length == kUsualBlock ? run(std::integral_constant<int64_t, kUsualBlock>{}) : run(length);
+    });
+    return;
+  }
   over(shape.rows, shape.columns, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      for (int64_t first = 0; first < shape.columns; first += block) {
-        const int64_t offset = row * shape.columns + first;
-        const int64_t n = std::min(block, shape.columns - first);
-        const T* from = x + offset;
-        U* to = y + offset;
-        const float scale = scale_of(from_order(largest(from, n)), target, pow2);
-        if (scales != nullptr) {
-          scales[row] = scale;
-          round_range(from, to, n, scale, round);
-        } else {
-          round_unscaled_range(from, to, n, scale, round);
-        }
-      }
+      const int64_t offset = row * shape.columns, last = offset + whole * length;
+      round_blocks(x + offset, y + offset, whole, length, nullptr, pow2, target, round);
+      round_blocks(x + last, y + last, 1, rest, nullptr, pow2, target, round);
     }
   });
 }
 
-// Scales along columns: a stripe of columns at a time, which stays in the second cache between the passes.
+template <class T>
+void find_largest_of_columns(const T* x, int64_t rows, int64_t columns, int64_t stride, Order<T>* found) {
+  std::fill_n(found, columns, Order<T>{0});
+  for (int64_t row = 0; row < rows; ++row, x += stride) {
+    EACH_ALONE
+    for (int64_t i = 0; i < columns; ++i) found[i] = std::max(found[i], order(x[i]));
+  }
+}
+
+// A scale per column: in strips of rows, first to find the scales and then to round.
 template <class T, class U, class R>
-void round_columns(const T* __restrict x, U* __restrict y, Shape shape, int64_t block, float* scales, bool pow2,
-                   float target, const R& round) {
-  const int64_t stripes = (shape.columns + kStripe - 1) / kStripe;
-  over(stripes, shape.rows * kStripe, [&](int64_t begin, int64_t end) {
+void round_columns(const T* x, U* y, Shape shape, float* scales, bool pow2, float target, const R& round) {
+  const int64_t columns = shape.columns, elements = shape.rows * columns;
+  const int64_t strips = std::clamp<int64_t>(elements / kGrain, 1, kStrips);
+  const int64_t rows = (shape.rows + strips - 1) / strips;
+  std::vector<Order<T>> found(strips * columns);
+  over(strips, rows * columns, [&](int64_t begin, int64_t end) {
+    for (int64_t strip = begin; strip < end; ++strip) {
+      const int64_t first = std::min(strip * rows, shape.rows), count = std::min(rows, shape.rows - first);
+      find_largest_of_columns(x + first * columns, count, columns, columns, found.data() + strip * columns);
+    }
+  });
+  for (int64_t i = 0; i < columns; ++i) {
+    Order<T> largest_here = 0;
+    for (int64_t strip = 0; strip < strips; ++strip) {
+      largest_here = std::max(largest_here, found[strip * columns + i]);
+    }
+    scales[i] = scale_of(from_order(largest_here), target, pow2);
+  }
+  over(shape.rows, columns, [&](int64_t begin, int64_t end) {
+    const float* scale = scales;
+    const R round_here = round;
+    for (int64_t row = begin; row < end; ++row) {
+      const T* from = x + row * columns;
+      U* to = y + row * columns;
+      EACH_ALONE
+      for (int64_t i = 0; i < columns; ++i) store_exact(to + i, round_here(load(from[i]) * scale[i]));
+    }
+  });
+}
+
+// A scale per block of a column, which is taken off again: in tiles as high as a block.
+template <class T, class U, class R>
+void round_blocks_of_columns(const T* x, U* y, Shape shape, int64_t block, bool pow2, float target, const R& round) {
+  const int64_t stripes = (shape.columns + kStripe - 1) / kStripe, strips = (shape.rows + block - 1) / block;
+  over(strips * stripes, block * kStripe, [&](int64_t begin, int64_t end) {
     Order<T> found[kStripe];
     float scale[kStripe], unscale[kStripe];
-    for (int64_t stripe = begin; stripe < end; ++stripe) {
-      const int64_t first = stripe * kStripe;
-      const int64_t n = std::min(kStripe, shape.columns - first);
-      for (int64_t top = 0; top < shape.rows; top += block) {
-        const int64_t bottom = std::min(top + block, shape.rows);
-        std::fill_n(found, n, Order<T>{0});
-        for (int64_t row = top; row < bottom; ++row) {
-          const T* from = x + row * shape.columns + first;
-          for (int64_t i = 0; i < n; ++i) found[i] = std::max(found[i], order(from[i]));
-        }
-        for (int64_t i = 0; i < n; ++i) scale[i] = scale_of(from_order(found[i]), target, pow2);
-        for (int64_t i = 0; i < n; ++i) unscale[i] = 1 / scale[i];
-        if (scales != nullptr) std::copy_n(scale, n, scales + first);
-        for (int64_t row = top; row < bottom; ++row) {
-          const T* from = x + row * shape.columns + first;
-          U* to = y + row * shape.columns + first;
-          if (scales != nullptr) {
-            for (int64_t i = 0; i < n; ++i) store_exact(to + i, round(load(from[i]) * scale[i]));
-          } else {
-            for (int64_t i = 0; i < n; ++i) store(to + i, round(load(from[i]) * scale[i]) * unscale[i]);
-          }
-        }
+    const R round_here = round;
+    for (int64_t tile = begin; tile < end; ++tile) {
+      const int64_t top = tile / stripes * block, left = tile % stripes * kStripe;
+      const int64_t rows = std::min(block, shape.rows - top), n = std::min(kStripe, shape.columns - left);
+      const T* from = x + top * shape.columns + left;
+      U* to = y + top * shape.columns + left;
+      find_largest_of_columns(from, rows, n, shape.columns, found);
+      for (int64_t i = 0; i < n; ++i) scale[i] = scale_of(from_order(found[i]), target, pow2);
+      for (int64_t i = 0; i < n; ++i) unscale[i] = 1 / scale[i];
+      for (int64_t row = 0; row < rows; ++row, from += shape.columns, to += shape.columns) {
+        EACH_ALONE
+        for (int64_t i = 0; i < n; ++i) store(to + i, round_here(load(from[i]) * scale[i]) * unscale[i]);
       }
     }
   });
@@ -156,11 +216,11 @@ Tensor small_float(const std::vector<int64_t>& sizes) {
                                   ScalarType::Float, &std::free);
 }
 
+// Writes the operand of x into values, which may be x, and returns its scales and amax.
 // block: elements per block, 0 for one scale, -1 for a scale per row. remembered: 0-d, or empty for none. (Numbers
 // and tensors alone: torch 2.13 leaks a string or an optional tensor at each call of a stable operator.)
-std::tuple<Tensor, Tensor, Tensor> quantize_operand(Tensor x, Tensor constants, Tensor remembered, int64_t block,
-                                                    int64_t dim, bool pow2, ScalarType dtype) {
-  x = torch::stable::contiguous(x);
+std::tuple<Tensor, Tensor> quantize(const Tensor& x, Tensor& values, const Tensor& constants, const Tensor& remembered,
+                                    int64_t block, int64_t dim, bool pow2) {
   const Grid grid(constants);
   const Shape shape{x.size(0), x.size(1)};
   const bool one_scale = block == 0, per_block = block > 0, rows = dim != 0;
@@ -169,14 +229,14 @@ std::tuple<Tensor, Tensor, Tensor> quantize_operand(Tensor x, Tensor constants, 
                               : per_block ? std::vector<int64_t>{0}
                               : rows      ? std::vector<int64_t>{shape.rows, 1}
                                           : std::vector<int64_t>{1, shape.columns});
-  Tensor y = torch::stable::new_empty(x, x.sizes(), dtype);
   float* to_scales = per_block ? nullptr : static_cast<float*>(scales.mutable_data_ptr());
   const float known = remembered.numel() == 1 ? *static_cast<const float*>(remembered.const_data_ptr()) : 0.0f;
-  dispatch(x, y, grid, [&](const auto* from, auto* to, const auto& round) {
+  dispatch(x, values, grid, [&](const auto* from, auto* to, const auto& round) {
     if (!one_scale) {
-      const int64_t length = per_block ? block : std::max<int64_t>(1, rows ? shape.columns : shape.rows);
-      rows ? round_rows(from, to, shape, length, to_scales, pow2, grid.target, round)
-           : round_columns(from, to, shape, length, to_scales, pow2, grid.target, round);
+      const int64_t length = per_block ? block : std::max<int64_t>(1, shape.columns);
+      rows        ? round_rows(from, to, shape, length, to_scales, pow2, grid.target, round)
+      : per_block ? round_blocks_of_columns(from, to, shape, block, pow2, grid.target, round)
+                  : round_columns(from, to, shape, to_scales, pow2, grid.target, round);
       return;
     }
     float* to_amax = static_cast<float*>(amax.mutable_data_ptr());
@@ -189,7 +249,17 @@ std::tuple<Tensor, Tensor, Tensor> quantize_operand(Tensor x, Tensor constants, 
       round_all(from, to, x.numel(), *to_scales, round);
     }
   });
-  return {y, scales, amax};
+  return {scales, amax};
+}
+
+std::tuple<Tensor, Tensor> quantize_into(Tensor x, Tensor values, Tensor constants, Tensor remembered, int64_t block,
+                                         int64_t dim, bool pow2) {
+  return quantize(torch::stable::contiguous(x), values, constants, remembered, block, dim, pow2);
+}
+
+std::tuple<Tensor, Tensor> quantize_in_place(Tensor values, Tensor constants, Tensor remembered, int64_t block,
+                                             int64_t dim, bool pow2) {
+  return quantize(values, values, constants, remembered, block, dim, pow2);
 }
 
 // --- one byte per value -----------------------------------------------------------------------------
@@ -270,7 +340,8 @@ Tensor decode_operand(Tensor codes, Tensor constants, ScalarType dtype) {
 }  // namespace altgrad
 
 STABLE_TORCH_LIBRARY_IMPL(altgrad, CPU, m) {
-  m.impl("quantize_operand", TORCH_BOX(&altgrad::quantize_operand));
+  m.impl("quantize_into", TORCH_BOX(&altgrad::quantize_into));
+  m.impl("quantize_in_place", TORCH_BOX(&altgrad::quantize_in_place));
   m.impl("encode_operand", TORCH_BOX(&altgrad::encode_operand));
   m.impl("decode_operand", TORCH_BOX(&altgrad::decode_operand));
 }

@@ -1,6 +1,6 @@
 """Building and loading loops in C++ for CPUs: `kernels.cpp`, behind the operators of `operand`, and other rooms' own.
 
-A source is compiled once per machine, in two seconds, by the compiler that `torch.compile` needs too,
+A source is compiled once per machine, in a few seconds, by the compiler that `torch.compile` needs too,
 into the folder where that keeps its kernels (``TORCHINDUCTOR_CACHE_DIR``, else the user's cache). It uses
 torch's stable C++ interface alone, so that no part of torch's own source is compiled along. The file's
 name is a digest of all that the result depends on, and it appears under it complete: processes that

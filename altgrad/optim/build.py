@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from altgrad.model import linear_layers
+from altgrad.model import embedded_weights, linear_layers
 from altgrad.optim.arm import Arm
 from altgrad.optim.optimizer import ArmOptimizer
 from altgrad.optim.weight_grid import WeightGrid
@@ -24,6 +24,5 @@ def build_optimizer(
     parameters = [p for p in model.parameters() if p.requires_grad]
     weights = {p: grids[p] for p in parameters if p in grids}
     plain = [p for p in parameters if p not in weights]
-    embedded = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
-    linear = {layer.weight for layer in linear_layers(model).values()} - embedded
+    linear = {layer.weight for layer in linear_layers(model).values()} - embedded_weights(model)
     return ArmOptimizer(weights, plain, arm, linear=[p for p in plain if p in linear], **options)

@@ -33,7 +33,7 @@ def _traced(*arguments: object) -> None:
     """It returns nothing."""
 
 
-arm_step = torch.ops.altgrad.arm_step
+arm_step = torch.ops.altgrad.arm_step.default
 
 
 def available(arm: Arm, p: Tensor, grid: WeightGrid) -> bool:
@@ -51,8 +51,8 @@ class Loops:
     def __init__(self, arm: Arm, grid: WeightGrid, stiff: Stiffness | None, order: Tensor | None) -> None:
         self._nothing = grid.constants[:0]
         self._settings = _settings(arm, grid.options.get("scale_dtype", "fp32"))
-        self._remembered = grid.remembered
         self._held = grid.held if arm.weights == "grid" else self._nothing
+        self._remembered = grid.remembered if grid.held is None else lambda: grid.held
         self._constants = grid.constants
         self._stiffness = (
             self._nothing if stiff is None else stiff.constants,

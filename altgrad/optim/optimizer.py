@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -77,8 +78,12 @@ class ArmOptimizer(torch.optim.Optimizer):
     # --- a step --------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
-        """Take a step; ``closure`` computes the loss anew, as torch's optimizers allow."""
+    def step(self, closure: Callable[[], Tensor] | None = None, *, norm: float | None = None) -> Tensor | None:
+        """Take a step; ``closure`` computes the loss anew, as torch's optimizers allow.
+
+        ``norm``: that of all gradients, of who has it from clipping them. If it is finite they are, and are not read
+        to find that out, which takes a fifth of the time of an AdamW step.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -86,7 +91,8 @@ class ArmOptimizer(torch.optim.Optimizer):
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         if not gradients:
             return loss
-        if not _all_finite(gradients):
+        known = norm is not None and math.isfinite(norm)
+        if not (known or _all_finite(gradients)):
             self.skipped += 1
             return loss
         for group in self.param_groups:
@@ -100,11 +106,10 @@ class ArmOptimizer(torch.optim.Optimizer):
 
     def _step_quantized(self, group: dict[str, Any]) -> None:
         numbers: dict[int, Tensor] = {}  # by step, which is the same for weights that always had a gradient
-        for index, p in enumerate(group["params"]):
-            if p.grad is None:
-                continue
-            state = self._state(p, self._names)
-            state["step"] += 1
+        present = [(i, p, self._state(p, self._names)) for i, p in enumerate(group["params"]) if p.grad is not None]
+        if present:
+            torch._foreach_add_([state["step"] for *_, state in present], 1)
+        for index, p, state in present:
             step = int(state["step"].item())
             if step not in numbers:
                 numbers[step] = self._numbers(group, step, p.device)

@@ -21,9 +21,7 @@ def steps_table(bench: dict[str, Any]) -> Table:
     note = (
         "Time of a training step over that of the bf16 step of the same round, median, and its milliseconds; compiled. "
         "Weights and inputs are quantized in the format, gradients in E5M2, with a scale per tensor of the present "
-        "step unless said. Operands copied: each read and written once where it would be quantized, which is the "
-        "least that operators of their own can cost. Share: the operations of the linear layers against the bf16 limit "
-        "above."
+        "step unless said. Share: the operations of the linear layers against the bf16 limit above."
     )
     columns, rows = _by_size(bench["steps"], lambda step: f"{step['over_bf16']:.2f} ({_ms(step['step_ms'])})")
     rate = bench.get("limits", {}).get("bf16_gemm_operations_per_s")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from altgrad.model import QuantizedLinear, layer_recipe, linear_layers
+from altgrad.model import QuantizedLinear, embedded_weights, layer_recipe, linear_layers
 from altgrad.model.baselines import torchao_quantizer
 from altgrad.model.quantizer import Quantizer
 from altgrad.optim import WeightGrid
@@ -23,15 +23,14 @@ def quantizer_of(layer: nn.Module, role: str) -> Quantizer | None:
 def weight_grids(model: nn.Module, *, on_grid: bool) -> dict[nn.Parameter, WeightGrid]:
     """Return the grid of every quantized weight, in the order of the layers.
 
-    A weight that an embedding shares is left out, as it is looked up unquantized and gets most of its gradient there.
-    With ``on_grid`` the layers take their scales from the grids, whose amax the optimizer sets from then on; raises
-    ``ValueError`` for a layer that cannot.
+    A weight that an embedding shares is left out. With ``on_grid`` the layers take their scales from the grids, whose
+    amax the optimizer sets from then on; raises ``ValueError`` for a layer that cannot.
     """
-    embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    embedded = embedded_weights(model)
     grids = {}
     for name, layer in linear_layers(model).items():
         quantizer = quantizer_of(layer, "weight")
-        if quantizer is None or id(layer.weight) in embedded:
+        if quantizer is None or layer.weight in embedded:
             continue
         if on_grid and not isinstance(layer, QuantizedLinear):
             raise ValueError(f"layer {name} is quantized by torchao, which cannot keep weights on the grid")

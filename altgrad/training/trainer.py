@@ -139,7 +139,7 @@ class Trainer:
         if not diverged:
             nn.utils.clip_grads_with_norm_(parameters, train.clip, total_norm)
             with self.updates.watching(step, rows) if watched else nullcontext():
-                self.optimizer.step()
+                self.optimizer.step(norm=norm)
             self._count(loss, norm > train.clip)
         elif not (math.isfinite(loss) and math.isfinite(norm)):
             self.tracker.first_nonfinite = self._first_nonfinite(step)

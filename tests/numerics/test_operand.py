@@ -78,8 +78,24 @@ def test_loops_and_tensor_operations_agree_to_the_bit(name):
                 block = {"tensor": operand.ONE_SCALE, "row": operand.ROWS, "block": 32}[granularity]
                 arguments = (x, constants, known, block, dim, scale_dtype == "pow2", dtype)
                 found = torch.ops.altgrad.quantize_operand(*arguments)
-                expected = operand._quantize(*arguments)
+                expected = operand._quantize_by_tensors(*arguments)
                 assert all(map(same, found, expected)), (granularity, dim, scale_dtype, remembered, dtype, x.dtype)
+
+
+@pytest.mark.parametrize("block", [operand.ONE_SCALE, operand.ROWS, 32, 48, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_that_take_the_place_of_their_tensor_are_the_same(block, dtype):
+    constants, none = format_constants("E2M5"), torch.empty(0)
+    for shape in ((9, 96), (1031, 300)):  # by one thread, and in unequal parts by several
+        for dim in (0, 1):
+            x = wide(*shape).to(dtype)
+            arguments = (constants, none, block, dim, True)
+            expected = operand._quantize_by_tensors(x, *arguments, dtype)
+            found = operand._quantize(x, *arguments, dtype, overwrite=True)
+            assert found[0] is x
+            assert all(map(same, found, expected))
+            other = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float32}[dtype]
+            assert operand._quantize(x, *arguments, other, overwrite=True)[0] is not x
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -127,6 +143,9 @@ def test_operators_keep_what_they_promise_to_autograd_and_the_compiler():
         for dim in (0, 1):
             arguments = (x, constants, torch.empty(0), block, dim, True, torch.bfloat16)
             torch.library.opcheck(torch.ops.altgrad.quantize_operand, arguments)
+            values, rest = x.detach().clone(), arguments[1:6]
+            torch.library.opcheck(torch.ops.altgrad.quantize_in_place, (values, *rest))
+            torch.library.opcheck(torch.ops.altgrad.quantize_into, (x.detach(), values.bfloat16(), *rest))
     values = quantize_operand(x.detach(), constants).values
     codes = encode_operand(values, constants)
     torch.library.opcheck(torch.ops.altgrad.encode_operand, (values, constants))

@@ -48,6 +48,18 @@ def test_a_gradient_that_is_no_number_is_skipped_and_counted(name, bad):
     assert optimizer.skipped == 1 and weights[0].isfinite().all() and not torch.equal(weights[0], before)
 
 
+@pytest.mark.parametrize("norm", [torch.nan, torch.inf, None])
+def test_a_norm_that_is_no_number_has_the_gradients_looked_at(norm):
+    weights, optimizer = make(arm_named("stiff_update"))
+    weights[0].grad = torch.full_like(weights[0], 1e30)  # finite, with a norm beyond float32
+    before = weights[0].detach().clone()
+    optimizer.step(norm=norm)
+    assert optimizer.skipped == 0 and not torch.equal(weights[0], before)
+    weights[0].grad[0, 0] = torch.nan
+    optimizer.step(norm=norm)
+    assert optimizer.skipped == 1
+
+
 @pytest.mark.parametrize("name", ARMS)
 def test_a_weight_at_zero_moves_and_a_gradient_of_zero_does_no_harm(name):
     weights, optimizer = make(arm_named(name, weight_decay=0.0))
