@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from dvc.stage import Stage
 
 POLL_SECONDS = 0.1
+SHOWN_EVERY = {True: 0.5, False: 30}  # seconds, by whether someone watches or the output is a file
 # Every hand-over reads and writes the whole of dvc.lock, so that it takes longer the more cells there are.
 HANDED_OVER_EVERY, TIMES_AS_LONG = 20, 10  # seconds, and as a multiple of what the last one took
 LOGS = Path("scratch/workers")
@@ -183,7 +184,7 @@ def run_tasks(tasks: list[Task], jobs: int) -> dict[str, str]:
     context.set_forkserver_preload(LIBRARIES)
     gpus, unit = _gpus(), "step" if tasks[0].stage == "train" else "cell"
     waiting, running, finished, failures, done, forwarded = list(tasks), [], [], {}, 0, 0
-    handed_over, took = time.monotonic(), 0.0
+    handed_over, took, shown = time.monotonic(), 0.0, 0.0
     with _caught_signals() as received, tqdm(total=sum(t.size() for t in tasks), unit=unit, unit_scale=True) as bar:
         while running or finished or (waiting and not received):
             while waiting and len(running) < jobs and not received:
@@ -197,9 +198,13 @@ def run_tasks(tasks: list[Task], jobs: int) -> dict[str, str]:
                     finished.append(worker.task)
                 elif not received:
                     failures[worker.task.name] = worker.task.last_line()
-            bar.n = done + sum(worker.task.steps_done() for worker in running if unit == "step")
-            bar.set_description(f"{tasks[0].stage} {len(tasks) - len(waiting) - len(running)}/{len(tasks)}")
-            bar.set_postfix_str(" ".join(worker.task.key for worker in running))
+            if not running or time.monotonic() - shown > SHOWN_EVERY[sys.stderr.isatty()]:
+                shown = time.monotonic()
+                bar.n = done + sum(worker.task.steps_done() for worker in running if unit == "step")
+                cells = f"{tasks[0].stage} {len(tasks) - len(waiting) - len(running)}/{len(tasks)}"
+                bar.set_description(cells, refresh=False)
+                bar.set_postfix_str(" ".join(worker.task.key for worker in running), refresh=False)
+                bar.refresh()
             for signum in received[forwarded:]:
                 forwarded += 1
                 for worker in running:

@@ -1,8 +1,9 @@
-"""What DVC itself costs: a throw-away project of the shape of dvc.yaml, whose stages only touch files.
+"""What the pipeline itself costs: a throw-away project of the shape of dvc.yaml, whose stages only touch files.
 
-The stages, their matrix, dependencies, parameters and outputs are those of the project; each command is
-replaced by one that writes a line to every file that the stage owes. What is left is DVC: starting,
-reading the graph, hashing, the cache and the lock file.
+The stages, their matrix, dependencies, parameters and outputs are those of the project; each command, and each
+module of a cell's stage, is replaced by one that writes a line to every file that the stage owes. It is run as
+`make repro` runs the project, by `altgrad.workers` and then by DVC. What is left is starting processes, reading the
+graph, hashing, the cache and the lock file.
 """
 
 from __future__ import annotations
@@ -26,23 +27,32 @@ from altgrad.config.files import read_yaml, write_text
 COPIED = ("altgrad", "stages", "data/corpus", "reports/bench", "params.yaml", ".dvcignore")
 KEY = "${key}"
 REPEATS = 3
-TOUCH = 'for f; do mkdir -p "${f%/*}"; echo "$f" > "$f"; done\n'  # the shell's own words: no process is started
+LINE = '{"train": {"steps": 1}}'  # a cell's file is asked for its steps
+TOUCH = f"for f; do mkdir -p \"${{f%/*}}\"; echo '{LINE}' > \"$f\"; done\n"  # in the shell's own words: no process
+MODULE = f"""import sys
+from pathlib import Path
+
+for name in FILES:
+    path = Path(name.replace({KEY!r}, sys.argv[1]))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text({LINE!r})
+"""
 
 
 def measure(project: Path, cells: int) -> dict[str, Any]:
-    """Return what DVC takes for a grid of ``cells`` cells.
+    """Return what the pipeline takes for a grid of ``cells`` cells.
 
-    ``first_s``: seconds of a first ``dvc repro``, every stage of which runs its trivial command;
-    ``per_cell_s``: the same divided by the cells, each of which is two stages; ``no_op_s``: the median
-    of three more, which find nothing to do, and ``no_op_range_s`` the fastest and slowest of them.
-    ``took_s``: seconds of all that, making the project included; it grows with the square of the cells.
+    ``first_s``: seconds of a first run, in which every stage does its trivial work; ``per_cell_s``: the same divided
+    by the cells, each of which is two stages; ``no_op_s``: the median of three more, which find nothing to do,
+    and ``no_op_range_s`` the fastest and slowest of them. ``took_s``: seconds of all that, making the project
+    included.
     """
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="altgrad-pipeline-") as folder:
         copy = Path(folder)
         make_project(project, copy, cells)
-        first = _repro(copy)
-        again = [_repro(copy) for _ in tqdm(range(REPEATS), desc=f"{cells} cells: nothing to do", leave=False)]
+        first = _run_all(copy)
+        again = [_run_all(copy) for _ in tqdm(range(REPEATS), desc=f"{cells} cells: nothing to do", leave=False)]
     return {
         "cells": cells,
         "first_s": round(first, 2),
@@ -67,7 +77,7 @@ def make_project(project: Path, folder: Path, cells: int) -> None:
     write_text(folder / "params.yaml", json.dumps(params))  # JSON is YAML
     keys = [f"E4M3-adamw-{seed}-1" for seed in range(cells)]
     write_text(folder / "touch.sh", TOUCH)
-    stages = _trivial(read_yaml(project / "dvc.yaml"), keys)
+    stages = _trivial(read_yaml(project / "dvc.yaml"), keys, folder)
     write_text(folder / "dvc.yaml", json.dumps({"stages": stages}))  # unsorted: the matrix decides the keys
     if shutil.which("git"):
         _run(folder, "git", "init", "--quiet")
@@ -77,15 +87,20 @@ def make_project(project: Path, folder: Path, cells: int) -> None:
     _run(folder, *_dvc("config", "core.analytics", "false"))
 
 
-def _trivial(pipeline: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """Return the stages with commands that only write the files that they or later stages name."""
+def _trivial(pipeline: dict[str, Any], keys: list[str], folder: Path) -> dict[str, Any]:
+    """Return the stages with commands that only write the files that they or later stages name.
+
+    The modules in ``folder`` that the workers would run for a cell then do the same.
+    """
     stages = {name: dict(stage) for name, stage in pipeline["stages"].items()}
     wanted = [path for stage in stages.values() for path in stage.get("deps", [])]
-    for stage in stages.values():
+    for name, stage in stages.items():
         outs = [_path(out) for kind in ("outs", "metrics") for out in stage.get(kind, [])]
         files = [file for out in outs for file in _files(out, wanted)]
         if "matrix" not in stage:
             files = [file.replace(KEY, key) for file in files for key in (keys if KEY in file else [""])]
+        else:
+            write_text(folder / "stages" / f"{name}.py", MODULE.replace("FILES", repr(files)))
         stage["cmd"] = " ".join(["sh touch.sh", *files])
     return stages
 
@@ -100,8 +115,10 @@ def _files(out: str, wanted: list[str]) -> list[str]:
     return inside or [out if Path(out).suffix else f"{out}/content"]
 
 
-def _repro(folder: Path) -> float:
+def _run_all(folder: Path) -> float:
+    """Do what `make repro` does; return the seconds."""
     started = time.perf_counter()
+    _run(folder, sys.executable, "-m", "altgrad.workers")
     _run(folder, *_dvc("repro"))
     return time.perf_counter() - started
 
@@ -112,9 +129,9 @@ def _dvc(*arguments: str) -> list[str]:
 
 def _run(folder: Path, *command: str) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("DVC_", "GIT_"))}
-    done = subprocess.run(
-        command, cwd=folder, env=environment | {"DVC_NO_ANALYTICS": "1"}, capture_output=True, text=True, check=False
-    )
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    environment |= {"DVC_NO_ANALYTICS": "1", "PATH": programs}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-3:]
         raise UserError(f"the throw-away pipeline failed at `{' '.join(command[:4])}`: {' / '.join(last)}")

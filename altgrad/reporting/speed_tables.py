@@ -127,14 +127,14 @@ def quantizers_table(bench: dict[str, Any]) -> Table:
 
 
 def pipeline_table(bench: dict[str, Any]) -> Table:
-    """What DVC takes by number of cells."""
+    """What the pipeline takes by number of cells."""
     columns = [Column("cells"), Column("nothing to do, s"), Column("every stage run, s"), Column("per cell, s")]
     rows = [
         [whole(row["cells"]), number(row["no_op_s"], 1), number(row["first_s"], 1), number(row["per_cell_s"], 2)]
         for row in sorted(bench["pipeline"], key=lambda row: row["cells"])
     ]
     note = (
-        "`dvc repro` on a throw-away pipeline of this shape (two stages per cell), whose commands only write a line: "
+        "`make repro` on a throw-away pipeline of this shape (two stages per cell), whose stages only write a line: "
         "with nothing to do (median of 3), and the first time, as a whole and divided by the cells."
     )
     return Table(columns, rows, note)
