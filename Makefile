@@ -42,14 +42,19 @@ MASTER := adamw stiff_update stiff_grad riemann stiff_permuted stiff_matched
 ON_GRID := adamw_sr stiff_update_sr rung
 comma := ,
 list = [$(subst $() $(),$(comma),$(strip $(1)))]
-STUDY := model=pico tokenizer.vocab_size=1024 grid.seeds=[0,1,2] grid.lr_scales=[0.5,1,2]
+PICO := model=pico tokenizer.vocab_size=1024
+STUDY := $(PICO) grid.seeds=[0,1,2] grid.lr_scales=[0.5,1,2]
 EIGHT := E0M7,E1M6,E2M5,E3M4,E4M3,E5M2,E6M1,E7M0
+# Other seeds than those that chose the learning rate, for what the first part found.
+AGAIN := $(PICO) grid.seeds=[3,4,5,6,7,8,9,10] grid.lr_scales=[1] grid.formats=[E2M5,E3M4,E4M3,E5M2]
 
 study: env
 	$(MAKE) repro KEEP=reports/study/master \
 	SET='$(STUDY) grid.formats=[bf16,$(EIGHT)] grid.baseline=bf16 grid.optimizers=$(call list,$(MASTER))'
 	$(MAKE) repro KEEP=reports/study/on-grid \
 	SET='$(STUDY) grid.formats=[$(EIGHT)] grid.baseline=E4M3 grid.optimizers=$(call list,$(ON_GRID))'
+	$(MAKE) repro KEEP=reports/study/again \
+	SET='$(AGAIN) grid.baseline=E4M3 grid.optimizers=$(call list,adamw stiff_update stiff_permuted stiff_matched)'
 
 # The report shows the record when there is one to write it into.
 bench: env

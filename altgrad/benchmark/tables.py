@@ -23,7 +23,7 @@ def table(part: str, results: list[dict[str, Any]]) -> str:
     lines = [f"{part}: {_size(results[0])}".ljust(NAME) + "".join(f"{head:>16}" for head, _, _ in columns)]
     for result in results:
         cells = (_cell(result, key, style) for _, key, style in columns)
-        lines.append(result.get("name", "dvc repro").ljust(NAME) + "".join(f"{cell:>16}" for cell in cells))
+        lines.append(result.get("name", "make repro").ljust(NAME) + "".join(f"{cell:>16}" for cell in cells))
     return "\n".join(lines)
 
 

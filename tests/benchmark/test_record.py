@@ -68,4 +68,4 @@ def test_lines_for_the_terminal_say_what_is_absent():
     head, first, second = lines.splitlines()
     assert "memory: nano, batch 16" in head and first.split() == ["bf16", "100", "16"] and "not measured" in second
     assert "not installed" in table("quantizers", [{"name": "QPyTorch", "elements": 4, "absent": "not installed"}])
-    assert "dvc repro" in table("pipeline", [{"cells": 3, "first_s": 2.0, "per_cell_s": 0.6, "no_op_s": 1.0}])
+    assert "make repro" in table("pipeline", [{"cells": 3, "first_s": 2.0, "per_cell_s": 0.6, "no_op_s": 1.0}])
