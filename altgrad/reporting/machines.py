@@ -35,6 +35,14 @@ def read_bench(path: Path) -> dict[str, Any]:
     return {**machine, "sessions": {"1": session}, **parts}
 
 
+def sizes(results: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    """Return the models and batches of results: narrow models first, where results say how wide, and small batches."""
+    models = {result["model"]: result.get("width", 0) for result in results}
+    rank = {model: i for i, model in enumerate(sorted(models, key=models.__getitem__))}
+    found = {(result["model"], result["batch"]) for result in results}
+    return sorted(found, key=lambda size: (rank[size[0]], size[1]))
+
+
 def picture_name(bench: dict[str, Any]) -> str:
     """Return the name of the machine's figure: letters, digits and underscores."""
     letters = "".join(c if c.isalnum() else " " for c in f"{bench['device']} {bench['threads']} threads".lower())

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from altgrad.reporting.document import Column, Table
+from altgrad.reporting.machines import sizes
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import NONE, number, significant, whole
 
@@ -28,7 +29,7 @@ def steps_table(bench: dict[str, Any]) -> Table:
     baseline = {_size(step): step["matmul_operations_per_s"] for step in bench["steps"] if step["name"] == BASELINE}
     shares = [
         f"{100 * baseline[size] / rate:.0f} %" if rate and size in baseline else NOT_MEASURED
-        for size in _sizes(bench["steps"])
+        for size in sizes(bench["steps"])
     ]
     return Table([words("step"), *columns], [*rows, ["bf16 step, share of the limit", *shares]], note)
 
@@ -107,17 +108,17 @@ def optimizers_table(bench: dict[str, Any]) -> Table:
 def quantizers_table(bench: dict[str, Any]) -> Table:
     """Ways to quantize by tensor size: nanoseconds per element, and the share of the copy bandwidth reached."""
     results = bench["quantizers"]
-    sizes = sorted({result["elements"] for result in results})
-    largest = max(sizes)
+    elements = sorted({result["elements"] for result in results})
+    largest = max(elements)
     medians = {(result["name"], result["elements"]): result.get("median_ns_per_element") for result in results}
     absent = {result["name"]: result["absent"] for result in results if "absent" in result}
     rate = bench.get("limits", {}).get("copy_bytes_per_s")
     rows = []
     for name in dict.fromkeys(result["name"] for result in results):
-        cells = [absent.get(name) or significant(medians.get((name, size))) for size in sizes]
+        cells = [absent.get(name) or significant(medians.get((name, size))) for size in elements]
         shown = f"**{name}**" if name.startswith("ours") else name
         rows.append([shown, *cells, _share(medians.get((name, largest)), rate)])
-    columns = [words("round(x · s) / s"), *(Column(f"{_elements(size)}, ns") for size in sizes)]
+    columns = [words("round(x · s) / s"), *(Column(f"{_elements(size)}, ns") for size in elements)]
     note = (
         f"Nanoseconds per element, median, float32 in and out, elements by column; ours in {results[0]['format']}. "
         f"Share: {BYTES_MOVED} bytes per element of the largest tensor against the copy limit above. "
@@ -143,19 +144,13 @@ def pipeline_table(bench: dict[str, Any]) -> Table:
 def _by_size(results: list[Result], cell: Callable[[Result], str]) -> tuple[list[Column], list[list[str]]]:
     """Return a column per size and a row per contestant, its name first, ``cell`` saying what it shows."""
     found = {(result["name"], *_size(result)): cell(result) for result in results}
-    names, sizes = dict.fromkeys(result["name"] for result in results), _sizes(results)
-    rows = [[f"**{name}**", *(found.get((name, *size), NONE) for size in sizes)] for name in names]
-    return [Column(f"{model}, batch {batch}") for model, batch in sizes], rows
+    names, columns = dict.fromkeys(result["name"] for result in results), sizes(results)
+    rows = [[f"**{name}**", *(found.get((name, *size), NONE) for size in columns)] for name in names]
+    return [Column(f"{model}, batch {batch}") for model, batch in columns], rows
 
 
 def _size(result: Result) -> tuple[str, int]:
     return result["model"], result["batch"]
-
-
-def _sizes(results: list[Result]) -> list[tuple[str, int]]:
-    """Return the sizes, models in the order in which they were measured, batches ascending."""
-    models = list(dict.fromkeys(result["model"] for result in results))
-    return sorted({_size(result) for result in results}, key=lambda size: (models.index(size[0]), size[1]))
 
 
 def _ms(milliseconds: float) -> str:

@@ -15,7 +15,7 @@ from altgrad.reporting import write_report
 from altgrad.reporting.document import Block, Fold, Picture, Table, Text
 from altgrad.reporting.figures.speed import step_times
 from altgrad.reporting.figures.style import drawing
-from altgrad.reporting.machines import PARTS, load_benches, picture_name
+from altgrad.reporting.machines import PARTS, load_benches, picture_name, sizes
 from altgrad.reporting.speed import speed_blocks
 from tests.reporting.synthetic_project import SMALL, write_project
 
@@ -115,6 +115,15 @@ def test_what_no_machine_measured_is_said():
     (text,) = speed_blocks([], {})
     assert "not measured" in text.text and "make bench" in text.text
     assert "GPU" not in words(speed_blocks([bench(on_gpu=True)], {}))
+
+
+def test_narrow_models_and_small_batches_come_first_whatever_was_measured_first():
+    measured = [("wide", 16, 384), ("narrow", 64, 128), ("narrow", 8, 128), ("wide", 16, 384)]
+    results = [{"model": model, "batch": batch, "width": width} for model, batch, width in measured]
+    assert sizes(results) == [("narrow", 8), ("narrow", 64), ("wide", 16)]
+    for result in results:
+        del result["width"]
+    assert sizes(results) == [("wide", 16), ("narrow", 8), ("narrow", 64)]
 
 
 def test_every_machine_has_its_own_picture():

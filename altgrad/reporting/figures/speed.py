@@ -7,6 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from altgrad.reporting.figures.style import Look, looks, tiles
+from altgrad.reporting.machines import sizes
 
 BASELINE = "bf16"
 
@@ -17,11 +18,10 @@ def step_times(bench: dict[str, Any]) -> Figure | None:
     if not steps:
         return None
     names = list(dict.fromkeys(step["name"] for step in steps))
-    models = list(dict.fromkeys(step["model"] for step in steps))
-    sizes = sorted({(s["model"], s["batch"]) for s in steps}, key=lambda size: (models.index(size[0]), size[1]))
+    panels = sizes(steps)
     styles = _looks(names)
-    figure, axes = tiles(len(sizes), 0.65 + 0.24 * len(names), sharex=True, sharey=True)
-    for axis, (model, batch) in zip(axes, sizes, strict=True):
+    figure, axes = tiles(len(panels), 0.65 + 0.24 * len(names), sharex=True, sharey=True)
+    for axis, (model, batch) in zip(axes, panels, strict=True):
         own = {step["name"]: step for step in steps if (step["model"], step["batch"]) == (model, batch)}
         for y, name in enumerate(names):
             if name in own:
