@@ -99,7 +99,8 @@ def optimizers_table(bench: dict[str, Any]) -> Table:
                Column("peak MB")]  # fmt: skip
     note = (
         "A step of the optimizer alone, told the norm of the gradients as in training, on the "
-        f"{significant(first['parameters'] / 1e6)} M parameters of `{first['model']}`, weights in {first['format']}, over torch's fused AdamW in the same round, median. "
+        f"{significant(first['parameters'] / 1e6)} M parameters of `{first['model']}`, weights in {first['format']}, "
+        "over torch's fused AdamW in the same round, median. "
         "State: the optimizer's tensors; peak: with what a step takes besides, weights and gradients aside."
     )
     return Table(columns, rows, note)
