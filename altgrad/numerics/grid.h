@@ -12,7 +12,9 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
+#include <type_traits>
 
 // Before a loop whose elements do not depend on each other, though it may write where it reads.
 #ifdef __clang__
@@ -45,36 +47,97 @@ struct Grid {
   float smallest_normal() const { return spacing * static_cast<float>(1 << (23 - shift())); }
 };
 
+// a * b + c, where a * b is exact: one rounding or two, as the machine has it, give the same.
+inline float exact_product_plus(float a, float b, float c) {
+#ifdef FP_FAST_FMAF
+  return std::fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// How an element gets to the grid: it is multiplied by its scale, or it stays and the grid is divided by the scale, a
+// power of two; then `lowest` are the bits of the smallest normal value there.
+struct Scale {
+  float factor;
+};
+struct Moved {
+  uint32_t lowest;
+};
+
 // Nearest-even with saturation. kAlternating: the format has no mantissa, so that the even code alternates
-// with the exponent.
-template <bool kAlternating>
+// with the exponent. kClamps: there may be values above the largest one.
+template <bool kAlternating, bool kClamps = true>
 struct Rounder {
-  float max, zero, lowest, highest, per_binade;
-  uint32_t odd;
+  float max, anchor_per_binade;
+  uint32_t lowest, sign, odd;
 
   explicit Rounder(const Grid& g)
-      : max(g.max), zero(g.zero), lowest(g.spacing * kAnchor), highest(std::max(lowest, binade_of(g.max) * g.per_binade() * kAnchor)),
-        per_binade(g.per_binade() * kAnchor), odd(g.root < 0 ? 0 : 1) {}
+      : max(g.max), anchor_per_binade(kAnchor * g.per_binade()),
+        lowest(std::bit_cast<uint32_t>(g.smallest_normal())), sign(std::bit_cast<uint32_t>(g.zero)),
+        odd((g.root < 0 ? 1u << 23 : 0) ^ lowest) {}
 
-  float operator()(float x) const {
-    const uint32_t bits = std::bit_cast<uint32_t>(x);
-    const float absolute = std::bit_cast<float>(bits & 0x7fffffffu);
-    const float magnitude = absolute > max ? max : absolute;  // NaN stays
-    float anchor = binade_of(x) * per_binade;  // 2^23 spacings of the grid and half as many
-    anchor = anchor > lowest ? anchor : lowest;
-    anchor = anchor < highest ? anchor : highest;
-    if constexpr (kAlternating) {  // one spacing more where the even code is below: a last place of the anchor
-      const uint32_t anchor_bits = std::bit_cast<uint32_t>(anchor);
-      anchor = std::bit_cast<float>(anchor_bits + (((anchor_bits >> 23) ^ odd) & 1));
-    }
-    const float rounded = (magnitude + anchor) - anchor;
-    return std::bit_cast<float>(std::bit_cast<uint32_t>(rounded) | (bits & 0x80000000u)) + zero;
+  Rounder<kAlternating, false> unclamped() const { return Rounder<kAlternating, false>(*this); }
+
+  // Whether nothing up to amax comes out above the largest value: scales are rounded, by less than half a spacing.
+  bool stays_below_max(float amax, float scale) const { return amax * scale <= max * (1 + 0x1p-22f); }
+
+  // Whether what is at most amax comes out the same on the grid divided by scale: a power of two at which neither the
+  // smallest normal value nor the anchors leave float32.
+  bool can_move(float amax, float scale) const {
+    const float smallest = std::bit_cast<float>(lowest) * (1 / scale);
+    const bool power_of_two = (std::bit_cast<uint32_t>(scale) & 0x7fffffu) == 0;
+    return power_of_two & (smallest >= std::numeric_limits<float>::min()) & (amax <= 0x1p100f);
+  }
+  Moved moved(float scale) const { return {std::bit_cast<uint32_t>(std::bit_cast<float>(lowest) * (1 / scale))}; }
+
+  float operator()(float x) const { return (*this)(x, Scale{1}); }
+
+  template <class P>
+  float operator()(float x, P place) const {
+    return std::bit_cast<float>(nearest(x, place) | (std::bit_cast<uint32_t>(x) & sign));
+  }
+
+  // The same for two bfloat16 in a word, if that holds the results.
+  template <class P>
+  uint32_t pair(uint32_t x, P low_place, P high_place) const {
+    const uint32_t low = nearest(std::bit_cast<float>(x << 16), low_place);
+    const uint32_t high = nearest(std::bit_cast<float>(x & 0xffff0000u), high_place);
+    return (high | (low >> 16)) | (x & (sign | (sign >> 16)));
   }
 
  private:
+  template <bool, bool>
+  friend struct Rounder;
   static constexpr float kAnchor = 0x1.8p23f;
 
-  static float binade_of(float x) { return std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0x7f800000u); }
+  template <bool kOther>
+  explicit Rounder(const Rounder<kAlternating, kOther>& r)
+      : max(r.max), anchor_per_binade(r.anchor_per_binade), lowest(r.lowest), sign(r.sign), odd(r.odd) {}
+
+  // The bits of the result, but for the sign of a zero.
+  uint32_t nearest(float x, Scale scale) const {
+    x *= scale.factor;
+    if constexpr (kClamps) {  // NaN stays
+      x = x > max ? max : x;
+      x = x < -max ? -max : x;
+    }
+    return nearest(x, Moved{lowest});
+  }
+
+  uint32_t nearest(float x, Moved grid) const {
+    const float binade = std::bit_cast<float>(std::max(std::bit_cast<uint32_t>(x) & 0x7f800000u, grid.lowest));
+    // The anchor, at 2^23 spacings of the grid and half as many, has that spacing too.
+    float anchors = anchor_per_binade;
+    if constexpr (kAlternating) {  // one spacing more where the even code is below
+      constexpr uint32_t kOdd = 1u << 23;
+      const bool flipped = ((grid.lowest ^ odd) & kOdd) != 0;
+      const float of_odd = flipped ? kAnchor : kAnchor + 1, of_even = flipped ? kAnchor + 1 : kAnchor;
+      anchors = (std::bit_cast<uint32_t>(binade) & kOdd) != 0 ? of_odd : of_even;
+    }
+    const float sum = exact_product_plus(binade, anchors, x);
+    return std::bit_cast<uint32_t>(exact_product_plus(-binade, anchors, sum));
+  }
 };
 
 // --- reading and writing -------------------------------------------------------------------------
@@ -95,6 +158,16 @@ inline void store(bf16* to, float x) {
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   *to = static_cast<bf16>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
 }
+
+// Two neighbours in a word.
+template <class T, class U>
+constexpr bool kPairs = std::is_same_v<T, bf16> && std::is_same_v<U, bf16>;
+inline uint32_t load_pair(const bf16* from) {
+  uint32_t pair;
+  std::memcpy(&pair, from, sizeof pair);
+  return pair;
+}
+inline void store_pair(bf16* to, uint32_t pair) { std::memcpy(to, &pair, sizeof pair); }
 
 // |x| as an unsigned number of its own width: monotone in |x|, and NaN above infinity.
 inline uint32_t order(float x) { return std::bit_cast<uint32_t>(x) & 0x7fffffffu; }

@@ -31,38 +31,57 @@ struct Shape {
   int64_t rows, columns;
 };
 
+// --- the loops themselves -----------------------------------------------------------------------------
+
+// In all of them x and y do not overlap or are the same, so that no element waits for another. A place is a Scale or
+// a Moved.
+template <class T, class U, class R, class P>
+void round_range(const T* x, U* y, int64_t n, P place, const R round) {
+  if constexpr (kPairs<T, U>) {
+    EACH_ALONE
+    for (int64_t i = 0; i < n / 2; ++i) store_pair(y + 2 * i, round.pair(load_pair(x + 2 * i), place, place));
+    if (n % 2 != 0) store_exact(y + n - 1, round(load(x[n - 1]), place));
+  } else {
+    EACH_ALONE
+    for (int64_t i = 0; i < n; ++i) store_exact(y + i, round(load(x[i]), place));
+  }
+}
+
+// Every element has a place of its own. `arrange` orders these: where elements are handled in pairs, those of the pairs'
+// first ones come first.
+template <class T, class U, class R, class P>
+void round_each(const T* x, U* y, int64_t n, const P* places, const R round) {
+  if constexpr (kPairs<T, U>) {
+    const P* second = places + (n + 1) / 2;
+    EACH_ALONE
+    for (int64_t i = 0; i < n / 2; ++i) store_pair(y + 2 * i, round.pair(load_pair(x + 2 * i), places[i], second[i]));
+    if (n % 2 != 0) store_exact(y + n - 1, round(load(x[n - 1]), places[n / 2]));
+  } else {
+    EACH_ALONE
+    for (int64_t i = 0; i < n; ++i) store_exact(y + i, round(load(x[i]), places[i]));
+  }
+}
+
+template <class T, class U, class P>
+void arrange(const P* places, int64_t n, P* arranged) {
+  for (int64_t i = 0; i < n; ++i) arranged[kPairs<T, U> ? i / 2 + i % 2 * ((n + 1) / 2) : i] = places[i];
+}
+
+// The scale is taken off again: for what does not fit on a grid that has been divided by it. step: 0 for one scale.
+template <class T, class U, class R>
+void round_unscaled(const T* x, U* y, int64_t n, const float* scale, int64_t step, const R round) {
+  for (int64_t i = 0; i < n; ++i, scale += step) store(y + i, round(load(x[i]), Scale{*scale}) * (1 / *scale));
+}
+
 // --- one scale for the tensor ----------------------------------------------------------------------
 
-// The loops themselves. x and y do not overlap or are the same, so that no element waits for another.
 template <class T, class U, class R>
-void round_range(const T* x, U* y, int64_t n, float scale, const R round) {
-  EACH_ALONE
-  for (int64_t i = 0; i < n; ++i) store_exact(y + i, round(load(x[i]) * scale));
-}
-
-template <class T, class U, class R>
-Order<T> round_and_find_largest(const T* x, U* y, int64_t n, float scale, const R round) {
-  Order<T> found = 0;
-  EACH_ALONE
-  for (int64_t i = 0; i < n; ++i) {
-    const T element = x[i];
-    found = std::max(found, order(element));
-    store_exact(y + i, round(load(element) * scale));
-  }
-  return found;
-}
-
-template <class T, class U, class R>
-void round_unscaled_range(const T* x, U* y, int64_t n, float scale, const R round) {
-  const float unscale = 1 / scale;  // exact: a power of two
-  EACH_ALONE
-  for (int64_t i = 0; i < n; ++i) store(y + i, round(load(x[i]) * scale) * unscale);
-}
-
-template <class T, class U, class R>
-void round_all(const T* x, U* y, int64_t n, float scale, const R& round) {
+void round_all(const T* x, U* y, int64_t n, float amax, float scale, const R& round) {
   over(n, 1, [&](int64_t begin, int64_t end) {
-    round_range(x + begin, y + begin, end - begin, scale, round);
+    const T* from = x + begin;
+    U* to = y + begin;
+    round.stays_below_max(amax, scale) ? round_range(from, to, end - begin, Scale{scale}, round.unclamped())
+                                       : round_range(from, to, end - begin, Scale{scale}, round);
   });
 }
 
@@ -70,7 +89,15 @@ void round_all(const T* x, U* y, int64_t n, float scale, const R& round) {
 template <class T, class U, class R>
 float round_all_and_find_amax(const T* x, U* y, int64_t n, float scale, const R& round) {
   return from_order(largest_over(n, [&](int64_t begin, int64_t end) {
-    return round_and_find_largest(x + begin, y + begin, end - begin, scale, round);
+    Order<T> found = 0;
+    for (int64_t i = begin; i < end; i += kFirstCache) {
+      const int64_t count = std::min(kFirstCache, end - i);
+      const Order<T> here = largest(x + i, count);
+      found = std::max(found, here);
+      round.stays_below_max(from_order(here), scale) ? round_range(x + i, y + i, count, Scale{scale}, round.unclamped())
+                                                     : round_range(x + i, y + i, count, Scale{scale}, round);
+    }
+    return found;
   }));
 }
 
@@ -82,19 +109,30 @@ float round_all_and_find_amax(const T* x, U* y, int64_t n, float scale, const R&
 template <class T, class U, class R, class L>
 void round_blocks(const T* x, U* y, int64_t blocks, const L length, float* scales, bool pow2, float target,
                   const R round) {
-  float scale[kTogether];
+  float amax[kTogether], scale[kTogether];
   const int64_t together = std::clamp<int64_t>(kFirstCache / length, 1, kTogether);
   for (int64_t first = 0; first < blocks; first += together) {
     const int64_t count = std::min(together, blocks - first);
     const T* from = x + first * length;
     U* to = y + first * length;
-    for (int64_t i = 0; i < count; ++i) scale[i] = from_order(largest(from + i * length, length));
-    for (int64_t i = 0; i < count; ++i) scale[i] = scale_of(scale[i], target, pow2);
-    for (int64_t i = 0; i < count; ++i, from += length, to += length) {
-      scales != nullptr ? round_range(from, to, length, scale[i], round)
-                        : round_unscaled_range(from, to, length, scale[i], round);
+    for (int64_t i = 0; i < count; ++i) amax[i] = from_order(largest(from + i * length, length));
+    for (int64_t i = 0; i < count; ++i) scale[i] = scale_of(amax[i], target, pow2);
+    bool usual = true;
+    if (scales != nullptr) {
+      for (int64_t i = 0; i < count; ++i) usual &= round.stays_below_max(amax[i], scale[i]);
+      std::copy_n(scale, count, scales + first);
+    } else {
+      for (int64_t i = 0; i < count; ++i) usual &= round.can_move(amax[i], scale[i]);
     }
-    if (scales != nullptr) std::copy_n(scale, count, scales + first);
+    for (int64_t i = 0; i < count; ++i, from += length, to += length) {
+      if (scales != nullptr) {
+        usual ? round_range(from, to, length, Scale{scale[i]}, round.unclamped())
+              : round_range(from, to, length, Scale{scale[i]}, round);
+      } else {
+        usual ? round_range(from, to, length, round.moved(scale[i]), round.unclamped())
+              : round_unscaled(from, to, length, scale + i, 0, round);
+      }
+    }
   }
 }
 
@@ -144,21 +182,24 @@ void round_columns(const T* x, U* y, Shape shape, float* scales, bool pow2, floa
       find_largest_of_columns(x + first * columns, count, columns, columns, found.data() + strip * columns);
     }
   });
+  bool usual = true;
+  std::vector<Scale> natural(columns), places(columns);
   for (int64_t i = 0; i < columns; ++i) {
     Order<T> largest_here = 0;
     for (int64_t strip = 0; strip < strips; ++strip) {
       largest_here = std::max(largest_here, found[strip * columns + i]);
     }
-    scales[i] = scale_of(from_order(largest_here), target, pow2);
+    const float amax = from_order(largest_here);
+    natural[i].factor = scales[i] = scale_of(amax, target, pow2);
+    usual &= round.stays_below_max(amax, scales[i]);
   }
+  arrange<T, U>(natural.data(), columns, places.data());
   over(shape.rows, columns, [&](int64_t begin, int64_t end) {
-    const float* scale = scales;
-    const R round_here = round;
     for (int64_t row = begin; row < end; ++row) {
       const T* from = x + row * columns;
       U* to = y + row * columns;
-      EACH_ALONE
-      for (int64_t i = 0; i < columns; ++i) store_exact(to + i, round_here(load(from[i]) * scale[i]));
+      usual ? round_each(from, to, columns, places.data(), round.unclamped())
+            : round_each(from, to, columns, places.data(), round);
     }
   });
 }
@@ -169,8 +210,8 @@ void round_blocks_of_columns(const T* x, U* y, Shape shape, int64_t block, bool 
   const int64_t stripes = (shape.columns + kStripe - 1) / kStripe, strips = (shape.rows + block - 1) / block;
   over(strips * stripes, block * kStripe, [&](int64_t begin, int64_t end) {
     Order<T> found[kStripe];
-    float scale[kStripe], unscale[kStripe];
-    const R round_here = round;
+    float scale[kStripe];
+    Moved natural[kStripe], places[kStripe];
     for (int64_t tile = begin; tile < end; ++tile) {
       const int64_t top = tile / stripes * block, left = tile % stripes * kStripe;
       const int64_t rows = std::min(block, shape.rows - top), n = std::min(kStripe, shape.columns - left);
@@ -178,10 +219,12 @@ void round_blocks_of_columns(const T* x, U* y, Shape shape, int64_t block, bool 
       U* to = y + top * shape.columns + left;
       find_largest_of_columns(from, rows, n, shape.columns, found);
       for (int64_t i = 0; i < n; ++i) scale[i] = scale_of(from_order(found[i]), target, pow2);
-      for (int64_t i = 0; i < n; ++i) unscale[i] = 1 / scale[i];
+      bool usual = true;
+      for (int64_t i = 0; i < n; ++i) usual &= round.can_move(from_order(found[i]), scale[i]);
+      for (int64_t i = 0; i < n; ++i) natural[i] = round.moved(scale[i]);
+      arrange<T, U>(natural, n, places);
       for (int64_t row = 0; row < rows; ++row, from += shape.columns, to += shape.columns) {
-        EACH_ALONE
-        for (int64_t i = 0; i < n; ++i) store(to + i, round_here(load(from[i]) * scale[i]) * unscale[i]);
+        usual ? round_each(from, to, n, places, round.unclamped()) : round_unscaled(from, to, n, scale, 1, round);
       }
     }
   });
@@ -217,7 +260,7 @@ Tensor small_float(const std::vector<int64_t>& sizes) {
 }
 
 // Writes the operand of x into values, which may be x, and returns its scales and amax.
-// block: elements per block, 0 for one scale, -1 for a scale per row. remembered: 0-d, or empty for none. (Numbers
+// block: elements per block, 0 for one scale, -1 for a scale per row. remembered: one element, or several for none. (Numbers
 // and tensors alone: torch 2.13 leaks a string or an optional tensor at each call of a stable operator.)
 std::tuple<Tensor, Tensor> quantize(const Tensor& x, Tensor& values, const Tensor& constants, const Tensor& remembered,
                                     int64_t block, int64_t dim, bool pow2) {
@@ -246,7 +289,7 @@ std::tuple<Tensor, Tensor> quantize(const Tensor& x, Tensor& values, const Tenso
     } else {
       *to_amax = amax_of(from, x.numel());
       *to_scales = scale_of(*to_amax, grid.target, pow2);
-      round_all(from, to, x.numel(), *to_scales, round);
+      round_all(from, to, x.numel(), *to_amax, *to_scales, round);
     }
   });
   return {scales, amax};
@@ -254,7 +297,7 @@ std::tuple<Tensor, Tensor> quantize(const Tensor& x, Tensor& values, const Tenso
 
 std::tuple<Tensor, Tensor> quantize_into(Tensor x, Tensor values, Tensor constants, Tensor remembered, int64_t block,
                                          int64_t dim, bool pow2) {
-  return quantize(torch::stable::contiguous(x), values, constants, remembered, block, dim, pow2);
+  return quantize(x.is_contiguous() ? x : torch::stable::contiguous(x), values, constants, remembered, block, dim, pow2);
 }
 
 std::tuple<Tensor, Tensor> quantize_in_place(Tensor values, Tensor constants, Tensor remembered, int64_t block,

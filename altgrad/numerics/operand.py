@@ -82,9 +82,9 @@ def quantize_operand(
     """
     if x.dtype == torch.float16:
         x = x.float()
-    # kernels.cpp says why the operator takes numbers.
+    # kernels.cpp says why the operator takes numbers and no optional tensor: what has several elements is no amax.
     block = {"tensor": ONE_SCALE, "row": ROWS}.get(granularity, block)
-    remembered = constants[:0] if remembered is None else remembered
+    remembered = constants if remembered is None else remembered
     arguments = (x, constants, remembered, block, dim, scale_dtype == "pow2", dtype)
     # The operator with a gradient costs 8 us more per call, and no layer asks for one.
     if x.requires_grad:
@@ -173,7 +173,7 @@ def _quantize_by_tensors(
 ) -> tuple[Tensor, Tensor, Tensor]:
     x = materialized(x)
     scale, largest = operand_scale(
-        x, constants, remembered if remembered.numel() else None,
+        x, constants, remembered if remembered.numel() == 1 else None,
         granularity={ONE_SCALE: "tensor", ROWS: "row"}.get(block, "block"), block=max(block, 1), dim=dim,
         scale_dtype="pow2" if pow2 else "fp32",
     )  # fmt: skip
