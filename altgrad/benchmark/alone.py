@@ -76,7 +76,6 @@ def main(arguments: list[str]) -> None:
     machine.use_threads(job["threads"])
     device = torch.device(job["device"])
     config = GPTConfig(**job["config"])
-    machine.choose_attention(device, config.context)
     entry = next(entry for entry in steps.contestants(job["formats"], device) if entry.name == job["name"])
     step = steps.Step(config, entry, steps.random_tokens(config, job["batch"], device), device)
     first = step.seconds()

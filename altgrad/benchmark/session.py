@@ -68,7 +68,6 @@ class Session:
     def _steps(self) -> None:
         for model, batch in command_line.sizes(self.options):
             config = self._config(model)
-            machine.choose_attention(self.device, config.context)
             entries = steps.contestants(self.formats, self.device)
             found = steps.measure(config, batch, entries, self.options.rounds, self.device)
             self._put("steps", [{"model": model, **result} for result in found])

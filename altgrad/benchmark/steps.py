@@ -19,6 +19,7 @@ from tqdm import tqdm
 from altgrad.benchmark.limits import synchronize
 from altgrad.model import GPT, GPTConfig, LayerRecipe, Recipe, Rule, linear_layers, quantize_model
 from altgrad.optim import Arm, build_optimizer
+from altgrad.training.machine import compile_model
 
 BASELINE = "bf16"
 CLIP = 1.0
@@ -73,9 +74,7 @@ class Step:
             quantize_model(self.model, entry.recipe)
         self.optimizer = build_optimizer(self.model, Arm(lr=1e-4))
         self.device, self.tokens = device, tokens
-        # Left to share the graphs of one model class, the later contestants try the guards of all the earlier ones in
-        # each step, and from the ninth on dynamo gives up and runs them eagerly.
-        self._compiled = torch.compile(self.model, dynamic=False, isolate_recompiles=True)
+        self._compiled = compile_model(self.model)
         self._bf16 = entry.compute == "bf16"
 
     def __call__(self) -> None:

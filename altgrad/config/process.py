@@ -10,10 +10,10 @@ import ctypes
 import os
 import platform
 
-# Iterations of GCC's OpenMP runtime, some 20 us here: enough for the next of a step's thousand parallel loops to find
-# its threads awake. Beside a busy neighbour a waiting thread takes away what it waits for: a step then takes 1.1
-# times as long as with threads that sleep at once, and at 10000 iterations 1.8 times.
-SPIN_COUNT = "1000"
+# Iterations of GCC's OpenMP runtime, some 40 us here: enough for the next of a step's thousand parallel loops to find
+# its threads awake. Beside a busy neighbour a waiting thread takes away what it waits for: a step then takes 1.1 times
+# as long as with half as many, and with four times as many 1.6 times.
+SPIN_COUNT = "2000"
 
 # Options of glibc's mallopt. Left alone it hands a step's large blocks back to the kernel, which clears every page of
 # them again in the next step: 17 thousand page faults. 32 MiB is the largest threshold it takes.

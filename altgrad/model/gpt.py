@@ -17,7 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from altgrad.numerics.operand import materialized
+
 INITIAL_STD = 0.02
+SHORT_CONTEXT = 128  # tokens
 
 
 @dataclass(frozen=True)
@@ -47,13 +50,38 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)
         self.out = nn.Linear(config.width, config.width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (batch, heads, length, width / heads)
         dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        if mask is None:
+            y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        else:
+            y = _plain_attention(q, k, v, mask, dropout)
         return self.out(y.transpose(1, 2).reshape(batch, length, width))
+
+
+def _plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float) -> Tensor:
+    """Return what ``scaled_dot_product_attention`` makes of plain products, in float32 like there."""
+    with torch.autocast(q.device.type, enabled=False):
+        root = q.shape[-1] ** -0.25
+        scores = (q.float() * root) @ (k.float() * root).transpose(-2, -1) + mask
+        y = F.dropout(torch.softmax(scores, dim=-1), dropout) @ v.float()
+    return y.to(q.dtype)
+
+
+def _causal_mask(positions: Tensor) -> Tensor | None:
+    """Return what `_plain_attention` adds to the scores, (length, length); ``None`` where the fused kernel is faster.
+
+    Forward and backward of one nano layer (16 x 4 heads, 128 tokens, 2 cores) take 8.8 ms compiled from plain
+    products and 17.8 ms in torch's fused CPU kernel; from 256 tokens on that is no slower. torch's own plain products
+    make the mask anew for every layer and look for rows without a score, 3 ms more in a step.
+    """
+    if positions.device.type != "cpu" or len(positions) > SHORT_CONTEXT:
+        return None
+    later = positions > positions[:, None]
+    return materialized(torch.zeros(later.shape).masked_fill(later, -math.inf))
 
 
 class MLP(nn.Module):
@@ -80,8 +108,8 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attn(self.norm1(x)))
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        x = x + self.dropout(self.attn(self.norm1(x), mask))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 
@@ -119,8 +147,9 @@ class GPT(nn.Module):
         """
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.dropout(self.tokens(tokens) + self.positions(positions))
+        mask = _causal_mask(positions)
         for block in self.blocks:
-            x = block(x)
+            x = block(x, mask)
         logits = self.head(self.norm(x))
         if targets is None:
             return logits

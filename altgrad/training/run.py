@@ -47,7 +47,6 @@ def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = 
     machine.use_compile_cache(root)
     device = machine.select_device(cell.train.device)
     threads = machine.use_threads(cell.train.threads)
-    machine.choose_attention(device, cell.model.context)
     compiled, notice = machine.should_compile(cell.train, device)
     compute, slow_bf16 = machine.choose_compute(cell.train.compute, device)
     for said in filter(None, (notice, slow_bf16)):

@@ -53,7 +53,7 @@ class Trainer:
         self.cell, self.model, self.optimizer = cell, model, optimizer
         self.tokens, self.device, self.scratch = train_tokens, device, scratch
         self.compute = compute  # bf16 or fp32: dtype of the products outside the formats, on this machine
-        self.loss_of = torch.compile(model, dynamic=False) if compiled else model
+        self.loss_of = machine.compile_model(model) if compiled else model
         self.monitor = Monitor(model, {f"blocks.{i}": block for i, block in enumerate(model.blocks)})
         self.updates = UpdateMonitor(model, optimizer, grids)
         self.validation = validation_sample(val_tokens, cell.train.eval_sequences, cell.model.context)
@@ -244,7 +244,7 @@ class Trainer:
     def _progress(self, description: str) -> tqdm:
         return tqdm(
             total=self.cell.train.steps, initial=self.step, desc=description, unit="step",
-            dynamic_ncols=True, mininterval=0.5 if machine.is_interactive() else 15,
+            dynamic_ncols=True, mininterval=0.5 if machine.is_interactive() else 5,
         )  # fmt: skip
 
     def _show(self, bar: tqdm) -> None:

@@ -48,7 +48,7 @@ def test_the_users_own_setting_stands():
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [({}, ("PASSIVE", "1000")), ({"OMP_WAIT_POLICY": "ACTIVE"}, ("ACTIVE", None))]
+    ("given", "expected"), [({}, ("PASSIVE", "2000")), ({"OMP_WAIT_POLICY": "ACTIVE"}, ("ACTIVE", None))]
 )
 def test_idle_threads_sleep_soon_unless_the_user_says_otherwise(monkeypatch, given, expected):
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
