@@ -68,8 +68,7 @@ class QuantizedLinear(nn.Module):
         compute_dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
         settings = self._settings(compute_dtype, multiplies_bf16(device))
         # Autocast would send float32 products through bfloat16, and so the native product on CPU, which torch
-        # makes of one. A context inside the graph keeps it out of the compiler's cache, though, so it is
-        # entered only where there are such products.
+        # makes of one.
         native_on_cpu = self.recipe.backend == "native" and device == "cpu"
         has_fp32_product = settings.accumulate_fp32 or settings.operand_dtype == torch.float32 or native_on_cpu
         context = torch.autocast(device, enabled=False) if autocast and has_fp32_product else nullcontext()

@@ -111,8 +111,11 @@ def use_compile_cache(root: Path) -> None:
     Assigned, not defaulted: importing torch already fills the variable with a place of its own.
     """
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(root / "scratch" / "compiled")
-    # The quantized product is a pure function of its arguments, which is what caching it asks for.
+    # The quantized product is a pure function of its arguments, which is what caching it asks for, and those of leaving
+    # autocast are in the graph.
     torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
+    switches = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
+    torch._inductor.config.unsafe_marked_cacheable_functions = dict.fromkeys(switches, torch.__version__)
 
 
 def is_interactive() -> bool:

@@ -11,8 +11,11 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 from altgrad.model import GPT, GPTConfig, LayerRecipe, QuantizedLinear, Recipe, Rule, TensorRecipe, quantize_model
+from altgrad.model import gpt as gpt_module
 from altgrad.model.surgery import linear_layers
 from altgrad.numerics import get_format
 
@@ -37,6 +40,20 @@ def test_a_position_sees_no_later_token():
     changed[:, 7:] = 0
     assert torch.equal(gpt(tokens())[:, :7], gpt(changed)[:, :7])
     assert not torch.equal(gpt(tokens())[:, 7:], gpt(changed)[:, 7:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_short_contexts_attend_as_torch_does_from_plain_products(dtype):
+    q, k, v = torch.randn(3, 2, 4, 12, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert torch.equal(gpt_module._plain_attention(q, k, v, gpt_module._causal_mask(torch.arange(12)), 0.0), expected)
+
+
+def test_short_and_long_contexts_attend_alike(monkeypatch):
+    short = model()(tokens())
+    monkeypatch.setattr(gpt_module, "SHORT_CONTEXT", 11)
+    torch.testing.assert_close(model()(tokens()), short)
 
 
 def test_an_untrained_model_is_as_unsure_as_a_uniform_guess():

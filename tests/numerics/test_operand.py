@@ -82,6 +82,36 @@ def test_loops_and_tensor_operations_agree_to_the_bit(name):
                 assert all(map(same, found, expected)), (granularity, dim, scale_dtype, remembered, dtype, x.dtype)
 
 
+def agree(x: Tensor, constants: Tensor, dim: int, block: int, pow2: bool, remembered: Tensor) -> bool:
+    """Whether the loops and the tensor operations make the same of ``x``, in both dtypes of the values."""
+    arguments = (x, constants, remembered, block, dim, pow2)
+    dtypes = (torch.float32, torch.bfloat16)
+    return all(
+        all(map(same, operand._quantize(*arguments, dtype), operand._quantize_by_tensors(*arguments, dtype)))
+        for dtype in dtypes
+    )
+
+
+@pytest.mark.parametrize("name", [*FORMATS, "binary8p1f"])  # in that one the codes of even exponents are odd
+def test_shortcuts_of_the_loops_are_taken_only_where_they_change_nothing(name):
+    """Tensors without clamping, blocks without scaling, pairs: near the limits of float32 and with unusual elements."""
+    constants, none = format_constants(name), torch.empty(0)
+    ordinary = torch.randn(70, 37, generator=torch.Generator().manual_seed(0))
+    unusual = ordinary.clone()
+    unusual[3, 5], unusual[40, 36], unusual[41, 0] = torch.inf, torch.nan, 0.0
+    points = around_boundaries(name).flatten()
+    edges = torch.cat([points, points[: -len(points) % 37]]).view(-1, 37)
+    several = [(dim, block, True, none) for dim in (0, 1) for block in (operand.ROWS, 32, 7)]
+    several += [(dim, operand.ROWS, False, none) for dim in (0, 1)]
+    for exponent in (-140, -120, -60, 0, 60, 125):
+        known = [none, torch.tensor(2.0**exponent), torch.tensor(2.0 ** (exponent - 6))]
+        cases = several + [(1, operand.ONE_SCALE, pow2, amax) for pow2 in (False, True) for amax in known]
+        for x in (ordinary, unusual, edges):
+            for scaled in (x * 2.0**exponent, (x * 2.0**exponent).bfloat16()):
+                for case in cases:
+                    assert agree(scaled, constants, *case), (exponent, scaled.dtype, case)
+
+
 @pytest.mark.parametrize("block", [operand.ONE_SCALE, operand.ROWS, 32, 48, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_values_that_take_the_place_of_their_tensor_are_the_same(block, dtype):
