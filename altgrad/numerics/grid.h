@@ -79,8 +79,9 @@ struct Rounder {
 
   Rounder<kAlternating, false> unclamped() const { return Rounder<kAlternating, false>(*this); }
 
-  // Whether nothing up to amax comes out above the largest value: scales are rounded, by less than half a spacing.
-  bool stays_below_max(float amax, float scale) const { return amax * scale <= max * (1 + 0x1p-22f); }
+  // Whether something of at most amax may come out above the largest value. Scales are rounded, by less than half a
+  // spacing.
+  bool saturates(float amax, float scale) const { return !(amax * scale <= max * (1 + 0x1p-22f)); }
 
   // Whether what is at most amax comes out the same on the grid divided by scale: a power of two at which neither the
   // smallest normal value nor the anchors leave float32.

@@ -47,8 +47,14 @@ void round_range(const T* x, U* y, int64_t n, P place, const R round) {
   }
 }
 
-// Every element has a place of its own. `arrange` orders these: where elements are handled in pairs, those of the pairs'
-// first ones come first.
+// All elements at one scale, and none beyond the largest value of the format unless `clamps`.
+template <class T, class U, class R>
+void round_scaled(const T* x, U* y, int64_t n, float scale, bool clamps, const R round) {
+  clamps ? round_range(x, y, n, Scale{scale}, round) : round_range(x, y, n, Scale{scale}, round.unclamped());
+}
+
+// Every element has a place of its own. `arrange` orders these: where elements are handled in pairs, first those of the
+// pairs' first ones.
 template <class T, class U, class R, class P>
 void round_each(const T* x, U* y, int64_t n, const P* places, const R round) {
   if constexpr (kPairs<T, U>) {
@@ -78,10 +84,7 @@ void round_unscaled(const T* x, U* y, int64_t n, const float* scale, int64_t ste
 template <class T, class U, class R>
 void round_all(const T* x, U* y, int64_t n, float amax, float scale, const R& round) {
   over(n, 1, [&](int64_t begin, int64_t end) {
-    const T* from = x + begin;
-    U* to = y + begin;
-    round.stays_below_max(amax, scale) ? round_range(from, to, end - begin, Scale{scale}, round.unclamped())
-                                       : round_range(from, to, end - begin, Scale{scale}, round);
+    round_scaled(x + begin, y + begin, end - begin, scale, round.saturates(amax, scale), round);
   });
 }
 
@@ -94,8 +97,7 @@ float round_all_and_find_amax(const T* x, U* y, int64_t n, float scale, const R&
       const int64_t count = std::min(kFirstCache, end - i);
       const Order<T> here = largest(x + i, count);
       found = std::max(found, here);
-      round.stays_below_max(from_order(here), scale) ? round_range(x + i, y + i, count, Scale{scale}, round.unclamped())
-                                                     : round_range(x + i, y + i, count, Scale{scale}, round);
+      round_scaled(x + i, y + i, count, scale, round.saturates(from_order(here), scale), round);
     }
     return found;
   }));
@@ -117,20 +119,18 @@ void round_blocks(const T* x, U* y, int64_t blocks, const L length, float* scale
     U* to = y + first * length;
     for (int64_t i = 0; i < count; ++i) amax[i] = from_order(largest(from + i * length, length));
     for (int64_t i = 0; i < count; ++i) scale[i] = scale_of(amax[i], target, pow2);
-    bool usual = true;
-    if (scales != nullptr) {
-      for (int64_t i = 0; i < count; ++i) usual &= round.stays_below_max(amax[i], scale[i]);
-      std::copy_n(scale, count, scales + first);
-    } else {
-      for (int64_t i = 0; i < count; ++i) usual &= round.can_move(amax[i], scale[i]);
+    bool unusual = false;
+    for (int64_t i = 0; i < count; ++i) {
+      unusual |= scales != nullptr ? round.saturates(amax[i], scale[i]) : !round.can_move(amax[i], scale[i]);
     }
+    if (scales != nullptr) std::copy_n(scale, count, scales + first);
     for (int64_t i = 0; i < count; ++i, from += length, to += length) {
       if (scales != nullptr) {
-        usual ? round_range(from, to, length, Scale{scale[i]}, round.unclamped())
-              : round_range(from, to, length, Scale{scale[i]}, round);
+        round_scaled(from, to, length, scale[i], unusual, round);
+      } else if (unusual) {
+        round_unscaled(from, to, length, scale + i, 0, round);
       } else {
-        usual ? round_range(from, to, length, round.moved(scale[i]), round.unclamped())
-              : round_unscaled(from, to, length, scale + i, 0, round);
+        round_range(from, to, length, round.moved(scale[i]), round.unclamped());
       }
     }
   }
@@ -182,7 +182,7 @@ void round_columns(const T* x, U* y, Shape shape, float* scales, bool pow2, floa
       find_largest_of_columns(x + first * columns, count, columns, columns, found.data() + strip * columns);
     }
   });
-  bool usual = true;
+  bool clamps = false;
   std::vector<Scale> natural(columns), places(columns);
   for (int64_t i = 0; i < columns; ++i) {
     Order<T> largest_here = 0;
@@ -191,15 +191,15 @@ void round_columns(const T* x, U* y, Shape shape, float* scales, bool pow2, floa
     }
     const float amax = from_order(largest_here);
     natural[i].factor = scales[i] = scale_of(amax, target, pow2);
-    usual &= round.stays_below_max(amax, scales[i]);
+    clamps |= round.saturates(amax, scales[i]);
   }
   arrange<T, U>(natural.data(), columns, places.data());
   over(shape.rows, columns, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const T* from = x + row * columns;
       U* to = y + row * columns;
-      usual ? round_each(from, to, columns, places.data(), round.unclamped())
-            : round_each(from, to, columns, places.data(), round);
+      clamps ? round_each(from, to, columns, places.data(), round)
+             : round_each(from, to, columns, places.data(), round.unclamped());
     }
   });
 }
@@ -260,8 +260,8 @@ Tensor small_float(const std::vector<int64_t>& sizes) {
 }
 
 // Writes the operand of x into values, which may be x, and returns its scales and amax.
-// block: elements per block, 0 for one scale, -1 for a scale per row. remembered: one element, or several for none. (Numbers
-// and tensors alone: torch 2.13 leaks a string or an optional tensor at each call of a stable operator.)
+// block: elements per block, 0 for one scale, -1 for a scale per row. remembered: one element, or several for none.
+// (Numbers and tensors alone: torch 2.13 leaks a string or an optional tensor at each call of a stable operator.)
 std::tuple<Tensor, Tensor> quantize(const Tensor& x, Tensor& values, const Tensor& constants, const Tensor& remembered,
                                     int64_t block, int64_t dim, bool pow2) {
   const Grid grid(constants);
@@ -297,7 +297,8 @@ std::tuple<Tensor, Tensor> quantize(const Tensor& x, Tensor& values, const Tenso
 
 std::tuple<Tensor, Tensor> quantize_into(Tensor x, Tensor values, Tensor constants, Tensor remembered, int64_t block,
                                          int64_t dim, bool pow2) {
-  return quantize(x.is_contiguous() ? x : torch::stable::contiguous(x), values, constants, remembered, block, dim, pow2);
+  if (!x.is_contiguous()) x = torch::stable::contiguous(x);
+  return quantize(x, values, constants, remembered, block, dim, pow2);
 }
 
 std::tuple<Tensor, Tensor> quantize_in_place(Tensor values, Tensor constants, Tensor remembered, int64_t block,

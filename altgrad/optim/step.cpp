@@ -227,13 +227,17 @@ class Stiffness {
         return chunk_sum(count, [&](int64_t i) { return spacing_(weight[first + i] * scale_); });
       });
     }
-    if (formula_ == kPermuted) shuffle(weight, order, n);
+    const bool permuted = formula_ == kPermuted;
+    if (permuted) find_exponents(weight, order, n);
     if (arm.rms) {
       unit = std::sqrt(mean_over_chunks(n, [&](int64_t first, int64_t count) {
         float found[kChunk];
+        if (permuted) shuffle(first, count);
         evaluate(weight + first, first, count, factor, found);
         return chunk_sum(count, [&](int64_t i) { return found[i] * found[i]; });
       }));
+    } else if (permuted) {
+      over_chunks(n, [&](int64_t, int64_t first, int64_t count) { shuffle(first, count); });
     }
     factor_ = factor / unit * schedule;
   }
@@ -277,15 +281,17 @@ class Stiffness {
   }
 
   // A spacing is a power of two, and its exponent a byte: what is read here and there stays in the second cache.
-  void shuffle(const float* weight, const int32_t* order, int64_t n) {
-    std::unique_ptr<uint8_t[]> exponents(new uint8_t[n]);
+  void find_exponents(const float* weight, const int32_t* order, int64_t n) {
+    order_ = order;
+    exponents_.reset(new uint8_t[n]);
     shuffled_.reset(new uint8_t[n]);
     over(n, 1, [&](int64_t begin, int64_t end) {
-      exponents_of(weight + begin, exponents.get() + begin, end - begin, spacing_, scale_);
+      exponents_of(weight + begin, exponents_.get() + begin, end - begin, spacing_, scale_);
     });
-    over(n, 1, [&](int64_t begin, int64_t end) {
-      gather(exponents.get(), order + begin, shuffled_.get() + begin, end - begin);
-    });
+  }
+
+  void shuffle(int64_t first, int64_t n) const {
+    gather(exponents_.get(), order_ + first, shuffled_.get() + first, n);
   }
 
   static void exponents_of(const float* __restrict weight, uint8_t* __restrict exponents, int64_t n,
@@ -295,13 +301,17 @@ class Stiffness {
 
   static void gather(const uint8_t* __restrict from, const int32_t* __restrict order, uint8_t* __restrict to,
                      int64_t n) {
-    for (int64_t i = 0; i < n; ++i) to[i] = from[order[i]];
+    for (int64_t i = 0; i < n; ++i) {
+      __builtin_prefetch(order + i + kChunk, 0, 0);  // read once, so it need not take the place of what is read often
+      to[i] = from[order[i]];
+    }
   }
 
   int32_t formula_;
   Spacing spacing_;
   float scale_, factor_, per_binade_, smallest_normal_, floor_, mean_ = 0.0f;
-  std::unique_ptr<uint8_t[]> shuffled_;
+  const int32_t* order_ = nullptr;
+  std::unique_ptr<uint8_t[]> exponents_, shuffled_;
 };
 
 // --- the rule -----------------------------------------------------------------------------------------------
