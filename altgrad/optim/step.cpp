@@ -21,6 +21,7 @@ namespace altgrad {
 namespace {
 
 constexpr int64_t kChunk = 512;  // five buffers of so many floats, and seven tensors' share: 24 KiB
+constexpr int64_t kLine = 16;  // numbers of four bytes in a line of the caches
 constexpr float kMadamClip = 10.0f, kMantissaFloor = 0x1p-24f, kShrinksBelow = 0.25f;
 
 // --- settings: the places and the numbers of loops.py -----------------------------------------------------------
@@ -301,9 +302,10 @@ class Stiffness {
 
   static void gather(const uint8_t* __restrict from, const int32_t* __restrict order, uint8_t* __restrict to,
                      int64_t n) {
-    for (int64_t i = 0; i < n; ++i) {
-      __builtin_prefetch(order + i + kChunk, 0, 0);  // read once, so it need not take the place of what is read often
-      to[i] = from[order[i]];
+    for (int64_t first = 0; first < n; first += kLine) {
+      // Read once, so it need not take the place of what is read often.
+      __builtin_prefetch(order + first + kChunk, 0, 0);
+      for (int64_t i = first; i < std::min(first + kLine, n); ++i) to[i] = from[order[i]];
     }
   }
 
