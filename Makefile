@@ -47,6 +47,10 @@ STUDY := $(PICO) grid.seeds=[0,1,2] grid.lr_scales=[0.5,1,2]
 EIGHT := E0M7,E1M6,E2M5,E3M4,E4M3,E5M2,E6M1,E7M0
 # Other seeds than those that chose the learning rate, for what the first part found.
 AGAIN := $(PICO) grid.seeds=[3,4,5,6,7,8,9,10] grid.lr_scales=[1] grid.formats=[E2M5,E3M4,E4M3,E5M2]
+# Where the best rate was the largest or the smallest of three: a wider range, and lower still in the coarsest formats.
+STEPS := adamw riemann adamw_sr rung
+WIDER := $(PICO) grid.seeds=[0,1,2] grid.lr_scales=[0.25,0.5,1,2,4] grid.formats=[E1M6,E2M5,E3M4,E4M3,E5M2]
+LOWER := $(PICO) grid.seeds=[0,1,2] grid.lr_scales=[0.015625,0.03125,0.0625,0.125,0.25,0.5,1,2] grid.formats=[E6M1,E7M0]
 
 study: env
 	$(MAKE) repro KEEP=reports/study/master \
@@ -55,6 +59,10 @@ study: env
 	SET='$(STUDY) grid.formats=[$(EIGHT)] grid.baseline=E4M3 grid.optimizers=$(call list,$(ON_GRID))'
 	$(MAKE) repro KEEP=reports/study/again \
 	SET='$(AGAIN) grid.baseline=E4M3 grid.optimizers=$(call list,adamw stiff_update stiff_permuted stiff_matched)'
+	$(MAKE) repro KEEP=reports/study/wider \
+	SET='$(WIDER) grid.baseline=E4M3 grid.optimizers=$(call list,$(STEPS))'
+	$(MAKE) repro KEEP=reports/study/lower \
+	SET='$(LOWER) grid.baseline=E6M1 grid.optimizers=$(call list,$(STEPS))'
 
 # The report shows the record when there is one to write it into.
 bench: env
