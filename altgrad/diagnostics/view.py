@@ -41,7 +41,7 @@ class Grid(NamedTuple):
         ``remembered`` (0-d) is the amax where that is not the weight's own of the moment.
         """
         options = {"granularity": granularity, "block": block, "scale_dtype": scale_dtype}
-        return cls(fmt, operand_scale(weight, format_constants(fmt), remembered, **options)[0])
+        return cls(fmt, operand_scale(weight, format_constants(fmt), remembered, **options))
 
     def scaled(self, t: Tensor) -> Tensor:
         """Return ``t * scale`` in float32, the product that training rounds."""

@@ -3,9 +3,17 @@
 from altgrad.model.gpt import GPT, GPTConfig
 from altgrad.model.linear import QuantizedLinear
 from altgrad.model.recipe import LayerRecipe, Recipe, Rule, TensorRecipe
-from altgrad.model.surgery import embedded_weights, layer_recipe, linear_layers, matched_layers, quantize_model
+from altgrad.model.surgery import (
+    embedded_weights,
+    layer_recipe,
+    linear_layers,
+    matched_layers,
+    quantize_model,
+    unquantize_model,
+)
 
 __all__ = [
     "GPT", "GPTConfig", "LayerRecipe", "QuantizedLinear", "Recipe", "Rule", "TensorRecipe",
     "embedded_weights", "layer_recipe", "linear_layers", "matched_layers", "quantize_model",
+    "unquantize_model",
 ]  # fmt: skip

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from altgrad.model.hardware import multiplies_bf16
-from altgrad.model.matmul import MatmulSettings, Operand, QuantizedMatmul
+from altgrad.model.matmul import MatmulSettings, QuantizedMatmul
+from altgrad.model.operand import Operand
 from altgrad.model.quantizer import Quantizer
 from altgrad.model.recipe import ROLES, LayerRecipe, TensorRecipe
 from altgrad.numerics import Format
@@ -41,9 +44,7 @@ class QuantizedLinear(nn.Module):
         native = recipe.backend == "native"
         self.quantizers = nn.ModuleDict({role: Quantizer(spec, native) for role, spec in specs.items()})
         self.quantizers.to(weight.device)
-        delayed_grad = recipe.grad is not None and recipe.grad.scaling != "dynamic"
-        # Written by the backward pass, moved into the history by the next forward pass.
-        self.register_buffer("grad_amax", torch.zeros((), device=weight.device) if delayed_grad else None)
+        self.ready: WeightOperands | None = None  # made beforehand, for the forward pass under way
         self.exact = all(exact_in_bfloat16(spec.format) for spec in specs.values())
 
     @classmethod
@@ -66,7 +67,7 @@ class QuantizedLinear(nn.Module):
         device = x.device.type
         autocast = torch.is_autocast_enabled(device)
         compute_dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
-        settings = self._settings(compute_dtype, multiplies_bf16(device))
+        settings = self.settings(compute_dtype)
         # Autocast would send float32 products through bfloat16, and so the native product on CPU, which torch
         # makes of one.
         native_on_cpu = self.recipe.backend == "native" and device == "cpu"
@@ -78,8 +79,10 @@ class QuantizedLinear(nn.Module):
                 y = y + self.bias.to(y.dtype)
         return y.reshape(*x.shape[:-1], self.out_features)
 
-    def _settings(self, compute_dtype: torch.dtype, fast_bf16: bool) -> MatmulSettings:
+    def settings(self, compute_dtype: torch.dtype) -> MatmulSettings:
+        """Return those of a forward pass at hand, whose products otherwise have ``compute_dtype``."""
         accumulate_fp32 = self.recipe.accumulate == "fp32"
+        fast_bf16 = multiplies_bf16(self.weight.device.type)
         # A tensor that is not quantized keeps the precision of the compute dtype.
         low = self.exact and fast_bf16 and (compute_dtype == torch.bfloat16 or len(self.quantizers) == len(ROLES))
         return MatmulSettings(
@@ -88,48 +91,60 @@ class QuantizedLinear(nn.Module):
             accumulate_fp32=accumulate_fp32,
             clipped=self.recipe.gradient == "clipped",
             save=self.recipe.save,
+            grad_learns=self.learns("grad"),
             **{role: self.quantizers[role].scaling if role in self.quantizers else None for role in ROLES},
         )
 
+    def learns(self, role: str) -> str:
+        """Return what a forward pass at hand, and its backward pass, leave in the history of ``role``."""
+        return self.quantizers[role].learns if self.training and role in self.quantizers else "nothing"
+
     def _product(self, x: Tensor, settings: MatmulSettings) -> Tensor:
-        grad = self._quantizer("grad")
-        if self.training:
-            self.advance_grad_history()
-        x_q = self._operand("input", x, settings)
-        weight_q = self._operand("weight", self.weight, settings)
+        # A clipped gradient and the operands of the backward products read the input again.
+        once = settings.input is not None and settings.input.per_tensor and not settings.clipped
+        own, free = owned(x) if once else (x, False)
+        x_q = Operand.of(
+            own, settings.input, self.constants("input"), self.history("input"), 1, settings.operand_dtype,
+            learns=self.learns("input"), overwrite=free,
+        )  # fmt: skip
+        weight_q, weight_back = self.ready or weight_operands([self], settings)[0]
         return QuantizedMatmul.apply(
-            x, self.weight, x_q.values, weight_q.values, x_q.scale, weight_q.scale,
-            self._constants("input"), self._constants("weight"), self._constants("grad"),
-            None if grad is None else grad.remembered_amax(), self.grad_amax, settings,
+            x, self.weight, x_q.values, weight_q.values, x_q.scale, weight_q.scale, weight_back.values,
+            weight_back.scale, self.constants("input"), self.constants("weight"), self.constants("grad"),
+            self.history("grad"), settings,
         )  # fmt: skip
 
-    def advance_grad_history(self) -> None:
-        """Move the amax of the last backward pass into the gradient's scaling history."""
-        if self.grad_amax is not None:
-            self.quantizers["grad"].remember(self.grad_amax)
+    def constants(self, role: str) -> Tensor | None:
+        """Return the constants of the format of ``role``, ``None`` where nothing is quantized."""
+        return self.quantizers[role].constants if role in self.quantizers else None
 
-    def _quantizer(self, role: str) -> Quantizer | None:
-        return self.quantizers[role] if role in self.quantizers else None
-
-    def _constants(self, role: str) -> Tensor | None:
-        quantizer = self._quantizer(role)
-        return None if quantizer is None else quantizer.constants
-
-    def _operand(self, role: str, t: Tensor, settings: MatmulSettings) -> Operand:
-        """Return the operand of the forward product, and in training remember its amax."""
-        quantizer = self._quantizer(role)
-        remembered = None if quantizer is None else quantizer.remembered_amax()
-        scaling = getattr(settings, role)
-        # A clipped gradient and the operands of the backward products read the tensor again.
-        once = scaling is not None and scaling.per_tensor and not settings.clipped
-        t, free = owned(t) if once else (t, False)
-        constants = self._constants(role)
-        operand = Operand.of(t, scaling, constants, remembered, 1, settings.operand_dtype, overwrite=free)
-        if self.training and operand.amax is not None:
-            quantizer.remember(operand.amax)
-        return operand
+    def history(self, role: str) -> Tensor | None:
+        """Return the amax history that sets the scale of ``role``, ``None`` if its own amax does."""
+        return self.quantizers[role].history if role in self.quantizers else None
 
     def extra_repr(self) -> str:
         """Sizes and formats, for ``print(model)``."""
         formats = ", ".join(f"{role}={name}" for role, name in self.recipe.format_names().items())
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {formats}"
+
+
+class WeightOperands(NamedTuple):
+    """A weight's operands in the forward product and in the backward one, without values if that takes the same."""
+
+    forward: Operand
+    backward: Operand
+
+
+def weight_operands(layers: Sequence[QuantizedLinear], settings: MatmulSettings) -> list[WeightOperands]:
+    """Return the operands of the layers' weights, for layers that ``settings`` fits alike."""
+    weights, scaling, dtype = [layer.weight for layer in layers], settings.weight, settings.operand_dtype
+    if scaling is None:
+        return [WeightOperands(Operand.of(w, None, None, None, 1, dtype), Operand(None)) for w in weights]
+    constants = [layer.constants("weight") for layer in layers]
+    histories = [layer.history("weight") for layer in layers]
+    histories = [] if histories[0] is None else histories
+    forward = Operand.of_each(weights, scaling, constants, histories, 1, dtype, learns=layers[0].learns("weight"))
+    backward = [Operand(None)] * len(layers)
+    if not scaling.per_tensor and torch.is_grad_enabled():
+        backward = Operand.of_each(weights, scaling, constants, (), 0, dtype)
+    return list(map(WeightOperands, forward, backward))

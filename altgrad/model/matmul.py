@@ -45,6 +45,7 @@ class MatmulSettings:
     ``operand_dtype``: bfloat16 when it holds every operand's format exactly and is fast, else float32.
     ``save``: what the backward pass is left with of tensors with one scale, ``operands`` or ``codes``.
     ``input``, ``weight``, ``grad``: how the tensor is scaled, ``None`` if it is not quantized.
+    ``grad_learns``: what the gradient's history keeps, as in `quantize_operands`.
     """
 
     operand_dtype: torch.dtype
@@ -55,6 +56,7 @@ class MatmulSettings:
     input: Scaling | None
     weight: Scaling | None
     grad: Scaling | None
+    grad_learns: str
 
 
 def _product(a: Operand, b: Operand, dtype: torch.dtype, fp32: bool) -> Tensor:
@@ -94,9 +96,9 @@ class QuantizedMatmul(torch.autograd.Function):
 
     ``x`` (n, k) and ``weight`` (m, k) are floating tensors, ``x_q`` and ``weight_q`` the values of their
     operands, with the scales of tensors that have one; constants that are ``None`` leave their tensor
-    unquantized. The incoming gradient's scale comes from ``grad_remembered`` (0-d amax) or, where that is
-    ``None`` or 0, from its own amax, which ``grad_amax`` (0-d buffer), when given, receives. The gradient
-    through the rounding is the straight-through estimator.
+    unquantized. ``weight_back`` is the weight's operand in the backward product, ``None`` if it is the same.
+    The incoming gradient's scale comes from ``grad_history``, or from its own amax where that is ``None`` or
+    has seen none. The gradient through the rounding is the straight-through estimator.
     """
 
     @staticmethod
@@ -108,11 +110,12 @@ class QuantizedMatmul(torch.autograd.Function):
         weight_q: Tensor,
         x_scale: Tensor | None,
         weight_scale: Tensor | None,
+        weight_back: Tensor | None,
+        weight_back_scale: Tensor | None,
         x_constants: Tensor | None,
         weight_constants: Tensor | None,
         grad_constants: Tensor | None,
-        grad_remembered: Tensor | None,
-        grad_amax: Tensor | None,
+        grad_history: Tensor | None,
         settings: MatmulSettings,
     ) -> Tensor:
         x_kept = weight_kept = None
@@ -124,11 +127,16 @@ class QuantizedMatmul(torch.autograd.Function):
         x_q, weight_q = Operand(x_q, x_scale), Operand(weight_q, weight_scale)
         saved_x = saved_weight = Operand(None)
         if any(ctx.needs_input_grad):
-            saved_x = _saved(x, x_q, x_constants, settings.input, settings)
-            saved_weight = _saved(weight, weight_q, weight_constants, settings.weight, settings)
+            saved_x = x_q
+            if settings.input is not None and not settings.input.per_tensor:
+                t, free = owned(x)
+                saved_x = Operand.of(t, settings.input, x_constants, None, 0, settings.operand_dtype, overwrite=free)
+            saved_x = _kept(saved_x, x_constants, settings.input, settings)
+            saved_weight = weight_q if weight_back is None else Operand(weight_back, weight_back_scale)
+            saved_weight = _kept(saved_weight, weight_constants, settings.weight, settings)
         ctx.save_for_backward(
             saved_x.values, saved_weight.values, saved_x.scale, saved_weight.scale, x_constants, weight_constants,
-            grad_constants, grad_remembered, grad_amax, x_kept, weight_kept,
+            grad_constants, grad_history, x_kept, weight_kept,
         )  # fmt: skip
         ctx.settings = settings
         ctx.dtypes = x.dtype, weight.dtype
@@ -137,18 +145,17 @@ class QuantizedMatmul(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (
-            x, weight, x_scale, weight_scale, x_constants, weight_constants, grad_constants, grad_remembered,
-            grad_amax, x_kept, weight_kept,
+            x, weight, x_scale, weight_scale, x_constants, weight_constants, grad_constants, grad_history,
+            x_kept, weight_kept,
         ) = ctx.saved_tensors  # fmt: skip
         settings: MatmulSettings = ctx.settings
         dtype = settings.operand_dtype
         grad, free = owned(grad)
         used_twice = settings.grad is not None and not settings.grad.per_tensor
-        overwrite = free and not used_twice
-        grad_rows = Operand.of(grad, settings.grad, grad_constants, grad_remembered, 1, dtype, overwrite=overwrite)
-        if grad_amax is not None:
-            grad_amax.copy_(grad_rows.amax)
-        grad_columns = grad_rows
+        grad_rows = grad_columns = Operand.of(
+            grad, settings.grad, grad_constants, grad_history, 1, dtype,
+            learns=settings.grad_learns, overwrite=free and not used_twice,
+        )  # fmt: skip
         if used_twice:
             grad_columns = Operand.of(grad, settings.grad, grad_constants, None, 0, dtype, overwrite=free)
         x_q = _restored(x, x_scale, x_constants, settings.input, settings)
@@ -159,32 +166,27 @@ class QuantizedMatmul(torch.autograd.Function):
             dx = dx * x_kept
         if weight_kept is not None:
             dw = dw * weight_kept
-        return dx, dw, *(None,) * 10
+        return dx, dw, *(None,) * 11
 
 
 def _has_one_scale(scaling: Scaling | None) -> bool:
     return scaling is not None and scaling.per_tensor
 
 
-def _saved(
-    t: Tensor, operand: Operand, constants: Tensor | None, scaling: Scaling | None, settings: MatmulSettings
-) -> Operand:
-    """Return the operand that the backward products need of ``t``, its values perhaps as codes.
+def _kept(operand: Operand, constants: Tensor | None, scaling: Scaling | None, settings: MatmulSettings) -> Operand:
+    """Return what is kept of a backward product's operand: its values perhaps as codes."""
+    if _as_codes(scaling, settings):
+        return operand._replace(values=encode_operand(operand.values, constants))
+    return operand
 
-    ``operand`` is that of the forward product. A tensor with row or block scales has another one in the backward
-    products, which sum over other indices.
-    """
-    if scaling is None:
-        return operand
-    if not scaling.per_tensor:
-        t, free = owned(t)
-        return Operand.of(t, scaling, constants, None, 0, settings.operand_dtype, overwrite=free)
-    return operand._replace(values=encode_operand(operand.values, constants)) if settings.save == "codes" else operand
+
+def _as_codes(scaling: Scaling | None, settings: MatmulSettings) -> bool:
+    return settings.save == "codes" and _has_one_scale(scaling)
 
 
 def _restored(
     saved: Tensor, scale: Tensor | None, constants: Tensor | None, scaling: Scaling | None, settings: MatmulSettings
 ) -> Operand:
-    """Return the operand, for a product that sums over dimension 0, that `_saved` made."""
-    as_codes = settings.save == "codes" and scaling is not None and scaling.per_tensor
-    return Operand(decode_operand(saved, constants, settings.operand_dtype) if as_codes else saved, scale)
+    """Return the operand, for a product that sums over dimension 0, of which `_kept` returned this."""
+    values = decode_operand(saved, constants, settings.operand_dtype) if _as_codes(scaling, settings) else saved
+    return Operand(values, scale)

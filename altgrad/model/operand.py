@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from altgrad.model.quantizer import Scaling
-from altgrad.numerics import quantize_operand
+from altgrad.numerics import quantize_operands
 
 
 class Operand(NamedTuple):
-    """A factor of a product: its values, and the scale (0-d, or one per row or column) that the result is divided by.
+    """A factor of a product: its values, and the scale that the result is divided by: 0-d, or one per row or column."""
 
-    ``amax`` (0-d) is that of the tensor, where it has one scale.
-    """
-
-    values: Tensor
+    values: Tensor | None
     scale: Tensor | None = None
-    amax: Tensor | None = None
 
     @classmethod
     def of(
-        cls, t: Tensor, scaling: Scaling | None, constants: Tensor | None, remembered: Tensor | None, dim: int,
-        dtype: torch.dtype, *, overwrite: bool = False,
+        cls, t: Tensor, scaling: Scaling | None, constants: Tensor | None, history: Tensor | None, dim: int,
+        dtype: torch.dtype, *, learns: str = "nothing", overwrite: bool = False,
     ) -> Operand:  # fmt: skip
         """Return the 2-d ``t`` on its format's grid, for a product that sums over ``dim``; without a format, cast."""
         if scaling is None:
             return cls(t.detach().to(dtype))
-        options = {"dim": dim, "dtype": dtype, "overwrite": overwrite, **scaling.options}
-        found = cls(*quantize_operand(t.detach(), constants, remembered, **options))
-        return found if scaling.float8 is None else found._replace(values=found.values.to(scaling.float8))
+        histories = [] if history is None else [history]
+        return cls.of_each([t], scaling, [constants], histories, dim, dtype, learns=learns, overwrite=overwrite)[0]
+
+    @classmethod
+    def of_each(
+        cls, ts: Sequence[Tensor], scaling: Scaling, constants: Sequence[Tensor], histories: Sequence[Tensor],
+        dim: int, dtype: torch.dtype, *, learns: str = "nothing", overwrite: bool = False,
+    ) -> list[Operand]:  # fmt: skip
+        """Return the same for tensors that are scaled alike, each with its format and history, all at once."""
+        options = {"dim": dim, "dtype": dtype, "learns": learns, "overwrite": overwrite, **scaling.options}
+        found = quantize_operands([t.detach() for t in ts], constants, histories, method=scaling.method, **options)
+        return [cls(v if scaling.float8 is None else v.to(scaling.float8), scale) for v, scale in found]
 
     def t(self) -> Operand:
         """Return the transposed operand."""
         scale = self.scale if self.scale is None or self.scale.ndim == 0 else self.scale.t()
-        return Operand(self.values.t(), scale, self.amax)
+        return Operand(self.values.t(), scale)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from altgrad.model.recipe import TensorRecipe
-from altgrad.numerics import amax_from_history, format_constants, operand_scale, update_amax_history
+from altgrad.numerics import amax_from_history, format_constants, operand_scale
 from altgrad.numerics.constants import MAX
 
 FLOAT8 = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
@@ -27,12 +27,14 @@ class Scaling:
     granularity: str
     block: int
     dtype: str
+    method: str = "max"  # how a history sets the scale
     float8: torch.dtype | None = None  # of the operand, for FP8 hardware
 
     @classmethod
     def of(cls, recipe: TensorRecipe, native: bool) -> Scaling:
         """Return the static part of ``recipe``."""
-        return cls(recipe.granularity, recipe.block, recipe.scale, FLOAT8[recipe.format.name] if native else None)
+        float8 = FLOAT8[recipe.format.name] if native else None
+        return cls(recipe.granularity, recipe.block, recipe.scale, recipe.reduce, float8)
 
     @property
     def per_tensor(self) -> bool:
@@ -41,7 +43,7 @@ class Scaling:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The same as arguments of `quantize_operand`."""
+        """The same as arguments of `operand_scale`."""
         return {"granularity": self.granularity, "block": self.block, "scale_dtype": self.dtype}
 
 
@@ -54,17 +56,15 @@ class Quantizer(nn.Module):
     """
 
     constants: Tensor
-    history: Tensor
+    history: Tensor | None
 
     def __init__(self, recipe: TensorRecipe, native: bool = False) -> None:
         super().__init__()
         self.recipe = recipe
-        self.held = False
         self.scaling = Scaling.of(recipe, native)
         self.register_buffer("constants", format_constants(recipe.format), persistent=False)
-        if recipe.scaling != "dynamic":
-            length = recipe.history if recipe.scaling == "delayed" else 1
-            self.register_buffer("history", torch.zeros(length))
+        length = {"dynamic": None, "static": 1, "delayed": recipe.history}[recipe.scaling]
+        self.register_buffer("history", None if length is None else torch.zeros(length))
 
     def hold(self) -> Tensor:
         """Stop following the tensor; return the buffer (1,) of the amax that sets the scale from now on.
@@ -77,33 +77,21 @@ class Quantizer(nn.Module):
                 "weights on the grid hold one scale that their optimizer sets; quantize them with "
                 "granularity: tensor and scaling: dynamic"
             )
-        self.held = True
         self.register_buffer("history", torch.zeros(1, device=self.constants.device))
         return self.history
 
     def remembered_amax(self) -> Tensor | None:
         """Return the amax (0-d float32) that sets the scale, 0 before the first step; ``None`` if dynamic."""
-        if self.held:
-            return self.history[0]
-        if self.recipe.scaling == "dynamic":
-            return None
-        return amax_from_history(self.history, self.recipe.reduce)
+        return None if self.history is None else amax_from_history(self.history, self.recipe.reduce)
 
     @property
-    def keeps_nothing(self) -> bool:
-        """Whether a training step leaves the quantizer as it was."""
-        return self.held or self.recipe.scaling == "dynamic"
+    def learns(self) -> str:
+        """What a training step leaves in the history, as in `quantize_operands`."""
+        return {"dynamic": "nothing", "static": "first", "delayed": "each"}[self.recipe.scaling]
 
     def scales(self, t: Tensor) -> Tensor:
         """Return the scales (float32, broadcastable to ``t``) of the forward product's ``t`` (tokens, features)."""
-        return operand_scale(t, self.constants, self.remembered_amax(), **self.scaling.options)[0]
-
-    def remember(self, amax: Tensor) -> None:
-        """Record the ``amax`` (0-d) of a training step's tensor."""
-        if self.recipe.scaling == "delayed":
-            self.history.copy_(update_amax_history(self.history, amax))
-        elif self.recipe.scaling == "static":
-            self.history.copy_(torch.where(self.history == 0, amax, self.history))
+        return operand_scale(t, self.constants, self.remembered_amax(), **self.scaling.options)
 
 
 def overflows(scaled: Tensor, constants: Tensor) -> Tensor:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from altgrad.model.linear import QuantizedLinear
 from altgrad.model.recipe import LayerRecipe, Recipe
+from altgrad.model.weights import WeightsTogether
+from altgrad.numerics import Format
 
 TORCHAO_DIVISOR = 16  # of a layer's dimensions: what torch._scaled_mm, and so FP8 hardware, asks for
 
@@ -69,7 +71,31 @@ def quantize_model(model: nn.Module, recipe: Recipe) -> nn.Module:
         parent, _, child = name.rpartition(".")
         quantized = _quantized(layers[name], found)
         setattr(model.get_submodule(parent), child, quantized.train(layers[name].training))
+    _share_constants(model)
+    model.weights_together = WeightsTogether(model)
     return model
+
+
+def unquantize_model(model: nn.Module) -> nn.Module:
+    """Undo :func:`quantize_model`, in place, with plain layers on the same parameters; return ``model``."""
+    for name, layer in linear_layers(model).items():
+        if layer_recipe(layer) is not None:
+            linear = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+            linear.weight, linear.bias = layer.weight, layer.bias
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, linear)
+    if hasattr(model, "weights_together"):
+        model.weights_together.stop()
+    return model
+
+
+def _share_constants(model: nn.Module) -> None:
+    """Let quantizers of one role and format have the same constants, which a compiled graph then takes in once."""
+    shared: dict[tuple[str, Format], Tensor] = {}
+    for layer in model.modules():
+        if isinstance(layer, QuantizedLinear):
+            for role, quantizer in layer.quantizers.items():
+                quantizer.constants = shared.setdefault((role, quantizer.recipe.format), quantizer.constants)
 
 
 def _quantized(layer: nn.Linear, recipe: LayerRecipe) -> nn.Module:

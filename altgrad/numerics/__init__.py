@@ -8,7 +8,7 @@ from altgrad.numerics.codes import decode, encode, neighbours, rung, ulp
 from altgrad.numerics.constants import format_constants, scale_target
 from altgrad.numerics.coordinate import at_coordinate, coordinate
 from altgrad.numerics.formats import SPECIALS, Format, default_bias
-from altgrad.numerics.operand import decode_operand, encode_operand, operand_scale, quantize_operand
+from altgrad.numerics.operand import decode_operand, encode_operand, operand_scale, quantize_operand, quantize_operands
 from altgrad.numerics.quantization import quantize
 from altgrad.numerics.random import uniform
 from altgrad.numerics.registry import UnknownFormatError, format_names, get_format
@@ -58,6 +58,7 @@ __all__ = [
     "operand_scale",
     "quantize",
     "quantize_operand",
+    "quantize_operands",
     "round_to_grid",
     "round_to_grid_stochastic",
     "rung",

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <new>
-#include <tuple>
+#include <span>
 #include <type_traits>
 #include <vector>
 
@@ -26,6 +26,8 @@ constexpr int64_t kStripe = 128, kStrips = 16;  // columns handled together, and
 constexpr int64_t kUsualBlock = 32;  // that of the OCP microscaling formats
 constexpr int64_t kTogether = 16;  // blocks handled together, if so many elements stay in the first cache:
 constexpr int64_t kFirstCache = 1 << 13;
+constexpr int64_t kSpan = 1 << 16;  // elements of a tensor that a thread handles at a time
+constexpr int64_t kEach = 1, kFirst = 2;  // what a history keeps: operand.py's LEARNS
 
 struct Shape {
   int64_t rows, columns;
@@ -79,28 +81,103 @@ void round_unscaled(const T* x, U* y, int64_t n, const float* scale, int64_t ste
   for (int64_t i = 0; i < n; ++i, scale += step) store(y + i, round(load(x[i]), Scale{*scale}) * (1 / *scale));
 }
 
-// --- one scale for the tensor ----------------------------------------------------------------------
+// --- types --------------------------------------------------------------------------------------------
 
-template <class T, class U, class R>
-void round_all(const T* x, U* y, int64_t n, float amax, float scale, const R& round) {
-  over(n, 1, [&](int64_t begin, int64_t end) {
-    round_scaled(x + begin, y + begin, end - begin, scale, round.saturates(amax, scale), round);
+template <class F>
+void with_input(const Tensor& x, const F& run) {
+  x.scalar_type() == ScalarType::Float ? run(static_cast<const float*>(x.const_data_ptr()))
+                                       : run(static_cast<const bf16*>(x.const_data_ptr()));
+}
+
+template <class F>
+void with_output(Tensor& y, const F& run) {
+  y.scalar_type() == ScalarType::Float ? run(static_cast<float*>(y.mutable_data_ptr()))
+                                       : run(static_cast<bf16*>(y.mutable_data_ptr()));
+}
+
+// Calls run with pointers of the types of x and y, and the format's rounder.
+template <class F>
+void dispatch(const Tensor& x, Tensor& y, const Grid& grid, const F& run) {
+  with_input(x, [&](const auto* from) {
+    with_output(y, [&](auto* to) {
+      grid.root == 0 ? run(from, to, Rounder<false>(grid)) : run(from, to, Rounder<true>(grid));
+    });
   });
 }
 
-// Both at once, where the scale is known beforehand.
+// --- one scale per tensor ----------------------------------------------------------------------------
+
+struct Span {
+  size_t tensor;
+  int64_t begin, count;
+};
+
+// A tensor, the place of its operand, and its scale.
+struct Range {
+  const Tensor* x;
+  Tensor* y;
+  Grid grid;
+  float known = 0;  // the amax that sets the scale, 0 for that of x
+  float amax = 0, scale = 1;
+
+  bool is_known() const { return known > 0; }
+};
+
+// Both in one pass.
 template <class T, class U, class R>
-float round_all_and_find_amax(const T* x, U* y, int64_t n, float scale, const R& round) {
-  return from_order(largest_over(n, [&](int64_t begin, int64_t end) {
-    Order<T> found = 0;
-    for (int64_t i = begin; i < end; i += kFirstCache) {
-      const int64_t count = std::min(kFirstCache, end - i);
-      const Order<T> here = largest(x + i, count);
-      found = std::max(found, here);
-      round_scaled(x + i, y + i, count, scale, round.saturates(from_order(here), scale), round);
+uint32_t round_and_find_largest(const T* x, U* y, int64_t n, float scale, const R& round) {
+  Order<T> found = 0;
+  for (int64_t i = 0; i < n; i += kFirstCache) {
+    const int64_t count = std::min(kFirstCache, n - i);
+    const Order<T> here = largest(x + i, count);
+    found = std::max(found, here);
+    round_scaled(x + i, y + i, count, scale, round.saturates(from_order(here), scale), round);
+  }
+  return order(from_order(found));
+}
+
+// All tensors as if they were one long one, so that small ones keep every thread busy too. Where the scale is known
+// beforehand, amax is found on the way.
+void round_tensors(std::span<Range> ranges, bool pow2) {
+  std::vector<Span> spans;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const int64_t n = ranges[i].x->numel();
+    for (int64_t begin = 0; begin < n; begin += kSpan) spans.push_back({i, begin, std::min(kSpan, n - begin)});
+  }
+  std::vector<uint32_t> found(spans.size());
+  auto each_span = [&](const auto& run) {
+    over(spans.size(), kSpan, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) run(spans[i], ranges[spans[i].tensor], found[i]);
+    });
+  };
+  auto gather_amax = [&](bool of_known) {
+    for (size_t i = 0; i < spans.size(); ++i) {
+      Range& range = ranges[spans[i].tensor];
+      if (range.is_known() == of_known) range.amax = from_order(std::max(order(range.amax), found[i]));
     }
-    return found;
-  }));
+  };
+  if (!std::all_of(ranges.begin(), ranges.end(), [](const Range& range) { return range.is_known(); })) {
+    each_span([](const Span& span, const Range& range, uint32_t& found_here) {
+      if (range.is_known()) return;
+      with_input(*range.x, [&](const auto* x) { found_here = order(from_order(largest(x + span.begin, span.count))); });
+    });
+    gather_amax(false);
+  }
+  for (Range& range : ranges) {
+    range.scale = scale_of(range.is_known() ? range.known : range.amax, range.grid.target, pow2);
+  }
+  each_span([](const Span& span, const Range& range, uint32_t& found_here) {
+    dispatch(*range.x, *range.y, range.grid, [&](const auto* from, auto* to, const auto& round) {
+      const auto* x = from + span.begin;
+      auto* y = to + span.begin;
+      if (range.is_known()) {
+        found_here = round_and_find_largest(x, y, span.count, range.scale, round);
+      } else {
+        round_scaled(x, y, span.count, range.scale, round.saturates(range.amax, range.scale), round);
+      }
+    });
+  });
+  gather_amax(true);
 }
 
 // --- a scale per row or column, or per block of either ------------------------------------------------
@@ -232,20 +309,6 @@ void round_blocks_of_columns(const T* x, U* y, Shape shape, int64_t block, bool 
 
 // --- the operators ----------------------------------------------------------------------------------
 
-// Calls run with pointers of the types of x and y, and the format's rounder.
-template <class F>
-void dispatch(const Tensor& x, Tensor& y, const Grid& grid, const F& run) {
-  auto with_rounder = [&](auto* from, auto* to) {
-    grid.root == 0 ? run(from, to, Rounder<false>(grid)) : run(from, to, Rounder<true>(grid));
-  };
-  auto with_output = [&](auto* from) {
-    y.scalar_type() == ScalarType::Float ? with_rounder(from, static_cast<float*>(y.mutable_data_ptr()))
-                                         : with_rounder(from, static_cast<bf16*>(y.mutable_data_ptr()));
-  };
-  x.scalar_type() == ScalarType::Float ? with_output(static_cast<const float*>(x.const_data_ptr()))
-                                       : with_output(static_cast<const bf16*>(x.const_data_ptr()));
-}
-
 // A small float32 tensor, from malloc rather than from torch's allocator. That asks for aligned memory, and before
 // 2.38 glibc does not use an aligned block again if something small has been put behind it: steps would grow by
 // megabytes each.
@@ -259,51 +322,112 @@ Tensor small_float(const std::vector<int64_t>& sizes) {
                                   ScalarType::Float, &std::free);
 }
 
-// Writes the operand of x into values, which may be x, and returns its scales and amax.
-// block: elements per block, 0 for one scale, -1 for a scale per row. remembered: one element, or several for none.
-// (Numbers and tensors alone: torch 2.13 leaks a string or an optional tensor at each call of a stable operator.)
-std::tuple<Tensor, Tensor> quantize(const Tensor& x, Tensor& values, const Tensor& constants, const Tensor& remembered,
-                                    int64_t block, int64_t dim, bool pow2) {
-  const Grid grid(constants);
-  const Shape shape{x.size(0), x.size(1)};
-  const bool one_scale = block == 0, per_block = block > 0, rows = dim != 0;
-  Tensor amax = small_float(one_scale ? std::vector<int64_t>{} : std::vector<int64_t>{0});
-  Tensor scales = small_float(one_scale   ? std::vector<int64_t>{}
-                              : per_block ? std::vector<int64_t>{0}
-                              : rows      ? std::vector<int64_t>{shape.rows, 1}
-                                          : std::vector<int64_t>{1, shape.columns});
-  float* to_scales = per_block ? nullptr : static_cast<float*>(scales.mutable_data_ptr());
-  const float known = remembered.numel() == 1 ? *static_cast<const float*>(remembered.const_data_ptr()) : 0.0f;
-  dispatch(x, values, grid, [&](const auto* from, auto* to, const auto& round) {
-    if (!one_scale) {
-      const int64_t length = per_block ? block : std::max<int64_t>(1, shape.columns);
-      rows        ? round_rows(from, to, shape, length, to_scales, pow2, grid.target, round)
-      : per_block ? round_blocks_of_columns(from, to, shape, block, pow2, grid.target, round)
-                  : round_columns(from, to, shape, to_scales, pow2, grid.target, round);
-      return;
-    }
-    float* to_amax = static_cast<float*>(amax.mutable_data_ptr());
-    if (known > 0) {
-      *to_scales = scale_of(known, grid.target, pow2);
-      *to_amax = round_all_and_find_amax(from, to, x.numel(), *to_scales, round);
-    } else {
-      *to_amax = amax_of(from, x.numel());
-      *to_scales = scale_of(*to_amax, grid.target, pow2);
-      round_all(from, to, x.numel(), *to_amax, *to_scales, round);
-    }
+// What is remembered of a tensor: amax of earlier steps, the newest first, 0 for a step that has not been.
+struct History {
+  float* entries;
+  int64_t length;
+
+  float newest_entry() const { return entries[0]; }
+  float largest_entry() const {
+    float found = 0;
+    for (int64_t i = 0; i < length; ++i) found = std::isfinite(entries[i]) ? std::max(found, entries[i]) : found;
+    return found;
+  }
+  void push(float amax) {
+    std::copy_backward(entries, entries + length - 1, entries + length);
+    entries[0] = amax;
+  }
+  void push_first(float amax) {
+    if (entries[0] == 0) entries[0] = amax;
+  }
+};
+
+// How tensors are scaled. block: elements per block, 0 for one scale, -1 for a scale per row.
+struct Scaling {
+  int64_t block;
+  bool rows, pow2;  // rows: blocks and scales lie along rows, not columns
+
+  std::vector<int64_t> sizes(const Tensor& x) const {
+    if (block == 0) return {};
+    if (block > 0) return {0};
+    return rows ? std::vector<int64_t>{x.size(0), 1} : std::vector<int64_t>{1, x.size(1)};
+  }
+  int64_t count(const Tensor& x) const { return block == 0 ? 1 : block > 0 ? 0 : x.size(rows ? 0 : 1); }
+};
+
+// Writes the operand of a tensor with several scales into values, which may be that tensor.
+void round_parts(const Tensor& from, Tensor& values, const Grid& grid, const Scaling& scaling, float* scales) {
+  const Shape shape{from.size(0), from.size(1)};
+  const auto [block, rows, pow2] = scaling;
+  dispatch(from, values, grid, [&](const auto* x, auto* y, const auto& round) {
+    const int64_t length = block > 0 ? block : std::max<int64_t>(1, shape.columns);
+    float* to = block > 0 ? nullptr : scales;
+    rows        ? round_rows(x, y, shape, length, to, pow2, grid.target, round)
+    : block > 0 ? round_blocks_of_columns(x, y, shape, block, pow2, grid.target, round)
+                : round_columns(x, y, shape, to, pow2, grid.target, round);
   });
-  return {scales, amax};
 }
 
-std::tuple<Tensor, Tensor> quantize_into(Tensor x, Tensor values, Tensor constants, Tensor remembered, int64_t block,
-                                         int64_t dim, bool pow2) {
+Tensor quantize(const Tensor& x, Tensor& values, const Tensor& constants, const Scaling& scaling) {
+  const Grid grid(constants);
+  Tensor scales = small_float(scaling.sizes(x));
+  float* to_scales = static_cast<float*>(scales.mutable_data_ptr());
+  if (scaling.block != 0) {
+    round_parts(x, values, grid, scaling, to_scales);
+  } else {
+    Range range{&x, &values, grid};
+    round_tensors({&range, 1}, scaling.pow2);
+    *to_scales = range.scale;
+  }
+  return scales;
+}
+
+// What is quantized takes the place of the tensor or goes into another one; the scales are returned.
+// (Numbers, tensors and lists of them: torch 2.13 leaks a string or an optional tensor at each call of a stable
+// operator.)
+Tensor quantize_in_place(Tensor values, Tensor constants, int64_t block, int64_t dim, bool pow2) {
+  return quantize(values, values, constants, {block, dim != 0, pow2});
+}
+
+Tensor quantize_into(Tensor x, Tensor values, Tensor constants, int64_t block, int64_t dim, bool pow2) {
   if (!x.is_contiguous()) x = torch::stable::contiguous(x);
-  return quantize(x, values, constants, remembered, block, dim, pow2);
+  return quantize(x, values, constants, {block, dim != 0, pow2});
 }
 
-std::tuple<Tensor, Tensor> quantize_in_place(Tensor values, Tensor constants, Tensor remembered, int64_t block,
-                                             int64_t dim, bool pow2) {
-  return quantize(values, values, constants, remembered, block, dim, pow2);
+// Several at once, and with histories: those that set the tensors' one scale, or none at all. Without xs, values are
+// what is to be quantized. learns: what a history keeps of its tensor. Returns the scales of all in a row.
+Tensor quantize_operands(std::vector<Tensor> xs, std::vector<Tensor> values, std::vector<Tensor> constants,
+                         std::vector<Tensor> histories, bool newest, int64_t learns, int64_t block, int64_t dim,
+                         bool pow2) {
+  const Scaling scaling{block, dim != 0, pow2};
+  for (Tensor& x : xs) {
+    if (!x.is_contiguous()) x = torch::stable::contiguous(x);
+  }
+  const std::vector<Tensor>& from = xs.empty() ? values : xs;
+  int64_t count = 0;
+  for (const Tensor& x : from) count += scaling.count(x);
+  Tensor scales = small_float({count});
+  float* to_scales = static_cast<float*>(scales.mutable_data_ptr());
+  if (block != 0) {
+    for (size_t i = 0; i < values.size(); to_scales += scaling.count(from[i]), ++i) {
+      round_parts(from[i], values[i], Grid(constants[i]), scaling, to_scales);
+    }
+    return scales;
+  }
+  std::vector<Range> ranges;
+  std::vector<History> remembered;
+  for (size_t i = 0; i < values.size(); ++i) ranges.push_back({&from[i], &values[i], Grid(constants[i])});
+  for (size_t i = 0; i < histories.size(); ++i) {
+    remembered.push_back({static_cast<float*>(histories[i].mutable_data_ptr()), histories[i].numel()});
+    ranges[i].known = newest ? remembered[i].newest_entry() : remembered[i].largest_entry();
+  }
+  round_tensors(ranges, pow2);
+  for (size_t i = 0; i < remembered.size(); ++i) {
+    if (learns == kEach) remembered[i].push(ranges[i].amax);
+    if (learns == kFirst) remembered[i].push_first(ranges[i].amax);
+  }
+  for (const Range& range : ranges) *to_scales++ = range.scale;
+  return scales;
 }
 
 // --- one byte per value -----------------------------------------------------------------------------
@@ -357,12 +481,10 @@ Tensor encode_operand(Tensor values, Tensor constants) {
   Tensor codes = torch::stable::new_empty(values, values.sizes(), ScalarType::Byte);
   const Coder coder{Grid(constants)};
   uint8_t* to = static_cast<uint8_t*>(codes.mutable_data_ptr());
-  auto run = [&](const auto* from) {
+  with_input(values, [&](const auto* from) {
     over(values.numel(), 1,
          [&](int64_t begin, int64_t end) { encode_range(from + begin, to + begin, end - begin, coder); });
-  };
-  values.scalar_type() == ScalarType::Float ? run(static_cast<const float*>(values.const_data_ptr()))
-                                            : run(static_cast<const bf16*>(values.const_data_ptr()));
+  });
   return codes;
 }
 
@@ -371,12 +493,10 @@ Tensor decode_operand(Tensor codes, Tensor constants, ScalarType dtype) {
   Tensor values = torch::stable::new_empty(codes, codes.sizes(), dtype);
   const Coder coder{Grid(constants)};
   const uint8_t* from = static_cast<const uint8_t*>(codes.const_data_ptr());
-  auto run = [&](auto* to) {
+  with_output(values, [&](auto* to) {
     over(codes.numel(), 1,
          [&](int64_t begin, int64_t end) { decode_range(from + begin, to + begin, end - begin, coder); });
-  };
-  dtype == ScalarType::Float ? run(static_cast<float*>(values.mutable_data_ptr()))
-                             : run(static_cast<bf16*>(values.mutable_data_ptr()));
+  });
   return values;
 }
 
@@ -386,6 +506,7 @@ Tensor decode_operand(Tensor codes, Tensor constants, ScalarType dtype) {
 STABLE_TORCH_LIBRARY_IMPL(altgrad, CPU, m) {
   m.impl("quantize_into", TORCH_BOX(&altgrad::quantize_into));
   m.impl("quantize_in_place", TORCH_BOX(&altgrad::quantize_in_place));
+  m.impl("quantize_operands", TORCH_BOX(&altgrad::quantize_operands));
   m.impl("encode_operand", TORCH_BOX(&altgrad::encode_operand));
   m.impl("decode_operand", TORCH_BOX(&altgrad::decode_operand));
 }

@@ -1,10 +1,12 @@
 """An operand of a quantized matrix product: a tensor on its format's grid, with the scales that brought it there.
 
-`quantize_operand` is what a training step does with every weight, input and gradient. It is made of tensor
+`quantize_operands` is what a training step does with every weight, input and gradient. It is made of tensor
 operations, which on a GPU the compiler fuses with their surroundings. On a CPU there are loops of our own
-(`kernels`) behind two operators: amax, scale and rounding take 0.06 ns per element together, where what
-`torch.compile` makes of the tensor operations takes 0.3 for the rounding alone. ``quantize_in_place`` spares a
-second buffer, which would not be in the cache: in a step of `nano`, the head's gradient takes 0.6 ms instead of 4.6.
+(`kernels`) behind an operator: amax, scale and rounding take 0.06 ns per element together, where what
+`torch.compile` makes of the tensor operations takes 0.3 for the rounding alone. It can overwrite its tensors, which
+spares a second buffer, which would not be in the cache: in a step of `nano`, the head's gradient takes 0.6 ms
+instead of 4.6. It takes several tensors at once, since a call costs as much as 50 thousand elements, and moves their
+amax histories along, which would otherwise be small kernels by the dozen.
 
 `encode_operand` and `decode_operand` keep an operand between the forward and the backward pass in one byte
 per element: its rung and sign.
@@ -12,6 +14,8 @@ per element: its rung and sign.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,19 +24,20 @@ from torch import Tensor
 from altgrad.numerics import kernels
 from altgrad.numerics.constants import SPACING, ULPS
 from altgrad.numerics.rounding import round_to_grid
-from altgrad.numerics.scaling import amax, broadcast_scale, scale_from_amax
+from altgrad.numerics.scaling import amax, amax_from_history, broadcast_scale, scale_from_amax, update_amax_history
 
 NAMESPACE = "altgrad"
 NAN_CODE = 0x80  # that of -0, which no product needs
 ONE_SCALE, ROWS = 0, -1  # in place of the number of elements per block
+LEARNS = ("nothing", "each", "first")  # what a history keeps of its tensor's amax: kernels.cpp has the positions
 
 SCHEMAS = {
     "quantize_operand": "(Tensor x, Tensor constants, Tensor remembered, int block, int dim, bool pow2, "
-    "ScalarType dtype) -> (Tensor, Tensor, Tensor)",
-    "quantize_into": "(Tensor x, Tensor(a!) values, Tensor constants, Tensor remembered, int block, int dim, "
-    "bool pow2) -> (Tensor, Tensor)",
-    "quantize_in_place": "(Tensor(a!) values, Tensor constants, Tensor remembered, int block, int dim, bool pow2) "
-    "-> (Tensor, Tensor)",
+    "ScalarType dtype) -> (Tensor, Tensor)",
+    "quantize_into": "(Tensor x, Tensor(a!) values, Tensor constants, int block, int dim, bool pow2) -> Tensor",
+    "quantize_in_place": "(Tensor(a!) values, Tensor constants, int block, int dim, bool pow2) -> Tensor",
+    "quantize_operands": "(Tensor[] xs, Tensor(a!)[] values, Tensor[] constants, Tensor(b!)[] histories, bool newest, "
+    "int learns, int block, int dim, bool pow2) -> Tensor",
     "encode_operand": "(Tensor values, Tensor constants) -> Tensor",
     "decode_operand": "(Tensor codes, Tensor constants, ScalarType dtype) -> Tensor",
 }
@@ -41,11 +46,62 @@ for _name, _schema in SCHEMAS.items():
 
 
 class Quantized(NamedTuple):
-    """The result of `quantize_operand`."""
+    """An operand of `quantize_operands`."""
 
     values: Tensor
     scale: Tensor | None
-    amax: Tensor | None
+
+
+def quantize_operands(
+    xs: Sequence[Tensor],
+    constants: Sequence[Tensor],
+    histories: Sequence[Tensor] = (),
+    *,
+    method: str = "max",
+    learns: str = "nothing",
+    granularity: str = "tensor",
+    block: int = 32,
+    dim: int = 1,
+    scale_dtype: str = "fp32",
+    dtype: torch.dtype = torch.bfloat16,
+    overwrite: bool = False,
+) -> list[Quantized]:
+    """Return for each tensor ``round(x * scale)``, unscaled, and the scale, for a product that sums over ``dim``.
+
+    No gradient flows; `quantize_operand` has one.
+
+    Args:
+        xs: each (n, k), float tensors of at most 32 bits.
+        constants: their formats, from `format_constants`; ``dtype`` must hold their values.
+        histories: float32 (length,) each, amax of earlier steps, the newest first and 0 for a step that has not
+            been: they set the tensors' one scale, if not all 0. Empty: each tensor's own amax does.
+        method: ``max`` or ``most-recent``, as in `amax_from_history`.
+        learns: whether the histories, in place, take up the ``amax`` of their tensors: ``nothing``, that of ``each``
+            step, or the ``first`` and no other.
+        granularity: ``tensor``, ``row`` (a scale for each index outside the sum) or ``block`` (one per
+            ``block`` neighbours along the sum; the scales are taken off again, so they should be ``pow2``).
+        block: elements per block.
+        dim: 0 or 1.
+        scale_dtype: ``fp32`` or ``pow2``.
+        dtype: of the values.
+        overwrite: have the values where ``x`` was, if that has their dtype; without loops of our own, nothing changes.
+
+    Returns:
+        ``values`` (n, k) and ``scale`` float32: 0-d, (n, 1) or (1, k), None for blocks.
+    """
+    xs = [x.float() if x.dtype == torch.float16 else x for x in xs]
+    block = {"tensor": ONE_SCALE, "row": ROWS}.get(granularity, block)
+    pow2 = scale_dtype == "pow2"
+    if all(map(_has_loops, xs)):
+        found = _quantize_by_loops(xs, constants, histories, method, learns, block, dim, pow2, dtype, overwrite)
+    else:
+        found = []
+        for i, x in enumerate(map(materialized, xs)):
+            remembered = amax_from_history(histories[i], method) if histories else None
+            found.append(_quantize_by_tensors(x, constants[i], remembered, block, dim, pow2, dtype))
+            if histories:
+                _learn(histories[i], amax(x), learns)
+    return [Quantized(values, None if block > 0 else scale) for values, scale in found]
 
 
 def quantize_operand(
@@ -58,44 +114,24 @@ def quantize_operand(
     dim: int = 1,
     scale_dtype: str = "fp32",
     dtype: torch.dtype = torch.bfloat16,
-    overwrite: bool = False,
 ) -> Quantized:
-    """Return ``round(x * scale)``, unscaled, and the scale, for a product that sums over ``dim``.
+    """Return what `quantize_operands` makes of ``x`` (n, k), with a gradient.
 
-    The gradient is that of ``x * scale`` with a constant scale: the straight-through estimator.
-
-    Args:
-        x: (n, k), a float tensor of at most 32 bits.
-        constants: the format, from `format_constants`; ``dtype`` must hold its values.
-        remembered: 0-d float32, the amax that sets a tensor's one scale; that of ``x`` where it is 0 or None.
-        granularity: ``tensor``, ``row`` (a scale for each index outside the sum) or ``block`` (one per
-            ``block`` neighbours along the sum; the scales are taken off again, so they should be ``pow2``).
-        block: elements per block.
-        dim: 0 or 1.
-        scale_dtype: ``fp32`` or ``pow2``.
-        dtype: of the values.
-        overwrite: have the values where ``x`` was, if that has their dtype; without loops of our own, nothing changes.
-
-    Returns:
-        ``values`` (n, k); ``scale`` float32: 0-d, (n, 1) or (1, k), None for blocks; ``amax`` of ``x``,
-        0-d float32, None unless there is one scale.
+    That is the gradient of ``x * scale`` with a constant scale: the straight-through estimator. ``remembered`` (0-d
+    float32) is the amax that sets the tensor's one scale; that of ``x`` does where it is 0 or None.
     """
     if x.dtype == torch.float16:
         x = x.float()
-    # kernels.cpp says why the operator takes numbers and no optional tensor: what has several elements is no amax.
     block = {"tensor": ONE_SCALE, "row": ROWS}.get(granularity, block)
-    remembered = constants if remembered is None else remembered
-    arguments = (x, constants, remembered, block, dim, scale_dtype == "pow2", dtype)
-    # The operator with a gradient costs 8 us more per call, and no layer asks for one.
-    if x.requires_grad:
-        values, scale, largest = torch.ops.altgrad.quantize_operand(*arguments)
-    else:
-        values, scale, largest = _quantize(*arguments, overwrite)
-    return Quantized(values, None if block > 0 else scale, largest if block == ONE_SCALE else None)
+    remembered = x.new_zeros((), dtype=torch.float32) if remembered is None else remembered
+    values, scale = torch.ops.altgrad.quantize_operand(
+        x, constants, remembered, block, dim, scale_dtype == "pow2", dtype
+    )
+    return Quantized(values, None if block > 0 else scale)
 
 
 def owned(x: Tensor) -> tuple[Tensor, bool]:
-    """Return ``x`` for `quantize_operand` and whether that may overwrite it: in a compiled step, a copy.
+    """Return ``x`` for `quantize_operands` and whether that may overwrite it: in a compiled step, a copy.
 
     It costs nothing where ``x`` is not read otherwise, since what makes ``x`` then writes the copy instead.
     """
@@ -125,16 +161,42 @@ def _has_loops(t: Tensor) -> bool:
     return t.device.type == "cpu" and kernels.available()
 
 
+def _quantize_by_loops(
+    xs: Sequence[Tensor], constants: Sequence[Tensor], histories: Sequence[Tensor], method: str, learns: str,
+    block: int, dim: int, pow2: bool, dtype: torch.dtype, overwrite: bool,
+) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
+    in_place = overwrite and all(x.dtype == dtype and x.is_contiguous() for x in xs)
+    values = xs if in_place else [torch.empty(x.shape, dtype=dtype) for x in xs]
+    options = (block, dim, pow2)
+    if len(xs) == 1 and not histories:  # 2 us less than with lists, and most calls are such
+        if in_place:
+            return [(xs[0], torch.ops.altgrad.quantize_in_place(xs[0], constants[0], *options))]
+        return [(values[0], torch.ops.altgrad.quantize_into(xs[0], values[0], constants[0], *options))]
+    scales = torch.ops.altgrad.quantize_operands(
+        [] if in_place else xs, values, constants, histories, method == "most-recent", LEARNS.index(learns), *options
+    )
+    return list(zip(values, _split(scales, xs, block, dim), strict=True))
+
+
 def _quantize(
-    x: Tensor, constants: Tensor, remembered: Tensor, block: int, dim: int, pow2: bool, dtype: torch.dtype,
-    overwrite: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor, constants: Tensor, remembered: Tensor, block: int, dim: int, pow2: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     if not _has_loops(x):
         return _quantize_by_tensors(x, constants, remembered, block, dim, pow2, dtype)
-    if overwrite and x.dtype == dtype and x.is_contiguous():
-        return x, *torch.ops.altgrad.quantize_in_place(x, constants, remembered, block, dim, pow2)
-    values = torch.empty(x.shape, dtype=dtype)
-    return values, *torch.ops.altgrad.quantize_into(x, values, constants, remembered, block, dim, pow2)
+    history = [remembered.reshape(1)] if block == ONE_SCALE else []
+    return _quantize_by_loops([x], [constants], history, "max", "nothing", block, dim, pow2, dtype, False)[0]
+
+
+def _split(scales: Tensor, xs: Sequence[Tensor], block: int, dim: int) -> list[Tensor]:
+    """Return each tensor's part of the scales of all, in its shape."""
+    shapes = [_scale_shape(x, block, dim) for x in xs]
+    parts = scales.split([math.prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _scale_shape(x: Tensor, block: int, dim: int) -> tuple[int, ...]:
+    of_rows = (x.shape[0], 1) if dim != 0 else (1, x.shape[1])
+    return {ONE_SCALE: (), ROWS: of_rows}.get(block, (0,))
 
 
 # --- from tensor operations ------------------------------------------------------------------------
@@ -143,15 +205,14 @@ def _quantize(
 def operand_scale(
     x: Tensor, constants: Tensor, remembered: Tensor | None = None, *,
     granularity: str = "tensor", block: int = 32, dim: int = 1, scale_dtype: str = "fp32",
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Return the scale that `quantize_operand` takes, float32 and broadcastable to ``x``, and a tensor's one amax."""
+) -> Tensor:  # fmt: skip
+    """Return the scale that `quantize_operand` takes, float32 and broadcastable to ``x``."""
     largest = amax(x, granularity, block=block, dim=dim)
-    if granularity == "tensor":
+    if granularity == "tensor" and remembered is not None:
         # Delayed scaling that began with scale 1 would send every gradient of the first step to zero.
-        chosen = largest if remembered is None else torch.where(remembered > 0, remembered, largest)
-        return scale_from_amax(chosen, constants, dtype=scale_dtype), largest
+        largest = torch.where(remembered > 0, remembered, largest)
     scale = scale_from_amax(largest, constants, dtype=scale_dtype)
-    return broadcast_scale(scale, x.shape[dim], block=block, dim=dim) if granularity == "block" else scale, None
+    return broadcast_scale(scale, x.shape[dim], block=block, dim=dim) if granularity == "block" else scale
 
 
 def materialized(t: Tensor) -> Tensor:
@@ -169,20 +230,23 @@ def materialized(t: Tensor) -> Tensor:
 
 
 def _quantize_by_tensors(
-    x: Tensor, constants: Tensor, remembered: Tensor, block: int, dim: int, pow2: bool, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    x = materialized(x)
-    scale, largest = operand_scale(
-        x, constants, remembered if remembered.numel() == 1 else None,
-        granularity={ONE_SCALE: "tensor", ROWS: "row"}.get(block, "block"), block=max(block, 1), dim=dim,
-        scale_dtype="pow2" if pow2 else "fp32",
-    )  # fmt: skip
+    x: Tensor, constants: Tensor, remembered: Tensor | None, block: int, dim: int, pow2: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    granularity = {ONE_SCALE: "tensor", ROWS: "row"}.get(block, "block")
+    options = {"granularity": granularity, "block": max(block, 1), "dim": dim}
+    scale = operand_scale(x, constants, remembered, **options, scale_dtype="pow2" if pow2 else "fp32")
     scale = materialized(scale)
     values = round_to_grid(x.float() * scale, constants)
-    nothing = x.new_empty(0, dtype=torch.float32)
     if block > 0:
-        return (values / scale).to(dtype), nothing, nothing
-    return values.to(dtype), scale, nothing if largest is None else largest
+        return (values / scale).to(dtype), x.new_empty(0, dtype=torch.float32)
+    return values.to(dtype), scale
+
+
+def _learn(history: Tensor, largest: Tensor, learns: str) -> None:
+    if learns == "each":
+        history.copy_(update_amax_history(history, largest))
+    elif learns == "first":
+        history.copy_(torch.where(history == 0, largest, history))
 
 
 def _first_normal_code(constants: Tensor) -> tuple[Tensor, Tensor]:
@@ -226,23 +290,23 @@ for _name, _function in (("quantize_operand", _quantize), ("encode_operand", _en
 
 @torch.library.register_fake(f"{NAMESPACE}::quantize_operand")
 def _(x, constants, remembered, block, dim, pow2, dtype):  # noqa: ANN001, ANN202
-    return x.new_empty(x.shape, dtype=dtype), *_scale_and_amax(x, block, dim)
+    return x.new_empty(x.shape, dtype=dtype), x.new_empty(_scale_shape(x, block, dim), dtype=torch.float32)
 
 
 @torch.library.register_fake(f"{NAMESPACE}::quantize_into")
-def _(x, values, constants, remembered, block, dim, pow2):  # noqa: ANN001, ANN202
-    return _scale_and_amax(x, block, dim)
+def _(x, values, constants, block, dim, pow2):  # noqa: ANN001, ANN202
+    return x.new_empty(_scale_shape(x, block, dim), dtype=torch.float32)
 
 
 @torch.library.register_fake(f"{NAMESPACE}::quantize_in_place")
-def _(values, constants, remembered, block, dim, pow2):  # noqa: ANN001, ANN202
-    return _scale_and_amax(values, block, dim)
+def _(values, constants, block, dim, pow2):  # noqa: ANN001, ANN202
+    return values.new_empty(_scale_shape(values, block, dim), dtype=torch.float32)
 
 
-def _scale_and_amax(x: Tensor, block: int, dim: int) -> tuple[Tensor, Tensor]:
-    of_rows = (x.shape[0], 1) if dim != 0 else (1, x.shape[1])
-    scale = x.new_empty({ONE_SCALE: (), ROWS: of_rows}.get(block, (0,)), dtype=torch.float32)
-    return scale, x.new_empty(() if block == ONE_SCALE else (0,), dtype=torch.float32)
+@torch.library.register_fake(f"{NAMESPACE}::quantize_operands")
+def _(xs, values, constants, histories, newest, learns, block, dim, pow2):  # noqa: ANN001, ANN202
+    count = sum(math.prod(_scale_shape(x, block, dim)) for x in values)
+    return values[0].new_empty(count, dtype=torch.float32)
 
 
 @torch.library.register_fake(f"{NAMESPACE}::encode_operand")
@@ -257,8 +321,8 @@ def _(codes, constants, dtype):  # noqa: ANN001, ANN202
 
 def _keep_scale(ctx, inputs, output) -> None:  # noqa: ANN001
     x, _, _, block, *_ = inputs
-    _, scale, largest = output
-    ctx.mark_non_differentiable(scale, largest)
+    _, scale = output
+    ctx.mark_non_differentiable(scale)
     ctx.unscaled, ctx.dtype = block > 0, x.dtype
     ctx.save_for_backward(scale)
 

@@ -106,7 +106,7 @@ def _factor(arm: Arm, p: Tensor, h: Tensor, grid: GridTensors, at: Tensor | None
     """Return the stiffness at ``p``, or ``at`` another point, over that of the tensor ``p`` and times its schedule."""
     if arm.stiffness is None:
         return None
-    scale = operand_scale(p, grid.constants, grid.remembered, **grid.options)[0]
+    scale = operand_scale(p, grid.constants, grid.remembered, **grid.options)
 
     def of(t: Tensor) -> Tensor:
         return evaluate(arm.stiffness, t, scale, grid.stiff_constants, grid.numbers, grid.order)

@@ -104,7 +104,7 @@ class Stiffness:
 
     def own_scale(self, weight: Tensor) -> Tensor:
         """Return the scale that the amax of ``weight`` gives."""
-        return operand_scale(weight, self.constants)[0]
+        return operand_scale(weight, self.constants)
 
     def __call__(self, weight: Tensor, scale: Tensor, order: Tensor | None = None) -> Tensor:
         """Return the stiffness; ``order`` is the shuffle of `permuted`."""
@@ -123,7 +123,7 @@ def evaluate(
         w0 = smallest_normal / scale
         return torch.hypot(weight, w0) * per_binade  # which squares nothing that underflows
     if formula == "foreign":
-        scale = operand_scale(weight, constants)[0]
+        scale = operand_scale(weight, constants)
     found = _spacing(weight * scale, constants) / scale
     if formula == "range":
         return found * per_range

@@ -40,7 +40,7 @@ class WeightGrid:
 
     def scale(self, weight: Tensor) -> Tensor:
         """Return what the forward product multiplies ``weight`` (out, in) with: float32, broadcastable."""
-        return operand_scale(weight, self.constants, self.remembered(), **self.options)[0]
+        return operand_scale(weight, self.constants, self.remembered(), **self.options)
 
     def on_grid(self, weight: Tensor) -> Tensor:
         """Return the nearest weights on the grid, float32."""

@@ -167,8 +167,7 @@ def _untouched(model: nn.Module) -> Iterator[None]:
     buffers = {name: b.clone() for name, b in model.named_buffers()}
     try:
         for layer in layers:
-            layer.advance_grad_history()
-            layer.training = False  # scales from the history as it is, nothing remembered
+            layer.training = False  # scales from the history as it is, which learns nothing
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             yield
     finally:

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from altgrad.model import layer_recipe, linear_layers
+from altgrad.model import layer_recipe, linear_layers, unquantize_model
 from altgrad.training.grids import quantizer_of
 from altgrad.training.tensors import write_tensors
 
@@ -63,14 +63,7 @@ def gradients(
 
 def float_copy(model: nn.Module) -> nn.Module:
     """Return a copy of ``model`` with plain linear layers: the unquantized path with the same weights."""
-    plain = copy.deepcopy(model)
-    for name, layer in linear_layers(plain).items():
-        if layer_recipe(layer) is not None:
-            linear = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
-            linear.weight, linear.bias = layer.weight, layer.bias
-            parent, _, child = name.rpartition(".")
-            setattr(plain.get_submodule(parent), child, linear)
-    return plain
+    return unquantize_model(copy.deepcopy(model))
 
 
 def write_probes(

@@ -221,7 +221,7 @@ class Trainer:
         """
         inputs, targets = self.validation
         batch, total = self.cell.train.batch, 0.0
-        same = self.cell.model.dropout == 0 and all(q.keeps_nothing for q in self._quantizers())
+        same = self.cell.model.dropout == 0 and all(q.learns == "nothing" for q in self._quantizers())
         self.model.train(same)
         with torch.set_grad_enabled(same):
             for start in range(0, len(inputs), batch):

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from altgrad.numerics import (
     amax,
+    amax_from_history,
     compute_scale,
     decode_operand,
     encode_operand,
@@ -25,9 +27,11 @@ from altgrad.numerics import (
     kernels,
     operand,
     quantize_operand,
+    quantize_operands,
     round_to_grid,
     rung,
     scale_target,
+    update_amax_history,
 )
 
 FORMATS = ["E0M7", "E1M6", "E2M5", "E3M4", "E4M3", "E5M2", "E6M1", "E7M0", "E4M3FNUZ", "E5M2FNUZ", "E2M1"]
@@ -59,7 +63,7 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 
 CASES = [
-    *[("tensor", 1, scale, remembered) for scale in ("fp32", "pow2") for remembered in (None, 0.0, 3e-3)],
+    *[("tensor", 1, scale, remembered) for scale in ("fp32", "pow2") for remembered in (None, 3e-3)],
     *[("row", dim, scale, None) for dim in (0, 1) for scale in ("fp32", "pow2")],
     *[("block", dim, "pow2", None) for dim in (0, 1)],
 ]
@@ -74,7 +78,7 @@ def test_loops_and_tensor_operations_agree_to_the_bit(name):
     for x in inputs:
         for granularity, dim, scale_dtype, remembered in CASES:
             for dtype in (torch.float32, torch.bfloat16):
-                known = torch.empty(0) if remembered is None else torch.tensor(remembered)
+                known = torch.tensor(remembered or 0.0)
                 block = {"tensor": operand.ONE_SCALE, "row": operand.ROWS, "block": 32}[granularity]
                 arguments = (x, constants, known, block, dim, scale_dtype == "pow2", dtype)
                 found = torch.ops.altgrad.quantize_operand(*arguments)
@@ -95,7 +99,7 @@ def agree(x: Tensor, constants: Tensor, dim: int, block: int, pow2: bool, rememb
 @pytest.mark.parametrize("name", [*FORMATS, "binary8p1f"])  # in that one the codes of even exponents are odd
 def test_shortcuts_of_the_loops_are_taken_only_where_they_change_nothing(name):
     """Tensors without clamping, blocks without scaling, pairs: near the limits of float32 and with unusual elements."""
-    constants, none = format_constants(name), torch.empty(0)
+    constants, none = format_constants(name), torch.tensor(0.0)
     ordinary = torch.randn(70, 37, generator=torch.Generator().manual_seed(0))
     unusual = ordinary.clone()
     unusual[3, 5], unusual[40, 36], unusual[41, 0] = torch.inf, torch.nan, 0.0
@@ -112,20 +116,78 @@ def test_shortcuts_of_the_loops_are_taken_only_where_they_change_nothing(name):
                     assert agree(scaled, constants, *case), (exponent, scaled.dtype, case)
 
 
-@pytest.mark.parametrize("block", [operand.ONE_SCALE, operand.ROWS, 32, 48, 5])
+@pytest.mark.parametrize("granularity, block", [("tensor", 1), ("row", 1), ("block", 32), ("block", 48), ("block", 5)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_values_that_take_the_place_of_their_tensor_are_the_same(block, dtype):
-    constants, none = format_constants("E2M5"), torch.empty(0)
+def test_values_that_take_the_place_of_their_tensor_are_the_same(granularity, block, dtype):
+    constants = format_constants("E2M5")
     for shape in ((9, 96), (1031, 300)):  # by one thread, and in unequal parts by several
         for dim in (0, 1):
             x = wide(*shape).to(dtype)
-            arguments = (constants, none, block, dim, True)
-            expected = operand._quantize_by_tensors(x, *arguments, dtype)
-            found = operand._quantize(x, *arguments, dtype, overwrite=True)
-            assert found[0] is x
-            assert all(map(same, found, expected))
+            options = {"granularity": granularity, "block": block, "dim": dim, "scale_dtype": "pow2"}
+            expected = by_tensors([x], [constants], dtype=dtype, **options)[0]
+            (found,) = quantize_operands([x], [constants], dtype=dtype, overwrite=True, **options)
+            assert found.values is x
+            assert agrees(found, expected)
             other = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float32}[dtype]
-            assert operand._quantize(x, *arguments, other, overwrite=True)[0] is not x
+            assert quantize_operands([x], [constants], dtype=other, overwrite=True, **options)[0].values is not x
+
+
+def by_tensors(*arguments: Any, **options: Any) -> list[operand.Quantized]:
+    """Return what `quantize_operands` makes of tensor operations."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operand, "_has_loops", lambda t: False)
+        return quantize_operands(*arguments, **options)
+
+
+def agrees(a: operand.Quantized, b: operand.Quantized) -> bool:
+    scales = a.scale is b.scale is None or same(a.scale, b.scale)
+    return same(a.values, b.values) and scales
+
+
+def of_all_sizes(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Return tensors shorter and longer than what a thread takes at a time, in one case an empty one."""
+    return [wide(n, k).to(dtype) for n, k in ((3, 5), (300, 1000), (1, 1), (0, 4), (257, 255), (700, 93))]
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "row", "block"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_tensors_together_get_what_each_gets_alone(granularity, dim):
+    for dtype in (torch.float32, torch.bfloat16):
+        xs = of_all_sizes(dtype) if granularity == "tensor" else [x for x in of_all_sizes(dtype) if len(x)]
+        constants = [format_constants(FORMATS[i]) for i in range(len(xs))]
+        options = {"granularity": granularity, "dim": dim, "scale_dtype": "pow2"}
+        together = quantize_operands(xs, constants, **options)
+        alone = [quantize_operands([x], [c], **options)[0] for x, c in zip(xs, constants, strict=True)]
+        assert all(map(agrees, together, alone))
+        (in_place,) = quantize_operands([xs[1].clone()], constants[1:2], dtype=dtype, overwrite=True, **options)
+        assert agrees(in_place, quantize_operands(xs[1:2], constants[1:2], dtype=dtype, **options)[0])
+
+
+@pytest.mark.parametrize("method", ["max", "most-recent"])
+@pytest.mark.parametrize("learns", operand.LEARNS)
+def test_a_history_sets_the_scale_and_learns_as_its_definition_says(method, learns):
+    """Against `amax_from_history` and `update_amax_history`, which have oracles of their own, for loops and tensors."""
+    length = 1 if learns == "first" else 3
+    seen: list[list[Tensor]] = []
+    for run in (quantize_operands, by_tensors):
+        histories = [torch.zeros(length) for _ in of_all_sizes()]
+        seen.append([])
+        for factor in (1.0, 8.0, 0.25, torch.inf, 1.0, 0.5):
+            xs = [x * factor for x in of_all_sizes()]
+            used = [amax_from_history(history, method).clone() for history in histories]
+            expected = [history.clone() for history in histories]
+            if learns == "each":
+                expected = [update_amax_history(h, amax(x)) for h, x in zip(histories, xs, strict=True)]
+            elif learns == "first":
+                expected = [h if h > 0 else amax(x).reshape(1) for h, x in zip(histories, xs, strict=True)]
+            constants = [format_constants("E3M4")] * len(xs)
+            found = run(xs, constants, histories, method=method, learns=learns)
+            for x, known, operand_found in zip(xs, used, found, strict=True):
+                largest = known if known > 0 else amax(x)
+                assert operand_found.scale == compute_scale(largest, "E3M4")
+            assert all(same(h, e) for h, e in zip(histories, expected, strict=True))
+            seen[-1] += [part for pair in found for part in pair]
+    assert all(map(same, *seen))
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -144,11 +206,9 @@ def test_scales_are_those_of_compute_scale():
     for scale_dtype in ("fp32", "pow2"):
         found = quantize_operand(x, constants, scale_dtype=scale_dtype)
         assert torch.equal(found.scale, compute_scale(amax(x), "E3M4", dtype=scale_dtype))
-        assert torch.equal(found.amax, amax(x))
         for dim in (0, 1):
             rows = quantize_operand(x, constants, granularity="row", dim=dim, scale_dtype=scale_dtype)
             assert torch.equal(rows.scale, compute_scale(amax(x, "row", dim=dim), "E3M4", dtype=scale_dtype))
-            assert rows.amax is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -168,14 +228,19 @@ def test_codes_are_rungs_and_give_every_value_back(name, dtype):
 
 def test_operators_keep_what_they_promise_to_autograd_and_the_compiler():
     x = torch.randn(40, 64, requires_grad=True)
-    constants = format_constants("E4M3")
+    constants, operators = format_constants("E4M3"), torch.ops.altgrad
     for block in (operand.ONE_SCALE, operand.ROWS, 32):
         for dim in (0, 1):
-            arguments = (x, constants, torch.empty(0), block, dim, True, torch.bfloat16)
-            torch.library.opcheck(torch.ops.altgrad.quantize_operand, arguments)
-            values, rest = x.detach().clone(), arguments[1:6]
-            torch.library.opcheck(torch.ops.altgrad.quantize_in_place, (values, *rest))
-            torch.library.opcheck(torch.ops.altgrad.quantize_into, (x.detach(), values.bfloat16(), *rest))
+            options = (block, dim, True)
+            arguments = (x, constants, torch.tensor(0.0), *options, torch.bfloat16)
+            torch.library.opcheck(operators.quantize_operand, arguments)
+            plain, values = x.detach(), x.detach().bfloat16()
+            torch.library.opcheck(operators.quantize_in_place, (values.clone(), constants, *options))
+            torch.library.opcheck(operators.quantize_into, (plain, values, constants, *options))
+            both = [[plain, 2 * plain], [values, values.clone()], [constants, constants.clone()]]
+            histories = [torch.ones(3), torch.zeros(3)] if block == operand.ONE_SCALE else []
+            for xs in (both[0], []):
+                torch.library.opcheck(operators.quantize_operands, (xs, *both[1:], histories, True, 1, *options))
     values = quantize_operand(x.detach(), constants).values
     codes = encode_operand(values, constants)
     torch.library.opcheck(torch.ops.altgrad.encode_operand, (values, constants))
@@ -238,13 +303,13 @@ def resident_bytes() -> int:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 def test_memory_does_not_grow_with_calls():
     """Both happened: torch 2.13 leaks strings and optional tensors of stable operators, and glibc splits its heap."""
-    constants, remembered = format_constants("E4M3"), torch.tensor(1.0)
+    constants, history = format_constants("E4M3"), torch.ones(4)
     for shape, calls, bound in (((16, 16), 60_000, 4e6), ((256, 1024), 300, 40e6)):
-        for granularity, known in (("tensor", remembered), ("tensor", None), ("row", None)):
+        for granularity, histories in (("tensor", [history]), ("tensor", []), ("row", [])):
             x = torch.randn(shape)
             for _ in range(20):
-                quantize_operand(x, constants, known, granularity=granularity)
+                quantize_operands([x], [constants], histories, learns="each", granularity=granularity)
             before = resident_bytes()
             for _ in range(calls // 3):
-                quantize_operand(x, constants, known, granularity=granularity)
+                quantize_operands([x], [constants], histories, learns="each", granularity=granularity)
             assert resident_bytes() - before < bound / 3

@@ -1,0 +1,51 @@
+"""The operands of all of a model's weights, made together when its forward pass begins.
+
+Weights are many and small: quantized one by one, most would keep a single thread busy, and each call costs as much
+as 50 thousand elements. A layer that is called by itself quantizes its own.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import torch
+from torch import nn
+
+from altgrad.model.linear import QuantizedLinear, weight_operands
+
+
+class WeightsTogether:
+    """Two hooks on a model: one gives its quantized layers their weights' operands, the other takes them away."""
+
+    def __init__(self, model: nn.Module) -> None:
+        alike: dict[tuple[Any, ...], list[QuantizedLinear]] = {}
+        for layer in model.modules():
+            if isinstance(layer, QuantizedLinear) and "weight" in layer.quantizers:
+                quantizer = layer.quantizers["weight"]
+                dtypes = [layer.settings(dtype).operand_dtype for dtype in (torch.bfloat16, torch.float32)]
+                alike.setdefault((quantizer.scaling, quantizer.learns, *dtypes), []).append(layer)
+        self._alike = list(alike.values())
+        model.register_forward_pre_hook(self.make)
+        model.register_forward_hook(self.drop, always_call=True)
+
+    def make(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Quantize the weights where it is known by now what dtype the layers will compute in: under autocast."""
+        # A layer may be in another mode than the rest, and a weight on its grid has a history, but not an embedding's.
+        for alike, training, remembers in product(self._alike, (True, False), (True, False)):
+            layers = [x for x in alike if x.training is training and (x.history("weight") is not None) is remembers]
+            device = alike[0].weight.device.type
+            if layers and torch.is_autocast_enabled(device):
+                settings = layers[0].settings(torch.get_autocast_dtype(device))
+                for layer, operands in zip(layers, weight_operands(layers, settings), strict=True):
+                    layer.ready = operands
+
+    def drop(self, model: nn.Module, inputs: tuple[Any, ...], output: object) -> None:
+        """Forget the operands, which the weights' next update outdates."""
+        for layers in self._alike:
+            for layer in layers:
+                layer.ready = None
+
+    def stop(self) -> None:
+        """Leave the layers alone from now on: they are no longer the model's."""
+        self._alike = []
