@@ -52,6 +52,8 @@ def make_deterministic() -> None:
     """Ask torch for the same bits in every run on this machine."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
+    # Left on, each new tensor is filled with NaN before it is written: 0.3 ms in a step of `nano`.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_tf32 = False
 
@@ -71,15 +73,18 @@ def compile_model(model: nn.Module) -> Callable[..., Tensor]:
 
     Before each call torch checks what the graph was made for, one attribute of the model after the other: 0.5 ms in
     a step of `nano` in an 8-bit format. Nothing changes them but ``train()`` and ``eval()``, so that is all that is
-    checked; graphs are shared with no other model.
+    checked; graphs are shared with no other model. Nor does the graph check the sizes of what it reads, another 0.1 ms.
     """
 
     def depends_on(guards: Sequence[GuardFilterEntry]) -> list[bool]:
         outside = torch.compiler.skip_guard_on_all_nn_modules_unsafe(guards)
         return [kept or guard.name.endswith(".training") for guard, kept in zip(guards, outside, strict=True)]
 
-    options = {"guard_filter_fn": depends_on}
-    return torch.compile(model, dynamic=False, isolate_recompiles=True, options=options)
+    def call(*inputs: Tensor) -> Tensor:
+        return model(*inputs)  # with its hooks, which would be graphs of their own were it compiled itself
+
+    options = {"guard_filter_fn": depends_on, "size_asserts": False}
+    return torch.compile(call, dynamic=False, isolate_recompiles=True, options=options)
 
 
 def should_compile(train: Train, device: torch.device) -> tuple[bool, str | None]:
