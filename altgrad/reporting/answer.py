@@ -70,7 +70,8 @@ def _arm_sentence(comparison: Comparison, arm: str, table: pd.DataFrame) -> str:
     ordered = sorted(measured.itertuples(), key=lambda row: row.difference.mean)
     groups = {
         "gain": [row for row in ordered if row.verdict.startswith(BETTER)],
-        "loss": [row for row in reversed(ordered) if row.verdict.startswith(WORSE)],
+        "loss": [row for row in reversed(ordered) if row.verdict == WORSE],
+        "perhaps loss": [row for row in reversed(ordered) if row.verdict.startswith(WORSE) and row.verdict != WORSE],
         "none": [row for row in ordered if row.verdict in (SAME, IDENTICAL)],
         "unjudged": [row for row in ordered if row.verdict == UNJUDGED],
     }
@@ -86,6 +87,8 @@ def _arm_sentence(comparison: Comparison, arm: str, table: pd.DataFrame) -> str:
         parts += [text for row in groups["gain"] if (text := _controls(row))]
     if groups["loss"]:
         parts.append(f"higher loss: {listed(groups['loss'])}")
+    if groups["perhaps loss"]:
+        parts.append(f"higher loss, as an indication: {listed(groups['perhaps loss'])}")
     if groups["none"]:
         parts.append(f"no difference beyond the noise floor: {listed(groups['none'])}")
     if groups["unjudged"]:
