@@ -6,7 +6,6 @@ as 50 thousand elements. A layer that is called by itself quantizes its own.
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import torch
@@ -31,11 +30,15 @@ class WeightsTogether:
 
     def make(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Quantize the weights where it is known by now what dtype the layers will compute in: under autocast."""
-        # A layer may be in another mode than the rest, and a weight on its grid has a history, but not an embedding's.
-        for alike, training, remembers in product(self._alike, (True, False), (True, False)):
-            layers = [x for x in alike if x.training is training and (x.history("weight") is not None) is remembers]
-            device = alike[0].weight.device.type
-            if layers and torch.is_autocast_enabled(device):
+        device = next(model.parameters()).device.type
+        if not torch.is_autocast_enabled(device):
+            return
+        for alike in self._alike:
+            # Layers may be in different modes; and of weights on their grid, one that an embedding shares has no history.
+            groups: dict[tuple[bool, bool], list[QuantizedLinear]] = {}
+            for layer in alike:
+                groups.setdefault((layer.training, layer.history("weight") is None), []).append(layer)
+            for layers in groups.values():
                 settings = layers[0].settings(torch.get_autocast_dtype(device))
                 for layer, operands in zip(layers, weight_operands(layers, settings), strict=True):
                     layer.ready = operands

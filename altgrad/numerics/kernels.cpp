@@ -327,18 +327,19 @@ struct History {
   float* entries;
   int64_t length;
 
-  float newest_entry() const { return entries[0]; }
-  float largest_entry() const {
+  explicit History(Tensor& history)
+      : entries(static_cast<float*>(history.mutable_data_ptr())), length(history.numel()) {}
+
+  // The amax that sets the scale, 0 if there is none.
+  float known(bool newest) const {
+    if (newest) return entries[0];
     float found = 0;
     for (int64_t i = 0; i < length; ++i) found = std::isfinite(entries[i]) ? std::max(found, entries[i]) : found;
     return found;
   }
-  void push(float amax) {
-    std::copy_backward(entries, entries + length - 1, entries + length);
-    entries[0] = amax;
-  }
-  void push_first(float amax) {
-    if (entries[0] == 0) entries[0] = amax;
+  void learn(int64_t what, float amax) {
+    if (what == kEach) std::copy_backward(entries, entries + length - 1, entries + length);
+    if (what == kEach || (what == kFirst && entries[0] == 0)) entries[0] = amax;
   }
 };
 
@@ -368,65 +369,62 @@ void round_parts(const Tensor& from, Tensor& values, const Grid& grid, const Sca
   });
 }
 
-Tensor quantize(const Tensor& x, Tensor& values, const Tensor& constants, const Scaling& scaling) {
-  const Grid grid(constants);
-  Tensor scales = small_float(scaling.sizes(x));
-  float* to_scales = static_cast<float*>(scales.mutable_data_ptr());
-  if (scaling.block != 0) {
-    round_parts(x, values, grid, scaling, to_scales);
-  } else {
-    Range range{&x, &values, grid};
-    round_tensors({&range, 1}, scaling.pow2);
-    *to_scales = range.scale;
-  }
-  return scales;
-}
+// Writes the operands of xs into ys, which may be the same, and their scales where these go, one tensor's behind the
+// other's. histories: those that set the tensors' one scale, or none at all. learns: what they keep of their tensor.
+struct Call {
+  Scaling scaling;
+  bool newest;
+  int64_t learns;
 
-// What is quantized takes the place of the tensor or goes into another one; the scales are returned.
-// (Numbers, tensors and lists of them: torch 2.13 leaks a string or an optional tensor at each call of a stable
-// operator.)
-Tensor quantize_in_place(Tensor values, Tensor constants, int64_t block, int64_t dim, bool pow2) {
-  return quantize(values, values, constants, {block, dim != 0, pow2});
-}
-
-Tensor quantize_into(Tensor x, Tensor values, Tensor constants, int64_t block, int64_t dim, bool pow2) {
-  if (!x.is_contiguous()) x = torch::stable::contiguous(x);
-  return quantize(x, values, constants, {block, dim != 0, pow2});
-}
-
-// Several at once, and with histories: those that set the tensors' one scale, or none at all. Without xs, values are
-// what is to be quantized. learns: what a history keeps of its tensor. Returns the scales of all in a row.
-Tensor quantize_operands(std::vector<Tensor> xs, std::vector<Tensor> values, std::vector<Tensor> constants,
-                         std::vector<Tensor> histories, bool newest, int64_t learns, int64_t block, int64_t dim,
-                         bool pow2) {
-  const Scaling scaling{block, dim != 0, pow2};
-  for (Tensor& x : xs) {
-    if (!x.is_contiguous()) x = torch::stable::contiguous(x);
-  }
-  const std::vector<Tensor>& from = xs.empty() ? values : xs;
-  int64_t count = 0;
-  for (const Tensor& x : from) count += scaling.count(x);
-  Tensor scales = small_float({count});
-  float* to_scales = static_cast<float*>(scales.mutable_data_ptr());
-  if (block != 0) {
-    for (size_t i = 0; i < values.size(); to_scales += scaling.count(from[i]), ++i) {
-      round_parts(from[i], values[i], Grid(constants[i]), scaling, to_scales);
+  void quantize(std::span<const Tensor> xs, std::span<Tensor> ys, std::span<const Tensor> constants,
+                std::span<Tensor> histories, float* scales) const {
+    if (scaling.block != 0) {
+      for (size_t i = 0; i < xs.size(); scales += scaling.count(xs[i]), ++i) {
+        round_parts(xs[i], ys[i], Grid(constants[i]), scaling, scales);
+      }
+      return;
     }
+    std::vector<Range> ranges;
+    for (size_t i = 0; i < xs.size(); ++i) ranges.push_back({&xs[i], &ys[i], Grid(constants[i])});
+    for (size_t i = 0; i < histories.size(); ++i) ranges[i].known = History(histories[i]).known(newest);
+    round_tensors(ranges, scaling.pow2);
+    for (size_t i = 0; i < histories.size(); ++i) History(histories[i]).learn(learns, ranges[i].amax);
+    for (const Range& range : ranges) *scales++ = range.scale;
+  }
+
+  Tensor quantize(const Tensor& x, Tensor& y, const Tensor& constants, std::vector<Tensor>& histories) const {
+    Tensor scales = small_float(scaling.sizes(x));
+    quantize({&x, 1}, {&y, 1}, {&constants, 1}, histories, static_cast<float*>(scales.mutable_data_ptr()));
     return scales;
   }
-  std::vector<Range> ranges;
-  std::vector<History> remembered;
-  for (size_t i = 0; i < values.size(); ++i) ranges.push_back({&from[i], &values[i], Grid(constants[i])});
-  for (size_t i = 0; i < histories.size(); ++i) {
-    remembered.push_back({static_cast<float*>(histories[i].mutable_data_ptr()), histories[i].numel()});
-    ranges[i].known = newest ? remembered[i].newest_entry() : remembered[i].largest_entry();
+};
+
+// The operators. (Numbers, tensors and lists of them: torch 2.13 leaks a string or an optional tensor at each call of a
+// stable operator.)
+Tensor quantize_in_place(Tensor values, Tensor constants, std::vector<Tensor> histories, bool newest, int64_t learns,
+                         int64_t block, int64_t dim, bool pow2) {
+  return Call{{block, dim != 0, pow2}, newest, learns}.quantize(values, values, constants, histories);
+}
+
+Tensor quantize_into(Tensor x, Tensor values, Tensor constants, std::vector<Tensor> histories, bool newest,
+                     int64_t learns, int64_t block, int64_t dim, bool pow2) {
+  if (!x.is_contiguous()) x = torch::stable::contiguous(x);
+  return Call{{block, dim != 0, pow2}, newest, learns}.quantize(x, values, constants, histories);
+}
+
+// Several at once; their scales in a row.
+Tensor quantize_each_into(std::vector<Tensor> xs, std::vector<Tensor> values, std::vector<Tensor> constants,
+                          std::vector<Tensor> histories, bool newest, int64_t learns, int64_t block, int64_t dim,
+                          bool pow2) {
+  const Scaling scaling{block, dim != 0, pow2};
+  int64_t count = 0;
+  for (Tensor& x : xs) {
+    if (!x.is_contiguous()) x = torch::stable::contiguous(x);
+    count += scaling.count(x);
   }
-  round_tensors(ranges, pow2);
-  for (size_t i = 0; i < remembered.size(); ++i) {
-    if (learns == kEach) remembered[i].push(ranges[i].amax);
-    if (learns == kFirst) remembered[i].push_first(ranges[i].amax);
-  }
-  for (const Range& range : ranges) *to_scales++ = range.scale;
+  Tensor scales = small_float({count});
+  float* to_scales = static_cast<float*>(scales.mutable_data_ptr());
+  Call{scaling, newest, learns}.quantize(xs, values, constants, histories, to_scales);
   return scales;
 }
 
@@ -506,7 +504,7 @@ Tensor decode_operand(Tensor codes, Tensor constants, ScalarType dtype) {
 STABLE_TORCH_LIBRARY_IMPL(altgrad, CPU, m) {
   m.impl("quantize_into", TORCH_BOX(&altgrad::quantize_into));
   m.impl("quantize_in_place", TORCH_BOX(&altgrad::quantize_in_place));
-  m.impl("quantize_operands", TORCH_BOX(&altgrad::quantize_operands));
+  m.impl("quantize_each_into", TORCH_BOX(&altgrad::quantize_each_into));
   m.impl("encode_operand", TORCH_BOX(&altgrad::encode_operand));
   m.impl("decode_operand", TORCH_BOX(&altgrad::decode_operand));
 }

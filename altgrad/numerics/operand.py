@@ -2,7 +2,7 @@
 
 `quantize_operands` is what a training step does with every weight, input and gradient. It is made of tensor
 operations, which on a GPU the compiler fuses with their surroundings. On a CPU there are loops of our own
-(`kernels`) behind an operator: amax, scale and rounding take 0.06 ns per element together, where what
+(`kernels`) behind operators: amax, scale and rounding take 0.06 ns per element together, where what
 `torch.compile` makes of the tensor operations takes 0.3 for the rounding alone. It can overwrite its tensors, which
 spares a second buffer, which would not be in the cache: in a step of `nano`, the head's gradient takes 0.6 ms
 instead of 4.6. It takes several tensors at once, since a call costs as much as 50 thousand elements, and moves their
@@ -31,13 +31,13 @@ NAN_CODE = 0x80  # that of -0, which no product needs
 ONE_SCALE, ROWS = 0, -1  # in place of the number of elements per block
 LEARNS = ("nothing", "each", "first")  # what a history keeps of its tensor's amax: kernels.cpp has the positions
 
+_REST = "Tensor(b!)[] histories, bool newest, int learns, int block, int dim, bool pow2"
 SCHEMAS = {
     "quantize_operand": "(Tensor x, Tensor constants, Tensor remembered, int block, int dim, bool pow2, "
     "ScalarType dtype) -> (Tensor, Tensor)",
-    "quantize_into": "(Tensor x, Tensor(a!) values, Tensor constants, int block, int dim, bool pow2) -> Tensor",
-    "quantize_in_place": "(Tensor(a!) values, Tensor constants, int block, int dim, bool pow2) -> Tensor",
-    "quantize_operands": "(Tensor[] xs, Tensor(a!)[] values, Tensor[] constants, Tensor(b!)[] histories, bool newest, "
-    "int learns, int block, int dim, bool pow2) -> Tensor",
+    "quantize_into": f"(Tensor x, Tensor(a!) values, Tensor constants, {_REST}) -> Tensor",
+    "quantize_in_place": f"(Tensor(a!) values, Tensor constants, {_REST}) -> Tensor",
+    "quantize_each_into": f"(Tensor[] xs, Tensor(a!)[] values, Tensor[] constants, {_REST}) -> Tensor",
     "encode_operand": "(Tensor values, Tensor constants) -> Tensor",
     "decode_operand": "(Tensor codes, Tensor constants, ScalarType dtype) -> Tensor",
 }
@@ -84,7 +84,8 @@ def quantize_operands(
         dim: 0 or 1.
         scale_dtype: ``fp32`` or ``pow2``.
         dtype: of the values.
-        overwrite: have the values where ``x`` was, if that has their dtype; without loops of our own, nothing changes.
+        overwrite: have the values where ``x`` was, if it is the only one and has their dtype; without loops of our
+            own, nothing changes.
 
     Returns:
         ``values`` (n, k) and ``scale`` float32: 0-d, (n, 1) or (1, k), None for blocks.
@@ -165,17 +166,17 @@ def _quantize_by_loops(
     xs: Sequence[Tensor], constants: Sequence[Tensor], histories: Sequence[Tensor], method: str, learns: str,
     block: int, dim: int, pow2: bool, dtype: torch.dtype, overwrite: bool,
 ) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
-    in_place = overwrite and all(x.dtype == dtype and x.is_contiguous() for x in xs)
-    values = xs if in_place else [torch.empty(x.shape, dtype=dtype) for x in xs]
-    options = (block, dim, pow2)
-    if len(xs) == 1 and not histories:  # 2 us less than with lists, and most calls are such
-        if in_place:
-            return [(xs[0], torch.ops.altgrad.quantize_in_place(xs[0], constants[0], *options))]
-        return [(values[0], torch.ops.altgrad.quantize_into(xs[0], values[0], constants[0], *options))]
-    scales = torch.ops.altgrad.quantize_operands(
-        [] if in_place else xs, values, constants, histories, method == "most-recent", LEARNS.index(learns), *options
-    )
-    return list(zip(values, _split(scales, xs, block, dim), strict=True))
+    operators = torch.ops.altgrad
+    options = (histories, method == "most-recent", LEARNS.index(learns), block, dim, pow2)
+    if len(xs) > 1:
+        values = [torch.empty(x.shape, dtype=dtype) for x in xs]
+        scales = operators.quantize_each_into(xs, values, constants, *options)
+        return list(zip(values, _split(scales, xs, block, dim), strict=True))
+    (x,) = xs  # by itself it takes 2 us less than in a list
+    if overwrite and x.dtype == dtype and x.is_contiguous():
+        return [(x, operators.quantize_in_place(x, *constants, *options))]
+    values = torch.empty(x.shape, dtype=dtype)
+    return [(values, operators.quantize_into(x, values, *constants, *options))]
 
 
 def _quantize(
@@ -294,16 +295,16 @@ def _(x, constants, remembered, block, dim, pow2, dtype):  # noqa: ANN001, ANN20
 
 
 @torch.library.register_fake(f"{NAMESPACE}::quantize_into")
-def _(x, values, constants, block, dim, pow2):  # noqa: ANN001, ANN202
+def _(x, values, constants, histories, newest, learns, block, dim, pow2):  # noqa: ANN001, ANN202
     return x.new_empty(_scale_shape(x, block, dim), dtype=torch.float32)
 
 
 @torch.library.register_fake(f"{NAMESPACE}::quantize_in_place")
-def _(values, constants, block, dim, pow2):  # noqa: ANN001, ANN202
+def _(values, constants, histories, newest, learns, block, dim, pow2):  # noqa: ANN001, ANN202
     return values.new_empty(_scale_shape(values, block, dim), dtype=torch.float32)
 
 
-@torch.library.register_fake(f"{NAMESPACE}::quantize_operands")
+@torch.library.register_fake(f"{NAMESPACE}::quantize_each_into")
 def _(xs, values, constants, histories, newest, learns, block, dim, pow2):  # noqa: ANN001, ANN202
     count = sum(math.prod(_scale_shape(x, block, dim)) for x in values)
     return values[0].new_empty(count, dtype=torch.float32)

@@ -235,12 +235,13 @@ def test_operators_keep_what_they_promise_to_autograd_and_the_compiler():
             arguments = (x, constants, torch.tensor(0.0), *options, torch.bfloat16)
             torch.library.opcheck(operators.quantize_operand, arguments)
             plain, values = x.detach(), x.detach().bfloat16()
-            torch.library.opcheck(operators.quantize_in_place, (values.clone(), constants, *options))
-            torch.library.opcheck(operators.quantize_into, (plain, values, constants, *options))
-            both = [[plain, 2 * plain], [values, values.clone()], [constants, constants.clone()]]
-            histories = [torch.ones(3), torch.zeros(3)] if block == operand.ONE_SCALE else []
-            for xs in (both[0], []):
-                torch.library.opcheck(operators.quantize_operands, (xs, *both[1:], histories, True, 1, *options))
+            for histories in ([], [torch.ones(3)]) if block == operand.ONE_SCALE else ([],):
+                rest = (histories, True, 1, *options)
+                torch.library.opcheck(operators.quantize_in_place, (values.clone(), constants, *rest))
+                torch.library.opcheck(operators.quantize_into, (plain, values, constants, *rest))
+                two = [[plain, 2 * plain], [values, values.clone()], [constants, constants.clone()]]
+                rest = (histories + [torch.zeros(3) for _ in histories], *rest[1:])
+                torch.library.opcheck(operators.quantize_each_into, (*two, *rest))
     values = quantize_operand(x.detach(), constants).values
     codes = encode_operand(values, constants)
     torch.library.opcheck(torch.ops.altgrad.encode_operand, (values, constants))
