@@ -30,11 +30,12 @@ class WeightsTogether:
 
     def make(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Quantize the weights where it is known by now what dtype the layers will compute in: under autocast."""
-        device = next(model.parameters()).device.type
-        if not torch.is_autocast_enabled(device):
-            return
         for alike in self._alike:
-            # Layers may be in different modes; and of weights on their grid, one that an embedding shares has no history.
+            device = alike[0].weight.device.type
+            if not torch.is_autocast_enabled(device):
+                continue
+            # Layers may be in different modes, and of weights on their grids one that an embedding shares has no
+            # history.
             groups: dict[tuple[bool, bool], list[QuantizedLinear]] = {}
             for layer in alike:
                 groups.setdefault((layer.training, layer.history("weight") is None), []).append(layer)
