@@ -1,7 +1,8 @@
 """Training steps of one model under several recipes, in one process, turn by turn.
 
-Whatever else the machine does meets all contestants alike, so the ratio to the bf16 step of the same
-round is far steadier than either time.
+Each is taken right beside a bf16 step, before or after it by chance. What else the machine does meets both alike, and
+so does the state of the caches that other contestants leave behind, so that the ratio of the two is far steadier
+than either time.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def measure(
         config: the model's size; its context is the length of the sequences.
         batch: sequences per step.
         entries: the contestants, the baseline among them.
-        rounds: steps of each that are timed.
+        rounds: steps of each that are timed; the baseline has as many beside each of the others.
         device: where.
     """
     torch._dynamo.reset()
@@ -121,14 +122,15 @@ def measure(
         steps[entry.name] = Step(config, entry, tokens, device)
         first[entry.name] = steps[entry.name].seconds()
         steps[entry.name].seconds()
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    order = list(steps)
-    shuffle = random.Random(0).shuffle
+    others = [name for name in steps if name != BASELINE]
+    pairs: dict[str, list[dict[str, float]]] = {name: [] for name in others}
+    chance = random.Random(0)
     for _ in tqdm(range(rounds), desc=f"width {config.width}, batch {batch}: measuring", leave=False):
-        shuffle(order)
-        for name in order:
-            seconds[name].append(steps[name].seconds())
-    return [_result(name, config, batch, first[name], seconds[name], seconds[BASELINE]) for name in steps]
+        for name in chance.sample(others, len(others)):
+            beside = chance.sample([BASELINE, name], 2)
+            pairs[name].append({each: steps[each].seconds() for each in beside})
+    pairs[BASELINE] = [pair for name in others for pair in pairs[name]]
+    return [_result(name, config, batch, first[name], pairs[name]) for name in steps]
 
 
 def matmul_operations(config: GPTConfig, batch: int) -> int:
@@ -140,10 +142,10 @@ def matmul_operations(config: GPTConfig, batch: int) -> int:
 
 
 def _result(
-    name: str, config: GPTConfig, batch: int, first: float, seconds: list[float], baseline: list[float]
+    name: str, config: GPTConfig, batch: int, first: float, pairs: list[dict[str, float]]
 ) -> dict[str, Any]:
-    median = statistics.median(seconds)
-    low, ratio, high = statistics.quantiles([a / b for a, b in zip(seconds, baseline, strict=True)], n=4)
+    median = statistics.median(pair[name] for pair in pairs)
+    low, ratio, high = statistics.quantiles([pair[name] / pair[BASELINE] for pair in pairs], n=4)
     return {
         "name": name,
         "layers": config.layers,
@@ -156,5 +158,5 @@ def _result(
         "over_bf16": round(ratio, 3),
         "over_bf16_quartiles": [round(low, 3), round(high, 3)],
         "matmul_operations_per_s": round(matmul_operations(config, batch) / median),
-        "rounds": len(seconds),
+        "rounds": len(pairs),
     }
