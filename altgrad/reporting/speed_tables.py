@@ -20,7 +20,7 @@ Result = dict[str, Any]
 def steps_table(bench: dict[str, Any]) -> Table:
     """Contestants by sizes: the time of a step over that of bf16, and its milliseconds."""
     note = (
-        "Time of a training step over that of the bf16 step of the same round, median, and its milliseconds; compiled. "
+        "Time of a training step over that of a bf16 step of the same round, median, and its milliseconds; compiled. "
         "Weights and inputs are quantized in the format, gradients in E5M2, with a scale per tensor of the present "
         "step unless said. Share: the operations of the linear layers against the bf16 limit above."
     )

@@ -195,7 +195,7 @@ def _machines(benches: list[dict[str, Any]], folder: Path) -> dict[str, Picture]
                 pictures[name] = Picture(
                     name,
                     f"Time of a training step on {device} over that of the bf16 step, by contestant and size",
-                    f"{device}: time of a step over that of the bf16 step of the same round, median and quartiles. "
+                    f"{device}: time of a step over that of a bf16 step of the same round, median and quartiles. "
                     "Left of the line is faster than bf16.",
                 )
     return pictures

@@ -13,7 +13,7 @@ BASELINE = "bf16"
 
 
 def step_times(bench: dict[str, Any]) -> Figure | None:
-    """Time of a step over that of the bf16 step of the same round; ``None`` without contestants beside it."""
+    """Time of a step over that of a bf16 step of the same round; ``None`` without contestants beside it."""
     steps = [step for step in bench.get("steps", []) if step["name"] != BASELINE]
     if not steps:
         return None
