@@ -3,6 +3,7 @@
 #   make test    the environment and the tests
 #   make repro JOBS=4   four cells at a time; SET='model=micro grid.seeds=[0,1,2]' changes params.yaml
 #   make study JOBS=2   the evidence about the arms, hours; leaves params.yaml changed: reports/study/README.md
+#   make simulate   how often the report's rules claim what is not there, minutes: reports/simulation.csv
 #   make bench   what this machine can do, best with nothing else running; BENCH="--models nano" for less
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help repro study bench test test-slow env lint clean
+.PHONY: help repro study simulate bench test test-slow env lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -68,6 +69,9 @@ study: env
 	SET='$(LOWER) grid.baseline=E6M1 grid.optimizers=$(call list,$(STEPS))'
 	$(MAKE) repro KEEP=reports/study/rung-again \
 	SET='$(AGAIN_RUNG) grid.optimizers=[adamw_sr,rung] optimizers.rung.lr=4.0'
+
+simulate: env
+	python -m altgrad.reporting.simulate
 
 # The report shows the record when there is one to write it into.
 bench: env

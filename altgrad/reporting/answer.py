@@ -26,16 +26,22 @@ from altgrad.reporting.explain import MEASURES, correlations, explanation
 from altgrad.reporting.gain_sentences import gain_blocks
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
 from altgrad.reporting.roles import is_quantized
+from altgrad.reporting.simulated import Rates
 from altgrad.reporting.wording import NONE, joined, number, plural, signed, significant, whole
 
 QUESTION = "Which 8-bit floating-point format gains most from geometry-aware updates, and why?"
 
 
-def answer(study: Study, comparison: Comparison, control: Control | None) -> list[Block]:
-    """Return the blocks of the answer: the question, the costs, the certainty, the scope."""
+def answer(
+    study: Study, comparison: Comparison, control: Control | None, rates: Rates | None = None
+) -> list[Block]:
+    """Return the blocks of the answer: the question, the costs, the certainty, the scope.
+
+    ``rates`` are those of simulated studies like this one.
+    """
     blocks = [*gain_blocks(study, comparison), *_costs(study, comparison)]
     blocks += [Text(sentence) for sentence in _why(study, comparison)]
-    certainty = " ".join([*_certainty(study, comparison), *_control(control)])
+    certainty = " ".join([*_certainty(study, comparison, rates), *_control(control)])
     blocks += [Text(certainty)] if certainty else []
     blocks.append(Text(_scope(study)))
     return blocks
@@ -51,7 +57,7 @@ def _costs(study: Study, comparison: Comparison) -> list[Block]:
         measured = f" Final validation loss, in nats per token: {joined(losses)}." if losses else ""
         absent = f"The baseline `{wanted}` is not in this grid, so no format's cost can be measured.{measured}"
         return [Text(" ".join([absent, *_unmeasured(rows, None)]))]
-    others = rows[(rows["format"] != study.baseline) & [is_quantized(study, name) for name in rows["format"]]]
+    others = rows[[name != study.baseline and is_quantized(study, name) for name in rows["format"]]]
     if others.empty:
         return [Text(f"Beside the baseline `{study.baseline}` this grid has nothing that is quantized to compare.")]
     measured = [row for row in others.itertuples() if row.claim is not None]
@@ -65,7 +71,7 @@ def _costs(study: Study, comparison: Comparison) -> list[Block]:
         group = sorted((row for row in measured if row.claim.verdict == verdict), key=lambda row: row.difference.mean)
         if group:
             items.append(f"{label}: " + ", ".join(_cost(row) for row in group) + ".")
-    items += _unmeasured(others, study.baseline)
+    items += _unmeasured(rows, study.baseline)
     lead = (
         f"What each format costs against `{study.baseline}` under `{optimizer}`, in nats per token of validation loss:"
     )
@@ -100,19 +106,21 @@ def _unmeasured(rows: pd.DataFrame, baseline: str | None) -> list[str]:
     return items
 
 
-def _certainty(study: Study, comparison: Comparison) -> list[str]:
+def _certainty(study: Study, comparison: Comparison, rates: Rates | None) -> list[str]:
     """Say how many paired seeds there are, what that allows, how claims are read and how large the noise is."""
     claims = comparison.answers.claims.values()
-    n = min((claim.difference.n for claim in claims), default=0)
-    if n == 0:
+    counts = [claim.difference.n for claim in claims]
+    if not counts:
         return []
-    if n == 1:
+    fewest, most = min(counts), max(counts)
+    if most == 1:
         return [
-            "**One paired seed** in at least one comparison: chance cannot be told from effect there; add seeds before "
-            "reading anything into a small difference."
+            "**One paired seed**: chance cannot be told from effect; add seeds before reading anything into a small "
+            "difference."
         ]
-    enough = "enough for a claim" if n >= CLAIM_SEEDS else f"an indication, not a claim (that takes {CLAIM_SEEDS})"
-    sentences = [f"**{n} paired seeds** in every comparison or more: {enough}."]
+    seeds = f"{fewest} to {most}" if fewest < most else str(most)
+    enough = "enough for a claim" if fewest >= CLAIM_SEEDS else f"a claim takes {CLAIM_SEEDS}, fewer give an indication"
+    sentences = [f"**{seeds} paired seeds** in each comparison: {enough}."]
     if len(study.lr_scales) > 1:
         sentences.append(
             "**The learning rates were chosen on these seeds**, so nothing here is more than an indication: repeat "
@@ -125,12 +133,18 @@ def _certainty(study: Study, comparison: Comparison) -> list[str]:
             f"19 times in 20 (adjusted p up to {FIRM:g}); an indication has an adjusted p up to {INDICATION:g}, or "
             "fewer seeds."
         )
+        if rates is not None:
+            sentences.append(
+                f"In simulated studies of pure chance ({rates.formats} formats × {rates.arms} arms × {rates.seeds} "
+                f"seeds, the worst of all kinds of noise tried) {100 * rates.firm:.1f} % of the reports call something "
+                f"better or worse, and {100 * rates.any_claim:.0f} % have an indication or more."
+            )
     if comparison.noise is not None:
         sentences.append(
-            f"**A/A noise floor** {significant(comparison.noise.floor(n))}: two equal arms end this far apart or less "
-            f"19 times in 20 (mean over {n} paired seeds, one comparison by itself)."
+            f"**A/A noise floor** {significant(comparison.noise.floor(fewest))}: two equal arms end this far apart or "
+            f"less 19 times in 20 (mean over {plural(fewest, 'paired seed')}, one comparison by itself)."
         )
-    return [*sentences, *_seeds_needed(comparison, n)]
+    return [*sentences, *_seeds_needed(comparison, fewest)]
 
 
 def _seeds_needed(comparison: Comparison, n: int) -> list[str]:

@@ -43,11 +43,6 @@ class Difference:
         return self.mean == 0 and not self.sd > 0
 
 
-def paired_difference(a: pd.Series, b: pd.Series) -> Difference | None:
-    """Return the mean of ``a - b`` over the seeds (index labels) that both have; ``None`` when they share none."""
-    return summarised((a - b).to_numpy(dtype="float64"))
-
-
 def summarised(differences: np.ndarray) -> Difference | None:
     """Return mean and spread of ``differences``, one per seed, NaN where a run has no loss; ``None`` without one."""
     known = differences[np.isfinite(differences)]

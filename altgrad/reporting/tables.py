@@ -96,8 +96,8 @@ def _gap(percent: float, limit: float) -> str:
 def gains_table(study: Study, comparison: Comparison) -> Table:
     """Format x arm that is not plain: how much lower its loss is than its plain arm's, and against which controls."""
     gains = comparison.gains
-    beyond, nulls, foreign = gains["beyond"].notna().any(), any(gains["nulls"]), any(gains["foreign"])
-    matched, several_rates = gains["matched"].notna().any(), len(study.lr_scales) > 1
+    beyond, matched = (any(claim is not None for claim in gains[name]) for name in ("beyond", "matched"))
+    nulls, foreign, several_rates = any(gains["nulls"]), any(gains["foreign"]), len(study.lr_scales) > 1
     columns = [
         words("format"), words("arm"), words("kind"), Column("seeds"), Column("gain"), Column("95 % interval"),
         Column("p, adjusted"), words("reading of the arm"),

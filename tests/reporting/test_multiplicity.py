@@ -47,14 +47,14 @@ def test_a_control_is_asked_only_after_its_gain() -> None:
 
 
 def test_what_a_gain_has_goes_to_its_controls_and_from_them_to_the_others() -> None:
-    """By hand: two primary questions with half of the level each; the gain's half goes to two controls, a quarter each."""
+    """By hand: two primary questions with half of the level each; two controls share what the gain had."""
     p = {"gain": 0.001, "other": 0.03, "null": 0.02, "virtual": 0.9}
     controls = {"gain": ["null", "virtual"]}
     found = adjusted(p, controls)
     assert found["gain"] == pytest.approx(0.002)
     assert found["other"] == pytest.approx(0.06)  # with its own half, as the controls keep the other
     assert found["null"] == pytest.approx(0.06)  # 0.02 / 0.25 alone; with the other's half 0.02 / 0.5
-    assert found["virtual"] == 1
+    assert found["virtual"] == pytest.approx(0.9)  # with all that is left
     without = adjusted({**p, "null": 1e-6, "virtual": 1e-6}, controls)
     assert without["other"] == pytest.approx(0.03)  # with all of the level
 
