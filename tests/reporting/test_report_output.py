@@ -59,7 +59,8 @@ def check(out: Path) -> None:
     assert len(page) < 1.5e6
     numbers = json.loads((out / "metrics.json").read_text(), parse_constant=pytest.fail)
     assert set(numbers) == {
-        "cells", "best", "val_loss", "gap_to_baseline", "gain", "gain_beyond_virtual", "noise_floor", "control", "flags",
+        "cells", "best", "val_loss", "gap_to_baseline", "gain", "gain_beyond_virtual", "noise_floor", "control",
+        "flags",
     }  # fmt: skip
 
 
