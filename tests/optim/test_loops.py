@@ -22,7 +22,7 @@ SHAPE = (67, 131)  # more than one chunk, and a part of one
 @pytest.fixture
 def by_rules(monkeypatch):
     """Return what takes steps by the rules, and by the loops, as function of whether to compile."""
-    assert loops.kernels.load(loops.SOURCE) is None, "no C++ compiler: nothing to compare"
+    assert loops.kernels.load(loops.SOURCE, loops.DEFINITIONS) is None, "no C++ compiler: nothing to compare"
     own = loops.available
 
     def run(arm, fmt, rules, steps=6, **options):

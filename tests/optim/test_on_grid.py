@@ -28,7 +28,7 @@ def test_weights_are_always_on_the_grid(fmt, name, scale):
 
 
 def test_a_grid_grows_and_shrinks_by_powers_of_two():
-    arm = arm_named("adamw_sr", lr=1.0, rounding="nearest", weight_decay=0.0)
+    arm = arm_named("adamw_sr", lr=1.0, rounding="nearest", decay=0.0)
     weight = nn.Parameter(torch.tensor([[0.5, -1.0, 0.25, 0.125]]))
     _, optimizer = make(arm, "E3M4", [weight])
     held = optimizer.grids[weight].held
@@ -47,8 +47,8 @@ def test_a_grid_grows_and_shrinks_by_powers_of_two():
 @pytest.mark.parametrize("fmt", ["E1M6", "E4M3", "E7M0"])
 def test_stochastic_write_back_is_unbiased(fmt):
     """The mean over seeds of a step that ends between two values is where it wanted to go, within 5 standard errors."""
-    arm = arm_named("adamw_sr", weight_decay=0.0, lr=1e-4)
-    plain = Arm(lr=1e-4, weight_decay=0.0)
+    arm = arm_named("adamw_sr", decay=0.0, lr=1e-4)
+    plain = Arm(lr=1e-4, decay=0.0)
     ends, seeds = [], 300
     for seed in range(seeds):
         weights, optimizer = make(arm, fmt, seed=seed)
@@ -70,7 +70,7 @@ def test_stochastic_write_back_is_unbiased(fmt):
 def test_nearest_write_back_loses_small_steps_and_stochastic_does_not():
     moved = []
     for rounding in ("nearest", "stochastic"):
-        weights, optimizer = make(arm_named("adamw_sr", rounding=rounding, lr=1e-4, weight_decay=0.0), "E1M6")
+        weights, optimizer = make(arm_named("adamw_sr", rounding=rounding, lr=1e-4, decay=0.0), "E1M6")
         start = weights[0].detach().clone()
         for i in range(3):
             step(weights, optimizer, seed=i)
@@ -80,7 +80,7 @@ def test_nearest_write_back_loses_small_steps_and_stochastic_does_not():
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_rung_moves_whole_rungs_and_at_most_so_many(fmt):
-    arm = arm_named("rung", lr=3.0, max_rungs=2, weight_decay=0.0, grid_scale="fixed")
+    arm = arm_named("rung", lr=3.0, max_rungs=2, decay=0.0, grid_scale="fixed")
     weights, optimizer = make(arm, fmt)
     grid = optimizer.grids[weights[0]]
     before = rung(weights[0] * grid.scale(weights[0]), fmt)
@@ -92,7 +92,7 @@ def test_rung_moves_whole_rungs_and_at_most_so_many(fmt):
 
 
 def test_rungs_are_rounded_stochastically():
-    arm = arm_named("rung", lr=0.25, weight_decay=0.0)
+    arm = arm_named("rung", lr=0.25, decay=0.0)
     weights, optimizer = make(arm, "E4M3", normal_weights((200, 200)))
     start = weights[0].detach().clone()
     step(weights, optimizer, seed=0)

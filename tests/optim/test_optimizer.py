@@ -62,7 +62,7 @@ def test_a_norm_that_is_no_number_has_the_gradients_looked_at(norm):
 
 @pytest.mark.parametrize("name", ARMS)
 def test_a_weight_at_zero_moves_and_a_gradient_of_zero_does_no_harm(name):
-    weights, optimizer = make(arm_named(name, weight_decay=0.0))
+    weights, optimizer = make(arm_named(name, decay=0.0))
     weights[0].data[0] = 0.0
     step(weights, optimizer, seed=0)
     assert weights[0].isfinite().all()
@@ -80,7 +80,7 @@ def test_only_quantized_weights_take_the_arm(name):
     optimizer = ArmOptimizer({quantized: grid_of("E4M3", arm)}, [matrix, vector], arm)
     groups = optimizer.param_groups
     assert [group["quantized"] for group in groups] == [True, False, False]
-    assert [group["weight_decay"] for group in groups] == [arm.weight_decay, arm.weight_decay, 0]
+    assert [group["decay"] for group in groups] == [arm.decay, arm.plain_decay, 0]
     assert groups[1]["lr"] == groups[1]["initial_lr"] == (arm.plain_lr or arm.lr)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from altgrad.numerics import amax, compute_scale, get_format, ulp
 from altgrad.optim import FormatManifold, stiffness
-from altgrad.optim.stiffness import FORMULAS, multiplier
+from altgrad.optim.stiffness import FORMULAS, exponent
 from tests.optim.arms import FORMATS
 
 POSITIVE = [formula for formula in FORMULAS if formula != "foreign"]
@@ -95,9 +95,9 @@ def test_bad_arguments_are_named():
 
 
 def test_schedules_begin_at_one_and_end_at_zero():
-    assert [multiplier("constant", p) for p in (0, 0.5, 1)] == [1, 1, 1]
-    assert [multiplier("linear", p) for p in (0, 0.25, 1)] == [1, 0.75, 0]
-    assert [multiplier("cosine", p) for p in (0, 0.5, 1)] == pytest.approx([1, 0.5, 0])
+    assert [exponent("constant", p) for p in (0, 0.5, 1)] == [1, 1, 1]
+    assert [exponent("linear", p) for p in (0, 0.25, 1)] == [1, 0.75, 0]
+    assert [exponent("cosine", p) for p in (0, 0.5, 1)] == pytest.approx([1, 0.5, 0])
 
 
 # --- the manifold, as geoopt's own tests check theirs (tests/test_manifold_basic.py) -------------------
