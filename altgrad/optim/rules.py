@@ -193,4 +193,5 @@ def _written_back(arm: Arm, target: Tensor, grid: GridTensors) -> Tensor:
 
 
 def _rms(t: Tensor) -> Tensor:
-    return t.square().mean().sqrt()
+    """Return the root mean square; compiled sums in float32 are 1e-6 off, which a step would take along."""
+    return t.square().mean(dtype=torch.float64).sqrt().float()
