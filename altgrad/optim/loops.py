@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from altgrad.numerics import definitions, kernels
-from altgrad.optim import rules, stiffness
+from altgrad.optim import rules
 from altgrad.optim.arm import BASES, RIEMANNIAN, Arm
 from altgrad.optim.rules import State
-from altgrad.optim.stiffness import FORMULAS, Stiffness
+from altgrad.optim.stiffness import FLOOR, FORMULAS, PER_BINADE, PER_RANGE, SMALLEST_NORMAL, Stiffness
 from altgrad.optim.weight_grid import WeightGrid
 
 SOURCE = Path(__file__).with_name("step.cpp")
@@ -29,11 +29,11 @@ DEFINITIONS = "".join([
     definitions.enumeration("base", BASES),
     definitions.enumeration("formula", ("none", *FORMULAS)),
     definitions.enumeration("weights", WEIGHTS),
-    definitions.of_module(
-        "number", rules, "LR DECAY BETA1 BETA2 UNBIAS1 UNBIAS2 EPS MOMENTUM MAX_RUNGS",
-    ),
+    definitions.of_module("number", rules, "LR DECAY BETA1 BETA2 UNBIAS1 UNBIAS2 EPS MOMENTUM MAX_RUNGS"),
     definitions.of_module("rule", rules, "MADAM_CLIP GROWS_ABOVE SHRINKS_BELOW"),
-    definitions.of_module("stiffness", stiffness, "PER_BINADE SMALLEST_NORMAL PER_RANGE FLOOR"),
+    definitions.numbers("stiffness", {
+        "PER_BINADE": PER_BINADE, "SMALLEST_NORMAL": SMALLEST_NORMAL, "PER_RANGE": PER_RANGE, "FLOOR": FLOOR,
+    }),
 ])  # fmt: skip
 
 torch.library.define(

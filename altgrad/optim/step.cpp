@@ -43,6 +43,9 @@ struct Arm {
     power = s[setting::kPower], rms = s[setting::kRms], momentum = s[setting::kMomentum];
     match_rms = s[setting::kMatchRms], weights = s[setting::kWeights];
     reestimated = s[setting::kReestimated], pow2 = s[setting::kPow2];
+    if (weights != weights::kMaster && weights != weights::kNearest && weights != weights::kStochastic) {
+      unknown("weights", weights);
+    }
   }
   bool riemannian() const { return base == base::kRiemannAdam || base == base::kRiemannSgd; }
 };

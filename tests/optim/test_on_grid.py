@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from altgrad.numerics import quantize, rung
-from altgrad.optim import Arm
+from altgrad.optim import Arm, loops
 from tests.optim.arms import FORMATS, ON_GRID, arm_named, make, normal_weights, step
 
 
@@ -42,6 +42,29 @@ def test_a_grid_grows_and_shrinks_by_powers_of_two():
         weight.data[0, 0] = 0.0
         optimizer.step()
     assert math.log2(held.item()) == int(math.log2(held.item()))
+
+
+@pytest.mark.parametrize("by_loops", [True, False])
+@pytest.mark.parametrize("name", ["adamw_sr", "rung"])
+@pytest.mark.parametrize(
+    ("present", "held"),
+    [(1.0, 1.0), (0.5, 1.0), (0.25, 1.0), (0.2421875, 0.5), (0.125, 0.5), (0.0, 0.5), (1.03125, 2.0), (8.0, 2.0)],
+)
+def test_the_scale_follows_when_it_is_due_and_not_before(monkeypatch, name, by_loops, present, held):
+    """Halved below a quarter of what the grid holds, doubled above it, once a step; or fixed."""
+    if not by_loops:
+        monkeypatch.setattr(loops, "available", lambda *_: False)
+    for scale, expected in (("reestimated", held), ("fixed", 1.0)):
+        weight = nn.Parameter(torch.tensor([[1.0, 0.0]]))
+        _, optimizer = make(arm_named(name, grid_scale=scale, decay=0.0, rounding="stochastic"), "E3M4", [weight])
+        grid = optimizer.grids[weight]
+        assert grid.held.item() == 1 and bool(optimizer._loops) == by_loops
+        weight.data[0, 0] = present
+        weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+        assert grid.held.item() == expected
+        end = 2.0 if scale == "reestimated" else 1.0
+        assert abs(weight[0, 0].item() - min(present, end)) <= end / 31  # a rung at the most
 
 
 @pytest.mark.parametrize("fmt", ["E1M6", "E4M3", "E7M0"])
