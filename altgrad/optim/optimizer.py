@@ -168,9 +168,7 @@ class ArmOptimizer(torch.optim.Optimizer):
     def _group_of(self, p: nn.Parameter) -> dict[str, Any]:
         return next(group for group in self.param_groups if any(p is q for q in group["params"]))
 
-    def _state(
-        self, p: nn.Parameter, names: Iterable[str], counter: torch.device | str = "cpu"
-    ) -> dict[str, Tensor]:
+    def _state(self, p: nn.Parameter, names: Iterable[str], counter: torch.device | str = "cpu") -> dict[str, Tensor]:
         state = self.state[p]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=counter)

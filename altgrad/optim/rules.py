@@ -159,9 +159,7 @@ def _adam(m: Tensor, v: Tensor, h: Tensor) -> Tensor:
     return m * h[UNBIAS1] / ((v * h[UNBIAS2]).sqrt() + h[EPS])
 
 
-def _transport(
-    arm: Arm, p: Tensor, target: Tensor, state: State, h: Tensor, grid: GridTensors, factor: Tensor
-) -> None:
+def _transport(arm: Arm, p: Tensor, target: Tensor, state: State, h: Tensor, grid: GridTensors, factor: Tensor) -> None:
     """Carry the first moment along to ``target``: the same number of rungs there."""
     name = "momentum_buffer" if arm.base == "riemann_sgd" else "exp_avg"
     if name in state:
