@@ -111,7 +111,7 @@ def test_compiled_and_eager_numbers_agree_to_the_bit():
         assert torch.equal(compiled(size, stream(*at)), uniform(size, stream(*at)))
 
 
-@pytest.mark.parametrize("name", ["E1M6", "E4M3", "E7M0"])
+@pytest.mark.parametrize("name", ["E4M3", "E7M0"])
 @pytest.mark.parametrize("share", [0.0, 2.0**-6, 0.25, 0.5, 0.75, 1 - 2.0**-6])
 def test_of_all_random_numbers_the_share_of_the_way_rounds_up(name, share):
     """Exactly: each of the 2^23 numbers once, and shares that float32 holds there."""
@@ -121,8 +121,8 @@ def test_of_all_random_numbers_the_share_of_the_way_rounds_up(name, share):
     for sign in (1, -1):
         x = torch.full((1 << BITS,), sign * (low + share * (high - low)), dtype=torch.float32)
         found = round_to_grid_stochastic(x, format_constants(name), every)
-        assert (found == sign * high).sum().item() == share * 2**BITS
-        assert ((found == sign * high) | (found == sign * low)).all()
+        up, down = (int((found == sign * end).sum()) for end in (high, low))
+        assert up == share * 2**BITS and up + down == 2**BITS
 
 
 def test_a_permutation_is_one_and_of_seed_and_tensor_alone():
@@ -140,7 +140,7 @@ def test_a_permutation_is_one_and_of_seed_and_tensor_alone():
 def test_all_permutations_are_equally_likely():
     counted = torch.zeros(24)
     codes = {order: i for i, order in enumerate(itertools.permutations(range(4)))}
-    draws = 2400
+    draws = 1200
     for seed in range(draws):
         counted[codes[tuple(permutation(4, seed, 0).tolist())]] += 1
     chi2 = ((counted - draws / 24) ** 2 / (draws / 24)).sum().item()
