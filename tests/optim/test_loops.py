@@ -121,7 +121,7 @@ def threads(request):
     ],
 )
 def test_an_arm_that_the_loops_do_not_know_is_an_error(monkeypatch, threads, settings, words, match_rms):
-    """A base or a formula that someone adds in Python alone. No weight has moved by then."""
+    """A base or a formula that someone adds in Python alone. Neither weights nor moments have moved by then."""
     for room in (arm_room, loops):
         monkeypatch.setattr(room, "BASES", (*room.BASES, "nesterov"))
     for room in (arm_room, loops, importlib.import_module("altgrad.optim.stiffness")):
@@ -131,7 +131,7 @@ def test_an_arm_that_the_loops_do_not_know_is_an_error(monkeypatch, threads, set
     start = weights[0].detach().clone()
     with pytest.raises(RuntimeError, match=words):
         step(weights, optimizer, seed=0)
-    assert torch.equal(weights[0], start)
+    assert torch.equal(weights[0], start) and not optimizer.state[weights[0]]["exp_avg"].any()
 
 
 def test_a_rounding_that_the_loops_do_not_know_is_an_error():

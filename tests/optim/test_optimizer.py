@@ -29,6 +29,37 @@ def test_state_dict_round_trip_goes_on_to_the_bit(name):
     assert torch.equal(weights[0], twin)
 
 
+@pytest.mark.parametrize("reference", [False, True])
+@pytest.mark.parametrize("match_rms", [False, True])
+def test_an_arm_keeps_the_moments_that_it_needs_and_no_others(reference, match_rms):
+    adam, own = {"step", "exp_avg", "exp_avg_sq"}, {
+        "stiff_update": {"step", "exp_avg", "exp_avg_sq"}, "stiff_grad": {"step", "exp_avg", "exp_avg_sq"},
+        "riemann": {"step", "exp_avg", "exp_avg_sq"}, "riemann_sgd": {"step"}, "stiff_sgd": {"step", "momentum_buffer"},
+        "madam": {"step", "exp_avg_sq"}, "adamw_sr": {"step", "exp_avg", "exp_avg_sq"},
+    }  # fmt: skip
+    for name, expected in own.items():
+        weights, optimizer = make(arm_named(name, match_rms=match_rms), reference=reference)
+        step(weights, optimizer, seed=0)
+        has_adams = expected == adam and name not in ("stiff_grad", "riemann")
+        more = set() if has_adams or not (reference or match_rms) else {"reference_avg", "reference_avg_sq"}
+        assert optimizer.state[weights[0]].keys() == expected | more
+        assert (optimizer.adamw_direction(weights[0]) is not None) == bool(has_adams or more)
+
+
+@pytest.mark.parametrize("name", ["stiff_grad", "riemann", "madam", "stiff_sgd", "adamw", "stiff_update", "rung"])
+def test_the_direction_of_adamw_is_that_of_the_same_gradients(name):
+    """Against the formula written out, after three steps."""
+    arm = arm_named(name)
+    weights, optimizer = make(arm, reference=True)
+    m = v = torch.zeros(24, 32, dtype=torch.float64)
+    for i in range(3):
+        step(weights, optimizer, seed=i)
+        g = weights[0].grad.double()
+        m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
+    expected = m / (1 - 0.9**3) / ((v / (1 - 0.95**3)).sqrt() + 1e-8)
+    assert torch.allclose(optimizer.adamw_direction(weights[0]).double(), expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ARMS)
 def test_e0m7_and_e1m6_are_the_same_to_the_bit(name):
     assert torch.equal(final(arm_named(name), "E0M7"), final(arm_named(name), "E1M6"))
