@@ -39,6 +39,21 @@ def test_mantissa_ignores_the_scale_and_the_subnormal_numbers(fmt):
     assert torch.equal(found, stiffness(w, fmt, "mantissa", scale=torch.tensor(77.0)))
 
 
+def test_mantissa_ends_at_a_share_of_the_largest_stiffness():
+    w = torch.tensor([1.0, 2.0**-24, 2.0**-30, 0.0])
+    assert stiffness(w, "E4M3", "mantissa").tolist() == [2.0**-3, 2.0**-27, 2.0**-27, 2.0**-27]
+
+
+@pytest.mark.parametrize("fmt", ["E1M6", "E4M3", "E7M0"])
+def test_smooth_is_its_formula(fmt):
+    """Twice the spacing's floor lies at w0, below which ulp is constant."""
+    w, found = weights(torch.float64), get_format(fmt)
+    scale = compute_scale(amax(w), fmt).double()
+    w0 = 2.0**found.emin / scale
+    expected = (w.square() + w0.square()).sqrt() * 2.0**-found.mantissa_bits
+    assert torch.allclose(stiffness(w, fmt, "smooth"), expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_smooth_lies_within_a_binade_of_ulp_and_never_jumps(fmt):
     w = weights().sort().values
