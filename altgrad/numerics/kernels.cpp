@@ -27,7 +27,6 @@ constexpr int64_t kUsualBlock = 32;  // that of the OCP microscaling formats
 constexpr int64_t kTogether = 16;  // blocks handled together, if so many elements stay in the first cache:
 constexpr int64_t kFirstCache = 1 << 13;
 constexpr int64_t kSpan = 1 << 16;  // elements of a tensor that a thread handles at a time
-constexpr int64_t kEach = 1, kFirst = 2;  // what a history keeps: operand.py's LEARNS
 
 struct Shape {
   int64_t rows, columns;
@@ -338,8 +337,8 @@ struct History {
     return found;
   }
   void learn(int64_t what, float amax) {
-    if (what == kEach) std::copy_backward(entries, entries + length - 1, entries + length);
-    if (what == kEach || (what == kFirst && entries[0] == 0)) entries[0] = amax;
+    if (what == learns::kEach) std::copy_backward(entries, entries + length - 1, entries + length);
+    if (what == learns::kEach || (what == learns::kFirst && entries[0] == 0)) entries[0] = amax;
   }
 };
 
@@ -430,8 +429,6 @@ Tensor quantize_each_into(std::vector<Tensor> xs, std::vector<Tensor> values, st
 
 // --- one byte per value -----------------------------------------------------------------------------
 
-constexpr uint32_t kNan = 0x80;
-
 // Between code and float32 bits, without a branch, so that the loops over them are vectorized.
 struct Coder {
   uint32_t shift, offset, normal_from;
@@ -450,7 +447,7 @@ struct Coder {
     uint32_t code = magnitude < smallest_normal ? subnormal : normal;
     const uint32_t sign = (bits >> 24) & 0x80u;
     code |= code == 0 ? 0u : sign;
-    return absolute > 0x7f800000u ? kNan : code;
+    return absolute > 0x7f800000u ? codes::kNanCode : code;
   }
 
   float decode(uint32_t code) const {
@@ -459,7 +456,7 @@ struct Coder {
     const uint32_t subnormal = std::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(magnitude)) * spacing);
     uint32_t value = magnitude < normal_from ? subnormal : normal;
     value |= (code & 0x80u) << 24;
-    value = code == kNan ? 0x7fc00000u : value;
+    value = code == codes::kNanCode ? 0x7fc00000u : value;
     return std::bit_cast<float>(value);
   }
 };

@@ -119,5 +119,5 @@ def test_the_page_names_every_cell_the_revision_and_the_parameters(report: Path)
 
     reader = Visible()
     reader.feed((report / "index.html").read_text())
-    for expected in ("E5M2-adamw-1-1", "not trained", "0123456789", '"weight_decay": 0.1', "Example processor"):
+    for expected in ("E5M2-adamw-1-1", "not trained", "0123456789", '"decay": 0.0003', "Example processor"):
         assert expected in reader.text
