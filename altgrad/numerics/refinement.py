@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from altgrad.numerics.constants import MAX, TARGET, ZERO, format_constants
+from altgrad.numerics.constants import MAX, TARGET, format_constants
 from altgrad.numerics.formats import Format
 
 
@@ -40,6 +40,6 @@ def refined_constants(fmt: Format, refinement: int, device: torch.device | str |
     if refinement == 1:
         return own
     constants = format_constants(refined_format(fmt, refinement), device)
-    for place in (MAX, TARGET, ZERO):
+    for place in (MAX, TARGET):
         constants[place] = own[place]
     return constants
