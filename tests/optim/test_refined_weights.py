@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from altgrad.numerics import coordinate, format_constants, get_format, round_to_grid
+from altgrad.numerics import coordinate, format_constants, get_format, round_to_grid, ulp
 from altgrad.optim import Arm, ArmOptimizer, WeightGrid, loops
 from tests.optim.arms import FORMATS, OPTIONS, arm_named, grid_of, normal_weights, step
 
@@ -87,9 +87,15 @@ def test_parts_of_a_rung_and_decay_are_the_same_on_average(path, fmt):
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_a_rung_is_as_wide_for_what_is_recorded(fmt):
-    (coarse, by_rung), (fine, by_step) = both(arm_named("rung"), fmt, values_of(fmt))
-    assert torch.equal(by_rung.grids[coarse].spacing(coarse), by_step.grids[fine].spacing(fine))
+@pytest.mark.parametrize("share", [1.0, 0.2])
+def test_a_rung_is_as_wide_for_what_is_recorded(fmt, share):
+    """Where the scale is that of a smaller amax, too: beyond the largest value a rung is as wide as there."""
+    weight = normal_weights((24, 32))[0].detach()
+    amax = weight.abs().amax() * share
+    for refinement in (1, 256):
+        grid = WeightGrid(get_format(fmt), OPTIONS, remembered=lambda: amax, refinement=refinement)
+        scale = grid.scale(weight)
+        assert torch.equal(grid.spacing(weight), ulp(weight * scale, fmt) / scale)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
