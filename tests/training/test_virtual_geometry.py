@@ -17,7 +17,16 @@ from altgrad.config import UserError
 from altgrad.config.schema import Rule
 from altgrad.config.scratch import scratch_directory
 from altgrad.diagnostics import diagnose_cell
-from altgrad.model import LayerRecipe, Recipe, TensorRecipe, layer_recipe, linear_layers, quantize_model, virtual_weight
+from altgrad.model import (
+    LayerRecipe,
+    Recipe,
+    TensorRecipe,
+    layer_recipe,
+    linear_layers,
+    quantize_model,
+    unquantize_model,
+    virtual_weight,
+)
 from altgrad.model import Rule as LayerRule
 from altgrad.numerics import get_format
 from altgrad.optim import build_optimizer
@@ -228,11 +237,13 @@ def test_weights_on_the_grid_need_one_scale_and_a_format_that_can_be_refined(spe
         check_cells([cell_of("rung", format, **spec)], VOCABULARY, "bf16")
 
 
-def test_a_model_gets_virtual_geometry_once():
+def test_a_model_gets_virtual_geometry_once_and_loses_it_with_all_else():
     virtual = TensorRecipe(get_format("E3M4"), virtual=True)
     recipe = Recipe((LayerRule("*", LayerRecipe(weight=virtual)),))
     model = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
     assert quantize_model(model, recipe) is model and virtual_weight(model[0]) == virtual
     assert set(weight_grids(model, on_grid=False)) == {model[0].weight, model[2].weight}
+    assert recipe.rules[0].layer.virtual_weight == virtual and not recipe.rules[0].layer.quantizes
     with pytest.raises(ValueError, match="already quantized"):
         quantize_model(model, recipe)
+    assert weight_grids(unquantize_model(model), on_grid=False) == {} and virtual_weight(model[0]) is None
