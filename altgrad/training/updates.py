@@ -2,7 +2,7 @@
 
 Rows (step, layer, ``update``, metric, value) of the steps that are watched:
 
-- ``rungs``: mean of |w_new - w_old| over the spacing of the format's grid at w_old, ``ulp(w s) / s``;
+- ``rungs``: mean of |w_new - w_old| over the spacing of the grid at w_old, ``ulp(w s) / s``;
 - ``rungs_2^-6``: the same over the weights with 2^-6 <= |w_old| < 2^-5, the ends taking in what lies beyond;
 - ``cosine_adamw``: between the update without its weight decay and AdamW's on the same gradients so far, where the
   optimizer knows that.
