@@ -11,6 +11,7 @@ from altgrad.numerics.formats import SPECIALS, Format, default_bias
 from altgrad.numerics.operand import decode_operand, encode_operand, operand_scale, quantize_operand, quantize_operands
 from altgrad.numerics.quantization import quantize
 from altgrad.numerics.random import permutation, uniform
+from altgrad.numerics.refinement import refined_constants, refined_format
 from altgrad.numerics.registry import UnknownFormatError, format_names, get_format
 from altgrad.numerics.rounding import (
     OVERFLOW_POLICIES,
@@ -60,6 +61,8 @@ __all__ = [
     "quantize",
     "quantize_operand",
     "quantize_operands",
+    "refined_constants",
+    "refined_format",
     "round_to_grid",
     "round_to_grid_stochastic",
     "rung",

@@ -109,20 +109,22 @@ class ArmOptimizer(torch.optim.Optimizer):
         return loss
 
     def _step_quantized(self, group: dict[str, Any]) -> None:
-        numbers: dict[int, Tensor] = {}  # by step, which is the same for weights that always had a gradient
+        # By step, which is the same for weights that always had a gradient, and by how fine their grid is.
+        numbers: dict[tuple[int, int], Tensor] = {}
         present = [(i, p, self._state(p, self._names)) for i, p in enumerate(group["params"]) if p.grad is not None]
         if present:
             torch._foreach_add_([state["step"] for *_, state in present], 1)
         for index, p, state in present:
             step = int(state["step"].item())
-            if step not in numbers:
-                numbers[step] = self._numbers(group, step, p.device)
+            which = step, self.grids[p].refinement
+            if which not in numbers:
+                numbers[which] = self._numbers(group, *which, p.device)
             stream = (self.seed, index, step)
             if p in self._loops:
-                self._loops[p].step(p, p.grad, state, numbers[step], stream)
+                self._loops[p].step(p, p.grad, state, numbers[which], stream)
             else:
                 tensors = {name: state[name] for name in self._names}
-                self._rule(p, p.grad, tensors, numbers[step], self._grid_tensors(p, stream))
+                self._rule(p, p.grad, tensors, numbers[which], self._grid_tensors(p, stream))
 
     def _step_adamw(self, group: dict[str, Any]) -> None:
         present = [p for p in group["params"] if p.grad is not None]
@@ -158,7 +160,7 @@ class ArmOptimizer(torch.optim.Optimizer):
         if "reference_avg" not in state and not ("exp_avg" in state and self.arm.has_adam_moments):
             return None
         group = self._group_of(p)
-        numbers = self._numbers(group, self.state[p]["step"].item(), p.device)
+        numbers = self._numbers(group, self.state[p]["step"].item(), 1, p.device)
         return rules.adamw_direction(self.state[p], numbers)
 
     def decay(self, p: nn.Parameter) -> float:
@@ -176,15 +178,16 @@ class ArmOptimizer(torch.optim.Optimizer):
                 state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
         return state
 
-    def _numbers(self, group: dict[str, Any], step: float, device: torch.device) -> Tensor:
+    def _numbers(self, group: dict[str, Any], step: float, refinement: int, device: torch.device) -> Tensor:
         beta1, beta2 = group["betas"]
         arm, numbers = self.arm, [0.0] * 10
-        numbers[rules.LR] = group["lr"]
+        per_rung = refinement if arm.base == "rung" else 1  # its settings count the format's own rungs
+        numbers[rules.LR] = group["lr"] * per_rung
         numbers[rules.DECAY] = _kept(group)
         numbers[rules.BETA1], numbers[rules.BETA2] = beta1, beta2
         numbers[rules.UNBIAS1], numbers[rules.UNBIAS2] = 1 / (1 - beta1**step), 1 / (1 - beta2**step)
         numbers[rules.EPS], numbers[rules.MOMENTUM] = group["eps"], group["momentum"]
-        numbers[rules.MAX_RUNGS] = arm.max_rungs
+        numbers[rules.MAX_RUNGS] = arm.max_rungs * per_rung
         numbers[rules.EXPONENT] = exponent(arm.schedule, min(1.0, (step - 1) / max(1, self.steps - 1)))
         return torch.tensor(numbers, dtype=torch.float32, device=device)
 
