@@ -66,7 +66,7 @@ def _build(source: Path, path: Path) -> None:
 
 def _library(source: Path) -> Path:
     headers = [header.read_text() for header in sorted(HEADERS.glob("*.h"))]
-    parts = [source.read_text(), *headers, *FLAGS, torch.__version__, _compiler(), _processor()]
+    parts = [source.read_text(), *headers, *FLAGS, torch.__version__, _compiler(), processor()]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     return _folder() / "altgrad" / f"{source.stem}-{digest}.so"
 
@@ -83,8 +83,8 @@ def _compiler() -> str:
     raise OSError("no C++ compiler found (g++ or clang++)")
 
 
-def _processor() -> str:
-    """What -march=native stands for."""
+def processor() -> str:
+    """Return what -march=native stands for."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         lines = cpuinfo.read_text().splitlines()
