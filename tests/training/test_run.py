@@ -99,7 +99,7 @@ def test_killed_at_any_moment_it_resumes_with_the_same_bits(tokens, undisturbed,
     write_text(tmp_path / "cell.json", make_cell(**STATEFUL).to_json())
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.training.test_run"])
-    kills, patience = 0, 0.05
+    kills, patience = 0, 0.02
     while True:
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         process = context.Process(target=_train_in_a_process, args=(tmp_path, tokens, dict(os.environ)))
@@ -111,7 +111,7 @@ def test_killed_at_any_moment_it_resumes_with_the_same_bits(tokens, undisturbed,
             break
         process.kill()
         process.join()
-        kills, patience = kills + 1, patience + 0.15
+        kills, patience = kills + 1, patience + 0.03
     assert process.exitcode == 0 and kills > 3
     assert outputs(tmp_path / "out") == undisturbed
 
