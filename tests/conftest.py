@@ -48,6 +48,17 @@ def _forget_graphs() -> None:
         torch.compiler.reset()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Skip what torch.compile cannot do on a machine without a C++ compiler."""
+    try:
+        return (yield)
+    except Exception as error:
+        if "No working C++ compiler" in str(error) and machine.missing_tool():
+            pytest.skip("torch.compile needs a C++ compiler")
+        raise
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how many tests ran with products of which dtype."""
     reports = [report for found in terminalreporter.stats.values() for report in found]

@@ -102,13 +102,13 @@ def should_compile(train: Train, device: torch.device) -> tuple[bool, str | None
     """
     if train.compile == "off":
         return False, None
-    missing = None if device.type == "cuda" else _missing_tool()
+    missing = None if device.type == "cuda" else missing_tool()
     if missing:
         return False, f"no {missing} found: training runs uncompiled, several times slower; install it for speed"
     return train.compile == "on" or train.steps >= COMPILE_PAYS_AFTER, None
 
 
-def _missing_tool() -> str | None:
+def missing_tool() -> str | None:
     """Return what compiling for the CPU lacks on this machine, if anything."""
     compilers = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
     if not any(shutil.which(name) for name in compilers):
