@@ -136,7 +136,8 @@ uint32_t round_and_find_largest(const T* x, U* y, int64_t n, float scale, const 
 }
 
 // All tensors as if they were one long one, so that small ones keep every thread busy too. Where the scale is known
-// beforehand, amax is found on the way.
+// beforehand, amax is found on the way. Otherwise it is looked for from the end, which was written last and is in the
+// cache, back to the beginning, where rounding finds in the cache what was just read.
 void round_tensors(std::span<Range> ranges, bool pow2) {
   std::vector<Span> spans;
   for (size_t i = 0; i < ranges.size(); ++i) {
@@ -144,9 +145,12 @@ void round_tensors(std::span<Range> ranges, bool pow2) {
     for (int64_t begin = 0; begin < n; begin += kSpan) spans.push_back({i, begin, std::min(kSpan, n - begin)});
   }
   std::vector<uint32_t> found(spans.size());
-  auto each_span = [&](const auto& run) {
+  auto each_span = [&](bool backwards, const auto& run) {
     over(spans.size(), kSpan, [&](int64_t first, int64_t last) {
-      for (int64_t i = first; i < last; ++i) run(spans[i], ranges[spans[i].tensor], found[i]);
+      for (int64_t at = first; at < last; ++at) {
+        const int64_t i = backwards ? first + last - 1 - at : at;
+        run(spans[i], ranges[spans[i].tensor], found[i]);
+      }
     });
   };
   auto gather_amax = [&](bool of_known) {
@@ -156,7 +160,7 @@ void round_tensors(std::span<Range> ranges, bool pow2) {
     }
   };
   if (!std::all_of(ranges.begin(), ranges.end(), [](const Range& range) { return range.is_known(); })) {
-    each_span([](const Span& span, const Range& range, uint32_t& found_here) {
+    each_span(true, [](const Span& span, const Range& range, uint32_t& found_here) {
       if (range.is_known()) return;
       with_input(*range.x, [&](const auto* x) { found_here = order(from_order(largest(x + span.begin, span.count))); });
     });
@@ -165,7 +169,7 @@ void round_tensors(std::span<Range> ranges, bool pow2) {
   for (Range& range : ranges) {
     range.scale = scale_of(range.is_known() ? range.known : range.amax, range.grid.target, pow2);
   }
-  each_span([](const Span& span, const Range& range, uint32_t& found_here) {
+  each_span(false, [](const Span& span, const Range& range, uint32_t& found_here) {
     dispatch(*range.x, *range.y, range.grid, [&](const auto* from, auto* to, const auto& round) {
       const auto* x = from + span.begin;
       auto* y = to + span.begin;

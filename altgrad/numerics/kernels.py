@@ -74,7 +74,7 @@ def _build(source: Path, definitions: str, path: Path) -> None:
 
 def _library(source: Path, definitions: str) -> Path:
     headers = [header.read_text() for header in sorted(HEADERS.glob("*.h"))]
-    parts = [source.read_text(), definitions, *headers, *FLAGS, torch.__version__, _compiler(), _processor()]
+    parts = [source.read_text(), definitions, *headers, *FLAGS, torch.__version__, _compiler(), processor()]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     return _folder() / "altgrad" / f"{source.stem}-{digest}.so"
 
@@ -91,8 +91,8 @@ def _compiler() -> str:
     raise OSError("no C++ compiler found (g++ or clang++)")
 
 
-def _processor() -> str:
-    """What -march=native stands for."""
+def processor() -> str:
+    """Return what -march=native stands for."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         lines = cpuinfo.read_text().splitlines()
