@@ -146,3 +146,8 @@ def test_the_loss_is_in_float32_whatever_is_computed_in() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert gpt(TOKENS).dtype == torch.bfloat16
         assert gpt(TOKENS, TOKENS).dtype == torch.float32
+    gpt.bfloat16()
+    logits = gpt(TOKENS)
+    loss = torch.nn.functional.cross_entropy(logits.double().flatten(0, 1), TOKENS.flatten())
+    assert logits.dtype == torch.bfloat16 and gpt(TOKENS, TOKENS).dtype == torch.float32
+    torch.testing.assert_close(gpt(TOKENS, TOKENS).double(), loss, rtol=1e-5, atol=0)
