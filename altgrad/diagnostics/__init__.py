@@ -1,13 +1,13 @@
 """What happened inside a finished run, measured from its saved files.
 
-    saved.SavedRun -> view.LayerView -> the table in registry.METRICS -> diagnose.diagnose_cell
+    saved.SavedRun -> view.LayerView -> the functions in registry.ANALYSES -> diagnose.diagnose_cell
 
-A metric is one function of a :class:`LayerView` and one row of the table, so a new one needs no
-training to be rerun. ``python -m altgrad.diagnostics`` prints the table.
+A metric is one function of a :class:`LayerView` and one row of the table in ``altgrad.metrics``, so a new one needs
+no training to be rerun.
 """
 
 from altgrad.diagnostics.diagnose import diagnose_cell
-from altgrad.diagnostics.registry import METRICS, Limit, Metric
+from altgrad.diagnostics.registry import ANALYSES, Analysis
 from altgrad.diagnostics.view import Histogram, LayerView
 
-__all__ = ["METRICS", "Histogram", "LayerView", "Limit", "Metric", "diagnose_cell"]
+__all__ = ["ANALYSES", "Analysis", "Histogram", "LayerView", "diagnose_cell"]

@@ -11,7 +11,7 @@ WIDEST_SHOWN = 8  # bits; a wider format has about as many codes as a layer has 
 
 
 def code_usage(view: LayerView) -> Histogram | None:
-    """Share of the weights on each rung that occurs; x is the rung. ``None`` for formats of over 8 bits."""
+    """x is the rung. ``None`` for formats of over 8 bits."""
     if view.grid.format.bits > WIDEST_SHOWN:
         return None
     rungs, counts = view.rung_counts
@@ -19,18 +19,18 @@ def code_usage(view: LayerView) -> Histogram | None:
 
 
 def code_used_frac(view: LayerView) -> float:
-    """Distinct values that occur, as a share of the format's distinct finite values."""
+    """+0 and -0 are one value."""
     rungs, _ = view.rung_counts
     return len(rungs) / len(view.grid.format.values)
 
 
 def code_entropy(view: LayerView) -> float:
-    """Entropy of the distribution over values, in bits: at most log2 of their number, 0 if all weights share one."""
+    """At most log2 of the number of values, 0 if all weights share one."""
     return _entropy(view.rung_counts[1])
 
 
 def bit_activity(view: LayerView) -> Histogram:
-    """Entropy of each bit of the code by itself; x is the bit, 0 the lowest of the mantissa, the highest the sign.
+    """x is the bit, 0 the lowest of the mantissa, the highest the sign.
 
     1 is a bit that is set in half of the weights, 0 one that never changes and so carries nothing.
     """
@@ -42,17 +42,13 @@ def bit_activity(view: LayerView) -> Histogram:
 
 
 def code_stale_frac(view: LayerView) -> float:
-    """Share of the weights whose code is the same as at the snapshot before.
-
-    Each snapshot is on the grid of its own scale, as the forward pass sees it. In the master-weight
-    regime this is about the quantized *view* of weights that move all the time.
-    """
+    """Each snapshot is on the grid of its own scale, as the forward pass sees it."""
     now, before = view.grid.rungs(view.weight), view.previous_grid.rungs(view.previous)
     return (now == before).double().mean().item()
 
 
 def init_distance_rungs(view: LayerView) -> float:
-    """Mean number of representable values between a weight and its initial value, both on today's grid."""
+    """Both are on the grid of the weights as they are now."""
     moved = rung(view.on_grid, view.grid.format) - view.grid.rungs(view.initial)
     return moved.abs().double().mean().item()
 

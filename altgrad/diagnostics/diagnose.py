@@ -23,9 +23,10 @@ from torch import Tensor
 
 from altgrad.config import Cell
 from altgrad.config.files import replacing, write_json
-from altgrad.diagnostics.registry import METRICS, Metric
+from altgrad.diagnostics.registry import ANALYSES
 from altgrad.diagnostics.saved import SavedRun
 from altgrad.diagnostics.view import Histogram, LayerView
+from altgrad.metrics import Metric
 
 OK, NONFINITE = "ok", "nonfinite"
 TENSORS = ("weight", "initial", "previous", "grad_quantized", "grad_float")
@@ -77,7 +78,7 @@ def diagnose_cell(cell_path: Path, run_dir: Path, json_path: Path, parquet_path:
         "key": cell.key,
         "cell_sha256": hashlib.sha256(cell_path.read_bytes()).hexdigest(),
         "status": OK if all(entry["status"] == OK for entry in layers.values()) else NONFINITE,
-        "summary": {metric.name: _summary(metric, last, layers) for metric in METRICS if metric.summary},
+        "summary": {a.name: _summary(a.metric, last, layers) for a in ANALYSES if a.metric.summary},
         "flags": list(_flags(last)),
         "layers": layers,
     }
@@ -86,11 +87,11 @@ def diagnose_cell(cell_path: Path, run_dir: Path, json_path: Path, parquet_path:
 
 def measure(view: LayerView) -> Iterator[Row]:
     """Yield the rows of every metric that ``view`` has what it takes for, in the order of the table."""
-    for metric in METRICS:
-        if any(getattr(view, need) is None for need in metric.needs):
+    for analysis in ANALYSES:
+        if any(getattr(view, need) is None for need in analysis.needs):
             continue
-        found = metric.compute(view)
-        identity = (view.layer, metric.role, view.step, metric.name)
+        found = analysis.compute(view)
+        identity = (view.layer, analysis.metric.offline, view.step, analysis.name)
         if isinstance(found, Histogram):
             yield from (Row(*identity, float(x), float(value)) for x, value in zip(*found, strict=True))
         elif found is not None and math.isfinite(found):
@@ -130,11 +131,10 @@ def _summary(metric: Metric, last: list[Row], layers: dict[str, dict[str, Any]])
 
 def _flags(last: list[Row]) -> Iterator[dict[str, Any]]:
     """Yield the values at the last step that are beyond their metric's limit, in the order of the table."""
-    for metric in METRICS:
+    for metric, limit in [(a.name, a.metric.limit) for a in ANALYSES if a.metric.limit]:
         for row in last:
-            if metric.limit and row.metric == metric.name and metric.limit.crossed(row.layer, row.value):
-                limit = metric.limit.of(row.layer)
-                yield {"layer": row.layer, "metric": row.metric, "value": row.value, "limit": limit}
+            if row.metric == metric and limit.crossed(row.layer, row.value):
+                yield {"layer": row.layer, "metric": metric, "value": row.value, "limit": limit.of(row.layer)}
 
 
 def _write_parquet(path: Path, rows: list[Row]) -> None:

@@ -12,7 +12,7 @@ LOWEST_LOG2, HIGHEST_LOG2 = -40, 8  # the outermost bins take what lies beyond
 
 
 def log2_magnitude(view: LayerView) -> Histogram | None:
-    """Share of the non-zero weights by log2|w| before scaling, in quarter binades; x is a bin's lower edge.
+    """x is a bin's lower edge. ``None`` if every weight is zero.
 
     The bins are the same for every layer, run and format, so two histograms can be compared bin by
     bin, by Kullback-Leibler divergence for one.
@@ -27,7 +27,7 @@ def log2_magnitude(view: LayerView) -> Histogram | None:
 
 
 def binade_usage(view: LayerView) -> Histogram:
-    """Share of all weights by the format's binade that holds |w * scale|; x is the binade's exponent.
+    """x is the binade's exponent.
 
     The spacing stops shrinking below the smallest normal value, 2^emin, so all that is below it is
     one bin, at emin - 1.

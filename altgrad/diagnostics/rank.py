@@ -9,18 +9,18 @@ from altgrad.diagnostics.view import LayerView, singular_values
 
 
 def stable_rank(view: LayerView) -> float | None:
-    """||W||_F^2 / ||W||_2^2: 1 if one direction dominates, the full rank if all are equally strong."""
+    """``None`` for a matrix of zeros."""
     squares = view.singular_values.square()
     return (squares.sum() / squares[-1]).item() if squares[-1] > 0 else None
 
 
 def effective_rank(view: LayerView) -> float | None:
-    """exp of the entropy of the singular values divided by their sum (Roy and Vetterli 2007)."""
+    """``None`` for a matrix of zeros."""
     return _effective_rank(view.singular_values)
 
 
 def effective_rank_kept(view: LayerView) -> float | None:
-    """Effective rank as a share of that of the initial weights."""
+    """``None`` when either matrix is all zeros."""
     now, then = effective_rank(view), _effective_rank(singular_values(view.initial))
     return now / then if now and then else None
 

@@ -14,17 +14,17 @@ MISALIGNMENT_BINS = 16  # on [0, 1/2]
 
 
 def sqnr_db(view: LayerView) -> float | None:
-    """Signal to quantization noise, 10 log10(sum w^2 / sum (w - q(w))^2); ``None`` if nothing was rounded."""
+    """``None`` if nothing was rounded."""
     return ratio_db(view.scaled, view.on_grid - view.scaled.double())
 
 
 def misalignment_mean(view: LayerView) -> float:
-    """Mean distance of a weight from its rounded value, in local spacings; 1/4 if weights ignore the grid."""
+    """The mean of :func:`misalignment`, without its bins."""
     return _misalignment(view).mean().item()
 
 
 def misalignment(view: LayerView) -> Histogram:
-    """Share of the weights by |w - q(w)| / ulp(w), in 16 bins on [0, 1/2]; x is a bin's lower edge.
+    """x is the lower edge of a bin on [0, 1/2].
 
     A flat histogram says that the weights pay no heed to the grid.
     """
@@ -35,12 +35,12 @@ def misalignment(view: LayerView) -> Histogram:
 
 
 def boundary_frac(view: LayerView) -> float:
-    """Share of the weights at the edge of the range that scaling uses, |q(w * scale)| >= min(max, 2^16)."""
+    """The edge is min(max, 2^16), which the amax is scaled to."""
     return (view.on_grid.abs() >= scale_target(view.grid.format)).double().mean().item()
 
 
 def underflow_frac(view: LayerView) -> float:
-    """Share of the non-zero weights that round to zero; 0 if every weight is zero."""
+    """0 if every weight is zero."""
     nonzero = view.weight != 0
     lost = nonzero & (view.on_grid == 0)
     return int(lost.sum()) / max(1, int(nonzero.sum()))

@@ -1,95 +1,79 @@
 """Everything that crossed the level at which it deserves a look: live monitors and offline diagnoses in one list.
 
-The limits of the diagnoses come with them. The limits of what training recorded live stand here.
+The limits are those of the metrics' rows; the flags of the diagnoses come with them.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import pandas as pd
 
-from altgrad.reporting.compare import TRAIN_GAP_LIMIT, VAL_GAP_LIMIT, Comparison
+from altgrad.metrics import METRICS, Metric
+from altgrad.reporting.compare import Comparison
 from altgrad.reporting.load import IDENTITY, Study
 
 COLUMNS = [*IDENTITY, "what", "layer", "value", "limit"]
-CLIPPED_LIMIT = 0.5
-GRADIENT_RATIO_LIMIT = 100.0
 
-
-@dataclass(frozen=True)
-class Watch:
-    """A monitored metric of one role that is flagged when any instrumented pass saw it above ``limit``."""
-
-    role: str
-    metric: str
-    limit: float
-    what: str
-
-
-WATCHED = (
-    Watch("input", "overflow_frac", 0.01, "inputs beyond the format's maximum (share)"),
-    Watch("grad", "underflow_frac", 0.1, "incoming gradients rounded to zero (share)"),
-    Watch("output", "kurtosis", 10.0, "excess kurtosis of a block's output"),
-    *(
-        Watch(role, "nonfinite", 0.0, "elements that are NaN or infinite (count)")
-        for role in ("weight", "input", "grad")
-    ),
-)
-DIAGNOSED = {
-    "boundary_frac": "weights at the edge of the range (share)",
-    "underflow_frac": "weights rounded to zero (share)",
-    "effective_rank_kept": "effective rank, share of the initial",
-    "grad_snr_db": "gradient SNR (dB)",
+# What is flagged, by role and metric; "" is the whole run.
+WHAT = {
+    ("input", "overflow_frac"): "inputs beyond the format's maximum (share)",
+    ("grad", "underflow_frac"): "incoming gradients rounded to zero (share)",
+    ("output", "kurtosis"): "excess kurtosis of a block's output",
+    **{(role, "nonfinite"): "elements that are NaN or infinite (count)" for role in ("weight", "input", "grad")},
+    ("weight", "boundary_frac"): "weights at the edge of the range (share)",
+    ("weight", "underflow_frac"): "weights rounded to zero (share)",
+    ("weight", "effective_rank_kept"): "effective rank, share of the initial",
+    ("weight_grad", "grad_snr_db"): "gradient SNR (dB)",
+    ("", "clipped_frac"): "steps with clipped gradient (share)",
+    ("", "gradient_ratio"): "gradient norm of the first layer against the last (ratio)",
+    ("", "val_gap"): "validation loss above the baseline's (%)",
+    ("", "train_gap"): "training loss above the baseline's (%)",
 }
 
 
 def raised(study: Study, comparison: Comparison) -> pd.DataFrame:
     """Return a row per flag: the cell's identity, what it is, the layer or "" for the whole run, worst value, limit."""
-    parts = [_watched(study, watch) for watch in WATCHED]
-    parts += [_gradient_ratio(study), _clipped(study), _diagnosed(study)]
+    parts = [_watched(study, role, metric) for metric in METRICS.values() for role in metric.watched]
     parts += [
-        _gap(study, comparison, loss, limit)
-        for loss, limit in (("val_loss", VAL_GAP_LIMIT), ("train_loss", TRAIN_GAP_LIMIT))
+        _beyond(_gradient_ratio(study), "gradient_ratio"),
+        _beyond(study.cells, "clipped_frac"),
+        _diagnosed(study),
+        *(_beyond(comparison.results.assign(seed=math.nan), gap) for gap in ("val_gap", "train_gap")),
     ]
     filled = [part[COLUMNS] for part in parts if len(part)]
     return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=COLUMNS)
 
 
-def _watched(study: Study, watch: Watch) -> pd.DataFrame:
-    rows = study.monitors[(study.monitors["role"] == watch.role) & (study.monitors["metric"] == watch.metric)]
-    worst = rows[rows["value"] > watch.limit].groupby([*IDENTITY, "layer"], sort=False)["value"].max().reset_index()
-    return worst.assign(what=watch.what, limit=watch.limit)
+def _watched(study: Study, role: str, metric: Metric) -> pd.DataFrame:
+    """Flag a layer when any instrumented pass was beyond the metric's limit."""
+    rows = study.monitors[(study.monitors["role"] == role) & (study.monitors["metric"] == metric.name)]
+    limit = metric.limit
+    crossed = [limit.crossed(layer, value) for layer, value in zip(rows["layer"], rows["value"], strict=True)]
+    layers = rows.loc[crossed].groupby([*IDENTITY, "layer"], sort=False)["value"]
+    worst = (layers.max() if limit.above else layers.min()).reset_index()
+    return worst.assign(what=WHAT[role, metric.name], limit=worst["layer"].map(limit.of))
 
 
 def _gradient_ratio(study: Study) -> pd.DataFrame:
-    """Flag a run in which the first or last layer's gradient norm exceeded the other's a hundredfold."""
+    """Return by how much the first or last layer's gradient norm exceeded the other's at most, a row per run."""
     rows = study.monitors[
         (study.monitors["role"] == "weight_grad") & (study.monitors["metric"] == "l2") & (study.monitors["value"] > 0)
     ]
     if rows.empty:
-        return pd.DataFrame(columns=COLUMNS)
+        return pd.DataFrame(columns=[*IDENTITY, "gradient_ratio"])
     ends = rows.groupby([*IDENTITY, "step"], sort=False)["value"].agg(["first", "last"])
     ratio = (ends["first"] / ends["last"]).map(lambda r: max(r, 1 / r)).groupby(IDENTITY, sort=False).max()
-    flagged = ratio[ratio > GRADIENT_RATIO_LIMIT].rename("value").reset_index()
-    return flagged.assign(
-        what="gradient norm of the first layer against the last (ratio)", layer="", limit=GRADIENT_RATIO_LIMIT
-    )
+    return ratio.rename("gradient_ratio").reset_index()
 
 
-def _clipped(study: Study) -> pd.DataFrame:
-    rows = study.cells[study.cells["clipped_frac"] > CLIPPED_LIMIT].rename(columns={"clipped_frac": "value"})
-    return rows.assign(what="steps with clipped gradient (share)", layer="", limit=CLIPPED_LIMIT)
+def _beyond(runs: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Flag the rows, each of a whole run or arm, whose column ``name`` is above that metric's limit."""
+    limit = METRICS[name].limit.value
+    rows = runs[runs[name] > limit].rename(columns={name: "value"})
+    return rows.assign(what=WHAT["", name], layer="", limit=limit)
 
 
 def _diagnosed(study: Study) -> pd.DataFrame:
-    return study.flags.assign(what=study.flags["metric"].map(lambda name: DIAGNOSED.get(name, name)))
-
-
-def _gap(study: Study, comparison: Comparison, loss: str, limit: float) -> pd.DataFrame:
-    """Flag the arms whose mean gap to the baseline, in percent, is above the limit; a row per arm."""
-    gap = "val_gap" if loss == "val_loss" else "train_gap"
-    rows = comparison.results[comparison.results[gap] > limit].rename(columns={gap: "value"})
-    name = "validation" if loss == "val_loss" else "training"
-    return rows.assign(what=f"{name} loss above the baseline's (%)", layer="", limit=limit, seed=math.nan)
+    what = {name: text for (role, name), text in WHAT.items() if role and METRICS[name].offline == role}
+    return study.flags.assign(what=study.flags["metric"].map(lambda name: what.get(name, name)))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-# A term on a line of its own, its definition indented below it.
+import re
+
+from altgrad.metrics import METRICS
+
+# A term on a line of its own, its definition indented below it. {name} is the definition and limit of that metric,
+# {name.level} the limit alone.
 TEXT = """
 validation loss
     Mean cross-entropy in nats per token on the fixed validation sample, at the end of the full schedule. The
@@ -34,8 +39,7 @@ reading
     seeds. (indication): adjusted p up to 0.1, or one of the other two conditions not met. (exploratory): of a null
     arm. not told apart: anything else; it does not mean equal. identical: equal to the last bit.
 val gap, train gap
-    100 · (loss / baseline's loss − 1), mean over paired seeds; flagged above 10 % (validation) and 5 %
-    (training).
+    {val_gap} {train_gap}
 perplexity
     exp(mean validation loss). Comparable only at the same tokenizer and vocabulary.
 gain
@@ -57,56 +61,53 @@ bracketed
     The best learning rate has a worse one on either side in the grid.
 outcome, signature
     A run diverges when its loss or gradient is not finite (nonfinite), jumps and stays (spike), rises over many
-    steps (drift) or does either after more than 1 % of a tensor overflowed (saturation); stall: gradients
-    non-zero, loss flat, codes unchanged. A diverged run is an outcome and enters no mean.
+    steps (drift) or does either after more than {overflow_frac.level} of a tensor overflowed (saturation); stall:
+    gradients non-zero, loss flat, codes unchanged. A diverged run is an outcome and enters no mean.
 steps clipped
-    Share of the optimizer steps whose global gradient norm exceeded the clip threshold; flagged above half.
+    {clipped_frac}
 SQNR
-    10 · log10(Σ x² / Σ (x − q(x))²) in dB, of a tensor before and after rounding to its format.
+    {sqnr_db}
 rounded to zero
-    Share of the non-zero elements of a tensor that the format rounds to zero (underflow).
+    {underflow_frac}
 beyond the maximum
-    Share of the elements whose scaled magnitude exceeds the format's largest value before clamping (overflow).
+    {overflow_frac}
+not finite
+    {nonfinite}
 scale
-    The factor s in q(x) = round(x · s) / s; with dynamic scaling s = min(format's maximum, 2^16) / amax of the
-    tensor.
+    {scale}
 excess kurtosis
-    Fourth central moment over squared variance, minus 3: 0 for a normal distribution.
+    {kurtosis}
 L2 norm of the weight gradient
-    √Σ g² of a layer's weight gradient before clipping, mean over the instrumented steps of the second half of the
-    run.
+    {l2} Shown is the mean over the instrumented steps of the second half of the run.
+first layer's gradient against the last
+    {gradient_ratio}
 gradient SNR, gradient cosine
-    Of a layer's weight gradient on one fixed batch with the final weights: 10 · log10(Σ g² / Σ (ĝ − g)²) and
-    cos(ĝ, g), ĝ through the quantized path and g in float32; flagged below 10 dB.
+    {grad_snr_db} {grad_cosine}
 rung
     Signed index of a representable value: 0 at zero, +1 for each next one up.
 rungs per step
-    |w_new − w_old| / S(w_old), S the ulp at the weight over its scale; also by the binade of |w_old|.
+    {rungs}
 cosine with AdamW's update
-    cos of the update, weight decay aside, and −m̂/(√v̂ + ε) of AdamW's moments on the same gradients.
+    {cosine_adamw}
 ulp, local spacing
     Distance between neighbouring representable values at the weight's magnitude; below the smallest normal value
     it no longer shrinks.
 misalignment
-    |w·s − q(w·s)| / ulp(w·s); 1/4 on average when weights ignore the grid.
+    {misalignment_mean}
 significant bits
     M + 1 within the normal range, one less for each binade below it, 0 where values round to zero.
 weights at the edge
-    Share of the weights that round to the largest magnitude that scaling uses; flagged above 1 %.
+    {boundary_frac}
 values used, code entropy
-    Share of the format's distinct finite values that occur among a layer's weights, and the entropy of their
-    distribution in bits.
+    {code_used_frac} {code_entropy}
 codes unchanged
-    Share of the weights whose code is that of the previous snapshot, each on the grid of its own scale. With
-    master weights this is about the quantized view of weights that move all the time.
+    {code_stale_frac}
 moved from init, movement kept, moved in rungs
-    ‖w − w₀‖ / ‖w₀‖ of the master weights; ‖q(w) − q(w₀)‖ / ‖w − w₀‖, both on today's grid; mean number of
-    representable values between a weight and its initial value.
+    {init_distance} {init_distance_kept} {init_distance_rungs}
 stable rank, effective rank, kept
-    ‖W‖²_F / ‖W‖²₂; exp of the entropy of the singular values divided by their sum; the latter as a share of the
-    initial weights', flagged below 0.8 (0.9 for attention output and head).
+    {stable_rank} {effective_rank} {effective_rank_kept}
 bit entropy
-    −p log2 p − (1−p) log2(1−p), p the share of weights in which the bit is set.
+    {bit_activity}
 KL divergence
     Σ p log2(p / q) over quarter-binade bins of log2|w| before scaling, p the format's run and q the baseline's,
     with a millionth of p mixed into q so that an empty bin is not infinite.
@@ -123,4 +124,9 @@ def glossary() -> dict[str, str]:
             next(reversed(terms.values())).append(line.strip())
         else:
             terms[line] = []
-    return {term: " ".join(lines) for term, lines in terms.items()}
+    return {term: re.sub(r"\{(\w+)(\.level)?\}", _of_metric, " ".join(lines)) for term, lines in terms.items()}
+
+
+def _of_metric(match: re.Match[str]) -> str:
+    metric = METRICS[match[1]]
+    return metric.level if match[2] else metric.text

@@ -7,7 +7,7 @@ graph of ordinary steps carries no instruments. The compiler leaves out some of 
 bfloat16 (of unquantized models too), so what is seen here may differ from the step itself in the last bits.
 
 Every measurement is a row (step, layer, role, metric, value). Adding one is a line in
-:func:`tensor_statistics`, :func:`gradient_statistics` or a hook.
+:func:`tensor_statistics`, :func:`gradient_statistics` or a hook, and what it is, a row of ``altgrad.metrics``.
 """
 
 from __future__ import annotations
@@ -38,10 +38,8 @@ class Row(NamedTuple):
 def tensor_statistics(t: Tensor, quantizer: Quantizer | None) -> dict[str, float]:
     """Return the health of tensor ``t`` (any shape) under the format that it is quantized to.
 
-    ``amax`` and ``nonfinite`` (count) always; with a quantizer also ``scale`` (the median, if there are
-    several), ``overflow_frac`` (share of elements whose scaled magnitude exceeds the format's maximum),
-    ``underflow_frac`` (share of non-zero elements that round to zero) and ``sqnr_db`` (10 log10 of
-    signal over rounding-noise power). Shares and ratios are taken over finite elements. A gradient
+    ``amax`` and ``nonfinite`` always; with a quantizer also ``scale``, ``overflow_frac``,
+    ``underflow_frac`` and ``sqnr_db``. Shares and ratios are taken over finite elements. A gradient
     with several scales is seen with those of its product with the weight.
     """
     t = t.detach().float().reshape(-1, t.shape[-1])

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 SMOOTHING = 0.9  # share of the old value in the running mean of the loss
 DRIFT_RATIO = 1.2  # a smoothed loss this far above its minimum ...
 DRIFT_WINDOWS = 4  # ... for this many windows is a drift
-SATURATION = 0.01  # overflow share that explains a divergence (METRICS: > 1% of elements)
+SATURATION = 0.01  # overflow share that explains a divergence: where overflow is flagged
 
 
 @dataclass
@@ -21,8 +21,8 @@ class OutcomeTracker:
 
     Signatures: ``nonfinite`` (NaN or Inf in the loss or a gradient), ``spike`` (the smoothed loss
     stays above ``spike`` times its minimum for ``window`` steps, or is there when the run ends),
-    ``drift`` (above 1.2 times its minimum for 4 windows), ``saturation`` (any of these after more
-    than 1% of some tensor's elements had overflowed its format), ``none``.
+    ``drift`` (above ``DRIFT_RATIO`` times its minimum for ``DRIFT_WINDOWS`` windows), ``saturation`` (any
+    of these after a share of over ``SATURATION`` of some tensor had overflowed its format), ``none``.
     """
 
     spike: float

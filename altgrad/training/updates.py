@@ -1,11 +1,10 @@
 """What a step did to the quantized weights: in rungs, and beside what AdamW would have done.
 
-Rows (step, layer, ``update``, metric, value) of the steps that are watched:
+Rows (step, layer, ``update``, metric, value) of the steps that are watched, the metrics as ``altgrad.metrics`` says:
 
-- ``rungs``: mean of |w_new - w_old| over the spacing of the grid at w_old, ``ulp(w s) / s``;
-- ``rungs_2^-6``: the same over the weights with 2^-6 <= |w_old| < 2^-5, the ends taking in what lies beyond;
-- ``cosine_adamw``: between the update without its weight decay and AdamW's on the same gradients so far, where the
-  optimizer knows that.
+- ``rungs``: the mean over the layer;
+- ``rungs_2^-6``: that over the weights with 2^-6 <= |w_old| < 2^-5, the ends taking in what lies beyond;
+- ``cosine_adamw``, where the optimizer knows AdamW's update.
 
 The weights are those that the optimizer keeps, float32 masters or values on the grid. Where the format is virtual, its
 rungs are counted as if the weights were in it, whatever finer grid they are on.

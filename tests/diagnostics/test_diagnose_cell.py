@@ -16,12 +16,12 @@ from torch import Tensor
 
 from altgrad.config import UserError
 from altgrad.config.files import read_json, write_json
-from altgrad.diagnostics import METRICS, LayerView
+from altgrad.diagnostics import ANALYSES, LayerView
 from altgrad.diagnostics.view import Grid
 from altgrad.numerics import compute_scale, get_format
 
 LAYERS = ("blocks.0.attn.qkv", "blocks.0.mlp.down", "blocks.2.mlp.up", "blocks.10.mlp.up", "head")
-SUMMARIZED = {metric.name for metric in METRICS if metric.summary}
+SUMMARIZED = {analysis.name for analysis in ANALYSES if analysis.metric.summary}
 RunOf = Callable[..., Any]
 
 
@@ -54,8 +54,8 @@ def test_the_table_is_tidy_and_holds_every_metric_of_every_layer(run_of: RunOf) 
     types = [str(field.type) for field in pyarrow.parquet.read_schema(run.outputs[1])]
     assert types == ["string", "string", "int64", "string", "double", "double"]
     assert list(dict.fromkeys(frame["layer"])) == list(LAYERS)  # block 10 behind block 2
-    assert set(frame["metric"]) == {metric.name for metric in METRICS}
-    assert dict(zip(frame["metric"], frame["role"], strict=True)) == {metric.name: metric.role for metric in METRICS}
+    roles = {analysis.name: analysis.metric.offline for analysis in ANALYSES}
+    assert dict(zip(frame["metric"], frame["role"], strict=True)) == roles
     assert not frame["value"].isna().any()
     assert not frame.duplicated(["layer", "step", "metric", "x"]).any()
     steps = frame.groupby("metric")["step"].unique().map(list)
@@ -71,9 +71,9 @@ def test_values_are_those_of_the_metrics(run_of: RunOf) -> None:
     fmt = get_format("E3M4")
     view = LayerView("head", 100, now, Grid.of(now, fmt), initial, before, Grid.of(before, fmt))
     rows = select(frame, layer="head", step=100)
-    for metric in METRICS:
-        if metric.role == "weight":
-            found, own = metric.compute(view), select(rows, metric=metric.name)
+    for analysis in ANALYSES:
+        if analysis.metric.offline == "weight":
+            found, own = analysis.compute(view), select(rows, metric=analysis.name)
             if isinstance(found, float):
                 assert own["value"].tolist() == pytest.approx([found]) and own["x"].isna().all()
             else:
@@ -118,11 +118,9 @@ def test_flags_are_of_the_last_step_with_the_limit_of_the_layer(run_of: RunOf) -
 
 def test_an_unquantized_run_has_what_needs_no_format(run_of: RunOf) -> None:
     diagnosis, frame = run_of(snapshots(), None).diagnose()
-    assert set(frame["metric"]) == {m.name for m in METRICS if "grid" not in m.needs and m.role == "weight"}
-    for metric in METRICS:
-        if metric.summary:
-            known = "grid" not in metric.needs and metric.role == "weight"
-            assert (diagnosis["summary"][metric.name] is not None) == known, metric.name
+    known = {a.name for a in ANALYSES if "grid" not in a.needs and a.metric.offline == "weight"}
+    assert set(frame["metric"]) == known
+    assert {name for name, value in diagnosis["summary"].items() if value is not None} == known & SUMMARIZED
     assert diagnosis["status"] == "ok"
 
 
@@ -198,7 +196,7 @@ def test_the_scale_is_the_recipes(run_of: RunOf) -> None:
 
 
 def _usage(view: LayerView) -> Any:
-    return next(metric for metric in METRICS if metric.name == "code_usage").compute(view)
+    return next(analysis for analysis in ANALYSES if analysis.name == "code_usage").compute(view)
 
 
 # --- files that are not what they should be ------------------------------------------------------

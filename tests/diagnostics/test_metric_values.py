@@ -18,11 +18,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from altgrad.diagnostics import METRICS, Histogram, LayerView
+from altgrad.diagnostics import ANALYSES, Histogram, LayerView
 from altgrad.diagnostics.view import Grid
 from altgrad.numerics import get_format
 
-COMPUTE = {metric.name: metric.compute for metric in METRICS}
+COMPUTE = {analysis.name: analysis.compute for analysis in ANALYSES}
 WEIGHT = torch.tensor([[6.0, 0.5, 0.1, -0.1], [0.0, 2.5, -3.0, 1.25]])
 BEFORE = torch.tensor([[6.0, 0.5, 0.2, 0.3], [0.0, 3.0, -3.0, 1.0]])  # rungs 7 1 0 1 0 5 -5 2
 MOVED = 0.1**2 + 0.4**2 + 0.5**2 + 0.25**2  # squared distance between the two
@@ -107,7 +107,7 @@ def test_a_histogram_is_what_its_definition_gives_by_hand(
 
 
 def test_every_metric_has_a_case() -> None:
-    assert {metric.name for metric in METRICS} == {name for name, *_ in [*NUMBERS, *HISTOGRAMS]}
+    assert {analysis.name for analysis in ANALYSES} == {name for name, *_ in [*NUMBERS, *HISTOGRAMS]}
 
 
 def test_a_scale_moves_the_weights_onto_the_grid() -> None:

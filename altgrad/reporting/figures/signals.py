@@ -7,14 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from altgrad.metrics import METRICS
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.figures.health import last_values
 from altgrad.reporting.figures.select import in_order, per_layer
 from altgrad.reporting.figures.style import Look, legend, looks, panels
 from altgrad.reporting.load import Study
-
-KURTOSIS_LIMIT = 10.0
-GRAD_SNR_LIMIT = 10.0
 
 
 def gradients(study: Study, comparison: Comparison) -> Figure | None:
@@ -42,7 +40,7 @@ def gradients(study: Study, comparison: Comparison) -> Figure | None:
             axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axis.xaxis.set_minor_locator(NullLocator())
         elif "SNR" in label:
-            axis.axvline(GRAD_SNR_LIMIT, color="black", linewidth=0.9, linestyle=":")
+            axis.axvline(METRICS["grad_snr_db"].limit.value, color="black", linewidth=0.9, linestyle=":")
     axes[0, 0].set_yticks(range(len(layers)), layers, fontsize=7.5)
     axes[0, 0].set_ylim(len(layers) - 0.4, -0.6)
     legend(figure, styles, names, linestyle="none")
@@ -55,6 +53,7 @@ def kurtosis(study: Study, comparison: Comparison) -> Figure | None:
     rows = rows[rows["metric"] == "kurtosis"].dropna(subset="value")
     if rows.empty:
         return None
+    limit = METRICS["kurtosis"].limit.value
     blocks = list(dict.fromkeys(rows["layer"]))
     count = min(4, len(blocks))
     shown = [blocks[round(i * (len(blocks) - 1) / max(count - 1, 1))] for i in range(count)]
@@ -65,8 +64,8 @@ def kurtosis(study: Study, comparison: Comparison) -> Figure | None:
         for name in names:
             if name in means.index:
                 axis.plot(means[name].index, means[name], **styles[name].line(markevery=max(1, len(means[name]) // 5)))
-        if rows["value"].max() > 0.6 * KURTOSIS_LIMIT:
-            axis.axhline(KURTOSIS_LIMIT, color="black", linewidth=0.9, linestyle=":")
+        if rows["value"].max() > 0.6 * limit:
+            axis.axhline(limit, color="black", linewidth=0.9, linestyle=":")
         axis.set(title=block, xlabel="optimizer step")
     axes[0, 0].set_ylabel("excess kurtosis")
     legend(figure, styles, names)

@@ -1,0 +1,87 @@
+"""A row of the table of metrics, and the limit beyond which its values are flagged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+Summarize = Callable[[Sequence[float], Sequence[int]], float]
+STRICT_LAYERS = {"*attn.out": "attention outputs", "*head": "the head"}  # held to the tighter limit
+ROLES = {"input": "inputs", "weight": "weights", "grad": "incoming gradients"}
+
+
+def mean(values: Sequence[float], _: Sequence[int]) -> float:
+    """Every layer counts the same."""
+    return sum(values) / len(values)
+
+
+def per_weight(values: Sequence[float], weights: Sequence[int]) -> float:
+    """Every weight counts the same: the share over all layers together."""
+    return sum(v * n for v, n in zip(values, weights, strict=True)) / sum(weights)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A layer is flagged when its value is ``above`` (else below) ``value``; ``strict`` layers have their own."""
+
+    above: bool
+    value: float
+    strict: float | None = None
+
+    def of(self, layer: str) -> float:
+        """Return the limit for ``layer``."""
+        return self.strict if self.strict is not None and _is_strict(layer) else self.value
+
+    def crossed(self, layer: str, value: float) -> bool:
+        """Return whether ``value`` is beyond the limit for ``layer``."""
+        return value > self.of(layer) if self.above else value < self.of(layer)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What one metric is and where it is measured.
+
+    ``live`` are the roles of the tensors that training measures it on, those ``watched`` among them are
+    flagged when any instrumented pass is beyond the limit. ``offline`` is the role that the diagnosis measures
+    it on, flagged at the last step; ``summary`` joins the layers' values there. A metric with neither is of a
+    whole run.
+    """
+
+    name: str
+    unit: str
+    definition: str
+    live: tuple[str, ...] = ()
+    watched: tuple[str, ...] = ()
+    offline: str | None = None
+    summary: Summarize | None = None
+    limit: Limit | None = None
+
+    @property
+    def text(self) -> str:
+        """The definition, and when it is flagged."""
+        return self.definition if self.limit is None else f"{self.definition} Flagged {self._flagged()}."
+
+    @property
+    def level(self) -> str:
+        """The limit as it is read: ``1 %``, ``10 dB``, ``0.4``."""
+        return self._level(self.limit.value)
+
+    def _flagged(self) -> str:
+        flagged = f"{'above' if self.limit.above else 'below'} {self.level}"
+        roles = [*self.watched, *([self.offline] if self.offline else [])]
+        if not set(self.live) <= set(roles):
+            flagged += f" in {' and '.join(ROLES[role] for role in roles)}"
+        if self.limit.strict is not None:
+            flagged += f" ({self._level(self.limit.strict)} in {' and '.join(STRICT_LAYERS.values())})"
+        return flagged
+
+    def _level(self, value: float) -> str:
+        if self.unit.startswith("share"):
+            return f"{100 * value:g} %"
+        return f"{value:g} {self.unit}" if self.unit in ("%", "dB") else f"{value:g}"
+
+
+def _is_strict(layer: str) -> bool:
+    """Return whether ``layer`` is a head or an attention output."""
+    return any(fnmatchcase(layer, pattern) for pattern in STRICT_LAYERS)

@@ -1,0 +1,166 @@
+"""The table of metrics. To add one: add its row here, and its function where it is measured.
+
+Definitions speak of a tensor x, its scale s and its rounding q; w are weights, w₀ the initial ones, g a gradient.
+A format's rungs are the places of its values in order: 0 at zero, +1 for each next one up.
+"""
+
+from __future__ import annotations
+
+from altgrad.metrics.metric import Limit, Metric, mean, per_weight
+
+TENSORS = ("input", "weight", "grad")
+SHARE = "share of weights"
+
+# Healthy training concentrates weights too: after the default 300 steps in bf16 the head keeps 0.61 of
+# its initial effective rank, attention outputs 0.70 and more. Only well below that is it a sign.
+RANK_KEPT = Limit(above=False, value=0.4, strict=0.5)
+
+ROWS = (
+    # Of a tensor, before and after it is rounded to its format.
+    Metric("amax", "1", "Largest magnitude of a tensor.", live=TENSORS),
+    Metric(
+        "nonfinite", "count", "Elements of a tensor that are NaN or infinite.",
+        live=TENSORS, watched=TENSORS, limit=Limit(above=True, value=0.0),
+    ),
+    Metric(
+        "scale", "1",
+        "The factor s in q(x) = round(x · s) / s; with dynamic scaling s = min(format's maximum, 2^16) / amax of the "
+        "tensor. The median where a tensor has several.",
+        live=TENSORS,
+    ),
+    Metric(
+        "overflow_frac", "share of elements",
+        "Share of the elements whose scaled magnitude exceeds the format's largest value before clamping (overflow).",
+        live=TENSORS, watched=("input",), limit=Limit(above=True, value=0.01),
+    ),
+    Metric(
+        "underflow_frac", "share of non-zero elements",
+        "Share of the non-zero elements of a tensor that the format rounds to zero (underflow).",
+        live=TENSORS, watched=("grad",), offline="weight", summary=per_weight, limit=Limit(above=True, value=0.1),
+    ),
+    Metric(
+        "sqnr_db", "dB",
+        "10 · log10(Σ x² / Σ (x − q(x))²) in dB, of a tensor before and after rounding to its format.",
+        live=TENSORS, offline="weight", summary=mean,
+    ),
+    Metric(
+        "kurtosis", "1",
+        "Fourth central moment over squared variance, minus 3: 0 for a normal distribution. Of the elements of a "
+        "block's output.",
+        live=("output",), watched=("output",), limit=Limit(above=True, value=10.0),
+    ),
+    # Of a layer's weight gradient, before clipping.
+    Metric("l2", "1", "√Σ g² of a layer's weight gradient before clipping.", live=("weight_grad",)),
+    Metric("linf", "1", "Largest magnitude in a layer's weight gradient before clipping.", live=("weight_grad",)),
+    Metric("mean", "1", "Mean of a layer's weight gradient before clipping.", live=("weight_grad",)),
+    Metric("var", "1", "Variance of a layer's weight gradient before clipping.", live=("weight_grad",)),
+    Metric(
+        "grad_snr_db", "dB",
+        "10 · log10(Σ g² / Σ (ĝ − g)²) of a layer's weight gradient on one fixed batch with the final weights, ĝ "
+        "through the quantized path and g in float32.",
+        offline="weight_grad", summary=mean, limit=Limit(above=False, value=10.0),
+    ),
+    Metric("grad_cosine", "cosine", "cos(ĝ, g) of the same two gradients.", offline="weight_grad", summary=mean),
+    # Of an update, in the quantization grid's terms.
+    Metric(
+        "rungs", "rungs",
+        "|w_new − w_old| / S(w_old), S the ulp at the weight over its scale; also by the binade of |w_old|.",
+        live=("update",),
+    ),
+    Metric(
+        "cosine_adamw", "cosine",
+        "cos of the update, weight decay aside, and −m̂/(√v̂ + ε) of AdamW's moments on the same gradients.",
+        live=("update",),
+    ),
+    # Of where the weights lie.
+    Metric(
+        "log2_magnitude", SHARE,
+        "Share of the non-zero weights by log2|w| before scaling, in quarter binades from 2^-40 to 2^8, the outermost "
+        "of which take in what lies beyond.",
+        offline="weight",
+    ),
+    Metric(
+        "binade_usage", SHARE,
+        "Share of all weights by the format's binade that holds |w · s|; below the smallest normal value is one bin.",
+        offline="weight",
+    ),
+    Metric("misalignment", SHARE, "Share of the weights by |w·s − q(w·s)| / ulp(w·s), in 16 bins.", offline="weight"),
+    Metric(
+        "misalignment_mean", "ulp",
+        "|w·s − q(w·s)| / ulp(w·s); 1/4 on average when weights ignore the grid.",
+        offline="weight", summary=per_weight,
+    ),
+    Metric(
+        "boundary_frac", SHARE, "Share of the weights that round to the largest magnitude that scaling uses.",
+        offline="weight", summary=per_weight, limit=Limit(above=True, value=0.01),
+    ),
+    # Of the codes that they use.
+    Metric("code_usage", SHARE, "Share of the weights on each rung that occurs.", offline="weight"),
+    Metric(
+        "code_used_frac", "share of values", "Share of the format's distinct finite values that occur among a layer's "
+        "weights.", offline="weight", summary=mean,
+    ),
+    Metric(
+        "code_entropy", "bit", "Entropy of the distribution of a layer's weights over the format's values, in bits.",
+        offline="weight", summary=mean,
+    ),
+    Metric(
+        "bit_activity", "bit",
+        "−p log2 p − (1−p) log2(1−p) of each bit of the code, p the share of weights in which the bit is set.",
+        offline="weight",
+    ),
+    Metric(
+        "code_stale_frac", SHARE,
+        "Share of the weights whose code is that of the previous snapshot, each on the grid of its own scale. With "
+        "master weights this is about the quantized view of weights that move all the time.",
+        offline="weight", summary=per_weight,
+    ),
+    # Of how far they moved.
+    Metric("init_distance", "ratio", "‖w − w₀‖ / ‖w₀‖ of the master weights.", offline="weight", summary=mean),
+    Metric(
+        "init_distance_kept", "ratio",
+        "‖q(w) − q(w₀)‖ / ‖w − w₀‖, both on today's grid: near 1 where the format shows the movement, near 0 where it "
+        "stays between two values.",
+        offline="weight", summary=mean,
+    ),
+    Metric(
+        "init_distance_rungs", "rungs",
+        "Mean number of representable values between a weight and its initial value, both on today's grid.",
+        offline="weight", summary=per_weight,
+    ),
+    # Of how many directions they use.
+    Metric(
+        "stable_rank", "directions", "‖W‖²_F / ‖W‖²₂: 1 if one direction dominates, the full rank if all are equally "
+        "strong.", offline="weight", summary=mean,
+    ),
+    Metric(
+        "effective_rank", "directions",
+        "exp of the entropy of the singular values divided by their sum (Roy and Vetterli 2007).",
+        offline="weight", summary=mean,
+    ),
+    Metric(
+        "effective_rank_kept", "ratio", "The effective rank as a share of the initial weights'.",
+        offline="weight", summary=mean, limit=RANK_KEPT,
+    ),
+    # Of a whole run.
+    Metric(
+        "clipped_frac", "share of steps",
+        "Share of the optimizer steps whose global gradient norm exceeded the clip threshold.",
+        limit=Limit(above=True, value=0.5),
+    ),
+    Metric(
+        "gradient_ratio", "ratio",
+        "L2 norm of the first layer's weight gradient over the last layer's, or the inverse if that is larger; the "
+        "largest of the instrumented steps.",
+        limit=Limit(above=True, value=100.0),
+    ),
+    Metric(
+        "val_gap", "%", "100 · (validation loss / the baseline's − 1), mean over paired seeds.",
+        limit=Limit(above=True, value=10.0),
+    ),
+    Metric(
+        "train_gap", "%", "100 · (training loss / the baseline's − 1), mean over paired seeds.",
+        limit=Limit(above=True, value=5.0),
+    ),
+)  # fmt: skip
+METRICS = {row.name: row for row in ROWS}

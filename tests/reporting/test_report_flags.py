@@ -1,0 +1,130 @@
+"""What is flagged, and that glossary, figures and flags speak of the same limits. Oracle: values set by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from altgrad.metrics import METRICS, Limit
+from altgrad.reporting import compare
+from altgrad.reporting.figures import signals
+from altgrad.reporting.flags import WHAT, raised
+from altgrad.reporting.glossary import glossary
+from altgrad.reporting.load import IDENTITY
+
+# Role and metric of what training recorded, and the last value that is fine.
+WATCHED = [
+    ("input", "overflow_frac", 0.01),
+    ("grad", "underflow_frac", 0.1),
+    ("output", "kurtosis", 10.0),
+    *((role, "nonfinite", 0.0) for role in ("input", "weight", "grad")),
+]
+CELL = ("E4M3", "adamw", 0, 1.0)
+BEYOND = 1 + 1e-9
+
+
+def of_monitors(study, rows):
+    """Return the study with these rows (step, layer, role, metric, value) of one cell as all of its monitors."""
+    columns = [*IDENTITY, "step", "layer", "role", "metric", "value"]
+    return replace(study, monitors=pd.DataFrame([(*CELL, *row) for row in rows], columns=columns))
+
+
+def named(found: pd.DataFrame, role: str, metric: str) -> list[tuple[str, float, float]]:
+    own = found[found["what"] == WHAT[role, metric]]
+    return list(zip(own["layer"], own["value"], own["limit"], strict=True))
+
+
+def with_limit(monkeypatch: pytest.MonkeyPatch, name: str, value: float, strict: float | None = None) -> None:
+    limit = Limit(METRICS[name].limit.above, value, strict)
+    monkeypatch.setitem(METRICS, name, replace(METRICS[name], limit=limit))
+
+
+@pytest.mark.parametrize(("role", "metric", "level"), WATCHED)
+def test_a_layer_is_flagged_when_any_pass_was_beyond_the_level(study, comparison, role, metric, level) -> None:
+    beyond = level * BEYOND or 1.0
+    steps = [(1, "a", role, metric, level), (1, "b", role, metric, beyond), (2, "b", role, metric, level)]
+    found = raised(of_monitors(study, steps), comparison)
+    assert named(found, role, metric) == [("b", beyond, level)]
+
+
+def test_every_watched_metric_has_a_level_here_and_every_limit_its_words() -> None:
+    rows = METRICS.values()
+    watched = {(role, row.name) for row in rows for role in row.watched}
+    assert watched == {(role, name) for role, name, _ in WATCHED}
+    diagnosed = {(row.offline, row.name) for row in rows if row.offline and row.limit}
+    of_runs = {("", row.name) for row in rows if not row.live and not row.offline}
+    assert watched | diagnosed | of_runs == set(WHAT)
+
+
+def test_the_ends_of_the_network_are_held_against_each_other(study, comparison) -> None:
+    for first, last, flagged in ((1.0, 100.0, 0), (100.0, 1.0, 0), (1.0, 100.0 * BEYOND, 1), (101.0, 1.0, 1)):
+        rows = [(1, layer, "weight_grad", "l2", norm) for layer, norm in (("a", first), ("b", 1e6), ("c", last))]
+        found = named(raised(of_monitors(study, rows), comparison), "", "gradient_ratio")
+        assert found == [("", max(first, last), 100.0)][:flagged]
+
+
+@pytest.mark.parametrize(("share", "flagged"), [(0.5, False), (0.5 * BEYOND, True)])
+def test_a_run_is_flagged_when_more_than_half_of_its_steps_are_clipped(study, comparison, share, flagged) -> None:
+    found = raised(replace(study, cells=study.cells.assign(clipped_frac=share)), comparison)
+    assert named(found, "", "clipped_frac") == ([("", share, 0.5)] * len(study.cells) if flagged else [])
+
+
+@pytest.mark.parametrize(("gap", "level"), [("val_gap", 10.0), ("train_gap", 5.0)])
+def test_an_arm_is_flagged_when_its_mean_gap_is_beyond_the_level(study, comparison, gap, level) -> None:
+    for value, flagged in ((level, False), (level * BEYOND, True)):
+        changed = replace(comparison, results=comparison.results.assign(**{gap: value}))
+        found = named(raised(study, changed), "", gap)
+        assert found == ([("", value, level)] * len(changed.results) if flagged else [])
+
+
+def test_the_results_table_marks_the_gaps_that_are_flagged() -> None:
+    assert METRICS["val_gap"].limit.value == compare.VAL_GAP_LIMIT
+    assert METRICS["train_gap"].limit.value == compare.TRAIN_GAP_LIMIT
+
+
+def test_a_watched_limit_may_be_one_below_and_stricter_in_some_layers(study, comparison, monkeypatch) -> None:
+    limit = Limit(above=False, value=1.0, strict=2.0)
+    monkeypatch.setitem(METRICS, "kurtosis", replace(METRICS["kurtosis"], limit=limit))
+    values = {"a": (0.9, 0.8), "b": (1.5, 1.5), "head": (1.5, 1.9)}
+    rows = [(i, layer, "output", "kurtosis", v) for layer, pair in values.items() for i, v in enumerate(pair)]
+    found = named(raised(of_monitors(study, rows), comparison), "output", "kurtosis")
+    assert found == [("a", 0.8, 1.0), ("head", 1.5, 2.0)]
+
+
+def test_the_report_defines_everything_that_it_flags() -> None:
+    texts = " ".join(glossary().values())
+    assert [row.name for row in METRICS.values() if row.limit and row.text not in texts] == []
+
+
+@pytest.mark.parametrize("name", [row.name for row in METRICS.values() if row.limit])
+def test_a_changed_limit_changes_the_glossary(monkeypatch, name) -> None:
+    before = glossary()
+    with_limit(monkeypatch, name, 0.123)
+    changed = {term: text for term, text in glossary().items() if text != before[term]}
+    assert any(METRICS[name].text in text for text in changed.values())
+
+
+def test_a_changed_limit_changes_the_flags(study, comparison, monkeypatch) -> None:
+    rows = [(1, "a", "output", "kurtosis", 4.0)]
+    assert named(raised(of_monitors(study, rows), comparison), "output", "kurtosis") == []
+    with_limit(monkeypatch, "kurtosis", 3.0)
+    assert named(raised(of_monitors(study, rows), comparison), "output", "kurtosis") == [("a", 4.0, 3.0)]
+
+
+def test_figures_draw_the_limits_that_are_flagged(study, comparison, monkeypatch) -> None:
+    with_limit(monkeypatch, "kurtosis", 0.25)
+    with_limit(monkeypatch, "grad_snr_db", 7.0)
+    dotted = []
+    for draw in (signals.gradients, signals.kurtosis):
+        lines = [line for axes in draw(study, comparison).axes for line in axes.lines if line.get_linestyle() == ":"]
+        dotted.append({value for line in lines for value in (*line.get_xdata(), *line.get_ydata())} - {0, 1})
+    assert dotted == [{7.0}, {0.25}]
+
+
+def test_a_diagnosis_of_an_unknown_metric_keeps_its_name(study, comparison) -> None:
+    columns = [*IDENTITY, "layer", "metric", "value", "limit"]
+    rows = pd.DataFrame([(*CELL, "a", name, 1.0, 2.0) for name in ("grad_snr_db", "new")], columns=columns)
+    found = raised(replace(study, flags=rows), comparison)
+    assert found[found["limit"] == 2.0]["what"].tolist() == [WHAT["weight_grad", "grad_snr_db"], "new"]
