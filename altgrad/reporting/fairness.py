@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from altgrad.config.schedule import kept_by_decay
 from altgrad.reporting import roles
 from altgrad.reporting.claims import CLAIM_SEEDS
 from altgrad.reporting.compare import Comparison
@@ -36,6 +37,7 @@ def conditions(study: Study, comparison: Comparison, control: Control | None) ->
         _full_schedule(study),
         _referred(study, comparison),
         _settings(study, comparison),
+        _decay(study),
         _matched_update(study),
         _null_arms(study),
         _virtual(study, comparison),
@@ -107,6 +109,23 @@ def _settings(study: Study, comparison: Comparison) -> Condition:
     if not found:
         return Condition(name, YES, f"the same {joined(list(roles.SHARED))} in each")
     return Condition(name, PARTLY if len(found) < len(comparison.references) else NO, "; ".join(found))
+
+
+def _decay(study: Study) -> Condition:
+    """Whether decay alone leaves the same share of a weight in every arm."""
+    kept: dict[str, set[str]] = {}
+    for cell in study.resolved.values():
+        arm, train = cell["arm"], cell["train"]
+        schedule = {"steps": train["steps"], "warmup": train["warmup"], "final": train["final_lr"]}
+        shares = [100 * kept_by_decay(arm[name], **schedule) for name in ("decay", "plain_decay")]
+        kept.setdefault(f"{shares[0]:.3g} % of a linear layer, {shares[1]:.3g} % of an embedding", set()).add(
+            cell["optimizer"]
+        )
+    ordered = {text: sorted(arms, key=study.optimizers.index) for text, arms in kept.items()}
+    name = "Decay leaves the same share of the weights in every arm, over the run"
+    if len(ordered) == 1:
+        return Condition(name, YES, next(iter(ordered)))
+    return Condition(name, NO, "; ".join(f"{joined(arms)}: {text}" for text, arms in ordered.items()))
 
 
 def _matched_update(study: Study) -> Condition:

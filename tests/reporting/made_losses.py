@@ -13,6 +13,9 @@ from altgrad.reporting.load import COLUMNS, COMPLETED, DIVERGED, IDENTITY, NUMBE
 ADAMW = {"base": "adamw"}
 STIFF = {"base": "adamw", "stiffness": "ulp"}
 
+DECAY = {"decay": 3e-4, "plain_decay": 1.2e-3}
+TRAIN = {"steps": 10, "warmup": 0.1, "final_lr": 0.1}
+
 Losses = Mapping[tuple[str, str] | tuple[str, str, float], Sequence[float | None]]
 
 
@@ -29,7 +32,9 @@ def study_of(losses: Losses, arms: Mapping[str, dict[str, Any]], baseline: str =
         spec = {"format": entry.removeprefix("virtual."), "virtual": entry.startswith("virtual.")}
         products = None if spec["virtual"] else spec
         rules = [] if entry == "bf16" else [{"layers": "*", "weight": spec, "input": products, "grad": products}]
-        resolved[key] = {"format": entry, "arm": arms[arm], "rules": rules, "train": {"steps": 10}}
+        resolved[key] = {
+            "format": entry, "optimizer": arm, "arm": DECAY | arms[arm], "rules": rules, "train": TRAIN,
+        }  # fmt: skip
         rows.append({
             "key": key, "format": entry, "optimizer": arm, "seed": seed, "lr_scale": rate, "val_loss": loss,
             "train_loss": loss, "status": DIVERGED if loss is None else COMPLETED, "steps": 10, "planned_steps": 10,

@@ -249,7 +249,7 @@ def test_every_condition_can_fail_and_can_be_met() -> None:
     """Two grids between which no condition is met in both, but that of the twins, which has a test of its own."""
     good_arms = {name: CONTROLS[name] for name in ("adamw", "stiff", "shuffled", "matched")}
     good = met(study_of(losses_of(good_arms, None, ["E3M4", "virtual.E3M4"]), good_arms, "E3M4"))
-    bad_arms = {"adamw": ADAMW, "stiff": STIFF | {"plain_lr": 2}, "stiff_sgd": SGD | {"stiffness": "ulp"}}
+    bad_arms = {"adamw": ADAMW, "stiff": STIFF | {"plain_lr": 2, "decay": 0.1}, "stiff_sgd": SGD | {"stiffness": "ulp"}}
     losses = losses_of(bad_arms, None, ["E3M4"], seeds=1)
     bad_losses = {(*run, rate): values for run, values in losses.items() for rate in (1, 2)}
     bad_losses["E3M4", "adamw", 2] = [None]
@@ -266,3 +266,14 @@ def test_a_rate_inside_the_range_is_bracketed() -> None:
     losses = {("E3M4", "adamw", rate): noisy(3.5 + abs(math.log2(rate))) for rate in (0.5, 1, 2)}
     assert met(study_of(losses, arms, "E3M4"))["Learning rate tuned per arm, optimum bracketed"] == "yes"
     assert met(study_of(losses, arms, "E3M4"))["Learning rates not chosen on the seeds that are compared"] == "no"
+
+
+def test_what_decay_leaves_is_given_as_a_number_for_each_arm() -> None:
+    """Steps of 1 rise over the first and fall along half a cosine to 0.1: the product of 1 - decay x share, by hand."""
+    arms = {"adamw": ADAMW, "stiff": STIFF | {"decay": 0.1}}
+    study = study_of({("E3M4", arm): [3.0, 3.1] for arm in arms}, arms, "E3M4")
+    shares = [1, *(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * k / 9)) for k in range(1, 10))]
+    kept = 100 * math.prod(1 - 0.1 * share for share in shares)
+    found = {c.name: c for c in conditions(study, compare(study), None)}
+    condition = found["Decay leaves the same share of the weights in every arm, over the run"]
+    assert condition.met == "no" and f"stiff: {kept:.3g} % of a linear layer" in condition.reason
