@@ -117,7 +117,7 @@ def _results(study: Study, runs: Runs) -> pd.DataFrame:
         own, base = (entry, arm, rate), (study.baseline, arm, rate)
         differences.append(runs.difference({own: 1, base: -1}) if paired else None)
         for gap, name in (("val_gap", PRIMARY), ("train_gap", "train_loss")):
-            gaps[gap].append(_gap(losses[name], own, base, study.seeds))
+            gaps[gap].append(_gap(losses[name], own, base, study.seeds) if paired else math.nan)
     return table.assign(difference=pd.Series(differences, dtype=object), **gaps)
 
 

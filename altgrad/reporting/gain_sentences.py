@@ -43,7 +43,8 @@ def gain_blocks(study: Study, comparison: Comparison) -> list[Block]:
         if measured.empty:
             blocks.append(Text(f"{lead} no pair of cells completed."))
             continue
-        blocks += [Text(f"{lead} gain in nats per token."), Bullets(_findings(study, comparison, arm, measured))]
+        findings = Bullets(_findings(study, comparison, arm, measured))
+        blocks += [Text(f"{lead} what its loss is lower by, in nats per token."), findings]
     return blocks
 
 

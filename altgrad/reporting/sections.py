@@ -42,20 +42,20 @@ def document(
     ``flags`` are those of :func:`altgrad.reporting.flags.raised`, ``rates`` of simulated studies like this one.
     """
     sections = [
-        Section("Result", "result", _result(study, comparison, pictures)),
+        result_section(study, comparison, pictures),
         Section("What the updates did", "updates", _updates(study, comparison, pictures)),
         Section("Loss curves", "curves", _shown(pictures, "loss_curves", "loss_differences")),
         Section("Outcome of every cell", "outcomes", _outcomes(study)),
         Section("Why: precision and range", "precision", _precision(study, comparison, pictures)),
         Section("Why: weights on the grid", "weights", _weights(study, comparison, pictures)),
         Section("Gradients and activations", "signals", _shown(pictures, "gradients", "kurtosis")),
-        Section("What makes it fair", "fairness", [tables.fairness_table(conditions(study, comparison, control))]),
+        fairness_section(study, comparison, control),
         Section("Flags", "flags", _flags(flags)),
         Section("Formats and recipe", "formats", _formats(study)),
         Section("Time and cost", "cost", [tables.cost_table(study)] if study.timing else []),
         Section("Step times beside bf16", "speed", speed_blocks(benches, pictures)),
         Section("How to repeat it", "settings", _settings(study, revision)),
-        Section("Definitions", "definitions", [Bullets([f"**{term}**: {text}" for term, text in glossary().items()])]),
+        definitions_section(),
     ]
     return Document(
         "AltGrad report",
@@ -69,11 +69,26 @@ def _shown(pictures: Pictures, *names: str) -> list[Block]:
     return [pictures[name] for name in names if name in pictures]
 
 
-def _result(study: Study, comparison: Comparison, pictures: Pictures) -> list[Block]:
+def result_section(study: Study, comparison: Comparison, pictures: Pictures) -> Section:
+    """What each arm gains and each format costs: figures and tables."""
     blocks: list[Block] = _shown(pictures, "gains")
     if len(comparison.gains):
         blocks.append(tables.gains_table(study, comparison))
-    return [*blocks, *_shown(pictures, "final_differences"), tables.results_table(study, comparison)]
+    blocks += [*_shown(pictures, "final_differences"), tables.results_table(study, comparison)]
+    return Section("Result", "result", blocks)
+
+
+def fairness_section(study: Study, comparison: Comparison, control: Control | None) -> Section:
+    """Which conditions of a fair comparison the grid meets."""
+    return Section(
+        "What makes it fair", "fairness", [tables.fairness_table(conditions(study, comparison, control))]
+    )
+
+
+def definitions_section() -> Section:
+    """What every number means."""
+    terms = [f"**{term}**: {text}" for term, text in glossary().items()]
+    return Section("Definitions", "definitions", [Bullets(terms)])
 
 
 def _updates(study: Study, comparison: Comparison, pictures: Pictures) -> list[Block]:

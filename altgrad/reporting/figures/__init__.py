@@ -7,7 +7,7 @@ have a figure each.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -169,9 +169,17 @@ def draw_all(study: Study, result: Comparison, benches: list[dict[str, Any]], fo
 
     Files of figures that this grid does not have are removed, so the folder holds what the report shows.
     """
-    words = _words(study, result)
-    pictures = _machines(benches, folder)
-    for plate in PLATES:
+    pictures = _machines(benches, folder) | draw(PLATES, study, result, folder)
+    for path in folder.glob("*.*") if folder.is_dir() else ():
+        if path.suffix in (".png", ".svg") and path.stem not in pictures:
+            path.unlink()
+    return pictures
+
+
+def draw(plates: Iterable[Plate], study: Study, result: Comparison, folder: Path) -> dict[str, Picture]:
+    """Draw those of ``plates`` that have data as PNG and SVG in ``folder``; return their pictures by name."""
+    words, pictures = _words(study, result), {}
+    for plate in plates:
         with drawing():
             figure = plate.draw(study, result)
             if figure is not None:
@@ -179,9 +187,6 @@ def draw_all(study: Study, result: Comparison, benches: list[dict[str, Any]], fo
                 pictures[plate.name] = Picture(
                     plate.name, plate.alt.format(**words), plate.caption.format(**words).strip()
                 )
-    for path in folder.glob("*.*") if folder.is_dir() else ():
-        if path.suffix in (".png", ".svg") and path.stem not in pictures:
-            path.unlink()
     return pictures
 
 

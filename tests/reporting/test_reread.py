@@ -1,0 +1,67 @@
+"""A kept study is read again by today's rules. Oracle: its results.csv by pandas, and what must stay as it was."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from altgrad.config import UserError
+from altgrad.reporting.compare import compare
+from altgrad.reporting.reread import kept_study, main
+
+KEPT = Path(__file__).parents[2] / "reports/study"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kept") / "again"
+    shutil.copytree(KEPT / "again", folder)
+    report = folder / "REPORT.md"
+    report.write_text(report.read_text().replace("## Result", "## Result\n\nan old sentence", 1))
+    main([str(folder), "--simulation", str(folder / "none.csv")])
+    return folder
+
+
+def test_gains_are_those_of_the_losses_kept(folder: Path) -> None:
+    losses = pd.read_csv(folder / "results.csv").pivot_table("val_loss", ["format", "seed"], "optimizer")
+    by_hand = (losses["adamw"] - losses["stiff_update"]).groupby("format").mean()
+    gains = compare(kept_study(folder)).gains
+    own = gains[gains["optimizer"] == "stiff_update"].set_index("format")
+    assert {name: -claim.difference.mean for name, claim in own["claim"].items()} == pytest.approx(by_hand.to_dict())
+    said = (folder / "REPORT.md").read_text()
+    row = re.search(r"\| \*\*E3M4\*\* \| stiff\\_update \| geometry-aware \| 8 \| (\S+) ", said)
+    assert float(row[1]) == pytest.approx(by_hand["E3M4"], abs=5e-5)
+
+
+def test_what_was_measured_inside_the_runs_stays(folder: Path) -> None:
+    def parts(text: str) -> dict[str, str]:
+        return {part.split("\n", 1)[0]: part for part in re.split(r"^## ", text, flags=re.MULTILINE)}
+
+    old, new = (parts((where / "REPORT.md").read_text()) for where in (KEPT / "again", folder))
+    assert list(old) == list(new)
+    for heading in ("What the updates did", "Why: precision and range", "Flags", "Time and cost"):
+        assert old[heading] == new[heading]
+    assert "an old sentence" not in new["Result"]
+
+
+def test_a_second_reading_changes_nothing(folder: Path) -> None:
+    before = (folder / "REPORT.md").read_bytes()
+    main([str(folder), "--simulation", str(folder / "none.csv")])
+    assert (folder / "REPORT.md").read_bytes() == before
+
+
+@pytest.mark.parametrize("part", sorted(path.name for path in KEPT.iterdir() if path.is_dir()))
+def test_every_kept_study_can_be_read(part: str) -> None:
+    study = kept_study(KEPT / part)
+    kept = pd.read_csv(KEPT / part / "results.csv")
+    assert study.count("completed") == len(kept)
+    assert study.cells["val_loss"].sum() == pytest.approx(kept["val_loss"].sum())
+
+
+def test_another_folder_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no params\.yaml; name a folder that make repro KEEP=FOLDER wrote"):
+        main([str(tmp_path)])
