@@ -88,9 +88,7 @@ def test_scales_whose_product_leaves_float32_do_not_lose_the_result(accumulate: 
     x, weight = (torch.randint(-3, 4, shape, generator=generator).float() for shape in ((5, 8), (6, 8)))
     grad = torch.randint(-3, 4, (5, 6), generator=generator).float()
     tiny = 2.0**-65
-    layer = layer_of(
-        weight * tiny, weight=spec("E4M3"), input=spec("E4M3"), grad=spec("E4M3"), accumulate=accumulate
-    )
+    layer = layer_of(weight * tiny, weight=spec("E4M3"), input=spec("E4M3"), grad=spec("E4M3"), accumulate=accumulate)
     own = (x * tiny).requires_grad_()
     y = layer(own)
     y.backward(grad * tiny)
