@@ -3,6 +3,7 @@
 #   make test    the environment and the tests
 #   make repro JOBS=4   four cells at a time; SET='model=micro grid.seeds=[0,1,2]' changes params.yaml
 #   make study JOBS=2   the evidence about the arms, hours; leaves params.yaml changed: reports/study/README.md
+#   make simulate   how often the report's rules claim what is not there, minutes: reports/simulation.csv
 #   make bench   what this machine can do, best with nothing else running; BENCH="--models nano" for less
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help repro study bench test test-slow env lint clean
+.PHONY: help repro study simulate bench test test-slow env lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -50,6 +51,12 @@ EIGHT := E0M7,E1M6,E2M5,E3M4,E4M3,E5M2,E6M1,E7M0
 OTHER := $(PICO) grid.seeds=[3,4,5,6,7,8,9,10] grid.lr_scales=[1]
 AGAIN := $(OTHER) grid.formats=[E2M5,E3M4,E4M3,E5M2] grid.baseline=E4M3
 AGAIN_RUNG := $(OTHER) grid.formats=[E1M6,E2M5,E3M4] grid.baseline=E1M6
+# The same geometry on weights that nothing rounds to it: a gain in the format beyond that is the format's own.
+TWINS = $(1) $(addprefix virtual.,$(1))
+VIRTUAL := $(OTHER) grid.baseline=bf16 \
+	grid.formats=$(call list,bf16 $(call TWINS,E2M5 E3M4 E4M3 E5M2))
+# The formats of AGAIN_RUNG: at its rate, the best of these three, E4M3 is unstable.
+VIRTUAL_GRID := $(OTHER) grid.baseline=E1M6 grid.formats=$(call list,$(call TWINS,E1M6 E2M5 E3M4))
 # Where the best rate was the largest or the smallest of three: a wider range, and lower still in the coarsest formats.
 STEPS := adamw riemann adamw_sr rung
 WIDER := $(FIRST) grid.lr_scales=[0.25,0.5,1,2,4] grid.formats=[E1M6,E2M5,E3M4,E4M3,E5M2]
@@ -68,6 +75,13 @@ study: env
 	SET='$(LOWER) grid.baseline=E6M1 grid.optimizers=$(call list,$(STEPS))'
 	$(MAKE) repro KEEP=reports/study/rung-again \
 	SET='$(AGAIN_RUNG) grid.optimizers=[adamw_sr,rung] optimizers.rung.lr=4.0'
+	$(MAKE) repro KEEP=reports/study/virtual \
+	SET='$(VIRTUAL) grid.optimizers=[adamw,stiff_update]'
+	$(MAKE) repro KEEP=reports/study/virtual-grid \
+	SET='$(VIRTUAL_GRID) grid.optimizers=[adamw_sr,rung] optimizers.rung.lr=4.0'
+
+simulate: env
+	python -m altgrad.reporting.simulate
 
 # The report shows the record when there is one to write it into.
 bench: env

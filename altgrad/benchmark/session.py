@@ -37,7 +37,7 @@ class Session:
         except ValueError as error:
             raise UserError(f"--formats: {error}") from None
         self.options = options
-        self.cache = Path.cwd()
+        self.cache = machine.compile_cache(Path.cwd())
         machine.use_compile_cache(self.cache)
         self.device = machine.select_device(options.device)
         self.threads = machine.use_threads(0)

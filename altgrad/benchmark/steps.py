@@ -20,14 +20,14 @@ from tqdm import tqdm
 from altgrad.benchmark.limits import synchronize
 from altgrad.model import GPT, GPTConfig, LayerRecipe, Recipe, Rule, linear_layers, quantize_model
 from altgrad.optim import Arm, build_optimizer
-from altgrad.training.machine import compile_model
+from altgrad.training.machine import choose_compute, compile_model
 
 BASELINE = "bf16"
 CLIP = 1.0
 
 
 class Contestant(NamedTuple):
-    """A way to train; without a recipe nothing is quantized."""
+    """A way to train; without a recipe nothing is quantized. ``compute`` as in `machine.choose_compute`."""
 
     name: str
     recipe: Recipe | None = None
@@ -76,7 +76,7 @@ class Step:
         self.optimizer = build_optimizer(self.model, Arm(lr=1e-4))
         self.device, self.tokens = device, tokens
         self._compiled = compile_model(self.model)
-        self._bf16 = entry.compute == "bf16"
+        self._bf16 = choose_compute(entry.compute, device)[0] == "bf16"
 
     def __call__(self) -> None:
         """Take one step; the gradients of the one before are dropped first."""

@@ -23,8 +23,8 @@ def cell_key(format: str, optimizer: str, seed: int, lr_scale: int | float) -> s
 class Cell(Section):
     """One cell of the grid.
 
-    ``format`` is the grid's entry: a format name, or a recipe's. ``rules`` name the formats that
-    are used and ``formats`` define each of them in full (the fields of ``altgrad.numerics.Format``).
+    ``format`` is the grid's entry: a format's name, a recipe's, or both, as in ``virtual.E3M4``. ``rules`` name the
+    formats that are used and ``formats`` define each of them in full (the fields of ``altgrad.numerics.Format``).
     """
 
     key: str

@@ -1,6 +1,7 @@
 """From params.yaml to cells: presets picked, recipes filled in, overrides applied, one file each.
 
-An override's selector is a grid entry (format or recipe), an arm, or a cell's key. When several
+A grid entry is a recipe (``bf16``), a format for the recipe of ``grid.recipe`` (``E3M4``), or both
+(``virtual.E3M4``). An override's selector is such an entry, an arm, or a cell's key. When several
 select the same cell, the narrower wins: entry, then arm, then key. A selector must name something
 that exists, though not something in today's grid: an override for E5M2 stays in place while
 ``-S 'grid.formats=[E3M4]'`` trains another format.
@@ -20,7 +21,8 @@ from altgrad.config.files import read_json, write_json, write_text
 from altgrad.config.params import require_name, validated
 from altgrad.config.schema import Arm, CustomFormat, Model, Monitor, Params, Rule, Section, Train
 
-PLACEHOLDER = "FORMAT"  # in a recipe, stands for the grid's entry
+PLACEHOLDER = "FORMAT"  # in a recipe, stands for the format of the grid's entry
+JOINT = "."  # of a recipe and its format in an entry
 ROLES = ("weight", "input", "grad")
 
 DescribeFormat = Callable[[str, CustomFormat | None], dict[str, Any]]
@@ -68,7 +70,8 @@ class Resolver:
         """Return the settings that this grid uses, without the presets that it does not."""
         params = self.params.model_dump(mode="json")
         grid = params["grid"]
-        recipes = {grid["recipe"], *grid["formats"]} | {o.recipe for o in self.overrides.values()}
+        recipes = {grid["recipe"]} | {self._parts(entry)[0] for entry in grid["formats"]}
+        recipes |= {override.recipe for override in self.overrides.values()}
         return {
             "model": {params["model"]: params["models"][params["model"]]},
             "grid": grid,
@@ -106,25 +109,34 @@ class Resolver:
         where = ", ".join(f"overrides.{selector}" for selector in applied) or f"cell {key}"
         return validated(Cell, values, f"{self.source}: {where}")
 
+    def _parts(self, entry: str) -> tuple[str, str | None]:
+        """Return the recipe that ``entry`` stands for, and the format in it: none where the recipe names its own."""
+        if entry in self.params.recipes:
+            return entry, None
+        recipe, joint, fmt = entry.partition(JOINT)
+        return (recipe, fmt) if joint else (self.params.grid.recipe, entry)
+
     def _rules(self, entry: str, recipe: str | None) -> tuple[str, list[Rule]]:
-        """Return the recipe's name and the rules of ``entry``, with the placeholder replaced by it."""
-        named = entry in self.params.recipes
-        name = recipe or (entry if named else self.params.grid.recipe)
+        """Return the recipe's name and the rules of ``entry``, with the placeholder replaced by its format."""
+        own, fmt = self._parts(entry)
+        if recipe is not None and JOINT in entry:
+            raise UserError(f"{self.source}: overrides: {entry} names its recipe itself, which cannot be {recipe}")
+        name = recipe or own
         rules = [rule.model_dump() for rule in self.params.recipes[name]]
         specs = [rule[role] for rule in rules for role in ROLES if rule[role] is not None]
         open_specs = [spec for spec in specs if spec["format"] == PLACEHOLDER]
-        if named and open_specs:
+        if fmt is None and open_specs:
             raise UserError(
                 f"{self.source}: recipes.{name} uses {PLACEHOLDER}, so it cannot be a grid entry itself; "
-                f"name a format in grid.formats and set grid.recipe: {name}"
+                f"name a format with it in grid.formats, such as {name}{JOINT}E4M3"
             )
-        if not named and not open_specs:
+        if fmt is not None and not open_specs:
             raise UserError(
                 f"{self.source}: recipes.{name} does not use {PLACEHOLDER}, so every format would train "
                 f"alike; write {PLACEHOLDER} in it, or name it in grid.formats instead"
             )
         for spec in open_specs:
-            spec["format"] = entry
+            spec["format"] = fmt
         return name, [Rule.model_validate(rule) for rule in rules]
 
     def _formats(self, rules: list[Rule], recipe: str) -> dict[str, dict[str, Any]]:
@@ -153,6 +165,16 @@ class Resolver:
         for name in params.recipes:
             if name in params.optimizers or self._is_known_format(name):
                 raise UserError(f"{self.source}: recipes.{name}: the name is taken; choose another")
+        for section in ("formats", "recipes"):
+            for name in getattr(params, section):
+                if JOINT in name:
+                    raise UserError(
+                        f"{self.source}: {section}.{name}: {JOINT!r} joins a recipe and its format in grid.formats; "
+                        "choose a name without it"
+                    )
+        for name in params.optimizers:
+            if self._is_entry(name):
+                raise UserError(f"{self.source}: optimizers.{name}: the name is taken; choose another")
 
     def _is_known_format(self, name: str, custom: CustomFormat | None = None) -> bool:
         try:
@@ -164,12 +186,29 @@ class Resolver:
     def _require_entry(self, entry: str, setting: str) -> None:
         if entry in self.params.recipes:
             return
+        if JOINT in entry:
+            self._require_joint_entry(entry, setting)
+            return
         hint = did_you_mean(entry, self.params.recipes) if self.params.recipes else ""
         try:
             self.describe(entry, self.params.formats.get(entry))
         except ValueError as error:
             also = f"; as a recipe, {hint.removeprefix('; ')}" if "did you mean" in hint else ""
             raise UserError(f"{self.source}: {setting}: {error}{also}") from None
+
+    def _require_joint_entry(self, entry: str, setting: str) -> None:
+        """Raise unless ``entry`` is a recipe that waits for a format, and a format."""
+        recipe, fmt = self._parts(entry)
+        where = f"{self.source}: {setting}: {entry}"
+        if recipe not in self.params.recipes:
+            swapped = f"; did you mean {fmt}{JOINT}{recipe}?" if fmt in self.params.recipes else None
+            hint = swapped or did_you_mean(recipe, self.params.recipes)
+            raise UserError(f"{where}: {recipe!r} is not in recipes{hint}")
+        if not self._is_template(recipe):
+            raise UserError(
+                f"{where}: recipes.{recipe} does not use {PLACEHOLDER}, so it takes no format; write {recipe} alone"
+            )
+        self._describe(fmt, f"{setting}: {entry}")
 
     def _override(self, selector: str) -> Override:
         place = f"overrides.{selector}"
@@ -192,7 +231,9 @@ class Resolver:
     def _is_entry(self, name: str) -> bool:
         if name in self.params.recipes:
             return not self._is_template(name)
-        return self._is_known_format(name, self.params.formats.get(name))
+        recipe, fmt = self._parts(name)
+        joint_fits = JOINT not in name or (recipe in self.params.recipes and self._is_template(recipe))
+        return joint_fits and self._is_known_format(fmt, self.params.formats.get(fmt))
 
     def _is_template(self, recipe: str) -> bool:
         """Return whether a recipe waits for a format, and so cannot be a grid entry itself."""

@@ -135,6 +135,7 @@ class TensorSpec(Section):
     scale: Literal["fp32", "pow2"] = Field("fp32", description="any float32, or a power of two rounded down")
     granularity: Literal["tensor", "row", "block"] = Field("tensor", description="what has a scale of its own")
     block: int = Field(32, ge=1, le=1 << 20, description="block: elements along the sum of a product")
+    virtual: bool = Field(False, description="weight: the arm sees the format, and no product quantizes to it")
 
 
 Quantized = Annotated[TensorSpec | None, BeforeValidator(_spec_from_name)]

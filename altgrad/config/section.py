@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -24,7 +24,12 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class Section(BaseModel):
-    """Base of every section: unknown settings are errors, values are immutable once read."""
+    """Base of every section: unknown settings are errors, values are immutable once read.
+
+    ``renamed`` maps a setting of earlier versions to a sentence's end: what it is now, and how to convert it.
+    """
+
+    renamed: ClassVar[dict[str, str]] = {}
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -34,6 +39,8 @@ class Section(BaseModel):
         """Name a misspelt setting and its near matches; refuse ``steps: true``, which would count as 1."""
         if isinstance(values, dict):
             for key, value in values.items():
+                if key in cls.renamed:
+                    raise ValueError(f"{key} is now {cls.renamed[key]}")
                 if key not in cls.model_fields:
                     raise ValueError(f"unknown setting {key!r}{did_you_mean(key, cls.model_fields)}")
                 if isinstance(value, bool) and cls.model_fields[key].annotation is not bool:

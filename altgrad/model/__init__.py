@@ -10,10 +10,11 @@ from altgrad.model.surgery import (
     matched_layers,
     quantize_model,
     unquantize_model,
+    virtual_weight,
 )
 
 __all__ = [
     "GPT", "GPTConfig", "LayerRecipe", "QuantizedLinear", "Recipe", "Rule", "TensorRecipe",
     "embedded_weights", "layer_recipe", "linear_layers", "matched_layers", "quantize_model",
-    "unquantize_model",
+    "unquantize_model", "virtual_weight",
 ]  # fmt: skip

@@ -1,22 +1,47 @@
-"""What the processor at hand multiplies by itself."""
+"""What the processor at hand multiplies by itself.
+
+A CPU with bfloat16 instructions and one without go two ways through a training step: operands and products in bfloat16,
+or in float32. ``ALTGRAD_CPU_BF16`` chooses one: ``on`` or ``off`` whatever the CPU has, ``auto`` (or unset) by its
+instructions. Both are right on every machine, so that each can be tested there; forced ``on``, products are emulated
+where the instructions are missing, and several times slower. Processes inherit the variable. It stands for a machine:
+results do not carry it in their name, as they do not carry the processor's.
+
+Compiled graphs on disk are named after their operations, which differ. One that is loaded keeps the way that it was
+made for; call ``torch.compiler.reset()`` after changing the variable within a process.
+"""
 
 from __future__ import annotations
 
+import os
 from functools import cache
 
 import torch
+
+from altgrad.config import UserError
+
+SWITCH = "ALTGRAD_CPU_BF16"
+CHOICES = {"auto": None, "": None, "on": True, "off": False}
 
 
 @torch.compiler.assume_constant_result
 def multiplies_bf16(device_type: str) -> bool:
     """Whether products of bfloat16 run at their own speed there, rather than in a slow emulation.
 
-    Of GPUs that is taken for granted. On CPUs it takes AVX512-BF16, AMX-BF16 or ARM's BF16 instructions;
-    without them a product of bfloat16 matrices is several times slower than one of float32.
+    Of GPUs that is taken for granted. On CPUs it takes AVX512-BF16, AMX-BF16 or ARM's BF16 instructions, or the
+    variable says so; without them a product of bfloat16 matrices is several times slower than one of float32.
+    Raises `UserError` if the variable is none of ``on``, ``off`` and ``auto``.
     """
     return device_type != "cpu" or _cpu_multiplies_bf16()
 
 
-@cache
 def _cpu_multiplies_bf16() -> bool:
+    chosen = os.environ.get(SWITCH, "auto")
+    if chosen not in CHOICES:
+        raise UserError(f"{SWITCH} is {chosen!r}; set it to on, off or auto, or unset it")
+    forced = CHOICES[chosen]
+    return _has_instructions() if forced is None else forced
+
+
+@cache
+def _has_instructions() -> bool:
     return any(has for name, has in torch.cpu.get_capabilities().items() if name.endswith("bf16"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -68,15 +67,9 @@ class QuantizedLinear(nn.Module):
         autocast = torch.is_autocast_enabled(device)
         compute_dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
         settings = self.settings(compute_dtype)
-        # Autocast would send float32 products through bfloat16, and so the native product on CPU, which torch
-        # makes of one.
-        native_on_cpu = self.recipe.backend == "native" and device == "cpu"
-        has_fp32_product = settings.accumulate_fp32 or settings.operand_dtype == torch.float32 or native_on_cpu
-        context = torch.autocast(device, enabled=False) if autocast and has_fp32_product else nullcontext()
-        with context:
-            y = self._product(x.reshape(-1, x.shape[-1]), settings)
-            if self.bias is not None:
-                y = y + self.bias.to(y.dtype)
+        y = self._product(x.reshape(-1, x.shape[-1]), settings)
+        if self.bias is not None:
+            y = y + self.bias.to(y.dtype)
         return y.reshape(*x.shape[:-1], self.out_features)
 
     def settings(self, compute_dtype: torch.dtype) -> MatmulSettings:

@@ -20,11 +20,16 @@ One difference from hardware remains where no bf16 GEMM with float32 output exis
 CPU): there ``accumulate="bf16"`` rounds each sum to bf16 before the scale is applied. ``y`` and ``dx``
 so carry one more bf16 rounding (relative 2^-8) unless the scales are powers of two, and ``dw`` carries
 one where hardware keeps float32, as the gradient of an unquantized bf16 layer does on CPU. On CUDA,
-and with ``accumulate="fp32"``, the sum stays in float32 until it is scaled.
+with ``accumulate="fp32"``, and on a CPU without bf16 instructions, where operands are float32, the sum stays in float32
+until it is scaled.
+
+Compiled and eager give the same bits, with either kind of operands and under autocast or not: they call the same GEMMs,
+and round elementwise operations alike. Operands of the two kinds have the same values, but their sums differ.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,11 +64,19 @@ class MatmulSettings:
     grad_learns: str
 
 
-def _product(a: Operand, b: Operand, dtype: torch.dtype, fp32: bool) -> Tensor:
-    """Return ``a @ b / (scale_a scale_b)`` in ``dtype``."""
-    if a.values.dtype in FLOAT8.values():
-        return native_product(a, b, dtype)
-    return _emulated_product(a, b, fp32).to(dtype)
+def _product(a: Operand, b: Operand, dtype: torch.dtype, fp32: bool, autocast: bool) -> Tensor:
+    """Return ``a @ b / (scale_a scale_b)`` in ``dtype``.
+
+    Autocast would send float32 products through bfloat16, and so the native product on CPU, which torch makes of one:
+    it is switched off for these. ``autocast`` says whether it was on in the forward pass: ``torch.compile`` traces the
+    backward pass under it too, where eager mode runs it outside.
+    """
+    device_type, native = a.values.device.type, a.values.dtype in FLOAT8.values()
+    as_given: AbstractContextManager[Any] = nullcontext()
+    if (native or fp32 or a.values.dtype == torch.float32) and (autocast or torch.is_autocast_enabled(device_type)):
+        as_given = torch.autocast(device_type, enabled=False)
+    with as_given:
+        return native_product(a, b, dtype) if native else _emulated_product(a, b, fp32).to(dtype)
 
 
 def _emulated_product(a: Operand, b: Operand, fp32: bool) -> Tensor:
@@ -140,7 +153,8 @@ class QuantizedMatmul(torch.autograd.Function):
         )  # fmt: skip
         ctx.settings = settings
         ctx.dtypes = x.dtype, weight.dtype
-        return _product(x_q, weight_q.t(), settings.output_dtype, settings.accumulate_fp32)
+        ctx.autocast = torch.is_autocast_enabled(x.device.type)
+        return _product(x_q, weight_q.t(), settings.output_dtype, settings.accumulate_fp32, ctx.autocast)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -160,8 +174,8 @@ class QuantizedMatmul(torch.autograd.Function):
             grad_columns = Operand.of(grad, settings.grad, grad_constants, None, 0, dtype, overwrite=free)
         x_q = _restored(x, x_scale, x_constants, settings.input, settings)
         weight_q = _restored(weight, weight_scale, weight_constants, settings.weight, settings)
-        dx = _product(grad_rows, weight_q, ctx.dtypes[0], settings.accumulate_fp32)
-        dw = _product(grad_columns.t(), x_q, ctx.dtypes[1], settings.accumulate_fp32)
+        dx = _product(grad_rows, weight_q, ctx.dtypes[0], settings.accumulate_fp32, ctx.autocast)
+        dw = _product(grad_columns.t(), x_q, ctx.dtypes[1], settings.accumulate_fp32, ctx.autocast)
         if x_kept is not None:
             dx = dx * x_kept
         if weight_kept is not None:

@@ -39,6 +39,8 @@ class TensorRecipe:
     dynamic only and along the sum of each product, so that a tensor has other scales in the backward
     products. Block scales are powers of two, as in OCP MX: they stay in the operands, where others would
     cost a rounding.
+    ``virtual``, for a weight: no product quantizes it, but its optimizer sees this format's grid at the weight's own
+    scale. What an arm gains so is not the format's.
     """
 
     format: Format
@@ -48,6 +50,7 @@ class TensorRecipe:
     history: int = 16
     reduce: str = "max"
     scale: str = "fp32"
+    virtual: bool = False
 
     def __post_init__(self) -> None:
         _require(self, "scaling", "dynamic", "delayed", "static")
@@ -58,6 +61,10 @@ class TensorRecipe:
             raise ValueError(f"granularity {self.granularity} needs scaling dynamic, not {self.scaling}")
         if self.granularity == "block" and self.scale != "pow2":
             raise ValueError("granularity block needs scale pow2: block scales stay in the operands")
+        if self.virtual and self.scaling != "dynamic":
+            raise ValueError(
+                f"virtual needs scaling dynamic, not {self.scaling}: nothing is quantized that remembers its amax"
+            )
         if self.block < 1:
             raise ValueError(f"block must be at least 1, not {self.block}")
         if self.history < 1:
@@ -91,6 +98,7 @@ class LayerRecipe:
         _require(self, "accumulate", "bf16", "fp32")
         _require(self, "save", "operands", "codes")
         _require(self, "backend", "emulated", "native")
+        self._require_alone_if_virtual()
         if self.save == "codes":
             self._require_codes()
         if self.backend == "native":
@@ -100,6 +108,15 @@ class LayerRecipe:
             stated = [f.name for f in fields(self) if f.name != "torchao" and getattr(self, f.name) != f.default]
             if stated:
                 raise ValueError(f"torchao {self.torchao} leaves no choice of {stated[0]}; leave out one of the two")
+
+    def _require_alone_if_virtual(self) -> None:
+        for role in ("input", "grad"):
+            if (tensor := getattr(self, role)) is not None and tensor.virtual:
+                raise ValueError(f"virtual is for the weight, whose optimizer sees the format; remove it from {role}")
+        if self.weight is not None and self.weight.virtual:
+            stated = [f.name for f in fields(self) if f.name != "weight" and getattr(self, f.name) != f.default]
+            if stated:
+                raise ValueError(f"a layer whose weight is virtual quantizes nothing; remove {stated[0]}")
 
     def _require_codes(self) -> None:
         for role in ("weight", "input"):
@@ -130,7 +147,13 @@ class LayerRecipe:
     @property
     def quantizes(self) -> bool:
         """Whether any tensor of the layer is quantized."""
-        return self.torchao is not None or any(getattr(self, role) is not None for role in ROLES)
+        tensors = [getattr(self, role) for role in ROLES]
+        return self.torchao is not None or any(tensor is not None and not tensor.virtual for tensor in tensors)
+
+    @property
+    def virtual_weight(self) -> TensorRecipe | None:
+        """The format that the weight's optimizer sees and no product does, ``None`` for any other layer."""
+        return self.weight if self.weight is not None and self.weight.virtual else None
 
     def tensors(self) -> dict[str, TensorRecipe | None]:
         """Return how each of :data:`ROLES` is quantized; for a torchao layer as torchao's own settings say."""
@@ -208,7 +231,7 @@ class Recipe:
         return cls(tuple(Rule(rule["layers"], layer(rule)) for rule in rules))
 
     def match(self, layers: Iterable[str]) -> dict[str, LayerRecipe]:
-        """Return the recipe of each layer that is quantized at all.
+        """Return the recipe of each layer that is quantized at all, or whose weight has virtual geometry.
 
         Raises ``ValueError`` when a required pattern matches none of ``layers``.
         """
@@ -221,4 +244,5 @@ class Recipe:
                 hint = f"; the nearest layer is {near[0]}" if near else "; the model has no linear layer"
                 raise ValueError(f"pattern {rule.pattern!r} matches no layer{hint}")
             matched.update(dict.fromkeys(hits, rule.layer))
-        return {name: matched[name] for name in names if name in matched and matched[name].quantizes}
+        kept = [name for name in names if name in matched]
+        return {name: found for name in kept if (found := matched[name]).quantizes or found.virtual_weight}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from altgrad.model.linear import QuantizedLinear
-from altgrad.model.recipe import LayerRecipe, Recipe
+from altgrad.model.recipe import LayerRecipe, Recipe, TensorRecipe
 from altgrad.model.weights import WeightsTogether
 from altgrad.numerics import Format
 
@@ -34,8 +34,13 @@ def layer_recipe(layer: nn.Module) -> LayerRecipe | None:
     return getattr(layer, "recipe", None)
 
 
+def virtual_weight(layer: nn.Module) -> TensorRecipe | None:
+    """Return the format whose grid the optimizer of a layer's weight is to see, where no product sees it."""
+    return getattr(layer, "virtual_weight", None)
+
+
 def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
-    """Return the recipe of each layer of ``model`` that ``recipe`` quantizes, by its dotted name.
+    """Return the recipe of each layer of ``model`` that ``recipe`` quantizes or makes virtual, by its dotted name.
 
     Raises ``ValueError`` when a pattern matches no layer, and for a torchao layer of a size that torchao's
     products cannot take; they are refused on every device, so that a cell means the same on each.
@@ -57,17 +62,21 @@ def quantize_model(model: nn.Module, recipe: Recipe) -> nn.Module:
 
     Parameters are shared with the layers that are replaced, so weights, ties between them (an
     embedding and a head) and optimizers that already hold them stay valid. Embeddings, norms and
-    every other module are left alone. A torchao layer is made for the device that it is on (see
+    every other module are left alone, and so is a layer whose weight is virtual, but for a note that
+    :func:`virtual_weight` returns. A torchao layer is made for the device that it is on (see
     :func:`altgrad.model.baselines.torchao_linear`). Raises ``ValueError`` as :func:`matched_layers`
     does, and when the model is already quantized.
     """
     layers = linear_layers(model)
-    done = [name for name, layer in layers.items() if layer_recipe(layer) is not None]
+    done = [name for name, layer in layers.items() if layer_recipe(layer) or virtual_weight(layer)]
     if done:
         raise ValueError(f"the model is already quantized (layer {done[0]}); quantize a fresh one")
     for name, found in matched_layers(model, recipe).items():
         if not name:
             raise ValueError("the model is itself a linear layer; put it in a module to quantize it")
+        if found.virtual_weight:
+            layers[name].virtual_weight = found.virtual_weight
+            continue
         parent, _, child = name.rpartition(".")
         quantized = _quantized(layers[name], found)
         setattr(model.get_submodule(parent), child, quantized.train(layers[name].training))
@@ -84,6 +93,8 @@ def unquantize_model(model: nn.Module) -> nn.Module:
             linear.weight, linear.bias = layer.weight, layer.bias
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, linear)
+        elif virtual_weight(layer):
+            del layer.virtual_weight
     if hasattr(model, "weights_together"):
         model.weights_together.stop()
     return model

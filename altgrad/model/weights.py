@@ -13,6 +13,8 @@ from torch import nn
 
 from altgrad.model.linear import QuantizedLinear, weight_operands
 
+COMPUTE_DTYPES = torch.bfloat16, torch.float32
+
 
 class WeightsTogether:
     """Two hooks on a model: one gives its quantized layers their weights' operands, the other takes them away."""
@@ -22,17 +24,21 @@ class WeightsTogether:
         for layer in model.modules():
             if isinstance(layer, QuantizedLinear) and "weight" in layer.quantizers:
                 quantizer = layer.quantizers["weight"]
-                dtypes = [layer.settings(dtype).operand_dtype for dtype in (torch.bfloat16, torch.float32)]
+                dtypes = [layer.settings(dtype).operand_dtype for dtype in COMPUTE_DTYPES]
                 alike.setdefault((quantizer.scaling, quantizer.learns, *dtypes), []).append(layer)
         self._alike = list(alike.values())
         model.register_forward_pre_hook(self.make)
         model.register_forward_hook(self.drop, always_call=True)
 
     def make(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Quantize the weights where it is known by now what dtype the layers will compute in: under autocast."""
+        """Quantize the weights where it is known by now what dtype the operands will have.
+
+        It is under autocast, and where both compute dtypes come to the same.
+        """
         for alike in self._alike:
             device = alike[0].weight.device.type
-            if not torch.is_autocast_enabled(device):
+            autocast = torch.is_autocast_enabled(device)
+            if not autocast and len({alike[0].settings(dtype).operand_dtype for dtype in COMPUTE_DTYPES}) > 1:
                 continue
             # Layers may be in different modes, and of weights on their grids one that an embedding shares has no
             # history.
@@ -40,7 +46,7 @@ class WeightsTogether:
             for layer in alike:
                 groups.setdefault((layer.training, layer.history("weight") is None), []).append(layer)
             for layers in groups.values():
-                settings = layers[0].settings(torch.get_autocast_dtype(device))
+                settings = layers[0].settings(torch.get_autocast_dtype(device) if autocast else torch.float32)
                 for layer, operands in zip(layers, weight_operands(layers, settings), strict=True):
                     layer.ready = operands
 

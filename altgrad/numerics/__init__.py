@@ -10,7 +10,8 @@ from altgrad.numerics.coordinate import at_coordinate, coordinate
 from altgrad.numerics.formats import SPECIALS, Format, default_bias
 from altgrad.numerics.operand import decode_operand, encode_operand, operand_scale, quantize_operand, quantize_operands
 from altgrad.numerics.quantization import quantize
-from altgrad.numerics.random import uniform
+from altgrad.numerics.random import permutation, uniform
+from altgrad.numerics.refinement import refined_constants, refined_format
 from altgrad.numerics.registry import UnknownFormatError, format_names, get_format
 from altgrad.numerics.rounding import (
     OVERFLOW_POLICIES,
@@ -56,9 +57,12 @@ __all__ = [
     "grid_spacing",
     "neighbours",
     "operand_scale",
+    "permutation",
     "quantize",
     "quantize_operand",
     "quantize_operands",
+    "refined_constants",
+    "refined_format",
     "round_to_grid",
     "round_to_grid_stochastic",
     "rung",

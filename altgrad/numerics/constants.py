@@ -18,6 +18,9 @@ from altgrad.numerics.registry import get_format
 # Places in the packed tensor.
 MAX, ULPS, SPACING, ANCHOR, ROOT, ZERO, TARGET = range(7)
 
+NAN_CODE = 0x80  # of 8-bit codes in products: that of -0, which no product needs
+LEARNS = ("nothing", "each", "first")  # what a history keeps of its tensor's amax
+
 # Two operands scaled to the top of E6M1 or E7M0 would overflow the float32 accumulator of their
 # matrix product, so a tensor's amax is scaled to 2^16 at most. Of the formats of up to 8 bits no other reaches
 # beyond it: E5M2 ends at 57344, to which FP8 training brings its gradients.

@@ -16,6 +16,8 @@
 #include <limits>
 #include <type_traits>
 
+#include "definitions.h"  // Python's numbers, which kernels.py writes there
+
 // Before a loop whose elements do not depend on each other, though it may write where it reads.
 #ifdef __clang__
 #define EACH_ALONE _Pragma("clang loop vectorize(assume_safety)")
@@ -31,13 +33,14 @@ constexpr int64_t kGrain = 1 << 17;  // elements per thread, some 30 us: waking 
 
 // --- the grid ------------------------------------------------------------------------------------
 
-// Packed as in constants.py.
+// Packed by constants.py.
 struct Grid {
   float max, ulps, spacing, root, zero, target;
 
-  explicit Grid(const Tensor& packed) {
-    const float* c = packed.const_data_ptr<float>();
-    max = c[0], ulps = c[1], spacing = c[2], root = c[4], zero = c[5], target = c[6];
+  explicit Grid(const Tensor& constants) {
+    const float* c = constants.const_data_ptr<float>();
+    max = c[packed::kMax], ulps = c[packed::kUlps], spacing = c[packed::kSpacing];
+    root = c[packed::kRoot], zero = c[packed::kZero], target = c[packed::kTarget];
   }
   // 2^-M, from 2^(23 - M) float32 ulps per spacing.
   float per_binade() const { return ulps * 0x1p-23f; }

@@ -27,7 +27,6 @@ constexpr int64_t kUsualBlock = 32;  // that of the OCP microscaling formats
 constexpr int64_t kTogether = 16;  // blocks handled together, if so many elements stay in the first cache:
 constexpr int64_t kFirstCache = 1 << 13;
 constexpr int64_t kSpan = 1 << 16;  // elements of a tensor that a thread handles at a time
-constexpr int64_t kEach = 1, kFirst = 2;  // what a history keeps: operand.py's LEARNS
 
 struct Shape {
   int64_t rows, columns;
@@ -137,7 +136,8 @@ uint32_t round_and_find_largest(const T* x, U* y, int64_t n, float scale, const 
 }
 
 // All tensors as if they were one long one, so that small ones keep every thread busy too. Where the scale is known
-// beforehand, amax is found on the way.
+// beforehand, amax is found on the way. Otherwise it is looked for from the end, which was written last and is in the
+// cache, back to the beginning, where rounding finds in the cache what was just read.
 void round_tensors(std::span<Range> ranges, bool pow2) {
   std::vector<Span> spans;
   for (size_t i = 0; i < ranges.size(); ++i) {
@@ -145,9 +145,12 @@ void round_tensors(std::span<Range> ranges, bool pow2) {
     for (int64_t begin = 0; begin < n; begin += kSpan) spans.push_back({i, begin, std::min(kSpan, n - begin)});
   }
   std::vector<uint32_t> found(spans.size());
-  auto each_span = [&](const auto& run) {
+  auto each_span = [&](bool backwards, const auto& run) {
     over(spans.size(), kSpan, [&](int64_t first, int64_t last) {
-      for (int64_t i = first; i < last; ++i) run(spans[i], ranges[spans[i].tensor], found[i]);
+      for (int64_t at = first; at < last; ++at) {
+        const int64_t i = backwards ? first + last - 1 - at : at;
+        run(spans[i], ranges[spans[i].tensor], found[i]);
+      }
     });
   };
   auto gather_amax = [&](bool of_known) {
@@ -157,7 +160,7 @@ void round_tensors(std::span<Range> ranges, bool pow2) {
     }
   };
   if (!std::all_of(ranges.begin(), ranges.end(), [](const Range& range) { return range.is_known(); })) {
-    each_span([](const Span& span, const Range& range, uint32_t& found_here) {
+    each_span(true, [](const Span& span, const Range& range, uint32_t& found_here) {
       if (range.is_known()) return;
       with_input(*range.x, [&](const auto* x) { found_here = order(from_order(largest(x + span.begin, span.count))); });
     });
@@ -166,7 +169,7 @@ void round_tensors(std::span<Range> ranges, bool pow2) {
   for (Range& range : ranges) {
     range.scale = scale_of(range.is_known() ? range.known : range.amax, range.grid.target, pow2);
   }
-  each_span([](const Span& span, const Range& range, uint32_t& found_here) {
+  each_span(false, [](const Span& span, const Range& range, uint32_t& found_here) {
     dispatch(*range.x, *range.y, range.grid, [&](const auto* from, auto* to, const auto& round) {
       const auto* x = from + span.begin;
       auto* y = to + span.begin;
@@ -338,8 +341,8 @@ struct History {
     return found;
   }
   void learn(int64_t what, float amax) {
-    if (what == kEach) std::copy_backward(entries, entries + length - 1, entries + length);
-    if (what == kEach || (what == kFirst && entries[0] == 0)) entries[0] = amax;
+    if (what == learns::kEach) std::copy_backward(entries, entries + length - 1, entries + length);
+    if (what == learns::kEach || (what == learns::kFirst && entries[0] == 0)) entries[0] = amax;
   }
 };
 
@@ -430,8 +433,6 @@ Tensor quantize_each_into(std::vector<Tensor> xs, std::vector<Tensor> values, st
 
 // --- one byte per value -----------------------------------------------------------------------------
 
-constexpr uint32_t kNan = 0x80;
-
 // Between code and float32 bits, without a branch, so that the loops over them are vectorized.
 struct Coder {
   uint32_t shift, offset, normal_from;
@@ -450,7 +451,7 @@ struct Coder {
     uint32_t code = magnitude < smallest_normal ? subnormal : normal;
     const uint32_t sign = (bits >> 24) & 0x80u;
     code |= code == 0 ? 0u : sign;
-    return absolute > 0x7f800000u ? kNan : code;
+    return absolute > 0x7f800000u ? codes::kNanCode : code;
   }
 
   float decode(uint32_t code) const {
@@ -459,7 +460,7 @@ struct Coder {
     const uint32_t subnormal = std::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(magnitude)) * spacing);
     uint32_t value = magnitude < normal_from ? subnormal : normal;
     value |= (code & 0x80u) << 24;
-    value = code == kNan ? 0x7fc00000u : value;
+    value = code == codes::kNanCode ? 0x7fc00000u : value;
     return std::bit_cast<float>(value);
   }
 };

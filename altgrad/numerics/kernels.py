@@ -2,10 +2,10 @@
 
 A source is compiled once per machine, in a few seconds, by the compiler that `torch.compile` needs too,
 into the folder where that keeps its kernels (``TORCHINDUCTOR_CACHE_DIR``, else the user's cache). It uses
-torch's stable C++ interface alone, so that no part of torch's own source is compiled along. The file's
-name is a digest of all that the result depends on, and it appears under it complete: processes that
-build at the same time do the work twice and get in no one's way. Where it cannot be built the operators
-compute the same bits from tensor operations.
+torch's stable C++ interface alone, so that no part of torch's own source is compiled along, and includes
+``definitions.h``, which is made of Python's own numbers (`definitions`). The file's name is a digest of all that
+the result depends on, and it appears under it complete: processes that build at the same time do the work twice
+and get in no one's way. Where it cannot be built the operators compute the same bits from tensor operations.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from functools import cache
 from pathlib import Path
 
 import torch
+
+from altgrad.numerics.definitions import NUMERICS
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 HEADERS = Path(__file__).parent
@@ -38,12 +40,16 @@ def available() -> bool:
 
 
 @cache
-def load(source: Path) -> str | None:
-    """Build and load ``source``; return what stands in the way, with a warning, if anything."""
+def load(source: Path, definitions: str = "") -> str | None:
+    """Build and load ``source``; return what stands in the way, with a warning, if anything.
+
+    ``definitions``: C++ for ``definitions.h``, beside those of this room.
+    """
+    definitions = NUMERICS + definitions
     try:
-        path = _library(source)
+        path = _library(source, definitions)
         if not path.exists():
-            _build(source, path)
+            _build(source, definitions, path)
         torch.ops.load_library(str(path))
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         reason = getattr(error, "stderr", None) or str(error)
@@ -52,21 +58,23 @@ def load(source: Path) -> str | None:
     return None
 
 
-def _build(source: Path, path: Path) -> None:
+def _build(source: Path, definitions: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder, path.name)
+        Path(folder, "definitions.h").write_text(definitions)
         root = Path(torch.__file__).parent
-        includes = [f"-I{HEADERS}", f"-I{root / 'include'}", f"-I{root / 'include/torch/csrc/api/include'}"]
+        folders = (HEADERS, folder, root / "include", root / "include/torch/csrc/api/include")
+        includes = [f"-I{place}" for place in folders]
         libraries = [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]
         command = [_compiler(), *FLAGS, *includes, str(source), "-o", str(made), *libraries]
         subprocess.run(command, check=True, capture_output=True, text=True)
         os.replace(made, path)
 
 
-def _library(source: Path) -> Path:
+def _library(source: Path, definitions: str) -> Path:
     headers = [header.read_text() for header in sorted(HEADERS.glob("*.h"))]
-    parts = [source.read_text(), *headers, *FLAGS, torch.__version__, _compiler(), _processor()]
+    parts = [source.read_text(), definitions, *headers, *FLAGS, torch.__version__, _compiler(), processor()]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     return _folder() / "altgrad" / f"{source.stem}-{digest}.so"
 
@@ -83,8 +91,8 @@ def _compiler() -> str:
     raise OSError("no C++ compiler found (g++ or clang++)")
 
 
-def _processor() -> str:
-    """What -march=native stands for."""
+def processor() -> str:
+    """Return what -march=native stands for."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         lines = cpuinfo.read_text().splitlines()

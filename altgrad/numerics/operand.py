@@ -22,14 +22,12 @@ import torch
 from torch import Tensor
 
 from altgrad.numerics import kernels
-from altgrad.numerics.constants import SPACING, ULPS
+from altgrad.numerics.constants import LEARNS, NAN_CODE, SPACING, ULPS
 from altgrad.numerics.rounding import round_to_grid
 from altgrad.numerics.scaling import amax, amax_from_history, broadcast_scale, scale_from_amax, update_amax_history
 
 NAMESPACE = "altgrad"
-NAN_CODE = 0x80  # that of -0, which no product needs
 ONE_SCALE, ROWS = 0, -1  # in place of the number of elements per block
-LEARNS = ("nothing", "each", "first")  # what a history keeps of its tensor's amax: kernels.cpp has the positions
 
 _REST = "Tensor(b!)[] histories, bool newest, int learns, int block, int dim, bool pow2"
 SCHEMAS = {

@@ -18,7 +18,7 @@ class Arm:
     """An optimizer arm: what happens to quantized weights. Everything else takes the base's plain form.
 
     Attributes:
-        base: ``adamw`` (Loshchilov & Hutter, ICLR 2019), ``sgd`` with decoupled decay, ``riemann_adam`` and
+        base: ``adamw`` (Loshchilov & Hutter, ICLR 2019), ``sgd``, ``riemann_adam`` and
             ``riemann_sgd`` (Becigneul & Ganea, ICLR 2019, as in geoopt) on `FormatManifold`, ``rung`` (moves whole
             rungs, stochastically rounded), ``madam`` (Bernstein et al., NeurIPS 2020: multiplicative).
         lr: peak learning rate; rungs per step for ``rung``.
@@ -26,7 +26,10 @@ class Arm:
             and norms learn alike whatever is done to the weights, which makes arms comparable.
         betas: decay rates of the moments.
         eps: added to the root of the second moment.
-        weight_decay: decoupled, of matrices.
+        decay: share of a linear layer's weight that a step at the peak learning rate takes away; other steps take as
+            much less as their learning rate is lower. It is apart from the update (Loshchilov & Hutter, ICLR 2019)
+            and from ``lr``, so that arms whose learning rates mean different things keep equal shares.
+        plain_decay: the same of other matrices, such as embeddings. Vectors do not decay.
         momentum: of ``sgd`` and ``riemann_sgd``.
         stiffness: formula, or None: the arm does not look at the grid.
         acts: on the ``gradient`` before the moments or on the ``update`` after them.
@@ -34,7 +37,8 @@ class Arm:
         normalise: ``rms`` divides stiffness by its root mean square over the tensor, so that a learning rate means
             what it means without; ``none``.
         foreign: the other format of the formula of that name.
-        schedule: of a factor on the stiffness over the run.
+        schedule: of the exponent a of ``S^a``, S the stiffness, over the run: 1 throughout (``constant``), or from 1
+            to 0 (``linear``, ``cosine``), where the arm has become its plain form.
         match_rms: rescale the update to the root mean square of AdamW's, per tensor.
         weights: ``master`` (float32) or ``grid``: weights are representable values all the time.
         rounding: of what is written back to the grid, ``nearest`` or ``stochastic``.
@@ -48,7 +52,8 @@ class Arm:
     plain_lr: float | None = None
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
-    weight_decay: float = 0.1
+    decay: float = 3e-4
+    plain_decay: float = 1.2e-3
     momentum: float = 0.0
     stiffness: str | None = None
     acts: str = "update"
@@ -76,8 +81,10 @@ class Arm:
             raise ValueError("lr and plain_lr must be above 0")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas {self.betas} must be from 0 to below 1")
-        if self.eps < 0 or self.weight_decay < 0 or not 0 <= self.momentum < 1 or self.max_rungs < 1:
-            raise ValueError("eps and weight_decay must be 0 or more, momentum from 0 to below 1, max_rungs 1 or more")
+        if not (0 <= self.decay < 1 and 0 <= self.plain_decay < 1):
+            raise ValueError("decay and plain_decay are shares of a weight per step, from 0 to below 1")
+        if self.eps < 0 or not 0 <= self.momentum < 1 or self.max_rungs < 1:
+            raise ValueError("eps must be 0 or more, momentum from 0 to below 1, max_rungs 1 or more")
         self._check_combination()
 
     def _check_combination(self) -> None:

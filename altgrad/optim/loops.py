@@ -1,7 +1,7 @@
 """The CPU's own loops for a step of an arm, `step.cpp`: what `rules` does, twice as fast.
 
-They take every arm but two things: weights with more than one scale, and a first moment carried along a shuffled
-metric. For those, on other devices and without a C++ compiler there are the rules.
+They take every arm but three things: weights with more than one scale, a stiffness on a schedule, and a first moment
+carried along a shuffled metric. For those, on other devices and without a C++ compiler there are the rules.
 """
 
 from __future__ import annotations
@@ -11,20 +11,36 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from altgrad.numerics import kernels
+from altgrad.numerics import definitions, kernels
+from altgrad.optim import rules
 from altgrad.optim.arm import BASES, RIEMANNIAN, Arm
 from altgrad.optim.rules import State
-from altgrad.optim.stiffness import FORMULAS, Stiffness
+from altgrad.optim.stiffness import FLOOR, FORMULAS, PER_BINADE, PER_RANGE, SMALLEST_NORMAL, Stiffness
 from altgrad.optim.weight_grid import WeightGrid
 
 SOURCE = Path(__file__).with_name("step.cpp")
 WEIGHTS = ("master", "nearest", "stochastic")
+# What `step.cpp` has to know of an arm, in the order in which it is passed.
+SETTINGS = (
+    "base", "formula", "on_gradient", "power", "rms", "momentum", "match_rms", "weights", "reestimated", "pow2",
+)  # fmt: skip
+DEFINITIONS = "".join([
+    definitions.enumeration("setting", SETTINGS),
+    definitions.enumeration("base", BASES),
+    definitions.enumeration("formula", ("none", *FORMULAS)),
+    definitions.enumeration("weights", WEIGHTS),
+    definitions.of_module("number", rules, "LR DECAY BETA1 BETA2 UNBIAS1 UNBIAS2 EPS MOMENTUM MAX_RUNGS"),
+    definitions.of_module("rule", rules, "MADAM_CLIP GROWS_ABOVE SHRINKS_BELOW"),
+    definitions.numbers("stiffness", {
+        "PER_BINADE": PER_BINADE, "SMALLEST_NORMAL": SMALLEST_NORMAL, "PER_RANGE": PER_RANGE, "FLOOR": FLOOR,
+    }),
+])  # fmt: skip
 
 torch.library.define(
     "altgrad::arm_step",
     "(Tensor(a!) p, Tensor g, Tensor(b!) m, Tensor(c!) v, Tensor(d!) reference_m, Tensor(e!) reference_v, "
     "Tensor(f!) held, Tensor settings, Tensor numbers, Tensor constants, Tensor remembered, Tensor stiff_constants, "
-    "Tensor stiff_numbers, Tensor order, int first_key, int second_key) -> ()",
+    "Tensor stiff_numbers, Tensor order, int seed, int tensor, int step) -> ()",
 )
 
 
@@ -42,7 +58,8 @@ def available(arm: Arm, p: Tensor, grid: WeightGrid) -> bool:
         return False
     one_scale = grid.options.get("granularity", "tensor") == "tensor"
     shuffled_metric = arm.stiffness == "permuted" and arm.base in RIEMANNIAN
-    return one_scale and not shuffled_metric and kernels.load(SOURCE) is None
+    taken = one_scale and not shuffled_metric and arm.schedule == "constant"
+    return taken and kernels.load(SOURCE, DEFINITIONS) is None
 
 
 class Loops:
@@ -50,7 +67,8 @@ class Loops:
 
     def __init__(self, arm: Arm, grid: WeightGrid, stiff: Stiffness | None, order: Tensor | None) -> None:
         self._nothing = grid.constants[:0]
-        self._settings = _settings(arm, grid.options.get("scale_dtype", "fp32"))
+        settings = _settings(arm, grid.options.get("scale_dtype", "fp32"))
+        self._settings = torch.tensor([settings[name] for name in SETTINGS], dtype=torch.int32)
         self._held = grid.held if arm.weights == "grid" else self._nothing
         self._remembered = grid.remembered if grid.held is None else lambda: grid.held
         self._constants = grid.constants
@@ -60,8 +78,8 @@ class Loops:
             self._settings[:0] if order is None else order,
         )
 
-    def step(self, p: Tensor, g: Tensor, state: State, numbers: Tensor, key: tuple[int, int]) -> None:
-        """Do to ``p``, its state and its held amax what a rule of `rules` does; ``key`` as in `random.uniform`."""
+    def step(self, p: Tensor, g: Tensor, state: State, numbers: Tensor, stream: tuple[int, int, int]) -> None:
+        """Do to ``p``, its state and its held amax what a rule of `rules` does; ``stream`` as in `random.uniform`."""
         nothing = self._nothing
         m = state.get("exp_avg", nothing)
         remembered = self._remembered()
@@ -69,19 +87,21 @@ class Loops:
             p, g.contiguous(), state.get("momentum_buffer", m), state.get("exp_avg_sq", nothing),
             state.get("reference_avg", nothing), state.get("reference_avg_sq", nothing), self._held,
             self._settings, numbers, self._constants, nothing if remembered is None else remembered,
-            *self._stiffness, *key,
+            *self._stiffness, *stream,
         )  # fmt: skip
 
 
-def _settings(arm: Arm, scale_dtype: str) -> Tensor:
-    """Return what `step.cpp` has to know of an arm: int32, in the order of its struct."""
-    return torch.tensor(
-        [
-            BASES.index(arm.base),
-            0 if arm.stiffness is None else 1 + FORMULAS.index(arm.stiffness),
-            arm.acts == "gradient", arm.power, arm.normalise == "rms", arm.momentum > 0, arm.match_rms,
-            0 if arm.weights == "master" else WEIGHTS.index(arm.rounding),
-            arm.grid_scale == "reestimated", scale_dtype == "pow2",
-        ],
-        dtype=torch.int32,
-    )  # fmt: skip
+def _settings(arm: Arm, scale_dtype: str) -> dict[str, int]:
+    """Return the numbers of `SETTINGS`."""
+    return {
+        "base": BASES.index(arm.base),
+        "formula": 0 if arm.stiffness is None else 1 + FORMULAS.index(arm.stiffness),
+        "on_gradient": arm.acts == "gradient",
+        "power": arm.power,
+        "rms": arm.normalise == "rms",
+        "momentum": arm.momentum > 0,
+        "match_rms": arm.match_rms,
+        "weights": WEIGHTS.index("master" if arm.weights == "master" else arm.rounding),
+        "reestimated": arm.grid_scale == "reestimated",
+        "pow2": scale_dtype == "pow2",
+    }

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from altgrad.numerics import permutation
 from altgrad.optim import loops, rules
 from altgrad.optim.arm import ADAPTIVE, OWN_UNIT, Arm
-from altgrad.optim.stiffness import Stiffness, multiplier, permutation
+from altgrad.optim.stiffness import Stiffness, exponent
 from altgrad.optim.weight_grid import WeightGrid
-
-KEY_OF_SEED, KEY_OF_WEIGHT = 0x9E3779B1, 0x85EBCA77  # odd: neighbouring seeds and weights get distant keys
 
 
 class ArmOptimizer(torch.optim.Optimizer):
@@ -24,12 +23,16 @@ class ArmOptimizer(torch.optim.Optimizer):
     A step in which some gradient is not finite changes nothing and is counted in ``skipped``. Random numbers are a
     function of seed, weight, step and place, so a run that is resumed from ``state_dict`` repeats them.
 
+    A schedule sets each group's ``lr``, as torch's do, between 0 and its ``initial_lr``. A matrix decays by its group's
+    ``decay`` times that ratio: by the schedule alone, whatever the learning rate is.
+
     Args:
         weights: quantized weights, (out, in), with their grids; with ``weights: grid`` they are put on them here.
-        plain: all other parameters; matrices decay, vectors do not.
+        plain: all other parameters; matrices decay by ``plain_decay``, vectors do not.
         arm: the settings. An arm that does not look at the grid steps ``weights`` in its plain form.
         linear: those of ``plain`` that a recipe could have quantized. They take the arm's learning rate, like
-            ``weights`` in their plain form, if it means the same there; ``plain_lr`` is for the rest.
+            ``weights`` in their plain form, if it means the same there, and decay as those do; ``plain_lr`` is for
+            the rest.
         steps: of the run, for ``schedule``.
         seed: of the shuffle of ``permuted`` and of stochastic rounding.
         compiled: compile the rule, once, for what the CPU's own loops do not take.
@@ -51,10 +54,10 @@ class ArmOptimizer(torch.optim.Optimizer):
         plain_lr = arm.lr if arm.plain_lr is None else arm.plain_lr
         linear_lr = plain_lr if arm.base in OWN_UNIT else arm.lr
         groups = [
-            {"params": list(self.grids), "lr": arm.lr, "weight_decay": arm.weight_decay, "quantized": True},
-            {"params": linear, "lr": linear_lr, "weight_decay": arm.weight_decay},
-            {"params": [p for p in plain if p.ndim >= 2], "lr": plain_lr, "weight_decay": arm.weight_decay},
-            {"params": [p for p in plain if p.ndim < 2], "lr": plain_lr, "weight_decay": 0.0},
+            {"params": list(self.grids), "lr": arm.lr, "decay": arm.decay, "quantized": True},
+            {"params": linear, "lr": linear_lr, "decay": arm.decay},
+            {"params": [p for p in plain if p.ndim >= 2], "lr": plain_lr, "decay": arm.plain_decay},
+            {"params": [p for p in plain if p.ndim < 2], "lr": plain_lr, "decay": 0.0},
         ]
         groups = [{"quantized": False, "initial_lr": group["lr"], **shared, **group} for group in groups]
         for group in groups:
@@ -63,7 +66,8 @@ class ArmOptimizer(torch.optim.Optimizer):
         self._names = rules.state_names(arm, reference)
         self._stiffness = {p: self._stiffness_of(grid, p.device) for p, grid in self.grids.items()}
         self._orders = {
-            p: permutation(p, seed + i) if arm.stiffness == "permuted" else None for i, p in enumerate(self.grids)
+            p: permutation(p.numel(), seed, i).to(p.device) if arm.stiffness == "permuted" else None
+            for i, p in enumerate(self.grids)
         }
         self._loops = {
             p: loops.Loops(arm, grid, self._stiffness[p], self._orders[p])
@@ -105,20 +109,22 @@ class ArmOptimizer(torch.optim.Optimizer):
         return loss
 
     def _step_quantized(self, group: dict[str, Any]) -> None:
-        numbers: dict[int, Tensor] = {}  # by step, which is the same for weights that always had a gradient
+        # By step, which is the same for weights that always had a gradient, and by how fine their grid is.
+        numbers: dict[tuple[int, int], Tensor] = {}
         present = [(i, p, self._state(p, self._names)) for i, p in enumerate(group["params"]) if p.grad is not None]
         if present:
             torch._foreach_add_([state["step"] for *_, state in present], 1)
         for index, p, state in present:
             step = int(state["step"].item())
-            if step not in numbers:
-                numbers[step] = self._numbers(group, step, p.device)
-            key = _int32(self.seed * KEY_OF_SEED + index * KEY_OF_WEIGHT), _int32(step)
+            which = step, self.grids[p].refinement
+            if which not in numbers:
+                numbers[which] = self._numbers(group, *which, p.device)
+            stream = (self.seed, index, step)
             if p in self._loops:
-                self._loops[p].step(p, p.grad, state, numbers[step], key)
+                self._loops[p].step(p, p.grad, state, numbers[which], stream)
             else:
                 tensors = {name: state[name] for name in self._names}
-                self._rule(p, p.grad, tensors, numbers[step], self._grid_tensors(p, key))
+                self._rule(p, p.grad, tensors, numbers[which], self._grid_tensors(p, stream))
 
     def _step_adamw(self, group: dict[str, Any]) -> None:
         present = [p for p in group["params"] if p.grad is not None]
@@ -128,7 +134,7 @@ class ArmOptimizer(torch.optim.Optimizer):
         adamw(
             present, [p.grad for p in present], [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states], [],
             [s["step"] for s in states], fused=True, amsgrad=False, beta1=beta1, beta2=beta2, lr=group["lr"],
-            weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
+            weight_decay=group["decay"] / group["initial_lr"], eps=group["eps"], maximize=False,
         )  # fmt: skip
 
     def _step_sgd(self, group: dict[str, Any]) -> None:
@@ -140,7 +146,7 @@ class ArmOptimizer(torch.optim.Optimizer):
             steps = [self._state(p, ("momentum_buffer",))["momentum_buffer"] for p in present]
             torch._foreach_mul_(steps, group["momentum"])
             torch._foreach_add_(steps, [p.grad for p in present])
-        torch._foreach_mul_(present, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_mul_(present, _kept(group))
         torch._foreach_add_(present, steps, alpha=-group["lr"])
 
     # --- what it is made of --------------------------------------------------------------------------
@@ -154,26 +160,17 @@ class ArmOptimizer(torch.optim.Optimizer):
         if "reference_avg" not in state and not ("exp_avg" in state and self.arm.has_adam_moments):
             return None
         group = self._group_of(p)
-        numbers = self._numbers(group, self.state[p]["step"].item(), p.device)
+        numbers = self._numbers(group, self.state[p]["step"].item(), 1, p.device)
         return rules.adamw_direction(self.state[p], numbers)
 
     def decay(self, p: nn.Parameter) -> float:
         """Return what the last step multiplied ``p`` with before the update."""
-        group = self._group_of(p)
-        return 1 - self._decay_lr(group) * group["weight_decay"]
+        return _kept(self._group_of(p))
 
     def _group_of(self, p: nn.Parameter) -> dict[str, Any]:
         return next(group for group in self.param_groups if any(p is q for q in group["params"]))
 
-    def _decay_lr(self, group: dict[str, Any]) -> float:
-        """A rung's learning rate counts rungs; what decays is the weight itself."""
-        arm = self.arm
-        in_rungs = arm.base == "rung" and group["quantized"]
-        return group["lr"] / arm.lr * (arm.plain_lr or arm.lr) if in_rungs else group["lr"]
-
-    def _state(
-        self, p: nn.Parameter, names: Iterable[str], counter: torch.device | str = "cpu"
-    ) -> dict[str, Tensor]:
+    def _state(self, p: nn.Parameter, names: Iterable[str], counter: torch.device | str = "cpu") -> dict[str, Tensor]:
         state = self.state[p]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=counter)
@@ -181,19 +178,20 @@ class ArmOptimizer(torch.optim.Optimizer):
                 state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
         return state
 
-    def _numbers(self, group: dict[str, Any], step: float, device: torch.device) -> Tensor:
+    def _numbers(self, group: dict[str, Any], step: float, refinement: int, device: torch.device) -> Tensor:
         beta1, beta2 = group["betas"]
         arm, numbers = self.arm, [0.0] * 10
-        numbers[rules.LR] = group["lr"]
-        numbers[rules.DECAY] = 1 - self._decay_lr(group) * group["weight_decay"]
+        per_rung = refinement if arm.base == "rung" else 1  # its settings count the format's own rungs
+        numbers[rules.LR] = group["lr"] * per_rung
+        numbers[rules.DECAY] = _kept(group)
         numbers[rules.BETA1], numbers[rules.BETA2] = beta1, beta2
         numbers[rules.UNBIAS1], numbers[rules.UNBIAS2] = 1 / (1 - beta1**step), 1 / (1 - beta2**step)
         numbers[rules.EPS], numbers[rules.MOMENTUM] = group["eps"], group["momentum"]
-        numbers[rules.FACTOR] = multiplier(arm.schedule, (step - 1) / max(1, self.steps))
-        numbers[rules.MAX_RUNGS] = arm.max_rungs
+        numbers[rules.MAX_RUNGS] = arm.max_rungs * per_rung
+        numbers[rules.EXPONENT] = exponent(arm.schedule, min(1.0, (step - 1) / max(1, self.steps - 1)))
         return torch.tensor(numbers, dtype=torch.float32, device=device)
 
-    def _grid_tensors(self, p: nn.Parameter, key: tuple[int, int]) -> rules.GridTensors:
+    def _grid_tensors(self, p: nn.Parameter, stream: tuple[int, int, int]) -> rules.GridTensors:
         grid, stiff = self.grids[p], self._stiffness[p]
         return rules.GridTensors(
             constants=grid.constants,
@@ -202,7 +200,7 @@ class ArmOptimizer(torch.optim.Optimizer):
             order=self._orders[p],
             remembered=grid.remembered(),
             options=grid.options,
-            key=torch.tensor(key, dtype=torch.int32, device=p.device) if self.arm.rounding == "stochastic" else None,
+            stream=torch.tensor(stream, device=p.device) if self.arm.rounding == "stochastic" else None,
             held=grid.held if self.arm.weights == "grid" else None,
         )
 
@@ -228,5 +226,6 @@ def _all_finite(gradients: list[Tensor]) -> bool:
     return all(bool(g.isfinite().all()) for g in gradients)
 
 
-def _int32(number: int) -> int:
-    return (number + (1 << 31)) % (1 << 32) - (1 << 31)
+def _kept(group: dict[str, Any]) -> float:
+    """Return the share of a weight that the decay of this step leaves."""
+    return 1 - group["lr"] * (group["decay"] / group["initial_lr"])

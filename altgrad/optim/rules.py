@@ -31,15 +31,15 @@ MADAM_CLIP = 10.0  # of g / sqrt(v), as in Bernstein's code; it holds back the f
 GROWS_ABOVE, SHRINKS_BELOW = 1.0, 0.25
 
 # Places in the tensor of a step's numbers.
-LR, DECAY, BETA1, BETA2, UNBIAS1, UNBIAS2, EPS, MOMENTUM, FACTOR, MAX_RUNGS = range(10)
+LR, DECAY, BETA1, BETA2, UNBIAS1, UNBIAS2, EPS, MOMENTUM, MAX_RUNGS, EXPONENT = range(10)
 
 
 class GridTensors(NamedTuple):
     """A weight's grid as a rule sees it.
 
     ``constants`` and ``stiff_constants`` from `format_constants`, ``numbers`` and ``order`` from `Stiffness`,
-    ``remembered`` the amax that sets the scale or None, ``options`` of `operand_scale`, ``key`` int32 (2,) for the
-    random numbers of this step, ``held`` the buffer of the amax of weights on the grid.
+    ``remembered`` the amax that sets the scale or None, ``options`` of `operand_scale`, ``stream`` of this step's
+    random numbers as `uniform` takes it, ``held`` the buffer of the amax of weights on the grid.
     """
 
     constants: Tensor
@@ -48,7 +48,7 @@ class GridTensors(NamedTuple):
     order: Tensor | None
     remembered: Tensor | None
     options: dict[str, Any]
-    key: Tensor | None
+    stream: Tensor | None
     held: Tensor | None
 
 
@@ -103,17 +103,21 @@ def adamw_direction(state: State, h: Tensor) -> Tensor:
 
 
 def _factor(arm: Arm, p: Tensor, h: Tensor, grid: GridTensors, at: Tensor | None = None) -> Tensor | None:
-    """Return the stiffness at ``p``, or ``at`` another point, over that of the tensor ``p`` and times its schedule."""
+    """Return ``S^a`` at ``p``, or ``at`` another point, over that of the tensor ``p``.
+
+    S is the stiffness, and a the schedule's exponent: at 0 the factor is 1, and the arm its plain form.
+    """
     if arm.stiffness is None:
         return None
     scale = operand_scale(p, grid.constants, grid.remembered, **grid.options)
 
     def of(t: Tensor) -> Tensor:
-        return evaluate(arm.stiffness, t, scale, grid.stiff_constants, grid.numbers, grid.order)
+        found = evaluate(arm.stiffness, t, scale, grid.stiff_constants, grid.numbers, grid.order)
+        return found if arm.schedule == "constant" else found.pow(h[EXPONENT])
 
     found = of(p)
     unit = _rms(found) if arm.normalise == "rms" else 1.0
-    return (found if at is None else of(at)) / unit * h[FACTOR]
+    return (found if at is None else of(at)) / unit
 
 
 def _step(arm: Arm, p: Tensor, g: Tensor, state: State, h: Tensor, factor: Tensor | None) -> Tensor:
@@ -155,9 +159,7 @@ def _adam(m: Tensor, v: Tensor, h: Tensor) -> Tensor:
     return m * h[UNBIAS1] / ((v * h[UNBIAS2]).sqrt() + h[EPS])
 
 
-def _transport(
-    arm: Arm, p: Tensor, target: Tensor, state: State, h: Tensor, grid: GridTensors, factor: Tensor
-) -> None:
+def _transport(arm: Arm, p: Tensor, target: Tensor, state: State, h: Tensor, grid: GridTensors, factor: Tensor) -> None:
     """Carry the first moment along to ``target``: the same number of rungs there."""
     name = "momentum_buffer" if arm.base == "riemann_sgd" else "exp_avg"
     if name in state:
@@ -170,7 +172,7 @@ def _moved_rungs(p: Tensor, step: Tensor, h: Tensor, grid: GridTensors) -> Tenso
     u = coordinate(p * scale, grid.constants).round()
     wanted = (-h[LR] * step).clamp(-h[MAX_RUNGS], h[MAX_RUNGS])
     wanted = wanted + (coordinate(p * h[DECAY] * scale, grid.constants) - u)
-    whole = (wanted + uniform(p.shape, grid.key)).floor()
+    whole = (wanted + uniform(p.shape, grid.stream)).floor()
     return at_coordinate(u + whole, grid.constants) / scale
 
 
@@ -184,9 +186,10 @@ def _written_back(arm: Arm, target: Tensor, grid: GridTensors) -> Tensor:
     grid.held.copy_(amax.expand_as(grid.held))
     scale = scale_from_amax(amax, grid.constants, dtype=grid.options["scale_dtype"])
     if arm.rounding == "stochastic" and arm.base != "rung":
-        return round_to_grid_stochastic(target * scale, grid.constants, uniform(target.shape, grid.key)) / scale
+        return round_to_grid_stochastic(target * scale, grid.constants, uniform(target.shape, grid.stream)) / scale
     return round_to_grid(target * scale, grid.constants) / scale
 
 
 def _rms(t: Tensor) -> Tensor:
-    return t.square().mean().sqrt()
+    """Return the root mean square; compiled sums in float32 are 1e-6 off, which a step would take along."""
+    return t.square().mean(dtype=torch.float64).sqrt().float()

@@ -13,41 +13,51 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
+#include "definitions.h"
 #include "grid.h"
+#include "philox.h"
 
 namespace altgrad {
 namespace {
 
-constexpr int64_t kChunk = 512;  // five buffers of so many floats, and seven tensors' share: 24 KiB
+constexpr int64_t kChunk = 512;  // six buffers of so many floats, and seven tensors' share: 26 KiB
 constexpr int64_t kLine = 16;  // numbers of four bytes in a line of the caches
-constexpr float kMadamClip = 10.0f, kMantissaFloor = 0x1p-24f, kShrinksBelow = 0.25f;
+static_assert(kChunk % Stream::kRow == 0);
 
-// --- settings: the places and the numbers of loops.py -----------------------------------------------------------
+// --- settings: names and places are loops.py's, through definitions.h ------------------------------------------------
 
-enum Base { kAdamW, kSgd, kRiemannAdam, kRiemannSgd, kRung, kMadam };
-enum Formula { kNone, kUlp, kMantissa, kSmooth, kRange, kMean, kPermuted, kForeign };
-enum Weights { kMaster, kNearest, kStochastic };
+[[noreturn]] void unknown(const char* setting, int32_t value) {
+  throw std::runtime_error(std::string("step.cpp has no ") + setting + " of number " + std::to_string(value));
+}
 
 struct Arm {
   int32_t base, formula, on_gradient, power, rms, momentum, match_rms, weights, reestimated, pow2;
 
   explicit Arm(const Tensor& settings) {
     const int32_t* s = static_cast<const int32_t*>(settings.const_data_ptr());
-    base = s[0], formula = s[1], on_gradient = s[2], power = s[3], rms = s[4];
-    momentum = s[5], match_rms = s[6], weights = s[7], reestimated = s[8], pow2 = s[9];
+    base = s[setting::kBase], formula = s[setting::kFormula], on_gradient = s[setting::kOnGradient];
+    power = s[setting::kPower], rms = s[setting::kRms], momentum = s[setting::kMomentum];
+    match_rms = s[setting::kMatchRms], weights = s[setting::kWeights];
+    reestimated = s[setting::kReestimated], pow2 = s[setting::kPow2];
+    if (weights != weights::kMaster && weights != weights::kNearest && weights != weights::kStochastic) {
+      unknown("weights", weights);
+    }
   }
-  bool riemannian() const { return base == kRiemannAdam || base == kRiemannSgd; }
+  bool riemannian() const { return base == base::kRiemannAdam || base == base::kRiemannSgd; }
 };
 
 struct Numbers {
-  float lr, decay, beta1, beta2, unbias1, unbias2, eps, momentum, factor, max_rungs;
+  float lr, decay, beta1, beta2, unbias1, unbias2, eps, momentum, max_rungs;
 
   explicit Numbers(const Tensor& packed) {
     const float* h = packed.const_data_ptr<float>();
-    lr = h[0], decay = h[1], beta1 = h[2], beta2 = h[3], unbias1 = h[4];
-    unbias2 = h[5], eps = h[6], momentum = h[7], factor = h[8], max_rungs = h[9];
+    lr = h[number::kLr], decay = h[number::kDecay], beta1 = h[number::kBeta1], beta2 = h[number::kBeta2];
+    unbias1 = h[number::kUnbias1], unbias2 = h[number::kUnbias2], eps = h[number::kEps];
+    momentum = h[number::kMomentum], max_rungs = h[number::kMaxRungs];
   }
 };
 
@@ -70,21 +80,6 @@ struct Spacing {
   float operator()(float x) const {
     const float found = power_of_two_below(std::min(absolute(x), max)) * per_binade;
     return found > lowest ? found : lowest;
-  }
-};
-
-// uniform of random.py.
-struct Uniform {
-  uint32_t first, second;
-
-  static uint32_t lowbias32(uint32_t x) {
-    x = (x ^ (x >> 16)) * 0x7feb352du;
-    x = (x ^ (x >> 15)) * 0x846ca68bu;
-    return x ^ (x >> 16);
-  }
-  float operator()(uint32_t place) const {
-    const uint32_t x = lowbias32(lowbias32(place + first) + second);
-    return static_cast<float>(static_cast<int32_t>((x & 0x7fffffu) * 2 + 1)) * 0x1p-24f;
   }
 };
 
@@ -210,25 +205,26 @@ float mean_over_chunks(int64_t n, const F& run) {
 
 // --- stiffness ----------------------------------------------------------------------------------------------
 
-// The factor of rules.py: stiffness over that of the tensor, times its schedule.
+// The factor of rules.py without a schedule: stiffness over that of the tensor.
 class Stiffness {
  public:
   Stiffness(const Arm& arm, const float* weight, int64_t n, float amax, float scale, const Tensor& constants,
-            const Tensor& numbers, const int32_t* order, float schedule)
+            const Tensor& numbers, const int32_t* order)
       : formula_(arm.formula), spacing_(Grid(constants)), scale_(scale) {
     const float* of_format = numbers.const_data_ptr<float>();
-    per_binade_ = of_format[0];
-    if (formula_ == kForeign) scale_ = scale_of(amax, Grid(constants).target, false);
-    smallest_normal_ = of_format[1] / scale_;
-    floor_ = power_of_two_below(amax) * per_binade_ * kMantissaFloor;
-    float factor = formula_ == kMantissa || formula_ == kSmooth ? 1.0f : 1.0f / scale_, unit = 1.0f;
-    if (formula_ == kRange) factor *= of_format[2];
-    if (formula_ == kMean) {
+    per_binade_ = of_format[stiffness::kPerBinade];
+    if (formula_ == formula::kForeign) scale_ = scale_of(amax, Grid(constants).target, false);
+    smallest_normal_ = of_format[stiffness::kSmallestNormal] / scale_;
+    floor_ = power_of_two_below(amax) * per_binade_ * stiffness::kFloor;
+    const bool scaled = formula_ != formula::kMantissa && formula_ != formula::kSmooth;
+    float factor = scaled ? 1.0f / scale_ : 1.0f, unit = 1.0f;
+    if (formula_ == formula::kRange) factor *= of_format[stiffness::kPerRange];
+    if (formula_ == formula::kMean) {
       mean_ = mean_over_chunks(n, [&](int64_t first, int64_t count) {
         return chunk_sum(count, [&](int64_t i) { return spacing_(weight[first + i] * scale_); });
       });
     }
-    const bool permuted = formula_ == kPermuted;
+    const bool permuted = formula_ == formula::kPermuted;
     if (permuted) find_exponents(weight, order, n);
     if (arm.rms) {
       unit = std::sqrt(mean_over_chunks(n, [&](int64_t first, int64_t count) {
@@ -240,7 +236,7 @@ class Stiffness {
     } else if (permuted) {
       over_chunks(n, [&](int64_t, int64_t first, int64_t count) { shuffle(first, count); });
     }
-    factor_ = factor / unit * schedule;
+    factor_ = factor / unit;
   }
 
   void operator()(const float* weight, int64_t first, int64_t n, float* found) const {
@@ -251,33 +247,38 @@ class Stiffness {
   void evaluate(const float* __restrict weight, int64_t first, int64_t n, const float factor,
                 float* __restrict found) const {
     switch (formula_) {
-      case kMantissa:
+      case formula::kMantissa:
         for (int64_t i = 0; i < n; ++i) {
           found[i] = std::max(power_of_two_below(absolute(weight[i])) * per_binade_, floor_) * factor;
         }
         break;
-      case kSmooth:
+      case formula::kSmooth:
         for (int64_t i = 0; i < n; ++i) {
           const float w = absolute(weight[i]), w0 = smallest_normal_;
           const float large = std::max(w, w0), ratio = std::min(w, w0) / large;
           found[i] = large * std::sqrt(1.0f + ratio * ratio) * per_binade_ * factor;
         }
         break;
-      case kMean:
+      case formula::kMean:
         std::fill_n(found, n, mean_ * factor);
         break;
-      case kPermuted: {
+      case formula::kPermuted: {
         const uint8_t* exponents = shuffled_.get() + first;
         for (int64_t i = 0; i < n; ++i) {
           found[i] = std::bit_cast<float>(static_cast<uint32_t>(exponents[i]) << 23) * factor;
         }
         break;
       }
-      default: {
+      case formula::kUlp:
+      case formula::kRange:
+      case formula::kForeign: {
         const Spacing spacing = spacing_;
         const float scale = scale_;
         for (int64_t i = 0; i < n; ++i) found[i] = spacing(weight[i] * scale) * factor;
+        break;
       }
+      default:
+        unknown("stiffness", formula_);
     }
   }
 
@@ -358,7 +359,7 @@ void direct_madam(const float* __restrict p, float* __restrict v, const float* _
   for (int64_t i = 0; i < n; ++i) {
     v[i] = v[i] * h.beta2 + g[i] * g[i] * rest2;
     const float ratio = g[i] / std::sqrt(v[i] * h.unbias2);
-    const float bounded = ratio != ratio ? 0.0f : std::min(std::max(ratio, -kMadamClip), kMadamClip);
+    const float bounded = ratio != ratio ? 0.0f : std::min(std::max(ratio, -rule::kMadamClip), rule::kMadamClip);
     step[i] = p[i] == 0.0f ? 0.0f : with_sign_of(1.0f, p[i]) * bounded;
   }
 }
@@ -374,28 +375,32 @@ void direct(const Arm& arm, const Numbers& h, const Tensors& t, int64_t first, i
   const float* g = t.g + first;
   float *m = t.m == nullptr ? nullptr : t.m + first, *v = t.v == nullptr ? nullptr : t.v + first;
   float scaled[kChunk];
-  const bool squared = arm.base == kRiemannSgd || arm.power == 2;
-  if (factor != nullptr && (arm.base == kRiemannSgd || arm.on_gradient)) {
+  const bool squared = arm.base == base::kRiemannSgd || arm.power == 2;
+  if (factor != nullptr && (arm.base == base::kRiemannSgd || arm.on_gradient)) {
     for (int64_t i = 0; i < n; ++i) scaled[i] = (squared ? factor[i] * factor[i] : factor[i]) * g[i];
     g = scaled;
   }
   switch (arm.base) {
-    case kSgd:
-    case kRiemannSgd:
+    case base::kSgd:
+    case base::kRiemannSgd:
       if (arm.momentum) {
         for (int64_t i = 0; i < n; ++i) m[i] = m[i] * h.momentum + g[i];
         g = m;
       }
       std::copy_n(g, n, step);
       break;
-    case kRiemannAdam:
+    case base::kRiemannAdam:
       direct_riemannian(m, v, g, factor, step, n, h);
       break;
-    case kMadam:
+    case base::kMadam:
       direct_madam(t.p + first, v, g, step, n, h);
       break;
-    default:
+    case base::kAdamw:
+    case base::kRung:
       direct_adam(m, v, g, step, n, h);
+      break;
+    default:
+      unknown("base", arm.base);
   }
   if (factor != nullptr && !arm.on_gradient && !arm.riemannian()) {
     for (int64_t i = 0; i < n; ++i) step[i] = (squared ? factor[i] * factor[i] : factor[i]) * step[i];
@@ -403,30 +408,39 @@ void direct(const Arm& arm, const Numbers& h, const Tensors& t, int64_t first, i
 }
 
 template <class F>
-void move_by_rungs(const Numbers h, float* __restrict p, const float* __restrict step, int64_t first, int64_t n,
-                   const Line line, const float scale, const Uniform uniform, const F divided) {
+void move_by_rungs(const Numbers h, float* __restrict p, const float* __restrict step,
+                   const float* __restrict random, int64_t n, const Line line, const float scale, const F divided) {
   for (int64_t i = 0; i < n; ++i) {
     const float place = std::nearbyint(line.place(p[i] * scale));
     float wanted = std::min(std::max(-h.lr * step[i], -h.max_rungs), h.max_rungs);
     wanted = wanted + (line.place(p[i] * h.decay * scale) - place);
-    p[i] = divided(line.at(place + std::floor(wanted + uniform(static_cast<uint32_t>(first + i)))));
+    p[i] = divided(line.at(place + std::floor(wanted + random[i])));
   }
 }
 
 // Moves the weights of a chunk.
 void move(const Arm& arm, const Numbers h, float* __restrict p, const float* __restrict step, int64_t first, int64_t n,
-          const Grid& grid, const Line line, const float held_scale, const Uniform uniform) {
+          const Grid& grid, const Line line, const float held_scale, const Stream& stream) {
   switch (arm.base) {
-    case kRung:
+    case base::kRung: {
+      float random[kChunk];
+      stream.uniform(first, n, random);
       with_division(grid, held_scale, [&](const auto divided) {
-        move_by_rungs(h, p, step, first, n, line, held_scale, uniform, divided);
+        move_by_rungs(h, p, step, random, n, line, held_scale, divided);
       });
       break;
-    case kMadam:
+    }
+    case base::kMadam:
       for (int64_t i = 0; i < n; ++i) p[i] = p[i] * h.decay * exponential(-h.lr * step[i]);
       break;
-    default:
+    case base::kAdamw:
+    case base::kSgd:
+    case base::kRiemannAdam:
+    case base::kRiemannSgd:
       for (int64_t i = 0; i < n; ++i) p[i] = p[i] * h.decay - h.lr * step[i];
+      break;
+    default:
+      unknown("base", arm.base);
   }
 }
 
@@ -439,21 +453,16 @@ void carry(float* __restrict m, const float* __restrict from, const float* __res
 class Step {
  public:
   Step(const Arm& arm, const Numbers& h, const Tensors& t, int64_t n, const Grid& grid, float* held,
-       const Stiffness* stiffness, const Uniform& uniform)
+       const Stiffness* stiffness, const Stream& stream)
       : arm_(arm), h_(h), t_(t), n_(n), grid_(grid), line_(grid), held_(held), stiffness_(stiffness),
-        uniform_(uniform) {}
+        stream_(stream) {}
 
   void take() {
     if (arm_.match_rms) match();
-    if (arm_.weights != kMaster) held_scale_ = scale_of(*held_, grid_.target, arm_.pow2);
-    const uint32_t found = largest_over(n_, [&](int64_t begin, int64_t end) {
-      uint32_t largest_here = 0;
-      for (int64_t first = begin; first < end; first += kChunk) {
-        largest_here = std::max(largest_here, finish(first, std::min(kChunk, end - first)));
-      }
-      return largest_here;
-    });
-    if (arm_.weights != kMaster) write_back(from_order(found));
+    if (arm_.weights != weights::kMaster) held_scale_ = scale_of(*held_, grid_.target, arm_.pow2);
+    std::vector<uint32_t> largest_of((n_ + kChunk - 1) / kChunk);
+    over_chunks(n_, [&](int64_t chunk, int64_t first, int64_t n) { largest_of[chunk] = finish(first, n); });
+    if (arm_.weights != weights::kMaster) write_back(from_order(*std::ranges::max_element(largest_of)));
   }
 
  private:
@@ -477,7 +486,7 @@ class Step {
       const float* v = (t_.reference_v != nullptr ? t_.reference_v : t_.v) + first;
       advance(first, n, factor, step);
       own[chunk] = chunk_sum(n, [&](int64_t i) {
-        const float moved = arm_.base == kMadam ? step[i] * weight[i] : step[i];  // madam's is one in log |w|
+        const float moved = arm_.base == base::kMadam ? step[i] * weight[i] : step[i];  // madam's is one in log |w|
         return moved * moved;
       });
       wanted[chunk] = chunk_sum(n, [&](int64_t i) {
@@ -499,48 +508,53 @@ class Step {
       if (arm_.riemannian()) (*stiffness_)(weight, first, n, factor);
       for (int64_t i = 0; i < n; ++i) step[i] *= ratio_;
     }
-    move(arm_, h_, weight, step, first, n, grid_, line_, held_scale_, uniform_);
+    move(arm_, h_, weight, step, first, n, grid_, line_, held_scale_, stream_);
     if (arm_.riemannian() && t_.m != nullptr) {
       float there[kChunk];
       (*stiffness_)(weight, first, n, there);
       carry(t_.m + first, factor, there, n);
     }
-    return arm_.weights == kMaster ? 0u : largest(weight, n);
+    return arm_.weights == weights::kMaster ? 0u : largest(weight, n);
   }
 
   // Puts the weights, the largest of which is ``present``, on the grid, whose scale is changed first where that is due.
   void write_back(float present) {
     float amax = *held_;
     if (arm_.reestimated) {
-      if (present > amax) amax = 2.0f * amax;
-      if (present < amax * kShrinksBelow) amax = 0.5f * amax;
+      if (present > amax * rule::kGrowsAbove) amax = 2.0f * amax;
+      if (present < amax * rule::kShrinksBelow) amax = 0.5f * amax;
     }
     if (!(amax > 0)) amax = present;  // of weights that all began at zero
-    if (arm_.base == kRung && amax == *held_ && present <= amax) return;  // whole rungs of the same grid
+    if (arm_.base == base::kRung && amax == *held_ && present <= amax) return;  // whole rungs of the same grid
     *held_ = amax;
-    if (arm_.weights == kStochastic && arm_.base != kRung) {
+    if (arm_.weights == weights::kStochastic && arm_.base != base::kRung) {
       const StochasticRounder round(grid_);
-      round_weights([=, this](float x, uint32_t place) { return round(x, uniform_(place)); });
+      round_weights<true>([=](float x, float random) { return round(x, random); });
     } else if (grid_.root == 0) {
       const Rounder<false> round(grid_);
-      round_weights([=](float x, uint32_t) { return round(x); });
+      round_weights<false>([=](float x, float) { return round(x); });
     } else {
       const Rounder<true> round(grid_);
-      round_weights([=](float x, uint32_t) { return round(x); });
+      round_weights<false>([=](float x, float) { return round(x); });
     }
   }
 
-  template <class F>
+  template <bool kRandom, class F>
   void round_weights(const F& rounded) {
     const float scale = scale_of(*held_, grid_.target, arm_.pow2);
-    over(n_, 1, [&](int64_t begin, int64_t end) {
-      float* weight = t_.p + begin;
-      const F round = rounded;
-      const uint32_t place = static_cast<uint32_t>(begin), count = static_cast<uint32_t>(end - begin);
-      with_division(grid_, scale, [=](const auto divided) {
-        for (uint32_t i = 0; i < count; ++i) weight[i] = divided(round(weight[i] * scale, place + i));
+    over_chunks(n_, [&](int64_t, int64_t first, int64_t n) {
+      float random[kChunk];
+      if constexpr (kRandom) stream_.uniform(first, n, random);
+      with_division(grid_, scale, [&](const auto divided) {
+        round_chunk<kRandom>(t_.p + first, random, n, scale, rounded, divided);
       });
     });
+  }
+
+  template <bool kRandom, class F, class D>
+  static void round_chunk(float* __restrict weight, const float* __restrict random, int64_t n, const float scale,
+                          const F round, const D divided) {
+    for (int64_t i = 0; i < n; ++i) weight[i] = divided(round(weight[i] * scale, kRandom ? random[i] : 0.0f));
   }
 
   const Arm arm_;
@@ -551,7 +565,7 @@ class Step {
   const Line line_;
   float* const held_;
   const Stiffness* const stiffness_;
-  const Uniform uniform_;
+  const Stream stream_;
   float held_scale_ = 1.0f, ratio_ = 1.0f;
   std::unique_ptr<float[]> directions_;
 };
@@ -562,7 +576,7 @@ float* data_or_null(Tensor& t) { return t.numel() == 0 ? nullptr : static_cast<f
 
 void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor reference_v, Tensor held,
               Tensor settings, Tensor numbers, Tensor constants, Tensor remembered, Tensor stiff_constants,
-              Tensor stiff_numbers, Tensor order, int64_t first_key, int64_t second_key) {
+              Tensor stiff_numbers, Tensor order, int64_t seed, int64_t tensor, int64_t step) {
   const int64_t n = p.numel();
   if (n == 0) return;
   const Arm arm(settings);
@@ -571,16 +585,16 @@ void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor
   const Tensors t{data_or_null(p),           data_or_null(m),           data_or_null(v),
                   data_or_null(reference_m), data_or_null(reference_v), g.const_data_ptr<float>()};
   std::unique_ptr<Stiffness> stiffness;
-  if (arm.formula != kNone) {
+  if (arm.formula != formula::kNone) {
     const float known = remembered.numel() == 1 ? *remembered.const_data_ptr<float>() : 0.0f;
-    const bool needs_own = !(known > 0) || arm.formula == kForeign || arm.formula == kMantissa;
+    const bool needs_own = !(known > 0) || arm.formula == formula::kForeign || arm.formula == formula::kMantissa;
     const float own = needs_own ? amax_of(t.p, n) : 0.0f;
     const float scale = scale_of(known > 0 ? known : own, grid.target, arm.pow2);
     const int32_t* shuffle = order.numel() == 0 ? nullptr : static_cast<const int32_t*>(order.const_data_ptr());
-    stiffness = std::make_unique<Stiffness>(arm, t.p, n, own, scale, stiff_constants, stiff_numbers, shuffle, h.factor);
+    stiffness = std::make_unique<Stiffness>(arm, t.p, n, own, scale, stiff_constants, stiff_numbers, shuffle);
   }
-  const Uniform uniform{static_cast<uint32_t>(first_key), static_cast<uint32_t>(second_key)};
-  Step(arm, h, t, n, grid, data_or_null(held), stiffness.get(), uniform).take();
+  const Stream stream{static_cast<uint32_t>(seed), static_cast<uint32_t>(tensor), static_cast<uint32_t>(step)};
+  Step(arm, h, t, n, grid, data_or_null(held), stiffness.get(), stream).take();
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from altgrad.numerics import Format, format_constants, get_format, grid_spacing, operand_scale
+from altgrad.numerics import Format, format_constants, get_format, grid_spacing, operand_scale, permutation
 from altgrad.numerics.constants import FLOAT32_MANTISSA, MAX, SPACING, ULPS
 from altgrad.numerics.rounding import SUCCESSOR
 
@@ -21,6 +21,8 @@ SCHEDULES = ("constant", "linear", "cosine")
 # Stiffness over the largest one of its tensor is at least this, so that nothing divides by zero and a weight can
 # cross zero. Only `mantissa` gets there: the others end where the subnormal numbers begin.
 FLOOR = 2.0**-24
+
+PER_BINADE, SMALLEST_NORMAL, PER_RANGE = range(3)  # places in a format's numbers: 2^-M, and so on
 
 
 def stiffness(
@@ -62,18 +64,12 @@ def stiffness(
     made.to(weight.device)
     if scale is None:
         scale = made.own_scale(weight)
-    order = permutation(weight, seed) if formula == "permuted" else None
+    order = permutation(weight.numel(), seed, 0).to(weight.device) if formula == "permuted" else None
     return made(weight.detach(), scale, order)
 
 
-def permutation(weight: Tensor, seed: int) -> Tensor:
-    """Return a shuffle of the elements of ``weight``, int32, from ``seed`` alone, whatever the device."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randperm(weight.numel(), generator=generator, dtype=torch.int32).to(weight.device)
-
-
-def multiplier(schedule: str, progress: float) -> float:
-    """Return what stiffness is multiplied by at a share ``progress`` of the run: from 1 towards 0, or 1 throughout."""
+def exponent(schedule: str, progress: float) -> float:
+    """Return the exponent of stiffness at a share ``progress`` of the run: from 1 to 0, or 1 throughout."""
     if schedule == "constant":
         return 1.0
     if schedule == "linear":
@@ -95,7 +91,11 @@ class Stiffness:
         bits = fmt.mantissa_bits - (fmt.exponent_bits == 0)
         binades = math.log2(fmt.max / fmt.smallest)
         self.constants = format_constants(foreign or fmt)
-        self.numbers = torch.tensor([2.0**-bits, 2.0**bits * float(self.constants[SPACING]), 1 / binades])
+        numbers = [0.0] * 3
+        numbers[PER_BINADE] = 2.0**-bits
+        numbers[SMALLEST_NORMAL] = 2.0**bits * float(self.constants[SPACING])
+        numbers[PER_RANGE] = 1 / binades
+        self.numbers = torch.tensor(numbers)
 
     def to(self, device: torch.device) -> Stiffness:
         """Move the tensors to ``device`` and return self."""
@@ -115,18 +115,17 @@ def evaluate(
     formula: str, weight: Tensor, scale: Tensor, constants: Tensor, numbers: Tensor, order: Tensor | None
 ) -> Tensor:
     """`Stiffness.__call__` of tensors, to be compiled once for every format."""
-    per_binade, smallest_normal, per_range = numbers
     if formula == "mantissa":
-        found = _power_of_two_below(weight.abs()) * per_binade
+        found = _power_of_two_below(weight.abs()) * numbers[PER_BINADE]
         return torch.maximum(found, found.amax() * FLOOR)
     if formula == "smooth":
-        w0 = smallest_normal / scale
-        return torch.hypot(weight, w0) * per_binade  # which squares nothing that underflows
+        w0 = numbers[SMALLEST_NORMAL] / scale
+        return torch.hypot(weight, w0) * numbers[PER_BINADE]  # which squares nothing that underflows
     if formula == "foreign":
         scale = operand_scale(weight, constants)
     found = _spacing(weight * scale, constants) / scale
     if formula == "range":
-        return found * per_range
+        return found * numbers[PER_RANGE]
     if formula == "mean":
         return found.mean().expand_as(weight)
     if formula == "permuted":

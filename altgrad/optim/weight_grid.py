@@ -1,4 +1,8 @@
-"""The grid that a quantized weight is put on in each forward pass, or lies on all the time."""
+"""The grid that a quantized weight is put on in each forward pass, or lies on all the time.
+
+A weight with *virtual* geometry has one too: its arm sees the grid, and no product does. Such weights are float32, or
+lie on a grid of the same shape that is so much finer that it does not bind.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from altgrad.numerics import Format, decode, encode, format_constants, operand_scale, round_to_grid
+from altgrad.numerics import (
+    Format,
+    decode,
+    encode,
+    grid_spacing,
+    operand_scale,
+    refined_constants,
+    refined_format,
+    round_to_grid,
+)
+from altgrad.numerics.constants import MAX
 
 
 def _nothing() -> None:
@@ -21,11 +35,13 @@ class WeightGrid:
     """A weight's format, and how its scale is found.
 
     Attributes:
-        format: the weight's format.
+        format: the weight's format, whose rungs and stiffness its arm sees.
         options: ``granularity``, ``block`` and ``scale_dtype`` of `operand_scale`.
         remembered: returns the amax (0-d float32) that sets the scale, None where it is the weight's own of the moment.
         held: that amax as a buffer of one element, which an optimizer with weights on the grid sets; None elsewhere.
         device: of the weight.
+        refinement: steps of the grid that the weight lies on, per rung of the format; a power of two, above 1 for
+            virtual geometry alone.
     """
 
     format: Format
@@ -33,10 +49,11 @@ class WeightGrid:
     remembered: Callable[[], Tensor | None] = _nothing
     held: Tensor | None = None
     device: torch.device | None = None
-    constants: Tensor = field(init=False)  # the format, from `format_constants`
+    refinement: int = 1
+    constants: Tensor = field(init=False)  # the grid that the weight lies on, from `refined_constants`
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "constants", format_constants(self.format, self.device))
+        object.__setattr__(self, "constants", refined_constants(self.format, self.refinement, self.device))
 
     def scale(self, weight: Tensor) -> Tensor:
         """Return what the forward product multiplies ``weight`` (out, in) with: float32, broadcastable."""
@@ -47,10 +64,16 @@ class WeightGrid:
         scale = self.scale(weight)
         return round_to_grid(weight * scale, self.constants) / scale
 
+    def spacing(self, weight: Tensor) -> Tensor:
+        """Return the width of the format's rung at each weight, in the weight's own unit: float32."""
+        scale = self.scale(weight)
+        magnitude = torch.minimum((weight * scale).abs(), self.constants[MAX])
+        return grid_spacing(magnitude, self.constants) * self.refinement / scale
+
     def encode(self, weight: Tensor) -> Tensor:
-        """Return the code of each weight: uint8 for formats of at most 8 bits, the shape of ``weight``."""
-        return encode(weight.detach() * self.scale(weight), self.format)
+        """Return the code of each weight, its shape: uint8 if a code has at most 8 bits, else int16."""
+        return encode(weight.detach() * self.scale(weight), refined_format(self.format, self.refinement))
 
     def decode(self, codes: Tensor, weight: Tensor) -> Tensor:
         """Return the weights that `encode` took, bit for bit; the scale is that of a buffer, not of ``weight``."""
-        return decode(codes, self.format) / self.scale(weight)
+        return decode(codes, refined_format(self.format, self.refinement)) / self.scale(weight)

@@ -1,12 +1,18 @@
-"""Which of the conditions of a fair comparison this grid satisfies, with the reason for each."""
+"""Which of the conditions of a fair comparison this grid satisfies, with the number or the reason for each.
+
+A condition stands here only if a grid can fail it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from altgrad.reporting.compare import CLAIM_SEEDS, Comparison, is_null, is_plain, regime
+from altgrad.config.schedule import kept_by_decay
+from altgrad.reporting import roles
+from altgrad.reporting.claims import CLAIM_SEEDS
+from altgrad.reporting.compare import Comparison
 from altgrad.reporting.control import TWINS, Control
-from altgrad.reporting.load import COMPLETED, DIVERGED, Study
+from altgrad.reporting.load import COMPLETED, Study
 from altgrad.reporting.wording import joined, plural
 
 YES, NO, PARTLY, OPEN = "yes", "no", "partly", "does not apply"
@@ -25,21 +31,24 @@ def conditions(study: Study, comparison: Comparison, control: Control | None) ->
     """Return the conditions in a fixed order."""
     return [
         _tuned(study, comparison),
+        _other_seeds(study),
+        _seeds(study),
+        _lost(study),
         _full_schedule(study),
+        _referred(study, comparison),
+        _settings(study, comparison),
+        _decay(study),
         _matched_update(study),
         _null_arms(study),
+        _virtual(study, comparison),
         _twins(control),
-        _seeds(study),
-        _metric(),
-        _regime(study),
-        _divergence(study),
     ]
 
 
 def _tuned(study: Study, comparison: Comparison) -> Condition:
     name = "Learning rate tuned per arm, optimum bracketed"
     if len(study.lr_scales) == 1:
-        return Condition(name, NO, f"one learning rate for all (scale {study.lr_scales[0]:g})")
+        return Condition(name, NO, f"one learning rate for each arm in this grid (scale {study.lr_scales[0]:g})")
     edge = comparison.best[comparison.best["bracket"] != "bracketed"]
     arms = [f"{row.format} {row.optimizer} at {row.lr_scale:g}" for row in edge.itertuples()]
     tried = f"{len(study.lr_scales)} learning rates for every arm"
@@ -48,6 +57,13 @@ def _tuned(study: Study, comparison: Comparison) -> Condition:
     return Condition(
         name, PARTLY if len(arms) < len(comparison.best) else NO, f"{tried}; optimum at an edge: {joined(arms)}"
     )
+
+
+def _other_seeds(study: Study) -> Condition:
+    name = "Learning rates not chosen on the seeds that are compared"
+    if len(study.lr_scales) > 1:
+        return Condition(name, NO, "each arm's best of several rates on these seeds; every reading is an indication")
+    return Condition(name, YES, "one rate per arm, set in params.yaml before these cells ran")
 
 
 def _full_schedule(study: Study) -> Condition:
@@ -66,9 +82,55 @@ def _full_schedule(study: Study) -> Condition:
     return Condition(name, YES, f"{lengths[0]} steps in every completed cell")
 
 
+def _referred(study: Study, comparison: Comparison) -> Condition:
+    name = "Every arm held against the plain arm of its base and regime"
+    aware = [optimizer for optimizer in study.optimizers if not roles.is_plain(study.arm(optimizer))]
+    if not aware:
+        return Condition(name, OPEN, "no geometry-aware arm in this grid")
+    pairs = [f"{arm} against {comparison.references[arm]}" for arm in aware if arm in comparison.references]
+    alone = [arm for arm in aware if arm not in comparison.references]
+    if not alone:
+        return Condition(name, YES, "; ".join(pairs))
+    met = PARTLY if pairs else NO
+    return Condition(name, met, "; ".join([*pairs, f"none in this grid for {joined(alone)}"]))
+
+
+def _settings(study: Study, comparison: Comparison) -> Condition:
+    """Whether arms differ from their references in anything that is not the question."""
+    name = "Arms differ from their plain arm in nothing but the geometry"
+    if not comparison.references:
+        return Condition(name, OPEN, "no arm is compared with a plain one")
+    found = []
+    for arm, reference in comparison.references.items():
+        own, base = study.arm(arm), study.arm(reference)
+        changed = [key for key in roles.SHARED if own.get(key) != base.get(key)]
+        if changed:
+            found.append(f"{arm}: {joined([f'{key} {own.get(key)} for {base.get(key)}' for key in changed])}")
+    if not found:
+        return Condition(name, YES, f"the same {joined(list(roles.SHARED))} in each")
+    return Condition(name, PARTLY if len(found) < len(comparison.references) else NO, "; ".join(found))
+
+
+def _decay(study: Study) -> Condition:
+    """Whether decay alone leaves the same share of a weight in every arm."""
+    kept: dict[str, set[str]] = {}
+    for cell in study.resolved.values():
+        arm, train = cell["arm"], cell["train"]
+        schedule = {"steps": train["steps"], "warmup": train["warmup"], "final": train["final_lr"]}
+        shares = [100 * kept_by_decay(arm[name], **schedule) for name in ("decay", "plain_decay")]
+        kept.setdefault(f"{shares[0]:.3g} % of a linear layer, {shares[1]:.3g} % of an embedding", set()).add(
+            cell["optimizer"]
+        )
+    ordered = {text: sorted(arms, key=study.optimizers.index) for text, arms in kept.items()}
+    name = "Decay leaves the same share of the weights in every arm, over the run"
+    if len(ordered) == 1:
+        return Condition(name, YES, next(iter(ordered)))
+    return Condition(name, NO, "; ".join(f"{joined(arms)}: {text}" for text, arms in ordered.items()))
+
+
 def _matched_update(study: Study) -> Condition:
     name = "Second control with matched update size"
-    if all(is_plain(study.arm(optimizer)) for optimizer in study.optimizers):
+    if all(roles.is_plain(study.arm(optimizer)) for optimizer in study.optimizers):
         return Condition(name, OPEN, "no geometry-aware arm in this grid")
     matched = [optimizer for optimizer in study.optimizers if study.arm(optimizer).get("match_rms")]
     if matched:
@@ -77,11 +139,25 @@ def _matched_update(study: Study) -> Condition:
 
 
 def _null_arms(study: Study) -> Condition:
-    name = "Null arms that carry no geometry"
-    if all(is_plain(study.arm(optimizer)) for optimizer in study.optimizers):
+    name = "Null arms that carry no information about the weight"
+    if all(roles.is_plain(study.arm(optimizer)) for optimizer in study.optimizers):
         return Condition(name, OPEN, "no geometry-aware arm in this grid")
-    null = [optimizer for optimizer in study.optimizers if is_null(study.arm(optimizer))]
+    null = [optimizer for optimizer in study.optimizers if roles.is_null(study.arm(optimizer))]
     return Condition(name, YES if null else NO, joined(null) if null else "none in this grid")
+
+
+def _virtual(study: Study, comparison: Comparison) -> Condition:
+    name = "The same geometry without the format (virtual geometry)"
+    if not comparison.references:
+        return Condition(name, OPEN, "no arm is compared with a plain one")
+    twins = roles.virtual_twins(study)
+    quantized = [entry for entry in study.formats if roles.is_quantized(study, entry)]
+    without = [entry for entry in quantized if entry not in twins]
+    if not quantized:
+        return Condition(name, OPEN, "nothing is quantized in this grid")
+    if not without:
+        return Condition(name, YES, f"a virtual twin for {joined(quantized)}")
+    return Condition(name, PARTLY if twins else NO, f"no virtual twin for {joined(without)}")
 
 
 def _twins(control: Control | None) -> Condition:
@@ -100,22 +176,11 @@ def _seeds(study: Study) -> Condition:
     return Condition("Paired seeds, enough for a claim", met, reason)
 
 
-def _metric() -> Condition:
-    return Condition("Primary metric named before the run", YES, "final validation loss, fixed in the report's code")
-
-
-def _regime(study: Study) -> Condition:
-    name = "Master and on-grid weights never mixed"
-    regimes = {regime(study.arm(optimizer)) for optimizer in study.optimizers}
-    if len(regimes) > 1:
-        return Condition(
-            name, YES, f"this grid has {joined(sorted(regimes))} weights, and gains are within each"
-        )
-    return Condition(name, YES, f"every arm keeps {regimes.pop()} weights")
-
-
-def _divergence(study: Study) -> Condition:
-    count = study.count(DIVERGED)
-    return Condition(
-        "Divergence counted as an outcome", YES, f"{plural(count, 'cell')} diverged; listed, never averaged"
-    )
+def _lost(study: Study) -> Condition:
+    name = "Every cell has a final loss"
+    lost = study.cells[study.cells["status"] != COMPLETED]
+    if lost.empty:
+        return Condition(name, YES, f"all {plural(len(study.cells), 'cell')} completed")
+    counts = [f"{count} {status}" for status, count in lost["status"].value_counts().items()]
+    reason = f"{joined(counts)} of {plural(len(study.cells), 'cell')}: counted as outcomes, left out of the means"
+    return Condition(name, PARTLY if len(lost) < len(study.cells) else NO, reason)

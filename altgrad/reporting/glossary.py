@@ -18,26 +18,43 @@ minus baseline
     Mean over seeds of the format's final validation loss minus the baseline's with the same seed, optimizer and
     learning rate. Above zero is worse.
 95 % interval
-    Student's t-interval of that mean, with (seeds − 1) degrees of freedom; each interval is for one comparison,
-    so of twenty comparisons of equals one is expected to miss zero.
+    Mean ± t(0.975, d0 + n − 1) · √((d0·s0² + (n − 1)·s²) / (d0 + n − 1)) / √n: the interval of one comparison by
+    itself, by the moderated t statistic (Smyth 2004). s is the standard deviation of the n paired differences; s0 and
+    d0 say what all comparisons of a kind know together of their spread and for how many degrees of freedom that
+    counts. A difference that spreads much more than the others (s² / s0² beyond the 95 % point of F) is read by its
+    own spread, with n − 1 degrees of freedom.
 A/A noise floor
-    t(0.975, dof) · s · √(2/n): the largest mean difference over n paired seeds that two equal arms show 19 times
-    in 20. s is the residual standard deviation of the final validation loss after a mean per arm and a shift per
-    seed are fitted (randomised blocks), pooled over arms; arms that repeat each other exactly count once.
+    The largest mean difference over n paired seeds that two equal arms show 19 times in 20, one comparison by
+    itself: t(0.975) · s0 / √n.
+question
+    What the report asks of the losses, fixed before they are read: the cost of each format under the plain arm; the
+    gain of each arm that is neither plain nor a control, in each format; and of each gain, once it is answered, its
+    controls. What null arms gain by themselves is exploratory and never a finding.
+p, adjusted
+    The smallest share of false sentences in all of the report's questions together at which this one is answered:
+    Holm's step-down over the primary questions, the controls of a gain behind it with the gain's share (graphical
+    procedure of Bretz et al. 2009). Of exploratory gains, Holm's step-down within the arm.
 reading
-    no difference: inside the noise floor. better, worse: outside it, at least 5 seeds, interval without zero.
-    (indication): outside it, but with fewer seeds or zero in the interval. identical: equal to the last bit.
+    better, worse: adjusted p up to 0.05, at least 5 paired seeds, and learning rates that were not chosen on these
+    seeds. (indication): adjusted p up to 0.1, or one of the other two conditions not met. (exploratory): of a null
+    arm. not told apart: anything else; it does not mean equal. identical: equal to the last bit.
 val gap, train gap
     {val_gap} {train_gap}
 perplexity
     exp(mean validation loss). Comparable only at the same tokenizer and vocabulary.
 gain
     Final validation loss of the plain arm minus that of the geometry-aware arm, same format and seed, each arm at
-    its best learning rate. Above zero the geometry-aware arm is better. The plain arm has weights of the same kind:
-    float32 masters, or values on the grid.
+    its best learning rate. Above zero the geometry-aware arm is better. The plain arm has the same base (AdamW, or
+    SGD) and weights of the same kind: float32 masters, or values on the grid.
 null arm
-    An arm whose stiffness carries no geometry of the weight: its mean over the tensor, a shuffle of it, or that of
-    another format. A gain that a null arm shows too does not come from the geometry.
+    An arm whose stiffness carries no information about the weight: its mean over the tensor, or a shuffle of it. A
+    gain that a null arm shows too does not come from the geometry.
+foreign geometry
+    The same arm with the stiffness of another format: a question of its own, whether the geometry has to be that of
+    the format that is trained in. Foreign stiffness correlates with the format's own.
+virtual twin, beyond the virtual twin
+    The entry that lends an arm the format's geometry and quantizes nothing. The gain of the format is what the arm
+    gains in the format beyond what it gains there, paired by seed: a difference of two gains.
 at AdamW's update size
     The same arm with each tensor's update rescaled to the root mean square of AdamW's on the same gradients.
 bracketed

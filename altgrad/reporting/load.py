@@ -89,6 +89,10 @@ class Study:
         key = self.cells.index[self.cells["optimizer"] == optimizer][0]
         return self.resolved[key]["arm"]
 
+    def entry(self, name: str) -> dict[str, Any]:
+        """The resolved settings of a grid entry (of its first cell in the grid)."""
+        return self.resolved[self.cells.index[self.cells["format"] == name][0]]
+
     def count(self, status: str) -> int:
         """Number of cells with this status."""
         return int((self.cells["status"] == status).sum())

@@ -7,23 +7,26 @@ from typing import Any
 
 import pandas as pd
 
-from altgrad.reporting.compare import PRIMARY, Comparison
+from altgrad.reporting.compare import Comparison
 from altgrad.reporting.control import Control
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
+from altgrad.reporting.runs import PRIMARY
 
 
 def metrics(study: Study, comparison: Comparison, control: Control | None, flags: int) -> dict[str, Any]:
     """Return the metrics: numbers, names and nulls only, the same keys whatever completed.
 
     ``val_loss`` and ``gap_to_baseline`` are means over seeds at each arm's best learning rate, ``gain``
-    is the plain arm's loss minus the geometry-aware arm's; losses are in nats per token. ``best`` is the
+    is the plain arm's loss minus the geometry-aware arm's, ``gain_beyond_virtual`` what is left of it beyond the
+    same geometry's gain without the format; losses are in nats per token. ``best`` is the
     lowest loss among the arms with most completed seeds, the baseline aside. ``control`` compares E0M7
     with E1M6: its ``max_difference`` is null when no pair ran, or when a pair ended differently. ``flags`` is how many
     were raised.
     """
     table = comparison.best
     gaps = [None if row is None else row.mean for row in table["difference"]]
-    gains = [None if row is None else -row.mean for row in comparison.gains["difference"]]
+    gains = [None if claim is None else -claim.difference.mean for claim in comparison.gains["claim"]]
+    beyond = [None if claim is None else -claim.difference.mean for claim in comparison.gains["beyond"]]
     return {
         "cells": {
             "total": len(study.cells),
@@ -33,6 +36,7 @@ def metrics(study: Study, comparison: Comparison, control: Control | None, flags
         "val_loss": _nested(table, table[PRIMARY]),
         "gap_to_baseline": _nested(table, gaps),
         "gain": _nested(comparison.gains, gains),
+        "gain_beyond_virtual": _nested(comparison.gains, beyond),
         "noise_floor": _plain(comparison.noise.floor(len(study.seeds))) if comparison.noise else None,
         "control": {
             "pairs": control.pairs if control else 0,

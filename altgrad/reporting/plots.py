@@ -12,8 +12,8 @@ from pathlib import Path
 import pandas as pd
 
 from altgrad.config.files import replacing
-from altgrad.reporting.compare import PRIMARY
 from altgrad.reporting.load import COMPLETED, IDENTITY, Study
+from altgrad.reporting.runs import PRIMARY
 
 LAYER_ROLES = ("weight", "input", "grad")
 LAYER_METRICS = ["sqnr_db", "underflow_frac", "overflow_frac"]

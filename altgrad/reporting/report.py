@@ -17,10 +17,11 @@ from altgrad.reporting.metrics import metrics
 from altgrad.reporting.plots import write_plots
 from altgrad.reporting.prune import prune
 from altgrad.reporting.sections import document
+from altgrad.reporting.simulated import load_rates
 
 
 def write_report(data: Path, out: Path, revision: str | None) -> None:
-    """Read ``data/{grid,tokens,runs,diag}`` and ``out/bench``, and write the report into ``out``.
+    """Read ``data/{grid,tokens,runs,diag}``, ``out/bench`` and ``out/simulation.csv``; write the report into ``out``.
 
     ``revision`` is the git revision to name, ``None`` outside a checkout. Outputs of cells that left
     the grid are removed from ``data`` first. The same files give the same bytes: ``REPORT.md``,
@@ -34,7 +35,8 @@ def write_report(data: Path, out: Path, revision: str | None) -> None:
     flags = raised(study, comparison)
     benches = load_benches(out / "bench")
     pictures = draw_all(study, comparison, benches, out / "figures")
-    page = document(study, comparison, control, flags, pictures, revision, benches)
+    rates = load_rates(out / "simulation.csv", study)
+    page = document(study, comparison, control, flags, pictures, revision, benches, rates)
     write_text(out / "REPORT.md", to_markdown(page))
     write_text(out / "index.html", to_html(page, out / "figures"))
     write_json(out / "metrics.json", metrics(study, comparison, control, len(flags)))

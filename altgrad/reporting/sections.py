@@ -16,6 +16,7 @@ from altgrad.reporting.explain import MEASURES, correlations, explanation
 from altgrad.reporting.fairness import conditions
 from altgrad.reporting.glossary import glossary
 from altgrad.reporting.load import COMPLETED, MISSING, Study
+from altgrad.reporting.simulated import Rates
 from altgrad.reporting.speed import speed_blocks
 from altgrad.reporting.updates import updates_table
 from altgrad.reporting.wording import joined, number, plural
@@ -34,8 +35,12 @@ def document(
     pictures: Pictures,
     revision: str | None,
     benches: list[dict[str, Any]],
+    rates: Rates | None = None,
 ) -> Document:
-    """Return the whole report; ``flags`` are those of :func:`altgrad.reporting.flags.raised`."""
+    """Return the whole report.
+
+    ``flags`` are those of :func:`altgrad.reporting.flags.raised`, ``rates`` of simulated studies like this one.
+    """
     sections = [
         Section("Result", "result", _result(study, comparison, pictures)),
         Section("What the updates did", "updates", _updates(study, comparison, pictures)),
@@ -55,7 +60,7 @@ def document(
     return Document(
         "AltGrad report",
         QUESTION,
-        answer(study, comparison, control),
+        answer(study, comparison, control, rates),
         [section for section in sections if section.blocks],
     )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
 
+from altgrad.reporting.claims import BEYOND, COST, Claim
 from altgrad.reporting.compare import TRAIN_GAP_LIMIT, VAL_GAP_LIMIT, Comparison
 from altgrad.reporting.document import Column, Table
 from altgrad.reporting.fairness import Condition
@@ -19,6 +21,7 @@ from altgrad.reporting.wording import (
     interval,
     joined,
     number,
+    p_value,
     plural,
     signed,
     significant,
@@ -39,7 +42,7 @@ def results_table(study: Study, comparison: Comparison) -> Table:
     The arm and the learning rate have a column where there are several, and stand in the note otherwise.
     """
     several_arms, several_rates = len(study.optimizers) > 1, len(study.lr_scales) > 1
-    best = set(zip(comparison.best["format"], comparison.best["optimizer"], comparison.best["lr_scale"], strict=True))
+    best, noise = comparison.best_runs, comparison.noise
     columns = [words("format")]
     columns += [words("arm")] * several_arms + [Column("peak lr")] * several_rates
     columns += [
@@ -48,17 +51,22 @@ def results_table(study: Study, comparison: Comparison) -> Table:
     ]  # fmt: skip
     rows = []
     for row in comparison.results.itertuples():
-        chosen = " ◂" if (row.format, row.optimizer, row.lr_scale) in best else ""
+        run = (row.format, row.optimizer, row.lr_scale)
+        chosen = " ◂" if best[row.format, row.optimizer] == run else ""
         mean = None if row.difference is None else row.difference.mean
+        half = noise.half_width(row.difference) if noise and row.difference else None
+        claim = comparison.answers.of(COST, row.format) if run == best.get((row.format, comparison.reference)) else None
         rows.append([
             f"**{row.format}**", *[row.optimizer] * several_arms, *[f"{row.peak_lr:.3g}{chosen}"] * several_rates,
-            _seeds(row), _mean_sd(row.val_loss, row.val_loss_sd), signed(mean, 4), interval(row.difference),
-            "baseline" if row.format == study.baseline else NONE if row.difference is None else row.verdict,
+            _seeds(row), _mean_sd(row.val_loss, row.val_loss_sd), signed(mean, 4), interval(row.difference, half),
+            "baseline" if row.format == study.baseline else claim.verdict if claim else NONE,
             _gap(row.val_gap, VAL_GAP_LIMIT), _gap(row.train_gap, TRAIN_GAP_LIMIT),
             number(row.perplexity, 2), whole(row.tokens_per_s),
         ])  # fmt: skip
     note = [
         "Means over completed seeds; differences and gaps over the seeds that both the row and the baseline completed. "
+        f"The cost of a format is read under `{comparison.reference}` alone: what the other rows show is no question "
+        "that was asked beforehand. "
         f"{FLAG} marks a gap above {VAL_GAP_LIMIT:.0f} % (validation) or {TRAIN_GAP_LIMIT:.0f} % (training)."
     ]
     if not several_arms:
@@ -86,44 +94,69 @@ def _gap(percent: float, limit: float) -> str:
 
 
 def gains_table(study: Study, comparison: Comparison) -> Table:
-    """Format x geometry-aware arm: how much lower its loss is than the plain arm's."""
-    columns = [
-        words("format"),
-        words("arm"),
-        words("kind"),
-        Column("seeds"),
-        Column("gain"),
-        Column("95 % interval"),
-        words("reading of the arm"),
-    ]
+    """Format x arm that is not plain: how much lower its loss is than its plain arm's, and against which controls."""
     gains = comparison.gains
-    nulls, matched = any(gains["nulls"]), any(gains["matched"])
-    several_rates = len(study.lr_scales) > 1
-    columns += [words("against null arms")] * nulls + [words("at AdamW's update size")] * matched
+    beyond, matched = (any(claim is not None for claim in gains[name]) for name in ("beyond", "matched"))
+    nulls, foreign, several_rates = any(gains["nulls"]), any(gains["foreign"]), len(study.lr_scales) > 1
+    columns = [
+        words("format"), words("arm"), words("kind"), Column("seeds"), Column("gain"), Column("95 % interval"),
+        Column("p, adjusted"), words("reading of the arm"),
+    ]  # fmt: skip
+    columns += [words("beyond the virtual twin")] * beyond + [words("against null arms")] * nulls
+    columns += [words("against a foreign geometry")] * foreign + [words("at AdamW's update size")] * matched
     columns += [words("learning rate")] * several_rates
     rows = []
-    for row in comparison.gains.itertuples():
-        kind = "control" if row.control else "geometry-aware"
-        gain = None if row.difference is None else -row.difference
-        n, mean = (0, None) if gain is None else (gain.n, gain.mean)
-        cells = [f"**{row.format}**", row.optimizer, kind, str(n), signed(mean, 4), interval(gain), row.verdict]
-        cells += [", ".join(f"{null}: {verdict}" for null, verdict in row.nulls.items()) or NONE] * nulls
-        cells += [row.matched or NONE] * matched
+    for row in gains.itertuples():
+        claim = row.claim
+        measured = claim is not None
+        cells = [
+            f"**{row.format}**", row.optimizer, row.kind, str(claim.difference.n if measured else 0),
+            signed(-claim.difference.mean, 4) if measured else NONE,
+            interval(-claim.difference, claim.half_width) if measured else NONE,
+            p_value(claim.adjusted) if measured else NONE, claim.verdict if measured else "not judged",
+        ]  # fmt: skip
+        cells += [_sized(row.beyond)] * beyond + [_against(row.nulls)] * nulls + [_against(row.foreign)] * foreign
+        cells += [_sized(row.matched)] * matched
         bracket = "bracketed" if row.bracketed else f"{FLAG} unbracketed"
-        cells += [NONE if gain is None else bracket] * several_rates
+        cells += [bracket if measured else NONE] * several_rates
         rows.append(cells)
-    references = joined([f"`{name}`" for name in comparison.references.values()])
-    note = (
-        f"Gain: final validation loss of {references} minus the arm's, each at its best learning rate, in nats per "
-        "token"
-    )
-    note += "; weights on the grid are compared among themselves." if len(comparison.references) > 1 else "."
-    if floor := comparison.gain_noise:
-        size = floor.floor(len(study.seeds))
-        note += f" A/A noise floor of a gain: {significant(size)}"
-        tuned = ", which is what the choice among an arm's learning rates makes where nothing is quantized"
-        note += f"{tuned if size == floor.least else ''}."
-    return Table(columns, rows, note)
+    return Table(columns, rows, _gains_note(comparison))
+
+
+def _sized(claim: Claim | None) -> str:
+    if claim is None:
+        return NONE
+    gain = -claim.difference
+    return f"{signed(gain.mean, 4)} {interval(gain, claim.half_width)} {claim.verdict}"
+
+
+def _against(claims: dict[str, Claim]) -> str:
+    return ", ".join(f"{other}: {claim.verdict}" for other, claim in claims.items()) or NONE
+
+
+def _gains_note(comparison: Comparison) -> str:
+    held = {reference: [] for reference in comparison.references.values()}
+    for arm, reference in comparison.references.items():
+        held[reference].append(arm)
+    pairs = joined([f"`{reference}` (for {joined(arms)})" for reference, arms in held.items()])
+    parts = [
+        f"Gain: final validation loss of {pairs} minus the arm's, each at its best learning rate, in nats per token. "
+        "Intervals are of each gain by itself; readings and p-values count all questions of the report."
+    ]
+    for spread, what in ((comparison.gain_noise, "gains"), (comparison.answers.spreads[BEYOND], "differences of two")):
+        if spread is not None:
+            prior = "infinite" if math.isinf(spread.prior) else number(spread.prior, 1)
+            parts.append(
+                f"Spread of {what} from seed to seed: s0 {significant(math.sqrt(spread.variance))}, d0 {prior}, known "
+                f"with {number(spread.dof, 0)} degrees of freedom."
+            )
+    tuned = max((comparison.least.get(arm, 0.0) for arm in comparison.references), default=0.0)
+    if tuned:
+        parts.append(
+            f"Differences up to {significant(tuned)} count as none: that is what the choice among an arm's learning "
+            "rates makes where nothing is quantized."
+        )
+    return " ".join(parts)
 
 
 def outcomes_table(cells: pd.DataFrame) -> Table:

@@ -39,11 +39,17 @@ def whole(value: float | None) -> str:
     return NONE if absent(value) else f"{int(value):,}".replace(",", "\u202f")
 
 
-def interval(difference: Difference | None, digits: int = 4) -> str:
+def interval(difference: Difference | None, half_width: float | None, digits: int = 4) -> str:
     """Return ``[low, high]``; a dash where one seed leaves none."""
-    if difference is None or absent(difference.low):
+    if difference is None or absent(half_width):
         return NONE
-    return f"[{signed(difference.low, digits)}, {signed(difference.high, digits)}]"
+    low, high = difference.mean - half_width, difference.mean + half_width
+    return f"[{signed(low, digits)}, {signed(high, digits)}]"
+
+
+def p_value(p: float | None) -> str:
+    """Return a p-value with two significant digits, ``< 0.0001`` below that."""
+    return NONE if absent(p) else "< 0.0001" if p < 1e-4 else f"{p:.2g}" if p < 0.995 else "1"
 
 
 def duration(seconds: float | None) -> str:

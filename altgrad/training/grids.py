@@ -1,13 +1,22 @@
-"""The grids of a model's quantized weights, for its optimizer and for what is recorded about their updates."""
+"""The grids of a model's quantized weights, for its optimizer and for what is recorded about their updates.
+
+With virtual geometry a weight has the grid of a format that no product quantizes it to. Its optimizer sees the same
+rungs, scales and stiffness as in the format. A weight that lives on its grid all the time is on one 256 times finer:
+what an arm gains there owes nothing to the format's rounding. Products in bf16 round such a weight as they round
+a float32 one, to 8 significant bits.
+"""
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
-from altgrad.model import QuantizedLinear, embedded_weights, layer_recipe, linear_layers
+from altgrad.model import QuantizedLinear, TensorRecipe, embedded_weights, layer_recipe, linear_layers, virtual_weight
 from altgrad.model.baselines import torchao_quantizer
-from altgrad.model.quantizer import Quantizer
+from altgrad.model.quantizer import Quantizer, Scaling
 from altgrad.optim import WeightGrid
+
+REFINEMENT = 256  # of the grid of weights whose format is virtual: 8 more bits, so that 8-bit formats take 16
 
 
 def quantizer_of(layer: nn.Module, role: str) -> Quantizer | None:
@@ -21,7 +30,7 @@ def quantizer_of(layer: nn.Module, role: str) -> Quantizer | None:
 
 
 def weight_grids(model: nn.Module, *, on_grid: bool) -> dict[nn.Parameter, WeightGrid]:
-    """Return the grid of every quantized weight, in the order of the layers.
+    """Return the grid of every weight that is quantized or has virtual geometry, in the order of the layers.
 
     A weight that an embedding shares is left out. With ``on_grid`` the layers take their scales from the grids, whose
     amax the optimizer sets from then on; raises ``ValueError`` for a layer that cannot.
@@ -29,8 +38,12 @@ def weight_grids(model: nn.Module, *, on_grid: bool) -> dict[nn.Parameter, Weigh
     embedded = embedded_weights(model)
     grids = {}
     for name, layer in linear_layers(model).items():
-        quantizer = quantizer_of(layer, "weight")
-        if quantizer is None or layer.weight in embedded:
+        quantizer, virtual = quantizer_of(layer, "weight"), virtual_weight(layer)
+        if layer.weight in embedded:
+            continue
+        if virtual is not None:
+            grids[layer.weight] = _virtual_grid(name, layer, virtual, on_grid)
+        if quantizer is None:
             continue
         if on_grid and not isinstance(layer, QuantizedLinear):
             raise ValueError(f"layer {name} is quantized by torchao, which cannot keep weights on the grid")
@@ -39,3 +52,20 @@ def weight_grids(model: nn.Module, *, on_grid: bool) -> dict[nn.Parameter, Weigh
             remembered=quantizer.remembered_amax, device=layer.weight.device,
         )  # fmt: skip
     return grids
+
+
+def _virtual_grid(name: str, layer: nn.Linear, virtual: TensorRecipe, on_grid: bool) -> WeightGrid:
+    fmt, options, device = virtual.format, Scaling.of(virtual, native=False).options, layer.weight.device
+    if not on_grid:
+        return WeightGrid(fmt, options, device=device)
+    if virtual.granularity != "tensor":
+        raise ValueError("weights on the grid hold one scale that their optimizer sets; use granularity: tensor")
+    layer.register_buffer("held_amax", torch.zeros(1, device=device))  # saved with the weight, whose codes need it
+    held = layer.held_amax
+    try:
+        return WeightGrid(fmt, options, remembered=lambda: held[0], held=held, device=device, refinement=REFINEMENT)
+    except ValueError as error:
+        raise ValueError(
+            f"layer {name}: {fmt.name} has no grid {REFINEMENT} times finer for virtual weights on the grid ({error}); "
+            "take a format of at most 8 bits, or an arm with weights: master"
+        ) from None

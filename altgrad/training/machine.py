@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
@@ -19,7 +20,8 @@ from torch._dynamo.types import GuardFilterEntry
 from altgrad import __version__
 from altgrad.config import UserError
 from altgrad.config.schema import Train
-from altgrad.model.hardware import multiplies_bf16
+from altgrad.model.hardware import SWITCH, multiplies_bf16
+from altgrad.numerics import kernels
 
 COMPILE_PAYS_AFTER = 100  # steps; below, compiling takes longer than it saves
 
@@ -63,8 +65,8 @@ def choose_compute(setting: str, device: torch.device) -> tuple[str, str | None]
     if setting == "fp32" or multiplies_bf16(device.type):
         return setting, None
     return "fp32", (
-        "this CPU has no bfloat16 instructions and would take several times longer with them emulated: products "
-        "are computed in float32 (train.compute: bf16 keeps its meaning on other machines)"
+        f"this CPU has no bfloat16 instructions (or {SWITCH}=off says so) and would take several times longer with "
+        "them emulated: products are computed in float32 (train.compute: bf16 keeps its meaning on other machines)"
     )
 
 
@@ -100,13 +102,13 @@ def should_compile(train: Train, device: torch.device) -> tuple[bool, str | None
     """
     if train.compile == "off":
         return False, None
-    missing = None if device.type == "cuda" else _missing_tool()
+    missing = None if device.type == "cuda" else missing_tool()
     if missing:
         return False, f"no {missing} found: training runs uncompiled, several times slower; install it for speed"
     return train.compile == "on" or train.steps >= COMPILE_PAYS_AFTER, None
 
 
-def _missing_tool() -> str | None:
+def missing_tool() -> str | None:
     """Return what compiling for the CPU lacks on this machine, if anything."""
     compilers = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
     if not any(shutil.which(name) for name in compilers):
@@ -116,12 +118,25 @@ def _missing_tool() -> str | None:
     return None
 
 
-def use_compile_cache(root: Path) -> None:
-    """Keep compiled kernels under ``root``, so that every cell after the first finds them.
+def compile_cache(root: Path) -> Path:
+    """Return where the project at ``root`` keeps compiled graphs and loops: ``root/scratch/compiled``.
+
+    ``ALTGRAD_COMPILE_CACHE`` names another folder, for several projects to share: loops in C++ take half a minute.
+    """
+    return Path(os.environ.get("ALTGRAD_COMPILE_CACHE") or root / "scratch" / "compiled")
+
+
+def use_compile_cache(folder: Path) -> None:
+    """Keep what is compiled in ``folder``, so that every process after the first finds it.
+
+    Each kind of processor has a folder of its own in it. torch 2.13 names a graph without the vector instructions that
+    it was compiled for: one of a processor with AVX-512, found by one without, computes half of each tensor.
 
     Assigned, not defaulted: importing torch already fills the variable with a place of its own.
     """
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(root / "scratch" / "compiled")
+    capability = torch.backends.cpu.get_cpu_capability()
+    digest = hashlib.sha256(kernels.processor().encode()).hexdigest()[:8]
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / f"{capability}-{digest}")
     # The quantized product is a pure function of its arguments, which is what caching it asks for, and those of leaving
     # autocast are in the graph.
     torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True

@@ -66,8 +66,8 @@ def check_cells(cells: list[Cell], vocab_size: int, baseline: str) -> None:
         machine.select_device(cell.train.device)
         with torch.device("meta"):
             model = GPT(GPTConfig(vocab_size=vocab_size, **cell.model.model_dump()))
-        recipe = recipe_of(cell)
         try:
+            recipe = recipe_of(cell)
             matched_layers(model, recipe)
         except ValueError as error:
             raise UserError(f"params.yaml: recipe of cell {cell.key}: {error}") from None

@@ -39,12 +39,13 @@ def build_model(cell: Cell, vocab_size: int, device: torch.device) -> GPT:
 def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = "") -> None:
     """Train ``cell`` on the token files in ``tokens`` and write its results into ``out``.
 
-    ``root`` is the project's top folder: checkpoints and compiled kernels go under ``root/scratch``.
+    ``root`` is the project's top folder: checkpoints go under ``root/scratch``, what is compiled into
+    `machine.compile_cache`.
     ``position`` (such as ``3/12``) is shown before the cell's key in the progress bar.
     """
     began = time.perf_counter()
     machine.make_deterministic()
-    machine.use_compile_cache(root)
+    machine.use_compile_cache(machine.compile_cache(root))
     device = machine.select_device(cell.train.device)
     threads = machine.use_threads(cell.train.threads)
     compiled, notice = machine.should_compile(cell.train, device)

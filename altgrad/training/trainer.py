@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from altgrad.config import Cell
+from altgrad.config.schedule import learning_rate
 from altgrad.data import TokenFile, training_batch, validation_sample
 from altgrad.model.quantizer import Quantizer
 from altgrad.optim import ArmOptimizer, WeightGrid
@@ -30,7 +31,6 @@ from altgrad.training import checkpoint, machine, probes
 from altgrad.training.monitor import Monitor, Row, first_nonfinite, largest_overflow
 from altgrad.training.outcome import OutcomeTracker
 from altgrad.training.records import RowLog
-from altgrad.training.schedule import learning_rate
 from altgrad.training.updates import UpdateMonitor
 
 

@@ -6,7 +6,8 @@ Rows (step, layer, ``update``, metric, value) of the steps that are watched, the
 - ``rungs_2^-6``: that over the weights with 2^-6 <= |w_old| < 2^-5, the ends taking in what lies beyond;
 - ``cosine_adamw``, where the optimizer knows AdamW's update.
 
-The weights are those that the optimizer keeps, float32 masters or values on the grid.
+The weights are those that the optimizer keeps, float32 masters or values on the grid. Where the format is virtual, its
+rungs are counted as if the weights were in it, whatever finer grid they are on.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from altgrad.model import linear_layers
-from altgrad.numerics import grid_spacing
-from altgrad.numerics.constants import MAX
 from altgrad.optim import ArmOptimizer, WeightGrid
 from altgrad.training.monitor import Row
 
@@ -37,7 +36,7 @@ class UpdateMonitor:
     @contextmanager
     def watching(self, step: int, rows: list[Row]) -> Iterator[None]:
         """Append the rows of the step that is taken inside to ``rows``."""
-        before = {name: (w.detach().clone(), self._spacing(w)) for name, w in self.layers.items()}
+        before = {name: (w.detach().clone(), self.grids[w].spacing(w.detach())) for name, w in self.layers.items()}
         yield
         for name, (old, spacing) in before.items():
             weight = self.layers[name]
@@ -46,12 +45,6 @@ class UpdateMonitor:
             if cosine is not None:
                 found["cosine_adamw"] = cosine
             rows += [Row(step, name, "update", metric, value) for metric, value in found.items()]
-
-    def _spacing(self, weight: nn.Parameter) -> Tensor:
-        grid = self.grids[weight]
-        scale = grid.scale(weight.detach())
-        magnitude = torch.minimum((weight.detach() * scale).abs(), grid.constants[MAX])
-        return grid_spacing(magnitude, grid.constants) / scale
 
     def _cosine(self, weight: nn.Parameter, old: Tensor) -> float | None:
         expected = self.optimizer.adamw_direction(weight)

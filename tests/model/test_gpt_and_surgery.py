@@ -86,6 +86,7 @@ def test_width_must_be_divisible_by_heads():
         GPTConfig(vocab_size=8, layers=1, width=10, heads=3, context=4)
 
 
+@pytest.mark.usefixtures("products")
 def test_a_quantized_model_learns():
     gpt = quantize_model(model(), Recipe.uniform("E4M3"))
     optimizer = torch.optim.AdamW(gpt.parameters(), lr=3e-3)
@@ -111,6 +112,7 @@ def test_surgery_replaces_linear_layers_and_nothing_else():
     assert gpt.head.recipe.input is None and gpt.head.recipe.weight is not None
 
 
+@pytest.mark.usefixtures("products")
 def test_surgery_works_on_any_module():
     net = nn.Sequential(nn.Conv1d(4, 4, 1), nn.Flatten(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
     quantize_model(net, Recipe.uniform("E2M5"))

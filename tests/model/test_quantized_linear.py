@@ -15,6 +15,8 @@ from altgrad.model import LayerRecipe, QuantizedLinear, TensorRecipe
 from altgrad.model.linear import exact_in_bfloat16
 from altgrad.numerics import amax, broadcast_scale, compute_scale, format_names, get_format, quantize
 
+pytestmark = pytest.mark.usefixtures("products")
+
 EIGHT_BIT = ["E0M7", "E1M6", "E2M5", "E3M4", "E4M3", "E5M2", "E6M1", "E7M0"]
 TWO_BF16_ROUNDINGS = 2 * 2.0**-8
 
@@ -263,5 +265,26 @@ def test_compiled_equals_eager_to_the_bit(options, dtype):
         for _ in range(2):  # the second with a history
             y = run(own)
             y.backward(g.to(dtype))
+        found.append((y.detach(), own.grad, layer.weight.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, lambda f: torch.compile(f, fullgraph=True)], ids=["eager", "compiled"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_autocast_changes_no_product_in_float32(wrap, inside):
+    """Neither in the backward pass, which torch.compile traces under the forward pass's autocast."""
+    torch._dynamo.reset()
+    x, g = inputs()
+    found = []
+    for autocast in (False, True):
+        layer = layer_of("E4M3", accumulate="fp32")
+        run = wrap(layer) if autocast else layer
+        own = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y = run(own)
+            if inside:
+                y.backward(g)
+        if not inside:
+            y.backward(g)
         found.append((y.detach(), own.grad, layer.weight.grad))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

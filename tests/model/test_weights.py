@@ -13,6 +13,8 @@ from altgrad.model import linear as layer_module
 from altgrad.optim import Arm, build_optimizer
 from altgrad.training.grids import weight_grids
 
+pytestmark = pytest.mark.usefixtures("products")
+
 CONFIG = GPTConfig(vocab_size=61, layers=2, width=48, heads=2, context=8)
 TOKENS = torch.randint(0, 61, (2, 4, 8), generator=torch.Generator().manual_seed(3))
 WAYS = {
@@ -37,9 +39,18 @@ def layers(gpt: nn.Module) -> list[QuantizedLinear]:
     return [module for module in gpt.modules() if isinstance(module, QuantizedLinear)]
 
 
-def loss_of(gpt: nn.Module) -> Tensor:
-    with torch.autocast("cpu", torch.bfloat16):
+def loss_of(gpt: nn.Module, *, autocast: bool = True) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         return gpt(*TOKENS)
+
+
+@pytest.fixture
+def alike(products: str) -> list[int]:
+    """The numbers of layers whose weights have operands of one dtype whatever the model computes in.
+
+    The head's input is not quantized: where products can be in bfloat16, it keeps the precision of the compute dtype.
+    """
+    return [9] if products == "float32" else [1, 8]
 
 
 @pytest.fixture
@@ -58,14 +69,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_training_is_the_same_to_the_bit(way, calls):
+@pytest.mark.parametrize("autocast", [True, False])
+def test_training_is_the_same_to_the_bit(way, autocast, calls, alike):
     losses, states = [], []
     for together in (True, False):
         gpt = model(together=together, **WAYS[way])
         optimizer = build_optimizer(gpt, Arm(lr=1e-2))
         for _ in range(3):
             optimizer.zero_grad()
-            loss = loss_of(gpt)
+            loss = loss_of(gpt, autocast=autocast)
             loss.backward()
             optimizer.step(norm=1.0)
             losses.append(loss.item())
@@ -73,16 +85,18 @@ def test_training_is_the_same_to_the_bit(way, calls):
     assert losses[:3] == losses[3:]
     assert losses[0] > losses[2]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
-    assert len(calls) == 3 * 2 + 3 * 9  # three steps of nine layers: two calls each (see below), and one per layer
+    assert len(calls) == 3 * len(alike) + 3 * 9  # three steps of nine layers: those alike together, and one per layer
 
 
-def test_alike_weights_take_one_call(calls):
+@pytest.mark.parametrize("autocast", [True, False])
+def test_alike_weights_take_one_call(autocast, calls, alike):
     gpt = model()
-    loss_of(gpt)
-    assert sorted(calls) == [1, 8]  # the head's input is not quantized: without autocast it computes otherwise
+    loss_of(gpt, autocast=autocast)
+    assert sorted(calls) == alike
+    calls.clear()
     layers(gpt)[0].eval()
-    loss_of(gpt)
-    assert sorted(calls[2:]) == [1, 1, 7]
+    loss_of(gpt, autocast=autocast)
+    assert sorted(calls) == sorted([1, *alike[:-1], alike[-1] - 1])
 
 
 def test_weights_on_a_grid_and_one_that_an_embedding_shares_keep_apart(calls):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from altgrad.numerics import quantize, rung
-from altgrad.optim import Arm
+from altgrad.optim import Arm, loops
 from tests.optim.arms import FORMATS, ON_GRID, arm_named, make, normal_weights, step
 
 
@@ -28,7 +28,7 @@ def test_weights_are_always_on_the_grid(fmt, name, scale):
 
 
 def test_a_grid_grows_and_shrinks_by_powers_of_two():
-    arm = arm_named("adamw_sr", lr=1.0, rounding="nearest", weight_decay=0.0)
+    arm = arm_named("adamw_sr", lr=1.0, rounding="nearest", decay=0.0)
     weight = nn.Parameter(torch.tensor([[0.5, -1.0, 0.25, 0.125]]))
     _, optimizer = make(arm, "E3M4", [weight])
     held = optimizer.grids[weight].held
@@ -44,11 +44,34 @@ def test_a_grid_grows_and_shrinks_by_powers_of_two():
     assert math.log2(held.item()) == int(math.log2(held.item()))
 
 
+@pytest.mark.parametrize("by_loops", [True, False])
+@pytest.mark.parametrize("name", ["adamw_sr", "rung"])
+@pytest.mark.parametrize(
+    ("present", "held"),
+    [(1.0, 1.0), (0.5, 1.0), (0.25, 1.0), (0.2421875, 0.5), (0.125, 0.5), (0.0, 0.5), (1.03125, 2.0), (8.0, 2.0)],
+)
+def test_the_scale_follows_when_it_is_due_and_not_before(monkeypatch, name, by_loops, present, held):
+    """Halved below a quarter of what the grid holds, doubled above it, once a step; or fixed."""
+    if not by_loops:
+        monkeypatch.setattr(loops, "available", lambda *_: False)
+    for scale, expected in (("reestimated", held), ("fixed", 1.0)):
+        weight = nn.Parameter(torch.tensor([[1.0, 0.0]]))
+        _, optimizer = make(arm_named(name, grid_scale=scale, decay=0.0, rounding="stochastic"), "E3M4", [weight])
+        grid = optimizer.grids[weight]
+        assert grid.held.item() == 1 and bool(optimizer._loops) == by_loops
+        weight.data[0, 0] = present
+        weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+        assert grid.held.item() == expected
+        end = 2.0 if scale == "reestimated" else 1.0
+        assert abs(weight[0, 0].item() - min(present, end)) <= end / 31  # a rung at the most
+
+
 @pytest.mark.parametrize("fmt", ["E1M6", "E4M3", "E7M0"])
 def test_stochastic_write_back_is_unbiased(fmt):
     """The mean over seeds of a step that ends between two values is where it wanted to go, within 5 standard errors."""
-    arm = arm_named("adamw_sr", weight_decay=0.0, lr=1e-4)
-    plain = Arm(lr=1e-4, weight_decay=0.0)
+    arm = arm_named("adamw_sr", decay=0.0, lr=1e-4)
+    plain = Arm(lr=1e-4, decay=0.0)
     ends, seeds = [], 300
     for seed in range(seeds):
         weights, optimizer = make(arm, fmt, seed=seed)
@@ -70,7 +93,7 @@ def test_stochastic_write_back_is_unbiased(fmt):
 def test_nearest_write_back_loses_small_steps_and_stochastic_does_not():
     moved = []
     for rounding in ("nearest", "stochastic"):
-        weights, optimizer = make(arm_named("adamw_sr", rounding=rounding, lr=1e-4, weight_decay=0.0), "E1M6")
+        weights, optimizer = make(arm_named("adamw_sr", rounding=rounding, lr=1e-4, decay=0.0), "E1M6")
         start = weights[0].detach().clone()
         for i in range(3):
             step(weights, optimizer, seed=i)
@@ -80,7 +103,7 @@ def test_nearest_write_back_loses_small_steps_and_stochastic_does_not():
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_rung_moves_whole_rungs_and_at_most_so_many(fmt):
-    arm = arm_named("rung", lr=3.0, max_rungs=2, weight_decay=0.0, grid_scale="fixed")
+    arm = arm_named("rung", lr=3.0, max_rungs=2, decay=0.0, grid_scale="fixed")
     weights, optimizer = make(arm, fmt)
     grid = optimizer.grids[weights[0]]
     before = rung(weights[0] * grid.scale(weights[0]), fmt)
@@ -92,7 +115,7 @@ def test_rung_moves_whole_rungs_and_at_most_so_many(fmt):
 
 
 def test_rungs_are_rounded_stochastically():
-    arm = arm_named("rung", lr=0.25, weight_decay=0.0)
+    arm = arm_named("rung", lr=0.25, decay=0.0)
     weights, optimizer = make(arm, "E4M3", normal_weights((200, 200)))
     start = weights[0].detach().clone()
     step(weights, optimizer, seed=0)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from altgrad.optim import Arm, ArmOptimizer
+from altgrad.numerics import get_format
+from altgrad.optim import Arm, ArmOptimizer, WeightGrid, loops
 from tests.optim.arms import ARMS, arm_named, final, grid_of, make, normal_weights, step
 
 
@@ -27,6 +28,37 @@ def test_state_dict_round_trip_goes_on_to_the_bit(name):
         step(weights, optimizer, seed=i)
         step([twin], other, seed=i)
     assert torch.equal(weights[0], twin)
+
+
+@pytest.mark.parametrize("reference", [False, True])
+@pytest.mark.parametrize("match_rms", [False, True])
+def test_an_arm_keeps_the_moments_that_it_needs_and_no_others(reference, match_rms):
+    adam, own = {"step", "exp_avg", "exp_avg_sq"}, {
+        "stiff_update": {"step", "exp_avg", "exp_avg_sq"}, "stiff_grad": {"step", "exp_avg", "exp_avg_sq"},
+        "riemann": {"step", "exp_avg", "exp_avg_sq"}, "riemann_sgd": {"step"}, "stiff_sgd": {"step", "momentum_buffer"},
+        "madam": {"step", "exp_avg_sq"}, "adamw_sr": {"step", "exp_avg", "exp_avg_sq"},
+    }  # fmt: skip
+    for name, expected in own.items():
+        weights, optimizer = make(arm_named(name, match_rms=match_rms), reference=reference)
+        step(weights, optimizer, seed=0)
+        has_adams = expected == adam and name not in ("stiff_grad", "riemann")
+        more = set() if has_adams or not (reference or match_rms) else {"reference_avg", "reference_avg_sq"}
+        assert optimizer.state[weights[0]].keys() == expected | more
+        assert (optimizer.adamw_direction(weights[0]) is not None) == bool(has_adams or more)
+
+
+@pytest.mark.parametrize("name", ["stiff_grad", "riemann", "madam", "stiff_sgd", "adamw", "stiff_update", "rung"])
+def test_the_direction_of_adamw_is_that_of_the_same_gradients(name):
+    """Against the formula written out, after three steps."""
+    arm = arm_named(name)
+    weights, optimizer = make(arm, reference=True)
+    m = v = torch.zeros(24, 32, dtype=torch.float64)
+    for i in range(3):
+        step(weights, optimizer, seed=i)
+        g = weights[0].grad.double()
+        m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
+    expected = m / (1 - 0.9**3) / ((v / (1 - 0.95**3)).sqrt() + 1e-8)
+    assert torch.allclose(optimizer.adamw_direction(weights[0]).double(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ARMS)
@@ -62,7 +94,7 @@ def test_a_norm_that_is_no_number_has_the_gradients_looked_at(norm):
 
 @pytest.mark.parametrize("name", ARMS)
 def test_a_weight_at_zero_moves_and_a_gradient_of_zero_does_no_harm(name):
-    weights, optimizer = make(arm_named(name, weight_decay=0.0))
+    weights, optimizer = make(arm_named(name, decay=0.0))
     weights[0].data[0] = 0.0
     step(weights, optimizer, seed=0)
     assert weights[0].isfinite().all()
@@ -80,7 +112,7 @@ def test_only_quantized_weights_take_the_arm(name):
     optimizer = ArmOptimizer({quantized: grid_of("E4M3", arm)}, [matrix, vector], arm)
     groups = optimizer.param_groups
     assert [group["quantized"] for group in groups] == [True, False, False]
-    assert [group["weight_decay"] for group in groups] == [arm.weight_decay, arm.weight_decay, 0]
+    assert [group["decay"] for group in groups] == [arm.decay, arm.plain_decay, 0]
     assert groups[1]["lr"] == groups[1]["initial_lr"] == (arm.plain_lr or arm.lr)
 
 
@@ -105,3 +137,117 @@ def test_only_quantized_weights_take_the_arm(name):
 def test_settings_that_do_not_go_together_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):
         Arm(**{"lr": 1e-3} | settings)
+
+
+RUNG = {"base": "rung", "weights": "grid", "rounding": "stochastic"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"lr": 0.0}, "lr and plain_lr must be above 0"),
+        ({"plain_lr": 0.0}, "lr and plain_lr must be above 0"),
+        ({"betas": (1.0, 0.9)}, "betas"),
+        ({"betas": (-0.1, 0.9)}, "betas"),
+        ({"eps": -1e-9}, "eps must be 0 or more"),
+        ({"base": "sgd", "momentum": 1.0}, "momentum from 0 to below 1"),
+        ({"base": "sgd", "momentum": -0.1}, "momentum from 0 to below 1"),
+        ({**RUNG, "max_rungs": 0}, "max_rungs 1 or more"),
+        ({"foreign": "E5M2"}, "need each other"),
+        ({"power": 2}, "power: 2 means nothing to an arm that has no stiffness"),
+        ({"base": "riemann_sgd", "stiffness": "ulp", "power": 2}, "power: 2 means nothing to an arm that takes its"),
+        ({"base": "riemann_sgd"}, "takes its metric from a stiffness"),
+        ({**RUNG, "stiffness": "ulp"}, "remove stiffness"),
+        ({**RUNG, "match_rms": True}, "match_rms has nothing to match"),
+        ({**RUNG, "rounding": "nearest"}, "set rounding: stochastic"),
+        ({"base": "madam", "momentum": 0.5}, "has betas, no momentum"),
+        *(({name: "x"}, f"{name} 'x' is none of") for name in (
+            "acts", "normalise", "schedule", "weights", "rounding", "grid_scale",
+        )),
+    ],
+)  # fmt: skip
+def test_every_other_impossible_setting_is_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        Arm(**{"lr": 1e-3} | settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"betas": (0.0, 0.0), "eps": 0.0, "decay": 0.0, "plain_decay": 0.0},
+        {"base": "sgd", "momentum": 0.0}, {"base": "riemann_sgd", "stiffness": "ulp", "momentum": 0.5},
+        {**RUNG, "max_rungs": 1}, {"stiffness": "foreign", "foreign": "E5M2", "acts": "gradient", "power": 2},
+        {"base": "madam", "match_rms": True}, {"weights": "grid", "rounding": "nearest", "grid_scale": "fixed"},
+    ],
+)  # fmt: skip
+def test_the_limits_themselves_are_allowed(settings):
+    Arm(**{"lr": 1e-3} | settings)
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_an_arm_looks_at_the_grid_unless_it_is_plain(name):
+    assert arm_named(name).looks_at_grid == (name not in ("adamw", "sgd"))
+
+
+def test_a_closure_computes_the_loss_anew_with_gradients():
+    (weight,) = normal_weights((4, 4))
+    for name in ("adamw", "stiff_update"):
+        arm = arm_named(name)
+        optimizer = ArmOptimizer({weight: grid_of("E4M3", arm)}, [], arm)
+
+        def closure():
+            weight.grad = None
+            loss = weight.square().sum()
+            loss.backward()
+            return loss
+
+        before = weight.detach().clone()
+        assert optimizer.step(closure).item() == pytest.approx(before.square().sum().item())
+        assert not torch.equal(weight, before)
+
+
+def test_without_any_gradient_nothing_happens_and_nothing_is_skipped():
+    weights, optimizer = make(arm_named("stiff_update"))
+    before = weights[0].detach().clone()
+    assert optimizer.step() is None and optimizer.skipped == 0 and torch.equal(weights[0], before)
+
+
+@pytest.mark.parametrize("name", ["stiff_update", "stiff_sgd", "rung"])
+def test_a_weight_without_a_gradient_stays_and_is_a_step_behind(name):
+    weights, optimizer = make(arm_named(name), weights=normal_weights((8, 16), (8, 16)))
+    step(weights[:1], optimizer, seed=0)
+    before = weights[1].detach().clone()
+    assert weights[1] not in optimizer.state
+    step(weights, optimizer, seed=1)
+    assert not torch.equal(weights[1], before)
+    assert [optimizer.state[p]["step"].item() for p in weights] == [2, 1]
+
+
+@pytest.mark.parametrize("name", ["rung", "madam", "stiff_update", "sgd"])
+def test_a_linear_layer_left_plain_takes_the_arms_rate_if_it_means_the_same_there(name):
+    arm = arm_named(name)
+    linear, embedding = normal_weights((8, 8), (8, 8))
+    optimizer = ArmOptimizer({}, [linear, embedding], arm, linear=[linear])
+    rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert rate[id(linear)] == (arm.plain_lr if name in ("rung", "madam") else arm.lr)
+    assert rate[id(embedding)] == arm.plain_lr
+
+
+def test_weights_on_the_grid_need_a_buffer_for_their_scale():
+    arm = arm_named("adamw_sr")
+    (weight,) = normal_weights((4, 4))
+    with pytest.raises(ValueError, match="need a buffer that holds the amax"):
+        ArmOptimizer({weight: WeightGrid(get_format("E4M3"))}, [], arm)
+
+
+def test_the_loops_take_what_they_can():
+    arm = arm_named("stiff_update")
+    matrix, grid = normal_weights((8, 16))[0], grid_of("E4M3", arm)
+    assert loops.available(arm, matrix, grid)
+    assert not loops.available(arm, matrix.detach().double(), grid)
+    assert not loops.available(arm, matrix.detach().t(), grid)
+    assert not loops.available(arm, matrix, WeightGrid(get_format("E4M3"), {"granularity": "row"}))
+    assert loops.available(arm_named("stiff_permuted"), matrix, grid)
+    for name in ("riemann", "riemann_sgd"):
+        assert loops.available(arm_named(name), matrix, grid)
+        assert not loops.available(arm_named(name, stiffness="permuted"), matrix, grid)

@@ -8,7 +8,7 @@ import torch
 
 from altgrad.numerics import amax, compute_scale, get_format, ulp
 from altgrad.optim import FormatManifold, stiffness
-from altgrad.optim.stiffness import FORMULAS, multiplier
+from altgrad.optim.stiffness import FORMULAS, exponent
 from tests.optim.arms import FORMATS
 
 POSITIVE = [formula for formula in FORMULAS if formula != "foreign"]
@@ -37,6 +37,21 @@ def test_mantissa_ignores_the_scale_and_the_subnormal_numbers(fmt):
     expected = torch.tensor([2.0 ** (math.floor(math.log2(abs(x))) - bits) for x in w[large].tolist()])
     assert torch.equal(found[large], expected)
     assert torch.equal(found, stiffness(w, fmt, "mantissa", scale=torch.tensor(77.0)))
+
+
+def test_mantissa_ends_at_a_share_of_the_largest_stiffness():
+    w = torch.tensor([1.0, 2.0**-24, 2.0**-30, 0.0])
+    assert stiffness(w, "E4M3", "mantissa").tolist() == [2.0**-3, 2.0**-27, 2.0**-27, 2.0**-27]
+
+
+@pytest.mark.parametrize("fmt", ["E1M6", "E4M3", "E7M0"])
+def test_smooth_is_its_formula(fmt):
+    """Twice the spacing's floor lies at w0, below which ulp is constant."""
+    w, found = weights(torch.float64), get_format(fmt)
+    scale = compute_scale(amax(w), fmt).double()
+    w0 = 2.0**found.emin / scale
+    expected = (w.square() + w0.square()).sqrt() * 2.0**-found.mantissa_bits
+    assert torch.allclose(stiffness(w, fmt, "smooth"), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -95,9 +110,9 @@ def test_bad_arguments_are_named():
 
 
 def test_schedules_begin_at_one_and_end_at_zero():
-    assert [multiplier("constant", p) for p in (0, 0.5, 1)] == [1, 1, 1]
-    assert [multiplier("linear", p) for p in (0, 0.25, 1)] == [1, 0.75, 0]
-    assert [multiplier("cosine", p) for p in (0, 0.5, 1)] == pytest.approx([1, 0.5, 0])
+    assert [exponent("constant", p) for p in (0, 0.5, 1)] == [1, 1, 1]
+    assert [exponent("linear", p) for p in (0, 0.25, 1)] == [1, 0.75, 0]
+    assert [exponent("cosine", p) for p in (0, 0.5, 1)] == pytest.approx([1, 0.5, 0])
 
 
 # --- the manifold, as geoopt's own tests check theirs (tests/test_manifold_basic.py) -------------------

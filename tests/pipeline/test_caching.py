@@ -70,7 +70,7 @@ def test_an_edited_diagnosis_reruns_the_diagnoses_and_at_most_the_report(project
 
 
 def test_edited_training_code_reruns_every_cell_but_no_diagnosis_of_equal_results(project: Project):
-    project.append("altgrad/training/schedule.py", "\n# a remark\n")
+    project.append("altgrad/training/records.py", "\n# a remark\n")
     ran = project.repro()
     assert {f"train@{cell}" for cell in CELLS} <= ran
     assert ran <= {f"train@{cell}" for cell in CELLS} | {"grid", "report"}

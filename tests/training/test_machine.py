@@ -1,12 +1,23 @@
-"""What a compiled model still notices, since most of what torch would check before each call is not checked."""
+"""What a machine is taken for, and what a compiled model still notices.
+
+That is little: most of what torch would check before each call is not checked.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 import torch
 
+from altgrad.config import UserError
 from altgrad.model import GPT, GPTConfig, Recipe, quantize_model
+from altgrad.model.hardware import SWITCH, multiplies_bf16
 from altgrad.model.quantizer import Quantizer
-from altgrad.training.machine import compile_model
+from altgrad.training.machine import choose_compute, compile_cache, compile_model
 
 CONFIG = GPTConfig(vocab_size=61, layers=1, width=16, heads=2, context=8)
 TOKENS = torch.randint(0, 61, (2, 4, 8), generator=torch.Generator().manual_seed(3))
@@ -37,6 +48,7 @@ def test_evaluation_leaves_the_scales_of_a_compiled_model_alone():
     assert not torch.equal(histories(gpt), trained)
 
 
+@pytest.mark.usefixtures("products")
 def test_models_of_other_recipes_and_other_shapes_get_graphs_of_their_own():
     per_tensor, per_row = model(), model(granularity="row")
     compiled = compile_model(per_tensor)
@@ -44,3 +56,56 @@ def test_models_of_other_recipes_and_other_shapes_get_graphs_of_their_own():
     expected = [per_tensor(*TOKENS), per_row(*TOKENS), per_tensor(*TOKENS[:, :2])]
     torch.testing.assert_close(losses, expected, rtol=1e-6, atol=0)
     assert losses[0] != losses[1]
+
+
+def printed_with(code: str, **environment: str) -> list[str]:
+    """Return the words that a process prints that runs ``code``."""
+    environment = {**os.environ, **environment}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_the_variable_decides_what_a_process_and_those_it_starts_compute_in():
+    code = "import torch; from altgrad.training.machine import choose_compute; "
+    code += "print(choose_compute('bf16', torch.device('cpu'))[0])"
+    assert printed_with(code, **{SWITCH: "off"}) == ["fp32"]
+    assert printed_with(code, **{SWITCH: "on"}) == ["bf16"]
+
+
+def test_a_cpu_is_taken_for_what_it_is_unless_the_variable_says_otherwise(monkeypatch):
+    monkeypatch.delenv(SWITCH, raising=False)
+    own = any(torch.cpu.get_capabilities().get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    assert multiplies_bf16("cpu") == own
+    for value, expected in {"auto": own, "": own, "on": True, "off": False}.items():
+        monkeypatch.setenv(SWITCH, value)
+        assert multiplies_bf16("cpu") is expected and multiplies_bf16("cuda")
+    assert choose_compute("bf16", torch.device("cuda")) == ("bf16", None)
+    monkeypatch.setenv(SWITCH, "no")
+    with pytest.raises(UserError, match=f"{SWITCH} is 'no'; set it to on, off or auto"):
+        multiplies_bf16("cpu")
+
+
+def test_projects_can_share_what_is_compiled(monkeypatch):
+    monkeypatch.delenv("ALTGRAD_COMPILE_CACHE")
+    assert compile_cache(Path("project")) == Path("project/scratch/compiled")
+    monkeypatch.setenv("ALTGRAD_COMPILE_CACHE", "/shared")
+    assert compile_cache(Path("project")) == Path("/shared")
+
+
+COMPILED = """
+import os, torch
+from pathlib import Path
+from altgrad.training.machine import use_compile_cache
+use_compile_cache(Path(os.environ["FOLDER"]))
+x = torch.randn(48, 64)
+print(torch.equal(torch.compile(lambda x: (2 * x + 1).relu(), dynamic=False)(x), (2 * x + 1).relu()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="needs AVX-512 to be without it")
+def test_a_cache_filled_with_other_instructions_is_not_used(tmp_path):
+    """In one folder for both, the second would print False: a graph for AVX-512 built without it does half the work."""
+    assert printed_with(COMPILED, FOLDER=str(tmp_path)) == ["True"]
+    assert printed_with(COMPILED, FOLDER=str(tmp_path), ATEN_CPU_CAPABILITY="avx2") == ["True"]
+    assert len(list(tmp_path.iterdir())) == 2

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from altgrad.config import UserError
+from altgrad.config.schedule import learning_rate
 from altgrad.config.schema import Train
 from altgrad.model import GPT, GPTConfig, QuantizedLinear, Recipe, TensorRecipe, hardware, quantize_model
 from altgrad.model.quantizer import Quantizer
@@ -20,7 +21,6 @@ from altgrad.training.monitor import Monitor, Row, excess_kurtosis, first_nonfin
 from altgrad.training.outcome import OutcomeTracker
 from altgrad.training.probes import float_copy, probe_steps
 from altgrad.training.records import RowLog
-from altgrad.training.schedule import learning_rate
 
 # --- schedule --------------------------------------------------------------------------------------
 
@@ -243,9 +243,9 @@ def test_compiling_waits_until_it_pays():
 
 def test_only_matrices_decay_and_a_tied_weight_is_updated_once():
     model = small_model()
-    optimizer = build_optimizer(model, Arm(lr=0.1, weight_decay=0.5))
+    optimizer = build_optimizer(model, Arm(lr=0.1, decay=0.05, plain_decay=0.02))
     *decayed, others = optimizer.param_groups
-    assert all(group["weight_decay"] == 0.5 for group in decayed) and others["weight_decay"] == 0
+    assert [group["decay"] for group in decayed] == [0.05, 0.02] and others["decay"] == 0
     matrices = [p for group in decayed for p in group["params"]]
     assert all(p.ndim == 2 for p in matrices) and all(p.ndim == 1 for p in others["params"])
     everything = [*matrices, *others["params"]]
@@ -253,10 +253,10 @@ def test_only_matrices_decay_and_a_tied_weight_is_updated_once():
 
 
 def test_an_adamw_step_by_hand():
-    """First step, Loshchilov & Hutter (2019): w <- w (1 - lr wd) - lr sign(g), as m/sqrt(v) = sign(g)."""
+    """First step, Loshchilov & Hutter (2019): w <- w (1 - decay) - lr sign(g), as m/sqrt(v) = sign(g)."""
     layer = nn.Linear(1, 1, bias=False)
     nn.init.constant_(layer.weight, 2.0)
-    optimizer = build_optimizer(layer, Arm(lr=0.1, weight_decay=0.5, eps=1e-12))
+    optimizer = build_optimizer(layer, Arm(lr=0.1, decay=0.05, eps=1e-12))
     layer.weight.grad = torch.tensor([[-3.0]])
     optimizer.step()
     assert layer.weight.item() == pytest.approx(2.0 * (1 - 0.05) + 0.1, rel=1e-6)

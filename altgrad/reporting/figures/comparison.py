@@ -9,12 +9,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from altgrad.reporting.compare import PRIMARY, Comparison
+from altgrad.reporting.claims import Claim
+from altgrad.reporting.compare import Comparison
 from altgrad.reporting.explain import MEASURES, explanation
 from altgrad.reporting.figures.select import at_best
 from altgrad.reporting.figures.style import legend, looks, panels, spread_axis, tiles
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
-from altgrad.reporting.statistics import Noise
+from altgrad.reporting.moderation import Spread
+from altgrad.reporting.runs import PRIMARY
 from altgrad.reporting.wording import plural
 
 LEAST_SPAN_DB = 8.0
@@ -37,7 +39,7 @@ def final_differences(study: Study, comparison: Comparison) -> Figure | None:
         for y, name in enumerate(names):
             if name in own.index:
                 mine = dots[(dots["format"] == name) & (dots["optimizer"] == optimizer)]["difference"]
-                _row(axis, y, own.loc[name], mine, styles[name].line(linestyle="none"))
+                _row(axis, y, own.loc[name], mine, styles[name].line(linestyle="none"), comparison.noise)
         axis.set(title=optimizer, xlabel=f"validation loss minus {study.baseline}'s (nats per token)")
         low = min(0.0, dots["difference"].min()) - 0.12 * dots["difference"].abs().median()
         axis.set_xlim(min(low, -1.3 * _floor(comparison.noise, rows)), reach)
@@ -47,8 +49,8 @@ def final_differences(study: Study, comparison: Comparison) -> Figure | None:
 
 
 def gains(study: Study, comparison: Comparison) -> Figure | None:
-    """Loss of the plain arm minus the geometry-aware arm's, by format: to the right of zero is a gain."""
-    table = comparison.gains.dropna(subset="difference") if len(comparison.gains) else comparison.gains
+    """Loss of the plain arm minus the other's, by format, and what is left of it beyond the virtual twin's."""
+    table = comparison.gains.dropna(subset="claim") if len(comparison.gains) else comparison.gains
     if table.empty:
         return None
     names = [name for name in study.formats if name in set(table["format"])]
@@ -56,23 +58,27 @@ def gains(study: Study, comparison: Comparison) -> Figure | None:
     arms = list(dict.fromkeys(table["optimizer"]))
     figure, axes = tiles(len(arms), 0.6 + 0.36 * len(names), sharey=True, sharex=True)
     for axis, arm in zip(axes, arms, strict=True):
-        for row in table[table["optimizer"] == arm].itertuples():
-            gain, style = -row.difference, styles[row.format].line(linestyle="none", markersize=7)
-            y = names.index(row.format)
-            if np.isfinite(gain.low):
-                axis.plot([gain.low, gain.high], [y, y], color=style["color"], linewidth=1.2)
-            axis.plot(gain.mean, y, **style)
+        own = table[table["optimizer"] == arm]
+        for row in own.itertuples():
+            style, y = styles[row.format].line(linestyle="none", markersize=7), names.index(row.format)
+            _gain(axis, y, row.claim, style)
+            if row.beyond is not None:
+                _gain(axis, y + 0.3, row.beyond, style | {"markersize": 5, "markerfacecolor": "white"})
         floor = comparison.gain_noise.floor(len(study.seeds)) if comparison.gain_noise else 0.0
         axis.axvspan(-floor, floor, color="#e8e8e8", zorder=0)
         axis.axvline(0, color="black", linewidth=0.9)
-        axis.set(title=arm, xlabel=f"gain over {_reference(table, arm)} (nats per token)")
-        spread_axis(axis, "x", pd.Series([-row.mean for row in table["difference"]]), narrow=len(arms) > 1)
+        axis.set(title=arm, xlabel=f"gain over {own['reference'].iloc[0]} (nats per token)")
+        spread_axis(axis, "x", pd.Series([-row.difference.mean for row in table["claim"]]), narrow=len(arms) > 1)
     _names_on_y(axes[0], names)
     return figure
 
 
-def _reference(table: pd.DataFrame, arm: str) -> str:
-    return table[table["optimizer"] == arm]["reference"].iloc[0]
+def _gain(axis: Axes, y: float, claim: Claim, style: dict[str, Any]) -> None:
+    gain = -claim.difference.mean
+    if np.isfinite(claim.half_width):
+        ends = [gain - claim.half_width, gain + claim.half_width]
+        axis.plot(ends, [y, y], color=style["color"], linewidth=1.2)
+    axis.plot(gain, y, **style)
 
 
 def cost_against_precision(study: Study, comparison: Comparison) -> Figure | None:
@@ -108,28 +114,32 @@ def _seed_differences(study: Study, comparison: Comparison) -> pd.DataFrame:
     return completed[completed["format"] != study.baseline].dropna(subset="difference")
 
 
-def _floor(noise: Noise | None, rows: pd.DataFrame) -> float:
+def _floor(noise: Spread | None, rows: pd.DataFrame) -> float:
     """Return the widest noise floor among the rows, 0 without one."""
     counts = [row.difference.n for row in rows.itertuples() if row.difference is not None]
     return noise.floor(min(counts)) if noise and counts else 0.0
 
 
-def _band(axis: Axes, noise: Noise | None, own: pd.DataFrame) -> None:
+def _band(axis: Axes, noise: Spread | None, own: pd.DataFrame) -> None:
     floor = _floor(noise, own)
     if floor:
         axis.axvspan(-floor, floor, color="#e8e8e8", zorder=0)
     axis.axvline(0, color="black", linewidth=0.9)
 
 
-def _row(axis: Axes, y: int, row: pd.Series, seeds: pd.Series, style: dict[str, Any]) -> None:
+def _row(
+    axis: Axes, y: int, row: pd.Series, seeds: pd.Series, style: dict[str, Any], noise: Spread | None
+) -> None:
     """Draw one format: seeds as small dots, the mean large, the interval as a line, absences in words."""
     difference = row["difference"]
     lost = [plural(int(row[status]), "seed") + f" {status}" for status in (DIVERGED, MISSING) if row[status]]
     if difference is None:
         axis.text(0, y, "  " + (", ".join(lost) or "no seed in common with the baseline"), va="center", fontsize=8)
         return
-    if np.isfinite(difference.low):
-        axis.plot([difference.low, difference.high], [y, y], color=style["color"], linewidth=1.2, zorder=2)
+    half = noise.half_width(difference) if noise else np.nan
+    if np.isfinite(half):
+        ends = [difference.mean - half, difference.mean + half]
+        axis.plot(ends, [y, y], color=style["color"], linewidth=1.2, zorder=2)
     axis.plot(seeds, [y] * len(seeds), **style | {"markersize": 3.5, "alpha": 0.7})
     axis.plot(difference.mean, y, **style | {"markersize": 8, "markeredgecolor": "white"}, zorder=3)
     if lost:

@@ -1,0 +1,209 @@
+"""Every question that a report asks of the losses, declared before any is answered, and its reading.
+
+*Primary* questions, which share the 5 % that all of a report's claims together may err by:
+
+- the cost of each quantized entry against the baseline, under the plain arm that stands for formats;
+- the gain of each arm that is neither plain nor a control over the plain arm of its base and regime, in each entry
+  where it sees a grid.
+
+*Controls* of a gain, asked once it is answered (see :mod:`altgrad.reporting.multiplicity`): the arm against each null
+arm that differs from it in the stiffness alone; against the same arm with a foreign format's stiffness; its form
+rescaled to AdamW's update size against the plain arm; and what it gains in the format *beyond* what the same geometry
+gains in the virtual twin, where nothing is quantized.
+
+Everything else is *exploratory* and never firm: what null arms gain by themselves, each arm's adjusted by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from altgrad.reporting import roles
+from altgrad.reporting.load import Study
+from altgrad.reporting.moderation import Spread, fitted
+from altgrad.reporting.multiplicity import adjusted, holm
+from altgrad.reporting.runs import Contrast, Run, Runs
+from altgrad.reporting.statistics import Difference
+
+# Fewer paired seeds than this give an indication, whatever the p-value says.
+CLAIM_SEEDS = 5
+FIRM, INDICATION = 0.05, 0.10  # adjusted p-values up to these
+
+SAME, BETTER, WORSE, IDENTICAL, UNJUDGED = "not told apart", "better", "worse", "identical", "not judged"
+INDICATED, EXPLORATORY = " (indication)", " (exploratory)"
+
+COST, GAIN, BEYOND = "cost", "gain", "beyond"
+NULL, FOREIGN, MATCHED = "null", "foreign", "matched"
+Question = tuple[str, ...]  # (COST, entry), (GAIN, entry, arm), (BEYOND, entry, arm), (NULL, entry, arm, other), ...
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A difference in loss and what it amounts to.
+
+    ``p`` is the p-value by itself, ``adjusted`` for all questions of the report; NaN where there is nothing to test.
+    ``half_width`` is that of the 95 % interval of this difference by itself.
+    """
+
+    difference: Difference
+    verdict: str
+    p: float = math.nan
+    adjusted: float = math.nan
+    half_width: float = math.nan
+
+    @property
+    def firm(self) -> bool:
+        """Whether it is a finding: better or worse, and no mere indication."""
+        return self.verdict in (BETTER, WORSE)
+
+    @property
+    def told_apart(self) -> bool:
+        """Whether it is a finding or an indication of one."""
+        return self.verdict.removesuffix(INDICATED) in (BETTER, WORSE)
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What is asked: ``contrasts`` by question, ``controls`` by the gain that they belong to, and what is exploratory.
+
+    ``references`` has the plain arm of each arm.
+    """
+
+    contrasts: dict[Question, Contrast]
+    controls: dict[Question, list[Question]]
+    exploratory: set[Question]
+
+
+def ask(study: Study, best: Mapping[tuple[str, str], Run], references: Mapping[str, str]) -> Questions:
+    """Return the questions of ``study``; ``best`` has the run that stands for each entry and arm."""
+    contrasts: dict[Question, Contrast] = {}
+    controls: dict[Question, list[Question]] = {}
+    exploratory: set[Question] = set()
+    plain, twins = roles.main_plain(study), roles.virtual_twins(study)
+    for entry in study.formats:
+        if plain and study.baseline and entry != study.baseline and roles.is_quantized(study, entry):
+            contrasts[COST, entry] = {best[entry, plain]: 1, best[study.baseline, plain]: -1}
+    for arm, reference in references.items():
+        settings = study.arm(arm)
+        nulls = [] if roles.is_null(settings) else roles.relatives(study, arm, stiffness=roles.NULL_STIFFNESS)
+        matched = [] if settings.get("match_rms") else roles.relatives(study, arm, match_rms=(True,))
+        foreign = roles.relatives(study, arm, stiffness=roles.FOREIGN_STIFFNESS)
+        foreign = [] if settings.get("stiffness") in (*roles.NULL_STIFFNESS, *roles.FOREIGN_STIFFNESS) else foreign
+        for entry in study.formats:
+            own, base = best[entry, arm], best[entry, reference]
+            gain = (GAIN, entry, arm)
+            contrasts[gain] = {own: 1, base: -1}
+            if roles.is_null(settings) or _rescales_another(study, arm) or not study.entry(entry)["rules"]:
+                exploratory.add(gain)
+                continue
+            asked = {(NULL, entry, arm, other): {own: 1, best[entry, other]: -1} for other in nulls}
+            asked |= {(FOREIGN, entry, arm, other): {own: 1, best[entry, other]: -1} for other in foreign}
+            asked |= {(MATCHED, entry, arm, other): {best[entry, other]: 1, base: -1} for other in matched[:1]}
+            if entry in twins:
+                there = {best[twins[entry], arm]: -1, best[twins[entry], reference]: 1}
+                asked[BEYOND, entry, arm] = {**contrasts[gain], **there}
+            contrasts |= asked
+            controls[gain] = list(asked)
+    return Questions(contrasts, controls, exploratory)
+
+
+def _rescales_another(study: Study, arm: str) -> bool:
+    return bool(study.arm(arm).get("match_rms")) and bool(roles.relatives(study, arm, match_rms=(False, None)))
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The reading of every question, and the spreads that they were read by: of costs, gains, differences of gains."""
+
+    claims: dict[Question, Claim]
+    spreads: dict[str, Spread | None]
+
+    def of(self, *question: str) -> Claim | None:
+        """Return the reading of a question, ``None`` if it was not asked or no seed has all of its runs."""
+        return self.claims.get(question)
+
+
+def answer(questions: Questions, runs: Runs, least: Mapping[str, float], *, tuned_here: bool) -> Answers:
+    """Read every question.
+
+    Args:
+        questions: from `ask`.
+        runs: the losses.
+        least: by arm, the difference that its tuning makes where there is nothing to gain.
+        tuned_here: whether the learning rates were chosen on the seeds that are compared. Then nothing is firm.
+    """
+    found = {
+        question: difference
+        for question, contrast in questions.contrasts.items()
+        if (difference := runs.difference(contrast)) is not None
+    }
+    spreads = {
+        kind: _spread(runs, {q: questions.contrasts[q] for q in found if _kind(q) == kind and q not in
+                             questions.exploratory}, found) or
+        _spread(runs, {q: questions.contrasts[q] for q in found if _kind(q) == kind}, found)
+        for kind in (COST, GAIN, BEYOND)
+    }  # fmt: skip
+
+    def spread_of(question: Question) -> Spread | None:
+        spread = spreads[_kind(question)]
+        return spread and replace(spread, least=least.get(question[2], 0.0) if question[0] == GAIN else 0.0)
+
+    p_values, repeats = {}, {}
+    seen: dict[bytes, Question] = {}
+    for question, difference in found.items():
+        first = seen.setdefault(runs.row(questions.contrasts[question]).tobytes(), question)
+        spread = spread_of(question)
+        if difference.is_zero or difference.n < 2 or spread is None:
+            continue
+        if first != question and first[0] == question[0] and first in p_values:
+            repeats[question] = first  # E0M7 repeats E1M6: one question, asked once
+        else:
+            p_values[question] = spread.p_value(difference)
+    controls = {gain: [c for c in own if c in p_values] for gain, own in questions.controls.items() if gain in p_values}
+    asked_of = {control for own in controls.values() for control in own}
+    primary = {q for q in p_values if q[0] in (COST, GAIN) and q not in questions.exploratory}
+    levels = adjusted({q: p for q, p in p_values.items() if q in primary | asked_of}, controls)
+    for arm in {q[2] for q in questions.exploratory}:
+        levels |= holm({q: p for q, p in p_values.items() if q in questions.exploratory and q[2] == arm})
+    claims = {}
+    for question, difference in found.items():
+        asked = repeats.get(question, question)
+        spread, level = spread_of(question), levels.get(asked, math.nan)
+        verdict = _verdict(difference, level, firm=difference.n >= CLAIM_SEEDS and not tuned_here)
+        if question in questions.exploratory and level <= FIRM:
+            verdict = (WORSE if difference.mean > 0 else BETTER) + EXPLORATORY
+        elif question in questions.exploratory and level == level:
+            verdict = SAME
+        half = spread.half_width(difference) if spread else math.nan
+        claims[question] = Claim(difference, verdict, p_values.get(asked, math.nan), level, half)
+    return Answers(claims, spreads)
+
+
+def _kind(question: Question) -> str:
+    """Return which spread a question is read by: BEYOND holds four runs, everything else two."""
+    return question[0] if question[0] in (COST, BEYOND) else GAIN
+
+
+def _spread(runs: Runs, contrasts: Mapping[Question, Contrast], found: Mapping[Question, Difference]) -> Spread | None:
+    """Return the spread of ``contrasts``, each counted once."""
+    rows = {runs.row(contrast).tobytes(): question for question, contrast in contrasts.items()}
+    kept = list(rows.values())
+    if not kept:
+        return None
+    return fitted([found[q] for q in kept], np.array([runs.row(contrasts[q]) for q in kept]))
+
+
+def _verdict(difference: Difference, level: float, *, firm: bool) -> str:
+    """Say what a difference amounts to, ``level`` its adjusted p-value."""
+    if difference.is_zero:
+        return IDENTICAL
+    if math.isnan(level):
+        return UNJUDGED
+    if level > INDICATION:
+        return SAME
+    direction = WORSE if difference.mean > 0 else BETTER
+    return direction if firm and level <= FIRM else direction + INDICATED

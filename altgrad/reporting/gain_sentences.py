@@ -1,0 +1,121 @@
+"""What each arm gains, in words: where, how sure, which entry most, and whether the format has a part in it."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from altgrad.reporting import roles
+from altgrad.reporting.claims import BETTER, EXPLORATORY, IDENTICAL, INDICATED, SAME, UNJUDGED, WORSE, Claim
+from altgrad.reporting.compare import Comparison
+from altgrad.reporting.document import Block, Bullets, Text
+from altgrad.reporting.leader import leader
+from altgrad.reporting.load import Study
+from altgrad.reporting.wording import joined, signed
+
+READINGS = (
+    (BETTER, "Lower loss"), (BETTER + INDICATED, "Lower loss, as an indication"),
+    (BETTER + EXPLORATORY, "Lower loss (exploratory)"), (WORSE, "Higher loss"),
+    (WORSE + INDICATED, "Higher loss, as an indication"), (WORSE + EXPLORATORY, "Higher loss (exploratory)"),
+    (SAME, "Not told apart"), (IDENTICAL, "Identical to the last bit"),
+    (UNJUDGED, "Measured, not judged (one seed shows no spread)"),
+)  # fmt: skip
+
+
+def gain_blocks(study: Study, comparison: Comparison) -> list[Block]:
+    """Return a lead and a list of findings for every arm that is not plain."""
+    aware = [optimizer for optimizer in study.optimizers if not roles.is_plain(study.arm(optimizer))]
+    if not aware:
+        arms = joined([f"`{name}`" for name in study.optimizers])
+        only = f"its only arm is {arms}" if len(study.optimizers) == 1 else f"its arms are {arms}"
+        return [Text(
+            f"**Open.** No geometry-aware arm is in this grid ({only}), so nothing here says what such updates gain."
+        )]  # fmt: skip
+    blocks: list[Block] = []
+    for arm in aware:
+        if arm not in comparison.references:
+            base = roles.PLAIN_FORM[study.arm(arm)["base"]]
+            missing = f"plain `{base}` arm with {roles.regime(study.arm(arm))} weights"
+            blocks.append(Text(f"**Open.** This grid has no {missing} to measure `{arm}` against."))
+            continue
+        table = comparison.gains[comparison.gains["optimizer"] == arm]
+        lead = f"**`{arm}`** ({roles.kind(study.arm(arm))}) against `{comparison.references[arm]}`:"
+        measured = table.dropna(subset="claim")
+        if measured.empty:
+            blocks.append(Text(f"{lead} no pair of cells completed."))
+            continue
+        blocks += [Text(f"{lead} gain in nats per token."), Bullets(_findings(study, comparison, arm, measured))]
+    return blocks
+
+
+def _findings(study: Study, comparison: Comparison, arm: str, measured: pd.DataFrame) -> list[str]:
+    rows = sorted(measured.itertuples(), key=lambda row: row.claim.difference.mean)
+    items = []
+    for verdict, label in READINGS:
+        group = [row for row in rows if row.claim.verdict == verdict]
+        if group:
+            items.append(f"{label}: {', '.join(_gain(row.format, row.claim) for row in group)}.")
+    gained = [row for row in rows if row.claim.told_apart and row.claim.difference.mean < 0]
+    if any(roles.is_quantized(study, row.format) for row in gained):
+        items += _most(study, comparison, arm, {row.format for row in gained if row.claim.firm})
+    controls = [text for row in gained if (text := _controls(row))]
+    items += [f"Controls: {'; '.join(controls)}."] if controls else []
+    return items + _beyond(study, gained)
+
+
+def _gain(entry: str, claim: Claim) -> str:
+    return f"**{entry}** {signed(-claim.difference.mean, 4)}"
+
+
+def _most(study: Study, comparison: Comparison, arm: str, firm: set[str]) -> list[str]:
+    """Say which format gains most, and from which others that cannot be told apart."""
+    found = leader(study, comparison, arm)
+    if found is None:
+        return []
+    if not found.close and found.entry in firm:
+        return [f"**{found.entry} gains most.**"]
+    if not found.close:
+        return [f"{found.entry} gains most, as an indication."]
+    if len(found.close) == len(found.others):
+        return [f"{found.entry} gains most as measured, not told apart from any other."]
+    return [f"{found.entry} gains most as measured, not told apart from {joined(found.close)}."]
+
+
+def _controls(row) -> str:
+    """Say which controls a gain passed and which it did not; nothing where the grid has none."""
+    parts = []
+    for claims, better, same in (
+        (row.nulls, "beats", "is not told apart from"),
+        (row.foreign, "beats the foreign geometry of", "is not told apart from the foreign geometry of"),
+    ):
+        passed = [name for name, claim in claims.items() if claim.told_apart and claim.difference.mean < 0]
+        failed = [name for name in claims if name not in passed]
+        unsure = " (indication)" if any(not claims[name].firm for name in passed) else ""
+        parts += [f"{better} {joined(passed)}{unsure}"] if passed else []
+        parts += [f"{same} {joined(failed)}"] if failed else []
+    if row.matched is not None:
+        size = signed(-row.matched.difference.mean, 4)
+        parts.append(f"at AdamW's update size {size} ({row.matched.verdict})")
+    return f"{row.format} {', '.join(parts)}" if parts else ""
+
+
+def _beyond(study: Study, gained: list) -> list[str]:
+    """Say what a gain has beyond what the same geometry gains without the format, or that nothing here tells."""
+    known, unknown = [], []
+    for row in gained:
+        if row.beyond is not None:
+            text = f"**{row.format}** {signed(-row.beyond.difference.mean, 4)} ({row.beyond.verdict})"
+            known.append(text)
+        elif roles.is_quantized(study, row.format):
+            unknown.append(row.format)
+    items = []
+    if known:
+        items.append(
+            "The format's own part, beyond what the same geometry gains on weights that nothing quantizes: "
+            f"{', '.join(known)}."
+        )
+    if unknown:
+        items.append(
+            f"Whether the format has a part in it is open for {joined(unknown)}: no virtual twin in this grid shows "
+            "what the same geometry gains without it."
+        )
+    return items

@@ -1,0 +1,71 @@
+"""Which entry gains most from an arm, and from which others that cannot be told apart.
+
+The leader is picked because it leads, so every pair of entries counts as a question: the p-values of all differences
+between two gains are adjusted together by Holm's step-down. A difference of two gains holds four runs where a gain
+holds two; its spread is found from such differences themselves.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from altgrad.reporting import roles
+from altgrad.reporting.claims import CLAIM_SEEDS, FIRM, Claim
+from altgrad.reporting.compare import Comparison
+from altgrad.reporting.load import Study
+from altgrad.reporting.moderation import fitted
+from altgrad.reporting.multiplicity import holm
+from altgrad.reporting.runs import Run, Runs
+
+
+@dataclass(frozen=True)
+class Leader:
+    """The entry with the largest mean gain, the ``others``, and those of them that are not told apart from it."""
+
+    entry: str
+    close: list[str]
+    others: list[str]
+
+
+def leader(study: Study, comparison: Comparison, arm: str) -> Leader | None:
+    """Return which quantized entry gains most from ``arm``; ``None`` where fewer than two have a gain to compare."""
+    own = comparison.gains[comparison.gains["optimizer"] == arm].dropna(subset="claim")
+    gains = {row.format: row.claim for row in own.itertuples() if roles.is_quantized(study, row.format)}
+    tuned_here = len(study.lr_scales) > 1
+    return leading(
+        gains, comparison.runs, comparison.best_runs, arm, comparison.references[arm], tuned_here=tuned_here
+    )
+
+
+def leading(
+    gains: Mapping[str, Claim], runs: Runs, best: Mapping[tuple[str, str], Run], arm: str, reference: str, *,
+    tuned_here: bool,
+) -> Leader | None:  # fmt: skip
+    """Return the leader among ``gains`` (by entry, losses of ``arm`` minus ``reference``), see :func:`leader`."""
+    ordered = sorted(
+        (entry for entry, claim in gains.items() if not claim.difference.is_zero),
+        key=lambda entry: gains[entry].difference.mean,
+    )
+    if len(ordered) < 2:
+        return None
+    contrasts, differences = [], {}
+    for a, b in itertools.combinations(ordered, 2):
+        contrast = {best[a, arm]: 1, best[a, reference]: -1, best[b, arm]: -1, best[b, reference]: 1}
+        difference = runs.difference(contrast)
+        if difference is not None and not difference.is_zero:
+            contrasts.append(runs.row(contrast))
+            differences[a, b] = difference
+    spread = fitted(list(differences.values()), np.array(contrasts))
+    levels = holm({pair: spread.p_value(found) for pair, found in differences.items()}) if spread else {}
+    first, *others = ordered
+
+    def apart(entry: str) -> bool:
+        pair = first, entry
+        enough = pair in differences and differences[pair].n >= CLAIM_SEEDS and not tuned_here
+        return enough and levels[pair] <= FIRM
+
+    return Leader(first, [entry for entry in others if not apart(entry)], others)

@@ -1,0 +1,118 @@
+"""What part each arm and each entry of a grid plays in a comparison: plain, geometry-aware, null, virtual."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from altgrad.reporting.load import Study
+
+PLAIN_BASES = ("adamw", "sgd")
+#: The plain optimizer whose form each base takes where it does not look at the grid, so the one to hold it against.
+PLAIN_FORM = {
+    "adamw": "adamw", "riemann_adam": "adamw", "rung": "adamw", "madam": "adamw", "sgd": "sgd", "riemann_sgd": "sgd",
+}  # fmt: skip
+NULL_STIFFNESS = ("mean", "permuted")  # they carry no information about the weight
+FOREIGN_STIFFNESS = ("foreign",)
+# Settings in which arms that are compared may differ without another being the cause: what an arm is tuned by.
+TUNED = ("lr", "plain_lr")
+# Settings that have nothing to do with the geometry, in which an arm and its plain arm should not differ.
+SHARED = ("betas", "eps", "momentum", "decay", "plain_decay", "plain_lr")
+
+Arm = dict[str, Any]
+
+
+def regime(arm: Arm) -> str:
+    """Return what the arm keeps: float32 ``master`` weights, or weights that live on the ``grid``."""
+    return arm.get("weights", "master")
+
+
+def is_plain(arm: Arm) -> bool:
+    """Whether the arm's updates ignore the format's grid: AdamW or SGD without a stiffness."""
+    return arm["base"] in PLAIN_BASES and arm.get("stiffness") is None
+
+
+def is_null(arm: Arm) -> bool:
+    """Whether the arm is a control that looks geometry-aware and carries no geometry of the weight."""
+    return arm.get("stiffness") in NULL_STIFFNESS
+
+
+def kind(arm: Arm) -> str:
+    """Return what the arm is, in two words at most."""
+    if is_plain(arm):
+        return "plain"
+    if is_null(arm):
+        return "null arm"
+    if arm.get("stiffness") in FOREIGN_STIFFNESS:
+        return "foreign geometry"
+    return "matched size" if arm.get("match_rms") else "geometry-aware"
+
+
+def references(study: Study) -> dict[str, str]:
+    """Return for each arm that is not plain the plain one to hold it against; those without one are left out.
+
+    It has the base that the arm falls back to and weights of the same regime, rounded alike if it can be had.
+    """
+    plain = [name for name in study.optimizers if is_plain(study.arm(name))]
+    found = {}
+    for name in study.optimizers:
+        arm = study.arm(name)
+        alike = [
+            other for other in plain
+            if study.arm(other)["base"] == PLAIN_FORM[arm["base"]] and regime(study.arm(other)) == regime(arm)
+        ]  # fmt: skip
+        if alike and name not in plain:
+            found[name] = min(alike, key=lambda other: study.arm(other).get("rounding") != arm.get("rounding"))
+    return found
+
+
+def main_plain(study: Study) -> str | None:
+    """Return the plain arm whose cells stand for a format: with master weights where there is one."""
+    plain = [name for name in study.optimizers if is_plain(study.arm(name))]
+    return min(plain, key=lambda name: regime(study.arm(name)) != "master", default=None)
+
+
+def relatives(study: Study, optimizer: str, **changed: tuple[Any, ...]) -> list[str]:
+    """Return the arms that differ from ``optimizer`` in the settings ``changed`` alone, and have one of the values.
+
+    ``foreign`` goes with the stiffness, and learning rates are tuned arm by arm: they may differ.
+    """
+
+    def rest(arm: Arm) -> Arm:
+        return {key: value for key, value in arm.items() if key not in (*changed, "foreign", *TUNED)}
+
+    arm = study.arm(optimizer)
+    others = {name: study.arm(name) for name in study.optimizers if name != optimizer}
+    return [
+        name
+        for name, other in others.items()
+        if rest(other) == rest(arm) and all(other.get(key) in values for key, values in changed.items())
+    ]
+
+
+# --- entries ---------------------------------------------------------------------------------------
+
+
+def geometry(study: Study, entry: str) -> tuple[frozenset[str], bool]:
+    """Return the formats whose grids the arms see in ``entry``, and whether that is all: nothing is quantized."""
+    specs = [
+        rule[role] for rule in study.entry(entry)["rules"] for role in ("weight", "input", "grad") if rule[role]
+    ]
+    formats = frozenset(rule["weight"]["format"] for rule in study.entry(entry)["rules"] if rule["weight"])
+    return formats, bool(specs) and all(spec.get("virtual") for spec in specs)
+
+
+def is_virtual(study: Study, entry: str) -> bool:
+    """Whether ``entry`` lends the arms a format's geometry and quantizes nothing."""
+    return geometry(study, entry)[1]
+
+
+def is_quantized(study: Study, entry: str) -> bool:
+    """Whether anything is quantized in ``entry``."""
+    return bool(study.entry(entry)["rules"]) and not is_virtual(study, entry)
+
+
+def virtual_twins(study: Study) -> dict[str, str]:
+    """Return for each entry that quantizes weights the one with the same geometry on weights that are not."""
+    seen = {entry: geometry(study, entry) for entry in study.formats}
+    lent = {formats: entry for entry, (formats, virtual) in seen.items() if virtual}
+    return {entry: lent[formats] for entry, (formats, virtual) in seen.items() if not virtual and formats in lent}

@@ -1,0 +1,78 @@
+"""The final losses of a study as one table, and contrasts of them: sums of runs with signs, paired by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from altgrad.reporting.load import COMPLETED, Study
+from altgrad.reporting.statistics import Difference, summarised
+
+PRIMARY = "val_loss"
+RUN = ["format", "optimizer", "lr_scale"]
+
+Run = tuple[str, str, float]
+Contrast = Mapping[Run, int]  # with which sign a run's loss enters
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Final validation loss by run and seed.
+
+    ``place`` is a run's row in ``losses``, float64 (runs, seeds), NaN where a cell did not complete. Runs that are
+    equal to the last bit, as E0M7's and E1M6's are, share a row.
+    """
+
+    place: dict[Run, int]
+    losses: np.ndarray
+
+    @classmethod
+    def of(cls, study: Study) -> Runs:
+        """Return those of every cell in ``study`` that completed."""
+        cells = study.cells
+        losses = cells[PRIMARY].where(cells["status"] == COMPLETED).to_numpy(dtype="float64")
+        seeds = {seed: i for i, seed in enumerate(study.seeds)}
+        rows: dict[Run, np.ndarray] = {}
+        columns = (cells["format"], cells["optimizer"], cells["lr_scale"], cells["seed"])
+        for *run, seed, loss in zip(*columns, losses, strict=True):
+            rows.setdefault(tuple(run), np.full(len(seeds), np.nan))[seeds[seed]] = loss
+        distinct: dict[bytes, int] = {}
+        place = {run: distinct.setdefault(row.tobytes(), len(distinct)) for run, row in rows.items()}
+        table = np.array([np.frombuffer(row) for row in distinct]).reshape(len(distinct), len(seeds))
+        return cls(place, table)
+
+    def of_run(self, run: Run) -> pd.Series:
+        """Return the losses of a run by seed's position."""
+        return pd.Series(self.losses[self.place[run]])
+
+    def row(self, contrast: Contrast) -> np.ndarray:
+        """Return the weight of each row of ``losses`` in ``contrast``."""
+        weights = np.zeros(len(self.losses))
+        for run, sign in contrast.items():
+            weights[self.place[run]] += sign
+        return weights
+
+    def difference(self, contrast: Contrast) -> Difference | None:
+        """Return the mean of ``contrast`` over the seeds that all of its runs completed; ``None`` without any."""
+        if any(run not in self.place for run in contrast):
+            return None
+        return summarised(sum(sign * self.losses[self.place[run]] for run, sign in contrast.items()))
+
+    def completed(self, run: Run) -> int:
+        """Return how many seeds of ``run`` completed."""
+        return int(np.isfinite(self.losses[self.place[run]]).sum())
+
+    def best(self, candidates: Iterable[Run]) -> Run:
+        """Return the run with most completed seeds, then least mean loss over the seeds that those share.
+
+        Where they share none, the first: the smallest learning rate of an ascending list is the most stable one.
+        """
+        candidates = list(candidates)
+        most = max(self.completed(run) for run in candidates)
+        left = [run for run in candidates if self.completed(run) == most]
+        table = np.array([self.losses[self.place[run]] for run in left])
+        shared = np.isfinite(table).all(axis=0)
+        return left[int(table[:, shared].mean(axis=1).argmin())] if shared.any() else left[0]

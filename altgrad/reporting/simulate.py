@@ -1,0 +1,194 @@
+"""How often the report's own rules claim what is not there, and how often they find what is: by simulation.
+
+Studies of pure chance, and studies with one known gain, are drawn and read by the code that reads real ones
+(:mod:`altgrad.reporting.claims`, :mod:`altgrad.reporting.leader`). A loss is a shift per seed, which pairing takes
+away, plus noise of 0.01 nats per run; what differs between the *noises* below is how that noise is spread over runs.
+
+    make simulate
+
+writes a row per design and noise: the share of null studies whose report has at least one firm claim, and at least
+one indication or firm claim; the share of studies with one gain of four standard deviations of a run's noise in
+which that gain is firm; and the share of studies with an equal gain in every format in which one is said to gain most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from tqdm import tqdm
+
+from altgrad.reporting import roles
+from altgrad.reporting.claims import GAIN, Answers, Questions, answer, ask
+from altgrad.reporting.leader import leading
+from altgrad.reporting.load import COLUMNS, COMPLETED, IDENTITY, NUMBERS, TEXTS, Study
+from altgrad.reporting.runs import Run, Runs
+
+NOISE, SEED_SHIFT, EFFECT = 0.01, 0.03, 4.0  # nats, nats, standard deviations of a run's noise
+TABLE = "reports/simulation.csv"
+DESIGNS = [(formats, arms, seeds) for formats, arms in ((5, 2), (8, 8)) for seeds in (2, 3, 5, 10)]
+FORMATS = ("E0M7", "E1M6", "E2M5", "E3M4", "E4M3", "E5M2", "E6M1", "E7M0")
+FORMULAS = ("ulp", "mantissa", "smooth", "range")
+
+Spread = Callable[[np.random.Generator, np.ndarray], np.ndarray]
+
+
+def _louder(which: tuple[slice | int, slice | int], factor: float) -> Spread:
+    def spread(random: np.random.Generator, noise: np.ndarray) -> np.ndarray:
+        noise[which] *= factor
+        return noise
+
+    return spread
+
+
+def _missing(random: np.random.Generator, noise: np.ndarray) -> np.ndarray:
+    return np.where(random.random(noise.shape) < 0.1, np.nan, noise)
+
+
+def _unlike_by_run(random: np.random.Generator, noise: np.ndarray) -> np.ndarray:
+    return noise * np.exp(0.7 * random.standard_normal((*noise.shape[:2], 1)))
+
+
+def _unlike_by_format(random: np.random.Generator, noise: np.ndarray) -> np.ndarray:
+    return noise * np.exp(0.7 * random.standard_normal((len(noise), 1, 1)))
+
+
+def _heavy_tails(random: np.random.Generator, noise: np.ndarray) -> np.ndarray:
+    return NOISE * random.standard_t(3, noise.shape) / np.sqrt(3)
+
+
+#: By name, how the noise of (formats, arms, seeds) is changed from one that is equal and normal everywhere.
+NOISES: dict[str, Spread] = {
+    "equal": lambda random, noise: noise,
+    "one arm 5 times as noisy": _louder((slice(None), -1), 5),
+    "one run 10 times as noisy": _louder((-1, -1), 10),
+    "baseline 3 times as noisy": _louder((0, slice(None)), 3),
+    "plain arm 3 times as noisy": _louder((slice(None), 0), 3),
+    "unequal from run to run": _unlike_by_run,
+    "unequal from format to format": _unlike_by_format,
+    "heavy tails (t, 3 degrees)": _heavy_tails,
+    "a tenth of the cells lost": _missing,
+}
+
+
+@dataclass(frozen=True)
+class Design:
+    """A grid to draw losses for: its study without losses, the questions that the report asks of it, and its runs."""
+
+    study: Study
+    questions: Questions
+    best: dict[tuple[str, str], Run]
+    references: dict[str, str]
+    place: dict[Run, int]
+
+    @classmethod
+    def of(cls, formats: int, arms: int, seeds: int) -> Design:
+        """Return the grid of so many quantized formats, the first the baseline, a plain arm and others, and seeds."""
+        study = made_study(FORMATS[:formats], made_arms(arms), range(seeds))
+        best = {pair: (*pair, 1) for pair in itertools.product(study.formats, study.optimizers)}
+        references = roles.references(study)
+        place = {run: i for i, run in enumerate(best.values())}
+        return cls(study, ask(study, best, references), best, references, place)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Formats, arms, seeds."""
+        return len(self.study.formats), len(self.study.optimizers), len(self.study.seeds)
+
+    def drawn(self, random: np.random.Generator, noise: Spread, gains: np.ndarray | float = 0.0) -> Runs:
+        """Return losses; ``gains`` (formats, arms, 1) lowers them."""
+        chance = noise(random, NOISE * random.standard_normal(self.shape))
+        shift = SEED_SHIFT * random.standard_normal(self.shape[2])
+        losses = 3.5 + shift + chance - gains
+        return Runs(self.place, losses.reshape(-1, self.shape[2]))
+
+    def read(self, runs: Runs) -> Answers:
+        """Return what the report reads from ``runs``."""
+        return answer(self.questions, runs, {}, tuned_here=False)
+
+
+def made_arms(count: int) -> dict[str, dict]:
+    """Return a plain arm and ``count - 1`` others, none of which is another's control."""
+    arms = {"adamw": {"base": "adamw", "stiffness": None}}
+    for i in range(count - 1):
+        arms[f"arm{i}"] = {"base": "adamw", "stiffness": FORMULAS[i % len(FORMULAS)], "power": 1 + i // len(FORMULAS)}
+    return arms
+
+
+def made_study(formats: tuple[str, ...], arms: dict[str, dict], seeds: range) -> Study:
+    """Return a study of completed cells without losses: every format quantizes weights, the first is the baseline."""
+    rows, resolved = [], {}
+    for name, arm, seed in itertools.product(formats, arms, seeds):
+        key = f"{name}-{arm}-{seed}-1"
+        rule = {"layers": "*", "weight": {"format": name}, "input": None, "grad": None}
+        resolved[key] = {"format": name, "arm": arms[arm], "rules": [rule]}
+        rows.append({"key": key, "format": name, "optimizer": arm, "seed": seed, "lr_scale": 1, "status": COMPLETED})
+    cells = pd.DataFrame(rows).set_index("key")
+    cells = cells.reindex(columns=[*IDENTITY, *TEXTS, *NUMBERS])
+    empty = {name: pd.DataFrame(columns=[*IDENTITY, *columns]) for name, columns in COLUMNS.items()}
+    return Study({"grid": {"baseline": formats[0]}}, {}, resolved, cells, timing={}, **empty)
+
+
+def rates(design: Design, noise: Spread, draws: int, seed: int = 0) -> dict[str, float]:
+    """Return the rates of error and of discovery of the report's rules; see the module."""
+    random = np.random.default_rng(seed)
+    null = [design.read(design.drawn(random, noise)).claims.values() for _ in range(draws)]
+    entry, arm = design.study.formats[-2], design.study.optimizers[1]
+    single, every = np.zeros((2, *design.shape[:2], 1))
+    single[-2, 1] = every[:, 1] = EFFECT * NOISE
+    found = most = 0
+    for _ in range(draws):
+        claim = design.read(design.drawn(random, noise, single)).of(GAIN, entry, arm)
+        found += claim is not None and claim.firm
+        most += _names_a_leader(design, design.drawn(random, noise, 2 * every), arm)
+    return {
+        "false_firm": float(np.mean([any(claim.firm for claim in claims) for claims in null])),
+        "false_indication": float(np.mean([any(claim.told_apart for claim in claims) for claims in null])),
+        "found": found / draws,
+        "false_leader": most / draws,
+    }
+
+
+def _names_a_leader(design: Design, runs: Runs, arm: str) -> bool:
+    answers = design.read(runs)
+    gains = {entry: claim for entry in design.study.formats if (claim := answers.of(GAIN, entry, arm)) is not None}
+    found = leading(gains, runs, design.best, arm, design.references[arm], tuned_here=False)
+    return found is not None and not found.close and gains[found.entry].firm
+
+
+def simulated(job: tuple[tuple[int, int, int], str, int]) -> dict[str, object]:
+    """Return the row of rates of a design and a noise, each from so many studies of every kind."""
+    (formats, arms, seeds), noise, draws = job
+    found = rates(Design.of(formats, arms, seeds), NOISES[noise], draws)
+    return {"formats": formats, "arms": arms, "seeds": seeds, "noise": noise, "draws": draws, **found}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m altgrad.reporting.simulate", description="Error rates of the report's rules, by simulation."
+    )
+    parser.add_argument("--draws", type=int, default=1000, help="studies of every kind in a row (default %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path(TABLE), help="the table (default %(default)s)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one per core)")
+    settings = parser.parse_args(arguments)
+    jobs = [(design, noise, settings.draws) for design in DESIGNS for noise in NOISES]
+    rows = []
+    with ProcessPoolExecutor(settings.jobs, mp_context=get_context("spawn")) as pool:
+        for row in tqdm(pool.map(simulated, jobs), total=len(jobs), desc="designs x noises"):
+            rows.append(row)
+    settings.out.parent.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(rows).to_csv(settings.out, index=False, lineterminator="\n", float_format="%.4g")
+    print(f"wrote {settings.out}")
+
+
+if __name__ == "__main__":
+    main()

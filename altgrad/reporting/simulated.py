@@ -1,0 +1,39 @@
+"""What the simulation says of a report like this one: how often pure chance gives it a finding or an indication."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from altgrad.reporting.load import Study
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Shares of simulated null studies of ``formats`` x ``arms`` x ``seeds`` with a firm claim, and with any."""
+
+    formats: int
+    arms: int
+    seeds: int
+    firm: float
+    any_claim: float
+
+
+def load_rates(file: Path, study: Study) -> Rates | None:
+    """Return the rates of the simulated design that is most like ``study``; ``None`` without the table.
+
+    The file is `make simulate`'s. Most like: nearest in seeds, then in the number of runs; of all noises the worst.
+    """
+    if not file.is_file():
+        return None
+    table = pd.read_csv(file)
+    runs = len(study.formats) * len(study.optimizers)
+    table["far"] = (table["seeds"] - len(study.seeds)).abs()
+    table["unlike"] = (table["formats"] * table["arms"] - runs).abs()
+    near = table[table["far"] == table["far"].min()]
+    near = near[near["unlike"] == near["unlike"].min()]
+    first = near.iloc[0]
+    firm, any_claim = (float(near[name].max()) for name in ("false_firm", "false_indication"))
+    return Rates(int(first["formats"]), int(first["arms"]), int(first["seeds"]), firm, any_claim)

@@ -1,0 +1,106 @@
+"""Weight decay: the same share of the weights in every arm, whatever its learning rate, against the product.
+
+Gradients are zero, so that decay is all that moves a weight.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+from altgrad.config.schedule import kept_by_decay, learning_rate
+from altgrad.optim import Arm, ArmOptimizer
+from tests.optim.arms import ARMS, MASTER, ON_GRID, arm_named, grid_of, make, normal_weights
+
+SCHEDULE = {"steps": 60, "warmup": 0.1, "final": 0.1}
+
+
+def run(optimizer: ArmOptimizer) -> None:
+    """Take the steps of the schedule on gradients of zero, as the trainer does."""
+    for i in range(SCHEDULE["steps"]):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(i + 1, peak=group["initial_lr"], **SCHEDULE)
+            for p in group["params"]:
+                p.grad = torch.zeros_like(p)
+        optimizer.step()
+
+
+def scaled(name: str, lr_scale: float, **changes) -> Arm:
+    """Return an arm as a cell with this ``lr_scale`` has it."""
+    return arm_named(name, lr=ARMS[name]["lr"] * lr_scale, **changes)
+
+
+def test_every_arm_has_the_same_decay():
+    assert {(arm["decay"], arm["plain_decay"]) for arm in ARMS.values()} == {(3e-4, 1.2e-3)}
+
+
+@pytest.mark.parametrize("decay", [3e-4, 2e-2])
+@pytest.mark.parametrize("lr_scale", [0.5, 1, 2])
+@pytest.mark.parametrize("name", MASTER)
+def test_master_weights_keep_the_same_share(name, lr_scale, decay):
+    weights, optimizer = make(scaled(name, lr_scale, decay=decay))
+    start = weights[0].detach().clone()
+    run(optimizer)
+    expected = kept_by_decay(decay, **SCHEDULE)
+    lost = 1 - (weights[0].detach() / start).double()
+    # 60 roundings of float32, each of half an ulp at most.
+    assert torch.allclose(lost, torch.full_like(lost, 1 - expected), rtol=0, atol=60 * 2.0**-24)
+
+
+@pytest.mark.parametrize("fmt", ["E1M6", "E3M4"])
+@pytest.mark.parametrize("lr_scale", [0.5, 1, 2])
+@pytest.mark.parametrize("name", ON_GRID)
+def test_weights_on_the_grid_keep_it_in_expectation(name, lr_scale, fmt):
+    """Within 5 standard errors of the mean over the weights, which are a 30th of what is lost or less."""
+    weights, optimizer = make(scaled(name, lr_scale), fmt, normal_weights((400, 500)))
+    start = weights[0].detach().double()
+    run(optimizer)
+    expected = kept_by_decay(3e-4, **SCHEDULE)
+    rest = (weights[0].detach().double() - expected * start) * start.sign()
+    size = start.abs().sum()
+    error = rest.std() * rest.numel() ** 0.5 / size
+    assert error < (1 - expected) / 30
+    assert abs(rest.sum() / size) < 5 * error
+
+
+@pytest.mark.parametrize("lr_scale", [0.5, 1, 2])
+@pytest.mark.parametrize("name", ARMS)
+def test_what_an_arm_leaves_plain_keeps_the_same_shares_too(name, lr_scale):
+    """A linear layer that is not quantized as a quantized one, an embedding as it should, a vector all."""
+    arm = scaled(name, lr_scale)
+    linear, embedding = normal_weights((8, 16), (8, 16))
+    vector = nn.Parameter(torch.ones(8))
+    starts = [p.detach().clone() for p in (linear, embedding, vector)]
+    optimizer = ArmOptimizer({}, [linear, embedding, vector], arm, linear=[linear])
+    run(optimizer)
+    shares = [kept_by_decay(arm.decay, **SCHEDULE), kept_by_decay(arm.plain_decay, **SCHEDULE), 1.0]
+    for p, start, share in zip((linear, embedding, vector), starts, shares, strict=True):
+        assert torch.allclose(p.detach(), start * share, rtol=60 * 2.0**-24, atol=0)
+
+
+@pytest.mark.parametrize("name", ["adamw", "stiff_sgd", "madam", "rung"])
+def test_by_itself_a_step_is_one_at_the_peak_and_torchs_schedulers_work(name):
+    arm = arm_named(name, decay=0.1)
+    weights, optimizer = make(arm)
+    assert optimizer.decay(weights[0]) == pytest.approx(0.9)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.25)
+    assert optimizer.decay(weights[0]) == pytest.approx(0.975)
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0])
+@pytest.mark.parametrize("name", ["decay", "plain_decay"])
+def test_a_decay_is_a_share(name, decay):
+    with pytest.raises(ValueError, match="decay and plain_decay are shares of a weight per step"):
+        Arm(lr=1e-3, **{name: decay})
+
+
+def test_a_grid_that_is_held_follows_the_weights_as_they_decay():
+    """Far below a quarter of its range, the grid has shrunk by then, and the weights have not been lost."""
+    arm = arm_named("adamw_sr", decay=0.1)
+    weights = normal_weights((50, 60))
+    optimizer = ArmOptimizer({weights[0]: grid_of("E3M4", arm)}, [], arm)
+    held = optimizer.grids[weights[0]].held
+    for _ in range(80):
+        weights[0].grad = torch.zeros_like(weights[0])
+        optimizer.step()
+        assert held.item() / 4.5 < weights[0].abs().max().item() <= held.item()
+    assert weights[0].abs().max() < 1e-3

@@ -1,0 +1,279 @@
+"""What a report may say of its losses. Oracle: losses with a known difference, and arithmetic by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from altgrad.reporting import roles
+from altgrad.reporting.claims import BEYOND, COST, GAIN, NULL, Claim
+from altgrad.reporting.compare import compare
+from altgrad.reporting.control import check_twins
+from altgrad.reporting.fairness import conditions
+from altgrad.reporting.leader import leader
+from tests.reporting.made_losses import ADAMW, STIFF, study_of
+
+FORMATS = ["E5M2", "E4M3", "E3M4", "E2M5", "E1M6"]
+SGD = {"base": "sgd"}
+
+
+def noisy(level: float, seeds: int = 5, key: int = 0, sd: float = 0.01) -> np.ndarray:
+    """Return losses around ``level`` with a shift per seed that all runs share and noise of their own."""
+    shift = 0.03 * np.random.default_rng(99).standard_normal(seeds)
+    return level + shift + sd * np.random.default_rng(key).standard_normal(seeds)
+
+
+def losses_of(arms: dict, gain: dict | None = None, formats: list[str] = FORMATS, **options) -> dict:
+    """Return noisy losses of every entry and arm, lowered by ``gain`` of (entry, arm)."""
+    keys = {pair: i for i, pair in enumerate((entry, arm) for entry in formats for arm in arms)}
+    return {pair: noisy(3.5 - (gain or {}).get(pair, 0.0), key=i, **options) for pair, i in keys.items()}
+
+
+def read(losses, arms, baseline: str = "E5M2"):
+    return compare(study_of(losses, arms, baseline)).answers
+
+
+def test_a_large_gain_is_firm_with_five_seeds_and_an_indication_with_four() -> None:
+    arms = {"adamw": ADAMW, "stiff": STIFF}
+    gain = {("E3M4", "stiff"): 0.2}
+    found = read(losses_of(arms, gain), arms)
+    assert found.of(GAIN, "E3M4", "stiff").verdict == "better"
+    assert found.of(GAIN, "E4M3", "stiff").verdict == "not told apart"
+    few = read(losses_of(arms, gain, seeds=4), arms)
+    assert few.of(GAIN, "E3M4", "stiff").verdict == "better (indication)"
+    one = read(losses_of(arms, gain, seeds=1), arms)
+    assert one.of(GAIN, "E3M4", "stiff").verdict == "not judged"
+
+
+def test_a_loss_and_a_gain_of_one_size_are_read_alike() -> None:
+    arms = {"adamw": ADAMW, "stiff": STIFF}
+    down = losses_of(arms, {("E3M4", "stiff"): 0.2})
+    up = {run: 7 - values for run, values in down.items()}
+    better, worse = (read(losses, arms).of(GAIN, "E3M4", "stiff") for losses in (down, up))
+    assert (better.verdict, worse.verdict) == ("better", "worse")
+    assert better.adjusted == pytest.approx(worse.adjusted)
+
+
+def test_runs_that_are_equal_to_the_last_bit_are_identical() -> None:
+    arms = {"adamw": ADAMW, "stiff": STIFF}
+    losses = losses_of(arms)
+    losses["E3M4", "stiff"] = losses["E3M4", "adamw"]
+    assert read(losses, arms).of(GAIN, "E3M4", "stiff").verdict == "identical"
+
+
+def test_a_format_that_repeats_another_is_no_further_question() -> None:
+    arms = {"adamw": ADAMW, "stiff": STIFF}
+    losses = losses_of(arms, {("E1M6", "stiff"): 0.03})
+    twice = losses | {("E0M7", arm): losses["E1M6", arm] for arm in arms}
+    once, both = read(losses, arms), read(twice, arms)
+    assert both.of(GAIN, "E0M7", "stiff") == both.of(GAIN, "E1M6", "stiff") == once.of(GAIN, "E1M6", "stiff")
+    assert both.of(COST, "E0M7") == once.of(COST, "E1M6")
+
+
+def test_rates_chosen_on_the_seeds_that_are_compared_allow_an_indication_at_most() -> None:
+    arms = {"adamw": ADAMW, "stiff": STIFF}
+    losses = {(*run, 1): values for run, values in losses_of(arms, {("E3M4", "stiff"): 0.5}).items()}
+    losses |= {(entry, arm, 2): values + 0.1 for (entry, arm, _), values in list(losses.items())}
+    found = read(losses, arms)
+    assert found.of(GAIN, "E3M4", "stiff").verdict == "better (indication)"
+    assert not any(claim.firm for claim in found.claims.values())
+
+
+def test_every_further_arm_raises_the_bar() -> None:
+    few = {"adamw": ADAMW, "stiff": STIFF}
+    many = few | {f"other{power}": STIFF | {"power": power} for power in range(2, 8)}
+    gain = {("E3M4", "stiff"): 0.03}
+    a = read({(e, arm): v for (e, arm), v in losses_of(many, gain).items() if arm in few}, few)
+    b = read(losses_of(many, gain), many)
+    assert b.of(GAIN, "E3M4", "stiff").adjusted > 2 * a.of(GAIN, "E3M4", "stiff").adjusted
+
+
+# --- references ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arm", "reference"),
+    [
+        (STIFF, "adamw"), ({"base": "riemann_adam", "stiffness": "ulp"}, "adamw"), ({"base": "madam"}, "adamw"),
+        (SGD | {"stiffness": "ulp"}, "sgd"), ({"base": "riemann_sgd", "stiffness": "ulp"}, "sgd"),
+        ({"base": "rung", "weights": "grid", "rounding": "stochastic"}, "adamw_sr"),
+        (STIFF | {"weights": "grid", "rounding": "nearest"}, "adamw_nearest"),
+        (SGD | {"stiffness": "ulp", "weights": "grid"}, None),
+    ],
+)  # fmt: skip
+def test_an_arm_is_held_against_the_plain_arm_of_its_base_and_regime(arm, reference) -> None:
+    grid = {"weights": "grid"}
+    arms = {
+        "sgd": SGD, "adamw": ADAMW, "adamw_sr": ADAMW | grid | {"rounding": "stochastic"},
+        "adamw_nearest": ADAMW | grid | {"rounding": "nearest"}, "arm": arm,
+    }  # fmt: skip
+    study = study_of({("E3M4", name): [3.0, 3.1] for name in arms}, arms, "E3M4")
+    assert roles.references(study).get("arm") == reference
+    condition = met(study)["Every arm held against the plain arm of its base and regime"]
+    assert condition == ("yes" if reference else "no")
+
+
+def test_the_gap_between_sgd_and_adamw_is_no_noise() -> None:
+    """In bf16 SGD ends 0.5 above AdamW; a gain of 0.1 of stiff SGD over SGD is found all the same."""
+    arms = {"adamw": ADAMW, "sgd": SGD, "stiff_sgd": SGD | {"stiffness": "ulp"}}
+    level = {(entry, arm): -0.5 for entry in ["bf16", *FORMATS] for arm in ("sgd", "stiff_sgd")}
+    level["E3M4", "stiff_sgd"] += 0.1
+    losses = losses_of(arms, level, ["bf16", *FORMATS])
+    losses["bf16", "stiff_sgd"] = losses["bf16", "sgd"] + 0.003
+    comparison = compare(study_of(losses, arms))
+    assert comparison.least["stiff_sgd"] == pytest.approx(0.003)
+    assert comparison.answers.of(GAIN, "E3M4", "stiff_sgd").verdict == "better"
+
+
+def test_no_gain_counts_that_tuning_alone_makes_where_nothing_is_quantized() -> None:
+    arms = {"adamw": ADAMW, "stiff": STIFF}
+    losses = losses_of(arms, {("E3M4", "stiff"): 0.2}, ["bf16", *FORMATS])
+    assert read(losses, arms).of(GAIN, "E3M4", "stiff").verdict == "better"
+    losses["bf16", "stiff"] = losses["bf16", "adamw"] - 0.25
+    found = read(losses, arms)
+    assert found.of(GAIN, "E3M4", "stiff").verdict == "not told apart"
+    assert found.of(GAIN, "bf16", "stiff").verdict == "not told apart"
+
+
+# --- controls --------------------------------------------------------------------------------------
+
+CONTROLS = {
+    "adamw": ADAMW, "stiff": STIFF, "shuffled": STIFF | {"stiffness": "permuted"},
+    "foreign": STIFF | {"stiffness": "foreign", "foreign": "E5M2"}, "matched": STIFF | {"match_rms": True},
+    "elsewhere": STIFF | {"stiffness": "permuted", "acts": "gradient"},
+}  # fmt: skip
+
+
+def test_a_foreign_geometry_is_a_question_and_no_null_arm() -> None:
+    assert roles.is_null(CONTROLS["shuffled"]) and not roles.is_null(CONTROLS["foreign"])
+    gains = compare(study_of(losses_of(CONTROLS), CONTROLS, "E5M2")).gains
+    found = gains[(gains["format"] == "E3M4") & (gains["optimizer"] == "stiff")].iloc[0]
+    assert set(found["nulls"]) == {"shuffled"} and set(found["foreign"]) == {"foreign"}
+    assert isinstance(found["matched"], Claim) and found["beyond"] is None
+    kinds = dict(zip(gains["optimizer"], gains["kind"], strict=True))
+    assert kinds == {"stiff": "geometry-aware", "shuffled": "null arm", "foreign": "foreign geometry",
+                     "matched": "matched size", "elsewhere": "null arm"}  # fmt: skip
+
+
+def test_what_a_null_arm_gains_is_never_a_finding() -> None:
+    arms = {name: CONTROLS[name] for name in ("adamw", "stiff", "shuffled")}
+    gain = {("E3M4", arm): 0.3 for arm in ("stiff", "shuffled")}
+    found = read(losses_of(arms, gain), arms)
+    assert found.of(GAIN, "E3M4", "stiff").verdict == "better"
+    assert found.of(GAIN, "E3M4", "shuffled").verdict == "better (exploratory)"
+    assert found.of(NULL, "E3M4", "stiff", "shuffled").verdict == "not told apart"
+
+
+def test_a_control_has_nothing_to_say_where_there_is_no_gain() -> None:
+    """The arm beats its null there only because the null is worse than the plain arm."""
+    arms = {name: CONTROLS[name] for name in ("adamw", "stiff", "shuffled")}
+    found = read(losses_of(arms, {("E3M4", "shuffled"): -0.3}), arms)
+    assert found.of(GAIN, "E3M4", "stiff").verdict == "not told apart"
+    assert found.of(NULL, "E3M4", "stiff", "shuffled").verdict == "not told apart"
+
+
+def test_the_gain_of_the_format_is_what_its_virtual_twin_does_not_have() -> None:
+    """Of a gain of 0.3 in E3M4 its geometry alone has 0.1; of E2M5's 0.3 all. By hand: the mean of four losses."""
+    arms = {"adamw": ADAMW, "stiff": STIFF}
+    formats = ["bf16", *FORMATS, "virtual.E3M4", "virtual.E2M5"]
+    gain = {("E3M4", "stiff"): 0.3, ("virtual.E3M4", "stiff"): 0.1, ("E2M5", "stiff"): 0.3,
+            ("virtual.E2M5", "stiff"): 0.3}  # fmt: skip
+    losses = losses_of(arms, gain, formats)
+    for entry in ("virtual.E3M4", "virtual.E2M5"):  # nothing quantizes it, so the plain arm trains it as it does bf16
+        losses[entry, "adamw"] = losses["bf16", "adamw"]
+    losses["bf16", "stiff"] = losses["bf16", "adamw"]
+    study = study_of(losses, arms)
+    comparison = compare(study)
+    beyond = {entry: comparison.answers.of(BEYOND, entry, "stiff") for entry in formats}
+    by_hand = np.mean(
+        losses["E3M4", "stiff"] - losses["E3M4", "adamw"]
+        - losses["virtual.E3M4", "stiff"] + losses["virtual.E3M4", "adamw"]
+    )  # fmt: skip
+    assert beyond["E3M4"].difference.mean == pytest.approx(by_hand) and beyond["E3M4"].verdict == "better"
+    assert beyond["E2M5"].verdict == "not told apart" and beyond["E4M3"] is None
+    assert comparison.answers.of(GAIN, "virtual.E3M4", "stiff").verdict == "better"
+    assert comparison.answers.of(COST, "virtual.E3M4") is None
+    assert comparison.least["stiff"] == 0  # a virtual entry is not one where there is nothing to gain
+    assert met(study)["The same geometry without the format (virtual geometry)"] == "partly"
+
+
+def test_a_twin_must_have_the_format_of_the_weights() -> None:
+    arms = {"adamw": ADAMW, "stiff": STIFF}
+    study = study_of(losses_of(arms, None, ["E3M4", "virtual.E4M3"]), arms, "E3M4")
+    assert roles.virtual_twins(study) == {}
+
+
+# --- who gains most --------------------------------------------------------------------------------
+
+
+def led(losses, arms):
+    study = study_of(losses, arms, "E5M2")
+    return leader(study, compare(study), "stiff")
+
+
+def test_the_leader_is_told_apart_by_the_difference_of_two_gains() -> None:
+    """Four runs, so twice the variance of a gain; without that, the second would be told apart."""
+    arms = {"adamw": ADAMW, "stiff": STIFF}
+    clear = led(losses_of(arms, {("E3M4", "stiff"): 0.5, ("E2M5", "stiff"): 0.1}), arms)
+    assert (clear.entry, clear.close) == ("E3M4", [])
+    near = led(losses_of(arms, {("E3M4", "stiff"): 0.52, ("E2M5", "stiff"): 0.5}), arms)
+    assert near.entry in ("E3M4", "E2M5") and len(near.close) == 1 and near.close[0] in ("E3M4", "E2M5")
+
+
+def test_the_spread_between_two_gains_is_that_of_four_runs() -> None:
+    arms = {"adamw": ADAMW, "stiff": STIFF}
+    losses = losses_of(arms, {("E3M4", "stiff"): 0.5}, seeds=400)
+    comparison = compare(study_of(losses, arms, "E5M2"))
+    assert math.sqrt(comparison.gain_noise.variance) == pytest.approx(0.01 * math.sqrt(2), rel=0.05)
+    there = {("virtual.E3M4", arm): noisy(3.5, 400, key) for key, arm in enumerate(arms, start=50)}
+    comparison = compare(study_of(losses | there, arms, "E5M2"))
+    assert comparison.answers.of(BEYOND, "E3M4", "stiff").difference.sd == pytest.approx(0.02, rel=0.15)
+
+
+def test_with_too_few_seeds_nobody_is_told_apart_from_the_leader() -> None:
+    arms = {"adamw": ADAMW, "stiff": STIFF}
+    found = led(losses_of(arms, {("E3M4", "stiff"): 0.5}, seeds=4), arms)
+    assert found.entry == "E3M4" and found.close == found.others
+
+
+# --- fairness --------------------------------------------------------------------------------------
+
+
+def met(study) -> dict[str, str]:
+    return {found.name: found.met for found in conditions(study, compare(study), check_twins(study))}
+
+
+def test_every_condition_can_fail_and_can_be_met() -> None:
+    """Two grids between which no condition is met in both, but that of the twins, which has a test of its own."""
+    good_arms = {name: CONTROLS[name] for name in ("adamw", "stiff", "shuffled", "matched")}
+    good = met(study_of(losses_of(good_arms, None, ["E3M4", "virtual.E3M4"]), good_arms, "E3M4"))
+    bad_arms = {"adamw": ADAMW, "stiff": STIFF | {"plain_lr": 2, "decay": 0.1}, "stiff_sgd": SGD | {"stiffness": "ulp"}}
+    losses = losses_of(bad_arms, None, ["E3M4"], seeds=1)
+    bad_losses = {(*run, rate): values for run, values in losses.items() for rate in (1, 2)}
+    bad_losses["E3M4", "adamw", 2] = [None]
+    bad_study = study_of(bad_losses, bad_arms, "E3M4")
+    bad_study.cells["steps"] = 5.0
+    bad = met(bad_study)
+    never = {name for name in good if good[name] == bad[name]} - {"E0M7 and E1M6 agree to the bit"}
+    assert never == {"Learning rate tuned per arm, optimum bracketed"}  # needs three rates: tested below
+    assert all(value == "yes" for name, value in good.items() if name not in never and "E0M7" not in name)
+
+
+def test_a_rate_inside_the_range_is_bracketed() -> None:
+    arms = {"adamw": ADAMW}
+    losses = {("E3M4", "adamw", rate): noisy(3.5 + abs(math.log2(rate))) for rate in (0.5, 1, 2)}
+    assert met(study_of(losses, arms, "E3M4"))["Learning rate tuned per arm, optimum bracketed"] == "yes"
+    assert met(study_of(losses, arms, "E3M4"))["Learning rates not chosen on the seeds that are compared"] == "no"
+
+
+def test_what_decay_leaves_is_given_as_a_number_for_each_arm() -> None:
+    """Steps of 1 rise over the first and fall along half a cosine to 0.1: the product of 1 - decay x share, by hand."""
+    arms = {"adamw": ADAMW, "stiff": STIFF | {"decay": 0.1}}
+    study = study_of({("E3M4", arm): [3.0, 3.1] for arm in arms}, arms, "E3M4")
+    shares = [1, *(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * k / 9)) for k in range(1, 10))]
+    kept = 100 * math.prod(1 - 0.1 * share for share in shares)
+    found = {c.name: c for c in conditions(study, compare(study), None)}
+    condition = found["Decay leaves the same share of the weights in every arm, over the run"]
+    assert condition.met == "no" and f"stiff: {kept:.3g} % of a linear layer" in condition.reason

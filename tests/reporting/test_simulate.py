@@ -1,0 +1,93 @@
+"""The simulation reads studies by the report's own rules, and those rules err as seldom as they say.
+
+`make simulate` has more draws and every design; here one of each kind, within four standard errors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from altgrad.reporting import simulate
+from altgrad.reporting.answer import answer
+from altgrad.reporting.compare import compare
+from altgrad.reporting.document import Bullets
+from altgrad.reporting.simulate import EFFECT, NOISE, NOISES, Design, rates
+from altgrad.reporting.simulated import load_rates
+
+
+def with_losses(design: Design, losses: np.ndarray):
+    cells = design.study.cells.assign(val_loss=losses.ravel(), train_loss=losses.ravel(), steps=1.0, planned_steps=1.0)
+    return dataclasses.replace(design.study, cells=cells, corpus={"corpus": "made"})
+
+
+def test_what_is_simulated_is_what_the_report_reads_and_says() -> None:
+    """A study with the drawn losses goes through `compare` and `answer`: the same claims, and no other firm words."""
+    design, random = Design.of(4, 3, 5), np.random.default_rng(0)
+    gains = np.zeros((4, 3, 1))
+    gains[2, 1] = 0.1
+    for key in range(6):
+        runs = design.drawn(random, NOISES["equal"], gains * (key % 2))
+        study = with_losses(design, runs.losses)
+        comparison = compare(study)
+        assert comparison.answers.claims == design.read(runs).claims
+        said = [item for block in answer(study, comparison, None) if isinstance(block, Bullets) for item in block.items]
+        firm = {item.split(":")[0] for item in said if item.startswith(("Lower loss", "Higher loss"))}
+        firm = {words for words in firm if "indication" not in words and "exploratory" not in words}
+        assert bool(firm) == any(claim.firm for claim in comparison.answers.claims.values())
+
+
+@pytest.mark.parametrize("noise", ["equal", "baseline 3 times as noisy", "unequal from run to run"])
+def test_few_null_studies_have_a_finding_and_real_gains_are_found(noise: str) -> None:
+    draws = 250
+    found = rates(Design.of(5, 2, 5), NOISES[noise], draws)
+    bound = 0.05 + 4 * math.sqrt(0.05 * 0.95 / draws)
+    assert found["false_firm"] <= bound and found["false_leader"] <= bound
+    assert found["found"] > (0.9 - 4 * math.sqrt(0.09 / draws) if noise == "equal" else 0.2)
+
+
+def test_noises_are_what_they_are_called() -> None:
+    random, shape = np.random.default_rng(1), (6, 4, 2000)
+    drawn = {name: change(random, NOISE * random.standard_normal(shape)) for name, change in NOISES.items()}
+    spread = {name: np.nanstd(noise, axis=2) / NOISE for name, noise in drawn.items()}
+    assert spread["equal"] == pytest.approx(1, abs=0.1)
+    assert spread["one arm 5 times as noisy"][:, -1] == pytest.approx(5, rel=0.1)
+    assert spread["one run 10 times as noisy"].max() == pytest.approx(10, rel=0.1)
+    assert spread["baseline 3 times as noisy"][0] == pytest.approx(3, rel=0.1)
+    assert spread["plain arm 3 times as noisy"][:, 0] == pytest.approx(3, rel=0.1)
+    assert spread["unequal from run to run"].max() > 1.5 * spread["unequal from run to run"].min()
+    by_format = spread["unequal from format to format"]
+    assert (by_format.std(axis=1) / by_format.mean(axis=1)).max() < 0.1 < by_format.std() / by_format.mean()
+    assert np.isnan(drawn["a tenth of the cells lost"]).mean() == pytest.approx(0.1, abs=0.01)
+    assert spread["heavy tails (t, 3 degrees)"].mean() == pytest.approx(1, abs=0.2)
+
+
+def test_a_gain_is_as_large_as_it_is_said_to_be() -> None:
+    design, gains = Design.of(5, 2, 3), np.zeros((5, 2, 1))
+    gains[-2, 1] = EFFECT * NOISE
+    runs = design.drawn(np.random.default_rng(0), lambda random, noise: 0 * noise, gains)
+    claim = design.read(runs).of("gain", design.study.formats[-2], design.study.optimizers[1])
+    assert claim.difference.mean == pytest.approx(-0.04)
+
+
+def test_the_report_names_the_simulated_design_most_like_it(tmp_path) -> None:
+    table = pd.DataFrame([
+        {"formats": f, "arms": a, "seeds": s, "noise": noise, "draws": 9, "false_firm": s / 1000 + worse,
+         "false_indication": 0.1, "found": 1, "false_leader": 0}
+        for f, a in ((5, 2), (8, 8)) for s in (2, 5, 10) for noise, worse in (("equal", 0), ("other", 0.01))
+    ])  # fmt: skip
+    table.to_csv(tmp_path / "table.csv", index=False)
+    found = load_rates(tmp_path / "table.csv", Design.of(8, 6, 6).study)
+    assert (found.formats, found.arms, found.seeds, found.firm) == (8, 8, 5, 0.015)
+    assert load_rates(tmp_path / "absent.csv", Design.of(8, 6, 6).study) is None
+
+
+def test_the_command_writes_its_table(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(simulate, "DESIGNS", [(3, 2, 2)])
+    simulate.main(["--draws", "2", "--jobs", "1", "--out", str(tmp_path / "a/table.csv")])
+    table = pd.read_csv(tmp_path / "a/table.csv")
+    assert list(table["noise"]) == list(NOISES) and set(table["draws"]) == {2}

@@ -1,0 +1,249 @@
+"""Virtual geometry: an arm sees a format's grid at weights that no product quantizes to it.
+
+Oracles: the unquantized run, for what the products do; the run in the format, for what the arm does.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from altgrad.config import UserError
+from altgrad.config.schema import Rule
+from altgrad.config.scratch import scratch_directory
+from altgrad.diagnostics import diagnose_cell
+from altgrad.model import (
+    LayerRecipe,
+    Recipe,
+    TensorRecipe,
+    layer_recipe,
+    linear_layers,
+    quantize_model,
+    unquantize_model,
+    virtual_weight,
+)
+from altgrad.model import Rule as LayerRule
+from altgrad.numerics import get_format
+from altgrad.optim import build_optimizer
+from altgrad.training import train_cell
+from altgrad.training.grids import weight_grids
+from altgrad.training.plan import arm_of, check_cells
+from altgrad.training.run import build_model
+from tests.optim.arms import ARMS, FORMATS
+from tests.training.conftest import VOCABULARY, interruption, make_cell
+
+MASTER = [name for name, arm in ARMS.items() if arm["weights"] == "master"]
+ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "grid"]
+CPU = torch.device("cpu")
+
+
+def cell_of(name, format="E4M3", virtual=True, **spec):
+    """Return a cell of arm ``name``, in ``format`` or with its virtual geometry."""
+    arm = dict(ARMS[name])
+    if arm["foreign"] is not None:
+        arm["foreign"] = "E5M2"  # which the cell has
+    cell = make_cell(format, arm=arm)
+    weight = cell.rules[0].weight.model_copy(update={"virtual": virtual, **spec})
+    if not virtual:
+        return cell.model_copy(update={"rules": [cell.rules[0].model_copy(update={"weight": weight})]})
+    entry = f"virtual.{format}"
+    return cell.model_copy(
+        update={"rules": [Rule(layers="*", weight=weight)], "format": entry, "key": f"{entry}-{name}-0-1"}
+    )
+
+
+def trained(cell, tokens, root):
+    """Return the files of a run that must not depend on when or how often it ran."""
+    train_cell(cell, tokens, root / "out", root)
+    return {path.name: path.read_bytes() for path in (root / "out").iterdir() if path.name != "timing.json"}
+
+
+def stepped(cell, steps=3):
+    """Return the linear layers' weights after steps on gradients that depend on nothing but the step."""
+    model, arm = build_model(cell, VOCABULARY, CPU), arm_of(cell)
+    grids = weight_grids(model, on_grid=False)
+    optimizer = build_optimizer(model, arm, grids, steps=9, seed=3, reference=True)
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(step)
+        for p in model.parameters():
+            p.grad = 0.01 * torch.randn(p.shape, generator=generator)
+        optimizer.step()
+    return {name: layer.weight.detach() for name, layer in linear_layers(model).items()}
+
+
+def test_the_products_are_those_of_the_unquantized_model():
+    losses, gradients = [], []
+    inputs = torch.randint(0, VOCABULARY, (4, 16), generator=torch.Generator().manual_seed(1))
+    for cell in (make_cell("bf16"), cell_of("stiff_update")):
+        model = build_model(cell, VOCABULARY, CPU).eval()
+        assert all(type(layer) is nn.Linear and not layer_recipe(layer) for layer in linear_layers(model).values())
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(inputs, inputs.roll(-1, 1))
+        losses.append(loss)
+        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
+    assert torch.equal(*losses)
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_an_arm_that_does_not_look_at_the_grid_trains_as_in_bf16(tokens, tmp_path, name):
+    plain = cell_of(name).model_copy(update={"rules": [], "format": "bf16"})
+    found = [trained(cell, tokens, tmp_path / cell.format) for cell in (plain, cell_of(name))]
+    for file in ("model.safetensors", "history.csv"):
+        assert found[0][file] == found[1][file]
+    assert json.loads(found[1]["metrics.json"])["quantized_parameters"] == 0
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("name", MASTER)
+def test_a_step_is_that_in_the_format_to_the_bit(name, format):
+    """For the same weights and gradients: master weights know of a format what their arm sees of it."""
+    there, here = (stepped(cell_of(name, format, virtual)) for virtual in (False, True))
+    assert all(torch.equal(there[layer], here[layer]) for layer in there)
+    if ARMS[name]["stiffness"] in ("ulp", "permuted") and format not in ("E0M7", "E1M6"):
+        free = stepped(make_cell("bf16", arm=cell_of(name).arm.model_dump()))
+        assert not any(torch.equal(free[layer], here[layer]) for layer in here if layer != "head")
+
+
+@pytest.mark.parametrize("spec", [{"granularity": "row"}, {"granularity": "block", "scale": "pow2"}, {"scale": "pow2"}])
+def test_scales_are_those_that_the_recipe_asks_for(spec):
+    there, here = (stepped(cell_of("stiff_update", "E3M4", virtual, **spec)) for virtual in (False, True))
+    assert all(torch.equal(there[layer], here[layer]) for layer in there)
+    assert not torch.equal(here["blocks.0.attn.qkv"], stepped(cell_of("stiff_update", "E3M4"))["blocks.0.attn.qkv"])
+
+
+@pytest.mark.parametrize("name", ["stiff_update", *ON_GRID])
+def test_e0m7_and_e1m6_are_the_same_geometry(tokens, tmp_path, name):
+    found = [trained(cell_of(name, format), tokens, tmp_path / format) for format in ("E0M7", "E1M6")]
+    assert found[0]["history.csv"] == found[1]["history.csv"]
+
+
+@pytest.mark.parametrize("name", ON_GRID)
+def test_an_interrupted_run_ends_with_the_same_bits(tokens, tmp_path, monkeypatch, name):
+    undisturbed = trained(cell_of(name), tokens, tmp_path / "undisturbed")
+    with interruption(monkeypatch, 7):
+        train_cell(cell_of(name), tokens, tmp_path / "out", tmp_path)
+    assert trained(cell_of(name), tokens, tmp_path) == undisturbed
+
+
+@pytest.mark.parametrize("name", ON_GRID)
+def test_weights_on_the_grid_are_on_one_of_16_bits(tokens, tmp_path, name):
+    cell = cell_of(name, "E3M4")
+    trained(cell, tokens, tmp_path)
+    stored = load_file(scratch_directory(tmp_path, cell, tokens) / "step-00000012.safetensors")
+    codes = [t for key, t in stored.items() if key.startswith("codes/")]
+    assert len(codes) == 4 and all(t.dtype == torch.int16 for t in codes)
+    model = load_file(tmp_path / "out" / "model.safetensors")
+    in_the_format = load_file_of(cell_of(name, "E3M4", virtual=False), tokens, tmp_path / "format")
+    for key in ("blocks.0.attn.qkv.weight", "blocks.0.mlp.up.weight"):
+        assert len(model[key].unique()) > 2 * len(in_the_format[key].unique())
+
+
+def load_file_of(cell, tokens, root):
+    trained(cell, tokens, root)
+    return load_file(root / "out" / "model.safetensors")
+
+
+def test_rungs_are_counted_in_the_formats(tokens, tmp_path):
+    """`rung` of two rungs per step at most moves no weight further on the finer grid, decay and roundings aside."""
+    means = {}
+    for virtual in (False, True):
+        cell = cell_of("rung", "E3M4", virtual)
+        cell = cell.model_copy(update={"arm": cell.arm.model_copy(update={"lr": 0.5, "max_rungs": 2})})
+        trained(cell, tokens, tmp_path / str(virtual))
+        rows = pd.read_parquet(tmp_path / str(virtual) / "out" / "monitors.parquet")
+        rungs = rows[(rows["role"] == "update") & (rows["metric"] == "rungs")]
+        assert set(rungs["step"]) == {1, 5, 10} and len(rungs) == 3 * 4
+        means[virtual] = rungs["value"].mean()
+    assert means[True] == pytest.approx(means[False], rel=0.25)
+
+
+@pytest.mark.parametrize("name", ["stiff_update", "rung"])
+def test_the_diagnosis_finds_nothing_quantized(tokens, tmp_path, name):
+    cell = cell_of(name, "E3M4")
+    trained(cell, tokens, tmp_path)
+    (tmp_path / "cell.json").write_text(cell.to_json())
+    files = [tmp_path / "diagnosis.json", tmp_path / "diagnosis.parquet"]
+    diagnose_cell(tmp_path / "cell.json", tmp_path / "out", *files)
+    diagnosis, rows = json.loads(files[0].read_text()), pd.read_parquet(files[1])
+    assert diagnosis["status"] == "ok" and diagnosis["summary"]["sqnr_db"] is None
+    assert not set(rows["metric"]) & {"sqnr_db", "underflow_frac", "code_usage", "grad_snr_db"}
+    assert {"effective_rank", "init_distance"} <= set(rows["metric"])
+
+
+def test_layers_may_be_virtual_and_quantized_side_by_side(tokens, tmp_path):
+    """Each by its own rule: `rung` counts in the format's rungs on both kinds of grid."""
+    cell = cell_of("rung", "E3M4")
+    mlp = cell_of("rung", "E3M4", virtual=False).rules[0].model_copy(update={"layers": "blocks.*.mlp.*"})
+    cell = cell.model_copy(update={"rules": [*cell.rules, mlp]})
+    model = build_model(cell, VOCABULARY, CPU)
+    grids = weight_grids(model, on_grid=True)
+    layers = {name: layer.weight for name, layer in linear_layers(model).items() if layer.weight in grids}
+    refinements = {name: grids[weight].refinement for name, weight in layers.items()}
+    assert {name: found for name, found in refinements.items() if "mlp" in name} == {
+        "blocks.0.mlp.up": 1, "blocks.0.mlp.down": 1,
+    }  # fmt: skip
+    assert {found for name, found in refinements.items() if "attn" in name} == {256}
+    trained(cell, tokens, tmp_path)
+    rows = pd.read_parquet(tmp_path / "out" / "monitors.parquet")
+    rungs = rows[(rows["metric"] == "rungs")].groupby("layer")["value"].mean()
+    assert rungs.max() < 3 * rungs.min()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"input": {"virtual": True}}, "virtual is for the weight, .*; remove it from input"),
+        ({"grad": {"virtual": True}}, "remove it from grad"),
+        ({"weight": {"virtual": True}, "input": {}}, "a layer whose weight is virtual quantizes nothing; remove input"),
+        ({"weight": {"virtual": True}, "grad": {}}, "remove grad"),
+        ({"weight": {"virtual": True}, "save": "codes"}, "remove save"),
+        ({"weight": {"virtual": True}, "backend": "native"}, "remove backend"),
+        ({"weight": {"virtual": True}, "torchao": "rowwise"}, "remove torchao|leaves no choice"),
+        ({"weight": {"virtual": True, "scaling": "delayed"}}, "virtual needs scaling dynamic"),
+    ],
+)
+def test_settings_that_mean_nothing_beside_it_are_refused(tensors, words):
+    made = {}
+    with pytest.raises(ValueError, match=words):  # noqa: PT012 - either of the two raises
+        for field, value in tensors.items():
+            made[field] = TensorRecipe(get_format("E4M3"), **value) if isinstance(value, dict) else value
+        LayerRecipe(**made)
+
+
+def test_a_recipe_that_contradicts_itself_is_named_before_training():
+    cell = cell_of("adamw")
+    weight = cell.rules[0].weight.model_copy(update={"scaling": "static"})
+    broken = cell.model_copy(update={"rules": [cell.rules[0].model_copy(update={"weight": weight})]})
+    with pytest.raises(UserError, match=f"^params.yaml: recipe of cell {cell.key}: virtual needs scaling dynamic"):
+        check_cells([broken], VOCABULARY, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("spec", "format", "words"),
+    [
+        ({"granularity": "row"}, "E4M3", "hold one scale that their optimizer sets; use granularity: tensor"),
+        ({}, "E5M10", "no grid 256 times finer .* takes 24 bits.*; take a format of at most 8 bits"),
+    ],
+)
+def test_weights_on_the_grid_need_one_scale_and_a_format_that_can_be_refined(spec, format, words):
+    check_cells([cell_of("stiff_update", format, **spec)], VOCABULARY, "bf16")
+    with pytest.raises(UserError, match=words):
+        check_cells([cell_of("rung", format, **spec)], VOCABULARY, "bf16")
+
+
+def test_a_model_gets_virtual_geometry_once_and_loses_it_with_all_else():
+    virtual = TensorRecipe(get_format("E3M4"), virtual=True)
+    recipe = Recipe((LayerRule("*", LayerRecipe(weight=virtual)),))
+    model = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+    assert quantize_model(model, recipe) is model and virtual_weight(model[0]) == virtual
+    assert set(weight_grids(model, on_grid=False)) == {model[0].weight, model[2].weight}
+    assert recipe.rules[0].layer.virtual_weight == virtual and not recipe.rules[0].layer.quantizes
+    with pytest.raises(ValueError, match="already quantized"):
+        quantize_model(model, recipe)
+    assert weight_grids(unquantize_model(model), on_grid=False) == {} and virtual_weight(model[0]) is None
