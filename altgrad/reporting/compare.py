@@ -22,9 +22,6 @@ from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
 from altgrad.reporting.moderation import Spread
 from altgrad.reporting.runs import PRIMARY, RUN, Run, Runs
 
-# METRICS.md flags a gap to the baseline above these (percent).
-TRAIN_GAP_LIMIT, VAL_GAP_LIMIT = 5.0, 10.0
-
 
 @dataclass(frozen=True)
 class Comparison:

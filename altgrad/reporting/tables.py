@@ -8,8 +8,9 @@ from typing import Any
 
 import pandas as pd
 
+from altgrad.metrics import METRICS
 from altgrad.reporting.claims import BEYOND, COST, Claim
-from altgrad.reporting.compare import TRAIN_GAP_LIMIT, VAL_GAP_LIMIT, Comparison
+from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Column, Table
 from altgrad.reporting.fairness import Condition
 from altgrad.reporting.formats import SPECIALS_IN_WORDS, Card
@@ -60,14 +61,14 @@ def results_table(study: Study, comparison: Comparison) -> Table:
             f"**{row.format}**", *[row.optimizer] * several_arms, *[f"{row.peak_lr:.3g}{chosen}"] * several_rates,
             _seeds(row), _mean_sd(row.val_loss, row.val_loss_sd), signed(mean, 4), interval(row.difference, half),
             "baseline" if row.format == study.baseline else claim.verdict if claim else NONE,
-            _gap(row.val_gap, VAL_GAP_LIMIT), _gap(row.train_gap, TRAIN_GAP_LIMIT),
+            _gap(row, "val_gap"), _gap(row, "train_gap"),
             number(row.perplexity, 2), whole(row.tokens_per_s),
         ])  # fmt: skip
     note = [
         "Means over completed seeds; differences and gaps over the seeds that both the row and the baseline completed. "
         f"The cost of a format is read under `{comparison.reference}` alone: what the other rows show is no question "
         "that was asked beforehand. "
-        f"{FLAG} marks a gap above {VAL_GAP_LIMIT:.0f} % (validation) or {TRAIN_GAP_LIMIT:.0f} % (training)."
+        f"{FLAG} marks a gap above {METRICS['val_gap'].level} (validation) or {METRICS['train_gap'].level} (training)."
     ]
     if not several_arms:
         note.append(f"Every row is arm `{study.optimizers[0]}`.")
@@ -88,9 +89,10 @@ def _mean_sd(mean: float, sd: float) -> str:
     return number(mean, 4) + ("" if absent(sd) else f" ± {number(sd, 4)}")
 
 
-def _gap(percent: float, limit: float) -> str:
+def _gap(row: Any, metric: str) -> str:
+    percent = getattr(row, metric)
     text = signed(percent, 2) + ("" if absent(percent) else " %")
-    return f"{FLAG} {text}" if percent > limit else text
+    return f"{FLAG} {text}" if percent > METRICS[metric].limit.value else text
 
 
 def gains_table(study: Study, comparison: Comparison) -> Table:

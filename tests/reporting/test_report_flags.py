@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 
 from altgrad.metrics import METRICS, Limit
-from altgrad.reporting import compare
 from altgrad.reporting.figures import signals
 from altgrad.reporting.flags import WHAT, raised
 from altgrad.reporting.glossary import glossary
 from altgrad.reporting.load import IDENTITY
+from altgrad.reporting.tables import FLAG, results_table
 
 # Role and metric of what training recorded, and the last value that is fine.
 WATCHED = [
@@ -79,9 +79,16 @@ def test_an_arm_is_flagged_when_its_mean_gap_is_beyond_the_level(study, comparis
         assert found == ([("", value, level)] * len(changed.results) if flagged else [])
 
 
-def test_the_results_table_marks_the_gaps_that_are_flagged() -> None:
-    assert METRICS["val_gap"].limit.value == compare.VAL_GAP_LIMIT
-    assert METRICS["train_gap"].limit.value == compare.TRAIN_GAP_LIMIT
+@pytest.mark.parametrize(("gap", "head"), [("val_gap", "val gap"), ("train_gap", "train gap")])
+def test_the_results_table_marks_the_gaps_that_are_flagged(study, comparison, monkeypatch, gap, head) -> None:
+    level = METRICS[gap].limit.value
+    for value, limit, marked in ((level, level, False), (level * BEYOND, level, True), (level, 0.5 * level, True)):
+        with_limit(monkeypatch, gap, limit)
+        changed = replace(comparison, results=comparison.results.assign(**{gap: value}))
+        table = results_table(study, changed)
+        place = [column.head for column in table.columns].index(head)
+        assert {FLAG in row[place] for row in table.rows} == {marked}
+        assert f"{limit:g} %" in table.note
 
 
 def test_a_watched_limit_may_be_one_below_and_stricter_in_some_layers(study, comparison, monkeypatch) -> None:

@@ -1,0 +1,107 @@
+"""No product is rounded more than its layer says, whichever dtype the operands go in.
+
+Oracles: torch's own casts, and products of numbers so few that float64 and powers of two give them exactly.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from altgrad.model import LayerRecipe, QuantizedLinear, TensorRecipe, hardware
+from altgrad.model.linear import exact_in_bfloat16
+from altgrad.numerics import Format, get_format
+
+
+@pytest.fixture(params=[True, False], ids=["bf16 instructions", "none"])
+def either_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """A CPU with bfloat16 instructions and one without."""
+    monkeypatch.setattr(hardware, "_cpu_multiplies_bf16", lambda: request.param)
+    return request.param
+
+
+def spec(name: str, **options: str) -> TensorRecipe:
+    return TensorRecipe(get_format(name), scale="pow2", **options)
+
+
+def layer_of(master: Tensor, **recipe: object) -> QuantizedLinear:
+    return QuantizedLinear(nn.Parameter(master), None, LayerRecipe(**recipe))
+
+
+# Last significand, smallest value and largest value inside and outside of bfloat16's: 8 bits, 2^-133 and 2^128.
+EDGES = [
+    *[(Format("significand", 4, m, bias=0), m <= 7) for m in (6, 7, 8, 9)],
+    *[(Format("smallest", 4, 7, bias=bias), bias <= 127) for bias in (126, 127, 128)],
+    *[(Format("largest", 4, 2, bias=bias), bias >= -112) for bias in (-111, -112, -113)],
+]
+
+
+@pytest.mark.parametrize(("fmt", "exact"), EDGES, ids=lambda value: str(value))
+def test_a_format_is_exact_in_bfloat16_up_to_the_last_bit_binade_and_value(fmt: Format, exact: bool) -> None:
+    values = torch.tensor(fmt.values, dtype=torch.float64)
+    assert torch.equal(values.bfloat16().double(), values) == exact
+    assert exact_in_bfloat16(fmt) == exact
+
+
+def test_operands_are_in_bfloat16_where_that_loses_nothing_and_is_fast(either_cpu: bool) -> None:
+    """All three quantized, or what is not in bfloat16 anyway; and every format exact."""
+    weight = torch.randn(4, 8)
+    quantized = {role: spec("E4M3") for role in ("weight", "input", "grad")}
+    cases = [
+        (quantized, torch.float32, True),
+        (quantized, torch.bfloat16, True),
+        ({"weight": spec("E4M3")}, torch.float32, False),
+        ({"weight": spec("E4M3")}, torch.bfloat16, True),
+        (quantized | {"grad": spec("E5M10")}, torch.float32, False),
+        (quantized | {"grad": spec("E5M10")}, torch.bfloat16, False),
+    ]
+    for recipe, compute, low in cases:
+        expected = torch.bfloat16 if low and either_cpu else torch.float32
+        assert layer_of(weight, **recipe).settings(compute).operand_dtype == expected, (recipe, compute)
+
+
+@pytest.mark.usefixtures("either_cpu")
+def test_a_tensor_that_is_not_quantized_keeps_its_float32() -> None:
+    layer = layer_of(torch.tensor([[1.0], [-2.0]]), weight=spec("E4M3"))
+    x = torch.tensor([[1 + 2.0**-20]])
+    assert torch.equal(layer(x), torch.tensor([[1 + 2.0**-20, -2 - 2.0**-19]]))
+
+
+@pytest.mark.usefixtures("either_cpu")
+def test_a_format_too_fine_for_bfloat16_is_rounded_to_it_once_under_autocast() -> None:
+    """Eleven significand bits each: of operands cast to bfloat16 the product would be another one."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (1 + torch.randint(0, 1024, (32, 1), generator=generator) / 1024 for _ in range(2))
+    layer = layer_of(weight, weight=spec("E5M10"), input=spec("E5M10"))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = layer(x)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, (x.double() @ weight.double().t()).float().bfloat16())
+
+
+@pytest.mark.usefixtures("either_cpu")
+@pytest.mark.parametrize("accumulate", ["bf16", "fp32"])
+def test_scales_whose_product_leaves_float32_do_not_lose_the_result(accumulate: str) -> None:
+    """Two tensors near 2^-65: their scales multiply to about 2^144, which the result, near 2^-130, is divided by."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randint(-3, 4, shape, generator=generator).float() for shape in ((5, 8), (6, 8)))
+    grad = torch.randint(-3, 4, (5, 6), generator=generator).float()
+    tiny = 2.0**-65
+    layer = layer_of(weight * tiny, weight=spec("E4M3"), input=spec("E4M3"), grad=spec("E4M3"), accumulate=accumulate)
+    own = (x * tiny).requires_grad_()
+    y = layer(own)
+    y.backward(grad * tiny)
+    for found, expected in ((y, x @ weight.t()), (own.grad, grad @ weight), (layer.weight.grad, grad.t() @ x)):
+        assert expected.any() and torch.equal(found.detach().double(), expected.double() * tiny**2)
+
+
+@pytest.mark.usefixtures("either_cpu")
+def test_the_clipped_estimator_stops_the_gradients_of_weights_that_saturate() -> None:
+    layer = layer_of(torch.tensor([[1.0, 0.5]]), weight=spec("E4M3", scaling="static"), gradient="clipped")
+    x = torch.tensor([[2.0, 3.0]])
+    layer(x)  # its scale is that of an amax of 1 from now on
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[-3.0, 0.5]]))
+    layer(x).sum().backward()
+    assert torch.equal(layer.weight.grad, torch.tensor([[0.0, 3.0]]))
