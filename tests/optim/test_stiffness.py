@@ -152,6 +152,19 @@ def test_the_manifold_satisfies_geoopts_axioms(fmt, points):
     assert torch.equal(moved, manifold.retr(x, u)) and torch.equal(carried, manifold.transp(x, moved, v))
 
 
+def test_a_single_weight_is_a_point():
+    """The manifold is one-dimensional, element by element: a product over weights sums nothing up."""
+    manifold = FormatManifold("E4M3")
+    assert manifold.check_point(torch.tensor(1.0)) and manifold.ndim == 0 and not manifold.reversible
+    assert manifold.inner(torch.ones(3), torch.ones(3)).shape == (3,)
+
+
+def test_a_unit_divides_the_stiffness():
+    x = torch.linspace(-1, 1, 50)
+    whole, halved = (FormatManifold("E4M3", scale=4.0, unit=unit).stiffness(x) for unit in (1.0, 2.0))
+    assert torch.equal(whole, stiffness(x, "E4M3", scale=torch.tensor(4.0))) and torch.equal(halved, whole / 2)
+
+
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_geoopts_own_optimizer_takes_the_manifold(fmt):
     w = weights()[:100]

@@ -84,6 +84,18 @@ def test_the_share_of_the_way_is_the_probability_in_a_step(way, share):
     assert abs(up.mean().item() - share) < 5 * (share * (1 - share) / count) ** 0.5
 
 
+@pytest.mark.parametrize("above", [False, True])
+def test_a_weight_is_rounded_up_where_its_number_lies_below_its_share_of_the_way(way, above):
+    """To the last bit of the numbers: at its own number a weight goes down, 2^-24 above it up."""
+    shares = uniform(torch.Size(SHAPE), torch.tensor([9, 0, 1])) + (2.0**-24 if above else 0.0)
+    weight = nn.Parameter(torch.zeros(SHAPE))
+    weight.data[0, 0] = 1.9375
+    _, optimizer = make(arm_named("adamw_sr", decay=0.0), "E3M4", [weight], seed=9)
+    weight.data.flatten()[1:] = shares.flatten()[1:] * 2.0**-10  # the lowest rung is 2^-6, and the scale 16
+    still([weight], optimizer)
+    assert (weight.detach().flatten()[1:] == (2.0**-10 if above else 0.0)).all()
+
+
 @pytest.mark.parametrize("seed", [0, 7, 2**31 - 1])
 def test_every_weight_has_a_shuffle_of_its_own(way, seed):
     weights = normal_weights((24, 32), (24, 32), (12, 32))
