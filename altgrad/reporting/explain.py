@@ -12,6 +12,7 @@ import pandas as pd
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.figures.select import late, per_layer, shown_optimizer
 from altgrad.reporting.load import Study
+from altgrad.reporting.roles import is_quantized
 from altgrad.reporting.statistics import rank_correlation
 
 LEAST_SPREAD_DB = 1.0
@@ -38,10 +39,10 @@ def explanation(study: Study, comparison: Comparison) -> pd.DataFrame:
     """Return a row per format: ``cost`` (paired difference in loss to the baseline) and each measure.
 
     A measure is the mean over layers, over the instrumented passes of the second half of the run and
-    over seeds. The baseline has no row.
+    over seeds. The baseline has no row, and neither has an entry that quantizes nothing.
     """
     best = comparison.best[comparison.best["optimizer"] == shown_optimizer(study, comparison)].set_index("format")
-    names = [name for name in study.formats if name != study.baseline]
+    names = [name for name in study.formats if name != study.baseline and is_quantized(study, name)]
     cost = {name: best.loc[name, "difference"].mean for name in names if best.loc[name, "difference"] is not None}
     table = pd.DataFrame({"cost": pd.Series(cost, dtype="float64")}, index=pd.Index(names, name="format"))
     monitors = late(per_layer(study.monitors, study, comparison))

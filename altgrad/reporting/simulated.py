@@ -29,6 +29,8 @@ def load_rates(file: Path, study: Study) -> Rates | None:
     if not file.is_file():
         return None
     table = pd.read_csv(file)
+    if table.empty:
+        return None
     runs = len(study.formats) * len(study.optimizers)
     table["far"] = (table["seeds"] - len(study.seeds)).abs()
     table["unlike"] = (table["formats"] * table["arms"] - runs).abs()
