@@ -10,7 +10,10 @@ from altgrad.optim import loops
 from tests.optim.arms import ARMS, arm_named, final, make, normal_weights, step
 
 FORMULAS = {formula: ("stiff_update", {"stiffness": formula}) for formula in ("mantissa", "smooth", "range")}
-CASES = FORMULAS | {name: (name, {}) for name in ARMS if name not in ("adamw", "sgd")} | {
+RAW = {f"{formula}_raw": ("stiff_update", {"stiffness": formula, "normalise": "none", "lr": 0.3}) for formula in (
+    "ulp", "mantissa", "smooth", "range", "mean", "permuted",
+)}  # fmt: skip
+CASES = FORMULAS | RAW | {name: (name, {}) for name in ARMS if name not in ("adamw", "sgd")} | {
     "squared": ("stiff_update", {"power": 2}),
     "gradient_matched": ("stiff_grad", {"match_rms": True}),
     "madam_matched": ("madam", {"match_rms": True, "lr": 1e-3}),  # larger ones explode

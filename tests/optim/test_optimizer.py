@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from altgrad.numerics import get_format
-from altgrad.optim import Arm, ArmOptimizer, WeightGrid, loops
+from altgrad.optim import Arm, ArmOptimizer, WeightGrid, build_optimizer, loops
 from tests.optim.arms import ARMS, arm_named, final, grid_of, make, normal_weights, step
 
 
@@ -231,6 +231,16 @@ def test_a_linear_layer_left_plain_takes_the_arms_rate_if_it_means_the_same_ther
     rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     assert rate[id(linear)] == (arm.plain_lr if name in ("rung", "madam") else arm.lr)
     assert rate[id(embedding)] == arm.plain_lr
+
+
+def test_a_model_is_split_into_what_its_grids_quantize_its_other_layers_and_the_rest():
+    model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    arm = arm_named("stiff_update")
+    optimizer = build_optimizer(model, arm, {model[1].weight: grid_of("E4M3", arm)})
+    quantized, linear, matrices, vectors = (group["params"] for group in optimizer.param_groups)
+    assert quantized[0] is model[1].weight and linear[0] is model[2].weight and matrices[0] is model[0].weight
+    assert len(quantized) == len(linear) == len(matrices) == 1 and len(vectors) == 2
+    assert len(build_optimizer(model, arm).param_groups) == 3
 
 
 def test_weights_on_the_grid_need_a_buffer_for_their_scale():
