@@ -1,0 +1,87 @@
+"""Where the statistics change their answer. Oracles: SciPy's distributions, just below and above each threshold."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+from scipy.special import polygamma
+
+from altgrad.reporting.moderation import Spread, _prior
+from altgrad.reporting.statistics import Difference, kl_divergence, rank_correlation, t_quantile
+
+NEAR = 1e-6
+EMPTY = pd.Series(dtype="float64")
+
+
+@pytest.mark.parametrize("p, q", [(EMPTY, EMPTY), (pd.Series({0.0: 0.0}), pd.Series({0.0: 1.0}))])
+def test_an_empty_histogram_has_no_divergence(p: pd.Series, q: pd.Series) -> None:
+    assert math.isnan(kl_divergence(p, q)) and math.isnan(kl_divergence(q, p))
+
+
+def test_three_labels_of_two_ranks_are_enough_for_a_correlation_and_less_is_not() -> None:
+    x, y = pd.Series([1.0, 2.0, 3.0]), pd.Series([2.0, 1.0, 3.0])
+    assert rank_correlation(x, y) == (pytest.approx(0.5), 3)
+    tied = pd.Series([1.0, 1.0, 2.0])
+    assert rank_correlation(tied, y)[0] == pytest.approx(stats.spearmanr(tied, y).statistic)
+    for constant in (rank_correlation(x * 0, y), rank_correlation(x, y * 0)):
+        assert math.isnan(constant[0]) and constant[1] == 3
+    assert math.isnan(rank_correlation(x[:2], y[:2])[0])
+
+
+@pytest.mark.parametrize("prior", [math.inf, 6.0, 40.0])
+@pytest.mark.parametrize("n", [2, 5, 10])
+def test_a_spread_that_one_in_twenty_of_the_others_has_stands_alone(prior: float, n: int) -> None:
+    """The F distribution's upper 5 %, at the degrees of freedom that the shared variance is known with."""
+    spread = Spread(variance=0.25, prior=prior, dof=20.0, comparisons=6, seeds=n)
+    known = min(prior, 20.0)
+    edge = 0.25 * stats.f.isf(0.05, n - 1, known)
+    alike, unlike = (Difference(n, 0.0, math.sqrt(edge * (1 + side * NEAR))) for side in (-1, 1))
+    assert spread.error(unlike) == (pytest.approx(unlike.sd / math.sqrt(n)), n - 1)
+    weight = 1.0 if math.isinf(prior) else prior / (prior + n - 1)
+    shared = weight * 0.25 + (1 - weight) * alike.sd**2
+    dof = 20.0 if math.isinf(prior) else max(n - 1, min(prior + n - 1, 20.0))
+    assert spread.error(alike) == (pytest.approx(math.sqrt(shared / n)), dof)
+
+
+def test_variances_are_taken_to_be_as_unequal_as_one_time_in_ten_would_hide() -> None:
+    """With the 10 % quantile of chi square in place of its mean, and trigamma inverted by bisection."""
+    dof, variances = np.full(6, 4.0), np.array([0.2, 1.0, 5.0, 0.4, 2.5, 9.0])
+    centre, prior = _prior(variances, dof, np.eye(6))
+    at_most = np.log(variances).var(ddof=1) * 5 / stats.chi2.ppf(0.1, 5)
+    excess = at_most - polygamma(1, 2.0)
+    low, high = 1e-3, 1e3
+    for _ in range(100):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if polygamma(1, middle) > excess else (low, middle)
+    assert prior == pytest.approx(2 * low, rel=1e-8)
+    bias = stats.chi2(4).expect(lambda x: np.log(x / 4))  # of the logarithm of a variance estimate
+    assert centre == pytest.approx(math.exp(np.log(variances).mean() - bias), rel=1e-4)
+
+
+def test_a_single_variance_has_no_others_beside_it() -> None:
+    assert _prior(np.array([0.3]), np.array([4.0]), np.eye(1)) == (0.3, 0.0)
+
+
+def test_equal_variances_are_shared_without_end() -> None:
+    assert math.isinf(_prior(np.full(5, 0.3), np.full(5, 4.0), np.eye(5))[1])
+
+
+def test_a_thousand_seeds_are_looked_at_and_no_more() -> None:
+    spread = Spread(variance=1.0, prior=math.inf, dof=40.0, comparisons=10, seeds=5)
+    floor = {n: t_quantile(10.0 * (n - 1)) * math.sqrt(1 / n) for n in (2, 3, 999, 1000)}
+    for n in (2, 3, 1000):
+        assert spread.seeds_for(floor[n] * (1 + NEAR)) == n
+    assert spread.seeds_for(floor[1000] * (1 - NEAR)) is None
+
+
+def test_a_p_value_is_that_of_the_nearer_end_of_what_no_seed_takes_away() -> None:
+    """``least`` to either side of no difference, so two tails that lie apart."""
+    spread = Spread(variance=0.04, prior=math.inf, dof=12.0, comparisons=4, seeds=4, least=0.05)
+    error = math.sqrt(0.04 / 4)
+    for mean in (0.0, 0.05, 0.2, -0.3):
+        tails = stats.t.cdf((0.05 - abs(mean)) / error, 12) + stats.t.cdf((-0.05 - abs(mean)) / error, 12)
+        assert spread.p_value(Difference(4, mean, 0.2)) == pytest.approx(min(1.0, tails))
