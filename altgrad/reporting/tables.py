@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from altgrad.metrics import METRICS
+from altgrad.reporting import roles
 from altgrad.reporting.claims import BEYOND, COST, Claim
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Column, Table
@@ -188,14 +189,14 @@ def fairness_table(conditions: Iterable[Condition]) -> Table:
 
 def formats_table(study: Study) -> Table | None:
     """A card per format that the grid quantizes to, derived from its defining fields."""
-    cards, roles = {}, {}
+    cards, used = {}, {}
     for cell in study.resolved.values():
         for name, fields in cell["formats"].items():
             cards.setdefault(name, Card.of(fields))
         for rule in cell["rules"]:
             for role in ("weight", "input", "grad"):
-                if rule[role] is not None:
-                    roles.setdefault(rule[role]["format"], set()).add(role)
+                if rule[role] is not None and not rule[role].get("virtual"):
+                    used.setdefault(rule[role]["format"], set()).add(role)
     if not cards:
         return None
     columns = [
@@ -210,7 +211,7 @@ def formats_table(study: Study) -> Table | None:
             f"**{card.name}**", f"{card.exponent_bits}/{card.mantissa_bits}", number(card.bias, 0),
             significant(card.max, 6), significant(card.min_normal, 5), significant(card.min_subnormal, 5),
             number(card.binades, 1), step, whole(card.distinct_values), SPECIALS_IN_WORDS[card.specials],
-            joined([role for role in ("weight", "input", "grad") if role in roles.get(card.name, ())]),
+            joined([role for role in ("weight", "input", "grad") if role in used.get(card.name, ())]),
         ])  # fmt: skip
     note = (
         "Before scaling. Worst rounding: largest relative error of a normal value, 2^-(M+1). Binades: log2 of the "
@@ -220,25 +221,31 @@ def formats_table(study: Study) -> Table | None:
 
 
 def recipe_table(study: Study) -> Table | None:
-    """The quantization rules of the grid's first quantized cell."""
-    cell = next((cell for cell in study.resolved.values() if cell["rules"]), None)
-    if cell is None:
+    """The quantization rules of the grid's first quantized cell, and of its first one with virtual geometry."""
+    first: dict[bool, dict[str, Any]] = {}
+    for cell in study.resolved.values():
+        if cell["rules"]:
+            first.setdefault(roles.is_virtual(study, cell["format"]), cell)
+    cells = list(first.values())
+    if not cells:
         return None
 
     def spec(value: dict[str, Any] | None) -> str:
         if value is None:
             return "not quantized"
         per = f"block of {value['block']}" if value["granularity"] == "block" else value["granularity"]
-        return f"{value['format']}, {value['scaling']} scaling, {value['scale']} scale per {per}"
+        seen = " (the arm sees it, no product does)" if value.get("virtual") else ""
+        return f"{value['format']}, {value['scaling']} scaling, {value['scale']} scale per {per}{seen}"
 
     heads = ("layers", "weight", "input", "incoming gradient", "through rounding", "output", "product by")
     columns = [words(head) for head in heads]
     rows = []
-    for rule in cell["rules"]:
-        roles = [spec(rule[role]) for role in ("weight", "input", "grad")]
+    for rule in (rule for cell in cells for rule in cell["rules"]):
+        quantized = [spec(rule[role]) for role in ("weight", "input", "grad")]
         by = f"torchao, {rule['torchao']}" if rule.get("torchao") else rule.get("backend", "emulated")
-        rows.append([f"`{rule['layers']}`", *roles, rule["gradient"], rule["accumulate"], by])
-    note = f"As resolved for `{cell['key']}`; the last matching rule wins. Everything else stays in the compute dtype."
+        rows.append([f"`{rule['layers']}`", *quantized, rule["gradient"], rule["accumulate"], by])
+    resolved = joined([f"`{cell['key']}`" for cell in cells])
+    note = f"As resolved for {resolved}; the last matching rule wins. Everything else stays in the compute dtype."
     return Table(columns, rows, note)
 
 

@@ -24,7 +24,7 @@ TRAIN = {
     "eval_every": 50, "eval_sequences": 256, "checkpoint_every": 100, "compute": "bf16", "device": "auto",
     "compile": "auto", "threads": 0, "divergence": {"spike": 2.0, "window": 50},
 }  # fmt: skip
-ARM = {"base": "adamw", "lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "decay": 3e-4}
+ARM = {"base": "adamw", "lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "decay": 3e-4, "plain_decay": 1.2e-3}
 MODEL = {"layers": 4, "width": 256, "heads": 8, "context": 128, "mlp_ratio": 4.0, "dropout": 0.0}
 SMALL = {"steps": 60, "blocks": 1}  # settings of write_project for a grid that is read in a blink
 PARAMETERS, QUANTIZED = 5_277_696, 4_194_304
