@@ -17,6 +17,11 @@ NEAR = 1e-6
 EMPTY = pd.Series(dtype="float64")
 
 
+@pytest.mark.parametrize("dof", [1.0, 4.0, 30.0])
+def test_intervals_leave_out_one_in_forty_on_either_side(dof: float) -> None:
+    assert t_quantile(dof) == pytest.approx(stats.t.ppf(0.975, dof))
+
+
 @pytest.mark.parametrize("p, q", [(EMPTY, EMPTY), (pd.Series({0.0: 0.0}), pd.Series({0.0: 1.0}))])
 def test_an_empty_histogram_has_no_divergence(p: pd.Series, q: pd.Series) -> None:
     assert math.isnan(kl_divergence(p, q)) and math.isnan(kl_divergence(q, p))
@@ -26,24 +31,25 @@ def test_three_labels_of_two_ranks_are_enough_for_a_correlation_and_less_is_not(
     x, y = pd.Series([1.0, 2.0, 3.0]), pd.Series([2.0, 1.0, 3.0])
     assert rank_correlation(x, y) == (pytest.approx(0.5), 3)
     tied = pd.Series([1.0, 1.0, 2.0])
-    assert rank_correlation(tied, y)[0] == pytest.approx(stats.spearmanr(tied, y).statistic)
+    for a, b in ((tied, y), (y, tied)):
+        assert rank_correlation(a, b)[0] == pytest.approx(stats.spearmanr(a, b).statistic)
     for constant in (rank_correlation(x * 0, y), rank_correlation(x, y * 0)):
         assert math.isnan(constant[0]) and constant[1] == 3
     assert math.isnan(rank_correlation(x[:2], y[:2])[0])
 
 
 @pytest.mark.parametrize("prior", [math.inf, 6.0, 40.0])
-@pytest.mark.parametrize("n", [2, 5, 10])
-def test_a_spread_that_one_in_twenty_of_the_others_has_stands_alone(prior: float, n: int) -> None:
+@pytest.mark.parametrize(("n", "all_dof"), [(2, 20.0), (5, 20.0), (10, 20.0), (10, 3.0)])
+def test_a_spread_that_one_in_twenty_of_the_others_has_stands_alone(prior: float, n: int, all_dof: float) -> None:
     """The F distribution's upper 5 %, at the degrees of freedom that the shared variance is known with."""
-    spread = Spread(variance=0.25, prior=prior, dof=20.0, comparisons=6, seeds=n)
-    known = min(prior, 20.0)
+    spread = Spread(variance=0.25, prior=prior, dof=all_dof, comparisons=6, seeds=n)
+    known = min(prior, all_dof)
     edge = 0.25 * stats.f.isf(0.05, n - 1, known)
     alike, unlike = (Difference(n, 0.0, math.sqrt(edge * (1 + side * NEAR))) for side in (-1, 1))
     assert spread.error(unlike) == (pytest.approx(unlike.sd / math.sqrt(n)), n - 1)
     weight = 1.0 if math.isinf(prior) else prior / (prior + n - 1)
     shared = weight * 0.25 + (1 - weight) * alike.sd**2
-    dof = 20.0 if math.isinf(prior) else max(n - 1, min(prior + n - 1, 20.0))
+    dof = max(n - 1, min(prior + n - 1, all_dof))  # never fewer than its own
     assert spread.error(alike) == (pytest.approx(math.sqrt(shared / n)), dof)
 
 
