@@ -53,18 +53,19 @@ def test_a_spread_that_one_in_twenty_of_the_others_has_stands_alone(prior: float
     assert spread.error(alike) == (pytest.approx(math.sqrt(shared / n)), dof)
 
 
-def test_variances_are_taken_to_be_as_unequal_as_one_time_in_ten_would_hide() -> None:
+@pytest.mark.parametrize("own", [3, 4])
+def test_variances_are_taken_to_be_as_unequal_as_one_time_in_ten_would_hide(own: int) -> None:
     """With the 10 % quantile of chi square in place of its mean, and trigamma inverted by bisection."""
-    dof, variances = np.full(6, 4.0), np.array([0.2, 1.0, 5.0, 0.4, 2.5, 9.0])
+    dof, variances = np.full(6, float(own)), np.array([0.2, 1.0, 5.0, 0.4, 2.5, 9.0])
     centre, prior = _prior(variances, dof, np.eye(6))
     at_most = np.log(variances).var(ddof=1) * 5 / stats.chi2.ppf(0.1, 5)
-    excess = at_most - polygamma(1, 2.0)
+    excess = at_most - polygamma(1, own / 2)
     low, high = 1e-3, 1e3
     for _ in range(100):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if polygamma(1, middle) > excess else (low, middle)
     assert prior == pytest.approx(2 * low, rel=1e-8)
-    bias = stats.chi2(4).expect(lambda x: np.log(x / 4))  # of the logarithm of a variance estimate
+    bias = stats.chi2(own).expect(lambda x: np.log(x / own))  # of the logarithm of a variance estimate
     assert centre == pytest.approx(math.exp(np.log(variances).mean() - bias), rel=1e-4)
 
 
