@@ -92,3 +92,10 @@ def test_a_p_value_is_that_of_the_nearer_end_of_what_no_seed_takes_away() -> Non
     for mean in (0.0, 0.05, 0.2, -0.3):
         tails = stats.t.cdf((0.05 - abs(mean)) / error, 12) + stats.t.cdf((-0.05 - abs(mean)) / error, 12)
         assert spread.p_value(Difference(4, mean, 0.2)) == pytest.approx(min(1.0, tails))
+
+
+def test_differences_that_do_not_spread_are_certain_where_they_are_more_than_none() -> None:
+    spread = Spread(variance=0.0, prior=0.0, dof=4.0, comparisons=1, seeds=3, least=0.05)
+    for mean, p in ((0.06, 0.0), (-0.06, 0.0), (0.05, 1.0), (0.0, 1.0)):
+        assert spread.p_value(Difference(3, mean, 0.0)) == p
+    assert spread.p_value(Difference(1, 0.06, math.nan)) == 1.0
