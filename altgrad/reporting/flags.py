@@ -68,10 +68,10 @@ def _gradient_ratio(study: Study) -> pd.DataFrame:
 
 
 def _beyond(runs: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Flag the rows, each of a whole run or arm, whose column ``name`` is above that metric's limit."""
-    limit = METRICS[name].limit.value
-    rows = runs[runs[name] > limit].rename(columns={name: "value"})
-    return rows.assign(what=WHAT["", name], layer="", limit=limit)
+    """Flag the rows, each of a whole run or arm, whose column ``name`` is beyond that metric's limit."""
+    limit = METRICS[name].limit
+    rows = runs.loc[[limit.crossed("", value) for value in runs[name]]].rename(columns={name: "value"})
+    return rows.assign(what=WHAT["", name], layer="", limit=limit.value)
 
 
 def _diagnosed(study: Study) -> pd.DataFrame:

@@ -93,7 +93,7 @@ def _mean_sd(mean: float, sd: float) -> str:
 def _gap(row: Any, metric: str) -> str:
     percent = getattr(row, metric)
     text = signed(percent, 2) + ("" if absent(percent) else " %")
-    return f"{FLAG} {text}" if percent > METRICS[metric].limit.value else text
+    return f"{FLAG} {text}" if METRICS[metric].limit.crossed("", percent) else text
 
 
 def gains_table(study: Study, comparison: Comparison) -> Table:

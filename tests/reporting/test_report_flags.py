@@ -26,8 +26,14 @@ BEYOND = 1 + 1e-9
 
 
 def of_monitors(study, rows):
-    """Return the study with these rows (step, layer, role, metric, value) of one cell as all of its monitors."""
+    """Return the study with these rows (step, layer, role, metric, value) of one cell as its monitors.
+
+    Around them stand huge values of roles and metrics that are nobody's, first and last in the alphabet.
+    """
     columns = [*IDENTITY, "step", "layer", "role", "metric", "value"]
+    own = {(role, metric) for _, _, role, metric, _ in rows}
+    others = [pair for role, metric in own for other in ("a", "zz") for pair in ((role, other), (other, metric))]
+    rows = [*((1, "before", *pair, 1e9) for pair in others), *rows, *((1, "zz", *pair, 1e9) for pair in others)]
     return replace(study, monitors=pd.DataFrame([(*CELL, *row) for row in rows], columns=columns))
 
 

@@ -17,6 +17,11 @@ NEAR = 1e-6
 EMPTY = pd.Series(dtype="float64")
 
 
+@pytest.mark.parametrize("dof", [1.0, 4.0, 30.0])
+def test_intervals_leave_out_one_in_forty_on_either_side(dof: float) -> None:
+    assert t_quantile(dof) == pytest.approx(stats.t.ppf(0.975, dof))
+
+
 @pytest.mark.parametrize("p, q", [(EMPTY, EMPTY), (pd.Series({0.0: 0.0}), pd.Series({0.0: 1.0}))])
 def test_an_empty_histogram_has_no_divergence(p: pd.Series, q: pd.Series) -> None:
     assert math.isnan(kl_divergence(p, q)) and math.isnan(kl_divergence(q, p))
@@ -26,39 +31,41 @@ def test_three_labels_of_two_ranks_are_enough_for_a_correlation_and_less_is_not(
     x, y = pd.Series([1.0, 2.0, 3.0]), pd.Series([2.0, 1.0, 3.0])
     assert rank_correlation(x, y) == (pytest.approx(0.5), 3)
     tied = pd.Series([1.0, 1.0, 2.0])
-    assert rank_correlation(tied, y)[0] == pytest.approx(stats.spearmanr(tied, y).statistic)
+    for a, b in ((tied, y), (y, tied)):
+        assert rank_correlation(a, b)[0] == pytest.approx(stats.spearmanr(a, b).statistic)
     for constant in (rank_correlation(x * 0, y), rank_correlation(x, y * 0)):
         assert math.isnan(constant[0]) and constant[1] == 3
     assert math.isnan(rank_correlation(x[:2], y[:2])[0])
 
 
 @pytest.mark.parametrize("prior", [math.inf, 6.0, 40.0])
-@pytest.mark.parametrize("n", [2, 5, 10])
-def test_a_spread_that_one_in_twenty_of_the_others_has_stands_alone(prior: float, n: int) -> None:
+@pytest.mark.parametrize(("n", "all_dof"), [(2, 20.0), (5, 20.0), (10, 20.0), (10, 3.0)])
+def test_a_spread_that_one_in_twenty_of_the_others_has_stands_alone(prior: float, n: int, all_dof: float) -> None:
     """The F distribution's upper 5 %, at the degrees of freedom that the shared variance is known with."""
-    spread = Spread(variance=0.25, prior=prior, dof=20.0, comparisons=6, seeds=n)
-    known = min(prior, 20.0)
+    spread = Spread(variance=0.25, prior=prior, dof=all_dof, comparisons=6, seeds=n)
+    known = min(prior, all_dof)
     edge = 0.25 * stats.f.isf(0.05, n - 1, known)
     alike, unlike = (Difference(n, 0.0, math.sqrt(edge * (1 + side * NEAR))) for side in (-1, 1))
     assert spread.error(unlike) == (pytest.approx(unlike.sd / math.sqrt(n)), n - 1)
     weight = 1.0 if math.isinf(prior) else prior / (prior + n - 1)
     shared = weight * 0.25 + (1 - weight) * alike.sd**2
-    dof = 20.0 if math.isinf(prior) else max(n - 1, min(prior + n - 1, 20.0))
+    dof = max(n - 1, min(prior + n - 1, all_dof))  # never fewer than its own
     assert spread.error(alike) == (pytest.approx(math.sqrt(shared / n)), dof)
 
 
-def test_variances_are_taken_to_be_as_unequal_as_one_time_in_ten_would_hide() -> None:
+@pytest.mark.parametrize("own", [3, 4])
+def test_variances_are_taken_to_be_as_unequal_as_one_time_in_ten_would_hide(own: int) -> None:
     """With the 10 % quantile of chi square in place of its mean, and trigamma inverted by bisection."""
-    dof, variances = np.full(6, 4.0), np.array([0.2, 1.0, 5.0, 0.4, 2.5, 9.0])
+    dof, variances = np.full(6, float(own)), np.array([0.2, 1.0, 5.0, 0.4, 2.5, 9.0])
     centre, prior = _prior(variances, dof, np.eye(6))
     at_most = np.log(variances).var(ddof=1) * 5 / stats.chi2.ppf(0.1, 5)
-    excess = at_most - polygamma(1, 2.0)
+    excess = at_most - polygamma(1, own / 2)
     low, high = 1e-3, 1e3
     for _ in range(100):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if polygamma(1, middle) > excess else (low, middle)
     assert prior == pytest.approx(2 * low, rel=1e-8)
-    bias = stats.chi2(4).expect(lambda x: np.log(x / 4))  # of the logarithm of a variance estimate
+    bias = stats.chi2(own).expect(lambda x: np.log(x / own))  # of the logarithm of a variance estimate
     assert centre == pytest.approx(math.exp(np.log(variances).mean() - bias), rel=1e-4)
 
 
@@ -85,3 +92,10 @@ def test_a_p_value_is_that_of_the_nearer_end_of_what_no_seed_takes_away() -> Non
     for mean in (0.0, 0.05, 0.2, -0.3):
         tails = stats.t.cdf((0.05 - abs(mean)) / error, 12) + stats.t.cdf((-0.05 - abs(mean)) / error, 12)
         assert spread.p_value(Difference(4, mean, 0.2)) == pytest.approx(min(1.0, tails))
+
+
+def test_differences_that_do_not_spread_are_certain_where_they_are_more_than_none() -> None:
+    spread = Spread(variance=0.0, prior=0.0, dof=4.0, comparisons=1, seeds=3, least=0.05)
+    for mean, p in ((0.06, 0.0), (-0.06, 0.0), (0.05, 1.0), (0.0, 1.0)):
+        assert spread.p_value(Difference(3, mean, 0.0)) == p
+    assert spread.p_value(Difference(1, 0.06, math.nan)) == 1.0
