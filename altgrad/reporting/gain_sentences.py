@@ -51,8 +51,10 @@ def gain_blocks(study: Study, comparison: Comparison) -> list[Block]:
 def _findings(study: Study, comparison: Comparison, arm: str, measured: pd.DataFrame) -> list[str]:
     rows = sorted(measured.itertuples(), key=lambda row: row.claim.difference.mean)
     items = []
+    lent = [row for row in rows if roles.is_virtual(study, row.format)]
+    others = [row for row in rows if not roles.is_virtual(study, row.format)]
     for verdict, label in READINGS:
-        group = [row for row in rows if row.claim.verdict == verdict]
+        group = [row for row in others if row.claim.verdict == verdict]
         if group:
             items.append(f"{label}: {', '.join(_gain(row.format, row.claim) for row in group)}.")
     gained = [row for row in rows if row.claim.told_apart and row.claim.difference.mean < 0]
@@ -60,6 +62,9 @@ def _findings(study: Study, comparison: Comparison, arm: str, measured: pd.DataF
         items += _most(study, comparison, arm, {row.format for row in gained if row.claim.firm})
     controls = [text for row in gained if (text := _controls(row))]
     items += [f"Controls: {'; '.join(controls)}."] if controls else []
+    if lent:
+        texts = [f"{_gain(row.format, row.claim)} ({row.claim.verdict})" for row in lent]
+        items.append(f"The same geometry on weights that nothing quantizes: {', '.join(texts)}.")
     return items + _beyond(study, gained)
 
 
@@ -111,8 +116,7 @@ def _beyond(study: Study, gained: list) -> list[str]:
     items = []
     if known:
         items.append(
-            "The format's own part, beyond what the same geometry gains on weights that nothing quantizes: "
-            f"{', '.join(known)}."
+            f"The format's own part, what a gain has beyond that of the same geometry without it: {', '.join(known)}."
         )
     if unknown:
         items.append(

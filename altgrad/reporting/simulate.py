@@ -176,7 +176,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m altgrad.reporting.simulate", description="Error rates of the report's rules, by simulation."
     )
-    parser.add_argument("--draws", type=int, default=1000, help="studies of every kind in a row (default %(default)s)")
+    parser.add_argument("--draws", type=int, default=500, help="studies of every kind in a row (default %(default)s)")
     parser.add_argument("--out", type=Path, default=Path(TABLE), help="the table (default %(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one per core)")
     settings = parser.parse_args(arguments)
