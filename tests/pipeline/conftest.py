@@ -25,6 +25,7 @@ COPIED = [
     "dvc.yaml",
     "params.yaml",
     "reports/bench",
+    "reports/simulation.csv",
 ]
 CELLS = ["bf16-adamw-0-1", "E4M3-adamw-0-1"]
 
