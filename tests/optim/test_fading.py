@@ -43,7 +43,7 @@ def test_at_the_end_the_rule_is_the_plain_rule_to_the_bit():
     step([weight], optimizer, seed=0)
     before = weight.detach().clone()
     step([weight], optimizer, seed=1)
-    numbers = optimizer._numbers(optimizer.param_groups[0], 2, weight.device)
+    numbers = optimizer._numbers(optimizer.param_groups[0], 2, 1, weight.device)
     direction = optimizer.adamw_direction(weight)
     assert torch.equal(weight.detach(), before * numbers[rules.DECAY] - numbers[rules.LR] * direction)
 
@@ -63,7 +63,7 @@ def test_along_the_way_the_root_mean_square_is_one(fmt, at):
     arm = arm_named("stiff_update", schedule="linear")
     (weight,), optimizer = make(arm, fmt, steps=5)
     a = 1 - (at - 1) / 4
-    numbers = optimizer._numbers(optimizer.param_groups[0], at, weight.device)
+    numbers = optimizer._numbers(optimizer.param_groups[0], at, 1, weight.device)
     assert numbers[rules.EXPONENT].item() == a
     factor = rules._factor(arm, weight.detach(), numbers, optimizer._grid_tensors(weight, (0, 0, at)))
     expected = stiffness(weight, fmt).double() ** a
@@ -75,7 +75,8 @@ def test_along_the_way_the_root_mean_square_is_one(fmt, at):
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_the_last_step_of_a_run_is_plain_and_the_first_is_not(schedule):
     _, optimizer = make(arm_named("stiff_update", schedule=schedule), steps=300)
-    exponents = [optimizer._numbers(optimizer.param_groups[0], s, "cpu")[rules.EXPONENT].item() for s in range(1, 311)]
+    group = optimizer.param_groups[0]
+    exponents = [optimizer._numbers(group, s, 1, "cpu")[rules.EXPONENT].item() for s in range(1, 311)]
     assert exponents[0] == 1 and exponents[299:] == [0.0] * 11
     assert exponents == sorted(exponents, reverse=True) and exponents[298] > 0
     assert exponents[150] == pytest.approx(0.5, abs=0.01)

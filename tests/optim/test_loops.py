@@ -77,7 +77,7 @@ def test_the_rules_compiled_and_eager_agree(by_rules, case):
 
 @pytest.mark.parametrize("name", [name for name in ARMS if name not in ("adamw", "sgd")])
 def test_the_loops_have_the_same_bits_with_any_number_of_threads(name):
-    assert loops.kernels.load(loops.SOURCE) is None, "no C++ compiler: nothing to compare"
+    assert loops.kernels.load(loops.SOURCE, loops.DEFINITIONS) is None, "no C++ compiler: nothing to compare"
     threads, found = torch.get_num_threads(), []
     for count in (1, 3):
         torch.set_num_threads(count)
@@ -159,7 +159,7 @@ def test_every_setting_and_number_of_an_arm_has_its_name_in_cpp():
 @pytest.mark.parametrize("name", ["stiff_matched", "rung"])
 def test_the_operator_keeps_torchs_contract(name, monkeypatch):
     """It changes what its schema says and nothing else, and can be traced."""
-    assert loops.kernels.load(loops.SOURCE) is None, "no C++ compiler: nothing to trace"
+    assert loops.kernels.load(loops.SOURCE, loops.DEFINITIONS) is None, "no C++ compiler: nothing to trace"
     calls = []
     monkeypatch.setattr(loops, "arm_step", lambda *arguments: calls.append(arguments))
     weights, optimizer = make(arm_named(name))
