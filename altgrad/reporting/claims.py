@@ -141,12 +141,11 @@ def answer(questions: Questions, runs: Runs, least: Mapping[str, float], *, tune
         for question, contrast in questions.contrasts.items()
         if (difference := runs.difference(contrast)) is not None
     }
-    spreads = {
-        kind: _spread(runs, {q: questions.contrasts[q] for q in found if _kind(q) == kind and q not in
-                             questions.exploratory}, found) or
-        _spread(runs, {q: questions.contrasts[q] for q in found if _kind(q) == kind}, found)
-        for kind in (COST, GAIN, BEYOND)
-    }  # fmt: skip
+    spreads = {}
+    for kind in (COST, GAIN, BEYOND):
+        alike = {q: contrast for q, contrast in questions.contrasts.items() if q in found and _kind(q) == kind}
+        asked = {q: contrast for q, contrast in alike.items() if q not in questions.exploratory}
+        spreads[kind] = _spread(runs, asked, found) or _spread(runs, alike, found)
 
     def spread_of(question: Question) -> Spread | None:
         spread = spreads[_kind(question)]
@@ -178,7 +177,7 @@ def answer(questions: Questions, runs: Runs, least: Mapping[str, float], *, tune
             verdict = (WORSE if difference.mean > 0 else BETTER) + EXPLORATORY
         elif question in questions.exploratory and level == level:
             verdict = SAME
-        half = spread.half_width(difference) if spread else math.nan
+        half = spread.half_width(difference) if spread and not difference.is_zero else math.nan
         claims[question] = Claim(difference, verdict, p_values.get(asked, math.nan), level, half)
     return Answers(claims, spreads)
 
