@@ -68,10 +68,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Questions:
-    """What is asked: ``contrasts`` by question, ``controls`` by the gain that they belong to, and what is exploratory.
-
-    ``references`` has the plain arm of each arm.
-    """
+    """What is asked: ``contrasts`` by question, ``controls`` by the gain that they belong to, what is exploratory."""
 
     contrasts: dict[Question, Contrast]
     controls: dict[Question, list[Question]]
