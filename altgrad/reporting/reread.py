@@ -52,10 +52,11 @@ def kept_study(folder: Path) -> Study:
     model = params["models"][params["model"]]
     tokens = train["steps"] * train["batch"] * train["grad_accumulation"] * model["context"]
     rows, resolved = [], {}
+    earlier = any("weight_decay" in arm for arm in params["optimizers"].values())
     lists = (grid[name] for name in ("formats", "optimizers", "seeds", "lr_scales"))
     for entry, optimizer, seed, rate in itertools.product(*lists):
         key, loss = cell_key(entry, optimizer, seed, rate), losses.get((entry, optimizer, seed, rate))
-        arm, rules = _arm(params["optimizers"][optimizer], rate), _rules(params, entry)
+        arm, rules = _arm(params["optimizers"][optimizer], rate, earlier), _rules(params, entry)
         resolved[key] = {"format": entry, "optimizer": optimizer, "arm": arm, "rules": rules, "train": train}
         rows.append({
             "key": key, "format": entry, "optimizer": optimizer, "seed": seed, "lr_scale": rate, "val_loss": loss,
@@ -71,11 +72,11 @@ def kept_study(folder: Path) -> Study:
     return Study(params, {"corpus": params["corpus"]}, resolved, cells, timing={}, **frames)
 
 
-def _arm(settings: dict[str, Any], rate: float) -> dict[str, Any]:
-    """Return an arm with its defaults, and with the decay per step that an earlier ``weight_decay`` came to."""
+def _arm(settings: dict[str, Any], rate: float, earlier: bool) -> dict[str, Any]:
+    """Return an arm with its defaults; of an ``earlier`` study, with the decay per step that its product came to."""
     arm = {name: field.default for name, field in Arm.model_fields.items()} | dict(settings)
     plain_lr = arm["lr"] if arm["plain_lr"] is None else arm["plain_lr"]
-    if "weight_decay" in arm or "decay" not in settings:
+    if earlier:
         share = arm.pop("weight_decay", 0.1)  # its default
         lr = plain_lr if arm["base"] == "rung" else arm["lr"] * rate
         arm |= {"decay": lr * share, "plain_decay": plain_lr * share}

@@ -65,3 +65,10 @@ def test_every_kept_study_can_be_read(part: str) -> None:
 def test_another_folder_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no params\.yaml; name a folder that make repro KEEP=FOLDER wrote"):
         main([str(tmp_path)])
+
+
+def test_decay_is_that_of_the_code_that_trained() -> None:
+    """Earlier, rung decayed by 0.1 x plain_lr a step, and adamw by 0.1 x lr; now both by the setting's default."""
+    found = {part: kept_study(KEPT / part).arm("rung")["decay"] for part in ("rung-again", "virtual-grid")}
+    assert found == pytest.approx({"rung-again": 0.1 * 1.2e-2, "virtual-grid": 3e-4})
+    assert kept_study(KEPT / "rung-again").arm("adamw_sr")["decay"] == pytest.approx(3e-4)
