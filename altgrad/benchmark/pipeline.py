@@ -28,7 +28,7 @@ COPIED = ("altgrad", "stages", "data/corpus", "reports/bench", "params.yaml", ".
 KEY = "${key}"
 REPEATS = 3
 LINE = '{"train": {"steps": 1}}'  # a cell's file is asked for its steps
-TOUCH = f"for f; do mkdir -p \"${{f%/*}}\"; echo '{LINE}' > \"$f\"; done\n"  # in the shell's own words: no process
+TOUCH = f'for f; do mkdir -p "${{f%/*}}"; echo \'{LINE}\' > "$f"; done\n'  # in the shell's own words: no process
 MODULE = f"""import sys
 from pathlib import Path
 

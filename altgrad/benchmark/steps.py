@@ -141,9 +141,7 @@ def matmul_operations(config: GPTConfig, batch: int) -> int:
     return 3 * 2 * weights * batch * config.context
 
 
-def _result(
-    name: str, config: GPTConfig, batch: int, first: float, pairs: list[dict[str, float]]
-) -> dict[str, Any]:
+def _result(name: str, config: GPTConfig, batch: int, first: float, pairs: list[dict[str, float]]) -> dict[str, Any]:
     median = statistics.median(pair[name] for pair in pairs)
     low, ratio, high = statistics.quantiles([pair[name] / pair[BASELINE] for pair in pairs], n=4)
     return {

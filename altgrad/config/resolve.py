@@ -9,9 +9,10 @@ that exists, though not something in today's grid: an override for E5M2 stays in
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,26 @@ from altgrad.config.errors import UserError, did_you_mean
 from altgrad.config.files import read_json, write_json, write_text
 from altgrad.config.params import require_name, validated
 from altgrad.config.schema import Arm, CustomFormat, Model, Monitor, Params, Rule, Section, Train
+from altgrad.formats import Format, get_format
 
 PLACEHOLDER = "FORMAT"  # in a recipe, stands for the format of the grid's entry
 JOINT = "."  # of a recipe and its format in an entry
 ROLES = ("weight", "input", "grad")
 
-DescribeFormat = Callable[[str, CustomFormat | None], dict[str, Any]]
+
+def training_format(name: str, custom: CustomFormat | None = None) -> Format:
+    """Return the format called ``name``, or the user's own that ``custom`` defines.
+
+    Raises ``ValueError`` for an unknown name, an impossible definition, and a format that training cannot compute.
+    """
+    found = get_format(name) if custom is None else Format(name, **custom.model_dump())
+    if not found.signed:
+        raise ValueError(f"{name} is a scale format without sign, which cannot hold weights or gradients")
+    if not found.rounds_in_float32:
+        raise ValueError(
+            f"{name} spans more than training can round in float32; up to 7 exponent bits with the usual bias fit"
+        )
+    return found
 
 
 class Override(Section):
@@ -39,15 +54,10 @@ class Override(Section):
 
 
 class Resolver:
-    """Resolves the cells of one :class:`Params`.
+    """Resolves the cells of one :class:`Params`; ``source`` is what messages call the file."""
 
-    ``describe(name, custom)`` returns a format's defining fields and raises ``ValueError`` with a
-    clear message for an unknown one. It is passed in because this room imports no other.
-    """
-
-    def __init__(self, params: Params, describe: DescribeFormat, source: object = "params.yaml") -> None:
+    def __init__(self, params: Params, source: object = "params.yaml") -> None:
         self.params = params
-        self.describe = describe
         self.source = source
         self._require_distinct_names()
         for i, entry in enumerate(params.grid.formats):
@@ -151,7 +161,7 @@ class Resolver:
 
     def _describe(self, name: str, setting: str) -> dict[str, Any]:
         try:
-            return self.describe(name, self.params.formats.get(name))
+            return dataclasses.asdict(training_format(name, self.params.formats.get(name)))
         except ValueError as error:
             raise UserError(f"{self.source}: {setting}: {error}") from None
 
@@ -178,7 +188,7 @@ class Resolver:
 
     def _is_known_format(self, name: str, custom: CustomFormat | None = None) -> bool:
         try:
-            self.describe(name, custom)
+            training_format(name, custom)
         except ValueError:
             return False
         return True
@@ -191,7 +201,7 @@ class Resolver:
             return
         hint = did_you_mean(entry, self.params.recipes) if self.params.recipes else ""
         try:
-            self.describe(entry, self.params.formats.get(entry))
+            training_format(entry, self.params.formats.get(entry))
         except ValueError as error:
             also = f"; as a recipe, {hint.removeprefix('; ')}" if "did you mean" in hint else ""
             raise UserError(f"{self.source}: {setting}: {error}{also}") from None

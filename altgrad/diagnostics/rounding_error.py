@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from altgrad.diagnostics.view import Histogram, LayerView
-from altgrad.numerics import scale_target, ulp
+from altgrad.numerics import ulp
 
 MISALIGNMENT_BINS = 16  # on [0, 1/2]
 
@@ -36,7 +36,7 @@ def misalignment(view: LayerView) -> Histogram:
 
 def boundary_frac(view: LayerView) -> float:
     """The edge is min(max, 2^16), which the amax is scaled to."""
-    return (view.on_grid.abs() >= scale_target(view.grid.format)).double().mean().item()
+    return (view.on_grid.abs() >= view.grid.format.scale_target).double().mean().item()
 
 
 def underflow_frac(view: LayerView) -> float:

@@ -24,7 +24,7 @@ from altgrad.config import Cell, UserError
 from altgrad.config.files import read_json
 from altgrad.config.schema import TensorSpec
 from altgrad.diagnostics.view import Grid, LayerView
-from altgrad.numerics import Format
+from altgrad.formats import Format
 
 
 class SavedRun:

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from altgrad.numerics import Format, decode, encode, format_constants, operand_scale, quantize, rung
+from altgrad.formats import Format
+from altgrad.numerics import decode, encode, format_constants, operand_scale, quantize, rung
 
 
 class Histogram(NamedTuple):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from altgrad.numerics import Format, get_format
+from altgrad.formats import Format, get_format
 
 ROLES = ("weight", "input", "grad")
 CHOICES = ("gradient", "accumulate", "save", "backend")  # of a rule, beside its tensors
@@ -81,7 +81,7 @@ class LayerRecipe:
     tensors with one scale, the ``operands`` or their 8-bit ``codes``, with the same results. ``backend``: who
     multiplies, ``emulated`` (a product in bfloat16 or float32, any format) or ``native``
     (``torch._scaled_mm``; E4M3 and E5M2, all three tensors). ``torchao`` hands the layer to torchao's
-    float8 recipe of that name instead (see :mod:`altgrad.model.baselines`), which decides everything else.
+    float8 recipe of that name instead (see :mod:`altgrad.model.torchao`), which decides everything else.
     """
 
     weight: TensorRecipe | None = None
@@ -158,7 +158,7 @@ class LayerRecipe:
     def tensors(self) -> dict[str, TensorRecipe | None]:
         """Return how each of :data:`ROLES` is quantized; for a torchao layer as torchao's own settings say."""
         if self.torchao is not None:
-            from altgrad.model.baselines import tensor_recipes  # which imports torchao
+            from altgrad.model.torchao import tensor_recipes  # which imports torchao
 
             return tensor_recipes(self.torchao)
         return {role: getattr(self, role) for role in ROLES}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from altgrad.model.linear import QuantizedLinear
+from altgrad.formats import Format
+from altgrad.model.quantized.linear import QuantizedLinear
+from altgrad.model.quantized.weights import WeightsTogether
 from altgrad.model.recipe import LayerRecipe, Recipe, TensorRecipe
-from altgrad.model.weights import WeightsTogether
-from altgrad.numerics import Format
 
 TORCHAO_DIVISOR = 16  # of a layer's dimensions: what torch._scaled_mm, and so FP8 hardware, asks for
 
@@ -64,7 +64,7 @@ def quantize_model(model: nn.Module, recipe: Recipe) -> nn.Module:
     embedding and a head) and optimizers that already hold them stay valid. Embeddings, norms and
     every other module are left alone, and so is a layer whose weight is virtual, but for a note that
     :func:`virtual_weight` returns. A torchao layer is made for the device that it is on (see
-    :func:`altgrad.model.baselines.torchao_linear`). Raises ``ValueError`` as :func:`matched_layers`
+    :func:`altgrad.model.torchao.torchao_linear`). Raises ``ValueError`` as :func:`matched_layers`
     does, and when the model is already quantized.
     """
     layers = linear_layers(model)
@@ -112,6 +112,6 @@ def _share_constants(model: nn.Module) -> None:
 def _quantized(layer: nn.Linear, recipe: LayerRecipe) -> nn.Module:
     if recipe.torchao is None:
         return QuantizedLinear.from_linear(layer, recipe)
-    from altgrad.model.baselines import torchao_linear  # which imports torchao
+    from altgrad.model.torchao import torchao_linear  # which imports torchao
 
     return torchao_linear(layer, recipe)

@@ -13,10 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from altgrad.formats import Format, get_format
 from altgrad.numerics.chunked import map_elements
-from altgrad.numerics.formats import Format
 from altgrad.numerics.quantization import quantize, require_holds
-from altgrad.numerics.registry import get_format
 from altgrad.numerics.rounding import binade, power_of_two
 
 

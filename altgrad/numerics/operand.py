@@ -21,8 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from altgrad.numerics import kernels
 from altgrad.numerics.constants import LEARNS, NAN_CODE, SPACING, ULPS
+from altgrad.numerics.cpu import kernels
 from altgrad.numerics.rounding import round_to_grid
 from altgrad.numerics.scaling import amax, amax_from_history, broadcast_scale, scale_from_amax, update_amax_history
 

@@ -39,8 +39,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from altgrad.formats import Format
 from altgrad.numerics.constants import ANCHOR, MAX, ROOT, SPACING, ULPS, ZERO
-from altgrad.numerics.formats import Format
 
 ROUNDING_MODES = ("nearest-even", "nearest-away", "toward-zero", "up", "down", "stochastic")
 OVERFLOW_POLICIES = ("saturate", "overflow")

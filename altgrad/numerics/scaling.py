@@ -21,9 +21,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from altgrad.formats import Format, get_format
 from altgrad.numerics.codes import decode, encode
-from altgrad.numerics.constants import TARGET, scale_target
-from altgrad.numerics.formats import Format
+from altgrad.numerics.constants import TARGET
 from altgrad.numerics.rounding import power_of_two
 
 GRANULARITIES = ("tensor", "row", "block")
@@ -92,7 +92,7 @@ def compute_scale(
         ValueError: an unknown choice, or a target that is not positive and finite.
     """
     if isinstance(target, (str, Format)):
-        target = scale_target(target)
+        target = get_format(target).scale_target
     if not 0 < target < float("inf"):
         raise ValueError(f"target: expected a positive finite number, got {target}")
     amax = torch.as_tensor(amax).detach()

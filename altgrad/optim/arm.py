@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from altgrad.numerics import Format
+from altgrad.formats import Format
 from altgrad.optim.stiffness import FORMULAS, SCHEDULES
 
 BASES = ("adamw", "sgd", "riemann_adam", "riemann_sgd", "rung", "madam")

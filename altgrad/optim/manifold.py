@@ -11,7 +11,7 @@ import geoopt
 import torch
 from torch import Tensor
 
-from altgrad.numerics import Format, get_format
+from altgrad.formats import Format, get_format
 from altgrad.optim.stiffness import Stiffness
 
 

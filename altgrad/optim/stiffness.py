@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from altgrad.numerics import Format, format_constants, get_format, grid_spacing, operand_scale, permutation
+from altgrad.formats import Format, get_format
+from altgrad.numerics import format_constants, grid_spacing, operand_scale, permutation
 from altgrad.numerics.constants import FLOAT32_MANTISSA, MAX, SPACING, ULPS
 from altgrad.numerics.rounding import SUCCESSOR
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from altgrad.formats import Format
 from altgrad.numerics import (
-    Format,
     decode,
     encode,
     grid_spacing,

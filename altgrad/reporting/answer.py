@@ -32,9 +32,7 @@ from altgrad.reporting.wording import NONE, joined, number, plural, signed, sign
 QUESTION = "Which 8-bit floating-point format gains most from geometry-aware updates, and why?"
 
 
-def answer(
-    study: Study, comparison: Comparison, control: Control | None, rates: Rates | None = None
-) -> list[Block]:
+def answer(study: Study, comparison: Comparison, control: Control | None, rates: Rates | None = None) -> list[Block]:
     """Return the blocks of the answer: the question, the costs, the certainty, the scope.
 
     ``rates`` are those of simulated studies like this one.

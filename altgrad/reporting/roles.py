@@ -94,9 +94,7 @@ def relatives(study: Study, optimizer: str, **changed: tuple[Any, ...]) -> list[
 
 def geometry(study: Study, entry: str) -> tuple[frozenset[str], bool]:
     """Return the formats whose grids the arms see in ``entry``, and whether that is all: nothing is quantized."""
-    specs = [
-        rule[role] for rule in study.entry(entry)["rules"] for role in ("weight", "input", "grad") if rule[role]
-    ]
+    specs = [rule[role] for rule in study.entry(entry)["rules"] for role in ("weight", "input", "grad") if rule[role]]
     formats = frozenset(rule["weight"]["format"] for rule in study.entry(entry)["rules"] if rule["weight"])
     return formats, bool(specs) and all(spec.get("virtual") for spec in specs)
 

@@ -18,6 +18,7 @@ from altgrad.reporting.glossary import glossary
 from altgrad.reporting.load import COMPLETED, MISSING, Study
 from altgrad.reporting.simulated import Rates
 from altgrad.reporting.speed import speed_blocks
+from altgrad.reporting.tables_formats import formats_table
 from altgrad.reporting.updates import updates_table
 from altgrad.reporting.wording import joined, number, plural
 
@@ -80,9 +81,7 @@ def result_section(study: Study, comparison: Comparison, pictures: Pictures) -> 
 
 def fairness_section(study: Study, comparison: Comparison, control: Control | None) -> Section:
     """Which conditions of a fair comparison the grid meets."""
-    return Section(
-        "What makes it fair", "fairness", [tables.fairness_table(conditions(study, comparison, control))]
-    )
+    return Section("What makes it fair", "fairness", [tables.fairness_table(conditions(study, comparison, control))])
 
 
 def definitions_section() -> Section:
@@ -144,7 +143,7 @@ def _flags(flags: pd.DataFrame) -> list[Block]:
 
 
 def _formats(study: Study) -> list[Block]:
-    return [table for table in (tables.formats_table(study), tables.recipe_table(study)) if table is not None]
+    return [table for table in (formats_table(study), tables.recipe_table(study)) if table is not None]
 
 
 def _settings(study: Study, revision: str | None) -> list[Block]:

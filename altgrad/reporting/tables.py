@@ -14,7 +14,6 @@ from altgrad.reporting.claims import BEYOND, COST, Claim
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Column, Table
 from altgrad.reporting.fairness import Condition
-from altgrad.reporting.formats import SPECIALS_IN_WORDS, Card
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
 from altgrad.reporting.wording import (
     NONE,
@@ -185,39 +184,6 @@ def fairness_table(conditions: Iterable[Condition]) -> Table:
     """The conditions of a fair comparison."""
     rows = [[condition.name, f"**{condition.met}**", condition.reason] for condition in conditions]
     return Table([words("condition"), words("met"), words("because")], rows)
-
-
-def formats_table(study: Study) -> Table | None:
-    """A card per format that the grid quantizes to, derived from its defining fields."""
-    cards, used = {}, {}
-    for cell in study.resolved.values():
-        for name, fields in cell["formats"].items():
-            cards.setdefault(name, Card.of(fields))
-        for rule in cell["rules"]:
-            for role in ("weight", "input", "grad"):
-                if rule[role] is not None and not rule[role].get("virtual"):
-                    used.setdefault(rule[role]["format"], set()).add(role)
-    if not cards:
-        return None
-    columns = [
-        words("format"), words("E/M"), Column("bias"), Column("largest"), Column("min normal"),
-        Column("min subnormal"), Column("binades"), Column("worst rounding"), Column("values"),
-        words("top codes"), words("used for"),
-    ]  # fmt: skip
-    rows = []
-    for card in sorted(cards.values(), key=lambda card: (card.bits, card.exponent_bits, card.name)):
-        step = NONE if card.half_step is None else f"{100 * card.half_step:.3g} %"
-        rows.append([
-            f"**{card.name}**", f"{card.exponent_bits}/{card.mantissa_bits}", number(card.bias, 0),
-            significant(card.max, 6), significant(card.min_normal, 5), significant(card.min_subnormal, 5),
-            number(card.binades, 1), step, whole(card.distinct_values), SPECIALS_IN_WORDS[card.specials],
-            joined([role for role in ("weight", "input", "grad") if role in used.get(card.name, ())]),
-        ])  # fmt: skip
-    note = (
-        "Before scaling. Worst rounding: largest relative error of a normal value, 2^-(M+1). Binades: log2 of the "
-        "largest over the smallest positive value."
-    )
-    return Table(columns, rows, note)
 
 
 def recipe_table(study: Study) -> Table | None:

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from altgrad.model import QuantizedLinear, TensorRecipe, embedded_weights, layer_recipe, linear_layers, virtual_weight
-from altgrad.model.baselines import torchao_quantizer
-from altgrad.model.quantizer import Quantizer, Scaling
+from altgrad.model.quantized.quantizer import Quantizer, Scaling
+from altgrad.model.torchao import torchao_quantizer
 from altgrad.optim import WeightGrid
 
 REFINEMENT = 256  # of the grid of weights whose format is virtual: 8 more bits, so that 8-bit formats take 16

@@ -21,7 +21,7 @@ from altgrad import __version__
 from altgrad.config import UserError
 from altgrad.config.schema import Train
 from altgrad.model.hardware import SWITCH, multiplies_bf16
-from altgrad.numerics import kernels
+from altgrad.numerics.cpu import kernels
 
 COMPILE_PAYS_AFTER = 100  # steps; below, compiling takes longer than it saves
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from altgrad.model import QuantizedLinear, linear_layers
-from altgrad.model.quantizer import Quantizer, overflows
+from altgrad.model.quantized.quantizer import Quantizer, overflows
 from altgrad.numerics import round_to_grid
 from altgrad.training.grids import quantizer_of
 

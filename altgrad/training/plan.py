@@ -5,37 +5,15 @@ Everything that can be known to be wrong is said here, before any cell trains.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import torch
 
 from altgrad.config import Cell, UserError
-from altgrad.config.schema import CustomFormat
+from altgrad.formats import Format
 from altgrad.model import GPT, GPTConfig, Recipe, matched_layers, quantize_model
 from altgrad.model.surgery import TORCHAO_DIVISOR
-from altgrad.numerics import Format, format_constants, get_format
 from altgrad.optim import Arm
 from altgrad.training import machine
 from altgrad.training.grids import weight_grids
-
-
-def describe_format(name: str, custom: CustomFormat | None) -> dict[str, Any]:
-    """Return the defining fields of a format, the user's own or one known by name.
-
-    Raises ``ValueError`` for an unknown name, an impossible definition, and a format that the
-    training kernels cannot compute in float32.
-    """
-    found = get_format(name) if custom is None else Format(name, **custom.model_dump())
-    if not found.signed:
-        raise ValueError(f"{name} is a scale format without sign, which cannot hold weights or gradients")
-    try:
-        format_constants(found)
-    except ValueError:
-        raise ValueError(
-            f"{name} spans more than training can round in float32; up to 7 exponent bits with the usual bias fit"
-        ) from None
-    return dataclasses.asdict(found)
 
 
 def recipe_of(cell: Cell) -> Recipe:

@@ -14,7 +14,6 @@ from ruamel.yaml import YAML
 
 from altgrad.config import Resolver, UserError, cell_key, geometry_format, is_virtual, load_params, write_grid
 from altgrad.config.resolve import position_in_grid
-from altgrad.training.plan import describe_format
 from tests.config.test_resolve import changed
 
 PROJECT = Path(__file__).parents[2]
@@ -23,7 +22,7 @@ TEMPLATES = ["virtual", "uniform", "uniform_delayed", "uniform_row", "uniform_bl
 
 
 def resolver(**sections) -> Resolver:
-    return Resolver(changed(**sections), describe_format)
+    return Resolver(changed(**sections))
 
 
 def cells(**sections):

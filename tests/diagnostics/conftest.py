@@ -16,7 +16,7 @@ from torch import Tensor
 
 from altgrad.config.files import read_json, write_json
 from altgrad.diagnostics import diagnose_cell
-from altgrad.numerics import get_format
+from altgrad.formats import get_format
 
 ARM = {"base": "adamw", "lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "decay": 3e-4}
 

@@ -18,7 +18,8 @@ from altgrad.config import UserError
 from altgrad.config.files import read_json, write_json
 from altgrad.diagnostics import ANALYSES, LayerView
 from altgrad.diagnostics.view import Grid
-from altgrad.numerics import compute_scale, get_format
+from altgrad.formats import get_format
+from altgrad.numerics import compute_scale
 
 LAYERS = ("blocks.0.attn.qkv", "blocks.0.mlp.down", "blocks.2.mlp.up", "blocks.10.mlp.up", "head")
 SUMMARIZED = {analysis.name for analysis in ANALYSES if analysis.metric.summary}

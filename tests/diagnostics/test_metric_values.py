@@ -20,7 +20,7 @@ from torch import Tensor
 
 from altgrad.diagnostics import ANALYSES, Histogram, LayerView
 from altgrad.diagnostics.view import Grid
-from altgrad.numerics import get_format
+from altgrad.formats import get_format
 
 COMPUTE = {analysis.name: analysis.compute for analysis in ANALYSES}
 WEIGHT = torch.tensor([[6.0, 0.5, 0.1, -0.1], [0.0, 2.5, -3.0, 1.25]])

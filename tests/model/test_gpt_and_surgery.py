@@ -14,10 +14,10 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from altgrad.formats import get_format
 from altgrad.model import GPT, GPTConfig, LayerRecipe, QuantizedLinear, Recipe, Rule, TensorRecipe, quantize_model
 from altgrad.model import gpt as gpt_module
 from altgrad.model.surgery import linear_layers
-from altgrad.numerics import get_format
 
 CONFIG = GPTConfig(vocab_size=97, layers=2, width=16, heads=2, context=12)
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from altgrad.formats import get_format
 from altgrad.model import LayerRecipe, QuantizedLinear, Recipe, TensorRecipe, quantize_model
-from altgrad.model.operand import Operand
-from altgrad.numerics import get_format
+from altgrad.model.quantized.operand import Operand
 
 U32, U_BF16 = 2.0**-24, 2.0**-8
 
@@ -74,15 +74,13 @@ def test_native_operands_are_the_emulated_ones_to_the_bit(granularity):
             layer.quantizers[role] for layer in layers(recipe, 47, 33).values()
         )  # in the order emulated, native
         for dim in (0, 1):
-            a, b = (
-                Operand.of(t, q.scaling, q.constants, None, dim, torch.bfloat16) for q in (emulated, native)
-            )
+            a, b = (Operand.of(t, q.scaling, q.constants, None, dim, torch.bfloat16) for q in (emulated, native))
             assert b.values.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
             assert torch.equal(a.values.float(), b.values.float()) and torch.equal(a.scale, b.scale)
 
 
 def test_native_and_torchao_agree():
-    from altgrad.model.baselines import torchao_linear
+    from altgrad.model.torchao import torchao_linear
 
     recipe = Recipe.uniform("E4M3").rules[0].layer
     native = layers(recipe, 48, 32)["native"]

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from altgrad.formats import Format, get_format
 from altgrad.model import LayerRecipe, QuantizedLinear, TensorRecipe, hardware
-from altgrad.model.linear import exact_in_bfloat16
-from altgrad.numerics import Format, get_format
+from altgrad.model.quantized.linear import exact_in_bfloat16
 
 
 @pytest.fixture(params=[True, False], ids=["bf16 instructions", "none"])

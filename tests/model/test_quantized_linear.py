@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from altgrad.formats import format_names, get_format
 from altgrad.model import LayerRecipe, QuantizedLinear, TensorRecipe
-from altgrad.model.linear import exact_in_bfloat16
-from altgrad.numerics import amax, broadcast_scale, compute_scale, format_names, get_format, quantize
+from altgrad.model.quantized.linear import exact_in_bfloat16
+from altgrad.numerics import amax, broadcast_scale, compute_scale, quantize
 
 pytestmark = pytest.mark.usefixtures("products")
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from altgrad.formats import get_format
 from altgrad.model import TensorRecipe
-from altgrad.model.quantizer import Quantizer, Scaling, overflows
-from altgrad.numerics import compute_scale, format_constants, get_format
+from altgrad.model.quantized.quantizer import Quantizer, Scaling, overflows
+from altgrad.numerics import compute_scale, format_constants
 
 FORMATS = ["E0M7", "E2M5", "E3M4", "E4M3", "E5M2", "E7M0", "E4M3FNUZ", "E2M1"]
 

@@ -21,9 +21,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from altgrad.formats import get_format
 from altgrad.model import LayerRecipe, QuantizedLinear, Recipe, TensorRecipe
-from altgrad.model.baselines import torchao_linear
-from altgrad.numerics import amax, compute_scale, encode, get_format, quantize
+from altgrad.model.torchao import torchao_linear
+from altgrad.numerics import amax, compute_scale, encode, quantize
 
 DTYPES = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
 ROWS, INPUTS, OUTPUTS = 64, 48, 32

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from altgrad.config.schema import TORCHAO_RECIPES as IN_THE_GRID
+from altgrad.formats import get_format
 from altgrad.model import (
     GPT,
     GPTConfig,
@@ -26,7 +27,6 @@ from altgrad.model import (
     quantize_model,
 )
 from altgrad.model.recipe import TORCHAO_RECIPES
-from altgrad.numerics import get_format
 
 CONFIG = GPTConfig(vocab_size=97, layers=1, width=32, heads=2, context=16)
 

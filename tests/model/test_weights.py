@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from altgrad.model import GPT, GPTConfig, QuantizedLinear, Recipe, quantize_model, unquantize_model
-from altgrad.model import linear as layer_module
+from altgrad.model.quantized import linear as layer_module
 from altgrad.optim import Arm, build_optimizer
 from altgrad.training.grids import weight_grids
 
@@ -64,7 +64,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return original(layers, settings)
 
     monkeypatch.setattr(layer_module, "weight_operands", counted)
-    monkeypatch.setattr("altgrad.model.weights.weight_operands", counted)
+    monkeypatch.setattr("altgrad.model.quantized.weights.weight_operands", counted)
     return found
 
 

@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 
-from altgrad.numerics import format_constants, get_format, permutation, round_to_grid_stochastic, uniform
+from altgrad.formats import get_format
+from altgrad.numerics import format_constants, permutation, round_to_grid_stochastic, uniform
 from altgrad.numerics import random as philox_room
 from altgrad.numerics.random import BITS, LANES, philox, words
 

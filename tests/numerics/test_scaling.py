@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from altgrad.formats import get_format
 from altgrad.numerics import (
     amax,
     amax_from_history,
@@ -16,11 +17,9 @@ from altgrad.numerics import (
     decode_mx_scale,
     encode_mx_scale,
     format_constants,
-    get_format,
     quantize,
     scale_from_amax,
     scale_from_history,
-    scale_target,
     update_amax_history,
 )
 from altgrad.numerics.scaling import POW2_ROUNDINGS
@@ -31,7 +30,7 @@ USABLE = AMAXES[(AMAXES > 0) & AMAXES.isfinite()]
 
 
 def test_target_is_the_largest_value_capped_where_products_would_overflow():
-    targets = {fmt.name: scale_target(fmt) for fmt in EIGHT_BIT_SPLITS}
+    targets = {fmt.name: fmt.scale_target for fmt in EIGHT_BIT_SPLITS}
     assert targets == {
         "E0M7": 127 / 128, "E1M6": 3.96875, "E2M5": 7.875, "E3M4": 31.0,
         "E4M3": 448.0, "E5M2": 57344.0, "E6M1": 2.0**16, "E7M0": 2.0**16,
@@ -40,7 +39,7 @@ def test_target_is_the_largest_value_capped_where_products_would_overflow():
 
 @pytest.mark.parametrize("fmt", EIGHT_BIT_SPLITS, ids=name_of)
 def test_scale_is_the_correctly_rounded_ratio(fmt):
-    target = Fraction(scale_target(fmt))
+    target = Fraction(fmt.scale_target)
     expected = [float(target / Fraction(a)) for a in USABLE.tolist()]
     expected = torch.tensor(expected, dtype=torch.float64).clamp(2.0**-126, 2.0**127).float()
     assert torch.equal(compute_scale(USABLE, fmt), expected)
@@ -67,9 +66,7 @@ def test_packed_constants_give_the_same_scale(fmt, dtype, pow2_rounding):
 
 def test_power_of_two_rules_differ_as_defined():
     amaxes = torch.tensor([1.0, 1.5, 1.75, 1.9, 2.0, 448 / 1.5 / 256, 448 / 1.5 / 128])
-    scales = {
-        rule: compute_scale(amaxes, "E4M3", dtype="pow2", pow2_rounding=rule).tolist() for rule in POW2_ROUNDINGS
-    }
+    scales = {rule: compute_scale(amaxes, "E4M3", dtype="pow2", pow2_rounding=rule).tolist() for rule in POW2_ROUNDINGS}
     # The ratios are 448, 298.7, 256, 235.8 and 224, then two ties: 1.5 * 2^8 and 1.5 * 2^7.
     assert scales["floor"] == [256.0, 256.0, 256.0, 128.0, 128.0, 256.0, 128.0]
     assert scales["ceil"] == [512.0, 512.0, 256.0, 256.0, 256.0, 512.0, 256.0]
@@ -83,7 +80,7 @@ def test_power_of_two_rules_differ_as_defined():
 @pytest.mark.parametrize("fmt", EIGHT_BIT_SPLITS, ids=name_of)
 def test_power_of_two_rules_keep_their_promises(fmt):
     x = USABLE[(USABLE > 1e-30) & (USABLE < 1e30)].double()
-    ratio = scale_target(fmt) / x
+    ratio = fmt.scale_target / x
     scale = {rule: compute_scale(x, fmt, dtype="pow2", pow2_rounding=rule).double() for rule in POW2_ROUNDINGS}
     for value in scale.values():
         assert torch.equal(torch.frexp(value)[0], torch.full_like(value, 0.5))
@@ -91,7 +88,7 @@ def test_power_of_two_rules_keep_their_promises(fmt):
     assert ((scale["ceil"] >= ratio) & (ratio > scale["ceil"] / 2)).all()
     assert torch.equal(scale["even"], quantize(ratio, "E8M0"))
     # OCP MX: the shared scale's exponent is floor(log2(amax)) - floor(log2(target)).
-    exponent = np.floor(np.log2(scale_target(fmt))) - (torch.frexp(x)[1].numpy() - 1)
+    exponent = np.floor(np.log2(fmt.scale_target)) - (torch.frexp(x)[1].numpy() - 1)
     np.testing.assert_array_equal(scale["ocp"].numpy(), 2.0**exponent)
 
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from altgrad.numerics import Format, format_constants
+from altgrad.formats import Format
+from altgrad.numerics import format_constants
 from altgrad.numerics.rounding import round_to_grid_stochastic
 from tests.numerics.numerics_oracles import KERNEL_FORMATS, assert_identical, name_of
 

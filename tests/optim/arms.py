@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from altgrad.config import load_params
-from altgrad.numerics import get_format
+from altgrad.formats import get_format
 from altgrad.optim import Arm, ArmOptimizer, WeightGrid
 
 PARAMS = load_params(Path(__file__).parents[2] / "params.yaml")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from altgrad.numerics import get_format
+from altgrad.formats import get_format
 from altgrad.optim import ArmOptimizer, FormatManifold, WeightGrid, stiffness
 from tests.optim.arms import FORMATS, MASTER, OPTIONS, arm_named, final, grid_of, make, normal_weights, step
 

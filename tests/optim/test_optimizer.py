@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from altgrad.numerics import get_format
-from altgrad.optim import Arm, ArmOptimizer, WeightGrid, build_optimizer, loops
+from altgrad.formats import get_format
+from altgrad.optim import Arm, ArmOptimizer, WeightGrid, build_optimizer, update_cpu
 from tests.optim.arms import ARMS, arm_named, final, grid_of, make, normal_weights, step
 
 
@@ -253,11 +253,11 @@ def test_weights_on_the_grid_need_a_buffer_for_their_scale():
 def test_the_loops_take_what_they_can():
     arm = arm_named("stiff_update")
     matrix, grid = normal_weights((8, 16))[0], grid_of("E4M3", arm)
-    assert loops.available(arm, matrix, grid)
-    assert not loops.available(arm, matrix.detach().double(), grid)
-    assert not loops.available(arm, matrix.detach().t(), grid)
-    assert not loops.available(arm, matrix, WeightGrid(get_format("E4M3"), {"granularity": "row"}))
-    assert loops.available(arm_named("stiff_permuted"), matrix, grid)
+    assert update_cpu.available(arm, matrix, grid)
+    assert not update_cpu.available(arm, matrix.detach().double(), grid)
+    assert not update_cpu.available(arm, matrix.detach().t(), grid)
+    assert not update_cpu.available(arm, matrix, WeightGrid(get_format("E4M3"), {"granularity": "row"}))
+    assert update_cpu.available(arm_named("stiff_permuted"), matrix, grid)
     for name in ("riemann", "riemann_sgd"):
-        assert loops.available(arm_named(name), matrix, grid)
-        assert not loops.available(arm_named(name, stiffness="permuted"), matrix, grid)
+        assert update_cpu.available(arm_named(name), matrix, grid)
+        assert not update_cpu.available(arm_named(name, stiffness="permuted"), matrix, grid)

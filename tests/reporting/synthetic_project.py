@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from altgrad.config.files import write_json
-from altgrad.reporting.formats import Card
+from altgrad.formats import Format
 from altgrad.reporting.load import Study, load_study
 from tests.reporting.synthetic_diagnosis import COST, format_fields, layer_names, random_for, twin, write_diagnosis
 
@@ -170,11 +170,11 @@ def _monitors(cell: dict[str, Any], last: int, blocks: int) -> pd.DataFrame:
                     "nonfinite": 0.0,
                 }
                 if cell["rules"] and not (layer == "head" and role == "input"):
-                    card, activation = Card.of(format_fields(used)), role != "weight"
+                    fmt, activation = Format(**format_fields(used)), role != "weight"
                     lost = {"E1M6": 0.05, "E2M5": 0.02, "E3M4": 0.004}.get(used, 0.0)
-                    precision = 6.02 * min(card.mantissa_bits, 4.6) + 13 - 3 * activation - depth / 8
+                    precision = 6.02 * min(fmt.mantissa_bits, 4.6) + 13 - 3 * activation - depth / 8
                     values |= {
-                        "scale": card.scale_target / values["amax"],
+                        "scale": fmt.scale_target / values["amax"],
                         "overflow_frac": 0.0,
                         "underflow_frac": lost * (1 + depth / 8) * activation,
                         "sqnr_db": precision + random.standard_normal() / 4,

@@ -123,7 +123,7 @@ def test_codes_are_shown_for_the_layers_of_one_format(study) -> None:
     mixed = cell | {"format": "mixed", "rules": [*cell["rules"], head]}
     plain = cell | {"format": "plain", "rules": [{"layers": "*", "weight": None}]}
     other = dataclasses.replace(study, resolved={"a": mixed, "b": plain})
-    card, layers = weight_format(other, "mixed", ["blocks.0.mlp.up", "head", "blocks.0.attn.out", "head"])
-    assert (card.name, layers) == ("E3M4", ["blocks.0.mlp.up", "blocks.0.attn.out"])
-    assert labelled("mixed", card) == "mixed (E3M4)" and labelled("E3M4", card) == "E3M4"
+    fmt, layers = weight_format(other, "mixed", ["blocks.0.mlp.up", "head", "blocks.0.attn.out", "head"])
+    assert (fmt.name, layers) == ("E3M4", ["blocks.0.mlp.up", "blocks.0.attn.out"])
+    assert labelled("mixed", fmt) == "mixed (E3M4)" and labelled("E3M4", fmt) == "E3M4"
     assert weight_format(other, "plain", ["head"]) is None

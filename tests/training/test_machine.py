@@ -16,7 +16,7 @@ import torch
 from altgrad.config import UserError
 from altgrad.model import GPT, GPTConfig, Recipe, quantize_model
 from altgrad.model.hardware import SWITCH, multiplies_bf16
-from altgrad.model.quantizer import Quantizer
+from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.training.machine import choose_compute, compile_cache, compile_model
 
 CONFIG = GPTConfig(vocab_size=61, layers=1, width=16, heads=2, context=8)

@@ -12,9 +12,9 @@ from torch import nn
 from altgrad.config import UserError
 from altgrad.config.schedule import learning_rate
 from altgrad.config.schema import Train
+from altgrad.formats import get_format
 from altgrad.model import GPT, GPTConfig, QuantizedLinear, Recipe, TensorRecipe, hardware, quantize_model
-from altgrad.model.quantizer import Quantizer
-from altgrad.numerics import get_format
+from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.optim import Arm, build_optimizer
 from altgrad.training import checkpoint, machine
 from altgrad.training.monitor import Monitor, Row, excess_kurtosis, first_nonfinite, tensor_statistics

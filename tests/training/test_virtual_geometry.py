@@ -17,6 +17,7 @@ from altgrad.config import UserError
 from altgrad.config.schema import Rule
 from altgrad.config.scratch import scratch_directory
 from altgrad.diagnostics import diagnose_cell
+from altgrad.formats import get_format
 from altgrad.model import (
     LayerRecipe,
     Recipe,
@@ -28,7 +29,6 @@ from altgrad.model import (
     virtual_weight,
 )
 from altgrad.model import Rule as LayerRule
-from altgrad.numerics import get_format
 from altgrad.optim import build_optimizer
 from altgrad.training import train_cell
 from altgrad.training.grids import weight_grids

@@ -127,9 +127,7 @@ def _band(axis: Axes, noise: Spread | None, own: pd.DataFrame) -> None:
     axis.axvline(0, color="black", linewidth=0.9)
 
 
-def _row(
-    axis: Axes, y: int, row: pd.Series, seeds: pd.Series, style: dict[str, Any], noise: Spread | None
-) -> None:
+def _row(axis: Axes, y: int, row: pd.Series, seeds: pd.Series, style: dict[str, Any], noise: Spread | None) -> None:
     """Draw one format: seeds as small dots, the mean large, the interval as a line, absences in words."""
     difference = row["difference"]
     lost = [plural(int(row[status]), "seed") + f" {status}" for status in (DIVERGED, MISSING) if row[status]]

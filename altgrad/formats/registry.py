@@ -12,7 +12,7 @@ import difflib
 import re
 from functools import cache
 
-from altgrad.numerics.formats import MAX_BITS, Format
+from altgrad.formats.format import MAX_BITS, Format
 
 _SPLIT_NAME = re.compile(r"E(0|[1-9]\d?)M(0|[1-9]\d?)(FN|IEEE|FNUZ)?")
 

@@ -1,6 +1,6 @@
 """How fast one fake-quantization is, beside what others offer.
 
-    python -m altgrad.numerics.bench
+    python -m altgrad.numerics.check.bench
 
 All contestants do ``x -> round(x * s) / s`` or, where they have no scale, ``x -> round(x)`` on the same
 float32 tensors, one after the other in an order shuffled every round, so that whatever else the machine
@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from altgrad.formats import get_format
+from altgrad.numerics.check.records import environment, write_record
 from altgrad.numerics.chunked import InPlaceRounder
 from altgrad.numerics.constants import format_constants, packed_constants
 from altgrad.numerics.quantization import quantize
-from altgrad.numerics.records import environment, write_record
-from altgrad.numerics.registry import get_format
 from altgrad.numerics.rounding import round_to_grid
 from altgrad.numerics.scaling import amax, compute_scale
 
@@ -215,7 +215,7 @@ def _size(elements: int) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, write the record, print the table."""
-    parser = argparse.ArgumentParser(prog="python -m altgrad.numerics.bench", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m altgrad.numerics.check.bench", description=__doc__.split("\n")[0])
     parser.add_argument("--format", default="E3M4", help="the format of our own contestants")
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, metavar="ELEMENTS")
     parser.add_argument("--rounds", type=int, default=15)
@@ -230,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     x = torch.randn(max(options.sizes))
     memory = extra_memory(lambda: quantize(x, options.format, scale=2.0), x.numel() * x.element_size())
     record = {
-        **environment("altgrad.numerics.bench", arguments),
+        **environment("altgrad.numerics.check.bench", arguments),
         "format": options.format,
         "results": results,
         "ratios": ratios(results),

@@ -41,6 +41,14 @@ import numpy as np
 SPECIALS = ("finite", "fn", "ieee", "fnuz", "p3109")
 MAX_BITS = 16
 
+# Two operands scaled to the top of E6M1 or E7M0 would overflow the float32 accumulator of their
+# matrix product, so a tensor's amax is scaled to 2^16 at most. Of the formats of up to 8 bits no other reaches
+# beyond it: E5M2 ends at 57344, to which FP8 training brings its gradients.
+TARGET_CAP = 2.0**16
+FLOAT32_MANTISSA = 23
+# The lowest binade in which 2^-24 of a value is a normal float32, which no rounding mode flushes to zero.
+_LOWEST_EXPONENT = -102
+
 
 def default_bias(exponent_bits: int, specials: str) -> int:
     """Return the exponent bias that the standards give to a format of this kind.
@@ -204,6 +212,21 @@ class Format:
         """Smallest positive subnormal value; None where M = 0 leaves no subnormals but zero."""
         return self.smallest if self.mantissa_bits > 0 else None
 
+    @property
+    def binades(self) -> float:
+        """Dynamic range: log2 of the largest over the smallest positive value."""
+        return math.log2(self.max / self.smallest)
+
+    @property
+    def half_step(self) -> float | None:
+        """Largest relative rounding error of a normal value, 2^-(M+1); None where nothing is normal."""
+        return None if self.min_normal is None else 2.0 ** -(self.mantissa_bits + 1)
+
+    @property
+    def scale_target(self) -> float:
+        """The magnitude to which scaling brings a tensor's largest element: ``min(max, 2^16)``."""
+        return min(self.max, TARGET_CAP)
+
     def _exponent_of(self, code: int) -> int:
         """Exponent of the spacing unit's binade for a magnitude code."""
         field = code >> self.mantissa_bits
@@ -261,6 +284,17 @@ class Format:
         """
         significant = min(self.mantissa_bits + 1, self.max_code.bit_length())
         return significant <= precision and self.emin - self.mantissa_bits >= lowest and self.emax <= highest
+
+    @property
+    def rounds_in_float32(self) -> bool:
+        """Whether `altgrad.numerics.round_to_grid`, which computes in float32, is exact for the format.
+
+        It must be signed, its normal values must begin at 2^-102 or above, and 2^25 spacings of its top
+        binade must not overflow. That is so for every signed format whose exponent has at most 7 bits and
+        the usual bias.
+        """
+        top_spacing = self.emax - self.mantissa_bits
+        return self.signed and self.emin >= _LOWEST_EXPONENT and top_spacing + FLOAT32_MANTISSA + 2 <= 127
 
 
 def _require_integer(field: str, value: object) -> None:

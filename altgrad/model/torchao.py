@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from altgrad.model.quantizer import Quantizer
+from altgrad.formats import get_format
+from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.model.recipe import LayerRecipe, TensorRecipe
-from altgrad.numerics import get_format
 
 if TYPE_CHECKING:
     from torchao.float8 import CastConfig, Float8LinearConfig

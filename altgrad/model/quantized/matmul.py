@@ -36,9 +36,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from altgrad.model.native import native_product
-from altgrad.model.operand import Operand
-from altgrad.model.quantizer import FLOAT8, Scaling, overflows
+from altgrad.model.quantized.native import native_product
+from altgrad.model.quantized.operand import Operand
+from altgrad.model.quantized.quantizer import FLOAT8, Scaling, overflows
 from altgrad.numerics import decode_operand, encode_operand
 from altgrad.numerics.operand import materialized, owned
 

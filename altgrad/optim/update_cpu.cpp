@@ -1,6 +1,6 @@
-// What a step does to one weight tensor, on CPU: rules.py in loops over what fits into the first cache.
+// What a step does to one weight tensor, on CPU: update.py in loops over what fits into the first cache.
 //
-// rules.py says what is computed and has it in tensor operations; the two agree to rounding, as the sums are taken in
+// update.py says what is computed and has it in tensor operations; the two agree to rounding, as the sums are taken in
 // another order here. That order depends on no number of threads. Parts of a rule are loops of their own over a
 // chunk of the tensor, so that which of them a rule has is decided once per chunk, and the compiler vectorizes each.
 
@@ -28,10 +28,10 @@ constexpr int64_t kChunk = 512;  // six buffers of so many floats, and seven ten
 constexpr int64_t kLine = 16;  // numbers of four bytes in a line of the caches
 static_assert(kChunk % Stream::kRow == 0);
 
-// --- settings: names and places are loops.py's, through definitions.h ------------------------------------------------
+// --- settings: names and places are update_cpu.py's, through definitions.h ------------------------------------------------
 
 [[noreturn]] void unknown(const char* setting, int32_t value) {
-  throw std::runtime_error(std::string("step.cpp has no ") + setting + " of number " + std::to_string(value));
+  throw std::runtime_error(std::string("update_cpu.cpp has no ") + setting + " of number " + std::to_string(value));
 }
 
 struct Arm {
@@ -205,7 +205,7 @@ float mean_over_chunks(int64_t n, const F& run) {
 
 // --- stiffness ----------------------------------------------------------------------------------------------
 
-// The factor of rules.py without a schedule: stiffness over that of the tensor.
+// The factor of update.py without a schedule: stiffness over that of the tensor.
 class Stiffness {
  public:
   Stiffness(const Arm& arm, const float* weight, int64_t n, float amax, float scale, const Tensor& constants,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from altgrad.model.linear import QuantizedLinear, weight_operands
+from altgrad.model.quantized.linear import QuantizedLinear, weight_operands
 
 COMPUTE_DTYPES = torch.bfloat16, torch.float32
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from altgrad.numerics.constants import scale_target
-from altgrad.numerics.formats import Format
+from altgrad.formats.format import Format
 
 _COLUMNS = 6
 
@@ -73,7 +72,7 @@ def _facts(fmt: Format) -> str:
         ("smallest normal", "none" if fmt.min_normal is None else _number(fmt.min_normal)),
         ("smallest subnormal", "none" if fmt.min_subnormal is None else _number(fmt.min_subnormal)),
         ("distinct finite values", str(len(fmt.values))),
-        ("scaling target", _number(scale_target(fmt))),
+        ("scaling target", _number(fmt.scale_target)),
         ("infinity", _code(fmt.inf_code, fmt)),
         ("NaN", _code(fmt.nan_code, fmt)),
         ("negative zero", _code(fmt.sign_code if fmt.has_negative_zero else None, fmt)),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from altgrad.model.operand import Operand
+from altgrad.model.quantized.operand import Operand
 
 DIVISOR = 16
 

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from fractions import Fraction
 from functools import lru_cache
 
-from altgrad.numerics.formats import Format
+from altgrad.formats import Format
 
 
 def magnitude_of_code(code: int, fmt: Format) -> Fraction:

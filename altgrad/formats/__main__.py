@@ -1,4 +1,4 @@
-"""Format cards: ``python -m altgrad.numerics E3M4``, or without a name an overview of all formats."""
+"""Format cards: ``python -m altgrad.formats E3M4``, or without a name an overview of all formats."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from altgrad.numerics.card import card, overview, plot
-from altgrad.numerics.registry import UnknownFormatError, format_names, get_format
+from altgrad.formats.card import card, overview, plot
+from altgrad.formats.registry import UnknownFormatError, format_names, get_format
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the card of each format named, or the overview; 2 for a name that is not known."""
     parser = argparse.ArgumentParser(
-        prog="python -m altgrad.numerics", description="Print range, spacing and codes of floating-point formats."
+        prog="python -m altgrad.formats", description="Print range, spacing and codes of floating-point formats."
     )
     parser.add_argument("formats", nargs="*", metavar="FORMAT", help="such as E3M4; none prints an overview of all")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the (only) format; the suffix gives the type")

@@ -2,7 +2,7 @@
 
 A rule gets the weight, its gradient, its state and the numbers of the step, and everything about the format as
 tensors, so that one compiled graph serves every format, layer and step. The numbers of the step are float32 tensors
-too; a Python float would be compiled into the graph. On a CPU `loops` do the same in less time.
+too; a Python float would be compiled into the graph. On a CPU `update_cpu` does the same in less time.
 """
 
 from __future__ import annotations

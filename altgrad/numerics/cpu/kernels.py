@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from altgrad.numerics.definitions import NUMERICS
+from altgrad.numerics.cpu.definitions import NUMERICS
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 HEADERS = Path(__file__).parent

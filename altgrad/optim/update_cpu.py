@@ -1,4 +1,4 @@
-"""The CPU's own loops for a step of an arm, `step.cpp`: what `rules` does, twice as fast.
+"""The CPU's own loops for a step of an arm, `update_cpu.cpp`: what `update` does, twice as fast.
 
 They take every arm but three things: weights with more than one scale, a stiffness on a schedule, and a first moment
 carried along a shuffled metric. For those, on other devices and without a C++ compiler there are the rules.
@@ -11,16 +11,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from altgrad.numerics import definitions, kernels
-from altgrad.optim import rules
+from altgrad.numerics.cpu import definitions, kernels
+from altgrad.optim import update
 from altgrad.optim.arm import BASES, RIEMANNIAN, Arm
-from altgrad.optim.rules import State
 from altgrad.optim.stiffness import FLOOR, FORMULAS, PER_BINADE, PER_RANGE, SMALLEST_NORMAL, Stiffness
+from altgrad.optim.update import State
 from altgrad.optim.weight_grid import WeightGrid
 
-SOURCE = Path(__file__).with_name("step.cpp")
+SOURCE = Path(__file__).with_name("update_cpu.cpp")
 WEIGHTS = ("master", "nearest", "stochastic")
-# What `step.cpp` has to know of an arm, in the order in which it is passed.
+# What `update_cpu.cpp` has to know of an arm, in the order in which it is passed.
 SETTINGS = (
     "base", "formula", "on_gradient", "power", "rms", "momentum", "match_rms", "weights", "reestimated", "pow2",
 )  # fmt: skip
@@ -29,8 +29,8 @@ DEFINITIONS = "".join([
     definitions.enumeration("base", BASES),
     definitions.enumeration("formula", ("none", *FORMULAS)),
     definitions.enumeration("weights", WEIGHTS),
-    definitions.of_module("number", rules, "LR DECAY BETA1 BETA2 UNBIAS1 UNBIAS2 EPS MOMENTUM MAX_RUNGS"),
-    definitions.of_module("rule", rules, "MADAM_CLIP GROWS_ABOVE SHRINKS_BELOW"),
+    definitions.of_module("number", update, "LR DECAY BETA1 BETA2 UNBIAS1 UNBIAS2 EPS MOMENTUM MAX_RUNGS"),
+    definitions.of_module("rule", update, "MADAM_CLIP GROWS_ABOVE SHRINKS_BELOW"),
     definitions.numbers("stiffness", {
         "PER_BINADE": PER_BINADE, "SMALLEST_NORMAL": SMALLEST_NORMAL, "PER_RANGE": PER_RANGE, "FLOOR": FLOOR,
     }),
@@ -79,7 +79,7 @@ class Loops:
         )
 
     def step(self, p: Tensor, g: Tensor, state: State, numbers: Tensor, stream: tuple[int, int, int]) -> None:
-        """Do to ``p``, its state and its held amax what a rule of `rules` does; ``stream`` as in `random.uniform`."""
+        """Do to ``p``, its state and its held amax what a rule of `update` does; ``stream`` as in `random.uniform`."""
         nothing = self._nothing
         m = state.get("exp_avg", nothing)
         remembered = self._remembered()

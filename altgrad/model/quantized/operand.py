@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from altgrad.model.quantizer import Scaling
+from altgrad.model.quantized.quantizer import Scaling
 from altgrad.numerics import quantize_operands
 
 

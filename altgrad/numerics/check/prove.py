@@ -1,13 +1,13 @@
 """A complete proof of rounding: every float32 input, in every deterministic mode.
 
-    python -m altgrad.numerics.prove --formats E3M4 E7M0 --modes nearest-even
+    python -m altgrad.numerics.check.prove --formats E3M4 E7M0 --modes nearest-even
 
 Rounding is a monotone step function. If it is right at each of its decision points and on the float32
 numbers next to them, and never steps back in between, then it is right everywhere. So two things are
 checked for a format and mode:
 
 1. At every grid value and every midpoint between two, and their float32 neighbours, of both signs, the
-   result is that of exact fractions (`altgrad.numerics.reference`).
+   result is that of exact fractions (`altgrad.numerics.check.reference`).
 2. Over all 2^32 bit patterns, in order of magnitude: the result's magnitude never decreases, its sign
    is the input's (+0 for a format without -0), and NaN gives NaN and nothing else does so in range.
 
@@ -29,14 +29,13 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from altgrad.numerics import kernels
-from altgrad.numerics.constants import TARGET, format_constants, has_float32_kernel
-from altgrad.numerics.formats import Format
+from altgrad.formats import Format, get_format
+from altgrad.numerics.check.records import environment, write_record
+from altgrad.numerics.check.reference import grid, round_scalar
+from altgrad.numerics.constants import TARGET, format_constants
+from altgrad.numerics.cpu import kernels
 from altgrad.numerics.operand import quantize_operand
 from altgrad.numerics.quantization import quantize, require_holds
-from altgrad.numerics.records import environment, write_record
-from altgrad.numerics.reference import grid, round_scalar
-from altgrad.numerics.registry import get_format
 from altgrad.numerics.rounding import OVERFLOW_POLICIES, ROUNDING_MODES, round_to_grid
 
 Rounder = Callable[[Tensor], Tensor]
@@ -78,7 +77,7 @@ def rounder(fmt: Format, mode: str, overflow: str, path: str) -> Rounder:
         one = packed[TARGET].clone()  # an amax of the scaling target: scale 1
         return lambda x: quantize_operand(x[None], packed, one, dtype=torch.float32).values[0]
     torch._dynamo.reset()
-    if mode == "nearest-even" and overflow == "saturate" and has_float32_kernel(fmt):
+    if mode == "nearest-even" and overflow == "saturate" and fmt.rounds_in_float32:
         constants = format_constants(fmt)
         compiled = torch.compile(round_to_grid, fullgraph=True)
         return lambda x: compiled(x, constants)
@@ -188,7 +187,7 @@ def prove(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prove the formats and modes asked for; 1 if anything was wrong."""
-    parser = argparse.ArgumentParser(prog="python -m altgrad.numerics.prove", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m altgrad.numerics.check.prove", description=__doc__.split("\n")[0])
     parser.add_argument("--formats", nargs="+", type=_provable_format, default=DEFAULT_FORMATS, metavar="NAME")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--overflow", nargs="+", choices=OVERFLOW_POLICIES, default=("saturate",))
@@ -208,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path in options.paths
         if path != "kernels" or _in_kernels(get_format(fmt), mode, overflow)
     ]
-    record = {**environment("altgrad.numerics.prove", arguments), "results": []}
+    record = {**environment("altgrad.numerics.check.prove", arguments), "results": []}
     total = 2 * MAGNITUDE_PATTERNS * len(cases)
     with tqdm(total=total, unit="pattern", unit_scale=True, mininterval=1) as progress:
         for fmt, mode, overflow, path in cases:
@@ -224,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _in_kernels(fmt: Format, mode: str, overflow: str) -> bool:
-    return mode == "nearest-even" and overflow == "saturate" and has_float32_kernel(fmt)
+    return mode == "nearest-even" and overflow == "saturate" and fmt.rounds_in_float32
 
 
 def _provable_format(name: str) -> Format:
