@@ -8,6 +8,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor import config
+from torch._inductor.fx_passes import joint_graph
+from torch.nn.functional import cross_entropy
 
 from altgrad.formats import Format, get_format
 from altgrad.model import LayerRecipe, QuantizedLinear, TensorRecipe, hardware
@@ -105,3 +108,33 @@ def test_the_clipped_estimator_stops_the_gradients_of_weights_that_saturate() ->
         layer.weight.copy_(torch.tensor([[-3.0, 0.5]]))
     layer(x).sum().backward()
     assert torch.equal(layer.weight.grad, torch.tensor([[0.0, 3.0]]))
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "row"])
+@pytest.mark.parametrize("autocast", [True, False])
+def test_the_compiler_does_not_move_a_products_scale_behind_the_softmax(
+    autocast: bool, granularity: str, either_cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Inductor does for ``softmax(y * scale)``: it rounds elsewhere than eager mode, and takes three times as long."""
+    moved = []
+
+    def recorded(scaled: Tensor, stable: Tensor, *arguments: object) -> Tensor:
+        moved.append(True)
+        return original(scaled, stable, *arguments)
+
+    original = joint_graph._preserve_scaled_softmax_nonfinite_semantics
+    monkeypatch.setattr(joint_graph, "_preserve_scaled_softmax_nonfinite_semantics", recorded)
+    tensor = TensorRecipe(get_format("E4M3"), granularity=granularity)
+    head = layer_of(torch.randn(32, 16), weight=tensor, grad=tensor)
+    x, targets, scale = torch.randn(8, 16), torch.arange(8), torch.tensor(0.3)
+
+    def loss(logits_of) -> None:
+        torch._dynamo.reset()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast), config.patch(force_disable_caches=True):
+            torch.compile(lambda x: cross_entropy(logits_of(x).float(), targets))(x).backward()
+
+    loss(head)
+    assert not moved
+    x.requires_grad_()
+    loss(lambda x: x * scale)
+    assert moved  # the compiler still does it to others
