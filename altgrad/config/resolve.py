@@ -228,14 +228,16 @@ class Resolver:
         override = validated(Override, params.overrides[selector], f"{self.source}: {place}")
         if override.recipe is not None:
             require_name(override.recipe, params.recipes, self.source, f"{place}.recipe", "recipes")
-        for section, schema, base in (
-            ("model", Model, params.models[params.model]),
-            ("arm", Arm, params.optimizers[params.grid.optimizers[0]]),
-            ("train", Train, params.train),
-            ("monitor", Monitor, params.monitor),
+        arms = [name for name in (selector, *selector.split("-")) if name in params.optimizers]
+        for section, schema, bases in (
+            ("model", Model, [params.models[params.model]]),
+            ("arm", Arm, [params.optimizers[name] for name in arms or params.grid.optimizers]),
+            ("train", Train, [params.train]),
+            ("monitor", Monitor, [params.monitor]),
         ):  # also when it selects nothing in today's grid
-            merged = _merge(base.model_dump(), getattr(override, section))
-            validated(schema, merged, f"{self.source}: {place}.{section}")
+            for base in bases:
+                merged = _merge(base.model_dump(), getattr(override, section))
+                validated(schema, merged, f"{self.source}: {place}.{section}")
         return override
 
     def _is_entry(self, name: str) -> bool:

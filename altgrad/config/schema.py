@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StrictInt, model_validator
 
 from altgrad.config.arms import Arm
+from altgrad.config.recipe import Rule
 from altgrad.config.section import Fraction, Name, Section
 
 UINT16_VOCABULARY = 65_536
@@ -82,7 +83,7 @@ class Tokenizer(Section):
         return self
 
 
-# --- model and recipe ------------------------------------------------------------------------
+# --- model and formats ------------------------------------------------------------------------
 
 
 class Model(Section):
@@ -116,79 +117,6 @@ class CustomFormat(Section):
     mantissa_bits: int = Field(ge=0, le=15)
     bias: int | None = Field(None, ge=-200, le=200, description="default 2^(E-1) - 1")
     specials: Literal["finite", "fn", "ieee", "fnuz", "p3109"] = "finite"
-
-
-def _spec_from_name(value: Any) -> Any:
-    """Let ``weight: E4M3`` stand for ``weight: {format: E4M3}``, and ``none`` for not quantized."""
-    if isinstance(value, str):
-        return None if value.lower() == "none" else {"format": value}
-    return value
-
-
-class TensorSpec(Section):
-    """How one tensor role of a layer is quantized."""
-
-    format: Name
-    scaling: Literal["dynamic", "delayed", "static"] = "dynamic"
-    history: int = Field(16, ge=1, le=1024, description="delayed: amax values remembered")
-    reduce: Literal["max", "most-recent"] = Field("max", description="delayed: how the history is read")
-    scale: Literal["fp32", "pow2"] = Field("fp32", description="any float32, or a power of two rounded down")
-    granularity: Literal["tensor", "row", "block"] = Field("tensor", description="what has a scale of its own")
-    block: int = Field(32, ge=1, le=1 << 20, description="block: elements along the sum of a product")
-    virtual: bool = Field(False, description="weight: the arm sees the format, and no product quantizes to it")
-
-
-Quantized = Annotated[TensorSpec | None, BeforeValidator(_spec_from_name)]
-
-
-_E4M3, _E5M2 = TensorSpec(format="E4M3"), TensorSpec(format="E5M2")
-_E4M3_ROWS = TensorSpec(format="E4M3", granularity="row", scale="pow2")
-
-#: What torchao's float8 recipes quantize, and how, in the terms of a rule: for the grid, the diagnoses and the
-#: report, which do without torchao. ``altgrad.model`` reads the same from torchao itself and refuses a rule
-#: that says otherwise. Scales are those of the forward product, for ``grad`` of the product with the weight;
-#: ``rowwise_with_gw_hp`` computes the weight's gradient from tensors that are not quantized.
-TORCHAO_RECIPES: dict[str, dict[str, TensorSpec]] = {
-    "tensorwise": {"weight": _E4M3, "input": _E4M3, "grad": _E5M2},
-    "rowwise": {"weight": _E4M3_ROWS, "input": _E4M3_ROWS, "grad": _E4M3_ROWS},
-    "rowwise_with_gw_hp": {"weight": _E4M3_ROWS, "input": _E4M3_ROWS, "grad": _E4M3_ROWS},
-}
-
-
-class Rule(Section):
-    """Quantization of the linear layers whose name matches ``layers``; the last matching rule wins.
-
-    A rule with ``torchao`` hands its layers to torchao's recipe of that name, and sets nothing else. What the
-    recipe quantizes stands in ``weight``, ``input`` and ``grad`` once the rule is read.
-    """
-
-    layers: str = Field(min_length=1, description="glob over names such as blocks.0.attn.qkv")
-    weight: Quantized = None
-    input: Quantized = None
-    grad: Quantized = None
-    gradient: Literal["straight-through", "clipped"] = Field("straight-through", description="through the rounding")
-    accumulate: Literal["bf16", "fp32"] = Field("bf16", description="dtype of the layer's output")
-    save: Literal["operands", "codes"] = Field("operands", description="what is kept for the backward pass")
-    backend: Literal["emulated", "native"] = Field("emulated", description="who multiplies; native is torch._scaled_mm")
-    torchao: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] | None = Field(
-        None, description="torchao's float8 recipe, as a baseline"
-    )
-
-    @model_validator(mode="after")
-    def _torchao_decides_the_rest(self) -> Rule:
-        if self.torchao is None:
-            return self
-        tensors = TORCHAO_RECIPES[self.torchao]
-        if any(getattr(self, role) != spec for role, spec in tensors.items()):  # else: read from a resolved cell
-            stated = [role for role in tensors if getattr(self, role) is not None]
-            if stated:
-                raise ValueError(f"torchao: {self.torchao} decides {stated[0]} itself; remove {stated[0]} or torchao")
-            for role, spec in tensors.items():
-                object.__setattr__(self, role, spec)  # the section is frozen from here on
-        for field in ("gradient", "accumulate", "save", "backend"):
-            if getattr(self, field) != type(self).model_fields[field].default:
-                raise ValueError(f"torchao: {self.torchao} has no setting {field}; remove {field} or torchao")
-        return self
 
 
 # --- training --------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The transformer, the quantized linear layer, and recipes that say which layer is quantized how."""
 
+from altgrad.config.recipe import LayerRecipe, Recipe, Rule, TensorRecipe
 from altgrad.model.gpt import GPT, GPTConfig
 from altgrad.model.quantized.linear import QuantizedLinear
-from altgrad.model.recipe import LayerRecipe, Recipe, Rule, TensorRecipe
 from altgrad.model.surgery import (
     embedded_weights,
     layer_recipe,

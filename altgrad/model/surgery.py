@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from altgrad.config.recipe import LayerRecipe, Recipe, TensorRecipe
 from altgrad.formats import Format
 from altgrad.model.quantized.linear import QuantizedLinear
 from altgrad.model.quantized.weights import WeightsTogether
-from altgrad.model.recipe import LayerRecipe, Recipe, TensorRecipe
 
 TORCHAO_DIVISOR = 16  # of a layer's dimensions: what torch._scaled_mm, and so FP8 hardware, asks for
 
@@ -42,8 +42,9 @@ def virtual_weight(layer: nn.Module) -> TensorRecipe | None:
 def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
     """Return the recipe of each layer of ``model`` that ``recipe`` quantizes or makes virtual, by its dotted name.
 
-    Raises ``ValueError`` when a pattern matches no layer, and for a torchao layer of a size that torchao's
-    products cannot take; they are refused on every device, so that a cell means the same on each.
+    Raises ``ValueError`` when a pattern matches no layer, for a torchao layer of a size that torchao's
+    products cannot take (they are refused on every device, so that a cell means the same on each), and when the
+    installed torchao quantizes otherwise than its recipe says.
     """
     layers = linear_layers(model)
     matched = recipe.match(layers)
@@ -54,6 +55,11 @@ def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
                 f"layer {name} is {rows} x {columns}, and torchao's recipes need both to be divisible by "
                 f"{TORCHAO_DIVISOR}; leave the layer out of the torchao rule or change its size"
             )
+    if any(found.torchao is not None for found in matched.values()):
+        from altgrad.model.torchao import require_as_stated  # which imports torchao
+
+        for found in matched.values():
+            require_as_stated(found)
     return matched
 
 

@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from altgrad.config.recipe import LayerRecipe, TensorRecipe
 from altgrad.formats import get_format
 from altgrad.model.quantized.quantizer import Quantizer
-from altgrad.model.recipe import LayerRecipe, TensorRecipe
 
 if TYPE_CHECKING:
     from torchao.float8 import CastConfig, Float8LinearConfig
@@ -78,19 +78,29 @@ def tensor_recipes(name: str) -> dict[str, TensorRecipe | None]:
     return {role: _tensor_recipe(cast, config.round_scales_to_power_of_2) for role, cast in casts.items()}
 
 
+def require_as_stated(recipe: LayerRecipe) -> None:
+    """Raise ``ValueError`` when the installed torchao quantizes a layer otherwise than ``recipe`` says it does."""
+    if recipe.torchao is not None and (found := tensor_recipes(recipe.torchao)) != recipe.tensors():
+        formats = {role: tensor.format.name if tensor else None for role, tensor in found.items()}
+        raise ValueError(
+            f"this torchao's recipe {recipe.torchao} quantizes to {formats} with scales of its own, not as "
+            "altgrad.config.recipe says; install torchao 0.18, on a device with OCP formats"
+        )
+
+
 def torchao_quantizer(recipe: LayerRecipe, role: str, device: torch.device) -> Quantizer | None:
     """Return a quantizer of ours that does what torchao does to a layer's ``role``, ``None`` if it does nothing."""
     spec = recipe.tensors()[role]
     return None if spec is None else Quantizer(spec).to(device)
 
 
-def _tensor_recipe(cast: CastConfig, pow2: bool) -> TensorRecipe | None:
+def _tensor_recipe(cast: CastConfig, powers_of_two: bool) -> TensorRecipe | None:
     if cast.scaling_type.value == "disabled":
         return None
     granularity = {"tensorwise": "tensor", "axiswise": "row"}[cast.scaling_granularity.value]
     return TensorRecipe(
         get_format(FORMATS[cast.target_dtype]),
-        scaling=cast.scaling_type.value, granularity=granularity, scale="pow2" if pow2 else "fp32",
+        scaling=cast.scaling_type.value, granularity=granularity, scale="E8M0" if powers_of_two else "float32",
     )  # fmt: skip
 
 

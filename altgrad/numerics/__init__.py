@@ -27,6 +27,7 @@ from altgrad.numerics.scaling import (
     encode_mx_scale,
     scale_from_amax,
     scale_from_history,
+    scale_rule,
     update_amax_history,
 )
 
@@ -62,6 +63,7 @@ __all__ = [
     "rung",
     "scale_from_amax",
     "scale_from_history",
+    "scale_rule",
     "ulp",
     "uniform",
     "update_amax_history",

@@ -20,6 +20,7 @@ MAX, ULPS, SPACING, ANCHOR, ROOT, ZERO, TARGET = range(7)
 
 NAN_CODE = 0x80  # of 8-bit codes in products: that of -0, which no product needs
 LEARNS = ("nothing", "each", "first")  # what a history keeps of its tensor's amax
+SCALE_RULES = ("float32", "down", "up", "even", "ocp")  # no rounding to a power of two, and the ways to do it
 
 # A float32 whose ulp is one, in the middle of its binade; it is even.
 _EVEN_ANCHOR = 1.5 * 2.0**FLOAT32_MANTISSA

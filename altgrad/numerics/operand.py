@@ -21,17 +21,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from altgrad.numerics.constants import LEARNS, NAN_CODE, SPACING, ULPS
+from altgrad.numerics.constants import LEARNS, NAN_CODE, SPACING, TARGET, ULPS
 from altgrad.numerics.cpu import kernels
 from altgrad.numerics.rounding import round_to_grid
-from altgrad.numerics.scaling import amax, amax_from_history, broadcast_scale, scale_from_amax, update_amax_history
+from altgrad.numerics.scaling import (
+    amax,
+    amax_from_history,
+    broadcast_scale,
+    scale_by_rule,
+    scale_rule,
+    update_amax_history,
+)
 
 NAMESPACE = "altgrad"
 ONE_SCALE, ROWS = 0, -1  # in place of the number of elements per block
 
-_REST = "Tensor(b!)[] histories, bool newest, int learns, int block, int dim, bool pow2"
+_REST = "Tensor(b!)[] histories, bool newest, int learns, int block, int dim, int rule"
 SCHEMAS = {
-    "quantize_operand": "(Tensor x, Tensor constants, Tensor remembered, int block, int dim, bool pow2, "
+    "quantize_operand": "(Tensor x, Tensor constants, Tensor remembered, int block, int dim, int rule, "
     "ScalarType dtype) -> (Tensor, Tensor)",
     "quantize_into": f"(Tensor x, Tensor(a!) values, Tensor constants, {_REST}) -> Tensor",
     "quantize_in_place": f"(Tensor(a!) values, Tensor constants, {_REST}) -> Tensor",
@@ -60,7 +67,8 @@ def quantize_operands(
     granularity: str = "tensor",
     block: int = 32,
     dim: int = 1,
-    scale_dtype: str = "fp32",
+    scale_format: str = "float32",
+    scale_rounding: str = "down",
     dtype: torch.dtype = torch.bfloat16,
     overwrite: bool = False,
 ) -> list[Quantized]:
@@ -77,10 +85,11 @@ def quantize_operands(
         learns: whether the histories, in place, take up the ``amax`` of their tensors: ``nothing``, that of ``each``
             step, or the ``first`` and no other.
         granularity: ``tensor``, ``row`` (a scale for each index outside the sum) or ``block`` (one per
-            ``block`` neighbours along the sum; the scales are taken off again, so they should be ``pow2``).
+            ``block`` neighbours along the sum; the scales are taken off again, so they should be ``E8M0``).
         block: elements per block.
         dim: 0 or 1.
-        scale_dtype: ``fp32`` or ``pow2``.
+        scale_format: ``float32``, or ``E8M0`` for powers of two.
+        scale_rounding: of these, as in `compute_scale`.
         dtype: of the values.
         overwrite: have the values where ``x`` was, if it is the only one and has their dtype; without loops of our
             own, nothing changes.
@@ -90,14 +99,14 @@ def quantize_operands(
     """
     xs = [x.float() if x.dtype == torch.float16 else x for x in xs]
     block = {"tensor": ONE_SCALE, "row": ROWS}.get(granularity, block)
-    pow2 = scale_dtype == "pow2"
+    rule = scale_rule(scale_format, scale_rounding)
     if all(map(_has_loops, xs)):
-        found = _quantize_by_loops(xs, constants, histories, method, learns, block, dim, pow2, dtype, overwrite)
+        found = _quantize_by_loops(xs, constants, histories, method, learns, block, dim, rule, dtype, overwrite)
     else:
         found = []
         for i, x in enumerate(map(materialized, xs)):
             remembered = amax_from_history(histories[i], method) if histories else None
-            found.append(_quantize_by_tensors(x, constants[i], remembered, block, dim, pow2, dtype))
+            found.append(_quantize_by_tensors(x, constants[i], remembered, block, dim, rule, dtype))
             if histories:
                 _learn(histories[i], amax(x), learns)
     return [Quantized(values, None if block > 0 else scale) for values, scale in found]
@@ -111,7 +120,8 @@ def quantize_operand(
     granularity: str = "tensor",
     block: int = 32,
     dim: int = 1,
-    scale_dtype: str = "fp32",
+    scale_format: str = "float32",
+    scale_rounding: str = "down",
     dtype: torch.dtype = torch.bfloat16,
 ) -> Quantized:
     """Return what `quantize_operands` makes of ``x`` (n, k), with a gradient.
@@ -124,7 +134,7 @@ def quantize_operand(
     block = {"tensor": ONE_SCALE, "row": ROWS}.get(granularity, block)
     remembered = x.new_zeros((), dtype=torch.float32) if remembered is None else remembered
     values, scale = torch.ops.altgrad.quantize_operand(
-        x, constants, remembered, block, dim, scale_dtype == "pow2", dtype
+        x, constants, remembered, block, dim, scale_rule(scale_format, scale_rounding), dtype
     )
     return Quantized(values, None if block > 0 else scale)
 
@@ -162,10 +172,10 @@ def _has_loops(t: Tensor) -> bool:
 
 def _quantize_by_loops(
     xs: Sequence[Tensor], constants: Sequence[Tensor], histories: Sequence[Tensor], method: str, learns: str,
-    block: int, dim: int, pow2: bool, dtype: torch.dtype, overwrite: bool,
+    block: int, dim: int, rule: int, dtype: torch.dtype, overwrite: bool,
 ) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
     operators = torch.ops.altgrad
-    options = (histories, method == "most-recent", LEARNS.index(learns), block, dim, pow2)
+    options = (histories, method == "most-recent", LEARNS.index(learns), block, dim, rule)
     if len(xs) > 1:
         values = [torch.empty(x.shape, dtype=dtype) for x in xs]
         scales = operators.quantize_each_into(xs, values, constants, *options)
@@ -178,12 +188,12 @@ def _quantize_by_loops(
 
 
 def _quantize(
-    x: Tensor, constants: Tensor, remembered: Tensor, block: int, dim: int, pow2: bool, dtype: torch.dtype
+    x: Tensor, constants: Tensor, remembered: Tensor, block: int, dim: int, rule: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     if not _has_loops(x):
-        return _quantize_by_tensors(x, constants, remembered, block, dim, pow2, dtype)
+        return _quantize_by_tensors(x, constants, remembered, block, dim, rule, dtype)
     history = [remembered.reshape(1)] if block == ONE_SCALE else []
-    return _quantize_by_loops([x], [constants], history, "max", "nothing", block, dim, pow2, dtype, False)[0]
+    return _quantize_by_loops([x], [constants], history, "max", "nothing", block, dim, rule, dtype, False)[0]
 
 
 def _split(scales: Tensor, xs: Sequence[Tensor], block: int, dim: int) -> list[Tensor]:
@@ -203,14 +213,22 @@ def _scale_shape(x: Tensor, block: int, dim: int) -> tuple[int, ...]:
 
 def operand_scale(
     x: Tensor, constants: Tensor, remembered: Tensor | None = None, *,
-    granularity: str = "tensor", block: int = 32, dim: int = 1, scale_dtype: str = "fp32",
+    granularity: str = "tensor", block: int = 32, dim: int = 1,
+    scale_format: str = "float32", scale_rounding: str = "down",
 ) -> Tensor:  # fmt: skip
     """Return the scale that `quantize_operand` takes, float32 and broadcastable to ``x``."""
+    rule = scale_rule(scale_format, scale_rounding)
+    return _operand_scale(x, constants, remembered, rule, granularity=granularity, block=block, dim=dim)
+
+
+def _operand_scale(
+    x: Tensor, constants: Tensor, remembered: Tensor | None, rule: int, *, granularity: str, block: int, dim: int
+) -> Tensor:
     largest = amax(x, granularity, block=block, dim=dim)
     if granularity == "tensor" and remembered is not None:
         # Delayed scaling that began with scale 1 would send every gradient of the first step to zero.
         largest = torch.where(remembered > 0, remembered, largest)
-    scale = scale_from_amax(largest, constants, dtype=scale_dtype)
+    scale = scale_by_rule(largest.detach(), constants[TARGET].double(), rule)
     return broadcast_scale(scale, x.shape[dim], block=block, dim=dim) if granularity == "block" else scale
 
 
@@ -229,12 +247,11 @@ def materialized(t: Tensor) -> Tensor:
 
 
 def _quantize_by_tensors(
-    x: Tensor, constants: Tensor, remembered: Tensor | None, block: int, dim: int, pow2: bool, dtype: torch.dtype
+    x: Tensor, constants: Tensor, remembered: Tensor | None, block: int, dim: int, rule: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     granularity = {ONE_SCALE: "tensor", ROWS: "row"}.get(block, "block")
     options = {"granularity": granularity, "block": max(block, 1), "dim": dim}
-    scale = operand_scale(x, constants, remembered, **options, scale_dtype="pow2" if pow2 else "fp32")
-    scale = materialized(scale)
+    scale = materialized(_operand_scale(x, constants, remembered, rule, **options))
     values = round_to_grid(x.float() * scale, constants)
     if block > 0:
         return (values / scale).to(dtype), x.new_empty(0, dtype=torch.float32)
@@ -288,22 +305,22 @@ for _name, _function in (("quantize_operand", _quantize), ("encode_operand", _en
 
 
 @torch.library.register_fake(f"{NAMESPACE}::quantize_operand")
-def _(x, constants, remembered, block, dim, pow2, dtype):  # noqa: ANN001, ANN202
+def _(x, constants, remembered, block, dim, rule, dtype):  # noqa: ANN001, ANN202
     return x.new_empty(x.shape, dtype=dtype), x.new_empty(_scale_shape(x, block, dim), dtype=torch.float32)
 
 
 @torch.library.register_fake(f"{NAMESPACE}::quantize_into")
-def _(x, values, constants, histories, newest, learns, block, dim, pow2):  # noqa: ANN001, ANN202
+def _(x, values, constants, histories, newest, learns, block, dim, rule):  # noqa: ANN001, ANN202
     return x.new_empty(_scale_shape(x, block, dim), dtype=torch.float32)
 
 
 @torch.library.register_fake(f"{NAMESPACE}::quantize_in_place")
-def _(values, constants, histories, newest, learns, block, dim, pow2):  # noqa: ANN001, ANN202
+def _(values, constants, histories, newest, learns, block, dim, rule):  # noqa: ANN001, ANN202
     return values.new_empty(_scale_shape(values, block, dim), dtype=torch.float32)
 
 
 @torch.library.register_fake(f"{NAMESPACE}::quantize_each_into")
-def _(xs, values, constants, histories, newest, learns, block, dim, pow2):  # noqa: ANN001, ANN202
+def _(xs, values, constants, histories, newest, learns, block, dim, rule):  # noqa: ANN001, ANN202
     count = sum(math.prod(_scale_shape(x, block, dim)) for x in values)
     return values[0].new_empty(count, dtype=torch.float32)
 

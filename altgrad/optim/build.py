@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from altgrad.config.arms import Arm
 from altgrad.model import embedded_weights, linear_layers
-from altgrad.optim.arm import Arm
 from altgrad.optim.optimizer import ArmOptimizer
 from altgrad.optim.weight_grid import WeightGrid
 

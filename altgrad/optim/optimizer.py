@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from altgrad.config.arms import ADAPTIVE, OWN_UNIT, Arm
 from altgrad.numerics import permutation
 from altgrad.optim import update, update_cpu
-from altgrad.optim.arm import ADAPTIVE, OWN_UNIT, Arm
 from altgrad.optim.stiffness import Stiffness, exponent
 from altgrad.optim.weight_grid import WeightGrid
 

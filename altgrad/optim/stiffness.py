@@ -11,13 +11,11 @@ import math
 import torch
 from torch import Tensor
 
+from altgrad.config.arms import FORMULAS
 from altgrad.formats import Format, get_format
 from altgrad.numerics import format_constants, grid_spacing, operand_scale, permutation
 from altgrad.numerics.constants import FLOAT32_MANTISSA, MAX, SPACING, ULPS
 from altgrad.numerics.rounding import SUCCESSOR
-
-FORMULAS = ("ulp", "mantissa", "smooth", "range", "mean", "permuted", "foreign")
-SCHEDULES = ("constant", "linear", "cosine")
 
 # Stiffness over the largest one of its tensor is at least this, so that nothing divides by zero and a weight can
 # cross zero. Only `mantissa` gets there: the others end where the subnormal numbers begin.

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from altgrad.config.arms import RIEMANNIAN, Arm
 from altgrad.numerics import (
     at_coordinate,
     coordinate,
@@ -22,7 +23,6 @@ from altgrad.numerics import (
     scale_from_amax,
     uniform,
 )
-from altgrad.optim.arm import RIEMANNIAN, Arm
 from altgrad.optim.stiffness import evaluate
 
 MADAM_CLIP = 10.0  # of g / sqrt(v), as in Bernstein's code; it holds back the first steps after a quiet time
@@ -168,12 +168,18 @@ def _transport(arm: Arm, p: Tensor, target: Tensor, state: State, h: Tensor, gri
 
 def _moved_rungs(p: Tensor, step: Tensor, h: Tensor, grid: GridTensors) -> Tensor:
     """Return the weight after a whole number of rungs, stochastically rounded, ``max_rungs`` at most and the decay."""
-    scale = scale_from_amax(grid.held.max(), grid.constants, dtype=grid.options["scale_dtype"])
+    scale = _scale_of(grid.held.max(), grid)
     u = coordinate(p * scale, grid.constants).round()
     wanted = (-h[LR] * step).clamp(-h[MAX_RUNGS], h[MAX_RUNGS])
     wanted = wanted + (coordinate(p * h[DECAY] * scale, grid.constants) - u)
     whole = (wanted + uniform(p.shape, grid.stream)).floor()
     return at_coordinate(u + whole, grid.constants) / scale
+
+
+def _scale_of(amax: Tensor, grid: GridTensors) -> Tensor:
+    """Return the one scale of weights whose largest magnitude on the grid is ``amax`` (0-d)."""
+    kind = {name: grid.options[name] for name in ("scale_format", "scale_rounding") if name in grid.options}
+    return scale_from_amax(amax, grid.constants, **kind)
 
 
 def _written_back(arm: Arm, target: Tensor, grid: GridTensors) -> Tensor:
@@ -184,7 +190,7 @@ def _written_back(arm: Arm, target: Tensor, grid: GridTensors) -> Tensor:
         amax = torch.where(present < amax * SHRINKS_BELOW, 0.5 * amax, amax)
     amax = torch.where(amax > 0, amax, present)  # of weights that all began at zero
     grid.held.copy_(amax.expand_as(grid.held))
-    scale = scale_from_amax(amax, grid.constants, dtype=grid.options["scale_dtype"])
+    scale = _scale_of(amax, grid)
     if arm.rounding == "stochastic" and arm.base != "rung":
         return round_to_grid_stochastic(target * scale, grid.constants, uniform(target.shape, grid.stream)) / scale
     return round_to_grid(target * scale, grid.constants) / scale

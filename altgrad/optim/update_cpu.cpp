@@ -35,14 +35,15 @@ static_assert(kChunk % Stream::kRow == 0);
 }
 
 struct Arm {
-  int32_t base, formula, on_gradient, power, rms, momentum, match_rms, weights, reestimated, pow2;
+  int32_t base, formula, on_gradient, power, rms, momentum, match_rms, weights, reestimated;
+  ScaleRule scale_rule;
 
-  explicit Arm(const Tensor& settings) {
+  explicit Arm(const Tensor& settings) : scale_rule(static_cast<const int32_t*>(settings.const_data_ptr())[setting::kScaleRule]) {
     const int32_t* s = static_cast<const int32_t*>(settings.const_data_ptr());
     base = s[setting::kBase], formula = s[setting::kFormula], on_gradient = s[setting::kOnGradient];
     power = s[setting::kPower], rms = s[setting::kRms], momentum = s[setting::kMomentum];
     match_rms = s[setting::kMatchRms], weights = s[setting::kWeights];
-    reestimated = s[setting::kReestimated], pow2 = s[setting::kPow2];
+    reestimated = s[setting::kReestimated];
     if (weights != weights::kMaster && weights != weights::kNearest && weights != weights::kStochastic) {
       unknown("weights", weights);
     }
@@ -213,7 +214,7 @@ class Stiffness {
       : formula_(arm.formula), spacing_(Grid(constants)), scale_(scale) {
     const float* of_format = numbers.const_data_ptr<float>();
     per_binade_ = of_format[stiffness::kPerBinade];
-    if (formula_ == formula::kForeign) scale_ = scale_of(amax, Grid(constants).target, false);
+    if (formula_ == formula::kForeign) scale_ = scale_of(amax, Grid(constants).target, ScaleRule(scale_rule::kFloat32));
     smallest_normal_ = of_format[stiffness::kSmallestNormal] / scale_;
     floor_ = power_of_two_below(amax) * per_binade_ * stiffness::kFloor;
     const bool scaled = formula_ != formula::kMantissa && formula_ != formula::kSmooth;
@@ -459,7 +460,7 @@ class Step {
 
   void take() {
     if (arm_.match_rms) match();
-    if (arm_.weights != weights::kMaster) held_scale_ = scale_of(*held_, grid_.target, arm_.pow2);
+    if (arm_.weights != weights::kMaster) held_scale_ = scale_of(*held_, grid_.target, arm_.scale_rule);
     std::vector<uint32_t> largest_of((n_ + kChunk - 1) / kChunk);
     over_chunks(n_, [&](int64_t chunk, int64_t first, int64_t n) { largest_of[chunk] = finish(first, n); });
     if (arm_.weights != weights::kMaster) write_back(from_order(*std::ranges::max_element(largest_of)));
@@ -541,7 +542,7 @@ class Step {
 
   template <bool kRandom, class F>
   void round_weights(const F& rounded) {
-    const float scale = scale_of(*held_, grid_.target, arm_.pow2);
+    const float scale = scale_of(*held_, grid_.target, arm_.scale_rule);
     over_chunks(n_, [&](int64_t, int64_t first, int64_t n) {
       float random[kChunk];
       if constexpr (kRandom) stream_.uniform(first, n, random);
@@ -589,7 +590,7 @@ void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor
     const float known = remembered.numel() == 1 ? *remembered.const_data_ptr<float>() : 0.0f;
     const bool needs_own = !(known > 0) || arm.formula == formula::kForeign || arm.formula == formula::kMantissa;
     const float own = needs_own ? amax_of(t.p, n) : 0.0f;
-    const float scale = scale_of(known > 0 ? known : own, grid.target, arm.pow2);
+    const float scale = scale_of(known > 0 ? known : own, grid.target, arm.scale_rule);
     const int32_t* shuffle = order.numel() == 0 ? nullptr : static_cast<const int32_t*>(order.const_data_ptr());
     stiffness = std::make_unique<Stiffness>(arm, t.p, n, own, scale, stiff_constants, stiff_numbers, shuffle);
   }

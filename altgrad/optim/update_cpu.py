@@ -11,10 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from altgrad.config.arms import BASES, FORMULAS, RIEMANNIAN, Arm
+from altgrad.numerics import scale_rule
 from altgrad.numerics.cpu import definitions, kernels
 from altgrad.optim import update
-from altgrad.optim.arm import BASES, RIEMANNIAN, Arm
-from altgrad.optim.stiffness import FLOOR, FORMULAS, PER_BINADE, PER_RANGE, SMALLEST_NORMAL, Stiffness
+from altgrad.optim.stiffness import FLOOR, PER_BINADE, PER_RANGE, SMALLEST_NORMAL, Stiffness
 from altgrad.optim.update import State
 from altgrad.optim.weight_grid import WeightGrid
 
@@ -22,7 +23,7 @@ SOURCE = Path(__file__).with_name("update_cpu.cpp")
 WEIGHTS = ("master", "nearest", "stochastic")
 # What `update_cpu.cpp` has to know of an arm, in the order in which it is passed.
 SETTINGS = (
-    "base", "formula", "on_gradient", "power", "rms", "momentum", "match_rms", "weights", "reestimated", "pow2",
+    "base", "formula", "on_gradient", "power", "rms", "momentum", "match_rms", "weights", "reestimated", "scale_rule",
 )  # fmt: skip
 DEFINITIONS = "".join([
     definitions.enumeration("setting", SETTINGS),
@@ -67,7 +68,9 @@ class Loops:
 
     def __init__(self, arm: Arm, grid: WeightGrid, stiff: Stiffness | None, order: Tensor | None) -> None:
         self._nothing = grid.constants[:0]
-        settings = _settings(arm, grid.options.get("scale_dtype", "fp32"))
+        settings = _settings(
+            arm, scale_rule(grid.options.get("scale_format", "float32"), grid.options.get("scale_rounding", "down"))
+        )
         self._settings = torch.tensor([settings[name] for name in SETTINGS], dtype=torch.int32)
         self._held = grid.held if arm.weights == "grid" else self._nothing
         self._remembered = grid.remembered if grid.held is None else lambda: grid.held
@@ -91,7 +94,7 @@ class Loops:
         )  # fmt: skip
 
 
-def _settings(arm: Arm, scale_dtype: str) -> dict[str, int]:
+def _settings(arm: Arm, rule: int) -> dict[str, int]:
     """Return the numbers of `SETTINGS`."""
     return {
         "base": BASES.index(arm.base),
@@ -103,5 +106,5 @@ def _settings(arm: Arm, scale_dtype: str) -> dict[str, int]:
         "match_rms": arm.match_rms,
         "weights": WEIGHTS.index("master" if arm.weights == "master" else arm.rounding),
         "reestimated": arm.grid_scale == "reestimated",
-        "pow2": scale_dtype == "pow2",
+        "scale_rule": rule,
     }

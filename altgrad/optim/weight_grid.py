@@ -36,7 +36,7 @@ class WeightGrid:
 
     Attributes:
         format: the weight's format, whose rungs and stiffness its arm sees.
-        options: ``granularity``, ``block`` and ``scale_dtype`` of `operand_scale`.
+        options: ``granularity``, ``block``, ``scale_format`` and ``scale_rounding`` of `operand_scale`.
         remembered: returns the amax (0-d float32) that sets the scale, None where it is the weight's own of the moment.
         held: that amax as a buffer of one element, which an optimizer with weights on the grid sets; None elsewhere.
         device: of the weight.

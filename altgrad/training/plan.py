@@ -16,10 +16,15 @@ from altgrad.training import machine
 from altgrad.training.grids import weight_grids
 
 
+def formats_of(cell: Cell) -> dict[str, Format]:
+    """Return the formats that a resolved cell defines, by name."""
+    return {name: Format(**fields) for name, fields in cell.formats.items()}
+
+
 def recipe_of(cell: Cell) -> Recipe:
     """Return the recipe of a resolved cell."""
-    formats = {name: Format(**spec) for name, spec in cell.formats.items()}
-    return Recipe.from_rules([rule.model_dump() for rule in cell.rules], formats)
+    formats = formats_of(cell)
+    return Recipe(rules=tuple(rule.with_formats(formats) for rule in cell.rules))
 
 
 def arm_of(cell: Cell) -> Arm:
@@ -27,10 +32,7 @@ def arm_of(cell: Cell) -> Arm:
 
     Raises ``ValueError`` for settings that do not go together.
     """
-    settings = cell.arm.model_dump()
-    if settings["foreign"] is not None:
-        settings["foreign"] = Format(**cell.formats[settings["foreign"]])
-    return Arm(**settings | {"lr": cell.peak_lr})
+    return cell.arm.with_formats(formats_of(cell)).but(lr=cell.peak_lr)
 
 
 def check_cells(cells: list[Cell], vocab_size: int, baseline: str) -> None:

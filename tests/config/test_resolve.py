@@ -84,9 +84,9 @@ def test_the_baseline_quantizes_nothing_and_a_format_fills_the_recipe():
 
 
 TORCHAO = {
-    "ao_tensorwise": ("E4M3", "E5M2", "tensor", "fp32"),
-    "ao_rowwise": ("E4M3", "E4M3", "row", "pow2"),
-    "ao_rowwise_gw_hp": ("E4M3", "E4M3", "row", "pow2"),
+    "ao_tensorwise": ("E4M3", "E5M2", "tensor", "float32"),
+    "ao_rowwise": ("E4M3", "E4M3", "row", "E8M0"),
+    "ao_rowwise_gw_hp": ("E4M3", "E4M3", "row", "E8M0"),
 }
 
 
@@ -157,13 +157,13 @@ def test_an_override_for_a_format_outside_the_grid_is_kept():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"overrides": {"E5M3": {"train": {"clip": 1}}}}, "overrides: 'E5M3'"),
+        ({"overrides": {"E5M3x": {"train": {"clip": 1}}}}, "overrides: 'E5M3x'"),
         ({"overrides": {"E5M2-adamw-0": {"train": {"clip": 1}}}}, "did you mean E5M2-adamw-0-1"),
         ({"overrides": {"E5M2": {"trian": {"clip": 1}}}}, "overrides.E5M2: unknown setting 'trian'"),
         ({"overrides": {"E5M2": {"train": {"clap": 1}}}}, "overrides.E5M2.train: unknown setting 'clap'"),
         ({"overrides": {"E5M2": {"train": {"clip": -1}}}}, "overrides.E5M2.train: clip"),
         ({"overrides": {"E5M2": {"recipe": "unifrom"}}}, "did you mean uniform"),
-        ({"grid": {"formats": ["E4M3", "E4M4"]}}, "grid.formats[1]: unknown format 'E4M4'; did you mean E4M3?"),
+        ({"grid": {"formats": ["E4M3", "E4M3x"]}}, "grid.formats[1]: unknown format 'E4M3x'; did you mean E4M3 or"),
         ({"grid": {"baseline": "b16"}}, "grid.baseline"),
         ({"grid": {"formats": ["uniform"]}}, "uses FORMAT"),
         ({"overrides": {"uniform": {"train": {"clip": 1}}}}, "'uniform' is no format, recipe, arm or cell"),

@@ -25,7 +25,7 @@ def either_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 def spec(name: str, **options: str) -> TensorRecipe:
-    return TensorRecipe(get_format(name), scale="pow2", **options)
+    return TensorRecipe(get_format(name), scale="E8M0", **options)
 
 
 def layer_of(master: Tensor, **recipe: object) -> QuantizedLinear:
@@ -115,7 +115,7 @@ def test_the_clipped_estimator_stops_the_gradients_of_weights_that_saturate() ->
 def test_the_compiler_does_not_move_a_products_scale_behind_the_softmax(
     autocast: bool, granularity: str, either_cpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Inductor does for ``softmax(y * scale)``: it rounds elsewhere than eager mode, and takes three times as long."""
+    """As Inductor does for ``softmax(y * scale)``: that rounds elsewhere than eager mode and takes thrice as long."""
     moved = []
 
     def recorded(scaled: Tensor, stable: Tensor, *arguments: object) -> Tensor:

@@ -22,7 +22,7 @@ WAYS = {
     "delayed": {"scaling": "delayed", "history": 3},
     "static": {"scaling": "static"},
     "row": {"granularity": "row"},
-    "block": {"granularity": "block", "scale": "pow2"},
+    "block": {"granularity": "block", "scale": "E8M0"},
     "clipped codes": {"gradient": "clipped", "save": "codes"},
 }
 

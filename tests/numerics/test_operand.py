@@ -32,6 +32,7 @@ from altgrad.numerics import (
     rung,
     update_amax_history,
 )
+from altgrad.numerics.constants import SCALE_RULES
 
 FORMATS = ["E0M7", "E1M6", "E2M5", "E3M4", "E4M3", "E5M2", "E6M1", "E7M0", "E4M3FNUZ", "E5M2FNUZ", "E2M1"]
 BF16 = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).reshape(256, 256)
@@ -62,9 +63,9 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 
 CASES = [
-    *[("tensor", 1, scale, remembered) for scale in ("fp32", "pow2") for remembered in (None, 3e-3)],
-    *[("row", dim, scale, None) for dim in (0, 1) for scale in ("fp32", "pow2")],
-    *[("block", dim, "pow2", None) for dim in (0, 1)],
+    *[("tensor", 1, rule, remembered) for rule in SCALE_RULES for remembered in (None, 3e-3)],
+    *[("row", dim, rule, None) for dim in (0, 1) for rule in SCALE_RULES],
+    *[("block", dim, rule, None) for dim in (0, 1) for rule in SCALE_RULES if rule != "float32"],
 ]
 
 
@@ -75,19 +76,19 @@ def test_loops_and_tensor_operations_agree_to_the_bit(name):
     inputs = [BF16, wide(77, 300), wide(33, 65).t(), torch.zeros(3, 5), around_boundaries(name)]
     inputs += [torch.where(BF16.isfinite(), BF16, 0)[:, :100]]
     for x in inputs:
-        for granularity, dim, scale_dtype, remembered in CASES:
+        for granularity, dim, rule, remembered in CASES:
             for dtype in (torch.float32, torch.bfloat16):
                 known = torch.tensor(remembered or 0.0)
                 block = {"tensor": operand.ONE_SCALE, "row": operand.ROWS, "block": 32}[granularity]
-                arguments = (x, constants, known, block, dim, scale_dtype == "pow2", dtype)
+                arguments = (x, constants, known, block, dim, SCALE_RULES.index(rule), dtype)
                 found = torch.ops.altgrad.quantize_operand(*arguments)
                 expected = operand._quantize_by_tensors(*arguments)
-                assert all(map(same, found, expected)), (granularity, dim, scale_dtype, remembered, dtype, x.dtype)
+                assert all(map(same, found, expected)), (granularity, dim, rule, remembered, dtype, x.dtype)
 
 
-def agree(x: Tensor, constants: Tensor, dim: int, block: int, pow2: bool, remembered: Tensor) -> bool:
+def agree(x: Tensor, constants: Tensor, dim: int, block: int, rule: str, remembered: Tensor) -> bool:
     """Whether the loops and the tensor operations make the same of ``x``, in both dtypes of the values."""
-    arguments = (x, constants, remembered, block, dim, pow2)
+    arguments = (x, constants, remembered, block, dim, SCALE_RULES.index(rule))
     dtypes = (torch.float32, torch.bfloat16)
     return all(
         all(map(same, operand._quantize(*arguments, dtype), operand._quantize_by_tensors(*arguments, dtype)))
@@ -104,11 +105,11 @@ def test_shortcuts_of_the_loops_are_taken_only_where_they_change_nothing(name):
     unusual[3, 5], unusual[40, 36], unusual[41, 0] = torch.inf, torch.nan, 0.0
     points = around_boundaries(name).flatten()
     edges = torch.cat([points, points[: -len(points) % 37]]).view(-1, 37)
-    several = [(dim, block, True, none) for dim in (0, 1) for block in (operand.ROWS, 32, 7)]
-    several += [(dim, operand.ROWS, False, none) for dim in (0, 1)]
+    several = [(dim, block, "down", none) for dim in (0, 1) for block in (operand.ROWS, 32, 7)]
+    several += [(dim, operand.ROWS, "float32", none) for dim in (0, 1)]
     for exponent in (-140, -120, -60, 0, 60, 125):
         known = [none, torch.tensor(2.0**exponent), torch.tensor(2.0 ** (exponent - 6))]
-        cases = several + [(1, operand.ONE_SCALE, pow2, amax) for pow2 in (False, True) for amax in known]
+        cases = several + [(1, operand.ONE_SCALE, rule, amax) for rule in ("float32", "down") for amax in known]
         for x in (ordinary, unusual, edges):
             for scaled in (x * 2.0**exponent, (x * 2.0**exponent).bfloat16()):
                 for case in cases:
@@ -122,7 +123,7 @@ def test_values_that_take_the_place_of_their_tensor_are_the_same(granularity, bl
     for shape in ((9, 96), (1031, 300)):  # by one thread, and in unequal parts by several
         for dim in (0, 1):
             x = wide(*shape).to(dtype)
-            options = {"granularity": granularity, "block": block, "dim": dim, "scale_dtype": "pow2"}
+            options = {"granularity": granularity, "block": block, "dim": dim, "scale_format": "E8M0"}
             expected = by_tensors([x], [constants], dtype=dtype, **options)[0]
             (found,) = quantize_operands([x], [constants], dtype=dtype, overwrite=True, **options)
             assert found.values is x
@@ -154,7 +155,7 @@ def test_tensors_together_get_what_each_gets_alone(granularity, dim):
     for dtype in (torch.float32, torch.bfloat16):
         xs = of_all_sizes(dtype) if granularity == "tensor" else [x for x in of_all_sizes(dtype) if len(x)]
         constants = [format_constants(FORMATS[i]) for i in range(len(xs))]
-        options = {"granularity": granularity, "dim": dim, "scale_dtype": "pow2"}
+        options = {"granularity": granularity, "dim": dim, "scale_format": "E8M0"}
         together = quantize_operands(xs, constants, **options)
         alone = [quantize_operands([x], [c], **options)[0] for x, c in zip(xs, constants, strict=True)]
         assert all(map(agrees, together, alone))
@@ -202,12 +203,12 @@ def test_every_bfloat16_and_every_boundary_is_rounded_to_the_grid(name):
 def test_scales_are_those_of_compute_scale():
     x = wide(40, 70)
     constants = format_constants("E3M4")
-    for scale_dtype in ("fp32", "pow2"):
-        found = quantize_operand(x, constants, scale_dtype=scale_dtype)
-        assert torch.equal(found.scale, compute_scale(amax(x), "E3M4", dtype=scale_dtype))
+    for scale_dtype in ("float32", "E8M0"):
+        found = quantize_operand(x, constants, scale_format=scale_dtype)
+        assert torch.equal(found.scale, compute_scale(amax(x), "E3M4", scale_format=scale_dtype))
         for dim in (0, 1):
-            rows = quantize_operand(x, constants, granularity="row", dim=dim, scale_dtype=scale_dtype)
-            assert torch.equal(rows.scale, compute_scale(amax(x, "row", dim=dim), "E3M4", dtype=scale_dtype))
+            rows = quantize_operand(x, constants, granularity="row", dim=dim, scale_format=scale_dtype)
+            assert torch.equal(rows.scale, compute_scale(amax(x, "row", dim=dim), "E3M4", scale_format=scale_dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -252,7 +253,7 @@ def test_the_gradient_is_that_of_scaling_alone():
     constants = format_constants("E4M3")
     incoming = torch.randn(6, 64)
     for granularity in ("tensor", "row", "block"):
-        found = quantize_operand(x, constants, granularity=granularity, scale_dtype="pow2", dtype=torch.float32)
+        found = quantize_operand(x, constants, granularity=granularity, scale_format="E8M0", dtype=torch.float32)
         (grad,) = torch.autograd.grad(found.values, x, incoming)
         assert torch.equal(grad, incoming if granularity == "block" else incoming * found.scale)
 

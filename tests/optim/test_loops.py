@@ -5,7 +5,6 @@ import importlib
 import pytest
 import torch
 
-from altgrad.optim import arm as arm_room
 from altgrad.optim import update_cpu
 from tests.optim.arms import ARMS, arm_named, final, make, normal_weights, step
 
@@ -126,11 +125,10 @@ def threads(request):
 )
 def test_an_arm_that_the_loops_do_not_know_is_an_error(monkeypatch, threads, settings, words, match_rms):
     """A base or a formula that someone adds in Python alone. Neither weights nor moments have moved by then."""
-    for room in (arm_room, update_cpu):
-        monkeypatch.setattr(room, "BASES", (*room.BASES, "nesterov"))
-    for room in (arm_room, update_cpu, importlib.import_module("altgrad.optim.stiffness")):
+    monkeypatch.setattr(update_cpu, "BASES", (*update_cpu.BASES, "nesterov"))
+    for room in (update_cpu, importlib.import_module("altgrad.optim.stiffness")):
         monkeypatch.setattr(room, "FORMULAS", (*room.FORMULAS, "cubic"))
-    arm = arm_named("adamw", match_rms=match_rms, **settings)
+    arm = arm_named("adamw", match_rms=match_rms).model_copy(update=settings)
     weights, optimizer = make(arm, weights=normal_weights((700, 513)))  # more than one thread's share
     start = weights[0].detach().clone()
     with pytest.raises(RuntimeError, match=words):

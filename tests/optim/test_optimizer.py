@@ -119,9 +119,9 @@ def test_only_quantized_weights_take_the_arm(name):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"base": "adamx"}, "base 'adamx' is none of adamw, sgd"),
-        ({"stiffness": "ulps"}, "stiffness 'ulps' is none of ulp"),
-        ({"lr": -1.0}, "lr and plain_lr must be above 0"),
+        ({"base": "adamx"}, "^Arm: base: input should be 'adamw', 'sgd'.*, not 'adamx'$"),
+        ({"stiffness": "ulps"}, "^Arm: stiffness: input should be 'ulp', .*, not 'ulps'$"),
+        ({"lr": -1.0}, "^Arm: lr: input should be greater than 0, not -1.0$"),
         ({"betas": (0.9, 1.0)}, "betas"),
         ({"stiffness": "foreign"}, "need each other"),
         ({"base": "riemann_adam"}, "takes its metric from a stiffness"),
@@ -145,14 +145,14 @@ RUNG = {"base": "rung", "weights": "grid", "rounding": "stochastic"}
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"lr": 0.0}, "lr and plain_lr must be above 0"),
-        ({"plain_lr": 0.0}, "lr and plain_lr must be above 0"),
+        ({"lr": 0.0}, "^Arm: lr: input should be greater than 0"),
+        ({"plain_lr": 0.0}, "^Arm: plain_lr: input should be greater than 0"),
         ({"betas": (1.0, 0.9)}, "betas"),
         ({"betas": (-0.1, 0.9)}, "betas"),
-        ({"eps": -1e-9}, "eps must be 0 or more"),
-        ({"base": "sgd", "momentum": 1.0}, "momentum from 0 to below 1"),
-        ({"base": "sgd", "momentum": -0.1}, "momentum from 0 to below 1"),
-        ({**RUNG, "max_rungs": 0}, "max_rungs 1 or more"),
+        ({"eps": -1e-9}, "^Arm: eps: input should be greater than or equal to 0"),
+        ({"base": "sgd", "momentum": 1.0}, "^Arm: momentum: input should be less than 1"),
+        ({"base": "sgd", "momentum": -0.1}, "^Arm: momentum: input should be greater than or equal to 0"),
+        ({**RUNG, "max_rungs": 0}, "^Arm: max_rungs: input should be greater than or equal to 1"),
         ({"foreign": "E5M2"}, "need each other"),
         ({"power": 2}, "power: 2 means nothing to an arm that has no stiffness"),
         ({"base": "riemann_sgd", "stiffness": "ulp", "power": 2}, "power: 2 means nothing to an arm that takes its"),
@@ -161,7 +161,7 @@ RUNG = {"base": "rung", "weights": "grid", "rounding": "stochastic"}
         ({**RUNG, "match_rms": True}, "match_rms has nothing to match"),
         ({**RUNG, "rounding": "nearest"}, "set rounding: stochastic"),
         ({"base": "madam", "momentum": 0.5}, "has betas, no momentum"),
-        *(({name: "x"}, f"{name} 'x' is none of") for name in (
+        *(({name: "x"}, f"^Arm: {name}: input should be .*, not 'x'$") for name in (
             "acts", "normalise", "schedule", "weights", "rounding", "grid_scale",
         )),
     ],

@@ -92,7 +92,7 @@ def _cell(
     quantized = name != "bf16"
 
     def spec(fmt: str) -> dict[str, Any]:
-        scaling = {"scaling": "dynamic", "history": 16, "reduce": "max", "scale": "fp32"}
+        scaling = {"scaling": "dynamic", "history": 16, "reduce": "max", "scale": "float32"}
         return {"format": fmt, **scaling, "granularity": "tensor", "block": 32}
 
     rules = [{"layers": "*", "weight": spec(name), "input": spec(name), "grad": spec("E5M2"),

@@ -28,7 +28,6 @@ from altgrad.model import (
     unquantize_model,
     virtual_weight,
 )
-from altgrad.model import Rule as LayerRule
 from altgrad.optim import build_optimizer
 from altgrad.training import train_cell
 from altgrad.training.grids import weight_grids
@@ -110,7 +109,7 @@ def test_a_step_is_that_in_the_format_to_the_bit(name, format):
         assert not any(torch.equal(free[layer], here[layer]) for layer in here if layer != "head")
 
 
-@pytest.mark.parametrize("spec", [{"granularity": "row"}, {"granularity": "block", "scale": "pow2"}, {"scale": "pow2"}])
+@pytest.mark.parametrize("spec", [{"granularity": "row"}, {"granularity": "block", "scale": "E8M0"}, {"scale": "E8M0"}])
 def test_scales_are_those_that_the_recipe_asks_for(spec):
     there, here = (stepped(cell_of("stiff_update", "E3M4", virtual, **spec)) for virtual in (False, True))
     assert all(torch.equal(there[layer], here[layer]) for layer in there)
@@ -239,7 +238,7 @@ def test_weights_on_the_grid_need_one_scale_and_a_format_that_can_be_refined(spe
 
 def test_a_model_gets_virtual_geometry_once_and_loses_it_with_all_else():
     virtual = TensorRecipe(get_format("E3M4"), virtual=True)
-    recipe = Recipe((LayerRule("*", LayerRecipe(weight=virtual)),))
+    recipe = Recipe((LayerRecipe(weight=virtual).on("*"),))
     model = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
     assert quantize_model(model, recipe) is model and virtual_weight(model[0]) == virtual
     assert set(weight_grids(model, on_grid=False)) == {model[0].weight, model[2].weight}

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from altgrad.config.recipe import ROLES, LayerRecipe, TensorRecipe
 from altgrad.formats import Format
 from altgrad.model.hardware import multiplies_bf16
 from altgrad.model.quantized.matmul import MatmulSettings, QuantizedMatmul
 from altgrad.model.quantized.operand import Operand
 from altgrad.model.quantized.quantizer import Quantizer
-from altgrad.model.recipe import ROLES, LayerRecipe, TensorRecipe
 from altgrad.numerics.operand import owned
 
 BF16_SIGNIFICAND_BITS = 8

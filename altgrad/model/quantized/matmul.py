@@ -102,9 +102,9 @@ def _emulated_product(a: Operand, b: Operand, fp32: bool) -> Tensor:
 def _times(y: Tensor, factor: Tensor) -> Tensor:
     """Return ``y * factor``, for ``y`` (n, k), in a shape that hides it from the compiler's rewriting of softmax.
 
-    Inductor makes of ``softmax(y * factor)`` the softmax of ``y`` and multiplies later (its ``mul_softmax_pattern``), to
-    save what overflows in float16. In float32 that is 20 of the 27 ms of a head's loss on CPU, and rounds elsewhere than
-    eager mode does.
+    Inductor makes of ``softmax(y * factor)`` the softmax of ``y`` and multiplies later (its ``mul_softmax_pattern``),
+    to save what overflows in float16. In float32 that takes 20 of the 27 ms of a head's loss on CPU, and rounds
+    elsewhere than eager mode does.
     """
     return (y.unsqueeze(0) * factor).squeeze(0)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from altgrad.model.recipe import TensorRecipe
+from altgrad.config.recipe import TensorRecipe
 from altgrad.numerics import amax_from_history, format_constants, operand_scale
 from altgrad.numerics.constants import MAX
 
@@ -26,7 +26,8 @@ class Scaling:
 
     granularity: str
     block: int
-    dtype: str
+    scale_format: str
+    scale_rounding: str
     method: str = "max"  # how a history sets the scale
     float8: torch.dtype | None = None  # of the operand, for FP8 hardware
 
@@ -34,7 +35,7 @@ class Scaling:
     def of(cls, recipe: TensorRecipe, native: bool) -> Scaling:
         """Return the static part of ``recipe``."""
         float8 = FLOAT8[recipe.format.name] if native else None
-        return cls(recipe.granularity, recipe.block, recipe.scale, recipe.reduce, float8)
+        return cls(**recipe.scale_options, method=recipe.reduce, float8=float8)
 
     @property
     def per_tensor(self) -> bool:
@@ -44,7 +45,10 @@ class Scaling:
     @property
     def options(self) -> dict[str, Any]:
         """The same as arguments of `operand_scale`."""
-        return {"granularity": self.granularity, "block": self.block, "scale_dtype": self.dtype}
+        return {
+            "granularity": self.granularity, "block": self.block,
+            "scale_format": self.scale_format, "scale_rounding": self.scale_rounding,
+        }  # fmt: skip
 
 
 class Quantizer(nn.Module):

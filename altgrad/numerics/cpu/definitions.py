@@ -41,6 +41,7 @@ NUMERICS = "".join([
     "#pragma once\n",
     of_module("packed", constants, "MAX ULPS SPACING ROOT ZERO TARGET"),
     enumeration("learns", constants.LEARNS),
+    enumeration("scale_rule", constants.SCALE_RULES),
     of_module("codes", constants, "NAN_CODE"),
     of_module("philox", random, "BITS LANES ROUNDS"),
     numbers("philox", {f"multiplier{i}": value for i, value in enumerate(random.MULTIPLIERS)}),

@@ -190,17 +190,34 @@ Order<T> largest(const T* x, int64_t n) {
 
 // --- scales --------------------------------------------------------------------------------------
 
-// compute_scale of scaling.py: fp32, or a power of two rounded down. Without a branch on amax, so that loops over it
-// are vectorized.
-inline float scale_of(float amax, float target, bool pow2) {
+// How the ratio of target and amax becomes a scale: as a float32, or as a power of two. Of the numbers, which are 0 or 1,
+// each takes part in the exponent of such a power; so loops over scales have no branch on the rule.
+struct ScaleRule {
+  bool float32;
+  int64_t below, up, even;
+
+  explicit ScaleRule(int64_t rule)
+      : float32(rule == scale_rule::kFloat32), below(rule != scale_rule::kOcp), up(rule == scale_rule::kUp),
+        even(rule == scale_rule::kEven) {}
+};
+
+// compute_scale of scaling.py. Without a branch on amax, so that loops over it are vectorized.
+inline float scale_of(float amax, float target, ScaleRule rule) {
   float scale;
-  if (pow2) {
+  if (!rule.float32) {
     // The exponent of the ratio is the difference of theirs, one less where the dividend has the smaller mantissa.
     const uint64_t dividend = std::bit_cast<uint64_t>(static_cast<double>(target));
     const uint64_t divisor = std::bit_cast<uint64_t>(static_cast<double>(amax));
-    constexpr uint64_t kMantissa = (uint64_t{1} << 52) - 1;
-    const int64_t less = (dividend & kMantissa) < (divisor & kMantissa) ? 1 : 0;
-    const int64_t exponent = static_cast<int64_t>(dividend >> 52) - static_cast<int64_t>(divisor >> 52) - less;
+    constexpr uint64_t kOne = uint64_t{1} << 52;
+    const int64_t above = static_cast<int64_t>((dividend & (kOne - 1)) | kOne);
+    const int64_t under = static_cast<int64_t>((divisor & (kOne - 1)) | kOne);
+    const int64_t less = above < under ? 1 : 0;
+    const int64_t floor = static_cast<int64_t>(dividend >> 52) - static_cast<int64_t>(divisor >> 52) - rule.below * less;
+    // The ratio's significand against 1.5, both times twice the divisor's. E8M0 codes the exponent plus 127, so that
+    // a tie goes up from an even exponent.
+    const int64_t half = ((above << less) << 1) - 3 * under;
+    const int64_t nearer = half > 0 || (half == 0 && floor % 2 == 0) ? 1 : 0;
+    const int64_t exponent = floor + rule.up * (above != under ? 1 : 0) + rule.even * nearer;
     const int64_t bounded = std::min<int64_t>(std::max<int64_t>(exponent, -126), 127);
     scale = std::bit_cast<float>(static_cast<uint32_t>(bounded + 127) << 23);
   } else {
