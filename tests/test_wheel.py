@@ -66,9 +66,8 @@ print("done")
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     """Run a command that must succeed, without what would lead Python to the checkout; return what it printed."""
     settings = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=settings | environment, capture_output=True, text=True, check=False
-    )
+    words, settings = [str(part) for part in command], settings | environment
+    done = subprocess.run(words, cwd=cwd, env=settings, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 

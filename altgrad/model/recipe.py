@@ -216,7 +216,7 @@ class Recipe:
             return None if spec is None else TensorRecipe(**{**spec, "format": formats[spec["format"]]})
 
         def layer(rule: Mapping[str, Any]) -> LayerRecipe:
-            tensors = {role: tensor(rule[role]) for role in ROLES}
+            tensors: dict[str, Any] = {role: tensor(rule[role]) for role in ROLES}
             torchao = rule.get("torchao")
             if torchao is None:
                 return LayerRecipe(**tensors, **{choice: rule[choice] for choice in CHOICES})
