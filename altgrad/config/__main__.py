@@ -4,6 +4,7 @@ from altgrad.config import load_params, run_stage
 
 
 def main(arguments: list[str]) -> None:
+    """Read params.yaml; raises UserError for what is wrong with it."""
     load_params()
 
 

@@ -82,7 +82,7 @@ class Format:
     name: str
     exponent_bits: int
     mantissa_bits: int
-    bias: int | None = None
+    bias: int = None  # type: ignore[assignment] # __post_init__ puts the default there
     specials: str = "finite"
     signed: bool = True
 

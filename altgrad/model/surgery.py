@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from torch import Tensor, nn
 
 from altgrad.config.recipe import LayerRecipe, Recipe, TensorRecipe
 from altgrad.formats import Format
 from altgrad.model.quantized.linear import QuantizedLinear
 from altgrad.model.quantized.weights import WeightsTogether
+
+Model = TypeVar("Model", bound=nn.Module)
 
 TORCHAO_DIVISOR = 16  # of a layer's dimensions: what torch._scaled_mm, and so FP8 hardware, asks for
 
@@ -63,7 +67,7 @@ def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
     return matched
 
 
-def quantize_model(model: nn.Module, recipe: Recipe) -> nn.Module:
+def quantize_model(model: Model, recipe: Recipe) -> Model:
     """Replace the linear layers that ``recipe`` matches, in place, and return ``model``.
 
     Parameters are shared with the layers that are replaced, so weights, ties between them (an
@@ -91,7 +95,7 @@ def quantize_model(model: nn.Module, recipe: Recipe) -> nn.Module:
     return model
 
 
-def unquantize_model(model: nn.Module) -> nn.Module:
+def unquantize_model(model: Model) -> Model:
     """Undo :func:`quantize_model`, in place, with plain layers on the same parameters; return ``model``."""
     for name, layer in linear_layers(model).items():
         if layer_recipe(layer) is not None:

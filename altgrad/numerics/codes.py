@@ -46,9 +46,9 @@ def _encode(x: Tensor, fmt: Format) -> Tensor:
     codes = _magnitude_code(on_grid.double().nan_to_num(fmt.smallest), fmt)
     if fmt.signed:
         codes = codes + fmt.sign_code * torch.signbit(on_grid)
-    if fmt.has_inf:
+    if fmt.inf_code is not None:
         codes = torch.where(x.isinf(), fmt.inf_code + fmt.sign_code * torch.signbit(x), codes)
-    if fmt.has_nan:
+    if fmt.nan_code is not None:
         codes = torch.where(nans, fmt.nan_code, codes)
     elif bool(nans.any()):
         raise ValueError(f"x: NaN has no code in {fmt}")

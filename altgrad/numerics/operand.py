@@ -343,7 +343,7 @@ def _keep_scale(ctx, inputs, output) -> None:  # noqa: ANN001
     ctx.save_for_backward(scale)
 
 
-def _straight_through(ctx, grad, *_) -> tuple:  # noqa: ANN001
+def _straight_through(ctx, grad, *_) -> tuple:  # noqa: ANN001, ANN002
     (scale,) = ctx.saved_tensors
     return (grad if ctx.unscaled else grad * scale).to(ctx.dtype), *(None,) * 6
 

@@ -146,7 +146,7 @@ def round_float64(
     elif rounding == "toward-zero":
         away = torch.zeros_like(negative)
     elif rounding == "stochastic":
-        away = rest >= 1 - (2.0 * random + 1) * 2.0 ** -(random_bits + 1)
+        away = rest >= 1 - (2.0 * random + 1) * 2.0 ** -(random_bits + 1)  # type: ignore[operator] # it has them
     else:
         away = (rest > 0) & (negative if rounding == "down" else ~negative)
     rounded = (whole + away) * spacing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
@@ -13,7 +14,7 @@ from altgrad.optim.weight_grid import WeightGrid
 
 
 def build_optimizer(
-    model: nn.Module, arm: Arm, grids: Mapping[nn.Parameter, WeightGrid] | None = None, **options: object
+    model: nn.Module, arm: Arm, grids: Mapping[nn.Parameter, WeightGrid] | None = None, **options: Any
 ) -> ArmOptimizer:
     """Return the optimizer of ``arm`` for ``model``.
 

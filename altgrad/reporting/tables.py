@@ -65,10 +65,13 @@ def results_table(study: Study, comparison: Comparison) -> Table:
             number(row.perplexity, 2), whole(row.tokens_per_s),
         ])  # fmt: skip
     note = [
-        "Means over completed seeds; differences and gaps over the seeds that both the row and the baseline completed. "
-        f"The cost of a format is read under `{comparison.reference}` alone: what the other rows show is no question "
-        "that was asked beforehand. "
-        f"{FLAG} marks a gap above {METRICS['val_gap'].level} (validation) or {METRICS['train_gap'].level} (training)."
+        (
+            "Means over completed seeds; differences and gaps over the seeds that both the row and the baseline "
+            f"completed. The cost of a format is read under `{comparison.reference}` alone: what the other rows show "
+            "is no question that was asked beforehand. "
+            f"{FLAG} marks a gap above {METRICS['val_gap'].level} (validation) or "
+            f"{METRICS['train_gap'].level} (training)."
+        )
     ]
     if not several_arms:
         note.append(f"Every row is arm `{study.optimizers[0]}`.")
@@ -142,8 +145,10 @@ def _gains_note(comparison: Comparison) -> str:
         held[reference].append(arm)
     pairs = joined([f"`{reference}` (for {joined(arms)})" for reference, arms in held.items()])
     parts = [
-        f"Gain: final validation loss of {pairs} minus the arm's, each at its best learning rate, in nats per token. "
-        "Intervals are of each gain by itself; readings and p-values count all questions of the report."
+        (
+            f"Gain: final validation loss of {pairs} minus the arm's, each at its best learning rate, in nats per "
+            "token. Intervals are of each gain by itself; readings and p-values count all questions of the report."
+        )
     ]
     for spread, what in ((comparison.gain_noise, "gains"), (comparison.answers.spreads[BEYOND], "differences of two")):
         if spread is not None:

@@ -81,7 +81,7 @@ def run_of(tmp_path: Path) -> Callable[..., Run]:
         held = [(layer, step, value) for layer, steps in (amax or {}).items() for step, value in steps.items()]
         tensors |= {f"amax/{step}/{layer}": torch.tensor(value) for layer, step, value in held}
         roles = {"weight": fmt, "input": fmt, "grad": "E5M2" if fmt else None}
-        metadata = {"layers": json.dumps({layer: roles for layer in weights}, sort_keys=True)}
+        metadata = {"layers": json.dumps(dict.fromkeys(weights, roles), sort_keys=True)}
         save_file({name: t.clone() for name, t in tensors.items()}, run.folder / "probes.safetensors", metadata)
         model = {f"{layer}.weight": w for layer, w in (final or {}).items()} | {"norm.weight": torch.ones(2)}
         save_file(model, run.folder / "model.safetensors")

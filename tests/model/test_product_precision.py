@@ -40,7 +40,7 @@ EDGES = [
 ]
 
 
-@pytest.mark.parametrize(("fmt", "exact"), EDGES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("fmt", "exact"), EDGES, ids=str)
 def test_a_format_is_exact_in_bfloat16_up_to_the_last_bit_binade_and_value(fmt: Format, exact: bool) -> None:
     values = torch.tensor(fmt.values, dtype=torch.float64)
     assert torch.equal(values.bfloat16().double(), values) == exact

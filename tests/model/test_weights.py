@@ -59,7 +59,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     original = layer_module.weight_operands
 
-    def counted(layers, settings):  # noqa: ANN001, ANN202
+    def counted(layers, settings):
         found.append(len(layers))
         return original(layers, settings)
 

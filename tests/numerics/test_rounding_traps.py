@@ -19,7 +19,7 @@ from tests.numerics.numerics_oracles import EIGHT_BIT_SPLITS, KERNEL_FORMATS, as
 
 PATHS = {
     "kernel": lambda x, fmt: round_to_grid(x, format_constants(fmt)),
-    "eager": lambda x, fmt: quantize(x, fmt),
+    "eager": quantize,
     "general": lambda x, fmt: quantize(x.double(), fmt).float(),
 }
 every_path = pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)

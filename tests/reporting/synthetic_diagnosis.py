@@ -109,7 +109,8 @@ def _weight_rows(
     for bit in range(fmt.bits):
         ones = float(((codes >> bit) & 1).mean())
         rows.append(("bit_activity", float(bit), -sum(p * math.log2(p) for p in (ones, 1 - ones) if p > 0)))
-    return rows + [
+    return [
+        *rows,
         ("code_used_frac", None, len(used) / len(fmt.values)),
         ("code_entropy", None, float(-(used * np.log2(used)).sum())),
         ("sqnr_db", None, 10 * math.log10((scaled**2).sum() / ((scaled - on_grid) ** 2).sum())),

@@ -143,7 +143,7 @@ def _write_run(folder: Path, cell: dict[str, Any], blown_up: int | None, blocks:
         "outcome_step": blown_up, "first_nonfinite": None, "steps": last, "tokens": last * 2048,
         "parameters": PARAMETERS, "quantized_parameters": QUANTIZED if cell["rules"] else 0,
         "train_loss": float(history["train_loss"].iloc[-1]), "val_loss": final,
-        "val_loss_best": float(evaluated["val_loss"].min()), 
+        "val_loss_best": float(evaluated["val_loss"].min()),
         "val_loss_best_step": int(evaluated["step"].iloc[evaluated["val_loss"].argmin()]),
         "perplexity": None if final is None else math.exp(final),
         "clipped_frac": float(history["clipped_frac"].mean()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 
@@ -34,7 +35,7 @@ def test_the_rate_rises_linearly_then_falls_along_a_cosine():
     assert found[:10] == pytest.approx([0.2 * i for i in range(1, 11)])
     assert found[-1] == pytest.approx(0.2)
     assert found[54] == pytest.approx(2.0 * (0.1 + 0.9 * 0.5))  # half-way down: step 10 + 45
-    assert all(a >= b for a, b in zip(found[9:], found[10:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(found[9:]))
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(1, 0.0), (1, 1.0), (10, 1.0), (10, 0.0)])

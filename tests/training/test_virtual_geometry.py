@@ -209,7 +209,7 @@ def test_layers_may_be_virtual_and_quantized_side_by_side(tokens, tmp_path):
 )
 def test_settings_that_mean_nothing_beside_it_are_refused(tensors, words):
     made = {}
-    with pytest.raises(ValueError, match=words):  # noqa: PT012 - either of the two raises
+    with pytest.raises(ValueError, match=words):  # either of the two raises
         for field, value in tensors.items():
             made[field] = TensorRecipe(get_format("E4M3"), **value) if isinstance(value, dict) else value
         LayerRecipe(**made)

@@ -45,7 +45,8 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 def _git(*arguments: str) -> str | None:
     try:
         # The whole package: what is measured is more than this room.
-        done = subprocess.run(["git", *arguments], cwd=Path(__file__).parents[1], capture_output=True, text=True)
+        folder = Path(__file__).parents[1]
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None
