@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import errno
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from altgrad.config.process import settle_process
@@ -61,7 +61,7 @@ def _place(location: tuple[int | str, ...]) -> str:
     return place
 
 
-def _sentence(problem: dict[str, Any]) -> str:
+def _sentence(problem: Mapping[str, Any]) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     if problem["type"] == "missing":

@@ -142,7 +142,7 @@ class LayerRecipe(Section):
     @model_validator(mode="after")
     def _settings_go_together(self, info: ValidationInfo) -> LayerRecipe:
         if self.torchao is not None:
-            self._leave_it_to_torchao(info)
+            self._leave_it_to_torchao(self.torchao, info)
             return self
         self._require_alone_if_virtual()
         if self.save == "codes":
@@ -151,16 +151,16 @@ class LayerRecipe(Section):
             self._require_native()
         return self
 
-    def _leave_it_to_torchao(self, info: ValidationInfo) -> None:
+    def _leave_it_to_torchao(self, name: str, info: ValidationInfo) -> None:
         """Fill in what torchao quantizes, unless that stands there already, as in a resolved cell."""
-        for role, settings in TORCHAO_RECIPES[self.torchao].items():
+        for role, settings in TORCHAO_RECIPES[name].items():
             tensor = TensorRecipe.model_validate(settings, context=info.context)
             if getattr(self, role) not in (None, tensor):
-                raise ValueError(f"torchao: {self.torchao} decides {role} itself; remove {role} or torchao")
+                raise ValueError(f"torchao: {name} decides {role} itself; remove {role} or torchao")
             object.__setattr__(self, role, tensor)  # the section is frozen from here on
         for setting in ("gradient", "accumulate", "save", "backend"):
             if setting in self.changed():
-                raise ValueError(f"torchao: {self.torchao} has no setting {setting}; remove {setting} or torchao")
+                raise ValueError(f"torchao: {name} has no setting {setting}; remove {setting} or torchao")
 
     def _require_alone_if_virtual(self) -> None:
         for role in ("input", "grad"):
@@ -191,8 +191,9 @@ class LayerRecipe(Section):
             names[role] = tensor.format.name if isinstance(tensor.format, Format) else None
             if names[role] is not None and names[role] not in NATIVE_FORMATS:
                 raise ValueError(f"{needed}; {role} is {names[role]}")
-            if tensor.granularity == "block" or tensor.granularity != tensors["weight"].granularity:
-                raise ValueError("backend native needs one granularity for weight, input and grad: tensor or row")
+        granularities = {tensor.granularity for tensor in tensors.values() if tensor is not None}
+        if len(granularities) > 1 or "block" in granularities:
+            raise ValueError("backend native needs one granularity for weight, input and grad: tensor or row")
         for a, b in (("input", "weight"), ("grad", "weight"), ("grad", "input")):
             if names[a] == names[b] == "E5M2":
                 raise ValueError(f"backend native has no product of E5M2 and E5M2, which {a} and {b} both are")
@@ -251,14 +252,12 @@ class Recipe(Section):
         head is quantized like the other layers.
         """
         choices = {name: options.pop(name) for name in LayerRecipe.model_fields if name in options}
-        forward = TensorRecipe(format, **options)
-        body = {"weight": forward, "grad": None if grad is None else TensorRecipe(grad, **options), **choices}
+        forward = TensorRecipe(format=format, **options)
+        body = {"weight": forward, "grad": None if grad is None else TensorRecipe(format=grad, **options), **choices}
         head = body | ({"input": forward} if choices.get("backend") == "native" else {})
-        return cls((
-            Rule(layers="*", input=forward, **body),
-            Rule(layers="head", required=False, **head),
-            Rule(layers="*.head", required=False, **head),
-        ))  # fmt: skip
+        rules = [Rule(layers="*", input=forward, **body)]
+        rules += [Rule(layers=layers, required=False, **head) for layers in ("head", "*.head")]
+        return cls(rules=tuple(rules))
 
     def match(self, layers: Iterable[str]) -> dict[str, LayerRecipe]:
         """Return the recipe of each layer that is quantized at all, or whose weight has virtual geometry.

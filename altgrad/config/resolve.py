@@ -208,7 +208,7 @@ class Resolver:
 
     def _require_joint_entry(self, entry: str, setting: str) -> None:
         """Raise unless ``entry`` is a recipe that waits for a format, and a format."""
-        recipe, fmt = self._parts(entry)
+        recipe, _, fmt = entry.partition(JOINT)
         where = f"{self.source}: {setting}: {entry}"
         if recipe not in self.params.recipes:
             swapped = f"; did you mean {fmt}{JOINT}{recipe}?" if fmt in self.params.recipes else None
@@ -244,6 +244,7 @@ class Resolver:
         if name in self.params.recipes:
             return not self._is_template(name)
         recipe, fmt = self._parts(name)
+        fmt = fmt or name
         joint_fits = JOINT not in name or (recipe in self.params.recipes and self._is_template(recipe))
         return joint_fits and self._is_known_format(fmt, self.params.formats.get(fmt))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast
 
 from pydantic import (
     AfterValidator,
@@ -57,21 +57,25 @@ def _name_of(value: Format | str) -> str:
 
 
 if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+
     FormatSetting = Format
 else:
+    ModelMetaclass = type(BaseModel)
     FormatSetting = Annotated[Any, BeforeValidator(_format), PlainSerializer(_name_of, return_type=str)]
 
 
-class _FromPython(type(BaseModel)):
+class _FromPython(ModelMetaclass):
     """Lets a section be made in Python: by position, names standing for registered formats, mistakes in a sentence."""
 
     def __call__(cls, *values: Any, **settings: Any) -> Any:
-        names = list(cls.model_fields)
+        section = cast("type[BaseModel]", cls)
+        names = list(section.model_fields)
         if len(values) > len(names):
             raise TypeError(f"{cls.__name__} has {len(names)} settings, and {len(values)} values were given")
         settings = dict(zip(names, values, strict=False)) | settings
         try:
-            return cls.model_validate(settings, context=REGISTERED)
+            return section.model_validate(settings, context=REGISTERED)
         except ValidationError as error:
             raise ValueError("; ".join(sentences(error, cls.__name__))) from None
 

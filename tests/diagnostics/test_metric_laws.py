@@ -86,7 +86,7 @@ def test_codes_and_errors_agree_with_a_search_through_the_grid(fmt: str) -> None
     noise = np.square(scaled - rounded).sum()
     assert COMPUTE["sqnr_db"](view) == pytest.approx(10 * np.log10(np.square(scaled).sum() / noise), abs=1e-4)
     assert COMPUTE["underflow_frac"](view) == np.mean(rounded == 0)
-    assert COMPUTE["boundary_frac"](view) == np.mean(np.abs(rounded) >= fmt.scale_target)
+    assert COMPUTE["boundary_frac"](view) == np.mean(np.abs(rounded) >= get_format(fmt).scale_target)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

@@ -115,4 +115,4 @@ def test_a_scale_moves_the_weights_onto_the_grid() -> None:
     for name in ("code_entropy", "misalignment_mean", "boundary_frac", "sqnr_db"):
         assert COMPUTE[name](view(WEIGHT / 64)) == pytest.approx(COMPUTE[name](view()))
     assert Grid.of(WEIGHT / 64, get_format("E2M1")).scale == 64
-    assert Grid.of(torch.tensor([[5.0]]), get_format("E2M1"), "E8M0").scale == 1  # 6 / 5, rounded down
+    assert Grid.of(torch.tensor([[5.0]]), get_format("E2M1"), scale_format="E8M0").scale == 1  # 6 / 5, rounded down

@@ -57,9 +57,7 @@ class Project:
 
     def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command in the folder; with ``check``, it must succeed."""
-        done = subprocess.run(
-            command, cwd=self.folder, env=environment(), capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, cwd=self.folder, env=environment(), capture_output=True, text=True, check=False)
         assert not check or done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return done
 
