@@ -122,14 +122,14 @@ def test_a_stage_that_has_not_run_is_pending_until_its_outputs_are_saved(folder:
 
 
 def test_what_the_run_cache_has_is_put_back(folder: Path):
-    environ = environment()
-    subprocess.run([sys.executable, "-m", "dvc", "repro", "--quiet"], check=True, env=environ)
+    with Repo() as repo:
+        repo.reproduce()
     (folder / "dvc.lock").unlink()
     (folder / "data/runs/a").unlink()
     assert pending("train") == []
     assert (folder / "data/runs/a").exists()
-    done = subprocess.run([sys.executable, "-m", "dvc", "status"], capture_output=True, text=True, env=environ)
-    assert "up to date" in done.stdout
+    with Repo() as repo:
+        assert repo.status() == {}, "dvc.lock has it again"
 
 
 def test_settings_are_written_as_dvc_exp_run_writes_them(tmp_path):
