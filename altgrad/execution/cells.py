@@ -52,7 +52,7 @@ def run_tasks(tasks: Sequence[Task], executor: Executor) -> dict[str, str]:
     with _caught_signals() as received, closing(Progress(tasks)) as progress:
         executor.submit(tasks)
         while not over:
-            for signum in received[passed_on:]:
+            for signum in received[passed_on:]:  # before the poll, which may start the next task
                 executor.cancel(signum)
                 passed_on += 1
             status = executor.poll()
