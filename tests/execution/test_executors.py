@@ -22,7 +22,8 @@ EXECUTORS = {
     "the README's": example() + "\nexecutor = OneByOne()\n",
 }
 
-# Stands in for stages/train.py. A cell that waits is at work until a signal comes, and then takes its time.
+# Stands in for stages/train.py. A cell that waits is at work until a signal comes, and then takes its time; without
+# one it ends well after a minute, which the laws take for what it is.
 STAGE = """
 import signal, sys, time
 from pathlib import Path
@@ -34,7 +35,8 @@ for signum in (signal.SIGINT, signal.SIGTERM):
 Path(f"started-{key}").touch()
 print("this is", key, flush=True)
 print("and this its last word", file=sys.stderr, flush=True)
-while key.startswith("waits"):
+until = time.monotonic() + 60
+while key.startswith("waits") and time.monotonic() < until:
     time.sleep(0.05)
     if received:
         time.sleep(1)
