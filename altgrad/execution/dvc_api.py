@@ -17,8 +17,8 @@ import dvc
 
 from altgrad.config import UserError
 
-# The tests of this room passed with these. With another one, run them and add it.
-TRIED_VERSIONS = ("3.67.1",)
+# With these the tests of this file passed, and a grid was trained and handed over. README.md says how to try another.
+TRIED_VERSIONS = ("3.67.0", "3.67.1")
 
 # Members of the objects that DVC makes, by the name of their class here: for a method, the arguments that it is given;
 # None for what is only read.
