@@ -57,8 +57,8 @@ def test_numbers_follow_yaml_1_2(tmp_path):
         ("optimizers: [adamw, ", "optimizers: [adamv, ", "grid.optimizers[0]", "adamw"),
         ("stiffness: ulp}", "stiffness: foreign}", "optimizers.stiff_update", "need each other"),
         (
-            "base: rung, lr: 2.0, plain_lr: 1.2e-2, weights: grid",
-            "base: rung, lr: 2.0",
+            "rung, lr: 2.0, plain_lr: 1.2e-2, weights: grid",
+            "rung, lr: 2.0",
             "optimizers.rung",
             "weights: grid",
         ),

@@ -99,6 +99,13 @@ class Project:
             self.set(path, value)
 
 
+def results(project: Project) -> dict[str, bytes]:
+    """Return every file of every run and its diagnosis but the timings."""
+    data = project.folder / "data"
+    files = [*(data / "runs").rglob("*.*"), *(data / "diag").glob("*.*")]
+    return {str(p.relative_to(data)): p.read_bytes() for p in files if p.name != "timing.json"}
+
+
 def stages_of(*cells: str) -> set[str]:
     """Return the training and diagnosis stages of ``cells``."""
     return {f"{stage}@{cell}" for cell in cells for stage in ("train", "diagnose")}

@@ -219,9 +219,7 @@ def test_a_recipe_that_contradicts_itself_is_named_before_training():
     cell = cell_of("adamw")
     weight = cell.rules[0].weight.model_copy(update={"scaling": "static"})
     broken = cell.model_copy(update={"rules": [cell.rules[0].model_copy(update={"weight": weight})]})
-    with pytest.raises(
-        UserError, match=f"^params.yaml: recipe of cell {cell.key}: weight: virtual needs"
-    ):
+    with pytest.raises(UserError, match=f"^params.yaml: recipe of cell {cell.key}: weight: virtual needs"):
         check_cells([broken], VOCABULARY, "bf16")
 
 

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from dvc.utils.hydra import apply_overrides
 
-from altgrad.config import UserError, load_params
-from altgrad.training.machine import usable_cores
-from altgrad.workers import change_params, threads_each
-from tests.pipeline.conftest import CELLS, PROJECT, Project, environment, stages_of
+from tests.pipeline.conftest import CELLS, PROJECT, Project, environment, results, stages_of
 
-COMMAND = (sys.executable, "-m", "altgrad.workers", "--jobs", "2")
-
-
-def results(project: Project) -> dict[str, bytes]:
-    """Return every file of every run and its diagnosis but the timings."""
-    data = project.folder / "data"
-    files = [*(data / "runs").rglob("*.*"), *(data / "diag").glob("*.*")]
-    return {str(p.relative_to(data)): p.read_bytes() for p in files if p.name != "timing.json"}
+COMMAND = (sys.executable, "-m", "altgrad.execution", "--jobs", "2")
 
 
 def test_the_results_are_those_of_dvc_repro_which_finds_them_done(project: Project, tmp_path):
@@ -78,13 +65,6 @@ def test_stopped_in_the_middle_it_goes_on_from_the_checkpoints(tmp_path):
     assert results(projects[1]) == results(projects[0])
 
 
-@pytest.mark.parametrize(("own", "jobs", "each"), [(1, 1, 1), (1, 4, 1), (1000, 1, usable_cores()), (1000, 10**6, 1)])
-def test_one_job_has_the_threads_that_torch_gives_a_process(own, jobs, each, monkeypatch):
-    """torch counts physical cores, or what OMP_NUM_THREADS says."""
-    monkeypatch.setattr("torch.get_num_threads", lambda: own)
-    assert threads_each(jobs) == each
-
-
 def test_a_project_that_dvc_is_at_work_in_is_said_in_one_sentence(project: Project):
     hold = "from dvc.repo import Repo\nwith Repo() as repo, repo.lock:\n    print(flush=True)\n    input()"
     with subprocess.Popen(
@@ -92,7 +72,7 @@ def test_a_project_that_dvc_is_at_work_in_is_said_in_one_sentence(project: Proje
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     ) as other:  # fmt: skip
         other.stdout.readline()
-        code = "from altgrad.config import run_stage\nfrom altgrad.workers import pending\n"
+        code = "from altgrad.config import run_stage\nfrom altgrad.execution.plan import pending\n"
         code += "run_stage(lambda _: pending('train'))"
         done = project.run(sys.executable, "-c", code, check=False)
         other.communicate("\n")
@@ -100,31 +80,10 @@ def test_a_project_that_dvc_is_at_work_in_is_said_in_one_sentence(project: Proje
     assert done.stderr.startswith("error: another DVC command holds this project's lock")
 
 
-def test_settings_are_written_as_dvc_exp_run_writes_them(tmp_path):
-    ours, theirs = tmp_path / "ours.yaml", tmp_path / "theirs.yaml"
-    settings = ["grid.seeds=[0,1,2]", "train.clip=2e-3", "+optimizers.adamw.schedule=cosine", "model=micro"]
-    for path in (ours, theirs):
-        shutil.copy(PROJECT / "params.yaml", path)
-    change_params(ours, settings)
-    apply_overrides(theirs, settings)
-    assert ours.read_text() == theirs.read_text()
-    params = load_params(ours)
-    assert params.grid.seeds == [0, 1, 2] and params.train.clip == 2e-3 and params.model == "micro"
-    assert params.optimizers["adamw"].schedule == "cosine"
-
-
-@pytest.mark.parametrize("setting", ["grid.sedes=[0]", "grid.seeds=[0", "seeds"])
-def test_a_wrong_setting_changes_nothing(setting, tmp_path):
-    path = shutil.copy(PROJECT / "params.yaml", tmp_path)
-    with pytest.raises(UserError, match="-S: "):
-        change_params(Path(path), ["train.steps=5", setting])
-    assert Path(path).read_bytes() == (PROJECT / "params.yaml").read_bytes()
-
-
 @pytest.mark.parametrize(("jobs", "words"), [("0", "--jobs: expected 1 or more, got 0"), ("two", "invalid int value")])
 def test_wrong_numbers_of_jobs_are_refused(jobs, words):
-    command = [sys.executable, "-m", "altgrad.workers", "--jobs", jobs]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, check=False)
+    command = [sys.executable, "-m", "altgrad.execution", "--jobs", jobs]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT)
     assert done.returncode != 0 and words in done.stderr and "Traceback" not in done.stderr
 
 
