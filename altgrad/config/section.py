@@ -41,7 +41,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 REGISTERED: Mapping[str, Format] = {}  # as context: no formats of one's own, all names are those of the registry
 
 
-def _format(value: Any, info: ValidationInfo) -> Format | str:
+def as_format(value: Any, info: ValidationInfo) -> Format | str:
     """Return the format that a name stands for; without formats to look it up in, the name."""
     if isinstance(value, Format):
         return value
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     FormatSetting = Format
 else:
     ModelMetaclass = type(BaseModel)
-    FormatSetting = Annotated[Any, BeforeValidator(_format), PlainSerializer(_name_of, return_type=str)]
+    FormatSetting = Annotated[Any, BeforeValidator(as_format), PlainSerializer(_name_of, return_type=str)]
 
 
 class _FromPython(ModelMetaclass):
