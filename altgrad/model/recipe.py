@@ -19,6 +19,7 @@ from altgrad.formats import Format, get_format
 ROLES = ("weight", "input", "grad")
 CHOICES = ("gradient", "accumulate", "save", "backend")  # of a rule, beside its tensors
 NATIVE_FORMATS = ("E4M3", "E5M2")
+HEADS = ("head", "*.head", "lm_head", "*.lm_head")  # patterns of what is called so, here and in transformers
 TORCHAO_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 
 
@@ -187,7 +188,7 @@ class Recipe:
     def uniform(cls, format: str | Format, *, grad: str | Format | None = "E5M2", **options: Any) -> Recipe:
         """Quantize weights and inputs of every linear layer in ``format``, incoming gradients in ``grad``.
 
-        A layer called ``head`` (at any depth) keeps its input unquantized, as in FP8 training
+        A layer called ``head`` or ``lm_head`` (at any depth) keeps its input unquantized, as in FP8 training
         practice. ``options`` are fields of :class:`TensorRecipe`, for all three tensors, or of
         :class:`LayerRecipe`. The native backend has no product with an unquantized input, so there the
         head is quantized like the other layers.
@@ -200,8 +201,7 @@ class Recipe:
         return cls(
             (
                 Rule("*", body),
-                Rule("head", head, required=False),
-                Rule("*.head", head, required=False),
+                *(Rule(pattern, head, required=False) for pattern in HEADS),
             )
         )
 
