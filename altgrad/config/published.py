@@ -8,11 +8,12 @@ bench has written it: that layout always has biases, which are zero then.
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 from altgrad.config.errors import UserError
-from altgrad.config.files import read_json
+from altgrad.config.models import Model, ModelFrom
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 #: activation_function -> gelu of a model; nanoGPT's ``nn.GELU()`` is exact
@@ -33,7 +34,12 @@ def published_sizes(folder: Path) -> dict[str, Any]:
     if not path.is_file() or not (folder / WEIGHTS).is_file():
         missing = WEIGHTS if path.is_file() else CONFIG
         raise UserError(f"{folder} has no {missing}; a folder of weights has {CONFIG} and {WEIGHTS} (no pickle)")
-    config = read_json(path)
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path} must hold a mapping of settings, not {type(config).__name__}")
 
     def size(*names: str) -> int:
         found = next((config[name] for name in names if config.get(name) is not None), None)
@@ -56,6 +62,25 @@ def published_sizes(folder: Path) -> dict[str, Any]:
         "context": size("n_positions", "block_size"), "mlp_ratio": hidden / width,
         "bias": bool(config.get("bias", True)), "gelu": ACTIVATIONS[activation],
     }  # fmt: skip
+
+
+def cell_model(preset: Model | ModelFrom) -> dict[str, Any]:
+    """Return a preset as the fields of a cell's model, read from its folder if it starts from one.
+
+    Raises :class:`UserError` as `published_sizes`, and for a context that the weights have no positions for.
+    """
+    if isinstance(preset, Model):
+        return preset.model_dump()
+    settings = preset.model_dump()
+    folder = Path(settings["from"])
+    sizes = published_sizes(folder)
+    context = settings["context"] or sizes["context"]
+    if context > sizes["context"]:
+        raise UserError(
+            f"params.yaml: model: context {context} is more than the {sizes['context']} positions of {folder}"
+        )
+    start = {"folder": str(folder), "sha256": weights_sha256(folder), "vocab_size": sizes.pop("vocab_size")}
+    return sizes | {"context": context, "dropout": settings["dropout"], "start": start}
 
 
 def weights_sha256(folder: Path) -> str:

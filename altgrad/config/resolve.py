@@ -19,8 +19,10 @@ from typing import Any
 from altgrad.config.cell import Cell, cell_key
 from altgrad.config.errors import UserError, did_you_mean
 from altgrad.config.files import read_json, write_json, write_text
+from altgrad.config.models import CellModel
 from altgrad.config.params import require_name, validated
-from altgrad.config.schema import Arm, CustomFormat, Model, Monitor, Params, Rule, Section, Train
+from altgrad.config.published import cell_model
+from altgrad.config.schema import Arm, CustomFormat, Monitor, Params, Rule, Section, Train
 from altgrad.formats import Format, get_format
 
 PLACEHOLDER = "FORMAT"  # in a recipe, stands for the format of the grid's entry
@@ -59,6 +61,7 @@ class Resolver:
     def __init__(self, params: Params, source: object = "params.yaml") -> None:
         self.params = params
         self.source = source
+        self.model = validated(CellModel, cell_model(params.models[params.model]), f"{source}: models.{params.model}")
         self._require_distinct_names()
         for i, entry in enumerate(params.grid.formats):
             self._require_entry(entry, f"grid.formats[{i}]")
@@ -97,7 +100,7 @@ class Resolver:
         key = cell_key(entry, optimizer, seed, lr_scale)
         recipe = None
         sections = {
-            "model": params.models[params.model].model_dump(),
+            "model": self.model.model_dump(),
             "arm": params.optimizers[optimizer].model_dump(),
             "train": params.train.model_dump(),
             "monitor": params.monitor.model_dump(),
@@ -229,7 +232,7 @@ class Resolver:
         if override.recipe is not None:
             require_name(override.recipe, params.recipes, self.source, f"{place}.recipe", "recipes")
         for section, schema, base in (
-            ("model", Model, params.models[params.model]),
+            ("model", CellModel, self.model),
             ("arm", Arm, params.optimizers[params.grid.optimizers[0]]),
             ("train", Train, params.train),
             ("monitor", Monitor, params.monitor),

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StrictInt, model_validator
 
 from altgrad.config.arms import Arm
+from altgrad.config.models import Preset
 from altgrad.config.section import Fraction, Name, Section
 
 UINT16_VOCABULARY = 65_536
@@ -82,31 +83,7 @@ class Tokenizer(Section):
         return self
 
 
-# --- model and recipe ------------------------------------------------------------------------
-
-
-class Model(Section):
-    """A GPT: its size. The vocabulary comes from the tokenizer."""
-
-    layers: int = Field(ge=1, le=200)
-    width: int = Field(ge=8, le=32_768)
-    heads: int = Field(ge=1, le=256)
-    context: int = Field(ge=8, le=131_072, description="tokens per sequence")
-    mlp_ratio: float = Field(4.0, gt=0, le=16)
-    dropout: float = Field(0.0, ge=0, lt=1)
-
-    @model_validator(mode="after")
-    def _heads_divide_width(self) -> Model:
-        if self.width % self.heads:
-            near = [h for h in range(1, self.width + 1) if self.width % h == 0]
-            nearest = min(near, key=lambda h: abs(h - self.heads))
-            raise ValueError(
-                f"width {self.width} is not divisible by heads {self.heads}; "
-                f"use heads: {nearest} or width: {-(-self.width // self.heads) * self.heads}"
-            )
-        if round(self.mlp_ratio * self.width) < 1:
-            raise ValueError(f"mlp_ratio {self.mlp_ratio} leaves no hidden unit at width {self.width}; use 4")
-        return self
+# --- recipe ------------------------------------------------------------------------------------
 
 
 class CustomFormat(Section):
@@ -273,7 +250,7 @@ class Params(Section):
     corpora: dict[str, Corpus]
     tokenizer: Tokenizer = Tokenizer()
     model: str
-    models: dict[str, Model]
+    models: dict[str, Preset]
     grid: Grid
     formats: Annotated[dict[Name, CustomFormat], BeforeValidator(_empty)] = {}
     recipes: dict[Name, list[Rule]]
@@ -281,3 +258,13 @@ class Params(Section):
     train: Train = Train()
     monitor: Monitor = Monitor()
     overrides: Annotated[dict[str, dict[str, Any]], BeforeValidator(_empty)] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _model_in_its_place(cls, values: Any) -> Any:
+        """Let ``model: {from: FOLDER}`` stand for a preset that is called like the folder."""
+        preset, presets = (values.get("model"), values.get("models", {})) if isinstance(values, dict) else (None, None)
+        if not (isinstance(preset, dict) and isinstance(presets, dict)):
+            return values
+        name = str(preset.get("from", "model"))
+        return values | {"model": name, "models": {**presets, name: preset}}

@@ -10,8 +10,9 @@ a file has is seen by the shape of ``c_attn``. Masks that older files hold are l
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -103,7 +104,7 @@ def _parameter(model: nn.Module, name: str) -> Tensor | None:
     return getattr(model.get_submodule(module), parameter)
 
 
-def _copy(file: Mapping[str, Tensor], model: GPT, folder: Path) -> None:
+def _copy(file: Any, model: GPT, folder: Path) -> None:
     """Copy an open safetensors file into ``model``, or raise :class:`UserError`."""
     path = folder / WEIGHTS
     stored = {name.removeprefix("_orig_mod.").removeprefix(PREFIX): name for name in file.keys()}  # noqa: SIM118
@@ -117,9 +118,9 @@ def _copy(file: Mapping[str, Tensor], model: GPT, folder: Path) -> None:
             raise UserError(f"{path} has no {theirs}, which {folder / CONFIG} asks for")
         if full is None:
             continue
-        found = file.get_tensor(full)
+        found = _tensor(file, full, model.head.weight.device)
         if target is None:
-            if found.any():
+            if not found.is_meta and found.any():
                 raise UserError(f"{path}: {theirs} is not zero, but {folder / CONFIG} says bias: false")
             continue
         found = found.t() if transposed else found
@@ -133,10 +134,17 @@ def _copy(file: Mapping[str, Tensor], model: GPT, folder: Path) -> None:
         target.copy_(found)
     if stored:
         raise UserError(f"{path} has {next(iter(stored))}, which GPT-2's published layout has not")
-    if head is not None and not model.head.weight.is_meta and not torch.equal(
-        file.get_tensor(head).to(model.head.weight), model.head.weight
-    ):
-        raise UserError(f"{path}: {HEAD} is not wte.weight, and in this GPT the head is the token embedding")
+    if head is not None and not model.head.weight.is_meta:
+        found = file.get_tensor(head).to(model.head.weight)
+        if not torch.equal(found, model.head.weight):
+            raise UserError(f"{path}: {HEAD} is not wte.weight, and in this GPT the head is the token embedding")
+
+
+def _tensor(file: Any, name: str, device: torch.device) -> Tensor:
+    """Return a tensor of an open file; its shape alone on the device ``meta``."""
+    if device.type == "meta":
+        return torch.empty(file.get_slice(name).get_shape(), device=device)
+    return file.get_tensor(name)
 
 
 def _shape(t: Tensor, transposed: bool) -> str:

@@ -99,7 +99,7 @@ def _require_most(model: nn.Module) -> None:
     shown = ", ".join(f"{name} ({found.unknown[name]})" for name in names[:3])
     shown += f" and {len(names) - 3} more" if len(names) > 3 else ""
     share = f"{found.shares['unknown']:.0%} of the weights in products are in modules that no recipe reaches: {shown}"
-    if found.shares['unknown'] > MOST:
+    if found.shares["unknown"] > MOST:
         raise ValueError(
             f"{share}; a model quantized by the pattern {EVERY_LAYER!r} would be so in name only: make them nn.Linear, "
             "teach altgrad/model/layers.py their kind, or name the layers that you mean instead"
