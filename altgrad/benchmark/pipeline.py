@@ -24,7 +24,7 @@ from tqdm import tqdm
 from altgrad.config import UserError
 from altgrad.config.files import read_yaml, write_text
 
-COPIED = ("altgrad", "stages", "data/corpus", "reports/bench", "params.yaml", ".dvcignore")
+COPIED = ("altgrad", "stages", "data/corpus", "data/weights", "reports/bench", "params.yaml", ".dvcignore")
 KEY = "${key}"
 REPEATS = 3
 LINE = '{"train": {"steps": 1}}'  # a cell's file is asked for its steps

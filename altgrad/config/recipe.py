@@ -22,6 +22,7 @@ from altgrad.formats import Format, get_format
 
 ROLES = ("weight", "input", "grad")
 NATIVE_FORMATS = ("E4M3", "E5M2")
+HEADS = ("head", "*.head", "lm_head", "*.lm_head")  # patterns of what is called so, here and in transformers
 SCALE_FORMATS = ("float32", "E8M0")
 
 
@@ -246,7 +247,7 @@ class Recipe(Section):
     def uniform(cls, format: str | Format, *, grad: str | Format | None = "E5M2", **options: Any) -> Recipe:
         """Quantize weights and inputs of every linear layer in ``format``, incoming gradients in ``grad``.
 
-        A layer called ``head`` (at any depth) keeps its input unquantized, as in FP8 training
+        A layer called ``head`` or ``lm_head`` (at any depth) keeps its input unquantized, as in FP8 training
         practice. ``options`` are fields of :class:`TensorRecipe`, for all three tensors, or of
         :class:`LayerRecipe`. The native backend has no product with an unquantized input, so there the
         head is quantized like the other layers.
@@ -256,7 +257,7 @@ class Recipe(Section):
         body = {"weight": forward, "grad": None if grad is None else TensorRecipe(format=grad, **options), **choices}
         head = body | ({"input": forward} if choices.get("backend") == "native" else {})
         rules = [Rule(layers="*", input=forward, **body)]
-        rules += [Rule(layers=layers, required=False, **head) for layers in ("head", "*.head")]
+        rules += [Rule(layers=layers, required=False, **head) for layers in HEADS]
         return cls(rules=tuple(rules))
 
     def match(self, layers: Iterable[str]) -> dict[str, LayerRecipe]:

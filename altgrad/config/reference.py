@@ -10,11 +10,10 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
+from altgrad.config.models import Model, ModelFrom
 from altgrad.config.recipe import Rule
 from altgrad.config.resolve import Override
-from altgrad.config.section import as_format
 from altgrad.config.schema import (
     Arm,
     CustomFormat,
@@ -22,12 +21,12 @@ from altgrad.config.schema import (
     HubCorpus,
     LicencesCorpus,
     LocalCorpus,
-    Model,
     Monitor,
     Params,
     Tokenizer,
     Train,
 )
+from altgrad.config.section import as_format
 
 FOLDER = Path(__file__).with_name("settings")
 COMMAND = "python -m altgrad.config --reference"
@@ -46,7 +45,7 @@ PAGES = (
     Page("params", "The top of the file", (Params,)),
     Page("corpora", "An entry is a corpus, by its `source`", (LicencesCorpus, HubCorpus, LocalCorpus)),
     Page("tokenizer", "The section", (Tokenizer,)),
-    Page("models", "An entry is a size of model", (Model,)),
+    Page("models", "An entry is a size of model, or weights to start from", (Model, ModelFrom)),
     Page("grid", "The section", (Grid,)),
     Page("train", "The section", (Train,)),
     Page("monitor", "The section", (Monitor,)),
@@ -109,7 +108,7 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "–"
     value = field.default
-    if value is PydanticUndefined or isinstance(value, BaseModel):
+    if isinstance(value, BaseModel):
         return "its own defaults"
     if value is None:
         return "none"
@@ -132,14 +131,18 @@ def _kind(kind: Any, metadata: list[Any]) -> str:
             f"list of {_kind(arguments[0], [])}" if origin is list else f"{len(arguments)} x {_kind(arguments[0], [])}"
         )
     if origin is dict:
-        return f"{_kind(arguments[1], [])} by name"
+        return "settings, by name" if _holds_anything(arguments[1]) else f"{_kind(arguments[1], [])}, by name"
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return kind.__name__
+        return f"`{kind.__name__}`"
     if any(getattr(part, "func", None) is as_format for part in metadata):
         return "a format's name"
-    words = {int: "whole number", float: "number", bool: "`true` or `false`", str: "text"}.get(kind, "text or number")
+    words = {int: "whole number", float: "number", bool: "`true` or `false`", str: "text"}.get(kind, "number")
     limits = [(template, getattr(part, name, None)) for part in _limits(metadata) for name, template in LIMITS.items()]
     return ", ".join([words, *(template.format(_number(limit)) for template, limit in limits if limit is not None)])
+
+
+def _holds_anything(kind: Any) -> bool:
+    return kind is Any or (get_origin(kind) is dict and _holds_anything(get_args(kind)[1]))
 
 
 def _number(value: float) -> str:

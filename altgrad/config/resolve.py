@@ -16,11 +16,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from altgrad.config.cell import Cell, cell_key
 from altgrad.config.errors import UserError, did_you_mean
 from altgrad.config.files import read_json, write_json, write_text
+from altgrad.config.models import CellModel
 from altgrad.config.params import require_name, validated
-from altgrad.config.schema import Arm, CustomFormat, Model, Monitor, Params, Rule, Section, Train
+from altgrad.config.published import cell_model
+from altgrad.config.schema import Arm, CustomFormat, Monitor, Params, Rule, Section, Train
 from altgrad.formats import Format, get_format
 
 PLACEHOLDER = "FORMAT"  # in a recipe, stands for the format of the grid's entry
@@ -46,11 +50,11 @@ def training_format(name: str, custom: CustomFormat | None = None) -> Format:
 class Override(Section):
     """What an override may set: any setting of these sections, and the recipe by name."""
 
-    model: dict[str, Any] = {}
-    arm: dict[str, Any] = {}
-    train: dict[str, Any] = {}
-    monitor: dict[str, Any] = {}
-    recipe: str | None = None
+    model: dict[str, Any] = Field({}, description="settings of the model, as in models")
+    arm: dict[str, Any] = Field({}, description="settings of the arm, as in optimizers")
+    train: dict[str, Any] = Field({}, description="settings as in train")
+    monitor: dict[str, Any] = Field({}, description="settings as in monitor")
+    recipe: str | None = Field(None, description="the recipe that a format's name alone stands for, by its name")
 
 
 class Resolver:
@@ -59,6 +63,7 @@ class Resolver:
     def __init__(self, params: Params, source: object = "params.yaml") -> None:
         self.params = params
         self.source = source
+        self.model = validated(CellModel, cell_model(params.models[params.model]), f"{source}: models.{params.model}")
         self._require_distinct_names()
         for i, entry in enumerate(params.grid.formats):
             self._require_entry(entry, f"grid.formats[{i}]")
@@ -97,7 +102,7 @@ class Resolver:
         key = cell_key(entry, optimizer, seed, lr_scale)
         recipe = None
         sections = {
-            "model": params.models[params.model].model_dump(),
+            "model": self.model.model_dump(),
             "arm": params.optimizers[optimizer].model_dump(),
             "train": params.train.model_dump(),
             "monitor": params.monitor.model_dump(),
@@ -230,7 +235,7 @@ class Resolver:
             require_name(override.recipe, params.recipes, self.source, f"{place}.recipe", "recipes")
         arms = [name for name in (selector, *selector.split("-")) if name in params.optimizers]
         for section, schema, bases in (
-            ("model", Model, [params.models[params.model]]),
+            ("model", CellModel, [self.model]),
             ("arm", Arm, [params.optimizers[name] for name in arms or params.grid.optimizers]),
             ("train", Train, [params.train]),
             ("monitor", Monitor, [params.monitor]),

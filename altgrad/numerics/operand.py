@@ -259,6 +259,7 @@ def _quantize_by_tensors(
 
 
 def _learn(history: Tensor, largest: Tensor, learns: str) -> None:
+    history = history.data  # a layer that is called twice learns in its second call's backward pass before its first's
     if learns == "each":
         history.copy_(update_amax_history(history, largest))
     elif learns == "first":

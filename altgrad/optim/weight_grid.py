@@ -36,7 +36,8 @@ class WeightGrid:
 
     Attributes:
         format: the weight's format, whose rungs and stiffness its arm sees.
-        options: ``granularity``, ``block``, ``scale_format`` and ``scale_rounding`` of `operand_scale`.
+        options: ``granularity``, ``block``, ``scale_format`` and ``scale_rounding`` of `operand_scale`, and ``dim``
+            for a weight that is stored as (in, out).
         remembered: returns the amax (0-d float32) that sets the scale, None where it is the weight's own of the moment.
         held: that amax as a buffer of one element, which an optimizer with weights on the grid sets; None elsewhere.
         device: of the weight.
@@ -56,7 +57,7 @@ class WeightGrid:
         object.__setattr__(self, "constants", refined_constants(self.format, self.refinement, self.device))
 
     def scale(self, weight: Tensor) -> Tensor:
-        """Return what the forward product multiplies ``weight`` (out, in) with: float32, broadcastable."""
+        """Return what the forward product multiplies ``weight`` with: float32, broadcastable."""
         return operand_scale(weight, self.constants, self.remembered(), **self.options)
 
     def on_grid(self, weight: Tensor) -> Tensor:

@@ -8,10 +8,13 @@ a float32 one, to 8 significant bits.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from altgrad.model import QuantizedLinear, TensorRecipe, embedded_weights, layer_recipe, linear_layers, virtual_weight
+from altgrad.model.layers import is_transposed
 from altgrad.model.quantized.quantizer import Quantizer, Scaling
 from altgrad.model.torchao import torchao_quantizer
 from altgrad.optim import WeightGrid
@@ -48,14 +51,19 @@ def weight_grids(model: nn.Module, *, on_grid: bool) -> dict[nn.Parameter, Weigh
         if on_grid and not isinstance(layer, QuantizedLinear):
             raise ValueError(f"layer {name} is quantized by torchao, which cannot keep weights on the grid")
         grids[layer.weight] = WeightGrid(
-            quantizer.recipe.format, quantizer.scaling.options, held=quantizer.hold() if on_grid else None,
+            quantizer.recipe.format, _options(layer, quantizer.scaling), held=quantizer.hold() if on_grid else None,
             remembered=quantizer.remembered_amax, device=layer.weight.device,
         )  # fmt: skip
     return grids
 
 
+def _options(layer: nn.Module, scaling: Scaling) -> dict[str, Any]:
+    """Return the options of `operand_scale` for the weight as it is stored: scales go along the product's sum."""
+    return scaling.options | ({"dim": 0} if is_transposed(layer) else {})
+
+
 def _virtual_grid(name: str, layer: nn.Linear, virtual: TensorRecipe, on_grid: bool) -> WeightGrid:
-    fmt, options, device = virtual.format, Scaling.of(virtual, native=False).options, layer.weight.device
+    fmt, options, device = virtual.format, _options(layer, Scaling.of(virtual, native=False)), layer.weight.device
     if not on_grid:
         return WeightGrid(fmt, options, device=device)
     if virtual.granularity != "tensor":

@@ -22,6 +22,7 @@ COPIED = [
     ".dvcignore",
     ".gitignore",
     "data/corpus",
+    "data/weights",
     "dvc.yaml",
     "params.yaml",
     "reports/bench",

@@ -29,37 +29,49 @@ def exact_in_bfloat16(format: Format) -> bool:
 class QuantizedLinear(nn.Module):
     """A linear layer with quantized weights, inputs and incoming gradients.
 
-    It shares the ``weight`` (out_features, in_features) and ``bias`` parameters that it is given:
-    these are the float32 master weights, quantized afresh in every forward pass. Under autocast the
-    output has the autocast dtype, otherwise the input's; with ``accumulate: fp32`` it is float32.
+    It shares the ``weight`` (out_features, in_features), stored the other way round if ``transposed``, and the
+    ``bias`` parameter that it is given: these are the float32 master weights, quantized afresh in every forward
+    pass. Under autocast the output has the autocast dtype, otherwise the input's; with ``accumulate: fp32`` it
+    is float32.
     """
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, recipe: LayerRecipe) -> None:
+    def __init__(
+        self, weight: nn.Parameter, bias: nn.Parameter | None, recipe: LayerRecipe, *, transposed: bool = False
+    ) -> None:
         super().__init__()
         self.weight = weight
         self.bias = bias
         self.recipe = recipe
+        self.transposed = transposed
         specs: dict[str, TensorRecipe] = {r: getattr(recipe, r) for r in ROLES if getattr(recipe, r) is not None}
         native = recipe.backend == "native"
         self.quantizers = nn.ModuleDict({role: Quantizer(spec, native) for role, spec in specs.items()})
         self.quantizers.to(weight.device)
         self.ready: WeightOperands | None = None  # made beforehand, for the forward pass under way
         self.exact = all(exact_in_bfloat16(spec.format) for spec in specs.values())
+        self.replaced: tuple[nn.Module, ...] = ()  # in a tuple, so that it is no part of this module
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, recipe: LayerRecipe) -> QuantizedLinear:
-        """Return a quantized layer on the same parameters as ``linear``."""
-        return cls(linear.weight, linear.bias, recipe)
+    def from_linear(cls, linear: nn.Module, recipe: LayerRecipe, *, transposed: bool = False) -> QuantizedLinear:
+        """Return a quantized layer on the same parameters as ``linear``, which it keeps as ``replaced``."""
+        layer = cls(linear.weight, linear.bias, recipe, transposed=transposed)
+        layer.replaced = (linear,)
+        return layer
+
+    @property
+    def matrix(self) -> Tensor:
+        """The weight as its products take it, (out_features, in_features)."""
+        return self.weight.t() if self.transposed else self.weight
 
     @property
     def in_features(self) -> int:
         """Size of each input vector."""
-        return self.weight.shape[1]
+        return self.matrix.shape[1]
 
     @property
     def out_features(self) -> int:
         """Size of each output vector."""
-        return self.weight.shape[0]
+        return self.matrix.shape[0]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x @ weight.T + bias`` for ``x`` of shape (..., in_features)."""
@@ -102,7 +114,7 @@ class QuantizedLinear(nn.Module):
         )  # fmt: skip
         weight_q, weight_back = self.ready or weight_operands([self], settings)[0]
         return QuantizedMatmul.apply(
-            x, self.weight, x_q.values, weight_q.values, x_q.scale, weight_q.scale, weight_back.values,
+            x, self.matrix, x_q.values, weight_q.values, x_q.scale, weight_q.scale, weight_back.values,
             weight_back.scale, self.constants("input"), self.constants("weight"), self.constants("grad"),
             self.history("grad"), settings,
         )  # fmt: skip
@@ -130,7 +142,7 @@ class WeightOperands(NamedTuple):
 
 def weight_operands(layers: Sequence[QuantizedLinear], settings: MatmulSettings) -> list[WeightOperands]:
     """Return the operands of the layers' weights, for layers that ``settings`` fits alike."""
-    weights, scaling, dtype = [layer.weight for layer in layers], settings.weight, settings.operand_dtype
+    weights, scaling, dtype = [layer.matrix for layer in layers], settings.weight, settings.operand_dtype
     if scaling is None:
         return [WeightOperands(Operand.of(w, None, None, None, 1, dtype), Operand(None)) for w in weights]
     constants = [layer.constants("weight") for layer in layers]
