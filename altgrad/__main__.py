@@ -25,7 +25,7 @@ INTERNAL = {
     "reporting.offline": "make, once, with the environment",
 }
 # Options that are a command's other half; each is listed where the command's source has it.
-OPTIONS = {"config": {"--reference": "Every setting of params.yaml with its type, unit, range and default"}}
+OPTIONS = {"config": {"--reference": "Every setting of params.yaml with its type, unit, range and default."}}
 # Rooms in the order in which they help: what a format is, what can be set, what is measured, then the rest by name.
 FIRST = ("formats", "config", "metrics", "diagnostics")
 
