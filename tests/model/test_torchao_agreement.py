@@ -49,7 +49,7 @@ def torchao_cast(x: Tensor, format: str, dim: int | None, pow2: bool) -> tuple[T
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("E8M0", [False, True], ids=["fp32-scale", "pow2-scale"])
+@pytest.mark.parametrize("pow2", [False, True], ids=["float32-scale", "E8M0-scale"])
 @pytest.mark.parametrize("dim", [None, 0, -1])
 @pytest.mark.parametrize("format", DTYPES)
 def test_operands_are_the_same_to_the_bit(format, dim, pow2, dtype):

@@ -64,6 +64,12 @@ def test_an_entry_looks_alike_whatever_else_is_in_the_grid() -> None:
     assert found["mine"] != found["yours"]
 
 
+def test_a_twin_has_its_formats_look_in_a_lighter_colour():
+    found = looks(["bf16", "E3M4", "virtual.E3M4", "uniform_row.E3M4", "virtual.mine"])
+    assert found["virtual.E3M4"].marker == found["E3M4"].marker and found["virtual.E3M4"].color == "#80b8d8"
+    assert len({(look.color, look.marker) for look in found.values()}) == 5
+
+
 def test_the_baseline_minus_itself_is_not_drawn(study, comparison) -> None:
     with drawing():
         figure = loss_differences(study, comparison)
