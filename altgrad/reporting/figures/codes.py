@@ -98,8 +98,8 @@ PLATES = [
         spot="weights",
         order=20,
         alt="Share of weights on each code of each format",
-        caption="How often each representable value is used at the end of training, from the most negative rung to the most "
-        "positive (`{optimizer}`, every layer and seed alike). Dotted: all used alike.",
+        caption="How often each representable value is used at the end of training, from the most negative rung to the "
+        "most positive (`{optimizer}`, every layer and seed alike). Dotted: all used alike.",
     ),
     Plate(
         "bit_activity",
@@ -107,8 +107,8 @@ PLATES = [
         spot="weights",
         order=30,
         alt="Entropy of each bit of the weight codes of each format",
-        caption="What each bit of the weight code carries at the end of training, by itself: 1 is a bit set in half of the "
-        "weights, 0 one that never changes (`{optimizer}`). S sign, E exponent, M mantissa.",
+        caption="What each bit of the weight code carries at the end of training, by itself: 1 is a bit set in half of "
+        "the weights, 0 one that never changes (`{optimizer}`). S sign, E exponent, M mantissa.",
     ),
     Plate(
         "misalignment",
@@ -116,7 +116,7 @@ PLATES = [
         spot="weights",
         order=40,
         alt="Distribution of the distance of each weight from its rounded value",
-        caption="Distance from each weight to its rounded value at the end of training (`{optimizer}`). Weights that pay no "
-        "heed to the grid spread evenly between 0 and ½ (dotted).",
+        caption="Distance from each weight to its rounded value at the end of training (`{optimizer}`). Weights that "
+        "pay no heed to the grid spread evenly between 0 and ½ (dotted).",
     ),
 ]

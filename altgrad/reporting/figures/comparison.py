@@ -157,9 +157,9 @@ PLATES = [
         spot="costs",
         order=10,
         alt="Final validation loss of {formats} minus that of {baseline}, with seeds, intervals and noise floor",
-        caption="Final validation loss minus {baseline}'s: a small dot per seed, a large one for their mean, a line for the "
-        "95 % interval of each by itself (cut at the frame). Grey: the A/A noise floor, where two equal arms end 19 "
-        "times in 20. How the differences are read, all together, stands in the table.",
+        caption="Final validation loss minus {baseline}'s: a small dot per seed, a large one for their mean, a line "
+        "for the 95 % interval of each by itself (cut at the frame). Grey: the A/A noise floor, where two equal arms "
+        "end 19 times in 20. How the differences are read, all together, stands in the table.",
     ),
     Plate(
         "gains",
@@ -167,9 +167,10 @@ PLATES = [
         spot="gains",
         order=10,
         alt="Gain of each geometry-aware arm over the plain one, by format",
-        caption="Final validation loss of the plain arm minus the geometry-aware arm's, each at its best learning rate, with "
-        "the 95 % interval of each by itself. Right of zero is a gain. Grey: where a gain of nothing ends 19 times in "
-        "20. Small hollow marks: what is left of the gain beyond that of the same geometry without the format.",
+        caption="Final validation loss of the plain arm minus the geometry-aware arm's, each at its best learning "
+        "rate, with the 95 % interval of each by itself. Right of zero is a gain. Grey: where a gain of nothing ends "
+        "19 times in 20. Small hollow marks: what is left of the gain beyond that of the same geometry without the "
+        "format.",
     ),
     Plate(
         "cost_against_precision",
@@ -177,7 +178,8 @@ PLATES = [
         spot="precision",
         order=10,
         alt="Cost of each format against its mean signal-to-noise ratio for weights, inputs and gradients",
-        caption="Each format's cost against the mean precision with which it held each kind of tensor (`{optimizer}`). A hint "
-        "where the cost comes from, not a proof: precision and range trade off against each other in 8 bits. {grad}",
+        caption="Each format's cost against the mean precision with which it held each kind of tensor (`{optimizer}`). "
+        "A hint where the cost comes from, not a proof: precision and range trade off against each other in 8 bits. "
+        "{grad}",
     ),
 ]

@@ -113,8 +113,8 @@ PLATES = [
         spot="curves",
         order=10,
         alt="Training and validation loss by optimizer step for {entries}",
-        caption="Thin lines are seeds, thick ones their mean. A thin line that ends in a cross is a run that diverged; it "
-        "enters no mean.",
+        caption="Thin lines are seeds, thick ones their mean. A thin line that ends in a cross is a run that diverged; "
+        "it enters no mean.",
     ),
     Plate(
         "loss_differences",
@@ -122,8 +122,8 @@ PLATES = [
         spot="curves",
         order=20,
         alt="Training and validation loss minus those of {baseline} by optimizer step",
-        caption="The same losses minus {baseline}'s with the same seed at the same step. Both saw the same batches from the "
-        "same initial weights, so batch noise cancels. What stays is the format and the chaos of training, whose size "
-        "the thin lines, one per seed, show.",
+        caption="The same losses minus {baseline}'s with the same seed at the same step. Both saw the same batches "
+        "from the same initial weights, so batch noise cancels. What stays is the format and the chaos of training, "
+        "whose size the thin lines, one per seed, show.",
     ),
 ]

@@ -120,8 +120,8 @@ PLATES = [
         spot="layers",
         order=10,
         alt="Heat map of signal-to-quantization-noise ratio by layer, format and role",
-        caption="Precision by layer: mean SQNR over the second half of the run and over seeds (`{optimizer}`). Brighter is "
-        "better. {grad}",
+        caption="Precision by layer: mean SQNR over the second half of the run and over seeds (`{optimizer}`). "
+        "Brighter is better. {grad}",
     ),
     Plate(
         "underflow",
@@ -129,7 +129,8 @@ PLATES = [
         spot="layers",
         order=20,
         alt="Heat map of the share of non-zero elements that rounded to zero, by layer, format and role",
-        caption="Share of the non-zero elements that the format rounded to zero (`{optimizer}`). Darker is worse. {grad}",
+        caption="Share of the non-zero elements that the format rounded to zero (`{optimizer}`). Darker is worse. "
+        "{grad}",
     ),
     Plate(
         "overflow",
@@ -137,8 +138,8 @@ PLATES = [
         spot="layers",
         order=30,
         alt="Heat map of the share of elements beyond the format's maximum, by layer, format and role",
-        caption="Share of the elements whose scaled magnitude exceeded the format's maximum before clamping (`{optimizer}`). "
-        "Darker is worse.",
+        caption="Share of the elements whose scaled magnitude exceeded the format's maximum before clamping "
+        "(`{optimizer}`). Darker is worse.",
     ),
     Plate(
         "health_over_time",

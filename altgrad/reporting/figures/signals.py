@@ -95,8 +95,8 @@ PLATES = [
         spot="signals",
         order=10,
         alt="Gradient norm, gradient signal-to-noise ratio and cosine by layer",
-        caption="Weight gradients by layer, input to output (`{optimizer}`): norm, and agreement of the quantized path with "
-        "the float32 path on one batch. Dotted: the level at which the report flags a layer.",
+        caption="Weight gradients by layer, input to output (`{optimizer}`): norm, and agreement of the quantized path "
+        "with the float32 path on one batch. Dotted: the level at which the report flags a layer.",
     ),
     Plate(
         "kurtosis",
@@ -104,7 +104,7 @@ PLATES = [
         spot="signals",
         order=20,
         alt="Excess kurtosis of each block's output by step",
-        caption="Excess kurtosis of each block's output (`{optimizer}`, mean over seeds): heavy tails cost a per-tensor scale "
-        "its resolution. Dotted: the flag at 10.",
+        caption="Excess kurtosis of each block's output (`{optimizer}`, mean over seeds): heavy tails cost a "
+        "per-tensor scale its resolution. Dotted: the flag at 10.",
     ),
 ]

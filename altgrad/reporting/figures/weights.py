@@ -147,9 +147,10 @@ PLATES = [
         spot="weights",
         order=10,
         alt="Histogram of weight magnitudes against the range and precision of each format",
-        caption="Weights at the end of training by magnitude, in binades below the largest of their layer, which scaling puts "
-        "on the format's largest value (`{optimizer}`, every layer and seed alike). Dark ground: normal values; light "
-        "ground: subnormal ones; white: rounds to zero. Black line: significant bits of the format at that magnitude.",
+        caption="Weights at the end of training by magnitude, in binades below the largest of their layer, which "
+        "scaling puts on the format's largest value (`{optimizer}`, every layer and seed alike). Dark ground: normal "
+        "values; light ground: subnormal ones; white: rounds to zero. Black line: significant bits of the format at "
+        "that magnitude.",
     ),
     Plate(
         "weight_kl",
