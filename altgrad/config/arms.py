@@ -16,7 +16,7 @@ Formula = Literal["ulp", "mantissa", "smooth", "range", "mean", "permuted", "for
 Schedule = Literal["constant", "linear", "cosine"]
 
 BASES, FORMULAS, SCHEDULES = get_args(Base), get_args(Formula), get_args(Schedule)
-ADAPTIVE = ("adamw", "riemann_adam", "rung", "madam")  # what they leave plain is AdamW's, what others do SGD's
+ADAPTIVE = ("adamw", "riemann_adam", "rung", "madam")  # what they leave plain is AdamW's, not SGD's
 PLAIN = ("adamw", "sgd")  # without a stiffness they do not look at the grid
 OWN_UNIT = ("rung", "madam")  # their learning rate is in rungs, or in log |w|
 RIEMANNIAN = ("riemann_adam", "riemann_sgd")

@@ -57,7 +57,7 @@ def document(
         Section("Time and cost", "cost", [tables.cost_table(study)] if study.timing else []),
         Section("Step times beside bf16", "speed", speed_blocks(benches, pictures)),
         Section("How to repeat it", "settings", _settings(study, revision)),
-        definitions_section(),
+        definitions_section(study),
     ]
     return Document(
         "AltGrad report",
@@ -85,9 +85,9 @@ def fairness_section(study: Study, comparison: Comparison, control: Control | No
     return Section("What makes it fair", "fairness", [tables.fairness_table(conditions(study, comparison, control))])
 
 
-def definitions_section() -> Section:
+def definitions_section(study: Study) -> Section:
     """What every number means."""
-    terms = [f"**{term}**: {text}" for term, text in glossary().items()]
+    terms = [f"**{term}**: {text}" for term, text in glossary(study.metrics.values()).items()]
     return Section("Definitions", "definitions", [Bullets(terms)])
 
 
