@@ -1,4 +1,4 @@
-"""The examples of the READMEs give what they say they give."""
+"""The examples of every page give what it says they give: the README's, and those of the rooms."""
 
 from __future__ import annotations
 
@@ -9,16 +9,28 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-EVERY = [ROOT / "README.md", *sorted(ROOT.glob("altgrad/*/README.md"))]
-READMES = [path for path in EVERY if "```pycon" in path.read_text(encoding="utf-8")]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "altgrad").rglob("*.md"))]
 
 
-@pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_example_is_true(path: Path):
-    examples = re.findall(r"^```pycon\n(.*?)^```$", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    assert examples
-    # One session, as a reader would type it.
-    test = doctest.DocTestParser().get_doctest("\n".join(examples), {}, path.name, str(path), 0)
+def examples(page: Path) -> list[str]:
+    """Return the Python sessions of a page."""
+    return re.findall(r"^```pycon\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def identity(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if examples(page)], ids=identity)
+def test_every_example_is_true(page: Path) -> None:
+    # One session for each page, as a reader would type it.
+    test = doctest.DocTestParser().get_doctest("\n".join(examples(page)), {}, page.name, str(page), 0)
     report: list[str] = []
     doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(test, out=report.append, clear_globs=False)
     assert not report, "".join(report)
+
+
+def test_pages_have_examples() -> None:
+    assert {"README.md", "altgrad/numerics/USE.md", "altgrad/optim/README.md"} <= {
+        identity(page) for page in PAGES if examples(page)
+    }

@@ -16,7 +16,8 @@ Formula = Literal["ulp", "mantissa", "smooth", "range", "mean", "permuted", "for
 Schedule = Literal["constant", "linear", "cosine"]
 
 BASES, FORMULAS, SCHEDULES = get_args(Base), get_args(Formula), get_args(Schedule)
-ADAPTIVE = ("adamw", "riemann_adam", "rung", "madam")  # what they leave plain is AdamW's
+ADAPTIVE = ("adamw", "riemann_adam", "rung", "madam")  # what they leave plain is AdamW's, not SGD's
+PLAIN = ("adamw", "sgd")  # without a stiffness they do not look at the grid
 OWN_UNIT = ("rung", "madam")  # their learning rate is in rungs, or in log |w|
 RIEMANNIAN = ("riemann_adam", "riemann_sgd")
 
@@ -94,6 +95,8 @@ class Arm(Section):
                     raise ValueError(f"{name}: {getattr(self, name)} means nothing to an arm that {why}; remove it")
         if base in RIEMANNIAN and self.stiffness is None:
             raise ValueError(f"base {base} takes its metric from a stiffness; name a formula")
+        if self.stiffness is None and not self.looks_at_grid and base not in PLAIN:
+            raise ValueError(f"base {base} without a stiffness would be its plain form; name a formula")
         if base in ("rung", "madam") and self.stiffness is not None:
             raise ValueError(f"base {base} has its own idea of a step; remove stiffness")
         if base == "rung" and self.weights != "grid":

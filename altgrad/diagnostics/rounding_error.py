@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from altgrad.diagnostics.analysis import QUANTIZED, Analysis
 from altgrad.diagnostics.view import Histogram, LayerView
 from altgrad.numerics import ulp
 
@@ -56,3 +57,13 @@ def ratio_db(signal: Tensor, noise: Tensor) -> float | None:
 
 def _misalignment(view: LayerView) -> Tensor:
     return (view.scaled.double() - view.on_grid).abs() / ulp(view.scaled, view.grid.format)
+
+
+ORDER = 30
+ANALYSES = (
+    Analysis(sqnr_db, QUANTIZED),
+    Analysis(misalignment_mean, QUANTIZED),
+    Analysis(misalignment, QUANTIZED),
+    Analysis(boundary_frac, QUANTIZED),
+    Analysis(underflow_frac, QUANTIZED),
+)

@@ -115,7 +115,7 @@ def reread(folder: Path, simulation: Path) -> None:
         for name in pictures:
             shutil.copy(Path(drawn, f"{name}.png"), folder / "figures")
     fair = fairness_section(study, comparison, control)
-    sections = [result_section(study, comparison, pictures), fair, definitions_section()]
+    sections = [result_section(study, comparison, pictures), fair, definitions_section(study)]
     said = answer(study, comparison, control, load_rates(simulation, study))
     fresh = _parts(to_markdown(Document("", QUESTION, said, sections)))
     old = _parts((folder / "REPORT.md").read_text())

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 
 from altgrad.formats import Format
 from altgrad.reporting.compare import Comparison
+from altgrad.reporting.figures.plate import Plate
 from altgrad.reporting.figures.select import in_order, labelled, per_layer, weight_format
 from altgrad.reporting.figures.style import heat_map, legend, looks, panels, tiles
 from altgrad.reporting.load import Study
@@ -88,3 +89,34 @@ def misalignment(study: Study, comparison: Comparison) -> Figure | None:
     axes[0, 0].set_ylabel("weights, relative to an even spread")
     legend(figure, styles, names)
     return figure
+
+
+PLATES = [
+    Plate(
+        "code_usage",
+        code_usage,
+        spot="weights",
+        order=20,
+        alt="Share of weights on each code of each format",
+        caption="How often each representable value is used at the end of training, from the most negative rung to the "
+        "most positive (`{optimizer}`, every layer and seed alike). Dotted: all used alike.",
+    ),
+    Plate(
+        "bit_activity",
+        bit_activity,
+        spot="weights",
+        order=30,
+        alt="Entropy of each bit of the weight codes of each format",
+        caption="What each bit of the weight code carries at the end of training, by itself: 1 is a bit set in half of "
+        "the weights, 0 one that never changes (`{optimizer}`). S sign, E exponent, M mantissa.",
+    ),
+    Plate(
+        "misalignment",
+        misalignment,
+        spot="weights",
+        order=40,
+        alt="Distribution of the distance of each weight from its rounded value",
+        caption="Distance from each weight to its rounded value at the end of training (`{optimizer}`). Weights that "
+        "pay no heed to the grid spread evenly between 0 and ½ (dotted).",
+    ),
+]

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from altgrad.formats import Format
 from altgrad.reporting.compare import Comparison
+from altgrad.reporting.figures.plate import Plate
 from altgrad.reporting.figures.select import in_order, labelled, last, layer_order, per_layer, weight_format
 from altgrad.reporting.figures.style import Look, heat_map, looks, panels, tiles
 from altgrad.reporting.load import Study
@@ -137,3 +138,28 @@ def _format_panel(axis: Axes, look: Look, fmt: Format, shares: np.ndarray) -> No
     bits.spines["right"].set_visible(True)
     bits.grid(False)
     bits.set_ylabel("significant bits", fontsize=7.5)
+
+
+PLATES = [
+    Plate(
+        "weight_grid",
+        weight_grid,
+        spot="weights",
+        order=10,
+        alt="Histogram of weight magnitudes against the range and precision of each format",
+        caption="Weights at the end of training by magnitude, in binades below the largest of their layer, which "
+        "scaling puts on the format's largest value (`{optimizer}`, every layer and seed alike). Dark ground: normal "
+        "values; light ground: subnormal ones; white: rounds to zero. Black line: significant bits of the format at "
+        "that magnitude.",
+    ),
+    Plate(
+        "weight_kl",
+        weight_kl,
+        spot="weights",
+        order=50,
+        alt="Heat map of the divergence of each layer's weight distribution from the baseline's",
+        caption="How far each layer's distribution of weight magnitudes is from {baseline}'s with the same seed: "
+        "Kullback-Leibler divergence over quarter binades at the end of training (`{optimizer}`). A last column, where "
+        "there are two seeds, shows how far {baseline} is from itself with another seed.",
+    ),
+]
