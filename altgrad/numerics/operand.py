@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -98,7 +98,7 @@ def quantize_operands(
         ``values`` (n, k) and ``scale`` float32: 0-d, (n, 1) or (1, k), None for blocks.
     """
     xs = [x.float() if x.dtype == torch.float16 else x for x in xs]
-    block = {"tensor": ONE_SCALE, "row": ROWS}.get(granularity, block)
+    block = _block_code(granularity, block)
     rule = scale_rule(scale_format, scale_rounding)
     if all(map(_has_loops, xs)):
         found = _quantize_by_loops(xs, constants, histories, method, learns, block, dim, rule, dtype, overwrite)
@@ -131,7 +131,7 @@ def quantize_operand(
     """
     if x.dtype == torch.float16:
         x = x.float()
-    block = {"tensor": ONE_SCALE, "row": ROWS}.get(granularity, block)
+    block = _block_code(granularity, block)
     remembered = x.new_zeros((), dtype=torch.float32) if remembered is None else remembered
     values, scale = torch.ops.altgrad.quantize_operand(
         x, constants, remembered, block, dim, scale_rule(scale_format, scale_rounding), dtype
@@ -163,6 +163,17 @@ def decode_operand(codes: Tensor, constants: Tensor, dtype: torch.dtype = torch.
     """Return the values that `encode_operand` was given."""
     decode = torch.ops.altgrad.decode_operand if _has_loops(codes) else _decode
     return decode(codes, constants, dtype)
+
+
+# Operators take numbers, so that granularity and block are one there; it is said here what they mean.
+def _block_code(granularity: str, block: int) -> int:
+    """Return the elements per block, or `ONE_SCALE` or `ROWS`."""
+    return {"tensor": ONE_SCALE, "row": ROWS}.get(granularity, block)
+
+
+def _of_block_code(code: int) -> dict[str, Any]:
+    """Return ``granularity`` and ``block`` of a `_block_code`, as arguments of `amax`."""
+    return {"granularity": {ONE_SCALE: "tensor", ROWS: "row"}.get(code, "block"), "block": max(code, 1)}
 
 
 def _has_loops(t: Tensor) -> bool:
@@ -249,8 +260,7 @@ def materialized(t: Tensor) -> Tensor:
 def _quantize_by_tensors(
     x: Tensor, constants: Tensor, remembered: Tensor | None, block: int, dim: int, rule: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    granularity = {ONE_SCALE: "tensor", ROWS: "row"}.get(block, "block")
-    options = {"granularity": granularity, "block": max(block, 1), "dim": dim}
+    options = _of_block_code(block) | {"dim": dim}
     scale = materialized(_operand_scale(x, constants, remembered, rule, **options))
     values = round_to_grid(x.float() * scale, constants)
     if block > 0:

@@ -28,7 +28,7 @@ constexpr int64_t kChunk = 512;  // six buffers of so many floats, and seven ten
 constexpr int64_t kLine = 16;  // numbers of four bytes in a line of the caches
 static_assert(kChunk % Stream::kRow == 0);
 
-// --- settings: names and places are update_cpu.py's, through definitions.h ------------------------------------------------
+// --- settings: names and places are update_cpu.py's, through definitions.h -------------------------------------------
 
 [[noreturn]] void unknown(const char* setting, int32_t value) {
   throw std::runtime_error(std::string("update_cpu.cpp has no ") + setting + " of number " + std::to_string(value));
@@ -38,8 +38,9 @@ struct Arm {
   int32_t base, formula, on_gradient, power, rms, momentum, match_rms, weights, reestimated;
   ScaleRule scale_rule;
 
-  explicit Arm(const Tensor& settings) : scale_rule(static_cast<const int32_t*>(settings.const_data_ptr())[setting::kScaleRule]) {
-    const int32_t* s = static_cast<const int32_t*>(settings.const_data_ptr());
+  explicit Arm(const Tensor& settings) : Arm(static_cast<const int32_t*>(settings.const_data_ptr())) {}
+
+  explicit Arm(const int32_t* s) : scale_rule(s[setting::kScaleRule]) {
     base = s[setting::kBase], formula = s[setting::kFormula], on_gradient = s[setting::kOnGradient];
     power = s[setting::kPower], rms = s[setting::kRms], momentum = s[setting::kMomentum];
     match_rms = s[setting::kMatchRms], weights = s[setting::kWeights];

@@ -1,4 +1,4 @@
-"""A metric of the diagnosis is one file, as altgrad/diagnostics/README.md says. Oracle: the report, and sums by hand."""
+"""A metric of the diagnosis is one file, as altgrad/diagnostics/README.md says. Oracle: the report, sums by hand."""
 
 import json
 

@@ -24,7 +24,6 @@ from altgrad.numerics import (
     decode_operand,
     encode_operand,
     format_constants,
-    kernels,
     operand,
     quantize_operand,
     quantize_operands,
@@ -33,6 +32,7 @@ from altgrad.numerics import (
     update_amax_history,
 )
 from altgrad.numerics.constants import SCALE_RULES
+from altgrad.numerics.cpu import kernels
 
 FORMATS = ["E0M7", "E1M6", "E2M5", "E3M4", "E4M3", "E5M2", "E6M1", "E7M0", "E4M3FNUZ", "E5M2FNUZ", "E2M1"]
 BF16 = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).reshape(256, 256)

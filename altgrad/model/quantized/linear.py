@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from altgrad.config.recipe import ROLES, LayerRecipe, TensorRecipe
 from altgrad.formats import Format
 from altgrad.model.hardware import multiplies_bf16
-from altgrad.model.quantized.matmul import MatmulSettings, QuantizedMatmul
+from altgrad.model.quantized.matmul import Given, MatmulSettings, QuantizedMatmul
 from altgrad.model.quantized.operand import Operand
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics.operand import owned
@@ -113,11 +113,14 @@ class QuantizedLinear(nn.Module):
             learns=self.learns("input"), overwrite=free,
         )  # fmt: skip
         weight_q, weight_back = self.ready or weight_operands([self], settings)[0]
-        return QuantizedMatmul.apply(
-            x, self.matrix, x_q.values, weight_q.values, x_q.scale, weight_q.scale, weight_back.values,
-            weight_back.scale, self.constants("input"), self.constants("weight"), self.constants("grad"),
-            self.history("grad"), settings,
+        given = Given(
+            x_q=x_q.values, x_scale=x_q.scale, x_constants=self.constants("input"),
+            weight_q=weight_q.values, weight_scale=weight_q.scale,
+            weight_back=weight_back.values, weight_back_scale=weight_back.scale,
+            weight_constants=self.constants("weight"),
+            grad_constants=self.constants("grad"), grad_history=self.history("grad"),
         )  # fmt: skip
+        return QuantizedMatmul.apply(x, self.matrix, settings, *given)
 
     def constants(self, role: str) -> Tensor | None:
         """Return the constants of the format of ``role``, ``None`` where nothing is quantized."""

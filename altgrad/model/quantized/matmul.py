@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -114,83 +114,107 @@ def _unclamped(t: Tensor, scale: Tensor, constants: Tensor) -> Tensor:
     return ~overflows(t.float() * scale, constants)
 
 
-class QuantizedMatmul(torch.autograd.Function):
-    """``x @ weight.T`` through the quantized GEMMs.
+class Given(NamedTuple):
+    """What the products read besides ``x`` (n, k) and ``weight`` (m, k); autograd wants each tensor by itself.
 
-    ``x`` (n, k) and ``weight`` (m, k) are floating tensors, ``x_q`` and ``weight_q`` the values of their
-    operands, with the scales of tensors that have one; constants that are ``None`` leave their tensor
-    unquantized. ``weight_back`` is the weight's operand in the backward product, ``None`` if it is the same.
-    The incoming gradient's scale comes from ``grad_history``, or from its own amax where that is ``None`` or
-    has seen none. The gradient through the rounding is the straight-through estimator.
+    ``x_q`` and ``weight_q`` are the values of their operands in the forward product, ``weight_back`` those of the
+    weight in the backward one, ``None`` if they are the same, each with its scale if it has one. ``constants`` are a
+    tensor's format, ``None`` for one that is not quantized. ``grad_history`` holds the amax that sets the incoming
+    gradient's scale; its own does where that is ``None`` or has seen none.
+    """
+
+    x_q: Tensor
+    x_scale: Tensor | None
+    x_constants: Tensor | None
+    weight_q: Tensor
+    weight_scale: Tensor | None
+    weight_back: Tensor | None
+    weight_back_scale: Tensor | None
+    weight_constants: Tensor | None
+    grad_constants: Tensor | None
+    grad_history: Tensor | None
+
+
+class Saved(NamedTuple):
+    """What the backward pass needs: its operands, perhaps as codes, and where ``x`` and the weight were clamped."""
+
+    x: Tensor | None
+    x_scale: Tensor | None
+    x_constants: Tensor | None
+    x_kept: Tensor | None
+    weight: Tensor | None
+    weight_scale: Tensor | None
+    weight_constants: Tensor | None
+    weight_kept: Tensor | None
+    grad_constants: Tensor | None
+    grad_history: Tensor | None
+
+
+class QuantizedMatmul(torch.autograd.Function):
+    """``x @ weight.T`` through the quantized GEMMs; the tensors are those of `Given`, in its order.
+
+    The gradient through the rounding is the straight-through estimator.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        x_q: Tensor,
-        weight_q: Tensor,
-        x_scale: Tensor | None,
-        weight_scale: Tensor | None,
-        weight_back: Tensor | None,
-        weight_back_scale: Tensor | None,
-        x_constants: Tensor | None,
-        weight_constants: Tensor | None,
-        grad_constants: Tensor | None,
-        grad_history: Tensor | None,
-        settings: MatmulSettings,
-    ) -> Tensor:
-        x_kept = weight_kept = None
-        if settings.clipped:  # row and block scales are those of the tensor at hand, and clamp nothing
-            if _has_one_scale(settings.input):
-                x_kept = _unclamped(x, x_scale, x_constants)
-            if _has_one_scale(settings.weight):
-                weight_kept = _unclamped(weight, weight_scale, weight_constants)
-        x_q, weight_q = Operand(x_q, x_scale), Operand(weight_q, weight_scale)
-        saved_x = saved_weight = Operand(None)
-        if any(ctx.needs_input_grad):
-            saved_x = x_q
-            if settings.input is not None and not settings.input.per_tensor:
-                t, free = owned(x)
-                saved_x = Operand.of(t, settings.input, x_constants, None, 0, settings.operand_dtype, overwrite=free)
-            saved_x = _kept(saved_x, x_constants, settings.input, settings)
-            saved_weight = weight_q if weight_back is None else Operand(weight_back, weight_back_scale)
-            saved_weight = _kept(saved_weight, weight_constants, settings.weight, settings)
-        ctx.save_for_backward(
-            saved_x.values, saved_weight.values, saved_x.scale, saved_weight.scale, x_constants, weight_constants,
-            grad_constants, grad_history, x_kept, weight_kept,
-        )  # fmt: skip
-        ctx.settings = settings
-        ctx.dtypes = x.dtype, weight.dtype
+    def forward(ctx: Any, x: Tensor, weight: Tensor, settings: MatmulSettings, *tensors: Tensor | None) -> Tensor:
+        given = Given(*tensors)
+        x_q, weight_q = Operand(given.x_q, given.x_scale), Operand(given.weight_q, given.weight_scale)
+        ctx.settings, ctx.dtypes = settings, (x.dtype, weight.dtype)
         ctx.autocast = torch.is_autocast_enabled(x.device.type)
+        ctx.save_for_backward(*_saved(x, weight, given, settings, backward=any(ctx.needs_input_grad)))
         return _product(x_q, weight_q.t(), settings.output_dtype, settings.accumulate_fp32, ctx.autocast)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (
-            x, weight, x_scale, weight_scale, x_constants, weight_constants, grad_constants, grad_history,
-            x_kept, weight_kept,
-        ) = ctx.saved_tensors  # fmt: skip
-        settings: MatmulSettings = ctx.settings
-        dtype = settings.operand_dtype
-        grad, free = owned(grad)
-        used_twice = settings.grad is not None and not settings.grad.per_tensor
-        grad_rows = grad_columns = Operand.of(
-            grad, settings.grad, grad_constants, grad_history, 1, dtype,
-            learns=settings.grad_learns, overwrite=free and not used_twice,
-        )  # fmt: skip
-        if used_twice:
-            grad_columns = Operand.of(grad, settings.grad, grad_constants, None, 0, dtype, overwrite=free)
-        x_q = _restored(x, x_scale, x_constants, settings.input, settings)
-        weight_q = _restored(weight, weight_scale, weight_constants, settings.weight, settings)
+        saved, settings = Saved(*ctx.saved_tensors), ctx.settings
+        grad_rows, grad_columns = _grad_operands(grad, saved, settings)
+        x_q = _restored(saved.x, saved.x_scale, saved.x_constants, settings.input, settings)
+        weight_q = _restored(saved.weight, saved.weight_scale, saved.weight_constants, settings.weight, settings)
         dx = _product(grad_rows, weight_q, ctx.dtypes[0], settings.accumulate_fp32, ctx.autocast)
         dw = _product(grad_columns.t(), x_q, ctx.dtypes[1], settings.accumulate_fp32, ctx.autocast)
-        if x_kept is not None:
-            dx = dx * x_kept
-        if weight_kept is not None:
-            dw = dw * weight_kept
-        return dx, dw, *(None,) * 11
+        if saved.x_kept is not None:
+            dx = dx * saved.x_kept
+        if saved.weight_kept is not None:
+            dw = dw * saved.weight_kept
+        return dx, dw, None, *(None for _ in Given._fields)
+
+
+def _saved(x: Tensor, weight: Tensor, given: Given, settings: MatmulSettings, *, backward: bool) -> Saved:
+    """Return what the backward pass needs, if there is one: operands for products that sum over the other dimension."""
+    x_kept = weight_kept = None
+    if settings.clipped:  # row and block scales are those of the tensor at hand, and clamp nothing
+        if _has_one_scale(settings.input):
+            x_kept = _unclamped(x, given.x_scale, given.x_constants)
+        if _has_one_scale(settings.weight):
+            weight_kept = _unclamped(weight, given.weight_scale, given.weight_constants)
+    x_q = weight_q = Operand(None)
+    if backward:
+        x_q, weight_q = Operand(given.x_q, given.x_scale), Operand(given.weight_q, given.weight_scale)
+        if settings.input is not None and not settings.input.per_tensor:
+            t, free = owned(x)
+            x_q = Operand.of(t, settings.input, given.x_constants, None, 0, settings.operand_dtype, overwrite=free)
+        if given.weight_back is not None:
+            weight_q = Operand(given.weight_back, given.weight_back_scale)
+        x_q = _kept(x_q, given.x_constants, settings.input, settings)
+        weight_q = _kept(weight_q, given.weight_constants, settings.weight, settings)
+    return Saved(
+        x_q.values, x_q.scale, given.x_constants, x_kept, weight_q.values, weight_q.scale, given.weight_constants,
+        weight_kept, given.grad_constants, given.grad_history,
+    )  # fmt: skip
+
+
+def _grad_operands(grad: Tensor, saved: Saved, settings: MatmulSettings) -> tuple[Operand, Operand]:
+    """Return the incoming gradient (n, m) for the product that sums over its columns, and over its rows."""
+    grad, free = owned(grad)
+    used_twice = settings.grad is not None and not settings.grad.per_tensor
+    rows = columns = Operand.of(
+        grad, settings.grad, saved.grad_constants, saved.grad_history, 1, settings.operand_dtype,
+        learns=settings.grad_learns, overwrite=free and not used_twice,
+    )  # fmt: skip
+    if used_twice:
+        columns = Operand.of(grad, settings.grad, saved.grad_constants, None, 0, settings.operand_dtype, overwrite=free)
+    return rows, columns
 
 
 def _has_one_scale(scaling: Scaling | None) -> bool:

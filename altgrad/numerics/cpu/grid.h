@@ -86,12 +86,14 @@ struct Rounder {
   // spacing.
   bool saturates(float amax, float scale) const { return !(amax * scale <= max * (1 + 0x1p-22f)); }
 
-  // Whether what is at most amax comes out the same on the grid divided by scale: a power of two at which neither the
-  // smallest normal value nor the anchors leave float32.
+  // Whether what is at most amax comes out the same on the grid divided by scale, without clamping: a power of two that
+  // brings nothing beyond the largest value, and at which neither the smallest normal value nor the anchors leave
+  // float32.
   bool can_move(float amax, float scale) const {
     const float smallest = std::bit_cast<float>(lowest) * (1 / scale);
     const bool power_of_two = (std::bit_cast<uint32_t>(scale) & 0x7fffffu) == 0;
-    return power_of_two & (smallest >= std::numeric_limits<float>::min()) & (amax <= 0x1p100f);
+    const bool in_float32 = (smallest >= std::numeric_limits<float>::min()) & (amax <= 0x1p100f);
+    return power_of_two & in_float32 & !saturates(amax, scale);
   }
   Moved moved(float scale) const { return {std::bit_cast<uint32_t>(std::bit_cast<float>(lowest) * (1 / scale))}; }
 
@@ -190,8 +192,8 @@ Order<T> largest(const T* x, int64_t n) {
 
 // --- scales --------------------------------------------------------------------------------------
 
-// How the ratio of target and amax becomes a scale: as a float32, or as a power of two. Of the numbers, which are 0 or 1,
-// each takes part in the exponent of such a power; so loops over scales have no branch on the rule.
+// How the ratio of target and amax becomes a scale: as a float32, or as a power of two. Each number is 0 or 1 and takes
+// part in the exponent of such a power, so that loops over scales have no branch on the rule.
 struct ScaleRule {
   bool float32;
   int64_t below, up, even;
@@ -212,7 +214,8 @@ inline float scale_of(float amax, float target, ScaleRule rule) {
     const int64_t above = static_cast<int64_t>((dividend & (kOne - 1)) | kOne);
     const int64_t under = static_cast<int64_t>((divisor & (kOne - 1)) | kOne);
     const int64_t less = above < under ? 1 : 0;
-    const int64_t floor = static_cast<int64_t>(dividend >> 52) - static_cast<int64_t>(divisor >> 52) - rule.below * less;
+    const int64_t difference = static_cast<int64_t>(dividend >> 52) - static_cast<int64_t>(divisor >> 52);
+    const int64_t floor = difference - rule.below * less;
     // The ratio's significand against 1.5, both times twice the divisor's. E8M0 codes the exponent plus 127, so that
     // a tie goes up from an even exponent.
     const int64_t half = ((above << less) << 1) - 3 * under;

@@ -218,7 +218,8 @@ void round_blocks(const T* x, U* y, int64_t blocks, const L length, float* scale
 
 // Scales along rows: a row is one block, or some and perhaps a shorter one.
 template <class T, class U, class R>
-void round_rows(const T* x, U* y, Shape shape, int64_t length, float* scales, ScaleRule rule, float target, const R& round) {
+void round_rows(const T* x, U* y, Shape shape, int64_t length, float* scales, ScaleRule rule, float target,
+                const R& round) {
   const int64_t whole = shape.columns / length, rest = shape.columns % length;
   if (rest == 0) {
     over(shape.rows * whole, length, [&](int64_t begin, int64_t end) {
@@ -286,7 +287,8 @@ void round_columns(const T* x, U* y, Shape shape, float* scales, ScaleRule rule,
 
 // A scale per block of a column, which is taken off again: in tiles as high as a block.
 template <class T, class U, class R>
-void round_blocks_of_columns(const T* x, U* y, Shape shape, int64_t block, ScaleRule rule, float target, const R& round) {
+void round_blocks_of_columns(const T* x, U* y, Shape shape, int64_t block, ScaleRule rule, float target,
+                             const R& round) {
   const int64_t stripes = (shape.columns + kStripe - 1) / kStripe, strips = (shape.rows + block - 1) / block;
   over(strips * stripes, block * kStripe, [&](int64_t begin, int64_t end) {
     Order<T> found[kStripe];
