@@ -105,9 +105,9 @@ class Followed(NamedTuple):
 
 @pytest.fixture(scope="session")
 def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
-    """Return a project to which a format, a recipe, an arm, a metric and a figure have been added."""
+    """Return a project to which a format, a recipe, an arm, a corpus, a metric and a figure have been added."""
     project = Copy(tmp_path_factory.mktemp("howto") / "project")
-    for page, thing in (("formats", "a format"), ("config", "a recipe"), ("optim", "an arm")):
+    for page, thing in (("formats", "a format"), ("config", "a recipe"), ("optim", "an arm"), ("data", "a corpus")):
         (settings,) = blocks(f"{page}/README.md", "yaml", f"How to add {thing}")
         project.settle(settings)
     assert project.changed() == set()  # params.yaml alone

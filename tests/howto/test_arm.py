@@ -31,8 +31,10 @@ def test_a_new_base_takes_three_files_and_is_held_to_the_law_of_the_loops(tmp_pa
     assert (project.folder / "data/runs/E4M3-lion-0-1/metrics.json").is_file()
 
 
-def test_a_patch_of_the_page_still_fits(tmp_path) -> None:
+def test_the_patches_fit_and_the_new_base_has_to_look_at_the_grid(tmp_path) -> None:
     project = Copy(tmp_path / "copy")
     for patch in blocks(PAGE, "diff"):
         subprocess.run(["git", "apply", "-"], cwd=project.folder, input=patch, text=True, check=True)
     assert project.changed() == FILES
+    with pytest.raises(AssertionError, match="base lion without a stiffness would be its plain form; name a formula"):
+        project.run("-c", "from altgrad.config.arms import Arm; Arm(lr=1, base='lion')")

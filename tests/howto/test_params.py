@@ -1,4 +1,4 @@
-"""A format, a recipe and an arm are added by params.yaml alone, as their rooms' pages say. Oracle: the report.
+"""A format, a recipe, an arm and a corpus are added by params.yaml alone, as their rooms' pages say. Oracle: the report.
 
 That no source changes is asserted where the pages are followed.
 """
@@ -30,3 +30,8 @@ def test_a_new_combination_of_settings_is_in_the_report(followed) -> None:
     cell = json.loads((followed.project.folder / "data/grid/E4M3-stiff_fading-0-1.json").read_text())
     assert cell["arm"]["schedule"] == "cosine" and cell["arm"]["stiffness"] == "ulp"
     assert "**`stiff_fading`** (geometry-aware) against `adamw`" in followed.report
+
+
+def test_a_corpus_of_ones_own_is_what_was_trained_on(followed) -> None:
+    assert json.loads((followed.project.folder / "data/tokens/meta.json").read_text())["corpus"] == "own"
+    assert "own" in followed.report.split("## How to repeat it")[1]
