@@ -1,4 +1,4 @@
-"""A format, a recipe, an arm and a corpus are added by params.yaml alone, as their rooms' pages say. Oracle: the report.
+"""A format, a recipe, an arm and a corpus are added by params.yaml alone, as the pages say. Oracle: the report.
 
 That no source changes is asserted where the pages are followed.
 """
