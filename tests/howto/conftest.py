@@ -1,6 +1,7 @@
 """What a page says about adding a thing, followed to the letter in a copy of this project that trains in seconds.
 
-The stages run one after the other in one process, as their scripts do; that DVC starts the same ones is tested in
+All pages but the one on a new base are followed in one copy, which is run once: the lists of the grid are joined. The
+stages run one after the other in one process, as their scripts do; that DVC starts the same ones is tested in
 tests/pipeline.
 """
 
@@ -8,12 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from ruamel.yaml import YAML
@@ -26,12 +25,10 @@ import json
 from pathlib import Path
 from stages import diagnose, grid, report, tokenize, train
 
-if not Path("data/tokens").exists():
-    tokenize.main([])
+tokenize.main([])
 grid.main([])
 for key in json.loads(Path("data/grid/index.json").read_text())["cells"]:
-    if not Path("data/runs", key).exists():
-        train.main([key])
+    train.main([key])
     diagnose.main([key])
 report.main([])
 """
@@ -46,9 +43,12 @@ def blocks(page: str, language: str, heading: str = "") -> list[str]:
 
 
 class Copy:
-    """A copy of the project whose small grid has been trained."""
+    """A copy of the project with a grid of one arm, one seed, ``bf16`` and ``E4M3``, uncompiled."""
 
     def __init__(self, folder: Path) -> None:
+        project = Project(folder, git=False)
+        project.set("train.compile", "off")
+        project.set("train.steps", 4)
         self.folder = folder
 
     def run(self, *command: str) -> str:
@@ -59,14 +59,14 @@ class Copy:
         return done.stdout
 
     def repro(self) -> str:
-        """Run every stage that is due; return the report."""
+        """Run every stage; return the report."""
         self.run("-c", STAGES)
         cells = json.loads((self.folder / "reports/metrics.json").read_text())["cells"]
         assert cells["completed"] == cells["total"] > 0, cells
         return (self.folder / "reports/REPORT.md").read_text(encoding="utf-8")
 
     def settle(self, block: str) -> None:
-        """Put the settings of a YAML block into params.yaml."""
+        """Put the settings of a YAML block into params.yaml, what its lists have at the end of those that are there."""
         yaml, file = YAML(), self.folder / "params.yaml"
         params = yaml.load(file)
         _put(params, YAML(typ="safe").load(block))
@@ -75,40 +75,44 @@ class Copy:
 
     def changed(self) -> set[str]:
         """Return the sources that differ from this checkout's."""
-        found = set()
-        for path in [*self.folder.glob("altgrad/**/*.*"), *self.folder.glob("stages/*.py")]:
-            name = path.relative_to(self.folder)
-            if "__pycache__" not in path.parts and path.is_file():
-                original = ROOT / name
-                if not original.is_file() or original.read_bytes() != path.read_bytes():
-                    found.add(name.as_posix())
-        return found
+        folder = self.folder
+        files = [*folder.glob("altgrad/**/*.*"), *folder.glob("stages/*.py"), folder / "dvc.yaml"]
+        names = [path.relative_to(folder) for path in files if "__pycache__" not in path.parts and path.is_file()]
+        return {name.as_posix() for name in names if _content(ROOT / name) != _content(folder / name)}
+
+
+def _content(file: Path) -> bytes | None:
+    return file.read_bytes() if file.is_file() else None
 
 
 def _put(params: Any, settings: dict[str, Any]) -> None:
     for name, value in settings.items():
         if isinstance(value, dict) and name in params:
             _put(params[name], value)
+        elif isinstance(value, list) and name in params:
+            params[name] = [*params[name], *(entry for entry in value if entry not in params[name])]
         else:
             params[name] = value
 
 
+class Followed(NamedTuple):
+    """A copy in which pages have been followed, its report, and the sources that they changed."""
+
+    project: Copy
+    report: str
+    changed: set[str]
+
+
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a project whose grid of two cells has been trained, uncompiled. Shared: tests work on copies."""
-    project = Project(tmp_path_factory.mktemp("howto") / "project", git=False)
-    project.set("train.compile", "off")
-    project.set("train.steps", 4)
-    Copy(project.folder).repro()
-    return project.folder
-
-
-@pytest.fixture
-def copy(trained: Path, tmp_path: Path) -> Callable[[], Copy]:
-    """Return a function that makes a copy of the trained project."""
-
-    def make() -> Copy:
-        shutil.copytree(trained, tmp_path / "copy")
-        return Copy(tmp_path / "copy")
-
-    return make
+def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
+    """Return a project to which a format, a recipe, an arm, a corpus, a metric and a figure have been added."""
+    project = Copy(tmp_path_factory.mktemp("howto") / "project")
+    for page, thing in (("formats", "a format"), ("config", "a recipe"), ("optim", "an arm"), ("data", "a corpus")):
+        (settings,) = blocks(f"{page}/README.md", "yaml", f"How to add {thing}")
+        project.settle(settings)
+    assert project.changed() == set()  # params.yaml alone
+    for page, thing in (("diagnostics", "metric"), ("reporting", "figure")):
+        (source,) = blocks(f"{page}/README.md", "python", f"How to add a {thing}")
+        (name,) = set(re.findall(r"This is `([\w/]+\.py)`:", (ROOT / f"altgrad/{page}/README.md").read_text()))
+        (project.folder / "altgrad" / page / name).write_text(source)
+    return Followed(project, project.repro(), project.changed())
