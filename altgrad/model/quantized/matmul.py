@@ -45,7 +45,7 @@ from altgrad.numerics.operand import materialized, owned
 
 @dataclass(frozen=True)
 class MatmulSettings:
-    """Static choices of one layer's product; see :class:`altgrad.model.recipe.LayerRecipe`.
+    """Static choices of one layer's product; see :class:`altgrad.config.recipe.LayerRecipe`.
 
     ``operand_dtype``: bfloat16 when it holds every operand's format exactly and is fast, else float32.
     ``save``: what the backward pass is left with of tensors with one scale, ``operands`` or ``codes``.
