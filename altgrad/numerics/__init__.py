@@ -7,7 +7,8 @@ from altgrad.formats import Format, get_format
 from altgrad.numerics.codes import decode, encode, neighbours, rung, ulp
 from altgrad.numerics.constants import format_constants
 from altgrad.numerics.coordinate import at_coordinate, coordinate
-from altgrad.numerics.operand import decode_operand, encode_operand, operand_scale, quantize_operand, quantize_operands
+from altgrad.numerics.operand import decode_operand, encode_operand, quantize_operand, quantize_operands
+from altgrad.numerics.operand_definition import operand_scale
 from altgrad.numerics.quantization import quantize
 from altgrad.numerics.random import permutation, uniform
 from altgrad.numerics.refinement import refined_constants, refined_format

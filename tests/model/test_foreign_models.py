@@ -208,7 +208,7 @@ def twice(shared: bool, **settings: object) -> Twice:
 def arithmetic(request, monkeypatch):
     """The CPU's own loops, and the tensor operations of other devices."""
     if request.param == "tensors":
-        monkeypatch.setattr(operand, "_has_loops", lambda t: False)
+        monkeypatch.setattr(operand, "has_loops", lambda t: False)
     return request.param
 
 

@@ -32,7 +32,14 @@ from altgrad.numerics import (
     update_amax_history,
 )
 from altgrad.numerics.constants import SCALE_RULES
-from altgrad.numerics.cpu import kernels
+from altgrad.numerics.cpu import kernels, operators
+from altgrad.numerics.operand_definition import (
+    ONE_SCALE,
+    ROWS,
+    decode_by_tensors,
+    encode_by_tensors,
+    quantize_by_tensors,
+)
 
 FORMATS = ["E0M7", "E1M6", "E2M5", "E3M4", "E4M3", "E5M2", "E6M1", "E7M0", "E4M3FNUZ", "E5M2FNUZ", "E2M1"]
 BF16 = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).reshape(256, 256)
@@ -79,10 +86,10 @@ def test_loops_and_tensor_operations_agree_to_the_bit(name):
         for granularity, dim, rule, remembered in CASES:
             for dtype in (torch.float32, torch.bfloat16):
                 known = torch.tensor(remembered or 0.0)
-                block = {"tensor": operand.ONE_SCALE, "row": operand.ROWS, "block": 32}[granularity]
+                block = {"tensor": ONE_SCALE, "row": ROWS, "block": 32}[granularity]
                 arguments = (x, constants, known, block, dim, SCALE_RULES.index(rule), dtype)
                 found = torch.ops.altgrad.quantize_operand(*arguments)
-                expected = operand._quantize_by_tensors(*arguments)
+                expected = quantize_by_tensors(*arguments)
                 assert all(map(same, found, expected)), (granularity, dim, rule, remembered, dtype, x.dtype)
 
 
@@ -91,7 +98,7 @@ def agree(x: Tensor, constants: Tensor, dim: int, block: int, rule: str, remembe
     arguments = (x, constants, remembered, block, dim, SCALE_RULES.index(rule))
     dtypes = (torch.float32, torch.bfloat16)
     return all(
-        all(map(same, operand._quantize(*arguments, dtype), operand._quantize_by_tensors(*arguments, dtype)))
+        all(map(same, operators._quantize(*arguments, dtype), quantize_by_tensors(*arguments, dtype)))
         for dtype in dtypes
     )
 
@@ -105,11 +112,11 @@ def test_shortcuts_of_the_loops_are_taken_only_where_they_change_nothing(name):
     unusual[3, 5], unusual[40, 36], unusual[41, 0] = torch.inf, torch.nan, 0.0
     points = around_boundaries(name).flatten()
     edges = torch.cat([points, points[: -len(points) % 37]]).view(-1, 37)
-    several = [(dim, block, "down", none) for dim in (0, 1) for block in (operand.ROWS, 32, 7)]
-    several += [(dim, operand.ROWS, "float32", none) for dim in (0, 1)]
+    several = [(dim, block, "down", none) for dim in (0, 1) for block in (ROWS, 32, 7)]
+    several += [(dim, ROWS, "float32", none) for dim in (0, 1)]
     for exponent in (-140, -120, -60, 0, 60, 125):
         known = [none, torch.tensor(2.0**exponent), torch.tensor(2.0 ** (exponent - 6))]
-        cases = several + [(1, operand.ONE_SCALE, rule, amax) for rule in ("float32", "down") for amax in known]
+        cases = several + [(1, ONE_SCALE, rule, amax) for rule in ("float32", "down") for amax in known]
         for x in (ordinary, unusual, edges):
             for scaled in (x * 2.0**exponent, (x * 2.0**exponent).bfloat16()):
                 for case in cases:
@@ -135,7 +142,7 @@ def test_values_that_take_the_place_of_their_tensor_are_the_same(granularity, bl
 def by_tensors(*arguments: Any, **options: Any) -> list[operand.Quantized]:
     """Return what `quantize_operands` makes of tensor operations."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(operand, "_has_loops", lambda t: False)
+        patch.setattr(operand, "has_loops", lambda t: False)
         return quantize_operands(*arguments, **options)
 
 
@@ -164,7 +171,7 @@ def test_tensors_together_get_what_each_gets_alone(granularity, dim):
 
 
 @pytest.mark.parametrize("method", ["max", "most-recent"])
-@pytest.mark.parametrize("learns", operand.LEARNS)
+@pytest.mark.parametrize("learns", operators.LEARNS)
 def test_a_history_sets_the_scale_and_learns_as_its_definition_says(method, learns):
     """Against `amax_from_history` and `update_amax_history`, which have oracles of their own, for loops and tensors."""
     length = 1 if learns == "first" else 3
@@ -216,7 +223,10 @@ def test_scales_are_those_of_compute_scale():
 def test_codes_are_rungs_and_give_every_value_back(name, dtype):
     values = torch.tensor(get_format(name).values, dtype=torch.float64).to(dtype)[None]
     constants = format_constants(name)
-    for encode, decode in ((encode_operand, decode_operand), (operand._encode, operand._decode)):
+    for encode, decode in (
+        (encode_operand, decode_operand),
+        (encode_by_tensors, decode_by_tensors),
+    ):
         codes = encode(values, constants)
         steps = rung(values, name)
         assert torch.equal(codes.int() & 0x7F, steps.abs())
@@ -228,20 +238,20 @@ def test_codes_are_rungs_and_give_every_value_back(name, dtype):
 
 def test_operators_keep_what_they_promise_to_autograd_and_the_compiler():
     x = torch.randn(40, 64, requires_grad=True)
-    constants, operators = format_constants("E4M3"), torch.ops.altgrad
-    for block in (operand.ONE_SCALE, operand.ROWS, 32):
+    constants, ours = format_constants("E4M3"), torch.ops.altgrad
+    for block in (ONE_SCALE, ROWS, 32):
         for dim in (0, 1):
             options = (block, dim, True)
             arguments = (x, constants, torch.tensor(0.0), *options, torch.bfloat16)
-            torch.library.opcheck(operators.quantize_operand, arguments)
+            torch.library.opcheck(ours.quantize_operand, arguments)
             plain, values = x.detach(), x.detach().bfloat16()
-            for histories in ([], [torch.ones(3)]) if block == operand.ONE_SCALE else ([],):
+            for histories in ([], [torch.ones(3)]) if block == ONE_SCALE else ([],):
                 rest = (histories, True, 1, *options)
-                torch.library.opcheck(operators.quantize_in_place, (values.clone(), constants, *rest))
-                torch.library.opcheck(operators.quantize_into, (plain, values, constants, *rest))
+                torch.library.opcheck(ours.quantize_in_place, (values.clone(), constants, *rest))
+                torch.library.opcheck(ours.quantize_into, (plain, values, constants, *rest))
                 two = [[plain, 2 * plain], [values, values.clone()], [constants, constants.clone()]]
                 rest = (histories + [torch.zeros(3) for _ in histories], *rest[1:])
-                torch.library.opcheck(operators.quantize_each_into, (*two, *rest))
+                torch.library.opcheck(ours.quantize_each_into, (*two, *rest))
     values = quantize_operand(x.detach(), constants).values
     codes = encode_operand(values, constants)
     torch.library.opcheck(torch.ops.altgrad.encode_operand, (values, constants))

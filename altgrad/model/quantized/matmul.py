@@ -40,7 +40,8 @@ from altgrad.model.quantized.native import native_product
 from altgrad.model.quantized.operand import Operand
 from altgrad.model.quantized.quantizer import FLOAT8, Scaling, overflows
 from altgrad.numerics import decode_operand, encode_operand
-from altgrad.numerics.operand import materialized, owned
+from altgrad.numerics.operand import owned
+from altgrad.numerics.operand_definition import materialized
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 // The quantizing loops of a training step on CPU, each one pass over its tensor where the mathematics allows it.
 //
-// operand.py says what the operators compute and has the same in tensor operations; every bit agrees, which
+// operand_definition.py has the same in tensor operations, which define it; every bit agrees, which
 // tests and the proof over all float32 inputs check. Compiled for the machine at hand, with fp-contract off.
 
 #include <torch/csrc/stable/library.h>
