@@ -18,8 +18,9 @@ def build_optimizer(
 ) -> ArmOptimizer:
     """Return the optimizer of ``arm`` for ``model``.
 
-    ``grids`` has the quantized weights, which must be parameters of ``model``; a weight that an embedding shares is
-    left out by who makes it. A tied parameter is updated once. ``options`` are those of `ArmOptimizer`.
+    ``grids`` holds the quantized weights with their quantization grids, as `altgrad.training.grids.weight_grids`
+    returns them: parameters of ``model``, without those that an embedding shares. A tied parameter is updated once.
+    ``options`` are those of `ArmOptimizer`.
     """
     grids = grids or {}
     parameters = [p for p in model.parameters() if p.requires_grad]

@@ -85,8 +85,8 @@ class ArmOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Tensor] | None = None, *, norm: float | None = None) -> Tensor | None:
         """Take a step; ``closure`` computes the loss anew, as torch's optimizers allow.
 
-        ``norm``: that of all gradients, of who has it from clipping them. If it is finite they are, and are not read
-        to find that out, which takes a fifth of the time of an AdamW step.
+        ``norm`` is the norm of all gradients, for a caller who knows it from clipping them. A finite norm means finite
+        gradients, so that they need not be read to find out; reading them takes a fifth of the time of an AdamW step.
         """
         loss = None
         if closure is not None:

@@ -1,7 +1,7 @@
-"""The grid that a quantized weight is put on in each forward pass, or lies on all the time.
+"""The quantization grid that a weight is put on in each forward pass, or lies on all the time.
 
-A weight with *virtual* geometry has one too: its arm sees the grid, and no product does. Such weights are float32, or
-lie on a grid of the same shape that is so much finer that it does not bind.
+A weight with *virtual* geometry has one too: its arm sees the grid, and no product does. Such a weight is float32, or
+lies on a grid of the same shape that is so much finer that it does not bind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The grids of a model's quantized weights, for its optimizer and for what is recorded about their updates.
+"""The quantization grids of a model's weights, for its optimizer and for what is recorded about their updates.
 
 With virtual geometry a weight has the grid of a format that no product quantizes it to. Its optimizer sees the same
 rungs, scales and stiffness as in the format. A weight that lives on its grid all the time is on one 256 times finer:

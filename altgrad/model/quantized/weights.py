@@ -31,9 +31,10 @@ class WeightsTogether:
         model.register_forward_hook(self.drop, always_call=True)
 
     def make(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Quantize the weights where it is known by now what dtype the operands will have.
+        """Quantize the weights of all layers, before the first of them is called.
 
-        It is under autocast, and where both compute dtypes come to the same.
+        The dtype of the operands must be known by then. It is under autocast, and where it does not depend on the
+        dtype of the input; other layers quantize their own weight when they are called.
         """
         for alike in self._alike:
             device = alike[0].weight.device.type
