@@ -1,4 +1,4 @@
-"""Codes, rungs and spacing: the grid seen from its integers.
+"""Codes, rungs and spacing: a quantization grid, seen from its integers.
 
 The magnitude codes of a format are in the order of their values, so a value's place on the grid is
 read off its bits: for a normal value the top bits of its float64 pattern, moved by the difference of
