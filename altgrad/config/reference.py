@@ -84,7 +84,7 @@ def _page(page: Page) -> str:
         shown.append(section)
         if page.name != "params":
             left += [kind for _, field in settings(section) for kind in _sections_in(field.annotation)]
-    parts = [f"# `{page.name}`" if page.name != "params" else "# params.yaml", f"{page.entries}. {_made_by()}"]
+    parts = [f"# `{page.name}`" if page.name != "params" else "# params.yaml", f"{page.entries}.\n\n{_made_by()}"]
     for section in shown:
         if len(shown) > 1:
             parts.append(f"## {section.__name__}")

@@ -1,7 +1,7 @@
 """Stiffness: how far apart the representable values are around each weight.
 
-With u the place of a weight on its quantization grid, counted in rungs, ``du/dw = 1/S``. A geometry-aware update moves weights by
-rungs where an ordinary one moves them by real amounts.
+With u the place of a weight on its quantization grid, counted in rungs, ``du/dw = 1/S``. A geometry-aware update moves
+weights by rungs where an ordinary one moves them by real amounts.
 """
 
 from __future__ import annotations
