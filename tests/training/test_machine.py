@@ -32,6 +32,7 @@ def histories(gpt: GPT) -> torch.Tensor:
     return torch.stack([module.history for module in gpt.modules() if isinstance(module, Quantizer)])
 
 
+@pytest.mark.slow  # seven graphs are compiled
 def test_evaluation_leaves_the_scales_of_a_compiled_model_alone():
     gpt = model(scaling="delayed")
     compiled = compile_model(gpt)
@@ -48,6 +49,7 @@ def test_evaluation_leaves_the_scales_of_a_compiled_model_alone():
     assert not torch.equal(histories(gpt), trained)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("products")
 def test_models_of_other_recipes_and_other_shapes_get_graphs_of_their_own():
     per_tensor, per_row = model(), model(granularity="row")
