@@ -123,6 +123,7 @@ def test_shortcuts_of_the_loops_are_taken_only_where_they_change_nothing(name):
                     assert agree(scaled, constants, *case), (exponent, scaled.dtype, case)
 
 
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("granularity, block", [("tensor", 1), ("row", 1), ("block", 32), ("block", 48), ("block", 5)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_values_that_take_the_place_of_their_tensor_are_the_same(granularity, block, dtype):
@@ -236,6 +237,7 @@ def test_codes_are_rungs_and_give_every_value_back(name, dtype):
         assert decode(encode(nan, constants), constants, dtype).isnan().all()
 
 
+@pytest.mark.usefixtures("compiler")
 def test_operators_keep_what_they_promise_to_autograd_and_the_compiler():
     x = torch.randn(40, 64, requires_grad=True)
     constants, ours = format_constants("E4M3"), torch.ops.altgrad

@@ -82,6 +82,7 @@ def test_the_last_step_of_a_run_is_plain_and_the_first_is_not(schedule):
     assert exponents[150] == pytest.approx(0.5, abs=0.01)
 
 
+@pytest.mark.usefixtures("compiler")
 def test_the_loops_leave_a_schedule_to_the_rules():
     (weight,) = normal_weights((8, 8))
     for schedule, taken in (("constant", True), ("linear", False), ("cosine", False)):

@@ -113,6 +113,7 @@ def threads(request):
     torch.set_num_threads(before)
 
 
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("match_rms", [False, True])
 @pytest.mark.parametrize(
     ("settings", "words"),
@@ -136,6 +137,7 @@ def test_an_arm_that_the_loops_do_not_know_is_an_error(monkeypatch, threads, set
     assert torch.equal(weights[0], start) and not optimizer.state[weights[0]]["exp_avg"].any()
 
 
+@pytest.mark.usefixtures("compiler")
 def test_a_rounding_that_the_loops_do_not_know_is_an_error():
     weights, optimizer = make(arm_named("adamw_sr"))
     optimizer._loops[weights[0]]._settings[update_cpu.SETTINGS.index("weights")] = len(update_cpu.WEIGHTS)

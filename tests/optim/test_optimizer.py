@@ -250,6 +250,7 @@ def test_weights_on_the_grid_need_a_buffer_for_their_scale():
         ArmOptimizer({weight: WeightGrid(get_format("E4M3"))}, [], arm)
 
 
+@pytest.mark.usefixtures("compiler")
 def test_the_loops_take_what_they_can():
     arm = arm_named("stiff_update")
     matrix, grid = normal_weights((8, 16))[0], grid_of("E4M3", arm)

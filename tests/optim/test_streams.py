@@ -21,6 +21,8 @@ def way(request, monkeypatch):
     """Take steps by the loops, then by the rules."""
     if request.param == "rules":
         monkeypatch.setattr(update_cpu, "available", lambda *_: False)
+    else:
+        request.getfixturevalue("compiler")
     return request.param
 
 

@@ -235,6 +235,7 @@ def test_a_cpu_without_bfloat16_computes_in_float32_and_says_so(monkeypatch):
     assert layer.settings(torch.float32).operand_dtype == torch.bfloat16
 
 
+@pytest.mark.usefixtures("compiler")
 def test_compiling_waits_until_it_pays():
     cpu = torch.device("cpu")
     assert machine.should_compile(Train(steps=1000), cpu)[0]
