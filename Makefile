@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh machine with Python 3.11+ and a C++ compiler:
 #   make repro   the environment, the whole pipeline, and where the report is
 #   make test    the environment and the tests
+#   make lint    ruff's rules over all files, and mypy over what callers use
 #   make repro JOBS=4   four cells at a time; SET='model=micro grid.seeds=[0,1,2]' changes params.yaml
 #   make study JOBS=2   the evidence about the arms, hours; leaves params.yaml changed: reports/study/README.md
 #   make simulate   how often the report's rules claim what is not there, minutes: reports/simulation.csv
@@ -33,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 # Without git history DVC needs to be told so; experiments and comparisons of revisions need git.
 repro: env
 	@git rev-parse --git-dir >/dev/null 2>&1 || dvc config --local core.no_scm true
-	@python -m altgrad.workers --jobs "$(JOBS)" $(foreach setting,$(SET),-S '$(setting)')
+	@python -m altgrad.execution --jobs "$(JOBS)" $(foreach setting,$(SET),-S '$(setting)')
 	dvc repro
 	@echo "The report: $(CURDIR)/reports/index.html"
 	@test -z "$(KEEP)" || { mkdir -p "$(KEEP)/figures" && cp reports/figures/*.png "$(KEEP)/figures" && \
@@ -96,6 +97,7 @@ test-slow: env
 
 lint: env
 	ruff check .
+	mypy
 
 clean:
 	rm -rf scratch

@@ -7,9 +7,9 @@ from altgrad.config import Resolver, load_params, run_stage, write_grid
 
 def main(arguments: list[str]) -> None:
     params = load_params()
-    from altgrad.training.plan import check_cells, describe_format
+    from altgrad.training.plan import check_cells
 
-    resolver = Resolver(params, describe_format)
+    resolver = Resolver(params)
     cells = list(resolver.cells())
     check_cells(cells, params.tokenizer.vocab_size, params.grid.baseline)
     write_grid(cells, resolver.selected(), Path("data/grid"))

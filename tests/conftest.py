@@ -42,6 +42,13 @@ def products(request: pytest.FixtureRequest) -> Iterator[str]:
     _forget_graphs()
 
 
+@pytest.fixture
+def compiler() -> None:
+    """Skip a test of what only a C++ compiler makes, on a machine without one."""
+    if machine.missing_tool():
+        pytest.skip("needs a C++ compiler")
+
+
 def _forget_graphs() -> None:
     """Drop the graphs of this process, which do not notice that the variable changes."""
     if "torch._dynamo" in sys.modules:  # a second's import

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from altgrad.config import UserError, did_you_mean
+from altgrad.config.models import Model
 from altgrad.config.params import load_params
 from altgrad.reporting.machines import PARTS
 
@@ -44,7 +45,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, help="default: reports/bench/<machine>.json")
     options = parser.parse_args(arguments)
     params = load_params()
-    options.presets, options.arms = params.models, params.optimizers
+    options.presets = {name: preset for name, preset in params.models.items() if isinstance(preset, Model)}
+    options.arms = params.optimizers
     _check(options)
     return options
 

@@ -1,17 +1,7 @@
-"""Peak memory of a training step.
+"""Peak memory of a training step, in MB of 10^6 bytes; this room's README says what counts.
 
-*State* is what lies there between steps: parameters, buffers and the optimizer's averages, counted
-from the tensors themselves. The *peak* is the state plus the most that a step needs on top of it:
-gradients, activations, quantized copies and the scratch space of kernels. In MB of 10^6 bytes.
-
-On CUDA the peak is ``torch.cuda.max_memory_allocated`` over three steps. On the CPU it is the state
-plus the growth of the resident set: from a process at rest (gradients dropped, free pages given back)
-to the high-water mark of three steps. The steps follow warm ones, so the compiler's own memory, which
-is many times that of a small model, is not in it. The high-water mark is the kernel's ``VmHWM``, which
-can be set back; ``ru_maxrss`` cannot, and starts at the size of the process that started this one.
-
-In a process that ``alone.measure`` started, the growth is that of live tensors, as on CUDA; elsewhere the
-C library keeps some of the freed ones, not as many in every run.
+On the CPU the high-water mark is the kernel's ``VmHWM``, which can be set back; ``ru_maxrss`` cannot, and starts at the
+size of the process that started this one.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The stages, their matrix, dependencies, parameters and outputs are those of the project; each command, and each
 module of a cell's stage, is replaced by one that writes a line to every file that the stage owes. It is run as
-`make repro` runs the project, by `altgrad.workers` and then by DVC. What is left is starting processes, reading the
+`make repro` runs the project, by `altgrad.execution` and then by DVC. What is left is starting processes, reading the
 graph, hashing, the cache and the lock file.
 """
 
@@ -24,11 +24,11 @@ from tqdm import tqdm
 from altgrad.config import UserError
 from altgrad.config.files import read_yaml, write_text
 
-COPIED = ("altgrad", "stages", "data/corpus", "reports/bench", "params.yaml", ".dvcignore")
+COPIED = ("altgrad", "stages", "data/corpus", "data/weights", "reports/bench", "params.yaml", ".dvcignore")
 KEY = "${key}"
 REPEATS = 3
 LINE = '{"train": {"steps": 1}}'  # a cell's file is asked for its steps
-TOUCH = f"for f; do mkdir -p \"${{f%/*}}\"; echo '{LINE}' > \"$f\"; done\n"  # in the shell's own words: no process
+TOUCH = f'for f; do mkdir -p "${{f%/*}}"; echo \'{LINE}\' > "$f"; done\n'  # in the shell's own words: no process
 MODULE = f"""import sys
 from pathlib import Path
 
@@ -90,7 +90,7 @@ def make_project(project: Path, folder: Path, cells: int) -> None:
 def _trivial(pipeline: dict[str, Any], keys: list[str], folder: Path) -> dict[str, Any]:
     """Return the stages with commands that only write the files that they or later stages name.
 
-    The modules in ``folder`` that the workers would run for a cell then do the same.
+    The modules in ``folder`` that `altgrad.execution` would run for a cell then do the same.
     """
     stages = {name: dict(stage) for name, stage in pipeline["stages"].items()}
     wanted = [path for stage in stages.values() for path in stage.get("deps", [])]
@@ -118,7 +118,7 @@ def _files(out: str, wanted: list[str]) -> list[str]:
 def _run_all(folder: Path) -> float:
     """Do what `make repro` does; return the seconds."""
     started = time.perf_counter()
-    _run(folder, sys.executable, "-m", "altgrad.workers")
+    _run(folder, sys.executable, "-m", "altgrad.execution")
     _run(folder, *_dvc("repro"))
     return time.perf_counter() - started
 

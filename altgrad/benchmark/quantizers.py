@@ -1,4 +1,4 @@
-"""One fake quantization beside its peers: the contestants of ``altgrad.numerics.bench`` at a few sizes."""
+"""One fake quantization beside its peers: the contestants of ``altgrad.numerics.check.bench`` at a few sizes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from altgrad.numerics import bench
+from altgrad.numerics.check import bench
 
 ABSENT = "not installed"
 

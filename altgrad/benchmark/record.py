@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from altgrad.numerics.records import write_record
+from altgrad.numerics.check.records import write_record
 from altgrad.reporting.machines import read_bench
 
 GROUPS = {

@@ -14,9 +14,9 @@ from tqdm import tqdm
 from altgrad.benchmark import alone, command_line, compiling, limits, optimizers, pipeline, quantizers, steps, tables
 from altgrad.benchmark.record import Record
 from altgrad.config import UserError
+from altgrad.formats import get_format
 from altgrad.model import GPTConfig
-from altgrad.numerics import get_format
-from altgrad.numerics.records import environment
+from altgrad.numerics.check.records import environment
 from altgrad.reporting.machines import MACHINE
 from altgrad.training import machine
 

@@ -18,7 +18,7 @@ from torch import nn
 from tqdm import tqdm
 
 from altgrad.benchmark.limits import synchronize
-from altgrad.model import GPT, GPTConfig, LayerRecipe, Recipe, Rule, linear_layers, quantize_model
+from altgrad.model import GPT, GPTConfig, LayerRecipe, Recipe, linear_layers, quantize_model
 from altgrad.optim import Arm, build_optimizer
 from altgrad.training.machine import choose_compute, compile_model
 
@@ -46,7 +46,7 @@ def contestants(formats: Sequence[str], device: torch.device) -> list[Contestant
         *[Contestant(name, Recipe.uniform(name)) for name in formats],
         Contestant(f"{first}, delayed scaling", Recipe.uniform(first, scaling="delayed")),
         Contestant(f"{first}, a scale per row", Recipe.uniform(first, granularity="row")),
-        Contestant(f"{first}, a scale per block", Recipe.uniform(first, granularity="block", scale="pow2")),
+        Contestant(f"{first}, a scale per block", Recipe.uniform(first, granularity="block", scale="E8M0")),
         Contestant(f"{first}, codes kept", Recipe.uniform(first, save="codes")),
         *[Contestant(f"E4M3, torchao {name}", torchao(name)) for name in ("tensorwise", "rowwise")],
         *([Contestant("E4M3, native", Recipe.uniform("E4M3", backend="native"))] if device.type == "cuda" else []),
@@ -55,7 +55,7 @@ def contestants(formats: Sequence[str], device: torch.device) -> list[Contestant
 
 def torchao(name: str) -> Recipe:
     """Return the recipe that hands every layer but the head to torchao, as params.yaml does."""
-    return Recipe((Rule("blocks.*", LayerRecipe(torchao=name)),))
+    return Recipe((LayerRecipe(torchao=name).on("blocks.*"),))
 
 
 class Step:
@@ -141,9 +141,7 @@ def matmul_operations(config: GPTConfig, batch: int) -> int:
     return 3 * 2 * weights * batch * config.context
 
 
-def _result(
-    name: str, config: GPTConfig, batch: int, first: float, pairs: list[dict[str, float]]
-) -> dict[str, Any]:
+def _result(name: str, config: GPTConfig, batch: int, first: float, pairs: list[dict[str, float]]) -> dict[str, Any]:
     median = statistics.median(pair[name] for pair in pairs)
     low, ratio, high = statistics.quantiles([pair[name] / pair[BASELINE] for pair in pairs], n=4)
     return {

@@ -10,7 +10,9 @@ COLUMNS = {  # part: what follows the name, as (head, key of the result, format)
     "memory": (("peak MB", "peak_mb", ".0f"), ("at rest MB", "state_mb", ".0f")),
     "compile": (("cold s", "cold_s", ".1f"), ("warm s", "warm_s", ".1f")),
     "optimizers": (
-        ("ms per step", "step_ms", ".2f"), ("over AdamW", "over_adamw", ".2f"), ("peak MB", "peak_mb", ".0f"),
+        ("ms per step", "step_ms", ".2f"),
+        ("over AdamW", "over_adamw", ".2f"),
+        ("peak MB", "peak_mb", ".0f"),
     ),
     "quantizers": (("ns per element", "median_ns_per_element", ".3g"),),
     "pipeline": (("first s", "first_s", ".1f"), ("per cell s", "per_cell_s", ".2f"), ("no-op s", "no_op_s", ".1f")),

@@ -5,7 +5,6 @@ This room imports no other room of AltGrad, and nothing that is slow to import.
 
 from altgrad.config.cell import Cell, cell_key
 from altgrad.config.errors import UserError, did_you_mean, run_stage
-from altgrad.config.geometry import geometry_format, is_virtual
 from altgrad.config.params import load_params
 from altgrad.config.resolve import Resolver, write_grid
 from altgrad.config.schema import Params
@@ -13,6 +12,6 @@ from altgrad.config.scratch import discard_finished, project_root
 
 __all__ = [
     "Cell", "Params", "Resolver", "UserError",
-    "cell_key", "did_you_mean", "discard_finished", "geometry_format", "is_virtual", "load_params", "project_root",
+    "cell_key", "did_you_mean", "discard_finished", "load_params", "project_root",
     "run_stage", "write_grid",
 ]  # fmt: skip

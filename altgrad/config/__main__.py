@@ -1,10 +1,31 @@
-"""``python -m altgrad.config``: is params.yaml valid by its schema? Takes a moment; stage `grid` checks the rest."""
+"""``python -m altgrad.config``: is params.yaml valid by its schema? Takes a moment; stage `grid` checks the rest.
+
+``--reference`` prints the reference of all settings, ``--reference FOLDER`` writes its pages.
+"""
+
+import argparse
+import sys
+from pathlib import Path
 
 from altgrad.config import load_params, run_stage
 
 
 def main(arguments: list[str]) -> None:
-    load_params()
+    """Read params.yaml, which raises UserError for what is wrong with it; or print or write the reference."""
+    parser = argparse.ArgumentParser(prog="python -m altgrad.config", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument(
+        "--reference", nargs="?", const="-", metavar="FOLDER", help="print every setting, or write a page per section"
+    )
+    folder = parser.parse_args(arguments).reference
+    if folder is None:
+        load_params()
+        return
+    from altgrad.config import reference
+
+    if folder == "-":
+        sys.stdout.write("\n".join(reference.pages().values()))
+    else:
+        reference.write(Path(folder))
 
 
 if __name__ == "__main__":

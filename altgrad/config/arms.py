@@ -1,20 +1,37 @@
-"""An entry of ``optimizers:``. What the settings do is in ``altgrad.optim.Arm``, which also says which go together."""
+"""The settings of an optimizer arm, an entry of ``optimizers:``, and which of them go together."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from altgrad.config.section import Name, Section
+from altgrad.config.section import FormatSetting, Section
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 LearningRate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+Base = Literal["adamw", "sgd", "riemann_adam", "riemann_sgd", "rung", "madam"]
+Formula = Literal["ulp", "mantissa", "smooth", "range", "mean", "permuted", "foreign"]
+Schedule = Literal["constant", "linear", "cosine"]
+
+BASES, FORMULAS, SCHEDULES = get_args(Base), get_args(Formula), get_args(Schedule)
+ADAPTIVE = ("adamw", "riemann_adam", "rung", "madam")  # what they leave plain is AdamW's, not SGD's
+PLAIN = ("adamw", "sgd")  # without a stiffness they do not look at the grid
+OWN_UNIT = ("rung", "madam")  # their learning rate is in rungs, or in log |w|
+RIEMANNIAN = ("riemann_adam", "riemann_sgd")
 
 
 class Arm(Section):
-    """An optimizer arm. Learning rates are peaks; the cell's ``lr_scale`` multiplies ``lr``, and nothing else here."""
+    """An optimizer arm: what happens to quantized weights. Everything else takes the base's plain form.
+
+    Bases: ``adamw`` (Loshchilov & Hutter, ICLR 2019), ``sgd``, ``riemann_adam`` and ``riemann_sgd`` (Becigneul & Ganea,
+    ICLR 2019, as in geoopt) on `FormatManifold`, ``rung`` (moves whole rungs, stochastically rounded), ``madam``
+    (Bernstein et al., NeurIPS 2020: multiplicative). Decay is apart from the update, as Loshchilov and Hutter have it,
+    and from ``lr``, so that arms whose learning rates mean different things keep equal shares of their weights. With a
+    ``plain_lr`` of its own, embeddings and norms learn alike whatever is done to the weights, which makes arms
+    comparable.
+    """
 
     renamed: ClassVar[dict[str, str]] = {
         "weight_decay": (
@@ -23,22 +40,83 @@ class Arm(Section):
         )
     }
 
-    base: Literal["adamw", "sgd", "riemann_adam", "riemann_sgd", "rung", "madam"] = "adamw"
-    lr: LearningRate
-    plain_lr: LearningRate | None = Field(None, description="of all but the weights of linear layers; default: as lr")
-    betas: tuple[Beta, Beta] = (0.9, 0.95)
-    eps: float = Field(1e-8, gt=0, le=1)
-    decay: Decay = Field(3e-4, description="share of a linear layer's weight that a step at the peak takes away")
-    plain_decay: Decay = Field(1.2e-3, description="the same of other matrices, such as embeddings; vectors keep all")
+    lr: LearningRate = Field(
+        description="peak learning rate, which the cell's lr_scale multiplies; in rungs per step for rung, in log |w| "
+        "for madam"
+    )
+    base: Base = Field("adamw", description="the optimizer")
+    plain_lr: LearningRate | None = Field(
+        None, description="peak learning rate of all but the weights of linear layers; default: lr"
+    )
+    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="decay rates of the two moments")
+    eps: float = Field(1e-8, ge=0, le=1, description="added to the root of the second moment")
+    decay: Decay = Field(
+        3e-4,
+        description="share of a linear layer's weight that a step at the peak learning rate takes away; others take as "
+        "much less as their learning rate is lower",
+    )
+    plain_decay: Decay = Field(
+        1.2e-3, description="the same of other matrices, such as embeddings; vectors do not decay"
+    )
     momentum: float = Field(0.0, ge=0, lt=1, description="of sgd and riemann_sgd")
-    stiffness: Literal["ulp", "mantissa", "smooth", "range", "mean", "permuted", "foreign"] | None = None
+    stiffness: Formula | None = Field(None, description="formula; without one the arm does not look at the spacing")
     acts: Literal["gradient", "update"] = Field("update", description="before the moments or after them")
-    power: int = Field(1, ge=1, le=2, description="of the stiffness")
-    normalise: Literal["rms", "none"] = Field("rms", description="what the stiffness of a tensor is divided by")
-    foreign: Name | None = Field(None, description="the other format of stiffness: foreign")
-    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="of the stiffness' exponent")
-    match_rms: bool = Field(False, description="rescale updates to the size of AdamW's, per tensor")
+    power: int = Field(1, ge=1, le=2, description="of the stiffness; 2 with sgd is gradient descent in rungs")
+    normalise: Literal["rms", "none"] = Field(
+        "rms", description="what the stiffness of a tensor is divided by: its root mean square, or nothing"
+    )
+    foreign: FormatSetting | None = Field(None, description="the other format of stiffness: foreign")
+    schedule: Schedule = Field(
+        "constant",
+        description="of the exponent a of S^a over the run: 1 throughout, or from 1 to 0, where the arm has become its "
+        "plain form",
+    )
+    match_rms: bool = Field(
+        False, description="rescale the update to the root mean square of AdamW's, tensor by tensor"
+    )
     weights: Literal["master", "grid"] = Field("master", description="float32, or representable values all the time")
-    rounding: Literal["nearest", "stochastic"] = Field("nearest", description="weights: grid: of the write-back")
-    grid_scale: Literal["fixed", "reestimated"] = Field("reestimated", description="weights: grid: the grid's scale")
-    max_rungs: int = Field(8, ge=1, le=127, description="rung: most rungs in a step")
+    rounding: Literal["nearest", "stochastic"] = Field("nearest", description="weights: grid: of what is written back")
+    grid_scale: Literal["fixed", "reestimated"] = Field(
+        "reestimated",
+        description="weights: grid: the scale of the initial weights; or halved or doubled when the largest weight has "
+        "left the range or its upper quarter",
+    )
+    max_rungs: int = Field(8, ge=1, le=1 << 15, description="rung: the most rungs that a weight moves in a step")
+
+    @model_validator(mode="after")
+    def _settings_go_together(self) -> Arm:
+        base = self.base
+        if (self.stiffness == "foreign") != (self.foreign is not None):
+            raise ValueError("stiffness: foreign and foreign: FORMAT need each other")
+        if self.stiffness is None or base in RIEMANNIAN:
+            for name in ("acts", "power"):
+                if name in self.changed():
+                    why = "takes its metric from the stiffness" if self.stiffness else "has no stiffness"
+                    raise ValueError(f"{name}: {getattr(self, name)} means nothing to an arm that {why}; remove it")
+        if base in RIEMANNIAN and self.stiffness is None:
+            raise ValueError(f"base {base} takes its metric from a stiffness; name a formula")
+        if self.stiffness is None and not self.looks_at_grid and base not in PLAIN:
+            raise ValueError(f"base {base} without a stiffness would be its plain form; name a formula")
+        if base in ("rung", "madam") and self.stiffness is not None:
+            raise ValueError(f"base {base} has its own idea of a step; remove stiffness")
+        if base == "rung" and self.weights != "grid":
+            raise ValueError("base rung moves weights that live on the grid; set weights: grid")
+        if base == "rung" and self.match_rms:
+            raise ValueError("base rung counts its steps in rungs; match_rms has nothing to match")
+        if base == "rung" and self.rounding != "stochastic":
+            raise ValueError("base rung rounds its steps stochastically; set rounding: stochastic")
+        if base not in ("sgd", "riemann_sgd") and self.momentum:
+            raise ValueError(f"base {base} has betas, no momentum")
+        if self.weights == "master" and self.rounding != "nearest":
+            raise ValueError("rounding is that of weights on the grid; set weights: grid or remove it")
+        return self
+
+    @property
+    def looks_at_grid(self) -> bool:
+        """Whether quantized weights are treated unlike others."""
+        return self.stiffness is not None or self.weights == "grid" or self.base in ("rung", "madam")
+
+    @property
+    def has_adam_moments(self) -> bool:
+        """Whether the arm's own moments are those of AdamW on the same gradients."""
+        return self.base == "rung" or (self.base == "adamw" and (self.stiffness is None or self.acts == "update"))

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from altgrad.config.files import canonical_json, read_json
+from altgrad.config.models import CellModel
 from altgrad.config.params import validated
-from altgrad.config.schema import Arm, Model, Monitor, Rule, Section, Train
+from altgrad.config.schema import Arm, Monitor, Rule, Section, Train
 
 
 def cell_key(format: str, optimizer: str, seed: int, lr_scale: int | float) -> str:
@@ -32,7 +33,7 @@ class Cell(Section):
     optimizer: str
     seed: int
     lr_scale: int | float
-    model: Model
+    model: CellModel
     rules: list[Rule]
     formats: dict[str, dict[str, Any]]
     arm: Arm

@@ -11,9 +11,13 @@ from __future__ import annotations
 import difflib
 import errno
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from altgrad.config.process import settle_process
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class UserError(Exception):
@@ -33,6 +37,40 @@ def did_you_mean(name: str, known: Iterable[str], limit: int = 3) -> str:
     if names:
         return "; known: " + ", ".join(names)
     return ""
+
+
+def sentences(error: ValidationError, source: str) -> list[str]:
+    """Return what is wrong as sentences, each with ``source`` and the setting in front of it."""
+    found = []
+    for problem in error.errors():
+        parts = [part for part in (source, _place(problem["loc"])) if part]
+        found.append(": ".join([*parts, _sentence(problem)]))
+    return list(dict.fromkeys(found))
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    """Return ``grid.formats[2]`` for ``("grid", "formats", 2)``."""
+    if location[:1] in (("corpora",), ("models",)):
+        location = (*location[:2], *location[3:])  # the third part is the union's tag, not a setting
+    place = ""
+    for part in location:
+        if isinstance(part, int):
+            place += f"[{part}]"
+        else:
+            place += f".{part}" if place else part
+    return place
+
+
+def _sentence(problem: Mapping[str, Any]) -> str:
+    message = problem["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    if problem["type"] == "missing":
+        return "is missing; add it"
+    if problem["type"] == "union_tag_not_found":
+        return "source is missing; add source: licences, hub or local"
+    if problem["type"] == "value_error":
+        return message
+    return f"{message}, not {problem['input']!r}"
 
 
 def run_stage(main: Callable[[list[str]], None]) -> None:

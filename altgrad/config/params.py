@@ -7,36 +7,11 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from altgrad.config.errors import UserError, did_you_mean
+from altgrad.config.errors import UserError, did_you_mean, sentences
 from altgrad.config.files import read_yaml
 from altgrad.config.schema import Params
 
 Model = TypeVar("Model", bound=BaseModel)
-
-
-def _place(location: tuple[int | str, ...]) -> str:
-    """Return ``grid.formats[2]`` for ``("grid", "formats", 2)``."""
-    if location[:1] == ("corpora",):
-        location = (*location[:2], *location[3:])  # the third part is the union's tag, not a setting
-    place = ""
-    for part in location:
-        if isinstance(part, int):
-            place += f"[{part}]"
-        else:
-            place += f".{part}" if place else part
-    return place
-
-
-def _sentence(problem: dict[str, Any]) -> str:
-    message = problem["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
-    if problem["type"] == "missing":
-        return "is missing; add it"
-    if problem["type"] == "union_tag_not_found":
-        return "source is missing; add source: licences, hub or local"
-    if problem["type"] == "value_error":
-        return message
-    return f"{message}, not {problem['input']!r}"
 
 
 def validated(schema: type[Model], values: Any, source: object) -> Model:
@@ -44,11 +19,7 @@ def validated(schema: type[Model], values: Any, source: object) -> Model:
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        lines = []
-        for problem in error.errors():
-            place = _place(problem["loc"])
-            lines.append(f"{source}: {place + ': ' if place else ''}{_sentence(problem)}")
-        raise UserError("\n       ".join(dict.fromkeys(lines))) from None
+        raise UserError("\n       ".join(sentences(error, str(source)))) from None
 
 
 def require_name(name: str, known: dict[str, Any], source: object, setting: str, section: str) -> None:

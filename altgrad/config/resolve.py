@@ -9,46 +9,61 @@ that exists, though not something in today's grid: an override for E5M2 stays in
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from pydantic import Field
 
 from altgrad.config.cell import Cell, cell_key
 from altgrad.config.errors import UserError, did_you_mean
 from altgrad.config.files import read_json, write_json, write_text
+from altgrad.config.models import CellModel
 from altgrad.config.params import require_name, validated
-from altgrad.config.schema import Arm, CustomFormat, Model, Monitor, Params, Rule, Section, Train
+from altgrad.config.published import cell_model
+from altgrad.config.schema import Arm, CustomFormat, Monitor, Params, Rule, Section, Train
+from altgrad.formats import Format, get_format
 
 PLACEHOLDER = "FORMAT"  # in a recipe, stands for the format of the grid's entry
 JOINT = "."  # of a recipe and its format in an entry
 ROLES = ("weight", "input", "grad")
 
-DescribeFormat = Callable[[str, CustomFormat | None], dict[str, Any]]
+
+def training_format(name: str, custom: CustomFormat | None = None) -> Format:
+    """Return the format called ``name``, or the user's own that ``custom`` defines.
+
+    Raises ``ValueError`` for an unknown name, an impossible definition, and a format that training cannot compute.
+    """
+    found = get_format(name) if custom is None else Format(name, **custom.model_dump())
+    if not found.signed:
+        raise ValueError(f"{name} is a scale format without sign, which cannot hold weights or gradients")
+    if not found.rounds_in_float32:
+        raise ValueError(
+            f"{name} spans more than training can round in float32; up to 7 exponent bits with the usual bias fit"
+        )
+    return found
 
 
 class Override(Section):
     """What an override may set: any setting of these sections, and the recipe by name."""
 
-    model: dict[str, Any] = {}
-    arm: dict[str, Any] = {}
-    train: dict[str, Any] = {}
-    monitor: dict[str, Any] = {}
-    recipe: str | None = None
+    model: dict[str, Any] = Field({}, description="settings of the model, as in models")
+    arm: dict[str, Any] = Field({}, description="settings of the arm, as in optimizers")
+    train: dict[str, Any] = Field({}, description="settings as in train")
+    monitor: dict[str, Any] = Field({}, description="settings as in monitor")
+    recipe: str | None = Field(None, description="the recipe that a format's name alone stands for, by its name")
 
 
 class Resolver:
-    """Resolves the cells of one :class:`Params`.
+    """Resolves the cells of one :class:`Params`; ``source`` is what messages call the file."""
 
-    ``describe(name, custom)`` returns a format's defining fields and raises ``ValueError`` with a
-    clear message for an unknown one. It is passed in because this room imports no other.
-    """
-
-    def __init__(self, params: Params, describe: DescribeFormat, source: object = "params.yaml") -> None:
+    def __init__(self, params: Params, source: object = "params.yaml") -> None:
         self.params = params
-        self.describe = describe
         self.source = source
+        self.model = validated(CellModel, cell_model(params.models[params.model]), f"{source}: models.{params.model}")
         self._require_distinct_names()
         for i, entry in enumerate(params.grid.formats):
             self._require_entry(entry, f"grid.formats[{i}]")
@@ -87,7 +102,7 @@ class Resolver:
         key = cell_key(entry, optimizer, seed, lr_scale)
         recipe = None
         sections = {
-            "model": params.models[params.model].model_dump(),
+            "model": self.model.model_dump(),
             "arm": params.optimizers[optimizer].model_dump(),
             "train": params.train.model_dump(),
             "monitor": params.monitor.model_dump(),
@@ -151,7 +166,7 @@ class Resolver:
 
     def _describe(self, name: str, setting: str) -> dict[str, Any]:
         try:
-            return self.describe(name, self.params.formats.get(name))
+            return dataclasses.asdict(training_format(name, self.params.formats.get(name)))
         except ValueError as error:
             raise UserError(f"{self.source}: {setting}: {error}") from None
 
@@ -178,7 +193,7 @@ class Resolver:
 
     def _is_known_format(self, name: str, custom: CustomFormat | None = None) -> bool:
         try:
-            self.describe(name, custom)
+            training_format(name, custom)
         except ValueError:
             return False
         return True
@@ -191,14 +206,14 @@ class Resolver:
             return
         hint = did_you_mean(entry, self.params.recipes) if self.params.recipes else ""
         try:
-            self.describe(entry, self.params.formats.get(entry))
+            training_format(entry, self.params.formats.get(entry))
         except ValueError as error:
             also = f"; as a recipe, {hint.removeprefix('; ')}" if "did you mean" in hint else ""
             raise UserError(f"{self.source}: {setting}: {error}{also}") from None
 
     def _require_joint_entry(self, entry: str, setting: str) -> None:
         """Raise unless ``entry`` is a recipe that waits for a format, and a format."""
-        recipe, fmt = self._parts(entry)
+        recipe, _, fmt = entry.partition(JOINT)
         where = f"{self.source}: {setting}: {entry}"
         if recipe not in self.params.recipes:
             swapped = f"; did you mean {fmt}{JOINT}{recipe}?" if fmt in self.params.recipes else None
@@ -218,20 +233,23 @@ class Resolver:
         override = validated(Override, params.overrides[selector], f"{self.source}: {place}")
         if override.recipe is not None:
             require_name(override.recipe, params.recipes, self.source, f"{place}.recipe", "recipes")
-        for section, schema, base in (
-            ("model", Model, params.models[params.model]),
-            ("arm", Arm, params.optimizers[params.grid.optimizers[0]]),
-            ("train", Train, params.train),
-            ("monitor", Monitor, params.monitor),
+        arms = [name for name in (selector, *selector.split("-")) if name in params.optimizers]
+        for section, schema, bases in (
+            ("model", CellModel, [self.model]),
+            ("arm", Arm, [params.optimizers[name] for name in arms or params.grid.optimizers]),
+            ("train", Train, [params.train]),
+            ("monitor", Monitor, [params.monitor]),
         ):  # also when it selects nothing in today's grid
-            merged = _merge(base.model_dump(), getattr(override, section))
-            validated(schema, merged, f"{self.source}: {place}.{section}")
+            for base in bases:
+                merged = _merge(base.model_dump(), getattr(override, section))
+                validated(schema, merged, f"{self.source}: {place}.{section}")
         return override
 
     def _is_entry(self, name: str) -> bool:
         if name in self.params.recipes:
             return not self._is_template(name)
         recipe, fmt = self._parts(name)
+        fmt = fmt or name
         joint_fits = JOINT not in name or (recipe in self.params.recipes and self._is_template(recipe))
         return joint_fits and self._is_known_format(fmt, self.params.formats.get(fmt))
 

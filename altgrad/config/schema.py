@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StrictInt, model_validator
 
 from altgrad.config.arms import Arm
+from altgrad.config.models import Preset
+from altgrad.config.recipe import Rule
 from altgrad.config.section import Fraction, Name, Section
 
 UINT16_VOCABULARY = 65_536
@@ -24,7 +26,7 @@ GPT2_VOCABULARY = 50_257
 class LicencesCorpus(Section):
     """Licence texts that the ``licensedcode-data`` package installs: works offline, in seconds."""
 
-    source: Literal["licences"]
+    source: Literal["licences"] = Field(description="which kind of corpus this is")
     min_characters: int = Field(200, ge=1, description="shorter documents are dropped")
     max_repeated: Fraction = Field(0.8, description="drop a document above this share of seen word 8-grams")
 
@@ -32,13 +34,14 @@ class LicencesCorpus(Section):
 class HubCorpus(Section):
     """A data set of the Hugging Face hub, or a local folder in the hub's layout."""
 
-    source: Literal["hub"]
+    source: Literal["hub"] = Field(description="which kind of corpus this is")
     path: str = Field(min_length=1, description="repository on the hub, or a folder in its layout")
     name: str | None = Field(None, description="configuration of the data set")
-    revision: str | None = None
+    revision: str | None = Field(None, description="commit or tag of the repository; default: its newest")
     text: str = Field("text", description="column that holds the text")
     splits: dict[Literal["train", "val", "test"], str] = Field(
-        default={"train": "train", "val": "validation", "test": "test"}
+        default={"train": "train", "val": "validation", "test": "test"},
+        description="the data set's names for our splits; train and val are needed",
     )
     fallback: str | None = Field(None, description="corpus to name when this one cannot be reached")
 
@@ -52,10 +55,10 @@ class HubCorpus(Section):
 class LocalCorpus(Section):
     """The user's own text: a folder of .txt/.md files, one text file, or a parquet/jsonl/csv table."""
 
-    source: Literal["local"]
-    path: str = Field(min_length=1)
+    source: Literal["local"] = Field(description="which kind of corpus this is")
+    path: str = Field(min_length=1, description="a folder of .txt and .md files, a text file, or a table")
     text: str = Field("text", description="column that holds the text, for tables")
-    min_characters: int = Field(1, ge=1)
+    min_characters: int = Field(1, ge=1, description="shorter documents are dropped")
 
 
 Corpus = Annotated[LicencesCorpus | HubCorpus | LocalCorpus, Field(discriminator="source")]
@@ -64,7 +67,7 @@ Corpus = Annotated[LicencesCorpus | HubCorpus | LocalCorpus, Field(discriminator
 class Tokenizer(Section):
     """GPT-2 byte-pair encoding, cut to its first ``vocab_size - 1`` ranks plus ``<|endoftext|>``."""
 
-    name: Literal["gpt2"] = "gpt2"
+    name: Literal["gpt2"] = Field("gpt2", description="byte-pair encoding of GPT-2")
     vocab_size: int = Field(4096, description="256 bytes + 1 to 50257, the full GPT-2 vocabulary")
 
     @model_validator(mode="after")
@@ -82,113 +85,18 @@ class Tokenizer(Section):
         return self
 
 
-# --- model and recipe ------------------------------------------------------------------------
-
-
-class Model(Section):
-    """A GPT: its size. The vocabulary comes from the tokenizer."""
-
-    layers: int = Field(ge=1, le=200)
-    width: int = Field(ge=8, le=32_768)
-    heads: int = Field(ge=1, le=256)
-    context: int = Field(ge=8, le=131_072, description="tokens per sequence")
-    mlp_ratio: float = Field(4.0, gt=0, le=16)
-    dropout: float = Field(0.0, ge=0, lt=1)
-
-    @model_validator(mode="after")
-    def _heads_divide_width(self) -> Model:
-        if self.width % self.heads:
-            near = [h for h in range(1, self.width + 1) if self.width % h == 0]
-            nearest = min(near, key=lambda h: abs(h - self.heads))
-            raise ValueError(
-                f"width {self.width} is not divisible by heads {self.heads}; "
-                f"use heads: {nearest} or width: {-(-self.width // self.heads) * self.heads}"
-            )
-        if round(self.mlp_ratio * self.width) < 1:
-            raise ValueError(f"mlp_ratio {self.mlp_ratio} leaves no hidden unit at width {self.width}; use 4")
-        return self
+# --- formats ------------------------------------------------------------------------------------
 
 
 class CustomFormat(Section):
-    """A format of the user's own (see altgrad.numerics.Format)."""
+    """A format of the user's own (see `altgrad.formats.Format`)."""
 
-    exponent_bits: int = Field(ge=0, le=8)
-    mantissa_bits: int = Field(ge=0, le=15)
+    exponent_bits: int = Field(ge=0, le=8, description="E; at most 16 bits in all with the sign")
+    mantissa_bits: int = Field(ge=0, le=15, description="M")
     bias: int | None = Field(None, ge=-200, le=200, description="default 2^(E-1) - 1")
-    specials: Literal["finite", "fn", "ieee", "fnuz", "p3109"] = "finite"
-
-
-def _spec_from_name(value: Any) -> Any:
-    """Let ``weight: E4M3`` stand for ``weight: {format: E4M3}``, and ``none`` for not quantized."""
-    if isinstance(value, str):
-        return None if value.lower() == "none" else {"format": value}
-    return value
-
-
-class TensorSpec(Section):
-    """How one tensor role of a layer is quantized."""
-
-    format: Name
-    scaling: Literal["dynamic", "delayed", "static"] = "dynamic"
-    history: int = Field(16, ge=1, le=1024, description="delayed: amax values remembered")
-    reduce: Literal["max", "most-recent"] = Field("max", description="delayed: how the history is read")
-    scale: Literal["fp32", "pow2"] = Field("fp32", description="any float32, or a power of two rounded down")
-    granularity: Literal["tensor", "row", "block"] = Field("tensor", description="what has a scale of its own")
-    block: int = Field(32, ge=1, le=1 << 20, description="block: elements along the sum of a product")
-    virtual: bool = Field(False, description="weight: the arm sees the format, and no product quantizes to it")
-
-
-Quantized = Annotated[TensorSpec | None, BeforeValidator(_spec_from_name)]
-
-
-_E4M3, _E5M2 = TensorSpec(format="E4M3"), TensorSpec(format="E5M2")
-_E4M3_ROWS = TensorSpec(format="E4M3", granularity="row", scale="pow2")
-
-#: What torchao's float8 recipes quantize, and how, in the terms of a rule: for the grid, the diagnoses and the
-#: report, which do without torchao. ``altgrad.model`` reads the same from torchao itself and refuses a rule
-#: that says otherwise. Scales are those of the forward product, for ``grad`` of the product with the weight;
-#: ``rowwise_with_gw_hp`` computes the weight's gradient from tensors that are not quantized.
-TORCHAO_RECIPES: dict[str, dict[str, TensorSpec]] = {
-    "tensorwise": {"weight": _E4M3, "input": _E4M3, "grad": _E5M2},
-    "rowwise": {"weight": _E4M3_ROWS, "input": _E4M3_ROWS, "grad": _E4M3_ROWS},
-    "rowwise_with_gw_hp": {"weight": _E4M3_ROWS, "input": _E4M3_ROWS, "grad": _E4M3_ROWS},
-}
-
-
-class Rule(Section):
-    """Quantization of the linear layers whose name matches ``layers``; the last matching rule wins.
-
-    A rule with ``torchao`` hands its layers to torchao's recipe of that name, and sets nothing else. What the
-    recipe quantizes stands in ``weight``, ``input`` and ``grad`` once the rule is read.
-    """
-
-    layers: str = Field(min_length=1, description="glob over names such as blocks.0.attn.qkv")
-    weight: Quantized = None
-    input: Quantized = None
-    grad: Quantized = None
-    gradient: Literal["straight-through", "clipped"] = Field("straight-through", description="through the rounding")
-    accumulate: Literal["bf16", "fp32"] = Field("bf16", description="dtype of the layer's output")
-    save: Literal["operands", "codes"] = Field("operands", description="what is kept for the backward pass")
-    backend: Literal["emulated", "native"] = Field("emulated", description="who multiplies; native is torch._scaled_mm")
-    torchao: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] | None = Field(
-        None, description="torchao's float8 recipe, as a baseline"
+    specials: Literal["finite", "fn", "ieee", "fnuz", "p3109"] = Field(
+        "finite", description="what the top codes mean: all numbers, or NaN and infinity as these standards have them"
     )
-
-    @model_validator(mode="after")
-    def _torchao_decides_the_rest(self) -> Rule:
-        if self.torchao is None:
-            return self
-        tensors = TORCHAO_RECIPES[self.torchao]
-        if any(getattr(self, role) != spec for role, spec in tensors.items()):  # else: read from a resolved cell
-            stated = [role for role in tensors if getattr(self, role) is not None]
-            if stated:
-                raise ValueError(f"torchao: {self.torchao} decides {stated[0]} itself; remove {stated[0]} or torchao")
-            for role, spec in tensors.items():
-                object.__setattr__(self, role, spec)  # the section is frozen from here on
-        for field in ("gradient", "accumulate", "save", "backend"):
-            if getattr(self, field) != type(self).model_fields[field].default:
-                raise ValueError(f"torchao: {self.torchao} has no setting {field}; remove {field} or torchao")
-        return self
 
 
 # --- training --------------------------------------------------------------------------------
@@ -215,10 +123,12 @@ class Train(Section):
     eval_sequences: int = Field(256, ge=1, description="size of the fixed validation sample")
     checkpoint_every: int = Field(100, ge=1, description="steps between checkpoints")
     compute: Literal["bf16", "fp32"] = Field("bf16", description="dtype of matrix products outside the formats")
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    compile: Literal["auto", "on", "off"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where there is one")
+    compile: Literal["auto", "on", "off"] = Field(
+        "auto", description="torch.compile; auto: where there is a C++ compiler"
+    )
     threads: int = Field(0, ge=0, le=4096, description="CPU threads; 0 means one per physical core")
-    divergence: Divergence = Divergence()
+    divergence: Divergence = Field(Divergence(), description="when a run counts as diverged")
 
 
 class Monitor(Section):
@@ -244,10 +154,15 @@ LrScale = Annotated[Any, BeforeValidator(_number)]
 class Grid(Section):
     """The cells: every combination of the four lists."""
 
-    formats: list[Name] = Field(min_length=1)
-    optimizers: list[Name] = Field(min_length=1)
-    seeds: list[Annotated[StrictInt, Field(ge=0, le=2**31 - 1)]] = Field(min_length=1)
-    lr_scales: list[LrScale] = Field(min_length=1)
+    formats: list[Name] = Field(
+        min_length=1,
+        description="formats, for the recipe of grid.recipe; recipes; or a recipe and its format, such as virtual.E3M4",
+    )
+    optimizers: list[Name] = Field(min_length=1, description="arms, by name from optimizers")
+    seeds: list[Annotated[StrictInt, Field(ge=0, le=2**31 - 1)]] = Field(
+        min_length=1, description="a seed fixes initial weights and data order, alike in every format and arm"
+    )
+    lr_scales: list[LrScale] = Field(min_length=1, description="multiples of the arm's lr, above 0 and up to 1000000")
     recipe: Name = Field("uniform", description="recipe that a plain format name stands for")
     baseline: Name = Field("bf16", description="entry of formats that the others are compared with")
 
@@ -269,15 +184,27 @@ def _empty(value: Any) -> Any:
 class Params(Section):
     """params.yaml. ``overrides`` maps a format, an arm or a cell key to settings of that cell."""
 
-    corpus: str
-    corpora: dict[str, Corpus]
-    tokenizer: Tokenizer = Tokenizer()
-    model: str
-    models: dict[str, Model]
-    grid: Grid
-    formats: Annotated[dict[Name, CustomFormat], BeforeValidator(_empty)] = {}
-    recipes: dict[Name, list[Rule]]
-    optimizers: dict[Name, Arm]
-    train: Train = Train()
-    monitor: Monitor = Monitor()
-    overrides: Annotated[dict[str, dict[str, Any]], BeforeValidator(_empty)] = {}
+    corpus: str = Field(description="the text to train on, by name from corpora")
+    corpora: dict[str, Corpus] = Field(description="texts to choose from")
+    tokenizer: Tokenizer = Field(Tokenizer(), description="how text becomes tokens")
+    model: str = Field(description="the model to train, by name from models")
+    models: dict[str, Preset] = Field(description="models to choose from")
+    grid: Grid = Field(description="the cells")
+    formats: Annotated[dict[Name, CustomFormat], BeforeValidator(_empty)] = Field({}, description="formats of your own")
+    recipes: dict[Name, list[Rule]] = Field(description="which layer is quantized how")
+    optimizers: dict[Name, Arm] = Field(description="arms to choose from")
+    train: Train = Field(Train(), description="the training schedule")
+    monitor: Monitor = Field(Monitor(), description="what is recorded inside a run")
+    overrides: Annotated[dict[str, dict[str, Any]], BeforeValidator(_empty)] = Field(
+        {}, description="settings of some cells, by grid entry, arm or cell"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _model_in_its_place(cls, values: Any) -> Any:
+        """Let ``model: {from: FOLDER}`` stand for a preset that is called like the folder."""
+        preset, presets = (values.get("model"), values.get("models", {})) if isinstance(values, dict) else (None, None)
+        if not (isinstance(preset, dict) and isinstance(presets, dict)):
+            return values
+        name = str(preset.get("from", "model"))
+        return values | {"model": name, "models": {**presets, name: preset}}

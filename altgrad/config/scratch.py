@@ -20,7 +20,7 @@ from typing import IO
 import altgrad
 from altgrad.config.cell import Cell
 
-SOURCES = ("config", "numerics", "data", "model", "optim", "training")  # the rooms that decide a run's bits
+SOURCES = ("config", "formats", "numerics", "data", "model", "optim", "training")  # the rooms that decide a run's bits
 SOURCE_SUFFIXES = (".py", ".cpp", ".h")
 
 

@@ -1,13 +1,29 @@
-"""What every section of params.yaml has in common, and the kinds of values that several share."""
+"""What every section of settings has in common, and the kinds of values that several share.
+
+A section is declared once and serves three readers: params.yaml and a resolved cell, where formats are names, and
+Python, where a name stands for the format that is registered under it.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
-from altgrad.config.errors import did_you_mean
+from altgrad.config.errors import did_you_mean, sentences
+from altgrad.formats import Format, get_format
 
 
 def _key_part(name: str) -> str:
@@ -22,14 +38,57 @@ def _key_part(name: str) -> str:
 Name = Annotated[str, AfterValidator(_key_part)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
+REGISTERED: Mapping[str, Format] = {}  # as context: no formats of one's own, all names are those of the registry
 
-class Section(BaseModel):
+
+def as_format(value: Any, info: ValidationInfo) -> Format | str:
+    """Return the format that a name stands for; without formats to look it up in, the name."""
+    if isinstance(value, Format):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"expected a format's name, not {value!r}")
+    if info.context is None:
+        return _key_part(value)
+    return info.context[value] if value in info.context else get_format(value)
+
+
+def _name_of(value: Format | str) -> str:
+    return value if isinstance(value, str) else value.name
+
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+
+    FormatSetting = Format
+else:
+    ModelMetaclass = type(BaseModel)
+    FormatSetting = Annotated[Any, BeforeValidator(as_format), PlainSerializer(_name_of, return_type=str)]
+
+
+class _FromPython(ModelMetaclass):
+    """Lets a section be made in Python: by position, names standing for registered formats, mistakes in a sentence."""
+
+    def __call__(cls, *values: Any, **settings: Any) -> Any:
+        section = cast("type[BaseModel]", cls)
+        names = list(section.model_fields)
+        if len(values) > len(names):
+            raise TypeError(f"{cls.__name__} has {len(names)} settings, and {len(values)} values were given")
+        settings = dict(zip(names, values, strict=False)) | settings
+        try:
+            return section.model_validate(settings, context=REGISTERED)
+        except ValidationError as error:
+            raise ValueError("; ".join(sentences(error, cls.__name__))) from None
+
+
+class Section(BaseModel, metaclass=_FromPython):
     """Base of every section: unknown settings are errors, values are immutable once read.
 
     ``renamed`` maps a setting of earlier versions to a sentence's end: what it is now, and how to convert it.
+    ``renamed_values`` does so for values, by setting and value.
     """
 
     renamed: ClassVar[dict[str, str]] = {}
+    renamed_values: ClassVar[dict[tuple[str, str], str]] = {}
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -43,6 +102,26 @@ class Section(BaseModel):
                     raise ValueError(f"{key} is now {cls.renamed[key]}")
                 if key not in cls.model_fields:
                     raise ValueError(f"unknown setting {key!r}{did_you_mean(key, cls.model_fields)}")
+                if isinstance(value, str) and (key, value) in cls.renamed_values:
+                    raise ValueError(f"{key}: {value} is now {cls.renamed_values[key, value]}")
                 if isinstance(value, bool) and cls.model_fields[key].annotation is not bool:
                     raise ValueError(f"{key} must not be {str(value).lower()}; it is no truth value")
         return values
+
+    def but(self, **changes: Any) -> Self:
+        """Return the same section with other values for some settings, checked as any other."""
+        return type(self)(**dict(self) | changes)
+
+    def with_formats(self, formats: Mapping[str, Format]) -> Self:
+        """Return the same section with names of formats replaced by ``formats``, or else by registered ones.
+
+        Raises ``ValueError`` for what only a format's own properties show to be wrong.
+        """
+        try:
+            return type(self).model_validate(self.model_dump(), context=formats)
+        except ValidationError as error:
+            raise ValueError("; ".join(sentences(error, ""))) from None
+
+    def changed(self) -> list[str]:
+        """Return the settings whose values are not the defaults."""
+        return [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]

@@ -35,8 +35,8 @@ def documents(corpus: LocalCorpus, split: Split) -> Iterator[str]:
 
     Raises :class:`UserError` when the path, its files or the column cannot be read.
     """
-    for text in _texts(Path(corpus.path).expanduser(), corpus.text, split):
-        text = text.replace("\r\n", "\n").strip()
+    for raw in _texts(Path(corpus.path).expanduser(), corpus.text, split):
+        text = raw.replace("\r\n", "\n").strip()
         if text and len(text) >= corpus.min_characters:
             yield text
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from altgrad.diagnostics.analysis import QUANTIZED, Analysis
 from altgrad.diagnostics.view import Histogram, LayerView
-from altgrad.numerics import rung
 
 WIDEST_SHOWN = 8  # bits; a wider format has about as many codes as a layer has weights
 
@@ -47,13 +47,17 @@ def code_stale_frac(view: LayerView) -> float:
     return (now == before).double().mean().item()
 
 
-def init_distance_rungs(view: LayerView) -> float:
-    """Both are on the grid of the weights as they are now."""
-    moved = rung(view.on_grid, view.grid.format) - view.grid.rungs(view.initial)
-    return moved.abs().double().mean().item()
-
-
 def _entropy(counts: np.ndarray) -> float:
     """Entropy in bits of the distribution with these counts."""
     share = counts[counts > 0] / counts.sum()
     return float(-(share * np.log2(share)).sum() + 0.0)  # + 0.0 turns -0 into 0
+
+
+ORDER = 20
+ANALYSES = (
+    Analysis(code_usage, QUANTIZED),
+    Analysis(code_used_frac, QUANTIZED),
+    Analysis(code_entropy, QUANTIZED),
+    Analysis(bit_activity, QUANTIZED),
+    Analysis(code_stale_frac, (*QUANTIZED, "previous", "previous_grid")),
+)

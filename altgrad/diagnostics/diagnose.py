@@ -3,7 +3,8 @@
 ``<key>.parquet`` has the columns layer, role, step, metric, x, value; x is the position of a
 histogram's bin and null for a number. ``<key>.json`` has the SHA-256 of the resolved cell (by which
 the report tells a current diagnosis from a stale one), the summary over layers at the last step,
-and the flags. Both are the same bytes whenever the same files are diagnosed.
+the flags, and what those metrics are that ``altgrad.metrics`` does not know. Both are the same bytes whenever the same
+files are diagnosed.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ def diagnose_cell(cell_path: Path, run_dir: Path, json_path: Path, parquet_path:
         "status": OK if all(entry["status"] == OK for entry in layers.values()) else NONFINITE,
         "summary": {a.name: _summary(a.metric, last, layers) for a in ANALYSES if a.metric.summary},
         "flags": list(_flags(last)),
+        "metrics": {a.name: a.row.to_json() for a in ANALYSES if a.row},
         "layers": layers,
     }
     write_json(json_path, diagnosis)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from altgrad.diagnostics.analysis import QUANTIZED, WEIGHT, Analysis
 from altgrad.diagnostics.view import Histogram, LayerView
 
 BINS_PER_BINADE = 4
@@ -43,3 +44,10 @@ def _shares(bins: Tensor) -> tuple[list[float], list[float]]:
     """Return the bins that occur, ascending, and the share of each."""
     found, counts = bins.unique(sorted=True, return_counts=True)
     return found.double().tolist(), (counts.double() / bins.numel()).tolist()
+
+
+ORDER = 10
+ANALYSES = (
+    Analysis(log2_magnitude, WEIGHT),
+    Analysis(binade_usage, QUANTIZED),
+)

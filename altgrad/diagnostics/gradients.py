@@ -5,6 +5,7 @@ Both are of the same weights on the same batch.
 
 from __future__ import annotations
 
+from altgrad.diagnostics.analysis import GRADIENTS, Analysis
 from altgrad.diagnostics.rounding_error import ratio_db
 from altgrad.diagnostics.view import LayerView
 
@@ -19,3 +20,10 @@ def grad_cosine(view: LayerView) -> float | None:
     quantized, plain = view.grad_quantized.double().flatten(), view.grad_float.double().flatten()
     norms = (quantized.norm() * plain.norm()).item()
     return (quantized @ plain).item() / norms if norms else None
+
+
+ORDER = 60
+ANALYSES = (
+    Analysis(grad_snr_db, GRADIENTS),
+    Analysis(grad_cosine, GRADIENTS),
+)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from altgrad.diagnostics.analysis import QUANTIZED, WEIGHT, Analysis
 from altgrad.diagnostics.view import LayerView
+from altgrad.numerics import rung
 
 
 def init_distance(view: LayerView) -> float | None:
@@ -18,3 +20,17 @@ def init_distance_kept(view: LayerView) -> float | None:
     moved = (view.scaled.double() - grid.scaled(view.initial).double()).norm().item()
     shown = (view.on_grid.double() - grid.rounded(view.initial).double()).norm().item()
     return shown / moved if moved else None
+
+
+def init_distance_rungs(view: LayerView) -> float:
+    """Both are on the grid of the weights as they are now."""
+    moved = rung(view.on_grid, view.grid.format) - view.grid.rungs(view.initial)
+    return moved.abs().double().mean().item()
+
+
+ORDER = 50
+ANALYSES = (
+    Analysis(init_distance, (*WEIGHT, "initial")),
+    Analysis(init_distance_kept, (*QUANTIZED, "initial")),
+    Analysis(init_distance_rungs, (*QUANTIZED, "initial")),
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from altgrad.diagnostics.analysis import WEIGHT, Analysis
 from altgrad.diagnostics.view import LayerView, singular_values
 
 
@@ -29,3 +30,11 @@ def _effective_rank(values: Tensor) -> float | None:
     if values[-1] <= 0:
         return None
     return torch.special.entr(values / values.sum()).sum().exp().item()
+
+
+ORDER = 40
+ANALYSES = (
+    Analysis(stable_rank, WEIGHT),
+    Analysis(effective_rank, WEIGHT),
+    Analysis(effective_rank_kept, (*WEIGHT, "initial")),
+)

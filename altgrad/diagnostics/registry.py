@@ -1,60 +1,37 @@
-"""The analyses: which function measures which metric, and what it takes.
+"""The analyses, found in the modules of this folder.
 
-To add one: write its function, named as the metric; add its line here and the metric's row to ``altgrad.metrics``.
-A function takes a :class:`LayerView` and returns a number, a :class:`Histogram`, or ``None`` where the metric has no
-value. It is called only when everything in ``needs`` is there and finite.
+A module declares its own as ``ANALYSES``, beside the functions, and may say by ``ORDER`` where they come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+import importlib
+import pkgutil
+from pathlib import Path
 
-from altgrad.diagnostics import codes, distribution, gradients, movement, rank, rounding_error
-from altgrad.diagnostics.view import Histogram, LayerView
-from altgrad.metrics import METRICS, Metric
+from altgrad.diagnostics.analysis import Analysis
+from altgrad.metrics import METRICS
 
-
-class Analysis(NamedTuple):
-    """How one metric is computed. ``needs`` names attributes of a view."""
-
-    compute: Callable[[LayerView], float | Histogram | None]
-    needs: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """The metric's name in files and reports: that of the function."""
-        return self.compute.__name__
-
-    @property
-    def metric(self) -> Metric:
-        """What it is that is computed."""
-        return METRICS[self.name]
+LAST = 1000  # where a module comes that does not say
 
 
-WEIGHT = ("weight",)
-QUANTIZED = ("weight", "grid")
-GRADIENTS = ("grad_quantized", "grad_float")
+def _declared() -> tuple[Analysis, ...]:
+    """Return the analyses of all modules, each checked to have one row and no more."""
+    package = __name__.rpartition(".")[0]
+    names = [found.name for found in pkgutil.iter_modules([str(Path(__file__).parent)])]
+    names = [name for name in names if name not in ("registry", "diagnose")]  # who use this table
+    modules = [importlib.import_module(f"{package}.{name}") for name in names]
+    modules.sort(key=lambda module: (getattr(module, "ORDER", LAST), module.__name__))
+    found = tuple(analysis for module in modules for analysis in getattr(module, "ANALYSES", ()))
+    for analysis in found:
+        name, row = analysis.name, analysis.row
+        if [other.name for other in found].count(name) > 1 or (row is not None and name in METRICS):
+            raise ValueError(f"metric {name} has two homes")
+        if row is None and name not in METRICS:
+            raise ValueError(f"metric {name} has no row: give its analysis one")
+        if row is not None and (row.name != name or row.offline is None):
+            raise ValueError(f"metric {name}: its row must have the name of its function, and the role as offline")
+    return found
 
-ANALYSES: tuple[Analysis, ...] = (
-    Analysis(distribution.log2_magnitude, WEIGHT),
-    Analysis(distribution.binade_usage, QUANTIZED),
-    Analysis(codes.code_usage, QUANTIZED),
-    Analysis(codes.code_used_frac, QUANTIZED),
-    Analysis(codes.code_entropy, QUANTIZED),
-    Analysis(codes.bit_activity, QUANTIZED),
-    Analysis(codes.code_stale_frac, (*QUANTIZED, "previous", "previous_grid")),
-    Analysis(rounding_error.sqnr_db, QUANTIZED),
-    Analysis(rounding_error.misalignment_mean, QUANTIZED),
-    Analysis(rounding_error.misalignment, QUANTIZED),
-    Analysis(rounding_error.boundary_frac, QUANTIZED),
-    Analysis(rounding_error.underflow_frac, QUANTIZED),
-    Analysis(rank.stable_rank, WEIGHT),
-    Analysis(rank.effective_rank, WEIGHT),
-    Analysis(rank.effective_rank_kept, (*WEIGHT, "initial")),
-    Analysis(movement.init_distance, (*WEIGHT, "initial")),
-    Analysis(movement.init_distance_kept, (*QUANTIZED, "initial")),
-    Analysis(codes.init_distance_rungs, (*QUANTIZED, "initial")),
-    Analysis(gradients.grad_snr_db, GRADIENTS),
-    Analysis(gradients.grad_cosine, GRADIENTS),
-)
+
+ANALYSES = _declared()

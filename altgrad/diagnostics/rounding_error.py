@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from altgrad.diagnostics.analysis import QUANTIZED, Analysis
 from altgrad.diagnostics.view import Histogram, LayerView
-from altgrad.numerics import scale_target, ulp
+from altgrad.numerics import ulp
 
 MISALIGNMENT_BINS = 16  # on [0, 1/2]
 
@@ -36,7 +37,7 @@ def misalignment(view: LayerView) -> Histogram:
 
 def boundary_frac(view: LayerView) -> float:
     """The edge is min(max, 2^16), which the amax is scaled to."""
-    return (view.on_grid.abs() >= scale_target(view.grid.format)).double().mean().item()
+    return (view.on_grid.abs() >= view.grid.format.scale_target).double().mean().item()
 
 
 def underflow_frac(view: LayerView) -> float:
@@ -56,3 +57,13 @@ def ratio_db(signal: Tensor, noise: Tensor) -> float | None:
 
 def _misalignment(view: LayerView) -> Tensor:
     return (view.scaled.double() - view.on_grid).abs() / ulp(view.scaled, view.grid.format)
+
+
+ORDER = 30
+ANALYSES = (
+    Analysis(sqnr_db, QUANTIZED),
+    Analysis(misalignment_mean, QUANTIZED),
+    Analysis(misalignment, QUANTIZED),
+    Analysis(boundary_frac, QUANTIZED),
+    Analysis(underflow_frac, QUANTIZED),
+)

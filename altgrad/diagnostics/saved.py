@@ -22,9 +22,9 @@ from torch import Tensor
 
 from altgrad.config import Cell, UserError
 from altgrad.config.files import read_json
-from altgrad.config.schema import TensorSpec
+from altgrad.config.recipe import TensorRecipe
 from altgrad.diagnostics.view import Grid, LayerView
-from altgrad.numerics import Format
+from altgrad.formats import Format
 
 
 class SavedRun:
@@ -94,9 +94,9 @@ class SavedRun:
         if spec is None or spec.format != name:
             raise UserError(f"{self.folder} is not a run of today's {self.cell.key}; run `dvc repro` to train it again")
         fmt = Format(**self.cell.formats[name])
-        return Grid.of(weight, fmt, spec.scale, spec.granularity, spec.block, remembered)
+        return Grid.of(weight, fmt, remembered, **spec.scale_options)
 
-    def _spec(self, layer: str) -> TensorSpec | None:
+    def _spec(self, layer: str) -> TensorRecipe | None:
         """Return how the weight of ``layer`` is quantized, if at all: the last rule that matches decides."""
         matching = [rule.weight for rule in self.cell.rules if fnmatchcase(layer, rule.layers)]
         return matching[-1] if matching else None

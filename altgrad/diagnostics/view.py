@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from altgrad.numerics import Format, decode, encode, format_constants, operand_scale, quantize, rung
+from altgrad.formats import Format
+from altgrad.numerics import decode, encode, format_constants, operand_scale, quantize, rung
 
 
 class Histogram(NamedTuple):
@@ -32,15 +33,12 @@ class Grid(NamedTuple):
     scale: Tensor  # float32, broadcastable to the tensor
 
     @classmethod
-    def of(
-        cls, weight: Tensor, fmt: Format, scale_dtype: str = "fp32", granularity: str = "tensor", block: int = 32,
-        remembered: Tensor | None = None,
-    ) -> Grid:  # fmt: skip
+    def of(cls, weight: Tensor, fmt: Format, remembered: Tensor | None = None, **options: Any) -> Grid:
         """Return the grid that the forward product puts ``weight`` (out, in) on: ``target / amax``.
 
-        ``remembered`` (0-d) is the amax where that is not the weight's own of the moment.
+        ``remembered`` (0-d) is the amax where that is not the weight's own of the moment, ``options`` are those of
+        `operand_scale`.
         """
-        options = {"granularity": granularity, "block": block, "scale_dtype": scale_dtype}
         return cls(fmt, operand_scale(weight, format_constants(fmt), remembered, **options))
 
     def scaled(self, t: Tensor) -> Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 Summarize = Callable[[Sequence[float], Sequence[int]], float]
 STRICT_LAYERS = {"*attn.out": "attention outputs", "*head": "the head"}  # held to the tighter limit
@@ -56,6 +57,17 @@ class Metric:
     offline: str | None = None
     summary: Summarize | None = None
     limit: Limit | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a reader needs to know of a metric of the diagnosis, as JSON."""
+        limit = None if self.limit is None else asdict(self.limit)
+        return {"unit": self.unit, "definition": self.definition, "offline": self.offline, "limit": limit}
+
+    @classmethod
+    def from_json(cls, name: str, content: dict[str, Any]) -> Metric:
+        """Return what `to_json` was told, without its summary."""
+        limit = None if content["limit"] is None else Limit(**content["limit"])
+        return cls(name, content["unit"], content["definition"], offline=content["offline"], limit=limit)
 
     @property
     def text(self) -> str:

@@ -1,4 +1,5 @@
-"""The table of metrics. To add one: add its row here, and its function where it is measured.
+"""The table of metrics that more than one room speaks of: those that training records, and those that texts, figures
+and tables of the report name. A metric of the diagnosis alone has its row beside its function.
 
 Definitions speak of a tensor x, its scale s and its rounding q; w are weights, w₀ the initial ones, g a gradient.
 A format's rungs are the places of its values in order: 0 at zero, +1 for each next one up.

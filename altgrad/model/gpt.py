@@ -1,7 +1,7 @@
 """The transformer that every cell trains: a GPT in the GPT-2 shape, as small as the question allows.
 
 Pre-norm blocks, learned positions, GELU, causal scaled-dot-product attention, a head tied to the
-token embedding, no biases, no dropout by default (Radford et al. 2019; Karpathy's nanoGPT fixed the
+token embedding, by default no biases and no dropout (Radford et al. 2019; Karpathy's nanoGPT fixed the
 conventions that are kept here: initial standard deviation 0.02, residual projections scaled by
 1/sqrt(2 * layers)). Every matrix product with a weight is an ``nn.Linear`` with a name of its own,
 so that a recipe can address it: ``blocks.<n>.attn.qkv``, ``blocks.<n>.attn.out``,
@@ -17,15 +17,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from altgrad.numerics.operand import materialized
+from altgrad.numerics.operand_definition import materialized
 
 INITIAL_STD = 0.02
 SHORT_CONTEXT = 128  # tokens
+GELUS = {"exact": "none", "tanh": "tanh"}  # what torch calls the approximation
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Size of a :class:`GPT`; ``width`` must be divisible by ``heads``."""
+    """Size of a :class:`GPT`; ``width`` must be divisible by ``heads``.
+
+    ``bias``, of linear layers and norms, and ``gelu: tanh``, its approximation, are what GPT-2's published weights
+    were trained with.
+    """
 
     vocab_size: int
     layers: int
@@ -34,8 +39,12 @@ class GPTConfig:
     context: int
     mlp_ratio: float = 4.0
     dropout: float = 0.0
+    bias: bool = False
+    gelu: str = "exact"
 
     def __post_init__(self) -> None:
+        if self.gelu not in GELUS:
+            raise ValueError(f"gelu must be one of {', '.join(GELUS)}, not {self.gelu!r}")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not divisible by heads {self.heads}")
 
@@ -47,8 +56,8 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = config.heads
         self.dropout = config.dropout
-        self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)
-        self.out = nn.Linear(config.width, config.width, bias=False)
+        self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.bias)
+        self.out = nn.Linear(config.width, config.width, bias=config.bias)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         batch, length, width = x.shape
@@ -90,11 +99,12 @@ class MLP(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         hidden = round(config.mlp_ratio * config.width)
-        self.up = nn.Linear(config.width, hidden, bias=False)
-        self.down = nn.Linear(hidden, config.width, bias=False)
+        self.approximate = GELUS[config.gelu]
+        self.up = nn.Linear(config.width, hidden, bias=config.bias)
+        self.down = nn.Linear(hidden, config.width, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x)))
+        return self.down(F.gelu(self.up(x), approximate=self.approximate))
 
 
 class Block(nn.Module):
@@ -102,9 +112,9 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(config.width, bias=False)
+        self.norm1 = nn.LayerNorm(config.width, bias=config.bias)
         self.attn = Attention(config)
-        self.norm2 = nn.LayerNorm(config.width, bias=False)
+        self.norm2 = nn.LayerNorm(config.width, bias=config.bias)
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -127,7 +137,7 @@ class GPT(nn.Module):
         self.positions = nn.Embedding(config.context, config.width)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.norm = nn.LayerNorm(config.width, bias=False)
+        self.norm = nn.LayerNorm(config.width, bias=config.bias)
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
         self._initialise()
         self.head.weight = self.tokens.weight
@@ -138,6 +148,8 @@ class GPT(nn.Module):
                 residual = name.endswith(("attn.out.weight", "mlp.down.weight"))
                 std = INITIAL_STD / math.sqrt(2 * self.config.layers) if residual else INITIAL_STD
                 nn.init.normal_(parameter, std=std)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Return logits (batch, length, vocab_size), or with ``targets`` the mean cross-entropy in nats.

@@ -2,102 +2,126 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import TypeVar
+
 from torch import Tensor, nn
 
-from altgrad.model.linear import QuantizedLinear
-from altgrad.model.recipe import LayerRecipe, Recipe, TensorRecipe
-from altgrad.model.weights import WeightsTogether
-from altgrad.numerics import Format
+from altgrad.config.recipe import LayerRecipe, Recipe
+from altgrad.formats import Format
+from altgrad.model.account import account
+from altgrad.model.layers import is_transposed, layer_recipe, linear_layers, virtual_weight
+from altgrad.model.quantized.linear import QuantizedLinear
+from altgrad.model.quantized.weights import WeightsTogether
+
+Model = TypeVar("Model", bound=nn.Module)
 
 TORCHAO_DIVISOR = 16  # of a layer's dimensions: what torch._scaled_mm, and so FP8 hardware, asks for
-
-
-def linear_layers(model: nn.Module) -> dict[str, nn.Linear | QuantizedLinear]:
-    """Return the linear layers of ``model`` by their dotted name, in the order of its modules.
-
-    Those that torchao computes are among them: its class is one of ``nn.Linear``.
-    """
-    kinds = (nn.Linear, QuantizedLinear)
-    return {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
-
-
-def embedded_weights(model: nn.Module) -> set[nn.Parameter]:
-    """Return the weights of the embeddings.
-
-    What a linear layer shares with one of them is looked up unquantized and gets most of its gradient there.
-    """
-    return {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
-
-
-def layer_recipe(layer: nn.Module) -> LayerRecipe | None:
-    """Return how a layer that :func:`quantize_model` made is quantized, ``None`` for any other layer."""
-    return getattr(layer, "recipe", None)
-
-
-def virtual_weight(layer: nn.Module) -> TensorRecipe | None:
-    """Return the format whose grid the optimizer of a layer's weight is to see, where no product sees it."""
-    return getattr(layer, "virtual_weight", None)
+EVERY_LAYER = "*"  # the pattern that claims all of a model
+MOST = 0.5  # of the weights that take part in products
 
 
 def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
     """Return the recipe of each layer of ``model`` that ``recipe`` quantizes or makes virtual, by its dotted name.
 
-    Raises ``ValueError`` when a pattern matches no layer, and for a torchao layer of a size that torchao's
-    products cannot take; they are refused on every device, so that a cell means the same on each.
+    Raises ``ValueError`` when a pattern matches no layer, when the pattern ``*`` leaves out most of the weights that
+    take part in products, for a layer that torchao cannot take (a ``Conv1D``, or one of a size that its products
+    cannot have; they are refused on every device, so that a cell means the same on each), and when the installed
+    torchao quantizes otherwise than its recipe says.
     """
     layers = linear_layers(model)
+    if any(rule.layers == EVERY_LAYER and rule.layer.quantizes for rule in recipe.rules):
+        _require_most(model)
     matched = recipe.match(layers)
     for name, found in matched.items():
+        if found.torchao is None:
+            continue
+        if is_transposed(layers[name]):
+            raise ValueError(f"layer {name} is a Conv1D, which torchao does not take; leave it out of the torchao rule")
         rows, columns = layers[name].weight.shape
-        if found.torchao is not None and (rows % TORCHAO_DIVISOR or columns % TORCHAO_DIVISOR):
+        if rows % TORCHAO_DIVISOR or columns % TORCHAO_DIVISOR:
             raise ValueError(
                 f"layer {name} is {rows} x {columns}, and torchao's recipes need both to be divisible by "
                 f"{TORCHAO_DIVISOR}; leave the layer out of the torchao rule or change its size"
             )
+    if any(found.torchao is not None for found in matched.values()):
+        from altgrad.model.torchao import require_as_stated  # which imports torchao
+
+        for found in matched.values():
+            require_as_stated(found)
     return matched
 
 
-def quantize_model(model: nn.Module, recipe: Recipe) -> nn.Module:
+def quantize_model(model: Model, recipe: Recipe, *, verbose: bool = False) -> Model:
     """Replace the linear layers that ``recipe`` matches, in place, and return ``model``.
 
     Parameters are shared with the layers that are replaced, so weights, ties between them (an
-    embedding and a head) and optimizers that already hold them stay valid. Embeddings, norms and
-    every other module are left alone, and so is a layer whose weight is virtual, but for a note that
-    :func:`virtual_weight` returns. A torchao layer is made for the device that it is on (see
-    :func:`altgrad.model.baselines.torchao_linear`). Raises ``ValueError`` as :func:`matched_layers`
-    does, and when the model is already quantized.
+    embedding and a head) and optimizers that already hold them stay valid. A layer that has several places in
+    the model is replaced in each. Embeddings, norms and every other module are left alone, and so is a layer whose
+    weight is virtual, but for a note that :func:`virtual_weight` returns. A torchao layer is made for the device
+    that it is on (see :func:`altgrad.model.torchao.torchao_linear`).
+
+    :func:`altgrad.model.account` returns what was quantized, what was left and why; ``verbose`` prints it. Where
+    the pattern ``*`` leaves out weights of modules whose products are not known, a warning names them. Raises
+    ``ValueError`` as :func:`matched_layers` does, and when the model is already quantized.
     """
     layers = linear_layers(model)
     done = [name for name, layer in layers.items() if layer_recipe(layer) or virtual_weight(layer)]
     if done:
         raise ValueError(f"the model is already quantized (layer {done[0]}); quantize a fresh one")
+    replaced: dict[nn.Module, nn.Module] = {}
     for name, found in matched_layers(model, recipe).items():
         if not name:
             raise ValueError("the model is itself a linear layer; put it in a module to quantize it")
         if found.virtual_weight:
             layers[name].virtual_weight = found.virtual_weight
-            continue
-        parent, _, child = name.rpartition(".")
-        quantized = _quantized(layers[name], found)
-        setattr(model.get_submodule(parent), child, quantized.train(layers[name].training))
+        else:
+            replaced[layers[name]] = _quantized(layers[name], found).train(layers[name].training)
+    _replace(model, replaced)
     _share_constants(model)
     model.weights_together = WeightsTogether(model)
+    if verbose:
+        print(account(model))
     return model
 
 
-def unquantize_model(model: nn.Module) -> nn.Module:
+def unquantize_model(model: Model) -> Model:
     """Undo :func:`quantize_model`, in place, with plain layers on the same parameters; return ``model``."""
-    for name, layer in linear_layers(model).items():
+    replaced: dict[nn.Module, nn.Module] = {}
+    for layer in linear_layers(model).values():
         if layer_recipe(layer) is not None:
-            linear = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
-            linear.weight, linear.bias = layer.weight, layer.bias
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, linear)
+            replaced[layer] = _plain(layer)
         elif virtual_weight(layer):
             del layer.virtual_weight
+    _replace(model, replaced)
     if hasattr(model, "weights_together"):
         model.weights_together.stop()
     return model
+
+
+def _require_most(model: nn.Module) -> None:
+    """Raise ``ValueError`` if most of the weights in products are in modules that are not known; warn of some."""
+    found = account(model)
+    if not found.unknown:
+        return
+    names = list(found.unknown)
+    shown = ", ".join(f"{name} ({found.unknown[name]})" for name in names[:3])
+    shown += f" and {len(names) - 3} more" if len(names) > 3 else ""
+    share = f"{found.shares['unknown']:.0%} of the weights in products are in modules that no recipe reaches: {shown}"
+    if found.shares["unknown"] > MOST:
+        raise ValueError(
+            f"{share}; a model quantized by the pattern {EVERY_LAYER!r} would be so in name only: make them nn.Linear, "
+            "teach altgrad/model/layers.py their kind, or name the layers that you mean instead"
+        )
+    warnings.warn(f"{share}; they stay as they are", stacklevel=4)
+
+
+def _replace(model: nn.Module, replaced: dict[nn.Module, nn.Module]) -> None:
+    """Put each module's replacement into every place that it has in ``model``."""
+    for parent in list(model.modules()):  # named_children() would skip a module's second name
+        for child, module in list(parent._modules.items()):
+            if module in replaced:
+                setattr(parent, child, replaced[module])
 
 
 def _share_constants(model: nn.Module) -> None:
@@ -109,9 +133,19 @@ def _share_constants(model: nn.Module) -> None:
                 quantizer.constants = shared.setdefault((role, quantizer.recipe.format), quantizer.constants)
 
 
-def _quantized(layer: nn.Linear, recipe: LayerRecipe) -> nn.Module:
+def _quantized(layer: nn.Module, recipe: LayerRecipe) -> nn.Module:
     if recipe.torchao is None:
-        return QuantizedLinear.from_linear(layer, recipe)
-    from altgrad.model.baselines import torchao_linear  # which imports torchao
+        return QuantizedLinear.from_linear(layer, recipe, transposed=is_transposed(layer))
+    from altgrad.model.torchao import torchao_linear  # which imports torchao
 
     return torchao_linear(layer, recipe)
+
+
+def _plain(layer: nn.Module) -> nn.Module:
+    """Return an unquantized layer on the parameters of ``layer``."""
+    if isinstance(layer, QuantizedLinear) and layer.replaced:
+        plain = layer.replaced[0].train(layer.training)
+    else:
+        plain = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+    plain.weight, plain.bias = layer.weight, layer.bias
+    return plain

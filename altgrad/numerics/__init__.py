@@ -1,18 +1,17 @@
-"""Small floating-point formats: what they are, rounding to them, their codes, and scaling.
+"""Rounding to small floating-point formats, their codes, and scaling: pure functions of tensors.
 
-Pure functions of tensors; the definitions are in the modules' docstrings. ``python -m
-altgrad.numerics E3M4`` prints a format's card.
+What a format is stands in `altgrad.formats`.
 """
 
+from altgrad.formats import Format, get_format
 from altgrad.numerics.codes import decode, encode, neighbours, rung, ulp
-from altgrad.numerics.constants import format_constants, scale_target
+from altgrad.numerics.constants import format_constants
 from altgrad.numerics.coordinate import at_coordinate, coordinate
-from altgrad.numerics.formats import SPECIALS, Format, default_bias
-from altgrad.numerics.operand import decode_operand, encode_operand, operand_scale, quantize_operand, quantize_operands
+from altgrad.numerics.operand import decode_operand, encode_operand, quantize_operand, quantize_operands
+from altgrad.numerics.operand_definition import operand_scale
 from altgrad.numerics.quantization import quantize
 from altgrad.numerics.random import permutation, uniform
 from altgrad.numerics.refinement import refined_constants, refined_format
-from altgrad.numerics.registry import UnknownFormatError, format_names, get_format
 from altgrad.numerics.rounding import (
     OVERFLOW_POLICIES,
     ROUNDING_MODES,
@@ -29,15 +28,14 @@ from altgrad.numerics.scaling import (
     encode_mx_scale,
     scale_from_amax,
     scale_from_history,
+    scale_rule,
     update_amax_history,
 )
 
 __all__ = [
     "OVERFLOW_POLICIES",
     "ROUNDING_MODES",
-    "SPECIALS",
     "Format",
-    "UnknownFormatError",
     "amax",
     "amax_from_history",
     "at_coordinate",
@@ -47,12 +45,10 @@ __all__ = [
     "decode",
     "decode_mx_scale",
     "decode_operand",
-    "default_bias",
     "encode",
     "encode_mx_scale",
     "encode_operand",
     "format_constants",
-    "format_names",
     "get_format",
     "grid_spacing",
     "neighbours",
@@ -68,7 +64,7 @@ __all__ = [
     "rung",
     "scale_from_amax",
     "scale_from_history",
-    "scale_target",
+    "scale_rule",
     "ulp",
     "uniform",
     "update_amax_history",

@@ -1,4 +1,4 @@
-"""Codes, rungs and spacing: the grid seen from its integers.
+"""Codes, rungs and spacing: a quantization grid, seen from its integers.
 
 The magnitude codes of a format are in the order of their values, so a value's place on the grid is
 read off its bits: for a normal value the top bits of its float64 pattern, moved by the difference of
@@ -13,10 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from altgrad.formats import Format, get_format
 from altgrad.numerics.chunked import map_elements
-from altgrad.numerics.formats import Format
 from altgrad.numerics.quantization import quantize, require_holds
-from altgrad.numerics.registry import get_format
 from altgrad.numerics.rounding import binade, power_of_two
 
 
@@ -47,9 +46,9 @@ def _encode(x: Tensor, fmt: Format) -> Tensor:
     codes = _magnitude_code(on_grid.double().nan_to_num(fmt.smallest), fmt)
     if fmt.signed:
         codes = codes + fmt.sign_code * torch.signbit(on_grid)
-    if fmt.has_inf:
+    if fmt.inf_code is not None:
         codes = torch.where(x.isinf(), fmt.inf_code + fmt.sign_code * torch.signbit(x), codes)
-    if fmt.has_nan:
+    if fmt.nan_code is not None:
         codes = torch.where(nans, fmt.nan_code, codes)
     elif bool(nans.any()):
         raise ValueError(f"x: NaN has no code in {fmt}")

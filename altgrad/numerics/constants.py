@@ -12,44 +12,20 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from altgrad.numerics.formats import Format
-from altgrad.numerics.registry import get_format
+from altgrad.formats import Format, get_format
+from altgrad.formats.format import FLOAT32_MANTISSA
 
 # Places in the packed tensor.
 MAX, ULPS, SPACING, ANCHOR, ROOT, ZERO, TARGET = range(7)
 
 NAN_CODE = 0x80  # of 8-bit codes in products: that of -0, which no product needs
 LEARNS = ("nothing", "each", "first")  # what a history keeps of its tensor's amax
-
-# Two operands scaled to the top of E6M1 or E7M0 would overflow the float32 accumulator of their
-# matrix product, so a tensor's amax is scaled to 2^16 at most. Of the formats of up to 8 bits no other reaches
-# beyond it: E5M2 ends at 57344, to which FP8 training brings its gradients.
-TARGET_CAP = 2.0**16
-
-FLOAT32_MANTISSA = 23
-# The lowest binade in which 2^-24 of a value is a normal float32, which no mode flushes to zero.
-_LOWEST_EXPONENT = -102
+SCALE_RULES = ("float32", "down", "up", "even", "ocp")  # no rounding to a power of two, and the ways to do it
 
 # A float32 whose ulp is one, in the middle of its binade; it is even.
 _EVEN_ANCHOR = 1.5 * 2.0**FLOAT32_MANTISSA
 # The float32 root of an odd power of two, squared in float32, is short of it by a factor 1 - 2^-24.
 _PER_SHORTFALL = 2.0 ** (FLOAT32_MANTISSA + 1)
-
-
-def scale_target(fmt: str | Format) -> float:
-    """Return ``min(max, 2^16)``: the magnitude that a scaled tensor's amax is brought to."""
-    return min(get_format(fmt).max, TARGET_CAP)
-
-
-def has_float32_kernel(fmt: Format) -> bool:
-    """Whether `round_to_grid` is exact for the format.
-
-    It must be signed, its normal values must begin at 2^-102 or above, and 2^25 spacings of its top
-    binade must not overflow. That is so for every signed format whose exponent has at most 7 bits and
-    the usual bias.
-    """
-    top_spacing = fmt.emax - fmt.mantissa_bits
-    return fmt.signed and fmt.emin >= _LOWEST_EXPONENT and top_spacing + FLOAT32_MANTISSA + 2 <= 127
 
 
 def format_constants(fmt: str | Format, device: torch.device | str | None = None) -> Tensor:
@@ -79,7 +55,7 @@ def packed_constants(fmt: Format) -> tuple[float, ...]:
 
 @cache
 def _packed(fmt: Format) -> tuple[float, ...]:
-    if not has_float32_kernel(fmt):
+    if not fmt.rounds_in_float32:
         raise ValueError(f"fmt: {fmt} is not a signed format well inside float32's range")
     packed = [0.0] * 7
     packed[MAX] = fmt.max
@@ -92,5 +68,5 @@ def _packed(fmt: Format) -> tuple[float, ...]:
         packed[ROOT] = -_PER_SHORTFALL if fmt.bias % 2 == 1 else _PER_SHORTFALL
         packed[ANCHOR] += (fmt.bias % 2 == 0) - packed[ROOT]
     packed[ZERO] = -0.0 if fmt.has_negative_zero else 0.0
-    packed[TARGET] = scale_target(fmt)
+    packed[TARGET] = fmt.scale_target
     return tuple(packed)

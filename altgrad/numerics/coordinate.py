@@ -1,4 +1,4 @@
-"""The grid as a line of integers: the real-valued extension of `rung`, and the way back.
+"""A quantization grid as a line of integers: the real-valued extension of `rung`, and the way back.
 
 With u the coordinate, ``du/dw`` is one over the spacing: a representable value has its rung for a coordinate,
 and between two of them it grows linearly. Beyond the largest value it goes on with the spacing there.

@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
+from altgrad.formats import Format, get_format
 from altgrad.numerics.chunked import PIECE, InPlaceRounder, map_chunks
-from altgrad.numerics.constants import MAX, format_constants, has_float32_kernel, packed_constants
-from altgrad.numerics.formats import Format
-from altgrad.numerics.registry import get_format
+from altgrad.numerics.constants import MAX, format_constants, packed_constants
 from altgrad.numerics.rounding import OVERFLOW_POLICIES, ROUNDING_MODES, round_float64, round_to_grid
 
 GRADIENTS = ("straight-through", "clipped")
@@ -132,7 +131,7 @@ class _Plan(NamedTuple):
 
     def _has_kernel(self, x: Tensor) -> bool:
         default = self.rounding == "nearest-even" and self.overflow == "saturate"
-        return default and x.dtype != torch.float64 and has_float32_kernel(self.fmt)
+        return default and x.dtype != torch.float64 and self.fmt.rounds_in_float32
 
     def _round(self, x: Tensor) -> Tensor:
         """Round float32 or float64 by the general path."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from altgrad.formats import Format
 from altgrad.numerics.constants import MAX, TARGET, format_constants
-from altgrad.numerics.formats import Format
 
 
 def refined_format(fmt: Format, refinement: int) -> Format:

@@ -1,37 +1,14 @@
-"""Rounding to a format's grid.
+"""Rounding to a format's quantization grid. This room's README says why it is exact, and which rounding runs when.
 
-`round_to_grid` is the hot path: nearest-even with saturation, in float32, about fifteen element-wise
-operations that a compiler fuses into one pass over memory. It works on the magnitude:
+`round_to_grid` is the hot path: nearest-even with saturation, in float32, about fifteen element-wise operations on the
+magnitude that a compiler fuses into one pass. The spacing of the grid comes from float32's own, ``succ(x) - x``; adding
+and subtracting an anchor whose ulp is that spacing lets the float32 adder round. There is no bit access, logarithm,
+division or cast, and flushing float32 subnormals to zero changes nothing.
 
-- The spacing of a format in a normal binade is that of float32 there times ``2^(23 - M)``, and float32's
-  own is ``succ(x) - x``. Adding to x slightly more than half of its last place gives its successor
-  (Rump, Zimmermann, Boldo, Melquiond, "Computing predecessor and successor in rounding to nearest",
-  BIT 49, 2009): ``x * 2^-24 (1 + 2^-23)`` is more than half an ulp and less than one and a half, so
-  ``x`` plus it rounds to ``x + ulp``. Below the smallest normal value the spacing is the smallest one.
-- Adding and subtracting an anchor whose own ulp is that spacing lets the float32 adder round to
-  nearest even. The largest subnormal carries into the smallest normal by itself, and a binade into the
-  next.
-- The anchor is 1.5 * 2^23 spacings, an even number of them, so that the adder's ties are those of the
-  mantissa. With M = 0 the mantissa is no part of the code and every tie would go up; where the
-  code below is even the anchor is one spacing larger, and ties go down. Which those are alternates with
-  the exponent of the spacing. An even power of two is its float32 root squared in float32, and an odd
-  one is more than that by 2^-24 of itself; so the anchor is a sum of the two, each times a constant,
-  that comes out exactly.
-- Clamping comes first. That equals clamping after rounding, because the largest value is on the grid
-  and rounding is monotone; and it keeps a preceding ``x * scale`` from reaching an addition, which a
-  GPU compiler could otherwise contract with it into a fused multiply-add that skips one rounding. The
-  products that feed an addition here, the successor's and the anchor's, give the same sum fused or not.
-- The sign is put back at the end. Adding -0 then changes nothing, and adding +0 turns -0 into +0,
-  which is what the formats without a negative zero need.
-- NaN passes through minimum, maximum and the additions as NaN.
+`round_to_grid_stochastic` rounds by chance, with the same spacing.
 
-There is no bit access (compilers for CPUs do not vectorise it), no logarithm (``floor(log2(x))`` is one
-too high just below most powers of two), no division, and no cast (`torch.compile` may remove a pair
-of them). Flushing float32 subnormals to zero (`torch.set_flush_denormal`, some GPU modes) changes
-nothing.
-
-`round_float64` is the general path: every mode and overflow policy, for any format, in plain float64
-arithmetic where all the quotients involved are exact.
+`round_float64` is the general path: every mode and overflow policy, for any format, in plain float64 arithmetic where
+all the quotients involved are exact.
 """
 
 from __future__ import annotations
@@ -39,8 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from altgrad.formats import Format
 from altgrad.numerics.constants import ANCHOR, MAX, ROOT, SPACING, ULPS, ZERO
-from altgrad.numerics.formats import Format
 
 ROUNDING_MODES = ("nearest-even", "nearest-away", "toward-zero", "up", "down", "stochastic")
 OVERFLOW_POLICIES = ("saturate", "overflow")
@@ -146,7 +123,7 @@ def round_float64(
     elif rounding == "toward-zero":
         away = torch.zeros_like(negative)
     elif rounding == "stochastic":
-        away = rest >= 1 - (2.0 * random + 1) * 2.0 ** -(random_bits + 1)
+        away = rest >= 1 - (2.0 * random + 1) * 2.0 ** -(random_bits + 1)  # type: ignore[operator] # it has them
     else:
         away = (rest > 0) & (negative if rounding == "down" else ~negative)
     rounded = (whole + away) * spacing

@@ -6,14 +6,15 @@ and compiled code, and CPU and GPU, agree on every bit. A scale is always usable
 or NaN gives 1, and the range is limited to 2^-126..2^127, where neither the scale nor its reciprocal
 overflows or vanishes in float32 (a subnormal amax would otherwise ask for an infinite scale).
 
-Power-of-two scales are what E8M0 codes in the OCP MX formats, and multiplying by them is exact. How
-the ratio is rounded to one is a choice with consequences, so it is stated by name:
+A scale is stored in a format too: ``float32``, or ``E8M0``, the powers of two of the OCP MX formats, by which
+multiplying is exact. How the ratio is rounded to a power of two is a choice with consequences, so it is stated by
+name:
 
-- ``floor``: down; never saturates. (torchao calls this RCEIL, after the reciprocal.)
-- ``ceil``: up; uses the whole range and may saturate values within a factor two of amax.
+- ``down``: never saturates. (torchao calls this RCEIL, after the reciprocal.)
+- ``up``: uses the whole range and may saturate values within a factor two of amax.
 - ``even``: to the nearest, ties to the even exponent code.
 - ``ocp``: ``2^(floor(log2 target) - floor(log2 amax))``, the OCP MX specification's rule; like
-  ``ceil`` it may saturate.
+  ``up`` it may saturate.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from altgrad.formats import Format, get_format
 from altgrad.numerics.codes import decode, encode
-from altgrad.numerics.constants import TARGET, scale_target
-from altgrad.numerics.formats import Format
+from altgrad.numerics.constants import SCALE_RULES, TARGET
 from altgrad.numerics.rounding import power_of_two
 
 GRANULARITIES = ("tensor", "row", "block")
-SCALE_DTYPES = ("fp32", "pow2")
-POW2_ROUNDINGS = ("floor", "ceil", "even", "ocp")
+SCALE_FORMATS = ("float32", "E8M0")
+SCALE_ROUNDINGS = SCALE_RULES[1:]
 HISTORY_METHODS = ("max", "most-recent")
 
 _LOWEST_EXPONENT, _HIGHEST_EXPONENT = -126, 127
@@ -74,15 +75,19 @@ def broadcast_scale(scale: Tensor, length: int, *, block: int = 32, dim: int = -
 
 
 def compute_scale(
-    amax: float | Tensor, target: str | Format | float, *, dtype: str = "fp32", pow2_rounding: str = "floor"
+    amax: float | Tensor,
+    target: str | Format | float,
+    *,
+    scale_format: str = "float32",
+    scale_rounding: str = "down",
 ) -> Tensor:
     """Return the scale that brings ``amax`` to the target.
 
     Args:
         amax: largest magnitudes, any shape.
         target: a format or its name, for ``min(max, 2^16)``; or the target itself, positive.
-        dtype: ``fp32`` (any float32) or ``pow2`` (a power of two).
-        pow2_rounding: ``floor``, ``ceil``, ``even`` or ``ocp``; see the module's docstring.
+        scale_format: ``float32``, or ``E8M0`` (a power of two).
+        scale_rounding: to a power of two, ``down``, ``up``, ``even`` or ``ocp``; see the module's docstring.
 
     Returns:
         float32, the shape of ``amax``, positive and finite; 1 where ``amax`` is zero, negative, Inf
@@ -92,42 +97,54 @@ def compute_scale(
         ValueError: an unknown choice, or a target that is not positive and finite.
     """
     if isinstance(target, (str, Format)):
-        target = scale_target(target)
+        target = get_format(target).scale_target
     if not 0 < target < float("inf"):
         raise ValueError(f"target: expected a positive finite number, got {target}")
     amax = torch.as_tensor(amax).detach()
-    return _scale(amax, amax.new_tensor(target, dtype=torch.float64), dtype, pow2_rounding)
+    rule = scale_rule(scale_format, scale_rounding)
+    return scale_by_rule(amax, amax.new_tensor(target, dtype=torch.float64), rule)
 
 
-def scale_from_amax(amax: Tensor, constants: Tensor, *, dtype: str = "fp32", pow2_rounding: str = "floor") -> Tensor:
+def scale_from_amax(
+    amax: Tensor, constants: Tensor, *, scale_format: str = "float32", scale_rounding: str = "down"
+) -> Tensor:
     """`compute_scale` for compiled graphs, the target read from `format_constants`."""
-    target = constants[TARGET].double()
-    return _scale(amax.detach(), target, dtype, pow2_rounding)
+    return scale_by_rule(amax.detach(), constants[TARGET].double(), scale_rule(scale_format, scale_rounding))
 
 
-def _scale(amax: Tensor, target: Tensor, dtype: str, pow2_rounding: str) -> Tensor:
-    _require("dtype", dtype, SCALE_DTYPES)
-    _require("pow2_rounding", pow2_rounding, POW2_ROUNDINGS)
+def scale_rule(scale_format: str, scale_rounding: str) -> int:
+    """Return the place in `SCALE_RULES` of what these two ask for, which is how operators are told.
+
+    Raises:
+        ValueError: an unknown rounding, or a format that no scale is computed in.
+    """
+    _require("scale_format", scale_format, SCALE_FORMATS)
+    _require("scale_rounding", scale_rounding, SCALE_ROUNDINGS)
+    return SCALE_RULES.index("float32" if scale_format == "float32" else scale_rounding)
+
+
+def scale_by_rule(amax: Tensor, target: Tensor, rule: int) -> Tensor:
+    """`compute_scale` with ``target`` as a tensor (float64) and the `scale_rule` by its number."""
     amax = amax.double()
     usable = (amax > 0) & (amax < torch.inf)
     amax = torch.where(usable, amax, target)
-    if dtype == "fp32":
+    if SCALE_RULES[rule] == "float32":
         scale = (target / amax).clamp(2.0**_LOWEST_EXPONENT, 2.0**_HIGHEST_EXPONENT)
     else:
-        exponent = _pow2_exponent(amax, target, pow2_rounding)
+        exponent = _pow2_exponent(amax, target, SCALE_RULES[rule])
         scale = power_of_two(exponent.clamp(_LOWEST_EXPONENT, _HIGHEST_EXPONENT))
     return torch.where(usable, scale, 1.0).float()
 
 
-def _pow2_exponent(amax: Tensor, target: Tensor, pow2_rounding: str) -> Tensor:
-    if pow2_rounding == "ocp":
+def _pow2_exponent(amax: Tensor, target: Tensor, rounding: str) -> Tensor:
+    if rounding == "ocp":
         return _floor_log2(target) - _floor_log2(amax)
     ratio = target / amax
     exponent = _floor_log2(ratio)
     significand = ratio / power_of_two(exponent.clamp(-1022, 1023))
-    if pow2_rounding == "ceil":
+    if rounding == "up":
         return exponent + (significand > 1)
-    if pow2_rounding == "even":
+    if rounding == "even":
         # E8M0 codes exponent + 127, so the even code is the odd exponent.
         return exponent + ((significand > 1.5) | ((significand == 1.5) & (exponent % 2 == 0)))
     return exponent
@@ -169,11 +186,12 @@ def scale_from_history(
     target: str | Format | float,
     *,
     method: str = "max",
-    dtype: str = "fp32",
-    pow2_rounding: str = "floor",
+    scale_format: str = "float32",
+    scale_rounding: str = "down",
 ) -> Tensor:
     """`compute_scale` of `amax_from_history`: delayed scaling."""
-    return compute_scale(amax_from_history(history, method), target, dtype=dtype, pow2_rounding=pow2_rounding)
+    remembered = amax_from_history(history, method)
+    return compute_scale(remembered, target, scale_format=scale_format, scale_rounding=scale_rounding)
 
 
 def encode_mx_scale(scale: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Optimizer arms: how the weights of each cell of the grid are moved, and the geometry that some of them use."""
 
-from altgrad.optim.arm import Arm
+from altgrad.config.arms import Arm
 from altgrad.optim.build import build_optimizer
 from altgrad.optim.manifold import FormatManifold
 from altgrad.optim.optimizer import ArmOptimizer

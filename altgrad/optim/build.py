@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
+from altgrad.config.arms import Arm
 from altgrad.model import embedded_weights, linear_layers
-from altgrad.optim.arm import Arm
 from altgrad.optim.optimizer import ArmOptimizer
 from altgrad.optim.weight_grid import WeightGrid
 
 
 def build_optimizer(
-    model: nn.Module, arm: Arm, grids: Mapping[nn.Parameter, WeightGrid] | None = None, **options: object
+    model: nn.Module, arm: Arm, grids: Mapping[nn.Parameter, WeightGrid] | None = None, **options: Any
 ) -> ArmOptimizer:
     """Return the optimizer of ``arm`` for ``model``.
 
-    ``grids`` has the quantized weights, which must be parameters of ``model``; a weight that an embedding shares is
-    left out by who makes it. A tied parameter is updated once. ``options`` are those of `ArmOptimizer`.
+    ``grids`` holds the quantized weights with their quantization grids, as `altgrad.training.grids.weight_grids`
+    returns them: parameters of ``model``, without those that an embedding shares. A tied parameter is updated once.
+    ``options`` are those of `ArmOptimizer`.
     """
     grids = grids or {}
     parameters = [p for p in model.parameters() if p.requires_grad]

@@ -1,4 +1,4 @@
-"""The real line under the metric that an 8-bit grid puts on it, as a geoopt manifold.
+"""The real line under the metric that a quantization grid puts on it, as a geoopt manifold.
 
 A weight's coordinate is its place on the grid in rungs, ``du = dw / S(w)``; the metric ``dw^2 / S(w)^2`` is the square
 of a distance in rungs. The manifold is flat and one-dimensional per weight: transport along any path is
@@ -11,7 +11,7 @@ import geoopt
 import torch
 from torch import Tensor
 
-from altgrad.numerics import Format, get_format
+from altgrad.formats import Format, get_format
 from altgrad.optim.stiffness import Stiffness
 
 

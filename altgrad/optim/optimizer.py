@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from altgrad.config.arms import ADAPTIVE, OWN_UNIT, Arm
 from altgrad.numerics import permutation
-from altgrad.optim import loops, rules
-from altgrad.optim.arm import ADAPTIVE, OWN_UNIT, Arm
+from altgrad.optim import update, update_cpu
 from altgrad.optim.stiffness import Stiffness, exponent
 from altgrad.optim.weight_grid import WeightGrid
 
@@ -63,17 +63,17 @@ class ArmOptimizer(torch.optim.Optimizer):
         for group in groups:
             group["fused"] = arm.base in ADAPTIVE and not group["quantized"]
         super().__init__([group for group in groups if group["params"]], {})
-        self._names = rules.state_names(arm, reference)
+        self._names = update.state_names(arm, reference)
         self._stiffness = {p: self._stiffness_of(grid, p.device) for p, grid in self.grids.items()}
         self._orders = {
             p: permutation(p.numel(), seed, i).to(p.device) if arm.stiffness == "permuted" else None
             for i, p in enumerate(self.grids)
         }
         self._loops = {
-            p: loops.Loops(arm, grid, self._stiffness[p], self._orders[p])
-            for p, grid in self.grids.items() if loops.available(arm, p, grid)
+            p: update_cpu.Loops(arm, grid, self._stiffness[p], self._orders[p])
+            for p, grid in self.grids.items() if update_cpu.available(arm, p, grid)
         }  # fmt: skip
-        self._rule: rules.Rule = rules.rule_of(arm, reference)
+        self._rule: update.Rule = update.rule_of(arm, reference)
         if compiled:
             self._rule = torch.compile(self._rule, dynamic=True, fullgraph=True, isolate_recompiles=True)
         if arm.weights == "grid":
@@ -85,8 +85,8 @@ class ArmOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Tensor] | None = None, *, norm: float | None = None) -> Tensor | None:
         """Take a step; ``closure`` computes the loss anew, as torch's optimizers allow.
 
-        ``norm``: that of all gradients, of who has it from clipping them. If it is finite they are, and are not read
-        to find that out, which takes a fifth of the time of an AdamW step.
+        ``norm`` is the norm of all gradients, for a caller who knows it from clipping them. A finite norm means finite
+        gradients, so that they need not be read to find out; reading them takes a fifth of the time of an AdamW step.
         """
         loss = None
         if closure is not None:
@@ -161,7 +161,7 @@ class ArmOptimizer(torch.optim.Optimizer):
             return None
         group = self._group_of(p)
         numbers = self._numbers(group, self.state[p]["step"].item(), 1, p.device)
-        return rules.adamw_direction(self.state[p], numbers)
+        return update.adamw_direction(self.state[p], numbers)
 
     def decay(self, p: nn.Parameter) -> float:
         """Return what the last step multiplied ``p`` with before the update."""
@@ -182,18 +182,18 @@ class ArmOptimizer(torch.optim.Optimizer):
         beta1, beta2 = group["betas"]
         arm, numbers = self.arm, [0.0] * 10
         per_rung = refinement if arm.base == "rung" else 1  # its settings count the format's own rungs
-        numbers[rules.LR] = group["lr"] * per_rung
-        numbers[rules.DECAY] = _kept(group)
-        numbers[rules.BETA1], numbers[rules.BETA2] = beta1, beta2
-        numbers[rules.UNBIAS1], numbers[rules.UNBIAS2] = 1 / (1 - beta1**step), 1 / (1 - beta2**step)
-        numbers[rules.EPS], numbers[rules.MOMENTUM] = group["eps"], group["momentum"]
-        numbers[rules.MAX_RUNGS] = arm.max_rungs * per_rung
-        numbers[rules.EXPONENT] = exponent(arm.schedule, min(1.0, (step - 1) / max(1, self.steps - 1)))
+        numbers[update.LR] = group["lr"] * per_rung
+        numbers[update.DECAY] = _kept(group)
+        numbers[update.BETA1], numbers[update.BETA2] = beta1, beta2
+        numbers[update.UNBIAS1], numbers[update.UNBIAS2] = 1 / (1 - beta1**step), 1 / (1 - beta2**step)
+        numbers[update.EPS], numbers[update.MOMENTUM] = group["eps"], group["momentum"]
+        numbers[update.MAX_RUNGS] = arm.max_rungs * per_rung
+        numbers[update.EXPONENT] = exponent(arm.schedule, min(1.0, (step - 1) / max(1, self.steps - 1)))
         return torch.tensor(numbers, dtype=torch.float32, device=device)
 
-    def _grid_tensors(self, p: nn.Parameter, stream: tuple[int, int, int]) -> rules.GridTensors:
+    def _grid_tensors(self, p: nn.Parameter, stream: tuple[int, int, int]) -> update.GridTensors:
         grid, stiff = self.grids[p], self._stiffness[p]
-        return rules.GridTensors(
+        return update.GridTensors(
             constants=grid.constants,
             stiff_constants=None if stiff is None else stiff.constants,
             numbers=None if stiff is None else stiff.numbers,

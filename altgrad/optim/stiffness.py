@@ -1,7 +1,7 @@
 """Stiffness: how far apart the representable values are around each weight.
 
-With u the place of a weight on its grid, counted in rungs, ``du/dw = 1/S``. A geometry-aware update moves weights by
-rungs where an ordinary one moves them by real amounts.
+With u the place of a weight on its quantization grid, counted in rungs, ``du/dw = 1/S``. A geometry-aware update moves
+weights by rungs where an ordinary one moves them by real amounts.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import math
 import torch
 from torch import Tensor
 
-from altgrad.numerics import Format, format_constants, get_format, grid_spacing, operand_scale, permutation
+from altgrad.config.arms import FORMULAS
+from altgrad.formats import Format, get_format
+from altgrad.numerics import format_constants, grid_spacing, operand_scale, permutation
 from altgrad.numerics.constants import FLOAT32_MANTISSA, MAX, SPACING, ULPS
 from altgrad.numerics.rounding import SUCCESSOR
-
-FORMULAS = ("ulp", "mantissa", "smooth", "range", "mean", "permuted", "foreign")
-SCHEDULES = ("constant", "linear", "cosine")
 
 # Stiffness over the largest one of its tensor is at least this, so that nothing divides by zero and a weight can
 # cross zero. Only `mantissa` gets there: the others end where the subnormal numbers begin.

@@ -1,7 +1,7 @@
-"""The grid that a quantized weight is put on in each forward pass, or lies on all the time.
+"""The quantization grid that a weight is put on in each forward pass, or lies on all the time.
 
-A weight with *virtual* geometry has one too: its arm sees the grid, and no product does. Such weights are float32, or
-lie on a grid of the same shape that is so much finer that it does not bind.
+A weight with *virtual* geometry has one too: its arm sees the grid, and no product does. Such a weight is float32, or
+lies on a grid of the same shape that is so much finer that it does not bind.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from altgrad.formats import Format
 from altgrad.numerics import (
-    Format,
     decode,
     encode,
     grid_spacing,
@@ -36,7 +36,8 @@ class WeightGrid:
 
     Attributes:
         format: the weight's format, whose rungs and stiffness its arm sees.
-        options: ``granularity``, ``block`` and ``scale_dtype`` of `operand_scale`.
+        options: ``granularity``, ``block``, ``scale_format`` and ``scale_rounding`` of `operand_scale`, and ``dim``
+            for a weight that is stored as (in, out).
         remembered: returns the amax (0-d float32) that sets the scale, None where it is the weight's own of the moment.
         held: that amax as a buffer of one element, which an optimizer with weights on the grid sets; None elsewhere.
         device: of the weight.
@@ -56,7 +57,7 @@ class WeightGrid:
         object.__setattr__(self, "constants", refined_constants(self.format, self.refinement, self.device))
 
     def scale(self, weight: Tensor) -> Tensor:
-        """Return what the forward product multiplies ``weight`` (out, in) with: float32, broadcastable."""
+        """Return what the forward product multiplies ``weight`` with: float32, broadcastable."""
         return operand_scale(weight, self.constants, self.remembered(), **self.options)
 
     def on_grid(self, weight: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ geometry-aware arm leaves the question open.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from altgrad.reporting.claims import (
@@ -32,9 +34,7 @@ from altgrad.reporting.wording import NONE, joined, number, plural, signed, sign
 QUESTION = "Which 8-bit floating-point format gains most from geometry-aware updates, and why?"
 
 
-def answer(
-    study: Study, comparison: Comparison, control: Control | None, rates: Rates | None = None
-) -> list[Block]:
+def answer(study: Study, comparison: Comparison, control: Control | None, rates: Rates | None = None) -> list[Block]:
     """Return the blocks of the answer: the question, the costs, the certainty, the scope.
 
     ``rates`` are those of simulated studies like this one.
@@ -78,7 +78,7 @@ def _costs(study: Study, comparison: Comparison) -> list[Block]:
     return [Text(lead), Bullets(items)]
 
 
-def _cost(row) -> str:
+def _cost(row: Any) -> str:
     text = f"**{row.format}** {signed(row.difference.mean, 4)} ({signed(row.val_gap, 2)} %)"
     return (
         text if row.difference.n == row.planned else f"{text} from {plural(row.difference.n, 'seed')} of {row.planned}"
@@ -115,8 +115,10 @@ def _certainty(study: Study, comparison: Comparison, rates: Rates | None) -> lis
     fewest, most = min(counts), max(counts)
     if most == 1:
         return [
-            "**One paired seed**: chance cannot be told from effect; add seeds before reading anything into a small "
-            "difference."
+            (
+                "**One paired seed**: chance cannot be told from effect; add seeds before reading anything into a "
+                "small difference."
+            )
         ]
     seeds = f"{fewest} to {most}" if fewest < most else str(most)
     enough = "enough for a claim" if fewest >= CLAIM_SEEDS else f"a claim takes {CLAIM_SEEDS}, fewer give an indication"
@@ -167,9 +169,11 @@ def _why(study: Study, comparison: Comparison) -> list[str]:
     claims = [row.claim for row in rows.itertuples() if row.claim is not None]
     beyond = sum(claim.told_apart for claim in claims)
     return [
-        f"**Why**: the rank correlation between a format's cost and its precision (SQNR) is {joined(parts)}; near −1, "
-        "cost falls as precision grows. A hint where to look, not a cause: of "
-        f"{plural(len(claims), 'cost')} {beyond} can be told from noise."
+        (
+            f"**Why**: the rank correlation between a format's cost and its precision (SQNR) is {joined(parts)}; near "
+            "−1, cost falls as precision grows. A hint where to look, not a cause: of "
+            f"{plural(len(claims), 'cost')} {beyond} can be told from noise."
+        )
     ]
 
 
@@ -185,8 +189,10 @@ def _control(control: Control | None) -> list[str]:
     size = significant(control.max_difference)
     how = "end differently" if size == NONE else f"differ by up to {size}"
     return [
-        f"**The control fails**: {twins} must agree to the bit, and {how}. Until that is explained, no number "
-        "here can be trusted."
+        (
+            f"**The control fails**: {twins} must agree to the bit, and {how}. Until that is explained, no number "
+            "here can be trusted."
+        )
     ]
 
 

@@ -132,8 +132,8 @@ def _best(
     rows = []
     losses = study.cells[PRIMARY].where(study.cells["status"] == COMPLETED)
     by_cell = dict(zip(zip(*(study.cells[name] for name in (*RUN, "seed")), strict=True), losses, strict=True))
-    at = {run: row for run, row in zip(zip(*(results[name] for name in RUN), strict=True), results.to_dict("records"),
-                                       strict=True)}  # fmt: skip
+    keys = zip(*(results[name] for name in RUN), strict=True)
+    at = dict(zip(keys, results.to_dict("records"), strict=True))
     plain = roles.main_plain(study)
     for (entry, arm), run in best.items():
         base = best.get((study.baseline, arm))

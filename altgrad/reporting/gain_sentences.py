@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from altgrad.reporting import roles
@@ -86,7 +88,7 @@ def _most(study: Study, comparison: Comparison, arm: str, firm: set[str]) -> lis
     return [f"{found.entry} gains most as measured, not told apart from {joined(found.close)}."]
 
 
-def _controls(row) -> str:
+def _controls(row: Any) -> str:
     """Say which controls a gain passed and which it did not; nothing where the grid has none."""
     parts = []
     for claims, better, same in (

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
-from altgrad.metrics import METRICS
+from altgrad.metrics import METRICS, Metric
 
 # A term on a line of its own, its definition indented below it. {name} is the definition and limit of that metric,
 # {name.level} the limit alone.
@@ -116,15 +117,19 @@ binade
 """
 
 
-def glossary() -> dict[str, str]:
-    """Return the definition of each term, in the order in which the report uses them."""
+def glossary(diagnosed: Iterable[Metric] = ()) -> dict[str, str]:
+    """Return the definition of each term, in the order in which the report uses them.
+
+    ``diagnosed`` are metrics that came with the diagnoses, which no text here speaks of.
+    """
     terms: dict[str, list[str]] = {}
     for line in TEXT.strip().splitlines():
         if line.startswith(" "):
             next(reversed(terms.values())).append(line.strip())
         else:
             terms[line] = []
-    return {term: re.sub(r"\{(\w+)(\.level)?\}", _of_metric, " ".join(lines)) for term, lines in terms.items()}
+    texts = {term: re.sub(r"\{(\w+)(\.level)?\}", _of_metric, " ".join(lines)) for term, lines in terms.items()}
+    return texts | {metric.name: metric.text for metric in diagnosed}
 
 
 def _of_metric(match: re.Match[str]) -> str:

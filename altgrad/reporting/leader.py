@@ -36,9 +36,7 @@ def leader(study: Study, comparison: Comparison, arm: str) -> Leader | None:
     own = comparison.gains[comparison.gains["optimizer"] == arm].dropna(subset="claim")
     gains = {row.format: row.claim for row in own.itertuples() if roles.is_quantized(study, row.format)}
     tuned_here = len(study.lr_scales) > 1
-    return leading(
-        gains, comparison.runs, comparison.best_runs, arm, comparison.references[arm], tuned_here=tuned_here
-    )
+    return leading(gains, comparison.runs, comparison.best_runs, arm, comparison.references[arm], tuned_here=tuned_here)
 
 
 def leading(

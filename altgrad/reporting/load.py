@@ -9,13 +9,14 @@ Nothing outside the cells of the grid's index is read.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from altgrad.config.files import read_json
+from altgrad.metrics import Metric
 
 COMPLETED, DIVERGED, MISSING = "completed", "diverged", "missing"
 IDENTITY = ["format", "optimizer", "seed", "lr_scale"]
@@ -44,7 +45,7 @@ class Study:
     seed, lr_scale), ``status`` (completed, diverged or missing), ``reason`` (of a missing cell) and
     every number of the run's metrics and timing (NaN where there is none; texts are then empty). ``history``,
     ``monitors``, ``diagnosis`` (each metric at its last step), ``summary`` and ``flags`` are tidy, with
-    the identity in front.
+    the identity in front. ``metrics`` are those of the diagnoses that ``altgrad.metrics`` does not know.
     """
 
     params: dict[str, Any]
@@ -57,6 +58,7 @@ class Study:
     summary: pd.DataFrame
     flags: pd.DataFrame
     timing: dict[str, dict[str, Any]]
+    metrics: dict[str, Metric] = field(default_factory=dict)
 
     @property
     def formats(self) -> list[str]:
@@ -105,7 +107,7 @@ def load_study(grid_dir: Path, tokens_dir: Path, runs_dir: Path, diag_dir: Path)
     broken. A cell without a usable run is no error: it is recorded as missing.
     """
     index = read_json(grid_dir / "index.json")
-    rows, resolved, timing = [], {}, {}
+    rows, resolved, timing, own = [], {}, {}, {}
     parts: dict[str, list[pd.DataFrame]] = {name: [] for name in COLUMNS}
     for key in index["cells"]:
         cell = read_json(grid_dir / f"{key}.json")
@@ -120,7 +122,9 @@ def load_study(grid_dir: Path, tokens_dir: Path, runs_dir: Path, diag_dir: Path)
             row |= {name: value for name, value in timing[key].items() if name in NUMBERS}
             row |= {name: value for name, value in metrics.items() if name in NUMBERS + TEXTS}
             row["status"] = metrics["outcome"]
-            for name, frame in _frames(runs_dir / key, diag_dir, key).items():
+            diagnosis = read_json(diag_dir / f"{key}.json")
+            own |= diagnosis.get("metrics", {})  # which those of a kept study need not have
+            for name, frame in _frames(runs_dir / key, diagnosis, diag_dir / f"{key}.parquet").items():
                 parts[name].append(_identified(frame, identity))
         else:
             row["status"] = MISSING
@@ -135,6 +139,7 @@ def load_study(grid_dir: Path, tokens_dir: Path, runs_dir: Path, diag_dir: Path)
         resolved=resolved,
         cells=cells,
         timing=timing,
+        metrics={name: Metric.from_json(name, content) for name, content in own.items()},
         **{name: _joined(frames, COLUMNS[name]) for name, frames in parts.items()},
     )
 
@@ -154,13 +159,12 @@ def _why_missing(key: str, grid_dir: Path, runs_dir: Path, diag_dir: Path) -> st
     return None
 
 
-def _frames(run: Path, diag_dir: Path, key: str) -> dict[str, pd.DataFrame]:
-    diagnosis = read_json(diag_dir / f"{key}.json")
+def _frames(run: Path, diagnosis: dict[str, Any], rows: Path) -> dict[str, pd.DataFrame]:
     summary = diagnosis["summary"]
     return {
         "history": pd.read_csv(run / "history.csv", dtype="float64"),
         "monitors": pd.read_parquet(run / "monitors.parquet"),
-        "diagnosis": _at_last_step(pd.read_parquet(diag_dir / f"{key}.parquet")),
+        "diagnosis": _at_last_step(pd.read_parquet(rows)),
         "summary": pd.DataFrame({"metric": list(summary), "value": pd.Series(list(summary.values()), dtype="float64")}),
         "flags": pd.DataFrame(diagnosis["flags"], columns=COLUMNS["flags"]),
     }

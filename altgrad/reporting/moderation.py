@@ -1,24 +1,9 @@
 """How far apart equal arms end by chance: what the comparisons of a grid know together of their spread.
 
-A comparison over five seeds knows its own spread from four degrees of freedom. That alone asks for a
-difference of nine standard errors where fifty comparisons are made; one spread for all would call an
-unstable arm's chance an effect. Between the two lies the moderated t statistic (G. K. Smyth, "Linear
-models and empirical Bayes methods for assessing differential expression", Statistical Applications in
-Genetics and Molecular Biology 3, 2004): the variances of the comparisons are taken as drawn from a
-scaled inverse chi-square distribution with ``d0`` degrees of freedom around ``s0^2``, and each
-comparison's variance is the mean of its own and ``s0^2``, weighted by their degrees of freedom. Where all
-arms are equally noisy d0 is large and they share one variance; where they are not, d0 is small and each
-stands for itself.
-
-Three things are done more carefully than there, because a bench has five comparisons where genetics has
-ten thousand. How unequal the variances are is taken at the upper end of what the data allow (`DOUBT`), not
-at its estimate. ``s0^2`` is their geometric mean. And a difference that spreads more than the others let
-expect (`UNLIKE`) is read by its own spread alone, with its own degrees of freedom. The rates of error that
-this leads to are simulated: ``python -m altgrad.reporting.simulate``.
-
-Comparisons that share a run are not independent: formats that are all held against one baseline have its
-noise in common. Two contrasts whose sums correlate by rho have variance estimates that correlate by rho
-squared; both the degrees of freedom of the shared variance and the fit of d0 count that.
+The moderated t statistic (G. K. Smyth, Statistical Applications in Genetics and Molecular Biology 3, 2004): a
+comparison's variance is the mean of its own and one that all share, ``s0^2``, weighted by their degrees of freedom.
+STATISTICS.md in this room says why, and what is done more carefully than there. Its rates of error are simulated:
+``python -m altgrad.reporting.simulate``.
 """
 
 from __future__ import annotations

@@ -74,13 +74,19 @@ def kept_study(folder: Path) -> Study:
 
 def _arm(settings: dict[str, Any], rate: float, earlier: bool) -> dict[str, Any]:
     """Return an arm with its defaults; of an ``earlier`` study, with the decay per step that its product came to."""
-    arm = {name: field.default for name, field in Arm.model_fields.items()} | dict(settings)
+    defaults = {name: field.default for name, field in Arm.model_fields.items()}
+    arm = defaults | {"betas": list(defaults["betas"])} | dict(settings)  # as JSON has it
     plain_lr = arm["lr"] if arm["plain_lr"] is None else arm["plain_lr"]
     if earlier:
         share = arm.pop("weight_decay", 0.1)  # its default
         lr = plain_lr if arm["base"] == "rung" else arm["lr"] * rate
-        arm |= {"decay": lr * share, "plain_decay": plain_lr * share}
+        arm |= {"decay": _significant(lr * share), "plain_decay": _significant(plain_lr * share)}
     return arm
+
+
+def _significant(product: float) -> float:
+    """Return a product of decimal fractions without what binary ones add to it."""
+    return float(f"{product:.12g}")
 
 
 def _rules(params: dict[str, Any], entry: str) -> list[dict[str, Any]]:
@@ -109,7 +115,7 @@ def reread(folder: Path, simulation: Path) -> None:
         for name in pictures:
             shutil.copy(Path(drawn, f"{name}.png"), folder / "figures")
     fair = fairness_section(study, comparison, control)
-    sections = [result_section(study, comparison, pictures), fair, definitions_section()]
+    sections = [result_section(study, comparison, pictures), fair, definitions_section(study)]
     said = answer(study, comparison, control, load_rates(simulation, study))
     fresh = _parts(to_markdown(Document("", QUESTION, said, sections)))
     old = _parts((folder / "REPORT.md").read_text())

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from altgrad.config.arms import ADAPTIVE, BASES, PLAIN
 from altgrad.reporting.load import Study
 
-PLAIN_BASES = ("adamw", "sgd")
 #: The plain optimizer whose form each base takes where it does not look at the grid, so the one to hold it against.
-PLAIN_FORM = {
-    "adamw": "adamw", "riemann_adam": "adamw", "rung": "adamw", "madam": "adamw", "sgd": "sgd", "riemann_sgd": "sgd",
-}  # fmt: skip
+PLAIN_FORM = {base: "adamw" if base in ADAPTIVE else "sgd" for base in BASES}
 NULL_STIFFNESS = ("mean", "permuted")  # they carry no information about the weight
 FOREIGN_STIFFNESS = ("foreign",)
 # Settings in which arms that are compared may differ without another being the cause: what an arm is tuned by.
@@ -28,7 +26,7 @@ def regime(arm: Arm) -> str:
 
 def is_plain(arm: Arm) -> bool:
     """Whether the arm's updates ignore the format's grid: AdamW or SGD without a stiffness."""
-    return arm["base"] in PLAIN_BASES and arm.get("stiffness") is None
+    return arm["base"] in PLAIN and arm.get("stiffness") is None
 
 
 def is_null(arm: Arm) -> bool:
@@ -94,9 +92,7 @@ def relatives(study: Study, optimizer: str, **changed: tuple[Any, ...]) -> list[
 
 def geometry(study: Study, entry: str) -> tuple[frozenset[str], bool]:
     """Return the formats whose grids the arms see in ``entry``, and whether that is all: nothing is quantized."""
-    specs = [
-        rule[role] for rule in study.entry(entry)["rules"] for role in ("weight", "input", "grad") if rule[role]
-    ]
+    specs = [rule[role] for rule in study.entry(entry)["rules"] for role in ("weight", "input", "grad") if rule[role]]
     formats = frozenset(rule["weight"]["format"] for rule in study.entry(entry)["rules"] if rule["weight"])
     return formats, bool(specs) and all(spec.get("virtual") for spec in specs)
 

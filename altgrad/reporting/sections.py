@@ -14,10 +14,12 @@ from altgrad.reporting.control import Control
 from altgrad.reporting.document import Block, Bullets, Code, Document, Fold, Picture, Section, Text
 from altgrad.reporting.explain import MEASURES, correlations, explanation
 from altgrad.reporting.fairness import conditions
+from altgrad.reporting.figures import at
 from altgrad.reporting.glossary import glossary
 from altgrad.reporting.load import COMPLETED, MISSING, Study
 from altgrad.reporting.simulated import Rates
 from altgrad.reporting.speed import speed_blocks
+from altgrad.reporting.tables_formats import formats_table
 from altgrad.reporting.updates import updates_table
 from altgrad.reporting.wording import joined, number, plural
 
@@ -44,18 +46,18 @@ def document(
     sections = [
         result_section(study, comparison, pictures),
         Section("What the updates did", "updates", _updates(study, comparison, pictures)),
-        Section("Loss curves", "curves", _shown(pictures, "loss_curves", "loss_differences")),
+        Section("Loss curves", "curves", _shown(pictures, "curves")),
         Section("Outcome of every cell", "outcomes", _outcomes(study)),
         Section("Why: precision and range", "precision", _precision(study, comparison, pictures)),
         Section("Why: weights on the grid", "weights", _weights(study, comparison, pictures)),
-        Section("Gradients and activations", "signals", _shown(pictures, "gradients", "kurtosis")),
+        Section("Gradients and activations", "signals", _shown(pictures, "signals")),
         fairness_section(study, comparison, control),
         Section("Flags", "flags", _flags(flags)),
         Section("Formats and recipe", "formats", _formats(study)),
         Section("Time and cost", "cost", [tables.cost_table(study)] if study.timing else []),
         Section("Step times beside bf16", "speed", speed_blocks(benches, pictures)),
         Section("How to repeat it", "settings", _settings(study, revision)),
-        definitions_section(),
+        definitions_section(study),
     ]
     return Document(
         "AltGrad report",
@@ -65,8 +67,8 @@ def document(
     )
 
 
-def _shown(pictures: Pictures, *names: str) -> list[Block]:
-    return [pictures[name] for name in names if name in pictures]
+def _shown(pictures: Pictures, *spots: str) -> list[Block]:
+    return [picture for spot in spots for picture in at(spot, pictures)]
 
 
 def result_section(study: Study, comparison: Comparison, pictures: Pictures) -> Section:
@@ -74,26 +76,24 @@ def result_section(study: Study, comparison: Comparison, pictures: Pictures) -> 
     blocks: list[Block] = _shown(pictures, "gains")
     if len(comparison.gains):
         blocks.append(tables.gains_table(study, comparison))
-    blocks += [*_shown(pictures, "final_differences"), tables.results_table(study, comparison)]
+    blocks += [*_shown(pictures, "costs"), tables.results_table(study, comparison)]
     return Section("Result", "result", blocks)
 
 
 def fairness_section(study: Study, comparison: Comparison, control: Control | None) -> Section:
     """Which conditions of a fair comparison the grid meets."""
-    return Section(
-        "What makes it fair", "fairness", [tables.fairness_table(conditions(study, comparison, control))]
-    )
+    return Section("What makes it fair", "fairness", [tables.fairness_table(conditions(study, comparison, control))])
 
 
-def definitions_section() -> Section:
+def definitions_section(study: Study) -> Section:
     """What every number means."""
-    terms = [f"**{term}**: {text}" for term, text in glossary().items()]
+    terms = [f"**{term}**: {text}" for term, text in glossary(study.metrics.values()).items()]
     return Section("Definitions", "definitions", [Bullets(terms)])
 
 
 def _updates(study: Study, comparison: Comparison, pictures: Pictures) -> list[Block]:
     table = updates_table(study, comparison)
-    return _shown(pictures, "rungs_by_binade") + ([table] if table else [])
+    return _shown(pictures, "updates") + ([table] if table else [])
 
 
 def _outcomes(study: Study) -> list[Block]:
@@ -107,8 +107,8 @@ def _outcomes(study: Study) -> list[Block]:
 
 
 def _precision(study: Study, comparison: Comparison, pictures: Pictures) -> list[Block]:
-    blocks = _shown(pictures, "cost_against_precision")
-    if blocks:
+    blocks = _shown(pictures, "precision")
+    if "cost_against_precision" in pictures:
         found = correlations(explanation(study, comparison))
         parts = [
             f"{MEASURES[measure].title} {number(rho, 2)} ({plural(n, 'format')})"
@@ -120,15 +120,15 @@ def _precision(study: Study, comparison: Comparison, pictures: Pictures) -> list
                 f"Spearman's rank correlation between a format's cost and its mean SQNR: {joined(parts)}. "
                 "Near −1 means that the cost falls as precision grows; over so few formats it is a hint, not a test."
             ))  # fmt: skip
-    blocks += _shown(pictures, "sqnr", "underflow", "overflow")
+    blocks += _shown(pictures, "layers")
     if "overflow" not in pictures and (study.monitors["metric"] == "overflow_frac").any():
         blocks.append(Text("In no layer were more than 0.005 % of the elements beyond their format's maximum."))
-    return blocks + _shown(pictures, "health_over_time")
+    return blocks + _shown(pictures, "over time")
 
 
 def _weights(study: Study, comparison: Comparison, pictures: Pictures) -> list[Block]:
     table = tables_inside.diagnosis_table(study, comparison)
-    blocks = _shown(pictures, "weight_grid", "code_usage", "bit_activity", "misalignment", "weight_kl")
+    blocks = _shown(pictures, "weights")
     return blocks + ([table] if table else [])
 
 
@@ -144,7 +144,7 @@ def _flags(flags: pd.DataFrame) -> list[Block]:
 
 
 def _formats(study: Study) -> list[Block]:
-    return [table for table in (tables.formats_table(study), tables.recipe_table(study)) if table is not None]
+    return [table for table in (formats_table(study), tables.recipe_table(study)) if table is not None]
 
 
 def _settings(study: Study, revision: str | None) -> list[Block]:

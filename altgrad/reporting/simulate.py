@@ -181,10 +181,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one per core)")
     settings = parser.parse_args(arguments)
     jobs = [(design, noise, settings.draws) for design in DESIGNS for noise in NOISES]
-    rows = []
     with ProcessPoolExecutor(settings.jobs, mp_context=get_context("spawn")) as pool:
-        for row in tqdm(pool.map(simulated, jobs), total=len(jobs), desc="designs x noises"):
-            rows.append(row)
+        rows = list(tqdm(pool.map(simulated, jobs), total=len(jobs), desc="designs x noises"))
     settings.out.parent.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows).to_csv(settings.out, index=False, lineterminator="\n", float_format="%.4g")
     print(f"wrote {settings.out}")

@@ -54,9 +54,10 @@ def memory_table(bench: dict[str, Any]) -> Table:
     columns, rows = _by_size(memory, cell)
     shown = {row[0]: row[1:] for row in rows}
     seconds = {f"**{result['name']}**": [number(result[key], 1) for key in ("cold_s", "warm_s")] for result in compiled}
-    body = []
-    for name in dict.fromkeys([*shown, *seconds]):
-        body.append([name, *shown.get(name, [NONE] * len(columns)), *seconds.get(name, [NOT_MEASURED] * 2)])
+    body = [
+        [name, *shown.get(name, [NONE] * len(columns)), *seconds.get(name, [NOT_MEASURED] * 2)]
+        for name in dict.fromkeys([*shown, *seconds])
+    ]
     heads = [
         words("peak MB, first step s" if memory else "first step s"),
         *columns,

@@ -14,7 +14,6 @@ from altgrad.reporting.claims import BEYOND, COST, Claim
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Column, Table
 from altgrad.reporting.fairness import Condition
-from altgrad.reporting.formats import SPECIALS_IN_WORDS, Card
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
 from altgrad.reporting.wording import (
     NONE,
@@ -66,10 +65,13 @@ def results_table(study: Study, comparison: Comparison) -> Table:
             number(row.perplexity, 2), whole(row.tokens_per_s),
         ])  # fmt: skip
     note = [
-        "Means over completed seeds; differences and gaps over the seeds that both the row and the baseline completed. "
-        f"The cost of a format is read under `{comparison.reference}` alone: what the other rows show is no question "
-        "that was asked beforehand. "
-        f"{FLAG} marks a gap above {METRICS['val_gap'].level} (validation) or {METRICS['train_gap'].level} (training)."
+        (
+            "Means over completed seeds; differences and gaps over the seeds that both the row and the baseline "
+            f"completed. The cost of a format is read under `{comparison.reference}` alone: what the other rows show "
+            "is no question that was asked beforehand. "
+            f"{FLAG} marks a gap above {METRICS['val_gap'].level} (validation) or "
+            f"{METRICS['train_gap'].level} (training)."
+        )
     ]
     if not several_arms:
         note.append(f"Every row is arm `{study.optimizers[0]}`.")
@@ -143,8 +145,10 @@ def _gains_note(comparison: Comparison) -> str:
         held[reference].append(arm)
     pairs = joined([f"`{reference}` (for {joined(arms)})" for reference, arms in held.items()])
     parts = [
-        f"Gain: final validation loss of {pairs} minus the arm's, each at its best learning rate, in nats per token. "
-        "Intervals are of each gain by itself; readings and p-values count all questions of the report."
+        (
+            f"Gain: final validation loss of {pairs} minus the arm's, each at its best learning rate, in nats per "
+            "token. Intervals are of each gain by itself; readings and p-values count all questions of the report."
+        )
     ]
     for spread, what in ((comparison.gain_noise, "gains"), (comparison.answers.spreads[BEYOND], "differences of two")):
         if spread is not None:
@@ -185,39 +189,6 @@ def fairness_table(conditions: Iterable[Condition]) -> Table:
     """The conditions of a fair comparison."""
     rows = [[condition.name, f"**{condition.met}**", condition.reason] for condition in conditions]
     return Table([words("condition"), words("met"), words("because")], rows)
-
-
-def formats_table(study: Study) -> Table | None:
-    """A card per format that the grid quantizes to, derived from its defining fields."""
-    cards, used = {}, {}
-    for cell in study.resolved.values():
-        for name, fields in cell["formats"].items():
-            cards.setdefault(name, Card.of(fields))
-        for rule in cell["rules"]:
-            for role in ("weight", "input", "grad"):
-                if rule[role] is not None and not rule[role].get("virtual"):
-                    used.setdefault(rule[role]["format"], set()).add(role)
-    if not cards:
-        return None
-    columns = [
-        words("format"), words("E/M"), Column("bias"), Column("largest"), Column("min normal"),
-        Column("min subnormal"), Column("binades"), Column("worst rounding"), Column("values"),
-        words("top codes"), words("used for"),
-    ]  # fmt: skip
-    rows = []
-    for card in sorted(cards.values(), key=lambda card: (card.bits, card.exponent_bits, card.name)):
-        step = NONE if card.half_step is None else f"{100 * card.half_step:.3g} %"
-        rows.append([
-            f"**{card.name}**", f"{card.exponent_bits}/{card.mantissa_bits}", number(card.bias, 0),
-            significant(card.max, 6), significant(card.min_normal, 5), significant(card.min_subnormal, 5),
-            number(card.binades, 1), step, whole(card.distinct_values), SPECIALS_IN_WORDS[card.specials],
-            joined([role for role in ("weight", "input", "grad") if role in used.get(card.name, ())]),
-        ])  # fmt: skip
-    note = (
-        "Before scaling. Worst rounding: largest relative error of a normal value, 2^-(M+1). Binades: log2 of the "
-        "largest over the smallest positive value."
-    )
-    return Table(columns, rows, note)
 
 
 def recipe_table(study: Study) -> Table | None:

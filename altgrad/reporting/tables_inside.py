@@ -57,10 +57,15 @@ def diagnosis_table(study: Study, comparison: Comparison) -> Table | None:
         shown = SUMMARIES.get(metric)
         values = [table.loc[metric, name] for name in names]
         cells = [significant(v) if shown is None else number(shown.factor * v, shown.decimals) for v in values]
-        body.append([metric if shown is None else shown.head, *cells])
+        body.append([_head(study, metric) if shown is None else shown.head, *cells])
     optimizer = shown_optimizer(study, comparison)
     note = f"Over all layers at the end of the run, mean over seeds (`{optimizer}`). Definitions are at the end."
     return Table([words("quantity"), *(Column(name) for name in names)], body, note)
+
+
+def _head(study: Study, metric: str) -> str:
+    """Return a metric that is unknown here as its row words it, or by its name."""
+    return f"{metric}, {study.metrics[metric].unit}" if metric in study.metrics else metric
 
 
 def flags_table(flags: pd.DataFrame) -> Table:

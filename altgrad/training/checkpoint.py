@@ -127,8 +127,5 @@ def _on_grid(model: nn.Module, optimizer: ArmOptimizer) -> dict[str, tuple[nn.Pa
 def unique_state(model: nn.Module) -> dict[str, Tensor]:
     """Return the state dict with each storage under its first name only."""
     seen: dict[int, str] = {}
-    unique = {}
-    for name, tensor in model.state_dict().items():
-        if seen.setdefault(tensor.data_ptr(), name) == name:
-            unique[name] = tensor
-    return unique
+    tensors = model.state_dict().items()
+    return {name: tensor for name, tensor in tensors if seen.setdefault(tensor.data_ptr(), name) == name}

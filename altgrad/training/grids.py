@@ -1,4 +1,4 @@
-"""The grids of a model's quantized weights, for its optimizer and for what is recorded about their updates.
+"""The quantization grids of a model's weights, for its optimizer and for what is recorded about their updates.
 
 With virtual geometry a weight has the grid of a format that no product quantizes it to. Its optimizer sees the same
 rungs, scales and stiffness as in the format. A weight that lives on its grid all the time is on one 256 times finer:
@@ -8,12 +8,15 @@ a float32 one, to 8 significant bits.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from altgrad.model import QuantizedLinear, TensorRecipe, embedded_weights, layer_recipe, linear_layers, virtual_weight
-from altgrad.model.baselines import torchao_quantizer
-from altgrad.model.quantizer import Quantizer, Scaling
+from altgrad.model.layers import is_transposed
+from altgrad.model.quantized.quantizer import Quantizer, Scaling
+from altgrad.model.torchao import torchao_quantizer
 from altgrad.optim import WeightGrid
 
 REFINEMENT = 256  # of the grid of weights whose format is virtual: 8 more bits, so that 8-bit formats take 16
@@ -48,14 +51,19 @@ def weight_grids(model: nn.Module, *, on_grid: bool) -> dict[nn.Parameter, Weigh
         if on_grid and not isinstance(layer, QuantizedLinear):
             raise ValueError(f"layer {name} is quantized by torchao, which cannot keep weights on the grid")
         grids[layer.weight] = WeightGrid(
-            quantizer.recipe.format, quantizer.scaling.options, held=quantizer.hold() if on_grid else None,
+            quantizer.recipe.format, _options(layer, quantizer.scaling), held=quantizer.hold() if on_grid else None,
             remembered=quantizer.remembered_amax, device=layer.weight.device,
         )  # fmt: skip
     return grids
 
 
+def _options(layer: nn.Module, scaling: Scaling) -> dict[str, Any]:
+    """Return the options of `operand_scale` for the weight as it is stored: scales go along the product's sum."""
+    return scaling.options | ({"dim": 0} if is_transposed(layer) else {})
+
+
 def _virtual_grid(name: str, layer: nn.Linear, virtual: TensorRecipe, on_grid: bool) -> WeightGrid:
-    fmt, options, device = virtual.format, Scaling.of(virtual, native=False).options, layer.weight.device
+    fmt, options, device = virtual.format, _options(layer, Scaling.of(virtual, native=False)), layer.weight.device
     if not on_grid:
         return WeightGrid(fmt, options, device=device)
     if virtual.granularity != "tensor":

@@ -19,9 +19,10 @@ from torch._dynamo.types import GuardFilterEntry
 
 from altgrad import __version__
 from altgrad.config import UserError
+from altgrad.config.process import usable_cores
 from altgrad.config.schema import Train
 from altgrad.model.hardware import SWITCH, multiplies_bf16
-from altgrad.numerics import kernels
+from altgrad.numerics.cpu import kernels
 
 COMPILE_PAYS_AFTER = 100  # steps; below, compiling takes longer than it saves
 
@@ -36,11 +37,6 @@ def select_device(setting: str) -> torch.device:
     if setting == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda")
-
-
-def usable_cores() -> int:
-    """Return the number of logical cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def use_threads(setting: int) -> int:

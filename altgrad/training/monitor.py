@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from altgrad.model import QuantizedLinear, linear_layers
-from altgrad.model.quantizer import Quantizer, overflows
+from altgrad.model import QuantizedLinear, linear_layers, matrix_of
+from altgrad.model.quantized.quantizer import Quantizer, overflows
 from altgrad.numerics import round_to_grid
 from altgrad.training.grids import quantizer_of
 
@@ -130,7 +130,7 @@ class Monitor:
                 seen[name, role] = tensor_statistics(t, quantizer_of(layer, role))
 
             record("input", inputs[0])
-            record("weight", layer.weight)
+            record("weight", matrix_of(layer))
             output.register_hook(lambda grad: record("grad", grad))
 
         return hook

@@ -5,43 +5,32 @@ Everything that can be known to be wrong is said here, before any cell trains.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from pathlib import Path
 
 import torch
 
 from altgrad.config import Cell, UserError
-from altgrad.config.schema import CustomFormat
+from altgrad.config.published import weights_sha256
+from altgrad.formats import Format
 from altgrad.model import GPT, GPTConfig, Recipe, matched_layers, quantize_model
+from altgrad.model.published import read_published
 from altgrad.model.surgery import TORCHAO_DIVISOR
-from altgrad.numerics import Format, format_constants, get_format
 from altgrad.optim import Arm
 from altgrad.training import machine
 from altgrad.training.grids import weight_grids
 
+PADDING = 128  # to a multiple of this a vocabulary is rounded up for speed, at most
 
-def describe_format(name: str, custom: CustomFormat | None) -> dict[str, Any]:
-    """Return the defining fields of a format, the user's own or one known by name.
 
-    Raises ``ValueError`` for an unknown name, an impossible definition, and a format that the
-    training kernels cannot compute in float32.
-    """
-    found = get_format(name) if custom is None else Format(name, **custom.model_dump())
-    if not found.signed:
-        raise ValueError(f"{name} is a scale format without sign, which cannot hold weights or gradients")
-    try:
-        format_constants(found)
-    except ValueError:
-        raise ValueError(
-            f"{name} spans more than training can round in float32; up to 7 exponent bits with the usual bias fit"
-        ) from None
-    return dataclasses.asdict(found)
+def formats_of(cell: Cell) -> dict[str, Format]:
+    """Return the formats that a resolved cell defines, by name."""
+    return {name: Format(**fields) for name, fields in cell.formats.items()}
 
 
 def recipe_of(cell: Cell) -> Recipe:
     """Return the recipe of a resolved cell."""
-    formats = {name: Format(**spec) for name, spec in cell.formats.items()}
-    return Recipe.from_rules([rule.model_dump() for rule in cell.rules], formats)
+    formats = formats_of(cell)
+    return Recipe(rules=tuple(rule.with_formats(formats) for rule in cell.rules))
 
 
 def arm_of(cell: Cell) -> Arm:
@@ -49,10 +38,39 @@ def arm_of(cell: Cell) -> Arm:
 
     Raises ``ValueError`` for settings that do not go together.
     """
-    settings = cell.arm.model_dump()
-    if settings["foreign"] is not None:
-        settings["foreign"] = Format(**cell.formats[settings["foreign"]])
-    return Arm(**settings | {"lr": cell.peak_lr})
+    return cell.arm.with_formats(formats_of(cell)).but(lr=cell.peak_lr)
+
+
+def config_of(cell: Cell, vocab_size: int) -> GPTConfig:
+    """Return the size of a resolved cell's model, for tokens of ``vocab_size`` kinds.
+
+    Raises :class:`UserError` where the weights that it starts from have another vocabulary.
+    """
+    start = cell.model.start
+    if start is not None:
+        if not 0 <= start.vocab_size - vocab_size < PADDING:
+            raise UserError(
+                f"params.yaml: model: the weights in {start.folder} have {start.vocab_size} tokens, and "
+                f"tokenizer.vocab_size is {vocab_size}; make the two the same, but for up to {PADDING - 1} of padding"
+            )
+        vocab_size = start.vocab_size
+    return GPTConfig(vocab_size=vocab_size, **cell.model.model_dump(exclude={"start"}))
+
+
+def start_from(cell: Cell, model: GPT) -> None:
+    """Copy the weights that ``cell`` starts from, if any, into ``model``; on the device ``meta`` check that they fit.
+
+    Raises :class:`UserError` where they do not, or are no longer those that the cell was resolved for.
+    """
+    start = cell.model.start
+    if start is None:
+        return
+    folder = Path(start.folder)
+    if not model.head.weight.is_meta and weights_sha256(folder) != start.sha256:
+        raise UserError(
+            f"{folder}: the weights are not those that cell {cell.key} was resolved for; run `dvc repro --force grid`"
+        )
+    read_published(folder, model)
 
 
 def check_cells(cells: list[Cell], vocab_size: int, baseline: str) -> None:
@@ -65,7 +83,8 @@ def check_cells(cells: list[Cell], vocab_size: int, baseline: str) -> None:
     for cell in cells:
         machine.select_device(cell.train.device)
         with torch.device("meta"):
-            model = GPT(GPTConfig(vocab_size=vocab_size, **cell.model.model_dump()))
+            model = GPT(config_of(cell, vocab_size))
+        start_from(cell, model)
         try:
             recipe = recipe_of(cell)
             matched_layers(model, recipe)

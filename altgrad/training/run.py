@@ -14,12 +14,12 @@ from altgrad.config import Cell
 from altgrad.config.files import read_json, write_json
 from altgrad.config.scratch import mark_finished, only_worker, scratch_directory
 from altgrad.data import TokenFile, training_batch
-from altgrad.model import GPT, GPTConfig, layer_recipe, linear_layers, quantize_model
+from altgrad.model import GPT, account, layer_recipe, linear_layers, quantize_model
 from altgrad.optim import build_optimizer
 from altgrad.training import machine, probes
 from altgrad.training.checkpoint import unique_state
 from altgrad.training.grids import weight_grids
-from altgrad.training.plan import arm_of, recipe_of
+from altgrad.training.plan import arm_of, config_of, recipe_of, start_from
 from altgrad.training.records import write_history, write_monitors
 from altgrad.training.tensors import write_tensors
 from altgrad.training.trainer import Trainer
@@ -29,9 +29,14 @@ PROBE_SEED_STEP = 0  # batches of updates start at step 1, so step 0 is a batch 
 
 
 def build_model(cell: Cell, vocab_size: int, device: torch.device) -> GPT:
-    """Return the quantized model of ``cell`` on ``device``; its initial weights depend on the seed alone."""
+    """Return the quantized model of ``cell`` on ``device``.
+
+    Its initial weights are those that it starts from, or depend on the seed alone.
+    """
     torch.manual_seed(cell.seed)
-    model = GPT(GPTConfig(vocab_size=vocab_size, **cell.model.model_dump())).to(device)
+    model = GPT(config_of(cell, vocab_size))
+    start_from(cell, model)
+    model = model.to(device)
     quantize_model(model, recipe_of(cell))  # after the move: a torchao layer is made for its device
     return model
 
@@ -57,6 +62,7 @@ def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = 
     with only_worker(scratch, lambda: tqdm.write(f"{cell.key}: another process is training this cell; waiting for it")):
         train, val = TokenFile(tokens, "train"), TokenFile(tokens, "val")
         model = build_model(cell, meta["vocab_size"], device)
+        tqdm.write(f"{cell.key}: {account(model).summary}")
         arm = arm_of(cell)
         grids = weight_grids(model, on_grid=arm.weights == "grid")
         if arm.looks_at_grid and not grids:

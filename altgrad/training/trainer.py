@@ -25,7 +25,7 @@ from tqdm import tqdm
 from altgrad.config import Cell
 from altgrad.config.schedule import learning_rate
 from altgrad.data import TokenFile, training_batch, validation_sample
-from altgrad.model.quantizer import Quantizer
+from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.optim import ArmOptimizer, WeightGrid
 from altgrad.training import checkpoint, machine, probes
 from altgrad.training.monitor import Monitor, Row, first_nonfinite, largest_overflow

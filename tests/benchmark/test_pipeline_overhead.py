@@ -46,5 +46,5 @@ def test_overhead_of_three_cells_is_measured_and_leaves_nothing(tmp_path, monkey
 def test_a_pipeline_that_fails_says_so(tmp_path):
     (tmp_path / "params.yaml").write_text("grid: {}")
     (tmp_path / "dvc.yaml").write_text("stages: {train: {cmd: x, deps: [nowhere]}}")
-    with pytest.raises(UserError, match="the throw-away pipeline failed at .*workers.*models: is missing"):
+    with pytest.raises(UserError, match="the throw-away pipeline failed at .*execution.*models: is missing"):
         measure(tmp_path, 1)

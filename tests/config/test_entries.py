@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from altgrad.config import Resolver, UserError, cell_key, geometry_format, is_virtual, load_params, write_grid
+from altgrad.config import Resolver, UserError, cell_key, load_params, write_grid
 from altgrad.config.resolve import position_in_grid
-from altgrad.training.plan import describe_format
 from tests.config.test_resolve import changed
 
 PROJECT = Path(__file__).parents[2]
@@ -23,7 +22,7 @@ TEMPLATES = ["virtual", "uniform", "uniform_delayed", "uniform_row", "uniform_bl
 
 
 def resolver(**sections) -> Resolver:
-    return Resolver(changed(**sections), describe_format)
+    return Resolver(changed(**sections))
 
 
 def cells(**sections):
@@ -41,24 +40,14 @@ def test_an_entry_with_its_recipe_is_that_format_under_grid_recipe(recipe):
 def test_a_twin_differs_in_what_is_quantized_and_in_its_name():
     found = cells(grid={"formats": ["E3M4", "virtual.E3M4"], "seeds": [0]})
     there, here = found["E3M4-adamw-0-1"], found["virtual.E3M4-adamw-0-1"]
-    assert geometry_format(there) == geometry_format(here) == "E3M4"
-    assert is_virtual(here) and not is_virtual(there)
+    assert [rule.weight.format for rule in (*there.rules, *here.rules)] == ["E3M4", "E3M4", "E3M4"]
+    assert [rule.weight.virtual for rule in (*there.rules, *here.rules)] == [False, False, True]
     values = here.model_dump(mode="json")
     assert values["format"] == "virtual.E3M4"
     assert [rule["weight"]["virtual"] for rule in values["rules"]] == [True]
     assert all(rule["input"] is rule["grad"] is None for rule in values["rules"])
     sections = ("model", "arm", "train", "monitor", "optimizer", "seed", "lr_scale")
     assert all(getattr(there, section) == getattr(here, section) for section in sections)
-
-
-@pytest.mark.parametrize(
-    ("entry", "format"),
-    [("bf16", None), ("E4M3", "E4M3"), ("weight_only.E1M6", "E1M6"), ("ao_rowwise", "E4M3"), ("two", None)],
-)
-def test_the_geometry_is_the_one_format_of_the_weights(entry, format):
-    two = [{"layers": "*", "weight": "E4M3"}, {"layers": "head", "weight": "E5M2"}]
-    (cell,) = cells(grid={"formats": [entry], "seeds": [0], "baseline": "bf16"}, recipes={"two": two}).values()
-    assert geometry_format(cell) == format and not is_virtual(cell)
 
 
 @pytest.mark.parametrize("selector", ["virtual.E3M4", "virtual.E3M4-adamw-0-0.5"])

@@ -55,6 +55,17 @@ def test_numbers_follow_yaml_1_2(tmp_path):
         ("corpus: licences ", "corpus: licenses ", "corpus", "did you mean licences"),
         ("model: nano ", "model: nanno ", "model", "did you mean nano"),
         ("optimizers: [adamw, ", "optimizers: [adamv, ", "grid.optimizers[0]", "adamw"),
+        ("stiffness: ulp}", "stiffness: foreign}", "optimizers.stiff_update", "need each other"),
+        (
+            "rung, lr: 2.0, plain_lr: 1.2e-2, weights: grid",
+            "rung, lr: 2.0",
+            "optimizers.rung",
+            "weights: grid",
+        ),
+        ("{base: sgd, lr: 0.1", "{base: sgd, acts: gradient, lr: 0.1", "optimizers.sgd", "remove it"),
+        ("granularity: block, scale: E8M0", "granularity: block, scale: pow2", "weight", "write scale: E8M0"),
+        ("granularity: block, scale: E8M0", "granularity: block, scale: E4M3", "weight.scale", "not computed yet"),
+        ("granularity: block, scale: E8M0", "granularity: block", "uniform_block[0].weight", "needs scale E8M0"),
         ("recipe: uniform ", "recipe: uniforn ", "grid.recipe", "did you mean uniform"),
         ("width: 128, heads: 4", "width: 130, heads: 4", "models.nano", "heads: 5"),
         ("vocab_size: 4096", "vocab_size: 70000", "tokenizer", "uint16"),
@@ -113,7 +124,8 @@ def test_a_missing_file_says_where_to_run(tmp_path):
 
 def test_the_command_prints_one_line_and_fails(tmp_path):
     params_with(tmp_path, ("  steps: 300", "  steps: 0"))
-    done = subprocess.run([sys.executable, "-m", "altgrad.config"], cwd=tmp_path, capture_output=True, text=True)
+    command = [sys.executable, "-m", "altgrad.config"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("error: params.yaml: train.steps:") and done.stderr.count("\n") == 1
 

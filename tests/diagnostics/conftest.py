@@ -16,7 +16,7 @@ from torch import Tensor
 
 from altgrad.config.files import read_json, write_json
 from altgrad.diagnostics import diagnose_cell
-from altgrad.numerics import get_format
+from altgrad.formats import get_format
 
 ARM = {"base": "adamw", "lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "decay": 3e-4}
 
@@ -81,7 +81,7 @@ def run_of(tmp_path: Path) -> Callable[..., Run]:
         held = [(layer, step, value) for layer, steps in (amax or {}).items() for step, value in steps.items()]
         tensors |= {f"amax/{step}/{layer}": torch.tensor(value) for layer, step, value in held}
         roles = {"weight": fmt, "input": fmt, "grad": "E5M2" if fmt else None}
-        metadata = {"layers": json.dumps({layer: roles for layer in weights}, sort_keys=True)}
+        metadata = {"layers": json.dumps(dict.fromkeys(weights, roles), sort_keys=True)}
         save_file({name: t.clone() for name, t in tensors.items()}, run.folder / "probes.safetensors", metadata)
         model = {f"{layer}.weight": w for layer, w in (final or {}).items()} | {"norm.weight": torch.ones(2)}
         save_file(model, run.folder / "model.safetensors")

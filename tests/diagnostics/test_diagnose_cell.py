@@ -18,7 +18,8 @@ from altgrad.config import UserError
 from altgrad.config.files import read_json, write_json
 from altgrad.diagnostics import ANALYSES, LayerView
 from altgrad.diagnostics.view import Grid
-from altgrad.numerics import compute_scale, get_format
+from altgrad.formats import get_format
+from altgrad.numerics import compute_scale
 
 LAYERS = ("blocks.0.attn.qkv", "blocks.0.mlp.down", "blocks.2.mlp.up", "blocks.10.mlp.up", "head")
 SUMMARIZED = {analysis.name for analysis in ANALYSES if analysis.metric.summary}
@@ -188,8 +189,8 @@ def test_the_scale_is_the_recipes(run_of: RunOf) -> None:
         boundary[held] = run.diagnose()[0]["summary"]["boundary_frac"]
     assert boundary[1.0] > 0.45 and boundary[None] == boundary[0.0] == boundary[2.0] < 0.1
     grown = 1.2 * start
-    _, frame = run_of({"head": {0: grown}}, "E4M3", scale="pow2").diagnose()
-    grid = Grid(get_format("E4M3"), compute_scale(grown.abs().amax(), "E4M3", dtype="pow2"))
+    _, frame = run_of({"head": {0: grown}}, "E4M3", scale="E8M0").diagnose()
+    grid = Grid(get_format("E4M3"), compute_scale(grown.abs().amax(), "E4M3", scale_format="E8M0"))
     expected = dict(zip(*_usage(LayerView("head", 0, grown, grid)), strict=True))
     own = select(frame, metric="code_usage")
     assert dict(zip(own["x"], own["value"], strict=True)) == pytest.approx(expected)

@@ -16,7 +16,7 @@ import torch
 
 from altgrad.diagnostics import ANALYSES, Histogram, LayerView
 from altgrad.diagnostics.view import Grid, singular_values
-from altgrad.numerics import get_format, scale_target
+from altgrad.formats import get_format
 
 FORMATS = ["E0M7", "E1M6", "E2M5", "E3M4", "E4M3", "E5M2", "E6M1", "E7M0", "E4M3FNUZ", "E2M1", "FP16", "binary8p4e"]
 COMPUTE = {analysis.name: analysis.compute for analysis in ANALYSES}
@@ -86,7 +86,7 @@ def test_codes_and_errors_agree_with_a_search_through_the_grid(fmt: str) -> None
     noise = np.square(scaled - rounded).sum()
     assert COMPUTE["sqnr_db"](view) == pytest.approx(10 * np.log10(np.square(scaled).sum() / noise), abs=1e-4)
     assert COMPUTE["underflow_frac"](view) == np.mean(rounded == 0)
-    assert COMPUTE["boundary_frac"](view) == np.mean(np.abs(rounded) >= scale_target(fmt))
+    assert COMPUTE["boundary_frac"](view) == np.mean(np.abs(rounded) >= get_format(fmt).scale_target)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

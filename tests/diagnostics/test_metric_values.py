@@ -20,7 +20,7 @@ from torch import Tensor
 
 from altgrad.diagnostics import ANALYSES, Histogram, LayerView
 from altgrad.diagnostics.view import Grid
-from altgrad.numerics import get_format
+from altgrad.formats import get_format
 
 COMPUTE = {analysis.name: analysis.compute for analysis in ANALYSES}
 WEIGHT = torch.tensor([[6.0, 0.5, 0.1, -0.1], [0.0, 2.5, -3.0, 1.25]])
@@ -115,4 +115,4 @@ def test_a_scale_moves_the_weights_onto_the_grid() -> None:
     for name in ("code_entropy", "misalignment_mean", "boundary_frac", "sqnr_db"):
         assert COMPUTE[name](view(WEIGHT / 64)) == pytest.approx(COMPUTE[name](view()))
     assert Grid.of(WEIGHT / 64, get_format("E2M1")).scale == 64
-    assert Grid.of(torch.tensor([[5.0]]), get_format("E2M1"), "pow2").scale == 1  # 6 / 5, rounded down
+    assert Grid.of(torch.tensor([[5.0]]), get_format("E2M1"), scale_format="E8M0").scale == 1  # 6 / 5, rounded down

@@ -14,10 +14,10 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from altgrad.model import GPT, GPTConfig, LayerRecipe, QuantizedLinear, Recipe, Rule, TensorRecipe, quantize_model
+from altgrad.formats import get_format
+from altgrad.model import GPT, GPTConfig, LayerRecipe, QuantizedLinear, Recipe, TensorRecipe, quantize_model
 from altgrad.model import gpt as gpt_module
 from altgrad.model.surgery import linear_layers
-from altgrad.numerics import get_format
 
 CONFIG = GPTConfig(vocab_size=97, layers=2, width=16, heads=2, context=12)
 
@@ -124,7 +124,7 @@ def test_surgery_works_on_any_module():
 
 def test_layers_by_pattern_and_the_last_rule_wins():
     e4m3, e5m2 = (LayerRecipe(weight=TensorRecipe(get_format(name))) for name in ("E4M3", "E5M2"))
-    recipe = Recipe((Rule("blocks.*", e4m3), Rule("blocks.1.mlp.*", e5m2), Rule("blocks.0.attn.out", LayerRecipe())))
+    recipe = Recipe((e4m3.on("blocks.*"), e5m2.on("blocks.1.mlp.*"), LayerRecipe().on("blocks.0.attn.out")))
     gpt = quantize_model(model(), recipe)
     found = {
         name: layer.recipe.weight.format.name
@@ -139,7 +139,7 @@ def test_layers_by_pattern_and_the_last_rule_wins():
 
 
 def test_a_pattern_that_matches_nothing_names_the_nearest_layer():
-    recipe = Recipe((Rule("blocks.0.atn.qkv", LayerRecipe()),))
+    recipe = Recipe((LayerRecipe().on("blocks.0.atn.qkv"),))
     with pytest.raises(ValueError, match=r"matches no layer; the nearest layer is blocks\.0\.attn\.qkv"):
         quantize_model(model(), recipe)
 

@@ -8,15 +8,13 @@ CPU and the native one has one. torch emulates the operator on CPU; on a GPU the
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from torch import Tensor, nn
 
+from altgrad.formats import get_format
 from altgrad.model import LayerRecipe, QuantizedLinear, Recipe, TensorRecipe, quantize_model
-from altgrad.model.operand import Operand
-from altgrad.numerics import get_format
+from altgrad.model.quantized.operand import Operand
 
 U32, U_BF16 = 2.0**-24, 2.0**-8
 
@@ -24,7 +22,7 @@ U32, U_BF16 = 2.0**-24, 2.0**-8
 def layers(recipe: LayerRecipe, inputs: int, outputs: int) -> dict[str, QuantizedLinear]:
     weight = 0.02 * torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(1))
     return {
-        backend: QuantizedLinear(nn.Parameter(weight.clone()), None, dataclasses.replace(recipe, backend=backend))
+        backend: QuantizedLinear(nn.Parameter(weight.clone()), None, recipe.but(backend=backend))
         for backend in ("emulated", "native")
     }
 
@@ -74,15 +72,13 @@ def test_native_operands_are_the_emulated_ones_to_the_bit(granularity):
             layer.quantizers[role] for layer in layers(recipe, 47, 33).values()
         )  # in the order emulated, native
         for dim in (0, 1):
-            a, b = (
-                Operand.of(t, q.scaling, q.constants, None, dim, torch.bfloat16) for q in (emulated, native)
-            )
+            a, b = (Operand.of(t, q.scaling, q.constants, None, dim, torch.bfloat16) for q in (emulated, native))
             assert b.values.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
             assert torch.equal(a.values.float(), b.values.float()) and torch.equal(a.scale, b.scale)
 
 
 def test_native_and_torchao_agree():
-    from altgrad.model.baselines import torchao_linear
+    from altgrad.model.torchao import torchao_linear
 
     recipe = Recipe.uniform("E4M3").rules[0].layer
     native = layers(recipe, 48, 32)["native"]
@@ -114,9 +110,9 @@ def test_eight_bits_are_what_a_native_layer_keeps_for_its_backward_pass():
     ],
 )
 def test_what_hardware_cannot_multiply_is_refused(changes, message):
-    recipe = dataclasses.replace(Recipe.uniform("E4M3").rules[0].layer, **changes)
+    recipe = Recipe.uniform("E4M3").rules[0].layer.but(**changes)
     with pytest.raises(ValueError, match=message):
-        dataclasses.replace(recipe, backend="native")
+        recipe.but(backend="native")
 
 
 def test_a_model_trains_natively_compiled():

@@ -12,9 +12,9 @@ from torch._inductor import config
 from torch._inductor.fx_passes import joint_graph
 from torch.nn.functional import cross_entropy
 
+from altgrad.formats import Format, get_format
 from altgrad.model import LayerRecipe, QuantizedLinear, TensorRecipe, hardware
-from altgrad.model.linear import exact_in_bfloat16
-from altgrad.numerics import Format, get_format
+from altgrad.model.quantized.linear import exact_in_bfloat16
 
 
 @pytest.fixture(params=[True, False], ids=["bf16 instructions", "none"])
@@ -25,7 +25,7 @@ def either_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 def spec(name: str, **options: str) -> TensorRecipe:
-    return TensorRecipe(get_format(name), scale="pow2", **options)
+    return TensorRecipe(get_format(name), scale="E8M0", **options)
 
 
 def layer_of(master: Tensor, **recipe: object) -> QuantizedLinear:
@@ -40,7 +40,7 @@ EDGES = [
 ]
 
 
-@pytest.mark.parametrize(("fmt", "exact"), EDGES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("fmt", "exact"), EDGES, ids=str)
 def test_a_format_is_exact_in_bfloat16_up_to_the_last_bit_binade_and_value(fmt: Format, exact: bool) -> None:
     values = torch.tensor(fmt.values, dtype=torch.float64)
     assert torch.equal(values.bfloat16().double(), values) == exact
@@ -115,7 +115,7 @@ def test_the_clipped_estimator_stops_the_gradients_of_weights_that_saturate() ->
 def test_the_compiler_does_not_move_a_products_scale_behind_the_softmax(
     autocast: bool, granularity: str, either_cpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Inductor does for ``softmax(y * scale)``: it rounds elsewhere than eager mode, and takes three times as long."""
+    """As Inductor does for ``softmax(y * scale)``: that rounds elsewhere than eager mode and takes thrice as long."""
     moved = []
 
     def recorded(scaled: Tensor, stable: Tensor, *arguments: object) -> Tensor:

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from altgrad.formats import format_names, get_format
 from altgrad.model import LayerRecipe, QuantizedLinear, TensorRecipe
-from altgrad.model.linear import exact_in_bfloat16
-from altgrad.numerics import amax, broadcast_scale, compute_scale, format_names, get_format, quantize
+from altgrad.model.quantized.linear import exact_in_bfloat16
+from altgrad.numerics import amax, broadcast_scale, compute_scale, quantize
 
 pytestmark = pytest.mark.usefixtures("products")
 
@@ -67,7 +68,7 @@ def test_the_three_products_are_those_of_the_definition(format, accumulate, boun
 def finely_on_grid(t: torch.Tensor, format: str, dim: int, spec: TensorRecipe) -> torch.Tensor:
     """Return the 2-d t with scales for a sum over dim, dequantized, in float64."""
     fmt = get_format(format)
-    scale = compute_scale(amax(t.detach(), spec.granularity, block=spec.block, dim=dim), fmt, dtype=spec.scale)
+    scale = compute_scale(amax(t.detach(), spec.granularity, block=spec.block, dim=dim), fmt, scale_format=spec.scale)
     if spec.granularity == "block":
         scale = broadcast_scale(scale, t.shape[dim], block=spec.block, dim=dim)
     return quantize(t.detach() * scale, fmt).double() / scale.double()
@@ -76,7 +77,7 @@ def finely_on_grid(t: torch.Tensor, format: str, dim: int, spec: TensorRecipe) -
 @pytest.mark.parametrize("format", EIGHT_BIT)
 @pytest.mark.parametrize(("accumulate", "bound"), [("fp32", 1e-6), ("bf16", TWO_BF16_ROUNDINGS)])
 @pytest.mark.parametrize(
-    "fine", [{"granularity": "row"}, {"granularity": "block", "block": 9, "scale": "pow2"}], ids=["row", "block"]
+    "fine", [{"granularity": "row"}, {"granularity": "block", "block": 9, "scale": "E8M0"}], ids=["row", "block"]
 )
 def test_fine_scales_are_taken_along_the_sum_of_each_product(format, accumulate, bound, fine):
     """40, 24 and 21 are no multiples of 9."""
@@ -116,7 +117,7 @@ def test_roles_may_have_different_granularities():
     "options",
     [
         {"granularity": "row", "scaling": "delayed"},
-        {"granularity": "block", "scaling": "static", "scale": "pow2"},
+        {"granularity": "block", "scaling": "static", "scale": "E8M0"},
         {"granularity": "block"},
         {"granularity": "column"},
         {"block": 0},
@@ -129,7 +130,7 @@ def test_impossible_granularities_are_refused(options):
 
 def test_the_sum_of_exact_products_is_exact():
     """Small integers stay integers on every grid that holds them, so nothing at all may be lost."""
-    spec = TensorRecipe(get_format("E4M3"), scale="pow2")
+    spec = TensorRecipe(get_format("E4M3"), scale="E8M0")
     generator = torch.Generator().manual_seed(0)
     weight = nn.Parameter(torch.randint(-4, 5, (8, 16), generator=generator).float())
     x = torch.randint(-4, 5, (5, 16), generator=generator).float()
@@ -249,7 +250,7 @@ def test_nothing_is_clipped_under_dynamic_scaling(format):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"scale": "pow2"}, {"scaling": "delayed"}, {"granularity": "row"}, {"granularity": "block", "scale": "pow2"}],
+    [{}, {"scale": "E8M0"}, {"scaling": "delayed"}, {"granularity": "row"}, {"granularity": "block", "scale": "E8M0"}],
     ids=lambda options: "-".join(options.values()) or "tensor",
 )
 def test_compiled_equals_eager_to_the_bit(options, dtype):

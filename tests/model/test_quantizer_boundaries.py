@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from altgrad.formats import get_format
 from altgrad.model import TensorRecipe
-from altgrad.model.quantizer import Quantizer, Scaling, overflows
-from altgrad.numerics import compute_scale, format_constants, get_format
+from altgrad.model.quantized.quantizer import Quantizer, Scaling, overflows
+from altgrad.numerics import compute_scale, format_constants
 
 FORMATS = ["E0M7", "E2M5", "E3M4", "E4M3", "E5M2", "E7M0", "E4M3FNUZ", "E2M1"]
 
@@ -21,10 +22,10 @@ def test_an_overflow_begins_two_roundings_above_the_largest_value(name: str) -> 
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("dtype", ["fp32", "pow2"])
+@pytest.mark.parametrize("dtype", ["float32", "E8M0"])
 def test_a_tensors_amax_at_its_own_scale_is_no_overflow(name: str, dtype: str) -> None:
     amax = torch.rand(100_000, generator=torch.Generator().manual_seed(0)) + 2.0**-20
-    scaled = amax * compute_scale(amax, name, dtype=dtype)
+    scaled = amax * compute_scale(amax, name, scale_format=dtype)
     assert not overflows(scaled, format_constants(name)).any()
 
 
@@ -69,10 +70,10 @@ def test_a_held_scale_no_longer_follows_the_tensor() -> None:
 
 @pytest.mark.parametrize("granularity", ["tensor", "row", "block"])
 def test_scales_have_the_granularity_of_the_recipe(granularity: str) -> None:
-    recipe = TensorRecipe(get_format("E3M4"), granularity=granularity, block=4, scale="pow2")
+    recipe = TensorRecipe(get_format("E3M4"), granularity=granularity, block=4, scale="E8M0")
     t = torch.arange(1.0, 17).reshape(2, 8)
     largest = {"tensor": 16.0, "row": [[8.0], [16.0]], "block": [[4.0, 8.0], [12.0, 16.0]]}[granularity]
-    expected = compute_scale(torch.tensor(largest), "E3M4", dtype="pow2")
+    expected = compute_scale(torch.tensor(largest), "E3M4", scale_format="E8M0")
     if granularity == "block":
         expected = expected.repeat_interleave(4, dim=1)
     assert torch.equal(Quantizer(recipe).scales(t).expand_as(t), expected.expand_as(t))

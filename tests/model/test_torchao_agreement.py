@@ -15,15 +15,14 @@ Two differences are known, and each has a test of its own here:
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from torch import Tensor, nn
 
+from altgrad.formats import get_format
 from altgrad.model import LayerRecipe, QuantizedLinear, Recipe, TensorRecipe
-from altgrad.model.baselines import torchao_linear
-from altgrad.numerics import amax, compute_scale, encode, get_format, quantize
+from altgrad.model.torchao import torchao_linear
+from altgrad.numerics import amax, compute_scale, encode, quantize
 
 DTYPES = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
 ROWS, INPUTS, OUTPUTS = 64, 48, 32
@@ -50,7 +49,7 @@ def torchao_cast(x: Tensor, format: str, dim: int | None, pow2: bool) -> tuple[T
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("pow2", [False, True], ids=["fp32-scale", "pow2-scale"])
+@pytest.mark.parametrize("pow2", [False, True], ids=["float32-scale", "E8M0-scale"])
 @pytest.mark.parametrize("dim", [None, 0, -1])
 @pytest.mark.parametrize("format", DTYPES)
 def test_operands_are_the_same_to_the_bit(format, dim, pow2, dtype):
@@ -58,7 +57,7 @@ def test_operands_are_the_same_to_the_bit(format, dim, pow2, dtype):
         x = normal(96, 80, seed=seed, std=std, dtype=dtype)
         x[0, :3] = torch.tensor([0.0, -0.0, 1e-3 * std], dtype=dtype)
         largest = amax(x) if dim is None else amax(x, "row", dim=dim)
-        scale = compute_scale(largest, torch.finfo(DTYPES[format]).max, dtype="pow2" if pow2 else "fp32")
+        scale = compute_scale(largest, torch.finfo(DTYPES[format]).max, scale_format="E8M0" if pow2 else "float32")
         their_scale, their_codes = torchao_cast(x, format, dim, pow2)
         assert torch.equal(scale, their_scale)
         assert torch.equal(encode(quantize(x.float() * scale, format), format).to(torch.uint8), their_codes)
@@ -97,14 +96,14 @@ def copy_without_quantization(layer: QuantizedLinear) -> Tensor:
 
 
 UNIFORM = Recipe.uniform("E4M3").rules[0].layer
-ROW = TensorRecipe(get_format("E4M3"), granularity="row", scale="pow2")
+ROW = TensorRecipe(get_format("E4M3"), granularity="row", scale="E8M0")
 CASES = {"tensorwise": UNIFORM, "rowwise": LayerRecipe(ROW, ROW, ROW)}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_float32_results_differ_by_the_roundings_of_the_sums_alone(name):
     """A single operand on another rung would differ by 2^-4 of its products, 10^4 times the bound."""
-    ours, theirs = pair(dataclasses.replace(CASES[name], accumulate="fp32"), name)
+    ours, theirs = pair(CASES[name].but(accumulate="fp32"), name)
     found, expected, magnitude = products(ours, False), products(theirs, False), magnitudes(ours)
     for product, value in found.items():
         assert value.dtype == expected[product].dtype == torch.float32
@@ -134,7 +133,7 @@ def test_rowwise_with_gw_hp_quantizes_two_of_the_three_products():
     fmt, weight = get_format("E4M3"), theirs.weight.detach()
     factors = []
     for t, granularity in ((g, "row"), (weight, "tensor")):
-        scale = compute_scale(amax(t, granularity), fmt, dtype="pow2")
+        scale = compute_scale(amax(t, granularity), fmt, scale_format="E8M0")
         factors.append(quantize(t * scale, fmt) / scale)
     g_q, w_q = factors
     bound = FP32_SUMS * U32 * (g_q.abs() @ w_q.abs())
@@ -150,7 +149,7 @@ def test_scales_rounded_to_powers_of_two_differ_just_above_seven_quarters_of_one
     seven_quarters = 1.75 * torch.exp2(torch.arange(-35.0, 30.0))
     offsets = torch.arange(-64, 65, dtype=torch.int32)
     largest = (seven_quarters.view(torch.int32)[None] + offsets[:, None]).view(torch.float32)
-    ratio = amax_to_scale(largest, torch.float8_e4m3fn, True) / compute_scale(largest, "E4M3", dtype="pow2")
+    ratio = amax_to_scale(largest, torch.float8_e4m3fn, True) / compute_scale(largest, "E4M3", scale_format="E8M0")
     differ = offsets[(ratio != 1).any(dim=1)]
     assert differ.min() == 1 and differ.max() == 19 and set(ratio.unique().tolist()) == {1.0, 2.0}
     # Nothing is lost by it: what exceeds the largest value does so by less than half a step, and rounds to it.
@@ -164,7 +163,7 @@ def test_every_bfloat16_amax_gives_the_same_power_of_two():
     largest = largest[(largest >= 1e-12) & (largest < 1e30)]
     for pow2 in (False, True):
         theirs = amax_to_scale(largest, torch.float8_e4m3fn, pow2)
-        assert torch.equal(theirs, compute_scale(largest, "E4M3", dtype="pow2" if pow2 else "fp32"))
+        assert torch.equal(theirs, compute_scale(largest, "E4M3", scale_format="E8M0" if pow2 else "float32"))
 
 
 def test_degenerate_tensors_get_other_scales():

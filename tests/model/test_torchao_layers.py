@@ -12,27 +12,26 @@ import pytest
 import torch
 from torch import nn
 
-from altgrad.config.schema import TORCHAO_RECIPES as IN_THE_GRID
+from altgrad.config.recipe import TORCHAO_RECIPES
+from altgrad.formats import get_format
 from altgrad.model import (
     GPT,
     GPTConfig,
     LayerRecipe,
     QuantizedLinear,
     Recipe,
-    Rule,
     TensorRecipe,
     layer_recipe,
     linear_layers,
     quantize_model,
 )
-from altgrad.model.recipe import TORCHAO_RECIPES
-from altgrad.numerics import get_format
+from altgrad.model.torchao import tensor_recipes
 
 CONFIG = GPTConfig(vocab_size=97, layers=1, width=32, heads=2, context=16)
 
 
 def blocks(name: str) -> Recipe:
-    return Recipe((Rule("blocks.*", LayerRecipe(torchao=name)),))
+    return Recipe((LayerRecipe(torchao=name).on("blocks.*"),))
 
 
 def model() -> GPT:
@@ -62,7 +61,7 @@ def test_torchao_gets_the_matched_layers_with_their_parameters(name):
 
 def test_a_tied_head_stays_tied():
     gpt = GPT(GPTConfig(vocab_size=96, layers=1, width=32, heads=2, context=16))
-    quantize_model(gpt, Recipe((Rule("head", LayerRecipe(torchao="tensorwise")),)))
+    quantize_model(gpt, Recipe((LayerRecipe(torchao="tensorwise").on("head"),)))
     assert type(gpt.head).__name__ == "Float8Linear" and gpt.head.weight is gpt.tokens.weight
 
 
@@ -86,14 +85,14 @@ def test_an_optimizer_made_before_trains_the_model(name, autocast):
 def test_a_bias_is_kept():
     net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
     bias = net[0].bias
-    quantize_model(net, Recipe((Rule("*", LayerRecipe(torchao="rowwise")),)))
+    quantize_model(net, Recipe((LayerRecipe(torchao="rowwise").on("*"),)))
     net(torch.randn(16, 16)).sum().backward()
     assert net[0].bias is bias and bias.grad is not None
 
 
 def test_torchao_and_our_layers_share_a_model():
     e3m4 = LayerRecipe(weight=TensorRecipe(get_format("E3M4")))
-    gpt = quantize_model(model(), Recipe((*blocks("rowwise").rules, Rule("blocks.*.mlp.*", e3m4), Rule("head", e3m4))))
+    gpt = quantize_model(model(), Recipe((*blocks("rowwise").rules, e3m4.on("blocks.*.mlp.*"), e3m4.on("head"))))
     ours = {name for name, layer in linear_layers(gpt).items() if isinstance(layer, QuantizedLinear)}
     assert ours == {"blocks.0.mlp.up", "blocks.0.mlp.down", "head"}
     loss_of(gpt).backward()
@@ -103,7 +102,7 @@ def test_torchao_and_our_layers_share_a_model():
 def test_a_size_that_torchao_cannot_take_is_refused_by_the_layers_name(rows, columns):
     net = nn.Sequential(nn.Linear(columns, rows))
     with pytest.raises(ValueError, match=f"layer 0 is {rows} x {columns}, .* divisible by 16; leave the layer out"):
-        quantize_model(net, Recipe((Rule("*", LayerRecipe(torchao="tensorwise")),)))
+        quantize_model(net, Recipe((LayerRecipe(torchao="tensorwise").on("*"),)))
     assert type(net[0]) is nn.Linear
 
 
@@ -116,9 +115,9 @@ def test_surgery_twice_is_refused():
 @pytest.mark.parametrize(
     ("field", "words"),
     [
-        ({"torchao": "columnwise"}, "torchao must be one of tensorwise, rowwise, rowwise_with_gw_hp"),
-        ({"torchao": "rowwise", "weight": TensorRecipe(get_format("E4M3"))}, "leaves no choice of weight"),
-        ({"torchao": "rowwise", "accumulate": "fp32"}, "leaves no choice of accumulate"),
+        ({"torchao": "columnwise"}, "torchao: input should be 'tensorwise', 'rowwise' or 'rowwise_with_gw_hp'"),
+        ({"torchao": "rowwise", "weight": TensorRecipe("E4M3")}, "torchao: rowwise decides weight itself"),
+        ({"torchao": "rowwise", "accumulate": "fp32"}, "torchao: rowwise has no setting accumulate"),
     ],
 )
 def test_torchao_excludes_settings_of_ours(field, words):
@@ -127,31 +126,24 @@ def test_torchao_excludes_settings_of_ours(field, words):
 
 
 @pytest.mark.parametrize("name", TORCHAO_RECIPES)
-def test_the_grid_describes_a_recipe_as_torchao_does(name):
-    formats = {spec.format: get_format(spec.format) for spec in IN_THE_GRID[name].values()}
-    described = {
-        role: TensorRecipe(**{**spec.model_dump(), "format": formats[spec.format]})
-        for role, spec in IN_THE_GRID[name].items()
-    }
+def test_a_recipe_says_what_torchao_does(name):
     recipe = LayerRecipe(torchao=name)
-    assert recipe.tensors() == described
+    assert recipe.tensors() == tensor_recipes(name)
     grad = "E5M2" if name == "tensorwise" else "E4M3"
     assert recipe.format_names() == {"weight": "E4M3", "input": "E4M3", "grad": grad}
-    assert set(IN_THE_GRID) == set(TORCHAO_RECIPES)
 
 
-def test_a_rule_that_describes_torchao_wrongly_is_refused():
-    spec = IN_THE_GRID["rowwise"]["weight"].model_dump()
-    rule = {"layers": "*", "torchao": "tensorwise", "weight": spec, "input": spec, "grad": spec}
+def test_a_torchao_that_does_something_else_is_refused(monkeypatch):
+    monkeypatch.setitem(TORCHAO_RECIPES, "tensorwise", TORCHAO_RECIPES["rowwise"])
     with pytest.raises(ValueError, match="this torchao's recipe tensorwise quantizes to"):
-        Recipe.from_rules([rule], {"E4M3": get_format("E4M3")})
+        quantize_model(model(), blocks("tensorwise"))
 
 
 FRESH = """
 import sys, torch
 from altgrad.model import GPT, GPTConfig, LayerRecipe, Recipe, Rule, quantize_model
 import altgrad.training
-recipes = {"ours": Recipe.uniform("E4M3"), "torchao": Recipe((Rule("blocks.*", LayerRecipe(torchao="rowwise")),))}
+recipes = {"ours": Recipe.uniform("E4M3"), "torchao": Recipe((LayerRecipe(torchao="rowwise").on("blocks.*"),))}
 gpt = quantize_model(GPT(GPTConfig(96, 1, 16, 2, 16)), recipes[sys.argv[1]])
 tokens = torch.arange(16)[None]
 gpt(tokens, tokens).backward()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from altgrad.model import GPT, GPTConfig, QuantizedLinear, Recipe, quantize_model, unquantize_model
-from altgrad.model import linear as layer_module
+from altgrad.model.quantized import linear as layer_module
 from altgrad.optim import Arm, build_optimizer
 from altgrad.training.grids import weight_grids
 
@@ -22,7 +22,7 @@ WAYS = {
     "delayed": {"scaling": "delayed", "history": 3},
     "static": {"scaling": "static"},
     "row": {"granularity": "row"},
-    "block": {"granularity": "block", "scale": "pow2"},
+    "block": {"granularity": "block", "scale": "E8M0"},
     "clipped codes": {"gradient": "clipped", "save": "codes"},
 }
 
@@ -59,12 +59,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     original = layer_module.weight_operands
 
-    def counted(layers, settings):  # noqa: ANN001, ANN202
+    def counted(layers, settings):
         found.append(len(layers))
         return original(layers, settings)
 
     monkeypatch.setattr(layer_module, "weight_operands", counted)
-    monkeypatch.setattr("altgrad.model.weights.weight_operands", counted)
+    monkeypatch.setattr("altgrad.model.quantized.weights.weight_operands", counted)
     return found
 
 

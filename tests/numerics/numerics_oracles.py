@@ -1,7 +1,7 @@
 """What the numerics tests trust, and the inputs they share.
 
 Oracles: gfloat (a reference implementation by members of the P3109 group), the fraction arithmetic of
-altgrad.numerics.reference, ml_dtypes and torch's casts. The functions here translate between us.
+altgrad.numerics.check.reference, ml_dtypes and torch's casts. The functions here translate between us.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from gfloat import FormatInfo, RoundMode
 from gfloat.types import Domain
 from torch import Tensor
 
-from altgrad.numerics import Format, format_names, get_format
-from altgrad.numerics.constants import has_float32_kernel
+from altgrad.formats import Format, format_names, get_format
 
 # Beyond the registered ones: ties by exponent parity with either bias, the widest mantissa and exponent,
 # formats too wide for the kernel, and values beyond float32.
 EXTRA_NAMES = ("E1M0", "E4M0FNUZ", "E0M15", "E1M14", "E8M3IEEE", "E8M6FNUZ", "E9M6")
 FORMATS = [get_format(name) for name in (*format_names(), *EXTRA_NAMES)]
-KERNEL_FORMATS = [fmt for fmt in FORMATS if has_float32_kernel(fmt)]
+KERNEL_FORMATS = [fmt for fmt in FORMATS if fmt.rounds_in_float32]
 EIGHT_BIT_SPLITS = [get_format(f"E{e}M{7 - e}") for e in range(8)]
 DETERMINISTIC_MODES = ("nearest-even", "nearest-away", "toward-zero", "up", "down")
 

@@ -15,7 +15,7 @@ from altgrad.numerics import (
     round_to_grid,
     scale_from_amax,
 )
-from altgrad.numerics.prove import decision_points
+from altgrad.numerics.check.prove import decision_points
 from tests.numerics.numerics_oracles import KERNEL_FORMATS, assert_identical, every_bfloat16, random_patterns
 
 INPUTS = torch.cat([every_bfloat16(), random_patterns(200_000)])
@@ -33,7 +33,7 @@ class _ScaledRounding(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         (grad_format,) = ctx.saved_tensors
-        scale = scale_from_amax(amax(grad), grad_format, dtype="pow2")
+        scale = scale_from_amax(amax(grad), grad_format, scale_format="E8M0")
         return round_to_grid(grad * scale, grad_format) / scale, None, None
 
 
@@ -98,7 +98,7 @@ def test_compiled_quantize_gives_the_eager_bits(no_recompilation):
 @pytest.mark.parametrize("dim", [0, 1])
 def test_compiled_block_scales_reach_the_shorter_last_block(dim):
     def in_blocks(x):
-        scale = compute_scale(amax(x, "block", dim=dim), "E3M4", dtype="pow2")
+        scale = compute_scale(amax(x, "block", dim=dim), "E3M4", scale_format="E8M0")
         return quantize(x, "E3M4", scale=broadcast_scale(scale, x.shape[dim], dim=dim))
 
     x = torch.randn(70, 40, generator=torch.Generator().manual_seed(0))

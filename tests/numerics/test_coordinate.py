@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from altgrad.formats import get_format
 from altgrad.numerics import (
     at_coordinate,
     coordinate,
     format_constants,
-    get_format,
     grid_spacing,
     neighbours,
     quantize,

@@ -33,5 +33,6 @@ WORK = {
 @pytest.mark.slow
 @pytest.mark.parametrize("work", WORK.values(), ids=WORK)
 def test_a_gibibyte_fits_into_four(work):
-    done = subprocess.run([sys.executable, "-c", PROGRAM.format(work=work)], capture_output=True, text=True)
+    command = [sys.executable, "-c", PROGRAM.format(work=work)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from altgrad.formats import get_format
 from altgrad.numerics import (
     amax,
     amax_from_history,
@@ -23,15 +24,21 @@ from altgrad.numerics import (
     decode_operand,
     encode_operand,
     format_constants,
-    get_format,
-    kernels,
     operand,
     quantize_operand,
     quantize_operands,
     round_to_grid,
     rung,
-    scale_target,
     update_amax_history,
+)
+from altgrad.numerics.constants import SCALE_RULES
+from altgrad.numerics.cpu import kernels, operators
+from altgrad.numerics.operand_definition import (
+    ONE_SCALE,
+    ROWS,
+    decode_by_tensors,
+    encode_by_tensors,
+    quantize_by_tensors,
 )
 
 FORMATS = ["E0M7", "E1M6", "E2M5", "E3M4", "E4M3", "E5M2", "E6M1", "E7M0", "E4M3FNUZ", "E5M2FNUZ", "E2M1"]
@@ -63,9 +70,9 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 
 CASES = [
-    *[("tensor", 1, scale, remembered) for scale in ("fp32", "pow2") for remembered in (None, 3e-3)],
-    *[("row", dim, scale, None) for dim in (0, 1) for scale in ("fp32", "pow2")],
-    *[("block", dim, "pow2", None) for dim in (0, 1)],
+    *[("tensor", 1, rule, remembered) for rule in SCALE_RULES for remembered in (None, 3e-3)],
+    *[("row", dim, rule, None) for dim in (0, 1) for rule in SCALE_RULES],
+    *[("block", dim, rule, None) for dim in (0, 1) for rule in SCALE_RULES if rule != "float32"],
 ]
 
 
@@ -76,22 +83,22 @@ def test_loops_and_tensor_operations_agree_to_the_bit(name):
     inputs = [BF16, wide(77, 300), wide(33, 65).t(), torch.zeros(3, 5), around_boundaries(name)]
     inputs += [torch.where(BF16.isfinite(), BF16, 0)[:, :100]]
     for x in inputs:
-        for granularity, dim, scale_dtype, remembered in CASES:
+        for granularity, dim, rule, remembered in CASES:
             for dtype in (torch.float32, torch.bfloat16):
                 known = torch.tensor(remembered or 0.0)
-                block = {"tensor": operand.ONE_SCALE, "row": operand.ROWS, "block": 32}[granularity]
-                arguments = (x, constants, known, block, dim, scale_dtype == "pow2", dtype)
+                block = {"tensor": ONE_SCALE, "row": ROWS, "block": 32}[granularity]
+                arguments = (x, constants, known, block, dim, SCALE_RULES.index(rule), dtype)
                 found = torch.ops.altgrad.quantize_operand(*arguments)
-                expected = operand._quantize_by_tensors(*arguments)
-                assert all(map(same, found, expected)), (granularity, dim, scale_dtype, remembered, dtype, x.dtype)
+                expected = quantize_by_tensors(*arguments)
+                assert all(map(same, found, expected)), (granularity, dim, rule, remembered, dtype, x.dtype)
 
 
-def agree(x: Tensor, constants: Tensor, dim: int, block: int, pow2: bool, remembered: Tensor) -> bool:
+def agree(x: Tensor, constants: Tensor, dim: int, block: int, rule: str, remembered: Tensor) -> bool:
     """Whether the loops and the tensor operations make the same of ``x``, in both dtypes of the values."""
-    arguments = (x, constants, remembered, block, dim, pow2)
+    arguments = (x, constants, remembered, block, dim, SCALE_RULES.index(rule))
     dtypes = (torch.float32, torch.bfloat16)
     return all(
-        all(map(same, operand._quantize(*arguments, dtype), operand._quantize_by_tensors(*arguments, dtype)))
+        all(map(same, operators._quantize(*arguments, dtype), quantize_by_tensors(*arguments, dtype)))
         for dtype in dtypes
     )
 
@@ -105,17 +112,18 @@ def test_shortcuts_of_the_loops_are_taken_only_where_they_change_nothing(name):
     unusual[3, 5], unusual[40, 36], unusual[41, 0] = torch.inf, torch.nan, 0.0
     points = around_boundaries(name).flatten()
     edges = torch.cat([points, points[: -len(points) % 37]]).view(-1, 37)
-    several = [(dim, block, True, none) for dim in (0, 1) for block in (operand.ROWS, 32, 7)]
-    several += [(dim, operand.ROWS, False, none) for dim in (0, 1)]
+    several = [(dim, block, "down", none) for dim in (0, 1) for block in (ROWS, 32, 7)]
+    several += [(dim, ROWS, "float32", none) for dim in (0, 1)]
     for exponent in (-140, -120, -60, 0, 60, 125):
         known = [none, torch.tensor(2.0**exponent), torch.tensor(2.0 ** (exponent - 6))]
-        cases = several + [(1, operand.ONE_SCALE, pow2, amax) for pow2 in (False, True) for amax in known]
+        cases = several + [(1, ONE_SCALE, rule, amax) for rule in ("float32", "down") for amax in known]
         for x in (ordinary, unusual, edges):
             for scaled in (x * 2.0**exponent, (x * 2.0**exponent).bfloat16()):
                 for case in cases:
                     assert agree(scaled, constants, *case), (exponent, scaled.dtype, case)
 
 
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("granularity, block", [("tensor", 1), ("row", 1), ("block", 32), ("block", 48), ("block", 5)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_values_that_take_the_place_of_their_tensor_are_the_same(granularity, block, dtype):
@@ -123,7 +131,7 @@ def test_values_that_take_the_place_of_their_tensor_are_the_same(granularity, bl
     for shape in ((9, 96), (1031, 300)):  # by one thread, and in unequal parts by several
         for dim in (0, 1):
             x = wide(*shape).to(dtype)
-            options = {"granularity": granularity, "block": block, "dim": dim, "scale_dtype": "pow2"}
+            options = {"granularity": granularity, "block": block, "dim": dim, "scale_format": "E8M0"}
             expected = by_tensors([x], [constants], dtype=dtype, **options)[0]
             (found,) = quantize_operands([x], [constants], dtype=dtype, overwrite=True, **options)
             assert found.values is x
@@ -135,7 +143,7 @@ def test_values_that_take_the_place_of_their_tensor_are_the_same(granularity, bl
 def by_tensors(*arguments: Any, **options: Any) -> list[operand.Quantized]:
     """Return what `quantize_operands` makes of tensor operations."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(operand, "_has_loops", lambda t: False)
+        patch.setattr(operand, "has_loops", lambda t: False)
         return quantize_operands(*arguments, **options)
 
 
@@ -155,7 +163,7 @@ def test_tensors_together_get_what_each_gets_alone(granularity, dim):
     for dtype in (torch.float32, torch.bfloat16):
         xs = of_all_sizes(dtype) if granularity == "tensor" else [x for x in of_all_sizes(dtype) if len(x)]
         constants = [format_constants(FORMATS[i]) for i in range(len(xs))]
-        options = {"granularity": granularity, "dim": dim, "scale_dtype": "pow2"}
+        options = {"granularity": granularity, "dim": dim, "scale_format": "E8M0"}
         together = quantize_operands(xs, constants, **options)
         alone = [quantize_operands([x], [c], **options)[0] for x, c in zip(xs, constants, strict=True)]
         assert all(map(agrees, together, alone))
@@ -164,7 +172,7 @@ def test_tensors_together_get_what_each_gets_alone(granularity, dim):
 
 
 @pytest.mark.parametrize("method", ["max", "most-recent"])
-@pytest.mark.parametrize("learns", operand.LEARNS)
+@pytest.mark.parametrize("learns", operators.LEARNS)
 def test_a_history_sets_the_scale_and_learns_as_its_definition_says(method, learns):
     """Against `amax_from_history` and `update_amax_history`, which have oracles of their own, for loops and tensors."""
     length = 1 if learns == "first" else 3
@@ -193,7 +201,7 @@ def test_a_history_sets_the_scale_and_learns_as_its_definition_says(method, lear
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_bfloat16_and_every_boundary_is_rounded_to_the_grid(name):
     constants = format_constants(name)
-    target = torch.tensor(scale_target(name))  # an amax of the target: scale 1
+    target = torch.tensor(get_format(name).scale_target)  # an amax of the target: scale 1
     for x in (BF16, around_boundaries(name)):
         found = quantize_operand(x, constants, target, dtype=torch.float32)
         assert found.scale == 1
@@ -203,12 +211,12 @@ def test_every_bfloat16_and_every_boundary_is_rounded_to_the_grid(name):
 def test_scales_are_those_of_compute_scale():
     x = wide(40, 70)
     constants = format_constants("E3M4")
-    for scale_dtype in ("fp32", "pow2"):
-        found = quantize_operand(x, constants, scale_dtype=scale_dtype)
-        assert torch.equal(found.scale, compute_scale(amax(x), "E3M4", dtype=scale_dtype))
+    for scale_dtype in ("float32", "E8M0"):
+        found = quantize_operand(x, constants, scale_format=scale_dtype)
+        assert torch.equal(found.scale, compute_scale(amax(x), "E3M4", scale_format=scale_dtype))
         for dim in (0, 1):
-            rows = quantize_operand(x, constants, granularity="row", dim=dim, scale_dtype=scale_dtype)
-            assert torch.equal(rows.scale, compute_scale(amax(x, "row", dim=dim), "E3M4", dtype=scale_dtype))
+            rows = quantize_operand(x, constants, granularity="row", dim=dim, scale_format=scale_dtype)
+            assert torch.equal(rows.scale, compute_scale(amax(x, "row", dim=dim), "E3M4", scale_format=scale_dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -216,7 +224,10 @@ def test_scales_are_those_of_compute_scale():
 def test_codes_are_rungs_and_give_every_value_back(name, dtype):
     values = torch.tensor(get_format(name).values, dtype=torch.float64).to(dtype)[None]
     constants = format_constants(name)
-    for encode, decode in ((encode_operand, decode_operand), (operand._encode, operand._decode)):
+    for encode, decode in (
+        (encode_operand, decode_operand),
+        (encode_by_tensors, decode_by_tensors),
+    ):
         codes = encode(values, constants)
         steps = rung(values, name)
         assert torch.equal(codes.int() & 0x7F, steps.abs())
@@ -226,22 +237,23 @@ def test_codes_are_rungs_and_give_every_value_back(name, dtype):
         assert decode(encode(nan, constants), constants, dtype).isnan().all()
 
 
+@pytest.mark.usefixtures("compiler")
 def test_operators_keep_what_they_promise_to_autograd_and_the_compiler():
     x = torch.randn(40, 64, requires_grad=True)
-    constants, operators = format_constants("E4M3"), torch.ops.altgrad
-    for block in (operand.ONE_SCALE, operand.ROWS, 32):
+    constants, ours = format_constants("E4M3"), torch.ops.altgrad
+    for block in (ONE_SCALE, ROWS, 32):
         for dim in (0, 1):
             options = (block, dim, True)
             arguments = (x, constants, torch.tensor(0.0), *options, torch.bfloat16)
-            torch.library.opcheck(operators.quantize_operand, arguments)
+            torch.library.opcheck(ours.quantize_operand, arguments)
             plain, values = x.detach(), x.detach().bfloat16()
-            for histories in ([], [torch.ones(3)]) if block == operand.ONE_SCALE else ([],):
+            for histories in ([], [torch.ones(3)]) if block == ONE_SCALE else ([],):
                 rest = (histories, True, 1, *options)
-                torch.library.opcheck(operators.quantize_in_place, (values.clone(), constants, *rest))
-                torch.library.opcheck(operators.quantize_into, (plain, values, constants, *rest))
+                torch.library.opcheck(ours.quantize_in_place, (values.clone(), constants, *rest))
+                torch.library.opcheck(ours.quantize_into, (plain, values, constants, *rest))
                 two = [[plain, 2 * plain], [values, values.clone()], [constants, constants.clone()]]
                 rest = (histories + [torch.zeros(3) for _ in histories], *rest[1:])
-                torch.library.opcheck(operators.quantize_each_into, (*two, *rest))
+                torch.library.opcheck(ours.quantize_each_into, (*two, *rest))
     values = quantize_operand(x.detach(), constants).values
     codes = encode_operand(values, constants)
     torch.library.opcheck(torch.ops.altgrad.encode_operand, (values, constants))
@@ -253,7 +265,7 @@ def test_the_gradient_is_that_of_scaling_alone():
     constants = format_constants("E4M3")
     incoming = torch.randn(6, 64)
     for granularity in ("tensor", "row", "block"):
-        found = quantize_operand(x, constants, granularity=granularity, scale_dtype="pow2", dtype=torch.float32)
+        found = quantize_operand(x, constants, granularity=granularity, scale_format="E8M0", dtype=torch.float32)
         (grad,) = torch.autograd.grad(found.values, x, incoming)
         assert torch.equal(grad, incoming if granularity == "block" else incoming * found.scale)
 
@@ -273,7 +285,8 @@ def test_compiled_and_eager_agree_to_the_bit():
 
 IN_A_PROCESS = """
 import sys, torch, warnings
-from altgrad.numerics import format_constants, kernels, quantize_operand
+from altgrad.numerics import format_constants, quantize_operand
+from altgrad.numerics.cpu import kernels
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
     found = quantize_operand(torch.linspace(-3, 3, 4096).reshape(64, 64), format_constants("E4M3"))

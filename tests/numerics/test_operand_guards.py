@@ -22,10 +22,10 @@ def test_what_lies_beside_a_tensor_in_memory_stays(dtype: torch.dtype, granulari
             x = memory[guard:-guard].view(rows, columns)
             alone = quantize_operands(
                 [x.clone()], [format_constants("E3M4")], granularity=granularity, block=block, dim=dim,
-                scale_dtype="pow2", dtype=dtype,
+                scale_format="E8M0", dtype=dtype,
             )  # fmt: skip
             (found,) = quantize_operands(
-                [x], [format_constants("E3M4")], granularity=granularity, block=block, dim=dim, scale_dtype="pow2",
+                [x], [format_constants("E3M4")], granularity=granularity, block=block, dim=dim, scale_format="E8M0",
                 dtype=dtype, overwrite=True,
             )  # fmt: skip
             assert found.values is x and torch.equal(x, alone[0].values)

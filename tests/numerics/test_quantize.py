@@ -7,13 +7,13 @@ from functools import partial
 import pytest
 import torch
 
+from altgrad.formats import get_format
 from altgrad.numerics import (
     amax,
     broadcast_scale,
     chunked,
     compute_scale,
     format_constants,
-    get_format,
     quantization,
     quantize,
     round_to_grid,

@@ -8,12 +8,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from altgrad.formats import get_format
 from altgrad.numerics import (
     coordinate,
     decode,
     encode,
     format_constants,
-    get_format,
     grid_spacing,
     refined_constants,
     refined_format,

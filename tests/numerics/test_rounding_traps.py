@@ -9,16 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from altgrad.numerics import compute_scale, format_constants, get_format, quantize, round_to_grid, ulp
+from altgrad.formats import get_format
+from altgrad.numerics import compute_scale, format_constants, quantize, round_to_grid, ulp
+from altgrad.numerics.check.prove import decision_points
+from altgrad.numerics.check.reference import round_scalar
 from altgrad.numerics.constants import ANCHOR, MAX, ROOT, SPACING, ULPS, packed_constants
-from altgrad.numerics.prove import decision_points
-from altgrad.numerics.reference import round_scalar
 from altgrad.numerics.rounding import SUCCESSOR
 from tests.numerics.numerics_oracles import EIGHT_BIT_SPLITS, KERNEL_FORMATS, assert_identical, name_of, random_patterns
 
 PATHS = {
     "kernel": lambda x, fmt: round_to_grid(x, format_constants(fmt)),
-    "eager": lambda x, fmt: quantize(x, fmt),
+    "eager": quantize,
     "general": lambda x, fmt: quantize(x.double(), fmt).float(),
 }
 every_path = pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)

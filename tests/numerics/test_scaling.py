@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from altgrad.formats import get_format
 from altgrad.numerics import (
     amax,
     amax_from_history,
@@ -16,14 +17,12 @@ from altgrad.numerics import (
     decode_mx_scale,
     encode_mx_scale,
     format_constants,
-    get_format,
     quantize,
     scale_from_amax,
     scale_from_history,
-    scale_target,
     update_amax_history,
 )
-from altgrad.numerics.scaling import POW2_ROUNDINGS
+from altgrad.numerics.scaling import SCALE_ROUNDINGS
 from tests.numerics.numerics_oracles import EIGHT_BIT_SPLITS, KERNEL_FORMATS, name_of, random_patterns
 
 AMAXES = random_patterns(4000).abs()
@@ -31,7 +30,7 @@ USABLE = AMAXES[(AMAXES > 0) & AMAXES.isfinite()]
 
 
 def test_target_is_the_largest_value_capped_where_products_would_overflow():
-    targets = {fmt.name: scale_target(fmt) for fmt in EIGHT_BIT_SPLITS}
+    targets = {fmt.name: fmt.scale_target for fmt in EIGHT_BIT_SPLITS}
     assert targets == {
         "E0M7": 127 / 128, "E1M6": 3.96875, "E2M5": 7.875, "E3M4": 31.0,
         "E4M3": 448.0, "E5M2": 57344.0, "E6M1": 2.0**16, "E7M0": 2.0**16,
@@ -40,27 +39,27 @@ def test_target_is_the_largest_value_capped_where_products_would_overflow():
 
 @pytest.mark.parametrize("fmt", EIGHT_BIT_SPLITS, ids=name_of)
 def test_scale_is_the_correctly_rounded_ratio(fmt):
-    target = Fraction(scale_target(fmt))
+    target = Fraction(fmt.scale_target)
     expected = [float(target / Fraction(a)) for a in USABLE.tolist()]
     expected = torch.tensor(expected, dtype=torch.float64).clamp(2.0**-126, 2.0**127).float()
     assert torch.equal(compute_scale(USABLE, fmt), expected)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "pow2"])
+@pytest.mark.parametrize("dtype", ["float32", "E8M0"])
 @pytest.mark.parametrize("fmt", KERNEL_FORMATS, ids=name_of)
 def test_every_amax_gives_a_usable_scale(fmt, dtype):
     extremes = torch.tensor([0.0, -1.0, torch.inf, torch.nan, 1e-45, 3.4028235e38])
-    scale = compute_scale(torch.cat([AMAXES, extremes]), fmt, dtype=dtype)
+    scale = compute_scale(torch.cat([AMAXES, extremes]), fmt, scale_format=dtype)
     assert scale.dtype == torch.float32
     assert (scale.isfinite() & (scale > 0) & (1 / scale).isfinite() & (1 / scale > 0)).all()
     assert scale[len(AMAXES) :][:4].tolist() == [1.0, 1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("pow2_rounding", POW2_ROUNDINGS)
-@pytest.mark.parametrize("dtype", ["fp32", "pow2"])
+@pytest.mark.parametrize("scale_rounding", SCALE_ROUNDINGS)
+@pytest.mark.parametrize("dtype", ["float32", "E8M0"])
 @pytest.mark.parametrize("fmt", KERNEL_FORMATS, ids=name_of)
-def test_packed_constants_give_the_same_scale(fmt, dtype, pow2_rounding):
-    options = {"dtype": dtype, "pow2_rounding": pow2_rounding}
+def test_packed_constants_give_the_same_scale(fmt, dtype, scale_rounding):
+    options = {"scale_format": dtype, "scale_rounding": scale_rounding}
     packed = scale_from_amax(AMAXES, format_constants(fmt), **options)
     assert torch.equal(packed, compute_scale(AMAXES, fmt, **options))
 
@@ -68,35 +67,36 @@ def test_packed_constants_give_the_same_scale(fmt, dtype, pow2_rounding):
 def test_power_of_two_rules_differ_as_defined():
     amaxes = torch.tensor([1.0, 1.5, 1.75, 1.9, 2.0, 448 / 1.5 / 256, 448 / 1.5 / 128])
     scales = {
-        rule: compute_scale(amaxes, "E4M3", dtype="pow2", pow2_rounding=rule).tolist() for rule in POW2_ROUNDINGS
+        rule: compute_scale(amaxes, "E4M3", scale_format="E8M0", scale_rounding=rule).tolist()
+        for rule in SCALE_ROUNDINGS
     }
     # The ratios are 448, 298.7, 256, 235.8 and 224, then two ties: 1.5 * 2^8 and 1.5 * 2^7.
-    assert scales["floor"] == [256.0, 256.0, 256.0, 128.0, 128.0, 256.0, 128.0]
-    assert scales["ceil"] == [512.0, 512.0, 256.0, 256.0, 256.0, 512.0, 256.0]
+    assert scales["down"] == [256.0, 256.0, 256.0, 128.0, 128.0, 256.0, 128.0]
+    assert scales["up"] == [512.0, 512.0, 256.0, 256.0, 256.0, 512.0, 256.0]
     assert scales["even"][:5] == [512.0, 256.0, 256.0, 256.0, 256.0]
     assert scales["ocp"] == [256.0, 256.0, 256.0, 256.0, 128.0, 256.0, 128.0]
     ties = torch.tensor([448 / 384, 448 / 192], dtype=torch.float64)
-    even = compute_scale(ties, 448.0, dtype="pow2", pow2_rounding="even")
+    even = compute_scale(ties, 448.0, scale_format="E8M0", scale_rounding="even")
     assert torch.equal(even, quantize(448 / ties, "E8M0").float())
 
 
 @pytest.mark.parametrize("fmt", EIGHT_BIT_SPLITS, ids=name_of)
 def test_power_of_two_rules_keep_their_promises(fmt):
     x = USABLE[(USABLE > 1e-30) & (USABLE < 1e30)].double()
-    ratio = scale_target(fmt) / x
-    scale = {rule: compute_scale(x, fmt, dtype="pow2", pow2_rounding=rule).double() for rule in POW2_ROUNDINGS}
+    ratio = fmt.scale_target / x
+    scale = {rule: compute_scale(x, fmt, scale_format="E8M0", scale_rounding=rule).double() for rule in SCALE_ROUNDINGS}
     for value in scale.values():
         assert torch.equal(torch.frexp(value)[0], torch.full_like(value, 0.5))
-    assert ((scale["floor"] <= ratio) & (ratio < 2 * scale["floor"])).all()
-    assert ((scale["ceil"] >= ratio) & (ratio > scale["ceil"] / 2)).all()
+    assert ((scale["down"] <= ratio) & (ratio < 2 * scale["down"])).all()
+    assert ((scale["up"] >= ratio) & (ratio > scale["up"] / 2)).all()
     assert torch.equal(scale["even"], quantize(ratio, "E8M0"))
     # OCP MX: the shared scale's exponent is floor(log2(amax)) - floor(log2(target)).
-    exponent = np.floor(np.log2(scale_target(fmt))) - (torch.frexp(x)[1].numpy() - 1)
+    exponent = np.floor(np.log2(fmt.scale_target)) - (torch.frexp(x)[1].numpy() - 1)
     np.testing.assert_array_equal(scale["ocp"].numpy(), 2.0**exponent)
 
 
 def test_scaled_values_never_pass_the_target_when_rounded_down():
-    scale = compute_scale(USABLE, "E2M5", dtype="pow2")
+    scale = compute_scale(USABLE, "E2M5", scale_format="E8M0")
     assert (USABLE * scale <= 7.875).all()
 
 
@@ -146,7 +146,7 @@ def test_history_is_read_by_maximum_or_most_recent():
     assert amax_from_history(history, "most-recent").item() == 2.0
     assert scale_from_history(history, "E4M3").item() == 56.0
     assert scale_from_history(history, "E4M3", method="most-recent").item() == 224.0
-    assert scale_from_history(history, "E4M3", dtype="pow2").item() == 32.0
+    assert scale_from_history(history, "E4M3", scale_format="E8M0").item() == 32.0
 
 
 def test_unusable_history_entries_are_passed_over():
@@ -170,7 +170,7 @@ def test_mx_quantization_follows_the_specification():
     """OCP MX 1.0, section 6.3: X = 2^(floor(log2 amax) - emax), elements round(v / X)."""
     fmt = get_format("E2M1")
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
-    scale = broadcast_scale(compute_scale(amax(x, "block"), fmt, dtype="pow2", pow2_rounding="ocp"), 64)
+    scale = broadcast_scale(compute_scale(amax(x, "block"), fmt, scale_format="E8M0", scale_rounding="ocp"), 64)
     shared = 2.0 ** (torch.floor(torch.log2(x.unflatten(1, (2, 32)).abs().amax(-1))) - fmt.emax)
     shared = shared.repeat_interleave(32, 1)
     assert torch.equal(quantize(x, fmt, scale=scale), quantize(x / shared, fmt) * shared)
@@ -184,8 +184,8 @@ def test_mx_quantization_follows_the_specification():
         ("^target: ", lambda: compute_scale(1.0, 0.0)),
         ("^target: ", lambda: compute_scale(1.0, float("nan"))),
         ("unknown format", lambda: compute_scale(1.0, "E4M")),
-        ("^dtype: ", lambda: compute_scale(1.0, "E4M3", dtype="bf16")),
-        ("^pow2_rounding: ", lambda: compute_scale(1.0, "E4M3", dtype="pow2", pow2_rounding="nearest")),
+        ("^scale_format: ", lambda: compute_scale(1.0, "E4M3", scale_format="bf16")),
+        ("^scale_rounding: ", lambda: compute_scale(1.0, "E4M3", scale_format="E8M0", scale_rounding="nearest")),
         ("^method: ", lambda: amax_from_history(torch.ones(2), "mean")),
     ],
 )

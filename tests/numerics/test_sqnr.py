@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from altgrad.numerics import get_format, quantize
+from altgrad.formats import get_format
+from altgrad.numerics import quantize
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ from altgrad.numerics import get_format, quantize
 def test_best_sqnr_of_a_normal_distribution_is_the_known_one(name, decibels):
     fmt = get_format(name)
     x = torch.linspace(-7, 7, 2**16 + 1)
-    density = torch.exp(-x.double() ** 2 / 2)
+    density = torch.exp(-(x.double() ** 2) / 2)
     density /= density.sum()
 
     def sqnr(clip: float) -> float:

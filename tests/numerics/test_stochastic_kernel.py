@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from altgrad.numerics import Format, format_constants
+from altgrad.formats import Format
+from altgrad.numerics import format_constants
 from altgrad.numerics.rounding import round_to_grid_stochastic
 from tests.numerics.numerics_oracles import KERNEL_FORMATS, assert_identical, name_of
 
@@ -49,8 +50,8 @@ def test_a_number_goes_up_where_the_random_one_is_below_its_share_of_the_way(fmt
     assert [Fraction(s) for s in share.tolist()] == [way[2] for way in ways]  # float32 holds them exactly
     smallest, largest = torch.tensor(2.0**-24), torch.tensor(1 - 2.0**-24)
     beside = [torch.nextafter(share, torch.tensor(toward)) for toward in (0.0, 1.0)]
-    for random in (share, *beside, torch.full_like(share, 0.5), smallest, largest):
-        random = random.clamp(smallest, largest).expand_as(share)
+    for chosen in (share, *beside, torch.full_like(share, 0.5), smallest, largest):
+        random = chosen.clamp(smallest, largest).expand_as(share)
         drawn = zip(ways, random.tolist(), strict=True)
         expected = torch.copysign(torch.tensor([up if Fraction(r) < s else down for (down, up, s), r in drawn]), x)
         if not fmt.has_negative_zero:

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from altgrad.config import load_params
-from altgrad.numerics import get_format
+from altgrad.config.recipe import TensorRecipe
+from altgrad.formats import get_format
 from altgrad.optim import Arm, ArmOptimizer, WeightGrid
 
 PARAMS = load_params(Path(__file__).parents[2] / "params.yaml")
@@ -18,7 +19,7 @@ ARMS: dict[str, dict[str, Any]] = {name: arm.model_dump() for name, arm in PARAM
 MASTER = [name for name, arm in ARMS.items() if arm["weights"] == "master"]
 ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "grid"]
 FORMATS = tuple(f"E{e}M{7 - e}" for e in range(8))
-OPTIONS = {"granularity": "tensor", "block": 32, "scale_dtype": "fp32"}
+OPTIONS = TensorRecipe("E4M3").scale_options
 
 
 def arm_named(name: str, **changes: Any) -> Arm:

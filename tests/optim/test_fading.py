@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from altgrad.optim import ArmOptimizer, loops, rules, stiffness
+from altgrad.optim import ArmOptimizer, stiffness, update, update_cpu
 from tests.optim.arms import ARMS, arm_named, final, grid_of, make, normal_weights, step
 
 STIFF = [name for name, arm in ARMS.items() if arm["stiffness"]]
@@ -45,13 +45,13 @@ def test_at_the_end_the_rule_is_the_plain_rule_to_the_bit():
     step([weight], optimizer, seed=1)
     numbers = optimizer._numbers(optimizer.param_groups[0], 2, 1, weight.device)
     direction = optimizer.adamw_direction(weight)
-    assert torch.equal(weight.detach(), before * numbers[rules.DECAY] - numbers[rules.LR] * direction)
+    assert torch.equal(weight.detach(), before * numbers[update.DECAY] - numbers[update.LR] * direction)
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 @pytest.mark.parametrize("name", STIFF)
 def test_at_the_beginning_an_arm_is_unchanged(monkeypatch, name, schedule):
-    monkeypatch.setattr(loops, "available", lambda *_: False)
+    monkeypatch.setattr(update_cpu, "available", lambda *_: False)
     found = [final(arm_named(name, schedule=s), steps=1, seed=2) for s in ("constant", schedule)]
     assert torch.equal(*found)
 
@@ -64,8 +64,8 @@ def test_along_the_way_the_root_mean_square_is_one(fmt, at):
     (weight,), optimizer = make(arm, fmt, steps=5)
     a = 1 - (at - 1) / 4
     numbers = optimizer._numbers(optimizer.param_groups[0], at, 1, weight.device)
-    assert numbers[rules.EXPONENT].item() == a
-    factor = rules._factor(arm, weight.detach(), numbers, optimizer._grid_tensors(weight, (0, 0, at)))
+    assert numbers[update.EXPONENT].item() == a
+    factor = update._factor(arm, weight.detach(), numbers, optimizer._grid_tensors(weight, (0, 0, at)))
     expected = stiffness(weight, fmt).double() ** a
     expected /= expected.square().mean().sqrt()
     assert factor.double().square().mean().sqrt().item() == pytest.approx(1.0, abs=1e-6)
@@ -76,17 +76,18 @@ def test_along_the_way_the_root_mean_square_is_one(fmt, at):
 def test_the_last_step_of_a_run_is_plain_and_the_first_is_not(schedule):
     _, optimizer = make(arm_named("stiff_update", schedule=schedule), steps=300)
     group = optimizer.param_groups[0]
-    exponents = [optimizer._numbers(group, s, 1, "cpu")[rules.EXPONENT].item() for s in range(1, 311)]
+    exponents = [optimizer._numbers(group, s, 1, "cpu")[update.EXPONENT].item() for s in range(1, 311)]
     assert exponents[0] == 1 and exponents[299:] == [0.0] * 11
     assert exponents == sorted(exponents, reverse=True) and exponents[298] > 0
     assert exponents[150] == pytest.approx(0.5, abs=0.01)
 
 
+@pytest.mark.usefixtures("compiler")
 def test_the_loops_leave_a_schedule_to_the_rules():
     (weight,) = normal_weights((8, 8))
     for schedule, taken in (("constant", True), ("linear", False), ("cosine", False)):
         arm = arm_named("stiff_update", schedule=schedule)
-        assert loops.available(arm, weight, grid_of("E4M3", arm)) == taken
+        assert update_cpu.available(arm, weight, grid_of("E4M3", arm)) == taken
         assert bool(ArmOptimizer({weight: grid_of("E4M3", arm)}, [], arm)._loops) == taken
 
 

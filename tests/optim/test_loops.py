@@ -5,8 +5,7 @@ import importlib
 import pytest
 import torch
 
-from altgrad.optim import arm as arm_room
-from altgrad.optim import loops
+from altgrad.optim import update_cpu
 from tests.optim.arms import ARMS, arm_named, final, make, normal_weights, step
 
 FORMULAS = {formula: ("stiff_update", {"stiffness": formula}) for formula in ("mantissa", "smooth", "range")}
@@ -28,11 +27,11 @@ SHAPE = (67, 131)  # more than one chunk, and a part of one
 @pytest.fixture
 def by_rules(monkeypatch):
     """Return what takes steps by the rules, and by the loops, as function of whether to compile."""
-    assert loops.kernels.load(loops.SOURCE, loops.DEFINITIONS) is None, "no C++ compiler: nothing to compare"
-    own = loops.available
+    assert update_cpu.kernels.load(update_cpu.SOURCE, update_cpu.DEFINITIONS) is None, "no C++ compiler"
+    own = update_cpu.available
 
     def run(arm, fmt, rules, steps=6, **options):
-        monkeypatch.setattr(loops, "available", (lambda *_: False) if rules else own)
+        monkeypatch.setattr(update_cpu, "available", (lambda *_: False) if rules else own)
         weights, optimizer = make(arm, fmt, normal_weights(SHAPE), steps=20, seed=3, reference=True, **options)
         assert bool(optimizer._loops) != rules
         for i in range(steps):
@@ -77,7 +76,7 @@ def test_the_rules_compiled_and_eager_agree(by_rules, case):
 
 @pytest.mark.parametrize("name", [name for name in ARMS if name not in ("adamw", "sgd")])
 def test_the_loops_have_the_same_bits_with_any_number_of_threads(name):
-    assert loops.kernels.load(loops.SOURCE, loops.DEFINITIONS) is None, "no C++ compiler: nothing to compare"
+    assert update_cpu.kernels.load(update_cpu.SOURCE, update_cpu.DEFINITIONS) is None, "no C++ compiler"
     threads, found = torch.get_num_threads(), []
     for count in (1, 3):
         torch.set_num_threads(count)
@@ -114,23 +113,23 @@ def threads(request):
     torch.set_num_threads(before)
 
 
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("match_rms", [False, True])
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"base": "nesterov", "weights": "grid"}, "step.cpp has no base of number 6"),
-        ({"base": "nesterov", "stiffness": "ulp"}, "step.cpp has no base of number 6"),
-        ({"stiffness": "cubic"}, "step.cpp has no stiffness of number 8"),
-        ({"stiffness": "cubic", "normalise": "none"}, "step.cpp has no stiffness of number 8"),
+        ({"base": "nesterov", "weights": "grid"}, "update_cpu.cpp has no base of number 6"),
+        ({"base": "nesterov", "stiffness": "ulp"}, "update_cpu.cpp has no base of number 6"),
+        ({"stiffness": "cubic"}, "update_cpu.cpp has no stiffness of number 8"),
+        ({"stiffness": "cubic", "normalise": "none"}, "update_cpu.cpp has no stiffness of number 8"),
     ],
 )
 def test_an_arm_that_the_loops_do_not_know_is_an_error(monkeypatch, threads, settings, words, match_rms):
     """A base or a formula that someone adds in Python alone. Neither weights nor moments have moved by then."""
-    for room in (arm_room, loops):
-        monkeypatch.setattr(room, "BASES", (*room.BASES, "nesterov"))
-    for room in (arm_room, loops, importlib.import_module("altgrad.optim.stiffness")):
+    monkeypatch.setattr(update_cpu, "BASES", (*update_cpu.BASES, "nesterov"))
+    for room in (update_cpu, importlib.import_module("altgrad.optim.stiffness")):
         monkeypatch.setattr(room, "FORMULAS", (*room.FORMULAS, "cubic"))
-    arm = arm_named("adamw", match_rms=match_rms, **settings)
+    arm = arm_named("adamw", match_rms=match_rms).model_copy(update=settings)
     weights, optimizer = make(arm, weights=normal_weights((700, 513)))  # more than one thread's share
     start = weights[0].detach().clone()
     with pytest.raises(RuntimeError, match=words):
@@ -138,16 +137,17 @@ def test_an_arm_that_the_loops_do_not_know_is_an_error(monkeypatch, threads, set
     assert torch.equal(weights[0], start) and not optimizer.state[weights[0]]["exp_avg"].any()
 
 
+@pytest.mark.usefixtures("compiler")
 def test_a_rounding_that_the_loops_do_not_know_is_an_error():
     weights, optimizer = make(arm_named("adamw_sr"))
-    optimizer._loops[weights[0]]._settings[loops.SETTINGS.index("weights")] = len(loops.WEIGHTS)
-    with pytest.raises(RuntimeError, match="step.cpp has no weights of number 3"):
+    optimizer._loops[weights[0]]._settings[update_cpu.SETTINGS.index("weights")] = len(update_cpu.WEIGHTS)
+    with pytest.raises(RuntimeError, match="update_cpu.cpp has no weights of number 3"):
         step(weights, optimizer, seed=0)
 
 
 def test_every_setting_and_number_of_an_arm_has_its_name_in_cpp():
     """As `definitions.h` has them: a base that moved in Python's list moves there too."""
-    text = loops.DEFINITIONS
+    text = update_cpu.DEFINITIONS
     assert (
         "namespace altgrad::base {\nenum Name : int { kAdamw, kSgd, kRiemannAdam, kRiemannSgd, kRung, kMadam };" in text
     )
@@ -159,9 +159,9 @@ def test_every_setting_and_number_of_an_arm_has_its_name_in_cpp():
 @pytest.mark.parametrize("name", ["stiff_matched", "rung"])
 def test_the_operator_keeps_torchs_contract(name, monkeypatch):
     """It changes what its schema says and nothing else, and can be traced."""
-    assert loops.kernels.load(loops.SOURCE, loops.DEFINITIONS) is None, "no C++ compiler: nothing to trace"
+    assert update_cpu.kernels.load(update_cpu.SOURCE, update_cpu.DEFINITIONS) is None, "no C++ compiler"
     calls = []
-    monkeypatch.setattr(loops, "arm_step", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(update_cpu, "arm_step", lambda *arguments: calls.append(arguments))
     weights, optimizer = make(arm_named(name))
     step(weights, optimizer, seed=0)
     with torch.no_grad():

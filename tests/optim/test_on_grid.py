@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from altgrad.numerics import quantize, rung
-from altgrad.optim import Arm, loops
+from altgrad.optim import Arm, update_cpu
 from tests.optim.arms import FORMATS, ON_GRID, arm_named, make, normal_weights, step
 
 
@@ -50,10 +50,12 @@ def test_a_grid_grows_and_shrinks_by_powers_of_two():
     ("present", "held"),
     [(1.0, 1.0), (0.5, 1.0), (0.25, 1.0), (0.2421875, 0.5), (0.125, 0.5), (0.0, 0.5), (1.03125, 2.0), (8.0, 2.0)],
 )
-def test_the_scale_follows_when_it_is_due_and_not_before(monkeypatch, name, by_loops, present, held):
+def test_the_scale_follows_when_it_is_due_and_not_before(monkeypatch, request, name, by_loops, present, held):
     """Halved below a quarter of what the grid holds, doubled above it, once a step; or fixed."""
-    if not by_loops:
-        monkeypatch.setattr(loops, "available", lambda *_: False)
+    if by_loops:
+        request.getfixturevalue("compiler")
+    else:
+        monkeypatch.setattr(update_cpu, "available", lambda *_: False)
     for scale, expected in (("reestimated", held), ("fixed", 1.0)):
         weight = nn.Parameter(torch.tensor([[1.0, 0.0]]))
         _, optimizer = make(arm_named(name, grid_scale=scale, decay=0.0, rounding="stochastic"), "E3M4", [weight])

@@ -5,17 +5,16 @@ The oracle is the same arm on the format's own grid, of which `tests/optim/test_
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import pytest
 import torch
 from torch import nn
 
-from altgrad.numerics import coordinate, format_constants, get_format, round_to_grid, ulp
-from altgrad.optim import Arm, ArmOptimizer, WeightGrid, loops
+from altgrad.formats import get_format
+from altgrad.numerics import coordinate, format_constants, round_to_grid, ulp
+from altgrad.optim import Arm, ArmOptimizer, WeightGrid, update_cpu
 from tests.optim.arms import FORMATS, OPTIONS, arm_named, grid_of, normal_weights, step
 
-NO_DECAY = {field.name: 0.0 for field in fields(Arm) if "decay" in field.name}
+NO_DECAY = {name: 0.0 for name in Arm.model_fields if "decay" in name}
 ROUNDING = 2e-3  # of float32, in places of up to 254 rungs
 EXACT = {"betas": (0.0, 0.0), "eps": 0.0}  # Adam's direction is then the gradient's sign
 
@@ -24,7 +23,7 @@ EXACT = {"betas": (0.0, 0.0), "eps": 0.0}  # Adam's direction is then the gradie
 def path(request, monkeypatch):
     """Take steps by the CPU's own loops, and by the rules."""
     if request.param == "rules":
-        monkeypatch.setattr(loops, "available", lambda *_: False)
+        monkeypatch.setattr(update_cpu, "available", lambda *_: False)
     return request.param
 
 

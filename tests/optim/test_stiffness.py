@@ -6,7 +6,8 @@ import geoopt
 import pytest
 import torch
 
-from altgrad.numerics import amax, compute_scale, get_format, ulp
+from altgrad.formats import get_format
+from altgrad.numerics import amax, compute_scale, ulp
 from altgrad.optim import FormatManifold, stiffness
 from altgrad.optim.stiffness import FORMULAS, exponent
 from tests.optim.arms import FORMATS

@@ -9,7 +9,7 @@ from torch import nn
 
 from altgrad.numerics import format_constants, permutation, round_to_grid_stochastic, uniform
 from altgrad.numerics.coordinate import at_coordinate, coordinate
-from altgrad.optim import loops
+from altgrad.optim import update_cpu
 from tests.optim.arms import arm_named, make, normal_weights
 
 SHAPE = (67, 131)  # more than one chunk, and a part of one
@@ -20,7 +20,9 @@ DECAY = 0.01
 def way(request, monkeypatch):
     """Take steps by the loops, then by the rules."""
     if request.param == "rules":
-        monkeypatch.setattr(loops, "available", lambda *_: False)
+        monkeypatch.setattr(update_cpu, "available", lambda *_: False)
+    else:
+        request.getfixturevalue("compiler")
     return request.param
 
 

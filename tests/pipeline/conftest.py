@@ -22,6 +22,7 @@ COPIED = [
     ".dvcignore",
     ".gitignore",
     "data/corpus",
+    "data/weights",
     "dvc.yaml",
     "params.yaml",
     "reports/bench",
@@ -57,7 +58,7 @@ class Project:
 
     def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command in the folder; with ``check``, it must succeed."""
-        done = subprocess.run(command, cwd=self.folder, env=environment(), capture_output=True, text=True)
+        done = subprocess.run(command, cwd=self.folder, env=environment(), capture_output=True, text=True, check=False)
         assert not check or done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return done
 
@@ -97,6 +98,13 @@ class Project:
         }  # fmt: skip
         for path, value in settings.items():
             self.set(path, value)
+
+
+def results(project: Project) -> dict[str, bytes]:
+    """Return every file of every run and its diagnosis but the timings."""
+    data = project.folder / "data"
+    files = [*(data / "runs").rglob("*.*"), *(data / "diag").glob("*.*")]
+    return {str(p.relative_to(data)): p.read_bytes() for p in files if p.name != "timing.json"}
 
 
 def stages_of(*cells: str) -> set[str]:

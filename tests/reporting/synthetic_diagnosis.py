@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from altgrad.config.files import write_json
-from altgrad.reporting.formats import Card
+from altgrad.formats import Format
 
 SPECIALS = {"E4M3": "fn", "E5M2": "ieee"}
 COST = {
@@ -49,9 +49,9 @@ def twin(name: str) -> str:
     return "E1M6" if name == "E0M7" else name
 
 
-def rounded(values: np.ndarray, card: Card) -> tuple[np.ndarray, np.ndarray]:
+def rounded(values: np.ndarray, fmt: Format) -> tuple[np.ndarray, np.ndarray]:
     """Return each value rounded to the nearest on the format's grid, saturating, and its rung."""
-    grid = np.array([card.magnitude(code) for code in range(card.max_code + 1)])
+    grid = fmt.magnitudes
     code = np.searchsorted((grid[1:] + grid[:-1]) / 2, np.abs(values))
     return np.sign(values) * grid[code], np.sign(values).astype(int) * code
 
@@ -94,25 +94,26 @@ def _weight_rows(
     rows += [("stable_rank", None, 60.0 - depth), ("effective_rank_kept", None, 0.97)]
     if not cell["rules"]:
         return rows
-    card = Card.of(format_fields(twin(cell["format"])))
-    scaled = weights * card.scale_target / np.abs(weights).max()
-    on_grid, rungs = rounded(scaled, card)
-    exponent = np.maximum(np.floor(np.log2(np.abs(scaled))), card.emin)
-    distance = np.minimum(np.abs(scaled - on_grid) / 2.0 ** (exponent - card.mantissa_bits), 0.4999)
+    fmt = Format(**format_fields(twin(cell["format"])))
+    scaled = weights * fmt.scale_target / np.abs(weights).max()
+    on_grid, rungs = rounded(scaled, fmt)
+    exponent = np.maximum(np.floor(np.log2(np.abs(scaled))), fmt.emin)
+    distance = np.minimum(np.abs(scaled - on_grid) / 2.0 ** (exponent - fmt.mantissa_bits), 0.4999)
     used = np.unique(rungs, return_counts=True)[1] / len(rungs)
     rows += [("code_usage", x, share) for x, share in _shares(rungs)]
     rows += [
         ("misalignment", i / 32, float(share))
         for i, share in enumerate(np.histogram(distance, 16, (0, 0.5))[0] / len(weights))
     ]
-    codes = np.abs(rungs) + (rungs < 0) * 2 ** (card.bits - 1)
-    for bit in range(card.bits):
+    codes = np.abs(rungs) + (rungs < 0) * 2 ** (fmt.bits - 1)
+    for bit in range(fmt.bits):
         ones = float(((codes >> bit) & 1).mean())
         rows.append(("bit_activity", float(bit), -sum(p * math.log2(p) for p in (ones, 1 - ones) if p > 0)))
-    return rows + [
-        ("code_used_frac", None, len(used) / card.distinct_values),
+    return [
+        *rows,
+        ("code_used_frac", None, len(used) / len(fmt.values)),
         ("code_entropy", None, float(-(used * np.log2(used)).sum())),
         ("sqnr_db", None, 10 * math.log10((scaled**2).sum() / ((scaled - on_grid) ** 2).sum())),
         ("misalignment_mean", None, float(distance.mean())), ("underflow_frac", None, float((on_grid == 0).mean())),
-        ("boundary_frac", None, float((np.abs(on_grid) >= card.scale_target).mean())), ("code_stale_frac", None, 0.2),
+        ("boundary_frac", None, float((np.abs(on_grid) >= fmt.scale_target).mean())), ("code_stale_frac", None, 0.2),
     ]  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from altgrad.config.files import write_json
-from altgrad.reporting.formats import Card
+from altgrad.formats import Format
 from altgrad.reporting.load import Study, load_study
 from tests.reporting.synthetic_diagnosis import COST, format_fields, layer_names, random_for, twin, write_diagnosis
 
@@ -92,7 +92,7 @@ def _cell(
     quantized = name != "bf16"
 
     def spec(fmt: str) -> dict[str, Any]:
-        scaling = {"scaling": "dynamic", "history": 16, "reduce": "max", "scale": "fp32"}
+        scaling = {"scaling": "dynamic", "history": 16, "reduce": "max", "scale": "float32"}
         return {"format": fmt, **scaling, "granularity": "tensor", "block": 32}
 
     rules = [{"layers": "*", "weight": spec(name), "input": spec(name), "grad": spec("E5M2"),
@@ -143,7 +143,7 @@ def _write_run(folder: Path, cell: dict[str, Any], blown_up: int | None, blocks:
         "outcome_step": blown_up, "first_nonfinite": None, "steps": last, "tokens": last * 2048,
         "parameters": PARAMETERS, "quantized_parameters": QUANTIZED if cell["rules"] else 0,
         "train_loss": float(history["train_loss"].iloc[-1]), "val_loss": final,
-        "val_loss_best": float(evaluated["val_loss"].min()), 
+        "val_loss_best": float(evaluated["val_loss"].min()),
         "val_loss_best_step": int(evaluated["step"].iloc[evaluated["val_loss"].argmin()]),
         "perplexity": None if final is None else math.exp(final),
         "clipped_frac": float(history["clipped_frac"].mean()),
@@ -170,11 +170,11 @@ def _monitors(cell: dict[str, Any], last: int, blocks: int) -> pd.DataFrame:
                     "nonfinite": 0.0,
                 }
                 if cell["rules"] and not (layer == "head" and role == "input"):
-                    card, activation = Card.of(format_fields(used)), role != "weight"
+                    fmt, activation = Format(**format_fields(used)), role != "weight"
                     lost = {"E1M6": 0.05, "E2M5": 0.02, "E3M4": 0.004}.get(used, 0.0)
-                    precision = 6.02 * min(card.mantissa_bits, 4.6) + 13 - 3 * activation - depth / 8
+                    precision = 6.02 * min(fmt.mantissa_bits, 4.6) + 13 - 3 * activation - depth / 8
                     values |= {
-                        "scale": card.scale_target / values["amax"],
+                        "scale": fmt.scale_target / values["amax"],
                         "overflow_frac": 0.0,
                         "underflow_frac": lost * (1 + depth / 8) * activation,
                         "sqnr_db": precision + random.standard_normal() / 4,

@@ -64,6 +64,12 @@ def test_an_entry_looks_alike_whatever_else_is_in_the_grid() -> None:
     assert found["mine"] != found["yours"]
 
 
+def test_a_twin_has_its_formats_look_in_a_lighter_colour():
+    found = looks(["bf16", "E3M4", "virtual.E3M4", "uniform_row.E3M4", "virtual.mine"])
+    assert found["virtual.E3M4"].marker == found["E3M4"].marker and found["virtual.E3M4"].color == "#80b8d8"
+    assert len({(look.color, look.marker) for look in found.values()}) == 5
+
+
 def test_the_baseline_minus_itself_is_not_drawn(study, comparison) -> None:
     with drawing():
         figure = loss_differences(study, comparison)
@@ -123,7 +129,7 @@ def test_codes_are_shown_for_the_layers_of_one_format(study) -> None:
     mixed = cell | {"format": "mixed", "rules": [*cell["rules"], head]}
     plain = cell | {"format": "plain", "rules": [{"layers": "*", "weight": None}]}
     other = dataclasses.replace(study, resolved={"a": mixed, "b": plain})
-    card, layers = weight_format(other, "mixed", ["blocks.0.mlp.up", "head", "blocks.0.attn.out", "head"])
-    assert (card.name, layers) == ("E3M4", ["blocks.0.mlp.up", "blocks.0.attn.out"])
-    assert labelled("mixed", card) == "mixed (E3M4)" and labelled("E3M4", card) == "E3M4"
+    fmt, layers = weight_format(other, "mixed", ["blocks.0.mlp.up", "head", "blocks.0.attn.out", "head"])
+    assert (fmt.name, layers) == ("E3M4", ["blocks.0.mlp.up", "blocks.0.attn.out"])
+    assert labelled("mixed", fmt) == "mixed (E3M4)" and labelled("E3M4", fmt) == "E3M4"
     assert weight_format(other, "plain", ["head"]) is None

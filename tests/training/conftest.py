@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from collections.abc import Iterator
@@ -14,8 +15,8 @@ import pytest
 
 from altgrad.config import Cell
 from altgrad.config.files import write_json
+from altgrad.formats import get_format
 from altgrad.training import Interrupted
-from altgrad.training.plan import describe_format
 from altgrad.training.trainer import Trainer
 
 VOCABULARY = 300
@@ -48,7 +49,7 @@ def make_cell(
         "key": f"{format}-adamw-{seed}-1", "format": format, "optimizer": "adamw", "seed": seed, "lr_scale": 1,
         "model": {"layers": 1, "width": 16, "heads": 2, "context": 16, "dropout": 0.1},
         "rules": rules,
-        "formats": {name: describe_format(name, None) for name in {format, "E5M2"} - {"bf16"}},
+        "formats": {name: dataclasses.asdict(get_format(name)) for name in {format, "E5M2"} - {"bf16"}},
         "arm": arm or {"lr": lr},
         "train": {
             "steps": 12, "batch": 4, "grad_accumulation": 2, "log_every": 2, "eval_every": 6, "eval_sequences": 10,

@@ -127,9 +127,6 @@ def test_rungs_moved_counts_by_binade():
     ("name", "format", "changes", "words"),
     [
         ("rung", "bf16", {}, "has no quantized weight for this arm to act on"),
-        ("adamw", "E4M3", {"stiffness": "foreign"}, "need each other"),
-        ("rung", "E4M3", {"weights": "master"}, "set weights: grid"),
-        ("sgd", "E4M3", {"acts": "gradient"}, "remove it"),
     ],
 )
 def test_an_arm_that_cannot_work_is_refused_before_training(name, format, changes, words):

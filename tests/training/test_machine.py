@@ -16,7 +16,7 @@ import torch
 from altgrad.config import UserError
 from altgrad.model import GPT, GPTConfig, Recipe, quantize_model
 from altgrad.model.hardware import SWITCH, multiplies_bf16
-from altgrad.model.quantizer import Quantizer
+from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.training.machine import choose_compute, compile_cache, compile_model
 
 CONFIG = GPTConfig(vocab_size=61, layers=1, width=16, heads=2, context=8)
@@ -32,6 +32,7 @@ def histories(gpt: GPT) -> torch.Tensor:
     return torch.stack([module.history for module in gpt.modules() if isinstance(module, Quantizer)])
 
 
+@pytest.mark.slow  # seven graphs are compiled
 def test_evaluation_leaves_the_scales_of_a_compiled_model_alone():
     gpt = model(scaling="delayed")
     compiled = compile_model(gpt)
@@ -48,6 +49,7 @@ def test_evaluation_leaves_the_scales_of_a_compiled_model_alone():
     assert not torch.equal(histories(gpt), trained)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("products")
 def test_models_of_other_recipes_and_other_shapes_get_graphs_of_their_own():
     per_tensor, per_row = model(), model(granularity="row")

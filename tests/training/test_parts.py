@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 
@@ -12,9 +13,9 @@ from torch import nn
 from altgrad.config import UserError
 from altgrad.config.schedule import learning_rate
 from altgrad.config.schema import Train
+from altgrad.formats import get_format
 from altgrad.model import GPT, GPTConfig, QuantizedLinear, Recipe, TensorRecipe, hardware, quantize_model
-from altgrad.model.quantizer import Quantizer
-from altgrad.numerics import get_format
+from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.optim import Arm, build_optimizer
 from altgrad.training import checkpoint, machine
 from altgrad.training.monitor import Monitor, Row, excess_kurtosis, first_nonfinite, tensor_statistics
@@ -34,7 +35,7 @@ def test_the_rate_rises_linearly_then_falls_along_a_cosine():
     assert found[:10] == pytest.approx([0.2 * i for i in range(1, 11)])
     assert found[-1] == pytest.approx(0.2)
     assert found[54] == pytest.approx(2.0 * (0.1 + 0.9 * 0.5))  # half-way down: step 10 + 45
-    assert all(a >= b for a, b in zip(found[9:], found[10:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(found[9:]))
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(1, 0.0), (1, 1.0), (10, 1.0), (10, 0.0)])
@@ -234,6 +235,7 @@ def test_a_cpu_without_bfloat16_computes_in_float32_and_says_so(monkeypatch):
     assert layer.settings(torch.float32).operand_dtype == torch.bfloat16
 
 
+@pytest.mark.usefixtures("compiler")
 def test_compiling_waits_until_it_pays():
     cpu = torch.device("cpu")
     assert machine.should_compile(Train(steps=1000), cpu)[0]

@@ -5,6 +5,7 @@ Oracles: for a resumed run, one that nobody disturbed, byte for byte; for what a
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -16,8 +17,9 @@ import torch
 from altgrad.config import Cell, UserError
 from altgrad.config.files import read_json, write_text
 from altgrad.diagnostics import diagnose_cell
+from altgrad.formats import get_format
 from altgrad.training import train_cell
-from altgrad.training.plan import check_cells, describe_format
+from altgrad.training.plan import check_cells
 from altgrad.training.probes import float_copy
 from altgrad.training.run import build_model
 from tests.training.conftest import VOCABULARY, interruption, make_cell
@@ -28,7 +30,7 @@ RECIPES = {"tensorwise": "E5M2", "rowwise": "E4M3", "rowwise_with_gw_hp": "E4M3"
 def ao_cell(recipe: str = "tensorwise", layers: str = "blocks.*", **train) -> Cell:
     values = make_cell("bf16", **train).model_dump()
     key = f"ao_{recipe}-adamw-0-1"
-    formats = {name: describe_format(name, None) for name in {"E4M3", RECIPES[recipe]}}
+    formats = {name: dataclasses.asdict(get_format(name)) for name in {"E4M3", RECIPES[recipe]}}
     rules = [{"layers": layers, "torchao": recipe}]
     return Cell.model_validate(values | {"key": key, "format": f"ao_{recipe}", "rules": rules, "formats": formats})
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
+from altgrad.formats import Format
 from altgrad.reporting.compare import Comparison
+from altgrad.reporting.figures.plate import Plate
 from altgrad.reporting.figures.select import in_order, labelled, per_layer, weight_format
 from altgrad.reporting.figures.style import heat_map, legend, looks, panels, tiles
-from altgrad.reporting.formats import Card
 from altgrad.reporting.load import Study
 
 MISALIGNMENT_BINS = 16
@@ -23,14 +24,14 @@ def code_usage(study: Study, comparison: Comparison) -> Figure | None:
         return None
     figure, axes = tiles(len(names), 2.0)
     for axis, name in zip(axes, names, strict=True):
-        card, layers = weight_format(study, name, rows["layer"])
+        fmt, layers = weight_format(study, name, rows["layer"])
         own = rows[(rows["format"] == name) & rows["layer"].isin(layers)]
-        runs, highest = own.groupby(["seed", "layer"]).ngroups, card.max_code
+        runs, highest = own.groupby(["seed", "layer"]).ngroups, fmt.max_code
         rungs = np.arange(-highest, highest + 1)
         share = (own.groupby("x")["value"].sum() / runs).reindex(rungs, fill_value=0.0)
         axis.stairs(100 * share, np.append(rungs, highest + 1) - 0.5, fill=True, color=looks(study.formats)[name].color)
         axis.axhline(100 / (2 * highest + 1), color="black", linewidth=0.9, linestyle=":")
-        axis.set(title=labelled(name, card), xlim=(-highest - 1, highest + 1), xticks=[-highest, 0, highest])
+        axis.set(title=labelled(name, fmt), xlim=(-highest - 1, highest + 1), xticks=[-highest, 0, highest])
         axis.grid(axis="x", visible=False)
     for axis in axes[::3]:
         axis.set_ylabel("weights (%)")
@@ -49,11 +50,11 @@ def bit_activity(study: Study, comparison: Comparison) -> Figure | None:
     bits = sorted(set(rows["x"]), reverse=True)
     table, text, labels = np.full((len(names), len(bits)), np.nan), np.full((len(names), len(bits)), "", object), []
     for row, name in enumerate(names):
-        card, layers = weight_format(study, name, rows["layer"])
+        fmt, layers = weight_format(study, name, rows["layer"])
         own = rows[(rows["format"] == name) & rows["layer"].isin(layers)].groupby("x")["value"].mean()
         table[row] = own.reindex(bits)
-        text[row] = [f"{_field(card, bit)}  {own[bit]:.2f}" if bit in own.index else "" for bit in bits]
-        labels.append(labelled(name, card))
+        text[row] = [f"{_field(fmt, bit)}  {own[bit]:.2f}" if bit in own.index else "" for bit in bits]
+        labels.append(labelled(name, fmt))
     figure, axes = panels(1, 1, 1.0 + 0.32 * len(names))
     columns = [f"bit {int(bit)}" for bit in bits]
     mesh = heat_map(axes[0, 0], table, labels, columns, low=0.0, high=1.0, text=text, rotate=len(bits) > 8)
@@ -61,11 +62,11 @@ def bit_activity(study: Study, comparison: Comparison) -> Figure | None:
     return figure
 
 
-def _field(card: Card, bit: float) -> str:
+def _field(fmt: Format, bit: float) -> str:
     """Return the field of a code that the bit belongs to: S, E or M."""
-    if bit < card.mantissa_bits:
+    if bit < fmt.mantissa_bits:
         return "M"
-    return "E" if bit < card.mantissa_bits + card.exponent_bits else "S"
+    return "E" if bit < fmt.mantissa_bits + fmt.exponent_bits else "S"
 
 
 def misalignment(study: Study, comparison: Comparison) -> Figure | None:
@@ -88,3 +89,34 @@ def misalignment(study: Study, comparison: Comparison) -> Figure | None:
     axes[0, 0].set_ylabel("weights, relative to an even spread")
     legend(figure, styles, names)
     return figure
+
+
+PLATES = [
+    Plate(
+        "code_usage",
+        code_usage,
+        spot="weights",
+        order=20,
+        alt="Share of weights on each code of each format",
+        caption="How often each representable value is used at the end of training, from the most negative rung to the "
+        "most positive (`{optimizer}`, every layer and seed alike). Dotted: all used alike.",
+    ),
+    Plate(
+        "bit_activity",
+        bit_activity,
+        spot="weights",
+        order=30,
+        alt="Entropy of each bit of the weight codes of each format",
+        caption="What each bit of the weight code carries at the end of training, by itself: 1 is a bit set in half of "
+        "the weights, 0 one that never changes (`{optimizer}`). S sign, E exponent, M mantissa.",
+    ),
+    Plate(
+        "misalignment",
+        misalignment,
+        spot="weights",
+        order=40,
+        alt="Distribution of the distance of each weight from its rounded value",
+        caption="Distance from each weight to its rounded value at the end of training (`{optimizer}`). Weights that "
+        "pay no heed to the grid spread evenly between 0 and ½ (dotted).",
+    ),
+]

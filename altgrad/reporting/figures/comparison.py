@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from altgrad.reporting.claims import Claim
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.explain import MEASURES, explanation
+from altgrad.reporting.figures.plate import Plate
 from altgrad.reporting.figures.select import at_best
 from altgrad.reporting.figures.style import legend, looks, panels, spread_axis, tiles
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
@@ -127,9 +128,7 @@ def _band(axis: Axes, noise: Spread | None, own: pd.DataFrame) -> None:
     axis.axvline(0, color="black", linewidth=0.9)
 
 
-def _row(
-    axis: Axes, y: int, row: pd.Series, seeds: pd.Series, style: dict[str, Any], noise: Spread | None
-) -> None:
+def _row(axis: Axes, y: int, row: pd.Series, seeds: pd.Series, style: dict[str, Any], noise: Spread | None) -> None:
     """Draw one format: seeds as small dots, the mean large, the interval as a line, absences in words."""
     difference = row["difference"]
     lost = [plural(int(row[status]), "seed") + f" {status}" for status in (DIVERGED, MISSING) if row[status]]
@@ -149,3 +148,38 @@ def _row(
 def _names_on_y(axis: Axes, names: list[str]) -> None:
     axis.set_yticks(range(len(names)), names)
     axis.set_ylim(len(names) - 0.4, -0.6)
+
+
+PLATES = [
+    Plate(
+        "final_differences",
+        final_differences,
+        spot="costs",
+        order=10,
+        alt="Final validation loss of {formats} minus that of {baseline}, with seeds, intervals and noise floor",
+        caption="Final validation loss minus {baseline}'s: a small dot per seed, a large one for their mean, a line "
+        "for the 95 % interval of each by itself (cut at the frame). Grey: the A/A noise floor, where two equal arms "
+        "end 19 times in 20. How the differences are read, all together, stands in the table.",
+    ),
+    Plate(
+        "gains",
+        gains,
+        spot="gains",
+        order=10,
+        alt="Gain of each geometry-aware arm over the plain one, by format",
+        caption="Final validation loss of the plain arm minus the geometry-aware arm's, each at its best learning "
+        "rate, with the 95 % interval of each by itself. Right of zero is a gain. Grey: where a gain of nothing ends "
+        "19 times in 20. Small hollow marks: what is left of the gain beyond that of the same geometry without the "
+        "format.",
+    ),
+    Plate(
+        "cost_against_precision",
+        cost_against_precision,
+        spot="precision",
+        order=10,
+        alt="Cost of each format against its mean signal-to-noise ratio for weights, inputs and gradients",
+        caption="Each format's cost against the mean precision with which it held each kind of tensor (`{optimizer}`). "
+        "A hint where the cost comes from, not a proof: precision and range trade off against each other in 8 bits. "
+        "{grad}",
+    ),
+]

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from altgrad.reporting.compare import Comparison
+from altgrad.reporting.figures.plate import Plate
 from altgrad.reporting.figures.select import at_best
 from altgrad.reporting.figures.style import Look, legend, looks, panels, spread_axis
 from altgrad.reporting.load import DIVERGED, IDENTITY, Study
@@ -103,3 +104,26 @@ def _end(axis: Axes, lost: pd.DataFrame, finished: pd.DataFrame, loss: str, styl
         top = axis.get_ylim()[1] if len(finished) else run[loss].iloc[-1]
         axis.plot(run["step"].iloc[-1], min(run[loss].iloc[-1], top), marker="x", markersize=9, markeredgewidth=2.2,
                   clip_on=False, color=styles[name].color, zorder=5)  # fmt: skip
+
+
+PLATES = [
+    Plate(
+        "loss_curves",
+        loss_curves,
+        spot="curves",
+        order=10,
+        alt="Training and validation loss by optimizer step for {entries}",
+        caption="Thin lines are seeds, thick ones their mean. A thin line that ends in a cross is a run that diverged; "
+        "it enters no mean.",
+    ),
+    Plate(
+        "loss_differences",
+        loss_differences,
+        spot="curves",
+        order=20,
+        alt="Training and validation loss minus those of {baseline} by optimizer step",
+        caption="The same losses minus {baseline}'s with the same seed at the same step. Both saw the same batches "
+        "from the same initial weights, so batch noise cancels. What stays is the format and the chaos of training, "
+        "whose size the thin lines, one per seed, show.",
+    ),
+]

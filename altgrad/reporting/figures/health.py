@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from altgrad.reporting.compare import Comparison
+from altgrad.reporting.figures.plate import Plate
 from altgrad.reporting.figures.select import in_order, late, layer_order, per_layer
 from altgrad.reporting.figures.style import heat_map, legend, looks, panels
 from altgrad.reporting.load import Study
@@ -110,3 +111,42 @@ def last_values(study: Study, comparison: Comparison, role: str, metric: str) ->
     layers, names = layer_order(study, rows), in_order(study, rows)
     table = rows.pivot_table(index="layer", columns="format", values="value")
     return table.reindex(index=layers, columns=names)
+
+
+PLATES = [
+    Plate(
+        "sqnr",
+        partial(health_map, metric="sqnr_db"),
+        spot="layers",
+        order=10,
+        alt="Heat map of signal-to-quantization-noise ratio by layer, format and role",
+        caption="Precision by layer: mean SQNR over the second half of the run and over seeds (`{optimizer}`). "
+        "Brighter is better. {grad}",
+    ),
+    Plate(
+        "underflow",
+        partial(health_map, metric="underflow_frac"),
+        spot="layers",
+        order=20,
+        alt="Heat map of the share of non-zero elements that rounded to zero, by layer, format and role",
+        caption="Share of the non-zero elements that the format rounded to zero (`{optimizer}`). Darker is worse. "
+        "{grad}",
+    ),
+    Plate(
+        "overflow",
+        partial(health_map, metric="overflow_frac"),
+        spot="layers",
+        order=30,
+        alt="Heat map of the share of elements beyond the format's maximum, by layer, format and role",
+        caption="Share of the elements whose scaled magnitude exceeded the format's maximum before clamping "
+        "(`{optimizer}`). Darker is worse.",
+    ),
+    Plate(
+        "health_over_time",
+        health_over_time,
+        spot="over time",
+        order=10,
+        alt="Signal-to-noise ratio and underflow by optimizer step for weights, inputs and gradients",
+        caption="The median layer over training, mean over seeds (`{optimizer}`). {grad}",
+    ),
+]

@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 
 import pandas as pd
 
+from altgrad.formats import Format
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.formats import Card
 from altgrad.reporting.load import COMPLETED, IDENTITY, Study
 
 
@@ -59,7 +59,7 @@ def layer_order(study: Study, frame: pd.DataFrame) -> list[str]:
     return [name for name in dict.fromkeys(study.monitors["layer"]) if name in present]
 
 
-def weight_format(study: Study, name: str, layers: Iterable[str]) -> tuple[Card, list[str]] | None:
+def weight_format(study: Study, name: str, layers: Iterable[str]) -> tuple[Format, list[str]] | None:
     """Return the format that most of ``layers`` keep their weights in under grid entry ``name``, and those layers.
 
     A recipe may mix formats; codes of different ones share no axis. ``None`` when no weight is quantized.
@@ -73,9 +73,9 @@ def weight_format(study: Study, name: str, layers: Iterable[str]) -> tuple[Card,
     if not by_format:
         return None
     used = max(by_format, key=lambda fmt: len(by_format[fmt]))
-    return Card.of(cell["formats"][used]), by_format[used]
+    return Format(**cell["formats"][used]), by_format[used]
 
 
-def labelled(name: str, card: Card) -> str:
+def labelled(name: str, fmt: Format) -> str:
     """Return the entry's name, with the format behind it where that is another."""
-    return name if name == card.name else f"{name} ({card.name})"
+    return name if name == fmt.name else f"{name} ({fmt.name})"

@@ -10,6 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from altgrad.metrics import METRICS
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.figures.health import last_values
+from altgrad.reporting.figures.plate import Plate
 from altgrad.reporting.figures.select import in_order, per_layer
 from altgrad.reporting.figures.style import Look, legend, looks, panels
 from altgrad.reporting.load import Study
@@ -85,3 +86,25 @@ def _dots(axis: Axes, table: pd.DataFrame, styles: dict[str, Look], names: list[
     axis.grid(axis="y", visible=False)
     for y in range(0, len(table), 2):
         axis.axhspan(y - 0.5, y + 0.5, color="#f5f5f5", zorder=0)
+
+
+PLATES = [
+    Plate(
+        "gradients",
+        gradients,
+        spot="signals",
+        order=10,
+        alt="Gradient norm, gradient signal-to-noise ratio and cosine by layer",
+        caption="Weight gradients by layer, input to output (`{optimizer}`): norm, and agreement of the quantized path "
+        "with the float32 path on one batch. Dotted: the level at which the report flags a layer.",
+    ),
+    Plate(
+        "kurtosis",
+        kurtosis,
+        spot="signals",
+        order=20,
+        alt="Excess kurtosis of each block's output by step",
+        caption="Excess kurtosis of each block's output (`{optimizer}`, mean over seeds): heavy tails cost a "
+        "per-tensor scale its resolution. Dotted: the flag at 10.",
+    ),
+]

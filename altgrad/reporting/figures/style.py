@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import Colormap
+from matplotlib.colors import Colormap, to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from PIL import Image
 
 from altgrad.config.files import replacing
+from altgrad.config.resolve import JOINT
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ class Look:
     color: str
     marker: str
     dash: tuple[float, ...] = ()
+
+    def lighter(self) -> Look:
+        """Return the same look, its colour half way to white."""
+        return replace(self, color=to_hex([0.5 + 0.5 * part for part in to_rgb(self.color)]))
 
     def line(self, **changes: Any) -> dict[str, Any]:
         """Keyword arguments for ``Axes.plot``."""
@@ -89,10 +94,16 @@ SEQUENTIAL = "cividis"
 def looks(entries: list[str]) -> dict[str, Look]:
     """Return the look of each of the grid's entries; those without one of their own take the reserve in order.
 
+    The first entry that joins a recipe and a format, as ``virtual.E3M4`` does, has its format's look, but lighter.
     Always pass all entries of the grid, so that an entry looks alike in figures that show only some.
     """
-    unknown = [name for name in entries if name not in LOOKS]
-    return {name: LOOKS[name] if name in LOOKS else RESERVE[unknown.index(name) % len(RESERVE)] for name in entries}
+    known = {name: LOOKS[name] for name in entries if name in LOOKS}
+    for name in entries:
+        fmt = name.partition(JOINT)[2]
+        if fmt in LOOKS and LOOKS[fmt].lighter() not in known.values():
+            known[name] = LOOKS[fmt].lighter()
+    unknown = [name for name in entries if name not in known]
+    return {name: known.get(name) or RESERVE[unknown.index(name) % len(RESERVE)] for name in entries}
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from altgrad.reporting.compare import Comparison
+from altgrad.reporting.figures.plate import Plate
 from altgrad.reporting.figures.style import legend, looks, tiles
 from altgrad.reporting.load import Study
 from altgrad.reporting.updates import by_binade, recorded
@@ -31,3 +32,17 @@ def rungs_by_binade(study: Study, comparison: Comparison) -> Figure | None:
     axes[0].set_ylabel("rungs per step")
     legend(figure, styles, names)
     return figure
+
+
+PLATES = [
+    Plate(
+        "rungs_by_binade",
+        rungs_by_binade,
+        spot="updates",
+        order=10,
+        alt="Rungs that a step moves weights by, against the size of the weight, for each arm and format",
+        caption="How far a step moves a weight, in rungs of its grid, by the binade of its magnitude: mean over "
+        "quantized weights, the watched steps of the second half of the run, layers and seeds. A flat line is a step "
+        "that is the same in rungs for small weights and large ones.",
+    ),
+]

@@ -7,10 +7,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from altgrad.formats import Format
 from altgrad.reporting.compare import Comparison
+from altgrad.reporting.figures.plate import Plate
 from altgrad.reporting.figures.select import in_order, labelled, last, layer_order, per_layer, weight_format
 from altgrad.reporting.figures.style import Look, heat_map, looks, panels, tiles
-from altgrad.reporting.formats import Card
 from altgrad.reporting.load import Study
 from altgrad.reporting.statistics import kl_divergence
 
@@ -34,10 +35,10 @@ def weight_grid(study: Study, comparison: Comparison) -> Figure | None:
     amax = last(amax[(amax["role"] == "weight") & (amax["metric"] == "amax") & (amax["value"] > 0)])
     largest = amax.set_index(["format", "seed", "layer"])["value"]
     figure, axes = tiles(len(shown), 2.2, sharex=True, sharey=True)
-    for axis, (name, (card, layers)) in zip(axes, shown.items(), strict=True):
+    for axis, (name, (fmt, layers)) in zip(axes, shown.items(), strict=True):
         shares = _relative_histogram(rows[(rows["format"] == name) & rows["layer"].isin(layers)], largest)
-        _format_panel(axis, looks(study.formats)[name], card, shares)
-        axis.set_title(labelled(name, card))
+        _format_panel(axis, looks(study.formats)[name], fmt, shares)
+        axis.set_title(labelled(name, fmt))
     for axis in axes[::3]:
         axis.set_ylabel("weights (%)")
     for axis in axes[-3:]:
@@ -91,14 +92,14 @@ def divergences(study: Study, comparison: Comparison) -> pd.DataFrame:
     return table.dropna(axis="columns", how="all") if study.baseline else table.iloc[:0]
 
 
-def significant_bits(card: Card, binades: np.ndarray) -> np.ndarray:
+def significant_bits(fmt: Format, binades: np.ndarray) -> np.ndarray:
     """Return how many significant bits the format has at ``target * 2^binades`` (``binades`` <= 0).
 
     Within the normal range that is M + 1; each binade further down is a bit less, to 0 where values round to zero.
     """
-    exponent = np.floor(np.log2(card.scale_target) + binades)
-    lowest = card.emin - card.mantissa_bits  # exponent of the smallest subnormal
-    return np.clip(exponent - lowest + 1, 0, card.mantissa_bits + 1)
+    exponent = np.floor(np.log2(fmt.scale_target) + binades)
+    lowest = fmt.emin - fmt.mantissa_bits  # exponent of the smallest subnormal
+    return np.clip(exponent - lowest + 1, 0, fmt.mantissa_bits + 1)
 
 
 def _relative_histogram(rows: pd.DataFrame, amax: pd.Series) -> np.ndarray:
@@ -120,20 +121,45 @@ def _relative_histogram(rows: pd.DataFrame, amax: pd.Series) -> np.ndarray:
     return total[: -LOWEST * BINS_PER_BINADE] / max(len(groups), 1)
 
 
-def _format_panel(axis: Axes, look: Look, card: Card, shares: np.ndarray) -> None:
+def _format_panel(axis: Axes, look: Look, fmt: Format, shares: np.ndarray) -> None:
     edges = LOWEST + np.arange(len(shares) + 1) / BINS_PER_BINADE
-    target = np.log2(card.scale_target)
-    normal = card.emin - target if card.min_normal else 0.0
-    subnormal = card.emin - card.mantissa_bits - 1 - target  # half of the smallest: below it lies zero
+    target = np.log2(fmt.scale_target)
+    normal = fmt.emin - target if fmt.min_normal else 0.0
+    subnormal = fmt.emin - fmt.mantissa_bits - 1 - target  # half of the smallest: below it lies zero
     axis.axvspan(max(normal, LOWEST), 0, color="#cfe3f3", zorder=0)
     axis.axvspan(max(subnormal, LOWEST), max(normal, LOWEST), color="#e9f2f9", zorder=0)
     axis.stairs(100 * shares, edges, fill=True, color=look.color, alpha=0.85, zorder=2)
     axis.grid(axis="x", visible=False)
     axis.set(xlim=(LOWEST, 0.25), xticks=range(-15, 1, 5))
     bits = axis.twinx()
-    bits.stairs(significant_bits(card, edges[:-1]), edges, baseline=None, color="black", linewidth=1.1)
-    bits.set_ylim(0, max(9.5, card.mantissa_bits + 2))
+    bits.stairs(significant_bits(fmt, edges[:-1]), edges, baseline=None, color="black", linewidth=1.1)
+    bits.set_ylim(0, max(9.5, fmt.mantissa_bits + 2))
     bits.tick_params(labelsize=7)
     bits.spines["right"].set_visible(True)
     bits.grid(False)
     bits.set_ylabel("significant bits", fontsize=7.5)
+
+
+PLATES = [
+    Plate(
+        "weight_grid",
+        weight_grid,
+        spot="weights",
+        order=10,
+        alt="Histogram of weight magnitudes against the range and precision of each format",
+        caption="Weights at the end of training by magnitude, in binades below the largest of their layer, which "
+        "scaling puts on the format's largest value (`{optimizer}`, every layer and seed alike). Dark ground: normal "
+        "values; light ground: subnormal ones; white: rounds to zero. Black line: significant bits of the format at "
+        "that magnitude.",
+    ),
+    Plate(
+        "weight_kl",
+        weight_kl,
+        spot="weights",
+        order=50,
+        alt="Heat map of the divergence of each layer's weight distribution from the baseline's",
+        caption="How far each layer's distribution of weight magnitudes is from {baseline}'s with the same seed: "
+        "Kullback-Leibler divergence over quarter binades at the end of training (`{optimizer}`). A last column, where "
+        "there are two seeds, shows how far {baseline} is from itself with another seed.",
+    ),
+]

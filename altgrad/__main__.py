@@ -1,0 +1,111 @@
+"""``python -m altgrad``, or ``altgrad``: the list of what can be run, and ``altgrad COMMAND`` to run it.
+
+The list is read from the package each time: a command is a module that runs when it is the main one, its line the
+first of its docstring. Nothing is imported for that, so the list is there at once and is never out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import re
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from altgrad import __version__
+
+PACKAGE = Path(__file__).parent
+# What runs as a module and is no command of its own, and who runs it.
+INTERNAL = {
+    "benchmark.alone": "altgrad.benchmark, in a process for each contestant",
+    "benchmark.optimizers": "altgrad.benchmark, in a process for each arm",
+    "reporting.offline": "make, once, with the environment",
+}
+# Options that are a command's other half; each is listed where the command's source has it.
+OPTIONS = {"config": {"--reference": "Every setting of params.yaml with its type, unit, range and default."}}
+# Rooms in the order in which they help: what a format is, what can be set, what is measured, then the rest by name.
+FIRST = ("formats", "config", "metrics", "diagnostics")
+
+
+def runnable(package: Path = PACKAGE) -> dict[str, Path]:
+    """Return the modules below ``package`` that can be run, by what `altgrad` calls them, such as ``formats``."""
+    found = {}
+    for source in sorted(package.rglob("*.py")):
+        name = ".".join(source.relative_to(package).with_suffix("").parts)
+        if source.name == "__main__.py" or _runs(source):
+            found[name.removesuffix("__main__").rstrip(".")] = source
+    found.pop("")  # this module
+    rank = {room: place for place, room in enumerate(FIRST)}
+    return dict(sorted(found.items(), key=lambda item: rank.get(item[0].split(".")[0], len(rank))))
+
+
+def commands() -> dict[str, str]:
+    """Return each command, or command with an option, and the line that says what it does."""
+    lines = {}
+    for name, source in runnable().items():
+        if name in INTERNAL:
+            continue
+        lines[name] = _line(source)
+        text = source.read_text(encoding="utf-8")
+        lines |= {f"{name} {option}": line for option, line in OPTIONS.get(name, {}).items() if f'"{option}"' in text}
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """List the commands, or run the one named; 2 for a name that is none."""
+    lines = commands()
+    parser = argparse.ArgumentParser(
+        prog="altgrad", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_listed(lines),
+        usage="altgrad COMMAND [ARGUMENT ...]",
+        description="`altgrad formats E3M4` is `python -m altgrad.formats E3M4`, and so for every command below.",
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return 0
+    names = [name for name in lines if " " not in name]
+    if options.command not in names:
+        print(f"error: altgrad has no command {options.command!r}; {_nearest(options.command, names)}", file=sys.stderr)
+        return 2
+    sys.argv = [f"altgrad {options.command}", *options.arguments]
+    runpy.run_module(f"altgrad.{options.command}", run_name="__main__", alter_sys=True)
+    return 0
+
+
+def _runs(source: Path) -> bool:
+    """Whether a module does something when it is the main one."""
+    tests = [ast.unparse(node.test) for node in _parsed(source).body if isinstance(node, ast.If)]
+    return "__name__ == '__main__'" in tests
+
+
+def _line(source: Path) -> str:
+    """Return the first line of a module's docstring, without the command that it may begin with."""
+    first = (ast.get_docstring(_parsed(source)) or "").split("\n")[0]
+    line = re.sub(r"^``[^`]*``: ", "", first).replace("``", "`")
+    return line[:1].upper() + line[1:]
+
+
+def _parsed(source: Path) -> ast.Module:
+    return ast.parse(source.read_text(encoding="utf-8"))
+
+
+def _listed(lines: dict[str, str]) -> str:
+    width = max(map(len, lines))
+    return "\n".join(["commands:", *(f"  {name:<{width}}  {line}" for name, line in lines.items())])
+
+
+def _nearest(wrong: str, names: Sequence[str]) -> str:
+    """Say which command is nearest, by its whole name or the last part of it."""
+    known = {name.split(".")[-1]: name for name in names} | {name: name for name in names}
+    near = difflib.get_close_matches(wrong.lower(), known, n=1, cutoff=0.5)
+    return f"did you mean {known[near[0]]}?" if near else "without a name it lists all"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,278 @@
+"""Recipes: which layer is quantized how, as rules over layer names.
+
+A recipe is an ordered list of rules; a rule's pattern is a shell glob over the dotted names of the
+model's linear layers, and the last rule that matches a layer decides it. A pattern that matches no
+layer is an error, because a misspelt pattern would otherwise train an unquantized model under a
+quantized model's name.
+
+`Rule` is an entry of ``recipes:`` in params.yaml as it is one of a `Recipe` in Python.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+
+from altgrad.config.section import FormatSetting, Section
+from altgrad.formats import Format, get_format
+
+ROLES = ("weight", "input", "grad")
+NATIVE_FORMATS = ("E4M3", "E5M2")
+HEADS = ("head", "*.head", "lm_head", "*.lm_head")  # patterns of what is called so, here and in transformers
+SCALE_FORMATS = ("float32", "E8M0")
+
+
+def _scale_format(name: Any) -> str:
+    if name in SCALE_FORMATS:
+        return name
+    try:
+        get_format(name)
+    except (ValueError, TypeError):
+        raise ValueError(f"{name!r} is no format of a scale; take float32 or E8M0") from None
+    raise ValueError(f"scales in {name} are not computed yet; take float32 or E8M0")
+
+
+class TensorRecipe(Section):
+    """How one tensor of a layer is quantized: its format, and its scales.
+
+    A scale is a format too. In ``float32`` it brings the tensor's largest magnitude to the format's largest value; in
+    ``E8M0``, the powers of two of the OCP MX formats, it does so up to a rounding, and multiplying by it is exact.
+    Scales of blocks stay in the operands of a product, so they are powers of two. Rows and blocks lie along the sum of
+    each product, so that a tensor has other scales in the backward products.
+    """
+
+    renamed_values: ClassVar[dict[tuple[str, str], str]] = {
+        ("scale", "fp32"): "float32; write scale: float32",
+        ("scale", "pow2"): "a format; write scale: E8M0, which is rounded down unless scale_rounding says otherwise",
+    }
+
+    format: FormatSetting = Field(description="a format's name; FORMAT in params.yaml is that of the grid's entry")
+    scaling: Literal["dynamic", "delayed", "static"] = Field(
+        "dynamic", description="the amax that sets the scale: this tensor's, those of earlier steps, the first one seen"
+    )
+    granularity: Literal["tensor", "row", "block"] = Field(
+        "tensor", description="what has a scale of its own; row and block only with scaling: dynamic"
+    )
+    block: int = Field(32, ge=1, le=1 << 20, description="granularity: block: elements along the sum of a product")
+    history: int = Field(16, ge=1, le=1024, description="scaling: delayed: steps whose amax is remembered")
+    reduce: Literal["max", "most-recent"] = Field("max", description="scaling: delayed: how the history is read")
+    scale: Annotated[str, BeforeValidator(_scale_format)] = Field(
+        "float32", description="format of the scale: float32 or E8M0; E8M0 only for granularity: block"
+    )
+    scale_rounding: Literal["down", "up", "even", "ocp"] = Field(
+        "down",
+        description="scale: E8M0: to a power of two; down never saturates, even is the nearest, ocp is the OCP MX "
+        "specification's rule",
+    )
+    virtual: bool = Field(False, description="weight: the arm sees the format, and no product quantizes to it")
+
+    @model_validator(mode="after")
+    def _settings_go_together(self) -> TensorRecipe:
+        if self.granularity != "tensor" and self.scaling != "dynamic":
+            raise ValueError(f"granularity {self.granularity} needs scaling dynamic, not {self.scaling}")
+        if self.granularity == "block" and self.scale != "E8M0":
+            raise ValueError("granularity block needs scale E8M0: block scales stay in the operands")
+        if self.scale == "float32" and self.scale_rounding != "down":
+            raise ValueError(f"scale_rounding {self.scale_rounding} is to a power of two; it needs scale E8M0")
+        if self.virtual and self.scaling != "dynamic":
+            raise ValueError(
+                f"virtual needs scaling dynamic, not {self.scaling}: nothing is quantized that remembers its amax"
+            )
+        return self
+
+    @property
+    def scale_options(self) -> dict[str, Any]:
+        """The scale as `altgrad.numerics.operand_scale` takes it."""
+        return {
+            "granularity": self.granularity, "block": self.block,
+            "scale_format": self.scale, "scale_rounding": self.scale_rounding,
+        }  # fmt: skip
+
+
+def _tensor(value: Any) -> Any:
+    """Let ``weight: E4M3`` stand for ``weight: {format: E4M3}``, and ``none`` for not quantized."""
+    if isinstance(value, str):
+        return None if value.lower() == "none" else {"format": value}
+    return {"format": value} if isinstance(value, Format) else value
+
+
+Quantized = Annotated[TensorRecipe | None, BeforeValidator(_tensor)]
+
+_ROWS = {"format": "E4M3", "granularity": "row", "scale": "E8M0"}
+#: What torchao's float8 recipes quantize, and how: for whoever does without torchao. `altgrad.model.torchao` reads the
+#: same from torchao itself and refuses a layer that it would quantize otherwise. Scales are those of the forward
+#: product, for ``grad`` of the product with the weight; ``rowwise_with_gw_hp`` computes the weight's gradient from
+#: tensors that are not quantized.
+TORCHAO_RECIPES: dict[str, dict[str, dict[str, str]]] = {
+    "tensorwise": {"weight": {"format": "E4M3"}, "input": {"format": "E4M3"}, "grad": {"format": "E5M2"}},
+    "rowwise": {"weight": _ROWS, "input": _ROWS, "grad": _ROWS},
+    "rowwise_with_gw_hp": {"weight": _ROWS, "input": _ROWS, "grad": _ROWS},
+}
+
+
+class LayerRecipe(Section):
+    """How a linear layer is quantized; a tensor without a recipe stays in the compute dtype.
+
+    A layer with ``torchao`` is handed to torchao's float8 recipe of that name (see :mod:`altgrad.model.torchao`), which
+    decides everything else: what it quantizes stands in ``weight``, ``input`` and ``grad`` once the section is read.
+    """
+
+    weight: Quantized = Field(None, description="of the layer; none: not quantized")
+    input: Quantized = Field(None, description="what the layer is called with; none: not quantized")
+    grad: Quantized = Field(None, description="the incoming gradient of the layer's output; none: not quantized")
+    gradient: Literal["straight-through", "clipped"] = Field(
+        "straight-through", description="through the rounding; clipped is zero where the tensor was clamped"
+    )
+    accumulate: Literal["bf16", "fp32"] = Field(
+        "bf16", description="of the layer's products on the way out; bf16 is what FP8 hardware training does"
+    )
+    save: Literal["operands", "codes"] = Field(
+        "operands", description="kept of tensors with one scale for the backward pass, with the same results"
+    )
+    backend: Literal["emulated", "native"] = Field(
+        "emulated", description="who multiplies: bf16 or float32 products, any format; or torch._scaled_mm"
+    )
+    torchao: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] | None = Field(
+        None, description="torchao's float8 recipe, as a baseline"
+    )
+
+    @model_validator(mode="after")
+    def _settings_go_together(self, info: ValidationInfo) -> LayerRecipe:
+        if self.torchao is not None:
+            self._leave_it_to_torchao(self.torchao, info)
+            return self
+        self._require_alone_if_virtual()
+        if self.save == "codes":
+            self._require_codes()
+        if self.backend == "native":
+            self._require_native()
+        return self
+
+    def _leave_it_to_torchao(self, name: str, info: ValidationInfo) -> None:
+        """Fill in what torchao quantizes, unless that stands there already, as in a resolved cell."""
+        for role, settings in TORCHAO_RECIPES[name].items():
+            tensor = TensorRecipe.model_validate(settings, context=info.context)
+            if getattr(self, role) not in (None, tensor):
+                raise ValueError(f"torchao: {name} decides {role} itself; remove {role} or torchao")
+            object.__setattr__(self, role, tensor)  # the section is frozen from here on
+        for setting in ("gradient", "accumulate", "save", "backend"):
+            if setting in self.changed():
+                raise ValueError(f"torchao: {name} has no setting {setting}; remove {setting} or torchao")
+
+    def _require_alone_if_virtual(self) -> None:
+        for role in ("input", "grad"):
+            if (tensor := getattr(self, role)) is not None and tensor.virtual:
+                raise ValueError(f"virtual is for the weight, whose optimizer sees the format; remove it from {role}")
+        if self.weight is not None and self.weight.virtual:
+            stated = [name for name in LayerRecipe.model_fields if name in self.changed() and name != "weight"]
+            if stated:
+                raise ValueError(f"a layer whose weight is virtual quantizes nothing; remove {stated[0]}")
+
+    def _require_codes(self) -> None:
+        for role in ("weight", "input"):
+            tensor = getattr(self, role)
+            if tensor is not None and tensor.granularity != "tensor":
+                raise ValueError(
+                    f"save codes needs granularity tensor, not {tensor.granularity}: with finer scales the backward "
+                    "products quantize the tensor itself anew, so it has to be kept"
+                )
+            if tensor is not None and isinstance(tensor.format, Format) and tensor.format.bits > 8:
+                raise ValueError(f"save codes needs formats of at most 8 bits, and {tensor.format.name} has more")
+
+    def _require_native(self) -> None:
+        tensors = self.tensors()
+        names, needed = {}, "backend native needs weight, input and grad in E4M3 or E5M2"
+        for role, tensor in tensors.items():
+            if tensor is None:
+                raise ValueError(f"{needed}; {role} is not quantized")
+            names[role] = tensor.format.name if isinstance(tensor.format, Format) else None
+            if names[role] is not None and names[role] not in NATIVE_FORMATS:
+                raise ValueError(f"{needed}; {role} is {names[role]}")
+        granularities = {tensor.granularity for tensor in tensors.values() if tensor is not None}
+        if len(granularities) > 1 or "block" in granularities:
+            raise ValueError("backend native needs one granularity for weight, input and grad: tensor or row")
+        for a, b in (("input", "weight"), ("grad", "weight"), ("grad", "input")):
+            if names[a] == names[b] == "E5M2":
+                raise ValueError(f"backend native has no product of E5M2 and E5M2, which {a} and {b} both are")
+        if self.save == "codes":
+            raise ValueError("backend native keeps 8-bit operands as it is; leave out save codes")
+
+    def tensors(self) -> dict[str, TensorRecipe | None]:
+        """Return how each of :data:`ROLES` is quantized."""
+        return {role: getattr(self, role) for role in ROLES}
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether any tensor of the layer is quantized."""
+        return any(tensor is not None and not tensor.virtual for tensor in self.tensors().values())
+
+    @property
+    def virtual_weight(self) -> TensorRecipe | None:
+        """The format that the weight's optimizer sees and no product does, ``None`` for any other layer."""
+        return self.weight if self.weight is not None and self.weight.virtual else None
+
+    def on(self, layers: str, *, required: bool = True) -> Rule:
+        """Return the rule that the layers whose name matches ``layers`` are quantized so."""
+        return Rule(
+            layers=layers, required=required, **{name: getattr(self, name) for name in LayerRecipe.model_fields}
+        )
+
+    def format_names(self) -> dict[str, str | None]:
+        """Return ``{"weight": "E4M3", "input": ..., "grad": ...}``."""
+        return {role: tensor.format.name if tensor else None for role, tensor in self.tensors().items()}
+
+
+class Rule(LayerRecipe):
+    """How the linear layers whose name matches ``layers`` are quantized; the last matching rule wins."""
+
+    layers: str = Field(min_length=1, description="glob over names such as blocks.0.attn.qkv")
+    required: bool = Field(True, description="false: the pattern may match no layer")
+
+    @property
+    def layer(self) -> LayerRecipe:
+        """What the rule says of each layer."""
+        return LayerRecipe.model_construct(**{name: getattr(self, name) for name in LayerRecipe.model_fields})
+
+
+class Recipe(Section):
+    """An ordered list of rules."""
+
+    rules: tuple[Rule, ...]
+
+    @classmethod
+    def uniform(cls, format: str | Format, *, grad: str | Format | None = "E5M2", **options: Any) -> Recipe:
+        """Quantize weights and inputs of every linear layer in ``format``, incoming gradients in ``grad``.
+
+        A layer called ``head`` or ``lm_head`` (at any depth) keeps its input unquantized, as in FP8 training
+        practice. ``options`` are fields of :class:`TensorRecipe`, for all three tensors, or of
+        :class:`LayerRecipe`. The native backend has no product with an unquantized input, so there the
+        head is quantized like the other layers.
+        """
+        choices = {name: options.pop(name) for name in LayerRecipe.model_fields if name in options}
+        forward = TensorRecipe(format=format, **options)
+        body = {"weight": forward, "grad": None if grad is None else TensorRecipe(format=grad, **options), **choices}
+        head = body | ({"input": forward} if choices.get("backend") == "native" else {})
+        rules = [Rule(layers="*", input=forward, **body)]
+        rules += [Rule(layers=layers, required=False, **head) for layers in HEADS]
+        return cls(rules=tuple(rules))
+
+    def match(self, layers: Iterable[str]) -> dict[str, LayerRecipe]:
+        """Return the recipe of each layer that is quantized at all, or whose weight has virtual geometry.
+
+        Raises ``ValueError`` when a required pattern matches none of ``layers``.
+        """
+        names = list(layers)
+        matched: dict[str, LayerRecipe] = {}
+        for rule in self.rules:
+            hits = [name for name in names if fnmatchcase(name, rule.layers)]
+            if rule.required and not hits:
+                near = difflib.get_close_matches(rule.layers, names, n=1, cutoff=0.0)
+                hint = f"; the nearest layer is {near[0]}" if near else "; the model has no linear layer"
+                raise ValueError(f"pattern {rule.layers!r} matches no layer{hint}")
+            matched.update(dict.fromkeys(hits, rule.layer))
+        kept = [name for name in names if name in matched]
+        return {name: found for name in kept if (found := matched[name]).quantizes or found.virtual_weight}

@@ -1,0 +1,8 @@
+"""The cells of a grid, several at once, ahead of `dvc repro`: ``make repro JOBS=4``.
+
+    __main__ -> cells -> plan, handover -> dvc_api
+                cells -> progress       -> executor
+    __main__ -> local                   -> executor
+
+Only the command, ``python -m altgrad.execution``, imports this room. README.md says how to add an executor.
+"""

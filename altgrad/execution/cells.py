@@ -1,0 +1,88 @@
+"""The cells of a grid from the plan to DVC: tasks to an executor, what it finished to DVC, interrupts to what runs.
+
+`dvc repro` runs one stage at a time under a lock of its own and writes all of dvc.lock anew after each. So the cells
+that it would train or diagnose are done ahead of it, and the finished ones are handed to DVC many at a time. What
+DVC has cached is taken from there.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+
+from altgrad.config import UserError
+from altgrad.execution.executor import LOGS, Executor, Task
+from altgrad.execution.handover import HandOver
+from altgrad.execution.plan import pending
+from altgrad.execution.progress import Progress, last_line
+
+POLL_SECONDS = 0.1
+
+
+def run_cells(executor: Executor) -> None:
+    """Run what `dvc repro` would run of the cells of params.yaml, which is taken as it stands.
+
+    Raises :class:`UserError` naming every task that failed, each with its last line; those that did not fail are
+    handed to DVC all the same. No cell is diagnosed when one failed to train.
+    """
+    if subprocess.run(["dvc", "repro", "--quiet", "tokenize", "grid"], check=False).returncode:
+        sys.exit(1)
+    for stage in ("train", "diagnose"):
+        tasks = pending(stage)
+        failures = run_tasks(tasks, executor) if tasks else {}
+        if failures:
+            raise UserError("; ".join(f"{name}: {problem}" for name, problem in failures.items()))
+
+
+def run_tasks(tasks: Sequence[Task], executor: Executor) -> dict[str, str]:
+    """Run tasks of one stage and hand them to DVC; return what went wrong, by name.
+
+    An interrupt or SIGTERM reaches every task that is running, which writes a checkpoint and stops; then this process
+    ends with status 128 + signal.
+    """
+    LOGS.mkdir(parents=True, exist_ok=True)
+    for task in tasks:
+        task.log.unlink(missing_ok=True)
+    failures: dict[str, str] = {}
+    hand_over, ended, passed_on, over = HandOver(), 0, 0, False
+    with _caught_signals() as received, closing(Progress(tasks)) as progress:
+        executor.submit(tasks)
+        while not over:
+            for signum in received[passed_on:]:  # before the poll, which may start the next task
+                executor.cancel(signum)
+                passed_on += 1
+            status = executor.poll()
+            for task, exit_status in status.ended:
+                ended += 1
+                progress.ended(task)
+                if exit_status == 0:
+                    hand_over.add(task)
+                else:
+                    failures[task.name] = last_line(task.log)
+            progress.show(status.running)
+            over = not status.running and (passed_on > 0 or ended == len(tasks))
+            hand_over.when_due(last=over)
+            if not status.ended:
+                time.sleep(POLL_SECONDS)
+    if received:
+        print("interrupted; the checkpoints are saved, run the same command to resume", file=sys.stderr)
+        sys.exit(128 + received[0])
+    failures |= hand_over.failures
+    return {name: f"{problem} (its output is in {LOGS / name}.log)" for name, problem in failures.items()}
+
+
+@contextmanager
+def _caught_signals() -> Iterator[list[int]]:
+    """Collect interrupts instead of being stopped by them."""
+    received: list[int] = []
+    caught = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(signum, lambda signum, frame: received.append(signum)) for signum in caught]
+    try:
+        yield received
+    finally:
+        for signum, handler in zip(caught, before, strict=True):
+            signal.signal(signum, handler)

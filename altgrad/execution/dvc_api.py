@@ -1,0 +1,178 @@
+"""The only file that uses DVC's inner modules, which DVC does not promise to keep.
+
+DVC's commands know no "take this from the run cache if it is there, else only say so" and no "these outputs are
+made, put them into the cache and all of them into dvc.lock at once"; its Python objects do. What is used of them is
+listed in ``MEMBERS``. Whatever the installed DVC lacks is said in one sentence before anything is touched.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import dvc
+
+from altgrad.config import UserError
+
+# With these the tests of this file passed, and a grid was trained and handed over. README.md says how to try another.
+TRIED_VERSIONS = ("3.67.0", "3.67.1")
+
+# Members of the objects that DVC makes, by the name of their class here: for a method, the arguments that it is given;
+# None for what is only read.
+MEMBERS: dict[str, dict[str, tuple[str, ...] | None]] = {
+    "Repo": {"index": None, "lock": None, "stage_cache": None},
+    "Index": {"stages": None},
+    "StageCache": {"restore": ("stage",)},
+    "Stage": {
+        "name": None, "deps": None, "dvcfile": None,
+        "changed": (), "remove_outs": (), "save_deps": (), "save": (), "commit": (),
+    },
+    "Dependency": {"hash_info": None},
+    "DvcFile": {"dump_stages": ("stages", "update_pipeline")},
+}  # fmt: skip
+
+
+def changed_api(what: str) -> UserError:
+    """Return the error for an installed DVC that is not as this file needs it; ``what`` says in what."""
+    tried = " or ".join(TRIED_VERSIONS)
+    return UserError(
+        f"DVC {dvc.__version__} is not as altgrad/execution/dvc_api.py needs it: {what}; "
+        f"it was tried with DVC {tried}: install that, or run `dvc repro`, which does the same one stage at a time"
+    )
+
+
+try:
+    from dvc.exceptions import DvcException, InvalidArgumentError
+    from dvc.lock import LockError
+    from dvc.repo import Repo
+    from dvc.stage import Stage
+    from dvc.stage.cache import RunCacheNotFoundError
+    from dvc.utils.hydra import apply_overrides
+except ImportError as error:
+    raise changed_api(str(error).partition(" (")[0]) from None  # without the path of the module
+
+
+def check_members(found: object, class_name: str) -> None:
+    """Raise :class:`UserError` unless ``found`` has the members that ``MEMBERS`` lists under ``class_name``.
+
+    No property is evaluated: some of them read every file of a project.
+    """
+    for name, arguments in MEMBERS[class_name].items():
+        missing = object()
+        if inspect.getattr_static(found, name, missing) is missing:
+            raise changed_api(f"{class_name}.{name} is missing")
+        if arguments is None:
+            continue
+        try:
+            inspect.signature(getattr(found, name)).bind(**dict.fromkeys(arguments))
+        except TypeError as error:
+            raise changed_api(f"{class_name}.{name} cannot be given ({', '.join(arguments)}): {error}") from None
+
+
+class CellStage:
+    """A stage of one cell as DVC knows it."""
+
+    def __init__(self, stage: Stage, repo: Repo) -> None:
+        check_members(stage, "Stage")
+        check_members(stage.dvcfile, "DvcFile")
+        for dep in stage.deps:
+            check_members(dep, "Dependency")
+        self._stage, self._repo = stage, repo
+
+    @property
+    def name(self) -> str:
+        """DVC's name, such as ``train@E4M3-adamw-0-1``."""
+        return self._stage.name
+
+    @property
+    def key(self) -> str:
+        """The cell, such as ``E4M3-adamw-0-1``."""
+        return self.name.partition("@")[2]
+
+    def has_changed(self) -> bool:
+        """Return whether its command, dependencies or outputs are not those of dvc.lock."""
+        return self._stage.changed()
+
+    def remove_outputs(self) -> None:
+        """Remove the files and folders that it makes."""
+        self._stage.remove_outs()
+
+    def restore(self) -> bool:
+        """Take its outputs from the run cache and save it; return whether they were there."""
+        try:
+            self._repo.stage_cache.restore(self._stage)
+        except RunCacheNotFoundError:
+            return False
+        self.save()
+        return True
+
+    def hash_dependencies(self) -> tuple[str, ...]:
+        """Return hashes of what it depends on, as that is now."""
+        self._stage.save_deps()
+        return tuple(str(dep.hash_info) for dep in self._stage.deps)
+
+    def save(self) -> None:
+        """Put its outputs into the cache; dvc.lock learns of them from :meth:`Project.write_lock_file`.
+
+        Raises :class:`UserError` when DVC does not take them, for instance because one is missing.
+        """
+        try:
+            self._stage.save()
+            self._stage.commit()
+        except DvcException as error:
+            raise UserError(str(error)) from error
+
+
+class Project:
+    """The project of the working directory while this process holds DVC's lock on it."""
+
+    def __init__(self, repo: Repo) -> None:
+        check_members(repo.index, "Index")
+        check_members(repo.stage_cache, "StageCache")
+        self._repo = repo
+
+    def cells_of(self, stage: str) -> list[CellStage]:
+        """Return the stages of dvc.yaml's matrix ``stage``, one for each cell, in its order."""
+        stages = [found for found in self._repo.index.stages if getattr(found, "name", "").startswith(f"{stage}@")]
+        return [CellStage(found, self._repo) for found in stages]
+
+    def write_lock_file(self, saved: list[CellStage]) -> None:
+        """Write what is in the cache of stages that were saved into dvc.lock, all of them at once."""
+        stages = [cell._stage for cell in saved]
+        if stages:
+            stages[0].dvcfile.dump_stages(stages, update_pipeline=False)
+
+
+@contextmanager
+def locked_project() -> Iterator[Project]:
+    """Hold DVC's lock on the project of the working directory.
+
+    Raises :class:`UserError` when another DVC command holds it.
+    """
+    logging.getLogger("dvc").setLevel(logging.WARNING)  # it would say of every stage that it is cached
+    try:
+        with Repo() as repo:
+            check_members(repo, "Repo")
+            with repo.lock:
+                yield Project(repo)
+    except LockError:
+        raise UserError(
+            "another DVC command holds this project's lock; wait for it and run the same command again, finished cells "
+            "are kept"
+        ) from None
+
+
+def change_params(path: Path, settings: list[str]) -> None:
+    """Write settings such as ``grid.seeds=[0,1,2]``, in Hydra's grammar, into ``path``.
+
+    Raises :class:`UserError` for a setting that is not there or not in that grammar; the file is then as it was.
+    """
+    try:
+        if settings:
+            apply_overrides(path, settings)
+    except InvalidArgumentError as error:
+        why = str(error.__cause__ or error).splitlines()[0]
+        raise UserError(f"-S: {why}; params.yaml is as it was") from None

@@ -1,0 +1,86 @@
+"""What an executor is: something that runs the stages of cells, here or on other machines.
+
+An executor knows nothing of DVC. It is given tasks, runs each, and says which ended and how; what to run and what
+becomes of the results is decided elsewhere in this room. Everything that another engine needs is in this file.
+
+**Running a task** means the command ``python -m stages.<stage> <key>`` in the project's top folder, with standard
+output and error in the task's log. It has ended well when the command's exit status is 0.
+
+**What it reads** is in the project's folder: ``altgrad/``, ``stages/`` and ``data/grid/<key>.json``, and besides those
+``data/tokens/`` to train and ``data/runs/<key>/`` to diagnose.
+
+**What it writes** must be in the project's folder by the time that ``poll`` says that the task has ended:
+``data/runs/<key>/`` from training, ``data/diag/<key>.json`` and ``.parquet`` from diagnosing, and the log. An executor
+with machines of its own brings them back first. What a cell needs to resume is in ``scratch/``: a cell that is stopped
+and later runs with another ``scratch/`` starts again from its first step, and ends with the same bits.
+
+**How many at once** is the executor's own affair. The bits of a cell do not depend on its neighbours, nor on the order;
+they may depend on the number of threads and on the processor. An executor that does not take over
+``OMP_NUM_THREADS`` from this process should set it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+LOGS = Path("scratch/workers")
+
+
+class Task(NamedTuple):
+    """A stage of a cell that has to run."""
+
+    stage: str  # train or diagnose
+    key: str  # the cell, such as E4M3-adamw-0-1
+    deps: tuple[str, ...]  # hashes of what it depended on when it was planned
+    size: int  # optimizer steps to be trained, or 1
+
+    @property
+    def name(self) -> str:
+        """DVC's name of the stage."""
+        return f"{self.stage}@{self.key}"
+
+    @property
+    def log(self) -> Path:
+        """Where all that the command prints goes, as it prints it: the progress bar and the messages are read off it.
+
+        The folder exists, and there is no log of an earlier run in it.
+        """
+        return LOGS / f"{self.name}.log"
+
+
+class Outcome(NamedTuple):
+    """A task that has ended."""
+
+    task: Task
+    status: int  # the command's exit status; anything but 0 is a failure, also where no command came to run
+
+
+class Status(NamedTuple):
+    """How things stand."""
+
+    running: Sequence[Task]  # those that have started and not ended
+    ended: Sequence[Outcome]  # those that have ended since the last time
+
+
+class Executor(Protocol):
+    """Runs tasks. It is called from one thread, and it may be given more tasks when the first have ended."""
+
+    def submit(self, tasks: Sequence[Task]) -> None:
+        """Take tasks to be run, and return without waiting for them."""
+
+    def poll(self) -> Status:
+        """Return what is running and what has ended since the last call, each task once.
+
+        Called ten times a second, and at once after something has ended: it must not wait for a task. Work that an
+        executor has to do from time to time, such as starting the next task, is done here.
+        """
+
+    def cancel(self, signum: int) -> None:
+        """Start nothing more, and send ``signum`` (SIGINT or SIGTERM) to every command that is running.
+
+        A cell that gets the signal writes a checkpoint and ends with status 128 + ``signum``, which takes it seconds:
+        it must be left alone until then. ``poll`` is called until nothing is running any more. Tasks that had not
+        started are forgotten, and are in no outcome. Every further interrupt is a further call.
+        """

@@ -1,0 +1,33 @@
+"""Which stages of cells have to run: those that `dvc repro` would run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from altgrad.config.files import read_json
+from altgrad.execution import dvc_api
+from altgrad.execution.executor import Task
+
+
+def pending(stage: str) -> list[Task]:
+    """Return what `dvc repro` would run of ``stage``; what it would take from the run cache is taken from it now.
+
+    The outputs of what has to run are removed, as DVC does before it runs a stage.
+    """
+    tasks, restored = [], []
+    with dvc_api.locked_project() as project:
+        for found in project.cells_of(stage):
+            if not found.has_changed():
+                continue
+            found.remove_outputs()  # what a resumed cell needs is in its scratch directory
+            if found.restore():
+                restored.append(found)
+            else:
+                # Not sooner: a new hash of what it needs would make its old outputs look new.
+                tasks.append(Task(stage, found.key, found.hash_dependencies(), _size(stage, found.key)))
+        project.write_lock_file(restored)
+    return tasks
+
+
+def _size(stage: str, key: str) -> int:
+    return read_json(Path(f"data/grid/{key}.json"))["train"]["steps"] if stage == "train" else 1

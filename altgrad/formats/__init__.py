@@ -1,0 +1,9 @@
+"""What a small floating-point format is: its definition, the formats that have a name, and a format's card.
+
+numpy only, so that whoever reads files of results needs no torch. ``python -m altgrad.formats E3M4`` prints a card.
+"""
+
+from altgrad.formats.format import SPECIALS, Format, default_bias
+from altgrad.formats.registry import UnknownFormatError, format_names, get_format
+
+__all__ = ["SPECIALS", "Format", "UnknownFormatError", "default_bias", "format_names", "get_format"]

@@ -1,0 +1,100 @@
+"""Formats by name.
+
+A name is looked up among the registered formats first and then read as ``E<e>M<m>``, optionally
+followed by ``FN``, ``IEEE`` or ``FNUZ`` for its special codes; without a suffix every code is a
+number. Names are case-sensitive: the bench calls its unquantized baseline ``bf16``, and that word
+must never silently mean the format BF16.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from functools import cache
+
+from altgrad.formats.format import MAX_BITS, Format
+
+_SPLIT_NAME = re.compile(r"E(0|[1-9]\d?)M(0|[1-9]\d?)(FN|IEEE|FNUZ)?")
+
+
+class UnknownFormatError(ValueError):
+    """No format has this name; the message lists the nearest ones."""
+
+
+def _p3109(precision: int, domain: str) -> Format:
+    """IEEE P3109 binary8p<precision>, signed; ``domain`` e is extended (has infinities), f finite."""
+    specials = "p3109" if domain == "e" else "fnuz"
+    return Format(f"binary8p{precision}{domain}", 8 - precision, precision - 1, specials=specials)
+
+
+_FORMATS = [
+    Format("E0M7", 0, 7),
+    Format("E1M6", 1, 6),
+    Format("E2M5", 2, 5),
+    Format("E3M4", 3, 4),
+    Format("E4M3", 4, 3, specials="fn"),  # OCP OFP8
+    Format("E5M2", 5, 2, specials="ieee"),  # OCP OFP8
+    Format("E6M1", 6, 1),
+    Format("E7M0", 7, 0),
+    Format("E4M3FNUZ", 4, 3, specials="fnuz"),
+    Format("E5M2FNUZ", 5, 2, specials="fnuz"),
+    Format("E3M4IEEE", 3, 4, specials="ieee"),
+    Format("E4M3IEEE", 4, 3, specials="ieee"),
+    Format("E2M1", 2, 1),  # OCP MX elements
+    Format("E2M3", 2, 3),
+    Format("E3M2", 3, 2),
+    Format("E8M0", 8, 0, specials="fn", signed=False),  # OCP MX scale: 2^(code - 127), 0xFF is NaN
+    *[_p3109(precision, domain) for domain in "ef" for precision in range(1, 9)],
+    Format("FP16", 5, 10, specials="ieee"),
+    Format("BF16", 8, 7, specials="ieee"),
+]
+_BY_NAME = {fmt.name: fmt for fmt in _FORMATS}
+_ALIASES = {
+    "E4M3FN": "E4M3",
+    "E5M10": "FP16",
+    "E8M7": "BF16",
+    **{f"binary8p{precision}": f"binary8p{precision}e" for precision in range(1, 9)},
+}
+
+
+def format_names() -> tuple[str, ...]:
+    """Return the registered names, aliases left out. Any other ``ExMy`` of up to 16 bits works too."""
+    return tuple(_BY_NAME)
+
+
+def get_format(name: str | Format) -> Format:
+    """Return the format called ``name``; a `Format` is returned as it is.
+
+    Raises:
+        UnknownFormatError: no such format; the message lists near matches.
+        TypeError: ``name`` is neither a string nor a Format.
+    """
+    if isinstance(name, Format):
+        return name
+    if not isinstance(name, str):
+        raise TypeError(f"name: expected a format name or a Format, got {type(name).__name__}")
+    registered = _BY_NAME.get(_ALIASES.get(name, name))
+    return registered if registered is not None else _parse(name)
+
+
+@cache
+def _parse(name: str) -> Format:
+    parsed = _SPLIT_NAME.fullmatch(name)
+    if parsed is None:
+        raise UnknownFormatError(f"unknown format {name!r}{_near_matches(name)}")
+    exponent_bits, mantissa_bits = int(parsed[1]), int(parsed[2])
+    width = 1 + exponent_bits + mantissa_bits
+    if width > MAX_BITS:
+        raise UnknownFormatError(f"unknown format {name!r}: it takes {width} bits, at most {MAX_BITS} are supported")
+    try:
+        return Format(name, exponent_bits, mantissa_bits, specials=(parsed[3] or "finite").lower())
+    except ValueError as error:
+        raise UnknownFormatError(f"unknown format {name!r} ({error})") from None
+
+
+def _near_matches(name: str) -> str:
+    known = {candidate.lower(): candidate for candidate in (*_BY_NAME, *_ALIASES)}
+    near = difflib.get_close_matches(name.strip().lower(), known, n=3, cutoff=0.6)
+    if near:
+        return f"; did you mean {' or '.join(known[match] for match in near)}?"
+    return f"; known are those of format_names() and E<exponent bits>M<mantissa bits> of up to {MAX_BITS} bits"

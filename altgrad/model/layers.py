@@ -1,0 +1,73 @@
+"""Which modules are linear layers, and what was done to them.
+
+A layer is known if its whole work is one product of its input with one weight, plus a bias: ``nn.Linear``, and the
+``Conv1D`` of Hugging Face's transformers, which is one whose weight is stored transposed. This is the one place that
+knows them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from altgrad.config.recipe import LayerRecipe, TensorRecipe
+from altgrad.model.quantized.linear import QuantizedLinear
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Return whether ``module`` is transformers' ``Conv1D``, ``x @ weight + bias`` with ``weight`` (in, out).
+
+    Told by its name and what it holds, so that transformers need not be installed.
+    """
+    weight = getattr(module, "weight", None)
+    named = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+    return named and isinstance(weight, Tensor) and weight.ndim == 2 and weight.shape[1] == module.nf
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Return whether ``module`` is a linear layer that a recipe can address, quantized already or not.
+
+    The one inside ``nn.MultiheadAttention`` is none: it is never called, its weight is read by the module around it.
+    """
+    known = isinstance(module, nn.Linear | QuantizedLinear) and not isinstance(module, NonDynamicallyQuantizableLinear)
+    return known or is_conv1d(module)
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Return whether a linear layer's weight is stored as (in, out)."""
+    return layer.transposed if isinstance(layer, QuantizedLinear) else is_conv1d(layer)
+
+
+def matrix_of(layer: Any) -> Tensor:
+    """Return the weight of a linear layer as (out, in), a view where it is stored otherwise."""
+    weight: Tensor = layer.weight
+    return weight.t() if is_transposed(layer) else weight
+
+
+def linear_layers(model: nn.Module) -> dict[str, Any]:
+    """Return the linear layers of ``model`` by their dotted name, in the order of its modules.
+
+    Those that torchao computes are among them: its class is one of ``nn.Linear``. A layer that has several places
+    in the model is there once, under its first name.
+    """
+    return {name: module for name, module in model.named_modules() if is_linear(module)}
+
+
+def embedded_weights(model: nn.Module) -> set[nn.Parameter]:
+    """Return the weights of the embeddings.
+
+    What a linear layer shares with one of them is looked up unquantized and gets most of its gradient there.
+    """
+    return {cast("nn.Parameter", module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+
+
+def layer_recipe(layer: nn.Module) -> LayerRecipe | None:
+    """Return how a layer that ``quantize_model`` made is quantized, ``None`` for any other layer."""
+    return getattr(layer, "recipe", None)
+
+
+def virtual_weight(layer: nn.Module) -> TensorRecipe | None:
+    """Return the format whose grid the optimizer of a layer's weight is to see, where no product sees it."""
+    return getattr(layer, "virtual_weight", None)

@@ -1,0 +1,153 @@
+"""GPT-2's published layout: weights by the names of nanoGPT and of Hugging Face, from a folder and into one.
+
+A folder has ``config.json`` and ``model.safetensors`` (see :mod:`altgrad.config.published`); nothing is unpickled, so
+a nanoGPT checkpoint is to be saved as such a folder first, its ``model`` as tensors and its ``model_args`` as JSON.
+Names may begin with ``transformer.`` or not, as on the Hugging Face hub, and with torch.compile's ``_orig_mod.``.
+nanoGPT's layers are ``nn.Linear`` with weights (out, in), Hugging Face's are ``Conv1D`` with (in, out); which of them
+a file has is seen by the shape of ``c_attn``. Masks that older files hold are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from altgrad.config.errors import UserError
+from altgrad.config.files import replacing, write_json
+from altgrad.config.published import ACTIVATIONS, CONFIG, WEIGHTS, published_sizes
+from altgrad.model.gpt import GPT, GPTConfig
+from altgrad.model.layers import linear_layers
+
+#: our modules -> GPT-2's; a block's are inside ``h.<n>.``
+OUTSIDE = {"tokens": "wte", "positions": "wpe", "norm": "ln_f"}
+INSIDE = {
+    "norm1": "ln_1", "attn.qkv": "attn.c_attn", "attn.out": "attn.c_proj",
+    "norm2": "ln_2", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
+}  # fmt: skip
+HEAD = "lm_head.weight"
+PREFIX = "transformer."
+MASKS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
+
+
+def load_published(folder: str | Path) -> GPT:
+    """Return a :class:`GPT` with the weights in ``folder``, float32 on the CPU and without dropout.
+
+    Raises :class:`altgrad.config.UserError`, one sentence, for a file that is missing or broken, a shape that
+    ``config.json`` does not say, a name too many or too few, and a setting that our GPT cannot have.
+    """
+    folder = Path(folder)
+    model = GPT(GPTConfig(**published_sizes(folder)))
+    read_published(folder, model)
+    return model
+
+
+@torch.no_grad()
+def read_published(folder: Path, model: GPT) -> None:
+    """Copy the weights in ``folder`` into ``model``, of whose context they may be longer; raises as `load_published`.
+
+    The random generators stay as they are. On the device ``meta`` names and shapes are checked and nothing is copied.
+    """
+    try:
+        with safe_open(folder / WEIGHTS, framework="pt") as file:
+            _copy(file, model, folder)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{folder / WEIGHTS} cannot be read: {error}") from None
+
+
+def save_published(model: GPT, folder: str | Path) -> None:
+    """Write ``model`` into ``folder`` as Hugging Face's ``GPT2LMHeadModel`` reads it, in float32.
+
+    A model without biases gets biases of zero, which compute the same; ``config.json`` says so.
+    """
+    config, folder = model.config, Path(folder)
+    activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.gelu)
+    tensors = {}
+    for ours, theirs, transposed in _names(model, conv1d=True):
+        t = _parameter(model, ours)
+        if t is None:  # the layout has every bias
+            t = torch.zeros(model.get_parameter(ours.replace(".bias", ".weight")).shape[0])
+        t = t.detach().cpu()
+        tensors[PREFIX + theirs] = (t.t() if transposed else t).float().contiguous().clone()
+    with replacing(folder / WEIGHTS) as temporary:
+        temporary.write_bytes(save(tensors, {"format": "pt"}))
+    write_json(folder / CONFIG, {
+        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": config.vocab_size,
+        "n_layer": config.layers, "n_head": config.heads, "n_embd": config.width, "n_positions": config.context,
+        "n_inner": round(config.mlp_ratio * config.width), "activation_function": activation, "bias": config.bias,
+        "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True,
+        **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), config.dropout),
+    })  # fmt: skip
+
+
+def _names(model: GPT, *, conv1d: bool) -> Iterator[tuple[str, str, bool]]:
+    """Yield our name of each parameter, its published name, and whether it is stored transposed there.
+
+    The biases are among them whether the model has any or not.
+    """
+    modules = dict(OUTSIDE)
+    for i in range(model.config.layers):
+        modules |= {f"blocks.{i}.{ours}": f"h.{i}.{theirs}" for ours, theirs in INSIDE.items()}
+    layers = linear_layers(model)
+    for ours, theirs in modules.items():
+        yield f"{ours}.weight", f"{theirs}.weight", conv1d and ours in layers
+        if ours not in ("tokens", "positions"):
+            yield f"{ours}.bias", f"{theirs}.bias", False
+
+
+def _parameter(model: nn.Module, name: str) -> Tensor | None:
+    module, _, parameter = name.rpartition(".")
+    return getattr(model.get_submodule(module), parameter)
+
+
+def _copy(file: Any, model: GPT, folder: Path) -> None:
+    """Copy an open safetensors file into ``model``, or raise :class:`UserError`."""
+    path = folder / WEIGHTS
+    stored = {name.removeprefix("_orig_mod.").removeprefix(PREFIX): name for name in file.keys()}  # noqa: SIM118
+    stored = {name: full for name, full in stored.items() if not MASKS.fullmatch(name)}
+    head, width = stored.pop(HEAD, None), model.config.width
+    attention = stored.get("h.0.attn.c_attn.weight")
+    conv1d = attention is not None and file.get_slice(attention).get_shape() == [width, 3 * width]
+    for ours, theirs, transposed in _names(model, conv1d=conv1d):
+        full, target = stored.pop(theirs, None), _parameter(model, ours)
+        if full is None and target is not None:
+            raise UserError(f"{path} has no {theirs}, which {folder / CONFIG} asks for")
+        if full is None:
+            continue
+        found = _tensor(file, full, model.head.weight.device)
+        if target is None:
+            if not found.is_meta and found.any():
+                raise UserError(f"{path}: {theirs} is not zero, but {folder / CONFIG} says bias: false")
+            continue
+        found = found.t() if transposed else found
+        if theirs == "wpe.weight":
+            found = found[: len(target)]
+        if found.shape != target.shape:
+            raise UserError(
+                f"{path}: {theirs} is {_shape(found, transposed)}, and by {folder / CONFIG} it should be "
+                f"{_shape(target, transposed)}"
+            )
+        target.copy_(found)
+    if stored:
+        raise UserError(f"{path} has {next(iter(stored))}, which GPT-2's published layout has not")
+    if head is not None and not model.head.weight.is_meta:
+        found = file.get_tensor(head).to(model.head.weight)
+        if not torch.equal(found, model.head.weight):
+            raise UserError(f"{path}: {HEAD} is not wte.weight, and in this GPT the head is the token embedding")
+
+
+def _tensor(file: Any, name: str, device: torch.device) -> Tensor:
+    """Return a tensor of an open file; its shape alone on the device ``meta``."""
+    if device.type == "meta":
+        return torch.empty(file.get_slice(name).get_shape(), device=device)
+    return file.get_tensor(name)
+
+
+def _shape(t: Tensor, transposed: bool) -> str:
+    return " x ".join(map(str, reversed(t.shape) if transposed else t.shape))

@@ -1,0 +1,158 @@
+"""``QuantizedLinear``: a drop-in ``nn.Linear`` whose three matrix products run in 8-bit formats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from altgrad.config.recipe import ROLES, LayerRecipe, TensorRecipe
+from altgrad.formats import Format
+from altgrad.model.hardware import multiplies_bf16
+from altgrad.model.quantized.matmul import Given, MatmulSettings, QuantizedMatmul
+from altgrad.model.quantized.operand import Operand
+from altgrad.model.quantized.quantizer import Quantizer
+from altgrad.numerics.operand import owned
+
+BF16_SIGNIFICAND_BITS = 8
+BF16_EMIN = -126 - 7  # exponent of the smallest bfloat16 subnormal
+
+
+def exact_in_bfloat16(format: Format) -> bool:
+    """Return whether every finite value of ``format`` is a bfloat16 value."""
+    smallest = format.emin - format.mantissa_bits
+    return format.mantissa_bits + 1 <= BF16_SIGNIFICAND_BITS and smallest >= BF16_EMIN and format.max < 2.0**128
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer with quantized weights, inputs and incoming gradients.
+
+    It shares the ``weight`` (out_features, in_features), stored the other way round if ``transposed``, and the
+    ``bias`` parameter that it is given: these are the float32 master weights, quantized afresh in every forward
+    pass. Under autocast the output has the autocast dtype, otherwise the input's; with ``accumulate: fp32`` it
+    is float32.
+    """
+
+    def __init__(
+        self, weight: nn.Parameter, bias: nn.Parameter | None, recipe: LayerRecipe, *, transposed: bool = False
+    ) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self.recipe = recipe
+        self.transposed = transposed
+        specs: dict[str, TensorRecipe] = {r: getattr(recipe, r) for r in ROLES if getattr(recipe, r) is not None}
+        native = recipe.backend == "native"
+        self.quantizers = nn.ModuleDict({role: Quantizer(spec, native) for role, spec in specs.items()})
+        self.quantizers.to(weight.device)
+        self.ready: WeightOperands | None = None  # made beforehand, for the forward pass under way
+        self.exact = all(exact_in_bfloat16(spec.format) for spec in specs.values())
+        self.replaced: tuple[nn.Module, ...] = ()  # in a tuple, so that it is no part of this module
+
+    @classmethod
+    def from_linear(cls, linear: nn.Module, recipe: LayerRecipe, *, transposed: bool = False) -> QuantizedLinear:
+        """Return a quantized layer on the same parameters as ``linear``, which it keeps as ``replaced``."""
+        layer = cls(linear.weight, linear.bias, recipe, transposed=transposed)
+        layer.replaced = (linear,)
+        return layer
+
+    @property
+    def matrix(self) -> Tensor:
+        """The weight as its products take it, (out_features, in_features)."""
+        return self.weight.t() if self.transposed else self.weight
+
+    @property
+    def in_features(self) -> int:
+        """Size of each input vector."""
+        return self.matrix.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        """Size of each output vector."""
+        return self.matrix.shape[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x @ weight.T + bias`` for ``x`` of shape (..., in_features)."""
+        device = x.device.type
+        autocast = torch.is_autocast_enabled(device)
+        compute_dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
+        settings = self.settings(compute_dtype)
+        y = self._product(x.reshape(-1, x.shape[-1]), settings)
+        if self.bias is not None:
+            y = y + self.bias.to(y.dtype)
+        return y.reshape(*x.shape[:-1], self.out_features)
+
+    def settings(self, compute_dtype: torch.dtype) -> MatmulSettings:
+        """Return those of a forward pass at hand, whose products otherwise have ``compute_dtype``."""
+        accumulate_fp32 = self.recipe.accumulate == "fp32"
+        fast_bf16 = multiplies_bf16(self.weight.device.type)
+        # A tensor that is not quantized keeps the precision of the compute dtype.
+        low = self.exact and fast_bf16 and (compute_dtype == torch.bfloat16 or len(self.quantizers) == len(ROLES))
+        return MatmulSettings(
+            operand_dtype=torch.bfloat16 if low else torch.float32,
+            output_dtype=torch.float32 if accumulate_fp32 else compute_dtype,
+            accumulate_fp32=accumulate_fp32,
+            clipped=self.recipe.gradient == "clipped",
+            save=self.recipe.save,
+            grad_learns=self.learns("grad"),
+            **{role: self.quantizers[role].scaling if role in self.quantizers else None for role in ROLES},
+        )
+
+    def learns(self, role: str) -> str:
+        """Return what a forward pass at hand, and its backward pass, leave in the history of ``role``."""
+        return self.quantizers[role].learns if self.training and role in self.quantizers else "nothing"
+
+    def _product(self, x: Tensor, settings: MatmulSettings) -> Tensor:
+        # A clipped gradient and the operands of the backward products read the input again.
+        once = settings.input is not None and settings.input.per_tensor and not settings.clipped
+        own, free = owned(x) if once else (x, False)
+        x_q = Operand.of(
+            own, settings.input, self.constants("input"), self.history("input"), 1, settings.operand_dtype,
+            learns=self.learns("input"), overwrite=free,
+        )  # fmt: skip
+        weight_q, weight_back = self.ready or weight_operands([self], settings)[0]
+        given = Given(
+            x_q=x_q.values, x_scale=x_q.scale, x_constants=self.constants("input"),
+            weight_q=weight_q.values, weight_scale=weight_q.scale,
+            weight_back=weight_back.values, weight_back_scale=weight_back.scale,
+            weight_constants=self.constants("weight"),
+            grad_constants=self.constants("grad"), grad_history=self.history("grad"),
+        )  # fmt: skip
+        return QuantizedMatmul.apply(x, self.matrix, settings, *given)
+
+    def constants(self, role: str) -> Tensor | None:
+        """Return the constants of the format of ``role``, ``None`` where nothing is quantized."""
+        return self.quantizers[role].constants if role in self.quantizers else None
+
+    def history(self, role: str) -> Tensor | None:
+        """Return the amax history that sets the scale of ``role``, ``None`` if its own amax does."""
+        return self.quantizers[role].history if role in self.quantizers else None
+
+    def extra_repr(self) -> str:
+        """Sizes and formats, for ``print(model)``."""
+        formats = ", ".join(f"{role}={name}" for role, name in self.recipe.format_names().items())
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {formats}"
+
+
+class WeightOperands(NamedTuple):
+    """A weight's operands in the forward product and in the backward one, without values if that takes the same."""
+
+    forward: Operand
+    backward: Operand
+
+
+def weight_operands(layers: Sequence[QuantizedLinear], settings: MatmulSettings) -> list[WeightOperands]:
+    """Return the operands of the layers' weights, for layers that ``settings`` fits alike."""
+    weights, scaling, dtype = [layer.matrix for layer in layers], settings.weight, settings.operand_dtype
+    if scaling is None:
+        return [WeightOperands(Operand.of(w, None, None, None, 1, dtype), Operand(None)) for w in weights]
+    constants = [layer.constants("weight") for layer in layers]
+    histories = [layer.history("weight") for layer in layers]
+    histories = [] if histories[0] is None else histories
+    forward = Operand.of_each(weights, scaling, constants, histories, 1, dtype, learns=layers[0].learns("weight"))
+    backward = [Operand(None)] * len(layers)
+    if not scaling.per_tensor and torch.is_grad_enabled():
+        backward = Operand.of_each(weights, scaling, constants, (), 0, dtype)
+    return list(map(WeightOperands, forward, backward))

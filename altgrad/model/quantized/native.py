@@ -1,0 +1,53 @@
+"""The quantized product by FP8 hardware: ``torch._scaled_mm`` on E4M3 and E5M2.
+
+The operands are those of the emulated product, so that a cast to an 8-bit dtype is exact, and so are the
+products of two values; what differs is the order of the sum, and that the two scales are multiplied and
+applied in float32. On CPU torch emulates the operator, slowly, which is enough to test against.
+
+The operator wants its first factor stored by rows, the second by columns, and every dimension divisible
+by 16: factors are laid out so, and padded with zeros, which add nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from altgrad.model.quantized.operand import Operand
+
+DIVISOR = 16
+
+
+def native_product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
+    """Return ``a @ b / (scale_a scale_b)`` in ``dtype``; the values of ``a`` (n, k) and ``b`` (k, m) are float8.
+
+    Scales are one each, or (n, 1) and (1, m). With those torch gives bfloat16 only, which is then cast.
+    """
+    rows, columns = a.values.shape[0], b.values.shape[1]
+    left, right = _padded(a.values), _padded(b.values.t()).t()
+    one_scale = a.scale.ndim == 0
+    y = torch._scaled_mm(
+        left,
+        right,
+        scale_a=_reciprocal(a.scale, left.shape[0], 0),
+        scale_b=_reciprocal(b.scale, right.shape[1], 1),
+        out_dtype=dtype if one_scale else torch.bfloat16,
+    )
+    return y[:rows, :columns].to(dtype)
+
+
+def _padded(t: Tensor) -> Tensor:
+    """Return ``t`` stored by rows, both dimensions filled up with zeros to a multiple of 16."""
+    below, beside = (-size % DIVISOR for size in t.shape)
+    if below or beside:
+        # As bytes, since torch pads no float8; the byte 0 is the value 0.
+        return pad(t.view(torch.uint8), (0, beside, 0, below)).view(t.dtype)
+    return t.contiguous()
+
+
+def _reciprocal(scale: Tensor, length: int, dim: int) -> Tensor:
+    if scale.ndim == 0:
+        return scale.reciprocal()
+    missing = length - scale.shape[dim]
+    return pad(scale.reciprocal(), (0, 0, 0, missing) if dim == 0 else (0, missing)).contiguous()

@@ -1,0 +1,45 @@
+"""A factor of a quantized product, as the products take it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from altgrad.model.quantized.quantizer import Scaling
+from altgrad.numerics import quantize_operands
+
+
+class Operand(NamedTuple):
+    """A factor of a product: its values, and the scale that the result is divided by: 0-d, or one per row or column."""
+
+    values: Tensor | None
+    scale: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, t: Tensor, scaling: Scaling | None, constants: Tensor | None, history: Tensor | None, dim: int,
+        dtype: torch.dtype, *, learns: str = "nothing", overwrite: bool = False,
+    ) -> Operand:  # fmt: skip
+        """Return the 2-d ``t`` on its format's grid, for a product that sums over ``dim``; without a format, cast."""
+        if scaling is None:
+            return cls(t.detach().to(dtype))
+        histories = [] if history is None else [history]
+        return cls.of_each([t], scaling, [constants], histories, dim, dtype, learns=learns, overwrite=overwrite)[0]
+
+    @classmethod
+    def of_each(
+        cls, ts: Sequence[Tensor], scaling: Scaling, constants: Sequence[Tensor], histories: Sequence[Tensor],
+        dim: int, dtype: torch.dtype, *, learns: str = "nothing", overwrite: bool = False,
+    ) -> list[Operand]:  # fmt: skip
+        """Return the same for tensors that are scaled alike, each with its format and history, all at once."""
+        options = {"dim": dim, "dtype": dtype, "learns": learns, "overwrite": overwrite, **scaling.options}
+        found = quantize_operands([t.detach() for t in ts], constants, histories, method=scaling.method, **options)
+        return [cls(v if scaling.float8 is None else v.to(scaling.float8), scale) for v, scale in found]
+
+    def t(self) -> Operand:
+        """Return the transposed operand."""
+        scale = self.scale if self.scale is None or self.scale.ndim == 0 else self.scale.t()
+        return Operand(self.values.t(), scale)

@@ -1,0 +1,107 @@
+"""Scaling state of one quantized tensor of one layer.
+
+The arithmetic is in altgrad.numerics; this module only remembers what delayed and static scaling
+must remember between steps, as buffers, so that it moves with the model and is part of its
+checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from altgrad.config.recipe import TensorRecipe
+from altgrad.numerics import amax_from_history, format_constants, operand_scale
+from altgrad.numerics.constants import MAX
+
+FLOAT8 = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What a compiled graph is made for: a tensor's recipe without its format and its history."""
+
+    granularity: str
+    block: int
+    scale_format: str
+    scale_rounding: str
+    method: str = "max"  # how a history sets the scale
+    float8: torch.dtype | None = None  # of the operand, for FP8 hardware
+
+    @classmethod
+    def of(cls, recipe: TensorRecipe, native: bool) -> Scaling:
+        """Return the static part of ``recipe``."""
+        float8 = FLOAT8[recipe.format.name] if native else None
+        return cls(**recipe.scale_options, method=recipe.reduce, float8=float8)
+
+    @property
+    def per_tensor(self) -> bool:
+        """Whether one scale serves the whole tensor, in all the products that it takes part in."""
+        return self.granularity == "tensor"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The same as arguments of `operand_scale`."""
+        return {
+            "granularity": self.granularity, "block": self.block,
+            "scale_format": self.scale_format, "scale_rounding": self.scale_rounding,
+        }  # fmt: skip
+
+
+class Quantizer(nn.Module):
+    """The scale of a tensor that is quantized as ``recipe`` says.
+
+    ``constants`` carries the format into the compiled graph as a tensor, so that one graph serves
+    every format. ``history`` holds amax values (delayed: the last ones; static: the first) and is
+    saved with the model; 0 stands for a step that has not happened.
+    """
+
+    constants: Tensor
+    history: Tensor | None
+
+    def __init__(self, recipe: TensorRecipe, native: bool = False) -> None:
+        super().__init__()
+        self.recipe = recipe
+        self.scaling = Scaling.of(recipe, native)
+        self.register_buffer("constants", format_constants(recipe.format), persistent=False)
+        length = {"dynamic": None, "static": 1, "delayed": recipe.history}[recipe.scaling]
+        self.register_buffer("history", None if length is None else torch.zeros(length))
+
+    def hold(self) -> Tensor:
+        """Stop following the tensor; return the buffer (1,) of the amax that sets the scale from now on.
+
+        For a weight that lives on its grid, which its optimizer places. Raises ``ValueError`` for a tensor with
+        several scales, or one that remembers amax values of its own.
+        """
+        if self.recipe.granularity != "tensor" or self.recipe.scaling != "dynamic":
+            raise ValueError(
+                "weights on the grid hold one scale that their optimizer sets; quantize them with "
+                "granularity: tensor and scaling: dynamic"
+            )
+        self.register_buffer("history", torch.zeros(1, device=self.constants.device))
+        return self.history
+
+    def remembered_amax(self) -> Tensor | None:
+        """Return the amax (0-d float32) that sets the scale, 0 before the first step; ``None`` if dynamic."""
+        return None if self.history is None else amax_from_history(self.history, self.recipe.reduce)
+
+    @property
+    def learns(self) -> str:
+        """What a training step leaves in the history, as in `quantize_operands`."""
+        return {"dynamic": "nothing", "static": "first", "delayed": "each"}[self.recipe.scaling]
+
+    def scales(self, t: Tensor) -> Tensor:
+        """Return the scales (float32, broadcastable to ``t``) of the forward product's ``t`` (tokens, features)."""
+        return operand_scale(t, self.constants, self.remembered_amax(), **self.scaling.options)
+
+
+def overflows(scaled: Tensor, constants: Tensor) -> Tensor:
+    """Return where ``scaled`` lies beyond the format's largest value, as a boolean tensor.
+
+    An amax times its own scale may exceed the target by a rounding of each, 2^-23 in all; that is no
+    overflow, and would be one in some formats more often than in others.
+    """
+    return scaled.abs() > constants[MAX] * (1 + 2.0**-22)

@@ -1,0 +1,62 @@
+"""The operands of all of a model's weights, made together when its forward pass begins.
+
+Weights are many and small: quantized one by one, most would keep a single thread busy, and each call costs as much
+as 50 thousand elements. A layer that is called by itself quantizes its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from altgrad.model.quantized.linear import QuantizedLinear, weight_operands
+
+COMPUTE_DTYPES = torch.bfloat16, torch.float32
+
+
+class WeightsTogether:
+    """Two hooks on a model: one gives its quantized layers their weights' operands, the other takes them away."""
+
+    def __init__(self, model: nn.Module) -> None:
+        alike: dict[tuple[Any, ...], list[QuantizedLinear]] = {}
+        for layer in model.modules():
+            if isinstance(layer, QuantizedLinear) and "weight" in layer.quantizers:
+                quantizer = layer.quantizers["weight"]
+                dtypes = [layer.settings(dtype).operand_dtype for dtype in COMPUTE_DTYPES]
+                alike.setdefault((quantizer.scaling, quantizer.learns, *dtypes), []).append(layer)
+        self._alike = list(alike.values())
+        model.register_forward_pre_hook(self.make)
+        model.register_forward_hook(self.drop, always_call=True)
+
+    def make(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Quantize the weights of all layers, before the first of them is called.
+
+        The dtype of the operands must be known by then. It is under autocast, and where it does not depend on the
+        dtype of the input; other layers quantize their own weight when they are called.
+        """
+        for alike in self._alike:
+            device = alike[0].weight.device.type
+            autocast = torch.is_autocast_enabled(device)
+            if not autocast and len({alike[0].settings(dtype).operand_dtype for dtype in COMPUTE_DTYPES}) > 1:
+                continue
+            # Layers may be in different modes, and of weights on their grids one that an embedding shares has no
+            # history.
+            groups: dict[tuple[bool, bool], list[QuantizedLinear]] = {}
+            for layer in alike:
+                groups.setdefault((layer.training, layer.history("weight") is None), []).append(layer)
+            for layers in groups.values():
+                settings = layers[0].settings(torch.get_autocast_dtype(device) if autocast else torch.float32)
+                for layer, operands in zip(layers, weight_operands(layers, settings), strict=True):
+                    layer.ready = operands
+
+    def drop(self, model: nn.Module, inputs: tuple[Any, ...], output: object) -> None:
+        """Forget the operands, which the weights' next update outdates."""
+        for layers in self._alike:
+            for layer in layers:
+                layer.ready = None
+
+    def stop(self) -> None:
+        """Leave the layers alone from now on: they are no longer the model's."""
+        self._alike = []

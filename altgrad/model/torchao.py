@@ -1,0 +1,147 @@
+"""torchao's float8 training recipes, as baselines beside our own layers.
+
+torchao (github.com/pytorch/ao, ``torchao.float8``) is what a user of PyTorch would train FP8 models
+with. A layer handed to it is converted by its public entry, ``convert_to_float8_training`` with
+``Float8LinearConfig.from_recipe_name``, and runs its code, not ours; the bench only measures it:
+
+- ``tensorwise``: E4M3 weights and inputs, E5M2 gradients, one float32 scale per tensor. The arithmetic of
+  ``Recipe.uniform("E4M3")``.
+- ``rowwise``: E4M3 throughout, gradients too, a power-of-two scale per row of each product's sum.
+- ``rowwise_with_gw_hp``: the same in the forward product, one scale for the weight in the product with
+  the gradient, and the weight's gradient from inputs and gradients that are not quantized.
+
+tests/model/test_torchao_agreement.py shows where the two agree to the bit. torchao has no option for a layer of
+which only the weight is quantized, as our recipes have for the head. The example in its documentation
+leaves the last layer out, and the recipes of params.yaml do so too: the head stays in the compute dtype.
+
+Native FP8 products run where the GPU has them; elsewhere torchao's own ``emulate`` computes them in
+float32 from the dequantized operands. Compiled, its results differ from eager ones by roundings to bfloat16 that
+the compiler leaves out before its casts (with ``torch._inductor.config.emulate_precision_casts`` they do not).
+
+Importing torchao takes seconds, so it happens inside the functions: a run without it never pays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from altgrad.config.recipe import LayerRecipe, TensorRecipe
+from altgrad.formats import get_format
+from altgrad.model.quantized.quantizer import Quantizer
+
+if TYPE_CHECKING:
+    from torchao.float8 import CastConfig, Float8LinearConfig
+
+# CUDA compute capabilities from which torch._scaled_mm has kernels with one scale, and with one per row.
+NATIVE_TENSORWISE, NATIVE_ROWWISE = (8, 9), (9, 0)
+
+FORMATS = {
+    torch.float8_e4m3fn: "E4M3", torch.float8_e5m2: "E5M2",
+    torch.float8_e4m3fnuz: "E4M3FNUZ", torch.float8_e5m2fnuz: "E5M2FNUZ",
+}  # fmt: skip
+
+# What importing torchao 0.18 says on a machine where all is well, by logger: libraries for other GPUs and
+# Pythons do not load, and it registers an enum in a way that torch 2.13 deprecates.
+IMPORT_NOISE = {"torchao": "Failed to load ", "torch.utils._pytree": "register_constant() on Enum"}
+
+
+def torchao_linear(linear: nn.Linear, recipe: LayerRecipe) -> nn.Module:
+    """Return torchao's layer for ``recipe`` on the same parameters as ``linear``; its ``.recipe`` is ``recipe``.
+
+    The device of the weight decides between native products and emulated ones, for good: move a model first
+    and quantize it then. Under autocast inputs are cast to its dtype, and so are outputs.
+    """
+    float8 = _torchao_float8()
+    config = dataclasses.replace(_config(recipe.torchao), emulate=not _has_native(recipe.torchao, linear.weight.device))
+    layer = float8.convert_to_float8_training(linear, config=config)
+    layer.register_forward_pre_hook(_cast_by_autocast)
+    layer.recipe = recipe
+    return layer
+
+
+def tensor_recipes(name: str) -> dict[str, TensorRecipe | None]:
+    """Return what torchao's recipe ``name`` quantizes and how, read from its configuration.
+
+    Scales are those of the forward product, for ``grad`` of the product with the weight. torchao's amax is
+    clamped at 1e-12.
+    """
+    config = _config(name)
+    casts = {"weight": config.cast_config_weight, "input": config.cast_config_input}
+    casts["grad"] = config.cast_config_grad_output
+    return {role: _tensor_recipe(cast, config.round_scales_to_power_of_2) for role, cast in casts.items()}
+
+
+def require_as_stated(recipe: LayerRecipe) -> None:
+    """Raise ``ValueError`` when the installed torchao quantizes a layer otherwise than ``recipe`` says it does."""
+    if recipe.torchao is not None and (found := tensor_recipes(recipe.torchao)) != recipe.tensors():
+        formats = {role: tensor.format.name if tensor else None for role, tensor in found.items()}
+        raise ValueError(
+            f"this torchao's recipe {recipe.torchao} quantizes to {formats} with scales of its own, not as "
+            "altgrad.config.recipe says; install torchao 0.18, on a device with OCP formats"
+        )
+
+
+def torchao_quantizer(recipe: LayerRecipe, role: str, device: torch.device) -> Quantizer | None:
+    """Return a quantizer of ours that does what torchao does to a layer's ``role``, ``None`` if it does nothing."""
+    spec = recipe.tensors()[role]
+    return None if spec is None else Quantizer(spec).to(device)
+
+
+def _tensor_recipe(cast: CastConfig, powers_of_two: bool) -> TensorRecipe | None:
+    if cast.scaling_type.value == "disabled":
+        return None
+    granularity = {"tensorwise": "tensor", "axiswise": "row"}[cast.scaling_granularity.value]
+    return TensorRecipe(
+        get_format(FORMATS[cast.target_dtype]),
+        scaling=cast.scaling_type.value, granularity=granularity, scale="E8M0" if powers_of_two else "float32",
+    )  # fmt: skip
+
+
+def _config(name: str) -> Float8LinearConfig:
+    return _torchao_float8().Float8LinearConfig.from_recipe_name(name)
+
+
+def _has_native(name: str, device: torch.device) -> bool:
+    """Return whether ``device`` computes the products of recipe ``name`` in FP8."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    needed = NATIVE_TENSORWISE if name == "tensorwise" else NATIVE_ROWWISE
+    return torch.cuda.get_device_capability(device) >= needed
+
+
+def _cast_by_autocast(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Cast the input as autocast would: torchao 0.18 asks for CUDA's autocast alone, and on CPU leaves it float32.
+
+    The recipe that computes the weight's gradient from it then fails, its gradient being bfloat16.
+    """
+    (x,) = inputs
+    device = x.device.type
+    return (x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x,)
+
+
+def _torchao_float8() -> Any:
+    with _without_import_noise():
+        import torchao.float8
+    return torchao.float8
+
+
+@contextmanager
+def _without_import_noise() -> Iterator[None]:
+    """Drop the log records of :data:`IMPORT_NOISE`, and no others."""
+    filters = []
+    for name, words in IMPORT_NOISE.items():
+        logger = logging.getLogger(name)
+        filters.append((logger, lambda record, words=words: words not in record.getMessage()))
+        logger.addFilter(filters[-1][1])
+    try:
+        yield
+    finally:
+        for logger, drop in filters:
+            logger.removeFilter(drop)

@@ -1,0 +1,241 @@
+"""A complete proof of rounding: every float32 input, in every deterministic mode.
+
+    python -m altgrad.numerics.check.prove --formats E3M4 E7M0 --modes nearest-even
+
+Rounding is a monotone step function. If it is right at each of its decision points and on the float32
+numbers next to them, and never steps back in between, then it is right everywhere. So two things are
+checked for a format and mode:
+
+1. At every grid value and every midpoint between two, and their float32 neighbours, of both signs, the
+   result is that of exact fractions (`altgrad.numerics.check.reference`).
+2. Over all 2^32 bit patterns, in order of magnitude: the result's magnitude never decreases, its sign
+   is the input's (+0 for a format without -0), and NaN gives NaN and nothing else does so in range.
+
+Both are done for the eager and the compiled path, and for the CPU's own loops (`kernels`), which round to
+nearest even and saturate. The result is written as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from altgrad.formats import Format, get_format
+from altgrad.numerics.check.records import environment, write_record
+from altgrad.numerics.check.reference import grid, round_scalar
+from altgrad.numerics.constants import TARGET, format_constants
+from altgrad.numerics.cpu import kernels
+from altgrad.numerics.operand import quantize_operand
+from altgrad.numerics.quantization import quantize, require_holds
+from altgrad.numerics.rounding import OVERFLOW_POLICIES, ROUNDING_MODES, round_to_grid
+
+Rounder = Callable[[Tensor], Tensor]
+
+MODES = tuple(mode for mode in ROUNDING_MODES if mode != "stochastic")
+PATHS = ("eager", "compiled", "kernels")
+DEFAULT_FORMATS = tuple(f"E{e}M{7 - e}" for e in range(8))
+
+MAGNITUDE_PATTERNS = 1 << 31
+_INFINITY = 0x7F800000
+_CHUNK = 1 << 18  # patterns at a time: a few buffers of 1 MiB
+
+
+def decision_points(fmt: Format, stride: int = 1) -> Tensor:
+    """Return where rounding may change its mind, as float32, of both signs.
+
+    Each grid value and each midpoint between two, up to the first value past the range, with the
+    float32 numbers next below and above; and the extremes of float32. ``stride`` n keeps only every
+    n-th grid value, but always those at either end.
+    """
+    values = grid(fmt)
+    count = len(values) - 1
+    kept = sorted({*range(0, count, stride), *range(min(4, count)), count - 1})
+    points = [point for i in kept for point in (values[i], (values[i] + values[i + 1]) / 2)] + [values[-1]]
+    largest = float(np.finfo(np.float32).max)
+    near = np.array([float(point) for point in points if point <= largest], dtype=np.float32)
+    infinity = np.float32(np.inf)
+    extremes = np.array([0.0, 1e-45, largest, infinity], dtype=np.float32)
+    around = np.concatenate([near, np.nextafter(near, infinity), np.nextafter(near, -infinity), extremes])
+    return torch.from_numpy(np.concatenate([around, -around]))
+
+
+def rounder(fmt: Format, mode: str, overflow: str, path: str) -> Rounder:
+    """Return the function under proof: what the bench itself calls on float32 tensors."""
+    if path == "eager":
+        return lambda x: quantize(x, fmt, rounding=mode, overflow=overflow)
+    if path == "kernels":
+        packed = format_constants(fmt)
+        one = packed[TARGET].clone()  # an amax of the scaling target: scale 1
+        return lambda x: quantize_operand(x[None], packed, one, dtype=torch.float32).values[0]
+    torch._dynamo.reset()
+    if mode == "nearest-even" and overflow == "saturate" and fmt.rounds_in_float32:
+        constants = format_constants(fmt)
+        compiled = torch.compile(round_to_grid, fullgraph=True)
+        return lambda x: compiled(x, constants)
+    return torch.compile(lambda x: quantize(x, fmt, rounding=mode, overflow=overflow), fullgraph=True)
+
+
+def check_decision_points(round_: Rounder, fmt: Format, mode: str, overflow: str) -> tuple[int, list[str]]:
+    """Compare with exact fractions: number of points checked, and a line for each mismatch."""
+    points = decision_points(fmt)
+    actual = round_(points).double()
+    expected = torch.tensor([round_scalar(x, fmt, mode, overflow) for x in points.tolist()], dtype=torch.float64)
+    same = (actual.view(torch.int64) == expected.view(torch.int64)) | (actual.isnan() & expected.isnan())
+    wrong = ~same
+    lines = [
+        f"{x!r} gives {a!r}, exactly {e!r}"
+        for x, a, e in zip(points[wrong].tolist(), actual[wrong].tolist(), expected[wrong].tolist(), strict=True)
+    ]
+    return len(points), lines
+
+
+def check_order(
+    round_: Rounder, fmt: Format, magnitudes: range = range(MAGNITUDE_PATTERNS), progress: tqdm | None = None
+) -> tuple[int, list[str]]:
+    """Sweep bit patterns for order, sign and NaN: number of patterns, and a line for each violation.
+
+    Args:
+        round_: the function under proof.
+        fmt: its format.
+        magnitudes: the magnitude patterns to sweep with either sign, step 1; all by default.
+        progress: advanced by the patterns done.
+    """
+    lines = []
+    offsets = torch.arange(_CHUNK, dtype=torch.int32)
+    for sign in (0, 1):
+        for first in range(magnitudes.start, magnitudes.stop, _CHUNK - 1):
+            # The last pattern of a chunk is the first of the next, so that the step is compared too.
+            stop = min(first + _CHUNK, magnitudes.stop)
+            pattern = offsets[: stop - first] + (first - (sign << 31))
+            rounded = round_(pattern.view(torch.float32))
+            if stop > _INFINITY or _suspicious(pattern, rounded.view(torch.int32)):
+                lines += _violations(pattern, rounded, fmt)
+            if progress is not None:
+                progress.update(min(_CHUNK - 1, magnitudes.stop - first))
+    return 2 * len(magnitudes), lines
+
+
+def _suspicious(pattern: Tensor, result: Tensor) -> bool:
+    """Whether a run needs a closer look: a step back or another sign, NaN and missing -0 among them."""
+    magnitude = result & 0x7FFFFFFF
+    return bool((magnitude[1:] < magnitude[:-1]).any() or ((pattern ^ result) < 0).any())
+
+
+def _violations(pattern: Tensor, rounded: Tensor, fmt: Format) -> list[str]:
+    """A line for each kind of violation in one run of ascending magnitudes."""
+    result = rounded.view(torch.int32)
+    magnitude = result & 0x7FFFFFFF
+    input_is_nan = (pattern & 0x7FFFFFFF) > _INFINITY
+    result_is_nan = magnitude > _INFINITY
+    # NaN has no payload to compare and ends the order, as it does in the overflow policy.
+    magnitude = magnitude.masked_fill(result_is_nan, 0x7FFFFFFF)
+    kinds = {
+        "steps back": torch.cat([magnitude[1:] < magnitude[:-1], torch.zeros(1, dtype=torch.bool)]),
+        "loses NaN": input_is_nan & ~result_is_nan,
+        "has the wrong sign": _wrong_sign(pattern, result, fmt) & ~result_is_nan,
+    }
+    lines = []
+    for kind, where in kinds.items():
+        count = int(where.count_nonzero())
+        if count:
+            example = int(pattern[where][0]) & 0xFFFFFFFF
+            lines.append(f"{count} times from 0x{example:08x}: {kind}")
+    return lines
+
+
+def _wrong_sign(pattern: Tensor, result: Tensor, fmt: Format) -> Tensor:
+    differs = (pattern ^ result) < 0
+    if fmt.has_negative_zero:
+        return differs
+    return torch.where(result & 0x7FFFFFFF == 0, result != 0, differs)
+
+
+def prove(
+    fmt: Format,
+    mode: str,
+    overflow: str,
+    path: str,
+    magnitudes: range = range(MAGNITUDE_PATTERNS),
+    progress: tqdm | None = None,
+) -> dict[str, Any]:
+    """Return the result of one proof: what was checked, mismatches with examples, and seconds."""
+    started = time.perf_counter()
+    round_ = rounder(fmt, mode, overflow, path)
+    points, wrong_points = check_decision_points(round_, fmt, mode, overflow)
+    patterns, violations = check_order(round_, fmt, magnitudes, progress)
+    return {
+        "format": fmt.name,
+        "mode": mode,
+        "overflow": overflow,
+        "path": path,
+        "decision_points": points,
+        "patterns": patterns,
+        "mismatches": len(wrong_points) + len(violations),
+        "examples": (wrong_points + violations)[:5],
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prove the formats and modes asked for; 1 if anything was wrong."""
+    parser = argparse.ArgumentParser(prog="python -m altgrad.numerics.check.prove", description=__doc__.split("\n")[0])
+    parser.add_argument("--formats", nargs="+", type=_provable_format, default=DEFAULT_FORMATS, metavar="NAME")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--overflow", nargs="+", choices=OVERFLOW_POLICIES, default=("saturate",))
+    parser.add_argument("--paths", nargs="+", choices=PATHS, default=PATHS)
+    parser.add_argument("--threads", type=int, default=1, help="more help only where no other work runs")
+    parser.add_argument("--output", type=Path, default=Path("reports/numerics_proof.json"))
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    if "kernels" in options.paths and not kernels.available():
+        parser.error("--paths kernels needs a C++ compiler; leave it out to prove the others")
+
+    cases = [
+        (get_format(fmt), mode, overflow, path)
+        for fmt in options.formats
+        for mode in options.modes
+        for overflow in options.overflow
+        for path in options.paths
+        if path != "kernels" or _in_kernels(get_format(fmt), mode, overflow)
+    ]
+    record = {**environment("altgrad.numerics.check.prove", arguments), "results": []}
+    total = 2 * MAGNITUDE_PATTERNS * len(cases)
+    with tqdm(total=total, unit="pattern", unit_scale=True, mininterval=1) as progress:
+        for fmt, mode, overflow, path in cases:
+            progress.set_description(f"{fmt.name} {mode} {path}")
+            result = prove(fmt, mode, overflow, path, progress=progress)
+            record["results"].append(result)
+            write_record(options.output, record)
+            for line in result["examples"]:
+                progress.write(f"{fmt.name} {mode} {overflow} {path}: {line}")
+    wrong = sum(result["mismatches"] for result in record["results"])
+    print(f"{len(cases)} proofs, {wrong} mismatches; written to {options.output}")
+    return int(wrong > 0)
+
+
+def _in_kernels(fmt: Format, mode: str, overflow: str) -> bool:
+    return mode == "nearest-even" and overflow == "saturate" and fmt.rounds_in_float32
+
+
+def _provable_format(name: str) -> Format:
+    try:
+        fmt = get_format(name)
+        require_holds(name, torch.float32, fmt)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not fmt.signed:
+        raise argparse.ArgumentTypeError(f"{fmt} has no negative numbers to sweep")
+    return fmt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

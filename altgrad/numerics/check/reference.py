@@ -1,0 +1,132 @@
+"""The definition of rounding and codes once more, one number at a time, in exact fractions.
+
+Slow on purpose and meant to be believed by reading: the whole grid is listed from the definition of
+a code's value, and a number is rounded by looking at the two entries it lies between. The vectorised
+functions are tested equal to these. Nothing here is shared with them but `Format`'s fields.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from fractions import Fraction
+from functools import lru_cache
+
+from altgrad.formats import Format
+
+
+def magnitude_of_code(code: int, fmt: Format) -> Fraction:
+    """The value of a magnitude code, as if every code were a number.
+
+    Field 0 holds ``m / 2^M * 2^(1 - bias)``, a field e >= 1 ``(1 + m / 2^M) * 2^(e - bias)``; an
+    unsigned format has the second form throughout.
+    """
+    field, mantissa = divmod(code, 2**fmt.mantissa_bits)
+    fraction = Fraction(mantissa, 2**fmt.mantissa_bits)
+    if field == 0 and fmt.signed:
+        return fraction * Fraction(2) ** (1 - fmt.bias)
+    return (1 + fraction) * Fraction(2) ** (field - fmt.bias)
+
+
+def largest_code(fmt: Format) -> int:
+    """The magnitude code of the largest finite value."""
+    all_ones = 2 ** (fmt.exponent_bits + fmt.mantissa_bits) - 1
+    if fmt.specials in ("fn", "p3109"):  # the all-ones magnitude is NaN or Inf
+        return all_ones - 1
+    if fmt.specials == "ieee":  # the whole top exponent is
+        return all_ones - 2**fmt.mantissa_bits
+    return all_ones
+
+
+@lru_cache(maxsize=8)
+def grid(fmt: Format) -> tuple[Fraction, ...]:
+    """All finite magnitudes in code order, and one more: the next if the codes went on."""
+    return tuple(magnitude_of_code(code, fmt) for code in range(largest_code(fmt) + 2))
+
+
+def round_scalar(
+    x: float | Fraction,
+    fmt: Format,
+    rounding: str = "nearest-even",
+    overflow: str = "saturate",
+    random: int = 0,
+    random_bits: int = 0,
+) -> float:
+    """Round one number; see `altgrad.numerics.quantize` for the modes and policies."""
+    if isinstance(x, float) and math.isnan(x):
+        return math.nan
+    negative = math.copysign(1.0, x) < 0 if isinstance(x, float) else x < 0
+    if not fmt.signed and x < 0:
+        return math.nan
+
+    beyond = float(grid(fmt)[-2])
+    if overflow == "overflow":
+        beyond = math.inf if fmt.has_inf else math.nan
+
+    if isinstance(x, float) and math.isinf(x):
+        result = beyond
+    else:
+        code = _rounded_code(abs(Fraction(x)), negative, fmt, rounding, random, random_bits)
+        result = beyond if code > largest_code(fmt) else float(grid(fmt)[code])
+
+    if result == 0 and not fmt.has_negative_zero:
+        return 0.0
+    return -result if negative and fmt.signed else result
+
+
+def _rounded_code(
+    magnitude: Fraction, negative: bool, fmt: Format, rounding: str, random: int, random_bits: int
+) -> int:
+    """The magnitude code that is rounded to; one past `largest_code` stands for overflow."""
+    values = grid(fmt)
+    magnitude = max(magnitude, values[0])  # not zero in an unsigned format
+    towards_zero = rounding == "toward-zero" or rounding == ("up" if negative else "down")
+    if magnitude >= values[-1]:
+        return len(values) - 2 if towards_zero else len(values) - 1
+    lower = bisect_right(values, magnitude) - 1
+    rest = (magnitude - values[lower]) / (values[lower + 1] - values[lower])
+    if rest == 0 or towards_zero:
+        return lower
+    if rounding in ("up", "down"):
+        return lower + 1
+    if rounding == "stochastic":
+        return lower + (rest + Fraction(2 * random + 1, 2 ** (random_bits + 1)) >= 1)
+    if rest == Fraction(1, 2):
+        return lower + 1 if rounding == "nearest-away" else lower + lower % 2
+    return lower + (rest > Fraction(1, 2))
+
+
+def decode_scalar(code: int, fmt: Format) -> float:
+    """The value of one code, specials included."""
+    magnitude_bits = fmt.exponent_bits + fmt.mantissa_bits
+    sign, magnitude = divmod(code, 2**magnitude_bits)
+    if sign and magnitude == 0 and fmt.specials in ("fnuz", "p3109"):
+        return math.nan
+    if magnitude <= largest_code(fmt):
+        value = float(magnitude_of_code(magnitude, fmt))
+    elif fmt.has_inf and magnitude == largest_code(fmt) + 1:
+        value = math.inf
+    else:
+        value = math.nan
+    return -value if sign else value
+
+
+def encode_scalar(x: float, fmt: Format) -> int:
+    """The lowest code with exactly this value, -0 and 0 told apart.
+
+    Raises:
+        ValueError: no code has it.
+    """
+    for code in range(2**fmt.bits):
+        value = decode_scalar(code, fmt)
+        if math.isnan(x) and math.isnan(value):
+            return code
+        if value == x and math.copysign(1.0, value) == math.copysign(1.0, x):
+            return code
+    raise ValueError(f"x: no code of {fmt} is {x}")
+
+
+def rung_scalar(x: float, fmt: Format) -> int:
+    """Representable values between zero and x, x included and signed."""
+    count = sum(1 for value in grid(fmt)[1:-1] if value <= abs(Fraction(x)))
+    return -count if x < 0 else count

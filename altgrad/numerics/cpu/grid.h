@@ -1,0 +1,260 @@
+// What the loops in C++ have in common: a format, its rounding and its scales, and loops over a tensor's elements.
+//
+// The way to the spacing of the grid differs from rounding.py, as the exponent bits are at hand here; every bit agrees.
+
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "definitions.h"  // Python's numbers, which kernels.py writes there
+
+// Before a loop whose elements do not depend on each other, though it may write where it reads.
+#ifdef __clang__
+#define EACH_ALONE _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define EACH_ALONE _Pragma("GCC ivdep")
+#endif
+
+namespace altgrad {
+
+using torch::stable::Tensor;
+
+constexpr int64_t kGrain = 1 << 17;  // elements per thread, some 30 us: waking another one takes about as long
+
+// --- the grid ------------------------------------------------------------------------------------
+
+// Packed by constants.py.
+struct Grid {
+  float max, ulps, spacing, root, zero, target;
+
+  explicit Grid(const Tensor& constants) {
+    const float* c = constants.const_data_ptr<float>();
+    max = c[packed::kMax], ulps = c[packed::kUlps], spacing = c[packed::kSpacing];
+    root = c[packed::kRoot], zero = c[packed::kZero], target = c[packed::kTarget];
+  }
+  // 2^-M, from 2^(23 - M) float32 ulps per spacing.
+  float per_binade() const { return ulps * 0x1p-23f; }
+  // A normal value's code is its float32 bits, shifted, less an offset.
+  int shift() const { return std::ilogb(ulps); }
+  uint32_t offset() const { return static_cast<uint32_t>(std::ilogb(spacing) + 23 - shift() + 126) << (23 - shift()); }
+  float smallest_normal() const { return spacing * static_cast<float>(1 << (23 - shift())); }
+};
+
+// a * b + c, where a * b is exact: one rounding or two, as the machine has it, give the same.
+inline float exact_product_plus(float a, float b, float c) {
+#ifdef FP_FAST_FMAF
+  return std::fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// How an element gets to the grid: it is multiplied by its scale, or it stays and the grid is divided by the scale, a
+// power of two; then `lowest` are the bits of the smallest normal value there.
+struct Scale {
+  float factor;
+};
+struct Moved {
+  uint32_t lowest;
+};
+
+// Nearest-even with saturation. kAlternating: the format has no mantissa, so that the even code alternates
+// with the exponent. kClamps: there may be values above the largest one.
+template <bool kAlternating, bool kClamps = true>
+struct Rounder {
+  float max, anchor_per_binade;
+  uint32_t lowest, sign, odd;
+
+  explicit Rounder(const Grid& g)
+      : max(g.max), anchor_per_binade(kAnchor * g.per_binade()),
+        lowest(std::bit_cast<uint32_t>(g.smallest_normal())), sign(std::bit_cast<uint32_t>(g.zero)),
+        odd((g.root < 0 ? 1u << 23 : 0) ^ lowest) {}
+
+  Rounder<kAlternating, false> unclamped() const { return Rounder<kAlternating, false>(*this); }
+
+  // Whether something of at most amax may come out above the largest value. Scales are rounded, by less than half a
+  // spacing.
+  bool saturates(float amax, float scale) const { return !(amax * scale <= max * (1 + 0x1p-22f)); }
+
+  // Whether what is at most amax comes out the same on the grid divided by scale, without clamping: a power of two that
+  // brings nothing beyond the largest value, and at which neither the smallest normal value nor the anchors leave
+  // float32.
+  bool can_move(float amax, float scale) const {
+    const float smallest = std::bit_cast<float>(lowest) * (1 / scale);
+    const bool power_of_two = (std::bit_cast<uint32_t>(scale) & 0x7fffffu) == 0;
+    const bool in_float32 = (smallest >= std::numeric_limits<float>::min()) & (amax <= 0x1p100f);
+    return power_of_two & in_float32 & !saturates(amax, scale);
+  }
+  Moved moved(float scale) const { return {std::bit_cast<uint32_t>(std::bit_cast<float>(lowest) * (1 / scale))}; }
+
+  float operator()(float x) const { return (*this)(x, Scale{1}); }
+
+  template <class P>
+  float operator()(float x, P place) const {
+    return std::bit_cast<float>(nearest(x, place) | (std::bit_cast<uint32_t>(x) & sign));
+  }
+
+  // The same for two bfloat16 in a word, if that holds the results.
+  template <class P>
+  uint32_t pair(uint32_t x, P low_place, P high_place) const {
+    const uint32_t low = nearest(std::bit_cast<float>(x << 16), low_place);
+    const uint32_t high = nearest(std::bit_cast<float>(x & 0xffff0000u), high_place);
+    return (high | (low >> 16)) | (x & (sign | (sign >> 16)));
+  }
+
+ private:
+  template <bool, bool>
+  friend struct Rounder;
+  static constexpr float kAnchor = 0x1.8p23f;
+
+  template <bool kOther>
+  explicit Rounder(const Rounder<kAlternating, kOther>& r)
+      : max(r.max), anchor_per_binade(r.anchor_per_binade), lowest(r.lowest), sign(r.sign), odd(r.odd) {}
+
+  // The bits of the result, but for the sign of a zero.
+  uint32_t nearest(float x, Scale scale) const {
+    x *= scale.factor;
+    if constexpr (kClamps) {  // NaN stays
+      x = x > max ? max : x;
+      x = x < -max ? -max : x;
+    }
+    return nearest(x, Moved{lowest});
+  }
+
+  uint32_t nearest(float x, Moved grid) const {
+    const float binade = std::bit_cast<float>(std::max(std::bit_cast<uint32_t>(x) & 0x7f800000u, grid.lowest));
+    // The anchor, at 2^23 spacings of the grid and half as many, has that spacing too.
+    float anchors = anchor_per_binade;
+    if constexpr (kAlternating) {  // one spacing more where the even code is below
+      constexpr uint32_t kOdd = 1u << 23;
+      const bool flipped = ((grid.lowest ^ odd) & kOdd) != 0;
+      const float of_odd = flipped ? kAnchor : kAnchor + 1, of_even = flipped ? kAnchor + 1 : kAnchor;
+      anchors = (std::bit_cast<uint32_t>(binade) & kOdd) != 0 ? of_odd : of_even;
+    }
+    const float sum = exact_product_plus(binade, anchors, x);
+    return std::bit_cast<uint32_t>(exact_product_plus(-binade, anchors, sum));
+  }
+};
+
+// --- reading and writing -------------------------------------------------------------------------
+
+using bf16 = uint16_t;
+
+inline float load(float x) { return x; }
+inline float load(bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
+
+// What is on the grid of a format that bfloat16 holds is exact, and so is a quiet NaN.
+inline void store_exact(float* to, float x) { *to = x; }
+inline void store_exact(bf16* to, float x) { *to = static_cast<bf16>(std::bit_cast<uint32_t>(x) >> 16); }
+
+// To nearest even.
+inline void store(float* to, float x) { *to = x; }
+inline void store(bf16* to, float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  *to = static_cast<bf16>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
+}
+
+// Two neighbours in a word.
+template <class T, class U>
+constexpr bool kPairs = std::is_same_v<T, bf16> && std::is_same_v<U, bf16>;
+inline uint32_t load_pair(const bf16* from) {
+  uint32_t pair;
+  std::memcpy(&pair, from, sizeof pair);
+  return pair;
+}
+inline void store_pair(bf16* to, uint32_t pair) { std::memcpy(to, &pair, sizeof pair); }
+
+// |x| as an unsigned number of its own width: monotone in |x|, and NaN above infinity.
+inline uint32_t order(float x) { return std::bit_cast<uint32_t>(x) & 0x7fffffffu; }
+inline uint16_t order(bf16 x) { return x & 0x7fffu; }
+inline float from_order(uint32_t x) { return std::bit_cast<float>(x); }
+inline float from_order(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
+template <class T>
+using Order = decltype(order(T{}));
+
+template <class T>
+Order<T> largest(const T* x, int64_t n) {
+  Order<T> found = 0;
+  for (int64_t i = 0; i < n; ++i) found = std::max(found, order(x[i]));
+  return found;
+}
+
+// --- scales --------------------------------------------------------------------------------------
+
+// How the ratio of target and amax becomes a scale: as a float32, or as a power of two. Each number is 0 or 1 and takes
+// part in the exponent of such a power, so that loops over scales have no branch on the rule.
+struct ScaleRule {
+  bool float32;
+  int64_t below, up, even;
+
+  explicit ScaleRule(int64_t rule)
+      : float32(rule == scale_rule::kFloat32), below(rule != scale_rule::kOcp), up(rule == scale_rule::kUp),
+        even(rule == scale_rule::kEven) {}
+};
+
+// compute_scale of scaling.py. Without a branch on amax, so that loops over it are vectorized.
+inline float scale_of(float amax, float target, ScaleRule rule) {
+  float scale;
+  if (!rule.float32) {
+    // The exponent of the ratio is the difference of theirs, one less where the dividend has the smaller mantissa.
+    const uint64_t dividend = std::bit_cast<uint64_t>(static_cast<double>(target));
+    const uint64_t divisor = std::bit_cast<uint64_t>(static_cast<double>(amax));
+    constexpr uint64_t kOne = uint64_t{1} << 52;
+    const int64_t above = static_cast<int64_t>((dividend & (kOne - 1)) | kOne);
+    const int64_t under = static_cast<int64_t>((divisor & (kOne - 1)) | kOne);
+    const int64_t less = above < under ? 1 : 0;
+    const int64_t difference = static_cast<int64_t>(dividend >> 52) - static_cast<int64_t>(divisor >> 52);
+    const int64_t floor = difference - rule.below * less;
+    // The ratio's significand against 1.5, both times twice the divisor's. E8M0 codes the exponent plus 127, so that
+    // a tie goes up from an even exponent.
+    const int64_t half = ((above << less) << 1) - 3 * under;
+    const int64_t nearer = half > 0 || (half == 0 && floor % 2 == 0) ? 1 : 0;
+    const int64_t exponent = floor + rule.up * (above != under ? 1 : 0) + rule.even * nearer;
+    const int64_t bounded = std::min<int64_t>(std::max<int64_t>(exponent, -126), 127);
+    scale = std::bit_cast<float>(static_cast<uint32_t>(bounded + 127) << 23);
+  } else {
+    const double ratio = static_cast<double>(target) / static_cast<double>(amax);
+    scale = static_cast<float>(std::min(std::max(ratio, 0x1p-126), 0x1p127));
+  }
+  const bool usable = (amax > 0) & (amax < std::numeric_limits<float>::infinity());
+  return usable ? scale : 1.0f;
+}
+
+// --- loops ----------------------------------------------------------------------------------------
+
+template <class F>
+void over(int64_t count, int64_t elements_each, const F& run) {
+  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, elements_each));
+  torch::stable::parallel_for(0, count, grain, run);
+}
+
+// The largest of what run(begin, end) returns.
+template <class F>
+auto largest_over(int64_t n, const F& run) {
+  using Found = decltype(run(int64_t{0}, int64_t{0}));
+  std::atomic<Found> found{0};
+  over(n, 1, [&](int64_t begin, int64_t end) {
+    const Found mine = run(begin, end);
+    for (Found seen = found; seen < mine && !found.compare_exchange_weak(seen, mine);) {
+    }
+  });
+  return found.load();
+}
+
+template <class T>
+float amax_of(const T* x, int64_t n) {
+  return from_order(largest_over(n, [&](int64_t begin, int64_t end) { return largest(x + begin, end - begin); }));
+}
+
+}  // namespace altgrad

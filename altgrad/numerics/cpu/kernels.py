@@ -1,0 +1,100 @@
+"""Building and loading loops in C++ for CPUs: `kernels.cpp`, behind the operators of `operand`, and other rooms' own.
+
+A source is compiled once per machine, in a few seconds, by the compiler that `torch.compile` needs too,
+into the folder where that keeps its kernels (``TORCHINDUCTOR_CACHE_DIR``, else the user's cache). It uses
+torch's stable C++ interface alone, so that no part of torch's own source is compiled along, and includes
+``definitions.h``, which is made of Python's own numbers (`definitions`). The file's name is a digest of all that
+the result depends on, and it appears under it complete: processes that build at the same time do the work twice
+and get in no one's way. Where it cannot be built the operators compute the same bits from tensor operations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import warnings
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from altgrad.numerics.cpu.definitions import NUMERICS
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+HEADERS = Path(__file__).parent
+# For the instructions of this machine; each operation rounds by itself, and none needs to raise a flag or errno.
+FLAGS = (
+    *("-O3", "-march=native", "-mprefer-vector-width=512", "-std=c++20", "-fPIC", "-shared"),
+    *("-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno"),
+)
+
+
+@torch.compiler.assume_constant_result
+def available() -> bool:
+    """Whether the operators' loops are there; builds and loads them the first time."""
+    return load(SOURCE) is None
+
+
+@cache
+def load(source: Path, definitions: str = "") -> str | None:
+    """Build and load ``source``; return what stands in the way, with a warning, if anything.
+
+    ``definitions``: C++ for ``definitions.h``, beside those of this room.
+    """
+    definitions = NUMERICS + definitions
+    try:
+        path = _library(source, definitions)
+        if not path.exists():
+            _build(source, definitions, path)
+        torch.ops.load_library(str(path))
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+        reason = getattr(error, "stderr", None) or str(error)
+        warnings.warn(f"altgrad's CPU kernels are not in use, training is slower: {reason.strip()}", stacklevel=2)
+        return reason
+    return None
+
+
+def _build(source: Path, definitions: str, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder, path.name)
+        Path(folder, "definitions.h").write_text(definitions)
+        root = Path(torch.__file__).parent
+        folders = (HEADERS, folder, root / "include", root / "include/torch/csrc/api/include")
+        includes = [f"-I{place}" for place in folders]
+        libraries = [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]
+        command = [_compiler(), *FLAGS, *includes, str(source), "-o", str(made), *libraries]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        os.replace(made, path)
+
+
+def _library(source: Path, definitions: str) -> Path:
+    headers = [header.read_text() for header in sorted(HEADERS.glob("*.h"))]
+    parts = [source.read_text(), definitions, *headers, *FLAGS, torch.__version__, _compiler(), processor()]
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return _folder() / "altgrad" / f"{source.stem}-{digest}.so"
+
+
+def _folder() -> Path:
+    chosen = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
+    return Path(chosen) if chosen else Path.home() / ".cache"
+
+
+def _compiler() -> str:
+    for name in (os.environ.get("CXX"), "g++", "clang++"):
+        if name and shutil.which(name):
+            return name
+    raise OSError("no C++ compiler found (g++ or clang++)")
+
+
+def processor() -> str:
+    """Return what -march=native stands for."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text().splitlines()
+        return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+    return platform.processor() or platform.machine()

@@ -1,0 +1,140 @@
+"""The operators of `operand`, for torch's dispatcher, compiler and autograd; on a CPU the loops of `kernels.cpp`.
+
+Numbers, tensors and lists of them alone: torch 2.13 leaks a string or an optional tensor at each call of a stable
+operator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from altgrad.numerics.constants import LEARNS
+from altgrad.numerics.cpu import kernels
+from altgrad.numerics.operand_definition import (
+    ONE_SCALE,
+    ROWS,
+    decode_by_tensors,
+    encode_by_tensors,
+    quantize_by_tensors,
+)
+
+NAMESPACE = "altgrad"
+
+_REST = "Tensor(b!)[] histories, bool newest, int learns, int block, int dim, int rule"
+SCHEMAS = {
+    "quantize_operand": "(Tensor x, Tensor constants, Tensor remembered, int block, int dim, int rule, "
+    "ScalarType dtype) -> (Tensor, Tensor)",
+    "quantize_into": f"(Tensor x, Tensor(a!) values, Tensor constants, {_REST}) -> Tensor",
+    "quantize_in_place": f"(Tensor(a!) values, Tensor constants, {_REST}) -> Tensor",
+    "quantize_each_into": f"(Tensor[] xs, Tensor(a!)[] values, Tensor[] constants, {_REST}) -> Tensor",
+    "encode_operand": "(Tensor values, Tensor constants) -> Tensor",
+    "decode_operand": "(Tensor codes, Tensor constants, ScalarType dtype) -> Tensor",
+}
+for _name, _schema in SCHEMAS.items():
+    torch.library.define(f"{NAMESPACE}::{_name}", _schema)
+
+
+def has_loops(t: Tensor) -> bool:
+    """Whether there are loops for where ``t`` lies, which this loads."""
+    return t.device.type == "cpu" and kernels.available()
+
+
+def quantize_by_loops(
+    xs: Sequence[Tensor], constants: Sequence[Tensor], histories: Sequence[Tensor], method: str, learns: str,
+    block: int, dim: int, rule: int, dtype: torch.dtype, overwrite: bool,
+) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
+    """Return what `quantize_operands` does, all in one call, by the loops; ``block`` is a `block_code`."""
+    operators = torch.ops.altgrad
+    options = (histories, method == "most-recent", LEARNS.index(learns), block, dim, rule)
+    if len(xs) > 1:
+        values = [torch.empty(x.shape, dtype=dtype) for x in xs]
+        scales = operators.quantize_each_into(xs, values, constants, *options)
+        return list(zip(values, _split(scales, xs, block, dim), strict=True))
+    (x,) = xs  # by itself it takes 2 us less than in a list
+    if overwrite and x.dtype == dtype and x.is_contiguous():
+        return [(x, operators.quantize_in_place(x, *constants, *options))]
+    values = torch.empty(x.shape, dtype=dtype)
+    return [(values, operators.quantize_into(x, values, *constants, *options))]
+
+
+def _quantize(
+    x: Tensor, constants: Tensor, remembered: Tensor, block: int, dim: int, rule: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    if not has_loops(x):
+        return quantize_by_tensors(x, constants, remembered, block, dim, rule, dtype)
+    history = [remembered.reshape(1)] if block == ONE_SCALE else []
+    return quantize_by_loops([x], [constants], history, "max", "nothing", block, dim, rule, dtype, False)[0]
+
+
+def _split(scales: Tensor, xs: Sequence[Tensor], block: int, dim: int) -> list[Tensor]:
+    """Return each tensor's part of the scales of all, in its shape."""
+    shapes = [_scale_shape(x, block, dim) for x in xs]
+    parts = scales.split([math.prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _scale_shape(x: Tensor, block: int, dim: int) -> tuple[int, ...]:
+    of_rows = (x.shape[0], 1) if dim != 0 else (1, x.shape[1])
+    return {ONE_SCALE: (), ROWS: of_rows}.get(block, (0,))
+
+
+for _name, _function in (
+    ("quantize_operand", _quantize),
+    ("encode_operand", encode_by_tensors),
+    ("decode_operand", decode_by_tensors),
+):
+    torch.library.impl(f"{NAMESPACE}::{_name}", "CompositeExplicitAutograd")(_function)
+
+
+# --- what the compiler and autograd need to know ----------------------------------------------------
+
+
+@torch.library.register_fake(f"{NAMESPACE}::quantize_operand")
+def _(x, constants, remembered, block, dim, rule, dtype):  # noqa: ANN001, ANN202
+    return x.new_empty(x.shape, dtype=dtype), x.new_empty(_scale_shape(x, block, dim), dtype=torch.float32)
+
+
+@torch.library.register_fake(f"{NAMESPACE}::quantize_into")
+def _(x, values, constants, histories, newest, learns, block, dim, rule):  # noqa: ANN001, ANN202
+    return x.new_empty(_scale_shape(x, block, dim), dtype=torch.float32)
+
+
+@torch.library.register_fake(f"{NAMESPACE}::quantize_in_place")
+def _(values, constants, histories, newest, learns, block, dim, rule):  # noqa: ANN001, ANN202
+    return values.new_empty(_scale_shape(values, block, dim), dtype=torch.float32)
+
+
+@torch.library.register_fake(f"{NAMESPACE}::quantize_each_into")
+def _(xs, values, constants, histories, newest, learns, block, dim, rule):  # noqa: ANN001, ANN202
+    count = sum(math.prod(_scale_shape(x, block, dim)) for x in values)
+    return values[0].new_empty(count, dtype=torch.float32)
+
+
+@torch.library.register_fake(f"{NAMESPACE}::encode_operand")
+def _(values, constants):  # noqa: ANN001, ANN202
+    return values.new_empty(values.shape, dtype=torch.uint8)
+
+
+@torch.library.register_fake(f"{NAMESPACE}::decode_operand")
+def _(codes, constants, dtype):  # noqa: ANN001, ANN202
+    return codes.new_empty(codes.shape, dtype=dtype)
+
+
+def _keep_scale(ctx, inputs, output) -> None:  # noqa: ANN001
+    x, _, _, block, *_ = inputs
+    _, scale = output
+    ctx.mark_non_differentiable(scale)
+    ctx.unscaled, ctx.dtype = block > 0, x.dtype
+    ctx.save_for_backward(scale)
+
+
+def _straight_through(ctx, grad, *_) -> tuple:  # noqa: ANN001, ANN002
+    (scale,) = ctx.saved_tensors
+    return (grad if ctx.unscaled else grad * scale).to(ctx.dtype), *(None,) * 6
+
+
+torch.library.register_autograd(f"{NAMESPACE}::quantize_operand", _straight_through, setup_context=_keep_scale)

@@ -1,0 +1,201 @@
+"""What a step does to one weight tensor: a function of tensors, in place, for eager mode and for the compiler.
+
+A rule gets the weight, its gradient, its state and the numbers of the step, and everything about the format as
+tensors, so that one compiled graph serves every format, layer and step. The numbers of the step are float32 tensors
+too; a Python float would be compiled into the graph. On a CPU `update_cpu` does the same in less time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from altgrad.config.arms import RIEMANNIAN, Arm
+from altgrad.numerics import (
+    at_coordinate,
+    coordinate,
+    operand_scale,
+    round_to_grid,
+    round_to_grid_stochastic,
+    scale_from_amax,
+    uniform,
+)
+from altgrad.optim.stiffness import evaluate
+
+MADAM_CLIP = 10.0  # of g / sqrt(v), as in Bernstein's code; it holds back the first steps after a quiet time
+# A grid whose amax changes by a factor of two keeps all its normal values; by any other factor, rounding to nearest
+# would multiply every weight by it. It shrinks late, so that it does not go to and fro.
+GROWS_ABOVE, SHRINKS_BELOW = 1.0, 0.25
+
+# Places in the tensor of a step's numbers.
+LR, DECAY, BETA1, BETA2, UNBIAS1, UNBIAS2, EPS, MOMENTUM, MAX_RUNGS, EXPONENT = range(10)
+
+
+class GridTensors(NamedTuple):
+    """A weight's grid as a rule sees it.
+
+    ``constants`` and ``stiff_constants`` from `format_constants`, ``numbers`` and ``order`` from `Stiffness`,
+    ``remembered`` the amax that sets the scale or None, ``options`` of `operand_scale`, ``stream`` of this step's
+    random numbers as `uniform` takes it, ``held`` the buffer of the amax of weights on the grid.
+    """
+
+    constants: Tensor
+    stiff_constants: Tensor | None
+    numbers: Tensor | None
+    order: Tensor | None
+    remembered: Tensor | None
+    options: dict[str, Any]
+    stream: Tensor | None
+    held: Tensor | None
+
+
+State = dict[str, Tensor]
+Rule = Callable[[Tensor, Tensor, State, Tensor, GridTensors], None]
+
+
+def state_names(arm: Arm, reference: bool) -> tuple[str, ...]:
+    """Return the float32 tensors of a weight's shape that ``arm`` keeps between steps."""
+    own = {
+        "madam": ("exp_avg_sq",), "sgd": (), "riemann_sgd": (),
+    }.get(arm.base, ("exp_avg", "exp_avg_sq"))  # fmt: skip
+    if arm.momentum:
+        own = ("momentum_buffer",)
+    needs_reference = (reference or arm.match_rms) and not arm.has_adam_moments
+    return (*own, *(("reference_avg", "reference_avg_sq") if needs_reference else ()))
+
+
+def rule_of(arm: Arm, reference: bool) -> Rule:
+    """Return the rule of ``arm``; with ``reference`` it also keeps AdamW's moments where they are not its own."""
+    keeps_reference = "reference_avg" in state_names(arm, reference)
+
+    def rule(p: Tensor, g: Tensor, state: State, h: Tensor, grid: GridTensors) -> None:
+        factor = _factor(arm, p, h, grid)
+        if keeps_reference:
+            _moments(state["reference_avg"], state["reference_avg_sq"], g, h)
+        step = _step(arm, p, g, state, h, factor)
+        if arm.match_rms:
+            size = _rms(step * p if arm.base == "madam" else step)  # madam's step is one in log |w|
+            step = step * (_rms(adamw_direction(state, h)) / size).nan_to_num(nan=1.0, posinf=1.0)
+        if arm.base == "rung":
+            target = _moved_rungs(p, step, h, grid)
+        elif arm.base == "madam":
+            target = p * h[DECAY] * torch.exp(-h[LR] * step)
+        else:
+            target = p * h[DECAY] - h[LR] * step
+        if arm.base in RIEMANNIAN:
+            _transport(arm, p, target, state, h, grid, factor)
+        p.copy_(target if arm.weights == "master" else _written_back(arm, target, grid))
+
+    return rule
+
+
+def adamw_direction(state: State, h: Tensor) -> Tensor:
+    """Return ``m / (sqrt(v) + eps)``, bias-corrected, from the moments of plain gradients in ``state``."""
+    own = "reference_avg" not in state
+    m, v = (state["exp_avg"], state["exp_avg_sq"]) if own else (state["reference_avg"], state["reference_avg_sq"])
+    return _adam(m, v, h)
+
+
+# --- parts -----------------------------------------------------------------------------------------
+
+
+def _factor(arm: Arm, p: Tensor, h: Tensor, grid: GridTensors, at: Tensor | None = None) -> Tensor | None:
+    """Return ``S^a`` at ``p``, or ``at`` another point, over that of the tensor ``p``.
+
+    S is the stiffness, and a the schedule's exponent: at 0 the factor is 1, and the arm its plain form.
+    """
+    if arm.stiffness is None:
+        return None
+    scale = operand_scale(p, grid.constants, grid.remembered, **grid.options)
+
+    def of(t: Tensor) -> Tensor:
+        found = evaluate(arm.stiffness, t, scale, grid.stiff_constants, grid.numbers, grid.order)
+        return found if arm.schedule == "constant" else found.pow(h[EXPONENT])
+
+    found = of(p)
+    unit = _rms(found) if arm.normalise == "rms" else 1.0
+    return (found if at is None else of(at)) / unit
+
+
+def _step(arm: Arm, p: Tensor, g: Tensor, state: State, h: Tensor, factor: Tensor | None) -> Tensor:
+    """Advance the moments and return the direction of the step, before the learning rate."""
+    power = factor if factor is None or arm.power == 1 else factor.square()
+    if arm.base == "madam":
+        v = state["exp_avg_sq"]
+        v.copy_(v * h[BETA2] + g * g * (1 - h[BETA2]))
+        ratio = (g / (v * h[UNBIAS2]).sqrt()).nan_to_num(nan=0.0).clamp(-MADAM_CLIP, MADAM_CLIP)
+        return ratio * p.sign()
+    if arm.base in RIEMANNIAN:
+        g = factor.square() * g
+    elif factor is not None and arm.acts == "gradient":
+        g = power * g
+    if arm.base in ("sgd", "riemann_sgd"):
+        step = g
+        if arm.momentum:
+            step = state["momentum_buffer"]
+            step.copy_(step * h[MOMENTUM] + g)
+    elif arm.base == "riemann_adam":
+        m, v = state["exp_avg"], state["exp_avg_sq"]
+        m.copy_(m * h[BETA1] + g * (1 - h[BETA1]))
+        v.copy_(v * h[BETA2] + (g / factor).square() * (1 - h[BETA2]))  # the square of a length under the metric
+        step = _adam(m, v, h)
+    else:
+        _moments(state["exp_avg"], state["exp_avg_sq"], g, h)
+        step = _adam(state["exp_avg"], state["exp_avg_sq"], h)
+    if factor is not None and arm.acts == "update" and arm.base not in RIEMANNIAN:
+        step = power * step
+    return step
+
+
+def _moments(m: Tensor, v: Tensor, g: Tensor, h: Tensor) -> None:
+    m.copy_(m + (g - m) * (1 - h[BETA1]))
+    v.copy_(v * h[BETA2] + g * g * (1 - h[BETA2]))
+
+
+def _adam(m: Tensor, v: Tensor, h: Tensor) -> Tensor:
+    return m * h[UNBIAS1] / ((v * h[UNBIAS2]).sqrt() + h[EPS])
+
+
+def _transport(arm: Arm, p: Tensor, target: Tensor, state: State, h: Tensor, grid: GridTensors, factor: Tensor) -> None:
+    """Carry the first moment along to ``target``: the same number of rungs there."""
+    name = "momentum_buffer" if arm.base == "riemann_sgd" else "exp_avg"
+    if name in state:
+        state[name].copy_(state[name] * (_factor(arm, p, h, grid, at=target) / factor))
+
+
+def _moved_rungs(p: Tensor, step: Tensor, h: Tensor, grid: GridTensors) -> Tensor:
+    """Return the weight after a whole number of rungs, stochastically rounded, ``max_rungs`` at most and the decay."""
+    scale = _scale_of(grid.held.max(), grid)
+    u = coordinate(p * scale, grid.constants).round()
+    wanted = (-h[LR] * step).clamp(-h[MAX_RUNGS], h[MAX_RUNGS])
+    wanted = wanted + (coordinate(p * h[DECAY] * scale, grid.constants) - u)
+    whole = (wanted + uniform(p.shape, grid.stream)).floor()
+    return at_coordinate(u + whole, grid.constants) / scale
+
+
+def _scale_of(amax: Tensor, grid: GridTensors) -> Tensor:
+    """Return the one scale of weights whose largest magnitude on the grid is ``amax`` (0-d)."""
+    kind = {name: grid.options[name] for name in ("scale_format", "scale_rounding") if name in grid.options}
+    return scale_from_amax(amax, grid.constants, **kind)
+
+
+def _written_back(arm: Arm, target: Tensor, grid: GridTensors) -> Tensor:
+    """Return ``target`` on the grid, whose scale is changed first where that is asked for and due."""
+    amax, present = grid.held.max(), target.abs().amax()
+    if arm.grid_scale == "reestimated":
+        amax = torch.where(present > amax * GROWS_ABOVE, 2 * amax, amax)
+        amax = torch.where(present < amax * SHRINKS_BELOW, 0.5 * amax, amax)
+    amax = torch.where(amax > 0, amax, present)  # of weights that all began at zero
+    grid.held.copy_(amax.expand_as(grid.held))
+    scale = _scale_of(amax, grid)
+    if arm.rounding == "stochastic" and arm.base != "rung":
+        return round_to_grid_stochastic(target * scale, grid.constants, uniform(target.shape, grid.stream)) / scale
+    return round_to_grid(target * scale, grid.constants) / scale
+
+
+def _rms(t: Tensor) -> Tensor:
+    """Return the root mean square; compiled sums in float32 are 1e-6 off, which a step would take along."""
+    return t.square().mean(dtype=torch.float64).sqrt().float()

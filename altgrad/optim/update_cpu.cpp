@@ -1,0 +1,605 @@
+// What a step does to one weight tensor, on CPU: update.py in loops over what fits into the first cache.
+//
+// update.py says what is computed and has it in tensor operations; the two agree to rounding, as the sums are taken in
+// another order here. That order depends on no number of threads. Parts of a rule are loops of their own over a
+// chunk of the tensor, so that which of them a rule has is decided once per chunk, and the compiler vectorizes each.
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "definitions.h"
+#include "grid.h"
+#include "philox.h"
+
+namespace altgrad {
+namespace {
+
+constexpr int64_t kChunk = 512;  // six buffers of so many floats, and seven tensors' share: 26 KiB
+constexpr int64_t kLine = 16;  // numbers of four bytes in a line of the caches
+static_assert(kChunk % Stream::kRow == 0);
+
+// --- settings: names and places are update_cpu.py's, through definitions.h -------------------------------------------
+
+[[noreturn]] void unknown(const char* setting, int32_t value) {
+  throw std::runtime_error(std::string("update_cpu.cpp has no ") + setting + " of number " + std::to_string(value));
+}
+
+struct Arm {
+  int32_t base, formula, on_gradient, power, rms, momentum, match_rms, weights, reestimated;
+  ScaleRule scale_rule;
+
+  explicit Arm(const Tensor& settings) : Arm(static_cast<const int32_t*>(settings.const_data_ptr())) {}
+
+  explicit Arm(const int32_t* s) : scale_rule(s[setting::kScaleRule]) {
+    base = s[setting::kBase], formula = s[setting::kFormula], on_gradient = s[setting::kOnGradient];
+    power = s[setting::kPower], rms = s[setting::kRms], momentum = s[setting::kMomentum];
+    match_rms = s[setting::kMatchRms], weights = s[setting::kWeights];
+    reestimated = s[setting::kReestimated];
+    if (weights != weights::kMaster && weights != weights::kNearest && weights != weights::kStochastic) {
+      unknown("weights", weights);
+    }
+  }
+  bool riemannian() const { return base == base::kRiemannAdam || base == base::kRiemannSgd; }
+};
+
+struct Numbers {
+  float lr, decay, beta1, beta2, unbias1, unbias2, eps, momentum, max_rungs;
+
+  explicit Numbers(const Tensor& packed) {
+    const float* h = packed.const_data_ptr<float>();
+    lr = h[number::kLr], decay = h[number::kDecay], beta1 = h[number::kBeta1], beta2 = h[number::kBeta2];
+    unbias1 = h[number::kUnbias1], unbias2 = h[number::kUnbias2], eps = h[number::kEps];
+    momentum = h[number::kMomentum], max_rungs = h[number::kMaxRungs];
+  }
+};
+
+// --- element by element -------------------------------------------------------------------------------------
+
+float absolute(float x) { return std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0x7fffffffu); }
+float with_sign_of(float magnitude, float x) {
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | (std::bit_cast<uint32_t>(x) & 0x80000000u));
+}
+float power_of_two_below(float x) { return std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0x7f800000u); }
+float inverse(float power) { return std::bit_cast<float>(0x7f000000u - std::bit_cast<uint32_t>(power)); }  // exact
+int32_t exponent_of(float power) { return static_cast<int32_t>(std::bit_cast<uint32_t>(power) >> 23); }
+
+// grid_spacing of rounding.py at |x|, up to the largest value.
+struct Spacing {
+  float max, lowest, per_binade;
+
+  explicit Spacing(const Grid& grid) : max(grid.max), lowest(grid.spacing), per_binade(grid.per_binade()) {}
+
+  float operator()(float x) const {
+    const float found = power_of_two_below(std::min(absolute(x), max)) * per_binade;
+    return found > lowest ? found : lowest;
+  }
+};
+
+// round_to_grid_stochastic of rounding.py.
+struct StochasticRounder {
+  Spacing spacing;
+  float zero;
+
+  explicit StochasticRounder(const Grid& grid) : spacing(grid), zero(grid.zero) {}
+
+  float operator()(float x, float random) const {
+    const float magnitude = std::min(absolute(x), spacing.max), step = spacing(magnitude);
+    const float steps = magnitude * inverse(step), below = std::floor(steps);
+    const float up = random < steps - below ? 1.0f : 0.0f;
+    return with_sign_of(std::min((below + up) * step, spacing.max), x) + zero;
+  }
+};
+
+// x / divisor, correctly rounded, for many x and one divisor: a product and two fused multiply-adds (Brisebarre, Muller
+// and Raina 2004, "Accelerating correctly rounded floating-point division when the divisor is known in advance").
+struct FusedDivision {
+  float divisor, reciprocal;
+
+  explicit FusedDivision(float divisor) : divisor(divisor), reciprocal(1.0f / divisor) {}
+
+  float operator()(float x) const {
+    const float quotient = x * reciprocal;
+    return std::fma(std::fma(-quotient, divisor, x), reciprocal, quotient);
+  }
+};
+
+// Calls run with a function that divides values of the grid by its scale. Fused where such instructions exist and no
+// step of it leaves the normal numbers.
+template <class F>
+void with_division(const Grid& grid, float scale, const F& run) {
+#ifdef __FP_FAST_FMAF
+  if (grid.spacing >= 0x1p-70f && grid.max <= 0x1p70f && scale >= 0x1p-40f && scale <= 0x1p40f) {
+    run(FusedDivision(scale));
+    return;
+  }
+#endif
+  run([scale](float x) { return x / scale; });
+}
+
+// coordinate and at_coordinate of coordinate.py.
+struct Line {
+  Spacing spacing;
+  float per_binade;
+  int32_t lowest, highest;
+
+  explicit Line(const Grid& grid)
+      : spacing(grid), per_binade(0x1p23f / grid.ulps), lowest(exponent_of(grid.spacing)),
+        highest(exponent_of(spacing(grid.max))) {}
+
+  float place(float x) const {
+    const float step = spacing(x);
+    const float binades = static_cast<float>(exponent_of(step) - lowest);
+    return with_sign_of(binades * per_binade + absolute(x) * inverse(step), x);
+  }
+  float at(float place) const {
+    const float magnitude = absolute(place);
+    const float binade = std::min(std::max(std::floor(magnitude * inverse(per_binade)) - 1.0f, 0.0f), 255.0f);
+    const int32_t exponent = std::min(static_cast<int32_t>(binade) + lowest, highest);
+    const float binades = static_cast<float>(exponent - lowest);
+    const float step = std::bit_cast<float>(static_cast<uint32_t>(exponent) << 23);
+    return with_sign_of((magnitude - binades * per_binade) * step, place);
+  }
+};
+
+// e^x to 2 ulp, without a call, so that loops over it are vectorized: Cephes' expf (S. L. Moshier).
+float exponential(float x) {
+  const float bounded = std::min(std::max(x, -87.0f), 88.0f);
+  const float whole = std::floor(bounded * 1.44269504088896341f + 0.5f);
+  const float rest = (bounded - whole * 0.693359375f) - whole * -2.12194440e-4f;
+  float sum = 1.9875691500e-4f * rest + 1.3981999507e-3f;
+  sum = sum * rest + 8.3334519073e-3f;
+  sum = sum * rest + 4.1665795894e-2f;
+  sum = sum * rest + 1.6666665459e-1f;
+  sum = sum * rest + 5.0000001201e-1f;
+  const float power = std::bit_cast<float>(static_cast<uint32_t>(static_cast<int32_t>(whole) + 127) << 23);
+  return (sum * rest * rest + rest + 1.0f) * power;
+}
+
+// --- sums ---------------------------------------------------------------------------------------------------
+
+// The sum of value(i) over a chunk, in sixteen lanes.
+template <class F>
+double chunk_sum(int64_t n, const F& value) {
+  constexpr int64_t kLanes = 16;
+  float lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += value(i + lane);
+  }
+  for (; i < n; ++i) lanes[i % kLanes] += value(i);
+  double sum = 0;
+  for (const float lane : lanes) sum += lane;
+  return sum;
+}
+
+double total(const std::vector<double>& parts) {
+  double sum = 0;
+  for (const double part : parts) sum += part;
+  return sum;
+}
+
+template <class F>
+void over_chunks(int64_t n, const F& run) {
+  over((n + kChunk - 1) / kChunk, kChunk, [&](int64_t begin, int64_t end) {
+    for (int64_t chunk = begin; chunk < end; ++chunk) {
+      run(chunk, chunk * kChunk, std::min(kChunk, n - chunk * kChunk));
+    }
+  });
+}
+
+// The mean of what run(first, count) returns for each chunk, always added up in the same order.
+template <class F>
+float mean_over_chunks(int64_t n, const F& run) {
+  std::vector<double> sums((n + kChunk - 1) / kChunk);
+  over_chunks(n, [&](int64_t chunk, int64_t first, int64_t count) { sums[chunk] = run(first, count); });
+  return static_cast<float>(total(sums) / static_cast<double>(n));
+}
+
+// --- stiffness ----------------------------------------------------------------------------------------------
+
+// The factor of update.py without a schedule: stiffness over that of the tensor.
+class Stiffness {
+ public:
+  Stiffness(const Arm& arm, const float* weight, int64_t n, float amax, float scale, const Tensor& constants,
+            const Tensor& numbers, const int32_t* order)
+      : formula_(arm.formula), spacing_(Grid(constants)), scale_(scale) {
+    const float* of_format = numbers.const_data_ptr<float>();
+    per_binade_ = of_format[stiffness::kPerBinade];
+    if (formula_ == formula::kForeign) scale_ = scale_of(amax, Grid(constants).target, ScaleRule(scale_rule::kFloat32));
+    smallest_normal_ = of_format[stiffness::kSmallestNormal] / scale_;
+    floor_ = power_of_two_below(amax) * per_binade_ * stiffness::kFloor;
+    const bool scaled = formula_ != formula::kMantissa && formula_ != formula::kSmooth;
+    float factor = scaled ? 1.0f / scale_ : 1.0f, unit = 1.0f;
+    if (formula_ == formula::kRange) factor *= of_format[stiffness::kPerRange];
+    if (formula_ == formula::kMean) {
+      mean_ = mean_over_chunks(n, [&](int64_t first, int64_t count) {
+        return chunk_sum(count, [&](int64_t i) { return spacing_(weight[first + i] * scale_); });
+      });
+    }
+    const bool permuted = formula_ == formula::kPermuted;
+    if (permuted) find_exponents(weight, order, n);
+    if (arm.rms) {
+      unit = std::sqrt(mean_over_chunks(n, [&](int64_t first, int64_t count) {
+        float found[kChunk];
+        if (permuted) shuffle(first, count);
+        evaluate(weight + first, first, count, factor, found);
+        return chunk_sum(count, [&](int64_t i) { return found[i] * found[i]; });
+      }));
+    } else if (permuted) {
+      over_chunks(n, [&](int64_t, int64_t first, int64_t count) { shuffle(first, count); });
+    }
+    factor_ = factor / unit;
+  }
+
+  void operator()(const float* weight, int64_t first, int64_t n, float* found) const {
+    evaluate(weight, first, n, factor_, found);
+  }
+
+ private:
+  void evaluate(const float* __restrict weight, int64_t first, int64_t n, const float factor,
+                float* __restrict found) const {
+    switch (formula_) {
+      case formula::kMantissa:
+        for (int64_t i = 0; i < n; ++i) {
+          found[i] = std::max(power_of_two_below(absolute(weight[i])) * per_binade_, floor_) * factor;
+        }
+        break;
+      case formula::kSmooth:
+        for (int64_t i = 0; i < n; ++i) {
+          const float w = absolute(weight[i]), w0 = smallest_normal_;
+          const float large = std::max(w, w0), ratio = std::min(w, w0) / large;
+          found[i] = large * std::sqrt(1.0f + ratio * ratio) * per_binade_ * factor;
+        }
+        break;
+      case formula::kMean:
+        std::fill_n(found, n, mean_ * factor);
+        break;
+      case formula::kPermuted: {
+        const uint8_t* exponents = shuffled_.get() + first;
+        for (int64_t i = 0; i < n; ++i) {
+          found[i] = std::bit_cast<float>(static_cast<uint32_t>(exponents[i]) << 23) * factor;
+        }
+        break;
+      }
+      case formula::kUlp:
+      case formula::kRange:
+      case formula::kForeign: {
+        const Spacing spacing = spacing_;
+        const float scale = scale_;
+        for (int64_t i = 0; i < n; ++i) found[i] = spacing(weight[i] * scale) * factor;
+        break;
+      }
+      default:
+        unknown("stiffness", formula_);
+    }
+  }
+
+  // A spacing is a power of two, and its exponent a byte: what is read here and there stays in the second cache.
+  void find_exponents(const float* weight, const int32_t* order, int64_t n) {
+    order_ = order;
+    exponents_.reset(new uint8_t[n]);
+    shuffled_.reset(new uint8_t[n]);
+    over(n, 1, [&](int64_t begin, int64_t end) {
+      exponents_of(weight + begin, exponents_.get() + begin, end - begin, spacing_, scale_);
+    });
+  }
+
+  void shuffle(int64_t first, int64_t n) const {
+    gather(exponents_.get(), order_ + first, shuffled_.get() + first, n);
+  }
+
+  static void exponents_of(const float* __restrict weight, uint8_t* __restrict exponents, int64_t n,
+                           const Spacing spacing, const float scale) {
+    for (int64_t i = 0; i < n; ++i) exponents[i] = static_cast<uint8_t>(exponent_of(spacing(weight[i] * scale)));
+  }
+
+  static void gather(const uint8_t* __restrict from, const int32_t* __restrict order, uint8_t* __restrict to,
+                     int64_t n) {
+    for (int64_t first = 0; first < n; first += kLine) {
+      // Read once, so it need not take the place of what is read often.
+      __builtin_prefetch(order + first + kChunk, 0, 0);
+      for (int64_t i = first; i < std::min(first + kLine, n); ++i) to[i] = from[order[i]];
+    }
+  }
+
+  int32_t formula_;
+  Spacing spacing_;
+  float scale_, factor_, per_binade_, smallest_normal_, floor_, mean_ = 0.0f;
+  const int32_t* order_ = nullptr;
+  std::unique_ptr<uint8_t[]> exponents_, shuffled_;
+};
+
+// --- the rule -----------------------------------------------------------------------------------------------
+
+void advance_moments(float* __restrict m, float* __restrict v, const float* __restrict g, int64_t n, const Numbers h) {
+  const float rest1 = 1.0f - h.beta1, rest2 = 1.0f - h.beta2;
+  for (int64_t i = 0; i < n; ++i) {
+    m[i] = m[i] + (g[i] - m[i]) * rest1;
+    v[i] = v[i] * h.beta2 + g[i] * g[i] * rest2;
+  }
+}
+
+float adam_direction(float m, float v, const Numbers& h) {
+  return m * h.unbias1 / (std::sqrt(v * h.unbias2) + h.eps);
+}
+
+void direct_adam(float* __restrict m, float* __restrict v, const float* __restrict g, float* __restrict step, int64_t n,
+                 const Numbers h) {
+  const float rest1 = 1.0f - h.beta1, rest2 = 1.0f - h.beta2;
+  for (int64_t i = 0; i < n; ++i) {
+    m[i] = m[i] + (g[i] - m[i]) * rest1;
+    v[i] = v[i] * h.beta2 + g[i] * g[i] * rest2;
+    step[i] = adam_direction(m[i], v[i], h);
+  }
+}
+
+// With the square of the gradient's length under the metric for its second moment.
+void direct_riemannian(float* __restrict m, float* __restrict v, const float* __restrict g,
+                       const float* __restrict factor, float* __restrict step, int64_t n, const Numbers h) {
+  const float rest1 = 1.0f - h.beta1, rest2 = 1.0f - h.beta2;
+  for (int64_t i = 0; i < n; ++i) {
+    const float length = factor[i] * g[i];
+    m[i] = m[i] * h.beta1 + factor[i] * length * rest1;
+    v[i] = v[i] * h.beta2 + length * length * rest2;
+    step[i] = adam_direction(m[i], v[i], h);
+  }
+}
+
+void direct_madam(const float* __restrict p, float* __restrict v, const float* __restrict g, float* __restrict step,
+                  int64_t n, const Numbers h) {
+  const float rest2 = 1.0f - h.beta2;
+  for (int64_t i = 0; i < n; ++i) {
+    v[i] = v[i] * h.beta2 + g[i] * g[i] * rest2;
+    const float ratio = g[i] / std::sqrt(v[i] * h.unbias2);
+    const float bounded = ratio != ratio ? 0.0f : std::min(std::max(ratio, -rule::kMadamClip), rule::kMadamClip);
+    step[i] = p[i] == 0.0f ? 0.0f : with_sign_of(1.0f, p[i]) * bounded;
+  }
+}
+
+struct Tensors {
+  float *p, *m, *v, *reference_m, *reference_v;  // m also the momentum; null where the arm has none
+  const float* g;
+};
+
+// Advances the moments of a chunk and writes the direction of its step, before the learning rate.
+void direct(const Arm& arm, const Numbers& h, const Tensors& t, int64_t first, int64_t n, const float* factor,
+            float* __restrict step) {
+  const float* g = t.g + first;
+  float *m = t.m == nullptr ? nullptr : t.m + first, *v = t.v == nullptr ? nullptr : t.v + first;
+  float scaled[kChunk];
+  const bool squared = arm.base == base::kRiemannSgd || arm.power == 2;
+  if (factor != nullptr && (arm.base == base::kRiemannSgd || arm.on_gradient)) {
+    for (int64_t i = 0; i < n; ++i) scaled[i] = (squared ? factor[i] * factor[i] : factor[i]) * g[i];
+    g = scaled;
+  }
+  switch (arm.base) {
+    case base::kSgd:
+    case base::kRiemannSgd:
+      if (arm.momentum) {
+        for (int64_t i = 0; i < n; ++i) m[i] = m[i] * h.momentum + g[i];
+        g = m;
+      }
+      std::copy_n(g, n, step);
+      break;
+    case base::kRiemannAdam:
+      direct_riemannian(m, v, g, factor, step, n, h);
+      break;
+    case base::kMadam:
+      direct_madam(t.p + first, v, g, step, n, h);
+      break;
+    case base::kAdamw:
+    case base::kRung:
+      direct_adam(m, v, g, step, n, h);
+      break;
+    default:
+      unknown("base", arm.base);
+  }
+  if (factor != nullptr && !arm.on_gradient && !arm.riemannian()) {
+    for (int64_t i = 0; i < n; ++i) step[i] = (squared ? factor[i] * factor[i] : factor[i]) * step[i];
+  }
+}
+
+template <class F>
+void move_by_rungs(const Numbers h, float* __restrict p, const float* __restrict step,
+                   const float* __restrict random, int64_t n, const Line line, const float scale, const F divided) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float place = std::nearbyint(line.place(p[i] * scale));
+    float wanted = std::min(std::max(-h.lr * step[i], -h.max_rungs), h.max_rungs);
+    wanted = wanted + (line.place(p[i] * h.decay * scale) - place);
+    p[i] = divided(line.at(place + std::floor(wanted + random[i])));
+  }
+}
+
+// Moves the weights of a chunk.
+void move(const Arm& arm, const Numbers h, float* __restrict p, const float* __restrict step, int64_t first, int64_t n,
+          const Grid& grid, const Line line, const float held_scale, const Stream& stream) {
+  switch (arm.base) {
+    case base::kRung: {
+      float random[kChunk];
+      stream.uniform(first, n, random);
+      with_division(grid, held_scale, [&](const auto divided) {
+        move_by_rungs(h, p, step, random, n, line, held_scale, divided);
+      });
+      break;
+    }
+    case base::kMadam:
+      for (int64_t i = 0; i < n; ++i) p[i] = p[i] * h.decay * exponential(-h.lr * step[i]);
+      break;
+    case base::kAdamw:
+    case base::kSgd:
+    case base::kRiemannAdam:
+    case base::kRiemannSgd:
+      for (int64_t i = 0; i < n; ++i) p[i] = p[i] * h.decay - h.lr * step[i];
+      break;
+    default:
+      unknown("base", arm.base);
+  }
+}
+
+// A first moment goes along as so many rungs.
+void carry(float* __restrict m, const float* __restrict from, const float* __restrict to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) m[i] *= to[i] / from[i];
+}
+
+// A step of one tensor.
+class Step {
+ public:
+  Step(const Arm& arm, const Numbers& h, const Tensors& t, int64_t n, const Grid& grid, float* held,
+       const Stiffness* stiffness, const Stream& stream)
+      : arm_(arm), h_(h), t_(t), n_(n), grid_(grid), line_(grid), held_(held), stiffness_(stiffness),
+        stream_(stream) {}
+
+  void take() {
+    if (arm_.match_rms) match();
+    if (arm_.weights != weights::kMaster) held_scale_ = scale_of(*held_, grid_.target, arm_.scale_rule);
+    std::vector<uint32_t> largest_of((n_ + kChunk - 1) / kChunk);
+    over_chunks(n_, [&](int64_t chunk, int64_t first, int64_t n) { largest_of[chunk] = finish(first, n); });
+    if (arm_.weights != weights::kMaster) write_back(from_order(*std::ranges::max_element(largest_of)));
+  }
+
+ private:
+  // Advances all moments of a chunk and writes the direction, and the factor if there is a stiffness.
+  void advance(int64_t first, int64_t n, float* factor, float* step) const {
+    if (stiffness_ != nullptr) (*stiffness_)(t_.p + first, first, n, factor);
+    if (t_.reference_m != nullptr) {
+      advance_moments(t_.reference_m + first, t_.reference_v + first, t_.g + first, n, h_);
+    }
+    direct(arm_, h_, t_, first, n, stiffness_ != nullptr ? factor : nullptr, step);
+  }
+
+  // Finds what brings the step to the size of AdamW's; so the directions of all chunks come before any weight moves.
+  void match() {
+    directions_.reset(new float[n_]);
+    std::vector<double> own((n_ + kChunk - 1) / kChunk), wanted(own.size());
+    over_chunks(n_, [&](int64_t chunk, int64_t first, int64_t n) {
+      float factor[kChunk], *step = directions_.get() + first;
+      const float* weight = t_.p + first;
+      const float* m = (t_.reference_m != nullptr ? t_.reference_m : t_.m) + first;
+      const float* v = (t_.reference_v != nullptr ? t_.reference_v : t_.v) + first;
+      advance(first, n, factor, step);
+      own[chunk] = chunk_sum(n, [&](int64_t i) {
+        const float moved = arm_.base == base::kMadam ? step[i] * weight[i] : step[i];  // madam's is one in log |w|
+        return moved * moved;
+      });
+      wanted[chunk] = chunk_sum(n, [&](int64_t i) {
+        const float adam = adam_direction(m[i], v[i], h_);
+        return adam * adam;
+      });
+    });
+    const float found = static_cast<float>(std::sqrt(total(wanted) / total(own)));
+    ratio_ = std::isfinite(found) ? found : 1.0f;
+  }
+
+  // Moves a chunk, and returns its largest weight if someone asks for it.
+  uint32_t finish(int64_t first, int64_t n) const {
+    float factor[kChunk], fresh[kChunk], *weight = t_.p + first, *step = fresh;
+    if (directions_ == nullptr) {
+      advance(first, n, factor, step);
+    } else {
+      step = directions_.get() + first;
+      if (arm_.riemannian()) (*stiffness_)(weight, first, n, factor);
+      for (int64_t i = 0; i < n; ++i) step[i] *= ratio_;
+    }
+    move(arm_, h_, weight, step, first, n, grid_, line_, held_scale_, stream_);
+    if (arm_.riemannian() && t_.m != nullptr) {
+      float there[kChunk];
+      (*stiffness_)(weight, first, n, there);
+      carry(t_.m + first, factor, there, n);
+    }
+    return arm_.weights == weights::kMaster ? 0u : largest(weight, n);
+  }
+
+  // Puts the weights, the largest of which is ``present``, on the grid, whose scale is changed first where that is due.
+  void write_back(float present) {
+    float amax = *held_;
+    if (arm_.reestimated) {
+      if (present > amax * rule::kGrowsAbove) amax = 2.0f * amax;
+      if (present < amax * rule::kShrinksBelow) amax = 0.5f * amax;
+    }
+    if (!(amax > 0)) amax = present;  // of weights that all began at zero
+    if (arm_.base == base::kRung && amax == *held_ && present <= amax) return;  // whole rungs of the same grid
+    *held_ = amax;
+    if (arm_.weights == weights::kStochastic && arm_.base != base::kRung) {
+      const StochasticRounder round(grid_);
+      round_weights<true>([=](float x, float random) { return round(x, random); });
+    } else if (grid_.root == 0) {
+      const Rounder<false> round(grid_);
+      round_weights<false>([=](float x, float) { return round(x); });
+    } else {
+      const Rounder<true> round(grid_);
+      round_weights<false>([=](float x, float) { return round(x); });
+    }
+  }
+
+  template <bool kRandom, class F>
+  void round_weights(const F& rounded) {
+    const float scale = scale_of(*held_, grid_.target, arm_.scale_rule);
+    over_chunks(n_, [&](int64_t, int64_t first, int64_t n) {
+      float random[kChunk];
+      if constexpr (kRandom) stream_.uniform(first, n, random);
+      with_division(grid_, scale, [&](const auto divided) {
+        round_chunk<kRandom>(t_.p + first, random, n, scale, rounded, divided);
+      });
+    });
+  }
+
+  template <bool kRandom, class F, class D>
+  static void round_chunk(float* __restrict weight, const float* __restrict random, int64_t n, const float scale,
+                          const F round, const D divided) {
+    for (int64_t i = 0; i < n; ++i) weight[i] = divided(round(weight[i] * scale, kRandom ? random[i] : 0.0f));
+  }
+
+  const Arm arm_;
+  const Numbers h_;
+  const Tensors t_;
+  const int64_t n_;
+  const Grid grid_;
+  const Line line_;
+  float* const held_;
+  const Stiffness* const stiffness_;
+  const Stream stream_;
+  float held_scale_ = 1.0f, ratio_ = 1.0f;
+  std::unique_ptr<float[]> directions_;
+};
+
+// --- the operator -------------------------------------------------------------------------------------------
+
+float* data_or_null(Tensor& t) { return t.numel() == 0 ? nullptr : static_cast<float*>(t.mutable_data_ptr()); }
+
+void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor reference_v, Tensor held,
+              Tensor settings, Tensor numbers, Tensor constants, Tensor remembered, Tensor stiff_constants,
+              Tensor stiff_numbers, Tensor order, int64_t seed, int64_t tensor, int64_t step) {
+  const int64_t n = p.numel();
+  if (n == 0) return;
+  const Arm arm(settings);
+  const Numbers h(numbers);
+  const Grid grid(constants);
+  const Tensors t{data_or_null(p),           data_or_null(m),           data_or_null(v),
+                  data_or_null(reference_m), data_or_null(reference_v), g.const_data_ptr<float>()};
+  std::unique_ptr<Stiffness> stiffness;
+  if (arm.formula != formula::kNone) {
+    const float known = remembered.numel() == 1 ? *remembered.const_data_ptr<float>() : 0.0f;
+    const bool needs_own = !(known > 0) || arm.formula == formula::kForeign || arm.formula == formula::kMantissa;
+    const float own = needs_own ? amax_of(t.p, n) : 0.0f;
+    const float scale = scale_of(known > 0 ? known : own, grid.target, arm.scale_rule);
+    const int32_t* shuffle = order.numel() == 0 ? nullptr : static_cast<const int32_t*>(order.const_data_ptr());
+    stiffness = std::make_unique<Stiffness>(arm, t.p, n, own, scale, stiff_constants, stiff_numbers, shuffle);
+  }
+  const Stream stream{static_cast<uint32_t>(seed), static_cast<uint32_t>(tensor), static_cast<uint32_t>(step)};
+  Step(arm, h, t, n, grid, data_or_null(held), stiffness.get(), stream).take();
+}
+
+}  // namespace
+}  // namespace altgrad
+
+STABLE_TORCH_LIBRARY_IMPL(altgrad, CPU, m) { m.impl("arm_step", TORCH_BOX(&altgrad::arm_step)); }

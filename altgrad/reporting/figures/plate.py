@@ -1,0 +1,37 @@
+"""A figure of the report: how it is drawn, what is said of it, and where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from altgrad.reporting.compare import Comparison
+from altgrad.reporting.load import Study
+
+Draw = Callable[[Study, Comparison], Figure | None]
+
+#: Where a figure may stand, in the report's order; :mod:`altgrad.reporting.sections` says what stands around it.
+SPOTS = ("gains", "costs", "updates", "curves", "precision", "layers", "over time", "weights", "signals")
+
+
+@dataclass(frozen=True)
+class Plate:
+    """One figure. ``draw`` returns None where the study has no data for it, and it is left out.
+
+    ``name`` is that of its files. ``spot`` is one of `SPOTS`, where figures stand by ``order``, then by name.
+    ``{baseline}``, ``{optimizer}``, ``{formats}``, ``{entries}`` and ``{grad}`` in ``alt`` and ``caption`` are filled
+    in from the study.
+    """
+
+    name: str
+    draw: Draw
+    spot: str
+    order: int
+    alt: str
+    caption: str
+
+    def __post_init__(self) -> None:
+        if self.spot not in SPOTS:
+            raise ValueError(f"figure {self.name}: no spot {self.spot!r} in the report; there are {', '.join(SPOTS)}")

@@ -1,0 +1,56 @@
+"""The settings reference says of every setting what the declaration says, and is the one that is committed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from altgrad.config import reference
+from altgrad.config.recipe import TensorRecipe
+from altgrad.config.reference import COMMAND, FOLDER, PAGES, pages, settings
+from altgrad.config.schema import Arm, Params
+
+SECTIONS = [section for page in PAGES for section in page.sections] + [TensorRecipe]
+
+
+def test_the_pages_are_those_of_todays_declarations():
+    kept = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")}
+    assert kept == pages(), f"run `{COMMAND} altgrad/config/settings`"
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.__name__)
+def test_every_setting_says_what_it_is(section):
+    assert section.__doc__
+    for name, field in settings(section):
+        assert field.description, f"{section.__name__}.{name} has no description"
+
+
+def test_every_section_of_the_file_has_a_page():
+    named = {page.name for page in PAGES}
+    assert set(Params.model_fields) - {"corpus", "model"} <= named
+
+
+def test_a_row_has_values_range_default_and_words():
+    page = pages()["optimizers.md"]
+    assert "| `lr` | number, above 0, at most 1000000 | – | peak learning rate" in page
+    assert "| `base` | `adamw` or `sgd` or `riemann_adam`" in page
+    assert "| `betas` | 2 x number, at least 0, below 1 | `[0.9, 0.95]` |" in page
+    assert "| `plain_lr` | number, above 0, at most 1000000 or none | none |" in page
+    assert len(Arm.model_fields) == sum(line.startswith("| `") for line in page.splitlines())
+    assert "## TensorRecipe" in pages()["recipes.md"]
+
+
+def test_the_command_prints_and_writes_them(tmp_path):
+    command = [sys.executable, "-m", "altgrad.config", "--reference"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert all(text in printed for text in pages().values())
+    subprocess.run([*command, str(tmp_path / "made")], check=True)
+    assert {path.name for path in (tmp_path / "made").iterdir()} == set(pages())
+
+
+def test_a_changed_declaration_changes_the_page(monkeypatch):
+    before = pages()["monitor.md"]
+    monkeypatch.setattr(reference, "LIMITS", {})
+    assert pages()["monitor.md"] != before

@@ -1,0 +1,154 @@
+"""DVC's inner modules are as this project uses them. Oracle: the installed DVC, and for settings its own command.
+
+When one of these fails after a new DVC was installed, the message says what has changed in it.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import dvc
+import pytest
+from dvc.repo import Repo
+from dvc.stage import Stage
+from dvc.utils.hydra import apply_overrides
+
+from altgrad.config import UserError, load_params
+from altgrad.execution import dvc_api
+from altgrad.execution.dvc_api import MEMBERS, TRIED_VERSIONS, change_params, check_members, locked_project
+from altgrad.execution.plan import pending
+from tests.pipeline.conftest import PROJECT, environment
+
+PIPELINE = """
+stages:
+  train:
+    matrix: {letter: [a, b]}
+    cmd: mkdir -p data/runs && cp data/grid/${key}.json data/runs/${key}
+    params: [setting]
+    deps: ["data/grid/${key}.json"]
+    outs: ["data/runs/${key}"]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the working directory: a project of two cells that have never run."""
+    (tmp_path / "data/grid").mkdir(parents=True)
+    (tmp_path / "dvc.yaml").write_text(PIPELINE)
+    (tmp_path / "params.yaml").write_text("setting: 1\n")
+    for key in "ab":
+        (tmp_path / f"data/grid/{key}.json").write_text('{"train": {"steps": 7}}')
+    monkeypatch.chdir(tmp_path)
+    Repo.init(no_scm=True).close()
+    return tmp_path
+
+
+def test_the_installed_dvc_is_one_that_this_was_tried_with():
+    assert dvc.__version__ in TRIED_VERSIONS, (
+        f"DVC {dvc.__version__} is new here: when the other tests of tests/execution pass, add it to TRIED_VERSIONS"
+    )
+    pinned = re.search(r"^dvc==(.+)$", (PROJECT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned[1] in TRIED_VERSIONS, "constraints.txt installs another one"
+
+
+@pytest.mark.parametrize("class_name", MEMBERS)
+def test_dvc_has_every_member_that_is_used(folder: Path, class_name: str):
+    with Repo() as repo:
+        stage = next(found for found in repo.index.stages if found.name == "train@a")
+        objects = {
+            "Repo": [repo], "Index": [repo.index], "StageCache": [repo.stage_cache], "Stage": [stage],
+            "Dependency": stage.deps, "DvcFile": [stage.dvcfile],
+        }  # fmt: skip
+        assert len(stage.deps) == 2, "a file and a setting"
+        for found in objects[class_name]:
+            check_members(found, class_name)
+
+
+def test_every_member_that_is_used_is_listed():
+    """Of the variables that hold DVC's objects, every attribute is in ``MEMBERS``, and nothing else is in it."""
+    chains = [ast.unparse(node) for node in ast.walk(ast.parse(inspect.getsource(dvc_api)))
+              if isinstance(node, ast.Attribute)]  # fmt: skip
+    held = ("self._stage.", "self._repo.", "repo.", "stage.", "stages[0].", "dep.", "found.")
+    used = {name for chain in chains for start in held if chain.startswith(start)
+            for name in chain.removeprefix(start).split(".")}  # fmt: skip
+    assert used == {name for members in MEMBERS.values() for name in members}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda patch: patch.delattr(Stage, "save_deps"), "Stage.save_deps is missing"),
+        (lambda patch: patch.setattr(Stage, "commit", lambda self, place: None), "Stage.commit cannot be given"),
+    ],
+)
+def test_what_dvc_lacks_is_one_sentence_before_anything_is_touched(folder: Path, monkeypatch, change, words):
+    (folder / "data/runs").mkdir()
+    (folder / "data/runs/a").write_text("an old result")
+    change(monkeypatch)
+    with pytest.raises(UserError) as error:
+        pending("train")
+    assert words in str(error.value) and TRIED_VERSIONS[0] in str(error.value) and "\n" not in str(error.value)
+    assert (folder / "data/runs/a").read_text() == "an old result"
+
+
+def test_a_module_of_dvc_that_has_gone_is_one_sentence():
+    code = "import dvc.stage.cache\ndel dvc.stage.cache.RunCacheNotFoundError\n"
+    code += "import sys\nfrom altgrad.execution.__main__ import main\nfrom altgrad.config import run_stage\n"
+    code += "sys.argv[1:] = []\nrun_stage(main)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=PROJECT, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert re.match("error: DVC .* cannot import name 'RunCacheNotFoundError' from 'dvc.stage.cache';", done.stderr)
+
+
+def test_a_stage_that_has_not_run_is_pending_until_its_outputs_are_saved(folder: Path):
+    tasks = pending("train")
+    assert [(task.name, task.key, task.size, len(task.deps)) for task in tasks] == [
+        ("train@a", "a", 7, 2), ("train@b", "b", 7, 2),
+    ]  # fmt: skip
+    (folder / "data/runs").mkdir()
+    (folder / "data/runs/a").write_text("a result")
+    with locked_project() as project:
+        cell = next(cell for cell in project.cells_of("train") if cell.key == "a")
+        cell.hash_dependencies()
+        cell.save()
+        project.write_lock_file([cell])
+    assert [task.key for task in pending("train")] == ["b"]
+
+
+def test_what_the_run_cache_has_is_put_back(folder: Path):
+    with Repo() as repo:
+        repo.reproduce()
+    (folder / "dvc.lock").unlink()
+    (folder / "data/runs/a").unlink()
+    assert pending("train") == []
+    assert (folder / "data/runs/a").exists()
+    with Repo() as repo:
+        assert repo.status() == {}, "dvc.lock has it again"
+
+
+def test_settings_are_written_as_dvc_exp_run_writes_them(tmp_path):
+    ours, theirs = tmp_path / "ours.yaml", tmp_path / "theirs.yaml"
+    settings = ["grid.seeds=[0,1,2]", "train.clip=2e-3", "+optimizers.adamw.schedule=cosine", "model=micro"]
+    for path in (ours, theirs):
+        shutil.copy(PROJECT / "params.yaml", path)
+    change_params(ours, settings)
+    apply_overrides(theirs, settings)
+    assert ours.read_text() == theirs.read_text()
+    params = load_params(ours)
+    assert params.grid.seeds == [0, 1, 2] and params.train.clip == 2e-3 and params.model == "micro"
+    assert params.optimizers["adamw"].schedule == "cosine"
+
+
+@pytest.mark.parametrize("setting", ["grid.sedes=[0]", "grid.seeds=[0", "seeds"])
+def test_a_wrong_setting_changes_nothing(setting, tmp_path):
+    path = shutil.copy(PROJECT / "params.yaml", tmp_path)
+    with pytest.raises(UserError, match="-S: "):
+        change_params(Path(path), ["train.steps=5", setting])
+    assert Path(path).read_bytes() == (PROJECT / "params.yaml").read_bytes()

@@ -1,0 +1,154 @@
+"""Laws of every executor, and the one from the room's README put to work on the real pipeline.
+
+Oracle: stages of one's own, which do what the key says and write down that they did.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.execution.conftest import example
+from tests.pipeline.conftest import CELLS, Project, environment, results, stages_of
+
+EXECUTORS = {
+    "local": "from altgrad.execution.local import LocalPool\nexecutor = LocalPool(2)\n",
+    "the README's": example() + "\nexecutor = OneByOne()\n",
+}
+
+# Stands in for stages/train.py. A cell that waits is at work until a signal comes, and then takes its time; without
+# one it ends well after a minute, which the laws take for what it is.
+STAGE = """
+import signal, sys, time
+from pathlib import Path
+
+key = sys.argv[1]
+received = []
+for signum in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(signum, lambda signum, frame: received.append(signum))
+Path(f"started-{key}").touch()
+print("this is", key, flush=True)
+print("and this its last word", file=sys.stderr, flush=True)
+until = time.monotonic() + 60
+while key.startswith("waits") and time.monotonic() < until:
+    time.sleep(0.05)
+    if received:
+        time.sleep(1)
+        Path(f"stopped-{key}").write_text(str(received))
+        sys.exit(128 + received[0])
+sys.exit(3 if key.startswith("fails") else 0)
+"""
+
+# Runs tasks to their end, then cancels others in the middle, and prints what was seen of both.
+DRIVER = """
+import json, signal, time
+from pathlib import Path
+
+from altgrad.execution.executor import LOGS, Task
+
+def run_to_the_end(cancel_after):
+    outcomes, seen = [], set()
+    while True:
+        status = executor.poll()
+        seen |= {task.key for task in status.running}
+        outcomes += [[outcome.task.key, outcome.status] for outcome in status.ended]
+        if cancel_after and Path(f"started-{cancel_after}").exists():
+            time.sleep(1)  # the stage sets its handlers first, but a slow machine may be slow
+            executor.cancel(signal.SIGTERM)
+            cancel_after, report["cancelled"] = None, True
+        if not status.running and (report["cancelled"] or len(outcomes) == len(tasks)):
+            return {"outcomes": outcomes, "seen": sorted(seen)}
+        time.sleep(0.05)
+
+if __name__ == "__main__":  # an executor may import this module in its processes
+    LOGS.mkdir(parents=True)
+    report = {"cancelled": False}
+    executor.poll()  # there need not be anything to do
+    tasks = [Task("train", key, (), 1) for key in ("good-1", "fails-1", "good-2", "good-3")]
+    executor.submit(tasks)
+    report["all"] = run_to_the_end(None)
+    report["logs"] = {task.key: task.log.read_text() for task in tasks}
+    executor.submit([Task("train", key, (), 1) for key in ("waits-1", "waits-2", "waits-3", "good-4")])
+    report["stopped"] = run_to_the_end("waits-1")
+    report["afterwards"] = [len(executor.poll().running), len(executor.poll().ended)]
+    print(json.dumps(report))
+"""
+
+
+@pytest.fixture(scope="module", params=EXECUTORS)
+def reported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """Return what happened to eight tasks in a folder of their own, and the folder."""
+    folder = tmp_path_factory.mktemp("executor")
+    (folder / "stages").mkdir()
+    (folder / "stages/__init__.py").touch()
+    (folder / "stages/train.py").write_text(STAGE)
+    (folder / "driver.py").write_text(EXECUTORS[request.param] + DRIVER)
+    done = subprocess.run(
+        [sys.executable, "driver.py"],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), folder
+
+
+def test_every_task_runs_and_is_told_once_with_its_exit_status(reported):
+    report, folder = reported
+    assert sorted(report["all"]["outcomes"]) == [["fails-1", 3], ["good-1", 0], ["good-2", 0], ["good-3", 0]]
+    assert all((folder / f"started-{key}").exists() for key, _ in report["all"]["outcomes"])
+
+
+def test_what_a_task_prints_is_in_its_log(reported):
+    assert reported[0]["logs"]["fails-1"] == "this is fails-1\nand this its last word\n"
+
+
+def test_what_is_running_is_told_and_nobody_waits_for_it(reported):
+    """A poll that waited for a task would wait for ever: this one ends when it is cancelled, after a poll."""
+    assert "waits-1" in reported[0]["stopped"]["seen"]
+
+
+def test_cancelled_tasks_get_the_signal_and_are_left_to_end(reported):
+    report, folder = reported
+    started = {path.name.partition("-")[2] for path in folder.glob("started-waits-*")}
+    stopped = {path.name.partition("-")[2]: path.read_text() for path in folder.glob("stopped-*")}
+    assert started and stopped == dict.fromkeys(started, str([int(signal.SIGTERM)]))
+    assert sorted(report["stopped"]["outcomes"]) == [[key, 128 + signal.SIGTERM] for key in sorted(started)]
+
+
+def test_nothing_starts_after_cancelling(reported):
+    report, folder = reported
+    assert not (folder / "started-good-4").exists() and not (folder / "started-waits-3").exists()
+    assert report["afterwards"] == [0, 0]
+
+
+WITH_THE_EXAMPLE = """
+from altgrad.config import run_stage
+from altgrad.execution.cells import run_cells
+
+class Recording(OneByOne):
+    def submit(self, tasks):
+        print(*(task.name for task in tasks), flush=True)
+        super().submit(tasks)
+
+run_stage(lambda _: run_cells(Recording()))
+"""
+
+
+def test_an_executor_written_as_the_readme_says_trains_cells_that_dvc_then_has(project: Project, tmp_path):
+    other = Project(tmp_path / "other")
+    (other.folder / "example.py").write_text(example() + WITH_THE_EXAMPLE)
+    done = other.run(sys.executable, "example.py")
+    given = {word for word in done.stdout.split() if "@" in word}
+    assert given == stages_of(*CELLS)
+    assert results(other) == results(project)
+    assert other.repro() == {"report"}

@@ -1,0 +1,91 @@
+"""When finished tasks are handed to DVC, and what is refused. Oracle: a clock and a DVC that are told what to say."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from altgrad.config import UserError
+from altgrad.execution import handover
+from altgrad.execution.executor import Task
+from altgrad.execution.handover import EVERY, TIMES_AS_LONG, HandOver, hand_to_dvc
+
+
+def task(key: str) -> Task:
+    """Return a training task whose dependencies have the hash ``old``."""
+    return Task("train", key, ("old",), 1)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Return the time, the seconds that a hand-over takes, and the keys of each one so far."""
+    clock = SimpleNamespace(now=1000.0, takes=0.0, handed=[])
+
+    def hand(tasks):
+        clock.handed.append([task.key for task in tasks])
+        clock.now += clock.takes
+        return {}
+
+    monkeypatch.setattr(handover, "hand_to_dvc", hand)
+    monkeypatch.setattr(handover, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def test_finished_tasks_wait_for_one_another_and_the_last_ones_for_nobody(clock):
+    due = HandOver()
+    due.add(task("a"))
+    due.when_due(last=False)
+    clock.now += EVERY
+    due.add(task("b"))
+    due.when_due(last=False)
+    assert clock.handed == []
+    clock.now += 1
+    due.when_due(last=False)
+    due.add(task("c"))
+    due.when_due(last=True)
+    due.when_due(last=True)
+    assert clock.handed == [["a", "b"], ["c"]], "each once"
+
+
+def test_a_slow_hand_over_makes_the_next_one_wait_longer(clock):
+    due, clock.takes = HandOver(), 5.0
+    due.add(task("a"))
+    due.when_due(last=True)
+    due.add(task("b"))
+    clock.now += TIMES_AS_LONG * 5
+    due.when_due(last=False)
+    assert clock.handed == [["a"]]
+    clock.now += 1
+    due.when_due(last=False)
+    assert clock.handed == [["a"], ["b"]]
+
+
+class Cell:
+    """A stage that DVC knows."""
+
+    def __init__(self, key: str, hashes: tuple[str, ...] = ("old",), problem: str = "") -> None:
+        self.name, self.hashes, self.problem = f"train@{key}", hashes, problem
+
+    def hash_dependencies(self) -> tuple[str, ...]:
+        return self.hashes
+
+    def save(self) -> None:
+        if self.problem:
+            raise UserError(self.problem)
+
+
+def test_only_what_was_finished_from_what_is_there_now_is_handed_over(monkeypatch):
+    cells = [Cell("good"), Cell("changed", ("new",)), Cell("lost", problem="no output"), Cell("running")]
+    written = []
+
+    @contextmanager
+    def locked_project():
+        yield SimpleNamespace(cells_of=lambda stage: cells, write_lock_file=written.append)
+
+    monkeypatch.setattr(handover.dvc_api, "locked_project", locked_project)
+    failures = hand_to_dvc([task("good"), task("changed"), task("lost")])
+    assert written == [[cells[0]]]
+    assert failures["train@lost"] == "no output" and "has changed meanwhile" in failures["train@changed"]
+    assert len(failures) == 2

@@ -1,0 +1,50 @@
+"""Nothing depends on this room, it depends on the settings alone, and one file of it on DVC. Oracle: the imports."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.test_rooms import ROOT, imported
+
+ROOM = ROOT / "altgrad/execution"
+FILES = sorted(ROOM.glob("*.py"))
+
+
+def names_imported(source: Path) -> set[str]:
+    """Return the packages that ``source`` imports, anywhere in it."""
+    nodes = list(ast.walk(ast.parse(source.read_text())))
+    modules = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+    modules |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return {module.split(".")[0] for module in modules}
+
+
+def test_nothing_imports_it():
+    sources = [*(ROOT / "altgrad").rglob("*.py"), *(ROOT / "stages").rglob("*.py")]
+    outside = [source for source in sources if ROOM not in source.parents]
+    assert outside and not [source for source in outside if any(ROOM in file.parents for file in imported(source))]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_it_imports_the_settings_and_no_other_room(file: Path):
+    rooms = {found.relative_to(ROOT / "altgrad").parts[0] for found in imported(file)}
+    assert rooms <= {"execution", "config", "formats"}
+
+
+def test_one_file_uses_the_inner_modules_of_dvc():
+    assert [file.name for file in FILES if "dvc" in names_imported(file)] == ["dvc_api.py"]
+
+
+def test_its_files_import_one_another_in_one_direction():
+    left = {file: {found for found in imported(file) if found in FILES and found != file} for file in FILES}
+    while free := [file for file, needs in left.items() if not needs & left.keys()]:
+        for file in free:
+            del left[file]
+    assert not left, "these import one another in a circle"
+
+
+def test_the_readme_has_a_row_for_every_file():
+    text = (ROOM / "README.md").read_text()
+    assert not [file.name for file in FILES if file.name != "__init__.py" and f"| `{file.name}` |" not in text]

@@ -1,0 +1,25 @@
+"""A figure is one file, as altgrad/reporting/README.md says. Oracle: the report that shows it, and where."""
+
+import pytest
+
+from altgrad.reporting.figures import PLATES
+from altgrad.reporting.figures.plate import SPOTS, Plate
+
+
+def test_it_is_one_file_and_stands_where_it_says(followed) -> None:
+    assert [name for name in followed.changed if "reporting" in name] == ["altgrad/reporting/figures/seeds.py"]
+    curves = followed.report.split("## Loss curves")[1].split("\n## ")[0]
+    places = [curves.index(f"figures/{name}.") for name in ("loss_curves", "loss_differences", "final_losses")]
+    assert places == sorted(places)
+    assert "Final validation loss of bf16, E4M3" in curves and "a mark per seed" in curves
+    assert (followed.project.folder / "reports/figures/final_losses.svg").stat().st_size > 0
+
+
+def test_a_spot_that_the_report_does_not_have_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no spot 'curve' in the report; there are .*curves"):
+        Plate("mine", lambda *_: None, spot="curve", order=10, alt="", caption="")
+
+
+def test_figures_stand_in_the_order_that_they_say_whatever_their_files_are_called() -> None:
+    places = [(SPOTS.index(plate.spot), plate.order) for plate in PLATES]
+    assert places == sorted(places) and len(set(places)) == len(places)

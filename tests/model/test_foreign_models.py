@@ -1,0 +1,251 @@
+"""Laws of anyone's model: every layer that is known is quantized, none is lost without a word, gradients stay right.
+
+Oracles: transformers' own models with random weights; the same layer as an ``nn.Linear`` whose weight is the
+transpose; the sum of a layer's gradients over the places that call it.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from altgrad.formats import get_format
+from altgrad.model import (
+    LayerRecipe,
+    QuantizedLinear,
+    Recipe,
+    TensorRecipe,
+    account,
+    linear_layers,
+    matrix_of,
+    quantize_model,
+    unquantize_model,
+)  # fmt: skip
+from altgrad.numerics import operand
+from altgrad.optim import Arm, build_optimizer
+from altgrad.training.grids import weight_grids
+
+TOKENS = torch.randint(0, 61, (4, 16), generator=torch.Generator().manual_seed(2))
+WAYS = {
+    "tensor": {},
+    "delayed": {"scaling": "delayed", "history": 3},
+    "row": {"granularity": "row"},
+    "block": {"granularity": "block", "scale": "E8M0", "block": 8},
+    "clipped codes": {"gradient": "clipped", "save": "codes"},
+    "native": {"backend": "native"},
+}
+ARMS = {
+    "adamw": Arm(lr=1e-2),
+    "stiff": Arm(lr=1e-2, stiffness="ulp"),
+    "riemann": Arm(base="riemann_adam", lr=1e-2, stiffness="ulp"),
+}
+ON_GRID = {
+    "adamw": Arm(lr=1e-2, weights="grid", rounding="nearest"),
+    "rung": Arm(base="rung", lr=1.0, plain_lr=1e-2, weights="grid", rounding="stochastic"),
+}
+
+
+def gpt2() -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    return GPT2LMHeadModel(
+        GPT2Config(**sizes, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, bos_token_id=0, eos_token_id=0)
+    )
+
+
+def llama(tied: bool) -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=61, tie_word_embeddings=tied, **sizes))
+
+
+MODELS = {"gpt2": gpt2, "llama": lambda: llama(False), "llama, tied": lambda: llama(True)}
+
+
+def losses(model: nn.Module, arm: Arm, steps: int = 12) -> list[float]:
+    grids = weight_grids(model, on_grid=arm.weights == "grid")
+    assert grids
+    optimizer, found = build_optimizer(model, arm, grids), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(input_ids=TOKENS, labels=TOKENS).loss
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+# --- transformers' models ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_product_with_a_weight_is_quantized_and_the_head_by_its_weight_alone(name):
+    model = MODELS[name]()
+    parameters, tied = dict(model.named_parameters()), model.lm_head.weight is model.get_input_embeddings().weight
+    found = account(quantize_model(model, Recipe.uniform("E4M3")))
+    assert len(found.quantized) == {"gpt2": 9, "llama": 15, "llama, tied": 15}[name]
+    assert found.shares == {"quantized": 1.0, "unknown": 0.0}
+    heads = {name for name, formats in found.quantized.items() if formats["input"] is None}
+    assert heads == {"lm_head"} and found.quantized["lm_head"]["weight"] == "E4M3"
+    assert dict(model.named_parameters()) == parameters
+    assert (model.lm_head.weight is model.get_input_embeddings().weight) == tied == (name != "llama")
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("arm", [*ARMS.values(), *ON_GRID.values()], ids=[*ARMS, *(f"{a}, on grid" for a in ON_GRID)])
+def test_it_learns_with_every_kind_of_arm(name, arm):
+    found = losses(quantize_model(MODELS[name](), Recipe.uniform("E4M3")), arm)
+    assert found[-1] < found[0] - 0.2
+
+
+def test_weights_of_a_conv1d_stay_on_the_grid():
+    model = quantize_model(gpt2(), Recipe.uniform("E4M3"))
+    losses(model, ON_GRID["adamw"], 3)
+    layer = model.transformer.h[0].mlp.c_fc
+    scaled = layer.weight.detach() * layer.quantizers["weight"].scales(matrix_of(layer))
+    assert len(scaled.unique()) <= len(get_format("E4M3").values)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_unquantized_again_it_computes_what_it_did(name):
+    model = MODELS[name]()
+    expected, kinds = model(TOKENS).logits, {name: type(layer) for name, layer in linear_layers(model).items()}
+    quantized = quantize_model(model, Recipe.uniform("E2M5"))
+    assert not torch.equal(quantized(TOKENS).logits, expected)
+    copied = unquantize_model(copy.deepcopy(quantized))
+    assert torch.equal(copied(TOKENS).logits, expected) and torch.equal(
+        unquantize_model(quantized)(TOKENS).logits, expected
+    )
+    assert {name: type(layer) for name, layer in linear_layers(copied).items()} == kinds
+    assert copied.lm_head.weight is not model.lm_head.weight
+
+
+# --- a weight that is stored the other way round -----------------------------------------------------
+
+
+def pair(**settings: object) -> tuple[nn.Sequential, nn.Sequential]:
+    """Return a Conv1D and the nn.Linear that computes the same, quantized alike."""
+    torch.manual_seed(1)
+    conv, linear = Conv1D(24, 48), nn.Linear(48, 24)
+    with torch.no_grad():
+        conv.weight.mul_(torch.logspace(0, 2, 24)).mul_(torch.logspace(0, 1, 48)[:, None])
+        linear.weight.copy_(conv.weight.t())
+        linear.bias.copy_(conv.bias.normal_())
+    fmt = "E4M3" if settings.get("backend") == "native" else "E3M4"
+    recipe = Recipe.uniform(fmt, **settings)
+    return tuple(quantize_model(nn.Sequential(layer), recipe) for layer in (conv, linear))
+
+
+@pytest.mark.usefixtures("products")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("autocast", [True, False])
+def test_a_conv1d_is_the_linear_layer_with_its_transpose_to_the_bit(way, autocast):
+    found = []
+    for model in pair(**WAYS[way]):
+        generator = torch.Generator().manual_seed(4)
+        for _ in range(2):
+            x = torch.randn(6, 5, 48, generator=generator).requires_grad_()
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                y = model(x)
+            (y.float() * torch.randn(y.shape, generator=generator)).sum().backward()
+        layer = model[0]
+        assert (layer.in_features, layer.out_features) == (48, 24)
+        weight_grad = layer.weight.grad.t() if layer.transposed else layer.weight.grad
+        found.append([y, x.grad, weight_grad, layer.bias.grad, *layer.buffers()])
+    assert len(found[0]) == len(found[1]) and all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("way", ["tensor", "row", "block"])
+@pytest.mark.parametrize("virtual", [False, True])
+@pytest.mark.parametrize("arm", ARMS)
+def test_arms_step_it_as_they_step_its_transpose(way, virtual, arm):
+    ends = []
+    for model in pair(**WAYS[way]):
+        if virtual:
+            spec = TensorRecipe(get_format("E3M4"), virtual=True, **WAYS[way])
+            quantize_model(unquantize_model(model), Recipe((LayerRecipe(weight=spec).on("0"),)))
+        optimizer = build_optimizer(model, ARMS[arm], weight_grids(model, on_grid=False))
+        generator = torch.Generator().manual_seed(4)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(5, 48, generator=generator)).square().sum().backward()
+            optimizer.step()
+        ends.append(matrix_of(model[0]).detach())
+    torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-6)
+
+
+def test_torchao_refuses_a_conv1d_in_one_sentence():
+    with pytest.raises(ValueError, match="layer 0 is a Conv1D, which torchao does not take"):
+        quantize_model(nn.Sequential(Conv1D(16, 16)), Recipe((LayerRecipe(torchao="tensorwise").on("0"),)))
+
+
+# --- a layer in two places -------------------------------------------------------------------------
+
+
+class Twice(nn.Module):
+    """One layer under two names, and called in both places; or two layers with equal weights."""
+
+    def __init__(self, shared: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+        self.second = self.first if shared else copy.deepcopy(self.first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(3 * torch.tanh(self.first(x)))
+
+
+def twice(shared: bool, **settings: object) -> Twice:
+    torch.manual_seed(0)
+    return quantize_model(Twice(shared), Recipe.uniform("E4M3", **settings))
+
+
+@pytest.fixture(params=["loops", "tensors"])
+def arithmetic(request, monkeypatch):
+    """The CPU's own loops, and the tensor operations of other devices."""
+    if request.param == "tensors":
+        monkeypatch.setattr(operand, "has_loops", lambda t: False)
+    return request.param
+
+
+def test_a_layer_is_replaced_in_each_of_its_places():
+    model = twice(True)
+    assert isinstance(model.first, QuantizedLinear) and model.second is model.first
+    assert list(account(model).quantized) == ["first"]
+    unquantize_model(model)
+    assert type(model.first) is nn.Linear and model.second is model.first
+
+
+@pytest.mark.usefixtures("arithmetic")
+@pytest.mark.parametrize("way", ["tensor", "row", "block", "clipped codes"])
+def test_its_gradient_is_the_sum_over_its_calls(way):
+    model, apart = twice(True, **WAYS[way]), twice(False, **WAYS[way])
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(3))
+    outputs = [m(x) for m in (model, apart)]
+    assert torch.equal(*outputs)
+    for y in outputs:
+        y.square().sum().backward()
+    for name in ("weight", "bias"):
+        parts = [getattr(layer, name).grad for layer in (apart.first, apart.second)]
+        torch.testing.assert_close(getattr(model.first, name).grad, parts[0] + parts[1])
+
+
+@pytest.mark.usefixtures("arithmetic")
+def test_its_history_has_every_call_and_its_weight_once_per_forward_pass():
+    model, seen = twice(True, scaling="delayed", history=4), {"input": [], "grad": []}
+    assert {layer.recipe.weight.scaling for layer in linear_layers(model).values()} == {"delayed"}
+
+    def watch(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        seen["input"].insert(0, inputs[0].abs().max().item())
+        output.register_hook(lambda grad: seen["grad"].insert(0, grad.abs().max().item()))
+
+    model.first.register_forward_hook(watch)
+    for _ in range(2):
+        model(torch.randn(8, 16)).square().sum().backward()
+    for role, expected in seen.items():
+        assert model.first.history(role).tolist() == pytest.approx(expected)
+    assert (model.first.history("weight") != 0).tolist() == [True, True, False, False]

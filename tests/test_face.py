@@ -1,0 +1,104 @@
+"""What a visitor meets first: the list of commands, and the files that say licence, citation and changes.
+
+Oracle for the list: the sources, searched as text for what runs as a program.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import altgrad
+from altgrad.__main__ import INTERNAL, OPTIONS, commands, main
+from altgrad.config.files import read_yaml
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "altgrad"
+
+
+def programs() -> set[str]:
+    """Return what runs as ``python -m altgrad.NAME``, found by the words in its source."""
+    found = set()
+    for source in PACKAGE.rglob("*.py"):
+        name = source.relative_to(PACKAGE).as_posix().removesuffix(".py").replace("/", ".")
+        if re.search(r"^if __name__ == .__main__.", source.read_text(encoding="utf-8"), re.MULTILINE):
+            found.add(name.removesuffix(".__main__"))
+    return found - {"__main__"}
+
+
+def test_every_program_of_the_package_is_listed_or_internal() -> None:
+    listed = {name for name in commands() if " " not in name}
+    assert listed | set(INTERNAL) == programs() and not listed & set(INTERNAL)
+    assert set(OPTIONS) <= listed
+
+
+def test_every_command_has_a_line_that_says_what_it_does() -> None:
+    for name, line in commands().items():
+        assert len(line.split()) > 3 and line[0].isupper() and line[-1] in ".?)", f"{name}: {line}"
+
+
+def test_a_command_with_an_option_is_listed_where_its_source_has_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OPTIONS, "formats", {"--plot": "draws it", "--sing": "which it cannot"})
+    assert commands()["formats --plot"] == "draws it" and "formats --sing" not in commands()
+
+
+def test_without_a_name_the_commands_are_printed_and_nothing_heavy_is_imported() -> None:
+    code = (
+        "import sys; from altgrad.__main__ import main; code = main([]); "
+        "sys.exit(code or ' '.join({'torch', 'numpy', 'pydantic'} & set(sys.modules)) or None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name, line in commands().items():
+        assert re.search(rf"^  {re.escape(name)} +{re.escape(line)}$", done.stdout, re.MULTILINE), name
+
+
+@pytest.mark.parametrize("arguments", [["E3M4"], ["--help"], ["E3M4x"]])
+def test_a_command_does_what_its_module_does(arguments: list[str]) -> None:
+    ways = [["-m", "altgrad", "formats"], ["-m", "altgrad.formats"]]
+    outcomes = [
+        subprocess.run([sys.executable, *way, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+        for way in ways
+    ]
+    first, second = [(done.returncode, done.stdout, done.stderr) for done in outcomes]
+    assert first == second and (first[1] or first[2])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [("format", "did you mean formats?"), ("prove", "did you mean numerics.check.prove?"), ("xyzzy", "lists all"),
+     ("benchmark.alone", "benchmark"), ("Formats", "did you mean formats?")],
+)  # fmt: skip
+def test_an_unknown_command_is_one_sentence_and_two(wrong: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([wrong, "--jobs", "2"]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert said.err.startswith(f"error: altgrad has no command '{wrong}'") and words in said.err
+
+
+def test_the_citation_says_what_the_package_says() -> None:
+    citation = read_yaml(ROOT / "CITATION.cff")
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)  # what version 1.2.0 of the form requires
+    assert citation["cff-version"] == "1.2.0" and citation["version"] == altgrad.__version__
+    assert citation["license"] == "Apache-2.0" and citation["authors"] == [{"name": "The AltGrad authors"}]
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "CHANGELOG.md"])
+def test_what_a_page_names_is_there(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\((?!http)([^)#]+)", text):
+        assert (ROOT / target).exists(), target
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    for target in re.findall(r"`make ([\w-]+)", text):
+        assert target in targets, target
+    for name in re.findall(r"`altgrad\.([a-z_.]+)`", text):
+        assert any((PACKAGE / name.replace(".", "/")).with_suffix(end).exists() for end in ("", ".py")), name
+
+
+def test_the_changelog_ends_with_a_section_per_released_version_or_none_is_released() -> None:
+    headings = re.findall(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings[0] == "Unreleased" and len(set(headings)) == len(headings)

@@ -1,0 +1,128 @@
+"""Laws of a cell that starts from published weights: they are where it begins, and a changed file is another cell.
+
+Oracle: the loaded model itself, its loss computed here; transformers writes the file.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from altgrad.config import Cell, Resolver, UserError, load_params
+from altgrad.config.files import write_text
+from altgrad.config.params import validated
+from altgrad.config.schema import Params
+from altgrad.data import TokenFile, validation_sample
+from altgrad.model import load_published
+from altgrad.training import train_cell
+from altgrad.training.plan import check_cells
+from tests.training.conftest import VOCABULARY
+
+PARAMS = load_params(Path(__file__).parents[2] / "params.yaml")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCABULARY + 4, "n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, initializer_range=0.3, bos_token_id=0, eos_token_id=0))
+    model.save_pretrained(tmp_path / "weights")
+    return tmp_path / "weights"
+
+
+def cells(model: object, **changes: object) -> list[Cell]:
+    train = {
+        "steps": 4,
+        "batch": 4,
+        "eval_every": 4,
+        "eval_sequences": 10,
+        "log_every": 2,
+        "compile": "off",
+        "threads": 1,
+    }
+    grid = {"formats": ["bf16", "E4M3"], "optimizers": ["adamw"], "seeds": [0], "lr_scales": [1]}
+    values = (
+        PARAMS.model_dump()
+        | {"model": model, "train": train | {"compute": "fp32", "threads": 1}, "grid": grid}
+        | changes
+    )
+    return list(Resolver(validated(Params, values, "params.yaml")).cells())
+
+
+def test_the_loss_before_the_first_step_is_that_of_the_weights(folder, tokens, tmp_path):
+    plain, quantized = cells({"from": str(folder), "context": 16})
+    check_cells([plain, quantized], VOCABULARY, "bf16")
+    model = load_published(folder).eval()
+    inputs, targets = validation_sample(TokenFile(tokens, "val"), 10, 16)
+    with torch.no_grad():
+        expected = model(inputs, targets).item()
+    found = {}
+    for cell in (plain, quantized):
+        train_cell(cell, tokens, tmp_path / cell.key, tmp_path)
+        with open(tmp_path / cell.key / "history.csv") as rows:
+            first, *_, last = csv.DictReader(rows)
+        assert first["step"] == "0"
+        found[cell.format] = float(first["val_loss"])
+        assert float(last["val_loss"]) != found[cell.format]
+    assert found["bf16"] == pytest.approx(expected, rel=1e-6)
+    assert found["E4M3"] == pytest.approx(expected, rel=0.05) and found["E4M3"] != found["bf16"]
+
+
+def test_a_preset_may_say_it_as_well_and_the_cell_holds_what_decides(folder):
+    here = cells({"from": str(folder)})[0]
+    named = cells("mine", models={"mine": {"from": str(folder)}})[0]
+    assert here == named
+    assert (here.model.layers, here.model.context, here.model.bias, here.model.gelu) == (1, 32, True, "tanh")
+    assert here.model.start.vocab_size == VOCABULARY + 4 and len(here.model.start.sha256) == 64
+    assert Cell.model_validate(here.model_dump()) == here
+
+
+def test_a_changed_file_is_another_cell_and_trains_no_longer_as_this_one(folder, tokens, tmp_path):
+    before = cells({"from": str(folder)})[0]
+    tensors = load_file(folder / "model.safetensors")
+    tensors["transformer.wte.weight"][3, 4] += 1e-3
+    save_file(tensors, folder / "model.safetensors")
+    after = cells({"from": str(folder)})[0]
+    assert before.sha256() != after.sha256()
+    with pytest.raises(UserError, match="not those that cell bf16-adamw-0-1 was resolved for"):
+        train_cell(before, tokens, tmp_path / "out", tmp_path)
+
+
+def test_a_preset_that_nobody_picks_is_not_read(folder):
+    models = {name: preset.model_dump() for name, preset in PARAMS.models.items()}
+    assert cells("nano", models=models | {"absent": {"from": "no/such/folder"}}) == cells("nano")
+
+
+@pytest.mark.parametrize(
+    ("settings", "vocabulary", "words"),
+    [
+        ({}, 4096, f"weights in .* have {VOCABULARY + 4} tokens, and tokenizer.vocab_size is 4096"),
+        ({}, VOCABULARY + 5, "make the two the same"),
+        ({"context": 64}, VOCABULARY, "context 64 is more than the 32 positions"),
+        ({"from": "no/such/folder"}, VOCABULARY, "no/such/folder has no config.json"),
+        ({"layers": 3}, VOCABULARY, "unknown setting 'layers'"),
+        ({"dropout": 2}, VOCABULARY, "models.*dropout"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_anything_trains(folder, settings, vocabulary, words):
+    with pytest.raises(UserError, match=words) as raised:
+        check_cells(cells({"from": str(folder)} | settings), vocabulary, "bf16")
+    assert "\n" not in str(raised.value)
+
+
+def test_sizes_that_an_override_changes_no_longer_fit(folder):
+    found = cells({"from": str(folder)}, overrides={"E4M3": {"model": {"width": 32}}})
+    with pytest.raises(UserError, match="wte.weight is 304 x 16, and by .* it should be 304 x 32"):
+        check_cells(found, VOCABULARY, "bf16")
+
+
+def test_it_is_read_from_params_yaml(folder, tmp_path):
+    text = (Path(__file__).parents[2] / "params.yaml").read_text()
+    write_text(tmp_path / "params.yaml", text.replace("model: nano ", f"model: {{from: {folder}}} ", 1))
+    params = load_params(tmp_path / "params.yaml")
+    assert params.model == str(folder) and next(Resolver(params).cells()).model.width == 16
