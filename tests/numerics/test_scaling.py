@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
+from altgrad.config import recipe
 from altgrad.formats import get_format
 from altgrad.numerics import (
     amax,
@@ -22,7 +24,7 @@ from altgrad.numerics import (
     scale_from_history,
     update_amax_history,
 )
-from altgrad.numerics.scaling import SCALE_ROUNDINGS
+from altgrad.numerics.scaling import SCALE_FORMATS, SCALE_ROUNDINGS
 from tests.numerics.numerics_oracles import EIGHT_BIT_SPLITS, KERNEL_FORMATS, name_of, random_patterns
 
 AMAXES = random_patterns(4000).abs()
@@ -192,3 +194,9 @@ def test_mx_quantization_follows_the_specification():
 def test_errors_name_the_argument(match, call):
     with pytest.raises(ValueError, match=match):
         call()
+
+
+def test_the_settings_of_a_recipe_name_every_scale_that_is_computed_and_no_other():
+    """They stand in `altgrad.config`, which is read without torch and cannot ask here."""
+    assert recipe.SCALE_FORMATS == SCALE_FORMATS
+    assert get_args(recipe.TensorRecipe.model_fields["scale_rounding"].annotation) == SCALE_ROUNDINGS
