@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from tests.pipeline.conftest import PROJECT, project
+from tests.pipeline.conftest import PROJECT, finished, project
 
-__all__ = ["example", "project"]
+__all__ = ["example", "finished", "project"]
 
 
 def example() -> str:

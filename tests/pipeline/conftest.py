@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -55,6 +56,13 @@ class Project:
             self.run("git", "init", "--quiet")
             self.run("git", "add", "--all")
             self.run("git", "-c", "user.name=t", "-c", "user.email=t@t", "commit", "--quiet", "--message", "start")
+
+    @classmethod
+    def at(cls, folder: Path) -> Project:
+        """Return the project that is in ``folder`` already."""
+        project = cls.__new__(cls)
+        project.folder = folder
+        return project
 
     def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command in the folder; with ``check``, it must succeed."""
@@ -112,9 +120,22 @@ def stages_of(*cells: str) -> set[str]:
     return {f"{stage}@{cell}" for cell in cells for stage in ("train", "diagnose")}
 
 
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a project whose pipeline has run once, for all test processes; the first to ask makes it."""
+    own = tmp_path_factory.getbasetemp()
+    shared = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "finished"
+    with open(shared.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (shared / "done").exists():
+            assert Project(shared).repro() == {"tokenize", "grid", "report"} | stages_of(*CELLS)
+            (shared / "done").touch()
+    return shared
+
+
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def project(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
     """Return a project whose pipeline has run once."""
-    project = Project(tmp_path_factory.mktemp("project"))
-    assert project.repro() == {"tokenize", "grid", "report"} | stages_of(*CELLS)
-    return project
+    folder = tmp_path_factory.mktemp("project") / "copy"
+    shutil.copytree(finished, folder, symlinks=True, ignore=shutil.ignore_patterns("done"))
+    return Project.at(folder)

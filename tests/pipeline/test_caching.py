@@ -81,8 +81,7 @@ def test_a_fresh_clone_with_the_cache_runs_nothing(project: Project, tmp_path):
     project.run("git", "-c", "user.name=t", "-c", "user.email=t@t", "commit", "--quiet", "--message", "done")
     assert project.run("git", "status", "--porcelain").stdout == ""
     project.run("git", "clone", "--quiet", ".", str(tmp_path / "clone"))
-    clone = Project.__new__(Project)
-    clone.folder = tmp_path / "clone"
+    clone = Project.at(tmp_path / "clone")
     clone.run("dvc", "cache", "dir", "--local", str(project.folder / ".dvc/cache"))
     assert clone.repro() <= {"report"}
     assert clone.run("git", "status", "--porcelain").stdout == ""
