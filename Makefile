@@ -9,7 +9,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-JOBS ?= 1
+JOBS ?=
 SET ?=
 KEEP ?=
 BIN := $(VENV)/bin
@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 # Without git history DVC needs to be told so; experiments and comparisons of revisions need git.
 repro: env
 	@git rev-parse --git-dir >/dev/null 2>&1 || dvc config --local core.no_scm true
-	@python -m altgrad.execution --jobs "$(JOBS)" $(foreach setting,$(SET),-S '$(setting)')
+	@python -m altgrad.execution $(if $(JOBS),--jobs "$(JOBS)") $(foreach setting,$(SET),-S '$(setting)')
 	dvc repro
 	@echo "The report: $(CURDIR)/reports/index.html"
 	@test -z "$(KEEP)" || { mkdir -p "$(KEEP)/figures" && cp reports/figures/*.png "$(KEEP)/figures" && \

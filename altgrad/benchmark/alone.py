@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> None:
 
     job = json.loads(arguments[0])
     machine.use_compile_cache(Path(job["cache"]))
-    machine.use_threads(job["threads"])
+    torch.set_num_threads(job["threads"])
     device = torch.device(job["device"])
     config = GPTConfig(**job["config"])
     entry = next(entry for entry in steps.contestants(job["formats"], device) if entry.name == job["name"])

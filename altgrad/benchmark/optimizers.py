@@ -117,7 +117,7 @@ def main(arguments: list[str]) -> None:
 
     job = json.loads(arguments[0])
     machine.use_compile_cache(machine.compile_cache(Path.cwd()))
-    machine.use_threads(job["threads"])
+    torch.set_num_threads(job["threads"])
     optimizer = _stepper(GPTConfig(**job["config"]), job["fmt"], job["settings"], torch.device(job["device"]))
     for _ in range(WARM):
         optimizer.step()

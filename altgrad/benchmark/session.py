@@ -14,6 +14,7 @@ from tqdm import tqdm
 from altgrad.benchmark import alone, command_line, compiling, limits, optimizers, pipeline, quantizers, steps, tables
 from altgrad.benchmark.record import Record
 from altgrad.config import UserError
+from altgrad.config.process import usable_cores
 from altgrad.formats import get_format
 from altgrad.model import GPTConfig
 from altgrad.numerics.check.records import environment
@@ -40,7 +41,8 @@ class Session:
         self.cache = machine.compile_cache(Path.cwd())
         machine.use_compile_cache(self.cache)
         self.device = machine.select_device(options.device)
-        self.threads = machine.use_threads(0)
+        self.threads = min(torch.get_num_threads(), usable_cores())  # one for each core
+        torch.set_num_threads(self.threads)
         self.names = [entry.name for entry in steps.contestants(self.formats, self.device)]
         name = machine.device_name(self.device)
         found = environment("altgrad.benchmark", arguments) | {"device": name, "on_gpu": self.device.type == "cuda"}

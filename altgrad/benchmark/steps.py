@@ -20,7 +20,8 @@ from tqdm import tqdm
 from altgrad.benchmark.limits import synchronize
 from altgrad.model import GPT, GPTConfig, LayerRecipe, Recipe, linear_layers, quantize_model
 from altgrad.optim import Arm, build_optimizer
-from altgrad.training.machine import choose_compute, compile_model
+from altgrad.training.graphs import compile_model
+from altgrad.training.machine import choose_compute
 
 BASELINE = "bf16"
 CLIP = 1.0

@@ -8,6 +8,9 @@ from pydantic import Discriminator, Field, Tag, create_model, model_validator
 
 from altgrad.config.section import Section
 
+# A setting of the model and not of the machine, since a sum over several threads has other bits.
+THREADS = Field(1, ge=1, le=4096, description="CPU threads of a cell, which decide its last bits")
+
 
 class Model(Section):
     """A GPT: its size. The vocabulary comes from the tokenizer."""
@@ -20,6 +23,7 @@ class Model(Section):
     dropout: float = Field(0.0, ge=0, lt=1, description="share of the activations that are dropped in training")
     bias: bool = Field(False, description="of linear layers and norms; GPT-2 has them")
     gelu: Literal["exact", "tanh"] = Field("exact", description="tanh is the approximation that GPT-2 has")
+    threads: int = THREADS
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> Model:
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
 
         context: int | None
         dropout: float
+        threads: int
 
 else:
     ModelFrom = create_model(
@@ -52,6 +57,7 @@ else:
             int | None, Field(None, ge=8, description="tokens per sequence; default, and most: the weights' own")
         ),
         dropout=(float, Field(0.0, ge=0, lt=1, description="share of the activations that are dropped in training")),
+        threads=(int, THREADS),
     )  # fmt: skip
 
 

@@ -80,7 +80,7 @@ def cell_model(preset: Model | ModelFrom) -> dict[str, Any]:
             f"params.yaml: model: context {context} is more than the {sizes['context']} positions of {folder}"
         )
     start = {"folder": str(folder), "sha256": weights_sha256(folder), "vocab_size": sizes.pop("vocab_size")}
-    return sizes | {"context": context, "dropout": settings["dropout"], "start": start}
+    return sizes | {"context": context, "start": start} | {name: settings[name] for name in ("dropout", "threads")}
 
 
 def weights_sha256(folder: Path) -> str:

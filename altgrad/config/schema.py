@@ -127,7 +127,6 @@ class Train(Section):
     compile: Literal["auto", "on", "off"] = Field(
         "auto", description="torch.compile; auto: where there is a C++ compiler"
     )
-    threads: int = Field(0, ge=0, le=4096, description="CPU threads; 0 means one per physical core")
     divergence: Divergence = Field(Divergence(), description="when a run counts as diverged")
 
 

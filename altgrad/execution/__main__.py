@@ -11,20 +11,20 @@ from altgrad.config import UserError, load_params, run_stage
 def main(arguments: list[str]) -> None:
     """Change the settings that ``-S`` names, then run what `dvc repro` would run of the cells."""
     parser = argparse.ArgumentParser(prog="python -m altgrad.execution", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="cells at a time")
+    parser.add_argument("--jobs", type=int, metavar="N", help="cells at a time; default: what is fastest here")
     parser.add_argument(
         "-S", "--set-param", action="append", default=[], metavar="NAME=VALUE",
         help="write a setting into params.yaml first, as `dvc exp run -S` does; may be given many times",
     )  # fmt: skip
     options = parser.parse_args(arguments)
-    if options.jobs < 1:
+    if options.jobs is not None and options.jobs < 1:
         raise UserError(f"--jobs: expected 1 or more, got {options.jobs}")
 
     from altgrad.execution import cells, dvc_api, local  # DVC, which takes a moment to load
 
     dvc_api.change_params(Path("params.yaml"), options.set_param)
-    load_params()
-    cells.run_cells(local.LocalPool(options.jobs))
+    params = load_params()
+    cells.run_cells(local.LocalPool(options.jobs, params.models[params.model].threads))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The cells of a grid from the plan to DVC: tasks to an executor, what it finished to DVC, interrupts to what runs.
 
 `dvc repro` runs one stage at a time under a lock of its own and writes all of dvc.lock anew after each. So the cells
-that it would train or diagnose are done ahead of it, and the finished ones are handed to DVC many at a time. What
-DVC has cached is taken from there.
+that it would train or diagnose are done ahead of it, and the finished ones are handed to DVC many at a time. A cell is
+diagnosed when DVC has what its training wrote, while others train. What DVC has cached is taken from there.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from altgrad.config import UserError
+from altgrad.execution.draft import Draft
 from altgrad.execution.executor import LOGS, Executor, Task
 from altgrad.execution.handover import HandOver
 from altgrad.execution.plan import pending
-from altgrad.execution.progress import Progress, last_line
+from altgrad.execution.progress import Progress, why_it_failed
 
 POLL_SECONDS = 0.1
 
@@ -27,45 +28,55 @@ def run_cells(executor: Executor) -> None:
     """Run what `dvc repro` would run of the cells of params.yaml, which is taken as it stands.
 
     Raises :class:`UserError` naming every task that failed, each with its last line; those that did not fail are
-    handed to DVC all the same. No cell is diagnosed when one failed to train.
+    handed to DVC all the same.
     """
     if subprocess.run(["dvc", "repro", "--quiet", "tokenize", "grid"], check=False).returncode:
         sys.exit(1)
-    for stage in ("train", "diagnose"):
-        tasks = pending(stage)
-        failures = run_tasks(tasks, executor) if tasks else {}
-        if failures:
-            raise UserError("; ".join(f"{name}: {problem}" for name, problem in failures.items()))
+    tasks = pending()
+    failures = run_tasks(tasks, executor) if tasks else {}
+    if failures:
+        raise UserError("; ".join(f"{name}: {problem}" for name, problem in failures.items()))
 
 
 def run_tasks(tasks: Sequence[Task], executor: Executor) -> dict[str, str]:
-    """Run tasks of one stage and hand them to DVC; return what went wrong, by name.
+    """Run tasks, and the diagnoses of what they train, and hand them to DVC; return what went wrong, by name.
 
     An interrupt or SIGTERM reaches every task that is running, which writes a checkpoint and stops; then this process
     ends with status 128 + signal.
     """
     LOGS.mkdir(parents=True, exist_ok=True)
-    for task in tasks:
-        task.log.unlink(missing_ok=True)
     failures: dict[str, str] = {}
-    hand_over, ended, passed_on, over = HandOver(), 0, 0, False
-    with _caught_signals() as received, closing(Progress(tasks)) as progress:
-        executor.submit(tasks)
+    hand_over, open_tasks, passed_on, over = HandOver(), 0, 0, False
+
+    def start(more: Sequence[Task]) -> int:
+        for task in more:
+            task.log.unlink(missing_ok=True)
+        progress.add(more)
+        executor.submit(more)
+        return len(more)
+
+    with _caught_signals() as received, closing(Progress()) as progress, closing(Draft()) as draft:
+        open_tasks += start(tasks)
         while not over:
             for signum in received[passed_on:]:  # before the poll, which may start the next task
                 executor.cancel(signum)
                 passed_on += 1
             status = executor.poll()
-            for task, exit_status in status.ended:
-                ended += 1
-                progress.ended(task)
-                if exit_status == 0:
-                    hand_over.add(task)
+            for outcome in status.ended:
+                open_tasks -= 1
+                progress.ended(outcome)
+                if outcome.status == 0:
+                    hand_over.add(outcome.task)
                 else:
-                    failures[task.name] = last_line(task.log)
-            progress.show(status.running)
-            over = not status.running and (passed_on > 0 or ended == len(tasks))
-            hand_over.when_due(last=over)
+                    failures[outcome.task.name] = why_it_failed(outcome)
+            idle = not status.running and (passed_on > 0 or open_tasks == 0)
+            trained = hand_over.when_due(last=idle)
+            if trained and not received:
+                open_tasks += start(pending(trained))
+            over = idle and (passed_on > 0 or open_tasks == 0)
+            progress.show(status.running, last=over)
+            if not (over or received):
+                draft.when_due()
             if not status.ended:
                 time.sleep(POLL_SECONDS)
     if received:

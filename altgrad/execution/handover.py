@@ -16,7 +16,7 @@ EVERY, TIMES_AS_LONG = 20, 10  # seconds, and as a multiple of what the last one
 
 
 class HandOver:
-    """Finished tasks of one stage on their way to DVC; ``failures`` says what DVC did not take, and why, by name."""
+    """Finished tasks on their way to DVC; ``failures`` says what DVC did not take, and why, by name."""
 
     def __init__(self) -> None:
         self.failures: dict[str, str] = {}
@@ -27,20 +27,24 @@ class HandOver:
         """Keep a finished task for the next hand-over."""
         self._waiting.append(task)
 
-    def when_due(self, *, last: bool) -> None:
-        """Hand over what waits if it is time to, or, where there will be no other time, at once."""
+    def when_due(self, *, last: bool) -> list[str]:
+        """Hand over what waits if it is time to, or, where nothing else runs, at once; return what trained."""
         began = time.monotonic()
-        if self._waiting and (last or began - self._ended > max(EVERY, TIMES_AS_LONG * self._took)):
-            self.failures |= hand_to_dvc(self._waiting)
-            self._waiting, self._ended = [], time.monotonic()
-            self._took = self._ended - began
+        if not self._waiting or not (last or began - self._ended > max(EVERY, TIMES_AS_LONG * self._took)):
+            return []
+        tasks, self._waiting = self._waiting, []
+        failures = hand_to_dvc(tasks)
+        self.failures |= failures
+        self._ended = time.monotonic()
+        self._took = self._ended - began
+        return [task.key for task in tasks if task.stage == "train" and task.name not in failures]
 
 
 def hand_to_dvc(tasks: Sequence[Task]) -> dict[str, str]:
-    """Put what finished tasks of one stage wrote into DVC's cache and lock file; return what went wrong, by name."""
+    """Put what finished tasks wrote into DVC's cache and lock file; return what went wrong, by name."""
     planned, failures, saved = {task.name: task.deps for task in tasks}, {}, []
     with dvc_api.locked_project() as project:
-        for found in project.cells_of(tasks[0].stage):
+        for found in (cell for stage in ("train", "diagnose") for cell in project.cells_of(stage)):
             if found.name not in planned:
                 continue
             if found.hash_dependencies() != planned[found.name]:

@@ -1,79 +1,78 @@
-"""The executor of one machine: every task in a process of its own, so many at a time.
+"""The executor of one machine: processes that each run one task after another, so many at a time.
 
-The processes are forked from one that has loaded the libraries and none of this project, which every process loads
-for itself: that takes a third of the time of a small cell.
-
-Each process has as many threads as there are cores for it, unless ``train.threads`` says otherwise, and one GPU if
-there are any.
+They are forked from one that has loaded the libraries and none of this project. A process that failed a task, died or
+kept much more memory than after its first task is replaced by a new one. Each has one GPU if there are any.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import runpy
-import sys
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from multiprocessing.context import ForkServerContext
-from multiprocessing.process import BaseProcess
-from typing import NamedTuple
 
 from altgrad.config.process import usable_cores
 from altgrad.execution.executor import Outcome, Status, Task
+from altgrad.execution.worker import serve
 
 LIBRARIES = ["torch._inductor.compile_fx", "torch._inductor.codegen.cpp", "pandas", "pyarrow.parquet"]
-
-
-class _Worker(NamedTuple):
-    """A task in a process."""
-
-    task: Task
-    slot: int  # of the pool's jobs; it decides the GPU
-    process: BaseProcess
+GROWTH = 1 << 30  # bytes that a process may keep beyond what it kept after its first task; graphs are some 100 MB each
 
 
 class LocalPool:
-    """Up to ``jobs`` tasks at a time on this machine. Nothing is loaded or started before the first task."""
+    """Up to ``jobs`` tasks at a time on this machine; diagnoses first, which are short and wanted soon.
 
-    def __init__(self, jobs: int) -> None:
-        self._jobs = jobs
+    ``threads``: what each task computes with. Without ``jobs`` there are as many as the machine has GPUs, or without
+    any as its cores serve. Nothing is loaded or started before the first task.
+    """
+
+    def __init__(self, jobs: int | None = None, threads: int = 1) -> None:
+        self._wanted, self._threads = jobs, threads
         self._waiting: deque[Task] = deque()
-        self._running: list[_Worker] = []
+        self._workers: dict[int, _Worker] = {}  # by slot
 
     def submit(self, tasks: Sequence[Task]) -> None:
-        """Queue ``tasks`` behind those that wait."""
-        self._waiting.extend(tasks)
+        """Queue ``tasks`` behind those of their stage that wait."""
+        self._waiting = deque(sorted([*self._waiting, *tasks], key=lambda task: task.stage != "diagnose"))
 
     def poll(self) -> Status:
-        """Fill the free slots, and say what is running and what has ended."""
-        while self._waiting and len(self._running) < self._jobs:
-            self._running.append(self._start(self._waiting.popleft()))
-        ended = [worker for worker in self._running if not worker.process.is_alive()]
-        self._running = [worker for worker in self._running if worker not in ended]
-        outcomes = [Outcome(worker.task, worker.process.exitcode) for worker in ended]
-        return Status([worker.task for worker in self._running], outcomes)
+        """Take what the processes answer, and give the idle ones their next task."""
+        outcomes = [outcome for worker in self._workers.values() if (outcome := worker.outcome())]
+        self._workers = {slot: worker for slot, worker in self._workers.items() if worker.is_fit()}
+        while self._waiting and (free := self._free()) is not None:
+            self._worker(free).give(self._waiting.popleft())
+        return Status([worker.task for worker in self._workers.values() if worker.task], outcomes)
 
     def cancel(self, signum: int) -> None:
-        """Forget what waits, and pass the signal on."""
+        """Forget what waits, and pass the signal on to what runs."""
         self._waiting.clear()
-        for worker in self._running:
-            with suppress(ProcessLookupError):  # it has ended since the last poll
-                os.kill(worker.process.pid, signum)
+        for worker in self._workers.values():
+            if worker.task:
+                worker.signal(signum)
 
-    def _start(self, task: Task) -> _Worker:
-        slot = min(set(range(self._jobs)) - {worker.slot for worker in self._running})
-        environment = {"CUDA_VISIBLE_DEVICES": self._gpus[slot % len(self._gpus)]} if self._gpus else {}
-        arguments = (task.stage, task.key, str(task.log), environment)
-        process = self._context.Process(target=_run_stage_module, args=arguments)
-        process.start()
-        return _Worker(task, slot, process)
+    def _free(self) -> int | None:
+        """Return a slot whose process is idle, or else one without a process, if there is any."""
+        idle = [slot for slot, worker in self._workers.items() if worker.task is None]
+        return next(iter([*idle, *(slot for slot in range(self._jobs) if slot not in self._workers)]), None)
+
+    def _worker(self, slot: int) -> _Worker:
+        if slot not in self._workers:
+            environment = {"CUDA_VISIBLE_DEVICES": self._gpus[slot % len(self._gpus)]} if self._gpus else {}
+            self._workers[slot] = _Worker(self._context, environment)
+        return self._workers[slot]
+
+    @cached_property
+    def _jobs(self) -> int:
+        import torch  # which counts physical cores, or what OMP_NUM_THREADS says
+
+        cores = min(torch.get_num_threads(), usable_cores())
+        return self._wanted or len(self._gpus) or max(1, cores // self._threads)
 
     @cached_property
     def _context(self) -> ForkServerContext:
-        os.environ["OMP_NUM_THREADS"] = str(threads_each(self._jobs))  # the processes inherit it
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(LIBRARIES)
         return context
@@ -87,19 +86,51 @@ class LocalPool:
         return allowed.split(",") if allowed else [str(index) for index in range(torch.cuda.device_count())]
 
 
-def threads_each(jobs: int) -> int:
-    """Return the threads of each of ``jobs`` processes: one of them has as many as it would have from `dvc repro`."""
-    import torch  # which must find the variables that run_stage sets
+class _Worker:
+    """A process of the pool and what it is at."""
 
-    return max(1, min(torch.get_num_threads(), usable_cores()) // jobs)
+    def __init__(self, context: ForkServerContext, environment: dict[str, str]) -> None:
+        self.task: Task | None = None
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, environment), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._failed = False
+        self._first_bytes = self._bytes = 0
 
+    def give(self, task: Task) -> None:
+        """Start ``task``."""
+        self.task = task
+        with suppress(BrokenPipeError):  # it has died since, and `outcome` will say so
+            self._connection.send((task.stage, task.key, str(task.log)))
 
-def _run_stage_module(stage: str, key: str, log: str, environment: dict[str, str]) -> None:
-    """What ``python -m stages.train KEY > LOG`` would do, in this process."""
-    os.setsid()  # an interrupt from the keyboard reaches it through its parent, once
-    with open(log, "wb") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    os.environ.update(environment)
-    sys.argv[1:] = [key]
-    runpy.run_module(f"stages.{stage}", run_name="__main__", alter_sys=True)
+    def outcome(self) -> Outcome | None:
+        """Return how its task has ended, if it has."""
+        if self.task is None:
+            return None
+        alive = self._process.is_alive()  # asked first: by now a dead one's answer is there if it gave any
+        if alive and not self._connection.poll():
+            return None
+        try:
+            if not self._connection.poll():
+                raise EOFError
+            status, self._bytes = self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            self._process.join()
+            status = self._process.exitcode
+        self._first_bytes = self._first_bytes or self._bytes
+        self._failed = status != 0
+        ended, self.task = Outcome(self.task, status), None
+        return ended
+
+    def is_fit(self) -> bool:
+        """Return whether it may be given another task; if not, it is told to end."""
+        fit = not self._failed and self._process.is_alive() and self._bytes <= self._first_bytes + GROWTH
+        if not fit and self.task is None:
+            self._connection.close()
+        return fit or self.task is not None
+
+    def signal(self, signum: int) -> None:
+        """Send ``signum`` to the process."""
+        with suppress(ProcessLookupError):  # it has ended since the last poll
+            os.kill(self._process.pid, signum)

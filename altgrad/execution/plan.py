@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from altgrad.config.files import read_json
@@ -9,22 +10,28 @@ from altgrad.execution import dvc_api
 from altgrad.execution.executor import Task
 
 
-def pending(stage: str) -> list[Task]:
-    """Return what `dvc repro` would run of ``stage``; what it would take from the run cache is taken from it now.
+def pending(trained: Collection[str] | None = None) -> list[Task]:
+    """Return what `dvc repro` would run next of the cells; what it would take from the run cache is taken from it now.
 
-    The outputs of what has to run are removed, as DVC does before it runs a stage.
+    Cells to train, and to diagnose those that are trained; ``trained`` names cells of which only the diagnoses are
+    asked for. The outputs of what has to run are removed, as DVC does before it runs a stage.
     """
-    tasks, restored = [], []
+    tasks: list[Task] = []
+    restored = []
     with dvc_api.locked_project() as project:
-        for found in project.cells_of(stage):
-            if not found.has_changed():
-                continue
-            found.remove_outputs()  # what a resumed cell needs is in its scratch directory
-            if found.restore():
-                restored.append(found)
-            else:
-                # Not sooner: a new hash of what it needs would make its old outputs look new.
-                tasks.append(Task(stage, found.key, found.hash_dependencies(), _size(stage, found.key)))
+        for stage in ("train", "diagnose"):
+            before = {task.key for task in tasks}
+            for found in project.cells_of(stage):
+                if found.key in before or (trained is not None and (stage == "train" or found.key not in trained)):
+                    continue
+                if not found.has_changed():
+                    continue
+                found.remove_outputs()  # what a resumed cell needs is in its scratch directory
+                if found.restore():
+                    restored.append(found)
+                else:
+                    # Not sooner: a new hash of what it needs would make its old outputs look new.
+                    tasks.append(Task(stage, found.key, found.hash_dependencies(), _size(stage, found.key)))
         project.write_lock_file(restored)
     return tasks
 

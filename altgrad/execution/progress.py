@@ -1,44 +1,60 @@
-"""What a person sees of tasks while they run: a bar, and of a task that failed, its last words. Both from the logs."""
+"""What a person sees of tasks while they run: a bar, a line for each cell that has trained, and why one failed."""
 
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
-from altgrad.execution.executor import Task
+from altgrad.config import cell_key
+from altgrad.config.files import read_json
+from altgrad.execution.executor import Outcome, Task
 
 SHOWN_EVERY = {True: 0.5, False: 30}  # seconds, by whether someone watches or the output is a file
 _STEPS_DONE = re.compile(rb" (\d+)/\d+ \[")
 
 
 class Progress:
-    """The bar of tasks of one stage: steps when they train, else cells."""
+    """The bar of all tasks: steps if cells train, else cells that are diagnosed. Read off the tasks' logs."""
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        self._stage, self._count = tasks[0].stage, len(tasks)
-        self._in_steps = self._stage == "train"
-        unit = "step" if self._in_steps else "cell"
-        self._bar = tqdm(total=sum(task.size for task in tasks), unit=unit, unit_scale=True)
-        self._ended = self._done = 0
+    def __init__(self) -> None:
+        self._bar = tqdm(total=0, unit_scale=True)
+        self._count: Counter[str] = Counter()
+        self._ended: Counter[str] = Counter()
+        self._done, self._unit = 0, ""
         self._shown = 0.0
 
-    def ended(self, task: Task) -> None:
-        """Count a task that has ended, well or not."""
-        self._ended += 1
-        self._done += task.size
+    def add(self, tasks: Sequence[Task]) -> None:
+        """Take in tasks that are to be run."""
+        self._count.update(task.stage for task in tasks)
+        self._unit = self._unit or ("train" if self._count["train"] else "diagnose")
+        self._bar.unit = {"train": "step", "diagnose": "cell"}[self._unit]
+        self._bar.total += sum(task.size for task in tasks if task.stage == self._unit)
 
-    def show(self, running: Sequence[Task]) -> None:
-        """Draw the bar if it is time to, or if nothing is running."""
-        if running and time.monotonic() - self._shown <= SHOWN_EVERY[sys.stderr.isatty()]:
+    def ended(self, outcome: Outcome) -> None:
+        """Count a task that has ended; of a cell that has trained, print what came of it."""
+        task = outcome.task
+        self._ended[task.stage] += 1
+        self._done += task.size * (task.stage == self._unit)
+        if task.stage == "train" and outcome.status == 0:
+            self._bar.write(result_line(task.key))
+
+    def show(self, running: Sequence[Task], *, last: bool = False) -> None:
+        """Draw the bar if it is time to."""
+        if not last and time.monotonic() - self._shown <= SHOWN_EVERY[sys.stderr.isatty()]:
             return
         self._shown = time.monotonic()
-        self._bar.n = self._done + sum(steps_done(task.log) for task in running if self._in_steps)
-        self._bar.set_description(f"{self._stage} {self._ended}/{self._count}", refresh=False)
+        going = [task for task in running if task.stage == self._unit == "train"]
+        self._bar.n = self._done + sum(steps_done(task.log) for task in going)
+        counts = " ".join(f"{stage} {self._ended[stage]}/{count}" for stage, count in self._count.items())
+        self._bar.set_description(counts, refresh=False)
         self._bar.set_postfix_str(" ".join(task.key for task in running), refresh=False)
         self._bar.refresh()
 
@@ -47,14 +63,37 @@ class Progress:
         self._bar.close()
 
 
+def result_line(key: str, data: Path = Path("data")) -> str:
+    """Return what came of a cell: its validation loss, and by how much it is above the baseline's with its seed."""
+    found = _metrics(key, data)
+    if found is None:
+        return f"{key}: no metrics"
+    if found["val_loss"] is None:
+        return f"{key}: {found['outcome']} at step {found['outcome_step']} ({found['signature']})"
+    baseline = read_json(data / "grid/index.json")["params"]["grid"]["baseline"]
+    other = _metrics(cell_key(baseline, found["optimizer"], found["seed"], found["lr_scale"]), data)
+    line = f"{key}: validation loss {found['val_loss']:.4f}"
+    if other is None or other["val_loss"] is None or found["format"] == baseline:
+        return line
+    return f"{line}, {found['val_loss'] - other['val_loss']:+.4f} against {other['key']}"
+
+
+def _metrics(key: str, data: Path) -> dict[str, Any] | None:
+    path = data / "runs" / key / "metrics.json"
+    return read_json(path) if path.exists() else None
+
+
 def steps_done(log: Path) -> int:
     """Return the step that the progress bar in ``log`` last showed, or 0."""
     found = _STEPS_DONE.findall(log.read_bytes()[-4096:]) if log.exists() else []
     return int(found[-1]) if found else 0
 
 
-def last_line(log: Path) -> str:
-    """Return the last line of ``log``, which names the mistake if there was one."""
-    text = log.read_text(errors="replace") if log.exists() else ""
+def why_it_failed(outcome: Outcome) -> str:
+    """Return the last line of the task's log, which names the mistake, or the signal that its process died of."""
+    if outcome.status < 0:
+        name = signal.Signals(-outcome.status).name
+        return f"its process was ended by {name}" + (", for want of memory perhaps" if name == "SIGKILL" else "")
+    text = outcome.task.log.read_text(errors="replace") if outcome.task.log.exists() else ""
     lines = (line.strip() for line in reversed(text.replace("\r", "\n").split("\n")))
     return next((line for line in lines if line), "it said nothing")

@@ -10,12 +10,9 @@ import resource
 import shutil
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from torch._dynamo.types import GuardFilterEntry
 
 from altgrad import __version__
 from altgrad.config import UserError
@@ -24,6 +21,7 @@ from altgrad.config.schema import Train
 from altgrad.model.hardware import SWITCH, multiplies_bf16
 from altgrad.numerics.cpu import kernels
 
+PEAK = Path("/proc/self/status")
 COMPILE_PAYS_AFTER = 100  # steps; below, compiling takes longer than it saves
 
 
@@ -37,13 +35,6 @@ def select_device(setting: str) -> torch.device:
     if setting == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda")
-
-
-def use_threads(setting: int) -> int:
-    """Set and return the number of CPU threads; 0 means one per core that this process may use."""
-    count = setting or min(torch.get_num_threads(), usable_cores())
-    torch.set_num_threads(count)
-    return count
 
 
 def make_deterministic() -> None:
@@ -64,31 +55,6 @@ def choose_compute(setting: str, device: torch.device) -> tuple[str, str | None]
         f"this CPU has no bfloat16 instructions (or {SWITCH}=off says so) and would take several times longer with "
         "them emulated: products are computed in float32 (train.compute: bf16 keeps its meaning on other machines)"
     )
-
-
-def compile_model(model: nn.Module) -> Callable[..., Tensor]:
-    """Return ``model`` compiled for the shapes that it is called with, and for training and evaluation.
-
-    Before each call torch checks what the graph was made for, one attribute of the model after the other: 0.5 ms in
-    a step of `nano` in an 8-bit format. Nothing changes them but ``train()`` and ``eval()``, so that is all that is
-    checked; graphs are shared with no other model. Nor does the graph check the sizes of what it reads.
-
-    On a CPU the graph is C++ throughout. Called from Python, operators find their code gone from the caches after a
-    product of matrices, 26 us each instead of 3, and a step has a hundred: `nano` wins 1 % in bf16 and 2 % in an 8-bit
-    format, for a sixth more time in the compiler.
-    """
-    device = next(model.parameters()).device.type
-
-    def depends_on(guards: Sequence[GuardFilterEntry]) -> list[bool]:
-        outside = torch.compiler.skip_guard_on_all_nn_modules_unsafe(guards)
-        return [kept or guard.name.endswith(".training") for guard, kept in zip(guards, outside, strict=True)]
-
-    def call(*inputs: Tensor) -> Tensor:
-        return model(*inputs)  # with its hooks, which would be graphs of their own were it compiled itself
-
-    calls = {"cpp_wrapper": device == "cpu", "cpp_wrapper_build_separate": device == "cpu"}
-    options = {"guard_filter_fn": depends_on, "size_asserts": False, **calls}
-    return torch.compile(call, dynamic=False, isolate_recompiles=True, options=options)
 
 
 def should_compile(train: Train, device: torch.device) -> tuple[bool, str | None]:
@@ -160,10 +126,23 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
 
 
+def forget_peak_memory(device: torch.device) -> None:
+    """Let the peak of this process's memory be what it uses now; a process may train one cell after another."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif PEAK.exists():
+        PEAK.with_name("clear_refs").write_text("5")
+
+
 def peak_memory_mb(device: torch.device) -> float:
-    """Return the peak memory of this process in MB (10^6 bytes): the device's, or resident memory on CPU."""
+    """Return the peak memory of this process in MB (10^6 bytes): the device's, or resident memory on CPU.
+
+    Since `forget_peak_memory`, but on a CPU where the system cannot forget it.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
+    if PEAK.exists():
+        return int(re.search(r"^VmHWM:\s+(\d+) kB$", PEAK.read_text(), re.MULTILINE)[1]) * 1024 / 1e6
     unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 

@@ -52,7 +52,8 @@ def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = 
     machine.make_deterministic()
     machine.use_compile_cache(machine.compile_cache(root))
     device = machine.select_device(cell.train.device)
-    threads = machine.use_threads(cell.train.threads)
+    torch.set_num_threads(cell.model.threads)
+    machine.forget_peak_memory(device)
     compiled, notice = machine.should_compile(cell.train, device)
     compute, slow_bf16 = machine.choose_compute(cell.train.compute, device)
     for said in filter(None, (notice, slow_bf16)):
@@ -73,7 +74,7 @@ def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = 
         trainer = Trainer(cell, model, optimizer, grids, train, val, device, scratch, compute, compiled)
         trainer.run(f"{position} {cell.key}".strip())
         _write_results(trainer, out)
-        write_json(out / "timing.json", _timing(trainer, threads, compiled, time.perf_counter() - began))
+        write_json(out / "timing.json", _timing(trainer, compiled, time.perf_counter() - began))
         mark_finished(scratch)
 
 
@@ -129,14 +130,14 @@ def _metrics(trainer: Trainer, history: list[list[object]]) -> dict[str, object]
     }  # fmt: skip
 
 
-def _timing(trainer: Trainer, threads: int, compiled: bool, total_s: float) -> dict[str, object]:
+def _timing(trainer: Trainer, compiled: bool, total_s: float) -> dict[str, object]:
     """Return what ``timing.json`` holds: seconds of wall clock, milliseconds per step, MB of 10^6 bytes."""
     seconds = trainer.step_seconds
     median = statistics.median(seconds) if seconds else None
     checkpoints = sorted(trainer.scratch.glob("step-*.safetensors"))
     return {
         "device": trainer.device.type, "machine": machine.device_name(trainer.device),
-        "threads": threads, "compute": trainer.compute, "compiled": compiled,
+        "threads": trainer.cell.model.threads, "compute": trainer.compute, "compiled": compiled,
         "compile_s": trainer.compile_seconds() if compiled else None,
         "train_s": trainer.totals["train_s"], "total_s": total_s,
         "tokens_per_s": trainer.tokens_per_second(),

@@ -28,6 +28,7 @@ from altgrad.data import TokenFile, training_batch, validation_sample
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.optim import ArmOptimizer, WeightGrid
 from altgrad.training import checkpoint, machine, probes
+from altgrad.training.graphs import compile_model
 from altgrad.training.monitor import Monitor, Row, first_nonfinite, largest_overflow
 from altgrad.training.outcome import OutcomeTracker
 from altgrad.training.records import RowLog
@@ -53,7 +54,7 @@ class Trainer:
         self.cell, self.model, self.optimizer = cell, model, optimizer
         self.tokens, self.device, self.scratch = train_tokens, device, scratch
         self.compute = compute  # bf16 or fp32: dtype of the products outside the formats, on this machine
-        self.loss_of = machine.compile_model(model) if compiled else model
+        self.loss_of = compile_model(model) if compiled else model
         self.monitor = Monitor(model, {f"blocks.{i}": block for i, block in enumerate(model.blocks)})
         self.updates = UpdateMonitor(model, optimizer, grids)
         self.validation = validation_sample(val_tokens, cell.train.eval_sequences, cell.model.context)

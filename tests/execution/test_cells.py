@@ -73,7 +73,7 @@ def test_a_project_that_dvc_is_at_work_in_is_said_in_one_sentence(project: Proje
     ) as other:  # fmt: skip
         other.stdout.readline()
         code = "from altgrad.config import run_stage\nfrom altgrad.execution.plan import pending\n"
-        code += "run_stage(lambda _: pending('train'))"
+        code += "run_stage(lambda _: pending())"
         done = project.run(sys.executable, "-c", code, check=False)
         other.communicate("\n")
     assert done.returncode == 1 and "Traceback" not in done.stderr

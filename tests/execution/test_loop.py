@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from altgrad.execution import cells, handover
+from altgrad.execution import cells, draft, handover
 from altgrad.execution.cells import run_tasks
+from altgrad.execution.draft import Draft
 from altgrad.execution.executor import Outcome, Status, Task
-from altgrad.execution.progress import last_line, steps_done
+from altgrad.execution.progress import result_line, steps_done, why_it_failed
 
 TASKS = [Task("train", key, (), 10) for key in "abc"]
 
@@ -53,7 +56,10 @@ def handed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         return {task.name: "refused" for task in tasks if task.key == "c"}
 
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "data/grid").mkdir(parents=True)
+    (tmp_path / "data/grid/index.json").write_text('{"cells": []}')
     monkeypatch.setattr(handover, "hand_to_dvc", hand_to_dvc)
+    monkeypatch.setattr(cells, "pending", lambda trained: [])
     monkeypatch.setattr(cells, "POLL_SECONDS", 0.001)
     return handed
 
@@ -66,6 +72,22 @@ def test_what_ended_well_is_handed_over_and_what_did_not_is_named(handed):
         "train@a": "error: no luck (its output is in scratch/workers/train@a.log)",
         "train@c": "refused (its output is in scratch/workers/train@c.log)",
     }
+
+
+def test_what_was_trained_is_diagnosed_while_others_train(handed, monkeypatch):
+    """``c``, which DVC refused, is not."""
+    asked = []
+
+    def pending(trained: list[str]) -> list[Task]:
+        asked.append(trained)
+        return [Task("diagnose", key, (), 1) for key in trained]
+
+    monkeypatch.setattr(cells, "pending", pending)
+    monkeypatch.setattr(handover, "EVERY", 0)
+    executor = Scripted({"a": 0}, {"a": 0}, {"c": 0}, {"b": 0}, {"b": 0})
+    assert run_tasks(TASKS, executor) == {"train@c": f"refused (its output is in {TASKS[2].log})"}
+    assert handed == [["a"], ["a"], ["c"], ["b"], ["b"]]
+    assert asked == [["a"], ["b"]]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -87,8 +109,86 @@ def test_a_log_of_an_earlier_run_is_no_progress(handed):
     assert not TASKS[0].log.exists()
 
 
-def test_a_log_tells_the_step_and_the_mistake(tmp_path):
-    log = tmp_path / "log"
-    assert steps_done(log) == 0 and last_line(log) == "it said nothing"
+def test_a_log_tells_the_step_and_the_mistake(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    task, log = TASKS[0], TASKS[0].log
+    log.parent.mkdir(parents=True)
+    assert steps_done(log) == 0 and why_it_failed(Outcome(task, 1)) == "it said nothing"
     log.write_bytes(b"start\n  0%| 1/10 [00:00<\r 70%| 7/10 [00:01<\r 80%| 8/10\nerror: of luck\n\n")
-    assert steps_done(log) == 7 and last_line(log) == "error: of luck"
+    assert steps_done(log) == 7 and why_it_failed(Outcome(task, 1)) == "error: of luck"
+    assert why_it_failed(Outcome(task, -9)) == "its process was ended by SIGKILL, for want of memory perhaps"
+
+
+def finished(key: str, loss: float | None) -> None:
+    """Write down that a cell has trained to ``loss``, or has diverged."""
+    entry, arm, seed, scale = key.split("-")
+    found = {"key": key, "format": entry, "optimizer": arm, "seed": int(seed), "lr_scale": float(scale)}
+    found |= {"val_loss": loss, "outcome": "diverged", "outcome_step": 7, "signature": "spike"}
+    path = Path("data/runs") / key / "metrics.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(found))
+
+
+def test_a_cell_is_told_with_its_loss_beside_that_of_the_baseline(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("data/grid").mkdir(parents=True)
+    Path("data/grid/index.json").write_text('{"params": {"grid": {"baseline": "bf16"}}}')
+    finished("E4M3-adamw-3-0.5", 4.25)
+    assert result_line("E4M3-adamw-3-0.5") == "E4M3-adamw-3-0.5: validation loss 4.2500"
+    finished("bf16-adamw-3-0.5", 4.5)
+    assert result_line("E4M3-adamw-3-0.5").endswith("loss 4.2500, -0.2500 against bf16-adamw-3-0.5")
+    assert result_line("bf16-adamw-3-0.5") == "bf16-adamw-3-0.5: validation loss 4.5000"
+    finished("E7M0-adamw-3-0.5", None)
+    assert result_line("E7M0-adamw-3-0.5") == "E7M0-adamw-3-0.5: diverged at step 7 (spike)"
+
+
+class Reporter:
+    """Stands in for the process that writes the report: it has ended when a test says so."""
+
+    def __init__(self, command: list[str], **_: object) -> None:
+        self.returncode: int | None = None
+        Reporter.started.append(self)
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def terminate(self) -> None:
+        self.returncode = -15
+
+    wait = poll
+    started: list[Reporter] = []
+
+
+def test_a_report_is_written_of_two_complete_entries_and_again_when_more_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    now = [1000.0]
+    monkeypatch.setattr(draft, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(draft.subprocess, "Popen", Reporter)
+    monkeypatch.setattr(Reporter, "started", [])
+    for folder in ("data/grid", "data/diag", "scratch/workers"):
+        Path(folder).mkdir(parents=True)
+    keys = [f"{entry}-adamw-{seed}-1" for entry in ("bf16", "E4M3", "E5M2") for seed in (0, 1)]
+    Path("data/grid/index.json").write_text(json.dumps({"cells": keys}))
+    for key in keys:
+        Path(f"data/grid/{key}.json").write_text(json.dumps({"format": key.split("-")[0]}))
+    written = Draft()
+    for done in range(1, 4):
+        Path(f"data/diag/{keys[done - 1]}.json").touch()
+        written.when_due()
+        assert not Reporter.started, "only one entry is complete"
+    Path(f"data/diag/{keys[3]}.json").touch()
+    written.when_due()
+    assert len(Reporter.started) == 1
+    now[0] += 10  # seconds that it takes
+    Reporter.started[0].returncode = 0
+    Path(f"data/diag/{keys[4]}.json").touch()
+    Path(f"data/diag/{keys[5]}.json").touch()
+    written.when_due()
+    now[0] += draft.TIMES_AS_LONG * 10 - 1
+    written.when_due()
+    assert len(Reporter.started) == 1, "it takes time from those that train"
+    now[0] += 2
+    written.when_due()
+    assert len(Reporter.started) == 2
+    written.close()
+    assert Reporter.started[1].returncode == -15

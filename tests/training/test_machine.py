@@ -17,7 +17,8 @@ from altgrad.config import UserError
 from altgrad.model import GPT, GPTConfig, Recipe, quantize_model
 from altgrad.model.hardware import SWITCH, multiplies_bf16
 from altgrad.model.quantized.quantizer import Quantizer
-from altgrad.training.machine import choose_compute, compile_cache, compile_model
+from altgrad.training.graphs import compile_model
+from altgrad.training.machine import choose_compute, compile_cache
 
 CONFIG = GPTConfig(vocab_size=61, layers=1, width=16, heads=2, context=8)
 TOKENS = torch.randint(0, 61, (2, 4, 8), generator=torch.Generator().manual_seed(3))
