@@ -2,8 +2,9 @@
 #   make repro   the environment, the whole pipeline, and where the report is
 #   make test    the environment and the tests
 #   make lint    ruff's rules over all files, and mypy over what callers use
-#   make repro JOBS=4   four cells at a time; SET='model=micro grid.seeds=[0,1,2]' changes params.yaml
+#   make repro JOBS=4   four cells at a time instead of one for each core or GPU; SET='model=micro grid.seeds=[0,1,2]' changes params.yaml
 #   make study JOBS=2   the evidence about the arms, hours; leaves params.yaml changed: reports/study/README.md
+#   make tuning   what fixed the learning rates and the decay of the default grid: reports/study
 #   make simulate   how often the report's rules claim what is not there, minutes: reports/simulation.csv
 #   make bench   what this machine can do, best with nothing else running; BENCH="--models nano" for less
 
@@ -16,7 +17,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help repro study simulate bench test test-slow env lint clean
+.PHONY: help repro study tuning simulate bench test test-slow env lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -44,7 +45,7 @@ MASTER := adamw stiff_update stiff_grad riemann stiff_permuted stiff_matched
 ON_GRID := adamw_sr stiff_update_sr rung
 comma := ,
 list = [$(subst $() $(),$(comma),$(strip $(1)))]
-PICO := model=pico tokenizer.vocab_size=1024 optimizers.rung.lr=2.0
+PICO := model=pico tokenizer.vocab_size=1024 train.steps=300 optimizers.rung.lr=2.0
 FIRST := $(PICO) grid.seeds=[0,1,2]
 STUDY := $(FIRST) grid.lr_scales=[0.5,1,2]
 EIGHT := E0M7,E1M6,E2M5,E3M4,E4M3,E5M2,E6M1,E7M0
@@ -80,6 +81,17 @@ study: env
 	SET='$(VIRTUAL) grid.optimizers=[adamw,stiff_update]'
 	$(MAKE) repro KEEP=reports/study/virtual-grid \
 	SET='$(VIRTUAL_GRID) grid.optimizers=[adamw_sr,rung] optimizers.rung.lr=4.0'
+
+# What fixed the rates and the decay of the default grid, on seeds that it does not have.
+TUNING := model=pico grid.seeds=[10,11,12] grid.baseline=E4M3
+VARIED := {base:adamw,lr:3e-3,plain_lr:1.2e-2
+tuning: env
+	$(MAKE) repro KEEP=reports/study/tuning SET='$(TUNING) grid.formats=[E4M3,E5M2,E3M4,E1M6] \
+	grid.optimizers=[adamw,stiff_matched,permuted_matched] grid.lr_scales=[0.5,1,2,4]'
+	$(MAKE) repro KEEP=reports/study/tuning-plain SET='$(TUNING) grid.formats=[E4M3,E1M6] grid.lr_scales=[1] \
+	+optimizers.less_decay=$(VARIED),decay:1e-4} +optimizers.more_decay=$(VARIED),decay:1e-3} \
+	+optimizers.less_plain={base:adamw,lr:3e-3,plain_lr:6e-3} +optimizers.more_plain={base:adamw,lr:3e-3,plain_lr:2.4e-2} \
+	grid.optimizers=[adamw,less_decay,more_decay,less_plain,more_plain]'
 
 simulate: env
 	python -m altgrad.reporting.simulate

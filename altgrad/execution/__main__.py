@@ -1,4 +1,4 @@
-"""``python -m altgrad.execution --jobs 4``: the cells that `dvc repro` would train or diagnose, several at a time."""
+"""``python -m altgrad.execution``: the cells that `dvc repro` would train or diagnose, several at a time."""
 
 from __future__ import annotations
 

@@ -6,9 +6,14 @@ as a tensor, and so do weights, so that the next cell of a process finds the gra
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +30,7 @@ KNOWN = {
 }  # fmt: skip
 COMPUTE_DTYPES = torch.bfloat16, torch.float32
 
-_graphs: dict[Hashable, Callable[..., Tensor]] = {}
+_graphs: dict[Hashable, Graph] = {}
 
 
 def compile_model(model: nn.Module) -> Callable[..., Tensor]:
@@ -33,11 +38,47 @@ def compile_model(model: nn.Module) -> Callable[..., Tensor]:
 
     A graph that this process has of a model of the same `structure` is used again.
     """
-    device, key = next(model.parameters()).device.type, structure(model)
-    graph = _graphs.get(key) or _compiled(device)
+    key = structure(model)
+    graph = _graphs.get(key) or Graph(next(model.parameters()).device.type, key)
     if key is not None:
         _graphs[key] = graph
     return partial(graph, model)
+
+
+class Graph:
+    """A graph to come of all models of one structure, called with a model and its inputs."""
+
+    def __init__(self, device: str, key: Hashable) -> None:
+        self._call = _compiled(device)
+        self._key = key
+        self._shapes: set[tuple[torch.Size, ...]] = set()
+
+    def __call__(self, model: nn.Module, *inputs: Tensor) -> Tensor:
+        shapes = tuple(t.shape for t in inputs)
+        if shapes in self._shapes:
+            return self._call(model, *inputs)
+        self._shapes.add(shapes)
+        with _compiled_by_one_process(f"{torch.__version__} {torch.get_num_threads()} {self._key} {shapes}"):
+            return self._call(model, *inputs)
+
+
+@contextmanager
+def _compiled_by_one_process(what: str) -> Iterator[None]:
+    """Wait while another process compiles the same, if nobody has: it is then found in the cache on disk.
+
+    Two of them at it at once would each take twice as long. Whoever finds it loads it without waiting for others.
+    """
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if folder is None:
+        yield
+        return
+    made = Path(folder) / "made" / hashlib.sha256(what.encode()).hexdigest()[:16]
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with nullcontext() if made.exists() else open(made.with_suffix(".lock"), "w") as lock:
+        if lock is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    made.touch()
 
 
 def structure(model: nn.Module) -> Hashable | None:
@@ -73,7 +114,7 @@ def _settled(module: nn.Module) -> Iterator[Hashable]:
 
 
 def _compiled(device: str) -> Callable[..., Tensor]:
-    """Return a graph to come, called with a model and its inputs.
+    """Return what compiles when it is first called, with a model and its inputs.
 
     Before each call torch checks what the graph was made for, one attribute of the model after the other: 0.5 ms in
     a step of `nano` in an 8-bit format. Models that share it have one structure, which nothing changes; what changes

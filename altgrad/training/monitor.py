@@ -12,6 +12,7 @@ Every measurement is a row (step, layer, role, metric, value). Adding one is a l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -43,26 +44,34 @@ def tensor_statistics(t: Tensor, quantizer: Quantizer | None) -> dict[str, float
     with several scales is seen with those of its product with the weight.
     """
     t = t.detach().float().reshape(-1, t.shape[-1])
-    finite = t.isfinite()
-    count = int(finite.sum())
-    t = torch.where(finite, t, 0.0)
-    statistics = {"amax": t.abs().amax().item() if count else 0.0, "nonfinite": float(t.numel() - count)}
+    count, amax = t.numel(), t.abs().amax().item()
+    if not math.isfinite(amax):
+        finite = t.isfinite()
+        t, count = torch.where(finite, t, 0.0), int(finite.sum())
+        amax = t.abs().amax().item()
+    statistics = {"amax": amax, "nonfinite": float(t.numel() - count)}
     if quantizer is not None and count:
         scale = quantizer.scales(t)
         scaled = t * scale
         rounded = round_to_grid(scaled, quantizer.constants)
-        nonzero = (t != 0).sum().clamp(min=1)
-        # With one scale its square cancels; with several each element counts as large as it is.
-        error = ((scaled - rounded).double() / scale).square().sum()
-        signal = t.double().square().sum()
+        nonzero = torch.count_nonzero(t).clamp(min=1)
+        # With several scales each element counts as large as it is; one scale is taken out of the norm.
+        lost = scaled - rounded
+        error = _norm(lost) / scale if scale.numel() == 1 else _norm(lost / scale)
+        signal = _norm(t)
         statistics |= {
             "scale": scale.median().item(),
             "overflow_frac": overflows(scaled, quantizer.constants).sum().item() / count,
-            "underflow_frac": (((rounded == 0) & (t != 0)).sum() / nonzero).item(),
+            "underflow_frac": ((torch.count_nonzero(t) - torch.count_nonzero(rounded)) / nonzero).item(),
         }
         if error > 0 and signal > 0:
-            statistics["sqnr_db"] = (10 * torch.log10(signal / error)).item()
+            statistics["sqnr_db"] = (20 * torch.log10(signal / error)).item()
     return statistics
+
+
+def _norm(t: Tensor) -> Tensor:
+    """Return the L2 norm of all elements, summed in float64."""
+    return torch.linalg.vector_norm(t, dtype=torch.float64)
 
 
 def gradient_statistics(grad: Tensor) -> dict[str, float]:

@@ -22,10 +22,10 @@ DEFAULT_FORMATS = ["bf16", "E4M3", "E5M2", "E3M4", "E1M6", "E7M0"]
 TRAIN = {
     "steps": 300, "batch": 16, "accumulate": 1, "warmup": 0.1, "final_lr": 0.1, "clip": 1.0, "log_every": 10,
     "eval_every": 50, "eval_sequences": 256, "checkpoint_every": 100, "compute": "bf16", "device": "auto",
-    "compile": "auto", "threads": 0, "divergence": {"spike": 2.0, "window": 50},
+    "compile": "auto", "divergence": {"spike": 2.0, "window": 50},
 }  # fmt: skip
 ARM = {"base": "adamw", "lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "decay": 3e-4, "plain_decay": 1.2e-3}
-MODEL = {"layers": 4, "width": 256, "heads": 8, "context": 128, "mlp_ratio": 4.0, "dropout": 0.0}
+MODEL = {"layers": 4, "width": 256, "heads": 8, "context": 128, "mlp_ratio": 4.0, "dropout": 0.0, "threads": 1}
 SMALL = {"steps": 60, "blocks": 1}  # settings of write_project for a grid that is read in a blink
 PARAMETERS, QUANTIZED = 5_277_696, 4_194_304
 

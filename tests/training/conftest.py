@@ -53,7 +53,7 @@ def make_cell(
         "arm": arm or {"lr": lr},
         "train": {
             "steps": 12, "batch": 4, "grad_accumulation": 2, "log_every": 2, "eval_every": 6, "eval_sequences": 10,
-            "checkpoint_every": 4, "compile": "off", "threads": 1, **train,
+            "checkpoint_every": 4, "compile": "off", **train,
         },
         "monitor": {"every": 5, "probes": 3},
     })  # fmt: skip

@@ -43,12 +43,11 @@ def cells(model: object, **changes: object) -> list[Cell]:
         "eval_sequences": 10,
         "log_every": 2,
         "compile": "off",
-        "threads": 1,
     }
     grid = {"formats": ["bf16", "E4M3"], "optimizers": ["adamw"], "seeds": [0], "lr_scales": [1]}
     values = (
         PARAMS.model_dump()
-        | {"model": model, "train": train | {"compute": "fp32", "threads": 1}, "grid": grid}
+        | {"model": model, "train": train | {"compute": "fp32"}, "grid": grid}
         | changes
     )
     return list(Resolver(validated(Params, values, "params.yaml")).cells())

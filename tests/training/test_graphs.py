@@ -1,0 +1,158 @@
+"""A graph serves all models of one structure and no other. Oracles: the uncompiled model, and a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from altgrad.model import GPT, GPTConfig, Recipe, quantize_model
+from altgrad.training import graphs
+from altgrad.training.graphs import compile_model, structure
+from tests.training.conftest import make_cell
+
+CONFIG = GPTConfig(vocab_size=61, layers=2, width=16, heads=2, context=8)
+SAME = {
+    "another format": lambda: quantized("E3M4"),
+    "other weights": lambda: quantized("E4M3", seed=5),
+    "another gradient": lambda: quantized("E4M3", grad="E3M4"),
+}
+OTHER = {
+    "unquantized": lambda: quantize_model(GPT(CONFIG), Recipe(())),
+    "wider": lambda: quantized("E4M3", config=GPTConfig(vocab_size=61, layers=2, width=32, heads=2, context=8)),
+    "more heads": lambda: quantized("E4M3", config=GPTConfig(vocab_size=61, layers=2, width=16, heads=4, context=8)),
+    "dropout": lambda: quantized("E4M3", config=GPTConfig(61, 2, 16, 2, 8, dropout=0.1)),
+    "the other gelu": lambda: quantized("E4M3", config=GPTConfig(61, 2, 16, 2, 8, gelu="tanh")),
+    "a scale per row": lambda: quantized("E4M3", granularity="row"),
+    "another scale": lambda: quantized("E4M3", scale="E8M0"),
+    "delayed scales": lambda: quantized("E4M3", scaling="delayed"),
+    "float32 operands": lambda: quantized("FP16"),
+    "untied": lambda: untied(quantized("E4M3")),
+    "one frozen": lambda: frozen(quantized("E4M3")),
+    "hooked": lambda: hooked(quantized("E4M3")),
+}  # fmt: skip
+
+
+def quantized(fmt: str, seed: int = 0, config: GPTConfig = CONFIG, **settings: object) -> GPT:
+    torch.manual_seed(seed)
+    return quantize_model(GPT(config), Recipe.uniform(fmt, **settings))
+
+
+def untied(model: GPT) -> GPT:
+    model.tokens.weight = nn.Parameter(model.tokens.weight.detach().clone())
+    return model
+
+
+def frozen(model: GPT) -> GPT:
+    model.positions.weight.requires_grad_(False)
+    return model
+
+
+def hooked(model: GPT) -> GPT:
+    model.blocks[0].register_forward_hook(lambda *_: None)
+    return model
+
+
+@pytest.mark.parametrize("make", SAME.values(), ids=SAME)
+def test_formats_and_weights_are_no_part_of_the_structure(make):
+    assert structure(make()) == structure(quantized("E4M3"))
+
+
+def test_everything_else_is():
+    found = {name: structure(make()) for name, make in OTHER.items()} | {"plain": structure(quantized("E4M3"))}
+    if not torch.cpu.get_capabilities().get("avx512_bf16"):  # all operands are float32
+        del found["float32 operands"]
+    assert None not in found.values()
+    assert len(set(found.values())) == len(found), "two of these have one structure"
+
+
+def test_a_model_of_unknown_parts_shares_nothing():
+    model = quantized("E4M3")
+    model.blocks[0].mlp = nn.Sequential(nn.Linear(16, 16, bias=False))
+    assert structure(model) is None
+
+
+@pytest.mark.slow  # compiles
+@pytest.mark.usefixtures("products")
+def test_models_that_share_a_graph_keep_their_own_tensors(monkeypatch):
+    monkeypatch.setattr(graphs, "_graphs", {})
+    tokens = torch.randint(0, 61, (2, 4, 8), generator=torch.Generator().manual_seed(3))
+    models = [quantized("E4M3"), quantized("E2M5", seed=1), quantized("E4M3", seed=2)]
+    compiled = [compile_model(model) for model in models]
+    assert len(graphs._graphs) == 1
+    for _ in range(2):  # in turns
+        for model, call in zip(models, compiled, strict=True):
+            found = call(*tokens)
+            found.backward()
+            gradients = [p.grad.clone() for p in model.parameters()]
+            model.zero_grad()
+            expected = model(*tokens)
+            expected.backward()
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+            torch.testing.assert_close(gradients, [p.grad for p in model.parameters()], rtol=1e-3, atol=1e-6)
+            model.zero_grad()
+
+
+CELLS = """
+import json, sys
+from pathlib import Path
+from altgrad.config import Cell
+from altgrad.training.run import train_cell
+
+root = Path(sys.argv[1])
+for number, text in enumerate(json.loads(sys.argv[2])):
+    cell = Cell.model_validate(text)
+    train_cell(cell, root / "tokens", root / sys.argv[3] / str(number), root)
+"""
+
+
+@pytest.mark.slow  # compiles two graphs
+def test_a_cells_bits_do_not_depend_on_what_its_process_did_before(tokens, tmp_path):
+    """Alone, after one that shares its graph, and after others that do not."""
+    on = {"compile": "on", "steps": 6, "grad_accumulation": 1}
+    one = make_cell("E4M3", **on)
+    before = [make_cell("E3M4", seed=1, arm={"lr": 0.02, "stiffness": "ulp"}, **on), make_cell("bf16", seed=2, **on)]
+    (tmp_path / "tokens").symlink_to(tokens)
+    for name, cells in {"alone": [one], "after": [*before, one, one]}.items():
+        texts = json.dumps([cell.model_dump(mode="json") for cell in cells])
+        command = [sys.executable, "-c", CELLS, str(tmp_path), texts, name]
+        subprocess.run(command, check=True, env={**os.environ, "ALTGRAD_COMPILE_CACHE": str(tmp_path / "compiled")})
+    for number in ("2", "3"):
+        for name in ("metrics.json", "model.safetensors", "history.csv", "monitors.parquet", "probes.safetensors"):
+            found = (tmp_path / "after" / number / name).read_bytes()
+            assert found == (tmp_path / "alone/0" / name).read_bytes(), f"{name} of the one in place {number}"
+
+
+WAITS = """
+import sys, time
+from altgrad.training.graphs import _compiled_by_one_process
+with _compiled_by_one_process("a graph"):
+    print(time.time(), flush=True)
+    time.sleep(float(sys.argv[1]))
+print(time.time(), flush=True)
+"""
+
+
+def test_one_process_compiles_and_the_others_wait_until_it_is_made(tmp_path):
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+
+    def start(seconds: float) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", WAITS, str(seconds)]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+    first = start(1)
+    began = float(first.stdout.readline())
+    second = start(0)
+    ended = float(first.communicate()[0])
+    assert float(second.communicate()[0].split()[0]) >= ended >= began + 1
+    third, fourth = start(5), start(5)  # it is made: nobody waits
+    late = [float(process.stdout.readline()) for process in (third, fourth)]
+    assert abs(late[0] - late[1]) < 5
+    for process in (third, fourth):
+        process.kill()
+        process.communicate()
