@@ -70,12 +70,12 @@ class Quantizer(nn.Module):
     def hold(self) -> Tensor:
         """Stop following the tensor; return the buffer (1,) of the amax that sets the scale from now on.
 
-        For a weight that lives on its grid, which its optimizer places. Raises ``ValueError`` for a tensor with
-        several scales, or one that remembers amax values of its own.
+        For a weight that lives on its quantization grid, which its optimizer places. Raises ``ValueError`` for a tensor
+        with several scales, or one that remembers amax values of its own.
         """
         if self.recipe.granularity != "tensor" or self.recipe.scaling != "dynamic":
             raise ValueError(
-                "weights on the grid hold one scale that their optimizer sets; quantize them with "
+                "weights on the quantization grid hold one scale that their optimizer sets; quantize them with "
                 "granularity: tensor and scaling: dynamic"
             )
         self.register_buffer("history", torch.zeros(1, device=self.constants.device))
