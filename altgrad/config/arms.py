@@ -17,7 +17,7 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 BASES, FORMULAS, SCHEDULES = get_args(Base), get_args(Formula), get_args(Schedule)
 ADAPTIVE = ("adamw", "riemann_adam", "rung", "madam")  # what they leave plain is AdamW's, not SGD's
-PLAIN = ("adamw", "sgd")  # without a stiffness they do not look at the grid
+PLAIN = ("adamw", "sgd")  # without a stiffness they do not look at the quantization grid
 OWN_UNIT = ("rung", "madam")  # their learning rate is in rungs, or in log |w|
 RIEMANNIAN = ("riemann_adam", "riemann_sgd")
 
@@ -100,7 +100,7 @@ class Arm(Section):
         if base in ("rung", "madam") and self.stiffness is not None:
             raise ValueError(f"base {base} has its own idea of a step; remove stiffness")
         if base == "rung" and self.weights != "grid":
-            raise ValueError("base rung moves weights that live on the grid; set weights: grid")
+            raise ValueError("base rung moves weights that live on the quantization grid; set weights: grid")
         if base == "rung" and self.match_rms:
             raise ValueError("base rung counts its steps in rungs; match_rms has nothing to match")
         if base == "rung" and self.rounding != "stochastic":
@@ -108,7 +108,7 @@ class Arm(Section):
         if base not in ("sgd", "riemann_sgd") and self.momentum:
             raise ValueError(f"base {base} has betas, no momentum")
         if self.weights == "master" and self.rounding != "nearest":
-            raise ValueError("rounding is that of weights on the grid; set weights: grid or remove it")
+            raise ValueError("rounding is that of weights on the quantization grid; set weights: grid or remove it")
         return self
 
     @property

@@ -23,7 +23,7 @@ def init_distance_kept(view: LayerView) -> float | None:
 
 
 def init_distance_rungs(view: LayerView) -> float:
-    """Both are on the grid of the weights as they are now."""
+    """Both are on the quantization grid of the weights as they are now."""
     moved = rung(view.on_grid, view.grid.format) - view.grid.rungs(view.initial)
     return moved.abs().double().mean().item()
 

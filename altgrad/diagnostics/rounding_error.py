@@ -27,7 +27,7 @@ def misalignment_mean(view: LayerView) -> float:
 def misalignment(view: LayerView) -> Histogram:
     """x is the lower edge of a bin on [0, 1/2].
 
-    A flat histogram says that the weights pay no heed to the grid.
+    A flat histogram says that the weights pay no heed to the quantization grid.
     """
     bins = (2 * MISALIGNMENT_BINS * _misalignment(view)).long().clamp_max(MISALIGNMENT_BINS - 1).flatten()
     counts = torch.bincount(bins, minlength=MISALIGNMENT_BINS).double()

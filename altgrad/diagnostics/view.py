@@ -46,7 +46,7 @@ class Grid(NamedTuple):
         return t.float() * self.scale
 
     def rounded(self, t: Tensor) -> Tensor:
-        """Return ``round(t * scale)``, on the format's own grid."""
+        """Return ``round(t * scale)``, on the format's own quantization grid."""
         return quantize(self.scaled(t), self.format)
 
     def rungs(self, t: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class LayerView:
 
     @cached_property
     def on_grid(self) -> Tensor:
-        """The rounded weights on the format's own grid, not divided by the scale again."""
+        """The rounded weights on the format's own quantization grid, not divided by the scale again."""
         return quantize(self.scaled, self.grid.format)
 
     @cached_property

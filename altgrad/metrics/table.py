@@ -88,7 +88,7 @@ ROWS = (
     Metric("misalignment", SHARE, "Share of the weights by |w·s − q(w·s)| / ulp(w·s), in 16 bins.", offline="weight"),
     Metric(
         "misalignment_mean", "ulp",
-        "|w·s − q(w·s)| / ulp(w·s); 1/4 on average when weights ignore the grid.",
+        "|w·s − q(w·s)| / ulp(w·s); 1/4 on average when weights ignore the quantization grid.",
         offline="weight", summary=per_weight,
     ),
     Metric(
@@ -112,7 +112,7 @@ ROWS = (
     ),
     Metric(
         "code_stale_frac", SHARE,
-        "Share of the weights whose code is that of the previous snapshot, each on the grid of its own scale. With "
+        "Share of the weights whose code is that of the previous snapshot, each at its own scale. With "
         "master weights this is about the quantized view of weights that move all the time.",
         offline="weight", summary=per_weight,
     ),
@@ -120,13 +120,13 @@ ROWS = (
     Metric("init_distance", "ratio", "‖w − w₀‖ / ‖w₀‖ of the master weights.", offline="weight", summary=mean),
     Metric(
         "init_distance_kept", "ratio",
-        "‖q(w) − q(w₀)‖ / ‖w − w₀‖, both on today's grid: near 1 where the format shows the movement, near 0 where it "
+        "‖q(w) − q(w₀)‖ / ‖w − w₀‖, both at today's scale: near 1 where the format shows the movement, near 0 where it "
         "stays between two values.",
         offline="weight", summary=mean,
     ),
     Metric(
         "init_distance_rungs", "rungs",
-        "Mean number of representable values between a weight and its initial value, both on today's grid.",
+        "Mean number of representable values between a weight and its initial value, both at today's scale.",
         offline="weight", summary=per_weight,
     ),
     # Of how many directions they use.

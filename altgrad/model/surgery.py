@@ -107,7 +107,7 @@ def _require_most(model: nn.Module) -> None:
     names = list(found.unknown)
     shown = ", ".join(f"{name} ({found.unknown[name]})" for name in names[:3])
     shown += f" and {len(names) - 3} more" if len(names) > 3 else ""
-    share = f"{found.shares['unknown']:.0%} of the weights in products are in modules that no recipe reaches: {shown}"
+    share = f"{found.shares['unknown']:.1%} of the weights in products are in modules that no recipe reaches: {shown}"
     if found.shares["unknown"] > MOST:
         raise ValueError(
             f"{share}; a model quantized by the pattern {EVERY_LAYER!r} would be so in name only: make them nn.Linear, "

@@ -1,10 +1,10 @@
 """Codes, rungs and spacing: a quantization grid, seen from its integers.
 
-The magnitude codes of a format are in the order of their values, so a value's place on the grid is
+The magnitude codes of a format are in the order of their values, so a value's place on the quantization grid is
 read off its bits: for a normal value the top bits of its float64 pattern, moved by the difference of
 the two biases, and for a subnormal one its multiple of the smallest spacing.
 
-All functions here take values off the grid too and round them first (nearest-even, saturating), as a
+All functions here take values off the quantization grid too and round them first (nearest-even, saturating), as a
 hardware cast would.
 """
 
@@ -20,7 +20,7 @@ from altgrad.numerics.rounding import binade, power_of_two
 
 
 def encode(x: Tensor, fmt: str | Format) -> Tensor:
-    """Return the code of each value, rounding to the grid first.
+    """Return the code of each value, rounding to the quantization grid first.
 
     Infinities take the format's infinity code where it has one and saturate otherwise.
 
@@ -85,7 +85,7 @@ def decode(codes: Tensor, fmt: str | Format, dtype: torch.dtype = torch.float32)
 
 
 def rung(x: Tensor, fmt: str | Format) -> Tensor:
-    """Return each value's place on the grid, counted from zero.
+    """Return each value's place on the quantization grid, counted from zero.
 
     Zero is rung 0 and each next representable value up is one more, so ``rung(b) - rung(a)`` is the
     number of representable values crossed on the way from a to b. (In an unsigned format, which has
@@ -99,7 +99,7 @@ def rung(x: Tensor, fmt: str | Format) -> Tensor:
         int32, the shape of ``x``.
 
     Raises:
-        ValueError: NaN, which has no place on the grid.
+        ValueError: NaN, which has no place on the quantization grid.
     """
     fmt = get_format(fmt)
     require_holds("x", x.dtype, fmt)
@@ -115,7 +115,7 @@ def rung(x: Tensor, fmt: str | Format) -> Tensor:
 
 
 def ulp(x: Tensor, fmt: str | Format) -> Tensor:
-    """Return the grid spacing at each value: ``2^(max(floor(log2|x|), emin) - M)``.
+    """Return the spacing at each value: ``2^(max(floor(log2|x|), emin) - M)``.
 
     Beyond the range it is that of the top binade; NaN gives NaN. ``x`` is not rounded first.
 
@@ -140,7 +140,7 @@ def ulp(x: Tensor, fmt: str | Format) -> Tensor:
 def neighbours(x: Tensor, fmt: str | Format) -> tuple[Tensor, Tensor]:
     """Return the nearest representable values strictly below and strictly above each value.
 
-    ``x`` is not rounded first, so off the grid these are the two values it lies between. Where there
+    ``x`` is not rounded first, so off the quantization grid these are the two values it lies between. Where there
     is none, below the lowest or above the highest value, the neighbour is infinite.
 
     Args:
@@ -171,7 +171,7 @@ def neighbours(x: Tensor, fmt: str | Format) -> tuple[Tensor, Tensor]:
 
 
 def _magnitude_code(on_grid: Tensor, fmt: Format) -> Tensor:
-    """Code of |x| for float64 values on the grid: int64."""
+    """Code of |x| for float64 values on the quantization grid: int64."""
     magnitude = on_grid.abs()
     rebias = (1023 - fmt.bias) << fmt.mantissa_bits
     normal = (magnitude.view(torch.int64) >> (52 - fmt.mantissa_bits)) - rebias

@@ -14,7 +14,7 @@ from altgrad.numerics.rounding import grid_spacing
 
 
 def coordinate(x: Tensor, constants: Tensor) -> Tensor:
-    """Return the place of each value on the grid, signed, an integer where the value is representable.
+    """Return the place of each value on the quantization grid, signed, an integer where the value is representable.
 
     Args:
         x: float32, any shape.

@@ -1,4 +1,4 @@
-"""An operand of a quantized matrix product: a tensor on its format's grid, with the scales that brought it there.
+"""An operand of a quantized matrix product: a tensor on its quantization grid, with the scales that brought it there.
 
 `quantize_operands` is what a training step does with every weight, input and gradient. It is made of tensor
 operations, which on a GPU the compiler fuses with their surroundings. On a CPU there are loops of our own
@@ -132,7 +132,7 @@ def owned(x: Tensor) -> tuple[Tensor, bool]:
 
 
 def encode_operand(values: Tensor, constants: Tensor) -> Tensor:
-    """Return one byte per value that lies on the grid of a format of at most 8 bits: uint8, the same shape.
+    """Return one byte per value on the quantization grid of a format of at most 8 bits: uint8, the same shape.
 
     Bit 7 is the sign, the others are the magnitude of the rung. -0 becomes 0, whose sign no product shows
     but in the sign of a zero; its code stands for NaN, which not every format has.

@@ -66,7 +66,7 @@ def materialized(t: Tensor) -> Tensor:
 def quantize_by_tensors(
     x: Tensor, constants: Tensor, remembered: Tensor | None, block: int, dim: int, rule: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return the values (n, k) on the format's grid, and the scale; by a `block_code` and a `scale_rule`."""
+    """Return the values (n, k) on the quantization grid, and the scale; by a `block_code` and a `scale_rule`."""
     options = of_block_code(block) | {"dim": dim}
     scale = materialized(_operand_scale(x, constants, remembered, rule, **options))
     values = round_to_grid(x.float() * scale, constants)

@@ -46,7 +46,7 @@ def quantize(
     generator: torch.Generator | None = None,
     random_bits: int = 24,
 ) -> Tensor:
-    """Return ``round(x * scale) / scale`` with ``round`` onto the format's grid.
+    """Return ``round(x * scale) / scale`` with ``round`` onto the format's quantization grid.
 
     Product and quotient are float32 (float64 for a float64 ``x``) whatever the dtype of ``x``; the
     result is then cast to the dtype of ``x``, which is exact unless a scale that is no power of two

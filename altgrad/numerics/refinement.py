@@ -1,4 +1,4 @@
-"""A format's grid with more rungs between its own.
+"""A format's quantization grid with more rungs between its own.
 
 Every value of the format stays, with ``refinement - 1`` evenly spaced ones between it and the next: the spacing at any
 magnitude is the format's over ``refinement``. The range ends at the format's own largest value and scales bring a
@@ -15,7 +15,7 @@ from altgrad.numerics.constants import MAX, TARGET, format_constants
 
 
 def refined_format(fmt: Format, refinement: int) -> Format:
-    """Return a format that has every value of the refined grid, for its codes; ``fmt`` itself for 1.
+    """Return a format that has every value of the refined quantization grid, for its codes; ``fmt`` itself for 1.
 
     It has log2 of ``refinement`` more mantissa bits and no special codes: values above the largest of ``fmt`` too.
 
@@ -31,7 +31,7 @@ def refined_format(fmt: Format, refinement: int) -> Format:
 
 
 def refined_constants(fmt: Format, refinement: int, device: torch.device | str | None = None) -> Tensor:
-    """Return `format_constants` of the refined grid: float32, shape (7,).
+    """Return `format_constants` of the refined quantization grid: float32, shape (7,).
 
     Raises:
         ValueError: as `refined_format` and `format_constants`.

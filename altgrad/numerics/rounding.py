@@ -37,7 +37,7 @@ def round_to_grid(x: Tensor, constants: Tensor) -> Tensor:
         constants: the format, from `format_constants`, on the device of ``x``.
 
     Returns:
-        float32, the shape of ``x``, values on the grid.
+        float32, the shape of ``x``, values on the quantization grid.
 
     Raises:
         TypeError: ``x`` is not float32.
@@ -64,7 +64,7 @@ def round_to_grid_stochastic(x: Tensor, constants: Tensor, random: Tensor) -> Te
             below its share of the way.
 
     Returns:
-        float32, the shape of ``x``, values on the grid.
+        float32, the shape of ``x``, values on the quantization grid.
     """
     magnitude = torch.minimum(x.abs(), constants[MAX])
     spacing = grid_spacing(magnitude, constants)
@@ -88,7 +88,7 @@ def round_float64(
     random: Tensor | None = None,
     random_bits: int = 0,
 ) -> Tensor:
-    """Round float64 values to the grid in any mode.
+    """Round float64 values to the quantization grid in any mode.
 
     A directed mode never rounds a finite value past the largest one it points away from: under
     ``overflow``, ``toward-zero`` (and ``up`` below zero, ``down`` above) gives the largest value.

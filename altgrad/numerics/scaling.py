@@ -131,12 +131,12 @@ def scale_by_rule(amax: Tensor, target: Tensor, rule: int) -> Tensor:
     if SCALE_RULES[rule] == "float32":
         scale = (target / amax).clamp(2.0**_LOWEST_EXPONENT, 2.0**_HIGHEST_EXPONENT)
     else:
-        exponent = _pow2_exponent(amax, target, SCALE_RULES[rule])
+        exponent = _exponent_of(amax, target, SCALE_RULES[rule])
         scale = power_of_two(exponent.clamp(_LOWEST_EXPONENT, _HIGHEST_EXPONENT))
     return torch.where(usable, scale, 1.0).float()
 
 
-def _pow2_exponent(amax: Tensor, target: Tensor, rounding: str) -> Tensor:
+def _exponent_of(amax: Tensor, target: Tensor, rounding: str) -> Tensor:
     if rounding == "ocp":
         return _floor_log2(target) - _floor_log2(amax)
     ratio = target / amax

@@ -1,8 +1,8 @@
 """The real line under the metric that a quantization grid puts on it, as a geoopt manifold.
 
-A weight's coordinate is its place on the grid in rungs, ``du = dw / S(w)``; the metric ``dw^2 / S(w)^2`` is the square
-of a distance in rungs. The manifold is flat and one-dimensional per weight: transport along any path is
-multiplication by ``S(y) / S(x)``, and geodesics have constant speed in rungs.
+A weight's coordinate is its place on the quantization grid in rungs, ``du = dw / S(w)``; the metric
+``dw^2 / S(w)^2`` is the square of a distance in rungs. The manifold is flat and one-dimensional per weight: transport
+along any path is multiplication by ``S(y) / S(x)``, and geodesics have constant speed in rungs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class FormatManifold(geoopt.Manifold):
     """Weights under ``<u, v>_x = u v / S(x)^2``, element by element, S their format's stiffness over ``unit``.
 
     Points are any real numbers, as master weights are: ``projx`` is the identity, because geoopt 0.5.1 calls it only
-    in ``stabilize`` and later versions in every step, and rounding to the grid there would mean two things. Who wants
-    weights on the grid puts them there explicitly.
+    in ``stabilize`` and later versions in every step, and rounding there would mean two things. Who wants weights on
+    the quantization grid puts them there explicitly.
 
     Args:
         fmt: the format.

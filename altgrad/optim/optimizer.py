@@ -109,7 +109,7 @@ class ArmOptimizer(torch.optim.Optimizer):
         return loss
 
     def _step_quantized(self, group: dict[str, Any]) -> None:
-        # By step, which is the same for weights that always had a gradient, and by how fine their grid is.
+        # By step, which is the same for weights that always had a gradient, and by how fine their quantization grid is.
         numbers: dict[tuple[int, int], Tensor] = {}
         present = [(i, p, self._state(p, self._names)) for i, p in enumerate(group["params"]) if p.grad is not None]
         if present:
@@ -211,10 +211,10 @@ class ArmOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _put_on_grid(self) -> None:
-        """Round the initial weights to the grid that their amax makes."""
+        """Round the initial weights to the quantization grid that their amax makes."""
         for p, grid in self.grids.items():
             if grid.held is None:
-                raise ValueError("weights on the grid need a buffer that holds the amax of their scale")
+                raise ValueError("weights on the quantization grid need a buffer that holds the amax of their scale")
             grid.held.fill_(p.abs().amax())
             p.copy_(grid.on_grid(p))
 

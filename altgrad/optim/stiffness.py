@@ -36,7 +36,7 @@ def stiffness(
     """Return the stiffness of each weight, in the weight's own unit.
 
     ========== ==============================================================================================
-    ulp        ``ulp(w s) / s``: the spacing of the grid at w, of the smallest binade at and around 0
+    ulp        ``ulp(w s) / s``: the spacing of the quantization grid at w, of the smallest binade at and around 0
     mantissa   ``2^(floor(log2 |w|) - M)``: no scale, no subnormal numbers
     smooth     ``sqrt(w^2 + w0^2) 2^-M``, ``w0 s`` the smallest normal value: `ulp` without its jumps
     range      `ulp` over the binades from the format's smallest value to its largest

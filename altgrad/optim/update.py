@@ -39,7 +39,7 @@ class GridTensors(NamedTuple):
 
     ``constants`` and ``stiff_constants`` from `format_constants`, ``numbers`` and ``order`` from `Stiffness`,
     ``remembered`` the amax that sets the scale or None, ``options`` of `operand_scale`, ``stream`` of this step's
-    random numbers as `uniform` takes it, ``held`` the buffer of the amax of weights on the grid.
+    random numbers as `uniform` takes it, ``held`` the buffer of the amax of weights on the quantization grid.
     """
 
     constants: Tensor
@@ -177,13 +177,13 @@ def _moved_rungs(p: Tensor, step: Tensor, h: Tensor, grid: GridTensors) -> Tenso
 
 
 def _scale_of(amax: Tensor, grid: GridTensors) -> Tensor:
-    """Return the one scale of weights whose largest magnitude on the grid is ``amax`` (0-d)."""
+    """Return the one scale of weights whose largest magnitude on the quantization grid is ``amax`` (0-d)."""
     kind = {name: grid.options[name] for name in ("scale_format", "scale_rounding") if name in grid.options}
     return scale_from_amax(amax, grid.constants, **kind)
 
 
 def _written_back(arm: Arm, target: Tensor, grid: GridTensors) -> Tensor:
-    """Return ``target`` on the grid, whose scale is changed first where that is asked for and due."""
+    """Return ``target`` on the quantization grid, whose scale is changed first where that is asked for and due."""
     amax, present = grid.held.max(), target.abs().amax()
     if arm.grid_scale == "reestimated":
         amax = torch.where(present > amax * GROWS_ABOVE, 2 * amax, amax)

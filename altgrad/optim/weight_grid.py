@@ -39,7 +39,7 @@ class WeightGrid:
         options: ``granularity``, ``block``, ``scale_format`` and ``scale_rounding`` of `operand_scale`, and ``dim``
             for a weight that is stored as (in, out).
         remembered: returns the amax (0-d float32) that sets the scale, None where it is the weight's own of the moment.
-        held: that amax as a buffer of one element, which an optimizer with weights on the grid sets; None elsewhere.
+        held: that amax as a buffer of one element, set by an optimizer that keeps its weights there; else None.
         device: of the weight.
         refinement: steps of the grid that the weight lies on, per rung of the format; a power of two, above 1 for
             virtual geometry alone.
@@ -61,7 +61,7 @@ class WeightGrid:
         return operand_scale(weight, self.constants, self.remembered(), **self.options)
 
     def on_grid(self, weight: Tensor) -> Tensor:
-        """Return the nearest weights on the grid, float32."""
+        """Return the nearest weights on the quantization grid, float32."""
         scale = self.scale(weight)
         return round_to_grid(weight * scale, self.constants) / scale
 

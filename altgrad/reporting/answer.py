@@ -183,9 +183,8 @@ def _control(control: Control | None) -> list[str]:
     twins = f"{TWINS[0]} and {TWINS[1]}"
     if control.agrees:
         values = whole(control.values)
-        return [
-            f"The control holds: {twins}, one grid up to a power of two, agree to the bit in {values} logged values."
-        ]
+        same = f"{twins}, one quantization grid at two scales, agree to the bit in {values} logged values"
+        return [f"The control holds: {same}."]
     size = significant(control.max_difference)
     how = "end differently" if size == NONE else f"differ by up to {size}"
     return [

@@ -1,4 +1,4 @@
-"""The control that costs nothing: E0M7 and E1M6 are one grid up to a power of two and must train alike to the bit."""
+"""The control that costs nothing: E0M7 and E1M6, one quantization grid at two scales, train alike to the bit."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ perplexity
 gain
     Final validation loss of the plain arm minus that of the geometry-aware arm, same format and seed, each arm at
     its best learning rate. Above zero the geometry-aware arm is better. The plain arm has the same base (AdamW, or
-    SGD) and weights of the same kind: float32 masters, or values on the grid.
+    SGD) and weights of the same kind: float32 masters, or values on the quantization grid.
 null arm
     An arm whose stiffness carries no information about the weight: its mean over the tensor, or a shuffle of it. A
     gain that a null arm shows too does not come from the geometry.

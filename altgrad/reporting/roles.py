@@ -25,7 +25,7 @@ def regime(arm: Arm) -> str:
 
 
 def is_plain(arm: Arm) -> bool:
-    """Whether the arm's updates ignore the format's grid: AdamW or SGD without a stiffness."""
+    """Whether the arm's updates ignore the format's quantization grid: AdamW or SGD without a stiffness."""
     return arm["base"] in PLAIN and arm.get("stiffness") is None
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from altgrad.benchmark.record import GROUPS, Record
-from altgrad.benchmark.tables import table
+from altgrad.benchmark.session import Session
+from altgrad.benchmark.tables import COLUMNS, table
 from altgrad.reporting.machines import PARTS, commands, read_bench
+from altgrad.reporting.speed import IN_WORDS
 
 MACHINE = {"device": "A processor", "on_gpu": False, "threads": 2}
 EARLY = {**MACHINE, "command": "early", "commit": "c0", "limits": {"copy_bytes_per_s": 1},
@@ -38,6 +40,14 @@ def test_every_part_is_written_at_once_and_kept_by_later_sessions(path):
     record = read_bench(path)
     assert set(record) == {*MACHINE, "sessions", *PARTS}
     assert {part: commands(record, part) for part in PARTS} == {part: [(part, "c1")] for part in PARTS}
+
+
+def test_a_part_is_in_every_place_that_has_to_know_it():
+    """The limits are one row, which the record and the report keep apart."""
+    rows = set(PARTS) - {"limits"}
+    assert {"GROUPS": set(GROUPS), "COLUMNS": set(COLUMNS)} == {"GROUPS": rows, "COLUMNS": rows}
+    assert set(IN_WORDS) == set(PARTS)
+    assert [part for part in PARTS if not hasattr(Session, f"_{part}")] == []
 
 
 def test_a_size_measured_again_replaces_itself_alone(path):

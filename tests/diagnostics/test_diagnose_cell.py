@@ -179,7 +179,7 @@ def test_a_run_that_ended_between_snapshots_is_measured_at_its_end(run_of: RunOf
 
 
 def test_the_scale_is_the_recipes(run_of: RunOf) -> None:
-    """A scale that is held by the first amax saturates grown weights, one of an empty memory is their own; pow2
+    """A scale that is held by the first amax saturates grown weights, one of an empty memory is their own; E8M0
     rounds the scale down."""
     start = torch.linspace(-1, 1, 96).reshape(12, 8)
     weights = {"head": {0: start, 100: 2 * start}}

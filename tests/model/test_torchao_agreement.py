@@ -34,7 +34,7 @@ def normal(*shape: int, seed: int, std: float = 1.0, dtype: torch.dtype = torch.
     return (std * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).to(dtype)
 
 
-def torchao_cast(x: Tensor, format: str, dim: int | None, pow2: bool) -> tuple[Tensor, Tensor]:
+def torchao_cast(x: Tensor, format: str, dim: int | None, rounded: bool) -> tuple[Tensor, Tensor]:
     """Return torchao's scale and codes (uint8) of x; dim is what the product sums over, None for one scale."""
     from torchao.float8.config import ScalingGranularity
     from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
@@ -43,22 +43,22 @@ def torchao_cast(x: Tensor, format: str, dim: int | None, pow2: bool) -> tuple[T
     granularity = ScalingGranularity.TENSORWISE if dim is None else ScalingGranularity.AXISWISE
     cast = hp_tensor_to_float8_dynamic(
         x, DTYPES[format], LinearMMConfig(), scaling_granularity=granularity, axiswise_dim=dim,
-        round_scales_to_power_of_2=pow2,
+        round_scales_to_power_of_2=rounded,
     )  # fmt: skip
     return cast._scale, cast._data.view(torch.uint8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("pow2", [False, True], ids=["float32-scale", "E8M0-scale"])
+@pytest.mark.parametrize("rounded", [False, True], ids=["float32-scale", "E8M0-scale"])
 @pytest.mark.parametrize("dim", [None, 0, -1])
 @pytest.mark.parametrize("format", DTYPES)
-def test_operands_are_the_same_to_the_bit(format, dim, pow2, dtype):
+def test_operands_are_the_same_to_the_bit(format, dim, rounded, dtype):
     for seed, std in enumerate([1e-9, 1e-3, 1.0, 1e6]):
         x = normal(96, 80, seed=seed, std=std, dtype=dtype)
         x[0, :3] = torch.tensor([0.0, -0.0, 1e-3 * std], dtype=dtype)
         largest = amax(x) if dim is None else amax(x, "row", dim=dim)
-        scale = compute_scale(largest, torch.finfo(DTYPES[format]).max, scale_format="E8M0" if pow2 else "float32")
-        their_scale, their_codes = torchao_cast(x, format, dim, pow2)
+        scale = compute_scale(largest, torch.finfo(DTYPES[format]).max, scale_format="E8M0" if rounded else "float32")
+        their_scale, their_codes = torchao_cast(x, format, dim, rounded)
         assert torch.equal(scale, their_scale)
         assert torch.equal(encode(quantize(x.float() * scale, format), format).to(torch.uint8), their_codes)
 
@@ -161,9 +161,9 @@ def test_every_bfloat16_amax_gives_the_same_power_of_two():
 
     largest = torch.arange(2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
     largest = largest[(largest >= 1e-12) & (largest < 1e30)]
-    for pow2 in (False, True):
-        theirs = amax_to_scale(largest, torch.float8_e4m3fn, pow2)
-        assert torch.equal(theirs, compute_scale(largest, "E4M3", scale_format="E8M0" if pow2 else "float32"))
+    for rounded in (False, True):
+        theirs = amax_to_scale(largest, torch.float8_e4m3fn, rounded)
+        assert torch.equal(theirs, compute_scale(largest, "E4M3", scale_format="E8M0" if rounded else "float32"))
 
 
 def test_degenerate_tensors_get_other_scales():

@@ -13,6 +13,7 @@ from gfloat.types import Domain
 from torch import Tensor
 
 from altgrad.formats import Format, format_names, get_format
+from altgrad.numerics import ROUNDING_MODES
 
 # Beyond the registered ones: ties by exponent parity with either bias, the widest mantissa and exponent,
 # formats too wide for the kernel, and values beyond float32.
@@ -20,7 +21,7 @@ EXTRA_NAMES = ("E1M0", "E4M0FNUZ", "E0M15", "E1M14", "E8M3IEEE", "E8M6FNUZ", "E9
 FORMATS = [get_format(name) for name in (*format_names(), *EXTRA_NAMES)]
 KERNEL_FORMATS = [fmt for fmt in FORMATS if fmt.rounds_in_float32]
 EIGHT_BIT_SPLITS = [get_format(f"E{e}M{7 - e}") for e in range(8)]
-DETERMINISTIC_MODES = ("nearest-even", "nearest-away", "toward-zero", "up", "down")
+DETERMINISTIC_MODES = tuple(mode for mode in ROUNDING_MODES if mode != "stochastic")
 
 GFLOAT_MODES = {
     "nearest-even": RoundMode.TiesToEven,

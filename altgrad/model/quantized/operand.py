@@ -23,7 +23,7 @@ class Operand(NamedTuple):
         cls, t: Tensor, scaling: Scaling | None, constants: Tensor | None, history: Tensor | None, dim: int,
         dtype: torch.dtype, *, learns: str = "nothing", overwrite: bool = False,
     ) -> Operand:  # fmt: skip
-        """Return the 2-d ``t`` on its format's grid, for a product that sums over ``dim``; without a format, cast."""
+        """Return the 2-d ``t`` on its quantization grid, to be summed over ``dim``; without a format, cast."""
         if scaling is None:
             return cls(t.detach().to(dtype))
         histories = [] if history is None else [history]

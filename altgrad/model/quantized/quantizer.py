@@ -22,33 +22,30 @@ FLOAT8 = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
 
 @dataclass(frozen=True)
 class Scaling:
-    """What a compiled graph is made for: a tensor's recipe without its format and its history."""
+    """What a compiled graph is made for: a tensor's recipe without its format and its history.
 
-    granularity: str
-    block: int
-    scale_format: str
-    scale_rounding: str
-    method: str = "max"  # how a history sets the scale
-    float8: torch.dtype | None = None  # of the operand, for FP8 hardware
+    ``scale`` is the recipe's `scale_options` as pairs, by which graphs, and layers that share one, are told apart.
+    """
+
+    scale: tuple[tuple[str, Any], ...]
+    method: str  # how a history sets the scale
+    float8: torch.dtype | None  # of the operand, for FP8 hardware
 
     @classmethod
     def of(cls, recipe: TensorRecipe, native: bool) -> Scaling:
         """Return the static part of ``recipe``."""
         float8 = FLOAT8[recipe.format.name] if native else None
-        return cls(**recipe.scale_options, method=recipe.reduce, float8=float8)
+        return cls(tuple(recipe.scale_options.items()), recipe.reduce, float8)
 
     @property
     def per_tensor(self) -> bool:
         """Whether one scale serves the whole tensor, in all the products that it takes part in."""
-        return self.granularity == "tensor"
+        return self.options["granularity"] == "tensor"
 
     @property
     def options(self) -> dict[str, Any]:
-        """The same as arguments of `operand_scale`."""
-        return {
-            "granularity": self.granularity, "block": self.block,
-            "scale_format": self.scale_format, "scale_rounding": self.scale_rounding,
-        }  # fmt: skip
+        """The scale as `operand_scale` takes it."""
+        return dict(self.scale)
 
 
 class Quantizer(nn.Module):
@@ -73,12 +70,12 @@ class Quantizer(nn.Module):
     def hold(self) -> Tensor:
         """Stop following the tensor; return the buffer (1,) of the amax that sets the scale from now on.
 
-        For a weight that lives on its grid, which its optimizer places. Raises ``ValueError`` for a tensor with
-        several scales, or one that remembers amax values of its own.
+        For a weight that lives on its quantization grid, which its optimizer places. Raises ``ValueError`` for a tensor
+        with several scales, or one that remembers amax values of its own.
         """
         if self.recipe.granularity != "tensor" or self.recipe.scaling != "dynamic":
             raise ValueError(
-                "weights on the grid hold one scale that their optimizer sets; quantize them with "
+                "weights on the quantization grid hold one scale that their optimizer sets; quantize them with "
                 "granularity: tensor and scaling: dynamic"
             )
         self.register_buffer("history", torch.zeros(1, device=self.constants.device))

@@ -117,6 +117,6 @@ PLATES = [
         order=40,
         alt="Distribution of the distance of each weight from its rounded value",
         caption="Distance from each weight to its rounded value at the end of training (`{optimizer}`). Weights that "
-        "pay no heed to the grid spread evenly between 0 and ½ (dotted).",
+        "pay no heed to the quantization grid spread evenly between 0 and ½ (dotted).",
     ),
 ]

@@ -41,8 +41,8 @@ PLATES = [
         spot="updates",
         order=10,
         alt="Rungs that a step moves weights by, against the size of the weight, for each arm and format",
-        caption="How far a step moves a weight, in rungs of its grid, by the binade of its magnitude: mean over "
-        "quantized weights, the watched steps of the second half of the run, layers and seeds. A flat line is a step "
-        "that is the same in rungs for small weights and large ones.",
+        caption="How far a step moves a weight, in rungs of its quantization grid, by the binade of its magnitude: "
+        "mean over quantized weights, the watched steps of the second half of the run, layers and seeds. A flat line "
+        "is a step that is the same in rungs for small weights and large ones.",
     ),
 ]
