@@ -84,14 +84,16 @@ study: env
 
 # What fixed the rates and the decay of the default grid, on seeds that it does not have.
 TUNING := model=pico grid.seeds=[10,11,12] grid.baseline=E4M3
-VARIED := {base:adamw,lr:3e-3,plain_lr:1.2e-2
+RATES := $(TUNING) grid.formats=[E4M3,E5M2,E3M4,E1M6] grid.lr_scales=[0.5,1,2,4] \
+	grid.optimizers=[adamw,stiff_matched,permuted_matched]
+VARIED = +optimizers.$(1)={base:adamw,lr:3e-3,plain_lr:$(2),decay:$(3)}
+PLAIN := $(TUNING) grid.formats=[E4M3,E1M6] grid.lr_scales=[1] \
+	$(call VARIED,less_decay,1.2e-2,1e-4) $(call VARIED,more_decay,1.2e-2,1e-3) \
+	$(call VARIED,less_plain,6e-3,3e-4) $(call VARIED,more_plain,2.4e-2,3e-4) \
+	grid.optimizers=[adamw,less_decay,more_decay,less_plain,more_plain]
 tuning: env
-	$(MAKE) repro KEEP=reports/study/tuning SET='$(TUNING) grid.formats=[E4M3,E5M2,E3M4,E1M6] \
-	grid.optimizers=[adamw,stiff_matched,permuted_matched] grid.lr_scales=[0.5,1,2,4]'
-	$(MAKE) repro KEEP=reports/study/tuning-plain SET='$(TUNING) grid.formats=[E4M3,E1M6] grid.lr_scales=[1] \
-	+optimizers.less_decay=$(VARIED),decay:1e-4} +optimizers.more_decay=$(VARIED),decay:1e-3} \
-	+optimizers.less_plain={base:adamw,lr:3e-3,plain_lr:6e-3} +optimizers.more_plain={base:adamw,lr:3e-3,plain_lr:2.4e-2} \
-	grid.optimizers=[adamw,less_decay,more_decay,less_plain,more_plain]'
+	$(MAKE) repro KEEP=reports/study/tuning SET='$(RATES)'
+	$(MAKE) repro KEEP=reports/study/tuning-plain SET='$(PLAIN)'
 
 simulate: env
 	python -m altgrad.reporting.simulate
