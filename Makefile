@@ -36,7 +36,6 @@ $(STAMP): pyproject.toml constraints.txt
 repro: env
 	@git rev-parse --git-dir >/dev/null 2>&1 || dvc config --local core.no_scm true
 	@python -m altgrad.execution $(if $(JOBS),--jobs "$(JOBS)") $(foreach setting,$(SET),-S '$(setting)')
-	dvc repro
 	@echo "The report: $(CURDIR)/reports/index.html"
 	@test -z "$(KEEP)" || { mkdir -p "$(KEEP)/figures" && cp reports/figures/*.png "$(KEEP)/figures" && \
 	cp params.yaml reports/REPORT.md reports/metrics.json reports/plots/results.csv "$(KEEP)"; }
@@ -84,7 +83,7 @@ study: env
 
 # What fixed the rates and the decay of the default grid, on seeds that it does not have.
 TUNING := model=pico grid.seeds=[10,11,12] grid.baseline=E4M3
-RATES := $(TUNING) grid.formats=[E4M3,E5M2,E3M4,E1M6] grid.lr_scales=[0.5,1,2,4] \
+RATES := $(TUNING) grid.formats=[E4M3,E5M2,E3M4,E1M6] grid.lr_scales=[0.5,0.7,1,1.4,2] \
 	grid.optimizers=[adamw,stiff_matched,permuted_matched]
 VARIED = +optimizers.$(1)={base:adamw,lr:3e-3,plain_lr:$(2),decay:$(3)}
 PLAIN := $(TUNING) grid.formats=[E4M3,E1M6] grid.lr_scales=[1] \

@@ -1,4 +1,4 @@
-"""``python -m altgrad.execution``: the cells that `dvc repro` would train or diagnose, several at a time."""
+"""`python -m altgrad.execution`: what `dvc repro` does, with several cells at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from altgrad.config import UserError, load_params, run_stage
 
 
 def main(arguments: list[str]) -> None:
-    """Change the settings that ``-S`` names, then run what `dvc repro` would run of the cells."""
+    """Change the settings that ``-S`` names, then run what `dvc repro` would run, the cells first."""
     parser = argparse.ArgumentParser(prog="python -m altgrad.execution", description=__doc__)
     parser.add_argument("--jobs", type=int, metavar="N", help="cells at a time; default: what is fastest here")
     parser.add_argument(
@@ -24,7 +24,8 @@ def main(arguments: list[str]) -> None:
 
     dvc_api.change_params(Path("params.yaml"), options.set_param)
     params = load_params()
-    cells.run_cells(local.LocalPool(options.jobs, params.models[params.model].threads))
+    rest = cells.run_cells(local.LocalPool(options.jobs, params.models[params.model].threads))
+    cells.run_the_rest(rest)
 
 
 if __name__ == "__main__":

@@ -18,24 +18,37 @@ from altgrad.config import UserError
 from altgrad.execution.draft import Draft
 from altgrad.execution.executor import LOGS, Executor, Task
 from altgrad.execution.handover import HandOver
-from altgrad.execution.plan import pending
+from altgrad.execution.plan import diagnoses, first_tasks, rest
 from altgrad.execution.progress import Progress, why_it_failed
 
 POLL_SECONDS = 0.1
 
 
-def run_cells(executor: Executor) -> None:
-    """Run what `dvc repro` would run of the cells of params.yaml, which is taken as it stands.
+def run_cells(executor: Executor) -> list[str]:
+    """Run what `dvc repro` would run of the cells of params.yaml; return which stages it would run after them.
 
     Raises :class:`UserError` naming every task that failed, each with its last line; those that did not fail are
     handed to DVC all the same.
     """
-    if subprocess.run(["dvc", "repro", "--quiet", "tokenize", "grid"], check=False).returncode:
-        sys.exit(1)
-    tasks = pending()
-    failures = run_tasks(tasks, executor) if tasks else {}
+    tasks, after = first_tasks()
+    if not tasks:
+        return after
+    failures = run_tasks(tasks, executor)
     if failures:
         raise UserError("; ".join(f"{name}: {problem}" for name, problem in failures.items()))
+    return rest()
+
+
+def run_the_rest(stages: Sequence[str]) -> None:
+    """Run the stages that come after the cells, by DVC's own command; end the process where one fails.
+
+    A single one is run by itself, since `dvc repro` looks at every cell again.
+    """
+    if stages:
+        alone = ["--single-item", *stages] if len(stages) == 1 else []
+        status = subprocess.run(["dvc", "repro", *alone], check=False).returncode
+        if status:
+            sys.exit(status)
 
 
 def run_tasks(tasks: Sequence[Task], executor: Executor) -> dict[str, str]:
@@ -72,7 +85,7 @@ def run_tasks(tasks: Sequence[Task], executor: Executor) -> dict[str, str]:
             idle = not status.running and (passed_on > 0 or open_tasks == 0)
             trained = hand_over.when_due(last=idle)
             if trained and not received:
-                open_tasks += start(pending(trained))
+                open_tasks += start(diagnoses(trained))
             over = idle and (passed_on > 0 or open_tasks == 0)
             progress.show(status.running, last=over)
             if not (over or received):

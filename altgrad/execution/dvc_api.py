@@ -23,7 +23,7 @@ TRIED_VERSIONS = ("3.67.0", "3.67.1")
 # Members of the objects that DVC makes, by the name of their class here: for a method, the arguments that it is given;
 # None for what is only read.
 MEMBERS: dict[str, dict[str, tuple[str, ...] | None]] = {
-    "Repo": {"index": None, "lock": None, "stage_cache": None},
+    "Repo": {"index": None, "lock": None, "stage_cache": None, "reproduce": ("targets",)},
     "Index": {"stages": None},
     "StageCache": {"restore": ("stage",)},
     "Stage": {
@@ -73,7 +73,7 @@ def check_members(found: object, class_name: str) -> None:
 
 
 class CellStage:
-    """A stage of one cell as DVC knows it."""
+    """A stage as DVC knows it, mostly of one cell."""
 
     def __init__(self, stage: Stage, repo: Repo) -> None:
         check_members(stage, "Stage")
@@ -139,6 +139,11 @@ class Project:
         stages = [found for found in self._repo.index.stages if getattr(found, "name", "").startswith(f"{stage}@")]
         return [CellStage(found, self._repo) for found in stages]
 
+    def others(self) -> list[CellStage]:
+        """Return the stages that are no cell's: those of dvc.yaml without a matrix, and any other of the project."""
+        stages = [found for found in self._repo.index.stages if "@" not in (getattr(found, "name", None) or "")]
+        return [CellStage(found, self._repo) for found in stages]
+
     def write_lock_file(self, saved: list[CellStage]) -> None:
         """Write what is in the cache of stages that were saved into dvc.lock, all of them at once."""
         stages = [cell._stage for cell in saved]
@@ -159,10 +164,30 @@ def locked_project() -> Iterator[Project]:
             with repo.lock:
                 yield Project(repo)
     except LockError:
-        raise UserError(
-            "another DVC command holds this project's lock; wait for it and run the same command again, finished cells "
-            "are kept"
-        ) from None
+        raise _locked() from None
+
+
+def _locked() -> UserError:
+    return UserError(
+        "another DVC command holds this project's lock; wait for it and run the same command again, finished cells are "
+        "kept"
+    )
+
+
+def reproduce(stages: list[str]) -> None:
+    """Run ``stages`` and what they depend on, as far as they have changed.
+
+    Raises :class:`UserError` when one fails, which has said why itself.
+    """
+    logging.getLogger("dvc").setLevel(logging.WARNING)
+    try:
+        with Repo() as repo:
+            check_members(repo, "Repo")
+            repo.reproduce(targets=stages)
+    except LockError:
+        raise _locked() from None
+    except DvcException as error:
+        raise UserError(str(error)) from None
 
 
 def change_params(path: Path, settings: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Which stages of cells have to run: those that `dvc repro` would run."""
+"""Which stages have to run: those that `dvc repro` would run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,40 @@ from altgrad.config.files import read_json
 from altgrad.execution import dvc_api
 from altgrad.execution.executor import Task
 
+BEFORE_CELLS = ("tokenize", "grid")
 
-def pending(trained: Collection[str] | None = None) -> list[Task]:
+
+def first_tasks() -> tuple[list[Task], list[str]]:
+    """Return what `dvc repro` would run first of the cells, and which stages that are no cell's it would run.
+
+    Those that come before the cells are run now, as far as they have changed.
+    """
+    with dvc_api.locked_project() as project:
+        rest = _changed(project)
+        if not set(BEFORE_CELLS) & set(rest):
+            return _pending(project, None), rest
+    dvc_api.reproduce(list(BEFORE_CELLS))
+    with dvc_api.locked_project() as project:
+        return _pending(project, None), _changed(project)
+
+
+def diagnoses(trained: Collection[str]) -> list[Task]:
+    """Return which of the cells that are ``trained`` `dvc repro` would diagnose."""
+    with dvc_api.locked_project() as project:
+        return _pending(project, trained)
+
+
+def rest() -> list[str]:
+    """Return which stages that are no cell's `dvc repro` would run."""
+    with dvc_api.locked_project() as project:
+        return _changed(project)
+
+
+def _changed(project: dvc_api.Project) -> list[str]:
+    return [found.name for found in project.others() if found.has_changed()]
+
+
+def _pending(project: dvc_api.Project, trained: Collection[str] | None) -> list[Task]:
     """Return what `dvc repro` would run next of the cells; what it would take from the run cache is taken from it now.
 
     Cells to train, and to diagnose those that are trained; ``trained`` names cells of which only the diagnoses are
@@ -18,21 +50,20 @@ def pending(trained: Collection[str] | None = None) -> list[Task]:
     """
     tasks: list[Task] = []
     restored = []
-    with dvc_api.locked_project() as project:
-        for stage in ("train", "diagnose"):
-            before = {task.key for task in tasks}
-            for found in project.cells_of(stage):
-                if found.key in before or (trained is not None and (stage == "train" or found.key not in trained)):
-                    continue
-                if not found.has_changed():
-                    continue
-                found.remove_outputs()  # what a resumed cell needs is in its scratch directory
-                if found.restore():
-                    restored.append(found)
-                else:
-                    # Not sooner: a new hash of what it needs would make its old outputs look new.
-                    tasks.append(Task(stage, found.key, found.hash_dependencies(), _size(stage, found.key)))
-        project.write_lock_file(restored)
+    for stage in ("train", "diagnose"):
+        before = {task.key for task in tasks}
+        for found in project.cells_of(stage):
+            if found.key in before or (trained is not None and (stage == "train" or found.key not in trained)):
+                continue
+            if not found.has_changed():
+                continue
+            found.remove_outputs()  # what a resumed cell needs is in its scratch directory
+            if found.restore():
+                restored.append(found)
+            else:
+                # Not sooner: a new hash of what it needs would make its old outputs look new.
+                tasks.append(Task(stage, found.key, found.hash_dependencies(), _size(stage, found.key)))
+    project.write_lock_file(restored)
     return tasks
 
 

@@ -5,6 +5,7 @@ A condition stands here only if a grid can fail it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from altgrad.config.schedule import kept_by_decay
@@ -13,6 +14,7 @@ from altgrad.reporting.claims import CLAIM_SEEDS
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.control import TWINS, Control
 from altgrad.reporting.load import COMPLETED, Study
+from altgrad.reporting.tuning import Tuning
 from altgrad.reporting.wording import joined, plural
 
 YES, NO, PARTLY, OPEN = "yes", "no", "partly", "does not apply"
@@ -27,10 +29,12 @@ class Condition:
     reason: str
 
 
-def conditions(study: Study, comparison: Comparison, control: Control | None) -> list[Condition]:
-    """Return the conditions in a fixed order."""
+def conditions(
+    study: Study, comparison: Comparison, control: Control | None, tuning: Tuning | None = None
+) -> list[Condition]:
+    """Return the conditions in a fixed order; ``tuning`` is an earlier run that fixed the learning rates."""
     return [
-        _tuned(study, comparison),
+        _tuned(study, comparison, tuning),
         _other_seeds(study),
         _seeds(study),
         _lost(study),
@@ -45,10 +49,10 @@ def conditions(study: Study, comparison: Comparison, control: Control | None) ->
     ]
 
 
-def _tuned(study: Study, comparison: Comparison) -> Condition:
+def _tuned(study: Study, comparison: Comparison, tuning: Tuning | None) -> Condition:
     name = "Learning rate tuned per arm, optimum bracketed"
     if len(study.lr_scales) == 1:
-        return Condition(name, NO, f"one learning rate for each arm in this grid (scale {study.lr_scales[0]:g})")
+        return _tuned_before(name, study, tuning)
     edge = comparison.best[comparison.best["bracket"] != "bracketed"]
     arms = [f"{row.format} {row.optimizer} at {row.lr_scale:g}" for row in edge.itertuples()]
     tried = f"{len(study.lr_scales)} learning rates for every arm"
@@ -57,6 +61,28 @@ def _tuned(study: Study, comparison: Comparison) -> Condition:
     return Condition(
         name, PARTLY if len(arms) < len(comparison.best) else NO, f"{tried}; optimum at an edge: {joined(arms)}"
     )
+
+
+def _tuned_before(name: str, study: Study, tuning: Tuning | None) -> Condition:
+    """Whether the one rate of each arm is the best that an earlier run found, between others that it tried."""
+    if tuning is None:
+        return Condition(name, NO, f"one learning rate for each arm in this grid (scale {study.lr_scales[0]:g})")
+    good, bad = [], []
+    for arm in study.optimizers:
+        rate, tuned = study.arm(arm)["lr"] * study.lr_scales[0], tuning.arms.get(arm)
+        if tuned is None:
+            bad.append(f"{arm}: not among the arms tuned")
+        elif tuned.against is not None:
+            bad.append(f"{arm}: tuned {tuned.against}")
+        elif not math.isclose(rate, tuned.best):
+            bad.append(f"{arm}: {rate:g}, and {tuned.best:g} was better")
+        elif not tuned.bracketed:
+            bad.append(f"{arm}: {rate:g}, at the edge of the rates tried")
+        else:
+            good.append(f"{arm} {rate:g} of {tuned.rates[0]:g} to {tuned.rates[-1]:g}")
+    seeds = f"seeds {joined([str(seed) for seed in tuning.seeds])}"
+    reason = "; ".join([*bad, *([f"on {seeds} and {joined(list(tuning.entries))}: {joined(good)}"] if good else [])])
+    return Condition(name, YES if not bad else PARTLY if good else NO, reason)
 
 
 def _other_seeds(study: Study) -> Condition:

@@ -18,11 +18,13 @@ from altgrad.reporting.plots import write_plots
 from altgrad.reporting.prune import prune
 from altgrad.reporting.sections import document
 from altgrad.reporting.simulated import load_rates
+from altgrad.reporting.tuning import load_tuning
 
 
 def write_report(data: Path, out: Path, revision: str | None) -> None:
-    """Read ``data/{grid,tokens,runs,diag}``, ``out/bench`` and ``out/simulation.csv``; write the report into ``out``.
+    """Write the report into ``out``, from ``data/{grid,tokens,runs,diag}`` and what ``out`` keeps beside it.
 
+    That is ``bench``, ``simulation.csv`` and ``study/tuning``, each if it is there.
     ``revision`` is the git revision to name, ``None`` outside a checkout. Outputs of cells that left
     the grid are removed from ``data`` first. The same files give the same bytes: ``REPORT.md``,
     ``index.html``, ``metrics.json``, ``figures/`` and ``plots/``. Raises
@@ -36,7 +38,8 @@ def write_report(data: Path, out: Path, revision: str | None) -> None:
     benches = load_benches(out / "bench")
     pictures = draw_all(study, comparison, benches, out / "figures")
     rates = load_rates(out / "simulation.csv", study)
-    page = document(study, comparison, control, flags, pictures, revision, benches, rates)
+    tuning = load_tuning(out / "study/tuning", study)
+    page = document(study, comparison, control, flags, pictures, revision, benches, rates, tuning)
     write_text(out / "REPORT.md", to_markdown(page))
     write_text(out / "index.html", to_html(page, out / "figures"))
     write_json(out / "metrics.json", metrics(study, comparison, control, len(flags)))

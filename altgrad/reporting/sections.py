@@ -20,6 +20,7 @@ from altgrad.reporting.load import COMPLETED, MISSING, Study
 from altgrad.reporting.simulated import Rates
 from altgrad.reporting.speed import speed_blocks
 from altgrad.reporting.tables_formats import formats_table
+from altgrad.reporting.tuning import Tuning
 from altgrad.reporting.updates import updates_table
 from altgrad.reporting.wording import joined, number, plural
 
@@ -38,10 +39,12 @@ def document(
     revision: str | None,
     benches: list[dict[str, Any]],
     rates: Rates | None = None,
+    tuning: Tuning | None = None,
 ) -> Document:
     """Return the whole report.
 
-    ``flags`` are those of :func:`altgrad.reporting.flags.raised`, ``rates`` of simulated studies like this one.
+    ``flags`` are those of :func:`altgrad.reporting.flags.raised`, ``rates`` of simulated studies like this one,
+    ``tuning`` of the run that fixed its learning rates.
     """
     sections = [
         result_section(study, comparison, pictures),
@@ -51,7 +54,7 @@ def document(
         Section("Why: precision and range", "precision", _precision(study, comparison, pictures)),
         Section("Why: weights on the grid", "weights", _weights(study, comparison, pictures)),
         Section("Gradients and activations", "signals", _shown(pictures, "signals")),
-        fairness_section(study, comparison, control),
+        fairness_section(study, comparison, control, tuning),
         Section("Flags", "flags", _flags(flags)),
         Section("Formats and recipe", "formats", _formats(study)),
         Section("Time and cost", "cost", [tables.cost_table(study)] if study.timing else []),
@@ -80,9 +83,12 @@ def result_section(study: Study, comparison: Comparison, pictures: Pictures) -> 
     return Section("Result", "result", blocks)
 
 
-def fairness_section(study: Study, comparison: Comparison, control: Control | None) -> Section:
+def fairness_section(
+    study: Study, comparison: Comparison, control: Control | None, tuning: Tuning | None = None
+) -> Section:
     """Which conditions of a fair comparison the grid meets."""
-    return Section("What makes it fair", "fairness", [tables.fairness_table(conditions(study, comparison, control))])
+    found = conditions(study, comparison, control, tuning)
+    return Section("What makes it fair", "fairness", [tables.fairness_table(found)])
 
 
 def definitions_section(study: Study) -> Section:

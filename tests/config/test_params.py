@@ -31,8 +31,8 @@ def params_with(tmp_path: Path, *changes: tuple[str, str]) -> Path:
 
 def test_the_shipped_params_are_valid():
     params = load_params(SHIPPED)
-    assert params.models[params.model].layers == 4
-    assert params.tokenizer.vocab_size == 4096
+    assert params.models[params.model].layers == 2
+    assert params.tokenizer.vocab_size == 1024
 
 
 def test_numbers_follow_yaml_1_2(tmp_path):
@@ -43,9 +43,9 @@ def test_numbers_follow_yaml_1_2(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "place", "cure"),
     [
-        ("  steps: 300", "  steps: -3", "train.steps", "-3"),
-        ("  steps: 300", "  steps: .nan", "train.steps", "finite"),
-        ("  steps: 300", "  stepz: 300", "train", "did you mean steps"),
+        ("  steps: 200", "  steps: -3", "train.steps", "-3"),
+        ("  steps: 200", "  steps: .nan", "train.steps", "finite"),
+        ("  steps: 200", "  stepz: 200", "train", "did you mean steps"),
         ("lr: 3.0e-3", "lr: -1", "optimizers.adamw.lr", "greater than 0"),
         ("lr: 3.0e-3", "lr: .inf", "optimizers.adamw.lr", "inf"),
         ("betas: [0.9, 0.95]", "betas: [0.9, 1.5]", "optimizers.adamw.betas[1]", "less than 1"),
@@ -53,7 +53,7 @@ def test_numbers_follow_yaml_1_2(tmp_path):
         (" decay: 3.0e-4", " weight_decay: 0.1", "optimizers.adamw", "weight_decay is now decay and plain_decay"),
         (" decay: 3.0e-4", " weight_decay: 0.1", "optimizers.adamw", "write decay: lr x weight_decay"),
         ("corpus: licences ", "corpus: licenses ", "corpus", "did you mean licences"),
-        ("model: nano ", "model: nanno ", "model", "did you mean nano"),
+        ("model: pico ", "model: picco ", "model", "did you mean pico"),
         ("optimizers: [adamw, ", "optimizers: [adamv, ", "grid.optimizers[0]", "adamw"),
         ("stiffness: ulp}", "stiffness: foreign}", "optimizers.stiff_update", "need each other"),
         (
@@ -68,14 +68,14 @@ def test_numbers_follow_yaml_1_2(tmp_path):
         ("granularity: block, scale: E8M0", "granularity: block", "uniform_block[0].weight", "needs scale E8M0"),
         ("recipe: uniform ", "recipe: uniforn ", "grid.recipe", "did you mean uniform"),
         ("width: 128, heads: 4", "width: 130, heads: 4", "models.nano", "heads: 5"),
-        ("vocab_size: 4096", "vocab_size: 70000", "tokenizer", "uint16"),
-        ("vocab_size: 4096", "vocab_size: 100", "tokenizer", "257"),
-        ("seeds: [0, 1]", "seeds: [0, 0]", "grid", "twice"),
-        ("seeds: [0, 1]", "seeds: []", "grid.seeds", "at least 1"),
-        ("seeds: [0, 1]", 'seeds: ["00"]', "grid.seeds[0]", "integer"),
+        ("vocab_size: 1024", "vocab_size: 70000", "tokenizer", "uint16"),
+        ("vocab_size: 1024", "vocab_size: 100", "tokenizer", "257"),
+        ("seeds: [0, 1, 2, 3, 4]", "seeds: [0, 0]", "grid", "twice"),
+        ("seeds: [0, 1, 2, 3, 4]", "seeds: []", "grid.seeds", "at least 1"),
+        ("seeds: [0, 1, 2, 3, 4]", 'seeds: ["00"]', "grid.seeds[0]", "integer"),
         ("lr_scales: [1]", 'lr_scales: ["1e-5"]', "grid.lr_scales[0]", "must be a number"),
         ("lr_scales: [1]", "lr_scales: [true]", "grid.lr_scales[0]", "must be a number"),
-        ("  steps: 300", "  steps: true", "train", "steps must not be true"),
+        ("  steps: 200", "  steps: true", "train", "steps must not be true"),
         ("  clip: 1.0", "  clip: .inf", "train.clip", "inf"),
         ("heads: 4, context: 128}", "heads: 4, context: 128, mlp_ratio: 0.001}", "models.nano", "no hidden unit"),
         ("{source: licences} ", "{min_characters: 3} ", "corpora.licences", "source is missing"),
@@ -123,7 +123,7 @@ def test_a_missing_file_says_where_to_run(tmp_path):
 
 
 def test_the_command_prints_one_line_and_fails(tmp_path):
-    params_with(tmp_path, ("  steps: 300", "  steps: 0"))
+    params_with(tmp_path, ("  steps: 200", "  steps: 0"))
     command = [sys.executable, "-m", "altgrad.config"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -14,7 +14,8 @@ from altgrad.config import Cell, Params, Resolver, UserError, cell_key, load_par
 from altgrad.config.resolve import position_in_grid
 
 SHIPPED = load_params(Path(__file__).parents[2] / "params.yaml")
-SHIPPED = SHIPPED.model_copy(update={"grid": SHIPPED.grid.model_copy(update={"optimizers": ["adamw"]})})
+GRID = {"formats": ["bf16", "E4M3", "E5M2", "E3M4", "E1M6", "E7M0"], "optimizers": ["adamw"], "seeds": [0, 1]}
+SHIPPED = SHIPPED.model_copy(update={"grid": SHIPPED.grid.model_copy(update=GRID)})
 
 
 def changed(**sections) -> Params:

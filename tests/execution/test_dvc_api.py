@@ -22,7 +22,7 @@ from dvc.utils.hydra import apply_overrides
 from altgrad.config import UserError, load_params
 from altgrad.execution import dvc_api
 from altgrad.execution.dvc_api import MEMBERS, TRIED_VERSIONS, change_params, check_members, locked_project
-from altgrad.execution.plan import pending
+from altgrad.execution.plan import first_tasks
 from tests.pipeline.conftest import PROJECT, environment
 
 PIPELINE = """
@@ -92,7 +92,7 @@ def test_what_dvc_lacks_is_one_sentence_before_anything_is_touched(folder: Path,
     (folder / "data/runs/a").write_text("an old result")
     change(monkeypatch)
     with pytest.raises(UserError) as error:
-        pending()
+        first_tasks()
     assert words in str(error.value) and TRIED_VERSIONS[0] in str(error.value) and "\n" not in str(error.value)
     assert (folder / "data/runs/a").read_text() == "an old result"
 
@@ -108,7 +108,7 @@ def test_a_module_of_dvc_that_has_gone_is_one_sentence():
 
 
 def test_a_stage_that_has_not_run_is_pending_until_its_outputs_are_saved(folder: Path):
-    tasks = pending()
+    tasks, _ = first_tasks()
     assert [(task.name, task.key, task.size, len(task.deps)) for task in tasks] == [
         ("train@a", "a", 7, 2), ("train@b", "b", 7, 2),
     ]  # fmt: skip
@@ -119,7 +119,7 @@ def test_a_stage_that_has_not_run_is_pending_until_its_outputs_are_saved(folder:
         cell.hash_dependencies()
         cell.save()
         project.write_lock_file([cell])
-    assert [task.key for task in pending()] == ["b"]
+    assert [task.key for task in first_tasks()[0]] == ["b"]
 
 
 def test_what_the_run_cache_has_is_put_back(folder: Path):
@@ -127,7 +127,7 @@ def test_what_the_run_cache_has_is_put_back(folder: Path):
         repo.reproduce()
     (folder / "dvc.lock").unlink()
     (folder / "data/runs/a").unlink()
-    assert pending() == []
+    assert first_tasks() == ([], [])
     assert (folder / "data/runs/a").exists()
     with Repo() as repo:
         assert repo.status() == {}, "dvc.lock has it again"

@@ -59,7 +59,7 @@ def handed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     (tmp_path / "data/grid").mkdir(parents=True)
     (tmp_path / "data/grid/index.json").write_text('{"cells": []}')
     monkeypatch.setattr(handover, "hand_to_dvc", hand_to_dvc)
-    monkeypatch.setattr(cells, "pending", lambda trained: [])
+    monkeypatch.setattr(cells, "diagnoses", lambda trained: [])
     monkeypatch.setattr(cells, "POLL_SECONDS", 0.001)
     return handed
 
@@ -78,11 +78,11 @@ def test_what_was_trained_is_diagnosed_while_others_train(handed, monkeypatch):
     """``c``, which DVC refused, is not."""
     asked = []
 
-    def pending(trained: list[str]) -> list[Task]:
+    def diagnoses(trained: list[str]) -> list[Task]:
         asked.append(trained)
         return [Task("diagnose", key, (), 1) for key in trained]
 
-    monkeypatch.setattr(cells, "pending", pending)
+    monkeypatch.setattr(cells, "diagnoses", diagnoses)
     monkeypatch.setattr(handover, "EVERY", 0)
     executor = Scripted({"a": 0}, {"a": 0}, {"c": 0}, {"b": 0}, {"b": 0})
     assert run_tasks(TASKS, executor) == {"train@c": f"refused (its output is in {TASKS[2].log})"}
