@@ -2,7 +2,7 @@
 
 The stages, their matrix, dependencies, parameters and outputs are those of the project; each command, and each
 module of a cell's stage, is replaced by one that writes a line to every file that the stage owes. It is run as
-`make repro` runs the project, by `altgrad.execution` and then by DVC. What is left is starting processes, reading the
+`make repro` runs the project, by `altgrad.execution`. What is left is starting processes, reading the
 graph, hashing, the cache and the lock file.
 """
 
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from tqdm import tqdm
 from altgrad.config import UserError
 from altgrad.config.files import read_yaml, write_text
 
-COPIED = ("altgrad", "stages", "data/corpus", "data/weights", "reports/bench", "params.yaml", ".dvcignore")
+COPIED = ("altgrad", "stages", "params.yaml", ".dvcignore")  # what runs, what it reads, and what DVC passes over
 KEY = "${key}"
 REPEATS = 3
 LINE = '{"train": {"steps": 1}}'  # a cell's file is asked for its steps
@@ -65,7 +66,8 @@ def measure(project: Path, cells: int) -> dict[str, Any]:
 
 def make_project(project: Path, folder: Path, cells: int) -> None:
     """Write the throw-away project of ``cells`` cells into ``folder``, under DVC and, where there is git, git."""
-    for name in COPIED:
+    pipeline = read_yaml(project / "dvc.yaml")
+    for name in copied(pipeline):
         source, target = project / name, folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
@@ -77,7 +79,7 @@ def make_project(project: Path, folder: Path, cells: int) -> None:
     write_text(folder / "params.yaml", json.dumps(params))  # JSON is YAML
     keys = [f"E4M3-adamw-{seed}-1" for seed in range(cells)]
     write_text(folder / "touch.sh", TOUCH)
-    stages = _trivial(read_yaml(project / "dvc.yaml"), keys, folder)
+    stages = _trivial(pipeline, keys, folder)
     write_text(folder / "dvc.yaml", json.dumps({"stages": stages}))  # unsorted: the matrix decides the keys
     if shutil.which("git"):
         _run(folder, "git", "init", "--quiet")
@@ -85,6 +87,23 @@ def make_project(project: Path, folder: Path, cells: int) -> None:
     else:
         _run(folder, *_dvc("init", "--quiet", "--no-scm"))
     _run(folder, *_dvc("config", "core.analytics", "false"))
+
+
+def copied(pipeline: dict[str, Any]) -> list[str]:
+    """Return what the throw-away project has from the real one: `COPIED`, and what stages read and none makes."""
+    stages = pipeline["stages"].values()
+    made = {_path(out) for stage in stages for out in _outs(stage)}
+    read = {dep for stage in stages for dep in stage.get("deps", []) if KEY not in dep}
+    return [*COPIED, *sorted(dep for dep in read if not _within(dep, made) and not _within(dep, COPIED))]
+
+
+def _within(path: str, places: Iterable[str]) -> bool:
+    """Whether the path is one of the places, is in one, or is a folder with one in it, such as that of all cells."""
+    return any(Path(path).is_relative_to(place) or Path(place).is_relative_to(path) for place in places)
+
+
+def _outs(stage: dict[str, Any]) -> list[str | dict[str, Any]]:
+    return [out for kind in ("outs", "metrics") for out in stage.get(kind, [])]
 
 
 def _trivial(pipeline: dict[str, Any], keys: list[str], folder: Path) -> dict[str, Any]:
@@ -95,8 +114,7 @@ def _trivial(pipeline: dict[str, Any], keys: list[str], folder: Path) -> dict[st
     stages = {name: dict(stage) for name, stage in pipeline["stages"].items()}
     wanted = [path for stage in stages.values() for path in stage.get("deps", [])]
     for name, stage in stages.items():
-        outs = [_path(out) for kind in ("outs", "metrics") for out in stage.get(kind, [])]
-        files = [file for out in outs for file in _files(out, wanted)]
+        files = [file for out in _outs(stage) for file in _files(_path(out), wanted)]
         if "matrix" not in stage:
             files = [file.replace(KEY, key) for file in files for key in (keys if KEY in file else [""])]
         else:
@@ -119,7 +137,6 @@ def _run_all(folder: Path) -> float:
     """Do what `make repro` does; return the seconds."""
     started = time.perf_counter()
     _run(folder, sys.executable, "-m", "altgrad.execution")
-    _run(folder, *_dvc("repro"))
     return time.perf_counter() - started
 
 

@@ -26,6 +26,10 @@ def test_the_throw_away_pipeline_has_the_stages_of_the_real_one(tmp_path):
         }
         assert "python" not in copy[name]["cmd"]
         assert "altgrad" not in (tmp_path / "stages" / f"{name}.py").read_text() or "matrix" not in stage
+    made = [out if isinstance(out, str) else next(iter(out)) for stage in copy.values() for out in stage["outs"]]
+    for dep in {dep for stage in copy.values() for dep in stage["deps"]}:
+        produced = any(dep == out or out.startswith(dep + "/") or dep.startswith(out + "/") for out in made)
+        assert produced != (tmp_path / dep).exists(), f"{dep} has to be copied or made by a stage, and not both"
     command = [sys.executable, "-m", "dvc", "stage", "list", "--name-only"]
     listed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.split()
     assert (
