@@ -10,7 +10,8 @@ from altgrad.config import UserError, load_params, run_stage
 
 def main(arguments: list[str]) -> None:
     """Change the settings that ``-S`` names, then run what `dvc repro` would run, the cells first."""
-    parser = argparse.ArgumentParser(prog="python -m altgrad.execution", description=__doc__)
+    description = "What dvc repro does, with several cells at a time."
+    parser = argparse.ArgumentParser(prog="python -m altgrad.execution", description=description)
     parser.add_argument("--jobs", type=int, metavar="N", help="cells at a time; default: what is fastest here")
     parser.add_argument(
         "-S", "--set-param", action="append", default=[], metavar="NAME=VALUE",

@@ -18,7 +18,7 @@ from altgrad.config import UserError
 from altgrad.execution.draft import Draft
 from altgrad.execution.executor import LOGS, Executor, Task
 from altgrad.execution.handover import HandOver
-from altgrad.execution.plan import diagnoses, first_tasks, rest
+from altgrad.execution.plan import first_tasks, rest
 from altgrad.execution.progress import Progress, why_it_failed
 
 POLL_SECONDS = 0.1
@@ -83,9 +83,9 @@ def run_tasks(tasks: Sequence[Task], executor: Executor) -> dict[str, str]:
                 else:
                     failures[outcome.task.name] = why_it_failed(outcome)
             idle = not status.running and (passed_on > 0 or open_tasks == 0)
-            trained = hand_over.when_due(last=idle)
-            if trained and not received:
-                open_tasks += start(diagnoses(trained))
+            following = hand_over.when_due(last=idle)
+            if following and not received:
+                open_tasks += start(following)
             over = idle and (passed_on > 0 or open_tasks == 0)
             progress.show(status.running, last=over)
             if not (over or received):

@@ -7,41 +7,66 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from altgrad.config import UserError
 from altgrad.execution import dvc_api
 from altgrad.execution.executor import Task
+from altgrad.execution.plan import pending
 
 EVERY, TIMES_AS_LONG = 20, 10  # seconds, and as a multiple of what the last one took
 
 
 class HandOver:
-    """Finished tasks on their way to DVC; ``failures`` says what DVC did not take, and why, by name."""
+    """Finished tasks on their way to DVC; ``failures`` says what DVC did not take, and why, by name.
+
+    A hand-over goes on in a thread of its own, since a process that has ended its task waits for the next one.
+    """
 
     def __init__(self) -> None:
         self.failures: dict[str, str] = {}
         self._waiting: list[Task] = []
+        self._thread = ThreadPoolExecutor(1)
+        self._under_way: Future[tuple[dict[str, str], list[Task]]] | None = None
         self._ended, self._took = time.monotonic(), 0.0  # the last one
 
     def add(self, task: Task) -> None:
         """Keep a finished task for the next hand-over."""
         self._waiting.append(task)
 
-    def when_due(self, *, last: bool) -> list[str]:
-        """Hand over what waits if it is time to, or, where nothing else runs, at once; return what trained."""
+    def when_due(self, *, last: bool) -> list[Task]:
+        """Begin a hand-over if it is time to; return what can be run by one that has ended.
+
+        ``last``: nothing else runs, so that all that waits is handed over now.
+        """
+        following = self._collected(wait=last)
+        late = time.monotonic() - self._ended > max(EVERY, TIMES_AS_LONG * self._took)
+        if self._waiting and self._under_way is None and (last or late):
+            self._under_way = self._thread.submit(self._hand, self._waiting)
+            self._waiting = []
+        return following + self._collected(wait=last)
+
+    def _hand(self, tasks: Sequence[Task]) -> tuple[dict[str, str], list[Task]]:
         began = time.monotonic()
-        if not self._waiting or not (last or began - self._ended > max(EVERY, TIMES_AS_LONG * self._took)):
-            return []
-        tasks, self._waiting = self._waiting, []
-        failures = hand_to_dvc(tasks)
-        self.failures |= failures
+        found = hand_to_dvc(tasks)
         self._ended = time.monotonic()
         self._took = self._ended - began
-        return [task.key for task in tasks if task.stage == "train" and task.name not in failures]
+        return found
+
+    def _collected(self, *, wait: bool) -> list[Task]:
+        if self._under_way is None or not (wait or self._under_way.done()):
+            return []
+        failures, following = self._under_way.result()
+        self._under_way = None
+        self.failures |= failures
+        return following
 
 
-def hand_to_dvc(tasks: Sequence[Task]) -> dict[str, str]:
-    """Put what finished tasks wrote into DVC's cache and lock file; return what went wrong, by name."""
+def hand_to_dvc(tasks: Sequence[Task]) -> tuple[dict[str, str], list[Task]]:
+    """Put what finished tasks wrote into DVC's cache and lock file.
+
+    Returns what went wrong, by name, and the diagnoses of what was trained, as far as they have to be run.
+    """
     planned, failures, saved = {task.name: task.deps for task in tasks}, {}, []
     with dvc_api.locked_project() as project:
         for found in (cell for stage in ("train", "diagnose") for cell in project.cells_of(stage)):
@@ -56,4 +81,5 @@ def hand_to_dvc(tasks: Sequence[Task]) -> dict[str, str]:
             except UserError as error:
                 failures[found.name] = str(error)
         project.write_lock_file(saved)
-    return failures
+        trained = {task.key for task in tasks if task.stage == "train" and task.name not in failures}
+        return failures, pending(project, trained) if trained else []

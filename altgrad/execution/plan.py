@@ -20,16 +20,10 @@ def first_tasks() -> tuple[list[Task], list[str]]:
     with dvc_api.locked_project() as project:
         rest = _changed(project)
         if not set(BEFORE_CELLS) & set(rest):
-            return _pending(project, None), rest
+            return pending(project), rest
     dvc_api.reproduce(list(BEFORE_CELLS))
     with dvc_api.locked_project() as project:
-        return _pending(project, None), _changed(project)
-
-
-def diagnoses(trained: Collection[str]) -> list[Task]:
-    """Return which of the cells that are ``trained`` `dvc repro` would diagnose."""
-    with dvc_api.locked_project() as project:
-        return _pending(project, trained)
+        return pending(project), _changed(project)
 
 
 def rest() -> list[str]:
@@ -42,7 +36,7 @@ def _changed(project: dvc_api.Project) -> list[str]:
     return [found.name for found in project.others() if found.has_changed()]
 
 
-def _pending(project: dvc_api.Project, trained: Collection[str] | None) -> list[Task]:
+def pending(project: dvc_api.Project, trained: Collection[str] | None = None) -> list[Task]:
     """Return what `dvc repro` would run next of the cells; what it would take from the run cache is taken from it now.
 
     Cells to train, and to diagnose those that are trained; ``trained`` names cells of which only the diagnoses are

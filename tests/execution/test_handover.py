@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from altgrad.config import UserError
 from altgrad.execution import handover
 from altgrad.execution.executor import Task
 from altgrad.execution.handover import EVERY, TIMES_AS_LONG, HandOver, hand_to_dvc
+from tests.execution.conftest import AtOnce
 
 
 def task(key: str) -> Task:
@@ -26,8 +28,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     def hand(tasks):
         clock.handed.append([task.key for task in tasks])
         clock.now += clock.takes
-        return {}
+        return {}, []
 
+    monkeypatch.setattr(handover, "ThreadPoolExecutor", AtOnce)
     monkeypatch.setattr(handover, "hand_to_dvc", hand)
     monkeypatch.setattr(handover, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
@@ -85,7 +88,24 @@ def test_only_what_was_finished_from_what_is_there_now_is_handed_over(monkeypatc
         yield SimpleNamespace(cells_of=lambda stage: cells if stage == "train" else [], write_lock_file=written.append)
 
     monkeypatch.setattr(handover.dvc_api, "locked_project", locked_project)
-    failures = hand_to_dvc([task("good"), task("changed"), task("lost")])
+    monkeypatch.setattr(handover, "pending", lambda project, trained: sorted(trained))
+    failures, following = hand_to_dvc([task("good"), task("changed"), task("lost")])
     assert written == [[cells[0]]]
     assert failures["train@lost"] == "no output" and "has changed meanwhile" in failures["train@changed"]
-    assert len(failures) == 2
+    assert len(failures) == 2 and following == ["good"], "what DVC did not take is not diagnosed"
+
+
+def test_nobody_waits_for_a_hand_over_but_at_the_end(monkeypatch):
+    may_end = Event()
+
+    def hand(tasks):
+        assert may_end.wait(10)
+        return {"train@a": "refused"}, [task("b")]
+
+    monkeypatch.setattr(handover, "hand_to_dvc", hand)
+    monkeypatch.setattr(handover, "EVERY", -1)
+    due = HandOver()
+    due.add(task("a"))
+    assert due.when_due(last=False) == [] and due.failures == {}
+    may_end.set()
+    assert due.when_due(last=True) == [task("b")] and due.failures == {"train@a": "refused"}

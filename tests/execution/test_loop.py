@@ -16,6 +16,7 @@ from altgrad.execution.cells import run_tasks
 from altgrad.execution.draft import Draft
 from altgrad.execution.executor import Outcome, Status, Task
 from altgrad.execution.progress import result_line, steps_done, why_it_failed
+from tests.execution.conftest import AtOnce
 
 TASKS = [Task("train", key, (), 10) for key in "abc"]
 
@@ -51,15 +52,15 @@ def handed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Return the keys that were handed to DVC, one list for each time."""
     handed: list[list[str]] = []
 
-    def hand_to_dvc(tasks: Sequence[Task]) -> dict[str, str]:
+    def hand_to_dvc(tasks: Sequence[Task]) -> tuple[dict[str, str], list[Task]]:
         handed.append([task.key for task in tasks])
-        return {task.name: "refused" for task in tasks if task.key == "c"}
+        return {task.name: "refused" for task in tasks if task.key == "c"}, []
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data/grid").mkdir(parents=True)
     (tmp_path / "data/grid/index.json").write_text('{"cells": []}')
+    monkeypatch.setattr(handover, "ThreadPoolExecutor", AtOnce)
     monkeypatch.setattr(handover, "hand_to_dvc", hand_to_dvc)
-    monkeypatch.setattr(cells, "diagnoses", lambda trained: [])
     monkeypatch.setattr(cells, "POLL_SECONDS", 0.001)
     return handed
 
@@ -75,19 +76,15 @@ def test_what_ended_well_is_handed_over_and_what_did_not_is_named(handed):
 
 
 def test_what_was_trained_is_diagnosed_while_others_train(handed, monkeypatch):
-    """``c``, which DVC refused, is not."""
-    asked = []
+    def hand_to_dvc(tasks: Sequence[Task]) -> tuple[dict[str, str], list[Task]]:
+        handed.append([task.name for task in tasks])
+        return {}, [Task("diagnose", task.key, (), 1) for task in tasks if task.stage == "train"]
 
-    def diagnoses(trained: list[str]) -> list[Task]:
-        asked.append(trained)
-        return [Task("diagnose", key, (), 1) for key in trained]
-
-    monkeypatch.setattr(cells, "diagnoses", diagnoses)
+    monkeypatch.setattr(handover, "hand_to_dvc", hand_to_dvc)
     monkeypatch.setattr(handover, "EVERY", 0)
-    executor = Scripted({"a": 0}, {"a": 0}, {"c": 0}, {"b": 0}, {"b": 0})
-    assert run_tasks(TASKS, executor) == {"train@c": f"refused (its output is in {TASKS[2].log})"}
-    assert handed == [["a"], ["a"], ["c"], ["b"], ["b"]]
-    assert asked == [["a"], ["b"]]
+    executor = Scripted({"a": 0}, {"a": 0}, {"b": 0, "c": 0}, {"c": 0}, {"b": 0})
+    assert run_tasks(TASKS, executor) == {}
+    assert handed == [["train@a"], ["diagnose@a"], ["train@b", "train@c"], ["diagnose@c"], ["diagnose@b"]]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
