@@ -44,7 +44,7 @@ MASTER := adamw stiff_update stiff_grad riemann stiff_permuted stiff_matched
 ON_GRID := adamw_sr stiff_update_sr rung
 comma := ,
 list = [$(subst $() $(),$(comma),$(strip $(1)))]
-PICO := model=pico tokenizer.vocab_size=1024 train.steps=300 optimizers.rung.lr=2.0 \
+PICO := model=pico tokenizer.vocab_size=1024 train.steps=300 optimizers.rung.lr=2.0 optimizers.stiff_matched.lr=3e-3 \
 	$(foreach arm,$(MASTER) $(ON_GRID),optimizers.$(arm).plain_lr=1.2e-2)
 FIRST := $(PICO) grid.seeds=[0,1,2]
 STUDY := $(FIRST) grid.lr_scales=[0.5,1,2]
@@ -85,7 +85,8 @@ study: env
 # What fixed the rates and the decay of the default grid, on seeds that it does not have.
 TUNING := model=pico grid.seeds=[10,11,12] grid.baseline=E4M3
 RATES := $(TUNING) grid.formats=[E4M3,E5M2,E3M4] grid.lr_scales=[0.5,0.7,1,1.4,2] \
-	grid.optimizers=[adamw,stiff_matched,permuted_matched]
+	grid.optimizers=[adamw,stiff_matched,permuted_matched] \
+	optimizers.stiff_matched.lr=3e-3 optimizers.permuted_matched.lr=3e-3
 VARIED = +optimizers.$(1)={base:adamw,lr:3e-3,plain_lr:$(2),decay:$(3)}
 PLAIN := $(TUNING) grid.formats=[E4M3,E1M6] grid.lr_scales=[1] \
 	$(call VARIED,less_decay,2.4e-2,1e-4) $(call VARIED,more_decay,2.4e-2,1e-3) \
