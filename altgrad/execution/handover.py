@@ -14,7 +14,7 @@ from altgrad.execution import dvc_api
 from altgrad.execution.executor import Task
 from altgrad.execution.plan import pending
 
-EVERY, TIMES_AS_LONG = 20, 10  # seconds, and as a multiple of what the last one took
+EVERY, TIMES_AS_LONG = 20, 5  # seconds, and as a multiple of what the last one took
 
 
 class HandOver:
