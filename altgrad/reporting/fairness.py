@@ -178,11 +178,14 @@ def _virtual(study: Study, comparison: Comparison) -> Condition:
         return Condition(name, OPEN, "no arm is compared with a plain one")
     twins = roles.virtual_twins(study)
     quantized = [entry for entry in study.formats if roles.is_quantized(study, entry)]
-    without = [entry for entry in quantized if entry not in twins]
-    if not quantized:
-        return Condition(name, OPEN, "nothing is quantized in this grid")
+    even = [entry for entry in quantized if entry not in twins and roles.has_even_grid(study, entry)]
+    uneven = [entry for entry in quantized if entry not in even]
+    without = [entry for entry in uneven if entry not in twins]
+    if not uneven:
+        return Condition(name, OPEN, "nothing is quantized to a format with a geometry in this grid")
     if not without:
-        return Condition(name, YES, f"a virtual twin for {joined(quantized)}")
+        spared = f"; values lie evenly in {joined(even)}, which needs none" if even else ""
+        return Condition(name, YES, f"a virtual twin for {joined(uneven)}{spared}")
     return Condition(name, PARTLY if twins else NO, f"no virtual twin for {joined(without)}")
 
 

@@ -67,7 +67,7 @@ def _findings(study: Study, comparison: Comparison, arm: str, measured: pd.DataF
     if lent:
         texts = [f"{_gain(row.format, row.claim)} ({row.claim.verdict})" for row in lent]
         items.append(f"The same geometry on weights that nothing quantizes: {', '.join(texts)}.")
-    return items + _beyond(study, gained)
+    return items + _beyond(study, gained, comparison.references[arm], arm)
 
 
 def _gain(entry: str, claim: Claim) -> str:
@@ -106,19 +106,28 @@ def _controls(row: Any) -> str:
     return f"{row.format} {', '.join(parts)}" if parts else ""
 
 
-def _beyond(study: Study, gained: list) -> list[str]:
+def _beyond(study: Study, gained: list, plain: str, arm: str) -> list[str]:
     """Say what a gain has beyond what the same geometry gains without the format, or that nothing here tells."""
-    known, unknown = [], []
+    known, even, unknown = [], [], []
     for row in gained:
         if row.beyond is not None:
             text = f"**{row.format}** {signed(-row.beyond.difference.mean, 4)} ({row.beyond.verdict})"
             known.append(text)
+        elif roles.has_even_grid(study, row.format):
+            even.append(row.format)
         elif roles.is_quantized(study, row.format):
             unknown.append(row.format)
     items = []
     if known:
         items.append(
             f"The format's own part, what a gain has beyond that of the same geometry without it: {', '.join(known)}."
+        )
+    if even:
+        rates = [study.arm(name).get("lr") for name in (arm, plain)]
+        why = f"its learning rate ({rates[0]:g} for {rates[1]:g})" if rates[0] != rates[1] else "its other settings"
+        items.append(
+            f"Values lie evenly in {joined(even)}, so that `{arm}` takes the steps of `{plain}` there: what it gains "
+            f"is made by {why}, and as much of the other gains may be."
         )
     if unknown:
         items.append(

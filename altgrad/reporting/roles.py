@@ -107,6 +107,15 @@ def is_quantized(study: Study, entry: str) -> bool:
     return bool(study.entry(entry)["rules"]) and not is_virtual(study, entry)
 
 
+def has_even_grid(study: Study, entry: str) -> bool:
+    """Whether representable values lie equally far apart in every weight format of ``entry``: no exponent tells.
+
+    With such a grid stiffness is one number, and every arm takes the steps of its plain form.
+    """
+    formats, own = geometry(study, entry)[0], study.entry(entry).get("formats", {})
+    return bool(formats) and all(name in own and own[name]["exponent_bits"] <= 1 for name in formats)
+
+
 def virtual_twins(study: Study) -> dict[str, str]:
     """Return for each entry that quantizes weights the one with the same geometry on weights that are not."""
     seen = {entry: geometry(study, entry) for entry in study.formats}

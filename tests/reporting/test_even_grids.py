@@ -1,0 +1,57 @@
+"""Where values lie evenly there is no geometry: what an arm gains there is its other settings'. Oracle: made losses."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from altgrad.formats import get_format
+from altgrad.reporting.compare import compare
+from altgrad.reporting.fairness import conditions
+from altgrad.reporting.gain_sentences import gain_blocks
+from altgrad.reporting.roles import has_even_grid
+from tests.reporting.made_losses import ADAMW, STIFF, study_of
+
+CONDITION = "The same geometry without the format (virtual geometry)"
+PLAIN = [3.50, 3.51, 3.49, 3.52, 3.48]
+GAIN = [loss - gain for loss, gain in zip(PLAIN, (0.100, 0.101, 0.099, 0.102, 0.098), strict=True)]
+
+
+def study_with(entries: list[str], **stiff: float):
+    arms = {"adamw": ADAMW | {"lr": 0.003}, "stiff": STIFF | {"lr": 0.003} | stiff}
+    losses = {(entry, arm): GAIN if arm == "stiff" else PLAIN for entry in entries for arm in arms}
+    study = study_of(losses, arms, entries[0])
+    for key, cell in study.resolved.items():
+        name = key.split("-")[0].removeprefix("virtual.")
+        cell["formats"] = {name: asdict(get_format(name))} if name != "bf16" else {}
+    return study
+
+
+def said(study) -> str:
+    return " ".join(str(block) for block in gain_blocks(study, compare(study)))
+
+
+def condition(study) -> tuple[str, str]:
+    found = {c.name: c for c in conditions(study, compare(study), None)}[CONDITION]
+    return found.met, found.reason
+
+
+def test_grids_without_exponents_that_tell_are_even():
+    study = study_with(["bf16", "E0M7", "E1M6", "E2M5", "virtual.E1M6"])
+    even = {entry for entry in study.formats if has_even_grid(study, entry)}
+    assert even == {"E0M7", "E1M6", "virtual.E1M6"}
+
+
+def test_a_gain_there_is_that_of_the_learning_rate():
+    text = said(study_with(["E3M4", "E1M6"], lr=0.004))
+    assert "Values lie evenly in E1M6, so that `stiff` takes the steps of `adamw` there" in text
+    assert "its learning rate (0.004 for 0.003)" in text
+    assert "open for E3M4" in text, "which has a geometry and no twin"
+    assert "its other settings" in said(study_with(["E3M4", "E1M6"]))
+
+
+def test_it_needs_no_twin():
+    assert condition(study_with(["E3M4", "virtual.E3M4", "E1M6"])) == (
+        "yes", "a virtual twin for E3M4; values lie evenly in E1M6, which needs none",
+    )  # fmt: skip
+    assert condition(study_with(["E3M4", "E1M6"])) == ("no", "no virtual twin for E3M4")
+    assert condition(study_with(["E1M6"]))[0] == "does not apply"
