@@ -1,4 +1,4 @@
-"""`python -m altgrad.execution`: what `dvc repro` does, with several cells at a time."""
+"""What `dvc repro` does, with several cells at a time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from altgrad.config import UserError, load_params, run_stage
 
 def main(arguments: list[str]) -> None:
     """Change the settings that ``-S`` names, then run what `dvc repro` would run, the cells first."""
-    description = "What dvc repro does, with several cells at a time."
-    parser = argparse.ArgumentParser(prog="python -m altgrad.execution", description=description)
+    parser = argparse.ArgumentParser(prog="python -m altgrad.execution", description=__doc__)
     parser.add_argument("--jobs", type=int, metavar="N", help="cells at a time; default: what is fastest here")
     parser.add_argument(
         "-S", "--set-param", action="append", default=[], metavar="NAME=VALUE",

@@ -57,7 +57,7 @@ def test_numbers_follow_yaml_1_2(tmp_path):
         ("optimizers: [adamw, ", "optimizers: [adamv, ", "grid.optimizers[0]", "adamw"),
         ("stiffness: ulp}", "stiffness: foreign}", "optimizers.stiff_update", "need each other"),
         (
-            "rung, lr: 2.0, plain_lr: 1.2e-2, weights: grid",
+            "rung, lr: 2.0, plain_lr: 2.4e-2, weights: grid",
             "rung, lr: 2.0",
             "optimizers.rung",
             "weights: grid",

@@ -99,7 +99,7 @@ def test_mean_control_is_a_change_of_learning_rate_alone(fmt):
 def test_matched_updates_have_the_size_of_adamws():
     sizes = []
     for name in ("adamw", "stiff_matched", "stiff_update"):
-        arm = arm_named(name, decay=0.0)
+        arm = arm_named(name, decay=0.0, lr=1e-3)
         sizes.append((final(arm, "E5M2", steps=1) - normal_weights((24, 32))[0].detach()).square().mean().sqrt())
     assert sizes[1].item() == pytest.approx(sizes[0].item(), rel=1e-3)
 

@@ -26,9 +26,8 @@ def test_at_the_end_an_arm_is_its_plain_form(name, schedule):
     of each of the steps, which are about ``lr`` long, and of the weight.
     """
     arm = arm_named(name, schedule=schedule, match_rms=False)
-    plain = arm_named("sgd", momentum=arm.momentum) if "sgd" in arm.base else arm_named("adamw")
+    plain = arm_named("sgd", momentum=arm.momentum) if "sgd" in arm.base else arm_named("adamw", lr=arm.lr)
     plain = arm_named("adamw_sr") if arm.weights == "grid" else plain
-    plain = arm_named("adamw", lr=arm.lr) if name in ("riemann", "stiff_grad") else plain
     found, expected = (steps_of(settings, (None, 1, 2, 3), steps=2) for settings in (arm, plain))
     if arm.weights == "grid":
         assert torch.equal(found, expected)
