@@ -28,7 +28,12 @@ from altgrad.config.files import read_yaml, write_text
 COPIED = ("altgrad", "stages", "params.yaml", ".dvcignore")  # what runs, what it reads, and what DVC passes over
 KEY = "${key}"
 REPEATS = 3
-LINE = '{"train": {"steps": 1}}'  # a cell's file is asked for its steps
+# What `altgrad.execution` asks of a cell's file, of the grid's index and of a cell's metrics, all in one.
+LINE = json.dumps({
+    "train": {"steps": 1}, "format": "E4M3", "cells": [], "params": {"grid": {"baseline": "E4M3"}},
+    "optimizer": "adamw", "seed": 0, "lr_scale": 1, "val_loss": 1.0,
+})  # fmt: skip
+INDEX = "data/grid/index.json"  # which no stage depends on by its name
 TOUCH = f'for f; do mkdir -p "${{f%/*}}"; echo \'{LINE}\' > "$f"; done\n'  # in the shell's own words: no process
 MODULE = f"""import sys
 from pathlib import Path
@@ -112,7 +117,7 @@ def _trivial(pipeline: dict[str, Any], keys: list[str], folder: Path) -> dict[st
     The modules in ``folder`` that `altgrad.execution` would run for a cell then do the same.
     """
     stages = {name: dict(stage) for name, stage in pipeline["stages"].items()}
-    wanted = [path for stage in stages.values() for path in stage.get("deps", [])]
+    wanted = [INDEX, *(path for stage in stages.values() for path in stage.get("deps", []))]
     for name, stage in stages.items():
         files = [file for out in _outs(stage) for file in _files(_path(out), wanted)]
         if "matrix" not in stage:
