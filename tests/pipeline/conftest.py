@@ -71,9 +71,9 @@ class Project:
         assert not check or done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return done
 
-    def repro(self) -> set[str]:
-        """Run ``dvc repro``; return the stages that really ran."""
-        return set(re.findall(r"^Running stage '([^']+)'", self.run("dvc", "repro").stdout, re.MULTILINE))
+    def repro(self, *stages: str) -> set[str]:
+        """Run ``dvc repro``, or its part up to ``stages``; return the stages that really ran."""
+        return set(re.findall(r"^Running stage '([^']+)'", self.run("dvc", "repro", *stages).stdout, re.MULTILINE))
 
     def set(self, path: str, value: Any) -> None:
         """Set ``section.setting`` of params.yaml, leaving its comments and its order alone."""
