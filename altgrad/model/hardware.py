@@ -18,12 +18,13 @@ from functools import cache
 import torch
 
 from altgrad.config import UserError
+from altgrad.numerics.tracing import constant_in_graphs
 
 SWITCH = "ALTGRAD_CPU_BF16"
 CHOICES = {"auto": None, "": None, "on": True, "off": False}
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def multiplies_bf16(device_type: str) -> bool:
     """Whether products of bfloat16 run at their own speed there, rather than in a slow emulation.
 

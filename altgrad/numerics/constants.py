@@ -14,6 +14,7 @@ from torch import Tensor
 
 from altgrad.formats import Format, get_format
 from altgrad.formats.format import FLOAT32_MANTISSA
+from altgrad.numerics.tracing import constant_in_graphs
 
 # Places in the packed tensor.
 MAX, ULPS, SPACING, ANCHOR, ROOT, ZERO, TARGET = range(7)
@@ -47,7 +48,7 @@ def format_constants(fmt: str | Format, device: torch.device | str | None = None
     return torch.tensor(packed_constants(get_format(fmt)), device=device)
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def packed_constants(fmt: Format) -> tuple[float, ...]:
     """`format_constants` as Python numbers."""
     return _packed(fmt)

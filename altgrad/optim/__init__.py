@@ -1,10 +1,23 @@
 """Optimizer arms: how the weights of each cell of the grid are moved, and the geometry that some of them use."""
 
+from typing import TYPE_CHECKING
+
 from altgrad.config.arms import Arm
 from altgrad.optim.build import build_optimizer
-from altgrad.optim.manifold import FormatManifold
 from altgrad.optim.optimizer import ArmOptimizer
 from altgrad.optim.stiffness import stiffness
 from altgrad.optim.weight_grid import WeightGrid
 
+if TYPE_CHECKING:
+    from altgrad.optim.manifold import FormatManifold
+
 __all__ = ["Arm", "ArmOptimizer", "FormatManifold", "WeightGrid", "build_optimizer", "stiffness"]
+
+
+def __getattr__(name: str) -> object:
+    """Load the manifold for whoever asks for it: geoopt takes a second, and no arm needs it."""
+    if name == "FormatManifold":
+        from altgrad.optim.manifold import FormatManifold
+
+        return FormatManifold
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,14 +14,17 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.types import GuardFilterEntry
 
 from altgrad.model.gpt import GPT, MLP, Attention, Block
 from altgrad.model.quantized.linear import QuantizedLinear
 from altgrad.model.quantized.quantizer import Quantizer
+
+if TYPE_CHECKING:
+    from torch._dynamo.types import GuardFilterEntry
 
 # What these do follows from what `structure` reads of them. A model with any other module has a graph of its own.
 KNOWN = {
@@ -133,5 +136,20 @@ def _compiled(device: str) -> Callable[..., Tensor]:
         return model(*inputs)  # with its hooks, which would be graphs of their own were it compiled itself
 
     calls = {"cpp_wrapper": device == "cpu", "cpp_wrapper_build_separate": device == "cpu"}
+    _let_graphs_be_cached()
     options = {"guard_filter_fn": depends_on, "size_asserts": False, **calls}
     return torch.compile(call, dynamic=False, isolate_recompiles=True, options=options)
+
+
+def _let_graphs_be_cached() -> None:
+    """Tell torch that what it takes for unsafe to keep on disk is safe.
+
+    The quantized product is a pure function of its arguments, which is what caching it asks for, and those of leaving
+    autocast are in the graph.
+    """
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor  # which loads the compiler, and most processes compile nothing
+
+    functorch.autograd_cache_allow_custom_autograd_functions = True
+    switches = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
+    inductor.unsafe_marked_cacheable_functions = dict.fromkeys(switches, torch.__version__)

@@ -99,11 +99,6 @@ def use_compile_cache(folder: Path) -> None:
     capability = torch.backends.cpu.get_cpu_capability()
     digest = hashlib.sha256(kernels.processor().encode()).hexdigest()[:8]
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / f"{capability}-{digest}")
-    # The quantized product is a pure function of its arguments, which is what caching it asks for, and those of leaving
-    # autocast are in the graph.
-    torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
-    switches = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
-    torch._inductor.config.unsafe_marked_cacheable_functions = dict.fromkeys(switches, torch.__version__)
 
 
 def is_interactive() -> bool:

@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from altgrad.numerics.cpu.definitions import NUMERICS
+from altgrad.numerics.tracing import constant_in_graphs
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 HEADERS = Path(__file__).parent
@@ -33,7 +34,7 @@ FLAGS = (
 )
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def available() -> bool:
     """Whether the operators' loops are there; builds and loads them the first time."""
     return load(SOURCE) is None

@@ -1,0 +1,30 @@
+"""Functions are marked for the compiler as torch would mark them, and it is loaded by those alone that compile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+
+from altgrad.numerics.tracing import constant_in_graphs
+
+
+def test_the_mark_is_torchs_own():
+    theirs, ours = torch.compiler.assume_constant_result(lambda: 1), constant_in_graphs(lambda: 1)
+    assert vars(ours) == vars(theirs) != {}
+
+
+def test_a_graph_holds_what_the_function_returned():
+    answers = iter([2.0, 3.0])
+    read = constant_in_graphs(lambda: next(answers))  # which could not be traced
+    double = torch.compile(lambda x: x * read(), backend="eager", fullgraph=True)
+    assert [double(torch.tensor(1.0)).item() for _ in range(2)] == [2.0, 2.0]
+
+
+def test_no_room_loads_the_compiler_or_geoopt():
+    heavy = ("torch._dynamo", "torch._inductor", "geoopt")
+    rooms = "altgrad.optim, altgrad.training, altgrad.diagnostics"  # which import all others that train
+    code = f"import sys, {rooms}; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
