@@ -7,11 +7,14 @@ have is left out, and so is its place in the report. Records of `make bench` hav
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import pkgutil
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from altgrad.config.process import usable_cores
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Picture
 from altgrad.reporting.figures import speed
@@ -34,6 +37,7 @@ def _declared() -> list[Plate]:
 
 
 PLATES = _declared()
+_work: tuple[Callable[[Plate], bool], Sequence[Plate]]  # what this process draws, if it was forked to draw
 
 
 def at(spot: str, pictures: dict[str, Picture]) -> list[Picture]:
@@ -57,16 +61,44 @@ def draw_all(study: Study, result: Comparison, benches: list[dict[str, Any]], fo
 
 def draw(plates: Iterable[Plate], study: Study, result: Comparison, folder: Path) -> dict[str, Picture]:
     """Draw those of ``plates`` that have data as PNG and SVG in ``folder``; return their pictures by name."""
-    words, pictures = _words(study, result), {}
-    for plate in plates:
+    words, plates = _words(study, result), list(plates)
+
+    def drawn(plate: Plate) -> bool:
         with drawing():
             figure = plate.draw(study, result)
             if figure is not None:
                 save(figure, folder, plate.name)
-                pictures[plate.name] = Picture(
-                    plate.name, plate.alt.format(**words), plate.caption.format(**words).strip()
-                )
-    return pictures
+        return figure is not None
+
+    return {
+        plate.name: Picture(plate.name, plate.alt.format(**words), plate.caption.format(**words).strip())
+        for plate, found in zip(plates, _on_all_cores(drawn, plates), strict=True)
+        if found
+    }
+
+
+def _on_all_cores(function: Callable[[Plate], bool], plates: Sequence[Plate]) -> list[bool]:
+    """Return what ``function`` says of each plate. Drawing takes most of a report's time, and processes share it.
+
+    They are forked, so that nothing is loaded or copied again; where that is not safe, there is only this one.
+    """
+    jobs = min(usable_cores(), len(plates))
+    if sys.platform != "linux" or jobs < 2:
+        return [function(plate) for plate in plates]
+    context = multiprocessing.get_context("fork")
+    with context.Pool(jobs, initializer=_begin, initargs=(function, plates)) as pool:
+        return pool.map(_call, range(len(plates)), chunksize=1)
+
+
+def _begin(function: Callable[[Plate], bool], plates: Sequence[Plate]) -> None:
+    """Keep what a forked process has to do; it could not be sent to it."""
+    global _work  # noqa: PLW0603 - of this process alone
+    _work = function, plates
+
+
+def _call(index: int) -> bool:
+    function, plates = _work
+    return function(plates[index])
 
 
 def _machines(benches: list[dict[str, Any]], folder: Path) -> dict[str, Picture]:

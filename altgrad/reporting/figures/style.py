@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import Colormap, to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -218,4 +219,5 @@ def save(figure: Figure, folder: Path, name: str) -> None:
             path, format="png", optimize=True
         )
     with replacing(folder / f"{name}.svg") as path:
-        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+        # Not savefig, which first draws the whole figure once more to learn its size.
+        FigureCanvasSVG(figure).print_svg(path, metadata={"Date": None, "Creator": None})
