@@ -14,6 +14,7 @@ from altgrad.reporting.machines import PARTS
 FORMATS = ("E4M3", "E3M4", "E7M0")
 MODELS = ("nano", "micro", "mini")
 BATCHES = (8, 16, 32, 64)
+STUDY = "pico"
 BATCH = 16  # of every model; the first one has the other batches too
 ELEMENTS = tuple(1 << exponent for exponent in (16, 20, 22, 25))
 CELLS = (10, 50, 200)
@@ -41,6 +42,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=30, help="timed steps, and calls of each quantizer")
     parser.add_argument("--elements", nargs="+", type=int, default=ELEMENTS, help="sizes of the quantized tensors")
     parser.add_argument("--cells", nargs="+", type=int, default=CELLS, help="cells of the throw-away pipelines")
+    parser.add_argument("--study", default=STUDY, metavar="MODEL", help="model of the throw-away study")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--output", type=Path, help="default: reports/bench/<machine>.json")
     options = parser.parse_args(arguments)
@@ -55,10 +57,10 @@ def _check(options: argparse.Namespace) -> None:
     for part in options.parts:
         if part not in PARTS:
             raise UserError(f"--parts: there is no part {part}{did_you_mean(part, PARTS)}")
-    for name in options.models:
+    for option, name in [*(("--models", name) for name in options.models), ("--study", options.study)]:
         if name not in options.presets:
             raise UserError(
-                f"--models: {name} is not in models: of params.yaml, which has {', '.join(options.presets)}"
+                f"{option}: {name} is not in models: of params.yaml, which has {', '.join(options.presets)}"
             )
     if options.rounds < 2 or min(options.batches, default=1) < 1:
         raise UserError("--rounds and --batches: expected at least 2 rounds and batches of at least 1")

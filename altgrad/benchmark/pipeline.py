@@ -57,8 +57,8 @@ def measure(project: Path, cells: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="altgrad-pipeline-") as folder:
         copy = Path(folder)
         make_project(project, copy, cells)
-        first = _run_all(copy)
-        again = [_run_all(copy) for _ in tqdm(range(REPEATS), desc=f"{cells} cells: nothing to do", leave=False)]
+        first = run_all(copy)
+        again = [run_all(copy) for _ in tqdm(range(REPEATS), desc=f"{cells} cells: nothing to do", leave=False)]
     return {
         "cells": cells,
         "first_s": round(first, 2),
@@ -72,13 +72,7 @@ def measure(project: Path, cells: int) -> dict[str, Any]:
 def make_project(project: Path, folder: Path, cells: int) -> None:
     """Write the throw-away project of ``cells`` cells into ``folder``, under DVC and, where there is git, git."""
     pipeline = read_yaml(project / "dvc.yaml")
-    for name in copied(pipeline):
-        source, target = project / name, folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-        elif source.exists():
-            shutil.copy(source, target)
+    copy_project(project, folder, pipeline)
     params = read_yaml(project / "params.yaml")
     params["grid"] |= {"formats": ["E4M3"], "optimizers": ["adamw"], "seeds": list(range(cells)), "lr_scales": [1]}
     write_text(folder / "params.yaml", json.dumps(params))  # JSON is YAML
@@ -86,6 +80,22 @@ def make_project(project: Path, folder: Path, cells: int) -> None:
     write_text(folder / "touch.sh", TOUCH)
     stages = _trivial(pipeline, keys, folder)
     write_text(folder / "dvc.yaml", json.dumps({"stages": stages}))  # unsorted: the matrix decides the keys
+    make_repository(folder)
+
+
+def copy_project(project: Path, folder: Path, pipeline: dict[str, Any]) -> None:
+    """Copy into ``folder`` what the stages of ``pipeline`` need of the project."""
+    for name in copied(pipeline):
+        source, target = project / name, folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        elif source.exists():
+            shutil.copy(source, target)
+
+
+def make_repository(folder: Path) -> None:
+    """Put ``folder`` under DVC and, where there is git, git."""
     if shutil.which("git"):
         _run(folder, "git", "init", "--quiet")
         _run(folder, *_dvc("init", "--quiet"))
@@ -138,10 +148,10 @@ def _files(out: str, wanted: list[str]) -> list[str]:
     return inside or [out if Path(out).suffix else f"{out}/content"]
 
 
-def _run_all(folder: Path) -> float:
-    """Do what `make repro` does; return the seconds."""
+def run_all(folder: Path, *options: str, **variables: str) -> float:
+    """Do what `make repro` does, under these environment variables; return the seconds."""
     started = time.perf_counter()
-    _run(folder, sys.executable, "-m", "altgrad.execution")
+    _run(folder, sys.executable, "-m", "altgrad.execution", *options, **variables)
     return time.perf_counter() - started
 
 
@@ -149,10 +159,10 @@ def _dvc(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "dvc", *arguments]
 
 
-def _run(folder: Path, *command: str) -> None:
+def _run(folder: Path, *command: str, **variables: str) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("DVC_", "GIT_"))}
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    environment |= {"DVC_NO_ANALYTICS": "1", "PATH": programs}
+    environment |= {"DVC_NO_ANALYTICS": "1", "PATH": programs, **variables}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-3:]

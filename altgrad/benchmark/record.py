@@ -20,6 +20,7 @@ GROUPS = {
     "optimizers": ("model", "name"),
     "quantizers": ("elements",),
     "pipeline": ("cells",),
+    "study": ("model",),
 }  # what is measured together is replaced together, or a ratio would join two sessions
 
 

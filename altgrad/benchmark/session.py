@@ -11,7 +11,18 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from altgrad.benchmark import alone, command_line, compiling, limits, optimizers, pipeline, quantizers, steps, tables
+from altgrad.benchmark import (
+    alone,
+    command_line,
+    compiling,
+    limits,
+    optimizers,
+    pipeline,
+    quantizers,
+    steps,
+    study,
+    tables,
+)
 from altgrad.benchmark.record import Record
 from altgrad.config import UserError
 from altgrad.config.process import usable_cores
@@ -111,13 +122,18 @@ class Session:
         for cells in tqdm(self.options.cells, desc="throw-away pipelines", leave=False):
             self._put("pipeline", [pipeline.measure(Path.cwd(), cells)])
 
+    def _study(self) -> None:
+        name = self.options.study
+        jobs = max(1, self.threads // self.options.presets[name].threads)
+        self._put("study", [study.measure(Path.cwd(), name, jobs, self.cache)])
+
     def _put(self, part: str, results: list[dict[str, Any]]) -> None:
         self.record.put(part, results)
         tqdm.write(tables.table(part, results))
         sys.stdout.flush()  # a long session may be written to a file
 
     def _config(self, model: str) -> GPTConfig:
-        return GPTConfig(vocab_size=VOCABULARY, **self.options.presets[model].model_dump())
+        return GPTConfig(vocab_size=VOCABULARY, **self.options.presets[model].sizes)
 
     def _alone(self, model: str, batch: int, name: str, cache: Path) -> dict[str, Any]:
         return alone.measure(

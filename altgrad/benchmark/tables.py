@@ -16,6 +16,11 @@ COLUMNS = {  # part: what follows the name, as (head, key of the result, format)
     ),
     "quantizers": (("ns per element", "median_ns_per_element", ".3g"),),
     "pipeline": (("first s", "first_s", ".1f"), ("per cell s", "per_cell_s", ".2f"), ("no-op s", "no_op_s", ".1f")),
+    "study": (
+        ("cells an hour", "cells_per_hour", ".0f"),
+        ("core s a cell", "cell_s", ".1f"),
+        ("steps s", "steps_s", ".1f"),
+    ),
 }
 
 

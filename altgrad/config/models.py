@@ -25,6 +25,11 @@ class Model(Section):
     gelu: Literal["exact", "tanh"] = Field("exact", description="tanh is the approximation that GPT-2 has")
     threads: int = THREADS
 
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What the model itself is made with, apart from its vocabulary."""
+        return {name: getattr(self, name) for name in Model.model_fields if name != "threads"}
+
     @model_validator(mode="after")
     def _heads_divide_width(self) -> Model:
         if self.width % self.heads:

@@ -8,7 +8,7 @@ from typing import Any
 from altgrad.config.files import read_json
 
 MACHINE = ("device", "on_gpu", "threads", "processor", "vector_instructions")
-PARTS = ("limits", "steps", "memory", "compile", "optimizers", "quantizers", "pipeline")
+PARTS = ("limits", "steps", "memory", "compile", "optimizers", "quantizers", "pipeline", "study")
 
 
 def load_benches(folder: Path) -> list[dict[str, Any]]:

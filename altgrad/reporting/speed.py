@@ -12,6 +12,7 @@ from altgrad.reporting.speed_tables import (
     pipeline_table,
     quantizers_table,
     steps_table,
+    study_table,
     tokens_table,
 )
 from altgrad.reporting.wording import joined
@@ -24,6 +25,7 @@ IN_WORDS = {
     "optimizers": "steps of the optimizer arms",
     "quantizers": "quantizers beside their peers",
     "pipeline": "the pipeline's own cost",
+    "study": "cells an hour",
 }
 
 
@@ -53,6 +55,8 @@ def _machine(bench: dict[str, Any], pictures: dict[str, Picture]) -> list[Block]
         blocks.append(quantizers_table(bench))
     if bench.get("pipeline"):
         blocks.append(pipeline_table(bench))
+    if bench.get("study"):
+        blocks.append(study_table(bench))
     return [*blocks, *_absent(bench), _source(bench)]
 
 

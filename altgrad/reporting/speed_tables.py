@@ -143,6 +143,29 @@ def pipeline_table(bench: dict[str, Any]) -> Table:
     return Table(columns, rows, note)
 
 
+def study_table(bench: dict[str, Any]) -> Table:
+    """What a cell of a study takes, by model, and in what."""
+    parts = {
+        "steps": "steps_s", "loading a graph": "loading_s", "instrumented passes": "observe_s",
+        "evaluations": "evaluate_s", "rest of training": "around_s", "outside": "outside_s",
+    }  # fmt: skip
+    columns = [words("model"), Column("cells an hour"), Column("a cell, s"), *(Column(f"{name}, s") for name in parts)]
+    rows = [
+        [
+            f"`{row['model']}`", whole(row["cells_per_hour"]), number(row["cell_s"], 1),
+            *(number(row[key], 2) for key in parts.values()),
+        ]
+        for row in bench["study"]
+    ]  # fmt: skip
+    first = bench["study"][0]
+    note = (
+        f"A grid of {first['cells']} cells of {first['steps']} steps, {first['jobs']} at a time, really trained and "
+        "diagnosed in a throw-away copy of the project whose graphs were compiled before; no report. A cell: the "
+        "seconds of one of the jobs, and where they go on the mean cell. Outside: diagnosis, hand-over to DVC, waiting."
+    )
+    return Table(columns, rows, note)
+
+
 def _by_size(results: list[Result], cell: Callable[[Result], str]) -> tuple[list[Column], list[list[str]]]:
     """Return a column per size and a row per contestant, its name first, ``cell`` saying what it shows."""
     found = {(result["name"], *_size(result)): cell(result) for result in results}

@@ -54,7 +54,7 @@ def config_of(cell: Cell, vocab_size: int) -> GPTConfig:
                 f"tokenizer.vocab_size is {vocab_size}; make the two the same, but for up to {PADDING - 1} of padding"
             )
         vocab_size = start.vocab_size
-    return GPTConfig(vocab_size=vocab_size, **cell.model.model_dump(exclude={"start", "threads"}))
+    return GPTConfig(vocab_size=vocab_size, **cell.model.sizes)
 
 
 def start_from(cell: Cell, model: GPT) -> None:

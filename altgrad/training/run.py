@@ -139,7 +139,7 @@ def _timing(trainer: Trainer, compiled: bool, total_s: float) -> dict[str, objec
         "device": trainer.device.type, "machine": machine.device_name(trainer.device),
         "threads": trainer.cell.model.threads, "compute": trainer.compute, "compiled": compiled,
         "compile_s": trainer.compile_seconds() if compiled else None,
-        "train_s": trainer.totals["train_s"], "total_s": total_s,
+        **{name: trainer.totals[name] for name in ("train_s", "observe_s", "evaluate_s")}, "total_s": total_s,
         "tokens_per_s": trainer.tokens_per_second(),
         "step_ms_median": None if median is None else 1e3 * median,
         "step_ms_p90": 1e3 * sorted(seconds)[math.ceil(0.9 * len(seconds)) - 1] if seconds else None,

@@ -76,12 +76,13 @@ class Trainer:
         self.tracker = OutcomeTracker(divergence.spike, divergence.window)
         # Sums since the last logged row, and over the whole run.
         self.totals: dict[str, Any] = {"loss": 0.0, "seen": 0, "seen_clipped": 0, "clipped": 0}
-        self.totals |= {"train_s": 0.0, "resumed": 0}
+        self.totals |= {"train_s": 0.0, "observe_s": 0.0, "evaluate_s": 0.0, "resumed": 0}
         if found is not None:
             checkpoint.unpack(found.tensors, self.model, self.optimizer)
             self.step = found.step
             self.tracker = OutcomeTracker.restore(found.state["tracker"])
-            self.totals = {**found.state["totals"], "resumed": found.state["totals"]["resumed"] + 1}
+            self.totals |= found.state["totals"]
+            self.totals["resumed"] += 1
             tqdm.write(f"{self.cell.key}: resuming after step {self.step}")
         resume_step = None if found is None else self.step
         self.history = RowLog(self.scratch / "history.jsonl", resume_step)
@@ -183,7 +184,8 @@ class Trainer:
             with self._autocast():
                 return self.model(*self._batch(step, micro))
 
-        rows = self.monitor.observe(step, loss)
+        with self._timed("observe_s"):
+            rows = self.monitor.observe(step, loss)
         self.tracker.observe_overflow(largest_overflow(rows))
         return rows
 
@@ -199,7 +201,8 @@ class Trainer:
         train, totals = self.cell.train, self.totals
         val_loss = None
         if (step % train.eval_every == 0 or step == train.steps) and not self.tracker.diverged:
-            val_loss = self.evaluate()
+            with self._timed("evaluate_s"):
+                val_loss = self.evaluate()
             if val_loss is None:
                 self.tracker.nonfinite(step)
         seen = totals["seen"]
@@ -239,6 +242,13 @@ class Trainer:
 
     def _quantizers(self) -> list[Quantizer]:
         return [module for module in self.model.modules() if isinstance(module, Quantizer)]
+
+    @contextmanager
+    def _timed(self, total: str) -> Iterator[None]:
+        """Add the seconds of what is done inside to a total."""
+        began = time.perf_counter()
+        yield
+        self.totals[total] += time.perf_counter() - began
 
     # --- the person in front of it ---------------------------------------------------------------
 

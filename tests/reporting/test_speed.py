@@ -49,6 +49,9 @@ def bench(*without: str, **changes: Any) -> dict[str, Any]:
                        {"name": "QPyTorch", "absent": "not installed", **quantizer}],
         "pipeline": [{"cells": cells, "first_s": 4.9, "per_cell_s": 0.49, "no_op_s": 1.1, "session": "2"}
                      for cells in (50, 10)],
+        "study": [{"model": "pico", "name": "a grid of cells", "cells": 24, "steps": 300, "jobs": 2, "took_s": 90.0,
+                   "cells_per_hour": 960, "cell_s": 7.5, "steps_s": 5.0, "loading_s": 0.1, "observe_s": 0.6,
+                   "evaluate_s": 0.5, "around_s": 0.3, "outside_s": 1.0, "session": "2"}],
     }  # fmt: skip
     sessions = {
         number: {"command": f"python -m altgrad.benchmark {number}", "commit": "0123456789abcdef"} for number in "12"
