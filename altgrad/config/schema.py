@@ -8,7 +8,7 @@ hours of training. Names of presets (``models``, ``corpora``, ``optimizers``, ``
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, StrictInt, model_validator
 
@@ -112,6 +112,8 @@ class Divergence(Section):
 class Train(Section):
     """The training schedule, the same for every cell unless overridden."""
 
+    renamed_values: ClassVar[dict[tuple[str, str], str]] = {("compute", "fp32"): "float32; write compute: float32"}
+
     steps: int = Field(300, ge=1, le=10_000_000, description="optimizer steps")
     batch: int = Field(16, ge=1, le=65_536, description="sequences per micro-batch")
     grad_accumulation: int = Field(1, ge=1, le=65_536, description="micro-batches per optimizer step")
@@ -122,7 +124,7 @@ class Train(Section):
     eval_every: int = Field(50, ge=1, description="steps between evaluations")
     eval_sequences: int = Field(256, ge=1, description="size of the fixed validation sample")
     checkpoint_every: int = Field(100, ge=1, description="steps between checkpoints")
-    compute: Literal["bf16", "fp32"] = Field("bf16", description="dtype of matrix products outside the formats")
+    compute: Literal["bf16", "float32"] = Field("bf16", description="dtype of matrix products outside the formats")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where there is one")
     compile: Literal["auto", "on", "off"] = Field(
         "auto", description="torch.compile; auto: where there is a C++ compiler"

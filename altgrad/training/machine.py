@@ -50,9 +50,9 @@ def make_deterministic() -> None:
 
 def choose_compute(setting: str, device: torch.device) -> tuple[str, str | None]:
     """Return the dtype of products outside the formats, and a notice when it is not what was asked for."""
-    if setting == "fp32" or multiplies_bf16(device.type):
+    if setting == "float32" or multiplies_bf16(device.type):
         return setting, None
-    return "fp32", (
+    return "float32", (
         f"this CPU has no bfloat16 instructions (or {SWITCH}=off says so) and would take several times longer with "
         "them emulated: products are computed in float32 (train.compute: bf16 keeps its meaning on other machines)"
     )

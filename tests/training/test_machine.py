@@ -72,7 +72,7 @@ def printed_with(code: str, **environment: str) -> list[str]:
 def test_the_variable_decides_what_a_process_and_those_it_starts_compute_in():
     code = "import torch; from altgrad.training.machine import choose_compute; "
     code += "print(choose_compute('bf16', torch.device('cpu'))[0])"
-    assert printed_with(code, **{SWITCH: "off"}) == ["fp32"]
+    assert printed_with(code, **{SWITCH: "off"}) == ["float32"]
     assert printed_with(code, **{SWITCH: "on"}) == ["bf16"]
 
 
