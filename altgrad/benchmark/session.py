@@ -11,7 +11,17 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from altgrad.benchmark import alone, command_line, compiling, limits, optimizers, pipeline, quantizers, steps, tables
+from altgrad.benchmark import (
+    alone,
+    command_line,
+    compiling,
+    limits,
+    optimizers,
+    pipeline,
+    quantizers,
+    steps,
+    tables,
+)
 from altgrad.benchmark.record import Record
 from altgrad.config import UserError
 from altgrad.config.process import usable_cores
