@@ -67,8 +67,6 @@ def _sentence(problem: Mapping[str, Any]) -> str:
     message = message[0].lower() + message[1:]
     if problem["type"] == "missing":
         return "is missing; add it"
-    if problem["type"] == "union_tag_not_found":
-        return "source is missing; add source: licences, hub or local"
     if problem["type"] == "value_error":
         return message
     return f"{message}, not {problem['input']!r}"

@@ -8,7 +8,7 @@ hours of training. Names of presets (``models``, ``corpora``, ``optimizers``, ``
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field, StrictInt, model_validator
 
@@ -61,7 +61,16 @@ class LocalCorpus(Section):
     min_characters: int = Field(1, ge=1, description="shorter documents are dropped")
 
 
-Corpus = Annotated[LicencesCorpus | HubCorpus | LocalCorpus, Field(discriminator="source")]
+def _with_source(value: Any) -> Any:
+    if isinstance(value, dict) and "source" not in value:
+        raise ValueError(f"source is missing; add source: {', '.join(SOURCES)}")
+    return value
+
+
+Corpus = LicencesCorpus | HubCorpus | LocalCorpus
+CORPORA: tuple[type[Section], ...] = get_args(Corpus)
+SOURCES = [get_args(kind.model_fields["source"].annotation)[0] for kind in CORPORA]
+OneCorpus = Annotated[Annotated[Corpus, Field(discriminator="source")], BeforeValidator(_with_source)]
 
 
 class Tokenizer(Section):
@@ -186,7 +195,7 @@ class Params(Section):
     """params.yaml. ``overrides`` maps a format, an arm or a cell key to settings of that cell."""
 
     corpus: str = Field(description="the text to train on, by name from corpora")
-    corpora: dict[str, Corpus] = Field(description="texts to choose from")
+    corpora: dict[str, OneCorpus] = Field(description="texts to choose from")
     tokenizer: Tokenizer = Field(Tokenizer(), description="how text becomes tokens")
     model: str = Field(description="the model to train, by name from models")
     models: dict[str, Preset] = Field(description="models to choose from")
