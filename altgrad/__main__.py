@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from altgrad import __version__
+from altgrad.console import while_read
 
 PACKAGE = Path(__file__).parent
 # What runs as a module and is no command of its own, and who runs it.
@@ -27,7 +28,8 @@ INTERNAL = {
 # Options that are a command's other half; each is listed where the command's source has it.
 OPTIONS = {"config": {"--reference": "Every setting of params.yaml with its type, unit, range and default."}}
 # Rooms in the order in which they help: what a format is, what can be set, what is measured, then the rest by name.
-FIRST = ("formats", "config", "metrics", "diagnostics")
+# A room that is not listed has nothing to run: diagnoses are made by the stage, `python -m stages.diagnose CELL`.
+FIRST = ("formats", "config", "metrics")
 
 
 def runnable(package: Path = PACKAGE) -> dict[str, Path]:
@@ -108,4 +110,5 @@ def _nearest(wrong: str, names: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with while_read():
+        sys.exit(main())

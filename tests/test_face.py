@@ -5,7 +5,9 @@ Oracle for the list: the sources, searched as text for what runs as a program.
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +15,9 @@ from pathlib import Path
 import pytest
 
 import altgrad
-from altgrad.__main__ import INTERNAL, OPTIONS, commands, main
+from altgrad.__main__ import FIRST, INTERNAL, OPTIONS, commands, main
 from altgrad.config.files import read_yaml
+from altgrad.console import while_read
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "altgrad"
@@ -33,7 +36,7 @@ def programs() -> set[str]:
 def test_every_program_of_the_package_is_listed_or_internal() -> None:
     listed = {name for name in commands() if " " not in name}
     assert listed | set(INTERNAL) == programs() and not listed & set(INTERNAL)
-    assert set(OPTIONS) <= listed
+    assert set(OPTIONS) <= listed and set(FIRST) <= listed
 
 
 def test_every_command_has_a_line_that_says_what_it_does() -> None:
@@ -66,6 +69,33 @@ def test_a_command_does_what_its_module_does(arguments: list[str]) -> None:
     ]
     first, second = [(done.returncode, done.stdout, done.stderr) for done in outcomes]
     assert first == second and (first[1] or first[2])
+
+
+@pytest.mark.parametrize(
+    ("command", "unbuffered"),
+    [("altgrad", ""), ("altgrad formats", ""), ("altgrad.formats", "1"), ("altgrad.config --reference", "")],
+)
+def test_a_command_that_nobody_reads_ends_without_a_word_as_the_signal_would_end_it(command, unbuffered) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    run, own = [sys.executable, "-m", *command.split()], os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(run, cwd=ROOT, env=own, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_every_program_of_the_package_ends_so() -> None:
+    """Those above are run; of the others, some load torch, it is read that they go the same way."""
+    for name in programs() - set(INTERNAL) | {"__main__"}:
+        path = PACKAGE / name.replace(".", "/")
+        source = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__main__.py"
+        last = source.read_text(encoding="utf-8").split("__name__ ==")[-1]
+        assert "run_stage(main)" in last or "with while_read():" in last, name
+
+
+def test_another_pipe_that_breaks_is_an_error_as_ever() -> None:
+    with pytest.raises(BrokenPipeError, match="a worker's"), while_read():
+        raise BrokenPipeError("a worker's")
 
 
 @pytest.mark.parametrize(

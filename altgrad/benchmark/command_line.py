@@ -35,7 +35,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         prog="python -m altgrad.benchmark", description="Measure this machine: reports/bench/<machine>.json.",
         epilog=EPILOG,
     )  # fmt: skip
-    parser.add_argument("--parts", nargs="+", default=PARTS, help=f"of {', '.join(PARTS)}; default: all")
+    parser.add_argument("--parts", nargs="+", default=tuple(PARTS), help=f"of {', '.join(PARTS)}; default: all")
     parser.add_argument("--formats", nargs="+", default=FORMATS, help="the first also has the other scalings")
     parser.add_argument("--models", nargs="+", default=MODELS, help=f"models: of params.yaml, at batch {BATCH}")
     parser.add_argument("--batches", nargs="*", type=int, default=BATCHES, help="more batches of the first model")

@@ -10,18 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from altgrad.benchmark.tables import ROWS
 from altgrad.numerics.check.records import write_record
 from altgrad.reporting.machines import read_bench
-
-GROUPS = {
-    "steps": ("model", "batch"),
-    "memory": ("model", "batch"),
-    "compile": ("model",),
-    "optimizers": ("model", "name"),
-    "quantizers": ("elements",),
-    "pipeline": ("cells",),
-    "study": ("model",),
-}  # what is measured together is replaced together, or a ratio would join two sessions
 
 
 class Record:
@@ -49,7 +40,7 @@ class Record:
         """Replace the results of ``part`` that are of the same groups as ``results`` and write."""
 
         def group(result: dict[str, Any]) -> tuple[Any, ...]:
-            return tuple(result[key] for key in GROUPS[part])
+            return tuple(result[key] for key in ROWS[part].group)
 
         new = {group(result) for result in results}
         kept = [result for result in self.content.get(part, []) if group(result) not in new]
@@ -57,7 +48,7 @@ class Record:
         self._write()
 
     def _write(self) -> None:
-        results = [result for part in GROUPS for result in self.content.get(part, [])]
+        results = [result for part in ROWS for result in self.content.get(part, [])]
         used = {result["session"] for result in [*results, self.content.get("limits", {})] if result}
         sessions = self.content["sessions"] | {self._number: self._session}
         self.content["sessions"] = {number: sessions[number] for number in sessions if number in used}

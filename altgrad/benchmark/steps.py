@@ -43,7 +43,7 @@ def contestants(formats: Sequence[str], device: torch.device) -> list[Contestant
     first = formats[0]
     return [
         Contestant(BASELINE),
-        Contestant("fp32", compute="fp32"),
+        Contestant("fp32", compute="float32"),
         *[Contestant(name, Recipe.uniform(name)) for name in formats],
         Contestant(f"{first}, delayed scaling", Recipe.uniform(first, scaling="delayed")),
         Contestant(f"{first}, a scale per row", Recipe.uniform(first, granularity="row")),

@@ -1,45 +1,73 @@
-"""Results as lines for the terminal, while a session runs."""
+"""Results as lines for the terminal, while a session runs, and which of them belong together."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 NAME = 34
-COLUMNS = {  # part: what follows the name, as (head, key of the result, format)
-    "steps": (("ms per step", "step_ms", ".1f"), ("over bf16", "over_bf16", ".3f"), ("tokens/s", "tokens_per_s", ",")),
-    "memory": (("peak MB", "peak_mb", ".0f"), ("at rest MB", "state_mb", ".0f")),
-    "compile": (("cold s", "cold_s", ".1f"), ("warm s", "warm_s", ".1f")),
-    "optimizers": (
-        ("ms per step", "step_ms", ".2f"),
-        ("over AdamW", "over_adamw", ".2f"),
-        ("peak MB", "peak_mb", ".0f"),
+
+
+class Rows(NamedTuple):
+    """The results of a part: rows with a ``name``, measured together for one ``size``.
+
+    ``group`` are the keys that tell which rows a new measurement replaces: those measured together, or a ratio would
+    join two sessions. ``columns`` follow the name: head, key of the row, format.
+    """
+
+    size: str
+    group: tuple[str, ...]
+    columns: tuple[tuple[str, str, str], ...]
+
+
+OF_A_STEP = "{model}, batch {batch}"
+ROWS = {
+    "steps": Rows(
+        OF_A_STEP,
+        ("model", "batch"),
+        (("ms per step", "step_ms", ".1f"), ("over bf16", "over_bf16", ".3f"), ("tokens/s", "tokens_per_s", ",")),
     ),
-    "quantizers": (("ns per element", "median_ns_per_element", ".3g"),),
-    "pipeline": (("first s", "first_s", ".1f"), ("per cell s", "per_cell_s", ".2f"), ("no-op s", "no_op_s", ".1f")),
-    "study": (
-        ("cells an hour", "cells_per_hour", ".0f"),
-        ("core s a cell", "cell_s", ".1f"),
-        ("steps s", "steps_s", ".1f"),
+    "memory": Rows(
+        OF_A_STEP,
+        ("model", "batch"),
+        (("peak MB", "peak_mb", ".0f"), ("at rest MB", "state_mb", ".0f")),
+    ),
+    "compile": Rows(
+        OF_A_STEP,
+        ("model",),
+        (("cold s", "cold_s", ".1f"), ("warm s", "warm_s", ".1f")),
+    ),
+    "optimizers": Rows(
+        "{model}",
+        ("model", "name"),
+        (("ms per step", "step_ms", ".2f"), ("over AdamW", "over_adamw", ".2f"), ("peak MB", "peak_mb", ".0f")),
+    ),
+    "quantizers": Rows(
+        "{elements:,} elements",
+        ("elements",),
+        (("ns per element", "median_ns_per_element", ".3g"),),
+    ),
+    "pipeline": Rows(
+        "{cells} cells",
+        ("cells",),
+        (("first s", "first_s", ".1f"), ("per cell s", "per_cell_s", ".2f"), ("no-op s", "no_op_s", ".1f")),
+    ),
+    "study": Rows(
+        "{cells} cells of {model}",
+        ("model",),
+        (("cells an hour", "cells_per_hour", ".0f"), ("a cell s", "cell_s", ".1f"), ("its steps s", "steps_s", ".1f")),
     ),
 }
 
 
 def table(part: str, results: list[dict[str, Any]]) -> str:
     """Return the results of one size: a head line that names it, then a line each."""
-    columns = COLUMNS[part]
-    lines = [f"{part}: {_size(results[0])}".ljust(NAME) + "".join(f"{head:>16}" for head, _, _ in columns)]
+    rows = ROWS[part]
+    head = f"{part}: {rows.size.format(**results[0])}"
+    lines = [head.ljust(NAME) + "".join(f"{head:>16}" for head, _, _ in rows.columns)]
     for result in results:
-        cells = (_cell(result, key, style) for _, key, style in columns)
+        cells = (_cell(result, key, style) for _, key, style in rows.columns)
         lines.append(result.get("name", "make repro").ljust(NAME) + "".join(f"{cell:>16}" for cell in cells))
     return "\n".join(lines)
-
-
-def _size(result: dict[str, Any]) -> str:
-    if "batch" not in result and "model" in result:
-        return result["model"]
-    if "model" in result:
-        return f"{result['model']}, batch {result['batch']}"
-    return f"{result['elements']:,} elements" if "elements" in result else f"{result['cells']} cells"
 
 
 def _cell(result: dict[str, Any], key: str, style: str) -> str:

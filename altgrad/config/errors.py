@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from altgrad.config.process import settle_process
+from altgrad.console import while_read
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -66,8 +67,6 @@ def _sentence(problem: Mapping[str, Any]) -> str:
     message = message[0].lower() + message[1:]
     if problem["type"] == "missing":
         return "is missing; add it"
-    if problem["type"] == "union_tag_not_found":
-        return "source is missing; add source: licences, hub or local"
     if problem["type"] == "value_error":
         return message
     return f"{message}, not {problem['input']!r}"
@@ -82,15 +81,16 @@ def run_stage(main: Callable[[list[str]], None]) -> None:
     under a temporary name first, so nothing that was complete is lost.
     """
     settle_process()
-    try:
-        main(sys.argv[1:])
-    except UserError as error:
-        sys.exit(f"error: {error}")
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        place = f" while writing {error.filename}" if error.filename else ""
-        sys.exit(
-            f"error: the disk is full{place}; free some space and run the same command again: "
-            "finished work is kept and training resumes from its last checkpoint"
-        )
+    with while_read():
+        try:
+            main(sys.argv[1:])
+        except UserError as error:
+            sys.exit(f"error: {error}")
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            place = f" while writing {error.filename}" if error.filename else ""
+            sys.exit(
+                f"error: the disk is full{place}; free some space and run the same command again: "
+                "finished work is kept and training resumes from its last checkpoint"
+            )

@@ -121,13 +121,17 @@ class LayerRecipe(Section):
     decides everything else: what it quantizes stands in ``weight``, ``input`` and ``grad`` once the section is read.
     """
 
+    renamed_values: ClassVar[dict[tuple[str, str], str]] = {
+        ("accumulate", "fp32"): "float32; write accumulate: float32",
+    }
+
     weight: Quantized = Field(None, description="of the layer; none: not quantized")
     input: Quantized = Field(None, description="what the layer is called with; none: not quantized")
     grad: Quantized = Field(None, description="the incoming gradient of the layer's output; none: not quantized")
     gradient: Literal["straight-through", "clipped"] = Field(
         "straight-through", description="through the rounding; clipped is zero where the tensor was clamped"
     )
-    accumulate: Literal["bf16", "fp32"] = Field(
+    accumulate: Literal["bf16", "float32"] = Field(
         "bf16", description="of the layer's products on the way out; bf16 is what FP8 hardware training does"
     )
     save: Literal["operands", "codes"] = Field(

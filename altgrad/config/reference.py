@@ -14,18 +14,7 @@ from pydantic.fields import FieldInfo
 from altgrad.config.models import Model, ModelFrom
 from altgrad.config.recipe import Rule
 from altgrad.config.resolve import Override
-from altgrad.config.schema import (
-    Arm,
-    CustomFormat,
-    Grid,
-    HubCorpus,
-    LicencesCorpus,
-    LocalCorpus,
-    Monitor,
-    Params,
-    Tokenizer,
-    Train,
-)
+from altgrad.config.schema import CORPORA, Arm, CustomFormat, Grid, Monitor, Params, Tokenizer, Train
 from altgrad.config.section import as_format
 
 FOLDER = Path(__file__).with_name("settings")
@@ -43,7 +32,7 @@ class Page(NamedTuple):
 
 PAGES = (
     Page("params", "The top of the file", (Params,)),
-    Page("corpora", "An entry is a corpus, by its `source`", (LicencesCorpus, HubCorpus, LocalCorpus)),
+    Page("corpora", "An entry is a corpus, by its `source`", CORPORA),
     Page("tokenizer", "The section", (Tokenizer,)),
     Page("models", "An entry is a size of model, or weights to start from", (Model, ModelFrom)),
     Page("grid", "The section", (Grid,)),

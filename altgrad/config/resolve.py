@@ -1,15 +1,13 @@
 """From params.yaml to cells: presets picked, recipes filled in, overrides applied, one file each.
 
-A grid entry is a recipe (``bf16``), a format for the recipe of ``grid.recipe`` (``E3M4``), or both
-(``virtual.E3M4``). An override's selector is such an entry, an arm, or a cell's key. When several
-select the same cell, the narrower wins: entry, then arm, then key. A selector must name something
-that exists, though not something in today's grid: an override for E5M2 stays in place while
-``-S 'grid.formats=[E3M4]'`` trains another format.
+An override's selector is an entry of the grid (see `altgrad.config.entries`), an arm, or a cell's key. When several
+select the same cell, the narrower wins: entry, then arm, then key. A selector must name something that exists, though
+not something in today's grid: an override for E5M2 stays in place while ``-S 'grid.formats=[E3M4]'`` trains another
+format.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
@@ -19,32 +17,14 @@ from typing import Any
 from pydantic import Field
 
 from altgrad.config.cell import Cell, cell_key
+from altgrad.config.entries import JOINT, PLACEHOLDER, Entries
 from altgrad.config.errors import UserError, did_you_mean
 from altgrad.config.files import read_json, write_json, write_text
 from altgrad.config.models import CellModel
 from altgrad.config.params import require_name, validated
 from altgrad.config.published import cell_model
-from altgrad.config.schema import Arm, CustomFormat, Monitor, Params, Rule, Section, Train
-from altgrad.formats import Format, get_format
-
-PLACEHOLDER = "FORMAT"  # in a recipe, stands for the format of the grid's entry
-JOINT = "."  # of a recipe and its format in an entry
-ROLES = ("weight", "input", "grad")
-
-
-def training_format(name: str, custom: CustomFormat | None = None) -> Format:
-    """Return the format called ``name``, or the user's own that ``custom`` defines.
-
-    Raises ``ValueError`` for an unknown name, an impossible definition, and a format that training cannot compute.
-    """
-    found = get_format(name) if custom is None else Format(name, **custom.model_dump())
-    if not found.signed:
-        raise ValueError(f"{name} is a scale format without sign, which cannot hold weights or gradients")
-    if not found.rounds_in_float32:
-        raise ValueError(
-            f"{name} spans more than training can round in float32; up to 7 exponent bits with the usual bias fit"
-        )
-    return found
+from altgrad.config.recipe import ROLES
+from altgrad.config.schema import Arm, Monitor, Params, Rule, Section, Train
 
 
 class Override(Section):
@@ -64,10 +44,10 @@ class Resolver:
         self.params = params
         self.source = source
         self.model = validated(CellModel, cell_model(params.models[params.model]), f"{source}: models.{params.model}")
-        self._require_distinct_names()
+        self.entries = Entries(params, source)
         for i, entry in enumerate(params.grid.formats):
-            self._require_entry(entry, f"grid.formats[{i}]")
-        self._require_entry(params.grid.baseline, "grid.baseline")
+            self.entries.require(entry, f"grid.formats[{i}]")
+        self.entries.require(params.grid.baseline, "grid.baseline")
         self.overrides = {selector: self._override(selector) for selector in params.overrides}
 
     def cells(self) -> Iterator[Cell]:
@@ -85,7 +65,7 @@ class Resolver:
         """Return the settings that this grid uses, without the presets that it does not."""
         params = self.params.model_dump(mode="json")
         grid = params["grid"]
-        recipes = {grid["recipe"]} | {self._parts(entry)[0] for entry in grid["formats"]}
+        recipes = {grid["recipe"]} | {self.entries.parts(entry)[0] for entry in grid["formats"]}
         recipes |= {override.recipe for override in self.overrides.values()}
         return {
             "model": {params["model"]: params["models"][params["model"]]},
@@ -124,16 +104,9 @@ class Resolver:
         where = ", ".join(f"overrides.{selector}" for selector in applied) or f"cell {key}"
         return validated(Cell, values, f"{self.source}: {where}")
 
-    def _parts(self, entry: str) -> tuple[str, str | None]:
-        """Return the recipe that ``entry`` stands for, and the format in it: none where the recipe names its own."""
-        if entry in self.params.recipes:
-            return entry, None
-        recipe, joint, fmt = entry.partition(JOINT)
-        return (recipe, fmt) if joint else (self.params.grid.recipe, entry)
-
     def _rules(self, entry: str, recipe: str | None) -> tuple[str, list[Rule]]:
         """Return the recipe's name and the rules of ``entry``, with the placeholder replaced by its format."""
-        own, fmt = self._parts(entry)
+        own, fmt = self.entries.parts(entry)
         if recipe is not None and JOINT in entry:
             raise UserError(f"{self.source}: overrides: {entry} names its recipe itself, which cannot be {recipe}")
         name = recipe or own
@@ -157,78 +130,17 @@ class Resolver:
     def _formats(self, rules: list[Rule], recipe: str) -> dict[str, dict[str, Any]]:
         specs = [getattr(rule, role) for rule in rules for role in ROLES]
         names = {spec.format for spec in specs if spec is not None}
-        return {name: self._describe(name, f"recipes.{recipe}") for name in sorted(names)}
+        return {name: self.entries.describe(name, f"recipes.{recipe}") for name in sorted(names)}
 
     def _foreign(self, optimizer: str, arm: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """Return the format that an arm takes its stiffness from, where it is another than the weights'."""
         name = arm.get("foreign")
-        return {} if name is None else {name: self._describe(name, f"optimizers.{optimizer}.foreign")}
-
-    def _describe(self, name: str, setting: str) -> dict[str, Any]:
-        try:
-            return dataclasses.asdict(training_format(name, self.params.formats.get(name)))
-        except ValueError as error:
-            raise UserError(f"{self.source}: {setting}: {error}") from None
-
-    def _require_distinct_names(self) -> None:
-        """Raise unless a name in the grid can mean one thing only, and every format of one's own is sound."""
-        params = self.params
-        for name in params.formats:
-            self._describe(name, f"formats.{name}")
-            if name in params.recipes or name == PLACEHOLDER or self._is_known_format(name):
-                raise UserError(f"{self.source}: formats.{name}: the name is taken; choose another")
-        for name in params.recipes:
-            if name in params.optimizers or self._is_known_format(name):
-                raise UserError(f"{self.source}: recipes.{name}: the name is taken; choose another")
-        for section in ("formats", "recipes"):
-            for name in getattr(params, section):
-                if JOINT in name:
-                    raise UserError(
-                        f"{self.source}: {section}.{name}: {JOINT!r} joins a recipe and its format in grid.formats; "
-                        "choose a name without it"
-                    )
-        for name in params.optimizers:
-            if self._is_entry(name):
-                raise UserError(f"{self.source}: optimizers.{name}: the name is taken; choose another")
-
-    def _is_known_format(self, name: str, custom: CustomFormat | None = None) -> bool:
-        try:
-            training_format(name, custom)
-        except ValueError:
-            return False
-        return True
-
-    def _require_entry(self, entry: str, setting: str) -> None:
-        if entry in self.params.recipes:
-            return
-        if JOINT in entry:
-            self._require_joint_entry(entry, setting)
-            return
-        hint = did_you_mean(entry, self.params.recipes) if self.params.recipes else ""
-        try:
-            training_format(entry, self.params.formats.get(entry))
-        except ValueError as error:
-            also = f"; as a recipe, {hint.removeprefix('; ')}" if "did you mean" in hint else ""
-            raise UserError(f"{self.source}: {setting}: {error}{also}") from None
-
-    def _require_joint_entry(self, entry: str, setting: str) -> None:
-        """Raise unless ``entry`` is a recipe that waits for a format, and a format."""
-        recipe, _, fmt = entry.partition(JOINT)
-        where = f"{self.source}: {setting}: {entry}"
-        if recipe not in self.params.recipes:
-            swapped = f"; did you mean {fmt}{JOINT}{recipe}?" if fmt in self.params.recipes else None
-            hint = swapped or did_you_mean(recipe, self.params.recipes)
-            raise UserError(f"{where}: {recipe!r} is not in recipes{hint}")
-        if not self._is_template(recipe):
-            raise UserError(
-                f"{where}: recipes.{recipe} does not use {PLACEHOLDER}, so it takes no format; write {recipe} alone"
-            )
-        self._describe(fmt, f"{setting}: {entry}")
+        return {} if name is None else {name: self.entries.describe(name, f"optimizers.{optimizer}.foreign")}
 
     def _override(self, selector: str) -> Override:
         place = f"overrides.{selector}"
         params = self.params
-        if selector not in params.optimizers and not self._is_entry(selector):
+        if selector not in params.optimizers and not self.entries.has(selector):
             self._require_key(selector)
         override = validated(Override, params.overrides[selector], f"{self.source}: {place}")
         if override.recipe is not None:
@@ -245,24 +157,11 @@ class Resolver:
                 validated(schema, merged, f"{self.source}: {place}.{section}")
         return override
 
-    def _is_entry(self, name: str) -> bool:
-        if name in self.params.recipes:
-            return not self._is_template(name)
-        recipe, fmt = self._parts(name)
-        fmt = fmt or name
-        joint_fits = JOINT not in name or (recipe in self.params.recipes and self._is_template(recipe))
-        return joint_fits and self._is_known_format(fmt, self.params.formats.get(fmt))
-
-    def _is_template(self, recipe: str) -> bool:
-        """Return whether a recipe waits for a format, and so cannot be a grid entry itself."""
-        specs = [getattr(rule, role) for rule in self.params.recipes[recipe] for role in ROLES]
-        return any(spec is not None and spec.format == PLACEHOLDER for spec in specs)
-
     def _require_key(self, selector: str) -> None:
         """Raise unless ``selector`` is format-arm-seed-lr_scale, each part valid."""
         params = self.params
         parts = selector.split("-", 3)
-        named = len(parts) == 4 and self._is_entry(parts[0]) and parts[1] in params.optimizers
+        named = len(parts) == 4 and self.entries.has(parts[0]) and parts[1] in params.optimizers
         if named and parts[2].isdigit() and _is_number(parts[3]):
             # The key is what DVC makes of the grid's values; 1.0 for 1 would select nothing.
             number = float(parts[3])

@@ -8,7 +8,7 @@ hours of training. Names of presets (``models``, ``corpora``, ``optimizers``, ``
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field, StrictInt, model_validator
 
@@ -61,7 +61,16 @@ class LocalCorpus(Section):
     min_characters: int = Field(1, ge=1, description="shorter documents are dropped")
 
 
-Corpus = Annotated[LicencesCorpus | HubCorpus | LocalCorpus, Field(discriminator="source")]
+def _with_source(value: Any) -> Any:
+    if isinstance(value, dict) and "source" not in value:
+        raise ValueError(f"source is missing; add source: {', '.join(SOURCES)}")
+    return value
+
+
+Corpus = LicencesCorpus | HubCorpus | LocalCorpus
+CORPORA: tuple[type[Section], ...] = get_args(Corpus)
+SOURCES = [get_args(kind.model_fields["source"].annotation)[0] for kind in CORPORA]
+OneCorpus = Annotated[Annotated[Corpus, Field(discriminator="source")], BeforeValidator(_with_source)]
 
 
 class Tokenizer(Section):
@@ -112,6 +121,8 @@ class Divergence(Section):
 class Train(Section):
     """The training schedule, the same for every cell unless overridden."""
 
+    renamed_values: ClassVar[dict[tuple[str, str], str]] = {("compute", "fp32"): "float32; write compute: float32"}
+
     steps: int = Field(300, ge=1, le=10_000_000, description="optimizer steps")
     batch: int = Field(16, ge=1, le=65_536, description="sequences per micro-batch")
     grad_accumulation: int = Field(1, ge=1, le=65_536, description="micro-batches per optimizer step")
@@ -122,7 +133,7 @@ class Train(Section):
     eval_every: int = Field(50, ge=1, description="steps between evaluations")
     eval_sequences: int = Field(256, ge=1, description="size of the fixed validation sample")
     checkpoint_every: int = Field(100, ge=1, description="steps between checkpoints")
-    compute: Literal["bf16", "fp32"] = Field("bf16", description="dtype of matrix products outside the formats")
+    compute: Literal["bf16", "float32"] = Field("bf16", description="dtype of matrix products outside the formats")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where there is one")
     compile: Literal["auto", "on", "off"] = Field(
         "auto", description="torch.compile; auto: where there is a C++ compiler"
@@ -184,7 +195,7 @@ class Params(Section):
     """params.yaml. ``overrides`` maps a format, an arm or a cell key to settings of that cell."""
 
     corpus: str = Field(description="the text to train on, by name from corpora")
-    corpora: dict[str, Corpus] = Field(description="texts to choose from")
+    corpora: dict[str, OneCorpus] = Field(description="texts to choose from")
     tokenizer: Tokenizer = Field(Tokenizer(), description="how text becomes tokens")
     model: str = Field(description="the model to train, by name from models")
     models: dict[str, Preset] = Field(description="models to choose from")

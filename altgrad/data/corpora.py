@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
+from types import ModuleType
 
-from altgrad.config.schema import Corpus, HubCorpus, LicencesCorpus
-from altgrad.data import hub, licences, local
+from altgrad.config.schema import Corpus
 from altgrad.data.splits import Split
 
 
@@ -16,8 +17,9 @@ def documents(corpus: Corpus, split: Split) -> Iterator[str]:
     without a test split) yields nothing. Raises :class:`altgrad.config.UserError` when the corpus
     cannot be read; the message says what to change.
     """
-    if isinstance(corpus, LicencesCorpus):
-        return licences.documents(corpus, split)
-    if isinstance(corpus, HubCorpus):
-        return hub.documents(corpus, split)
-    return local.documents(corpus, split)
+    return _module_of(corpus).documents(corpus, split)
+
+
+def _module_of(corpus: Corpus) -> ModuleType:
+    """Return the module of this room that is called like the source, and has ``documents`` for it."""
+    return importlib.import_module(f"altgrad.data.{corpus.source}")

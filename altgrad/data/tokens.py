@@ -69,7 +69,9 @@ def _require_no_documents(corpus_name: str, corpus: Corpus, split: Split, found:
         )
     if corpus.source == "hub":
         raise UserError(f"{where} in column {corpus.text!r}; name another column or another corpus")
-    raise UserError(f"{where}; check its path and min_characters ({corpus.min_characters}), or name another corpus")
+    least = getattr(corpus, "min_characters", None)
+    check = "its settings" if least is None else f"its path and min_characters ({least})"
+    raise UserError(f"{where}; check {check}, or name another corpus")
 
 
 def _write_split(texts: Iterable[str], encoding: tiktoken.Encoding, split: Split, out_dir: Path) -> dict[str, int]:

@@ -89,7 +89,7 @@ def run_tasks(tasks: Sequence[Task], executor: Executor) -> dict[str, str]:
             over = idle and (passed_on > 0 or open_tasks == 0)
             progress.show(status.running, last=over)
             if not (over or received):
-                draft.when_due()
+                draft.when_due(progress.seconds_left())
             if not status.ended:
                 time.sleep(POLL_SECONDS)
     if received:

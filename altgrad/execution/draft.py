@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from altgrad.config.files import read_json
 
+NOT_WITHIN = 60  # seconds of the end, where the report itself is near
 TIMES_AS_LONG = 20  # seconds between two drafts, as a multiple of what the last one took
 LOG = Path("scratch/workers/report.log")
 
@@ -30,8 +31,11 @@ class Draft:
         self._shown: set[str] = set()  # the entries that were complete the last time
         self._began = self._ended = self._took = 0.0
 
-    def when_due(self) -> None:
-        """Start writing if more entries are complete than the last time, and say when it is written."""
+    def when_due(self, seconds_left: float) -> None:
+        """Start writing if more entries are complete than the last time, and say when it is written.
+
+        ``seconds_left``: about as long will the cells go on.
+        """
         if self._process is not None:
             if self._process.poll() is None:
                 return
@@ -40,7 +44,7 @@ class Draft:
             if self._process.returncode == 0:
                 tqdm.write(f"the report so far, of {', '.join(sorted(self._shown))}: reports/index.html")
             self._process = None
-        if time.monotonic() - self._ended < TIMES_AS_LONG * self._took:
+        if seconds_left < NOT_WITHIN or time.monotonic() - self._ended < TIMES_AS_LONG * self._took:
             return
         complete = self._complete()
         if len(complete) >= 2 and complete > self._shown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 import sys
@@ -30,6 +31,7 @@ class Progress:
         self._ended: Counter[str] = Counter()
         self._done, self._unit = 0, ""
         self._shown = 0.0
+        self._began = time.monotonic()
 
     def add(self, tasks: Sequence[Task]) -> None:
         """Take in tasks that are to be run."""
@@ -57,6 +59,12 @@ class Progress:
         self._bar.set_description(counts, refresh=False)
         self._bar.set_postfix_str(" ".join(task.key for task in running), refresh=False)
         self._bar.refresh()
+
+    def seconds_left(self) -> float:
+        """Return for how long the tasks will go on if they go on as before; infinity before the first has ended."""
+        if not self._done:
+            return math.inf
+        return (time.monotonic() - self._began) * (self._bar.total / self._done - 1)
 
     def close(self) -> None:
         """Leave the bar as it stands."""

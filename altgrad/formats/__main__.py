@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from altgrad.console import while_read
 from altgrad.formats.card import card, overview, plot
 from altgrad.formats.registry import UnknownFormatError, format_names, get_format
 
@@ -37,8 +37,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
+    with while_read():
         sys.exit(main())
-    except BrokenPipeError:  # the reader, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)

@@ -97,15 +97,12 @@ class Format:
             raise ValueError(f"specials: expected one of {', '.join(SPECIALS)}, got {self.specials!r}")
         if not isinstance(self.signed, bool):
             raise ValueError(f"signed: expected True or False, got {self.signed!r}")
-        self._require_width()
+        if self.bits > MAX_BITS:
+            raise ValueError(f"exponent_bits: {self.name} takes {self.bits} bits, at most {MAX_BITS} are supported")
         if self.bias is None:
             object.__setattr__(self, "bias", default_bias(self.exponent_bits, self.specials))
         _require_integer("bias", self.bias)
         self._require_consistent_fields()
-
-    def _require_width(self) -> None:
-        if self.bits > MAX_BITS:
-            raise ValueError(f"exponent_bits: {self.name} takes {self.bits} bits, at most {MAX_BITS} are supported")
 
     def _require_consistent_fields(self) -> None:
         if not self.signed and (self.mantissa_bits or self.specials not in ("finite", "fn")):

@@ -1,5 +1,6 @@
 """``python -m altgrad.metrics``: every metric with its unit, definition and limit."""
 
+from altgrad.console import while_read
 from altgrad.metrics.table import METRICS
 
 
@@ -12,4 +13,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with while_read():
+        main()

@@ -15,15 +15,16 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from altgrad.config.recipe import LayerRecipe, TensorRecipe
 from altgrad.model.quantized.linear import QuantizedLinear
 
+#: Layers that compute ``x @ weight + bias`` with ``weight`` (in, out): the name of the class, and that of the attribute
+#: with the size of its output. Told by these, so that no library of others need be installed.
+TRANSPOSED = {"Conv1D": "nf"}
 
-def is_conv1d(module: nn.Module) -> bool:
-    """Return whether ``module`` is transformers' ``Conv1D``, ``x @ weight + bias`` with ``weight`` (in, out).
 
-    Told by its name and what it holds, so that transformers need not be installed.
-    """
+def _is_stored_transposed(module: nn.Module) -> bool:
+    """Return whether ``module`` is one of `TRANSPOSED`."""
     weight = getattr(module, "weight", None)
-    named = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
-    return named and isinstance(weight, Tensor) and weight.ndim == 2 and weight.shape[1] == module.nf
+    outputs = getattr(module, TRANSPOSED.get(type(module).__name__, ""), None)
+    return isinstance(weight, Tensor) and weight.ndim == 2 and weight.shape[1] == outputs
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -32,12 +33,12 @@ def is_linear(module: nn.Module) -> bool:
     The one inside ``nn.MultiheadAttention`` is none: it is never called, its weight is read by the module around it.
     """
     known = isinstance(module, nn.Linear | QuantizedLinear) and not isinstance(module, NonDynamicallyQuantizableLinear)
-    return known or is_conv1d(module)
+    return known or _is_stored_transposed(module)
 
 
 def is_transposed(layer: nn.Module) -> bool:
     """Return whether a linear layer's weight is stored as (in, out)."""
-    return layer.transposed if isinstance(layer, QuantizedLinear) else is_conv1d(layer)
+    return layer.transposed if isinstance(layer, QuantizedLinear) else _is_stored_transposed(layer)
 
 
 def matrix_of(layer: Any) -> Tensor:

@@ -64,7 +64,9 @@ def read_published(folder: Path, model: GPT) -> None:
 def save_published(model: GPT, folder: str | Path) -> None:
     """Write ``model`` into ``folder`` as Hugging Face's ``GPT2LMHeadModel`` reads it, in float32.
 
-    A model without biases gets biases of zero, which compute the same; ``config.json`` says so.
+    A model without biases gets biases of zero, which compute the same; ``config.json`` says so. Texts begin and end
+    with the last id there, ``<|endoftext|>`` of every vocabulary of :mod:`altgrad.data.tokenizer`. A tokenizer is not
+    written: the ids below the last are GPT-2's own, but GPT-2's tokenizer has merges that a smaller vocabulary lacks.
     """
     config, folder = model.config, Path(folder)
     activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.gelu)
@@ -79,6 +81,7 @@ def save_published(model: GPT, folder: str | Path) -> None:
         temporary.write_bytes(save(tensors, {"format": "pt"}))
     write_json(folder / CONFIG, {
         "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": config.vocab_size,
+        **dict.fromkeys(("bos_token_id", "eos_token_id"), config.vocab_size - 1),
         "n_layer": config.layers, "n_head": config.heads, "n_embd": config.width, "n_positions": config.context,
         "n_inner": round(config.mlp_ratio * config.width), "activation_function": activation, "bias": config.bias,
         "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True,

@@ -37,7 +37,8 @@ def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
         if found.torchao is None:
             continue
         if is_transposed(layers[name]):
-            raise ValueError(f"layer {name} is a Conv1D, which torchao does not take; leave it out of the torchao rule")
+            kind = type(layers[name]).__name__
+            raise ValueError(f"layer {name} is a {kind}, which torchao does not take; leave it out of the torchao rule")
         rows, columns = layers[name].weight.shape
         if rows % TORCHAO_DIVISOR or columns % TORCHAO_DIVISOR:
             raise ValueError(

@@ -10,12 +10,13 @@ import math
 import pandas as pd
 
 from altgrad.metrics import METRICS, Metric
+from altgrad.metrics.metric import ROLES
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.load import IDENTITY, Study
 
 COLUMNS = [*IDENTITY, "what", "layer", "value", "limit"]
 
-# What is flagged, by role and metric; "" is the whole run.
+# What is flagged in words, by role and metric; "" is the whole run. One that is not here goes by its name.
 WHAT = {
     ("input", "overflow_frac"): "inputs beyond the format's maximum (share)",
     ("grad", "underflow_frac"): "incoming gradients rounded to zero (share)",
@@ -52,7 +53,8 @@ def _watched(study: Study, role: str, metric: Metric) -> pd.DataFrame:
     crossed = [limit.crossed(layer, value) for layer, value in zip(rows["layer"], rows["value"], strict=True)]
     layers = rows.loc[crossed].groupby([*IDENTITY, "layer"], sort=False)["value"]
     worst = (layers.max() if limit.above else layers.min()).reset_index()
-    return worst.assign(what=WHAT[role, metric.name], limit=worst["layer"].map(limit.of))
+    named = f"{metric.name} of {ROLES.get(role, role)} ({metric.unit})"
+    return worst.assign(what=WHAT.get((role, metric.name), named), limit=worst["layer"].map(limit.of))
 
 
 def _gradient_ratio(study: Study) -> pd.DataFrame:

@@ -120,7 +120,8 @@ binade
 def glossary(diagnosed: Iterable[Metric] = ()) -> dict[str, str]:
     """Return the definition of each term, in the order in which the report uses them.
 
-    ``diagnosed`` are metrics that came with the diagnoses, which no text here speaks of.
+    Behind them come metrics that no text here speaks of: those that are flagged while a cell trains, and ``diagnosed``,
+    which came with the diagnoses.
     """
     terms: dict[str, list[str]] = {}
     for line in TEXT.strip().splitlines():
@@ -129,7 +130,9 @@ def glossary(diagnosed: Iterable[Metric] = ()) -> dict[str, str]:
         else:
             terms[line] = []
     texts = {term: re.sub(r"\{(\w+)(\.level)?\}", _of_metric, " ".join(lines)) for term, lines in terms.items()}
-    return texts | {metric.name: metric.text for metric in diagnosed}
+    spoken_of = set(re.findall(r"\{(\w+)", TEXT))
+    watched = [metric for metric in METRICS.values() if metric.watched and metric.name not in spoken_of]
+    return texts | {metric.name: metric.text for metric in [*watched, *diagnosed]}
 
 
 def _of_metric(match: re.Match[str]) -> str:

@@ -8,7 +8,17 @@ from typing import Any
 from altgrad.config.files import read_json
 
 MACHINE = ("device", "on_gpu", "threads", "processor", "vector_instructions")
-PARTS = ("limits", "steps", "memory", "compile", "optimizers", "quantizers", "pipeline", "study")
+#: What is measured, in the order in which it is, and its name in words.
+PARTS = {
+    "limits": "the machine's limits",
+    "steps": "step times",
+    "memory": "peak memory",
+    "compile": "compile time",
+    "optimizers": "steps of the optimizer arms",
+    "quantizers": "quantizers beside their peers",
+    "pipeline": "the pipeline's own cost",
+    "study": "cells an hour",
+}
 
 
 def load_benches(folder: Path) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
+from altgrad.console import while_read
 from altgrad.reporting import roles
 from altgrad.reporting.claims import GAIN, Answers, Questions, answer, ask
 from altgrad.reporting.leader import leading
@@ -189,4 +190,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with while_read():
+        main()

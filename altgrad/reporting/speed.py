@@ -6,27 +6,8 @@ from typing import Any
 
 from altgrad.reporting.document import Block, Bullets, Fold, Picture, Text
 from altgrad.reporting.machines import PARTS, commands, picture_name
-from altgrad.reporting.speed_tables import (
-    memory_table,
-    optimizers_table,
-    pipeline_table,
-    quantizers_table,
-    steps_table,
-    study_table,
-    tokens_table,
-)
+from altgrad.reporting.speed_tables import TABLES, memory_table, steps_table, tokens_table
 from altgrad.reporting.wording import joined
-
-IN_WORDS = {
-    "limits": "the machine's limits",
-    "steps": "step times",
-    "memory": "peak memory",
-    "compile": "compile time",
-    "optimizers": "steps of the optimizer arms",
-    "quantizers": "quantizers beside their peers",
-    "pipeline": "the pipeline's own cost",
-    "study": "cells an hour",
-}
 
 
 def speed_blocks(benches: list[dict[str, Any]], pictures: dict[str, Picture]) -> list[Block]:
@@ -49,14 +30,7 @@ def _machine(bench: dict[str, Any], pictures: dict[str, Picture]) -> list[Block]
         blocks += [steps_table(bench), Fold("Tokens per second", [tokens_table(bench)])]
     if bench.get("memory") or bench.get("compile"):
         blocks.append(memory_table(bench))
-    if bench.get("optimizers"):
-        blocks.append(optimizers_table(bench))
-    if bench.get("quantizers"):
-        blocks.append(quantizers_table(bench))
-    if bench.get("pipeline"):
-        blocks.append(pipeline_table(bench))
-    if bench.get("study"):
-        blocks.append(study_table(bench))
+    blocks += [table(bench) for part, table in TABLES.items() if bench.get(part)]
     return [*blocks, *_absent(bench), _source(bench)]
 
 
@@ -75,7 +49,7 @@ def _absent(bench: dict[str, Any]) -> list[Block]:
     absent = [part for part in PARTS if not bench.get(part) and part != "limits"]
     if not absent:
         return []
-    names = joined([IN_WORDS[part] for part in absent])
+    names = joined([PARTS[part] for part in absent])
     return [Text(f"Not measured on this machine: {names} (`python -m altgrad.benchmark --parts {' '.join(absent)}`).")]
 
 
@@ -83,7 +57,7 @@ def _source(bench: dict[str, Any]) -> Fold:
     parts: dict[tuple[str, str | None], list[str]] = {}
     for part in PARTS:
         for source in commands(bench, part):
-            parts.setdefault(source, []).append(IN_WORDS[part])
+            parts.setdefault(source, []).append(PARTS[part])
     lines = [
         f"`{command}`" + (f", commit `{commit[:10]}`" if commit else "") + f": {joined(names)}."
         for (command, commit), names in parts.items()

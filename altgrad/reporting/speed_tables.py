@@ -166,6 +166,15 @@ def study_table(bench: dict[str, Any]) -> Table:
     return Table(columns, rows, note)
 
 
+#: The table of each part that has one to itself, in the report's order.
+TABLES: dict[str, Callable[[Result], Table]] = {
+    "optimizers": optimizers_table,
+    "quantizers": quantizers_table,
+    "pipeline": pipeline_table,
+    "study": study_table,
+}
+
+
 def _by_size(results: list[Result], cell: Callable[[Result], str]) -> tuple[list[Column], list[list[str]]]:
     """Return a column per size and a row per contestant, its name first, ``cell`` saying what it shows."""
     found = {(result["name"], *_size(result)): cell(result) for result in results}

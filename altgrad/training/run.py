@@ -99,7 +99,7 @@ def _write_probes(trainer: Trainer, path: Path) -> None:
     quantized, plain = {}, {}
     if any(layer_recipe(layer) for layer in linear_layers(model).values()):
         quantized = probes.gradients(model, *batch, trainer.device, trainer.compute)
-        plain = probes.gradients(probes.float_copy(model), *batch, trainer.device, "fp32")
+        plain = probes.gradients(probes.float_copy(model), *batch, trainer.device, "float32")
     steps = sorted({trainer.step, *(step for step in trainer.probe_steps if step < trainer.step)})
     snapshots = [trainer.snapshot(step) for step in steps]
     formats = probes.layer_formats(model)

@@ -53,7 +53,7 @@ class Trainer:
     ) -> None:  # fmt: skip
         self.cell, self.model, self.optimizer = cell, model, optimizer
         self.tokens, self.device, self.scratch = train_tokens, device, scratch
-        self.compute = compute  # bf16 or fp32: dtype of the products outside the formats, on this machine
+        self.compute = compute  # bf16 or float32: dtype of the products outside the formats, on this machine
         self.loss_of = compile_model(model) if compiled else model
         self.monitor = Monitor(model, {f"blocks.{i}": block for i, block in enumerate(model.blocks)})
         self.updates = UpdateMonitor(model, optimizer, grids)

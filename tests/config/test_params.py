@@ -64,6 +64,8 @@ def test_numbers_follow_yaml_1_2(tmp_path):
         ),
         ("{base: sgd, lr: 0.1", "{base: sgd, acts: gradient, lr: 0.1", "optimizers.sgd", "remove it"),
         ("granularity: block, scale: E8M0", "granularity: block, scale: pow2", "weight", "write scale: E8M0"),
+        ("compute: bf16 ", "compute: fp32 ", "params.yaml: train: ", "compute: fp32 is now float32"),
+        ("torchao: rowwise}", "accumulate: fp32}", "recipes.ao_rowwise[0]", "write accumulate: float32"),
         ("granularity: block, scale: E8M0", "granularity: block, scale: E4M3", "weight.scale", "not computed yet"),
         ("granularity: block, scale: E8M0", "granularity: block", "uniform_block[0].weight", "needs scale E8M0"),
         ("recipe: uniform ", "recipe: uniforn ", "grid.recipe", "did you mean uniform"),
@@ -86,7 +88,7 @@ def test_numbers_follow_yaml_1_2(tmp_path):
         ("torchao: rowwise}", "torchao: columnwise}", "recipes.ao_rowwise[0].torchao", "'rowwise_with_gw_hp', not"),
         ("torchao: rowwise}", "torchao: rowwise, weight: E4M3}", "recipes.ao_rowwise[0]", "remove weight or torchao"),
         ("torchao: rowwise}", "torchao: rowwise, grad: E3M4}", "recipes.ao_rowwise[0]", "remove grad or torchao"),
-        ("torchao: rowwise}", "torchao: rowwise, accumulate: fp32}", "recipes.ao_rowwise[0]", "no setting accumulate"),
+        ("torchao: rowwise}", "torchao: rowwise, accumulate: float32}", "recipes.ao_rowwise", "no setting accumulate"),
         ("torchao: rowwise}", "torchao: rowwise, gradient: clipped}", "recipes.ao_rowwise[0]", "remove gradient"),
     ],
 )

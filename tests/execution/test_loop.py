@@ -171,21 +171,23 @@ def test_a_report_is_written_of_two_complete_entries_and_again_when_more_are(tmp
     written = Draft()
     for done in range(1, 4):
         Path(f"data/diag/{keys[done - 1]}.json").touch()
-        written.when_due()
+        written.when_due(1e6)
         assert not Reporter.started, "only one entry is complete"
     Path(f"data/diag/{keys[3]}.json").touch()
-    written.when_due()
+    written.when_due(draft.NOT_WITHIN - 1)
+    assert not Reporter.started, "the report itself is near"
+    written.when_due(draft.NOT_WITHIN)
     assert len(Reporter.started) == 1
     now[0] += 10  # seconds that it takes
     Reporter.started[0].returncode = 0
     Path(f"data/diag/{keys[4]}.json").touch()
     Path(f"data/diag/{keys[5]}.json").touch()
-    written.when_due()
+    written.when_due(1e6)
     now[0] += draft.TIMES_AS_LONG * 10 - 1
-    written.when_due()
+    written.when_due(1e6)
     assert len(Reporter.started) == 1, "it takes time from those that train"
     now[0] += 2
-    written.when_due()
+    written.when_due(1e6)
     assert len(Reporter.started) == 2
     written.close()
     assert Reporter.started[1].returncode == -15

@@ -1,14 +1,15 @@
 """What a page says about adding a thing, followed to the letter in a copy of this project that trains in seconds.
 
-All pages but the one on a new base are followed in one copy, which is run once: the lists of the grid are joined. The
-stages run one after the other in one process, as their scripts do; that DVC starts the same ones is tested in
-tests/pipeline.
+What a report shows is added to one copy, which is run once: the lists of the grid are joined. The stages and the
+commands of the pages run one after the other in one process, as their scripts do; that DVC starts the same stages is
+tested in tests/pipeline. What is no part of a report (a base, a rounding mode, a kind of layer) has a copy of its own.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,17 @@ from ruamel.yaml import YAML
 from tests.pipeline.conftest import Project, environment
 
 ROOT = Path(__file__).parents[2]
+COMMANDS = """
+import runpy
+import sys
+
+for name, *arguments in {commands}:
+    sys.argv = [name, *arguments]
+    try:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        assert not end.code, end.code
+"""
 STAGES = """
 import json
 from pathlib import Path
@@ -42,14 +54,35 @@ def blocks(page: str, language: str, heading: str = "") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-class Copy:
-    """A copy of the project with a grid of one arm, one seed, ``bf16`` and ``E4M3``, uncompiled."""
+def own_file(page: str, heading: str) -> tuple[str, str]:
+    """Return the name and the content of the file that a page adds."""
+    (source,) = blocks(page, "python", heading)
+    (name,) = set(re.findall(r"This is `([\w/]+\.py)`:", (ROOT / "altgrad" / page).read_text(encoding="utf-8")))
+    return name, source
+
+
+class Sources:
+    """A copy of the package."""
 
     def __init__(self, folder: Path) -> None:
-        project = Project(folder, git=False)
-        project.set("train.compile", "off")
-        project.set("train.steps", 4)
+        shutil.copytree(ROOT / "altgrad", folder / "altgrad", ignore=shutil.ignore_patterns("__pycache__"))
         self.folder = folder
+
+    def patch(self, page: str, heading: str = "") -> None:
+        """Apply the patches of a page."""
+        for patch in blocks(page, "diff", heading):
+            subprocess.run(["git", "apply", "-"], cwd=self.folder, input=patch, text=True, check=True)
+
+    def contents(self) -> dict[str, bytes | None]:
+        """Return the content of every source, by its path."""
+        folder = self.folder
+        files = [*folder.glob("altgrad/**/*.*"), *folder.glob("stages/*.py"), folder / "dvc.yaml"]
+        paths = [path for path in files if "__pycache__" not in path.parts and path.is_file()]
+        return {path.relative_to(folder).as_posix(): _content(path) for path in paths}
+
+    def changed(self) -> set[str]:
+        """Return the sources that differ from this checkout's."""
+        return {name for name, content in self.contents().items() if content != _content(ROOT / name)}
 
     def run(self, *command: str) -> str:
         """Run a Python command in the folder, which must succeed; return what it printed."""
@@ -58,27 +91,47 @@ class Copy:
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         return done.stdout
 
-    def repro(self) -> str:
-        """Run every stage; return the report."""
-        self.run("-c", STAGES)
+    def take_tests(self, room: str) -> None:
+        """Take the tests of a room along."""
+        for name in ("__init__.py", "conftest.py", room):
+            source, target = ROOT / "tests" / name, self.folder / "tests" / name
+            target.parent.mkdir(exist_ok=True)
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+        shutil.copy(ROOT / "pyproject.toml", self.folder)
+
+
+class Copy(Sources):
+    """A copy of the project with a grid of one arm, one seed, ``bf16`` and ``E4M3``, uncompiled."""
+
+    def __init__(self, folder: Path) -> None:
+        project = Project(folder, git=False)
+        project.set("train.compile", "off")
+        project.set("train.steps", 4)
+        self.folder = folder
+
+    def repro(self, *places: tuple[str, str], then: str = "") -> tuple[str, str]:
+        """Run the commands below these headings of pages, every stage, and then code, in one process.
+
+        Returns the report, and what was printed.
+        """
+        lines = [line for page, heading in places for line in "".join(blocks(page, "console", heading)).splitlines()]
+        commands = [line.removeprefix("$ python -m ").split() for line in lines]
+        said = self.run("-c", COMMANDS.format(commands=commands) + STAGES + then)
         cells = json.loads((self.folder / "reports/metrics.json").read_text())["cells"]
         assert cells["completed"] == cells["total"] > 0, cells
-        return (self.folder / "reports/REPORT.md").read_text(encoding="utf-8")
+        return (self.folder / "reports/REPORT.md").read_text(encoding="utf-8"), said
 
-    def settle(self, block: str) -> None:
-        """Put the settings of a YAML block into params.yaml, what its lists have at the end of those that are there."""
-        yaml, file = YAML(), self.folder / "params.yaml"
-        params = yaml.load(file)
+    def settle(self, block: str, file: str = "params.yaml") -> None:
+        """Put the settings of a YAML block into params.yaml, what its lists have at the end of those that are there.
+
+        With ``file``, params.yaml stays and the outcome is written there.
+        """
+        yaml = YAML()
+        params = yaml.load(self.folder / "params.yaml")
         _put(params, YAML(typ="safe").load(block))
-        with open(file, "w") as stream:
+        (self.folder / file).parent.mkdir(exist_ok=True)
+        with open(self.folder / file, "w") as stream:
             yaml.dump(params, stream)
-
-    def changed(self) -> set[str]:
-        """Return the sources that differ from this checkout's."""
-        folder = self.folder
-        files = [*folder.glob("altgrad/**/*.*"), *folder.glob("stages/*.py"), folder / "dvc.yaml"]
-        names = [path.relative_to(folder) for path in files if "__pycache__" not in path.parts and path.is_file()]
-        return {name.as_posix() for name in names if _content(ROOT / name) != _content(folder / name)}
 
 
 def _content(file: Path) -> bytes | None:
@@ -96,23 +149,61 @@ def _put(params: Any, settings: dict[str, Any]) -> None:
 
 
 class Followed(NamedTuple):
-    """A copy in which pages have been followed, its report, and the sources that they changed."""
+    """A copy in which pages have been followed.
+
+    ``report`` is the report that it ends in, ``changes`` are the sources that each page changed, by what it adds, and
+    ``said`` is what was printed.
+    """
 
     project: Copy
     report: str
-    changed: set[str]
+    changes: dict[str, set[str]]
+    said: str
+
+
+# A second corpus is made into tokens beside the first one, which the cells were trained on.
+ELSEWHERE = """
+import os
+from altgrad.config import UserError, load_params
+from altgrad.config.schema import PackageCorpus
+from altgrad.data import documents
+
+os.chdir("elsewhere")
+tokenize.main([])
+try:
+    list(documents(PackageCorpus(source="package", name="asincio"), "train"))
+except UserError as error:
+    print(error)
+Path("params.yaml").write_text(Path("params.yaml").read_text().replace("source: package", ""))
+try:
+    load_params()
+except UserError as error:
+    print(error)
+"""
 
 
 @pytest.fixture(scope="session")
 def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
-    """Return a project to which a format, a recipe, an arm, a corpus, a metric and a figure have been added."""
+    """Return a project to which one of each thing has been added that a report shows."""
     project = Copy(tmp_path_factory.mktemp("howto") / "project")
     for page, thing in (("formats", "a format"), ("config", "a recipe"), ("optim", "an arm"), ("data", "a corpus")):
         (settings,) = blocks(f"{page}/README.md", "yaml", f"How to add {thing}")
         project.settle(settings)
     assert project.changed() == set()  # params.yaml alone
-    for page, thing in (("diagnostics", "metric"), ("reporting", "figure")):
-        (source,) = blocks(f"{page}/README.md", "python", f"How to add a {thing}")
-        (name,) = set(re.findall(r"This is `([\w/]+\.py)`:", (ROOT / f"altgrad/{page}/README.md").read_text()))
-        (project.folder / "altgrad" / page / name).write_text(source)
-    return Followed(project, project.repro(), project.changed())
+    changes: dict[str, set[str]] = {}
+    for room, thing, has_file in (
+        ("diagnostics", "a metric", True), ("reporting", "a figure", True), ("config", "a setting", False),
+        ("training", "a live metric", False), ("benchmark", "a part", True), ("data", "a source", True),
+    ):  # fmt: skip
+        page, heading, before = f"{room}/README.md", f"How to add {thing}", project.contents()
+        project.patch(page, heading)
+        if has_file:
+            name, source = own_file(page, heading)
+            (project.folder / "altgrad" / room / name).write_text(source)
+        changes[thing] = {name for name, now in project.contents().items() if now != before.get(name)}
+    places = [(f"{room}/README.md", f"How to add {thing}") for room, thing in (("config", "a setting"),
+              ("benchmark", "a part"), ("data", "a source"))]  # fmt: skip
+    project.settle(*blocks("config/README.md", "yaml", "How to add a setting"))
+    project.settle(*blocks("data/README.md", "yaml", "How to add a source"), file="elsewhere/params.yaml")
+    report, said = project.repro(*places, then=ELSEWHERE)
+    return Followed(project, report, changes, said)

@@ -7,7 +7,7 @@ from altgrad.reporting.figures.plate import SPOTS, Plate
 
 
 def test_it_is_one_file_and_stands_where_it_says(followed) -> None:
-    assert [name for name in followed.changed if "reporting" in name] == ["altgrad/reporting/figures/seeds.py"]
+    assert followed.changes["a figure"] == {"altgrad/reporting/figures/seeds.py"}
     curves = followed.report.split("## Loss curves")[1].split("\n## ")[0]
     places = [curves.index(f"figures/{name}.") for name in ("loss_curves", "loss_differences", "final_losses")]
     assert places == sorted(places)

@@ -10,7 +10,7 @@ from altgrad.diagnostics import ANALYSES, diagnose
 from altgrad.diagnostics.analysis import Analysis
 from altgrad.diagnostics.diagnose import Row
 from altgrad.metrics import Limit, Metric
-from tests.howto.conftest import Copy, blocks
+from tests.howto.conftest import Sources, blocks
 
 KEY = "E4M3-adamw-0-1"
 
@@ -21,7 +21,7 @@ def source() -> str:
 
 
 def test_it_is_one_file_and_the_report_shows_and_defines_it(followed) -> None:
-    assert [name for name in followed.changed if "diagnostics" in name] == ["altgrad/diagnostics/cancellation.py"]
+    assert followed.changes["a metric"] == {"altgrad/diagnostics/cancellation.py"}
     assert "| cancellation, ratio |" in followed.report
     (definition,) = [line for line in followed.report.splitlines() if line.startswith("- **cancellation**: ")]
     assert "near 0 where positive and negative weights cancel" in definition and "Flagged above 0.9." in definition
@@ -47,7 +47,7 @@ def test_its_limit_flags_layers(monkeypatch) -> None:
 
 
 def test_a_second_home_is_an_error(tmp_path) -> None:
-    project = Copy(tmp_path / "copy")
+    project = Sources(tmp_path)
     (project.folder / "altgrad/diagnostics/again.py").write_text(source().replace("cancellation", "stable_rank"))
     with pytest.raises(AssertionError, match="metric stable_rank has two homes"):
         project.run("-c", "import altgrad.diagnostics")

@@ -88,7 +88,7 @@ def test_a_format_too_fine_for_bfloat16_is_rounded_to_it_once_under_autocast() -
 
 
 @pytest.mark.usefixtures("either_cpu")
-@pytest.mark.parametrize("accumulate", ["bf16", "fp32"])
+@pytest.mark.parametrize("accumulate", ["bf16", "float32"])
 def test_scales_whose_product_leaves_float32_do_not_lose_the_result(accumulate: str) -> None:
     """Two tensors near 2^-65: their scales multiply to about 2^144, which the result, near 2^-130, is divided by."""
     generator = torch.Generator().manual_seed(0)

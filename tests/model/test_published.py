@@ -16,6 +16,8 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
 from altgrad.config import UserError
+from altgrad.config.schema import Tokenizer
+from altgrad.data.tokenizer import load_tokenizer
 from altgrad.model import GPT, GPTConfig, Recipe, load_published, quantize_model, save_published
 
 TOKENS = torch.randint(0, 61, (2, 20), generator=torch.Generator().manual_seed(2))
@@ -99,6 +101,21 @@ def test_our_file_gives_our_logits_in_transformers_and_our_weights_here(tmp_path
     agree(read.eval()(TOKENS).logits, plain(TOKENS))
     assert again.config == model.config
     assert all(torch.equal(t, plain.state_dict()[name]) for name, t in again.state_dict().items())
+
+
+@pytest.mark.parametrize("vocab_size", [300, 50257])
+def test_texts_end_in_transformers_with_the_id_that_ends_them_here(tmp_path, vocab_size):
+    save_published(GPT(GPTConfig(vocab_size, layers=1, width=2, heads=1, context=4)), tmp_path)
+    config = GPT2Config.from_pretrained(tmp_path)
+    end = load_tokenizer(Tokenizer(vocab_size=vocab_size)).eot_token
+    assert config.bos_token_id == config.eos_token_id == end < config.vocab_size
+
+
+def test_ids_of_a_smaller_vocabulary_are_gpt2s_own_but_for_the_last():
+    whole, small = (load_tokenizer(Tokenizer(vocab_size=size)) for size in (50257, 300))
+    assert all(small.decode_bytes([i]) == whole.decode_bytes([i]) for i in range(299))
+    assert whole.encode_ordinary(" world") == [995]  # of GPT-2's published vocabulary
+    assert max(small.encode_ordinary(" world")) < 299
 
 
 def test_a_default_model_has_no_biases_and_fresh_biases_are_zero():

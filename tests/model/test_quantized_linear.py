@@ -42,7 +42,7 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("format", EIGHT_BIT)
-@pytest.mark.parametrize(("accumulate", "bound"), [("fp32", 1e-6), ("bf16", TWO_BF16_ROUNDINGS)])
+@pytest.mark.parametrize(("accumulate", "bound"), [("float32", 1e-6), ("bf16", TWO_BF16_ROUNDINGS)])
 def test_the_three_products_are_those_of_the_definition(format, accumulate, bound):
     layer = layer_of(format, accumulate=accumulate)
     x, g = inputs()
@@ -75,7 +75,7 @@ def finely_on_grid(t: torch.Tensor, format: str, dim: int, spec: TensorRecipe) -
 
 
 @pytest.mark.parametrize("format", EIGHT_BIT)
-@pytest.mark.parametrize(("accumulate", "bound"), [("fp32", 1e-6), ("bf16", TWO_BF16_ROUNDINGS)])
+@pytest.mark.parametrize(("accumulate", "bound"), [("float32", 1e-6), ("bf16", TWO_BF16_ROUNDINGS)])
 @pytest.mark.parametrize(
     "fine", [{"granularity": "row"}, {"granularity": "block", "block": 9, "scale": "E8M0"}], ids=["row", "block"]
 )
@@ -106,7 +106,7 @@ def test_roles_may_have_different_granularities():
     layer = QuantizedLinear(
         weight,
         None,
-        LayerRecipe(TensorRecipe(fmt, granularity="row"), TensorRecipe(fmt), None, accumulate="fp32"),
+        LayerRecipe(TensorRecipe(fmt, granularity="row"), TensorRecipe(fmt), None, accumulate="float32"),
     )
     x, _ = inputs()
     exact = on_grid(x, "E4M3") @ finely_on_grid(weight, "E4M3", 1, TensorRecipe(fmt, granularity="row")).t()
@@ -134,7 +134,7 @@ def test_the_sum_of_exact_products_is_exact():
     generator = torch.Generator().manual_seed(0)
     weight = nn.Parameter(torch.randint(-4, 5, (8, 16), generator=generator).float())
     x = torch.randint(-4, 5, (5, 16), generator=generator).float()
-    layer = QuantizedLinear(weight, None, LayerRecipe(spec, spec, None, accumulate="fp32"))
+    layer = QuantizedLinear(weight, None, LayerRecipe(spec, spec, None, accumulate="float32"))
     assert torch.equal(layer(x), x @ weight.t())
 
 
@@ -154,7 +154,7 @@ def test_exactness_in_bfloat16_is_judged_as_the_cast_judges_it(name):
 
 
 def test_a_format_too_fine_for_bfloat16_is_multiplied_in_float32():
-    layer = layer_of("E5M10", grad="E5M10", accumulate="fp32")
+    layer = layer_of("E5M10", grad="E5M10", accumulate="float32")
     x, _ = inputs()
     exact = on_grid(x, "E5M10") @ on_grid(layer.weight, "E5M10").t()
     torch.testing.assert_close(layer(x).double(), exact, rtol=1e-5, atol=1e-6)
@@ -181,7 +181,7 @@ def test_the_output_has_the_dtype_of_the_computation():
     assert layer(x.bfloat16()).dtype == torch.bfloat16
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(x).dtype == torch.bfloat16
-    assert layer_of("E4M3", accumulate="fp32")(x.bfloat16()).dtype == torch.float32
+    assert layer_of("E4M3", accumulate="float32")(x.bfloat16()).dtype == torch.float32
 
 
 def test_zero_and_tiny_tensors_give_finite_results():
@@ -278,7 +278,7 @@ def test_autocast_changes_no_product_in_float32(wrap, inside):
     x, g = inputs()
     found = []
     for autocast in (False, True):
-        layer = layer_of("E4M3", accumulate="fp32")
+        layer = layer_of("E4M3", accumulate="float32")
         run = wrap(layer) if autocast else layer
         own = x.clone().requires_grad_()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):

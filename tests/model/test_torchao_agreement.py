@@ -103,7 +103,7 @@ CASES = {"tensorwise": UNIFORM, "rowwise": LayerRecipe(ROW, ROW, ROW)}
 @pytest.mark.parametrize("name", CASES)
 def test_float32_results_differ_by_the_roundings_of_the_sums_alone(name):
     """A single operand on another rung would differ by 2^-4 of its products, 10^4 times the bound."""
-    ours, theirs = pair(CASES[name].but(accumulate="fp32"), name)
+    ours, theirs = pair(CASES[name].but(accumulate="float32"), name)
     found, expected, magnitude = products(ours, False), products(theirs, False), magnitudes(ours)
     for product, value in found.items():
         assert value.dtype == expected[product].dtype == torch.float32

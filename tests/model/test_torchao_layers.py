@@ -65,7 +65,7 @@ def test_a_tied_head_stays_tied():
     assert type(gpt.head).__name__ == "Float8Linear" and gpt.head.weight is gpt.tokens.weight
 
 
-@pytest.mark.parametrize("autocast", [True, False], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("autocast", [True, False], ids=["bf16", "float32"])
 @pytest.mark.parametrize("name", TORCHAO_RECIPES)
 def test_an_optimizer_made_before_trains_the_model(name, autocast):
     gpt = model()
@@ -117,7 +117,7 @@ def test_surgery_twice_is_refused():
     [
         ({"torchao": "columnwise"}, "torchao: input should be 'tensorwise', 'rowwise' or 'rowwise_with_gw_hp'"),
         ({"torchao": "rowwise", "weight": TensorRecipe("E4M3")}, "torchao: rowwise decides weight itself"),
-        ({"torchao": "rowwise", "accumulate": "fp32"}, "torchao: rowwise has no setting accumulate"),
+        ({"torchao": "rowwise", "accumulate": "float32"}, "torchao: rowwise has no setting accumulate"),
     ],
 )
 def test_torchao_excludes_settings_of_ours(field, words):

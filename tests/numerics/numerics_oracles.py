@@ -23,7 +23,7 @@ KERNEL_FORMATS = [fmt for fmt in FORMATS if fmt.rounds_in_float32]
 EIGHT_BIT_SPLITS = [get_format(f"E{e}M{7 - e}") for e in range(8)]
 DETERMINISTIC_MODES = tuple(mode for mode in ROUNDING_MODES if mode != "stochastic")
 
-GFLOAT_MODES = {
+GFLOAT_MODES = {  # None: gfloat has no such mode, and fractions alone are its oracle
     "nearest-even": RoundMode.TiesToEven,
     "nearest-away": RoundMode.TiesToAway,
     "toward-zero": RoundMode.TowardZero,

@@ -12,12 +12,14 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from altgrad.reporting.figures import PLATES
+from altgrad.reporting.compare import compare
+from altgrad.reporting.figures import PLATES, draw
 from altgrad.reporting.figures.curves import loss_differences
 from altgrad.reporting.figures.select import labelled, weight_format
 from altgrad.reporting.figures.style import LOOKS, RESERVE, drawing, looks, panels, spread_axis
 from altgrad.reporting.figures.weights import BINS_PER_BINADE, LOWEST, _relative_histogram, divergences
 from altgrad.reporting.statistics import kl_divergence
+from tests.reporting.made_losses import ADAMW, STIFF, study_of
 
 
 @pytest.mark.parametrize("plate", [plate for plate in PLATES if plate.name != "gains"], ids=lambda plate: plate.name)
@@ -35,6 +37,20 @@ def test_no_text_leaves_its_figure(plate, study, comparison) -> None:
         texts = [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip() and id(t) not in hidden]
         boxes = {text.get_text(): text.get_window_extent(renderer) for text in texts}
     assert [name for name, box in boxes.items() if not (frame.contains(*box.min) and frame.contains(*box.max))] == []
+
+
+@pytest.mark.parametrize("twin", [False, True])
+def test_the_caption_of_the_gains_speaks_of_hollow_marks_where_there_are_some(tmp_path, twin) -> None:
+    arms, entries = {"adamw": ADAMW, "stiff": STIFF}, ["bf16", "E3M4", *["virtual.E3M4"] * twin]
+    losses = {(entry, arm): [3.5, 3.6, 3.55] for entry in entries for arm in arms}
+    losses["E3M4", "stiff"] = [3.3, 3.42, 3.34]
+    study = study_of(losses, arms)
+    (plate,) = [plate for plate in PLATES if plate.name == "gains"]
+    with drawing():
+        figure = plate.draw(study, compare(study))
+    marks = [line.get_markerfacecolor() for axis in figure.axes for line in axis.lines]
+    caption = draw([plate], study, compare(study), tmp_path)["gains"].caption
+    assert ("white" in marks) == twin == ("hollow" in caption) and "{" not in caption
 
 
 def _labels_of_ticks_out_of_range(figure: Figure) -> set[int]:

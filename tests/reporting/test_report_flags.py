@@ -7,7 +7,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from altgrad.metrics import METRICS, Limit
+from altgrad.metrics import METRICS, Limit, Metric
 from altgrad.reporting.figures import signals
 from altgrad.reporting.flags import WHAT, raised
 from altgrad.reporting.glossary import glossary
@@ -141,3 +141,15 @@ def test_a_diagnosis_of_an_unknown_metric_keeps_its_name(study, comparison) -> N
     rows = pd.DataFrame([(*CELL, "a", name, 1.0, 2.0) for name in ("grad_snr_db", "new")], columns=columns)
     found = raised(replace(study, flags=rows), comparison)
     assert found[found["limit"] == 2.0]["what"].tolist() == [WHAT["weight_grad", "grad_snr_db"], "new"]
+
+
+def test_a_watched_metric_that_no_text_speaks_of_is_flagged_by_its_name_and_defined(
+    study, comparison, monkeypatch
+) -> None:
+    own = Metric("mine", "ratio", "What it is.", live=("input", "grad"), watched=("input",), limit=Limit(True, 2.0))
+    monkeypatch.setitem(METRICS, "mine", own)
+    found = raised(of_monitors(study, [(1, "a", "input", "mine", 2.0), (1, "b", "input", "mine", 2.1)]), comparison)
+    mine = found[found["what"] == "mine of inputs (ratio)"]
+    assert list(zip(mine["layer"], mine["value"], mine["limit"], strict=True)) == [("b", 2.1, 2.0)]
+    assert glossary()["mine"] == "What it is. Flagged above 2 in inputs."
+    assert not {"amax", "linf", "kurtosis"} & set(glossary())  # shown nowhere, or spoken of

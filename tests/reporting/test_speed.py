@@ -72,7 +72,7 @@ def words(blocks: list[Block]) -> str:
 def test_a_machine_is_a_lead_and_a_table_per_part():
     blocks = speed_blocks([bench()], {})
     found = tables(blocks)
-    assert len(found) == 5
+    assert len(found) == 6
     steps = found["step"]
     assert [column.head for column in steps.columns[1:]] == ["nano, batch 8", "nano, batch 16", "micro, batch 16"]
     assert steps.rows[1] == ["**E4M3**", *["1.10 (66 ms)"] * 3] and steps.rows[-1][1:] == ["25 %"] * 3
@@ -82,6 +82,7 @@ def test_a_machine_is_a_lead_and_a_table_per_part():
                                  ["**rung**", "1.25", "1.20 to 1.30", "20 ms", "97", "not measured"]]  # fmt: skip
     assert found["round(x · s) / s"].rows == [["**ours, compiled**", "0.8", "50 %"], ["QPyTorch", "not installed", "–"]]
     assert found["cells"].rows == [["10", "1.1", "4.9", "0.49"], ["50", "1.1", "4.9", "0.49"]]
+    assert found["model"].rows == [["`pico`", "960", "7.5", "5.00", "0.10", "0.60", "0.50", "0.30", "1.00"]]
     assert "A processor, 2 threads" in words(blocks) and "20 GB/s" in words(blocks) and "100 GFLOP/s" in words(blocks)
     assert "Not measured" not in words(blocks) and "GPU: not measured" in words(blocks)
 
@@ -95,7 +96,7 @@ def test_a_part_that_is_missing_is_named_and_the_rest_is_shown(missing):
         assert "limits were not measured" in said and "not measured" in shown["step"].rows[-1]
     else:
         assert f"--parts {missing}`" in said or missing == "all"
-        assert len(shown) == (0 if missing == "all" else 5 if missing in ("memory", "compile") else 4)
+        assert len(shown) == (0 if missing == "all" else 6 if missing in ("memory", "compile") else 5)
     if missing == "compile":
         assert shown["peak MB, first step s"].rows[0][-2:] == ["not measured"] * 2
 

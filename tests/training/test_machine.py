@@ -17,6 +17,7 @@ from altgrad.config import UserError
 from altgrad.model import GPT, GPTConfig, Recipe, quantize_model
 from altgrad.model.hardware import SWITCH, multiplies_bf16
 from altgrad.model.quantized.quantizer import Quantizer
+from altgrad.training import machine
 from altgrad.training.graphs import compile_model
 from altgrad.training.machine import choose_compute, compile_cache
 
@@ -71,7 +72,7 @@ def printed_with(code: str, **environment: str) -> list[str]:
 def test_the_variable_decides_what_a_process_and_those_it_starts_compute_in():
     code = "import torch; from altgrad.training.machine import choose_compute; "
     code += "print(choose_compute('bf16', torch.device('cpu'))[0])"
-    assert printed_with(code, **{SWITCH: "off"}) == ["fp32"]
+    assert printed_with(code, **{SWITCH: "off"}) == ["float32"]
     assert printed_with(code, **{SWITCH: "on"}) == ["bf16"]
 
 
@@ -86,6 +87,22 @@ def test_a_cpu_is_taken_for_what_it_is_unless_the_variable_says_otherwise(monkey
     monkeypatch.setenv(SWITCH, "no")
     with pytest.raises(UserError, match=f"{SWITCH} is 'no'; set it to on, off or auto"):
         multiplies_bf16("cpu")
+
+
+def test_a_peak_that_a_sandbox_keeps_is_still_told(monkeypatch, tmp_path):
+    """The kernel's file cannot be written there; a folder in its place cannot be either."""
+    monkeypatch.setattr(machine, "PEAK", tmp_path / "status")
+    machine.PEAK.write_text("VmHWM:\t    2000 kB\n")
+    (tmp_path / "clear_refs").mkdir()
+    machine.forget_peak_memory(torch.device("cpu"))
+    assert machine.peak_memory_mb(torch.device("cpu")) == 2.048
+
+
+def test_a_peak_is_forgotten_by_what_the_kernel_asks_for(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "PEAK", tmp_path / "status")
+    machine.PEAK.touch()
+    machine.forget_peak_memory(torch.device("cpu"))
+    assert (tmp_path / "clear_refs").read_text() == "5"
 
 
 def test_projects_can_share_what_is_compiled(monkeypatch):

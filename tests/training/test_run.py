@@ -217,7 +217,7 @@ def test_a_validation_loss_that_is_not_finite_is_a_divergence(tokens, tmp_path, 
 
 
 def test_a_run_that_explodes_is_a_result(tokens, tmp_path):
-    cell = make_cell(lr=9.0, compute="fp32", clip=1e9, steps=60, divergence={"spike": 1.5, "window": 5})
+    cell = make_cell(lr=9.0, compute="float32", clip=1e9, steps=60, divergence={"spike": 1.5, "window": 5})
     metrics = json.loads(trained(cell, tokens, tmp_path)["metrics.json"])
     assert metrics["outcome"] == "diverged" and metrics["val_loss"] is None
     assert metrics["signature"] in ("spike", "nonfinite", "saturation", "drift")

@@ -31,7 +31,7 @@ class QuantizedLinear(nn.Module):
 
     It shares the ``weight`` (out_features, in_features), stored the other way round if ``transposed``, and the
     ``bias`` parameter that it is given: these are the float32 master weights, quantized afresh in every forward
-    pass. Under autocast the output has the autocast dtype, otherwise the input's; with ``accumulate: fp32`` it
+    pass. Under autocast the output has the autocast dtype, otherwise the input's; with ``accumulate: float32`` it
     is float32.
     """
 
@@ -86,7 +86,7 @@ class QuantizedLinear(nn.Module):
 
     def settings(self, compute_dtype: torch.dtype) -> MatmulSettings:
         """Return those of a forward pass at hand, whose products otherwise have ``compute_dtype``."""
-        accumulate_fp32 = self.recipe.accumulate == "fp32"
+        accumulate_fp32 = self.recipe.accumulate == "float32"
         fast_bf16 = multiplies_bf16(self.weight.device.type)
         # A tensor that is not quantized keeps the precision of the compute dtype.
         low = self.exact and fast_bf16 and (compute_dtype == torch.bfloat16 or len(self.quantizers) == len(ROLES))

@@ -20,8 +20,8 @@ One difference from hardware remains where no bf16 GEMM with float32 output exis
 CPU): there ``accumulate="bf16"`` rounds each sum to bf16 before the scale is applied. ``y`` and ``dx``
 so carry one more bf16 rounding (relative 2^-8) unless the scales are powers of two, and ``dw`` carries
 one where hardware keeps float32, as the gradient of an unquantized bf16 layer does on CPU. On CUDA,
-with ``accumulate="fp32"``, and on a CPU without bf16 instructions, where operands are float32, the sum stays in float32
-until it is scaled.
+with ``accumulate="float32"``, and on a CPU without bf16 instructions, where operands are float32, the sum stays in
+float32 until it is scaled.
 
 Compiled and eager give the same bits, with either kind of operands and under autocast or not: they call the same GEMMs,
 and round elementwise operations alike. Operands of the two kinds have the same values, but their sums differ.

@@ -79,7 +79,7 @@ class Quantizer(nn.Module):
                 "granularity: tensor and scaling: dynamic"
             )
         self.register_buffer("history", torch.zeros(1, device=self.constants.device))
-        return self.history
+        return self.get_buffer("history")
 
     def remembered_amax(self) -> Tensor | None:
         """Return the amax (0-d float32) that sets the scale, 0 before the first step; ``None`` if dynamic."""

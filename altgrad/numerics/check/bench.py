@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from altgrad.console import while_read
 from altgrad.formats import get_format
 from altgrad.numerics.check.records import environment, write_record
 from altgrad.numerics.chunked import InPlaceRounder
@@ -245,4 +246,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with while_read():
+        sys.exit(main())

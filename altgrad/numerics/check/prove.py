@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from altgrad.console import while_read
 from altgrad.formats import Format, get_format
 from altgrad.numerics.check.records import environment, write_record
 from altgrad.numerics.check.reference import grid, round_scalar
@@ -238,4 +239,5 @@ def _provable_format(name: str) -> Format:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with while_read():
+        sys.exit(main())

@@ -123,6 +123,9 @@ def _words(study: Study, result: Comparison) -> dict[str, str]:
     optimizer = shown_optimizer(study, result)
     grads = {rule["grad"]["format"] for cell in study.resolved.values() for rule in cell["rules"] if rule["grad"]}
     same = f"Incoming gradients are in {next(iter(grads))} in every column." if len(grads) == 1 else ""
+    gains = result.gains
+    twins = len(gains) > 0 and gains.dropna(subset="claim")["beyond"].notna().any()
+    hollow = "Small hollow marks: what is left of the gain beyond that of the same geometry without the format."
     others = [name for name in study.formats if name != study.baseline] or study.formats
     return {
         "baseline": study.baseline or "the baseline",
@@ -130,4 +133,5 @@ def _words(study: Study, result: Comparison) -> dict[str, str]:
         "formats": joined(others),
         "entries": joined(study.formats),
         "grad": same,
+        "beyond": hollow if twins else "",
     }

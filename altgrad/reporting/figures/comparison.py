@@ -169,8 +169,7 @@ PLATES = [
         alt="Gain of each geometry-aware arm over the plain one, by format",
         caption="Final validation loss of the plain arm minus the geometry-aware arm's, each at its best learning "
         "rate, with the 95 % interval of each by itself. Right of zero is a gain. Grey: where a gain of nothing ends "
-        "19 times in 20. Small hollow marks: what is left of the gain beyond that of the same geometry without the "
-        "format.",
+        "19 times in 20. {beyond}",
     ),
     Plate(
         "cost_against_precision",

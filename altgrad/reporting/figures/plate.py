@@ -21,8 +21,8 @@ class Plate:
     """One figure. ``draw`` returns None where the study has no data for it, and it is left out.
 
     ``name`` is that of its files. ``spot`` is one of `SPOTS`, where figures stand by ``order``, then by name.
-    ``{baseline}``, ``{optimizer}``, ``{formats}``, ``{entries}`` and ``{grad}`` in ``alt`` and ``caption`` are filled
-    in from the study.
+    ``{baseline}``, ``{optimizer}``, ``{formats}``, ``{entries}``, ``{grad}`` and ``{beyond}`` in ``alt`` and
+    ``caption`` are filled in from the study; the last two are empty where there is nothing to say.
     """
 
     name: str

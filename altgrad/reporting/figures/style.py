@@ -26,8 +26,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from PIL import Image
 
+from altgrad.config.entries import JOINT
 from altgrad.config.files import replacing
-from altgrad.config.resolve import JOINT
 
 
 @dataclass(frozen=True)

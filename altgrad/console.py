@@ -1,0 +1,38 @@
+"""A command whose reader leaves, as ``head`` does when it has seen enough."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+UNREAD = 128 + signal.SIGPIPE  # what a shell says of a program that the signal has ended
+
+
+@contextmanager
+def while_read() -> Iterator[None]:
+    """End the process with `UNREAD` and without a word when nobody reads standard output any more.
+
+    The signal itself stays ignored, as Python has it: it would also end a run whose worker has died. Any other pipe
+    that breaks raises ``BrokenPipeError`` as ever.
+    """
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _is_unread(sys.stdout.fileno()):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        sys.exit(UNREAD)
+
+
+def _is_unread(pipe: int) -> bool:
+    """Return whether the reader of a pipe has left."""
+    poll = select.poll()
+    poll.register(pipe, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
