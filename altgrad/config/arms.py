@@ -12,7 +12,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 LearningRate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 Base = Literal["adamw", "sgd", "riemann_adam", "riemann_sgd", "rung", "madam"]
-Formula = Literal["ulp", "mantissa", "smooth", "range", "mean", "permuted", "foreign"]
+Formula = Literal["ulp", "mantissa", "smooth", "range", "mean", "permuted", "foreign", "profile"]
 Schedule = Literal["constant", "linear", "cosine"]
 
 BASES, FORMULAS, SCHEDULES = get_args(Base), get_args(Formula), get_args(Schedule)
@@ -66,6 +66,12 @@ class Arm(Section):
         "rms", description="what the stiffness of a tensor is divided by: its root mean square, or nothing"
     )
     foreign: FormatSetting | None = Field(None, description="the other format of stiffness: foreign")
+    knee: float | None = Field(
+        None, ge=0, le=62, description="stiffness: profile: where it levels off, in binades below the largest weight"
+    )
+    slope: float | None = Field(
+        None, ge=0, le=2, description="stiffness: profile: the power of a weight's size that it follows above its knee"
+    )
     schedule: Schedule = Field(
         "constant",
         description="of the exponent a of S^a over the run: 1 throughout, or from 1 to 0, where the arm has become its "
@@ -88,6 +94,8 @@ class Arm(Section):
         base = self.base
         if (self.stiffness == "foreign") != (self.foreign is not None):
             raise ValueError("stiffness: foreign and foreign: FORMAT need each other")
+        if {self.knee is not None, self.slope is not None} != {self.stiffness == "profile"}:
+            raise ValueError("stiffness: profile and its knee and slope need each other")
         if self.stiffness is None or base in RIEMANNIAN:
             for name in ("acts", "power"):
                 if name in self.changed():

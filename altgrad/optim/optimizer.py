@@ -207,7 +207,8 @@ class ArmOptimizer(torch.optim.Optimizer):
     def _stiffness_of(self, grid: WeightGrid, device: torch.device) -> Stiffness | None:
         if self.arm.stiffness is None:
             return None
-        return Stiffness(grid.format, self.arm.stiffness, self.arm.foreign).to(device)
+        arm = self.arm
+        return Stiffness(grid.format, arm.stiffness, arm.foreign, knee=arm.knee, slope=arm.slope).to(device)
 
     @torch.no_grad()
     def _put_on_grid(self) -> None:

@@ -12,7 +12,11 @@ FORMULAS = {formula: ("stiff_update", {"stiffness": formula}) for formula in ("m
 RAW = {f"{formula}_raw": ("stiff_update", {"stiffness": formula, "normalise": "none", "lr": 0.3}) for formula in (
     "ulp", "mantissa", "smooth", "range", "mean", "permuted",
 )}  # fmt: skip
-CASES = FORMULAS | RAW | {name: (name, {}) for name in ARMS if name not in ("adamw", "sgd")} | {
+PROFILES = {f"profile_{knee}_{slope}": ("profile", {"knee": knee, "slope": slope, **more}) for knee, slope, more in (
+    (0, 1.0, {}), (3.5, 2.0, {}), (62, 0.5, {}), (7, 0.0, {}), (7, 0.75, {"normalise": "none", "lr": 0.03}),
+)}  # fmt: skip
+CASES = FORMULAS | RAW | PROFILES | {name: (name, {}) for name in ARMS if name not in ("adamw", "sgd")} | {
+    "profile_on_grid": ("stiff_update_sr", {"stiffness": "profile", "knee": 7, "slope": 1.0}),
     "squared": ("stiff_update", {"power": 2}),
     "gradient_matched": ("stiff_grad", {"match_rms": True}),
     "madam_matched": ("madam", {"match_rms": True, "lr": 1e-3}),  # larger ones explode
@@ -120,8 +124,8 @@ def threads(request):
     [
         ({"base": "nesterov", "weights": "grid"}, "update_cpu.cpp has no base of number 6"),
         ({"base": "nesterov", "stiffness": "ulp"}, "update_cpu.cpp has no base of number 6"),
-        ({"stiffness": "cubic"}, "update_cpu.cpp has no stiffness of number 8"),
-        ({"stiffness": "cubic", "normalise": "none"}, "update_cpu.cpp has no stiffness of number 8"),
+        ({"stiffness": "cubic"}, "update_cpu.cpp has no stiffness of number 9"),
+        ({"stiffness": "cubic", "normalise": "none"}, "update_cpu.cpp has no stiffness of number 9"),
     ],
 )
 def test_an_arm_that_the_loops_do_not_know_is_an_error(monkeypatch, threads, settings, words, match_rms):
@@ -151,7 +155,7 @@ def test_every_setting_and_number_of_an_arm_has_its_name_in_cpp():
     assert (
         "namespace altgrad::base {\nenum Name : int { kAdamw, kSgd, kRiemannAdam, kRiemannSgd, kRung, kMadam };" in text
     )
-    assert "enum Name : int { kNone, kUlp, kMantissa, kSmooth, kRange, kMean, kPermuted, kForeign };" in text
+    assert "enum Name : int { kNone, kUlp, kMantissa, kSmooth, kRange, kMean, kPermuted, kForeign, kProfile };" in text
     assert "constexpr float kMadamClip = 0x1.4000000000000p+3f;" in text
     assert "constexpr unsigned kMaxRungs = 8u;" in text
 

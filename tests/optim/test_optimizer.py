@@ -154,6 +154,15 @@ RUNG = {"base": "rung", "weights": "grid", "rounding": "stochastic"}
         ({"base": "sgd", "momentum": -0.1}, "^Arm: momentum: input should be greater than or equal to 0"),
         ({**RUNG, "max_rungs": 0}, "^Arm: max_rungs: input should be greater than or equal to 1"),
         ({"foreign": "E5M2"}, "need each other"),
+        *(({"stiffness": "profile", **some}, "stiffness: profile and its knee and slope need each other$") for some in (
+            {}, {"knee": 7}, {"slope": 1},
+        )),
+        ({"stiffness": "ulp", "slope": 1}, "its knee and slope need each other"),
+        ({"knee": 7, "slope": 1}, "its knee and slope need each other"),
+        ({"stiffness": "profile", "knee": -0.5, "slope": 1}, "^Arm: knee: input should be greater than or equal to 0"),
+        ({"stiffness": "profile", "knee": 62.5, "slope": 1}, "^Arm: knee: input should be less than or equal to 62"),
+        ({"stiffness": "profile", "knee": 7, "slope": -0.1}, "^Arm: slope: input should be greater than or equal to 0"),
+        ({"stiffness": "profile", "knee": 7, "slope": 2.1}, "^Arm: slope: input should be less than or equal to 2"),
         ({"power": 2}, "power: 2 means nothing to an arm that has no stiffness"),
         ({"base": "riemann_sgd", "stiffness": "ulp", "power": 2}, "power: 2 means nothing to an arm that takes its"),
         ({"base": "riemann_sgd"}, "takes its metric from a stiffness"),
@@ -177,6 +186,7 @@ def test_every_other_impossible_setting_is_refused(settings, words):
         {"betas": (0.0, 0.0), "eps": 0.0, "decay": 0.0, "plain_decay": 0.0},
         {"base": "sgd", "momentum": 0.0}, {"base": "riemann_sgd", "stiffness": "ulp", "momentum": 0.5},
         {**RUNG, "max_rungs": 1}, {"stiffness": "foreign", "foreign": "E5M2", "acts": "gradient", "power": 2},
+        {"stiffness": "profile", "knee": 0, "slope": 0}, {"stiffness": "profile", "knee": 62, "slope": 2},
         {"base": "madam", "match_rms": True}, {"weights": "grid", "rounding": "nearest", "grid_scale": "fixed"},
     ],
 )  # fmt: skip
@@ -261,4 +271,6 @@ def test_the_loops_take_what_they_can():
     assert update_cpu.available(arm_named("stiff_permuted"), matrix, grid)
     for name in ("riemann", "riemann_sgd"):
         assert update_cpu.available(arm_named(name), matrix, grid)
-        assert not update_cpu.available(arm_named(name, stiffness="permuted"), matrix, grid)
+        for others in ({"stiffness": "permuted"}, {"stiffness": "profile", "knee": 7, "slope": 1}):
+            assert not update_cpu.available(arm_named(name, **others), matrix, grid)
+    assert update_cpu.available(arm_named("profile"), matrix, grid)
