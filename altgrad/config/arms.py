@@ -12,7 +12,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 LearningRate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 Base = Literal["adamw", "sgd", "riemann_adam", "riemann_sgd", "rung", "madam"]
-Formula = Literal["ulp", "mantissa", "smooth", "range", "mean", "permuted", "foreign", "profile"]
+Formula = Literal["ulp", "mantissa", "smooth", "range", "mean", "permuted", "foreign", "profile", "rms", "row_rms"]
 Schedule = Literal["constant", "linear", "cosine"]
 
 BASES, FORMULAS, SCHEDULES = get_args(Base), get_args(Formula), get_args(Schedule)
@@ -96,6 +96,9 @@ class Arm(Section):
             raise ValueError("stiffness: foreign and foreign: FORMAT need each other")
         if {self.knee is not None, self.slope is not None} != {self.stiffness == "profile"}:
             raise ValueError("stiffness: profile and its knee and slope need each other")
+        if self.stiffness == "rms" and (self.normalise == "rms" or self.match_rms):
+            setting, off = ("match_rms", "false") if self.match_rms else ("normalise: rms", "none")
+            raise ValueError(f"stiffness: rms is one number per tensor, which {setting} takes out; set it to {off}")
         if self.stiffness is None or base in RIEMANNIAN:
             for name in ("acts", "power"):
                 if name in self.changed():

@@ -21,6 +21,8 @@ from altgrad.numerics.rounding import SUCCESSOR
 # cross zero. Only `mantissa` gets there: the others end where the subnormal numbers begin.
 FLOOR = 2.0**-24
 
+LEAST_RMS = 1e-3  # Adafactor's second epsilon: weights of zero have to move
+
 # Of what a root mean square is taken of, so that float32 holds its square.
 SMALLEST, LARGEST = 2.0**-62, 2.0**62
 TINY = 2.0**-126  # the smallest normal float32 number, for a tensor of zeros
@@ -39,6 +41,7 @@ def stiffness(
     knee: float | None = None,
     slope: float | None = None,
     seed: int = 0,
+    dim: int = -1,
 ) -> Tensor:
     """Return the stiffness of each weight, in the weight's own unit; that of `profile`, in the unit's power ``slope``.
 
@@ -51,6 +54,8 @@ def stiffness(
     permuted   `ulp`, shuffled within the tensor: a control with the same histogram
     foreign    `ulp` of another format at its own scale: a control with another geometry
     profile    ``(w^2 + w0^2)^(slope / 2)``, ``w0 = 2^-knee max |w|``: a control that looks at no format
+    rms        ``max(RMS(w), 1e-3)`` of the tensor, Adafactor's parameter scaling: a control, relative steps
+    row_rms    `rms` of each output row
     ========== ==============================================================================================
 
     Args:
@@ -63,19 +68,22 @@ def stiffness(
         slope: of `profile`, 0 to 2: at 0 it is the same for every weight, at 1 in proportion to the weight. `smooth` is
             the profile of slope 1 with a knee where the format's subnormal numbers begin, but for a constant factor.
         seed: of the shuffle.
+        dim: along which a product sums, so that an output row of `row_rms` lies along it.
 
     Returns:
         Positive, the shape and dtype of ``weight``.
 
     Raises:
         ValueError: an unknown formula, or one of `foreign` or `profile` and its settings without the other.
+
+    Source of `rms`: Shazeer & Stern 2018 (arXiv:1804.04235), section 8. LAMB's trust ratio (You et al. 2020) is akin.
     """
     made = Stiffness(get_format(fmt), formula, foreign, knee=knee, slope=slope)
     made.to(weight.device)
     if scale is None:
         scale = made.own_scale(weight)
     order = permutation(weight.numel(), seed, 0).to(weight.device) if formula == "permuted" else None
-    return made(weight.detach(), scale, order)
+    return made(weight.detach(), scale, order, dim)
 
 
 def exponent(schedule: str, progress: float) -> float:
@@ -123,13 +131,13 @@ class Stiffness:
         """Return the scale that the amax of ``weight`` gives."""
         return operand_scale(weight, self.constants)
 
-    def __call__(self, weight: Tensor, scale: Tensor, order: Tensor | None = None) -> Tensor:
-        """Return the stiffness; ``order`` is the shuffle of `permuted`."""
-        return evaluate(self.formula, weight, scale, self.constants, self.numbers, order)
+    def __call__(self, weight: Tensor, scale: Tensor, order: Tensor | None = None, dim: int = -1) -> Tensor:
+        """Return the stiffness; ``order`` is the shuffle of `permuted`, ``dim`` where the rows of `row_rms` lie."""
+        return evaluate(self.formula, weight, scale, self.constants, self.numbers, order, dim)
 
 
 def evaluate(
-    formula: str, weight: Tensor, scale: Tensor, constants: Tensor, numbers: Tensor, order: Tensor | None
+    formula: str, weight: Tensor, scale: Tensor, constants: Tensor, numbers: Tensor, order: Tensor | None, dim: int
 ) -> Tensor:
     """`Stiffness.__call__` of tensors, to be compiled once for every format."""
     if formula == "mantissa":
@@ -140,6 +148,10 @@ def evaluate(
         return torch.hypot(weight, w0) * numbers[PER_BINADE]  # which squares nothing that underflows
     if formula == "profile":
         return _profile(weight, numbers[KNEE], numbers[SLOPE])
+    if formula in ("rms", "row_rms"):
+        squares = weight.square()
+        mean = squares.mean(dtype=torch.float64) if formula == "rms" else squares.mean(dim, True, dtype=torch.float64)
+        return mean.sqrt().clamp_min(LEAST_RMS).to(weight.dtype).expand_as(weight)
     if formula == "foreign":
         scale = operand_scale(weight, constants)
     found = _spacing(weight * scale, constants) / scale

@@ -112,7 +112,8 @@ def _factor(arm: Arm, p: Tensor, h: Tensor, grid: GridTensors, at: Tensor | None
     scale = operand_scale(p, grid.constants, grid.remembered, **grid.options)
 
     def of(t: Tensor) -> Tensor:
-        found = evaluate(arm.stiffness, t, scale, grid.stiff_constants, grid.numbers, grid.order)
+        dim = grid.options.get("dim", -1)
+        found = evaluate(arm.stiffness, t, scale, grid.stiff_constants, grid.numbers, grid.order, dim)
         return found if arm.schedule == "constant" else found.pow(h[EXPONENT])
 
     found = of(p)

@@ -225,8 +225,8 @@ class Stiffness {
     floor_ = power_of_two_below(amax) * per_binade_ * stiffness::kFloor;
     largest_ = std::max(amax, stiffness::kTiny), least_share_ = amax > 0 ? 0.0f : 1.0f;
     knee_ = of_format[stiffness::kKnee], slope_ = of_format[stiffness::kSlope];
-    const bool scaled =
-        formula_ != formula::kMantissa && formula_ != formula::kSmooth && formula_ != formula::kProfile;
+    const bool scaled = formula_ != formula::kMantissa && formula_ != formula::kSmooth &&
+                        formula_ != formula::kProfile && formula_ != formula::kRms;
     float factor = scaled ? 1.0f / scale_ : 1.0f, unit = 1.0f;
     if (formula_ == formula::kProfile) {
       factor = std::min(std::max(std::pow(amax, slope_), stiffness::kSmallest), stiffness::kLargest);
@@ -236,6 +236,11 @@ class Stiffness {
       mean_ = mean_over_chunks(n, [&](int64_t first, int64_t count) {
         return chunk_sum(count, [&](int64_t i) { return spacing_(weight[first + i] * scale_); });
       });
+    }
+    if (formula_ == formula::kRms) {
+      mean_ = std::max(stiffness::kLeastRms, std::sqrt(mean_over_chunks(n, [&](int64_t first, int64_t count) {
+                         return chunk_sum(count, [&](int64_t i) { return weight[first + i] * weight[first + i]; });
+                       })));
     }
     const bool permuted = formula_ == formula::kPermuted;
     if (permuted) find_exponents(weight, order, n);
@@ -277,6 +282,7 @@ class Stiffness {
         }
         break;
       case formula::kMean:
+      case formula::kRms:
         std::fill_n(found, n, mean_ * factor);
         break;
       case formula::kPermuted: {

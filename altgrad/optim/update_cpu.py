@@ -1,8 +1,8 @@
 """The CPU's own loops for a step of an arm, `update_cpu.cpp`: what `update` does, twice as fast.
 
-They take every arm but three things: weights with more than one scale, a stiffness on a schedule, and a first moment
-carried along a metric that is more than a function of each weight. For those, on other devices and without a C++
-compiler there are the rules.
+They take every arm but four things: weights with more than one scale, a stiffness of rows, one on a schedule, and a
+first moment carried along a metric that is more than a function of each weight. For those, on other devices and without
+a C++ compiler there are the rules.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from altgrad.optim.stiffness import (
     FLOOR,
     KNEE,
     LARGEST,
+    LEAST_RMS,
     PER_BINADE,
     PER_RANGE,
     SLOPE,
@@ -33,7 +34,7 @@ from altgrad.optim.weight_grid import WeightGrid
 
 SOURCE = Path(__file__).with_name("update_cpu.cpp")
 WEIGHTS = ("master", "nearest", "stochastic")
-OF_THE_TENSOR = ("permuted", "profile")  # how stiff a weight is depends on the others
+OF_THE_TENSOR = ("permuted", "profile", "rms")  # how stiff a weight is depends on the others
 # What `update_cpu.cpp` has to know of an arm, in the order in which it is passed.
 SETTINGS = (
     "base", "formula", "on_gradient", "power", "rms", "momentum", "match_rms", "weights", "reestimated", "scale_rule",
@@ -48,6 +49,7 @@ DEFINITIONS = "".join([
     definitions.numbers("stiffness", {
         "PER_BINADE": PER_BINADE, "SMALLEST_NORMAL": SMALLEST_NORMAL, "PER_RANGE": PER_RANGE, "KNEE": KNEE,
         "SLOPE": SLOPE, "FLOOR": FLOOR, "SMALLEST": SMALLEST, "LARGEST": LARGEST, "TINY": TINY,
+        "LEAST_RMS": LEAST_RMS,
     }),
 ])  # fmt: skip
 
@@ -73,7 +75,7 @@ def available(arm: Arm, p: Tensor, grid: WeightGrid) -> bool:
         return False
     one_scale = grid.options.get("granularity", "tensor") == "tensor"
     of_the_tensor = arm.stiffness in OF_THE_TENSOR and arm.base in RIEMANNIAN
-    taken = one_scale and not of_the_tensor and arm.schedule == "constant"
+    taken = one_scale and arm.stiffness != "row_rms" and not of_the_tensor and arm.schedule == "constant"
     return taken and kernels.load(SOURCE, DEFINITIONS) is None
 
 

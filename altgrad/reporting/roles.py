@@ -11,7 +11,7 @@ from altgrad.reporting.load import Study
 PLAIN_FORM = {base: "adamw" if base in ADAPTIVE else "sgd" for base in BASES}
 NULL_STIFFNESS = ("mean", "permuted")  # they carry no information about the weight
 FOREIGN_STIFFNESS = ("foreign",)
-PROFILE_STIFFNESS = ("profile",)  # functions of the weights' sizes, which look at no format
+PROFILE_STIFFNESS = ("profile", "rms", "row_rms")  # functions of the weights' sizes, which look at no format
 # Settings in which arms that are compared may differ without another being the cause: what an arm is tuned by.
 TUNED = ("lr", "plain_lr")
 # Settings that have nothing to do with the geometry, in which an arm and its plain arm should not differ.

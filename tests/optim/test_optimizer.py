@@ -157,6 +157,8 @@ RUNG = {"base": "rung", "weights": "grid", "rounding": "stochastic"}
         *(({"stiffness": "profile", **some}, "stiffness: profile and its knee and slope need each other$") for some in (
             {}, {"knee": 7}, {"slope": 1},
         )),
+        ({"stiffness": "rms"}, "one number per tensor, which normalise: rms takes out; set it to none"),
+        ({"stiffness": "rms", "normalise": "none", "match_rms": True}, "which match_rms takes out; set it to false"),
         ({"stiffness": "ulp", "slope": 1}, "its knee and slope need each other"),
         ({"knee": 7, "slope": 1}, "its knee and slope need each other"),
         ({"stiffness": "profile", "knee": -0.5, "slope": 1}, "^Arm: knee: input should be greater than or equal to 0"),
@@ -271,6 +273,11 @@ def test_the_loops_take_what_they_can():
     assert update_cpu.available(arm_named("stiff_permuted"), matrix, grid)
     for name in ("riemann", "riemann_sgd"):
         assert update_cpu.available(arm_named(name), matrix, grid)
-        for others in ({"stiffness": "permuted"}, {"stiffness": "profile", "knee": 7, "slope": 1}):
+        for others in (
+            {"stiffness": "permuted"}, {"stiffness": "profile", "knee": 7, "slope": 1},
+            {"stiffness": "rms", "normalise": "none"},
+        ):  # fmt: skip
             assert not update_cpu.available(arm_named(name, **others), matrix, grid)
     assert update_cpu.available(arm_named("profile"), matrix, grid)
+    assert update_cpu.available(arm_named("relative"), matrix, grid)
+    assert not update_cpu.available(arm_named("row_relative"), matrix, grid)

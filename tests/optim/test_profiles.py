@@ -135,3 +135,65 @@ def test_a_profile_is_that_of_the_tensor_whatever_has_a_scale(granularity):
         step([weight], optimizer, seed=0)
         found.append(weight.detach())
     assert torch.allclose(*found, rtol=1e-6, atol=1e-9)
+
+
+# --- relative steps ----------------------------------------------------------------------------------
+
+
+def uneven_rows() -> torch.Tensor:
+    """Return weights (24, 32), a row of which is of zeros and others of very different size."""
+    rows = normal_weights((24, 32))[0].detach() * torch.logspace(-2, 2, 24)[:, None]
+    rows[5] = 0.0
+    return rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rms_is_that_of_the_tensor_and_row_rms_that_of_each_row(dtype):
+    w = uneven_rows().to(dtype)
+    for formula, rms in (("rms", w.double().square().mean().sqrt()), ("row_rms", w.double().square().mean(1).sqrt())):
+        expected = torch.maximum(rms, torch.tensor(1e-3)).reshape(-1, 1).expand(24, 32)
+        found = stiffness(w, "E4M3", formula)
+        assert found.dtype == dtype and torch.allclose(found.double(), expected.double(), rtol=1e-6, atol=0)
+    assert torch.equal(stiffness(w.t(), "E4M3", "row_rms", dim=0), stiffness(w, "E4M3", "row_rms").t())
+
+
+@pytest.mark.parametrize("formula", ["rms", "row_rms"])
+@pytest.mark.parametrize("unit", [0.25, 2.0, 2.0**30])
+def test_in_another_unit_a_size_is_as_much_larger(formula, unit):
+    w = uneven_rows()[6:] * 4
+    found, scaled = (stiffness(t, "E4M3", formula) for t in (w, w * unit))
+    assert torch.equal(scaled, found * unit)
+
+
+@pytest.mark.parametrize("unit", [1.0, 30.0])
+def test_a_relative_step_is_adamws_times_the_size_of_the_tensor(way, unit):
+    arm = arm_named("relative", decay=0.0)
+    start = normal_weights((24, 32), std=0.02 * unit)[0].detach()
+    weights, optimizer = make(arm, weights=[torch.nn.Parameter(start.clone())])
+    step(weights, optimizer, seed=0)
+    rate = arm.lr * start.double().square().mean().sqrt().item()
+    expected = final(arm_named("adamw", lr=rate, decay=0.0), weights=[torch.nn.Parameter(start.clone())], steps=1)
+    assert torch.allclose(weights[0] - start, expected - start, rtol=1e-3, atol=1e-8 * unit)
+
+
+def test_relative_rows_move_by_the_same_share_and_a_row_of_zeros_moves():
+    start, arm = uneven_rows(), arm_named("row_relative", decay=0.0)
+    weights, optimizer = make(arm, weights=[torch.nn.Parameter(start.clone())])
+    step(weights, optimizer, seed=0)
+    moved = (weights[0].detach() - start).double().square().mean(1).sqrt()
+    share = moved / stiffness(start, "E4M3", "row_rms")[:, 0]
+    assert torch.allclose(share, share.median().expand_as(share), rtol=1e-3) and moved[5] > 0
+    assert moved.square().mean().sqrt().item() == pytest.approx(arm.lr, rel=1e-3)  # AdamW's first step is the sign
+
+
+def test_the_rows_of_a_transposed_weight_are_those_of_the_product():
+    arm, found = arm_named("row_relative"), []
+    for options in (OPTIONS, OPTIONS | {"dim": 0}):
+        start = uneven_rows()
+        weight = torch.nn.Parameter(start.t().contiguous() if "dim" in options else start)
+        optimizer = ArmOptimizer({weight: WeightGrid(get_format("E4M3"), options)}, [], arm)
+        gradient = torch.randn(24, 32, generator=torch.Generator().manual_seed(0))
+        weight.grad = gradient.t().contiguous() if "dim" in options else gradient
+        optimizer.step()
+        found.append(weight.detach().t() if "dim" in options else weight.detach())
+    assert torch.allclose(*found, rtol=1e-6, atol=1e-9)
