@@ -82,6 +82,11 @@ class Arm(Section):
     )
     weights: Literal["master", "grid"] = Field("master", description="float32, or representable values all the time")
     rounding: Literal["nearest", "stochastic"] = Field("nearest", description="weights: grid: of what is written back")
+    feedback: Literal["momentum"] | None = Field(
+        None,
+        description="weights: grid: the momentum makes up for what writing back rounded away, as in ECO (Nikdan et al. "
+        "2026); without it that is lost",
+    )
     grid_scale: Literal["fixed", "reestimated"] = Field(
         "reestimated",
         description="weights: grid: the scale of the initial weights; or halved or doubled when the largest weight has "
@@ -120,6 +125,12 @@ class Arm(Section):
             raise ValueError(f"base {base} has betas, no momentum")
         if self.weights == "master" and self.rounding != "nearest":
             raise ValueError("rounding is that of weights on the quantization grid; set weights: grid or remove it")
+        if self.feedback and self.weights != "grid":
+            raise ValueError("feedback is of rounding to the quantization grid; set weights: grid or remove it")
+        if self.feedback and (base not in PLAIN or self.stiffness is not None or self.match_rms):
+            raise ValueError("feedback: momentum is of adamw and sgd, without stiffness and match_rms; remove it")
+        if self.feedback and not (self.betas[0] if base == "adamw" else self.momentum):
+            raise ValueError("feedback: momentum needs one; set momentum, or with adamw the first of betas, above 0")
         return self
 
     @property
@@ -130,4 +141,5 @@ class Arm(Section):
     @property
     def has_adam_moments(self) -> bool:
         """Whether the arm's own moments are those of AdamW on the same gradients."""
-        return self.base == "rung" or (self.base == "adamw" and (self.stiffness is None or self.acts == "update"))
+        untouched = self.feedback is None and (self.stiffness is None or self.acts == "update")
+        return self.base == "rung" or (self.base == "adamw" and untouched)

@@ -7,6 +7,7 @@ too; a Python float would be compiled into the graph. On a CPU `update_cpu` does
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from altgrad.numerics import (
     scale_from_amax,
     uniform,
 )
+from altgrad.numerics.constants import MAX
 from altgrad.optim.stiffness import evaluate
 
 MADAM_CLIP = 10.0  # of g / sqrt(v), as in Bernstein's code; it holds back the first steps after a quiet time
@@ -31,7 +33,7 @@ MADAM_CLIP = 10.0  # of g / sqrt(v), as in Bernstein's code; it holds back the f
 GROWS_ABOVE, SHRINKS_BELOW = 1.0, 0.25
 
 # Places in the tensor of a step's numbers.
-LR, DECAY, BETA1, BETA2, UNBIAS1, UNBIAS2, EPS, MOMENTUM, MAX_RUNGS, EXPONENT = range(10)
+LR, DECAY, BETA1, BETA2, UNBIAS1, UNBIAS2, EPS, MOMENTUM, MAX_RUNGS, EXPONENT, UNBIAS_LATER = range(11)
 
 
 class GridTensors(NamedTuple):
@@ -87,9 +89,22 @@ def rule_of(arm: Arm, reference: bool) -> Rule:
             target = p * h[DECAY] - h[LR] * step
         if arm.base in RIEMANNIAN:
             _transport(arm, p, target, state, h, grid, factor)
-        p.copy_(target if arm.weights == "master" else _written_back(arm, target, grid))
+        written = target if arm.weights == "master" else _written_back(arm, target, grid)
+        if arm.feedback:
+            _feed_back(arm, target, written, state, h, grid)
+        p.copy_(written)
 
     return rule
+
+
+def unbias_later(beta: float, step: float) -> float:
+    """Return the mean of Adam's bias corrections of all steps after ``step``, weighted as a momentum fades.
+
+    That is ``(1 - beta) / beta`` times the sum over k from 1 of ``beta^k / (1 - beta^(step + k))``: as a series of the
+    powers of ``beta^(step + 1)``, which ends sooner the later the step.
+    """
+    terms = int(math.log(1e-9) / ((step + 1) * math.log(beta))) + 1 if beta else 1
+    return sum((1 - beta) * beta ** (j * (step + 1)) / (1 - beta ** (j + 1)) for j in range(terms))
 
 
 def adamw_direction(state: State, h: Tensor) -> Tensor:
@@ -195,6 +210,24 @@ def _written_back(arm: Arm, target: Tensor, grid: GridTensors) -> Tensor:
     if arm.rounding == "stochastic" and arm.base != "rung":
         return round_to_grid_stochastic(target * scale, grid.constants, uniform(target.shape, grid.stream)) / scale
     return round_to_grid(target * scale, grid.constants) / scale
+
+
+def _feed_back(arm: Arm, target: Tensor, written: Tensor, state: State, h: Tensor, grid: GridTensors) -> None:
+    """Have the momentum make up for what rounding took of ``target`` (ECO, Nikdan et al. 2026, arXiv:2601.22101).
+
+    What a momentum m still moves a weight by is ``-rate (beta + beta^2 + ...) m``, with ``rate`` that of this element:
+    ``w - rate beta / (1 - beta) m`` goes its way as if nothing had been rounded when m loses
+    ``(1 - beta) / (beta rate)`` times the error. What of a weight lies beyond the end of the grid is no error.
+    """
+    top = grid.constants[MAX] / _scale_of(grid.held.max(), grid)
+    error = torch.maximum(torch.minimum(target, top), -top) - written
+    if arm.base == "sgd":
+        m, beta, rate = state["momentum_buffer"], h[MOMENTUM], h[LR]
+    else:
+        m, beta = state["exp_avg"], h[BETA1]
+        rate = h[LR] * h[UNBIAS_LATER] / ((state["exp_avg_sq"] * h[UNBIAS2]).sqrt() + h[EPS])
+    lost = error * (1 - beta) / (beta * rate)
+    m.copy_(m - torch.where(lost.isfinite(), lost, 0.0))  # at a rate of zero nothing comes back
 
 
 def _rms(t: Tensor) -> Tensor:

@@ -26,8 +26,8 @@ def regime(arm: Arm) -> str:
 
 
 def is_plain(arm: Arm) -> bool:
-    """Whether the arm's updates ignore the format's quantization grid: AdamW or SGD without a stiffness."""
-    return arm["base"] in PLAIN and arm.get("stiffness") is None
+    """Whether the arm's updates ignore the format's quantization grid: AdamW or SGD, no stiffness, no feedback."""
+    return arm["base"] in PLAIN and arm.get("stiffness") is None and not arm.get("feedback")
 
 
 def is_null(arm: Arm) -> bool:
@@ -53,6 +53,8 @@ def kind(arm: Arm) -> str:
         return "null arm"
     if is_profile(arm):
         return "profile control"
+    if arm.get("feedback"):
+        return "error feedback"
     if arm.get("stiffness") in FOREIGN_STIFFNESS:
         return "foreign geometry"
     return "matched size" if arm.get("match_rms") else "geometry-aware"

@@ -47,7 +47,9 @@ def test_an_arm_keeps_the_moments_that_it_needs_and_no_others(reference, match_r
         assert (optimizer.adamw_direction(weights[0]) is not None) == bool(has_adams or more)
 
 
-@pytest.mark.parametrize("name", ["stiff_grad", "riemann", "madam", "stiff_sgd", "adamw", "stiff_update", "rung"])
+@pytest.mark.parametrize(
+    "name", ["stiff_grad", "riemann", "madam", "stiff_sgd", "adamw", "stiff_update", "rung", "eco"]
+)
 def test_the_direction_of_adamw_is_that_of_the_same_gradients(name):
     """Against the formula written out, after three steps."""
     arm = arm_named(name)
@@ -172,6 +174,13 @@ RUNG = {"base": "rung", "weights": "grid", "rounding": "stochastic"}
         ({**RUNG, "match_rms": True}, "match_rms has nothing to match"),
         ({**RUNG, "rounding": "nearest"}, "set rounding: stochastic"),
         ({"base": "madam", "momentum": 0.5}, "has betas, no momentum"),
+        ({"feedback": "momentum"}, "feedback is of rounding to the quantization grid; set weights: grid"),
+        *(({"feedback": "momentum", "weights": "grid", **other}, "is of adamw and sgd, without") for other in (
+            {"stiffness": "ulp"}, {"match_rms": True}, RUNG, {"base": "madam"},
+        )),
+        *(({"feedback": "momentum", "weights": "grid", **none}, "feedback: momentum needs one") for none in (
+            {"betas": (0.0, 0.9)}, {"base": "sgd"},
+        )),
         *(({name: "x"}, f"^Arm: {name}: input should be .*, not 'x'$") for name in (
             "acts", "normalise", "schedule", "weights", "rounding", "grid_scale",
         )),
@@ -190,6 +199,8 @@ def test_every_other_impossible_setting_is_refused(settings, words):
         {**RUNG, "max_rungs": 1}, {"stiffness": "foreign", "foreign": "E5M2", "acts": "gradient", "power": 2},
         {"stiffness": "profile", "knee": 0, "slope": 0}, {"stiffness": "profile", "knee": 62, "slope": 2},
         {"base": "madam", "match_rms": True}, {"weights": "grid", "rounding": "nearest", "grid_scale": "fixed"},
+        {"weights": "grid", "feedback": "momentum", "rounding": "stochastic"},
+        {"base": "sgd", "weights": "grid", "feedback": "momentum", "momentum": 0.5},
     ],
 )  # fmt: skip
 def test_the_limits_themselves_are_allowed(settings):

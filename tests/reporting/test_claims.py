@@ -101,6 +101,7 @@ def test_every_further_arm_raises_the_bar() -> None:
         (SGD | {"stiffness": "ulp"}, "sgd"), ({"base": "riemann_sgd", "stiffness": "ulp"}, "sgd"),
         ({"base": "rung", "weights": "grid", "rounding": "stochastic"}, "adamw_sr"),
         (STIFF | {"weights": "grid", "rounding": "nearest"}, "adamw_nearest"),
+        (ADAMW | {"weights": "grid", "rounding": "nearest", "feedback": "momentum"}, "adamw_nearest"),
         (SGD | {"stiffness": "ulp", "weights": "grid"}, None),
     ],
 )  # fmt: skip
