@@ -11,12 +11,13 @@ from altgrad.config.section import FormatSetting, Section
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 LearningRate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
-Base = Literal["adamw", "sgd", "riemann_adam", "riemann_sgd", "rung", "madam"]
+Base = Literal["adamw", "sgd", "riemann_adam", "riemann_sgd", "rung", "madam", "muon"]
 Formula = Literal["ulp", "mantissa", "smooth", "range", "mean", "permuted", "foreign", "profile", "rms", "row_rms"]
 Schedule = Literal["constant", "linear", "cosine"]
 
 BASES, FORMULAS, SCHEDULES = get_args(Base), get_args(Formula), get_args(Schedule)
-ADAPTIVE = ("adamw", "riemann_adam", "rung", "madam")  # what they leave plain is AdamW's, not SGD's
+ADAPTIVE = ("adamw", "riemann_adam", "rung", "madam", "muon")  # what they leave plain is AdamW's, not SGD's
+OWN_STEP = ("rung", "madam", "muon")  # they move quantized weights unlike plain ones even without a stiffness
 PLAIN = ("adamw", "sgd")  # without a stiffness they do not look at the quantization grid
 OWN_UNIT = ("rung", "madam")  # their learning rate is in rungs, or in log |w|
 RIEMANNIAN = ("riemann_adam", "riemann_sgd")
@@ -27,10 +28,12 @@ class Arm(Section):
 
     Bases: ``adamw`` (Loshchilov & Hutter, ICLR 2019), ``sgd``, ``riemann_adam`` and ``riemann_sgd`` (Becigneul & Ganea,
     ICLR 2019, as in geoopt) on `FormatManifold`, ``rung`` (moves whole rungs, stochastically rounded), ``madam``
-    (Bernstein et al., NeurIPS 2020: multiplicative). Decay is apart from the update, as Loshchilov and Hutter have it,
-    and from ``lr``, so that arms whose learning rates mean different things keep equal shares of their weights. With a
-    ``plain_lr`` of its own, embeddings and norms learn alike whatever is done to the weights, which makes arms
-    comparable.
+    (Bernstein et al., NeurIPS 2020: multiplicative), ``muon`` (Jordan et al. 2024: the momentum made orthogonal, at
+    the size of AdamW's updates as Liu et al. 2025 have it).
+
+    Decay is apart from the update, as Loshchilov and Hutter have it, and from ``lr``, so that arms whose learning rates
+    mean different things keep equal shares of their weights. With a ``plain_lr`` of its own, embeddings and norms learn
+    alike whatever is done to the weights, which makes arms comparable.
     """
 
     renamed: ClassVar[dict[str, str]] = {
@@ -58,7 +61,7 @@ class Arm(Section):
     plain_decay: Decay = Field(
         1.2e-3, description="the same of other matrices, such as embeddings; vectors do not decay"
     )
-    momentum: float = Field(0.0, ge=0, lt=1, description="of sgd and riemann_sgd")
+    momentum: float = Field(0.0, ge=0, lt=1, description="of sgd, riemann_sgd and muon, Nesterov's there")
     stiffness: Formula | None = Field(None, description="formula; without one the arm does not look at the spacing")
     acts: Literal["gradient", "update"] = Field("update", description="before the moments or after them")
     power: int = Field(1, ge=1, le=2, description="of the stiffness; 2 with sgd is gradient descent in rungs")
@@ -121,7 +124,7 @@ class Arm(Section):
             raise ValueError("base rung counts its steps in rungs; match_rms has nothing to match")
         if base == "rung" and self.rounding != "stochastic":
             raise ValueError("base rung rounds its steps stochastically; set rounding: stochastic")
-        if base not in ("sgd", "riemann_sgd") and self.momentum:
+        if base not in ("sgd", "riemann_sgd", "muon") and self.momentum:
             raise ValueError(f"base {base} has betas, no momentum")
         if self.weights == "master" and self.rounding != "nearest":
             raise ValueError("rounding is that of weights on the quantization grid; set weights: grid or remove it")
@@ -136,7 +139,7 @@ class Arm(Section):
     @property
     def looks_at_grid(self) -> bool:
         """Whether quantized weights are treated unlike others."""
-        return self.stiffness is not None or self.weights == "grid" or self.base in ("rung", "madam")
+        return self.stiffness is not None or self.weights == "grid" or self.base in OWN_STEP
 
     @property
     def has_adam_moments(self) -> bool:

@@ -27,6 +27,9 @@ from altgrad.numerics import (
 from altgrad.numerics.constants import MAX
 from altgrad.optim.stiffness import evaluate
 
+# Of Newton and Schulz's iteration in Muon, for singular values from 0 to 1: five steps take them to about 1.
+MUON_STEPS, MUON_COEFFICIENTS, MUON_EPS = 5, (3.4445, -4.7750, 2.0315), 1e-7
+MUON_RMS = 0.2  # of its update, which is AdamW's in training (Liu et al. 2025)
 MADAM_CLIP = 10.0  # of g / sqrt(v), as in Bernstein's code; it holds back the first steps after a quiet time
 # A grid whose amax changes by a factor of two keeps all its normal values; by any other factor, rounding to nearest
 # would multiply every weight by it. It shrinks late, so that it does not go to and fro.
@@ -61,7 +64,7 @@ Rule = Callable[[Tensor, Tensor, State, Tensor, GridTensors], None]
 def state_names(arm: Arm, reference: bool) -> tuple[str, ...]:
     """Return the float32 tensors of a weight's shape that ``arm`` keeps between steps."""
     own = {
-        "madam": ("exp_avg_sq",), "sgd": (), "riemann_sgd": (),
+        "madam": ("exp_avg_sq",), "sgd": (), "riemann_sgd": (), "muon": (),
     }.get(arm.base, ("exp_avg", "exp_avg_sq"))  # fmt: skip
     if arm.momentum:
         own = ("momentum_buffer",)
@@ -148,11 +151,13 @@ def _step(arm: Arm, p: Tensor, g: Tensor, state: State, h: Tensor, factor: Tenso
         g = factor.square() * g
     elif factor is not None and arm.acts == "gradient":
         g = power * g
-    if arm.base in ("sgd", "riemann_sgd"):
+    if arm.base in ("sgd", "riemann_sgd", "muon"):
         step = g
         if arm.momentum:
             step = state["momentum_buffer"]
             step.copy_(step * h[MOMENTUM] + g)
+        if arm.base == "muon":
+            step = _orthogonal(g + step * h[MOMENTUM])  # Nesterov's; of its size nothing is left
     elif arm.base == "riemann_adam":
         m, v = state["exp_avg"], state["exp_avg_sq"]
         m.copy_(m * h[BETA1] + g * (1 - h[BETA1]))
@@ -173,6 +178,20 @@ def _moments(m: Tensor, v: Tensor, g: Tensor, h: Tensor) -> None:
 
 def _adam(m: Tensor, v: Tensor, h: Tensor) -> Tensor:
     return m * h[UNBIAS1] / ((v * h[UNBIAS2]).sqrt() + h[EPS])
+
+
+def _orthogonal(m: Tensor) -> Tensor:
+    """Return ``m`` (out, in) with its singular values taken to about 1, times what gives it AdamW's root mean square.
+
+    Muon (Jordan et al. 2024) with the scale of Liu et al. 2025 (arXiv:2502.16982), in float32; theirs is in bfloat16.
+    """
+    a, b, c = MUON_COEFFICIENTS
+    tall = m.shape[0] > m.shape[1]
+    x = (m.mT if tall else m) / m.norm().clamp_min(MUON_EPS)
+    for _ in range(MUON_STEPS):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    return (x.mT if tall else x) * (MUON_RMS * max(m.shape) ** 0.5)
 
 
 def _transport(arm: Arm, p: Tensor, target: Tensor, state: State, h: Tensor, grid: GridTensors, factor: Tensor) -> None:

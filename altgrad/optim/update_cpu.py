@@ -1,8 +1,8 @@
 """The CPU's own loops for a step of an arm, `update_cpu.cpp`: what `update` does, twice as fast.
 
-They take every arm but five things: weights with more than one scale, a stiffness of rows, one on a schedule, a first
-moment carried along a metric that is more than a function of each weight, and rounding that is fed back. For those, on
-other devices and without a C++ compiler there are the rules.
+They take every arm but six things: weights with more than one scale, a stiffness of rows, one on a schedule, a first
+moment carried along a metric that is more than a function of each weight, rounding that is fed back, and Muon's matrix
+products. For those, on other devices and without a C++ compiler there are the rules.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def available(arm: Arm, p: Tensor, grid: WeightGrid) -> bool:
     one_scale = grid.options.get("granularity", "tensor") == "tensor"
     of_the_tensor = arm.stiffness in OF_THE_TENSOR and arm.base in RIEMANNIAN
     taken = one_scale and arm.stiffness != "row_rms" and not of_the_tensor and arm.schedule == "constant"
-    taken = taken and arm.feedback is None
+    taken = taken and arm.feedback is None and arm.base != "muon"
     return taken and kernels.load(SOURCE, DEFINITIONS) is None
 
 

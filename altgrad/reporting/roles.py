@@ -55,6 +55,8 @@ def kind(arm: Arm) -> str:
         return "profile control"
     if arm.get("feedback"):
         return "error feedback"
+    if arm["base"] == "muon" and arm.get("stiffness") is None:
+        return "other base"
     if arm.get("stiffness") in FOREIGN_STIFFNESS:
         return "foreign geometry"
     return "matched size" if arm.get("match_rms") else "geometry-aware"

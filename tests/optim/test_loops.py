@@ -15,7 +15,7 @@ RAW = {f"{formula}_raw": ("stiff_update", {"stiffness": formula, "normalise": "n
 PROFILES = {f"profile_{knee}_{slope}": ("profile", {"knee": knee, "slope": slope, **more}) for knee, slope, more in (
     (0, 1.0, {}), (3.5, 2.0, {}), (62, 0.5, {}), (7, 0.0, {}), (7, 0.75, {"normalise": "none", "lr": 0.03}),
 )}  # fmt: skip
-BY_RULES = ("row_relative", "eco")  # arms that the loops leave to the rules
+BY_RULES = ("row_relative", "eco", "muon")  # arms that the loops leave to the rules
 BY_LOOPS = [name for name in ARMS if name not in ("adamw", "sgd", *BY_RULES)]
 CASES = FORMULAS | RAW | PROFILES | {name: (name, {}) for name in BY_LOOPS} | {
     "profile_on_grid": ("stiff_update_sr", {"stiffness": "profile", "knee": 7, "slope": 1.0}),
@@ -124,8 +124,8 @@ def threads(request):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"base": "nesterov", "weights": "grid"}, "update_cpu.cpp has no base of number 6"),
-        ({"base": "nesterov", "stiffness": "ulp"}, "update_cpu.cpp has no base of number 6"),
+        ({"base": "nesterov", "weights": "grid"}, "update_cpu.cpp has no base of number 7"),
+        ({"base": "nesterov", "stiffness": "ulp"}, "update_cpu.cpp has no base of number 7"),
         ({"stiffness": "cubic"}, "update_cpu.cpp has no stiffness of number 11"),
         ({"stiffness": "cubic", "normalise": "none"}, "update_cpu.cpp has no stiffness of number 11"),
     ],
@@ -155,8 +155,8 @@ def test_every_setting_and_number_of_an_arm_has_its_name_in_cpp():
     """As `definitions.h` has them: a base that moved in Python's list moves there too."""
     text = update_cpu.DEFINITIONS
     assert (
-        "namespace altgrad::base {\nenum Name : int { kAdamw, kSgd, kRiemannAdam, kRiemannSgd, kRung, kMadam };" in text
-    )
+        "namespace altgrad::base {\nenum Name : int { kAdamw, kSgd, kRiemannAdam, kRiemannSgd, kRung, kMadam, kMuon };"
+    ) in text
     assert (
         "enum Name : int { kNone, kUlp, kMantissa, kSmooth, kRange, kMean, kPermuted, kForeign, kProfile, kRms, "
         "kRowRms };"

@@ -48,7 +48,7 @@ def test_an_arm_keeps_the_moments_that_it_needs_and_no_others(reference, match_r
 
 
 @pytest.mark.parametrize(
-    "name", ["stiff_grad", "riemann", "madam", "stiff_sgd", "adamw", "stiff_update", "rung", "eco"]
+    "name", ["stiff_grad", "riemann", "madam", "stiff_sgd", "adamw", "stiff_update", "rung", "eco", "muon"]
 )
 def test_the_direction_of_adamw_is_that_of_the_same_gradients(name):
     """Against the formula written out, after three steps."""

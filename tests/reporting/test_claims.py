@@ -98,6 +98,7 @@ def test_every_further_arm_raises_the_bar() -> None:
     [
         (STIFF | {"stiffness": "profile", "knee": 7.0, "slope": 1.0}, "adamw"),
         (STIFF, "adamw"), ({"base": "riemann_adam", "stiffness": "ulp"}, "adamw"), ({"base": "madam"}, "adamw"),
+        ({"base": "muon"}, "adamw"),
         (SGD | {"stiffness": "ulp"}, "sgd"), ({"base": "riemann_sgd", "stiffness": "ulp"}, "sgd"),
         ({"base": "rung", "weights": "grid", "rounding": "stochastic"}, "adamw_sr"),
         (STIFF | {"weights": "grid", "rounding": "nearest"}, "adamw_nearest"),
@@ -160,6 +161,14 @@ def test_a_foreign_geometry_is_a_question_and_no_null_arm() -> None:
     assert kinds == {"stiff": "geometry-aware", "shuffled": "null arm", "foreign": "foreign geometry",
                      "matched": "matched size", "elsewhere": "null arm", "profile": "profile control",
                      "profile_matched": "profile control"}  # fmt: skip
+
+
+def test_a_plain_arm_is_one_that_others_are_held_against() -> None:
+    grid = ADAMW | {"weights": "grid"}
+    kinds = {"plain": grid, "error feedback": grid | {"feedback": "momentum"}, "other base": {"base": "muon"}}
+    assert {words: roles.kind(arm) for words, arm in kinds.items()} == {words: words for words in kinds}
+    assert roles.kind({"base": "muon", "stiffness": "ulp"}) == "geometry-aware"
+    assert [roles.is_plain(arm) for arm in kinds.values()] == [True, False, False]
 
 
 def test_what_a_control_gains_is_never_a_finding() -> None:

@@ -21,7 +21,7 @@ from tests.training.conftest import VOCABULARY, interruption, make_cell
 
 ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "grid"]
 # They differ from others in what a step is, which tests/optim holds: their whole runs are not for every day.
-STEP_ALONE = ("profile", "relative", "row_relative")
+STEP_ALONE = ("profile", "relative", "row_relative", "muon")
 WHOLE_RUNS = [pytest.param(name, marks=pytest.mark.slow) if name in STEP_ALONE else name for name in ARMS]
 CHECKPOINT = "step-00000012.safetensors"
 
