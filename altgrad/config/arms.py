@@ -11,12 +11,13 @@ from altgrad.config.section import FormatSetting, Section
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 LearningRate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
-Base = Literal["adamw", "sgd", "riemann_adam", "riemann_sgd", "rung", "madam"]
-Formula = Literal["ulp", "mantissa", "smooth", "range", "mean", "permuted", "foreign"]
+Base = Literal["adamw", "sgd", "riemann_adam", "riemann_sgd", "rung", "madam", "muon"]
+Formula = Literal["ulp", "mantissa", "smooth", "range", "mean", "permuted", "foreign", "profile", "rms", "row_rms"]
 Schedule = Literal["constant", "linear", "cosine"]
 
 BASES, FORMULAS, SCHEDULES = get_args(Base), get_args(Formula), get_args(Schedule)
-ADAPTIVE = ("adamw", "riemann_adam", "rung", "madam")  # what they leave plain is AdamW's, not SGD's
+ADAPTIVE = ("adamw", "riemann_adam", "rung", "madam", "muon")  # what they leave plain is AdamW's, not SGD's
+OWN_STEP = ("rung", "madam", "muon")  # they move quantized weights unlike plain ones even without a stiffness
 PLAIN = ("adamw", "sgd")  # without a stiffness they do not look at the quantization grid
 OWN_UNIT = ("rung", "madam")  # their learning rate is in rungs, or in log |w|
 RIEMANNIAN = ("riemann_adam", "riemann_sgd")
@@ -27,10 +28,12 @@ class Arm(Section):
 
     Bases: ``adamw`` (Loshchilov & Hutter, ICLR 2019), ``sgd``, ``riemann_adam`` and ``riemann_sgd`` (Becigneul & Ganea,
     ICLR 2019, as in geoopt) on `FormatManifold`, ``rung`` (moves whole rungs, stochastically rounded), ``madam``
-    (Bernstein et al., NeurIPS 2020: multiplicative). Decay is apart from the update, as Loshchilov and Hutter have it,
-    and from ``lr``, so that arms whose learning rates mean different things keep equal shares of their weights. With a
-    ``plain_lr`` of its own, embeddings and norms learn alike whatever is done to the weights, which makes arms
-    comparable.
+    (Bernstein et al., NeurIPS 2020: multiplicative), ``muon`` (Jordan et al. 2024: the momentum made orthogonal, at
+    the size of AdamW's updates as Liu et al. 2025 have it).
+
+    Decay is apart from the update, as Loshchilov and Hutter have it, and from ``lr``, so that arms whose learning rates
+    mean different things keep equal shares of their weights. With a ``plain_lr`` of its own, embeddings and norms learn
+    alike whatever is done to the weights, which makes arms comparable.
     """
 
     renamed: ClassVar[dict[str, str]] = {
@@ -58,7 +61,7 @@ class Arm(Section):
     plain_decay: Decay = Field(
         1.2e-3, description="the same of other matrices, such as embeddings; vectors do not decay"
     )
-    momentum: float = Field(0.0, ge=0, lt=1, description="of sgd and riemann_sgd")
+    momentum: float = Field(0.0, ge=0, lt=1, description="of sgd, riemann_sgd and muon, Nesterov's there")
     stiffness: Formula | None = Field(None, description="formula; without one the arm does not look at the spacing")
     acts: Literal["gradient", "update"] = Field("update", description="before the moments or after them")
     power: int = Field(1, ge=1, le=2, description="of the stiffness; 2 with sgd is gradient descent in rungs")
@@ -66,6 +69,12 @@ class Arm(Section):
         "rms", description="what the stiffness of a tensor is divided by: its root mean square, or nothing"
     )
     foreign: FormatSetting | None = Field(None, description="the other format of stiffness: foreign")
+    knee: float | None = Field(
+        None, ge=0, le=62, description="stiffness: profile: where it levels off, in binades below the largest weight"
+    )
+    slope: float | None = Field(
+        None, ge=0, le=2, description="stiffness: profile: the power of a weight's size that it follows above its knee"
+    )
     schedule: Schedule = Field(
         "constant",
         description="of the exponent a of S^a over the run: 1 throughout, or from 1 to 0, where the arm has become its "
@@ -76,6 +85,11 @@ class Arm(Section):
     )
     weights: Literal["master", "grid"] = Field("master", description="float32, or representable values all the time")
     rounding: Literal["nearest", "stochastic"] = Field("nearest", description="weights: grid: of what is written back")
+    feedback: Literal["momentum"] | None = Field(
+        None,
+        description="weights: grid: the momentum makes up for what writing back rounded away, as in ECO (Nikdan et al. "
+        "2026); without it that is lost",
+    )
     grid_scale: Literal["fixed", "reestimated"] = Field(
         "reestimated",
         description="weights: grid: the scale of the initial weights; or halved or doubled when the largest weight has "
@@ -88,6 +102,11 @@ class Arm(Section):
         base = self.base
         if (self.stiffness == "foreign") != (self.foreign is not None):
             raise ValueError("stiffness: foreign and foreign: FORMAT need each other")
+        if {self.knee is not None, self.slope is not None} != {self.stiffness == "profile"}:
+            raise ValueError("stiffness: profile and its knee and slope need each other")
+        if self.stiffness == "rms" and (self.normalise == "rms" or self.match_rms):
+            setting, off = ("match_rms", "false") if self.match_rms else ("normalise: rms", "none")
+            raise ValueError(f"stiffness: rms is one number per tensor, which {setting} takes out; set it to {off}")
         if self.stiffness is None or base in RIEMANNIAN:
             for name in ("acts", "power"):
                 if name in self.changed():
@@ -105,18 +124,25 @@ class Arm(Section):
             raise ValueError("base rung counts its steps in rungs; match_rms has nothing to match")
         if base == "rung" and self.rounding != "stochastic":
             raise ValueError("base rung rounds its steps stochastically; set rounding: stochastic")
-        if base not in ("sgd", "riemann_sgd") and self.momentum:
+        if base not in ("sgd", "riemann_sgd", "muon") and self.momentum:
             raise ValueError(f"base {base} has betas, no momentum")
         if self.weights == "master" and self.rounding != "nearest":
             raise ValueError("rounding is that of weights on the quantization grid; set weights: grid or remove it")
+        if self.feedback and self.weights != "grid":
+            raise ValueError("feedback is of rounding to the quantization grid; set weights: grid or remove it")
+        if self.feedback and (base not in PLAIN or self.stiffness is not None or self.match_rms):
+            raise ValueError("feedback: momentum is of adamw and sgd, without stiffness and match_rms; remove it")
+        if self.feedback and not (self.betas[0] if base == "adamw" else self.momentum):
+            raise ValueError("feedback: momentum needs one; set momentum, or with adamw the first of betas, above 0")
         return self
 
     @property
     def looks_at_grid(self) -> bool:
         """Whether quantized weights are treated unlike others."""
-        return self.stiffness is not None or self.weights == "grid" or self.base in ("rung", "madam")
+        return self.stiffness is not None or self.weights == "grid" or self.base in OWN_STEP
 
     @property
     def has_adam_moments(self) -> bool:
         """Whether the arm's own moments are those of AdamW on the same gradients."""
-        return self.base == "rung" or (self.base == "adamw" and (self.stiffness is None or self.acts == "update"))
+        untouched = self.feedback is None and (self.stiffness is None or self.acts == "update")
+        return self.base == "rung" or (self.base == "adamw" and untouched)

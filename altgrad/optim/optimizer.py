@@ -180,7 +180,7 @@ class ArmOptimizer(torch.optim.Optimizer):
 
     def _numbers(self, group: dict[str, Any], step: float, refinement: int, device: torch.device) -> Tensor:
         beta1, beta2 = group["betas"]
-        arm, numbers = self.arm, [0.0] * 10
+        arm, numbers = self.arm, [0.0] * 11
         per_rung = refinement if arm.base == "rung" else 1  # its settings count the format's own rungs
         numbers[update.LR] = group["lr"] * per_rung
         numbers[update.DECAY] = _kept(group)
@@ -188,6 +188,7 @@ class ArmOptimizer(torch.optim.Optimizer):
         numbers[update.UNBIAS1], numbers[update.UNBIAS2] = 1 / (1 - beta1**step), 1 / (1 - beta2**step)
         numbers[update.EPS], numbers[update.MOMENTUM] = group["eps"], group["momentum"]
         numbers[update.MAX_RUNGS] = arm.max_rungs * per_rung
+        numbers[update.UNBIAS_LATER] = update.unbias_later(beta1, step) if arm.feedback else 0.0
         numbers[update.EXPONENT] = exponent(arm.schedule, min(1.0, (step - 1) / max(1, self.steps - 1)))
         return torch.tensor(numbers, dtype=torch.float32, device=device)
 
@@ -207,7 +208,8 @@ class ArmOptimizer(torch.optim.Optimizer):
     def _stiffness_of(self, grid: WeightGrid, device: torch.device) -> Stiffness | None:
         if self.arm.stiffness is None:
             return None
-        return Stiffness(grid.format, self.arm.stiffness, self.arm.foreign).to(device)
+        arm = self.arm
+        return Stiffness(grid.format, arm.stiffness, arm.foreign, knee=arm.knee, slope=arm.slope).to(device)
 
     @torch.no_grad()
     def _put_on_grid(self) -> None:

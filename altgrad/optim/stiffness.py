@@ -21,7 +21,14 @@ from altgrad.numerics.rounding import SUCCESSOR
 # cross zero. Only `mantissa` gets there: the others end where the subnormal numbers begin.
 FLOOR = 2.0**-24
 
-PER_BINADE, SMALLEST_NORMAL, PER_RANGE = range(3)  # places in a format's numbers: 2^-M, and so on
+LEAST_RMS = 1e-3  # Adafactor's second epsilon: weights of zero have to move
+
+# Of what a root mean square is taken of, so that float32 holds its square.
+SMALLEST, LARGEST = 2.0**-62, 2.0**62
+TINY = 2.0**-126  # the smallest normal float32 number, for a tensor of zeros
+
+# Places in the numbers of a format and a formula: 2^-M, and so on; KNEE is 2^-knee.
+PER_BINADE, SMALLEST_NORMAL, PER_RANGE, KNEE, SLOPE = range(5)
 
 
 def stiffness(
@@ -31,9 +38,12 @@ def stiffness(
     *,
     scale: Tensor | None = None,
     foreign: str | Format | None = None,
+    knee: float | None = None,
+    slope: float | None = None,
     seed: int = 0,
+    dim: int = -1,
 ) -> Tensor:
-    """Return the stiffness of each weight, in the weight's own unit.
+    """Return the stiffness of each weight, in the weight's own unit; that of `profile`, in the unit's power ``slope``.
 
     ========== ==============================================================================================
     ulp        ``ulp(w s) / s``: the spacing of the quantization grid at w, of the smallest binade at and around 0
@@ -43,6 +53,9 @@ def stiffness(
     mean       the mean of `ulp` over the tensor: a control, no geometry
     permuted   `ulp`, shuffled within the tensor: a control with the same histogram
     foreign    `ulp` of another format at its own scale: a control with another geometry
+    profile    ``(w^2 + w0^2)^(slope / 2)``, ``w0 = 2^-knee max |w|``: a control that looks at no format
+    rms        ``max(RMS(w), 1e-3)`` of the tensor, Adafactor's parameter scaling: a control, relative steps
+    row_rms    `rms` of each output row
     ========== ==============================================================================================
 
     Args:
@@ -51,20 +64,26 @@ def stiffness(
         formula: one of the above.
         scale: of the weight, broadcastable, by default that of its amax; of `foreign` always that of the amax.
         foreign: the other format of `foreign`.
+        knee: of `profile`, in binades below the tensor's largest weight, 0 to 62.
+        slope: of `profile`, 0 to 2: at 0 it is the same for every weight, at 1 in proportion to the weight. `smooth` is
+            the profile of slope 1 with a knee where the format's subnormal numbers begin, but for a constant factor.
         seed: of the shuffle.
+        dim: along which a product sums, so that an output row of `row_rms` lies along it.
 
     Returns:
         Positive, the shape and dtype of ``weight``.
 
     Raises:
-        ValueError: an unknown formula, or one of `foreign` and its format without the other.
+        ValueError: an unknown formula, or one of `foreign` or `profile` and its settings without the other.
+
+    Source of `rms`: Shazeer & Stern 2018 (arXiv:1804.04235), section 8. LAMB's trust ratio (You et al. 2020) is akin.
     """
-    made = Stiffness(get_format(fmt), formula, foreign)
+    made = Stiffness(get_format(fmt), formula, foreign, knee=knee, slope=slope)
     made.to(weight.device)
     if scale is None:
         scale = made.own_scale(weight)
     order = permutation(weight.numel(), seed, 0).to(weight.device) if formula == "permuted" else None
-    return made(weight.detach(), scale, order)
+    return made(weight.detach(), scale, order, dim)
 
 
 def exponent(schedule: str, progress: float) -> float:
@@ -77,23 +96,30 @@ def exponent(schedule: str, progress: float) -> float:
 
 
 class Stiffness:
-    """`stiffness` of one format and formula, with the numbers of the format in tensors for compiled graphs."""
+    """`stiffness` of one format and formula, with the numbers of both in tensors for compiled graphs."""
 
-    def __init__(self, fmt: Format, formula: str, foreign: str | Format | None = None) -> None:
+    def __init__(
+        self, fmt: Format, formula: str, foreign: str | Format | None = None, *,
+        knee: float | None = None, slope: float | None = None,
+    ) -> None:  # fmt: skip
         if formula not in FORMULAS:
             raise ValueError(f"formula: expected one of {', '.join(FORMULAS)}, got {formula!r}")
         if (formula == "foreign") != (foreign is not None):
             raise ValueError("foreign: needed by the formula of that name, and by no other")
+        if {knee is not None, slope is not None} != {formula == "profile"}:
+            raise ValueError("knee and slope: needed by the formula profile, and by no other")
         foreign = None if foreign is None else get_format(foreign)
         self.format, self.formula = fmt, formula
         # E0My has the values of E1M(y-1), one scale apart; as such both have the same stiffness throughout.
         bits = fmt.mantissa_bits - (fmt.exponent_bits == 0)
         binades = math.log2(fmt.max / fmt.smallest)
         self.constants = format_constants(foreign or fmt)
-        numbers = [0.0] * 3
+        numbers = [0.0] * 5
         numbers[PER_BINADE] = 2.0**-bits
         numbers[SMALLEST_NORMAL] = 2.0**bits * float(self.constants[SPACING])
         numbers[PER_RANGE] = 1 / binades
+        if knee is not None and slope is not None:
+            numbers[KNEE], numbers[SLOPE] = 2.0**-knee, slope
         self.numbers = torch.tensor(numbers)
 
     def to(self, device: torch.device) -> Stiffness:
@@ -105,13 +131,13 @@ class Stiffness:
         """Return the scale that the amax of ``weight`` gives."""
         return operand_scale(weight, self.constants)
 
-    def __call__(self, weight: Tensor, scale: Tensor, order: Tensor | None = None) -> Tensor:
-        """Return the stiffness; ``order`` is the shuffle of `permuted`."""
-        return evaluate(self.formula, weight, scale, self.constants, self.numbers, order)
+    def __call__(self, weight: Tensor, scale: Tensor, order: Tensor | None = None, dim: int = -1) -> Tensor:
+        """Return the stiffness; ``order`` is the shuffle of `permuted`, ``dim`` where the rows of `row_rms` lie."""
+        return evaluate(self.formula, weight, scale, self.constants, self.numbers, order, dim)
 
 
 def evaluate(
-    formula: str, weight: Tensor, scale: Tensor, constants: Tensor, numbers: Tensor, order: Tensor | None
+    formula: str, weight: Tensor, scale: Tensor, constants: Tensor, numbers: Tensor, order: Tensor | None, dim: int
 ) -> Tensor:
     """`Stiffness.__call__` of tensors, to be compiled once for every format."""
     if formula == "mantissa":
@@ -120,6 +146,12 @@ def evaluate(
     if formula == "smooth":
         w0 = numbers[SMALLEST_NORMAL] / scale
         return torch.hypot(weight, w0) * numbers[PER_BINADE]  # which squares nothing that underflows
+    if formula == "profile":
+        return _profile(weight, numbers[KNEE], numbers[SLOPE])
+    if formula in ("rms", "row_rms"):
+        squares = weight.square()
+        mean = squares.mean(dtype=torch.float64) if formula == "rms" else squares.mean(dim, True, dtype=torch.float64)
+        return mean.sqrt().clamp_min(LEAST_RMS).to(weight.dtype).expand_as(weight)
     if formula == "foreign":
         scale = operand_scale(weight, constants)
     found = _spacing(weight * scale, constants) / scale
@@ -130,6 +162,16 @@ def evaluate(
     if formula == "permuted":
         return found.flatten()[order].view_as(found)
     return found
+
+
+def _profile(weight: Tensor, knee: Tensor, slope: Tensor) -> Tensor:
+    """Return the power of weights over the largest, which leaves no range, times that of the largest, which is bounded.
+
+    So its root mean square can be taken whatever the weights' unit is.
+    """
+    largest = weight.abs().amax()
+    share = torch.where(largest > 0, weight / largest.clamp_min(TINY), 1.0)
+    return torch.hypot(share, knee).pow(slope) * largest.pow(slope).clamp(SMALLEST, LARGEST)
 
 
 def _spacing(x: Tensor, constants: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ too; a Python float would be compiled into the graph. On a CPU `update_cpu` does
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,15 +24,19 @@ from altgrad.numerics import (
     scale_from_amax,
     uniform,
 )
+from altgrad.numerics.constants import MAX
 from altgrad.optim.stiffness import evaluate
 
+# Of Newton and Schulz's iteration in Muon, for singular values from 0 to 1: five steps take them to about 1.
+MUON_STEPS, MUON_COEFFICIENTS, MUON_EPS = 5, (3.4445, -4.7750, 2.0315), 1e-7
+MUON_RMS = 0.2  # of its update, which is AdamW's in training (Liu et al. 2025)
 MADAM_CLIP = 10.0  # of g / sqrt(v), as in Bernstein's code; it holds back the first steps after a quiet time
 # A grid whose amax changes by a factor of two keeps all its normal values; by any other factor, rounding to nearest
 # would multiply every weight by it. It shrinks late, so that it does not go to and fro.
 GROWS_ABOVE, SHRINKS_BELOW = 1.0, 0.25
 
 # Places in the tensor of a step's numbers.
-LR, DECAY, BETA1, BETA2, UNBIAS1, UNBIAS2, EPS, MOMENTUM, MAX_RUNGS, EXPONENT = range(10)
+LR, DECAY, BETA1, BETA2, UNBIAS1, UNBIAS2, EPS, MOMENTUM, MAX_RUNGS, EXPONENT, UNBIAS_LATER = range(11)
 
 
 class GridTensors(NamedTuple):
@@ -59,7 +64,7 @@ Rule = Callable[[Tensor, Tensor, State, Tensor, GridTensors], None]
 def state_names(arm: Arm, reference: bool) -> tuple[str, ...]:
     """Return the float32 tensors of a weight's shape that ``arm`` keeps between steps."""
     own = {
-        "madam": ("exp_avg_sq",), "sgd": (), "riemann_sgd": (),
+        "madam": ("exp_avg_sq",), "sgd": (), "riemann_sgd": (), "muon": (),
     }.get(arm.base, ("exp_avg", "exp_avg_sq"))  # fmt: skip
     if arm.momentum:
         own = ("momentum_buffer",)
@@ -87,9 +92,22 @@ def rule_of(arm: Arm, reference: bool) -> Rule:
             target = p * h[DECAY] - h[LR] * step
         if arm.base in RIEMANNIAN:
             _transport(arm, p, target, state, h, grid, factor)
-        p.copy_(target if arm.weights == "master" else _written_back(arm, target, grid))
+        written = target if arm.weights == "master" else _written_back(arm, target, grid)
+        if arm.feedback:
+            _feed_back(arm, target, written, state, h, grid)
+        p.copy_(written)
 
     return rule
+
+
+def unbias_later(beta: float, step: float) -> float:
+    """Return the mean of Adam's bias corrections of all steps after ``step``, weighted as a momentum fades.
+
+    That is ``(1 - beta) / beta`` times the sum over k from 1 of ``beta^k / (1 - beta^(step + k))``: as a series of the
+    powers of ``beta^(step + 1)``, which ends sooner the later the step.
+    """
+    terms = int(math.log(1e-9) / ((step + 1) * math.log(beta))) + 1 if beta else 1
+    return sum((1 - beta) * beta ** (j * (step + 1)) / (1 - beta ** (j + 1)) for j in range(terms))
 
 
 def adamw_direction(state: State, h: Tensor) -> Tensor:
@@ -112,7 +130,8 @@ def _factor(arm: Arm, p: Tensor, h: Tensor, grid: GridTensors, at: Tensor | None
     scale = operand_scale(p, grid.constants, grid.remembered, **grid.options)
 
     def of(t: Tensor) -> Tensor:
-        found = evaluate(arm.stiffness, t, scale, grid.stiff_constants, grid.numbers, grid.order)
+        dim = grid.options.get("dim", -1)
+        found = evaluate(arm.stiffness, t, scale, grid.stiff_constants, grid.numbers, grid.order, dim)
         return found if arm.schedule == "constant" else found.pow(h[EXPONENT])
 
     found = of(p)
@@ -132,11 +151,13 @@ def _step(arm: Arm, p: Tensor, g: Tensor, state: State, h: Tensor, factor: Tenso
         g = factor.square() * g
     elif factor is not None and arm.acts == "gradient":
         g = power * g
-    if arm.base in ("sgd", "riemann_sgd"):
+    if arm.base in ("sgd", "riemann_sgd", "muon"):
         step = g
         if arm.momentum:
             step = state["momentum_buffer"]
             step.copy_(step * h[MOMENTUM] + g)
+        if arm.base == "muon":
+            step = _orthogonal(g + step * h[MOMENTUM])  # Nesterov's; of its size nothing is left
     elif arm.base == "riemann_adam":
         m, v = state["exp_avg"], state["exp_avg_sq"]
         m.copy_(m * h[BETA1] + g * (1 - h[BETA1]))
@@ -157,6 +178,20 @@ def _moments(m: Tensor, v: Tensor, g: Tensor, h: Tensor) -> None:
 
 def _adam(m: Tensor, v: Tensor, h: Tensor) -> Tensor:
     return m * h[UNBIAS1] / ((v * h[UNBIAS2]).sqrt() + h[EPS])
+
+
+def _orthogonal(m: Tensor) -> Tensor:
+    """Return ``m`` (out, in) with its singular values taken to about 1, times what gives it AdamW's root mean square.
+
+    Muon (Jordan et al. 2024) with the scale of Liu et al. 2025 (arXiv:2502.16982), in float32; theirs is in bfloat16.
+    """
+    a, b, c = MUON_COEFFICIENTS
+    tall = m.shape[0] > m.shape[1]
+    x = (m.mT if tall else m) / m.norm().clamp_min(MUON_EPS)
+    for _ in range(MUON_STEPS):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    return (x.mT if tall else x) * (MUON_RMS * max(m.shape) ** 0.5)
 
 
 def _transport(arm: Arm, p: Tensor, target: Tensor, state: State, h: Tensor, grid: GridTensors, factor: Tensor) -> None:
@@ -194,6 +229,24 @@ def _written_back(arm: Arm, target: Tensor, grid: GridTensors) -> Tensor:
     if arm.rounding == "stochastic" and arm.base != "rung":
         return round_to_grid_stochastic(target * scale, grid.constants, uniform(target.shape, grid.stream)) / scale
     return round_to_grid(target * scale, grid.constants) / scale
+
+
+def _feed_back(arm: Arm, target: Tensor, written: Tensor, state: State, h: Tensor, grid: GridTensors) -> None:
+    """Have the momentum make up for what rounding took of ``target`` (ECO, Nikdan et al. 2026, arXiv:2601.22101).
+
+    What a momentum m still moves a weight by is ``-rate (beta + beta^2 + ...) m``, with ``rate`` that of this element:
+    ``w - rate beta / (1 - beta) m`` goes its way as if nothing had been rounded when m loses
+    ``(1 - beta) / (beta rate)`` times the error. What of a weight lies beyond the end of the grid is no error.
+    """
+    top = grid.constants[MAX] / _scale_of(grid.held.max(), grid)
+    error = torch.maximum(torch.minimum(target, top), -top) - written
+    if arm.base == "sgd":
+        m, beta, rate = state["momentum_buffer"], h[MOMENTUM], h[LR]
+    else:
+        m, beta = state["exp_avg"], h[BETA1]
+        rate = h[LR] * h[UNBIAS_LATER] / ((state["exp_avg_sq"] * h[UNBIAS2]).sqrt() + h[EPS])
+    lost = error * (1 - beta) / (beta * rate)
+    m.copy_(m - torch.where(lost.isfinite(), lost, 0.0))  # at a rate of zero nothing comes back
 
 
 def _rms(t: Tensor) -> Tensor:

@@ -71,6 +71,11 @@ float with_sign_of(float magnitude, float x) {
 }
 float power_of_two_below(float x) { return std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0x7f800000u); }
 float inverse(float power) { return std::bit_cast<float>(0x7f000000u - std::bit_cast<uint32_t>(power)); }  // exact
+// Of two numbers that are not negative, one of them above zero; squares nothing that leaves the range.
+float hypotenuse(float a, float b) {
+  const float large = std::max(a, b), ratio = std::min(a, b) / large;
+  return large * std::sqrt(1.0f + ratio * ratio);
+}
 int32_t exponent_of(float power) { return static_cast<int32_t>(std::bit_cast<uint32_t>(power) >> 23); }
 
 // grid_spacing of rounding.py at |x|, up to the largest value.
@@ -218,13 +223,24 @@ class Stiffness {
     if (formula_ == formula::kForeign) scale_ = scale_of(amax, Grid(constants).target, ScaleRule(scale_rule::kFloat32));
     smallest_normal_ = of_format[stiffness::kSmallestNormal] / scale_;
     floor_ = power_of_two_below(amax) * per_binade_ * stiffness::kFloor;
-    const bool scaled = formula_ != formula::kMantissa && formula_ != formula::kSmooth;
+    largest_ = std::max(amax, stiffness::kTiny), least_share_ = amax > 0 ? 0.0f : 1.0f;
+    knee_ = of_format[stiffness::kKnee], slope_ = of_format[stiffness::kSlope];
+    const bool scaled = formula_ != formula::kMantissa && formula_ != formula::kSmooth &&
+                        formula_ != formula::kProfile && formula_ != formula::kRms;
     float factor = scaled ? 1.0f / scale_ : 1.0f, unit = 1.0f;
+    if (formula_ == formula::kProfile) {
+      factor = std::min(std::max(std::pow(amax, slope_), stiffness::kSmallest), stiffness::kLargest);
+    }
     if (formula_ == formula::kRange) factor *= of_format[stiffness::kPerRange];
     if (formula_ == formula::kMean) {
       mean_ = mean_over_chunks(n, [&](int64_t first, int64_t count) {
         return chunk_sum(count, [&](int64_t i) { return spacing_(weight[first + i] * scale_); });
       });
+    }
+    if (formula_ == formula::kRms) {
+      mean_ = std::max(stiffness::kLeastRms, std::sqrt(mean_over_chunks(n, [&](int64_t first, int64_t count) {
+                         return chunk_sum(count, [&](int64_t i) { return weight[first + i] * weight[first + i]; });
+                       })));
     }
     const bool permuted = formula_ == formula::kPermuted;
     if (permuted) find_exponents(weight, order, n);
@@ -256,12 +272,17 @@ class Stiffness {
         break;
       case formula::kSmooth:
         for (int64_t i = 0; i < n; ++i) {
-          const float w = absolute(weight[i]), w0 = smallest_normal_;
-          const float large = std::max(w, w0), ratio = std::min(w, w0) / large;
-          found[i] = large * std::sqrt(1.0f + ratio * ratio) * per_binade_ * factor;
+          found[i] = hypotenuse(absolute(weight[i]), smallest_normal_) * per_binade_ * factor;
+        }
+        break;
+      case formula::kProfile:
+        for (int64_t i = 0; i < n; ++i) {
+          const float share = std::max(absolute(weight[i]) / largest_, least_share_);
+          found[i] = std::pow(hypotenuse(share, knee_), slope_) * factor;
         }
         break;
       case formula::kMean:
+      case formula::kRms:
         std::fill_n(found, n, mean_ * factor);
         break;
       case formula::kPermuted: {
@@ -315,6 +336,7 @@ class Stiffness {
   int32_t formula_;
   Spacing spacing_;
   float scale_, factor_, per_binade_, smallest_normal_, floor_, mean_ = 0.0f;
+  float largest_, least_share_, knee_, slope_;
   const int32_t* order_ = nullptr;
   std::unique_ptr<uint8_t[]> exponents_, shuffled_;
 };
@@ -589,7 +611,8 @@ void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor
   std::unique_ptr<Stiffness> stiffness;
   if (arm.formula != formula::kNone) {
     const float known = remembered.numel() == 1 ? *remembered.const_data_ptr<float>() : 0.0f;
-    const bool needs_own = !(known > 0) || arm.formula == formula::kForeign || arm.formula == formula::kMantissa;
+    const bool needs_own = !(known > 0) || arm.formula == formula::kForeign || arm.formula == formula::kMantissa ||
+                           arm.formula == formula::kProfile;
     const float own = needs_own ? amax_of(t.p, n) : 0.0f;
     const float scale = scale_of(known > 0 ? known : own, grid.target, arm.scale_rule);
     const int32_t* shuffle = order.numel() == 0 ? nullptr : static_cast<const int32_t*>(order.const_data_ptr());

@@ -1,7 +1,8 @@
 """The CPU's own loops for a step of an arm, `update_cpu.cpp`: what `update` does, twice as fast.
 
-They take every arm but three things: weights with more than one scale, a stiffness on a schedule, and a first moment
-carried along a shuffled metric. For those, on other devices and without a C++ compiler there are the rules.
+They take every arm but six things: weights with more than one scale, a stiffness of rows, one on a schedule, a first
+moment carried along a metric that is more than a function of each weight, rounding that is fed back, and Muon's matrix
+products. For those, on other devices and without a C++ compiler there are the rules.
 """
 
 from __future__ import annotations
@@ -15,12 +16,25 @@ from altgrad.config.arms import BASES, FORMULAS, RIEMANNIAN, Arm
 from altgrad.numerics import scale_rule
 from altgrad.numerics.cpu import definitions, kernels
 from altgrad.optim import update
-from altgrad.optim.stiffness import FLOOR, PER_BINADE, PER_RANGE, SMALLEST_NORMAL, Stiffness
+from altgrad.optim.stiffness import (
+    FLOOR,
+    KNEE,
+    LARGEST,
+    LEAST_RMS,
+    PER_BINADE,
+    PER_RANGE,
+    SLOPE,
+    SMALLEST,
+    SMALLEST_NORMAL,
+    TINY,
+    Stiffness,
+)
 from altgrad.optim.update import State
 from altgrad.optim.weight_grid import WeightGrid
 
 SOURCE = Path(__file__).with_name("update_cpu.cpp")
 WEIGHTS = ("master", "nearest", "stochastic")
+OF_THE_TENSOR = ("permuted", "profile", "rms")  # how stiff a weight is depends on the others
 # What `update_cpu.cpp` has to know of an arm, in the order in which it is passed.
 SETTINGS = (
     "base", "formula", "on_gradient", "power", "rms", "momentum", "match_rms", "weights", "reestimated", "scale_rule",
@@ -33,7 +47,9 @@ DEFINITIONS = "".join([
     definitions.of_module("number", update, "LR DECAY BETA1 BETA2 UNBIAS1 UNBIAS2 EPS MOMENTUM MAX_RUNGS"),
     definitions.of_module("rule", update, "MADAM_CLIP GROWS_ABOVE SHRINKS_BELOW"),
     definitions.numbers("stiffness", {
-        "PER_BINADE": PER_BINADE, "SMALLEST_NORMAL": SMALLEST_NORMAL, "PER_RANGE": PER_RANGE, "FLOOR": FLOOR,
+        "PER_BINADE": PER_BINADE, "SMALLEST_NORMAL": SMALLEST_NORMAL, "PER_RANGE": PER_RANGE, "KNEE": KNEE,
+        "SLOPE": SLOPE, "FLOOR": FLOOR, "SMALLEST": SMALLEST, "LARGEST": LARGEST, "TINY": TINY,
+        "LEAST_RMS": LEAST_RMS,
     }),
 ])  # fmt: skip
 
@@ -58,8 +74,9 @@ def available(arm: Arm, p: Tensor, grid: WeightGrid) -> bool:
     if p.device.type != "cpu" or p.dtype != torch.float32 or not p.is_contiguous():
         return False
     one_scale = grid.options.get("granularity", "tensor") == "tensor"
-    shuffled_metric = arm.stiffness == "permuted" and arm.base in RIEMANNIAN
-    taken = one_scale and not shuffled_metric and arm.schedule == "constant"
+    of_the_tensor = arm.stiffness in OF_THE_TENSOR and arm.base in RIEMANNIAN
+    taken = one_scale and arm.stiffness != "row_rms" and not of_the_tensor and arm.schedule == "constant"
+    taken = taken and arm.feedback is None and arm.base != "muon"
     return taken and kernels.load(SOURCE, DEFINITIONS) is None
 
 

@@ -11,7 +11,8 @@ arm that differs from it in the stiffness alone; against the same arm with a for
 rescaled to AdamW's update size against the plain arm; and what it gains in the format *beyond* what the same geometry
 gains in the virtual twin, where nothing is quantized.
 
-Everything else is *exploratory* and never firm: what null arms gain by themselves, each arm's adjusted by itself.
+Everything else is *exploratory* and never firm: what null arms and profile controls gain by themselves, each arm's
+adjusted by itself.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def ask(study: Study, best: Mapping[tuple[str, str], Run], references: Mapping[s
             own, base = best[entry, arm], best[entry, reference]
             gain = (GAIN, entry, arm)
             contrasts[gain] = {own: 1, base: -1}
-            if roles.is_null(settings) or _rescales_another(study, arm) or not study.entry(entry)["rules"]:
+            if roles.is_control(settings) or _rescales_another(study, arm) or not study.entry(entry)["rules"]:
                 exploratory.add(gain)
                 continue
             asked = {(NULL, entry, arm, other): {own: 1, best[entry, other]: -1} for other in nulls}

@@ -30,15 +30,15 @@ A/A noise floor
 question
     What the report asks of the losses, fixed before they are read: the cost of each format under the plain arm; the
     gain of each arm that is neither plain nor a control, in each format; and of each gain, once it is answered, its
-    controls. What null arms gain by themselves is exploratory and never a finding.
+    controls. What null arms and profile controls gain by themselves is exploratory and never a finding.
 p, adjusted
     The smallest share of false sentences in all of the report's questions together at which this one is answered:
     Holm's step-down over the primary questions, the controls of a gain behind it with the gain's share (graphical
     procedure of Bretz et al. 2009). Of exploratory gains, Holm's step-down within the arm.
 reading
     better, worse: adjusted p up to 0.05, at least 5 paired seeds, and learning rates that were not chosen on these
-    seeds. (indication): adjusted p up to 0.1, or one of the other two conditions not met. (exploratory): of a null
-    arm. not told apart: anything else; it does not mean equal. identical: equal to the last bit.
+    seeds. (indication): adjusted p up to 0.1, or one of the other two conditions not met. (exploratory): of a
+    control. not told apart: anything else; it does not mean equal. identical: equal to the last bit.
 val gap, train gap
     {val_gap} {train_gap}
 perplexity
@@ -53,6 +53,9 @@ null arm
 foreign geometry
     The same arm with the stiffness of another format: a question of its own, whether the geometry has to be that of
     the format that is trained in. Foreign stiffness correlates with the format's own.
+profile control
+    An arm whose steps follow the sizes of the weights and look at no format. A gain that it shows too comes from larger
+    steps for larger weights, and not from the format's grid.
 virtual twin, beyond the virtual twin
     The entry that lends an arm the format's geometry and quantizes nothing. The gain of the format is what the arm
     gains in the format beyond what it gains there, paired by seed: a difference of two gains.

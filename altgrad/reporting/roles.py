@@ -1,4 +1,4 @@
-"""What part each arm and each entry of a grid plays in a comparison: plain, geometry-aware, null, virtual."""
+"""What part each arm and each entry of a grid plays in a comparison: plain, geometry-aware, control, virtual."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from altgrad.reporting.load import Study
 PLAIN_FORM = {base: "adamw" if base in ADAPTIVE else "sgd" for base in BASES}
 NULL_STIFFNESS = ("mean", "permuted")  # they carry no information about the weight
 FOREIGN_STIFFNESS = ("foreign",)
+PROFILE_STIFFNESS = ("profile", "rms", "row_rms")  # functions of the weights' sizes, which look at no format
 # Settings in which arms that are compared may differ without another being the cause: what an arm is tuned by.
 TUNED = ("lr", "plain_lr")
 # Settings that have nothing to do with the geometry, in which an arm and its plain arm should not differ.
@@ -25,13 +26,23 @@ def regime(arm: Arm) -> str:
 
 
 def is_plain(arm: Arm) -> bool:
-    """Whether the arm's updates ignore the format's quantization grid: AdamW or SGD without a stiffness."""
-    return arm["base"] in PLAIN and arm.get("stiffness") is None
+    """Whether the arm's updates ignore the format's quantization grid: AdamW or SGD, no stiffness, no feedback."""
+    return arm["base"] in PLAIN and arm.get("stiffness") is None and not arm.get("feedback")
 
 
 def is_null(arm: Arm) -> bool:
     """Whether the arm is a control that looks geometry-aware and carries no geometry of the weight."""
     return arm.get("stiffness") in NULL_STIFFNESS
+
+
+def is_profile(arm: Arm) -> bool:
+    """Whether the arm is a control whose steps follow the weights' sizes and no format."""
+    return arm.get("stiffness") in PROFILE_STIFFNESS
+
+
+def is_control(arm: Arm) -> bool:
+    """Whether the arm is there to tell where another's gain comes from: what it gains itself is no finding."""
+    return is_null(arm) or is_profile(arm)
 
 
 def kind(arm: Arm) -> str:
@@ -40,6 +51,12 @@ def kind(arm: Arm) -> str:
         return "plain"
     if is_null(arm):
         return "null arm"
+    if is_profile(arm):
+        return "profile control"
+    if arm.get("feedback"):
+        return "error feedback"
+    if arm["base"] == "muon" and arm.get("stiffness") is None:
+        return "other base"
     if arm.get("stiffness") in FOREIGN_STIFFNESS:
         return "foreign geometry"
     return "matched size" if arm.get("match_rms") else "geometry-aware"

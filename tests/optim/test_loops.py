@@ -12,7 +12,13 @@ FORMULAS = {formula: ("stiff_update", {"stiffness": formula}) for formula in ("m
 RAW = {f"{formula}_raw": ("stiff_update", {"stiffness": formula, "normalise": "none", "lr": 0.3}) for formula in (
     "ulp", "mantissa", "smooth", "range", "mean", "permuted",
 )}  # fmt: skip
-CASES = FORMULAS | RAW | {name: (name, {}) for name in ARMS if name not in ("adamw", "sgd")} | {
+PROFILES = {f"profile_{knee}_{slope}": ("profile", {"knee": knee, "slope": slope, **more}) for knee, slope, more in (
+    (0, 1.0, {}), (3.5, 2.0, {}), (62, 0.5, {}), (7, 0.0, {}), (7, 0.75, {"normalise": "none", "lr": 0.03}),
+)}  # fmt: skip
+BY_RULES = ("row_relative", "eco", "muon")  # arms that the loops leave to the rules
+BY_LOOPS = [name for name in ARMS if name not in ("adamw", "sgd", *BY_RULES)]
+CASES = FORMULAS | RAW | PROFILES | {name: (name, {}) for name in BY_LOOPS} | {
+    "profile_on_grid": ("stiff_update_sr", {"stiffness": "profile", "knee": 7, "slope": 1.0}),
     "squared": ("stiff_update", {"power": 2}),
     "gradient_matched": ("stiff_grad", {"match_rms": True}),
     "madam_matched": ("madam", {"match_rms": True, "lr": 1e-3}),  # larger ones explode
@@ -65,16 +71,16 @@ def test_the_loops_do_what_the_rules_say(by_rules, case, fmt):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *BY_RULES])
 def test_the_rules_compiled_and_eager_agree(by_rules, case):
-    name, changes = CASES[case]
+    name, changes = CASES.get(case, (case, {}))
     arm = arm_named(name, **changes)
     for steps, share in ((1, 1.0), (6, 0.999)):
         found, expected = (by_rules(arm, "E4M3", True, steps, compiled=compiled)[0] for compiled in (True, False))
         agree(found, expected, share)
 
 
-@pytest.mark.parametrize("name", [name for name in ARMS if name not in ("adamw", "sgd")])
+@pytest.mark.parametrize("name", BY_LOOPS)
 def test_the_loops_have_the_same_bits_with_any_number_of_threads(name):
     assert update_cpu.kernels.load(update_cpu.SOURCE, update_cpu.DEFINITIONS) is None, "no C++ compiler"
     threads, found = torch.get_num_threads(), []
@@ -118,10 +124,10 @@ def threads(request):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"base": "nesterov", "weights": "grid"}, "update_cpu.cpp has no base of number 6"),
-        ({"base": "nesterov", "stiffness": "ulp"}, "update_cpu.cpp has no base of number 6"),
-        ({"stiffness": "cubic"}, "update_cpu.cpp has no stiffness of number 8"),
-        ({"stiffness": "cubic", "normalise": "none"}, "update_cpu.cpp has no stiffness of number 8"),
+        ({"base": "nesterov", "weights": "grid"}, "update_cpu.cpp has no base of number 7"),
+        ({"base": "nesterov", "stiffness": "ulp"}, "update_cpu.cpp has no base of number 7"),
+        ({"stiffness": "cubic"}, "update_cpu.cpp has no stiffness of number 11"),
+        ({"stiffness": "cubic", "normalise": "none"}, "update_cpu.cpp has no stiffness of number 11"),
     ],
 )
 def test_an_arm_that_the_loops_do_not_know_is_an_error(monkeypatch, threads, settings, words, match_rms):
@@ -149,9 +155,12 @@ def test_every_setting_and_number_of_an_arm_has_its_name_in_cpp():
     """As `definitions.h` has them: a base that moved in Python's list moves there too."""
     text = update_cpu.DEFINITIONS
     assert (
-        "namespace altgrad::base {\nenum Name : int { kAdamw, kSgd, kRiemannAdam, kRiemannSgd, kRung, kMadam };" in text
-    )
-    assert "enum Name : int { kNone, kUlp, kMantissa, kSmooth, kRange, kMean, kPermuted, kForeign };" in text
+        "namespace altgrad::base {\nenum Name : int { kAdamw, kSgd, kRiemannAdam, kRiemannSgd, kRung, kMadam, kMuon };"
+    ) in text
+    assert (
+        "enum Name : int { kNone, kUlp, kMantissa, kSmooth, kRange, kMean, kPermuted, kForeign, kProfile, kRms, "
+        "kRowRms };"
+    ) in text
     assert "constexpr float kMadamClip = 0x1.4000000000000p+3f;" in text
     assert "constexpr unsigned kMaxRungs = 8u;" in text
 

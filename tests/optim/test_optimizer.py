@@ -47,7 +47,9 @@ def test_an_arm_keeps_the_moments_that_it_needs_and_no_others(reference, match_r
         assert (optimizer.adamw_direction(weights[0]) is not None) == bool(has_adams or more)
 
 
-@pytest.mark.parametrize("name", ["stiff_grad", "riemann", "madam", "stiff_sgd", "adamw", "stiff_update", "rung"])
+@pytest.mark.parametrize(
+    "name", ["stiff_grad", "riemann", "madam", "stiff_sgd", "adamw", "stiff_update", "rung", "eco", "muon"]
+)
 def test_the_direction_of_adamw_is_that_of_the_same_gradients(name):
     """Against the formula written out, after three steps."""
     arm = arm_named(name)
@@ -154,6 +156,17 @@ RUNG = {"base": "rung", "weights": "grid", "rounding": "stochastic"}
         ({"base": "sgd", "momentum": -0.1}, "^Arm: momentum: input should be greater than or equal to 0"),
         ({**RUNG, "max_rungs": 0}, "^Arm: max_rungs: input should be greater than or equal to 1"),
         ({"foreign": "E5M2"}, "need each other"),
+        *(({"stiffness": "profile", **some}, "stiffness: profile and its knee and slope need each other$") for some in (
+            {}, {"knee": 7}, {"slope": 1},
+        )),
+        ({"stiffness": "rms"}, "one number per tensor, which normalise: rms takes out; set it to none"),
+        ({"stiffness": "rms", "normalise": "none", "match_rms": True}, "which match_rms takes out; set it to false"),
+        ({"stiffness": "ulp", "slope": 1}, "its knee and slope need each other"),
+        ({"knee": 7, "slope": 1}, "its knee and slope need each other"),
+        ({"stiffness": "profile", "knee": -0.5, "slope": 1}, "^Arm: knee: input should be greater than or equal to 0"),
+        ({"stiffness": "profile", "knee": 62.5, "slope": 1}, "^Arm: knee: input should be less than or equal to 62"),
+        ({"stiffness": "profile", "knee": 7, "slope": -0.1}, "^Arm: slope: input should be greater than or equal to 0"),
+        ({"stiffness": "profile", "knee": 7, "slope": 2.1}, "^Arm: slope: input should be less than or equal to 2"),
         ({"power": 2}, "power: 2 means nothing to an arm that has no stiffness"),
         ({"base": "riemann_sgd", "stiffness": "ulp", "power": 2}, "power: 2 means nothing to an arm that takes its"),
         ({"base": "riemann_sgd"}, "takes its metric from a stiffness"),
@@ -161,6 +174,13 @@ RUNG = {"base": "rung", "weights": "grid", "rounding": "stochastic"}
         ({**RUNG, "match_rms": True}, "match_rms has nothing to match"),
         ({**RUNG, "rounding": "nearest"}, "set rounding: stochastic"),
         ({"base": "madam", "momentum": 0.5}, "has betas, no momentum"),
+        ({"feedback": "momentum"}, "feedback is of rounding to the quantization grid; set weights: grid"),
+        *(({"feedback": "momentum", "weights": "grid", **other}, "is of adamw and sgd, without") for other in (
+            {"stiffness": "ulp"}, {"match_rms": True}, RUNG, {"base": "madam"},
+        )),
+        *(({"feedback": "momentum", "weights": "grid", **none}, "feedback: momentum needs one") for none in (
+            {"betas": (0.0, 0.9)}, {"base": "sgd"},
+        )),
         *(({name: "x"}, f"^Arm: {name}: input should be .*, not 'x'$") for name in (
             "acts", "normalise", "schedule", "weights", "rounding", "grid_scale",
         )),
@@ -177,7 +197,10 @@ def test_every_other_impossible_setting_is_refused(settings, words):
         {"betas": (0.0, 0.0), "eps": 0.0, "decay": 0.0, "plain_decay": 0.0},
         {"base": "sgd", "momentum": 0.0}, {"base": "riemann_sgd", "stiffness": "ulp", "momentum": 0.5},
         {**RUNG, "max_rungs": 1}, {"stiffness": "foreign", "foreign": "E5M2", "acts": "gradient", "power": 2},
+        {"stiffness": "profile", "knee": 0, "slope": 0}, {"stiffness": "profile", "knee": 62, "slope": 2},
         {"base": "madam", "match_rms": True}, {"weights": "grid", "rounding": "nearest", "grid_scale": "fixed"},
+        {"weights": "grid", "feedback": "momentum", "rounding": "stochastic"},
+        {"base": "sgd", "weights": "grid", "feedback": "momentum", "momentum": 0.5},
     ],
 )  # fmt: skip
 def test_the_limits_themselves_are_allowed(settings):
@@ -261,4 +284,11 @@ def test_the_loops_take_what_they_can():
     assert update_cpu.available(arm_named("stiff_permuted"), matrix, grid)
     for name in ("riemann", "riemann_sgd"):
         assert update_cpu.available(arm_named(name), matrix, grid)
-        assert not update_cpu.available(arm_named(name, stiffness="permuted"), matrix, grid)
+        for others in (
+            {"stiffness": "permuted"}, {"stiffness": "profile", "knee": 7, "slope": 1},
+            {"stiffness": "rms", "normalise": "none"},
+        ):  # fmt: skip
+            assert not update_cpu.available(arm_named(name, **others), matrix, grid)
+    assert update_cpu.available(arm_named("profile"), matrix, grid)
+    assert update_cpu.available(arm_named("relative"), matrix, grid)
+    assert not update_cpu.available(arm_named("row_relative"), matrix, grid)

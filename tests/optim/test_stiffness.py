@@ -12,7 +12,7 @@ from altgrad.optim import FormatManifold, stiffness
 from altgrad.optim.stiffness import FORMULAS, exponent
 from tests.optim.arms import FORMATS
 
-POSITIVE = [formula for formula in FORMULAS if formula != "foreign"]
+OWN = {"foreign": {"foreign": "E5M2"}, "profile": {"knee": 7.0, "slope": 0.75}}  # settings of a formula alone
 
 
 def weights(dtype=torch.float32):
@@ -85,19 +85,17 @@ def test_the_controls_carry_the_mean_the_histogram_or_another_format(fmt):
 @pytest.mark.parametrize("formula", FORMULAS)
 def test_stiffness_is_positive_at_zero_and_the_same_on_both_sides(fmt, formula):
     w = weights()
-    foreign = "E5M2" if formula == "foreign" else None
-    found = stiffness(w, fmt, formula, foreign=foreign)
+    found = stiffness(w, fmt, formula, **OWN.get(formula, {}))
     assert (found > 0).all() and found.isfinite().all()
     if formula != "permuted":
-        assert torch.equal(found, stiffness(-w, fmt, formula, foreign=foreign))
+        assert torch.equal(found, stiffness(-w, fmt, formula, **OWN.get(formula, {})))
         assert (found[w == 0] == found.min()).all()
 
 
 @pytest.mark.parametrize("formula", FORMULAS)
 def test_e0m7_and_e1m6_have_the_same_stiffness(formula):
     w = weights()
-    foreign = "E5M2" if formula == "foreign" else None
-    found = [stiffness(w, fmt, formula, foreign=foreign) for fmt in ("E0M7", "E1M6")]
+    found = [stiffness(w, fmt, formula, **OWN.get(formula, {})) for fmt in ("E0M7", "E1M6")]
     assert torch.equal(*found)
 
 
@@ -108,6 +106,9 @@ def test_bad_arguments_are_named():
         stiffness(weights(), "E4M3", "foreign")
     with pytest.raises(ValueError, match="foreign: needed"):
         stiffness(weights(), "E4M3", "ulp", foreign="E5M2")
+    for settings in ({"formula": "profile", "knee": 7}, {"formula": "profile", "slope": 1}, {"slope": 1}):
+        with pytest.raises(ValueError, match="knee and slope: needed"):
+            stiffness(weights(), "E4M3", **settings)
 
 
 def test_schedules_begin_at_one_and_end_at_zero():

@@ -96,10 +96,13 @@ def test_every_further_arm_raises_the_bar() -> None:
 @pytest.mark.parametrize(
     ("arm", "reference"),
     [
+        (STIFF | {"stiffness": "profile", "knee": 7.0, "slope": 1.0}, "adamw"),
         (STIFF, "adamw"), ({"base": "riemann_adam", "stiffness": "ulp"}, "adamw"), ({"base": "madam"}, "adamw"),
+        ({"base": "muon"}, "adamw"),
         (SGD | {"stiffness": "ulp"}, "sgd"), ({"base": "riemann_sgd", "stiffness": "ulp"}, "sgd"),
         ({"base": "rung", "weights": "grid", "rounding": "stochastic"}, "adamw_sr"),
         (STIFF | {"weights": "grid", "rounding": "nearest"}, "adamw_nearest"),
+        (ADAMW | {"weights": "grid", "rounding": "nearest", "feedback": "momentum"}, "adamw_nearest"),
         (SGD | {"stiffness": "ulp", "weights": "grid"}, None),
     ],
 )  # fmt: skip
@@ -143,6 +146,8 @@ CONTROLS = {
     "adamw": ADAMW, "stiff": STIFF, "shuffled": STIFF | {"stiffness": "permuted"},
     "foreign": STIFF | {"stiffness": "foreign", "foreign": "E5M2"}, "matched": STIFF | {"match_rms": True},
     "elsewhere": STIFF | {"stiffness": "permuted", "acts": "gradient"},
+    "profile": STIFF | {"stiffness": "profile", "knee": 7.0, "slope": 1.0},
+    "profile_matched": STIFF | {"stiffness": "profile", "knee": 7.0, "slope": 1.0, "match_rms": True},
 }  # fmt: skip
 
 
@@ -154,15 +159,25 @@ def test_a_foreign_geometry_is_a_question_and_no_null_arm() -> None:
     assert isinstance(found["matched"], Claim) and found["beyond"] is None
     kinds = dict(zip(gains["optimizer"], gains["kind"], strict=True))
     assert kinds == {"stiff": "geometry-aware", "shuffled": "null arm", "foreign": "foreign geometry",
-                     "matched": "matched size", "elsewhere": "null arm"}  # fmt: skip
+                     "matched": "matched size", "elsewhere": "null arm", "profile": "profile control",
+                     "profile_matched": "profile control"}  # fmt: skip
 
 
-def test_what_a_null_arm_gains_is_never_a_finding() -> None:
-    arms = {name: CONTROLS[name] for name in ("adamw", "stiff", "shuffled")}
-    gain = {("E3M4", arm): 0.3 for arm in ("stiff", "shuffled")}
+def test_a_plain_arm_is_one_that_others_are_held_against() -> None:
+    grid = ADAMW | {"weights": "grid"}
+    kinds = {"plain": grid, "error feedback": grid | {"feedback": "momentum"}, "other base": {"base": "muon"}}
+    assert {words: roles.kind(arm) for words, arm in kinds.items()} == {words: words for words in kinds}
+    assert roles.kind({"base": "muon", "stiffness": "ulp"}) == "geometry-aware"
+    assert [roles.is_plain(arm) for arm in kinds.values()] == [True, False, False]
+
+
+def test_what_a_control_gains_is_never_a_finding() -> None:
+    arms = {name: CONTROLS[name] for name in ("adamw", "stiff", "shuffled", "profile")}
+    gain = {("E3M4", arm): 0.3 for arm in ("stiff", "shuffled", "profile")}
     found = read(losses_of(arms, gain), arms)
     assert found.of(GAIN, "E3M4", "stiff").verdict == "better"
-    assert found.of(GAIN, "E3M4", "shuffled").verdict == "better (exploratory)"
+    for control in ("shuffled", "profile"):
+        assert found.of(GAIN, "E3M4", control).verdict == "better (exploratory)"
     assert found.of(NULL, "E3M4", "stiff", "shuffled").verdict == "not told apart"
 
 

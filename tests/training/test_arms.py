@@ -20,6 +20,9 @@ from tests.optim.arms import ARMS
 from tests.training.conftest import VOCABULARY, interruption, make_cell
 
 ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "grid"]
+# They differ from others in what a step is, which tests/optim holds: their whole runs are not for every day.
+STEP_ALONE = ("profile", "relative", "row_relative", "muon")
+WHOLE_RUNS = [pytest.param(name, marks=pytest.mark.slow) if name in STEP_ALONE else name for name in ARMS]
 CHECKPOINT = "step-00000012.safetensors"
 
 
@@ -36,14 +39,14 @@ def cell_of(name, format="E4M3", **changes):
     return make_cell(format, arm=arm)
 
 
-@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize("name", WHOLE_RUNS)
 def test_e0m7_and_e1m6_train_to_the_same_bits(tokens, tmp_path, name):
     found = [trained(cell_of(name, format), tokens, tmp_path / format) for format in ("E0M7", "E1M6")]
     assert found[0]["model.safetensors"] == found[1]["model.safetensors"]
     assert found[0]["history.csv"] == found[1]["history.csv"]
 
 
-@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize("name", WHOLE_RUNS)
 def test_an_interrupted_run_ends_with_the_same_bits(tokens, tmp_path, monkeypatch, name):
     undisturbed = trained(cell_of(name), tokens, tmp_path / "undisturbed")
     with interruption(monkeypatch, 7):
