@@ -106,6 +106,20 @@ def test_scales_elements_and_operands_are_those_of_exact_fractions(fmt, scale_fo
             assert torch.equal(found.values.double(), exact if dim == 1 else exact.t())
 
 
+@pytest.mark.parametrize("largest", [3.7, 1.3, 2.9, 5.1, 7.7])
+def test_each_quotient_is_rounded_once_also_next_to_ties(largest):
+    scales = get_format("E4M3")
+    whole = float32(Fraction(6 * 448) / Fraction(torch.tensor(largest).item()))
+    ties = torch.tensor((scales.magnitudes[1:] + scales.magnitudes[:-1]) / 2 * 6 / float(whole)).float()
+    beside = [torch.nextafter(ties, torch.tensor(toward)) for toward in (0.0, torch.inf)]
+    amaxes = torch.cat([ties, *beside, torch.tensor([largest])])
+    found, blocks = two_level_scales(amaxes, format_constants("E2M1", scale_format="E4M3"))
+    wanted = [round_scalar(float32(Fraction(a) * whole / 6), scales) for a in amaxes.tolist()]
+    assert Fraction(found.item()) == whole and blocks.tolist() == [max(d, scales.smallest) for d in wanted]
+    quotients = [float(float32(whole / Fraction(d))) for d in blocks.tolist()]
+    assert element_scale(found, blocks).tolist() == quotients
+
+
 def of(x: Tensor, fmt: str = "E2M1", scale_format: str = "E4M3", **options) -> Quantized:
     """Return the operand of ``x``, which comes out the same for one tensor and for one of several."""
     constants = format_constants(fmt, scale_format=scale_format)
@@ -241,9 +255,9 @@ def test_the_gradient_is_that_of_the_tensors_scale():
 def test_exactness_of_a_product_is_judged_as_the_cast_judges_it(scales):
     scale = torch.tensor(get_format(scales).magnitudes)
     scale = scale[scale <= get_format(scales).scale_target]
-    for name in format_names():
+    for name in (*format_names(), "E4M7"):
         fmt = get_format(name)
-        if fmt.signed and fmt.bits <= 8:
+        if fmt.signed and fmt.bits <= 12:
             products = torch.tensor(fmt.magnitudes)[:, None] * scale
             exact = torch.equal(products.bfloat16().double(), products)
             assert exact_in_bfloat16(fmt, get_format(scales)) == exact, name
