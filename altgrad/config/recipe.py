@@ -24,16 +24,23 @@ ROLES = ("weight", "input", "grad")
 NATIVE_FORMATS = ("E4M3", "E5M2")
 HEADS = ("head", "*.head", "lm_head", "*.lm_head")  # patterns of what is called so, here and in transformers
 SCALE_FORMATS = ("float32", "E8M0")
+# Significant bits, exponents of the smallest subnormal number and of the largest binade: of an operand in float32,
+# where the product of two must be exact too.
+FLOAT32_OPERAND = (24 // 2, -126 - 23, 127)
 
 
 def _scale_format(name: Any) -> str:
     if name in SCALE_FORMATS:
         return name
     try:
-        get_format(name)
+        found = get_format(name)
     except (ValueError, TypeError):
-        raise ValueError(f"{name!r} is no format of a scale; take float32 or E8M0") from None
-    raise ValueError(f"scales in {name} are not computed yet; take float32 or E8M0")
+        raise ValueError(
+            f"{name!r} is no format of a scale; take float32 or E8M0, or for granularity: block one such as E4M3"
+        ) from None
+    if not found.rounds_in_float32:
+        raise ValueError(f"scales in {name} span more than float32 can round; take one such as E4M3")
+    return name
 
 
 class TensorRecipe(Section):
@@ -41,8 +48,9 @@ class TensorRecipe(Section):
 
     A scale is a format too. In ``float32`` it brings the tensor's largest magnitude to the format's largest value; in
     ``E8M0``, the powers of two of the OCP MX formats, it does so up to a rounding, and multiplying by it is exact.
-    Scales of blocks stay in the operands of a product, so they are powers of two. Rows and blocks lie along the sum of
-    each product, so that a tensor has other scales in the backward products.
+    Scales of blocks stay in the operands of a product, so they are in E8M0, or in a format such as ``E4M3`` that is
+    small enough for exact products; then they stand under a float32 scale of the tensor, as in NVFP4. Rows and blocks
+    lie along the sum of each product, so that a tensor has other scales in the backward products.
     """
 
     renamed_values: ClassVar[dict[tuple[str, str], str]] = {
@@ -61,7 +69,9 @@ class TensorRecipe(Section):
     history: int = Field(16, ge=1, le=1024, description="scaling: delayed: steps whose amax is remembered")
     reduce: Literal["max", "most-recent"] = Field("max", description="scaling: delayed: how the history is read")
     scale: Annotated[str, BeforeValidator(_scale_format)] = Field(
-        "float32", description="format of the scale: float32 or E8M0; E8M0 only for granularity: block"
+        "float32",
+        description="format of the scale: float32 or E8M0; for granularity: block E8M0, or a format such as E4M3 under "
+        "a float32 scale per tensor",
     )
     scale_rounding: Literal["down", "up", "even", "ocp"] = Field(
         "down",
@@ -74,15 +84,38 @@ class TensorRecipe(Section):
     def _settings_go_together(self) -> TensorRecipe:
         if self.granularity != "tensor" and self.scaling != "dynamic":
             raise ValueError(f"granularity {self.granularity} needs scaling dynamic, not {self.scaling}")
-        if self.granularity == "block" and self.scale != "E8M0":
-            raise ValueError("granularity block needs scale E8M0: block scales stay in the operands")
-        if self.scale == "float32" and self.scale_rounding != "down":
+        if self.granularity == "block" and self.scale == "float32":
+            raise ValueError(
+                "granularity block needs scale E8M0, or a small format such as E4M3: block scales stay in the operands"
+            )
+        if self.scale != "E8M0" and self.scale_rounding != "down":
             raise ValueError(f"scale_rounding {self.scale_rounding} is to a power of two; it needs scale E8M0")
+        self._require_exact_operands()
         if self.virtual and self.scaling != "dynamic":
             raise ValueError(
                 f"virtual needs scaling dynamic, not {self.scaling}: nothing is quantized that remembers its amax"
             )
         return self
+
+    def _require_exact_operands(self) -> None:
+        scales = self.block_scale
+        if scales is None:
+            return
+        if self.granularity != "block":
+            raise ValueError(
+                f"scale {self.scale} needs granularity block; for granularity {self.granularity} take float32 or E8M0"
+            )
+        if isinstance(self.format, Format) and not self.format.fits(*FLOAT32_OPERAND, scales=scales):
+            bits, lowest, _ = FLOAT32_OPERAND
+            raise ValueError(
+                f"no operand holds {self.format.name} times a scale in {self.scale} exactly: together they may have "
+                f"{bits} significant bits, above 2^{lowest}; take a scale of fewer bits, or E8M0"
+            )
+
+    @property
+    def block_scale(self) -> Format | None:
+        """The format of the blocks' scales under a float32 scale of the tensor, ``None`` for scales of one level."""
+        return None if self.scale in SCALE_FORMATS else get_format(self.scale)
 
     @property
     def scale_options(self) -> dict[str, Any]:

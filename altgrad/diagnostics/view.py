@@ -39,7 +39,8 @@ class Grid(NamedTuple):
         ``remembered`` (0-d) is the amax where that is not the weight's own of the moment, ``options`` are those of
         `operand_scale`.
         """
-        return cls(fmt, operand_scale(weight, format_constants(fmt), remembered, **options))
+        constants = format_constants(fmt, scale_format=options.get("scale_format", "float32"))
+        return cls(fmt, operand_scale(weight, constants, remembered, **options))
 
     def scaled(self, t: Tensor) -> Tensor:
         """Return ``t * scale`` in float32, the product that training rounds."""

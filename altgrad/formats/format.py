@@ -271,16 +271,27 @@ class Format:
 
     # -- which arithmetic can carry it ------------------------------------------------------------
 
-    def fits(self, precision: int, lowest: int, highest: int) -> bool:
-        """Whether every value is a float with these limits.
+    @property
+    def significant_bits(self) -> int:
+        """Of a value's significand, the implicit bit included."""
+        return min(self.mantissa_bits + 1, self.max_code.bit_length())
+
+    def fits(self, precision: int, lowest: int, highest: int, *, scales: Format | None = None) -> bool:
+        """Whether every value is a float with these limits, or every product of a value and a scale.
 
         Args:
             precision: significant bits, the implicit one included.
             lowest: exponent of the smallest positive (subnormal) number.
             highest: exponent of the largest binade.
+            scales: the format of the scales, which reach up to its `scale_target`.
         """
-        significant = min(self.mantissa_bits + 1, self.max_code.bit_length())
-        return significant <= precision and self.emin - self.mantissa_bits >= lowest and self.emax <= highest
+        significant, smallest, largest = self.significant_bits, self.emin - self.mantissa_bits, self.max
+        if scales is not None:
+            power_of_two = 1 in (significant, scales.significant_bits)
+            significant += scales.significant_bits - power_of_two
+            smallest += scales.emin - scales.mantissa_bits
+            largest *= scales.scale_target
+        return significant <= precision and smallest >= lowest and math.frexp(largest)[1] - 1 <= highest
 
     @property
     def rounds_in_float32(self) -> bool:

@@ -31,11 +31,13 @@ from altgrad.numerics.scaling import (
     scale_rule,
     update_amax_history,
 )
+from altgrad.numerics.two_level import TwoLevel, decode_two_level, encode_two_level
 
 __all__ = [
     "OVERFLOW_POLICIES",
     "ROUNDING_MODES",
     "Format",
+    "TwoLevel",
     "amax",
     "amax_from_history",
     "at_coordinate",
@@ -45,9 +47,11 @@ __all__ = [
     "decode",
     "decode_mx_scale",
     "decode_operand",
+    "decode_two_level",
     "encode",
     "encode_mx_scale",
     "encode_operand",
+    "encode_two_level",
     "format_constants",
     "get_format",
     "grid_spacing",

@@ -18,10 +18,14 @@ from altgrad.numerics.tracing import constant_in_graphs
 
 # Places in the packed tensor.
 MAX, ULPS, SPACING, ANCHOR, ROOT, ZERO, TARGET = range(7)
+SIZE = 7
 
 NAN_CODE = 0x80  # of 8-bit codes in products: that of -0, which no product needs
 LEARNS = ("nothing", "each", "first")  # what a history keeps of its tensor's amax
 SCALE_RULES = ("float32", "down", "up", "even", "ocp")  # no rounding to a power of two, and the ways to do it
+FLOAT32_RULE = SCALE_RULES.index("float32")
+TWO_LEVEL = len(SCALE_RULES)  # in place of a rule, and known to no loop in C++: see `two_level`
+SCALE_FORMATS = ("float32", "E8M0")  # of a scale alone
 
 # A float32 whose ulp is one, in the middle of its binade; it is even.
 _EVEN_ANCHOR = 1.5 * 2.0**FLOAT32_MANTISSA
@@ -29,23 +33,37 @@ _EVEN_ANCHOR = 1.5 * 2.0**FLOAT32_MANTISSA
 _PER_SHORTFALL = 2.0 ** (FLOAT32_MANTISSA + 1)
 
 
-def format_constants(fmt: str | Format, device: torch.device | str | None = None) -> Tensor:
+def format_constants(
+    fmt: str | Format, device: torch.device | str | None = None, *, scale_format: str | Format = "float32"
+) -> Tensor:
     """Pack what `round_to_grid` and `scale_from_amax` need to know of a format.
 
     Args:
         fmt: a format or its name.
         device: where the tensor is to live.
+        scale_format: of the scales that the format goes with. Those of blocks may be in a format that has constants
+            too (see `two_level`), which are put behind.
 
     Returns:
-        float32, shape (7,): the largest value; how many float32 ulps a spacing of the format is in the
-        normal range, 2^(23 - M); the smallest spacing; the anchor in spacings, and in squared roots
+        float32, shape (7,), or (14,) with a scale's: the largest value; how many float32 ulps a spacing of the
+        format is in the normal range, 2^(23 - M); the smallest spacing; the anchor in spacings, and in squared roots
         of the spacing (see `rounding`); the zero that is added at the end, -0 if the format keeps -0
         and +0 if not; the scaling target.
 
     Raises:
-        ValueError: the format is unsigned or too wide for the kernel.
+        ValueError: a format is unsigned or too wide for the kernel.
     """
-    return torch.tensor(packed_constants(get_format(fmt)), device=device)
+    packed = packed_constants(get_format(fmt))
+    if scale_format not in SCALE_FORMATS:
+        packed += packed_constants(get_format(scale_format))
+    return torch.tensor(packed, device=device)
+
+
+def scale_constants(constants: Tensor) -> Tensor:
+    """Return those of the scale's format, float32 (7,), from `format_constants` that has them; else ``ValueError``."""
+    if constants.numel() != 2 * SIZE:
+        raise ValueError("constants: expected those of the scale's format too, from format_constants(scale_format=...)")
+    return constants[SIZE:]
 
 
 @constant_in_graphs
@@ -58,7 +76,7 @@ def packed_constants(fmt: Format) -> tuple[float, ...]:
 def _packed(fmt: Format) -> tuple[float, ...]:
     if not fmt.rounds_in_float32:
         raise ValueError(f"fmt: {fmt} is not a signed format well inside float32's range")
-    packed = [0.0] * 7
+    packed = [0.0] * SIZE
     packed[MAX] = fmt.max
     packed[ULPS] = 2.0 ** (FLOAT32_MANTISSA - fmt.mantissa_bits)
     packed[SPACING] = 2.0 ** (fmt.emin - fmt.mantissa_bits)

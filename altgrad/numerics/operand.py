@@ -20,11 +20,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from altgrad.numerics.constants import TWO_LEVEL
 from altgrad.numerics.cpu.operators import has_loops, quantize_by_loops
 from altgrad.numerics.operand_definition import (
     block_code,
     decode_by_tensors,
     encode_by_tensors,
+    has_scale,
     learn,
     materialized,
     quantize_by_tensors,
@@ -67,22 +69,24 @@ def quantize_operands(
         learns: whether the histories, in place, take up the ``amax`` of their tensors: ``nothing``, that of ``each``
             step, or the ``first`` and no other.
         granularity: ``tensor``, ``row`` (a scale for each index outside the sum) or ``block`` (one per
-            ``block`` neighbours along the sum; the scales are taken off again, so they should be ``E8M0``).
+            ``block`` neighbours along the sum; the scales are taken off again, so they should be ``E8M0``, or in a
+            format whose products with the values ``dtype`` holds, under one scale of the tensor: `two_level`).
         block: elements per block.
         dim: 0 or 1.
-        scale_format: ``float32``, or ``E8M0`` for powers of two.
-        scale_rounding: of these, as in `compute_scale`.
+        scale_format: ``float32``, ``E8M0`` for powers of two, or for blocks the format whose constants are put behind
+            the tensor's own.
+        scale_rounding: of powers of two, as in `compute_scale`.
         dtype: of the values.
         overwrite: have the values where ``x`` was, if it is the only one and has their dtype; without loops of our
             own, nothing changes.
 
     Returns:
-        ``values`` (n, k) and ``scale`` float32: 0-d, (n, 1) or (1, k), None for blocks.
+        ``values`` (n, k) and ``scale`` float32: 0-d, (n, 1) or (1, k), None for blocks but with two levels.
     """
     xs = [x.float() if x.dtype == torch.float16 else x for x in xs]
     block = block_code(granularity, block)
-    rule = scale_rule(scale_format, scale_rounding)
-    if all(map(has_loops, xs)):
+    rule = scale_rule(scale_format, scale_rounding, granularity)
+    if rule != TWO_LEVEL and all(map(has_loops, xs)):
         found = quantize_by_loops(xs, constants, histories, method, learns, block, dim, rule, dtype, overwrite)
     else:
         found = []
@@ -91,7 +95,7 @@ def quantize_operands(
             found.append(quantize_by_tensors(x, constants[i], remembered, block, dim, rule, dtype))
             if histories:
                 learn(histories[i], amax(x), learns)
-    return [Quantized(values, None if block > 0 else scale) for values, scale in found]
+    return [Quantized(values, scale if has_scale(block, rule) else None) for values, scale in found]
 
 
 def quantize_operand(
@@ -114,11 +118,10 @@ def quantize_operand(
     if x.dtype == torch.float16:
         x = x.float()
     block = block_code(granularity, block)
+    rule = scale_rule(scale_format, scale_rounding, granularity)
     remembered = x.new_zeros((), dtype=torch.float32) if remembered is None else remembered
-    values, scale = torch.ops.altgrad.quantize_operand(
-        x, constants, remembered, block, dim, scale_rule(scale_format, scale_rounding), dtype
-    )
-    return Quantized(values, None if block > 0 else scale)
+    values, scale = torch.ops.altgrad.quantize_operand(x, constants, remembered, block, dim, rule, dtype)
+    return Quantized(values, scale if has_scale(block, rule) else None)
 
 
 def owned(x: Tensor) -> tuple[Tensor, bool]:

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from altgrad.numerics.constants import NAN_CODE, SPACING, TARGET, ULPS
+from altgrad.numerics.constants import NAN_CODE, SPACING, TARGET, TWO_LEVEL, ULPS
 from altgrad.numerics.rounding import round_to_grid
 from altgrad.numerics.scaling import amax, broadcast_scale, scale_by_rule, scale_rule, update_amax_history
+from altgrad.numerics.two_level import element_scale, two_level_scales
 
 ONE_SCALE, ROWS = 0, -1  # in place of the number of elements per block
 
@@ -28,13 +29,18 @@ def of_block_code(code: int) -> dict[str, Any]:
     return {"granularity": {ONE_SCALE: "tensor", ROWS: "row"}.get(code, "block"), "block": max(code, 1)}
 
 
+def has_scale(block: int, rule: int) -> bool:
+    """Whether an operand has a scale that the product's result is divided by: all but that of blocks alone."""
+    return block <= 0 or rule == TWO_LEVEL
+
+
 def operand_scale(
     x: Tensor, constants: Tensor, remembered: Tensor | None = None, *,
     granularity: str = "tensor", block: int = 32, dim: int = 1,
     scale_format: str = "float32", scale_rounding: str = "down",
 ) -> Tensor:  # fmt: skip
-    """Return the scale that `quantize_operand` takes, float32 and broadcastable to ``x``."""
-    rule = scale_rule(scale_format, scale_rounding)
+    """Return the scale that `quantize_operand` takes, of two levels both in one: float32, broadcastable to ``x``."""
+    rule = scale_rule(scale_format, scale_rounding, granularity)
     return _operand_scale(x, constants, remembered, rule, granularity=granularity, block=block, dim=dim)
 
 
@@ -42,6 +48,9 @@ def _operand_scale(
     x: Tensor, constants: Tensor, remembered: Tensor | None, rule: int, *, granularity: str, block: int, dim: int
 ) -> Tensor:
     largest = amax(x, granularity, block=block, dim=dim)
+    if rule == TWO_LEVEL:
+        scale = element_scale(*two_level_scales(largest, constants))
+        return broadcast_scale(scale, x.shape[dim], block=block, dim=dim)
     if granularity == "tensor" and remembered is not None:
         # Delayed scaling that began with scale 1 would send every gradient of the first step to zero.
         largest = torch.where(remembered > 0, remembered, largest)
@@ -67,12 +76,23 @@ def quantize_by_tensors(
     x: Tensor, constants: Tensor, remembered: Tensor | None, block: int, dim: int, rule: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Return the values (n, k) on the quantization grid, and the scale; by a `block_code` and a `scale_rule`."""
+    if rule == TWO_LEVEL:
+        return _quantize_two_level(x, constants, block, dim, dtype)
     options = of_block_code(block) | {"dim": dim}
     scale = materialized(_operand_scale(x, constants, remembered, rule, **options))
     values = round_to_grid(x.float() * scale, constants)
     if block > 0:
         return (values / scale).to(dtype), x.new_empty(0, dtype=torch.float32)
     return values.to(dtype), scale
+
+
+def _quantize_two_level(
+    x: Tensor, constants: Tensor, block: int, dim: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    whole, blocks = map(materialized, two_level_scales(amax(x, "block", block=block, dim=dim), constants))
+    scale = materialized(element_scale(whole, blocks))
+    scale, blocks = (broadcast_scale(t, x.shape[dim], block=block, dim=dim) for t in (scale, blocks))
+    return (round_to_grid(x.float() * scale, constants) * blocks).to(dtype), whole
 
 
 def learn(history: Tensor, largest: Tensor, learns: str) -> None:

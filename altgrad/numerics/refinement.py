@@ -30,16 +30,18 @@ def refined_format(fmt: Format, refinement: int) -> Format:
     return Format(f"{fmt.name} refined {refinement} times", fmt.exponent_bits, fmt.mantissa_bits + bits, fmt.bias)
 
 
-def refined_constants(fmt: Format, refinement: int, device: torch.device | str | None = None) -> Tensor:
-    """Return `format_constants` of the refined quantization grid: float32, shape (7,).
+def refined_constants(
+    fmt: Format, refinement: int, device: torch.device | str | None = None, *, scale_format: str = "float32"
+) -> Tensor:
+    """Return `format_constants` of the refined quantization grid.
 
     Raises:
         ValueError: as `refined_format` and `format_constants`.
     """
-    own = format_constants(fmt, device)
+    own = format_constants(fmt, device, scale_format=scale_format)
     if refinement == 1:
         return own
-    constants = format_constants(refined_format(fmt, refinement), device)
+    constants = format_constants(refined_format(fmt, refinement), device, scale_format=scale_format)
     for place in (MAX, TARGET):
         constants[place] = own[place]
     return constants

@@ -15,6 +15,8 @@ name:
 - ``even``: to the nearest, ties to the even exponent code.
 - ``ocp``: ``2^(floor(log2 target) - floor(log2 amax))``, the OCP MX specification's rule; like
   ``up`` it may saturate.
+
+Scales of blocks in any other format stand under a float32 scale of the tensor: `two_level`.
 """
 
 from __future__ import annotations
@@ -24,15 +26,15 @@ from torch import Tensor
 
 from altgrad.formats import Format, get_format
 from altgrad.numerics.codes import decode, encode
-from altgrad.numerics.constants import SCALE_RULES, TARGET
+from altgrad.numerics.constants import FLOAT32_RULE, SCALE_FORMATS, SCALE_RULES, TARGET, TWO_LEVEL
 from altgrad.numerics.rounding import power_of_two
 
 GRANULARITIES = ("tensor", "row", "block")
-SCALE_FORMATS = ("float32", "E8M0")
 SCALE_ROUNDINGS = SCALE_RULES[1:]
 HISTORY_METHODS = ("max", "most-recent")
 
 _LOWEST_EXPONENT, _HIGHEST_EXPONENT = -126, 127
+LOWEST, HIGHEST = 2.0**_LOWEST_EXPONENT, 2.0**_HIGHEST_EXPONENT
 
 
 def amax(x: Tensor, granularity: str = "tensor", *, block: int = 32, dim: int = -1) -> Tensor:
@@ -112,15 +114,17 @@ def scale_from_amax(
     return scale_by_rule(amax.detach(), constants[TARGET].double(), scale_rule(scale_format, scale_rounding))
 
 
-def scale_rule(scale_format: str, scale_rounding: str) -> int:
-    """Return the place in `SCALE_RULES` of what these two ask for, which is how operators are told.
+def scale_rule(scale_format: str, scale_rounding: str, granularity: str = "tensor") -> int:
+    """Return the place in `SCALE_RULES` of what these ask for, or `TWO_LEVEL`, which is how operators are told.
 
     Raises:
-        ValueError: an unknown rounding, or a format that no scale is computed in.
+        ValueError: an unknown rounding, or a format that no scale of this granularity is computed in.
     """
-    _require("scale_format", scale_format, SCALE_FORMATS)
     _require("scale_rounding", scale_rounding, SCALE_ROUNDINGS)
-    return SCALE_RULES.index("float32" if scale_format == "float32" else scale_rounding)
+    if granularity == "block" and scale_format not in SCALE_FORMATS:
+        return TWO_LEVEL
+    _require("scale_format", scale_format, SCALE_FORMATS)
+    return FLOAT32_RULE if scale_format == "float32" else SCALE_RULES.index(scale_rounding)
 
 
 def scale_by_rule(amax: Tensor, target: Tensor, rule: int) -> Tensor:
@@ -128,8 +132,8 @@ def scale_by_rule(amax: Tensor, target: Tensor, rule: int) -> Tensor:
     amax = amax.double()
     usable = (amax > 0) & (amax < torch.inf)
     amax = torch.where(usable, amax, target)
-    if SCALE_RULES[rule] == "float32":
-        scale = (target / amax).clamp(2.0**_LOWEST_EXPONENT, 2.0**_HIGHEST_EXPONENT)
+    if rule == FLOAT32_RULE:
+        scale = (target / amax).clamp(LOWEST, HIGHEST)
     else:
         exponent = _exponent_of(amax, target, SCALE_RULES[rule])
         scale = power_of_two(exponent.clamp(_LOWEST_EXPONENT, _HIGHEST_EXPONENT))

@@ -54,7 +54,9 @@ class WeightGrid:
     constants: Tensor = field(init=False)  # the grid that the weight lies on, from `refined_constants`
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "constants", refined_constants(self.format, self.refinement, self.device))
+        scale_format = self.options.get("scale_format", "float32")
+        constants = refined_constants(self.format, self.refinement, self.device, scale_format=scale_format)
+        object.__setattr__(self, "constants", constants)
 
     def scale(self, weight: Tensor) -> Tensor:
         """Return what the forward product multiplies ``weight`` with: float32, broadcastable."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from altgrad.config.recipe import SCALE_FORMATS
 from altgrad.metrics import METRICS
 from altgrad.reporting import roles
 from altgrad.reporting.claims import BEYOND, COST, Claim
@@ -205,6 +206,8 @@ def recipe_table(study: Study) -> Table | None:
         if value is None:
             return "not quantized"
         per = f"block of {value['block']}" if value["granularity"] == "block" else value["granularity"]
+        if value["granularity"] == "block" and value["scale"] not in SCALE_FORMATS:
+            per += " under a float32 one per tensor"
         seen = " (the arm sees it, no product does)" if value.get("virtual") else ""
         return f"{value['format']}, {value['scaling']} scaling, {value['scale']} scale per {per}{seen}"
 

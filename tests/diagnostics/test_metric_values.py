@@ -116,3 +116,6 @@ def test_a_scale_moves_the_weights_onto_the_grid() -> None:
         assert COMPUTE[name](view(WEIGHT / 64)) == pytest.approx(COMPUTE[name](view()))
     assert Grid.of(WEIGHT / 64, get_format("E2M1")).scale == 64
     assert Grid.of(torch.tensor([[5.0]]), get_format("E2M1"), scale_format="E8M0").scale == 1  # 6 / 5, rounded down
+    two_level = {"granularity": "block", "block": 1, "scale_format": "E4M3"}
+    blocks = Grid.of(torch.tensor([[6.0, 3.0, 1.5]]), get_format("E2M1"), **two_level)
+    assert blocks.scale.tolist() == [[1.0, 2.0, 4.0]]  # 448 of the tensor over 448, 224 and 112 of the blocks

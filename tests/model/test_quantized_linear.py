@@ -14,7 +14,7 @@ from torch import nn
 from altgrad.formats import format_names, get_format
 from altgrad.model import LayerRecipe, QuantizedLinear, TensorRecipe
 from altgrad.model.quantized.linear import exact_in_bfloat16
-from altgrad.numerics import amax, broadcast_scale, compute_scale, quantize
+from altgrad.numerics import amax, broadcast_scale, compute_scale, decode, encode_two_level, quantize
 
 pytestmark = pytest.mark.usefixtures("products")
 
@@ -68,6 +68,10 @@ def test_the_three_products_are_those_of_the_definition(format, accumulate, boun
 def finely_on_grid(t: torch.Tensor, format: str, dim: int, spec: TensorRecipe) -> torch.Tensor:
     """Return the 2-d t with scales for a sum over dim, dequantized, in float64."""
     fmt = get_format(format)
+    if spec.block_scale is not None:
+        elements, scales, whole = encode_two_level(t.detach(), fmt, spec.scale, block=spec.block, dim=dim)
+        blocks = broadcast_scale(decode(scales, spec.scale, torch.float64), t.shape[dim], block=spec.block, dim=dim)
+        return decode(elements, fmt, torch.float64) * blocks / whole.double()
     scale = compute_scale(amax(t.detach(), spec.granularity, block=spec.block, dim=dim), fmt, scale_format=spec.scale)
     if spec.granularity == "block":
         scale = broadcast_scale(scale, t.shape[dim], block=spec.block, dim=dim)
@@ -77,7 +81,13 @@ def finely_on_grid(t: torch.Tensor, format: str, dim: int, spec: TensorRecipe) -
 @pytest.mark.parametrize("format", EIGHT_BIT)
 @pytest.mark.parametrize(("accumulate", "bound"), [("float32", 1e-6), ("bf16", TWO_BF16_ROUNDINGS)])
 @pytest.mark.parametrize(
-    "fine", [{"granularity": "row"}, {"granularity": "block", "block": 9, "scale": "E8M0"}], ids=["row", "block"]
+    "fine",
+    [
+        {"granularity": "row"},
+        {"granularity": "block", "block": 9, "scale": "E8M0"},
+        {"granularity": "block", "block": 9, "scale": "E4M3"},
+    ],
+    ids=["row", "block", "two levels"],
 )
 def test_fine_scales_are_taken_along_the_sum_of_each_product(format, accumulate, bound, fine):
     """40, 24 and 21 are no multiples of 9."""
@@ -126,6 +136,31 @@ def test_roles_may_have_different_granularities():
 def test_impossible_granularities_are_refused(options):
     with pytest.raises(ValueError, match="granularity|block"):
         TensorRecipe(get_format("E4M3"), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"granularity": "row"}, "scale E4M3 needs granularity block; for granularity row take float32 or E8M0"),
+        ({"scale_rounding": "up"}, "it needs scale E8M0"),
+        ({"scale": "E0M8"}, "no operand holds E2M5 times a scale in E0M8 exactly: .* 12 significant bits"),
+        ({"scale": "BF16"}, "scales in BF16 span more than float32 can round"),
+        ({"scale": "E4M"}, "'E4M' is no format of a scale"),
+        ({"scaling": "delayed"}, "granularity block needs scaling dynamic"),
+    ],
+)
+def test_impossible_scales_of_blocks_are_refused(options, words):
+    assert TensorRecipe("E2M5", granularity="block", scale="E4M3").block_scale == get_format("E4M3")
+    with pytest.raises(ValueError, match=words):
+        TensorRecipe("E2M5", **({"granularity": "block", "scale": "E4M3"} | options))
+
+
+@pytest.mark.parametrize(("format", "dtype"), [("E2M1", torch.bfloat16), ("E3M4", torch.float32)])
+def test_the_operands_dtype_holds_every_value_times_every_scale(format, dtype, products):
+    spec = TensorRecipe(get_format(format), granularity="block", block=16, scale="E4M3")
+    layer = QuantizedLinear(nn.Parameter(torch.randn(8, 40)), None, LayerRecipe(spec, spec, spec))
+    expected = dtype if products == "bfloat16" else torch.float32
+    assert layer.settings(torch.bfloat16).operand_dtype == expected
 
 
 def test_the_sum_of_exact_products_is_exact():
@@ -254,6 +289,15 @@ def test_nothing_is_clipped_under_dynamic_scaling(format):
     ids=lambda options: "-".join(options.values()) or "tensor",
 )
 def test_compiled_equals_eager_to_the_bit(options, dtype):
+    require_compiled_equals_eager(options, dtype)
+
+
+@pytest.mark.slow  # compiles tensor operations, where other scales have loops
+def test_compiled_equals_eager_to_the_bit_with_scales_of_two_levels():
+    require_compiled_equals_eager({"granularity": "block", "block": 9, "scale": "E5M2"}, torch.bfloat16)
+
+
+def require_compiled_equals_eager(options, dtype):
     torch._dynamo.reset()  # or the cases together exceed its limit on graphs of one function
     x, g = inputs()
     found = []

@@ -52,7 +52,13 @@ def test_a_history_sets_the_scale_as_its_recipe_reduces_it(reduce: str, amax: fl
     assert Scaling.of(quantizer.recipe, native=False).method == reduce
 
 
-@pytest.mark.parametrize("options", [{"granularity": "row"}, {"scaling": "static"}, {"scaling": "delayed"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"granularity": "row"}, {"granularity": "block", "scale": "E4M3"}),
+        *({"scaling": "static"}, {"scaling": "delayed"}),
+    ],
+)
 def test_only_one_scale_of_the_tensors_own_can_be_held(options: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="granularity: tensor and scaling: dynamic"):
         Quantizer(TensorRecipe(get_format("E3M4"), **options)).hold()

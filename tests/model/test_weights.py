@@ -23,6 +23,7 @@ WAYS = {
     "static": {"scaling": "static"},
     "row": {"granularity": "row"},
     "block": {"granularity": "block", "scale": "E8M0"},
+    "two-level": {"granularity": "block", "block": 16, "scale": "E5M2"},
     "clipped codes": {"gradient": "clipped", "save": "codes"},
 }
 

@@ -31,6 +31,8 @@ OTHER = {
     "the other gelu": lambda: quantized("E4M3", config=GPTConfig(61, 2, 16, 2, 8, gelu="tanh")),
     "a scale per row": lambda: quantized("E4M3", granularity="row"),
     "another scale": lambda: quantized("E4M3", scale="E8M0"),
+    "scales of two levels": lambda: quantized("E4M3", granularity="block", scale="E4M3"),
+    "a scale per block": lambda: quantized("E4M3", granularity="block", scale="E8M0"),
     "delayed scales": lambda: quantized("E4M3", scaling="delayed"),
     "float32 operands": lambda: quantized("FP16"),
     "untied": lambda: untied(quantized("E4M3")),

@@ -109,7 +109,13 @@ def test_a_step_is_that_in_the_format_to_the_bit(name, format):
         assert not any(torch.equal(free[layer], here[layer]) for layer in here if layer != "head")
 
 
-@pytest.mark.parametrize("spec", [{"granularity": "row"}, {"granularity": "block", "scale": "E8M0"}, {"scale": "E8M0"}])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *({"granularity": "row"}, {"scale": "E8M0"}),
+        *({"granularity": "block", "scale": name} for name in ("E8M0", "E4M3")),
+    ],
+)
 def test_scales_are_those_that_the_recipe_asks_for(spec):
     there, here = (stepped(cell_of("stiff_update", "E3M4", virtual, **spec)) for virtual in (False, True))
     assert all(torch.equal(there[layer], here[layer]) for layer in there)

@@ -16,14 +16,13 @@ from altgrad.model.quantized.operand import Operand
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics.operand import owned
 
-BF16_SIGNIFICAND_BITS = 8
-BF16_EMIN = -126 - 7  # exponent of the smallest bfloat16 subnormal
+# Significant bits, exponents of the smallest subnormal number and of the largest binade.
+BFLOAT16 = (8, -126 - 7, 127)
 
 
-def exact_in_bfloat16(format: Format) -> bool:
-    """Return whether every finite value of ``format`` is a bfloat16 value."""
-    smallest = format.emin - format.mantissa_bits
-    return format.mantissa_bits + 1 <= BF16_SIGNIFICAND_BITS and smallest >= BF16_EMIN and format.max < 2.0**128
+def exact_in_bfloat16(format: Format, scales: Format | None = None) -> bool:
+    """Return whether every finite value of ``format``, times any scale in ``scales``, is a bfloat16 value."""
+    return format.fits(*BFLOAT16, scales=scales)
 
 
 class QuantizedLinear(nn.Module):
@@ -48,7 +47,7 @@ class QuantizedLinear(nn.Module):
         self.quantizers = nn.ModuleDict({role: Quantizer(spec, native) for role, spec in specs.items()})
         self.quantizers.to(weight.device)
         self.ready: WeightOperands | None = None  # made beforehand, for the forward pass under way
-        self.exact = all(exact_in_bfloat16(spec.format) for spec in specs.values())
+        self.exact = all(exact_in_bfloat16(spec.format, spec.block_scale) for spec in specs.values())
         self.replaced: tuple[nn.Module, ...] = ()  # in a tuple, so that it is no part of this module
 
     @classmethod

@@ -13,8 +13,10 @@ round it again (2e-3 relative, as large as the effects under study).
 With a scale per row, each operand of each product has one per index that the product does not sum over, so
 that they too apply to the result; the backward products sum over other indices than the forward one, and
 have operands of their own, made when the tensor is at hand. With a scale per block of the sum, the scales
-are powers of two and stay in the operands, which is exact unless a format's smallest value, so scaled, falls
-below the smallest bfloat16, 2^-133: from an amax of 2^-103 down in E5M2, of 2^-57 down in E7M0.
+stay in the operands. Powers of two do so exactly, unless a format's smallest value, so scaled, falls
+below the smallest bfloat16, 2^-133: from an amax of 2^-103 down in E5M2, of 2^-57 down in E7M0. Of two-level scales, as
+in NVFP4, those of the blocks do so exactly, in an operand whose dtype holds every product of a value and a scale, and
+the tensor's one applies to the result.
 
 One difference from hardware remains where no bf16 GEMM with float32 output exists (torch 2.13 on
 CPU): there ``accumulate="bf16"`` rounds each sum to bf16 before the scale is applied. ``y`` and ``dx``
@@ -184,7 +186,7 @@ class QuantizedMatmul(torch.autograd.Function):
 def _saved(x: Tensor, weight: Tensor, given: Given, settings: MatmulSettings, *, backward: bool) -> Saved:
     """Return what the backward pass needs, if there is one: operands for products that sum over the other dimension."""
     x_kept = weight_kept = None
-    if settings.clipped:  # row and block scales are those of the tensor at hand, and clamp nothing
+    if settings.clipped:  # row and block scales are those of the tensor at hand, and clamp what their rounding does
         if _has_one_scale(settings.input):
             x_kept = _unclamped(x, given.x_scale, given.x_constants)
         if _has_one_scale(settings.weight):

@@ -51,8 +51,8 @@ class Scaling:
 class Quantizer(nn.Module):
     """The scale of a tensor that is quantized as ``recipe`` says.
 
-    ``constants`` carries the format into the compiled graph as a tensor, so that one graph serves
-    every format. ``history`` holds amax values (delayed: the last ones; static: the first) and is
+    ``constants`` carries the format into the compiled graph as a tensor, with that of its block scales, so that one
+    graph serves every format. ``history`` holds amax values (delayed: the last ones; static: the first) and is
     saved with the model; 0 stands for a step that has not happened.
     """
 
@@ -63,7 +63,8 @@ class Quantizer(nn.Module):
         super().__init__()
         self.recipe = recipe
         self.scaling = Scaling.of(recipe, native)
-        self.register_buffer("constants", format_constants(recipe.format), persistent=False)
+        constants = format_constants(recipe.format, scale_format=recipe.scale)
+        self.register_buffer("constants", constants, persistent=False)
         length = {"dynamic": None, "static": 1, "delayed": recipe.history}[recipe.scaling]
         self.register_buffer("history", None if length is None else torch.zeros(length))
 

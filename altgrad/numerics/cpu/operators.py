@@ -12,13 +12,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from altgrad.numerics.constants import LEARNS
+from altgrad.numerics.constants import LEARNS, TWO_LEVEL
 from altgrad.numerics.cpu import kernels
 from altgrad.numerics.operand_definition import (
     ONE_SCALE,
     ROWS,
     decode_by_tensors,
     encode_by_tensors,
+    has_scale,
     quantize_by_tensors,
 )
 
@@ -64,7 +65,7 @@ def quantize_by_loops(
 def _quantize(
     x: Tensor, constants: Tensor, remembered: Tensor, block: int, dim: int, rule: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    if not has_loops(x):
+    if rule == TWO_LEVEL or not has_loops(x):
         return quantize_by_tensors(x, constants, remembered, block, dim, rule, dtype)
     history = [remembered.reshape(1)] if block == ONE_SCALE else []
     return quantize_by_loops([x], [constants], history, "max", "nothing", block, dim, rule, dtype, False)[0]
@@ -95,7 +96,8 @@ for _name, _function in (
 
 @torch.library.register_fake(f"{NAMESPACE}::quantize_operand")
 def _(x, constants, remembered, block, dim, rule, dtype):  # noqa: ANN001, ANN202
-    return x.new_empty(x.shape, dtype=dtype), x.new_empty(_scale_shape(x, block, dim), dtype=torch.float32)
+    shape = () if rule == TWO_LEVEL else _scale_shape(x, block, dim)
+    return x.new_empty(x.shape, dtype=dtype), x.new_empty(shape, dtype=torch.float32)
 
 
 @torch.library.register_fake(f"{NAMESPACE}::quantize_into")
@@ -125,10 +127,10 @@ def _(codes, constants, dtype):  # noqa: ANN001, ANN202
 
 
 def _keep_scale(ctx, inputs, output) -> None:  # noqa: ANN001
-    x, _, _, block, *_ = inputs
+    x, _, _, block, _, rule, _ = inputs
     _, scale = output
     ctx.mark_non_differentiable(scale)
-    ctx.unscaled, ctx.dtype = block > 0, x.dtype
+    ctx.unscaled, ctx.dtype = not has_scale(block, rule), x.dtype
     ctx.save_for_backward(scale)
 
 

@@ -1,0 +1,292 @@
+"""Two-level scales: the definition in exact fractions, NVFP4 by others, and what becomes of unusual blocks.
+
+Oracles: `round_scalar`, which shares no code with what is tested, and float32's own rounding written out here; the
+4- and 8-bit dtypes of ml_dtypes; torchao's NVFP4, in tensor operations on the CPU. That rounds in other places: its
+scales and elements may be the neighbours of ours where the exact value lies so close to the middle of two that a few
+roundings to float32 decide, and nowhere else. It also keeps scales from 2^-6 on, the smallest normal one.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from altgrad import numerics
+from altgrad.formats import format_names, get_format
+from altgrad.model.quantized.linear import exact_in_bfloat16
+from altgrad.numerics import (
+    amax,
+    broadcast_scale,
+    compute_scale,
+    decode,
+    decode_two_level,
+    encode_two_level,
+    format_constants,
+    operand_scale,
+    quantize_operand,
+    quantize_operands,
+)
+from altgrad.numerics.check.reference import round_scalar
+from altgrad.numerics.constants import TWO_LEVEL
+from altgrad.numerics.operand import Quantized
+from altgrad.numerics.two_level import element_scale, two_level_scales
+
+U = 2.0**-24  # half a float32 ulp, relative
+PAIRS = [("E2M1", "E4M3"), ("E4M3", "E4M3"), ("E3M4", "E5M2"), ("E2M3", "E7M0"), ("E0M7", "E0M3"), ("E5M2FNUZ", "E6M1")]
+
+
+def blocks_of_all_sizes() -> Tensor:
+    """Return (6, 37): ordinary, zero, tiny, huge and mixed blocks, values at ties; no power of two divides 37."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 37, generator=generator)
+    x[1, :16] = 0.0
+    x[2, :16] *= 1e-12
+    x[3, 16:32] *= 3e4
+    x[4] *= torch.exp2(torch.randint(-40, 12, (37,), generator=generator).float())
+    x[5] = (x[5] * 8).round() / 4
+    x[5, 0] = -0.0
+    return x
+
+
+def float32(x: Fraction) -> Fraction:
+    """Round a fraction to the nearest normal float32, ties to even."""
+    if x == 0:
+        return x
+    exponent = math.frexp(abs(float(x)))[1] - 1
+    exponent -= abs(x) < Fraction(2) ** exponent
+    unit = Fraction(2) ** (exponent - 23)
+    return round(x / unit) * unit  # Python rounds fractions to even
+
+
+def in_fractions(x: Tensor, fmt: str, scale_format: str, block: int) -> tuple[Fraction, list[list[Fraction]], Tensor]:
+    """Return s, d_b and q of a 2-d tensor with blocks along its rows."""
+    elements, scales = get_format(fmt), get_format(scale_format)
+    target, top, smallest = (Fraction(v) for v in (elements.scale_target, scales.scale_target, scales.smallest))
+    rows = [[Fraction(v) for v in row] for row in x.tolist()]
+    whole = float32(target * top / max(abs(v) for row in rows for v in row))
+    found, q = [], torch.zeros(x.shape, dtype=torch.float64)
+    for i, row in enumerate(rows):
+        found.append([])
+        for first in range(0, len(row), block):
+            part = row[first : first + block]
+            wanted = min(float32(max(map(abs, part)) * whole / target), top)
+            scale = max(Fraction(round_scalar(wanted, scales)), smallest)
+            found[-1].append(scale)
+            for j, value in enumerate(part, first):
+                q[i, j] = round_scalar(float32(value * float32(whole / scale)), elements)
+    return whole, found, q
+
+
+@pytest.mark.parametrize(("fmt", "scale_format"), PAIRS)
+@pytest.mark.parametrize("block", [16, 5, 64])
+def test_scales_elements_and_operands_are_those_of_exact_fractions(fmt, scale_format, block):
+    x = blocks_of_all_sizes()
+    whole, blocks, q = in_fractions(x, fmt, scale_format, block)
+    stored = encode_two_level(x, fmt, scale_format, block=block)
+    assert Fraction(stored.tensor_scale.item()) == whole
+    assert [[Fraction(d) for d in row] for row in decode(stored.scales, scale_format).tolist()] == blocks
+    assert torch.equal(decode(stored.elements, fmt, torch.float64), q)
+    spread = torch.tensor([[float(d) for d in row] for row in blocks], dtype=torch.float64)
+    exact = q * broadcast_scale(spread, x.shape[1], block=block)
+    assert torch.equal(decode_two_level(stored, fmt, scale_format, block=block), exact.float() / stored.tensor_scale)
+    dtypes = [torch.float32]
+    if exact_in_bfloat16(get_format(fmt), get_format(scale_format)):
+        dtypes.append(torch.bfloat16)
+    for dtype in dtypes:
+        for dim, t in ((1, x), (0, x.t())):
+            found = of(t, fmt, scale_format, block=block, dim=dim, dtype=dtype)
+            assert found.scale == stored.tensor_scale and found.values.dtype == dtype
+            assert torch.equal(found.values.double(), exact if dim == 1 else exact.t())
+
+
+@pytest.mark.parametrize("largest", [3.7, 1.3, 2.9, 5.1, 7.7])
+def test_each_quotient_is_rounded_once_also_next_to_ties(largest):
+    scales = get_format("E4M3")
+    whole = float32(Fraction(6 * 448) / Fraction(torch.tensor(largest).item()))
+    ties = torch.tensor((scales.magnitudes[1:] + scales.magnitudes[:-1]) / 2 * 6 / float(whole)).float()
+    beside = [torch.nextafter(ties, torch.tensor(toward)) for toward in (0.0, torch.inf)]
+    amaxes = torch.cat([ties, *beside, torch.tensor([largest])])
+    found, blocks = two_level_scales(amaxes, format_constants("E2M1", scale_format="E4M3"))
+    wanted = [round_scalar(float32(Fraction(a) * whole / 6), scales) for a in amaxes.tolist()]
+    assert Fraction(found.item()) == whole and blocks.tolist() == [max(d, scales.smallest) for d in wanted]
+    quotients = [float(float32(whole / Fraction(d))) for d in blocks.tolist()]
+    assert element_scale(found, blocks).tolist() == quotients
+
+
+def of(x: Tensor, fmt: str = "E2M1", scale_format: str = "E4M3", **options) -> Quantized:
+    """Return the operand of ``x``, which comes out the same for one tensor and for one of several."""
+    constants = format_constants(fmt, scale_format=scale_format)
+    options = {"granularity": "block", "block": 16, "scale_format": scale_format, **options}
+    one, two = quantize_operands([x, 2 * x], [constants] * 2, **options)
+    alone = quantize_operand(x, constants, **options)
+    assert torch.equal(one.values.nan_to_num(7), alone.values.nan_to_num(7)) and torch.equal(one.scale, alone.scale)
+    assert two.scale.ndim == 0
+    return one
+
+
+def test_nvfp4_has_the_codes_of_ml_dtypes():
+    x = blocks_of_all_sizes()
+    stored = encode_two_level(x, "E2M1")
+    wanted = (amax(x, "block", block=16).double() * stored.tensor_scale.double() / 6).float().numpy()
+    smallest = np.float32(2.0**-9)
+    scales = np.maximum(wanted.astype(ml_dtypes.float8_e4m3fn), smallest.astype(ml_dtypes.float8_e4m3fn))
+    assert np.array_equal(scales.view(np.uint8), stored.scales.numpy())
+    factors = np.repeat(stored.tensor_scale.numpy() / scales.astype(np.float32), 16, axis=1)[:, :37]
+    elements = (x.numpy() * factors).astype(ml_dtypes.float4_e2m1fn)
+    assert np.array_equal(elements.view(np.uint8) & 15, stored.elements.numpy())
+
+
+def by_torchao(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the codes of torchao's scales (n, k / 16) and elements (n, k)."""
+    nvfp4 = pytest.importorskip("torchao.prototype.mx_formats.nvfp4_tensor")
+    scales, packed = nvfp4.nvfp4_quantize(x, 16, nvfp4.per_tensor_amax_to_scale(x.abs().amax()))
+    return scales.view(torch.uint8).view(len(x), -1), torch.stack([packed & 15, packed >> 4], -1).view(x.shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("pinned", [True, False], ids=["s a power of two", "any s"])
+def test_nvfp4_is_torchaos_but_for_float32_ties_and_the_smallest_scales(pinned, dtype):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(192, 128, generator=generator) * torch.exp2(torch.randint(-9, 6, (192, 1), generator=generator))
+    x = x.to(dtype)
+    if pinned:
+        x[0, 0] = 6 * 448 / 4
+    scales, elements = by_torchao(x)
+    ours = encode_two_level(x, "E2M1")
+    assert set((scales[ours.scales < 8]).tolist()) == {8}  # 2^-6
+    kept = (ours.scales >= 8) & (scales == ours.scales)
+    both = kept.repeat_interleave(16, 1)
+    if pinned:
+        assert torch.equal(scales, ours.scales.clamp(min=8)) and torch.equal(elements[both], ours.elements[both])
+    largest, d = amax(x).double(), decode(ours.scales, "E4M3", torch.float64).repeat_interleave(16, 1)
+    wanted = 448 * amax(x, "block", block=16).double() / largest
+    assert_neighbours_at_a_tie(scales, ours.scales, "E4M3", wanted, ours.scales >= 8)
+    assert_neighbours_at_a_tie(elements & 7, ours.elements & 7, "E2M1", x.double().abs() * 2688 / largest / d, both)
+
+
+def assert_neighbours_at_a_tie(theirs: Tensor, ours: Tensor, fmt: str, exact: Tensor, where: Tensor) -> None:
+    """Where two codes differ, the exact value lies within the roundings of both, 8 in all, of their midpoint."""
+    differ = where & (theirs != ours)
+    assert differ.sum() < 1e-2 * where.sum()  # of bfloat16 many lie so close
+    a, b = (decode(codes[differ], fmt, torch.float64) for codes in (theirs, ours))
+    assert ((theirs[differ].int() - ours[differ].int()).abs() == 1).all()
+    assert (((a + b) / 2 - exact[differ]).abs() <= 8 * U * exact[differ]).all()
+
+
+def test_a_tensor_of_zeros_stays_one_and_keeps_its_signs():
+    x = torch.tensor([[0.0, -0.0] * 10])
+    found = of(x, dtype=torch.float32)
+    assert found.scale == 1 and torch.equal(found.values.signbit(), x.signbit()) and not found.values.any()
+    assert encode_two_level(x, "E2M1").scales.tolist() == [[1, 1]]
+    assert of(torch.empty(0, 4)).values.shape == (0, 4)
+
+
+def test_a_block_whose_scale_would_be_zero_keeps_what_the_smallest_scale_can_show():
+    x = torch.zeros(1, 32)
+    x[0, 0], x[0, 16:] = 2688.0, 2.0**-10  # s is 1
+    x[0, 20:] = 2.0**-14
+    stored = encode_two_level(x, "E2M1")
+    assert stored.scales.tolist() == [[126, 1]] and stored.tensor_scale == 1
+    shown = decode_two_level(stored, "E2M1")[0, 16:]
+    assert shown.tolist() == [2.0**-10] * 4 + [0.0] * 12
+    assert ((shown - x[0, 16:]).abs() <= x[0, 16:].abs()).all()
+
+
+def test_infinities_saturate_and_nan_stays_where_it_is():
+    for bad in (torch.inf, -torch.inf, torch.nan):
+        x = torch.full((2, 40), 12.0)
+        x[0, 3] = bad
+        values = of(x, dtype=torch.float32)
+        assert values.scale == 1
+        if math.isnan(bad):
+            assert values.values.isnan().nonzero().tolist() == [[0, 3]]
+        else:
+            assert values.values[0, 3] == math.copysign(6 * 448, bad)
+        assert torch.equal(values.values[1], x[1]) and torch.equal(values.values[0, 16:], x[0, 16:])
+
+
+@pytest.mark.parametrize(("fmt", "scale_format"), [*PAIRS, ("E7M0", "E7M0"), ("E0M7", "E5M2")])
+def test_every_amax_gives_usable_scales(fmt, scale_format):
+    constants = format_constants(fmt, scale_format=scale_format)
+    for exponent in (-149, -127, -100, -60, 0, 60, 126, 127.999):
+        amaxes = torch.tensor([[2.0**exponent, 2.0 ** max(exponent - 20, -149), 0.0]], dtype=torch.float64).float()
+        whole, blocks = two_level_scales(amaxes, constants)
+        factors = element_scale(whole, blocks)
+        for found in (whole, blocks, factors):
+            assert (found.isfinite() & (found > 0) & (1 / found).isfinite() & (1 / found > 0)).all()
+        assert (factors >= 2.0**-126).all() and (factors <= 2.0**127).all()
+
+
+def test_no_element_is_further_off_than_its_block_allows():
+    """Half a step at the block's largest magnitude, and what rounding the scale, by 2^-4 at most, adds."""
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(2))
+    off = (decode_two_level(encode_two_level(x, "E2M1"), "E2M1") - x).unflatten(1, (-1, 16)).abs()
+    largest = amax(x, "block", block=16)[..., None]
+    assert (off <= largest / 6 * (1 + 2.0**-4)).all()
+
+
+def test_both_levels_are_one_scale_for_whoever_looks_at_the_grid():
+    x = blocks_of_all_sizes()
+    constants = format_constants("E2M1", scale_format="E4M3")
+    scale = operand_scale(x, constants, granularity="block", block=16, scale_format="E4M3")
+    whole, blocks = two_level_scales(amax(x, "block", block=16), constants)
+    assert torch.equal(scale, broadcast_scale(element_scale(whole, blocks), 37, block=16))
+    assert whole == compute_scale(amax(x), 6.0 * 448)
+
+
+def test_the_gradient_is_that_of_the_tensors_scale():
+    x = blocks_of_all_sizes().requires_grad_()
+    constants = format_constants("E2M1", scale_format="E4M3")
+    options = {"granularity": "block", "scale_format": "E4M3", "dtype": torch.float32}
+    found = quantize_operand(x, constants, **options)
+    incoming = torch.randn(x.shape, generator=torch.Generator().manual_seed(3))
+    (grad,) = torch.autograd.grad(found.values, x, incoming)
+    assert torch.equal(grad, incoming * found.scale)
+
+
+@pytest.mark.parametrize("scales", ["E2M1", "E4M3", "E5M2", "E3M4", "E7M0", "E0M7"])
+def test_exactness_of_a_product_is_judged_as_the_cast_judges_it(scales):
+    scale = torch.tensor(get_format(scales).magnitudes)
+    scale = scale[scale <= get_format(scales).scale_target]
+    for name in (*format_names(), "E4M7"):
+        fmt = get_format(name)
+        if fmt.signed and fmt.bits <= 12:
+            products = torch.tensor(fmt.magnitudes)[:, None] * scale
+            exact = torch.equal(products.bfloat16().double(), products)
+            assert exact_in_bfloat16(fmt, get_format(scales)) == exact, name
+
+
+def test_the_page_says_which_pairs_bfloat16_holds():
+    text = (Path(numerics.__file__).parent / "USE.md").read_text()
+    lines = text[text.index("| elements |") :].split("\n\n")[0].splitlines()
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    assert len(rows) > 5
+    for row in rows:
+        for scales, said in zip(head[2:], row[2:], strict=True):
+            assert (said == "bf16") == exact_in_bfloat16(get_format(row[0]), get_format(scales)), (row[0], scales)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_the_operator_keeps_what_it_promises_to_autograd_and_the_compiler():
+    x = torch.randn(8, 40, requires_grad=True)
+    constants = format_constants("E2M1", scale_format="E4M3")
+    for dim in (0, 1):
+        arguments = (x, constants, torch.tensor(0.0), 16, dim, TWO_LEVEL, torch.bfloat16)
+        torch.library.opcheck(torch.ops.altgrad.quantize_operand, arguments)
+
+
+def test_errors_name_the_argument():
+    x = torch.ones(2, 4)
+    with pytest.raises(ValueError, match="^constants: "):
+        quantize_operand(x, format_constants("E2M1"), granularity="block", scale_format="E4M3")
+    with pytest.raises(ValueError, match="^scale_format: "):
+        quantize_operand(x, format_constants("E2M1"), granularity="row", scale_format="E4M3")
+    with pytest.raises(ValueError, match="^fmt: "):
+        format_constants("E2M1", scale_format="BF16")
