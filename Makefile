@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help repro study tuning simulate bench test test-slow env lint clean
+.PHONY: help repro study study-part tuning simulate bench test test-slow env lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -40,61 +40,19 @@ repro: env
 	@test -z "$(KEEP)" || { mkdir -p "$(KEEP)/figures" && cp reports/figures/*.png "$(KEEP)/figures" && \
 	cp params.yaml reports/REPORT.md reports/metrics.json reports/plots/results.csv "$(KEEP)"; }
 
-MASTER := adamw stiff_update stiff_grad riemann stiff_permuted stiff_matched
-ON_GRID := adamw_sr stiff_update_sr rung
-comma := ,
-list = [$(subst $() $(),$(comma),$(strip $(1)))]
-PICO := model=pico tokenizer.vocab_size=1024 train.steps=300 optimizers.rung.lr=2.0 optimizers.stiff_matched.lr=3e-3 \
-	$(foreach arm,$(MASTER) $(ON_GRID),optimizers.$(arm).plain_lr=1.2e-2)
-FIRST := $(PICO) grid.seeds=[0,1,2]
-STUDY := $(FIRST) grid.lr_scales=[0.5,1,2]
-EIGHT := E0M7,E1M6,E2M5,E3M4,E4M3,E5M2,E6M1,E7M0
-# Other seeds than those that chose the learning rate, for what the first parts found.
-OTHER := $(PICO) grid.seeds=[3,4,5,6,7,8,9,10] grid.lr_scales=[1]
-AGAIN := $(OTHER) grid.formats=[E2M5,E3M4,E4M3,E5M2] grid.baseline=E4M3
-AGAIN_RUNG := $(OTHER) grid.formats=[E1M6,E2M5,E3M4] grid.baseline=E1M6
-# The same geometry on weights that nothing rounds to it: a gain in the format beyond that is the format's own.
-TWINS = $(1) $(addprefix virtual.,$(1))
-VIRTUAL := $(OTHER) grid.baseline=bf16 \
-	grid.formats=$(call list,bf16 $(call TWINS,E2M5 E3M4 E4M3 E5M2))
-# The format that gained most and the uniform one; at this rate, the best of E3M4, E4M3 is unstable.
-VIRTUAL_GRID := $(OTHER) grid.baseline=E1M6 grid.formats=$(call list,$(call TWINS,E1M6 E3M4))
-# Where the best rate was the largest or the smallest of three: a wider range, and lower still in the coarsest formats.
-STEPS := adamw riemann adamw_sr rung
-WIDER := $(FIRST) grid.lr_scales=[0.25,0.5,1,2,4] grid.formats=[E1M6,E2M5,E3M4,E4M3,E5M2]
-LOWER := $(FIRST) grid.lr_scales=[0.015625,0.03125,0.0625,0.125,0.25,0.5,1,2] grid.formats=[E6M1,E7M0]
+include reports/study/parts.mk
 
+# PART=controls makes one part of the study, without it all of them, one after the other.
 study: env
-	$(MAKE) repro KEEP=reports/study/master \
-	SET='$(STUDY) grid.formats=[bf16,$(EIGHT)] grid.baseline=bf16 grid.optimizers=$(call list,$(MASTER))'
-	$(MAKE) repro KEEP=reports/study/on-grid \
-	SET='$(STUDY) grid.formats=[$(EIGHT)] grid.baseline=E4M3 grid.optimizers=$(call list,$(ON_GRID))'
-	$(MAKE) repro KEEP=reports/study/again \
-	SET='$(AGAIN) grid.optimizers=$(call list,adamw stiff_update stiff_permuted stiff_matched)'
-	$(MAKE) repro KEEP=reports/study/wider \
-	SET='$(WIDER) grid.baseline=E4M3 grid.optimizers=$(call list,$(STEPS))'
-	$(MAKE) repro KEEP=reports/study/lower \
-	SET='$(LOWER) grid.baseline=E6M1 grid.optimizers=$(call list,$(STEPS))'
-	$(MAKE) repro KEEP=reports/study/rung-again \
-	SET='$(AGAIN_RUNG) grid.optimizers=[adamw_sr,rung] optimizers.rung.lr=4.0'
-	$(MAKE) repro KEEP=reports/study/virtual \
-	SET='$(VIRTUAL) grid.optimizers=[adamw,stiff_update]'
-	$(MAKE) repro KEEP=reports/study/virtual-grid \
-	SET='$(VIRTUAL_GRID) grid.optimizers=[adamw_sr,rung] optimizers.rung.lr=4.0'
+	@$(foreach part,$(PART),$(if $(STUDY_$(part)),,$(error PART=$(part): there is no such part; take $(PARTS))))
+	for part in $(or $(PART),$(PARTS)); do $(MAKE) --no-print-directory study-part PART=$$part || exit; done
+
+study-part:
+	$(MAKE) repro KEEP=reports/study/$(PART) SET='$(STUDY_$(PART))'
 
 # What fixed the rates and the decay of the default grid, on seeds that it does not have.
-TUNING := model=pico grid.seeds=[10,11,12] grid.baseline=E4M3
-RATES := $(TUNING) grid.formats=[E4M3,E5M2,E3M4] grid.lr_scales=[0.5,0.7,1,1.4,2] \
-	grid.optimizers=[adamw,stiff_matched,permuted_matched] \
-	optimizers.stiff_matched.lr=3e-3 optimizers.permuted_matched.lr=3e-3
-VARIED = +optimizers.$(1)={base:adamw,lr:3e-3,plain_lr:$(2),decay:$(3)}
-PLAIN := $(TUNING) grid.formats=[E4M3,E1M6] grid.lr_scales=[1] \
-	$(call VARIED,less_decay,2.4e-2,1e-4) $(call VARIED,more_decay,2.4e-2,1e-3) \
-	$(call VARIED,less_plain,1.2e-2,3e-4) $(call VARIED,more_plain,4.8e-2,3e-4) \
-	grid.optimizers=[adamw,less_decay,more_decay,less_plain,more_plain]
 tuning: env
-	$(MAKE) repro KEEP=reports/study/tuning SET='$(RATES)'
-	$(MAKE) repro KEEP=reports/study/tuning-plain SET='$(PLAIN)'
+	$(MAKE) study PART='tuning tuning-plain'
 
 simulate: env
 	python -m altgrad.reporting.simulate

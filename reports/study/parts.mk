@@ -1,0 +1,85 @@
+# What `make study PART=name` trains: settings of params.yaml, part by part. README.md says what each asks and found.
+
+comma := ,
+list = [$(subst $() $(),$(comma),$(strip $(1)))]
+# The same geometry on weights that nothing rounds to it: a gain in the format beyond that is the format's own.
+twins = $(1) $(addprefix virtual.,$(1))
+
+# --- parts of today: 200 steps, rates fixed on seeds 10 to 12, judged on seeds 20 and above ----------------------
+NOW := model=pico tokenizer.vocab_size=1024 train.steps=200 grid.recipe=uniform \
+	$(foreach arm,adamw adamw_sr stiff_matched permuted_matched,optimizers.$(arm).plain_lr=2.4e-2)
+TUNED := $(NOW) grid.seeds=[10,11,12]
+JUDGED := $(NOW) grid.lr_scales=[1]
+EIGHT_SEEDS := grid.seeds=[20,21,22,23,24,25,26,27]
+SIX_SEEDS := grid.seeds=[20,21,22,23,24,25]
+# An arm of the size of AdamW's updates, at the rate that `tuning` found for those.
+matched = ++optimizers.$(1)={base:adamw,lr:4.2e-3,plain_lr:2.4e-2,match_rms:true,$(2)}
+ongrid = $(call matched,$(1),weights:grid$(comma)rounding:stochastic$(comma)$(2))
+
+STUDY_tuning := $(TUNED) grid.baseline=E4M3 grid.formats=[E4M3,E5M2,E3M4] grid.lr_scales=[0.5,0.7,1,1.4,2] \
+	grid.optimizers=[adamw,stiff_matched,permuted_matched] \
+	optimizers.stiff_matched.lr=3e-3 optimizers.permuted_matched.lr=3e-3
+
+varied = ++optimizers.$(1)={base:adamw,lr:3e-3,plain_lr:$(2),decay:$(3)}
+STUDY_tuning-plain := $(TUNED) grid.baseline=E4M3 grid.formats=[E4M3,E1M6] grid.lr_scales=[1] \
+	$(call varied,less_decay,2.4e-2,1e-4) $(call varied,more_decay,2.4e-2,1e-3) \
+	$(call varied,less_plain,1.2e-2,3e-4) $(call varied,more_plain,4.8e-2,3e-4) \
+	grid.optimizers=[adamw,less_decay,more_decay,less_plain,more_plain]
+
+# Every geometry in every format: is a format's own the best for it?
+GEOMETRIES := E1M6 E2M5 E3M4 E4M3 E5M2
+STUDY_matrix := $(JUDGED) $(EIGHT_SEEDS) grid.baseline=E4M3 grid.formats=$(call list,$(GEOMETRIES)) \
+	$(foreach fmt,$(GEOMETRIES),$(call matched,as_$(fmt),stiffness:foreign$(comma)foreign:$(fmt))) \
+	grid.optimizers=$(call list,adamw $(addprefix as_,$(GEOMETRIES)))
+
+# The step as a function of the weight's size, without a format: knee (binades below the largest weight) and slope.
+KNEES := 1 2 3 4 6 8
+SLOPES := 0.5 1 1.5
+profile_name = knee$(1)_slope$(subst .,p,$(2))
+STUDY_profile := $(TUNED) grid.baseline=virtual.E4M3 grid.formats=[virtual.E4M3] grid.lr_scales=[0.7,1,1.4] \
+	$(foreach slope,$(SLOPES),$(foreach knee,$(KNEES),\
+	$(call matched,$(call profile_name,$(knee),$(slope)),stiffness:profile$(comma)knee:$(knee)$(comma)slope:$(slope)))) \
+	grid.optimizers=$(call list,adamw $(foreach slope,$(SLOPES),$(foreach knee,$(KNEES),$(call profile_name,$(knee),$(slope)))))
+
+# Weights that live on grids of three to six bits, where resolution binds, and on grids of the same shape 256 times finer.
+LOW := E2M1 E1M2 E3M1 E2M2 E2M3 E3M2
+LOW_ARMS := $(call ongrid,stiff_matched_sr,stiffness:ulp) $(call ongrid,permuted_matched_sr,stiffness:permuted)
+STUDY_tuning-low-bits := $(TUNED) $(LOW_ARMS) grid.recipe=weight_only grid.baseline=E2M3 grid.formats=[E2M1,E2M3,E3M2] \
+	grid.lr_scales=[0.35,0.5,0.7,1,1.4] grid.optimizers=[adamw_sr,stiff_matched_sr,permuted_matched_sr]
+LOW_RATES ?=
+STUDY_low-bits := $(JUDGED) $(SIX_SEEDS) $(LOW_ARMS) $(LOW_RATES) grid.recipe=weight_only grid.baseline=E2M3 \
+	grid.formats=$(call list,$(call twins,$(LOW))) grid.optimizers=[adamw_sr,stiff_matched_sr,permuted_matched_sr]
+
+# --- the first study: 300 steps, embeddings and norms at 0.012, which was too low --------------------------------
+MASTER := adamw stiff_update stiff_grad riemann stiff_permuted stiff_matched
+ON_GRID := adamw_sr stiff_update_sr rung
+PICO := model=pico tokenizer.vocab_size=1024 train.steps=300 grid.recipe=uniform optimizers.rung.lr=2.0 optimizers.stiff_matched.lr=3e-3 \
+	$(foreach arm,$(MASTER) $(ON_GRID),optimizers.$(arm).plain_lr=1.2e-2)
+FIRST := $(PICO) grid.seeds=[0,1,2]
+STUDY := $(FIRST) grid.lr_scales=[0.5,1,2]
+EIGHT := E0M7,E1M6,E2M5,E3M4,E4M3,E5M2,E6M1,E7M0
+# Other seeds than those that chose the learning rate, for what the first parts found.
+OTHER := $(PICO) grid.seeds=[3,4,5,6,7,8,9,10] grid.lr_scales=[1]
+AGAIN := $(OTHER) grid.formats=[E2M5,E3M4,E4M3,E5M2] grid.baseline=E4M3
+AGAIN_RUNG := $(OTHER) grid.formats=[E1M6,E2M5,E3M4] grid.baseline=E1M6
+VIRTUAL := $(OTHER) grid.baseline=bf16 \
+	grid.formats=$(call list,bf16 $(call twins,E2M5 E3M4 E4M3 E5M2))
+# The format that gained most and the uniform one; at this rate, the best of E3M4, E4M3 is unstable.
+VIRTUAL_GRID := $(OTHER) grid.baseline=E1M6 grid.formats=$(call list,$(call twins,E1M6 E3M4))
+# Where the best rate was the largest or the smallest of three: a wider range, and lower still in the coarsest formats.
+STEPS := adamw riemann adamw_sr rung
+WIDER := $(FIRST) grid.lr_scales=[0.25,0.5,1,2,4] grid.formats=[E1M6,E2M5,E3M4,E4M3,E5M2]
+LOWER := $(FIRST) grid.lr_scales=[0.015625,0.03125,0.0625,0.125,0.25,0.5,1,2] grid.formats=[E6M1,E7M0]
+
+
+STUDY_master := $(STUDY) grid.formats=[bf16,$(EIGHT)] grid.baseline=bf16 grid.optimizers=$(call list,$(MASTER))
+STUDY_on-grid := $(STUDY) grid.formats=[$(EIGHT)] grid.baseline=E4M3 grid.optimizers=$(call list,$(ON_GRID))
+STUDY_again := $(AGAIN) grid.optimizers=$(call list,adamw stiff_update stiff_permuted stiff_matched)
+STUDY_wider := $(WIDER) grid.baseline=E4M3 grid.optimizers=$(call list,$(STEPS))
+STUDY_lower := $(LOWER) grid.baseline=E6M1 grid.optimizers=$(call list,$(STEPS))
+STUDY_rung-again := $(AGAIN_RUNG) grid.optimizers=[adamw_sr,rung] optimizers.rung.lr=4.0
+STUDY_virtual := $(VIRTUAL) grid.optimizers=[adamw,stiff_update]
+STUDY_virtual-grid := $(VIRTUAL_GRID) grid.optimizers=[adamw_sr,rung] optimizers.rung.lr=4.0
+
+PARTS := master on-grid again wider lower rung-again virtual virtual-grid tuning tuning-plain \
+	matrix profile tuning-low-bits low-bits
