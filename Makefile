@@ -3,7 +3,7 @@
 #   make test    the environment and the tests
 #   make lint    ruff's rules over all files, and mypy over what callers use
 #   make repro JOBS=4   four cells at a time instead of one for each core or GPU; SET='model=micro grid.seeds=[0,1,2]' changes params.yaml
-#   make study JOBS=2   the evidence about the arms, hours; leaves params.yaml changed: reports/study/README.md
+#   make study PART=matrix   a part of the evidence about the arms; leaves params.yaml changed: reports/study/README.md
 #   make tuning   what fixed the learning rates and the decay of the default grid: reports/study
 #   make simulate   how often the report's rules claim what is not there, minutes: reports/simulation.csv
 #   make bench   what this machine can do, best with nothing else running; BENCH="--models nano" for less

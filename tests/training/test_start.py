@@ -45,11 +45,7 @@ def cells(model: object, **changes: object) -> list[Cell]:
         "compile": "off",
     }
     grid = {"formats": ["bf16", "E4M3"], "optimizers": ["adamw"], "seeds": [0], "lr_scales": [1]}
-    values = (
-        PARAMS.model_dump()
-        | {"model": model, "train": train | {"compute": "fp32"}, "grid": grid}
-        | changes
-    )
+    values = PARAMS.model_dump() | {"model": model, "train": train | {"compute": "float32"}, "grid": grid} | changes
     return list(Resolver(validated(Params, values, "params.yaml")).cells())
 
 
