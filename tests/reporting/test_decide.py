@@ -1,0 +1,109 @@
+"""The written-down tests against planted effects, and scipy's own t-test."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from altgrad.config import UserError
+from altgrad.reporting.decide import decide, diagonal, main, two_sided
+
+FORMATS = ("E1M6", "E3M4", "E5M2")
+PLAIN = {"base": "adamw", "lr": 1e-3}
+
+
+def study(folder: Path, rows: list[tuple[str, str, int, float, float]], arms: dict[str, dict]) -> Path:
+    folder.mkdir()
+    columns = ["format", "optimizer", "seed", "lr_scale", "val_loss"]
+    pd.DataFrame(rows, columns=columns).to_csv(folder / "results.csv", index=False)
+    text = "".join(f"  {name}: {settings}\n" for name, settings in arms.items())
+    (folder / "params.yaml").write_text("optimizers:\n" + text)
+    return folder
+
+
+def matrix(folder: Path, own: float, noise: float = 1e-3) -> Path:
+    """Losses of rows and columns of their own, of which the diagonal is ``own`` higher."""
+    rng = np.random.default_rng(5)
+    arms = {"adamw": PLAIN} | {f"as_{fmt}": {**PLAIN, "stiffness": "foreign", "foreign": fmt} for fmt in FORMATS}
+    level = {name: 0.01 * i for i, name in enumerate((*arms, *FORMATS))}
+    rows = [
+        (fmt, arm, seed, 1.0, 3 + level[fmt] - level[arm] + own * (arm == f"as_{fmt}") + noise * rng.normal())
+        for fmt, arm, seed in itertools.product(FORMATS, arms, range(8))
+    ]
+    return study(folder / "matrix", rows, arms)
+
+
+def test_what_rows_and_columns_add_is_not_on_the_diagonal():
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(5, 1)) + rng.normal(size=(1, 5))
+    assert diagonal(table) == pytest.approx(0, abs=1e-12)
+    assert diagonal(table + 0.25 * np.eye(5)) == pytest.approx(0.25)
+
+
+def test_p_values_are_those_of_scipy():
+    differences = np.random.default_rng(1).normal(0.5, size=8)
+    assert two_sided(differences) == pytest.approx(stats.ttest_1samp(differences, 0).pvalue)
+    assert two_sided(np.zeros(8)) == 1
+
+
+@pytest.mark.parametrize(("own", "words"), [(-0.01, "below zero"), (0.01, "above zero"), (0.0, "not told apart")])
+def test_a_planted_diagonal_is_found_and_none_is_not(own, words, tmp_path):
+    text = decide(matrix(tmp_path, own))
+    assert f", {words}" in text
+    estimate = float(text.split("taken out: ")[1].split(" [")[0].replace("−", "-"))
+    assert estimate == pytest.approx(own, abs=1e-3)
+
+
+def test_a_gain_is_over_the_plain_arm_in_the_same_format(tmp_path):
+    text = decide(matrix(tmp_path, -0.01, noise=0))
+    row = next(line for line in text.splitlines() if line.startswith("| **E3M4**"))
+    # two places below the plain arm's level, and the diagonal's hundredth on top
+    assert [cell.split(" [")[0].strip() for cell in row.split("|")[2:6]] == ["+0.0200", "+0.0300", "+0.0200", "+0.0233"]
+
+
+@pytest.fixture
+def low_bits(tmp_path) -> Path:
+    """In E2M1 the geometry gains 0.05 of its own; in E1M2 both arms do, which is not geometry; in E3M1 nothing is."""
+    rng = np.random.default_rng(11)
+    own = {("E2M1", "stiff"): 0.05, ("E1M2", "stiff"): 0.05, ("E1M2", "permuted"): 0.05}
+    arms = {"sr": PLAIN, "stiff": {**PLAIN, "stiffness": "ulp"}, "permuted": {**PLAIN, "stiffness": "permuted"}}
+    rows = [
+        (prefix + fmt, arm, seed, 1.0, 3 - 0.02 * (arm != "sr") - (not prefix) * own.get((fmt, arm), 0.0)
+         + 1e-3 * rng.normal())
+        for fmt, prefix, arm, seed in itertools.product(("E2M1", "E1M2", "E3M1"), ("", "virtual."), arms, range(6))
+    ]  # fmt: skip
+    return study(tmp_path / "low-bits", rows, arms)
+
+
+def test_the_formats_own_part_is_told_from_its_profile_and_from_chance(low_bits):
+    text = decide(low_bits)
+    assert "above zero in E2M1, E1M2; below in none" in text
+    assert "know nothing of the weight, in E2M1." in text
+
+
+def test_the_map_is_of_each_profile_at_its_best_rate(tmp_path):
+    arms = {"adamw": PLAIN} | {
+        f"knee{k}_slope{s}": {**PLAIN, "stiffness": "profile"} for k in (2, 4) for s in ("0p5", "1")
+    }
+    best = {"adamw": (1.0, 3.0), "knee4_slope0p5": (1.4, 2.9)}
+    rows = [
+        ("virtual.E4M3", arm, seed, rate, best.get(arm, (0.7, 2.95))[1] + 0.1 * (rate != best.get(arm, (0.7, 0))[0]))
+        for arm, seed, rate in itertools.product(arms, range(3), (0.7, 1.0, 1.4))
+    ]
+    text = decide(study(tmp_path / "profile", rows, arms))
+    assert "knee 4 and slope 0.5" in text and "+0.1000 [+0.1000, +0.1000] (1.4)" in text and "(0.7)" in text
+
+
+def test_it_writes_beside_the_results_and_says_what_is_missing(low_bits, tmp_path):
+    main([str(low_bits)])
+    assert (low_bits / "DECISION.md").read_text() == decide(low_bits)
+    with pytest.raises(UserError, match="no test was written down"):
+        decide(tmp_path / "other")
+    (low_bits / "results.csv").unlink()
+    with pytest.raises(UserError, match="no results.csv; make study PART=low-bits makes it"):
+        decide(low_bits)
