@@ -50,6 +50,28 @@ LOW_RATES ?=
 STUDY_low-bits := $(JUDGED) $(SIX_SEEDS) $(LOW_ARMS) $(LOW_RATES) grid.recipe=weight_only grid.baseline=E2M3 \
 	grid.formats=$(call list,$(call twins,$(LOW))) grid.optimizers=[adamw_sr,stiff_matched_sr,permuted_matched_sr]
 
+# What looks at no format: steps relative to a tensor or a row, another optimizer, multiplication.
+NO_FORMAT := relative row_relative muon madam
+STUDY_tuning-controls := $(TUNED) grid.baseline=E3M4 grid.formats=[E3M4] grid.lr_scales=[0.25,0.5,1,2,4] \
+	grid.optimizers=$(call list,adamw $(NO_FORMAT))
+# At the rates that tuning-controls found, and the profile that `profile` found.
+CONTROL_RATES ?=
+BEST_PROFILE ?= knee:4$(comma)slope:1
+STUDY_controls := $(JUDGED) $(EIGHT_SEEDS) $(CONTROL_RATES) grid.baseline=E3M4 grid.formats=$(call list,$(call twins,E3M4)) \
+	$(call matched,best_profile,stiffness:profile$(comma)$(BEST_PROFILE)) \
+	grid.optimizers=$(call list,adamw stiff_matched permuted_matched best_profile $(NO_FORMAT))
+
+# No master weights: what is rounded away stays away, is made up for by chance, or by the momentum.
+masterless = ++optimizers.$(1)={base:adamw,lr:3e-3,plain_lr:2.4e-2,weights:grid,$(2)}
+MASTERLESS := $(call masterless,nearest,rounding:nearest) \
+	$(call masterless,eco,rounding:nearest$(comma)feedback:momentum) \
+	$(call masterless,eco_sr,rounding:stochastic$(comma)feedback:momentum)
+STUDY_tuning-masterless := $(TUNED) $(MASTERLESS) grid.baseline=E4M3 grid.formats=[E4M3] \
+	grid.lr_scales=[0.35,0.5,0.7,1,1.4,2] grid.optimizers=[nearest,adamw_sr,eco,eco_sr]
+MASTERLESS_RATES ?=
+STUDY_masterless := $(JUDGED) $(SIX_SEEDS) $(MASTERLESS) $(LOW_ARMS) $(MASTERLESS_RATES) grid.baseline=E4M3 \
+	grid.formats=[E4M3,E3M4] grid.optimizers=[adamw,nearest,adamw_sr,eco,eco_sr,stiff_matched_sr]
+
 # --- the first study: 300 steps, embeddings and norms at 0.012, which was too low --------------------------------
 MASTER := adamw stiff_update stiff_grad riemann stiff_permuted stiff_matched
 ON_GRID := adamw_sr stiff_update_sr rung
@@ -82,4 +104,5 @@ STUDY_virtual := $(VIRTUAL) grid.optimizers=[adamw,stiff_update]
 STUDY_virtual-grid := $(VIRTUAL_GRID) grid.optimizers=[adamw_sr,rung] optimizers.rung.lr=4.0
 
 PARTS := master on-grid again wider lower rung-again virtual virtual-grid tuning tuning-plain \
-	matrix profile tuning-low-bits low-bits
+	matrix profile tuning-low-bits low-bits \
+	tuning-controls controls tuning-masterless masterless
