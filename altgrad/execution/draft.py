@@ -16,6 +16,7 @@ from tqdm import tqdm
 from altgrad.config.files import read_json
 
 NOT_WITHIN = 60  # seconds of the end, where the report itself is near
+EVERY = 2  # seconds between two looks at which cells are there
 TIMES_AS_LONG = 20  # seconds between two drafts, as a multiple of what the last one took
 LOG = Path("scratch/workers/report.log")
 
@@ -29,7 +30,7 @@ class Draft:
         self._entries = {key: read_json(grid / f"{key}.json")["format"] for key in keys}
         self._process: subprocess.Popen[bytes] | None = None
         self._shown: set[str] = set()  # the entries that were complete the last time
-        self._began = self._ended = self._took = 0.0
+        self._began = self._ended = self._took = self._looked = 0.0
 
     def when_due(self, seconds_left: float) -> None:
         """Start writing if more entries are complete than the last time, and say when it is written.
@@ -44,8 +45,10 @@ class Draft:
             if self._process.returncode == 0:
                 tqdm.write(f"the report so far, of {', '.join(sorted(self._shown))}: reports/index.html")
             self._process = None
-        if seconds_left < NOT_WITHIN or time.monotonic() - self._ended < TIMES_AS_LONG * self._took:
+        now = time.monotonic()
+        if now - self._looked < EVERY or now - self._ended < TIMES_AS_LONG * self._took or seconds_left < NOT_WITHIN:
             return
+        self._looked = now
         complete = self._complete()
         if len(complete) >= 2 and complete > self._shown:
             self._shown, self._began = complete, time.monotonic()

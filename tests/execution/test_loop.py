@@ -171,9 +171,13 @@ def test_a_report_is_written_of_two_complete_entries_and_again_when_more_are(tmp
     written = Draft()
     for done in range(1, 4):
         Path(f"data/diag/{keys[done - 1]}.json").touch()
+        now[0] += draft.EVERY
         written.when_due(1e6)
         assert not Reporter.started, "only one entry is complete"
     Path(f"data/diag/{keys[3]}.json").touch()
+    written.when_due(1e6)
+    assert not Reporter.started, "it looked a moment ago"
+    now[0] += draft.EVERY
     written.when_due(draft.NOT_WITHIN - 1)
     assert not Reporter.started, "the report itself is near"
     written.when_due(draft.NOT_WITHIN)
