@@ -2,7 +2,7 @@
 
     python -m altgrad.reporting.decide reports/study/matrix [FOLDER ...]
 
-HYPOTHESES.md, in the folder above, says which test decides what. Each folder gets a DECISION.md.
+HYPOTHESES.md, in the folder above, says which test decides what. Each folder gets a DECISION.md, and `matrix` a figure.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.patches import Rectangle
 from scipy.special import stdtr
 
 from altgrad.config import UserError, run_stage
 from altgrad.config.files import read_yaml, write_text
-from altgrad.reporting.document import Block, Column, Document, Section, Table, Text
+from altgrad.reporting.document import Block, Column, Document, Picture, Section, Table, Text
+from altgrad.reporting.figures.style import drawing, heat_map, panels, save
 from altgrad.reporting.markdown import to_markdown
 from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.statistics import summarised, t_quantile
@@ -68,7 +70,7 @@ def with_interval(differences: np.ndarray, digits: int = 4) -> str:
 # --- the parts -------------------------------------------------------------------------------------
 
 
-def matrix(losses: pd.Series, plain: str) -> list[Block]:
+def matrix(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     """Every geometry in every format: the table of gains, and the statistic of its diagonal."""
     table = losses.unstack("optimizer")
     arms = [name for name in _values(losses, "optimizer") if name.startswith(AS)]
@@ -103,10 +105,27 @@ def matrix(losses: pd.Series, plain: str) -> list[Block]:
         f"**H1.** The diagonal's loss minus the others', rows and columns taken out: {with_interval(deltas, 5)}, "
         f"p = {p_value(p)}, {verdict}."
     )
-    return [Text(said), Table(columns, rows, note)]
+    _draw_matrix(np.array([[gain(arm, fmt).mean() for fmt in formats] for arm in arms]), formats, folder / "figures")
+    alt = "Gain over AdamW by the format whose geometry the steps follow and the format that is trained in"
+    caption = f"Mean gain over {plain}, nats per token, {len(seeds)} paired seeds. Framed: a format's own geometry."
+    return [Text(said), Picture("matrix", alt, caption), Table(columns, rows, note)]
 
 
-def own_parts(losses: pd.Series, plain: str) -> list[Block]:
+def _draw_matrix(gains: np.ndarray, formats: list[str], folder: Path) -> None:
+    """Draw the table of mean gains, a row per geometry and a column per format, the diagonal framed."""
+    with drawing():
+        figure, axes = panels(1, 1, 0.9 + 0.42 * len(formats), width=6.0)
+        text = np.vectorize(lambda value: signed(value, 4), otypes=[object])(gains)
+        low, high = min(float(np.nanmin(gains)), 0.0), max(float(np.nanmax(gains)), 0.0)
+        mesh = heat_map(axes[0, 0], gains, formats, formats, low=low, high=high, text=text, rotate=False)
+        for i in range(len(formats)):
+            axes[0, 0].add_patch(Rectangle((i, i), 1, 1, fill=False, edgecolor="black", linewidth=1.4))
+        axes[0, 0].set(xlabel="trained in", ylabel="steps follow the geometry of")
+        figure.colorbar(mesh, ax=axes, label="gain (nats per token)", aspect=20, pad=0.02)
+        save(figure, folder, "matrix")
+
+
+def own_parts(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     """What an arm gains in a format minus what it gains on the same grid, finer: per format, with Holm over them."""
     table = losses.unstack("optimizer")
     entries = [name for name in _values(losses, "format") if not name.startswith(VIRTUAL)]
@@ -146,7 +165,7 @@ def own_parts(losses: pd.Series, plain: str) -> list[Block]:
     return [*map(Text, said), Table(columns, rows, note)]
 
 
-def profile(losses: pd.Series, plain: str) -> list[Block]:
+def profile(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     """The map over knee and slope: gain of each at its best rate over the plain arm at its own; no claim."""
     means = losses.groupby(["optimizer", "lr_scale"]).mean()
     rate = means.groupby("optimizer").idxmin().map(lambda place: place[1])
@@ -184,7 +203,7 @@ def _names(entries: Sequence[str]) -> str:
     return ", ".join(entries) or "none"
 
 
-PARTS: dict[str, Callable[[pd.Series, str], list[Block]]] = {
+PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "matrix": matrix, "low-bits": own_parts, "profile": profile,
 }  # fmt: skip
 
@@ -200,10 +219,10 @@ def decide(folder: Path) -> str:
     results = pd.read_csv(folder / "results.csv")
     plain = next(name for name in dict.fromkeys(results["optimizer"]) if not arms[name].get("stiffness"))
     index = ["format", "optimizer", "seed"] + ["lr_scale"] * (folder.name == "profile")
-    blocks = PARTS[folder.name](results.set_index(index)["val_loss"], plain)
+    blocks = PARTS[folder.name](results.set_index(index)["val_loss"], plain, folder)
     question = "What the tests say that were written down before this part was trained (../HYPOTHESES.md)"
     document = Document(f"Decision: {folder.name}", question, blocks[:-1], [Section("The numbers", "", blocks[-1:])])
-    return to_markdown(document)
+    return to_markdown(document).replace("## Answer so far\n\n", "", 1)
 
 
 def main(arguments: list[str]) -> None:
