@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import dvc
 
@@ -30,7 +33,7 @@ MEMBERS: dict[str, dict[str, tuple[str, ...] | None]] = {
         "name": None, "deps": None, "dvcfile": None,
         "changed": (), "remove_outs": (), "save_deps": (), "save": (), "commit": (),
     },
-    "Dependency": {"hash_info": None},
+    "Dependency": {"hash_info": None, "fs_path": None, "_build": None},
     "DvcFile": {"dump_stages": ("stages", "update_pipeline")},
 }  # fmt: skip
 
@@ -78,8 +81,6 @@ class CellStage:
     def __init__(self, stage: Stage, repo: Repo) -> None:
         check_members(stage, "Stage")
         check_members(stage.dvcfile, "DvcFile")
-        for dep in stage.deps:
-            check_members(dep, "Dependency")
         self._stage, self._repo = stage, repo
 
     @property
@@ -133,15 +134,36 @@ class Project:
         check_members(repo.index, "Index")
         check_members(repo.stage_cache, "StageCache")
         self._repo = repo
+        self._built: dict[tuple[str, bool], Any] = {}
+
+    @cached_property
+    def _stages(self) -> list[Stage]:
+        """All stages. What several of them depend on, as all cells do on the code, is hashed once while this lives.
+
+        DVC would do it for each of them anew, and several times: three quarters of what it takes to look at a grid.
+        """
+        stages = list(self._repo.index.stages)
+        shared = Counter(dep.fs_path for stage in stages for dep in stage.deps)
+        for dep in (dep for stage in stages for dep in stage.deps):
+            check_members(dep, "Dependency")
+            if shared[dep.fs_path] > 1:
+                dep._build = partial(self._once, dep._build, dep.fs_path)
+        return stages
+
+    def _once(self, build: Callable[..., Any], path: str, *args: Any, dry_run: bool = False, **kwargs: Any) -> Any:
+        """Do for the first dependency that has ``path`` what DVC would do for each, and tell the others."""
+        if (path, dry_run) not in self._built:
+            self._built[path, dry_run] = build(*args, dry_run=dry_run, **kwargs)
+        return self._built[path, dry_run]
 
     def cells_of(self, stage: str) -> list[CellStage]:
         """Return the stages of dvc.yaml's matrix ``stage``, one for each cell, in its order."""
-        stages = [found for found in self._repo.index.stages if getattr(found, "name", "").startswith(f"{stage}@")]
+        stages = [found for found in self._stages if getattr(found, "name", "").startswith(f"{stage}@")]
         return [CellStage(found, self._repo) for found in stages]
 
     def others(self) -> list[CellStage]:
         """Return the stages that are no cell's: those of dvc.yaml without a matrix, and any other of the project."""
-        stages = [found for found in self._repo.index.stages if "@" not in (getattr(found, "name", None) or "")]
+        stages = [found for found in self._stages if "@" not in (getattr(found, "name", None) or "")]
         return [CellStage(found, self._repo) for found in stages]
 
     def write_lock_file(self, saved: list[CellStage]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import dvc
 import pytest
+from dvc.output import Output
 from dvc.repo import Repo
 from dvc.stage import Stage
 from dvc.utils.hydra import apply_overrides
@@ -152,3 +153,32 @@ def test_a_wrong_setting_changes_nothing(setting, tmp_path):
     with pytest.raises(UserError, match="-S: "):
         change_params(Path(path), ["train.steps=5", setting])
     assert Path(path).read_bytes() == (PROJECT / "params.yaml").read_bytes()
+
+
+def test_what_cells_share_is_hashed_once_and_by_each_session_anew(folder: Path, monkeypatch):
+    (folder / "dvc.yaml").write_text(PIPELINE.replace('.json"]', '.json", code]', 1))
+    (folder / "code").mkdir()
+    (folder / "code/train.py").write_text("1")
+    hashed, original = [], Output._build
+
+    def counted(self: Output, *arguments: object, **options: object) -> object:
+        hashed.append(str(self))
+        return original(self, *arguments, **options)
+
+    monkeypatch.setattr(Output, "_build", counted)
+
+    def dependencies() -> dict[str, tuple[str, ...]]:
+        with locked_project() as project:
+            for _ in range(2):
+                found = {cell.key: cell.hash_dependencies() for cell in project.cells_of("train")}
+            return found
+
+    before = dependencies()
+    assert hashed.count("code") == 1 and hashed.count("data/grid/a.json") == 2, "a cell's own file is hashed when asked"
+    with Repo() as repo:
+        stage = next(found for found in repo.index.stages if found.name == "train@a")
+        stage.save_deps()
+        assert before["a"] == tuple(str(dep.hash_info) for dep in stage.deps), "as DVC hashes it"
+    (folder / "code/train.py").write_text("another")
+    after = dependencies()
+    assert [key for key in "ab" if after[key] == before[key]] == []

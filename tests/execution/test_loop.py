@@ -82,6 +82,7 @@ def test_what_was_trained_is_diagnosed_while_others_train(handed, monkeypatch):
 
     monkeypatch.setattr(handover, "hand_to_dvc", hand_to_dvc)
     monkeypatch.setattr(handover, "EVERY", 0)
+    monkeypatch.setattr(handover, "TIMES_AS_LONG", 0)
     executor = Scripted({"a": 0}, {"a": 0}, {"b": 0, "c": 0}, {"c": 0}, {"b": 0})
     assert run_tasks(TASKS, executor) == {}
     assert handed == [["train@a"], ["diagnose@a"], ["train@b", "train@c"], ["diagnose@c"], ["diagnose@b"]]
