@@ -6,8 +6,11 @@ Everything that can be known to be wrong is said here, before any cell trains.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from altgrad.config import Cell, UserError
 from altgrad.config.published import weights_sha256
@@ -80,9 +83,9 @@ def check_cells(cells: list[Cell], vocab_size: int, baseline: str) -> None:
     In the cells of the ``baseline`` a geometry-aware arm may find no quantized weight: there it trains as its plain
     form, which shows that the two agree.
     """
-    for cell in cells:
+    for cell in _distinct(cells):
         machine.select_device(cell.train.device)
-        with torch.device("meta"):
+        with torch.device("meta"), _Undrawn():
             model = GPT(config_of(cell, vocab_size))
         start_from(cell, model)
         try:
@@ -97,6 +100,24 @@ def check_cells(cells: list[Cell], vocab_size: int, baseline: str) -> None:
                 f"params.yaml: cell {cell.key}: train.batch {cell.train.batch} times context {cell.model.context} is "
                 f"{tokens} tokens, and torchao's recipes need a multiple of {TORCHAO_DIVISOR}; change one of the two"
             )
+
+
+def _distinct(cells: list[Cell]) -> list[Cell]:
+    """Return the first of those ``cells`` that differ in their seed alone."""
+    first: dict[str, Cell] = {}
+    for cell in cells:
+        first.setdefault(cell.model_copy(update={"key": "", "seed": 0}).to_json(), cell)
+    return list(first.values())
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves weights as they are made: where only shapes are asked for, to draw them takes loading the compiler."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def _check_arm(cell: Cell, model: GPT, recipe: Recipe, baseline: str) -> None:

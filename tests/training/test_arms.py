@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from altgrad.config import UserError
+from altgrad.config.files import write_text
 from altgrad.config.scratch import scratch_directory
 from altgrad.model import linear_layers
 from altgrad.optim import build_optimizer
@@ -136,6 +140,24 @@ def test_an_arm_that_cannot_work_is_refused_before_training(name, format, change
     with pytest.raises(UserError, match=words) as raised:
         check_cells([cell_of(name, format, **changes)], VOCABULARY, "bf16")
     assert str(raised.value).startswith("params.yaml: optimizers.adamw: ")  # the name of the cell's arm
+
+
+def test_a_cell_that_cannot_work_is_found_among_equals_that_can():
+    good = [make_cell("E4M3", seed=seed) for seed in (0, 1, 2)]
+    bad = cell_of("rung", "bf16").model_copy(update={"seed": 1})
+    check_cells(good, VOCABULARY, "bf16")
+    with pytest.raises(UserError, match="no quantized weight"):
+        check_cells([*good, bad], VOCABULARY, "bf16")
+
+
+def test_to_check_cells_loads_no_compiler(tmp_path):
+    write_text(tmp_path / "cell.json", cell_of("rung").to_json())
+    code = (
+        "import sys; from pathlib import Path; from altgrad.config import Cell; "
+        "from altgrad.training.plan import check_cells; "
+        f"check_cells([Cell.read(Path(sys.argv[1]))], {VOCABULARY}, 'bf16'); sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, tmp_path / "cell.json"], check=False).returncode == 0
 
 
 def test_a_geometry_aware_arm_without_quantized_weights_is_allowed_for_the_baseline_alone():
