@@ -2,7 +2,8 @@
 
     python -m altgrad.reporting.decide reports/study/matrix [FOLDER ...]
 
-HYPOTHESES.md, in the folder above, says which test decides what. Each folder gets a DECISION.md, and `matrix` a figure.
+HYPOTHESES.md, in the folder above, says which test decides what. Each folder gets a DECISION.md, `matrix` and
+`profile` a figure.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from scipy.special import stdtr
 
@@ -105,24 +108,26 @@ def matrix(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
         f"**H1.** The diagonal's loss minus the others', rows and columns taken out: {with_interval(deltas, 5)}, "
         f"p = {p_value(p)}, {verdict}."
     )
-    _draw_matrix(np.array([[gain(arm, fmt).mean() for fmt in formats] for arm in arms]), formats, folder / "figures")
+    means = np.array([[gain(arm, fmt).mean() for fmt in formats] for arm in arms])
+    with drawing():
+        figure, axes = _drawn(means, formats, formats)
+        for i in range(len(formats)):
+            axes.add_patch(Rectangle((i, i), 1, 1, fill=False, edgecolor="black", linewidth=1.4))
+        axes.set(xlabel="trained in", ylabel="steps follow the geometry of")
+        save(figure, folder / "figures", "matrix")
     alt = "Gain over AdamW by the format whose geometry the steps follow and the format that is trained in"
     caption = f"Mean gain over {plain}, nats per token, {len(seeds)} paired seeds. Framed: a format's own geometry."
     return [Text(said), Picture("matrix", alt, caption), Table(columns, rows, note)]
 
 
-def _draw_matrix(gains: np.ndarray, formats: list[str], folder: Path) -> None:
-    """Draw the table of mean gains, a row per geometry and a column per format, the diagonal framed."""
-    with drawing():
-        figure, axes = panels(1, 1, 0.9 + 0.42 * len(formats), width=6.0)
-        text = np.vectorize(lambda value: signed(value, 4), otypes=[object])(gains)
-        low, high = min(float(np.nanmin(gains)), 0.0), max(float(np.nanmax(gains)), 0.0)
-        mesh = heat_map(axes[0, 0], gains, formats, formats, low=low, high=high, text=text, rotate=False)
-        for i in range(len(formats)):
-            axes[0, 0].add_patch(Rectangle((i, i), 1, 1, fill=False, edgecolor="black", linewidth=1.4))
-        axes[0, 0].set(xlabel="trained in", ylabel="steps follow the geometry of")
-        figure.colorbar(mesh, ax=axes, label="gain (nats per token)", aspect=20, pad=0.02)
-        save(figure, folder, "matrix")
+def _drawn(gains: np.ndarray, rows: list[str], columns: list[str]) -> tuple[Figure, Axes]:
+    """Return a heat map of mean gains, with their numbers in it."""
+    figure, axes = panels(1, 1, 0.9 + 0.42 * len(rows), width=6.0)
+    text = np.vectorize(lambda value: signed(value, 4), otypes=[object])(gains)
+    low, high = min(float(np.nanmin(gains)), 0.0), max(float(np.nanmax(gains)), 0.0)
+    mesh = heat_map(axes[0, 0], gains, rows, columns, low=low, high=high, text=text, rotate=False)
+    figure.colorbar(mesh, ax=axes, label="gain (nats per token)", aspect=20, pad=0.02)
+    return figure, axes[0, 0]
 
 
 def own_parts(losses: pd.Series, plain: str, _: Path) -> list[Block]:
@@ -165,28 +170,79 @@ def own_parts(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     return [*map(Text, said), Table(columns, rows, note)]
 
 
-def profile(losses: pd.Series, plain: str, _: Path) -> list[Block]:
+def profile(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     """The map over knee and slope: gain of each at its best rate over the plain arm at its own; no claim."""
     means = losses.groupby(["optimizer", "lr_scale"]).mean()
     rate = means.groupby("optimizer").idxmin().map(lambda place: place[1])
     best = {arm: losses.xs((arm, rate[arm]), level=("optimizer", "lr_scale")).droplevel("format") for arm in rate.index}
-    places = {arm: _place(arm) for arm in best if arm != plain}
-    knees, slopes = (sorted({place[i] for place in places.values()}) for i in (0, 1))
-    named = {place: arm for arm, place in places.items()}
+    gains = {_place(arm): (best[plain] - losses_of).to_numpy() for arm, losses_of in best.items() if arm != plain}
+    rates = {_place(arm): rate[arm] for arm in best if arm != plain}
+    knees, slopes = (sorted({place[i] for place in gains}) for i in (0, 1))
 
     def cell(knee: float, slope: float) -> str:
-        arm = named.get((knee, slope))
-        return "" if arm is None else f"{with_interval((best[plain] - best[arm]).to_numpy())} ({number(rate[arm], 1)})"
+        place = knee, slope
+        return f"{with_interval(gains[place])} ({number(rates[place], 1)})" if place in gains else ""
 
     rows = [[f"**{slope:g}**", *(cell(knee, slope) for knee in knees)] for slope in slopes]
     columns = [words("slope"), *(Column(f"knee {knee:g}") for knee in knees)]
-    top = min(named.values(), key=lambda arm: best[arm].mean())
+    seeds = len(best[plain])
     note = (
         f"Gain over `{plain}`, nats per token, each at the best of its rates (in brackets, as a multiple), with its "
-        f"95 % interval over {len(best[plain])} seeds. The rate was chosen on the same seeds: a map, and no finding."
+        f"95 % interval over {seeds} seeds. The rate was chosen on the same seeds: a map, and no finding."
     )
-    knee, slope = places[top]
-    return [Text(f"The lowest loss is that of knee {knee:g} and slope {slope:g}."), Table(columns, rows, note)]
+    with drawing():
+        table = np.array([[gains[knee, slope].mean() if (knee, slope) in gains else np.nan for knee in knees]
+                          for slope in slopes])  # fmt: skip
+        figure, axes = _drawn(table, [f"{slope:g}" for slope in slopes], [f"{knee:g}" for knee in knees])
+        axes.set(xlabel="knee (binades below the largest weight)", ylabel="slope")
+        save(figure, folder / "figures", "profile")
+    alt = "Gain over AdamW by the knee and the slope of the step as a function of the weight"
+    caption = f"Mean gain over {plain}, nats per token, {seeds} paired seeds, at the best of the rates tried."
+    knee, slope = max(gains, key=lambda place: gains[place].mean())
+    said = Text(f"The lowest loss is that of knee {knee:g} and slope {slope:g}.")
+    return [said, Picture("profile", alt, caption), Table(columns, rows, note)]
+
+
+def controls(losses: pd.Series, plain: str, _: Path) -> list[Block]:
+    """What looks at no format, each against the arm that follows the format's geometry."""
+    return _each_against("H4", "stiff_matched", losses, plain)
+
+
+def masterless(losses: pd.Series, plain: str, _: Path) -> list[Block]:
+    """Ways to keep no master weights, each against stochastic rounding."""
+    return _each_against("H5", "adamw_sr", losses, plain)
+
+
+def _each_against(hypothesis: str, reference: str, losses: pd.Series, plain: str) -> list[Block]:
+    """Every arm but the plain and the null one against ``reference`` in the first format, with Holm over them."""
+    table = losses.unstack("optimizer")
+    entries, arms = _values(losses, "format"), _values(losses, "optimizer")
+    judged = [arm for arm in arms if arm not in (plain, reference) and "permuted" not in arm]
+
+    def above(arm: str, entry: str) -> np.ndarray:
+        found = table.xs(entry, level="format")
+        return (found[arm] - found[reference]).to_numpy()
+
+    p = holm({arm: two_sided(above(arm, entries[0])) for arm in judged})
+    lower = [arm for arm in judged if p[arm] < LEVEL and above(arm, entries[0]).mean() < 0]
+    higher = [arm for arm in judged if p[arm] < LEVEL and above(arm, entries[0]).mean() > 0]
+    apart = [arm for arm in judged if arm not in (*lower, *higher)]
+    rows = [
+        [f"`{arm}`", *(with_interval(above(arm, entry)) for entry in entries), p_value(p[arm]) if arm in p else "–"]
+        for arm in arms
+        if arm != reference
+    ]
+    columns = [words("arm"), *(Column(f"in {entry}") for entry in entries), Column("p")]
+    note = (
+        f"Final validation loss minus that of `{reference}` in the same format, nats per token, with its 95 % interval "
+        f"over {len(table.index.unique('seed'))} seeds, each by itself; p in {entries[0]}, by Holm over the "
+        f"{len(judged)} arms that have one."
+    )
+    said = (
+        f"**{hypothesis}.** In {entries[0]}, lower than `{reference}`: {_names(lower, '`')}; higher: "
+        f"{_names(higher, '`')}; not told apart: {_names(apart, '`')}."
+    )
+    return [Text(said), Table(columns, rows, note)]
 
 
 def _values(losses: pd.Series, level: str) -> list[str]:
@@ -199,12 +255,12 @@ def _place(arm: str) -> tuple[float, float]:
     return float(knee), float(slope.replace("p", "."))
 
 
-def _names(entries: Sequence[str]) -> str:
-    return ", ".join(entries) or "none"
+def _names(entries: Sequence[str], mark: str = "") -> str:
+    return ", ".join(f"{mark}{entry}{mark}" for entry in entries) or "none"
 
 
 PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
-    "matrix": matrix, "low-bits": own_parts, "profile": profile,
+    "matrix": matrix, "low-bits": own_parts, "profile": profile, "controls": controls, "masterless": masterless,
 }  # fmt: skip
 
 

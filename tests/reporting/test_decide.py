@@ -96,7 +96,25 @@ def test_the_map_is_of_each_profile_at_its_best_rate(tmp_path):
         for arm, seed, rate in itertools.product(arms, range(3), (0.7, 1.0, 1.4))
     ]
     text = decide(study(tmp_path / "profile", rows, arms))
+    assert (tmp_path / "profile/figures/profile.png").stat().st_size > 0
     assert "knee 4 and slope 0.5" in text and "+0.1000 [+0.1000, +0.1000] (1.4)" in text and "(0.7)" in text
+
+
+@pytest.mark.parametrize(("part", "reference"), [("controls", "stiff_matched"), ("masterless", "adamw_sr")])
+def test_each_is_held_against_the_reference_in_the_first_format_and_all_count(part, reference, tmp_path):
+    """Differences with a known p: of four arms, one is far below, one far above, one below by itself alone."""
+    steps = np.array([-1.0, 1.0, -1.0, 1.0, -1.0, 1.0])  # mean 0, standard deviation sqrt(6 / 5)
+    at = {"adamw": 0.5, reference: 0.0, "low": -0.1, "high": 0.1, "some": -0.0013, "none": 0.0, "permuted_matched": 0.3}
+    rows = [
+        (fmt, arm, seed, 1.0, 3 + sign * level + 1e-3 * steps[seed] * (arm not in ("adamw", reference)))
+        for (fmt, sign), (arm, level), seed in itertools.product((("E3M4", 1), ("E4M3", -1)), at.items(), range(6))
+    ]
+    text = decide(study(tmp_path / part, rows, dict.fromkeys(at, PLAIN)))
+    alone = stats.ttest_1samp(-0.0013 + 1e-3 * steps, 0).pvalue
+    assert alone < 0.05 < 2 * alone  # Holm's factor where two are left
+    assert f"In E3M4, lower than `{reference}`: `low`; higher: `high`; not told apart: `some`, `none`." in text
+    row = next(line for line in text.splitlines() if line.startswith("| `permuted_matched`"))
+    assert row.split("|")[2].startswith(" +0.3000") and row.split("|")[3].startswith(" −0.3000") and "–" in row
 
 
 def test_it_writes_beside_the_results_and_says_what_is_missing(low_bits, tmp_path):
