@@ -3,7 +3,7 @@
     python -m altgrad.reporting.decide reports/study/matrix [FOLDER ...]
 
 HYPOTHESES.md, in the folder above, says which test decides what. Each folder gets a DECISION.md, `matrix` and
-`profile` a figure.
+`profile` figures.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from scipy.special import stdtr
 
 from altgrad.config import UserError, run_stage
 from altgrad.config.files import read_yaml, write_text
 from altgrad.reporting.document import Block, Column, Document, Picture, Section, Table, Text
-from altgrad.reporting.figures.style import drawing, heat_map, panels, save
+from altgrad.reporting.figures.decisions import draw_matrix, draw_own, draw_profile
 from altgrad.reporting.markdown import to_markdown
 from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.statistics import summarised, t_quantile
@@ -60,14 +57,19 @@ def two_sided(differences: np.ndarray) -> float:
     return float(2 * stdtr(found.n - 1, -t))
 
 
-def with_interval(differences: np.ndarray, digits: int = 4) -> str:
-    """Return the mean over seeds and its 95 % interval."""
+def interval(differences: np.ndarray) -> tuple[float, float, float]:
+    """Return the mean over seeds and the ends of its 95 % interval by Student's t; NaN with fewer than two."""
     found = summarised(differences)
     if found is None or found.n < 2:
-        return "not measured"
+        return np.nan, np.nan, np.nan
     half = t_quantile(found.n - 1) * found.sd / np.sqrt(found.n)
-    low, high = signed(found.mean - half, digits), signed(found.mean + half, digits)
-    return f"{signed(found.mean, digits)} [{low}, {high}]"
+    return found.mean, found.mean - half, found.mean + half
+
+
+def with_interval(differences: np.ndarray, digits: int = 4) -> str:
+    """Return the mean over seeds and its 95 % interval as text."""
+    mean, low, high = (signed(value, digits) for value in interval(differences))
+    return f"{mean} [{low}, {high}]" if np.isfinite(interval(differences)[0]) else "not measured"
 
 
 # --- the parts -------------------------------------------------------------------------------------
@@ -108,26 +110,14 @@ def matrix(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
         f"**H1.** The diagonal's loss minus the others', rows and columns taken out: {with_interval(deltas, 5)}, "
         f"p = {p_value(p)}, {verdict}."
     )
-    means = np.array([[gain(arm, fmt).mean() for fmt in formats] for arm in arms])
-    with drawing():
-        figure, axes = _drawn(means, formats, formats)
-        for i in range(len(formats)):
-            axes.add_patch(Rectangle((i, i), 1, 1, fill=False, edgecolor="black", linewidth=1.4))
-        axes.set(xlabel="trained in", ylabel="steps follow the geometry of")
-        save(figure, folder / "figures", "matrix")
+    figures = folder / "figures"
+    draw_matrix(np.array([[gain(arm, fmt).mean() for fmt in formats] for arm in arms]), formats, figures)
+    own = [interval(gain(AS + fmt, fmt)) for fmt in formats]
+    others = [[gain(AS + fmt, other) for other in formats if other != fmt] for fmt in formats]
+    draw_own(own, [interval(np.mean(found, axis=0)) for found in others], formats, figures)
     alt = "Gain over AdamW by the format whose geometry the steps follow and the format that is trained in"
     caption = f"Mean gain over {plain}, nats per token, {len(seeds)} paired seeds. Framed: a format's own geometry."
     return [Text(said), Picture("matrix", alt, caption), Table(columns, rows, note)]
-
-
-def _drawn(gains: np.ndarray, rows: list[str], columns: list[str]) -> tuple[Figure, Axes]:
-    """Return a heat map of mean gains, with their numbers in it."""
-    figure, axes = panels(1, 1, 0.9 + 0.42 * len(rows), width=6.0)
-    text = np.vectorize(lambda value: signed(value, 4), otypes=[object])(gains)
-    low, high = min(float(np.nanmin(gains)), 0.0), max(float(np.nanmax(gains)), 0.0)
-    mesh = heat_map(axes[0, 0], gains, rows, columns, low=low, high=high, text=text, rotate=False)
-    figure.colorbar(mesh, ax=axes, label="gain (nats per token)", aspect=20, pad=0.02)
-    return figure, axes[0, 0]
 
 
 def own_parts(losses: pd.Series, plain: str, _: Path) -> list[Block]:
@@ -190,12 +180,8 @@ def profile(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
         f"Gain over `{plain}`, nats per token, each at the best of its rates (in brackets, as a multiple), with its "
         f"95 % interval over {seeds} seeds. The rate was chosen on the same seeds: a map, and no finding."
     )
-    with drawing():
-        table = np.array([[gains[knee, slope].mean() if (knee, slope) in gains else np.nan for knee in knees]
-                          for slope in slopes])  # fmt: skip
-        figure, axes = _drawn(table, [f"{slope:g}" for slope in slopes], [f"{knee:g}" for knee in knees])
-        axes.set(xlabel="knee (binades below the largest weight)", ylabel="slope")
-        save(figure, folder / "figures", "profile")
+    table = [[gains[knee, slope].mean() if (knee, slope) in gains else np.nan for knee in knees] for slope in slopes]
+    draw_profile(np.array(table), slopes, knees, folder / "figures")
     alt = "Gain over AdamW by the knee and the slope of the step as a function of the weight"
     caption = f"Mean gain over {plain}, nats per token, {seeds} paired seeds, at the best of the rates tried."
     knee, slope = max(gains, key=lambda place: gains[place].mean())

@@ -53,7 +53,7 @@ STUDY_low-bits := $(JUDGED) $(SIX_SEEDS) $(LOW_ARMS) $(LOW_RATES) grid.recipe=we
 
 # What looks at no format: steps relative to a tensor or a row, another optimizer, multiplication.
 NO_FORMAT := relative row_relative muon madam
-STUDY_tuning-controls := $(TUNED) grid.baseline=E3M4 grid.formats=[E3M4] grid.lr_scales=[0.25,0.5,1,2,4] \
+STUDY_tuning-controls := $(TUNED) grid.baseline=E3M4 grid.formats=[E3M4] grid.lr_scales=[0.25,0.5,1,2,4,8,16] \
 	grid.optimizers=$(call list,adamw $(NO_FORMAT))
 # At the rates that tuning-controls found, and the profile that `profile` found.
 CONTROL_RATES ?=
