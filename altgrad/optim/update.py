@@ -220,7 +220,7 @@ def _scale_of(amax: Tensor, grid: GridTensors) -> Tensor:
 def _written_back(arm: Arm, target: Tensor, grid: GridTensors) -> Tensor:
     """Return ``target`` on the quantization grid, whose scale is changed first where that is asked for and due."""
     amax, present = grid.held.max(), target.abs().amax()
-    if arm.grid_scale == "reestimated":
+    if arm.held_scale == "reestimated":
         amax = torch.where(present > amax * GROWS_ABOVE, 2 * amax, amax)
         amax = torch.where(present < amax * SHRINKS_BELOW, 0.5 * amax, amax)
     amax = torch.where(amax > 0, amax, present)  # of weights that all began at zero

@@ -119,7 +119,7 @@ def unpack(tensors: dict[str, Tensor], model: nn.Module, optimizer: ArmOptimizer
 
 def _on_grid(model: nn.Module, optimizer: ArmOptimizer) -> dict[str, tuple[nn.Parameter, WeightGrid]]:
     """Return the weights that are representable values all the time, by name, with their grids."""
-    if optimizer.arm.weights != "grid":
+    if optimizer.arm.weights != "quantized":
         return {}
     return {name: (p, optimizer.grids[p]) for name, p in model.named_parameters() if p in optimizer.grids}
 

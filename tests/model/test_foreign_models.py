@@ -45,8 +45,8 @@ ARMS = {
     "riemann": Arm(base="riemann_adam", lr=1e-2, stiffness="ulp"),
 }
 ON_GRID = {
-    "adamw": Arm(lr=1e-2, weights="grid", rounding="nearest"),
-    "rung": Arm(base="rung", lr=1.0, plain_lr=1e-2, weights="grid", rounding="stochastic"),
+    "adamw": Arm(lr=1e-2, weights="quantized", rounding="nearest"),
+    "rung": Arm(base="rung", lr=1.0, plain_lr=1e-2, weights="quantized", rounding="stochastic"),
 }
 
 
@@ -68,7 +68,7 @@ MODELS = {"gpt2": gpt2, "llama": lambda: llama(False), "llama, tied": lambda: ll
 
 
 def losses(model: nn.Module, arm: Arm, steps: int = 12) -> list[float]:
-    grids = weight_grids(model, on_grid=arm.weights == "grid")
+    grids = weight_grids(model, on_grid=arm.weights == "quantized")
     assert grids
     optimizer, found = build_optimizer(model, arm, grids), []
     for _ in range(steps):

@@ -21,7 +21,7 @@ BASES = {"adamw": {}, "sgd": SGD}
 def pair(base: str, fmt: str = "E1M6", **changes) -> list[tuple[nn.Parameter, ArmOptimizer]]:
     """Return a weight with feedback and a master weight, both at the same values of the grid, and their optimizers."""
     shared = {"decay": 0.0, **BASES[base], **changes}
-    eco = arm_named("eco", grid_scale="fixed", **shared)
+    eco = arm_named("eco", held_scale="fixed", **shared)
     free = eco.but(weights="master", feedback=None, rounding="nearest")
     (weight,) = normal_weights((30, 40))
     weight.data[0, 0] = 0.5  # the end of the grid, far from where anything goes

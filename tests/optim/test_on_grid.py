@@ -15,7 +15,7 @@ from tests.optim.arms import FORMATS, ON_GRID, arm_named, make, normal_weights, 
 @pytest.mark.parametrize("name", ON_GRID)
 @pytest.mark.parametrize("scale", ["fixed", "reestimated"])
 def test_weights_are_always_on_the_grid(fmt, name, scale):
-    weights, optimizer = make(arm_named(name, grid_scale=scale), fmt)
+    weights, optimizer = make(arm_named(name, held_scale=scale), fmt)
     grid = optimizer.grids[weights[0]]
     held = grid.held.item()
     for i in range(6):
@@ -58,7 +58,7 @@ def test_the_scale_follows_when_it_is_due_and_not_before(monkeypatch, request, n
         monkeypatch.setattr(update_cpu, "available", lambda *_: False)
     for scale, expected in (("reestimated", held), ("fixed", 1.0)):
         weight = nn.Parameter(torch.tensor([[1.0, 0.0]]))
-        _, optimizer = make(arm_named(name, grid_scale=scale, decay=0.0, rounding="stochastic"), "E3M4", [weight])
+        _, optimizer = make(arm_named(name, held_scale=scale, decay=0.0, rounding="stochastic"), "E3M4", [weight])
         grid = optimizer.grids[weight]
         assert grid.held.item() == 1 and bool(optimizer._loops) == by_loops
         weight.data[0, 0] = present
@@ -105,7 +105,7 @@ def test_nearest_write_back_loses_small_steps_and_stochastic_does_not():
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_rung_moves_whole_rungs_and_at_most_so_many(fmt):
-    arm = arm_named("rung", lr=3.0, max_rungs=2, decay=0.0, grid_scale="fixed")
+    arm = arm_named("rung", lr=3.0, max_rungs=2, decay=0.0, held_scale="fixed")
     weights, optimizer = make(arm, fmt)
     grid = optimizer.grids[weights[0]]
     before = rung(weights[0] * grid.scale(weights[0]), fmt)

@@ -58,7 +58,7 @@ def places(weight: torch.Tensor, optimizer: ArmOptimizer) -> torch.Tensor:
 @pytest.mark.parametrize(("rungs", "moved"), [(1.0, 1), (3.0, 3), (20.0, 8)])
 def test_whole_rungs_move_a_weight_as_far_on_either_grid(path, fmt, rungs, moved):
     """Eight at most, counted in the format's rungs on either grid; beyond the largest value both stop there."""
-    arm = arm_named("rung", lr=rungs, max_rungs=8, grid_scale="fixed", **NO_DECAY, **EXACT)
+    arm = arm_named("rung", lr=rungs, max_rungs=8, held_scale="fixed", **NO_DECAY, **EXACT)
     (coarse, by_rung), (fine, by_step) = both(arm, fmt, values_of(fmt))
     before = places(coarse, by_rung)
     sign = torch.where(torch.arange(coarse.numel()) % 2 == 0, 1.0, -1.0)
@@ -102,7 +102,7 @@ def test_a_rung_is_as_wide_for_what_is_recorded(fmt, share):
 def test_a_step_is_that_of_master_weights_to_a_256th_of_a_rung(path, fmt, name):
     """The stiffness is the format's: without normalisation, that of the finer grid would be 256 times less."""
     changes = {"lr": 1e-3} if name == "adamw_sr" else {"lr": 0.5, "normalise": "none"}
-    changes |= {"grid_scale": "fixed"}
+    changes |= {"held_scale": "fixed"}
     weight, grid = nn.Parameter(values_of(fmt)[None]), fine_grid_of(fmt)
     on_grid = ArmOptimizer({weight: grid}, [], arm_named(name, **changes))
     amax, free = grid.held[0].clone(), nn.Parameter(weight.detach().clone())

@@ -23,7 +23,7 @@ from altgrad.training.updates import rungs_moved
 from tests.optim.arms import ARMS
 from tests.training.conftest import VOCABULARY, interruption, make_cell
 
-ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "grid"]
+ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "quantized"]
 # They differ from others in what a step is, which tests/optim holds: their whole runs are not for every day.
 STEP_ALONE = ("profile", "relative", "row_relative", "muon")
 WHOLE_RUNS = [pytest.param(name, marks=pytest.mark.slow) if name in STEP_ALONE else name for name in ARMS]
@@ -64,7 +64,7 @@ def test_what_no_grid_is_for_learns_alike_in_every_arm_and_format(name, format):
     """A learning rate of its own for embeddings and norms: the scale of the arm's leaves it alone."""
     cell = cell_of(name, format, plain_lr=0.125).model_copy(update={"lr_scale": 0.5})
     arm, model = arm_of(cell), build_model(cell, VOCABULARY, torch.device("cpu"))
-    optimizer = build_optimizer(model, arm, weight_grids(model, on_grid=arm.weights == "grid"))
+    optimizer = build_optimizer(model, arm, weight_grids(model, on_grid=arm.weights == "quantized"))
     rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
     linear = {layer.weight for name, layer in linear_layers(model).items() if name != "head"}
     assert {rate for p, rate in rates.items() if p not in linear} == {0.125} and len(linear) == 4

@@ -37,7 +37,7 @@ from tests.optim.arms import ARMS, FORMATS
 from tests.training.conftest import VOCABULARY, interruption, make_cell
 
 MASTER = [name for name, arm in ARMS.items() if arm["weights"] == "master"]
-ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "grid"]
+ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "quantized"]
 CPU = torch.device("cpu")
 
 
