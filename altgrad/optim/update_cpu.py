@@ -81,7 +81,7 @@ def available(arm: Arm, p: Tensor, grid: WeightGrid) -> bool:
 
 
 class Loops:
-    """The loops for one weight: its arm and grid as the operator wants them."""
+    """The loops for one weight: its arm and quantization grid as the operator wants them."""
 
     def __init__(self, arm: Arm, grid: WeightGrid, stiff: Stiffness | None, order: Tensor | None) -> None:
         self._nothing = grid.constants[:0]

@@ -69,7 +69,7 @@ def test_numbers_follow_yaml_1_2(tmp_path):
             "optimizers.rung",
             "weights: grid is now quantized; write weights: quantized",
         ),
-        ("max_rungs: 8", "grid_scale: fixed", "optimizers.rung", "grid_scale is now held_scale; write held_scale: fixed or"),
+        ("max_rungs: 8", "grid_scale: fixed", "optimizers.rung", "grid_scale is now held_scale; write"),
         ("granularity: block, scale: E8M0", "granularity: block, scale: pow2", "weight", "write scale: E8M0"),
         ("compute: bf16 ", "compute: fp32 ", "params.yaml: train: ", "compute: fp32 is now float32"),
         ("torchao: rowwise}", "accumulate: fp32}", "recipes.ao_rowwise[0]", "write accumulate: float32"),

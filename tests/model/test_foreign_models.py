@@ -103,7 +103,7 @@ def test_it_learns_with_every_kind_of_arm(name, arm):
     assert found[-1] < found[0] - 0.2
 
 
-def test_weights_of_a_conv1d_stay_on_the_grid():
+def test_weights_of_a_conv1d_stay_on_the_quantization_grid():
     model = quantize_model(gpt2(), Recipe.uniform("E4M3"))
     losses(model, ON_GRID["adamw"], 3)
     layer = model.transformer.h[0].mlp.c_fc

@@ -28,7 +28,7 @@ def arm_named(name: str, **changes: Any) -> Arm:
 
 
 def grid_of(fmt: str, arm: Arm) -> WeightGrid:
-    """Return the grid of a weight under ``arm``: held where the arm keeps weights on it."""
+    """Return the quantization grid of a weight under ``arm``: held where the arm keeps weights on it."""
     if arm.weights == "master":
         return WeightGrid(get_format(fmt), OPTIONS)
     held = torch.zeros(1)

@@ -208,7 +208,7 @@ def test_the_limits_themselves_are_allowed(settings):
 
 
 @pytest.mark.parametrize("name", ARMS)
-def test_an_arm_looks_at_the_grid_unless_it_is_plain(name):
+def test_an_arm_looks_at_the_quantization_grid_unless_it_is_plain(name):
     assert arm_named(name).looks_at_grid == (name not in ("adamw", "sgd"))
 
 
@@ -266,7 +266,7 @@ def test_a_model_is_split_into_what_its_grids_quantize_its_other_layers_and_the_
     assert len(build_optimizer(model, arm).param_groups) == 3
 
 
-def test_weights_on_the_grid_need_a_buffer_for_their_scale():
+def test_weights_on_the_quantization_grid_need_a_buffer_for_their_scale():
     arm = arm_named("adamw_sr")
     (weight,) = normal_weights((4, 4))
     with pytest.raises(ValueError, match="need a buffer that holds the amax"):
