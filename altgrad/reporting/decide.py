@@ -121,7 +121,7 @@ def matrix(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
 
 
 def own_parts(losses: pd.Series, plain: str, _: Path) -> list[Block]:
-    """What an arm gains in a format minus what it gains on the same grid, finer: per format, with Holm over them."""
+    """What an arm gains in a format minus what it gains on finer rungs: per format, with Holm over them."""
     table = losses.unstack("optimizer")
     entries = [name for name in _values(losses, "format") if not name.startswith(VIRTUAL)]
     arms = [name for name in _values(losses, "optimizer") if name != plain]
@@ -143,12 +143,12 @@ def own_parts(losses: pd.Series, plain: str, _: Path) -> list[Block]:
         for entry in entries
     ]  # fmt: skip
     columns = [
-        words("format"), Column(f"gain of {stiff}"), Column("on the fine grid"), Column("own part"), Column("p"),
+        words("format"), Column(f"gain of {stiff}"), Column("on fine rungs"), Column("own part"), Column("p"),
         Column(f"own part of {null}"), Column("own part beyond it"), Column("p"),
     ]  # fmt: skip
     note = (
         f"Gains over `{plain}`, nats per token, with 95 % intervals over {len(seeds)} seeds, each by itself; p by Holm "
-        f"over the {len(entries)} formats. Fine: a quantization grid of the same shape, 256 times finer."
+        f"over the {len(entries)} formats. Fine rungs: a quantization grid of the same shape, 256 times finer."
     )
     above = [entry for entry in entries if p_own[entry] < LEVEL and own[stiff, entry].mean() > 0]
     below = [entry for entry in entries if p_own[entry] < LEVEL and own[stiff, entry].mean() < 0]

@@ -14,7 +14,7 @@ EIGHT_SEEDS := grid.seeds=[20,21,22,23,24,25,26,27]
 SIX_SEEDS := grid.seeds=[20,21,22,23,24,25]
 # An arm of the size of AdamW's updates, at the rate that `tuning` found for those.
 matched = ++optimizers.$(1)={base:adamw,lr:4.2e-3,plain_lr:2.4e-2,match_rms:true,$(2)}
-ongrid = $(call matched,$(1),weights:grid$(comma)rounding:stochastic$(comma)$(2))
+ongrid = $(call matched,$(1),weights:quantized$(comma)rounding:stochastic$(comma)$(2))
 
 STUDY_tuning := $(TUNED) grid.baseline=E4M3 grid.formats=[E4M3,E5M2,E3M4] grid.lr_scales=[0.5,0.7,1,1.4,2] \
 	grid.optimizers=[adamw,stiff_matched,permuted_matched] \
@@ -63,7 +63,7 @@ STUDY_controls := $(JUDGED) $(EIGHT_SEEDS) $(CONTROL_RATES) grid.baseline=E3M4 g
 	grid.optimizers=$(call list,adamw stiff_matched permuted_matched best_profile $(NO_FORMAT))
 
 # No master weights: what is rounded away stays away, is made up for by chance, or by the momentum.
-masterless = ++optimizers.$(1)={base:adamw,lr:3e-3,plain_lr:2.4e-2,weights:grid,$(2)}
+masterless = ++optimizers.$(1)={base:adamw,lr:3e-3,plain_lr:2.4e-2,weights:quantized,$(2)}
 MASTERLESS := $(call masterless,nearest,rounding:nearest) \
 	$(call masterless,eco,rounding:nearest$(comma)feedback:momentum) \
 	$(call masterless,eco_sr,rounding:stochastic$(comma)feedback:momentum)
