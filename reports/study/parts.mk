@@ -57,7 +57,7 @@ STUDY_tuning-controls := $(TUNED) grid.baseline=E3M4 grid.formats=[E3M4] grid.lr
 	grid.optimizers=$(call list,adamw $(NO_FORMAT))
 # At the rates that tuning-controls found, and the profile that `profile` found.
 CONTROL_RATES ?=
-BEST_PROFILE ?= knee:4$(comma)slope:1
+BEST_PROFILE := knee:4$(comma)slope:1.5
 STUDY_controls := $(JUDGED) $(EIGHT_SEEDS) $(CONTROL_RATES) grid.baseline=E3M4 grid.formats=$(call list,$(call twins,E3M4)) \
 	$(call matched,best_profile,stiffness:profile$(comma)$(BEST_PROFILE)) \
 	grid.optimizers=$(call list,adamw stiff_matched permuted_matched best_profile $(NO_FORMAT))
@@ -69,7 +69,8 @@ MASTERLESS := $(call masterless,nearest,rounding:nearest) \
 	$(call masterless,eco_sr,rounding:stochastic$(comma)feedback:momentum)
 STUDY_tuning-masterless := $(TUNED) $(MASTERLESS) grid.baseline=E4M3 grid.formats=[E4M3] \
 	grid.lr_scales=[0.35,0.5,0.7,1,1.4,2] grid.optimizers=[nearest,adamw_sr,eco,eco_sr]
-MASTERLESS_RATES ?=
+# The best of those six for each; those of adamw_sr and eco_sr are the ones that they have.
+MASTERLESS_RATES := optimizers.nearest.lr=4.2e-3 optimizers.eco.lr=4.2e-3
 STUDY_masterless := $(JUDGED) $(SIX_SEEDS) $(MASTERLESS) $(LOW_ARMS) $(MASTERLESS_RATES) grid.baseline=E4M3 \
 	grid.formats=[E4M3,E3M4] grid.optimizers=[adamw,nearest,adamw_sr,eco,eco_sr,stiff_matched_sr]
 
