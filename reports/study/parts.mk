@@ -41,7 +41,8 @@ STUDY_profile := $(TUNED) grid.baseline=virtual.E4M3 grid.formats=[virtual.E4M3]
 	$(call matched,$(call profile_name,$(knee),$(slope)),stiffness:profile$(comma)knee:$(knee)$(comma)slope:$(slope)))) \
 	grid.optimizers=$(call list,adamw $(foreach slope,$(SLOPES),$(foreach knee,$(KNEES),$(call profile_name,$(knee),$(slope)))))
 
-# Weights that live on grids of three to six bits, where resolution binds, and on grids of the same shape 256 times finer.
+# Weights that are values of formats of three to six bits, where resolution binds, and of ones of the same shape with rungs
+# 256 times finer.
 LOW := E2M1 E1M2 E3M1 E2M2 E2M3 E3M2
 LOW_ARMS := $(call ongrid,stiff_matched_sr,stiffness:ulp) $(call ongrid,permuted_matched_sr,stiffness:permuted)
 STUDY_tuning-low-bits := $(TUNED) $(LOW_ARMS) grid.recipe=weight_only grid.baseline=E2M3 grid.formats=[E2M1,E2M3,E3M2] \
