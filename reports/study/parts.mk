@@ -56,8 +56,8 @@ STUDY_low-bits := $(JUDGED) $(SIX_SEEDS) $(LOW_ARMS) $(LOW_RATES) grid.recipe=we
 NO_FORMAT := relative row_relative muon madam
 STUDY_tuning-controls := $(TUNED) grid.baseline=E3M4 grid.formats=[E3M4] grid.lr_scales=[0.25,0.5,1,2,4,8,16] \
 	grid.optimizers=$(call list,adamw $(NO_FORMAT))
-# At the rates that tuning-controls found, and the profile that `profile` found.
-CONTROL_RATES ?=
+# At the best of those seven rates, and the best place of the map of `profile`.
+CONTROL_RATES := optimizers.relative.lr=0.2 optimizers.muon.lr=2.4e-2 optimizers.madam.lr=0.12
 BEST_PROFILE := knee:4$(comma)slope:1.5
 STUDY_controls := $(JUDGED) $(EIGHT_SEEDS) $(CONTROL_RATES) grid.baseline=E3M4 grid.formats=$(call list,$(call twins,E3M4)) \
 	$(call matched,best_profile,stiffness:profile$(comma)$(BEST_PROFILE)) \
