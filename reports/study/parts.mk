@@ -75,6 +75,10 @@ MASTERLESS_RATES := optimizers.nearest.lr=4.2e-3 optimizers.eco.lr=4.2e-3
 STUDY_masterless := $(JUDGED) $(SIX_SEEDS) $(MASTERLESS) $(LOW_ARMS) $(MASTERLESS_RATES) grid.baseline=E4M3 \
 	grid.formats=[E4M3,E3M4] grid.optimizers=[adamw,nearest,adamw_sr,eco,eco_sr,stiff_matched_sr]
 
+# Gates: what others have found, found again. The order of formats under AdamW.
+SPLITS := E1M1 E2M0 E1M2 E2M1 E3M0 E1M3 E2M2 E3M1 E0M7 E1M6 E2M5 E3M4 E4M3 E5M2 E6M1 E7M0
+STUDY_gate-formats := $(JUDGED) $(SIX_SEEDS) grid.baseline=bf16 grid.formats=$(call list,bf16 $(SPLITS)) grid.optimizers=[adamw]
+
 # --- the first study: 300 steps, embeddings and norms at 0.012, which was too low --------------------------------
 MASTER := adamw stiff_update stiff_grad riemann stiff_permuted stiff_matched
 ON_GRID := adamw_sr stiff_update_sr rung
@@ -108,4 +112,4 @@ STUDY_virtual-grid := $(VIRTUAL_GRID) grid.optimizers=[adamw_sr,rung] optimizers
 
 PARTS := master on-grid again wider lower rung-again virtual virtual-grid tuning tuning-plain \
 	matrix profile tuning-low-bits low-bits \
-	tuning-controls controls tuning-masterless masterless
+	tuning-controls controls tuning-masterless masterless gate-formats

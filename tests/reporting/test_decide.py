@@ -11,7 +11,8 @@ import pytest
 from scipy import stats
 
 from altgrad.config import UserError
-from altgrad.reporting.decide import decide, diagonal, main, two_sided
+from altgrad.reporting.decide import decide, main
+from altgrad.reporting.hypotheses import LAW_ORDER, diagonal, two_sided
 
 FORMATS = ("E1M6", "E3M4", "E5M2")
 PLAIN = {"base": "adamw", "lr": 1e-3}
@@ -115,6 +116,22 @@ def test_each_is_held_against_the_reference_in_the_first_format_and_all_count(pa
     assert f"In E3M4, lower than `{reference}`: `low`; higher: `high`; not told apart: `some`, `none`." in text
     row = next(line for line in text.splitlines() if line.startswith("| `permuted_matched`"))
     assert row.split("|")[2].startswith(" +0.3000") and row.split("|")[3].startswith(" −0.3000") and "–" in row
+
+
+def test_the_order_of_formats_is_held_against_the_laws(tmp_path):
+    """At 4 bits a split beats the law's best, at 3 none does; of the 8-bit splits the first two change places."""
+    level = {name: 0.01 * i for i, name in enumerate(LAW_ORDER)} | {"E4M3": 0.01, "E3M4": 0.0}
+    level |= {"E1M1": 0.5, "E2M0": 0.6, "E2M1": 0.4, "E1M2": 0.3, "E3M0": 0.4, "E2M2": 0.2, "bf16": 0.0}
+    rng = np.random.default_rng(3)
+    rows = [
+        (fmt, "adamw", seed, 1.0, 3 + above + 1e-3 * rng.normal())
+        for (fmt, above), seed in itertools.product(level.items(), range(6))
+    ]
+    text = decide(study(tmp_path / "gate-formats", rows, {"adamw": PLAIN}))
+    assert "Above the law's best, E1M1: E2M0; below it: none; not told apart: none" in text
+    assert "Above the law's best, E2M1: none; below it: E1M2; not told apart: E3M0" in text
+    orders = [[level[name] for name in LAW_ORDER], range(8)]
+    assert f"correlation +{stats.spearmanr(*orders).statistic:.2f}" in text
 
 
 def test_it_writes_beside_the_results_and_says_what_is_missing(low_bits, tmp_path):
