@@ -12,12 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtr
 
 from altgrad.reporting.document import Block, Column, Picture, Table, Text
 from altgrad.reporting.figures.decisions import draw_matrix, draw_own, draw_profile
 from altgrad.reporting.multiplicity import holm
-from altgrad.reporting.statistics import summarised, t_quantile
+from altgrad.reporting.paired import interval, two_sided, with_interval
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import number, p_value, signed
 
@@ -44,30 +43,6 @@ def diagonal(losses: np.ndarray) -> float:
     residual = losses - losses.mean(0) - losses.mean(1, keepdims=True) + losses.mean()
     on = np.eye(len(losses), dtype=bool)
     return float(residual[on].mean() - residual[~on].mean())
-
-
-def two_sided(differences: np.ndarray) -> float:
-    """Return the p-value of Student's t-test that ``differences``, one per seed, have a mean of zero."""
-    found = summarised(differences)
-    if found is None or not found.sd > 0:
-        return 1.0
-    t = abs(found.mean) / (found.sd / np.sqrt(found.n))
-    return float(2 * stdtr(found.n - 1, -t))
-
-
-def interval(differences: np.ndarray) -> tuple[float, float, float]:
-    """Return the mean over seeds and the ends of its 95 % interval by Student's t; NaN with fewer than two."""
-    found = summarised(differences)
-    if found is None or found.n < 2:
-        return np.nan, np.nan, np.nan
-    half = t_quantile(found.n - 1) * found.sd / np.sqrt(found.n)
-    return found.mean, found.mean - half, found.mean + half
-
-
-def with_interval(differences: np.ndarray, digits: int = 4) -> str:
-    """Return the mean over seeds and its 95 % interval as text."""
-    mean, low, high = (signed(value, digits) for value in interval(differences))
-    return f"{mean} [{low}, {high}]" if np.isfinite(interval(differences)[0]) else "not measured"
 
 
 # --- the parts -------------------------------------------------------------------------------------
@@ -195,6 +170,34 @@ def controls(losses: pd.Series, plain: str, _: Path) -> list[Block]:
 def masterless(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     """Ways to keep no master weights, each against stochastic rounding."""
     return _each_against("H5", "adamw_sr", losses, plain)
+
+
+def length(losses: pd.Series, plain: str, _: Path) -> list[Block]:
+    """What each arm gains in the first format, with Holm over the arms, and how much of it is gained without."""
+    table = losses.unstack("optimizer")
+    entry = _values(losses, "format")[0]
+    arms = [arm for arm in _values(losses, "optimizer") if arm != plain]
+
+    def gain(arm: str, name: str) -> np.ndarray:
+        found = table.xs(name, level="format")
+        return (found[plain] - found[arm]).to_numpy()
+
+    own = {arm: gain(arm, entry) - gain(arm, VIRTUAL + entry) for arm in arms}
+    p = holm({arm: two_sided(gain(arm, entry)) for arm in arms})
+    gaining = [arm for arm in arms if p[arm] < LEVEL and gain(arm, entry).mean() > 0]
+    losing = [arm for arm in arms if p[arm] < LEVEL and gain(arm, entry).mean() < 0]
+    rows = [
+        [f"`{arm}`", with_interval(gain(arm, entry)), p_value(p[arm]), with_interval(gain(arm, VIRTUAL + entry)),
+         with_interval(own[arm])]
+        for arm in arms
+    ]  # fmt: skip
+    columns = [words("arm"), Column(f"gain in {entry}"), Column("p"), Column("gain without it"), Column("own part")]
+    note = (
+        f"Gain over `{plain}`, nats per token, with 95 % intervals over {len(table.index.unique('seed'))} seeds, each "
+        f"by itself; p by Holm over the {len(arms)} arms."
+    )
+    said = f"**L1.** In {entry}, lower than `{plain}`: {_names(gaining, '`')}; higher: {_names(losing, '`')}."
+    return [Text(said), Table(columns, rows, note)]
 
 
 def gate_formats(losses: pd.Series, plain: str, _: Path) -> list[Block]:

@@ -75,6 +75,19 @@ MASTERLESS_RATES := optimizers.nearest.lr=4.2e-3 optimizers.eco.lr=4.2e-3
 STUDY_masterless := $(JUDGED) $(SIX_SEEDS) $(MASTERLESS) $(LOW_ARMS) $(MASTERLESS_RATES) grid.baseline=E4M3 \
 	grid.formats=[E4M3,E3M4] grid.optimizers=[adamw,nearest,adamw_sr,eco,eco_sr,stiff_matched_sr]
 
+# Training four and sixteen times as long, at rates of its own.
+LASTING := adamw stiff_matched best_profile muon
+lasting = $(filter-out train.steps=%,$(NOW)) train.steps=$(1) grid.baseline=E3M4 optimizers.muon.lr=2.4e-2 \
+	$(call matched,best_profile,stiffness:profile$(comma)$(BEST_PROFILE)) grid.optimizers=$(call list,$(LASTING))
+STUDY_tuning-800 := $(call lasting,800) grid.formats=[E3M4] grid.seeds=[10,11] grid.lr_scales=[0.35,0.5,0.7,1,1.4]
+RATES_800 ?=
+STUDY_length-800 := $(call lasting,800) $(RATES_800) grid.formats=$(call list,$(call twins,E3M4)) grid.lr_scales=[1] \
+	grid.seeds=[20,21,22,23,24]
+STUDY_tuning-3200 := $(call lasting,3200) grid.formats=[E3M4] grid.seeds=[10,11] grid.lr_scales=[0.35,0.5,0.7,1]
+RATES_3200 ?=
+STUDY_length-3200 := $(call lasting,3200) $(RATES_3200) grid.formats=$(call list,$(call twins,E3M4)) grid.lr_scales=[1] \
+	grid.seeds=[20,21,22,23,24]
+
 # Gates: what others have found, found again. The order of formats under AdamW.
 SPLITS := E1M1 E2M0 E1M2 E2M1 E3M0 E1M3 E2M2 E3M1 E0M7 E1M6 E2M5 E3M4 E4M3 E5M2 E6M1 E7M0
 STUDY_gate-formats := $(JUDGED) $(SIX_SEEDS) grid.baseline=bf16 grid.formats=$(call list,bf16 $(SPLITS)) grid.optimizers=[adamw]
@@ -112,4 +125,5 @@ STUDY_virtual-grid := $(VIRTUAL_GRID) grid.optimizers=[adamw_sr,rung] optimizers
 
 PARTS := master on-grid again wider lower rung-again virtual virtual-grid tuning tuning-plain \
 	matrix profile tuning-low-bits low-bits \
-	tuning-controls controls tuning-masterless masterless gate-formats
+	tuning-controls controls tuning-masterless masterless gate-formats \
+	tuning-800 length-800 tuning-3200 length-3200

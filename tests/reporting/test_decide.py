@@ -12,7 +12,8 @@ from scipy import stats
 
 from altgrad.config import UserError
 from altgrad.reporting.decide import decide, main
-from altgrad.reporting.hypotheses import LAW_ORDER, diagonal, two_sided
+from altgrad.reporting.hypotheses import LAW_ORDER, diagonal
+from altgrad.reporting.paired import two_sided
 
 FORMATS = ("E1M6", "E3M4", "E5M2")
 PLAIN = {"base": "adamw", "lr": 1e-3}
@@ -116,6 +117,20 @@ def test_each_is_held_against_the_reference_in_the_first_format_and_all_count(pa
     assert f"In E3M4, lower than `{reference}`: `low`; higher: `high`; not told apart: `some`, `none`." in text
     row = next(line for line in text.splitlines() if line.startswith("| `permuted_matched`"))
     assert row.split("|")[2].startswith(" +0.3000") and row.split("|")[3].startswith(" −0.3000") and "–" in row
+
+
+def test_what_is_gained_in_the_format_is_told_from_what_is_gained_anyway(tmp_path):
+    rng = np.random.default_rng(2)
+    gained = {"adamw": 0.0, "stiff_matched": 0.05, "muon": -0.05, "best_profile": 0.0}
+    rows = [
+        (fmt, arm, seed, 1.0, 3 - gain * (1.0 if fmt == "E3M4" else 0.4) + 1e-3 * rng.normal())
+        for fmt, (arm, gain), seed in itertools.product(("E3M4", "virtual.E3M4"), gained.items(), range(5))
+    ]
+    text = decide(study(tmp_path / "length-800", rows, dict.fromkeys(gained, PLAIN)))
+    assert "In E3M4, lower than `adamw`: `stiff_matched`; higher: `muon`." in text
+    row = next(line for line in text.splitlines() if line.startswith("| `stiff_matched`"))
+    measured = [float(cell.split(" [")[0]) for i, cell in enumerate(row.split("|")) if i in (2, 4, 5)]
+    assert measured == pytest.approx([0.05, 0.02, 0.03], abs=2e-3)
 
 
 def test_the_order_of_formats_is_held_against_the_laws(tmp_path):
