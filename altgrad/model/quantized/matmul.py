@@ -40,10 +40,11 @@ from torch import Tensor
 
 from altgrad.model.quantized.native import native_product
 from altgrad.model.quantized.operand import Operand
-from altgrad.model.quantized.quantizer import FLOAT8, Scaling, overflows
+from altgrad.model.quantized.quantizer import FLOAT8, Scaling
 from altgrad.numerics import decode_operand, encode_operand
 from altgrad.numerics.operand import owned
 from altgrad.numerics.operand_definition import materialized
+from altgrad.numerics.rounding import overflows
 
 
 @dataclass(frozen=True)
