@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from altgrad.model import QuantizedLinear, linear_layers, matrix_of
 from altgrad.model.quantized.quantizer import Quantizer
-from altgrad.numerics.sums import Magnitudes, excess_kurtosis, magnitudes, rounding_sums
+from altgrad.numerics.sums import excess_kurtosis, magnitudes, rounding_sums
 from altgrad.training.grids import quantizer_of
 
 
@@ -44,30 +44,23 @@ def tensor_statistics(t: Tensor, quantizer: Quantizer | None) -> dict[str, float
     with several scales is seen with those of its product with the weight.
     """
     t = t.detach().reshape(-1, t.shape[-1])
-    seen = magnitudes(t)
+    if quantizer is None:
+        seen, rounding = magnitudes(t), None
+    else:
+        options = quantizer.scaling.options
+        seen, rounding = rounding_sums(t, quantizer.constants, quantizer.remembered_amax(), **options)
     count = t.numel() - seen.nonfinite
     statistics = {"amax": seen.amax, "nonfinite": float(seen.nonfinite)}
-    if quantizer is not None and count:
-        scale = _scales(t, seen, quantizer)
-        found = rounding_sums(t, quantizer.constants, scale)
+    if rounding is not None and count:
         statistics |= {
-            "scale": scale.median().item(),
-            "overflow_frac": found.overflowed / count,
-            "underflow_frac": found.vanished / max(1, seen.nonzero),
+            "scale": rounding.scale,
+            "overflow_frac": rounding.overflowed / count,
+            "underflow_frac": rounding.vanished / max(1, seen.nonzero),
         }
-        if found.lost > 0 and seen.squares > 0:
-            ratio = seen.squares / found.lost
+        if rounding.lost > 0 and seen.squares > 0:
+            ratio = seen.squares / rounding.lost
             statistics["sqnr_db"] = 10 * math.log10(ratio) if ratio > 0 else -math.inf
     return statistics
-
-
-def _scales(t: Tensor, seen: Magnitudes, quantizer: Quantizer) -> Tensor:
-    """Return the scales of ``t`` (n, k) as if its elements that are not finite were 0."""
-    if quantizer.scaling.per_tensor:  # which its largest magnitude alone decides
-        t = torch.full((1, 1), seen.amax, device=t.device)
-    elif seen.nonfinite:
-        t = torch.where(t.isfinite(), t, 0.0)
-    return quantizer.scales(t)
 
 
 def gradient_statistics(grad: Tensor) -> dict[str, float]:
@@ -94,7 +87,6 @@ class Monitor:
         seen: dict[tuple[str, str], dict[str, float]] = {}
         outputs: list[tuple[str, Tensor]] = []
         with self._hooks(seen, outputs), _untouched(self.model):
-            # With respect to what the layers return, which spares the gradients of the weights.
             grads = torch.autograd.grad(loss(), [output for _, output in outputs], allow_unused=True)
         for (name, _), grad in reversed(list(zip(outputs, grads, strict=True))):
             if grad is not None:
@@ -134,7 +126,7 @@ class Monitor:
         def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             for role, t in (("input", inputs[0]), ("weight", matrix_of(layer))):
                 seen[name, role] = tensor_statistics(t, quantizer_of(layer, role))
-            outputs.append((name, output))
+            outputs.append((name, output if output.requires_grad else output.requires_grad_()))
 
         return hook
 
@@ -163,15 +155,23 @@ def largest_overflow(rows: list[Row]) -> float:
 
 @contextmanager
 def _untouched(model: nn.Module) -> Iterator[None]:
-    """Show quantizers as the step at hand sees them; leave buffers and random generators as they were."""
+    """Show quantizers as the step at hand sees them; leave buffers and random generators as they were.
+
+    Meanwhile no weight has a gradient, whose products are a third of a step's.
+    """
     layers = [module for module in model.modules() if isinstance(module, QuantizedLinear) and module.training]
     buffers = {name: b.clone() for name, b in model.named_buffers()}
+    learned = [p for p in model.parameters() if p.requires_grad]
     try:
+        for p in learned:
+            p.requires_grad_(False)
         for layer in layers:
             layer.training = False  # scales from the history as it is, which learns nothing
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             yield
     finally:
+        for p in learned:
+            p.requires_grad_()
         for layer in layers:
             layer.training = True
         for name, buffer in model.named_buffers():

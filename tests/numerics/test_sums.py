@@ -11,7 +11,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from altgrad.numerics import broadcast_scale, format_constants, get_format, quantize, sums
+from altgrad.numerics import broadcast_scale, format_constants, get_format, operand_scale, quantize, sums
 from altgrad.numerics.cpu.kernels import available
 from altgrad.numerics.cpu.sums import has_loops
 
@@ -59,12 +59,51 @@ def agree(found: torch.Tensor, expected: torch.Tensor, *, exact: int) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0.0)
 
 
+def by_tensors(monkeypatch) -> None:
+    monkeypatch.setattr(sums, "has_loops", lambda x: False)
+
+
+SCALINGS = [
+    {}, {"scale_format": "E8M0", "scale_rounding": "even"}, {"granularity": "row"},
+    {"granularity": "block", "block": 16, "scale_format": "E8M0"}, {"granularity": "block", "scale_format": "E4M3"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("loops", [True, False])
+def test_binades_of_known_numbers(loops, monkeypatch):
+    if not loops:
+        by_tensors(monkeypatch)
+    at = torch.tensor([[0.0, -0.0, 1e-40, 2.0**-3], [-(2.0**-2), 0.24, 1.0, -(2.0**30)]])
+    found = sums.sums_by_binade(torch.arange(8.0).reshape(2, 4), at, -3, -1)
+    assert found.tolist() == [[5, 1, 2], [0 + 1 + 2 + 3 + 5, 4, 6 + 7]]
+    assert sums.sums_by_binade(at, at.t().contiguous().t(), -3, -1)[0].tolist() == [5, 1, 2]
+
+
+@needs_loops
+@pytest.mark.parametrize("options", SCALINGS, ids=str)
+def test_scales_are_the_same_with_and_without_loops(options, monkeypatch):
+    constants = format_constants("E3M4", scale_format=options.get("scale_format", "float32"))
+    cases = [
+        (tensor((30, 64), dtype), amax) for dtype in DTYPES for amax in (None, torch.tensor(2.5), torch.tensor(0.0))
+    ]
+    cases = [case for case in cases if case[1] is None or options.get("granularity") is None]
+    found = [sums.rounding_sums(x, constants, amax, **options) for x, amax in cases]
+    by_tensors(monkeypatch)
+    for (x, amax), (seen, rounding) in zip(cases, found, strict=True):
+        expected_seen, expected = sums.rounding_sums(x, constants, amax, **options)
+        assert seen[:3] == expected_seen[:3] and rounding[:3] == expected[:3]
+        assert (seen.squares, rounding.lost) == pytest.approx((expected_seen.squares, expected.lost), rel=1e-12)
+        finite = torch.where(x.isfinite(), x, 0)
+        assert rounding.scale == operand_scale(finite, constants, amax, **options).median()
+
+
 @needs_loops
 def test_the_loops_take_a_tensor_that_is_not_contiguous():
     x, constants = tensor((30, 20), torch.float32), format_constants("E4M3")
     assert sums.magnitudes(x.t()) == sums.magnitudes(x.t().contiguous())
-    for scale in scales((20, 30)).values():
-        assert sums.rounding_sums(x.t(), constants, scale) == sums.rounding_sums(x.t().contiguous(), constants, scale)
+    for options in SCALINGS[:4]:
+        found = sums.rounding_sums(x.t(), constants, **options)
+        assert found == sums.rounding_sums(x.t().contiguous(), constants, **options)
 
 
 @needs_loops
@@ -75,29 +114,31 @@ def test_the_loops_add_up_alike_on_any_number_of_threads():
     try:
         for count in (1, 3):
             torch.set_num_threads(count)
-            found.append((sums.magnitudes(x), *(sums.rounding_sums(x, constants, s) for s in scales(x.shape).values())))
+            found.append([sums.rounding_sums(x, constants, **options) for options in SCALINGS[:4]])
     finally:
         torch.set_num_threads(threads)
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("loops", [True, False])
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16, torch.float64])
-def test_sums_are_those_of_the_elements_one_by_one(dtype):
-    """In fractions, of tensors that every dtype holds, with and without loops."""
+def test_sums_are_those_of_the_elements_one_by_one(dtype, loops, monkeypatch):
+    """In fractions, of numbers that every dtype holds."""
+    if not loops:
+        by_tensors(monkeypatch)
     x = torch.tensor([[448.0, 2.0**-11, 17.0, 300.0], [0.0, -1000.0, math.nan, -math.inf]], dtype=dtype)
     finite = [Fraction(v) for v in x.flatten().tolist() if math.isfinite(v)]
     fmt = get_format("E4M3")
-    *counted, squares = sums.magnitudes(x)
-    assert counted == [1000.0, 2, 5] and squares == pytest.approx(float(sum(v * v for v in finite)), rel=1e-14)
-    for scale in (1.0, 0.25):
+    for amax, scale in ((448.0, 1.0), (1792.0, 0.25)):
+        (*counted, squares), rounding = sums.rounding_sums(x, format_constants(fmt), torch.tensor(amax))
+        assert counted == [1000.0, 2, 5] and squares == pytest.approx(float(sum(v * v for v in finite)), rel=1e-14)
         rounded = [Fraction(v) for v in quantize(torch.tensor([float(v) for v in finite]), fmt, scale=scale).tolist()]
-        expected = (
+        assert rounding == (
+            scale,
             sum(abs(v) * Fraction(scale) > Fraction(fmt.max) for v in finite),
             sum(v != 0 and q == 0 for v, q in zip(finite, rounded, strict=True)),
             pytest.approx(float(sum((v - q) ** 2 for v, q in zip(finite, rounded, strict=True))), rel=1e-14),
         )
-        for given in (torch.tensor(scale), torch.full((2, 1), scale), torch.full((2, 4), scale)):
-            assert sums.rounding_sums(x, format_constants(fmt), given) == expected
 
 
 def test_kurtosis_of_known_distributions():

@@ -175,9 +175,7 @@ Tensor rounding_by(const Tensor& x, const T* from, const Tensor& scale, uint32_t
   });
 }
 
-Tensor rounding_sums(Tensor x, Tensor constants, Tensor scale) {
-  x = torch::stable::contiguous(x);
-  scale = torch::stable::contiguous(scale);
+Tensor rounding_of_tensor(const Tensor& x, const Tensor& constants, const Tensor& scale) {
   const Grid grid(constants);
   const uint32_t largest = order(grid.max * rounding::kOverflowSlack);
   Tensor result;
@@ -185,6 +183,29 @@ Tensor rounding_sums(Tensor x, Tensor constants, Tensor scale) {
     result = grid.root == 0 ? rounding_by(x, from, scale, largest, Rounder<false>(grid))
                             : rounding_by(x, from, scale, largest, Rounder<true>(grid));
   });
+  return result;
+}
+
+Tensor rounding_sums(Tensor x, Tensor constants, Tensor scale) {
+  return rounding_of_tensor(torch::stable::contiguous(x), constants, torch::stable::contiguous(scale));
+}
+
+// magnitudes, the one scale that they or what is remembered decide, and rounding_sums.
+Tensor one_scale_sums(Tensor x, Tensor constants, Tensor remembered, int64_t rule) {
+  x = torch::stable::contiguous(x);
+  const Tensor seen = magnitudes(x);
+  const double* magnitude = static_cast<const double*>(seen.const_data_ptr());
+  const float known = remembered.numel() == 1 ? *remembered.const_data_ptr<float>() : 0.0f;
+  const float amax = known > 0 ? known : static_cast<float>(magnitude[0]);
+  Tensor scale = torch::stable::new_empty(x, {1}, ScalarType::Float);
+  float* of_all = static_cast<float*>(scale.mutable_data_ptr());
+  *of_all = scale_of(amax, Grid(constants).target, ScaleRule(rule));
+  const Tensor rounding = rounding_of_tensor(x, constants, scale);
+  Tensor result = torch::stable::new_empty(x, {8}, ScalarType::Double);
+  double* to = static_cast<double*>(result.mutable_data_ptr());
+  to = std::copy_n(magnitude, 4, to);
+  *to++ = *of_all;
+  std::copy_n(static_cast<const double*>(rounding.const_data_ptr()), 3, to);
   return result;
 }
 
@@ -211,11 +232,33 @@ Tensor central_moments(Tensor x) {
   return result;
 }
 
+// --- by binade ----------------------------------------------------------------------------------------------------
+
+Tensor sums_by_binade(Tensor values, Tensor at, int64_t lowest, int64_t highest) {
+  values = torch::stable::contiguous(values);
+  at = torch::stable::contiguous(at);
+  const int64_t n = at.numel(), size = highest - lowest + 1;
+  Tensor result = torch::stable::new_empty(at, {2, size}, ScalarType::Double);
+  double* count = static_cast<double*>(result.mutable_data_ptr());
+  double* total = count + size;
+  std::fill_n(count, 2 * size, 0.0);
+  const float* value = values.const_data_ptr<float>();
+  const float* place = at.const_data_ptr<float>();
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t exponent = static_cast<int64_t>(order(place[i]) >> 23) - 127;
+    const int64_t binade = std::clamp(exponent, lowest, highest) - lowest;
+    count[binade] += 1, total[binade] += value[i];
+  }
+  return result;
+}
+
 }  // namespace
 }  // namespace altgrad
 
 STABLE_TORCH_LIBRARY_IMPL(altgrad, CPU, m) {
   m.impl("magnitudes", TORCH_BOX(&altgrad::magnitudes));
   m.impl("rounding_sums", TORCH_BOX(&altgrad::rounding_sums));
+  m.impl("one_scale_sums", TORCH_BOX(&altgrad::one_scale_sums));
   m.impl("central_moments", TORCH_BOX(&altgrad::central_moments));
+  m.impl("sums_by_binade", TORCH_BOX(&altgrad::sums_by_binade));
 }

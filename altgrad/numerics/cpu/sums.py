@@ -15,7 +15,9 @@ DEFINITIONS = definitions.of_module("rounding", rounding, "OVERFLOW_SLACK")
 SCHEMAS = {
     "magnitudes": "(Tensor x) -> Tensor",
     "rounding_sums": "(Tensor x, Tensor constants, Tensor scale) -> Tensor",
+    "one_scale_sums": "(Tensor x, Tensor constants, Tensor remembered, int rule) -> Tensor",
     "central_moments": "(Tensor x) -> Tensor",
+    "sums_by_binade": "(Tensor values, Tensor at, int lowest, int highest) -> Tensor",
 }
 for _name, _schema in SCHEMAS.items():
     torch.library.define(f"altgrad::{_name}", _schema)
