@@ -24,6 +24,9 @@ OVERFLOW_POLICIES = ("saturate", "overflow")
 
 # Times x, slightly more than half of a float32's last place.
 SUCCESSOR = 2.0**-24 * (1 + 2.0**-23)
+# An amax times its own scale may exceed the target by a rounding of each, 2^-23 in all; that is no overflow, and would
+# be one in some formats more often than in others.
+OVERFLOW_SLACK = 1 + 2.0**-22
 
 
 def round_to_grid(x: Tensor, constants: Tensor) -> Tensor:
@@ -78,6 +81,11 @@ def grid_spacing(magnitude: Tensor, constants: Tensor) -> Tensor:
     """Return the spacing of the values at float32 magnitudes up to its largest value: that of the binade above."""
     ulp = (magnitude + magnitude * SUCCESSOR) - magnitude
     return torch.maximum(ulp * constants[ULPS], constants[SPACING])
+
+
+def overflows(scaled: Tensor, constants: Tensor) -> Tensor:
+    """Return where float32 ``scaled`` lies beyond the format's largest value, as a boolean tensor of its shape."""
+    return scaled.abs() > constants[MAX] * OVERFLOW_SLACK
 
 
 def round_float64(

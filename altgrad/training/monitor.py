@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from altgrad.model import QuantizedLinear, linear_layers, matrix_of
-from altgrad.model.quantized.quantizer import Quantizer, overflows
-from altgrad.numerics import round_to_grid
+from altgrad.model.quantized.quantizer import Quantizer
+from altgrad.numerics.sums import excess_kurtosis, magnitudes, rounding_sums
 from altgrad.training.grids import quantizer_of
 
 
@@ -43,35 +43,24 @@ def tensor_statistics(t: Tensor, quantizer: Quantizer | None) -> dict[str, float
     ``underflow_frac`` and ``sqnr_db``. Shares and ratios are taken over finite elements. A gradient
     with several scales is seen with those of its product with the weight.
     """
-    t = t.detach().float().reshape(-1, t.shape[-1])
-    count, amax = t.numel(), t.abs().amax().item()
-    if not math.isfinite(amax):
-        finite = t.isfinite()
-        t, count = torch.where(finite, t, 0.0), int(finite.sum())
-        amax = t.abs().amax().item()
-    statistics = {"amax": amax, "nonfinite": float(t.numel() - count)}
-    if quantizer is not None and count:
-        scale = quantizer.scales(t)
-        scaled = t * scale
-        rounded = round_to_grid(scaled, quantizer.constants)
-        nonzero = torch.count_nonzero(t).clamp(min=1)
-        # With several scales each element counts as large as it is; one scale is taken out of the norm.
-        lost = scaled - rounded
-        error = _norm(lost) / scale if scale.numel() == 1 else _norm(lost / scale)
-        signal = _norm(t)
+    t = t.detach().reshape(-1, t.shape[-1])
+    if quantizer is None:
+        seen, rounding = magnitudes(t), None
+    else:
+        options = quantizer.scaling.options
+        seen, rounding = rounding_sums(t, quantizer.constants, quantizer.remembered_amax(), **options)
+    count = t.numel() - seen.nonfinite
+    statistics = {"amax": seen.amax, "nonfinite": float(seen.nonfinite)}
+    if rounding is not None and count:
         statistics |= {
-            "scale": scale.median().item(),
-            "overflow_frac": overflows(scaled, quantizer.constants).sum().item() / count,
-            "underflow_frac": ((torch.count_nonzero(t) - torch.count_nonzero(rounded)) / nonzero).item(),
+            "scale": rounding.scale,
+            "overflow_frac": rounding.overflowed / count,
+            "underflow_frac": rounding.vanished / max(1, seen.nonzero),
         }
-        if error > 0 and signal > 0:
-            statistics["sqnr_db"] = (20 * torch.log10(signal / error)).item()
+        if rounding.lost > 0 and seen.squares > 0:
+            ratio = seen.squares / rounding.lost
+            statistics["sqnr_db"] = 10 * math.log10(ratio) if ratio > 0 else -math.inf
     return statistics
-
-
-def _norm(t: Tensor) -> Tensor:
-    """Return the L2 norm of all elements, summed in float64."""
-    return torch.linalg.vector_norm(t, dtype=torch.float64)
 
 
 def gradient_statistics(grad: Tensor) -> dict[str, float]:
@@ -85,14 +74,6 @@ def gradient_statistics(grad: Tensor) -> dict[str, float]:
     }
 
 
-def excess_kurtosis(t: Tensor) -> float:
-    """Return the excess kurtosis of all elements of ``t``: 0 for a normal distribution, -2 at least."""
-    t = t.detach().double()
-    centred = t - t.mean()
-    variance = centred.square().mean()
-    return (centred.pow(4).mean() / variance.square() - 3).item() if variance > 0 else 0.0
-
-
 class Monitor:
     """Makes the rows of ``model``; ``blocks`` are the modules whose outputs are watched too."""
 
@@ -104,8 +85,12 @@ class Monitor:
     def observe(self, step: int, loss: Callable[[], Tensor]) -> list[Row]:
         """Run ``loss()`` and its backward pass under hooks; return what they saw, in layer order."""
         seen: dict[tuple[str, str], dict[str, float]] = {}
-        with self._hooks(seen), _untouched(self.model):
-            torch.autograd.grad(loss(), [p for p in self.model.parameters() if p.requires_grad])
+        outputs: list[tuple[str, Tensor]] = []
+        with self._hooks(seen, outputs), _untouched(self.model):
+            grads = torch.autograd.grad(loss(), [output for _, output in outputs], allow_unused=True)
+        for (name, _), grad in reversed(list(zip(outputs, grads, strict=True))):
+            if grad is not None:
+                seen[name, "grad"] = tensor_statistics(grad, quantizer_of(self.layers[name], "grad"))
         order = {name: i for i, name in enumerate([*self.layers, *self.blocks])}
         roles = ("input", "weight", "grad", "output")
         keys = sorted(seen, key=lambda key: (order[key[0]], roles.index(key[1])))
@@ -121,10 +106,12 @@ class Monitor:
         ]
 
     @contextmanager
-    def _hooks(self, seen: dict[tuple[str, str], dict[str, float]]) -> Iterator[None]:
+    def _hooks(
+        self, seen: dict[tuple[str, str], dict[str, float]], outputs: list[tuple[str, Tensor]]
+    ) -> Iterator[None]:
         handles = []
         for name, layer in self.layers.items():
-            handles.append(layer.register_forward_hook(self._layer_hook(name, seen)))
+            handles.append(layer.register_forward_hook(self._layer_hook(name, seen, outputs)))
         for name, block in self.blocks.items():
             handles.append(block.register_forward_hook(self._block_hook(name, seen)))
         try:
@@ -133,14 +120,13 @@ class Monitor:
             for handle in handles:
                 handle.remove()
 
-    def _layer_hook(self, name: str, seen: dict[tuple[str, str], dict[str, float]]) -> Callable[..., None]:
+    def _layer_hook(
+        self, name: str, seen: dict[tuple[str, str], dict[str, float]], outputs: list[tuple[str, Tensor]]
+    ) -> Callable[..., None]:
         def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            def record(role: str, t: Tensor) -> None:
+            for role, t in (("input", inputs[0]), ("weight", matrix_of(layer))):
                 seen[name, role] = tensor_statistics(t, quantizer_of(layer, role))
-
-            record("input", inputs[0])
-            record("weight", matrix_of(layer))
-            output.register_hook(lambda grad: record("grad", grad))
+            outputs.append((name, output if output.requires_grad else output.requires_grad_()))
 
         return hook
 
@@ -169,15 +155,23 @@ def largest_overflow(rows: list[Row]) -> float:
 
 @contextmanager
 def _untouched(model: nn.Module) -> Iterator[None]:
-    """Show quantizers as the step at hand sees them; leave buffers and random generators as they were."""
+    """Show quantizers as the step at hand sees them; leave buffers and random generators as they were.
+
+    Meanwhile no weight has a gradient, whose products are a third of a step's.
+    """
     layers = [module for module in model.modules() if isinstance(module, QuantizedLinear) and module.training]
     buffers = {name: b.clone() for name, b in model.named_buffers()}
+    learned = [p for p in model.parameters() if p.requires_grad]
     try:
+        for p in learned:
+            p.requires_grad_(False)
         for layer in layers:
             layer.training = False  # scales from the history as it is, which learns nothing
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             yield
     finally:
+        for p in learned:
+            p.requires_grad_()
         for layer in layers:
             layer.training = True
         for name, buffer in model.named_buffers():

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from altgrad.model import linear_layers
+from altgrad.numerics.sums import sums_by_binade
 from altgrad.optim import ArmOptimizer, WeightGrid
 from altgrad.training.monitor import Row
 
@@ -62,15 +63,10 @@ def rungs_moved(old: Tensor, new: Tensor, spacing: Tensor) -> dict[str, float]:
         new: after it.
         spacing: of the quantization grid at ``old``.
     """
-    rungs = ((new - old).abs() / spacing).flatten().double()
-    exponent = torch.frexp(old.flatten()).exponent.long() - 1
-    binade = torch.where(old.flatten() == 0, LOWEST_BINADE, exponent).clamp(LOWEST_BINADE, HIGHEST_BINADE)
-    place = binade - LOWEST_BINADE
-    size = HIGHEST_BINADE - LOWEST_BINADE + 1
-    count = torch.bincount(place, minlength=size)
-    total = torch.bincount(place, weights=rungs, minlength=size)
-    found = {"rungs": rungs.mean().item()}
-    for i in range(size):
-        if count[i]:
-            found[f"rungs_2^{i + LOWEST_BINADE}"] = (total[i] / count[i]).item()
+    rungs = (new - old).abs() / spacing
+    counts, totals = sums_by_binade(rungs, old, LOWEST_BINADE, HIGHEST_BINADE).tolist()
+    found = {"rungs": sum(totals) / old.numel()}
+    for i, (count, total) in enumerate(zip(counts, totals, strict=True)):
+        if count:
+            found[f"rungs_2^{i + LOWEST_BINADE}"] = total / count
     return found

@@ -7,8 +7,9 @@ import torch
 
 from altgrad.formats import get_format
 from altgrad.model import TensorRecipe
-from altgrad.model.quantized.quantizer import Quantizer, Scaling, overflows
+from altgrad.model.quantized.quantizer import Quantizer, Scaling
 from altgrad.numerics import compute_scale, format_constants
+from altgrad.numerics.rounding import overflows
 
 FORMATS = ["E0M7", "E2M5", "E3M4", "E4M3", "E5M2", "E7M0", "E4M3FNUZ", "E2M1"]
 

@@ -40,10 +40,11 @@ from torch import Tensor
 
 from altgrad.model.quantized.native import native_product
 from altgrad.model.quantized.operand import Operand
-from altgrad.model.quantized.quantizer import FLOAT8, Scaling, overflows
+from altgrad.model.quantized.quantizer import FLOAT8, Scaling
 from altgrad.numerics import decode_operand, encode_operand
 from altgrad.numerics.operand import owned
 from altgrad.numerics.operand_definition import materialized
+from altgrad.numerics.rounding import overflows
 
 
 @dataclass(frozen=True)
@@ -174,11 +175,14 @@ class QuantizedMatmul(torch.autograd.Function):
         grad_rows, grad_columns = _grad_operands(grad, saved, settings)
         x_q = _restored(saved.x, saved.x_scale, saved.x_constants, settings.input, settings)
         weight_q = _restored(saved.weight, saved.weight_scale, saved.weight_constants, settings.weight, settings)
-        dx = _product(grad_rows, weight_q, ctx.dtypes[0], settings.accumulate_fp32, ctx.autocast)
-        dw = _product(grad_columns.t(), x_q, ctx.dtypes[1], settings.accumulate_fp32, ctx.autocast)
-        if saved.x_kept is not None:
+        dx = dw = None  # what no caller asks for
+        if ctx.needs_input_grad[0]:
+            dx = _product(grad_rows, weight_q, ctx.dtypes[0], settings.accumulate_fp32, ctx.autocast)
+        if ctx.needs_input_grad[1]:
+            dw = _product(grad_columns.t(), x_q, ctx.dtypes[1], settings.accumulate_fp32, ctx.autocast)
+        if dx is not None and saved.x_kept is not None:
             dx = dx * saved.x_kept
-        if saved.weight_kept is not None:
+        if dw is not None and saved.weight_kept is not None:
             dw = dw * saved.weight_kept
         return dx, dw, None, *(None for _ in Given._fields)
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from altgrad.config.recipe import TensorRecipe
 from altgrad.numerics import amax_from_history, format_constants, operand_scale
-from altgrad.numerics.constants import MAX
 
 FLOAT8 = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
 
@@ -94,12 +93,3 @@ class Quantizer(nn.Module):
     def scales(self, t: Tensor) -> Tensor:
         """Return the scales (float32, broadcastable to ``t``) of the forward product's ``t`` (tokens, features)."""
         return operand_scale(t, self.constants, self.remembered_amax(), **self.scaling.options)
-
-
-def overflows(scaled: Tensor, constants: Tensor) -> Tensor:
-    """Return where ``scaled`` lies beyond the format's largest value, as a boolean tensor.
-
-    An amax times its own scale may exceed the target by a rounding of each, 2^-23 in all; that is no
-    overflow, and would be one in some formats more often than in others.
-    """
-    return scaled.abs() > constants[MAX] * (1 + 2.0**-22)

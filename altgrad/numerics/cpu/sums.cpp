@@ -1,0 +1,264 @@
+// What `sums` adds up over a tensor, on CPU: each sum in one pass, where tensor operations take a dozen.
+//
+// sums.py has the same in tensor operations, which define it. Counts and the largest magnitude agree to the bit; sums
+// are of float64, in another order. That order is of the places of the elements alone, not of the number of threads.
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <vector>
+
+#include "definitions.h"
+#include "grid.h"
+
+namespace altgrad {
+namespace {
+
+using torch::headeronly::ScalarType;
+
+constexpr int64_t kChunk = 1024;  // elements handled together: a few buffers of so many floats stay in the first cache
+constexpr int64_t kSpan = 1 << 14;  // elements that are added up by themselves
+constexpr int64_t kLanes = 16;  // sums under way: an addition takes four cycles, and a register holds eight
+
+constexpr uint32_t kInfinity = 0x7f800000u;
+
+float finite_or_zero(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  return std::bit_cast<float>(order(x) < kInfinity ? bits : 0);
+}
+
+// The sum over i of f(i), which is a double, each of kLanes numbers by itself and these in their order.
+template <class F>
+double sum(int64_t n, const F& f) {
+  double lanes[kLanes] = {};
+  const int64_t whole = n / kLanes * kLanes;
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += f(i + lane);
+  }
+  for (int64_t i = whole; i < n; ++i) lanes[i - whole] += f(i);
+  double total = 0;
+  for (const double lane : lanes) total += lane;
+  return total;
+}
+
+double square(double x) { return x * x; }
+
+template <class F>
+void with_elements(const Tensor& x, const F& run) {
+  x.scalar_type() == ScalarType::Float ? run(static_cast<const float*>(x.const_data_ptr()))
+                                       : run(static_cast<const bf16*>(x.const_data_ptr()));
+}
+
+// Numbers of a part of a tensor, which the parts' are joined to: added, but for a maximum in the first place.
+template <size_t kCount>
+using Found = std::array<double, kCount>;
+
+// Joins what run(begin, end) finds in spans of n elements, in their order. kMaximum: the first number is one.
+template <size_t kCount, bool kMaximum, class F>
+Tensor joined(const Tensor& x, int64_t n, int64_t span, const F& run) {
+  const int64_t spans = (n + span - 1) / span;
+  std::vector<Found<kCount>> parts(spans);
+  over(spans, span, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) parts[i] = run(i * span, std::min(n, (i + 1) * span));
+  });
+  Tensor result = torch::stable::new_empty(x, {static_cast<int64_t>(kCount)}, ScalarType::Double);
+  double* total = static_cast<double*>(result.mutable_data_ptr());
+  std::fill_n(total, kCount, 0.0);
+  for (const Found<kCount>& part : parts) {
+    for (size_t i = 0; i < kCount; ++i) total[i] = kMaximum && i == 0 ? std::max(total[i], part[i]) : total[i] + part[i];
+  }
+  return result;
+}
+
+// --- magnitudes ---------------------------------------------------------------------------------------------
+
+template <class T>
+Found<4> magnitudes_of(const T* x, int64_t n) {
+  Found<4> found{};
+  float values[kChunk];
+  for (; n > 0; n -= kChunk, x += kChunk) {
+    const int64_t count = std::min(n, kChunk);
+    for (int64_t i = 0; i < count; ++i) values[i] = finite_or_zero(load(x[i]));
+    uint32_t nonfinite = 0, nonzero = 0;
+    for (int64_t i = 0; i < count; ++i) nonfinite += order(load(x[i])) >= kInfinity ? 1 : 0;
+    for (int64_t i = 0; i < count; ++i) nonzero += order(values[i]) > 0 ? 1 : 0;
+    found[0] = std::max(found[0], static_cast<double>(from_order(largest(values, count))));
+    found[1] += nonfinite, found[2] += nonzero;
+    found[3] += sum(count, [&](int64_t i) { return square(values[i]); });
+  }
+  return found;
+}
+
+Tensor magnitudes(Tensor x) {
+  x = torch::stable::contiguous(x);
+  Tensor result;
+  with_elements(x, [&](const auto* from) {
+    result = joined<4, true>(x, x.numel(), kSpan, [&](int64_t begin, int64_t end) {
+      return magnitudes_of(from + begin, end - begin);
+    });
+  });
+  return result;
+}
+
+// --- what rounding does -------------------------------------------------------------------------------------------
+
+// One scale for all, or one for each element, which is then taken off the error again.
+struct OneScale {
+  float scale;
+  float at(int64_t) const { return scale; }
+  float error(float lost, int64_t) const { return lost; }
+  OneScale from(int64_t) const { return *this; }
+};
+struct Scales {
+  const float* scale;
+  float at(int64_t i) const { return scale[i]; }
+  float error(float lost, int64_t i) const { return lost / scale[i]; }
+  Scales from(int64_t i) const { return {scale + i}; }
+};
+struct RowScale {
+  float scale;
+  float at(int64_t) const { return scale; }
+  float error(float lost, int64_t) const { return lost / scale; }
+  RowScale from(int64_t) const { return *this; }
+};
+
+template <class T, class S, class R>
+Found<3> rounding_of(const T* x, int64_t n, S scales, uint32_t largest, const R round) {
+  Found<3> found{};
+  float values[kChunk], scaled[kChunk], rounded[kChunk], errors[kChunk];
+  for (int64_t begin = 0; begin < n; begin += kChunk) {
+    const int64_t count = std::min(n - begin, kChunk);
+    const T* from = x + begin;
+    const S here = scales.from(begin);
+    for (int64_t i = 0; i < count; ++i) values[i] = finite_or_zero(load(from[i]));
+    for (int64_t i = 0; i < count; ++i) scaled[i] = values[i] * here.at(i);
+    for (int64_t i = 0; i < count; ++i) rounded[i] = round(scaled[i]);
+    for (int64_t i = 0; i < count; ++i) errors[i] = here.error(scaled[i] - rounded[i], i);
+    uint32_t overflowed = 0, vanished = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      overflowed += order(scaled[i]) > largest ? 1 : 0;
+      vanished += (order(rounded[i]) == 0) & (order(values[i]) != 0) ? 1 : 0;
+    }
+    found[0] += overflowed, found[1] += vanished;
+    found[2] += sum(count, [&](int64_t i) { return square(errors[i]); });
+  }
+  return found;
+}
+
+// x (rows, columns); scale: one, one per row, or one per element.
+template <class T, class R>
+Tensor rounding_by(const Tensor& x, const T* from, const Tensor& scale, uint32_t largest, const R& round) {
+  const int64_t n = x.numel(), columns = x.size(1);
+  const float* scales = scale.const_data_ptr<float>();
+  if (scale.numel() == 1) {
+    return joined<3, false>(x, n, kSpan, [&](int64_t begin, int64_t end) {
+      return rounding_of(from + begin, end - begin, OneScale{*scales}, largest, round);
+    });
+  }
+  if (scale.numel() == n && columns != 1) {
+    return joined<3, false>(x, n, kSpan, [&](int64_t begin, int64_t end) {
+      return rounding_of(from + begin, end - begin, Scales{scales + begin}, largest, round);
+    });
+  }
+  return joined<3, false>(x, x.size(0), std::max<int64_t>(1, kSpan / columns), [&](int64_t begin, int64_t end) {
+    Found<3> found{};
+    for (int64_t row = begin; row < end; ++row) {
+      const auto of_row = rounding_of(from + row * columns, columns, RowScale{scales[row]}, largest, round);
+      for (size_t i = 0; i < found.size(); ++i) found[i] += of_row[i];
+    }
+    return found;
+  });
+}
+
+Tensor rounding_of_tensor(const Tensor& x, const Tensor& constants, const Tensor& scale) {
+  const Grid grid(constants);
+  const uint32_t largest = order(grid.max * rounding::kOverflowSlack);
+  Tensor result;
+  with_elements(x, [&](const auto* from) {
+    result = grid.root == 0 ? rounding_by(x, from, scale, largest, Rounder<false>(grid))
+                            : rounding_by(x, from, scale, largest, Rounder<true>(grid));
+  });
+  return result;
+}
+
+Tensor rounding_sums(Tensor x, Tensor constants, Tensor scale) {
+  return rounding_of_tensor(torch::stable::contiguous(x), constants, torch::stable::contiguous(scale));
+}
+
+// magnitudes, the one scale that they or what is remembered decide, and rounding_sums.
+Tensor one_scale_sums(Tensor x, Tensor constants, Tensor remembered, int64_t rule) {
+  x = torch::stable::contiguous(x);
+  const Tensor seen = magnitudes(x);
+  const double* magnitude = static_cast<const double*>(seen.const_data_ptr());
+  const float known = remembered.numel() == 1 ? *remembered.const_data_ptr<float>() : 0.0f;
+  const float amax = known > 0 ? known : static_cast<float>(magnitude[0]);
+  Tensor scale = torch::stable::new_empty(x, {1}, ScalarType::Float);
+  float* of_all = static_cast<float*>(scale.mutable_data_ptr());
+  *of_all = scale_of(amax, Grid(constants).target, ScaleRule(rule));
+  const Tensor rounding = rounding_of_tensor(x, constants, scale);
+  Tensor result = torch::stable::new_empty(x, {8}, ScalarType::Double);
+  double* to = static_cast<double*>(result.mutable_data_ptr());
+  to = std::copy_n(magnitude, 4, to);
+  *to++ = *of_all;
+  std::copy_n(static_cast<const double*>(rounding.const_data_ptr()), 3, to);
+  return result;
+}
+
+// --- moments ------------------------------------------------------------------------------------------------------
+
+template <class T, class F>
+double sum_over(const Tensor& x, const T* from, const F& f) {
+  const Tensor found = joined<1, false>(x, x.numel(), kSpan, [&](int64_t begin, int64_t end) {
+    return Found<1>{sum(end - begin, [&](int64_t i) { return f(static_cast<double>(load(from[begin + i]))); })};
+  });
+  return *static_cast<const double*>(found.const_data_ptr());
+}
+
+Tensor central_moments(Tensor x) {
+  x = torch::stable::contiguous(x);
+  const double n = static_cast<double>(x.numel());
+  Tensor result = torch::stable::new_empty(x, {2}, ScalarType::Double);
+  double* moments = static_cast<double*>(result.mutable_data_ptr());
+  with_elements(x, [&](const auto* from) {
+    const double mean = sum_over(x, from, [](double value) { return value; }) / n;
+    moments[0] = sum_over(x, from, [&](double value) { return square(value - mean); }) / n;
+    moments[1] = sum_over(x, from, [&](double value) { return square(square(value - mean)); }) / n;
+  });
+  return result;
+}
+
+// --- by binade ----------------------------------------------------------------------------------------------------
+
+Tensor sums_by_binade(Tensor values, Tensor at, int64_t lowest, int64_t highest) {
+  values = torch::stable::contiguous(values);
+  at = torch::stable::contiguous(at);
+  const int64_t n = at.numel(), size = highest - lowest + 1;
+  Tensor result = torch::stable::new_empty(at, {2, size}, ScalarType::Double);
+  double* count = static_cast<double*>(result.mutable_data_ptr());
+  double* total = count + size;
+  std::fill_n(count, 2 * size, 0.0);
+  const float* value = values.const_data_ptr<float>();
+  const float* place = at.const_data_ptr<float>();
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t exponent = static_cast<int64_t>(order(place[i]) >> 23) - 127;
+    const int64_t binade = std::clamp(exponent, lowest, highest) - lowest;
+    count[binade] += 1, total[binade] += value[i];
+  }
+  return result;
+}
+
+}  // namespace
+}  // namespace altgrad
+
+STABLE_TORCH_LIBRARY_IMPL(altgrad, CPU, m) {
+  m.impl("magnitudes", TORCH_BOX(&altgrad::magnitudes));
+  m.impl("rounding_sums", TORCH_BOX(&altgrad::rounding_sums));
+  m.impl("one_scale_sums", TORCH_BOX(&altgrad::one_scale_sums));
+  m.impl("central_moments", TORCH_BOX(&altgrad::central_moments));
+  m.impl("sums_by_binade", TORCH_BOX(&altgrad::sums_by_binade));
+}
