@@ -218,17 +218,18 @@ def gate_formats(losses: pd.Series, plain: str, _: Path) -> list[Block]:
         )
         rows += [[f"**{name}**", with_interval(above[name]), best, p_value(p[name])] for name in others]
     eight = [name for name in LAW_ORDER if name in table]
-    found = sorted(eight, key=lambda name: table[name].mean())
-    said.append(
-        f"**G2, 8 bits.** From the lowest loss: {_names(found)}. The law: {_names(eight)}. Spearman's rank correlation "
-        f"{signed(_rank_correlation(found, eight), 2)}."
-    )
-    best = found[0]
-    rows += [[f"**{name}**", with_interval((table[name] - table[best]).to_numpy()), best, "–"] for name in found[1:]]
+    if len(eight) > 1:
+        found = sorted(eight, key=lambda name: table[name].mean())
+        said.append(
+            f"**G2, 8 bits.** From the lowest loss: {_names(found)}. The law: {_names(eight)}. Spearman's rank "
+            f"correlation {signed(_rank_correlation(found, eight), 2)}."
+        )
+        above = {name: (table[name] - table[found[0]]).to_numpy() for name in found[1:]}
+        rows += [[f"**{name}**", with_interval(above[name]), found[0], "–"] for name in above]
     columns = [words("format"), Column("loss above"), words("that of"), Column("p")]
     note = (
         f"Differences in final validation loss under `{plain}`, nats per token, with 95 % intervals over {len(table)} "
-        "seeds, each by itself; p by Holm over the splits of a width. The order of 8 bits is compared, and not tested."
+        "seeds, each by itself; p by Holm over the splits of a width; the order of 8 bits is not tested."
     )
     return [*map(Text, said), Table(columns, rows, note)]
 

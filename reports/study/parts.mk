@@ -92,6 +92,9 @@ STUDY_length-3200 := $(call lasting,3200) $(RATES_3200) grid.formats=$(call list
 SPLITS := E1M1 E2M0 E1M2 E2M1 E3M0 E1M3 E2M2 E3M1 E0M7 E1M6 E2M5 E3M4 E4M3 E5M2 E6M1 E7M0
 STUDY_gate-formats := $(JUDGED) $(SIX_SEEDS) grid.baseline=bf16 grid.formats=$(call list,bf16 $(SPLITS)) grid.optimizers=[adamw]
 
+STUDY_gate-formats-blocks := $(JUDGED) $(SIX_SEEDS) grid.recipe=uniform_block grid.baseline=bf16 \
+	grid.formats=[bf16,E1M1,E2M0,E1M2,E2M1,E3M0,E1M3,E2M2,E3M1] grid.optimizers=[adamw]
+
 # --- the first study: 300 steps, embeddings and norms at 0.012, which was too low --------------------------------
 MASTER := adamw stiff_update stiff_grad riemann stiff_permuted stiff_matched
 ON_GRID := adamw_sr stiff_update_sr rung
@@ -125,5 +128,5 @@ STUDY_virtual-grid := $(VIRTUAL_GRID) grid.optimizers=[adamw_sr,rung] optimizers
 
 PARTS := master on-grid again wider lower rung-again virtual virtual-grid tuning tuning-plain \
 	matrix profile tuning-low-bits low-bits \
-	tuning-controls controls tuning-masterless masterless gate-formats \
+	tuning-controls controls tuning-masterless masterless gate-formats gate-formats-blocks \
 	tuning-800 length-800 tuning-3200 length-3200

@@ -145,6 +145,10 @@ def test_the_order_of_formats_is_held_against_the_laws(tmp_path):
     text = decide(study(tmp_path / "gate-formats", rows, {"adamw": PLAIN}))
     assert "Above the law's best, E1M1: E2M0; below it: none; not told apart: none" in text
     assert "Above the law's best, E2M1: none; below it: E1M2; not told apart: E3M0" in text
+    few = decide(
+        study(tmp_path / "gate-formats-blocks", [row for row in rows if row[0] not in LAW_ORDER], {"adamw": PLAIN})
+    )
+    assert "**G1, 5 bits.**" in few and "8 bits.**" not in few
     orders = [[level[name] for name in LAW_ORDER], range(8)]
     assert f"correlation +{stats.spearmanr(*orders).statistic:.2f}" in text
 
