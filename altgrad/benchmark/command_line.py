@@ -30,7 +30,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Return the options, checked; raises UserError. ``presets`` and ``arms`` are those of params.yaml."""
+    """Return the options, checked; raises UserError. ``presets`` and ``arms`` are those of ``params``, params.yaml."""
     parser = _Parser(
         prog="python -m altgrad.benchmark", description="Measure this machine: reports/bench/<machine>.json.",
         epilog=EPILOG,
@@ -42,11 +42,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=30, help="timed steps, and calls of each quantizer")
     parser.add_argument("--elements", nargs="+", type=int, default=ELEMENTS, help="sizes of the quantized tensors")
     parser.add_argument("--cells", nargs="+", type=int, default=CELLS, help="cells of the throw-away pipelines")
-    parser.add_argument("--study", default=STUDY, metavar="MODEL", help="model of the throw-away study")
+    parser.add_argument(
+        "--study", default=STUDY, metavar="MODEL", help="model of the throw-away study and the monitors"
+    )
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--output", type=Path, help="default: reports/bench/<machine>.json")
     options = parser.parse_args(arguments)
-    params = load_params()
+    options.params = params = load_params()
     options.presets = {name: preset for name, preset in params.models.items() if isinstance(preset, Model)}
     options.arms = params.optimizers
     _check(options)

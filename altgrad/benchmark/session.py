@@ -16,6 +16,7 @@ from altgrad.benchmark import (
     command_line,
     compiling,
     limits,
+    monitors,
     optimizers,
     pipeline,
     quantizers,
@@ -121,6 +122,11 @@ class Session:
     def _pipeline(self) -> None:
         for cells in tqdm(self.options.cells, desc="throw-away pipelines", leave=False):
             self._put("pipeline", [pipeline.measure(Path.cwd(), cells)])
+
+    def _monitors(self) -> None:
+        name, formats = self.options.study, ["bf16", self.formats[0]]
+        found = monitors.measure(self.options.params, name, formats, self.options.rounds, self.device)
+        self._put("monitors", found)
 
     def _study(self) -> None:
         name = self.options.study

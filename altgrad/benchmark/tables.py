@@ -51,6 +51,11 @@ ROWS = {
         ("cells",),
         (("first s", "first_s", ".1f"), ("per cell s", "per_cell_s", ".2f"), ("no-op s", "no_op_s", ".1f")),
     ),
+    "monitors": Rows(
+        "{model}",
+        ("model",),
+        (("ms per step", "step_ms", ".1f"), ("watched ms", "watched_ms", ".1f"), ("share of time", "share", ".1%")),
+    ),
     "study": Rows(
         "{cells} cells of {model}",
         ("model",),

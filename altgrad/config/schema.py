@@ -141,11 +141,35 @@ class Train(Section):
     divergence: Divergence = Field(Divergence(), description="when a run counts as diverged")
 
 
-class Monitor(Section):
-    """What is recorded inside a run, and how often."""
+Group = Literal["tensors", "outputs", "gradients", "updates"]
+GROUPS: list[Group] = list(get_args(Group))
 
-    every: int = Field(50, ge=1, description="steps between instrumented passes")
+
+class Monitor(Section):
+    """What is recorded inside a run, and how often.
+
+    Groups: how formats treat the ``tensors`` of the layers (inputs, weights, incoming gradients), which takes a pass of
+    its own as long as a step or two, and alone tells that a run diverged by saturation; the blocks' ``outputs``; the
+    ``gradients`` of the weights; the optimizer's ``updates``, in rungs and beside AdamW's.
+    """
+
+    every: int = Field(50, ge=1, description="steps between looks at a group; the first step is looked at too")
+    groups: list[Group] = Field(GROUPS, description="what is looked at; `[]` for nothing")
+    intervals: dict[Group, Annotated[int, Field(ge=1)]] = Field(
+        {}, description="steps between looks at groups that have an interval of their own, such as `{updates: 10}`"
+    )
     probes: int = Field(3, ge=1, le=100, description="snapshots of weights and gradients, evenly spaced")
+
+    @model_validator(mode="after")
+    def _intervals_are_of_groups(self) -> Monitor:
+        for name in self.intervals:
+            if name not in self.groups:
+                raise ValueError(f"intervals names {name}, which groups leaves out; name it in both or in neither")
+        return self
+
+    def due(self, step: int) -> set[str]:
+        """Return the groups that are looked at in ``step``, counted from 1."""
+        return {name for name in self.groups if step == 1 or step % self.intervals.get(name, self.every) == 0}
 
 
 # --- the whole file --------------------------------------------------------------------------

@@ -17,6 +17,7 @@ PARTS = {
     "optimizers": "steps of the optimizer arms",
     "quantizers": "quantizers beside their peers",
     "pipeline": "the pipeline's own cost",
+    "monitors": "the cost of watching a run",
     "study": "cells an hour",
 }
 

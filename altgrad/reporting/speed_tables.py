@@ -143,6 +143,31 @@ def pipeline_table(bench: dict[str, Any]) -> Table:
     return Table(columns, rows, note)
 
 
+def monitors_table(bench: dict[str, Any]) -> Table:
+    """What is recorded inside a run, by format and settings: a step without it, one with it, its share of the time."""
+    columns = [
+        words("recorded"),
+        Column("every, steps"),
+        Column("step, ms"),
+        Column("watched step, ms"),
+        Column("share"),
+    ]
+    rows = [
+        [
+            f"**{row['name']}**", whole(row["every"]), number(row["step_ms"], 1), number(row["watched_ms"], 1),
+            f"{100 * row['share']:.1f} % ({' to '.join(f'{100 * end:.1f}' for end in row['share_quartiles'])})",
+        ]
+        for row in bench["monitors"]
+    ]  # fmt: skip
+    first = bench["monitors"][0]
+    note = (
+        f"Steps of `{first['model']}` that the settings of `monitor:` have watched, beside steps of the same run that "
+        f"they do not; {first['rounds']} of each, medians. Share: the difference over the steps from one look to the "
+        "next, of the step's time with nothing watched; quartiles."
+    )
+    return Table(columns, rows, note)
+
+
 def study_table(bench: dict[str, Any]) -> Table:
     """What a cell of a study takes, by model, and in what."""
     parts = {
@@ -171,6 +196,7 @@ TABLES: dict[str, Callable[[Result], Table]] = {
     "optimizers": optimizers_table,
     "quantizers": quantizers_table,
     "pipeline": pipeline_table,
+    "monitors": monitors_table,
     "study": study_table,
 }
 

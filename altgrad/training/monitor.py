@@ -13,8 +13,9 @@ Every measurement is a row (step, layer, role, metric, value). Adding one is a l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -74,6 +75,9 @@ def gradient_statistics(grad: Tensor) -> dict[str, float]:
     }
 
 
+PASS = {"tensors", "outputs"}  # the groups of `monitor:` that take an instrumented pass
+
+
 class Monitor:
     """Makes the rows of ``model``; ``blocks`` are the modules whose outputs are watched too."""
 
@@ -82,19 +86,21 @@ class Monitor:
         self.layers = linear_layers(model)
         self.blocks = blocks
 
-    def observe(self, step: int, loss: Callable[[], Tensor]) -> list[Row]:
-        """Run ``loss()`` and its backward pass under hooks; return what they saw, in layer order."""
-        seen: dict[tuple[str, str], dict[str, float]] = {}
-        outputs: list[tuple[str, Tensor]] = []
-        with self._hooks(seen, outputs), _untouched(self.model):
-            grads = torch.autograd.grad(loss(), [output for _, output in outputs], allow_unused=True)
-        for (name, _), grad in reversed(list(zip(outputs, grads, strict=True))):
+    def observe(self, step: int, loss: Callable[[], Tensor], groups: Collection[str] = PASS) -> list[Row]:
+        """Run ``loss()`` under hooks, for ``tensors`` its backward pass too; return what they saw, in layer order."""
+        sight = _Sight()
+        backward = "tensors" in groups
+        with _untouched(self.model), torch.set_grad_enabled(backward), self._hooks(sight, groups):
+            found = loss()
+            outputs = [output for _, output in sight.outputs]
+            grads = torch.autograd.grad(found, outputs, allow_unused=True) if backward else []
+        for (name, _), grad in reversed(list(zip(sight.outputs, grads, strict=True))):
             if grad is not None:
-                seen[name, "grad"] = tensor_statistics(grad, quantizer_of(self.layers[name], "grad"))
+                sight.seen[name, "grad"] = tensor_statistics(grad, quantizer_of(self.layers[name], "grad"))
         order = {name: i for i, name in enumerate([*self.layers, *self.blocks])}
         roles = ("input", "weight", "grad", "output")
-        keys = sorted(seen, key=lambda key: (order[key[0]], roles.index(key[1])))
-        return [Row(step, *key, metric, value) for key in keys for metric, value in seen[key].items()]
+        keys = sorted(sight.seen, key=lambda key: (order[key[0]], roles.index(key[1])))
+        return [Row(step, *key, metric, value) for key in keys for metric, value in sight.seen[key].items()]
 
     def gradients(self, step: int) -> list[Row]:
         """Return the statistics of the layers' present weight gradients."""
@@ -106,35 +112,36 @@ class Monitor:
         ]
 
     @contextmanager
-    def _hooks(
-        self, seen: dict[tuple[str, str], dict[str, float]], outputs: list[tuple[str, Tensor]]
-    ) -> Iterator[None]:
+    def _hooks(self, sight: _Sight, groups: Collection[str]) -> Iterator[None]:
         handles = []
-        for name, layer in self.layers.items():
-            handles.append(layer.register_forward_hook(self._layer_hook(name, seen, outputs)))
-        for name, block in self.blocks.items():
-            handles.append(block.register_forward_hook(self._block_hook(name, seen)))
+        if "tensors" in groups:
+            for name, layer in self.layers.items():
+                handles.append(layer.register_forward_hook(partial(sight.layer, name)))
+        if "outputs" in groups:
+            for name, block in self.blocks.items():
+                handles.append(block.register_forward_hook(partial(sight.block, name)))
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _layer_hook(
-        self, name: str, seen: dict[tuple[str, str], dict[str, float]], outputs: list[tuple[str, Tensor]]
-    ) -> Callable[..., None]:
-        def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            for role, t in (("input", inputs[0]), ("weight", matrix_of(layer))):
-                seen[name, role] = tensor_statistics(t, quantizer_of(layer, role))
-            outputs.append((name, output if output.requires_grad else output.requires_grad_()))
 
-        return hook
+class _Sight:
+    """What the hooks of one pass saw: statistics by name and role, and each call's output, to have its gradient."""
 
-    def _block_hook(self, name: str, seen: dict[tuple[str, str], dict[str, float]]) -> Callable[..., None]:
-        def hook(block: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-            seen[name, "output"] = {"kurtosis": excess_kurtosis(output)}
+    def __init__(self) -> None:
+        self.seen: dict[tuple[str, str], dict[str, float]] = {}
+        self.outputs: list[tuple[str, Tensor]] = []
 
-        return hook
+    def layer(self, name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        for role, t in (("input", inputs[0]), ("weight", matrix_of(layer))):
+            self.seen[name, role] = tensor_statistics(t, quantizer_of(layer, role))
+        # Weights have no gradient here, so that the outputs of the first layers are leaves.
+        self.outputs.append((name, output if output.requires_grad else output.requires_grad_()))
+
+    def block(self, name: str, block: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        self.seen[name, "output"] = {"kurtosis": excess_kurtosis(output)}
 
 
 def first_nonfinite(rows: list[Row]) -> str | None:
@@ -159,20 +166,20 @@ def _untouched(model: nn.Module) -> Iterator[None]:
 
     Meanwhile no weight has a gradient, whose products are a third of a step's.
     """
-    layers = [module for module in model.modules() if isinstance(module, QuantizedLinear) and module.training]
-    buffers = {name: b.clone() for name, b in model.named_buffers()}
+    quantized = [module for module in model.modules() if isinstance(module, QuantizedLinear) and module.training]
     learned = [p for p in model.parameters() if p.requires_grad]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         for p in learned:
             p.requires_grad_(False)
-        for layer in layers:
+        for layer in quantized:
             layer.training = False  # scales from the history as it is, which learns nothing
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             yield
     finally:
         for p in learned:
             p.requires_grad_()
-        for layer in layers:
+        for layer in quantized:
             layer.training = True
-        for name, buffer in model.named_buffers():
-            buffer.copy_(buffers[name])
+        for buffer, before in buffers:
+            buffer.copy_(before)

@@ -61,21 +61,29 @@ def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = 
     meta = read_json(tokens / "meta.json")
     scratch = scratch_directory(root, cell, tokens)
     with only_worker(scratch, lambda: tqdm.write(f"{cell.key}: another process is training this cell; waiting for it")):
-        train, val = TokenFile(tokens, "train"), TokenFile(tokens, "val")
-        model = build_model(cell, meta["vocab_size"], device)
-        tqdm.write(f"{cell.key}: {account(model).summary}")
-        arm = arm_of(cell)
-        grids = weight_grids(model, on_grid=arm.weights == "quantized")
-        if arm.looks_at_grid and not grids:
-            tqdm.write(f"notice: {cell.format} has no quantized weight; {cell.optimizer} trains as its plain form")
-        optimizer = build_optimizer(
-            model, arm, grids, steps=cell.train.steps, seed=cell.seed, compiled=compiled, reference=True
-        )
-        trainer = Trainer(cell, model, optimizer, grids, train, val, device, scratch, compute, compiled)
+        trainer = make_trainer(cell, meta["vocab_size"], tokens, scratch, device, compute, compiled)
         trainer.run(f"{position} {cell.key}".strip())
         _write_results(trainer, out)
         write_json(out / "timing.json", _timing(trainer, compiled, time.perf_counter() - began))
         mark_finished(scratch)
+
+
+def make_trainer(
+    cell: Cell, vocab_size: int, tokens: Path, scratch: Path, device: torch.device, compute: str, compiled: bool
+) -> Trainer:
+    """Return what trains ``cell`` on ``tokens``; ``scratch``, ``compute`` and ``compiled`` are a `Trainer`'s."""
+    train, val = TokenFile(tokens, "train"), TokenFile(tokens, "val")
+    model = build_model(cell, vocab_size, device)
+    tqdm.write(f"{cell.key}: {account(model).summary}")
+    arm = arm_of(cell)
+    grids = weight_grids(model, on_grid=arm.weights == "quantized")
+    if arm.looks_at_grid and not grids:
+        tqdm.write(f"notice: {cell.format} has no quantized weight; {cell.optimizer} trains as its plain form")
+    optimizer = build_optimizer(
+        model, arm, grids, steps=cell.train.steps, seed=cell.seed, compiled=compiled,
+        reference="updates" in cell.monitor.groups,
+    )  # fmt: skip
+    return Trainer(cell, model, optimizer, grids, train, val, device, scratch, compute, compiled)
 
 
 def _write_results(trainer: Trainer, out: Path) -> None:

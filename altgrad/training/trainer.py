@@ -29,7 +29,7 @@ from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.optim import ArmOptimizer, WeightGrid
 from altgrad.training import checkpoint, machine, probes
 from altgrad.training.graphs import compile_model
-from altgrad.training.monitor import Monitor, Row, first_nonfinite, largest_overflow
+from altgrad.training.monitor import PASS, Monitor, Row, first_nonfinite, largest_overflow
 from altgrad.training.outcome import OutcomeTracker
 from altgrad.training.records import RowLog
 from altgrad.training.updates import UpdateMonitor
@@ -108,7 +108,7 @@ class Trainer:
                 self._at_rest(0)
             started = time.perf_counter()
             while self.step < train.steps and not self.tracker.diverged:
-                self._update(self.step + 1)
+                self.update(self.step + 1)
                 now = time.perf_counter()
                 self.totals["train_s"] += now - started
                 started = now
@@ -120,11 +120,11 @@ class Trainer:
                     raise Interrupted(self.interrupted, self.step)
             self.tracker.finish()
 
-    def _update(self, step: int) -> None:
+    def update(self, step: int) -> None:
         """Do update ``step`` (1-based) and what is due at it."""
         train = self.cell.train
-        watched = step == 1 or step % self.cell.monitor.every == 0
-        rows = self._observe(step) if watched else []
+        due = self.cell.monitor.due(step)
+        rows = self._observe(step, due) if due & PASS else []
         began = time.perf_counter()
         schedule = {"steps": train.steps, "warmup": train.warmup, "final": train.final_lr}
         lr = learning_rate(step, peak=self.cell.peak_lr, **schedule)
@@ -135,12 +135,12 @@ class Trainer:
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         total_norm = nn.utils.get_total_norm([p.grad for p in parameters])
         loss, norm = torch.stack([loss.float(), total_norm.float()]).tolist()  # the one wait for the device
-        if watched:
+        if "gradients" in due:
             rows += self.monitor.gradients(step)
         diverged = self.tracker.update(step, loss, norm)
         if not diverged:
             nn.utils.clip_grads_with_norm_(parameters, train.clip, total_norm)
-            with self.updates.watching(step, rows) if watched else nullcontext():
+            with self.updates.watching(step, rows) if "updates" in due else nullcontext():
                 self.optimizer.step(norm=norm)
             self._count(loss, norm > train.clip)
         elif not (math.isfinite(loss) and math.isfinite(norm)):
@@ -174,18 +174,19 @@ class Trainer:
 
     def _first_nonfinite(self, step: int) -> str | None:
         """Return the first tensor of ``step`` that is not finite, over its micro-batches."""
-        found = (first_nonfinite(self._observe(step, micro)) for micro in range(self.cell.train.grad_accumulation))
+        micros = range(self.cell.train.grad_accumulation)
+        found = (first_nonfinite(self._observe(step, {"tensors"}, micro)) for micro in micros)
         return next((name for name in found if name), None)
 
-    def _observe(self, step: int, micro: int = 0) -> list[Row]:
-        """Run the instrumented pass on a micro-batch of ``step``."""
+    def _observe(self, step: int, groups: set[str], micro: int = 0) -> list[Row]:
+        """Run the instrumented pass for what of `PASS` is in ``groups``, on a micro-batch of ``step``."""
 
         def loss() -> Tensor:
             with self._autocast():
                 return self.model(*self._batch(step, micro))
 
         with self._timed("observe_s"):
-            rows = self.monitor.observe(step, loss)
+            rows = self.monitor.observe(step, loss, groups)
         self.tracker.observe_overflow(largest_overflow(rows))
         return rows
 

@@ -88,6 +88,8 @@ def test_numbers_follow_yaml_1_2(tmp_path):
         ("lr_scales: [1]", "lr_scales: [true]", "grid.lr_scales[0]", "must be a number"),
         ("  steps: 200", "  steps: true", "train", "steps must not be true"),
         ("  clip: 1.0", "  clip: .inf", "train.clip", "inf"),
+        ("  probes: 3", "  probes: 3\n  groups: [tensor]", "monitor.groups[0]", "'tensors', 'outputs'"),
+        ("  probes: 3", "  groups: []\n  intervals: {updates: 9}", "monitor", "intervals names updates, which groups"),
         ("heads: 4, context: 128}", "heads: 4, context: 128, mlp_ratio: 0.001}", "models.nano", "no hidden unit"),
         ("{source: licences} ", "{min_characters: 3} ", "corpora.licences", "source is missing"),
         ("source: local, path: data/corpus", "source: local, path: 3", "corpora.local.path", "string"),

@@ -268,6 +268,22 @@ def test_the_clipped_estimator_stops_gradients_where_values_saturate():
     assert torch.equal(x.grad, torch.tensor([[1.0, 0.0, 0.0, 1.0]]))
 
 
+@pytest.mark.parametrize("options", [{}, {"gradient": "clipped"}, {"save": "codes"}], ids=str)
+def test_a_gradient_that_nobody_asks_for_changes_no_other(options):
+    """Of a frozen weight, and of an input that is data; each alone is what it is with the other."""
+    layer, (x, grad) = layer_of("E4M3", **options), inputs()
+    both = x.clone().requires_grad_()
+    layer(both).backward(grad)
+    dw, layer.weight.grad = layer.weight.grad, None
+    layer(x).backward(grad)
+    assert torch.equal(layer.weight.grad, dw)
+    layer.weight.grad = None
+    layer.weight.requires_grad_(False)
+    alone = x.clone().requires_grad_()
+    layer(alone).backward(grad)
+    assert torch.equal(alone.grad, both.grad) and layer.weight.grad is None
+
+
 @pytest.mark.parametrize("format", EIGHT_BIT)
 def test_nothing_is_clipped_under_dynamic_scaling(format):
     """amax times its own scale may round to just above the largest value: no element was clamped for that."""

@@ -11,7 +11,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from altgrad.numerics import broadcast_scale, format_constants, get_format, operand_scale, quantize, sums
+from altgrad.numerics import broadcast_scale, compute_scale, format_constants, get_format, operand_scale, quantize, sums
 from altgrad.numerics.cpu.kernels import available
 from altgrad.numerics.cpu.sums import has_loops
 
@@ -67,6 +67,15 @@ SCALINGS = [
     {}, {"scale_format": "E8M0", "scale_rounding": "even"}, {"granularity": "row"},
     {"granularity": "block", "block": 16, "scale_format": "E8M0"}, {"granularity": "block", "scale_format": "E4M3"},
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("loops", [True, False])
+def test_a_rows_amax_at_its_own_scale_is_no_overflow(loops, monkeypatch):
+    if not loops:
+        by_tensors(monkeypatch)
+    amax, fmt = torch.rand(10_000, 1, generator=torch.Generator().manual_seed(0)) + 2.0**-20, get_format("E3M4")
+    assert (amax * compute_scale(amax, fmt) > fmt.max).any()
+    assert sums.rounding_sums(amax, format_constants(fmt), granularity="row")[1].overflowed == 0
 
 
 @pytest.mark.parametrize("loops", [True, False])

@@ -10,6 +10,7 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -74,6 +75,16 @@ def test_every_kind_of_grid_gives_a_whole_report(settings: dict, tmp_path: Path)
     write_report(tmp_path / "data", tmp_path / "reports", None)
     check(tmp_path / "reports")
     assert "not a git checkout" in (tmp_path / "reports/REPORT.md").read_text()
+
+
+@pytest.mark.parametrize("roles", [[], ["update"]], ids=["nothing", "updates alone"])
+def test_a_run_that_was_hardly_watched_gives_a_whole_report(roles: list[str], tmp_path: Path) -> None:
+    write_project(tmp_path, ["bf16", "E4M3"], **SMALL)
+    for path in tmp_path.glob("data/runs/*/monitors.parquet"):
+        rows = pd.read_parquet(path)
+        rows[rows["role"].isin(roles)].to_parquet(path, index=False)
+    write_report(tmp_path / "data", tmp_path / "reports", None)
+    check(tmp_path / "reports")
 
 
 def test_the_same_files_give_the_same_bytes_in_another_process(report: Path, project: Path, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def make_cell(
 @contextmanager
 def interruption(monkeypatch: pytest.MonkeyPatch, step: int) -> Iterator[pytest.ExceptionInfo[Interrupted]]:
     """Send SIGTERM after update ``step`` of the training inside, which must end by it."""
-    update = Trainer._update
+    update = Trainer.update
 
     def disturbed(self: Trainer, at: int) -> None:
         update(self, at)
@@ -70,7 +70,7 @@ def interruption(monkeypatch: pytest.MonkeyPatch, step: int) -> Iterator[pytest.
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted) as raised:
-        patch.setattr(Trainer, "_update", disturbed)
+        patch.setattr(Trainer, "update", disturbed)
         yield raised
 
 

@@ -6,6 +6,7 @@ cell has dropout, gradient accumulation and remembered scales, so that every kin
 
 from __future__ import annotations
 
+import io
 import json
 import multiprocessing
 import os
@@ -24,9 +25,12 @@ import altgrad
 from altgrad.config import Cell
 from altgrad.config.files import write_text
 from altgrad.config.scratch import SOURCE_SUFFIXES, SOURCES, discard_finished, scratch_directory
+from altgrad.optim import ArmOptimizer
 from altgrad.training import train_cell
 from altgrad.training.checkpoint import load_newest
+from altgrad.training.monitor import Monitor
 from altgrad.training.trainer import Trainer
+from altgrad.training.updates import UpdateMonitor
 from tests.training.conftest import interruption, make_cell
 
 STATEFUL = {"scaling": "delayed"}
@@ -69,10 +73,40 @@ def test_another_seed_or_format_gives_other_bits(tokens, undisturbed, tmp_path):
         assert trained(cell, tokens, tmp_path / str(i))["model.safetensors"] != undisturbed["model.safetensors"]
 
 
-def test_watching_a_run_does_not_change_it(tokens, undisturbed, tmp_path):
+WATCHED = [{"every": 1}, {"groups": ["tensors"], "intervals": {"tensors": 3}}, {"groups": []}]
+
+
+@pytest.mark.parametrize("settings", WATCHED, ids=str)
+def test_watching_a_run_does_not_change_it(tokens, undisturbed, tmp_path, settings):
     cell = make_cell(**STATEFUL)
-    cell = cell.model_copy(update={"monitor": cell.monitor.model_copy(update={"every": 1})})
-    assert trained(cell, tokens, tmp_path)["model.safetensors"] == undisturbed["model.safetensors"]
+    monitor = cell.monitor.but(**settings)
+    found = trained(cell.model_copy(update={"monitor": monitor}), tokens, tmp_path)
+    for name in set(undisturbed) - {"monitors.parquet"}:
+        assert found[name] == undisturbed[name], name
+    rows = pd.read_parquet(tmp_path / "out/monitors.parquet")
+    group = {"output": "outputs", "weight_grad": "gradients", "update": "updates"}
+    seen = {(step, group.get(role, "tensors")) for step, role in zip(rows["step"], rows["role"], strict=True)}
+    assert seen == {(step, name) for step in range(1, 13) for name in monitor.due(step)}
+
+
+def test_outputs_are_the_same_without_a_backward_pass(tokens, undisturbed, tmp_path):
+    cell = make_cell(**STATEFUL)
+    trained(cell.model_copy(update={"monitor": cell.monitor.but(groups=["outputs"])}), tokens, tmp_path)
+    alone = pd.read_parquet(tmp_path / "out/monitors.parquet")
+    every = pd.read_parquet(io.BytesIO(undisturbed["monitors.parquet"]))
+    pd.testing.assert_frame_equal(alone, every[every["role"] == "output"].reset_index(drop=True))
+
+
+def test_what_is_not_watched_costs_nothing(tokens, tmp_path, monkeypatch):
+    """Nothing that observes is called, and no moments are kept to compare with."""
+    for part, name in ((Monitor, "observe"), (Monitor, "gradients"), (UpdateMonitor, "watching")):
+        monkeypatch.setattr(part, name, lambda *_: pytest.fail("it was watched"))
+    made = []
+    step = ArmOptimizer.step
+    monkeypatch.setattr(ArmOptimizer, "step", lambda self, *_, **options: (made.append(self), step(self, **options)))
+    cell = make_cell(arm={"base": "sgd", "lr": 1e-2})
+    train_cell(cell.model_copy(update={"monitor": cell.monitor.but(groups=[])}), tokens, tmp_path / "out", tmp_path)
+    assert len(made) == 12 and not any("reference_avg" in state for state in made[0].state.values())
 
 
 @pytest.mark.parametrize("step", [1, 3, 4, 5, 11])
@@ -225,14 +259,14 @@ def test_a_run_that_explodes_is_a_result(tokens, tmp_path):
 
 
 def test_two_workers_on_one_cell_train_it_once(tokens, undisturbed, tmp_path, monkeypatch, capsys):
-    cell, updates, update = make_cell(**STATEFUL), [], Trainer._update
+    cell, updates, update = make_cell(**STATEFUL), [], Trainer.update
 
     def counted(self, step):
         updates.append(step)
         time.sleep(0.02)
         update(self, step)
 
-    monkeypatch.setattr(Trainer, "_update", counted)
+    monkeypatch.setattr(Trainer, "update", counted)
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # handlers belong to the main thread
     workers = [threading.Thread(target=train_cell, args=(cell, tokens, tmp_path / n, tmp_path)) for n in "ab"]
     for worker in workers:

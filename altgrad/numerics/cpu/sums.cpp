@@ -11,6 +11,8 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <initializer_list>
+#include <span>
 #include <vector>
 
 #include "definitions.h"
@@ -60,18 +62,28 @@ using Found = std::array<double, kCount>;
 
 // Joins what run(begin, end) finds in spans of n elements, in their order. kMaximum: the first number is one.
 template <size_t kCount, bool kMaximum, class F>
-Tensor joined(const Tensor& x, int64_t n, int64_t span, const F& run) {
+Found<kCount> joined(int64_t n, int64_t span, const F& run) {
   const int64_t spans = (n + span - 1) / span;
   std::vector<Found<kCount>> parts(spans);
   over(spans, span, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) parts[i] = run(i * span, std::min(n, (i + 1) * span));
   });
-  Tensor result = torch::stable::new_empty(x, {static_cast<int64_t>(kCount)}, ScalarType::Double);
-  double* total = static_cast<double*>(result.mutable_data_ptr());
-  std::fill_n(total, kCount, 0.0);
+  Found<kCount> total{};
   for (const Found<kCount>& part : parts) {
-    for (size_t i = 0; i < kCount; ++i) total[i] = kMaximum && i == 0 ? std::max(total[i], part[i]) : total[i] + part[i];
+    for (size_t i = 0; i < kCount; ++i) {
+      total[i] = kMaximum && i == 0 ? std::max(total[i], part[i]) : total[i] + part[i];
+    }
   }
+  return total;
+}
+
+// The numbers as a tensor.
+Tensor packed_numbers(const Tensor& like, std::initializer_list<std::span<const double>> parts) {
+  int64_t count = 0;
+  for (const auto part : parts) count += static_cast<int64_t>(part.size());
+  Tensor result = torch::stable::new_empty(like, {count}, ScalarType::Double);
+  double* to = static_cast<double*>(result.mutable_data_ptr());
+  for (const auto part : parts) to = std::copy(part.begin(), part.end(), to);
   return result;
 }
 
@@ -94,16 +106,17 @@ Found<4> magnitudes_of(const T* x, int64_t n) {
   return found;
 }
 
-Tensor magnitudes(Tensor x) {
-  x = torch::stable::contiguous(x);
-  Tensor result;
+Found<4> magnitudes_of(const Tensor& x) {
+  Found<4> found;
   with_elements(x, [&](const auto* from) {
-    result = joined<4, true>(x, x.numel(), kSpan, [&](int64_t begin, int64_t end) {
+    found = joined<4, true>(x.numel(), kSpan, [&](int64_t begin, int64_t end) {
       return magnitudes_of(from + begin, end - begin);
     });
   });
-  return result;
+  return found;
 }
+
+Tensor magnitudes(Tensor x) { return packed_numbers(x, {magnitudes_of(torch::stable::contiguous(x))}); }
 
 // --- what rounding does -------------------------------------------------------------------------------------------
 
@@ -150,22 +163,21 @@ Found<3> rounding_of(const T* x, int64_t n, S scales, uint32_t largest, const R 
   return found;
 }
 
-// x (rows, columns); scale: one, one per row, or one per element.
+// x (rows, columns); scales: one, one per row, or one per element.
 template <class T, class R>
-Tensor rounding_by(const Tensor& x, const T* from, const Tensor& scale, uint32_t largest, const R& round) {
-  const int64_t n = x.numel(), columns = x.size(1);
-  const float* scales = scale.const_data_ptr<float>();
-  if (scale.numel() == 1) {
-    return joined<3, false>(x, n, kSpan, [&](int64_t begin, int64_t end) {
-      return rounding_of(from + begin, end - begin, OneScale{*scales}, largest, round);
+Found<3> rounding_by(const Tensor& x, const T* from, std::span<const float> scales, uint32_t largest, const R& round) {
+  const int64_t n = x.numel(), columns = x.size(1), count = static_cast<int64_t>(scales.size());
+  if (count == 1) {
+    return joined<3, false>(n, kSpan, [&](int64_t begin, int64_t end) {
+      return rounding_of(from + begin, end - begin, OneScale{scales[0]}, largest, round);
     });
   }
-  if (scale.numel() == n && columns != 1) {
-    return joined<3, false>(x, n, kSpan, [&](int64_t begin, int64_t end) {
-      return rounding_of(from + begin, end - begin, Scales{scales + begin}, largest, round);
+  if (count == n && columns != 1) {
+    return joined<3, false>(n, kSpan, [&](int64_t begin, int64_t end) {
+      return rounding_of(from + begin, end - begin, Scales{scales.data() + begin}, largest, round);
     });
   }
-  return joined<3, false>(x, x.size(0), std::max<int64_t>(1, kSpan / columns), [&](int64_t begin, int64_t end) {
+  return joined<3, false>(x.size(0), std::max<int64_t>(1, kSpan / columns), [&](int64_t begin, int64_t end) {
     Found<3> found{};
     for (int64_t row = begin; row < end; ++row) {
       const auto of_row = rounding_of(from + row * columns, columns, RowScale{scales[row]}, largest, round);
@@ -175,61 +187,53 @@ Tensor rounding_by(const Tensor& x, const T* from, const Tensor& scale, uint32_t
   });
 }
 
-Tensor rounding_of_tensor(const Tensor& x, const Tensor& constants, const Tensor& scale) {
-  const Grid grid(constants);
+Found<3> rounding_of(const Tensor& x, const Grid& grid, std::span<const float> scales) {
   const uint32_t largest = order(grid.max * rounding::kOverflowSlack);
-  Tensor result;
+  Found<3> found;
   with_elements(x, [&](const auto* from) {
-    result = grid.root == 0 ? rounding_by(x, from, scale, largest, Rounder<false>(grid))
-                            : rounding_by(x, from, scale, largest, Rounder<true>(grid));
+    found = grid.root == 0 ? rounding_by(x, from, scales, largest, Rounder<false>(grid))
+                           : rounding_by(x, from, scales, largest, Rounder<true>(grid));
   });
-  return result;
+  return found;
 }
 
 Tensor rounding_sums(Tensor x, Tensor constants, Tensor scale) {
-  return rounding_of_tensor(torch::stable::contiguous(x), constants, torch::stable::contiguous(scale));
+  scale = torch::stable::contiguous(scale);
+  const std::span<const float> scales(scale.const_data_ptr<float>(), scale.numel());
+  return packed_numbers(x, {rounding_of(torch::stable::contiguous(x), Grid(constants), scales)});
 }
 
 // magnitudes, the one scale that they or what is remembered decide, and rounding_sums.
 Tensor one_scale_sums(Tensor x, Tensor constants, Tensor remembered, int64_t rule) {
   x = torch::stable::contiguous(x);
-  const Tensor seen = magnitudes(x);
-  const double* magnitude = static_cast<const double*>(seen.const_data_ptr());
+  const Grid grid(constants);
+  const Found<4> seen = magnitudes_of(x);
   const float known = remembered.numel() == 1 ? *remembered.const_data_ptr<float>() : 0.0f;
-  const float amax = known > 0 ? known : static_cast<float>(magnitude[0]);
-  Tensor scale = torch::stable::new_empty(x, {1}, ScalarType::Float);
-  float* of_all = static_cast<float*>(scale.mutable_data_ptr());
-  *of_all = scale_of(amax, Grid(constants).target, ScaleRule(rule));
-  const Tensor rounding = rounding_of_tensor(x, constants, scale);
-  Tensor result = torch::stable::new_empty(x, {8}, ScalarType::Double);
-  double* to = static_cast<double*>(result.mutable_data_ptr());
-  to = std::copy_n(magnitude, 4, to);
-  *to++ = *of_all;
-  std::copy_n(static_cast<const double*>(rounding.const_data_ptr()), 3, to);
-  return result;
+  const float scale = scale_of(known > 0 ? known : static_cast<float>(seen[0]), grid.target, ScaleRule(rule));
+  const double taken[] = {scale};
+  return packed_numbers(x, {seen, taken, rounding_of(x, grid, {&scale, 1})});
 }
 
 // --- moments ------------------------------------------------------------------------------------------------------
 
 template <class T, class F>
-double sum_over(const Tensor& x, const T* from, const F& f) {
-  const Tensor found = joined<1, false>(x, x.numel(), kSpan, [&](int64_t begin, int64_t end) {
+double sum_over(const T* from, int64_t n, const F& f) {
+  return joined<1, false>(n, kSpan, [&](int64_t begin, int64_t end) {
     return Found<1>{sum(end - begin, [&](int64_t i) { return f(static_cast<double>(load(from[begin + i]))); })};
-  });
-  return *static_cast<const double*>(found.const_data_ptr());
+  })[0];
 }
 
 Tensor central_moments(Tensor x) {
   x = torch::stable::contiguous(x);
-  const double n = static_cast<double>(x.numel());
-  Tensor result = torch::stable::new_empty(x, {2}, ScalarType::Double);
-  double* moments = static_cast<double*>(result.mutable_data_ptr());
+  const int64_t n = x.numel();
+  const double count = static_cast<double>(n);
+  Found<2> moments;
   with_elements(x, [&](const auto* from) {
-    const double mean = sum_over(x, from, [](double value) { return value; }) / n;
-    moments[0] = sum_over(x, from, [&](double value) { return square(value - mean); }) / n;
-    moments[1] = sum_over(x, from, [&](double value) { return square(square(value - mean)); }) / n;
+    const double mean = sum_over(from, n, [](double value) { return value; }) / count;
+    moments[0] = sum_over(from, n, [&](double value) { return square(value - mean); }) / count;
+    moments[1] = sum_over(from, n, [&](double value) { return square(square(value - mean)); }) / count;
   });
-  return result;
+  return packed_numbers(x, {moments});
 }
 
 // --- by binade ----------------------------------------------------------------------------------------------------
