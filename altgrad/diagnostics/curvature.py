@@ -14,11 +14,14 @@ HOW = (
     "of the loss on the validation tokens of `diagnose.tokens`, through the straight-through path at the quantized "
     "final weights"
 )
+TOP = (
+    f"Largest eigenvalue of {{}} {HOW}: a lower bound, of residual {100 * TOLERANCE:g} % or less unless Lanczos ends "
+    "before, after `diagnose.lanczos` steps."
+)
 WHERE = {"": ("curvature", "a layer's block of the Hessian"), "model_": ("model_curvature", "the whole Hessian")}
 QUANTITIES: dict[str, tuple[str, Limit | None, Callable[[Curvature], float | None]]] = {
     "hessian_top": (
-        f"Largest eigenvalue of {{}} {HOW}; a lower bound from Lanczos, with a residual of at most {100 * TOLERANCE:g} %"
-        " or after `diagnose.lanczos` steps.",
+        TOP,
         SHARP,
         lambda c: c.spectrum.values[-1].item(),
     ),

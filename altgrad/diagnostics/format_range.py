@@ -20,7 +20,7 @@ def range_high_log2(view: LayerView) -> float:
 
 
 def _edge(view: LayerView, value: float) -> float:
-    return math.log2(value) - view.geometry.scale.double().log2().median().item()
+    return math.log2(value / view.geometry.scale.double().median().item())
 
 
 ORDER = 12

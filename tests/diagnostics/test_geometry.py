@@ -28,6 +28,14 @@ COMPUTE = {analysis.name: analysis.compute for analysis in ANALYSES}
 WEIGHT = torch.tensor([[6.0, 0.5, 0.1, -0.1], [0.0, 2.5, -3.0, 1.25]])  # spacings 2 .5 .5 .5, .5 1 1 .5
 GRADIENT = torch.tensor([[1.0, 0.0, 0.0, 2.0], [0.0, 0.0, -2.0, 0.0]])
 E2M1 = get_format("E2M1")
+CURVATURE = {"top", "second", "bottom", "residual", "trace", "trace_error"}
+CASES = {  # the metrics that have a case by hand in this file
+    "stiffness_field", "stiffness_entropy", "stiffness_spread", "range_low_log2", "range_high_log2",
+    "gradient_stiffness_rho", "descent_share", "descent_share_shuffled", "dead_unit_frac",
+    "fisher_trace", "fisher_stiffness_rho",
+    *(f"natural_{name}_{way}" for name in ("kfac", "diagonal") for way in ("plain", "s", "s2", "shuffled")),
+    *(f"{where}hessian_{name}" for where in ("", "model_") for name in CURVATURE),
+}  # fmt: skip
 
 
 def view(weight: Tensor = WEIGHT, fmt: str = "E2M1", **others: object) -> LayerView:
@@ -125,8 +133,8 @@ def test_the_natural_gradient_solves_the_damped_fisher_matrix() -> None:
 
 
 def test_alignments_are_cosines_with_the_directions_they_name() -> None:
-    """A diagonal Fisher information of 0.9 and 1.9, mean 1.4... chosen so that F + damping is 1, 2 by hand."""
-    weight = torch.tensor([[1.0, 6.0]])  # spacings 0.5 and 2
+    """The mean m of F = (1, 2) - DAMPING m is 1.5 - DAMPING m, so F damped is 1 and 2; spacings are 0.5 and 2."""
+    weight = torch.tensor([[1.0, 6.0]])
     mean = 1.5 / (1 + DAMPING)
     f = torch.tensor([[1.0, 2.0]]) - DAMPING * mean  # F + DAMPING * mean(F) = 1, 2
     fisher = Fisher(torch.tensor([[1.0, 1.0]]), f, torch.diag(f[0]), torch.ones(1, 1))
@@ -136,29 +144,32 @@ def test_alignments_are_cosines_with_the_directions_they_name() -> None:
         for direction, other in {"plain": (1, 1), "s": (0.5, 2), "s2": (0.25, 4)}.items():
             expected = np.dot(natural, other) / (np.linalg.norm(natural) * np.linalg.norm(other))
             assert COMPUTE[f"natural_{name}_{direction}"](made) == pytest.approx(expected, rel=1e-5), (name, direction)
+        random = shuffled(made.stiffness)[0].tolist()  # 0.5 and 2 in either order
+        expected = np.dot(natural, random) / (np.linalg.norm(natural) * np.linalg.norm(random))
+        assert COMPUTE[f"natural_{name}_shuffled"](made) == pytest.approx(expected, rel=1e-5)
     assert COMPUTE["fisher_trace"](made) == pytest.approx(f.sum().item())
     assert COMPUTE["fisher_stiffness_rho"](made) == pytest.approx(1)
 
 
 def test_a_loss_whose_metric_is_the_grids_aligns_fully() -> None:
-    """If F is 1/S^2 everywhere, S^2 g is the natural gradient, but for the damping; a shuffled S is not."""
-    weight = noise(64, 32, seed=5)
-    made = view(weight, "E4M3")
-    s = made.stiffness / made.stiffness.min()
-    fisher = Fisher(noise(64, 32), s.pow(-2) + 1e-9, torch.eye(32), torch.eye(64))
-    found = {name: COMPUTE[f"natural_diagonal_{name}"](view(weight, "E4M3", fisher=fisher)) for name in
-             ("plain", "s", "s2", "shuffled")}  # fmt: skip
-    assert found["s"] > found["plain"] > found["shuffled"] and found["s2"] > found["shuffled"]
-    assert COMPUTE["fisher_stiffness_rho"](view(weight, "E4M3", fisher=fisher)) == pytest.approx(-1)
+    """Where F is 1/S^2, S^2 g is the natural gradient, but for the damping; three binades keep that small."""
+    weight = 2 ** (3 * noise(64, 32, seed=5).sigmoid())  # 1 to 8
+    s = view(weight, "E4M3").stiffness
+    made = view(weight, "E4M3", fisher=Fisher(noise(64, 32), s.pow(-2), torch.eye(32), torch.eye(64)))
+    found = {name: COMPUTE[f"natural_diagonal_{name}"](made) for name in ("plain", "s", "s2", "shuffled")}
+    assert found["s2"] > 0.98 and found["s"] > found["plain"] > found["shuffled"]
+    assert COMPUTE["fisher_stiffness_rho"](made) == pytest.approx(-1)
 
 
 # --- curvature: what the rows are of -----------------------------------------------------------------
 
 
 def test_curvatures_rows_are_the_ends_of_the_spectrum_and_the_trace() -> None:
-    curvature = Curvature(Spectrum(torch.tensor([-2.0, 0.5, 7.0]), 0.01), 12.0, 3.0)
+    one = Curvature(Spectrum(torch.tensor([-2.0, 0.5, 7.0]), 0.01), 12.0, 3.0)
     expected = {"top": 7.0, "second": 0.5, "bottom": -2.0, "residual": 0.01, "trace": 12.0, "trace_error": 3.0}
+    assert set(expected) == CURVATURE
     for name, value in expected.items():
-        assert COMPUTE[f"hessian_{name}"](LayerView("l", 1, curvature=curvature)) == pytest.approx(value)
-        assert COMPUTE[f"model_hessian_{name}"](LayerView("", 1, model_curvature=curvature)) == pytest.approx(value)
-    assert COMPUTE["hessian_second"](LayerView("l", 1, curvature=Curvature(Spectrum(torch.ones(1), 0), 1, 0))) is None
+        assert COMPUTE[f"hessian_{name}"](LayerView("l", 1, curvature=one)) == pytest.approx(value)
+        assert COMPUTE[f"model_hessian_{name}"](LayerView("", 1, model_curvature=one)) == pytest.approx(value)
+    alone = Curvature(Spectrum(torch.ones(1), 0.0), 1.0, 0.0)
+    assert COMPUTE["hessian_second"](LayerView("l", 1, curvature=alone)) is None

@@ -6,22 +6,22 @@ weights, gradients of one sample at a time, and the loss that training itself wr
 
 from __future__ import annotations
 
-import copy
-import json
-from collections.abc import Callable
+import math
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.func import functional_call, hessian
 from torch.nn import functional as F
 
-from altgrad.config import Cell
-from altgrad.config.files import read_json
+from altgrad.config import Cell, UserError
+from altgrad.config.files import read_json, write_text
 from altgrad.config.schema import Diagnose
-from altgrad.data import TokenFile, validation_sample
 from altgrad.diagnostics.diagnose import diagnose_cell
 from altgrad.diagnostics.fisher import fishers
 from altgrad.diagnostics.hessian import TOLERANCE, curvatures
@@ -30,6 +30,8 @@ from altgrad.diagnostics.rebuilt import RebuiltModel, StraightThroughLinear, rep
 from altgrad.model import GPT, GPTConfig, Recipe, linear_layers
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics import compute_scale, quantize
+from altgrad.training.run import train_cell
+from tests.training.conftest import make_cell, make_tokens
 
 LAYERS = {"blocks.0.attn.qkv", "blocks.0.attn.out", "blocks.0.mlp.up", "blocks.0.mlp.down"}
 
@@ -66,7 +68,7 @@ def test_a_quadratics_spectrum_is_found_whole_and_in_part() -> None:
     for steps in (2, 3, 5):
         part = lanczos(lambda v: matrix @ v, start(8), steps, 0.0)
         assert len(part.values) == steps
-        assert -3 - 1e-9 <= part.values[0] and part.values[-1] <= 40 + 1e-9  # Ritz values lie inside the spectrum
+        assert part.values[0] >= -3 - 1e-9 and part.values[-1] <= 40 + 1e-9  # Ritz values lie inside the spectrum
         nearest = (eigenvalues - part.values[-1]).abs().min()
         assert nearest <= part.residual * part.values[-1].abs() + 1e-6  # what the residual promises
 
@@ -133,7 +135,7 @@ def test_the_straight_through_hessian_is_that_of_the_plain_model_at_the_rounded_
             assert not torch.equal(layer.weight, rounded.layers[name].weight)
         head = plain.model.get_submodule("head")  # rounded in products, and looked up as it is
         head.quantizers["weight"] = rounded.model.get_submodule("head").quantizers["weight"]
-    assert rounded.loss() == pytest.approx(plain.loss().item(), rel=1e-6)
+    assert rounded.loss().item() == pytest.approx(plain.loss().item(), rel=1e-6)
     ours, theirs = (curvatures(model, 16, 8) for model in (rounded, plain))
     for name in LAYERS:
         assert ours[0][name].spectrum.values[-1] == pytest.approx(theirs[0][name].spectrum.values[-1].item(), rel=1e-3)
@@ -214,6 +216,78 @@ def test_a_held_scale_comes_from_the_saved_history() -> None:
     assert quantizer.scales(torch.ones(2, 2)) == compute_scale(torch.tensor(7.0), "E4M3")
 
 
-@pytest.fixture
-def trained(tmp_path: Path, write_run: Callable[..., tuple[Path, Path]]) -> tuple[Path, Path, Path]:
-    return (*write_run(tmp_path), tmp_path / "tokens")
+@dataclass(frozen=True)
+class Trained:
+    """A cell that was really trained, and its files."""
+
+    cell: Cell
+    root: Path
+
+    def diagnose(self, settings: Diagnose) -> tuple[dict[str, Any], pd.DataFrame]:
+        grid, out = self.root / "cell.json", self.root / "diagnosis.json"
+        write_text(grid, self.cell.to_json())
+        table = out.with_suffix(".parquet")
+        diagnose_cell(grid, self.root / "run", out, table, self.root / "tokens", settings)
+        return read_json(out), pd.read_parquet(table)
+
+
+@pytest.fixture(scope="module", params=["E4M3", "delayed", "on grid", "bf16"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    root = tmp_path_factory.mktemp("trained")
+    arm = {"lr": 1e-2, "weights": "quantized", "rounding": "stochastic"} if request.param == "on grid" else None
+    scaling = "delayed" if request.param == "delayed" else "dynamic"
+    fmt = "bf16" if request.param == "bf16" else "E4M3"
+    cell = make_cell(fmt, scaling=scaling, arm=arm, compute="float32", steps=6, eval_every=6, grad_accumulation=1)
+    # Sums in float32, as in the rebuilt model: on a CPU with bfloat16 instructions they are rounded to it otherwise.
+    cell = cell.model_copy(update={"rules": [rule.but(accumulate="float32") for rule in cell.rules]})
+    train_cell(cell, make_tokens(root / "tokens"), root / "run", root)
+    return Trained(cell, root)
+
+
+def test_its_loss_is_the_one_that_training_wrote_down(trained: Trained) -> None:
+    """The whole way: files, scales, remembered ones too, rounding of weights and inputs, the head's weight."""
+    saved = load_file(trained.root / "run/model.safetensors")
+    rebuilt = RebuiltModel.of(trained.cell, saved, trained.root / "tokens", 10 * 16)
+    assert len(rebuilt.inputs) == trained.cell.train.eval_sequences == 10
+    assert set(rebuilt.layers) == LAYERS
+    with torch.no_grad():  # in training's batches, whose own amax scales the inputs
+        batches = [(rebuilt.loss(slice(at, at + 4)).item(), min(4, 10 - at)) for at in (0, 4, 8)]
+    own = sum(loss * count for loss, count in batches) / 10
+    assert own == pytest.approx(read_json(trained.root / "run/metrics.json")["val_loss"], rel=1e-6)
+
+
+def test_a_diagnosis_has_them_at_the_last_step_and_the_same_every_time(trained: Trained) -> None:
+    settings = Diagnose(tokens=64, lanczos=4, hutchinson=2)
+    diagnosis, frame = trained.diagnose(settings)
+    last = frame[frame["metric"] == "hessian_top"]
+    assert set(last["layer"]) == LAYERS and set(last["step"]) == {6}
+    whole = frame[frame["layer"] == ""]
+    assert set(whole["metric"]) == {f"model_hessian_{q}" for q in
+                                    ("top", "second", "bottom", "residual", "trace", "trace_error")}  # fmt: skip
+    assert diagnosis["summary"]["model_hessian_top"] == whole.set_index("metric")["value"]["model_hessian_top"]
+    aligned = set(frame["metric"]) & {"natural_kfac_s", "natural_diagonal_shuffled"}
+    assert len(aligned) == (0 if trained.cell.format == "bf16" else 2)
+    pd.testing.assert_frame_equal(trained.diagnose(settings)[1], frame)
+    without = trained.diagnose(Diagnose(tokens=0))[1]
+    assert not without["metric"].str.contains("hessian|natural|fisher").any()
+
+
+def test_a_diverged_run_is_diagnosed_without_them(trained: Trained) -> None:
+    if trained.cell.format == "bf16":
+        pytest.skip("one format is enough")
+    path = trained.root / "run/model.safetensors"
+    saved, content = load_file(path), path.read_bytes()
+    saved["norm.weight"] = torch.full_like(saved["norm.weight"], math.inf)
+    save_file(saved, path)
+    try:
+        _, frame = trained.diagnose(Diagnose(tokens=64, lanczos=4, hutchinson=2))
+    finally:
+        path.write_bytes(content)
+    assert len(frame) and not frame["metric"].str.contains("hessian|natural").any()
+
+
+def test_weights_of_another_model_are_refused(trained: Trained) -> None:
+    saved = load_file(trained.root / "run/model.safetensors")
+    del saved["blocks.0.norm1.weight"]
+    with pytest.raises(UserError, match="lack blocks.0.norm1.weight"):
+        RebuiltModel.of(trained.cell, saved, trained.root / "tokens", 64)
