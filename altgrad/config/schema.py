@@ -151,11 +151,10 @@ class Monitor(Section):
 class Diagnose(Section):
     """What the diagnosis of a finished run may take; no cell trains anew when it changes."""
 
-    tokens: int = Field(
-        1024, ge=0, le=2**24,
-        description="of the validation sample, for the Fisher information and the Hessian of the final weights, and at "
-        "least one sequence; 0 leaves both out",
-    )  # fmt: skip
+    fisher_tokens: int = Field(
+        1024, ge=0, le=2**24, description="validation tokens for the Fisher information; 0: without it"
+    )
+    hessian_tokens: int = Field(256, ge=0, le=2**24, description="validation tokens for the Hessian; 0: without it")
     lanczos: int = Field(8, ge=2, le=1000, description="most steps to the eigenvalues of a layer, and of the model")
     hutchinson: int = Field(8, ge=2, le=10_000, description="random vectors for the traces")
 

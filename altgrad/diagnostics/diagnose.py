@@ -66,7 +66,7 @@ def diagnose_cell(
     """Diagnose the run in ``run_dir`` of the resolved cell at ``cell_path``; write both files, the JSON last.
 
     With the folder of ``tokens`` the model is rebuilt, and what the loss does around its final weights is measured on
-    as many of the validation tokens as ``settings`` say; else, and where a weight or that loss is not finite, not.
+    as many validation tokens as ``settings`` say; else, and where a weight or that loss is not finite, not.
 
     A tensor that holds NaN or infinity, as after a divergence, is not measured; the status of its
     layer, and that of the cell, is then ``nonfinite``. Raises :class:`altgrad.config.UserError` when
@@ -115,16 +115,26 @@ def measure(view: LayerView) -> Iterator[Row]:
 
 def _around(run: SavedRun, tokens: Path, settings: Diagnose) -> dict[str, dict[str, Any]]:
     """Return the fields of a view that need the model, by layer; none where a weight or the loss is not finite."""
-    saved = run.model() if settings.tokens else {}
+    around: dict[str, dict[str, Any]] = {}
+    if rebuilt := _rebuilt(run, tokens, settings.fisher_tokens):
+        for name, fisher in fishers(rebuilt).items():
+            around[name] = {"fisher": fisher}
+    if rebuilt := _rebuilt(run, tokens, settings.hessian_tokens):
+        layers, whole = curvatures(rebuilt, settings.lanczos, settings.hutchinson)
+        for name, curvature in layers.items():
+            around.setdefault(name, {})["curvature"] = curvature
+        around[WHOLE_MODEL] = {"model_curvature": whole}
+    return around
+
+
+def _rebuilt(run: SavedRun, tokens: Path, count: int) -> RebuiltModel | None:
+    """Return the model at the end of the run with ``count`` validation tokens, ``None`` without any that are finite."""
+    saved = run.model() if count else {}
     if not saved or not all(t.isfinite().all() for t in saved.values()):
-        return {}
-    rebuilt = RebuiltModel.of(run.cell, saved, tokens, settings.tokens)
-    if not rebuilt.loss().isfinite():
-        return {}
-    found = fishers(rebuilt)
-    layers, whole = curvatures(rebuilt, settings.lanczos, settings.hutchinson)
-    around = {name: {"fisher": found[name], "curvature": layers[name]} for name in rebuilt.layers}
-    return {**around, WHOLE_MODEL: {"model_curvature": whole}}
+        return None
+    rebuilt = RebuiltModel.of(run.cell, saved, tokens, count)
+    with torch.no_grad():
+        return rebuilt if rebuilt.loss().isfinite() else None
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def _alignment(approximation: str, direction: str) -> Analysis:
     compute.__name__ = f"natural_{approximation}_{direction}"
     definition = (
         f"cos of the natural gradient F⁻¹g and {words}; F from its {APPROXIMATIONS[approximation]} at the quantized "
-        f"final weights, on the validation tokens of `diagnose.tokens` with labels drawn from the model, damped by "
+        f"final weights, on `diagnose.fisher_tokens` validation tokens with labels drawn from the model, damped by "
         f"{DAMPING:g} of its mean eigenvalue."
     )
     row = Metric(compute.__name__, "cosine", definition, offline="fisher", summary=mean)

@@ -111,7 +111,7 @@ def dense(model: RebuiltModel, name: str) -> Tensor:
 
 def test_curvature_is_that_of_the_dense_hessian() -> None:
     model = small_model()
-    layers, whole = curvatures(model, 64, 400)
+    layers, whole = curvatures(model, 64, 100)
     assert set(layers) == LAYERS  # the head's weight is the embedding's
     for name, found in layers.items():
         matrix = dense(model, f"{name}.weight")
@@ -257,7 +257,7 @@ def test_its_loss_is_the_one_that_training_wrote_down(trained: Trained) -> None:
 
 
 def test_a_diagnosis_has_them_at_the_last_step_and_the_same_every_time(trained: Trained) -> None:
-    settings = Diagnose(tokens=64, lanczos=4, hutchinson=2)
+    settings = Diagnose(fisher_tokens=64, hessian_tokens=64, lanczos=4, hutchinson=2)
     diagnosis, frame = trained.diagnose(settings)
     last = frame[frame["metric"] == "hessian_top"]
     assert set(last["layer"]) == LAYERS and set(last["step"]) == {6}
@@ -268,7 +268,7 @@ def test_a_diagnosis_has_them_at_the_last_step_and_the_same_every_time(trained: 
     aligned = set(frame["metric"]) & {"natural_kfac_s", "natural_diagonal_shuffled"}
     assert len(aligned) == (0 if trained.cell.format == "bf16" else 2)
     pd.testing.assert_frame_equal(trained.diagnose(settings)[1], frame)
-    without = trained.diagnose(Diagnose(tokens=0))[1]
+    without = trained.diagnose(Diagnose(fisher_tokens=0, hessian_tokens=0))[1]
     assert not without["metric"].str.contains("hessian|natural|fisher").any()
 
 
@@ -280,7 +280,7 @@ def test_a_diverged_run_is_diagnosed_without_them(trained: Trained) -> None:
     saved["norm.weight"] = torch.full_like(saved["norm.weight"], math.inf)
     save_file(saved, path)
     try:
-        _, frame = trained.diagnose(Diagnose(tokens=64, lanczos=4, hutchinson=2))
+        _, frame = trained.diagnose(Diagnose(fisher_tokens=64, hessian_tokens=64, lanczos=4, hutchinson=2))
     finally:
         path.write_bytes(content)
     assert len(frame) and not frame["metric"].str.contains("hessian|natural").any()
