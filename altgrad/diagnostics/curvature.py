@@ -11,8 +11,8 @@ from altgrad.metrics import Limit, Metric, mean
 
 SHARP = Limit(above=True, value=1000.0)
 HOW = (
-    "of the loss on `diagnose.hessian_tokens` validation tokens, through the straight-through path at the quantized final "
-    "weights"
+    "of the loss on `diagnose.hessian_tokens` validation tokens, through the straight-through path at the quantized "
+    "final weights"
 )
 TOP = (
     f"Largest eigenvalue of {{}} {HOW}: a lower bound, of residual {100 * TOLERANCE:g} % or less unless Lanczos ends "
