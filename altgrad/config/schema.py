@@ -172,6 +172,17 @@ class Monitor(Section):
         return {name for name in self.groups if step == 1 or step % self.intervals.get(name, self.every) == 0}
 
 
+class Diagnose(Section):
+    """What the diagnosis of a finished run may take; no cell trains anew when it changes."""
+
+    fisher_tokens: int = Field(
+        1024, ge=0, le=2**24, description="validation tokens for the Fisher information; 0: without it"
+    )
+    hessian_tokens: int = Field(256, ge=0, le=2**24, description="validation tokens for the Hessian; 0: without it")
+    lanczos: int = Field(8, ge=2, le=1000, description="most steps to the eigenvalues of a layer, and of the model")
+    hutchinson: int = Field(8, ge=2, le=10_000, description="random vectors for the traces")
+
+
 # --- the whole file --------------------------------------------------------------------------
 
 
@@ -229,6 +240,7 @@ class Params(Section):
     optimizers: dict[Name, Arm] = Field(description="arms to choose from")
     train: Train = Field(Train(), description="the training schedule")
     monitor: Monitor = Field(Monitor(), description="what is recorded inside a run")
+    diagnose: Diagnose = Field(Diagnose(), description="what the diagnosis of a finished run may take")
     overrides: Annotated[dict[str, dict[str, Any]], BeforeValidator(_empty)] = Field(
         {}, description="settings of some cells, by grid entry, arm or cell"
     )

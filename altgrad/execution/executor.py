@@ -6,8 +6,8 @@ becomes of the results is decided elsewhere in this room. Everything that anothe
 **Running a task** means the command ``python -m stages.<stage> <key>`` in the project's top folder, with standard
 output and error in the task's log. It has ended well when the command's exit status is 0.
 
-**What it reads** is in the project's folder: ``altgrad/``, ``stages/`` and ``data/grid/<key>.json``, and besides those
-``data/tokens/`` to train and ``data/runs/<key>/`` to diagnose.
+**What it reads** is in the project's folder: ``altgrad/``, ``stages/``, ``data/grid/<key>.json`` and ``data/tokens/``,
+and to diagnose ``data/runs/<key>/`` and ``params.yaml``.
 
 **What it writes** must be in the project's folder by the time that ``poll`` says that the task has ended:
 ``data/runs/<key>/`` from training, ``data/diag/<key>.json`` and ``.parquet`` from diagnosing, and the log. An executor
