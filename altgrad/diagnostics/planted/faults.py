@@ -22,9 +22,9 @@ from altgrad.training.trainer import Trainer
 
 HEALTHY, SCALE, FORMAT, RATE, NAN = "healthy", "scale", "format", "rate", "nan"
 KINDS = {
-    SCALE: "one tensor's scale is wrong by 2^±4 to 2^±6, from a step on",
+    SCALE: "one tensor's scale is 2 to 2^12 times too large or too small, from a step on",
     FORMAT: "one tensor is in E7M0, from the first step",
-    RATE: "the learning rate is 16 to 64 times too high, from the first step",
+    RATE: "the learning rate is 4 to 128 times too high, from the first step",
     NAN: "one element of one tensor is NaN, at one step",
 }
 BAD_FORMAT = "E7M0"
@@ -48,12 +48,12 @@ class Fault:
 def drawn(kind: str, random: np.random.Generator, tensors: list[tuple[str, str]], steps: int) -> Fault:
     """Return a fault of ``kind``: its tensor one of ``tensors`` (layer, role), its step in the middle half of a run."""
     if kind == RATE:
-        return Fault(kind, role="update", size=float(2 ** random.integers(4, 7)))
+        return Fault(kind, role="update", size=float(2 ** random.integers(2, 8)))
     layer, role = tensors[random.integers(len(tensors))]
     step = int(random.integers(steps // 4, 3 * steps // 4))
     if kind == FORMAT:
         return Fault(kind, layer, role)
-    size = float(random.integers(4, 7) * random.choice([-1, 1])) if kind == SCALE else 0.0
+    size = float(random.integers(1, 13) * random.choice([-1, 1])) if kind == SCALE else 0.0
     return Fault(kind, layer, role, step, size)
 
 
@@ -77,8 +77,9 @@ def planted(fault: Fault) -> Iterator[None]:
     def disturbed(trainer: Trainer, step: int) -> None:
         with ExitStack() as stack:
             if fault.kind == SCALE and step == fault.step:
-                layer = linear_layers(trainer.model)[fault.layer]
-                layer.quantizers[fault.role].constants[TARGET] *= 2.0**fault.size
+                quantizer = linear_layers(trainer.model)[fault.layer].quantizers[fault.role]
+                quantizer.constants = quantizer.constants.clone()  # which layers share
+                quantizer.constants[TARGET] *= 2.0**fault.size
             if fault.kind == NAN and step == fault.step:
                 stack.enter_context(_nan_in(linear_layers(trainer.model)[fault.layer], fault.role))
             update(trainer, step)

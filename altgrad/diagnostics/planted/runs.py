@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,10 +72,18 @@ def trained(folder: Path, healthy: int, each: int) -> Iterator[Run]:
         cell = cell_of(seed, fault)
         out, stamp = folder / cell.key, {"sha256": cell.sha256(), "fault": dataclasses.asdict(fault)}
         if not (out / "planted.json").is_file() or read_json(out / "planted.json") != stamp:
+            _forget(folder, cell)
             with planted(fault), contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
                 train_cell(cell, tokens, out, folder)
             write_json(out / "planted.json", stamp)
+            _forget(folder, cell)
         yield Run(seed, fault, out)
+
+
+def _forget(folder: Path, cell: Cell) -> None:
+    """Delete the checkpoints of ``cell``, which say nothing of the fault that they were made with."""
+    for scratch in (folder / "scratch").glob(f"{cell.key}-*"):
+        shutil.rmtree(scratch)
 
 
 def write_tokens(folder: Path) -> None:
