@@ -21,11 +21,12 @@ from altgrad.diagnostics.planted.faults import BAD_FORMAT, HEALTHY, KINDS, Fault
 from altgrad.formats import get_format
 from altgrad.training import train_cell
 
-VOCABULARY = 256
-STEPS, EVERY = 80, 5  # of a run, and between its instrumented passes and logged losses
+VOCABULARY = 64
+STEPS, EVERY = 160, 10  # of a run, and between its instrumented passes and logged losses
 BLOCKS = 2
 LAYERS = [f"blocks.{i}.{name}" for i in range(BLOCKS) for name in ("attn.qkv", "attn.out", "mlp.up", "mlp.down")]
 TENSORS = [(layer, role) for layer in LAYERS for role in ("input", "weight", "grad")]
+TENSORS += [("head", "weight"), ("head", "grad")]  # whose input is not quantized
 FIRST_PLANTED = 1000  # the seeds of runs with a fault start here, so no healthy run is their twin
 
 
@@ -46,7 +47,7 @@ def cell_of(seed: int, fault: Fault) -> Cell:
         "rules": [{"layers": "*", "weight": "E4M3", "input": "E4M3", "grad": "E5M2"},
                   {"layers": "head", "weight": "E4M3", "input": None, "grad": "E5M2"}],
         "formats": {name: dataclasses.asdict(get_format(name)) for name in ("E4M3", "E5M2")},
-        "arm": {"lr": 3e-3, "plain_lr": 2.4e-2},
+        "arm": {"lr": 1e-2, "plain_lr": 1e-2},
         "train": {
             "steps": STEPS, "batch": 8, "log_every": EVERY, "eval_every": 4 * EVERY, "eval_sequences": 16,
             "checkpoint_every": STEPS, "compile": "off", "device": "cpu", "divergence": {"spike": 2.0, "window": 10},
@@ -87,13 +88,13 @@ def _forget(folder: Path, cell: Cell) -> None:
 
 
 def write_tokens(folder: Path) -> None:
-    """Write token files in which nine tokens of ten are the one before plus one."""
+    """Write token files in which nine tokens of ten are the one before the last plus one: blocks have to look back."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(0)
     splits = {}
     for split, count in (("train", 60_000), ("val", 4_000)):
-        jumps = np.where(random.random(count) < 0.9, 1, random.integers(0, VOCABULARY, count))
-        (np.cumsum(jumps) % VOCABULARY).astype("<u2").tofile(folder / f"{split}.bin")
+        jumps = np.where(random.random((count // 2, 2)) < 0.9, 1, random.integers(0, VOCABULARY, (count // 2, 2)))
+        (np.cumsum(jumps, axis=0) % VOCABULARY).ravel().astype("<u2").tofile(folder / f"{split}.bin")
         splits[split] = {"documents": 1, "characters": count, "tokens": count}
     meta = {"corpus": "made", "tokenizer": "none", "vocab_size": VOCABULARY, "dtype": "uint16", "splits": splits}
     write_json(folder / "meta.json", meta)
