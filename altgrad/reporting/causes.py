@@ -144,11 +144,9 @@ class _Traces:
 def _case(study: Study, key: str, traces: _Traces, worse: dict[str, float]) -> Case:
     cell = study.cells.loc[key]
     healthy = study.cells[(study.cells["status"] == COMPLETED) & ~study.cells.index.isin([*worse, key])]
-    for shared, circle in CIRCLES:
-        like = healthy[(healthy[shared] == cell[shared]).all(axis=1)]
-        if len(like) >= LEAST_PEERS:
-            break
-    peers = [traces[other] for other in like.index]
+    circles = [(healthy[(healthy[shared] == cell[shared]).all(axis=1)].index, name) for shared, name in CIRCLES]
+    like, circle = next((found for found in circles if len(found[0]) >= LEAST_PEERS), circles[-1])
+    peers = [traces[other] for other in like]
     return Case(key, _ended(cell, worse.get(key)), first_cause(traces[key], peers), traces[key], peers, circle)
 
 

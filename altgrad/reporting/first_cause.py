@@ -51,7 +51,8 @@ class Trace:
 
     @cached_property
     def tensors(self) -> pd.DataFrame:
-        """The measurements, (layer, role, metric) x step, in binades. NaN is not recorded, infinity not finite."""
+        """The measurements, (layer, role, metric) x step, in binades: infinity where what was recorded is not finite,
+        NaN where nothing was."""
         rows = self.monitors[self.monitors["metric"].isin(METRICS.keys() - OMITTED)]
         value = rows["value"].to_numpy(dtype="float64")
         found = np.full(len(value), np.nan)
@@ -117,10 +118,7 @@ class Bands:
 
     @property
     def beyond(self) -> np.ndarray:
-        """How far out each value is, in spreads, with its sign; infinite for a value that is NaN where it was recorded.
-
-        0 where there is no value or no band.
-        """
+        """How far out each value is, in spreads, with its sign; 0 where there is no value or no band."""
         known = np.isfinite(self.middle)
         far = (self.values.to_numpy() - self.middle) / self.spread
         return np.where(known & ~np.isnan(far), far, 0.0)
@@ -248,7 +246,7 @@ def _outside(run: Trace, peers: Sequence[Trace], threshold: float) -> list[Excur
 
 
 def _limits_crossed(monitors: pd.DataFrame) -> list[Excursion]:
-    """Return the values beyond the limits of their rows, all equally far: limits of different metrics do not compare."""
+    """Return the values beyond the limits of their rows, all equally far, as limits of two metrics do not compare."""
     found = []
     for metric in METRICS.values():
         rows = monitors[(monitors["metric"] == metric.name) & monitors["role"].isin(metric.watched)]

@@ -79,7 +79,10 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
 def choose(runs: Sequence[Run]) -> tuple[float, pd.DataFrame]:
     """Return the threshold with the highest F1 of layer and role, of equals the highest, and each one's row."""
     half = [run for run in runs if run.seed % 2 == 0]
-    rows = [table(named(half, CHOSEN_UNDER, k)).iloc[-1].to_dict() | {"threshold": k} for k in THRESHOLDS]
+    rows = []
+    for threshold in THRESHOLDS:
+        found = table(named(half, CHOSEN_UNDER, threshold)).set_index("kind")
+        rows.append({"threshold": threshold, "false": found.loc[HEALTHY, "named"], **found.loc[ALL].to_dict()})
     tried = pd.DataFrame(rows)
     tried["f1"] = 2 * tried["precision"] * tried["recall"] / (tried["precision"] + tried["recall"])
     return float(tried.loc[tried["f1"] >= tried["f1"].max() - 1e-12, "threshold"].max()), tried

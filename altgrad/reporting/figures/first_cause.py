@@ -49,7 +49,10 @@ def _of(table: object, key: object) -> tuple[np.ndarray, np.ndarray]:
     return row.index.to_numpy(dtype="float64"), row.to_numpy()
 
 
-def _draw(axis: Axes, metric: str, series: list[tuple[np.ndarray, np.ndarray]], bands: Bands | None, key: object) -> None:
+Series = list[tuple[np.ndarray, np.ndarray]]
+
+
+def _draw(axis: Axes, metric: str, series: Series, bands: Bands | None, key: object) -> None:
     if bands is not None:
         row = bands.values.index.get_loc(key)
         middle, spread = bands.middle[row], THRESHOLD * bands.spread[row]
