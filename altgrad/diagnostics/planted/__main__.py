@@ -50,7 +50,7 @@ def page(threshold: float, tried: pd.DataFrame, table: pd.DataFrame) -> str:
     columns = [Column("threshold, spreads"), Column("healthy named"), Column("precision"), Column("recall")]
     body = [[significant(row.threshold), f"{row.false}", number(row.precision, 3), number(row.recall, 3)]
             for row in tried.itertuples()]  # fmt: skip
-    note = f"Even seeds, 4 peers, a pass every {EVERY} steps. Taken, as the highest F1 and of equals the last: {threshold:g}."
+    note = f"Even seeds, 4 peers, a pass every {EVERY} steps. Taken, by F1, of equals the last: {threshold:g}."
     sections.append(Section("How the threshold was chosen", "", [Table(columns, body, note)]))
     answer: list[Block] = [
         Text(
