@@ -36,7 +36,7 @@ def trained_with(folder: Path, monkeypatch: pytest.MonkeyPatch, *faults: Fault) 
         monkeypatch.setattr(runs, "drawn", lambda *_, fault=fault: fault)
         monkeypatch.setattr(runs, "FIRST_PLANTED", 0)  # the seed of the healthy run
         (run,) = runs.trained(folder, int(fault.kind == HEALTHY), 1)
-        rows = score.trace_of(run).monitors
+        rows = score.trace_of(run, 1).monitors
         found.append(rows.set_index([*PLACE, "step"])["value"].unstack("step"))
     return found
 

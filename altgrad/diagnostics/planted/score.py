@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -35,17 +36,19 @@ CHOSEN_UNDER = Condition(peers=4, every=EVERY)  # what a default grid of five se
 CONDITIONS = (CHOSEN_UNDER, Condition(16, EVERY), Condition(4, 4 * EVERY), Condition(0, EVERY))
 
 
-def trace_of(run: Run) -> Trace:
-    """Return what ``run`` recorded."""
+@cache
+def trace_of(run: Run, every: int = EVERY) -> Trace:
+    """Return what ``run`` recorded, as if its instrumented passes had been ``every`` steps apart."""
     metrics = json.loads((run.folder / "metrics.json").read_text(encoding="utf-8"))
     diverged = metrics["outcome_step"] if metrics["outcome"] == "diverged" else None
     monitors, history = pd.read_parquet(run.folder / "monitors.parquet"), pd.read_csv(run.folder / "history.csv")
+    monitors = monitors[(monitors["step"] == 1) | (monitors["step"] % every == 0)]
     return Trace(monitors, history, diverged, metrics["first_nonfinite"] or "")
 
 
 def named(runs: Sequence[Run], condition: Condition, threshold: float) -> pd.DataFrame:
     """Return a row per run: its fault, the first cause that is named, and whether that is right."""
-    traces = {run.seed: _thinned(trace_of(run), condition.every) for run in runs}
+    traces = {run.seed: trace_of(run, condition.every) for run in runs}
     healthy = [run.seed for run in runs if run.fault.kind == HEALTHY]
     rows = []
     for run in runs:
@@ -99,9 +102,3 @@ def _row(rows: pd.DataFrame, kind: str) -> dict[str, object]:
         "harmed": len(harmed), "recall_harmed": harmed["right"].mean() if len(harmed) else np.nan,
         "lead": planted.loc[planted["right"], "lead"].median(),
     }  # fmt: skip
-
-
-def _thinned(trace: Trace, every: int) -> Trace:
-    """Return ``trace`` as if its instrumented passes had been so many steps apart."""
-    steps = trace.monitors["step"]
-    return replace(trace, monitors=trace.monitors[(steps == 1) | (steps % every == 0)])
