@@ -6,6 +6,7 @@
 #   make study PART=matrix   a part of the evidence about the arms; leaves params.yaml changed: reports/study/README.md
 #   make tuning   what fixed the learning rates and the decay of the default grid: reports/study
 #   make simulate   how often the report's rules claim what is not there, minutes: reports/simulation.csv
+#   make planted   how often the first cause that is named is a planted fault, minutes: reports/first_cause
 #   make bench   what this machine can do, best with nothing else running; BENCH="--models nano" for less
 
 PYTHON ?= python3
@@ -17,7 +18,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help repro study study-part tuning simulate bench test test-slow env lint clean
+.PHONY: help repro study study-part tuning simulate planted bench test test-slow env lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -56,6 +57,9 @@ tuning: env
 
 simulate: env
 	python -m altgrad.reporting.simulate
+
+planted: env
+	python -m altgrad.diagnostics.planted
 
 # The report shows the record when there is one to write it into.
 bench: env

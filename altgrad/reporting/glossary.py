@@ -67,6 +67,10 @@ outcome, signature
     A run diverges when its loss or gradient is not finite (nonfinite), jumps and stays (spike), rises over many
     steps (drift) or does either after more than {overflow_frac.level} of a tensor overflowed (saturation); stall:
     gradients non-zero, loss flat, codes unchanged. A diverged run is an outcome and enters no mean.
+first cause
+    The earliest tensor and metric that left its band no later than the loss left its own. A band is the median of
+    healthy runs of the same arm at that step, give or take a multiple of their pooled spread that was chosen on runs
+    with planted faults. Healthy runs completed, and their validation loss is not flagged.
 steps clipped
     {clipped_frac}
 SQNR

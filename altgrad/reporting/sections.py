@@ -9,6 +9,7 @@ import pandas as pd
 from altgrad.config.files import canonical_json
 from altgrad.reporting import tables, tables_inside
 from altgrad.reporting.answer import QUESTION, answer
+from altgrad.reporting.causes import cases
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.control import Control
 from altgrad.reporting.document import Block, Bullets, Code, Document, Fold, Picture, Section, Text
@@ -105,11 +106,13 @@ def _updates(study: Study, comparison: Comparison, pictures: Pictures) -> list[B
 def _outcomes(study: Study) -> list[Block]:
     cells = study.cells
     full = tables.outcomes_table(cells)
+    causes = tables_inside.causes_table(list(cases(study)))
+    found: list[Block] = [causes] if causes else []
     if len(cells) <= OPEN_OUTCOMES:
-        return [full]
+        return [full, *found]
     others = cells[cells["status"] != COMPLETED]
     blocks: list[Block] = [tables.outcomes_table(others)] if len(others) else [Text("Every cell completed.")]
-    return [*blocks, Fold(f"All {len(cells)} cells", [full])]
+    return [*blocks, *found, Fold(f"All {len(cells)} cells", [full])]
 
 
 def _precision(study: Study, comparison: Comparison, pictures: Pictures) -> list[Block]:
@@ -141,7 +144,10 @@ def _weights(study: Study, comparison: Comparison, pictures: Pictures) -> list[B
 def _flags(flags: pd.DataFrame) -> list[Block]:
     if flags.empty:
         return [Text("No quantity crossed its limit.")]
-    lead = Text("Values beyond the level at which they deserve a look. A flag is a hint, not a failure.")
+    lead = Text(
+        "Values beyond the level at which they deserve a look. A flag is a hint, not a failure. "
+        f"`{tables_inside.EXPLAIN}` tells and draws which tensor of a cell left the band of healthy runs first."
+    )
     return [
         lead,
         tables_inside.flags_table(flags),

@@ -1,4 +1,4 @@
-"""The report's tables of what happened inside the runs: diagnoses at a glance, flags raised."""
+"""The report's tables of what happened inside the runs: diagnoses at a glance, flags raised, first causes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from altgrad.reporting.causes import Case, tensor
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Column, Table
 from altgrad.reporting.figures.select import per_layer, shown_optimizer
 from altgrad.reporting.load import Study
 from altgrad.reporting.tables import words
-from altgrad.reporting.wording import NONE, absent, number, plural, significant
+from altgrad.reporting.wording import NONE, absent, number, plural, significant, whole
 
 LISTED_FLAGS = 400
+EXPLAIN = "python -m altgrad.diagnostics explain CELL"
 
 
 @dataclass(frozen=True)
@@ -105,3 +107,22 @@ def all_flags_table(flags: pd.DataFrame) -> Table:
         rows.append([flag.what, cell, flag.layer or NONE, significant(flag.value), f"{flag.limit:g}"])
     more = len(flags) - len(rows)
     return Table(columns, rows, f"{plural(more, 'more flag')} not listed." if more else "")
+
+
+def causes_table(found: list[Case]) -> Table | None:
+    """Each run that diverged or ended worse: which tensor left its band first, and when the loss showed it."""
+    columns = [
+        words("cell"), words("what became of it"), words("first to leave its band"), Column("at step"),
+        Column("loss at step"), Column("steps before"), Column("healthy runs"),
+    ]  # fmt: skip
+    rows = []
+    for case in found:
+        first = case.found.excursion
+        left = [NONE, NONE] if first is None else [tensor(first), whole(first.step)]
+        seen = [NONE if step is None else whole(step) for step in (case.found.loss_step, case.found.lead)]
+        rows.append([f"`{case.key}`", case.ended, *left, *seen, str(case.found.peers or NONE)])
+    note = (
+        "Held against the healthy runs of the same arm, or the limits of the metrics where there are too few; a dash "
+        f"where no tensor left its band before the loss did. `{EXPLAIN}` tells it in sentences and draws it."
+    )
+    return Table(columns, rows, note) if rows else None

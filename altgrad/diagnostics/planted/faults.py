@@ -1,0 +1,123 @@
+"""The faults that are planted: into the cell before it trains, or around the loop's updates while it does.
+
+Nothing of this is an option of training: the loop is the one that trains every cell, and a fault is a patch of this
+process around it, as a test has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from altgrad.config import Cell
+from altgrad.model import linear_layers
+from altgrad.numerics.constants import TARGET
+from altgrad.training.trainer import Trainer
+
+HEALTHY, SCALE, FORMAT, RATE, NAN = "healthy", "scale", "format", "rate", "nan"
+KINDS = {
+    SCALE: "one tensor's scale is 2 to 2^12 times too large or too small, from a step on",
+    FORMAT: "one tensor is in E7M0, from the first step",
+    RATE: "the learning rate is 4 to 128 times too high, from the first step",
+    NAN: "one element of one tensor is NaN, at one step",
+}
+BAD_FORMAT = "E7M0"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong in a run, from ``step`` on.
+
+    ``layer`` and ``role`` are the tensor's; a learning rate is no single layer's, and is seen first in the role
+    ``update``. ``size`` is the exponent of the factor by which a scale is wrong, or the factor of the learning rate.
+    """
+
+    kind: str
+    layer: str = ""
+    role: str = ""
+    step: int = 1
+    size: float = 0.0
+
+
+def drawn(kind: str, random: np.random.Generator, tensors: list[tuple[str, str]], steps: int) -> Fault:
+    """Return a fault of ``kind``: its tensor one of ``tensors`` (layer, role), its step in the middle half of a run."""
+    if kind == RATE:
+        return Fault(kind, role="update", size=float(2 ** random.integers(2, 8)))
+    layer, role = tensors[random.integers(len(tensors))]
+    step = int(random.integers(steps // 4, 3 * steps // 4))
+    if kind == FORMAT:
+        return Fault(kind, layer, role)
+    size = float(random.integers(1, 13) * random.choice([-1, 1])) if kind == SCALE else 0.0
+    return Fault(kind, layer, role, step, size)
+
+
+def planted_in(cell: Cell, fault: Fault, bad_format: dict[str, object]) -> Cell:
+    """Return ``cell`` with a fault of its settings; any other fault leaves it. ``bad_format`` defines E7M0."""
+    content = cell.model_dump(mode="json")
+    if fault.kind == RATE:
+        content["arm"]["lr"] *= fault.size
+    elif fault.kind == FORMAT:
+        rule = next(rule for rule in reversed(content["rules"]) if rule["layers"] in ("*", fault.layer))
+        content["rules"].append({**rule, "layers": fault.layer, fault.role: BAD_FORMAT})
+        content["formats"][BAD_FORMAT] = bad_format
+    return Cell.model_validate(content)
+
+
+@contextmanager
+def planted(fault: Fault) -> Iterator[None]:
+    """Plant a fault of tensors into the training inside: a wrong scale for good, a NaN for the one step."""
+    update = Trainer._update
+
+    def disturbed(trainer: Trainer, step: int) -> None:
+        with ExitStack() as stack:
+            if fault.kind == SCALE and step == fault.step:
+                quantizer = linear_layers(trainer.model)[fault.layer].quantizers[fault.role]
+                quantizer.constants = quantizer.constants.clone()  # which layers share
+                quantizer.constants[TARGET] *= 2.0**fault.size
+            if fault.kind == NAN and step == fault.step:
+                stack.enter_context(_nan_in(linear_layers(trainer.model)[fault.layer], fault.role))
+            update(trainer, step)
+
+    with mock.patch.object(Trainer, "_update", disturbed):
+        yield
+
+
+@contextmanager
+def _nan_in(layer: nn.Module, role: str) -> Iterator[None]:
+    """Make the first element of a tensor of ``layer`` NaN in every pass inside."""
+    if role == "weight":
+        with torch.no_grad():
+            layer.weight.view(-1)[0] = torch.nan
+        yield
+        return
+    handle = layer.register_forward_pre_hook(_spoil_input) if role == "input" else _on_gradient(layer)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _on_gradient(layer: nn.Module) -> torch.utils.hooks.RemovableHandle:
+    def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(_spoiled)
+
+    return layer.register_forward_hook(hook)
+
+
+def _spoil_input(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (_spoiled(inputs[0]), *inputs[1:])
+
+
+def _spoiled(t: Tensor) -> Tensor:
+    mask = torch.zeros_like(t, dtype=torch.bool)
+    mask.view(-1)[0] = True
+    return t.masked_fill(mask, torch.nan)
+
+

@@ -1,0 +1,104 @@
+"""Is the first cause that is named the fault that was planted? Counted by kind of fault.
+
+The runs are split by their seed: with the even ones the threshold is chosen, on the odd ones it is judged. Peers are
+drawn from the healthy runs of the same half. What is named is right if layer and role are those of the fault; of a
+learning rate, if the role is. Recall is the share of planted faults that are named right, precision the share of named
+runs, a healthy one that is named included in `all`, that are named right.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+
+import numpy as np
+import pandas as pd
+
+from altgrad.diagnostics.planted.faults import HEALTHY, KINDS, RATE
+from altgrad.diagnostics.planted.runs import EVERY, Run
+from altgrad.reporting.first_cause import Trace, first_cause
+
+THRESHOLDS = (4, 5, 6, 7, 8, 10, 12, 16)
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """How much is known of a run: the number of healthy ones like it, the steps between its instrumented passes."""
+
+    peers: int
+    every: int
+
+
+CHOSEN_UNDER = Condition(peers=4, every=EVERY)  # what a default grid of five seeds has
+CONDITIONS = (CHOSEN_UNDER, Condition(16, EVERY), Condition(4, 4 * EVERY), Condition(0, EVERY))
+
+
+@cache
+def trace_of(run: Run, every: int = EVERY) -> Trace:
+    """Return what ``run`` recorded, as if its instrumented passes had been ``every`` steps apart."""
+    metrics = json.loads((run.folder / "metrics.json").read_text(encoding="utf-8"))
+    diverged = metrics["outcome_step"] if metrics["outcome"] == "diverged" else None
+    monitors, history = pd.read_parquet(run.folder / "monitors.parquet"), pd.read_csv(run.folder / "history.csv")
+    monitors = monitors[(monitors["step"] == 1) | (monitors["step"] % every == 0)]
+    return Trace(monitors, history, diverged, metrics["first_nonfinite"] or "")
+
+
+def named(runs: Sequence[Run], condition: Condition, threshold: float) -> pd.DataFrame:
+    """Return a row per run: its fault, the first cause that is named, and whether that is right."""
+    traces = {run.seed: trace_of(run, condition.every) for run in runs}
+    healthy = [run.seed for run in runs if run.fault.kind == HEALTHY]
+    rows = []
+    for run in runs:
+        others = [seed for seed in healthy if seed != run.seed and seed % 2 == run.seed % 2]
+        drawn = np.random.default_rng(run.seed).permutation(others)[: condition.peers]
+        found = first_cause(traces[run.seed], [traces[seed] for seed in drawn], threshold)
+        first = found.excursion
+        named = {"layer": first.layer, "role": first.role, "metric": first.metric, "step": first.step} if first else {}
+        right_role = first is not None and first.role == run.fault.role
+        right_layer = first is not None and (run.fault.kind == RATE or first.layer == run.fault.layer)
+        rows.append({
+            "seed": run.seed, "half": ("chosen", "judged")[run.seed % 2], **asdict(condition), "threshold": threshold,
+            **asdict(run.fault), "named": first is not None,
+            **{f"named_{name}": named.get(name) for name in ("layer", "role", "metric", "step")},
+            "right_layer": right_layer, "right_role": right_role, "right": right_layer and right_role,
+            "loss_step": found.loss_step, "lead": found.lead,
+        })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per kind of fault, healthy runs, and all of them.
+
+    ``harmed`` are the runs whose loss left its band or that diverged, ``recall_harmed`` is over those; ``lead`` is the
+    median of the steps from the excursion to the loss's, of what is named right.
+    """
+    kinds = [kind for kind in (*KINDS, HEALTHY, ALL) if kind == ALL or kind in set(rows["kind"])]
+    return pd.DataFrame([_row(rows if kind == ALL else rows[rows["kind"] == kind], kind) for kind in kinds])
+
+
+def choose(runs: Sequence[Run]) -> tuple[float, pd.DataFrame]:
+    """Return the threshold with the highest F1 of layer and role, of equals the highest, and each one's row."""
+    half = [run for run in runs if run.seed % 2 == 0]
+    rows = []
+    for threshold in THRESHOLDS:
+        found = table(named(half, CHOSEN_UNDER, threshold)).set_index("kind")
+        rows.append({"threshold": threshold, "false": found.loc[HEALTHY, "named"], **found.loc[ALL].to_dict()})
+    tried = pd.DataFrame(rows)
+    tried["f1"] = 2 * tried["precision"] * tried["recall"] / (tried["precision"] + tried["recall"])
+    return float(tried.loc[tried["f1"] >= tried["f1"].max() - 1e-12, "threshold"].max()), tried
+
+
+def _row(rows: pd.DataFrame, kind: str) -> dict[str, object]:
+    planted, found = rows[rows["kind"] != HEALTHY], rows[rows["named"]]
+    harmed = planted[planted["loss_step"].notna()]
+    return {
+        "kind": kind, "runs": len(rows), "named": len(found),
+        **{column: int(planted[column].sum()) for column in ("right_layer", "right_role", "right")},
+        "precision": planted["right"].sum() / len(found) if len(found) and len(planted) else np.nan,
+        "recall": planted["right"].mean() if len(planted) else np.nan,
+        "harmed": len(harmed), "recall_harmed": harmed["right"].mean() if len(harmed) else np.nan,
+        "lead": planted.loc[planted["right"], "lead"].median(),
+    }  # fmt: skip

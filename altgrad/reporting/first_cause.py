@@ -1,0 +1,268 @@
+"""Which tensor left its band first, in a run that diverged or ended worse: the first cause.
+
+A run's live measurements are held against those of healthy runs, its *peers*, metric by metric, tensor by tensor and
+pass by pass. Values are compared in binades (log2; precision in dB over 6.02), so one floor serves all. The band is the
+peers' median at that step, give or take `THRESHOLD` spreads. A spread is pooled: over the steps of a tensor, and half
+of it over all layers, since a few runs know little of one tensor. An excursion counts when the next pass has it too, or
+there is none. With fewer than `LEAST_PEERS` there is no band, and the limits of the metrics' rows take its place.
+
+The first cause is the earliest excursion that is no later than the loss's own; what leaves its band after the loss
+rose is a consequence. Of several in the same pass the one that is farthest out is named, and of those that are equally
+far, as NaN is, the one that is computed first.
+
+The threshold was chosen on planted faults, and what it finds in others stands in reports/first_cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from altgrad.metrics import METRICS
+
+THRESHOLD = 8.0  # spreads; see the module
+LEAST_PEERS = 3
+FLOOR = 1 / 16  # binades: no spread of a tensor is taken for smaller ...
+LOSS_FLOOR = 1 / 64  # ... nor one of the loss: 1.1 %
+KEY = ["layer", "role", "metric"]
+LOSSES = ["train_loss", "val_loss"]
+LEAST_SHARE = 2.0**-10  # a share is compared as if so much were added, or 0 would be infinitely far from anything
+PER_BINADE = 20 * np.log10(2)  # dB
+FORWARD, BACKWARD = ("input", "weight", "output"), ("grad", "weight_grad", "update")  # a pass, in order
+OMITTED = {"mean", "nonfinite"}  # has no sign to lose; needs no band
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a run recorded: ``monitors`` (step, layer, role, metric, value), ``history`` (step, train_loss, val_loss).
+
+    ``diverged`` is the step at which the run was found to have diverged, if it was; ``nonfinite`` the first tensor of
+    that step that was not finite, as ``"blocks.0.mlp.up grad"``, or "".
+    """
+
+    monitors: pd.DataFrame
+    history: pd.DataFrame
+    diverged: int | None = None
+    nonfinite: str = ""
+
+    @cached_property
+    def tensors(self) -> pd.DataFrame:
+        """The measurements, (layer, role, metric) x step, in binades: infinity where what was recorded is not finite,
+        NaN where nothing was."""
+        rows = self.monitors[self.monitors["metric"].isin(METRICS.keys() - OMITTED)]
+        value = rows["value"].to_numpy(dtype="float64")
+        found = np.full(len(value), np.nan)
+        for metric in rows["metric"].unique():
+            own = (rows["metric"] == metric).to_numpy()
+            found[own] = to_binades(metric, value[own])
+        rows = rows.assign(value=np.where(np.isfinite(found), found, np.inf))
+        return rows.set_index([*KEY, "step"])["value"].unstack("step", sort=False).sort_index(axis=1)
+
+    @cached_property
+    def losses(self) -> pd.DataFrame:
+        """Loss x step, in binades."""
+        return np.log2(self.history.set_index("step")[LOSSES].astype("float64").T)
+
+
+@dataclass(frozen=True)
+class Excursion:
+    """A value outside its band: ``low`` and ``high`` are the smallest and largest of the peers' values at that step,
+    NaN without peers; ``beyond`` is how far out it is, in spreads."""
+
+    layer: str
+    role: str
+    metric: str
+    step: int
+    value: float
+    low: float
+    high: float
+    beyond: float
+
+
+@dataclass(frozen=True)
+class FirstCause:
+    """What was found: ``excursion`` is None where no tensor left its band before the loss did.
+
+    ``loss_step`` is where the loss left its own, or the run was found to have diverged, None if neither happened.
+    ``peers`` is the number of healthy runs that made the bands, 0 where limits took their place.
+    """
+
+    excursion: Excursion | None
+    loss_step: int | None
+    peers: int
+
+    @property
+    def lead(self) -> int | None:
+        """Steps from the excursion to the loss's."""
+        if self.excursion is None or self.loss_step is None:
+            return None
+        return self.loss_step - self.excursion.step
+
+
+@dataclass(frozen=True)
+class Bands:
+    """A run's values (keys, steps), in binades, and where its peers' are: ``middle`` and ``spread``, NaN where unknown.
+
+    ``low`` and ``high`` are the peers' extremes.
+    """
+
+    values: pd.DataFrame
+    middle: np.ndarray
+    spread: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    @property
+    def beyond(self) -> np.ndarray:
+        """How far out each value is, in spreads, with its sign; 0 where there is no value or no band."""
+        known = np.isfinite(self.middle)
+        far = (self.values.to_numpy() - self.middle) / self.spread
+        return np.where(known & ~np.isnan(far), far, 0.0)
+
+
+def first_cause(run: Trace, peers: Sequence[Trace], threshold: float = THRESHOLD) -> FirstCause:
+    """Return the first cause of what happened to ``run``; see the module. ``peers`` are healthy runs, without it."""
+    enough = len(peers) >= LEAST_PEERS
+    loss_step = _loss_step(run, peers if enough else (), threshold)
+    found = _nonfinite(run)
+    found += _outside(run, peers, threshold) if enough else _limits_crossed(run.monitors)
+    found = [excursion for excursion in found if loss_step is None or excursion.step <= loss_step]
+    order = _order(run.monitors)
+    first = min(found, key=lambda e: (e.step, -e.beyond, order(e.layer, e.role)), default=None)
+    return FirstCause(first, loss_step, len(peers) if enough else 0)
+
+
+def tensor_bands(run: Trace, peers: Sequence[Trace]) -> Bands:
+    """Return the bands of every tensor and metric that ``run`` has, at its steps."""
+    values = run.tensors
+    groups = values.index.droplevel("layer")
+    return _bands(values, [peer.tensors for peer in peers], groups, FLOOR)
+
+
+def loss_bands(run: Trace, peers: Sequence[Trace]) -> Bands:
+    """Return the bands of the losses, keyed by their names."""
+    values = run.losses
+    return _bands(values, [peer.losses for peer in peers], values.index, LOSS_FLOOR)
+
+
+def to_binades(metric: str, value: np.ndarray) -> np.ndarray:
+    """Return values of a metric on a scale whose unit is a factor of two."""
+    return _scale(metric)[0](value)
+
+
+def from_binades(metric: str, value: np.ndarray) -> np.ndarray:
+    """Undo `to_binades`."""
+    return _scale(metric)[1](value)
+
+
+Way = Callable[[np.ndarray], np.ndarray]
+
+
+def _scale(metric: str) -> tuple[Way, Way]:
+    unit = METRICS[metric].unit if metric in METRICS else "1"
+    if unit == "dB":
+        return lambda v: v / PER_BINADE, lambda y: y * PER_BINADE
+    if metric == "kurtosis":  # plus 3 it is a ratio of moments
+        return lambda v: np.log2(v + 3), lambda y: 2**y - 3
+    if unit == "cosine":
+        return lambda v: np.log2(1 - v + LEAST_SHARE), lambda y: 1 - 2**y + LEAST_SHARE
+    if unit.startswith("share"):
+        return lambda v: np.log2(v + LEAST_SHARE), lambda y: 2**y - LEAST_SHARE
+    return lambda v: np.log2(np.maximum(np.abs(v), np.finfo(float).tiny)), lambda y: 2.0**y
+
+
+def _bands(values: pd.DataFrame, peers: list[pd.DataFrame], groups: pd.Index, floor: float) -> Bands:
+    """Return the bands of ``values``; half of a spread is what the keys of the same group have in common."""
+    like = [peer.reindex(index=values.index, columns=values.columns).to_numpy() for peer in peers]
+    stack = np.stack(like)
+    stack = np.ma.masked_invalid(stack)
+    count = stack.count(axis=0)
+    middle = np.ma.median(stack, axis=0)
+    squares = ((stack - middle) ** 2).sum(axis=0)
+    freedom = np.maximum(count - 1, 0)
+    own = squares.sum(axis=1).filled(0) / np.maximum(freedom.sum(axis=1), 1)
+    common = pd.Series(own).groupby(groups.to_numpy()).transform("median").to_numpy()
+    spread = np.sqrt(np.maximum((own + common) / 2, floor**2))[:, None] * np.sqrt(1 + 1 / np.maximum(count, 1))
+    middle = np.where(count >= LEAST_PEERS, middle.filled(np.nan), np.nan)
+    return Bands(values, middle, spread, stack.min(axis=0).filled(np.nan), stack.max(axis=0).filled(np.nan))
+
+
+def _lasting(out: np.ndarray, recorded: np.ndarray) -> np.ndarray:
+    """Return where ``out`` (keys, steps) holds and holds in the key's next recorded pass too, or there is none."""
+    kept = np.zeros_like(out)
+    following = np.ones(len(out), dtype=bool)
+    for step in reversed(range(out.shape[1])):
+        kept[:, step] = out[:, step] & following
+        following = np.where(recorded[:, step], out[:, step], following)
+    return kept
+
+
+def _loss_step(run: Trace, peers: Sequence[Trace], threshold: float) -> int | None:
+    """Return the first step at which a loss is above its band or the run has diverged, None if that never was."""
+    steps = [] if run.diverged is None else [run.diverged]
+    if peers and len(run.history):
+        bands = loss_bands(run, peers)
+        above = bands.beyond > threshold
+        at = _lasting(above, bands.values.notna().to_numpy()).any(axis=0)
+        steps += list(bands.values.columns[at][:1])
+    return min((int(step) for step in steps), default=None)
+
+
+def _nonfinite(run: Trace) -> list[Excursion]:
+    """Return the tensors in which a pass, or the look at the step of a divergence, saw NaN or infinity."""
+    rows = run.monitors[(run.monitors["metric"] == "nonfinite") & (run.monitors["value"] > 0)]
+    found = [_at_once(row.layer, row.role, row.step, row.value) for row in rows.itertuples()]
+    if run.nonfinite and run.diverged is not None and not any(e.step <= run.diverged for e in found):
+        layer, _, role = run.nonfinite.rpartition(" ")
+        found.append(_at_once(layer, role, run.diverged, np.nan))
+    return found
+
+
+def _at_once(layer: str, role: str, step: int, value: float) -> Excursion:
+    return Excursion(layer, role, "nonfinite", int(step), value, 0.0, 0.0, np.inf)
+
+
+def _outside(run: Trace, peers: Sequence[Trace], threshold: float) -> list[Excursion]:
+    """Return the excursions from the peers' bands."""
+    if run.monitors.empty:
+        return []
+    bands = tensor_bands(run, peers)
+    far = bands.beyond
+    recorded = bands.values.notna().to_numpy()
+    lasting = _lasting(far > threshold, recorded) | _lasting(far < -threshold, recorded)
+    found = []
+    for row, column in zip(*np.nonzero(lasting), strict=True):
+        layer, role, metric = bands.values.index[row]
+        seen = [bands.values.iat[row, column], bands.low[row, column], bands.high[row, column]]
+        ends = from_binades(metric, np.array(seen))
+        value, low, high = ends[0], *sorted(ends[1:])
+        step = int(bands.values.columns[column])
+        found.append(Excursion(layer, role, metric, step, value, low, high, abs(far[row, column])))
+    return found
+
+
+def _limits_crossed(monitors: pd.DataFrame) -> list[Excursion]:
+    """Return the values beyond the limits of their rows, all equally far, as limits of two metrics do not compare."""
+    found = []
+    for metric in METRICS.values():
+        rows = monitors[(monitors["metric"] == metric.name) & monitors["role"].isin(metric.watched)]
+        for row in rows.itertuples() if metric.name not in OMITTED else ():
+            if metric.limit.crossed(row.layer, row.value):
+                ends = (row.value, np.nan, np.nan, 0.0)
+                found.append(Excursion(row.layer, row.role, metric.name, int(row.step), *ends))
+    return found
+
+
+def _order(monitors: pd.DataFrame) -> Callable[[str, str], tuple[int, int, int]]:
+    """Return a key by which tensors come as they are computed: forward layer by layer, gradients back again."""
+    layers = {name: i for i, name in enumerate(dict.fromkeys(monitors["layer"]))}
+
+    def place(layer: str, role: str) -> tuple[int, int, int]:
+        at = layers.get(layer, len(layers))
+        return (0, at, FORWARD.index(role)) if role in FORWARD else (1 + BACKWARD.index(role), -at, 0)
+
+    return place

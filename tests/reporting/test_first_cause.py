@@ -1,0 +1,152 @@
+"""What is named as the first cause of a bad run. Oracle: histories made by hand, with excursions put into them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from altgrad.metrics import METRICS
+from altgrad.reporting.first_cause import LEAST_PEERS, THRESHOLD, Trace, first_cause, from_binades, to_binades
+
+STEPS = [1, 10, 20, 30, 40, 50]
+LAYERS = ["blocks.0.attn.qkv", "blocks.0.mlp.up", "blocks.1.mlp.up"]
+ROLES = ("input", "weight", "grad")
+FAR = [("amax", 4.0), ("amax", 0.05), ("sqnr_db", 12.0), ("overflow_frac", 0.2)]
+VALUES = {"amax": 0.5, "sqnr_db": 31.0, "overflow_frac": 0.0, "underflow_frac": 0.01, "nonfinite": 0.0}
+
+
+def made(seed=0, *, changed=(), losses=None, without=(), diverged=None, nonfinite="", last=50) -> Trace:
+    """Return a run that differs from others by a percent.
+
+    ``changed`` holds (layer, role, metric, step, value, steps that it lasts); ``without`` metrics that are missing.
+    """
+    random = np.random.default_rng(seed)
+    rows = []
+    for step in [step for step in STEPS if step <= last]:
+        for layer in LAYERS:
+            for role in ROLES:
+                for metric, usual in VALUES.items():
+                    value = usual * (1 + 0.01 * random.standard_normal())
+                    here = [change[4] for change in changed if change[:3] == (layer, role, metric)
+                            and change[3] <= step < change[3] + change[5]]  # fmt: skip
+                    if metric not in without:
+                        rows.append((step, layer, role, metric, here[0] if here else value))
+    monitors = pd.DataFrame(rows, columns=["step", "layer", "role", "metric", "value"])
+    loss = {step: 4.0 - step / 25 + 0.01 * random.standard_normal() for step in STEPS if step <= last} | (losses or {})
+    history = pd.DataFrame({"step": list(loss), "train_loss": list(loss.values()), "val_loss": math.nan})
+    return Trace(monitors, history, diverged, nonfinite)
+
+
+PEERS = [made(seed) for seed in range(1, 6)]
+PLACE = ("blocks.0.mlp.up", "weight", "sqnr_db")
+
+
+def named(run: Trace, peers=PEERS) -> tuple | None:
+    first = first_cause(run, peers).excursion
+    return None if first is None else (first.layer, first.role, first.metric, first.step)
+
+
+def test_a_healthy_run_has_none_and_its_loss_shows_nothing() -> None:
+    for i, run in enumerate(PEERS):
+        found = first_cause(run, PEERS[:i] + PEERS[i + 1 :])
+        assert found.excursion is None and found.loss_step is None and found.lead is None and found.peers == 4
+
+
+@pytest.mark.parametrize(("layer", "role"), zip(LAYERS, ROLES, strict=True))
+@pytest.mark.parametrize(("metric", "value"), FAR)
+def test_a_planted_excursion_is_named_with_its_range_and_the_steps_before_the_loss(layer, role, metric, value) -> None:
+    run = made(changed=[(layer, role, metric, 20, value, 99)], losses={40: 9.0, 50: 9.0})
+    found = first_cause(run, PEERS)
+    first = found.excursion
+    assert (first.layer, first.role, first.metric, first.step) == (layer, role, metric, 20)
+    assert first.value == pytest.approx(value)
+    rows = [trace.monitors.set_index(["step", "layer", "role", "metric"])["value"] for trace in PEERS]
+    own = [row[20, layer, role, metric] for row in rows]
+    assert [first.low, first.high] == pytest.approx([min(own), max(own)])
+    assert found.loss_step == 40 and found.lead == 20
+
+
+def test_an_excursion_after_the_loss_rose_is_not_the_cause() -> None:
+    changed = [(*PLACE, 30, 12.0, 99)]
+    late = first_cause(made(changed=changed, losses=dict.fromkeys((20, 30, 40, 50), 9.0)), PEERS)
+    assert late.excursion is None and late.loss_step == 20
+    same = first_cause(made(changed=changed, losses=dict.fromkeys((30, 40, 50), 9.0)), PEERS)
+    assert same.excursion.step == 30 and same.lead == 0
+    assert named(made(changed=changed, diverged=29)) is None and named(made(changed=changed, diverged=30)) is not None
+
+
+def test_the_earliest_is_named_however_far_out_later_ones_are() -> None:
+    changed = [(*PLACE, 20, 20.0, 99), ("blocks.1.mlp.up", "input", "amax", 30, 1e6, 99)]
+    assert named(made(changed=changed)) == (*PLACE, 20)
+
+
+def test_of_one_pass_the_farthest_out_is_named_and_of_equals_the_one_computed_first() -> None:
+    near, far = ("blocks.0.attn.qkv", "input", "amax", 20, 5.0, 99), ("blocks.1.mlp.up", "grad", "amax", 20, 500.0, 99)
+    assert named(made(changed=[near, far])) == far[:4]
+    equal = [(layer, role, "nonfinite", 20, 3.0, 1) for layer in LAYERS for role in ("input", "grad")]
+    assert named(made(changed=equal)) == equal[0][:4]  # forward first, from the first layer on
+    assert named(made(changed=equal[1::2])) == ("blocks.1.mlp.up", "grad", "nonfinite", 20)  # then back from the last
+
+
+def test_what_the_next_pass_does_not_have_is_no_excursion_unless_it_is_the_last() -> None:
+    assert named(made(changed=[(*PLACE, 20, 12.0, 1)])) is None
+    assert named(made(changed=[(*PLACE, 50, 12.0, 1)])) == (*PLACE, 50)
+    there_and_back = [(*PLACE, 20, 12.0, 1), (*PLACE, 30, 60.0, 1)]
+    assert named(made(changed=there_and_back)) is None
+
+
+def test_nan_needs_no_next_pass_and_no_peers() -> None:
+    run = made(changed=[("blocks.1.mlp.up", "input", "nonfinite", 30, 2.0, 1)])
+    for peers in (PEERS, []):
+        assert named(run, peers) == ("blocks.1.mlp.up", "input", "nonfinite", 30)
+    ended = made(diverged=23, nonfinite="blocks.1.mlp.up grad", last=20)
+    assert named(ended) == named(ended, []) == ("blocks.1.mlp.up", "grad", "nonfinite", 23)
+    assert first_cause(ended, PEERS).lead == 0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_metric_that_is_not_finite_where_healthy_runs_are_is_an_excursion(value) -> None:
+    assert named(made(changed=[(*PLACE, 20, value, 99)])) == (*PLACE, 20)
+    assert named(made(), [made(seed, changed=[(*PLACE, 20, value, 1)]) for seed in range(1, 6)]) is None
+
+
+def test_missing_metrics_and_missing_steps_are_no_excursions() -> None:
+    assert named(made(without=("sqnr_db", "nonfinite"))) is None
+    fewer = [made(seed, without=("sqnr_db",)) for seed in range(1, 6)]
+    changed = [(*PLACE, 20, 12.0, 99), ("blocks.0.mlp.up", "weight", "amax", 40, 9.0, 99)]
+    assert named(made(changed=changed), fewer) == ("blocks.0.mlp.up", "weight", "amax", 40)
+    short = [made(seed, last=20) for seed in range(1, 6)]
+    assert named(made(changed=[(*PLACE, 40, 12.0, 99)]), short) is None
+    assert named(Trace(PEERS[0].monitors.iloc[:0], PEERS[0].history)) is None
+
+
+def test_without_enough_healthy_runs_the_limits_of_the_rows_decide() -> None:
+    limit = METRICS["overflow_frac"].limit.value
+    changed = [("blocks.0.mlp.up", "input", "overflow_frac", 30, 2 * limit, 1), (*PLACE, 10, 1.0, 99)]
+    found = first_cause(made(changed=changed), PEERS[: LEAST_PEERS - 1])
+    first = found.excursion
+    assert (first.layer, first.metric, first.step) == ("blocks.0.mlp.up", "overflow_frac", 30)
+    assert math.isnan(first.low) and found.peers == 0
+    assert named(made(changed=changed), PEERS[:LEAST_PEERS]) == (*PLACE, 10)
+
+
+def test_more_of_the_same_peers_and_their_order_change_nothing_that_is_named() -> None:
+    run = made(changed=[(*PLACE, 20, 12.0, 99)])
+    assert named(run) == named(run, PEERS[::-1]) == named(run, PEERS[:4])
+
+
+def test_a_value_inside_the_threshold_is_none_and_one_beyond_it_is() -> None:
+    # Healthy runs differ by a percent, so the floor of the spread decides: a 16th of a binade, one more run's worth.
+    reach = THRESHOLD / 16 * math.sqrt(1 + 1 / len(PEERS))
+    amax = ("blocks.0.mlp.up", "weight", "amax", 20)
+    assert named(made(changed=[(*amax, 0.5 * 2 ** (0.9 * reach), 99)])) is None
+    assert named(made(changed=[(*amax, 0.5 * 2 ** (1.1 * reach), 99)])) == amax
+
+
+@pytest.mark.parametrize("metric", ["amax", "sqnr_db", "overflow_frac", "kurtosis", "cosine_adamw", "rungs"])
+def test_binades_are_undone(metric) -> None:
+    values = np.array([0.001, 0.03, 0.5, 0.99])
+    assert from_binades(metric, to_binades(metric, values)) == pytest.approx(values)
