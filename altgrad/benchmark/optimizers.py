@@ -81,7 +81,7 @@ def _stepper(
     if settings is None:
         return torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     arm = Arm(**settings)
-    return build_optimizer(model, arm, weight_grids(model, on_grid=arm.weights == "grid"), compiled=True)
+    return build_optimizer(model, arm, weight_grids(model, on_grid=arm.weights == "quantized"), compiled=True)
 
 
 def _seconds(optimizer: torch.optim.Optimizer, device: torch.device) -> float:

@@ -40,7 +40,11 @@ class Arm(Section):
         "weight_decay": (
             "decay and plain_decay, the shares of a weight that a step at the peak learning rate takes away: "
             "write decay: lr x weight_decay, and plain_decay: plain_lr x weight_decay"
-        )
+        ),
+        "grid_scale": "held_scale; write held_scale: fixed or held_scale: reestimated",
+    }
+    renamed_values: ClassVar[dict[tuple[str, str], str]] = {
+        ("weights", "grid"): "quantized; write weights: quantized",
     }
 
     lr: LearningRate = Field(
@@ -83,17 +87,21 @@ class Arm(Section):
     match_rms: bool = Field(
         False, description="rescale the update to the root mean square of AdamW's, tensor by tensor"
     )
-    weights: Literal["master", "grid"] = Field("master", description="float32, or representable values all the time")
-    rounding: Literal["nearest", "stochastic"] = Field("nearest", description="weights: grid: of what is written back")
+    weights: Literal["master", "quantized"] = Field(
+        "master", description="what the optimizer keeps: float32 weights, or values on the quantization grid"
+    )
+    rounding: Literal["nearest", "stochastic"] = Field(
+        "nearest", description="weights: quantized: of what is written back"
+    )
     feedback: Literal["momentum"] | None = Field(
         None,
-        description="weights: grid: the momentum makes up for what writing back rounded away, as in ECO (Nikdan et al. "
-        "2026); without it that is lost",
+        description="weights: quantized: the momentum makes up for what writing back rounded away, as in ECO (Nikdan "
+        "et al. 2026); without it that is lost",
     )
-    grid_scale: Literal["fixed", "reestimated"] = Field(
+    held_scale: Literal["fixed", "reestimated"] = Field(
         "reestimated",
-        description="weights: grid: the scale of the initial weights; or halved or doubled when the largest weight has "
-        "left the range or its upper quarter",
+        description="weights: quantized: the scale of the initial weights; or halved or doubled when the largest "
+        "weight has left the range or its upper quarter",
     )
     max_rungs: int = Field(8, ge=1, le=1 << 15, description="rung: the most rungs that a weight moves in a step")
 
@@ -118,8 +126,8 @@ class Arm(Section):
             raise ValueError(f"base {base} without a stiffness would be its plain form; name a formula")
         if base in ("rung", "madam") and self.stiffness is not None:
             raise ValueError(f"base {base} has its own idea of a step; remove stiffness")
-        if base == "rung" and self.weights != "grid":
-            raise ValueError("base rung moves weights that live on the quantization grid; set weights: grid")
+        if base == "rung" and self.weights != "quantized":
+            raise ValueError("base rung moves weights that live on the quantization grid; set weights: quantized")
         if base == "rung" and self.match_rms:
             raise ValueError("base rung counts its steps in rungs; match_rms has nothing to match")
         if base == "rung" and self.rounding != "stochastic":
@@ -127,9 +135,9 @@ class Arm(Section):
         if base not in ("sgd", "riemann_sgd", "muon") and self.momentum:
             raise ValueError(f"base {base} has betas, no momentum")
         if self.weights == "master" and self.rounding != "nearest":
-            raise ValueError("rounding is that of weights on the quantization grid; set weights: grid or remove it")
-        if self.feedback and self.weights != "grid":
-            raise ValueError("feedback is of rounding to the quantization grid; set weights: grid or remove it")
+            raise ValueError("rounding is of weights on the quantization grid; set weights: quantized or remove it")
+        if self.feedback and self.weights != "quantized":
+            raise ValueError("feedback is of rounding to the quantization grid; set weights: quantized or remove it")
         if self.feedback and (base not in PLAIN or self.stiffness is not None or self.match_rms):
             raise ValueError("feedback: momentum is of adamw and sgd, without stiffness and match_rms; remove it")
         if self.feedback and not (self.betas[0] if base == "adamw" else self.momentum):
@@ -139,7 +147,7 @@ class Arm(Section):
     @property
     def looks_at_grid(self) -> bool:
         """Whether quantized weights are treated unlike others."""
-        return self.stiffness is not None or self.weights == "grid" or self.base in OWN_STEP
+        return self.stiffness is not None or self.weights == "quantized" or self.base in OWN_STEP
 
     @property
     def has_adam_moments(self) -> bool:

@@ -42,7 +42,7 @@ def bit_activity(view: LayerView) -> Histogram:
 
 
 def code_stale_frac(view: LayerView) -> float:
-    """Each snapshot is on the grid of its own scale, as the forward pass sees it."""
+    """Each snapshot is on the quantization grid of its own scale, as the forward pass sees it."""
     now, before = view.grid.rungs(view.weight), view.previous_grid.rungs(view.previous)
     return (now == before).double().mean().item()
 

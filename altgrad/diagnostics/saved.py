@@ -86,7 +86,7 @@ class SavedRun:
         return None
 
     def _grid(self, layer: str, weight: Tensor, remembered: Tensor | None) -> Grid | None:
-        """Return the grid that the next forward pass puts ``weight`` on."""
+        """Return the quantization grid that the next forward pass puts ``weight`` on."""
         name = self.formats[layer]["weight"]
         if name is None:
             return None

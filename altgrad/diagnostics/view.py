@@ -34,7 +34,7 @@ class Grid(NamedTuple):
 
     @classmethod
     def of(cls, weight: Tensor, fmt: Format, remembered: Tensor | None = None, **options: Any) -> Grid:
-        """Return the grid that the forward product puts ``weight`` (out, in) on: ``target / amax``.
+        """Return the quantization grid that the forward product puts ``weight`` (out, in) on: ``target / amax``.
 
         ``remembered`` (0-d) is the amax where that is not the weight's own of the moment, ``options`` are those of
         `operand_scale`.

@@ -9,7 +9,7 @@ Exponent field 0 holds the subnormals, ``m / 2^M * 2^emin`` with ``emin = 1 - bi
 ``e >= 1`` holds ``(1 + m / 2^M) * 2^(e - bias)``. Three corners of that definition are worth naming:
 
 - ``E = 0`` has no exponent field, so every value is subnormal: a uniform quantization grid. Its bias is 1 by
-  convention, which puts ``emin`` at 0 and the grid at ``m / 2^M``, below one.
+  convention, which puts ``emin`` at 0 and the values at ``m / 2^M``, below one.
 - ``M = 0`` has no subnormals: a magnitude is zero or a power of two.
 - An unsigned format is a scale format (OCP E8M0): no sign, no mantissa and no zero, so that field 0
   is an ordinary exponent and ``emin = -bias``.

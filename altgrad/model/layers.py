@@ -70,5 +70,5 @@ def layer_recipe(layer: nn.Module) -> LayerRecipe | None:
 
 
 def virtual_weight(layer: nn.Module) -> TensorRecipe | None:
-    """Return the format whose grid the optimizer of a layer's weight is to see, where no product sees it."""
+    """Return the format whose quantization grid the optimizer of a layer's weight sees, where no product does."""
     return getattr(layer, "virtual_weight", None)

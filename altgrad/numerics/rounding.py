@@ -1,7 +1,7 @@
 """Rounding to a format's quantization grid. This room's README says why it is exact, and which rounding runs when.
 
 `round_to_grid` is the hot path: nearest-even with saturation, in float32, about fifteen element-wise operations on the
-magnitude that a compiler fuses into one pass. The spacing of the grid comes from float32's own, ``succ(x) - x``; adding
+magnitude that a compiler fuses into one pass. The spacing of values comes from float32's own, ``succ(x) - x``; adding
 and subtracting an anchor whose ulp is that spacing lets the float32 adder round. There is no bit access, logarithm,
 division or cast, and flushing float32 subnormals to zero changes nothing.
 
@@ -78,7 +78,7 @@ def round_to_grid_stochastic(x: Tensor, constants: Tensor, random: Tensor) -> Te
 
 
 def grid_spacing(magnitude: Tensor, constants: Tensor) -> Tensor:
-    """Return the spacing of the grid at float32 magnitudes up to its largest value: that of the binade above."""
+    """Return the spacing of the values at float32 magnitudes up to its largest value: that of the binade above."""
     ulp = (magnitude + magnitude * SUCCESSOR) - magnitude
     return torch.maximum(ulp * constants[ULPS], constants[SPACING])
 

@@ -27,9 +27,9 @@ class ArmOptimizer(torch.optim.Optimizer):
     ``decay`` times that ratio: by the schedule alone, whatever the learning rate is.
 
     Args:
-        weights: quantized weights, (out, in), with their grids; with ``weights: grid`` they are put on them here.
+        weights: quantized weights, (out, in), with their quantization grids, where ``weights: quantized`` puts them.
         plain: all other parameters; matrices decay by ``plain_decay``, vectors do not.
-        arm: the settings. An arm that does not look at the grid steps ``weights`` in its plain form.
+        arm: the settings. An arm that does not look at the quantization grid steps ``weights`` in its plain form.
         linear: those of ``plain`` that a recipe could have quantized. They take the arm's learning rate, like
             ``weights`` in their plain form, if it means the same there, and decay as those do; ``plain_lr`` is for
             the rest.
@@ -76,7 +76,7 @@ class ArmOptimizer(torch.optim.Optimizer):
         self._rule: update.Rule = update.rule_of(arm, reference)
         if compiled:
             self._rule = torch.compile(self._rule, dynamic=True, fullgraph=True, isolate_recompiles=True)
-        if arm.weights == "grid":
+        if arm.weights == "quantized":
             self._put_on_grid()
 
     # --- a step --------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class ArmOptimizer(torch.optim.Optimizer):
             remembered=grid.remembered(),
             options=grid.options,
             stream=torch.tensor(stream, device=p.device) if self.arm.rounding == "stochastic" else None,
-            held=grid.held if self.arm.weights == "grid" else None,
+            held=grid.held if self.arm.weights == "quantized" else None,
         )
 
     def _stiffness_of(self, grid: WeightGrid, device: torch.device) -> Stiffness | None:

@@ -31,8 +31,8 @@ from altgrad.optim.stiffness import evaluate
 MUON_STEPS, MUON_COEFFICIENTS, MUON_EPS = 5, (3.4445, -4.7750, 2.0315), 1e-7
 MUON_RMS = 0.2  # of its update, which is AdamW's in training (Liu et al. 2025)
 MADAM_CLIP = 10.0  # of g / sqrt(v), as in Bernstein's code; it holds back the first steps after a quiet time
-# A grid whose amax changes by a factor of two keeps all its normal values; by any other factor, rounding to nearest
-# would multiply every weight by it. It shrinks late, so that it does not go to and fro.
+# A quantization grid whose amax changes by a factor of two keeps all its normal values; by any other factor, rounding
+# to nearest would multiply every weight by it. It shrinks late, so that it does not go to and fro.
 GROWS_ABOVE, SHRINKS_BELOW = 1.0, 0.25
 
 # Places in the tensor of a step's numbers.
@@ -40,7 +40,7 @@ LR, DECAY, BETA1, BETA2, UNBIAS1, UNBIAS2, EPS, MOMENTUM, MAX_RUNGS, EXPONENT, U
 
 
 class GridTensors(NamedTuple):
-    """A weight's grid as a rule sees it.
+    """A weight's quantization grid as a rule sees it.
 
     ``constants`` and ``stiff_constants`` from `format_constants`, ``numbers`` and ``order`` from `Stiffness`,
     ``remembered`` the amax that sets the scale or None, ``options`` of `operand_scale`, ``stream`` of this step's
@@ -220,7 +220,7 @@ def _scale_of(amax: Tensor, grid: GridTensors) -> Tensor:
 def _written_back(arm: Arm, target: Tensor, grid: GridTensors) -> Tensor:
     """Return ``target`` on the quantization grid, whose scale is changed first where that is asked for and due."""
     amax, present = grid.held.max(), target.abs().amax()
-    if arm.grid_scale == "reestimated":
+    if arm.held_scale == "reestimated":
         amax = torch.where(present > amax * GROWS_ABOVE, 2 * amax, amax)
         amax = torch.where(present < amax * SHRINKS_BELOW, 0.5 * amax, amax)
     amax = torch.where(amax > 0, amax, present)  # of weights that all began at zero
@@ -236,7 +236,7 @@ def _feed_back(arm: Arm, target: Tensor, written: Tensor, state: State, h: Tenso
 
     What a momentum m still moves a weight by is ``-rate (beta + beta^2 + ...) m``, with ``rate`` that of this element:
     ``w - rate beta / (1 - beta) m`` goes its way as if nothing had been rounded when m loses
-    ``(1 - beta) / (beta rate)`` times the error. What of a weight lies beyond the end of the grid is no error.
+    ``(1 - beta) / (beta rate)`` times the error. What of a weight lies beyond the largest value is no error.
     """
     top = grid.constants[MAX] / _scale_of(grid.held.max(), grid)
     error = torch.maximum(torch.minimum(target, top), -top) - written

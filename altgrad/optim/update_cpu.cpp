@@ -118,7 +118,7 @@ struct FusedDivision {
   }
 };
 
-// Calls run with a function that divides values of the grid by its scale. Fused where such instructions exist and no
+// Calls run with a function that divides values of a format by their scale. Fused where such instructions exist and no
 // step of it leaves the normal numbers.
 template <class F>
 void with_division(const Grid& grid, float scale, const F& run) {
@@ -545,7 +545,8 @@ class Step {
     return arm_.weights == weights::kMaster ? 0u : largest(weight, n);
   }
 
-  // Puts the weights, the largest of which is ``present``, on the grid, whose scale is changed first where that is due.
+  // Puts the weights, the largest of which is ``present``, on the quantization grid, whose scale is changed first where
+  // that is due.
   void write_back(float present) {
     float amax = *held_;
     if (arm_.reestimated) {
@@ -553,7 +554,7 @@ class Step {
       if (present < amax * rule::kShrinksBelow) amax = 0.5f * amax;
     }
     if (!(amax > 0)) amax = present;  // of weights that all began at zero
-    if (arm_.base == base::kRung && amax == *held_ && present <= amax) return;  // whole rungs of the same grid
+    if (arm_.base == base::kRung && amax == *held_ && present <= amax) return;  // whole rungs at the same scale
     *held_ = amax;
     if (arm_.weights == weights::kStochastic && arm_.base != base::kRung) {
       const StochasticRounder round(grid_);

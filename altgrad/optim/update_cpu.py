@@ -81,7 +81,7 @@ def available(arm: Arm, p: Tensor, grid: WeightGrid) -> bool:
 
 
 class Loops:
-    """The loops for one weight: its arm and grid as the operator wants them."""
+    """The loops for one weight: its arm and quantization grid as the operator wants them."""
 
     def __init__(self, arm: Arm, grid: WeightGrid, stiff: Stiffness | None, order: Tensor | None) -> None:
         self._nothing = grid.constants[:0]
@@ -89,7 +89,7 @@ class Loops:
             arm, scale_rule(grid.options.get("scale_format", "float32"), grid.options.get("scale_rounding", "down"))
         )
         self._settings = torch.tensor([settings[name] for name in SETTINGS], dtype=torch.int32)
-        self._held = grid.held if arm.weights == "grid" else self._nothing
+        self._held = grid.held if arm.weights == "quantized" else self._nothing
         self._remembered = grid.remembered if grid.held is None else lambda: grid.held
         self._constants = grid.constants
         self._stiffness = (
@@ -122,6 +122,6 @@ def _settings(arm: Arm, rule: int) -> dict[str, int]:
         "momentum": arm.momentum > 0,
         "match_rms": arm.match_rms,
         "weights": WEIGHTS.index("master" if arm.weights == "master" else arm.rounding),
-        "reestimated": arm.grid_scale == "reestimated",
+        "reestimated": arm.held_scale == "reestimated",
         "scale_rule": rule,
     }

@@ -1,7 +1,7 @@
 """The quantization grid that a weight is put on in each forward pass, or lies on all the time.
 
-A weight with *virtual* geometry has one too: its arm sees the grid, and no product does. Such a weight is float32, or
-lies on a grid of the same shape that is so much finer that it does not bind.
+A weight with *virtual* geometry has one too: its arm sees the quantization grid, and no product does. Such a weight is
+float32, or lies on a quantization grid of the same shape that is so much finer that it does not bind.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class WeightGrid:
         remembered: returns the amax (0-d float32) that sets the scale, None where it is the weight's own of the moment.
         held: that amax as a buffer of one element, set by an optimizer that keeps its weights there; else None.
         device: of the weight.
-        refinement: steps of the grid that the weight lies on, per rung of the format; a power of two, above 1 for
-            virtual geometry alone.
+        refinement: steps of the quantization grid that the weight lies on, per rung of the format; a power of two,
+            above 1 for virtual geometry alone.
     """
 
     format: Format
@@ -51,7 +51,7 @@ class WeightGrid:
     held: Tensor | None = None
     device: torch.device | None = None
     refinement: int = 1
-    constants: Tensor = field(init=False)  # the grid that the weight lies on, from `refined_constants`
+    constants: Tensor = field(init=False)  # what the weight lies on, from `refined_constants`
 
     def __post_init__(self) -> None:
         scale_format = self.options.get("scale_format", "float32")

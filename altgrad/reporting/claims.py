@@ -4,7 +4,7 @@
 
 - the cost of each quantized entry against the baseline, under the plain arm that stands for formats;
 - the gain of each arm that is neither plain nor a control over the plain arm of its base and regime, in each entry
-  where it sees a grid.
+  where it sees a quantization grid.
 
 *Controls* of a gain, asked once it is answered (see :mod:`altgrad.reporting.multiplicity`): the arm against each null
 arm that differs from it in the stiffness alone; against the same arm with a foreign format's stiffness; its form

@@ -2,209 +2,29 @@
 
     python -m altgrad.reporting.decide reports/study/matrix [FOLDER ...]
 
-HYPOTHESES.md, in the folder above, says which test decides what. Each folder gets a DECISION.md, and `matrix` a figure.
+HYPOTHESES.md, in the folder above, says which test decides what. Each folder gets a DECISION.md, `matrix` and
+`profile` figures.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
-from matplotlib.patches import Rectangle
-from scipy.special import stdtr
 
 from altgrad.config import UserError, run_stage
 from altgrad.config.files import read_yaml, write_text
-from altgrad.reporting.document import Block, Column, Document, Picture, Section, Table, Text
-from altgrad.reporting.figures.style import drawing, heat_map, panels, save
+from altgrad.reporting import hypotheses
+from altgrad.reporting.document import Block, Document, Section
 from altgrad.reporting.markdown import to_markdown
-from altgrad.reporting.multiplicity import holm
-from altgrad.reporting.statistics import summarised, t_quantile
-from altgrad.reporting.tables import words
-from altgrad.reporting.wording import number, p_value, signed
-
-LEVEL = 0.05
-AS, VIRTUAL = "as_", "virtual."  # how the parts call an arm with a format's geometry, and a virtual twin
-
-
-# --- the statistics --------------------------------------------------------------------------------
-
-
-def diagonal(losses: np.ndarray) -> float:
-    """Return how much lower the diagonal of a table lies than the rest, rows' and columns' own levels taken out.
-
-    Args:
-        losses: (F, F), a row per geometry and a column per format, in one order.
-
-    Returns:
-        The mean residual on the diagonal minus the mean residual off it, in the unit of ``losses``: zero for any
-        table that is a sum of something of its row and something of its column.
-    """
-    residual = losses - losses.mean(0) - losses.mean(1, keepdims=True) + losses.mean()
-    on = np.eye(len(losses), dtype=bool)
-    return float(residual[on].mean() - residual[~on].mean())
-
-
-def two_sided(differences: np.ndarray) -> float:
-    """Return the p-value of Student's t-test that ``differences``, one per seed, have a mean of zero."""
-    found = summarised(differences)
-    if found is None or not found.sd > 0:
-        return 1.0
-    t = abs(found.mean) / (found.sd / np.sqrt(found.n))
-    return float(2 * stdtr(found.n - 1, -t))
-
-
-def with_interval(differences: np.ndarray, digits: int = 4) -> str:
-    """Return the mean over seeds and its 95 % interval."""
-    found = summarised(differences)
-    if found is None or found.n < 2:
-        return "not measured"
-    half = t_quantile(found.n - 1) * found.sd / np.sqrt(found.n)
-    low, high = signed(found.mean - half, digits), signed(found.mean + half, digits)
-    return f"{signed(found.mean, digits)} [{low}, {high}]"
-
-
-# --- the parts -------------------------------------------------------------------------------------
-
-
-def matrix(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
-    """Every geometry in every format: the table of gains, and the statistic of its diagonal."""
-    table = losses.unstack("optimizer")
-    arms = [name for name in _values(losses, "optimizer") if name.startswith(AS)]
-    formats = [name.removeprefix(AS) for name in arms]
-    gains = table[arms].rsub(table[plain], axis=0)
-    seeds = sorted(table.index.unique("seed"))
-
-    def gain(arm: str, fmt: str) -> np.ndarray:
-        return gains.xs(fmt, level="format")[arm].reindex(seeds).to_numpy()
-
-    deltas = np.array([
-        diagonal(table.xs(seed, level="seed").loc[formats, arms].to_numpy().T) for seed in seeds
-    ])  # fmt: skip
-    rows = [
-        [f"**{fmt}**", *(with_interval(gain(arm, column)) for column in formats),
-         with_interval(np.mean([gain(arm, column) for column in formats], axis=0))]
-        for arm, fmt in zip(arms, formats, strict=True)
-    ]  # fmt: skip
-    columns = [words("geometry of"), *(Column(f"in {fmt}") for fmt in formats), Column("mean")]
-    note = (
-        f"Gain over `{plain}` in the same format, nats per token, with its 95 % interval over {len(seeds)} seeds, each "
-        "interval by itself. On the diagonal a format has its own geometry."
-    )
-    p = two_sided(deltas)
-    if p >= LEVEL:
-        verdict = "not told apart from zero: that the geometry is the format's own is not seen to matter"
-    elif deltas.mean() < 0:
-        verdict = "below zero: a format gains from its own geometry beyond what that geometry gains elsewhere"
-    else:
-        verdict = "above zero: a format's own geometry serves it worse than others do"
-    said = (
-        f"**H1.** The diagonal's loss minus the others', rows and columns taken out: {with_interval(deltas, 5)}, "
-        f"p = {p_value(p)}, {verdict}."
-    )
-    _draw_matrix(np.array([[gain(arm, fmt).mean() for fmt in formats] for arm in arms]), formats, folder / "figures")
-    alt = "Gain over AdamW by the format whose geometry the steps follow and the format that is trained in"
-    caption = f"Mean gain over {plain}, nats per token, {len(seeds)} paired seeds. Framed: a format's own geometry."
-    return [Text(said), Picture("matrix", alt, caption), Table(columns, rows, note)]
-
-
-def _draw_matrix(gains: np.ndarray, formats: list[str], folder: Path) -> None:
-    """Draw the table of mean gains, a row per geometry and a column per format, the diagonal framed."""
-    with drawing():
-        figure, axes = panels(1, 1, 0.9 + 0.42 * len(formats), width=6.0)
-        text = np.vectorize(lambda value: signed(value, 4), otypes=[object])(gains)
-        low, high = min(float(np.nanmin(gains)), 0.0), max(float(np.nanmax(gains)), 0.0)
-        mesh = heat_map(axes[0, 0], gains, formats, formats, low=low, high=high, text=text, rotate=False)
-        for i in range(len(formats)):
-            axes[0, 0].add_patch(Rectangle((i, i), 1, 1, fill=False, edgecolor="black", linewidth=1.4))
-        axes[0, 0].set(xlabel="trained in", ylabel="steps follow the geometry of")
-        figure.colorbar(mesh, ax=axes, label="gain (nats per token)", aspect=20, pad=0.02)
-        save(figure, folder, "matrix")
-
-
-def own_parts(losses: pd.Series, plain: str, _: Path) -> list[Block]:
-    """What an arm gains in a format minus what it gains on the same grid, finer: per format, with Holm over them."""
-    table = losses.unstack("optimizer")
-    entries = [name for name in _values(losses, "format") if not name.startswith(VIRTUAL)]
-    arms = [name for name in _values(losses, "optimizer") if name != plain]
-    stiff, null = sorted(arms, key=lambda name: "permuted" in name)
-    seeds = sorted(table.index.unique("seed"))
-
-    def gain(arm: str, entry: str) -> np.ndarray:
-        found = table.xs(entry, level="format").reindex(seeds)
-        return (found[plain] - found[arm]).to_numpy()
-
-    own = {(arm, entry): gain(arm, entry) - gain(arm, VIRTUAL + entry) for arm in arms for entry in entries}
-    against = {entry: own[stiff, entry] - own[null, entry] for entry in entries}
-    p_own = holm({entry: two_sided(own[stiff, entry]) for entry in entries})
-    p_null = holm({entry: two_sided(against[entry]) for entry in entries})
-    rows = [
-        [f"**{entry}**", with_interval(gain(stiff, entry)), with_interval(gain(stiff, VIRTUAL + entry)),
-         with_interval(own[stiff, entry]), p_value(p_own[entry]), with_interval(own[null, entry]),
-         with_interval(against[entry]), p_value(p_null[entry])]
-        for entry in entries
-    ]  # fmt: skip
-    columns = [
-        words("format"), Column(f"gain of {stiff}"), Column("on the fine grid"), Column("own part"), Column("p"),
-        Column(f"own part of {null}"), Column("own part beyond it"), Column("p"),
-    ]  # fmt: skip
-    note = (
-        f"Gains over `{plain}`, nats per token, with 95 % intervals over {len(seeds)} seeds, each by itself; p by Holm "
-        f"over the {len(entries)} formats. Fine: a quantization grid of the same shape, 256 times finer."
-    )
-    above = [entry for entry in entries if p_own[entry] < LEVEL and own[stiff, entry].mean() > 0]
-    below = [entry for entry in entries if p_own[entry] < LEVEL and own[stiff, entry].mean() < 0]
-    beyond = [entry for entry in entries if p_null[entry] < LEVEL and against[entry].mean() > 0]
-    said = [
-        f"**H2.** The format's own part of the gain is above zero in {_names(above)}; below in {_names(below)}.",
-        f"**H3.** It is larger than that of the null arm, whose steps know nothing of the weight, in {_names(beyond)}.",
-    ]
-    return [*map(Text, said), Table(columns, rows, note)]
-
-
-def profile(losses: pd.Series, plain: str, _: Path) -> list[Block]:
-    """The map over knee and slope: gain of each at its best rate over the plain arm at its own; no claim."""
-    means = losses.groupby(["optimizer", "lr_scale"]).mean()
-    rate = means.groupby("optimizer").idxmin().map(lambda place: place[1])
-    best = {arm: losses.xs((arm, rate[arm]), level=("optimizer", "lr_scale")).droplevel("format") for arm in rate.index}
-    places = {arm: _place(arm) for arm in best if arm != plain}
-    knees, slopes = (sorted({place[i] for place in places.values()}) for i in (0, 1))
-    named = {place: arm for arm, place in places.items()}
-
-    def cell(knee: float, slope: float) -> str:
-        arm = named.get((knee, slope))
-        return "" if arm is None else f"{with_interval((best[plain] - best[arm]).to_numpy())} ({number(rate[arm], 1)})"
-
-    rows = [[f"**{slope:g}**", *(cell(knee, slope) for knee in knees)] for slope in slopes]
-    columns = [words("slope"), *(Column(f"knee {knee:g}") for knee in knees)]
-    top = min(named.values(), key=lambda arm: best[arm].mean())
-    note = (
-        f"Gain over `{plain}`, nats per token, each at the best of its rates (in brackets, as a multiple), with its "
-        f"95 % interval over {len(best[plain])} seeds. The rate was chosen on the same seeds: a map, and no finding."
-    )
-    knee, slope = places[top]
-    return [Text(f"The lowest loss is that of knee {knee:g} and slope {slope:g}."), Table(columns, rows, note)]
-
-
-def _values(losses: pd.Series, level: str) -> list[str]:
-    """Return the values of an index level in the order of the results, which is that of the grid."""
-    return list(dict.fromkeys(losses.index.get_level_values(level)))
-
-
-def _place(arm: str) -> tuple[float, float]:
-    knee, slope = arm.removeprefix("knee").split("_slope")
-    return float(knee), float(slope.replace("p", "."))
-
-
-def _names(entries: Sequence[str]) -> str:
-    return ", ".join(entries) or "none"
-
 
 PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
-    "matrix": matrix, "low-bits": own_parts, "profile": profile,
+    "matrix": hypotheses.matrix, "low-bits": hypotheses.own_parts, "profile": hypotheses.profile,
+    "controls": hypotheses.controls, "masterless": hypotheses.masterless, "gate-formats": hypotheses.gate_formats,
+    "gate-formats-blocks": hypotheses.gate_formats,
+    "length-800": hypotheses.length, "length-3200": hypotheses.length,
 }  # fmt: skip
 
 

@@ -36,7 +36,7 @@ def gain_blocks(study: Study, comparison: Comparison) -> list[Block]:
     for arm in aware:
         if arm not in comparison.references:
             base = roles.PLAIN_FORM[study.arm(arm)["base"]]
-            missing = f"plain `{base}` arm with {roles.regime(study.arm(arm))} weights"
+            missing = f"plain `{base}` arm with `weights: {roles.regime(study.arm(arm))}`"
             blocks.append(Text(f"**Open.** This grid has no {missing} to measure `{arm}` against."))
             continue
         table = comparison.gains[comparison.gains["optimizer"] == arm]

@@ -55,7 +55,7 @@ foreign geometry
     the format that is trained in. Foreign stiffness correlates with the format's own.
 profile control
     An arm whose steps follow the sizes of the weights and look at no format. A gain that it shows too comes from larger
-    steps for larger weights, and not from the format's grid.
+    steps for larger weights, and not from the format's quantization grid.
 virtual twin, beyond the virtual twin
     The entry that lends an arm the format's geometry and quantizes nothing. The gain of the format is what the arm
     gains in the format beyond what it gains there, paired by seed: a difference of two gains.

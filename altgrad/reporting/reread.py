@@ -76,6 +76,8 @@ def _arm(settings: dict[str, Any], rate: float, earlier: bool) -> dict[str, Any]
     """Return an arm with its defaults; of an ``earlier`` study, with the decay per step that its product came to."""
     defaults = {name: field.default for name, field in Arm.model_fields.items()}
     arm = defaults | {"betas": list(defaults["betas"])} | dict(settings)  # as JSON has it
+    if arm["weights"] == "grid":
+        arm["weights"] = "quantized"  # what it is called since
     plain_lr = arm["lr"] if arm["plain_lr"] is None else arm["plain_lr"]
     if earlier:
         share = arm.pop("weight_decay", 0.1)  # its default

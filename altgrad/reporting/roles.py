@@ -7,7 +7,7 @@ from typing import Any
 from altgrad.config.arms import ADAPTIVE, BASES, PLAIN
 from altgrad.reporting.load import Study
 
-#: The plain optimizer whose form each base takes where it does not look at the grid, so the one to hold it against.
+#: The plain optimizer whose form each base takes where it looks at no format, so the one to hold it against.
 PLAIN_FORM = {base: "adamw" if base in ADAPTIVE else "sgd" for base in BASES}
 NULL_STIFFNESS = ("mean", "permuted")  # they carry no information about the weight
 FOREIGN_STIFFNESS = ("foreign",)
@@ -21,7 +21,7 @@ Arm = dict[str, Any]
 
 
 def regime(arm: Arm) -> str:
-    """Return what the arm keeps: float32 ``master`` weights, or weights that live on the ``grid``."""
+    """Return what the arm keeps: float32 ``master`` weights, or ``quantized`` ones, always values of a format."""
     return arm.get("weights", "master")
 
 
@@ -108,7 +108,7 @@ def relatives(study: Study, optimizer: str, **changed: tuple[Any, ...]) -> list[
 
 
 def geometry(study: Study, entry: str) -> tuple[frozenset[str], bool]:
-    """Return the formats whose grids the arms see in ``entry``, and whether that is all: nothing is quantized."""
+    """Return the formats whose geometry the arms see in ``entry``, and whether that is all: nothing is quantized."""
     specs = [rule[role] for rule in study.entry(entry)["rules"] for role in ("weight", "input", "grad") if rule[role]]
     formats = frozenset(rule["weight"]["format"] for rule in study.entry(entry)["rules"] if rule["weight"])
     return formats, bool(specs) and all(spec.get("virtual") for spec in specs)
@@ -127,7 +127,7 @@ def is_quantized(study: Study, entry: str) -> bool:
 def has_even_grid(study: Study, entry: str) -> bool:
     """Whether representable values lie equally far apart in every weight format of ``entry``: no exponent tells.
 
-    With such a grid stiffness is one number, and every arm takes the steps of its plain form.
+    On such a quantization grid stiffness is one number, and every arm takes the steps of its plain form.
     """
     formats, own = geometry(study, entry)[0], study.entry(entry).get("formats", {})
     return bool(formats) and all(name in own and own[name]["exponent_bits"] <= 1 for name in formats)

@@ -52,7 +52,7 @@ def document(
         Section("Loss curves", "curves", _shown(pictures, "curves")),
         Section("Outcome of every cell", "outcomes", _outcomes(study)),
         Section("Why: precision and range", "precision", _precision(study, comparison, pictures)),
-        Section("Why: weights on the grid", "weights", _weights(study, comparison, pictures)),
+        Section("Why: weights on the quantization grid", "weights", _weights(study, comparison, pictures)),
         Section("Gradients and activations", "signals", _shown(pictures, "signals")),
         fairness_section(study, comparison, control, tuning),
         Section("Flags", "flags", _flags(flags)),

@@ -80,7 +80,7 @@ def _sha256(path: Path) -> str:
 def pack(model: nn.Module, optimizer: ArmOptimizer) -> dict[str, Tensor]:
     """Return every tensor that decides how training continues, by a flat name.
 
-    Weights and buffers (``model/...``), weights that live on a grid as their codes (``codes/...``), the
+    Weights and buffers (``model/...``), weights that live on a quantization grid as their codes (``codes/...``), the
     optimizer's state (``optimizer/<parameter>/<name>``) and the random generators' states (``rng/...``). A tied
     parameter is stored once.
     """
@@ -118,8 +118,8 @@ def unpack(tensors: dict[str, Tensor], model: nn.Module, optimizer: ArmOptimizer
 
 
 def _on_grid(model: nn.Module, optimizer: ArmOptimizer) -> dict[str, tuple[nn.Parameter, WeightGrid]]:
-    """Return the weights that are representable values all the time, by name, with their grids."""
-    if optimizer.arm.weights != "grid":
+    """Return the weights that are representable values all the time, by name, with their quantization grids."""
+    if optimizer.arm.weights != "quantized":
         return {}
     return {name: (p, optimizer.grids[p]) for name, p in model.named_parameters() if p in optimizer.grids}
 

@@ -1,8 +1,8 @@
 """The quantization grids of a model's weights, for its optimizer and for what is recorded about their updates.
 
-With virtual geometry a weight has the grid of a format that no product quantizes it to. Its optimizer sees the same
-rungs, scales and stiffness as in the format. A weight that lives on its grid all the time is on one 256 times finer:
-what an arm gains there owes nothing to the format's rounding. Products in bf16 round such a weight as they round
+With virtual geometry a weight has the quantization grid of a format that no product quantizes it to. Its optimizer sees
+the same rungs, scales and stiffness as in the format. A weight that lives on its quantization grid is on one 256 times
+finer: what an arm gains there owes nothing to the format's rounding. Products in bf16 round such a weight as they round
 a float32 one, to 8 significant bits.
 """
 
@@ -19,7 +19,7 @@ from altgrad.model.quantized.quantizer import Quantizer, Scaling
 from altgrad.model.torchao import torchao_quantizer
 from altgrad.optim import WeightGrid
 
-REFINEMENT = 256  # of the grid of weights whose format is virtual: 8 more bits, so that 8-bit formats take 16
+REFINEMENT = 256  # finer for weights whose format is virtual: 8 more bits, so that 8-bit formats take 16
 
 
 def quantizer_of(layer: nn.Module, role: str) -> Quantizer | None:
@@ -33,10 +33,10 @@ def quantizer_of(layer: nn.Module, role: str) -> Quantizer | None:
 
 
 def weight_grids(model: nn.Module, *, on_grid: bool) -> dict[nn.Parameter, WeightGrid]:
-    """Return the grid of every weight that is quantized or has virtual geometry, in the order of the layers.
+    """Return the quantization grid of each weight that has one, virtual ones too, in the order of the layers.
 
-    A weight that an embedding shares is left out. With ``on_grid`` the layers take their scales from the grids, whose
-    amax the optimizer sets from then on; raises ``ValueError`` for a layer that cannot.
+    A weight that an embedding shares is left out. With ``on_grid`` weights live there: the layers take their scales
+    from what is returned, whose amax the optimizer sets from then on; raises ``ValueError`` for a layer that cannot.
     """
     embedded = embedded_weights(model)
     grids = {}
@@ -49,7 +49,9 @@ def weight_grids(model: nn.Module, *, on_grid: bool) -> dict[nn.Parameter, Weigh
         if quantizer is None:
             continue
         if on_grid and not isinstance(layer, QuantizedLinear):
-            raise ValueError(f"layer {name} is quantized by torchao, which cannot keep weights on the grid")
+            raise ValueError(
+                f"layer {name} is quantized by torchao, which cannot keep weights on their quantization grid"
+            )
         grids[layer.weight] = WeightGrid(
             quantizer.recipe.format, _options(layer, quantizer.scaling), held=quantizer.hold() if on_grid else None,
             remembered=quantizer.remembered_amax, device=layer.weight.device,
@@ -67,13 +69,15 @@ def _virtual_grid(name: str, layer: nn.Linear, virtual: TensorRecipe, on_grid: b
     if not on_grid:
         return WeightGrid(fmt, options, device=device)
     if virtual.granularity != "tensor":
-        raise ValueError("weights on the grid hold one scale that their optimizer sets; use granularity: tensor")
+        raise ValueError(
+            "weights on the quantization grid hold one scale that their optimizer sets; use granularity: tensor"
+        )
     layer.register_buffer("held_amax", torch.zeros(1, device=device))  # saved with the weight, whose codes need it
     held = layer.held_amax
     try:
         return WeightGrid(fmt, options, remembered=lambda: held[0], held=held, device=device, refinement=REFINEMENT)
     except ValueError as error:
         raise ValueError(
-            f"layer {name}: {fmt.name} has no grid {REFINEMENT} times finer for virtual weights on the grid ({error}); "
-            "take a format of at most 8 bits, or an arm with weights: master"
+            f"layer {name}: {fmt.name} has no quantization grid {REFINEMENT} times finer, for its virtual weights "
+            f"({error}); take a format of at most 8 bits, or an arm with weights: master"
         ) from None

@@ -129,10 +129,10 @@ def _check_arm(cell: Cell, model: GPT, recipe: Recipe, baseline: str) -> None:
     if not arm.looks_at_grid:
         return
     try:
-        grids = weight_grids(quantize_model(model, recipe), on_grid=arm.weights == "grid")
+        grids = weight_grids(quantize_model(model, recipe), on_grid=arm.weights == "quantized")
     except ValueError as error:
         raise UserError(f"{where}: cell {cell.key}: {error}") from None
-    if not grids and (cell.format != baseline or arm.weights == "grid"):
+    if not grids and (cell.format != baseline or arm.weights == "quantized"):
         raise UserError(
             f"{where}: cell {cell.key} has no quantized weight for this arm to act on; take {cell.format} out of "
             f"grid.formats or {cell.optimizer} out of grid.optimizers"

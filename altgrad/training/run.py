@@ -76,7 +76,7 @@ def make_trainer(
     model = build_model(cell, vocab_size, device)
     tqdm.write(f"{cell.key}: {account(model).summary}")
     arm = arm_of(cell)
-    grids = weight_grids(model, on_grid=arm.weights == "grid")
+    grids = weight_grids(model, on_grid=arm.weights == "quantized")
     if arm.looks_at_grid and not grids:
         tqdm.write(f"notice: {cell.format} has no quantized weight; {cell.optimizer} trains as its plain form")
     optimizer = build_optimizer(

@@ -6,8 +6,8 @@ Rows (step, layer, ``update``, metric, value) of the steps that are watched, the
 - ``rungs_2^-6``: that over the weights with 2^-6 <= |w_old| < 2^-5, the ends taking in what lies beyond;
 - ``cosine_adamw``, where the optimizer knows AdamW's update.
 
-The weights are those that the optimizer keeps, float32 masters or values on the grid. Where the format is virtual, its
-rungs are counted as if the weights were in it, whatever finer grid they are on.
+The weights are those that the optimizer keeps, float32 masters or values on the quantization grid. Where the format is
+virtual, its rungs are counted as if the weights were in it, whatever finer values they have.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def rungs_moved(old: Tensor, new: Tensor, spacing: Tensor) -> dict[str, float]:
     Args:
         old: weights before the step, any shape.
         new: after it.
-        spacing: of the grid at ``old``.
+        spacing: of the quantization grid at ``old``.
     """
     rungs = (new - old).abs() / spacing
     counts, totals = sums_by_binade(rungs, old, LOWEST_BINADE, HIGHEST_BINADE).tolist()

@@ -14,7 +14,7 @@ EIGHT_SEEDS := grid.seeds=[20,21,22,23,24,25,26,27]
 SIX_SEEDS := grid.seeds=[20,21,22,23,24,25]
 # An arm of the size of AdamW's updates, at the rate that `tuning` found for those.
 matched = ++optimizers.$(1)={base:adamw,lr:4.2e-3,plain_lr:2.4e-2,match_rms:true,$(2)}
-ongrid = $(call matched,$(1),weights:grid$(comma)rounding:stochastic$(comma)$(2))
+ongrid = $(call matched,$(1),weights:quantized$(comma)rounding:stochastic$(comma)$(2))
 
 STUDY_tuning := $(TUNED) grid.baseline=E4M3 grid.formats=[E4M3,E5M2,E3M4] grid.lr_scales=[0.5,0.7,1,1.4,2] \
 	grid.optimizers=[adamw,stiff_matched,permuted_matched] \
@@ -41,7 +41,8 @@ STUDY_profile := $(TUNED) grid.baseline=virtual.E4M3 grid.formats=[virtual.E4M3]
 	$(call matched,$(call profile_name,$(knee),$(slope)),stiffness:profile$(comma)knee:$(knee)$(comma)slope:$(slope)))) \
 	grid.optimizers=$(call list,adamw $(foreach slope,$(SLOPES),$(foreach knee,$(KNEES),$(call profile_name,$(knee),$(slope)))))
 
-# Weights that live on grids of three to six bits, where resolution binds, and on grids of the same shape 256 times finer.
+# Weights that are values of formats of three to six bits, where resolution binds, and of ones of the same shape with rungs
+# 256 times finer.
 LOW := E2M1 E1M2 E3M1 E2M2 E2M3 E3M2
 LOW_ARMS := $(call ongrid,stiff_matched_sr,stiffness:ulp) $(call ongrid,permuted_matched_sr,stiffness:permuted)
 STUDY_tuning-low-bits := $(TUNED) $(LOW_ARMS) grid.recipe=weight_only grid.baseline=E2M3 grid.formats=[E2M1,E2M3,E3M2] \
@@ -53,25 +54,46 @@ STUDY_low-bits := $(JUDGED) $(SIX_SEEDS) $(LOW_ARMS) $(LOW_RATES) grid.recipe=we
 
 # What looks at no format: steps relative to a tensor or a row, another optimizer, multiplication.
 NO_FORMAT := relative row_relative muon madam
-STUDY_tuning-controls := $(TUNED) grid.baseline=E3M4 grid.formats=[E3M4] grid.lr_scales=[0.25,0.5,1,2,4] \
+STUDY_tuning-controls := $(TUNED) grid.baseline=E3M4 grid.formats=[E3M4] grid.lr_scales=[0.25,0.5,1,2,4,8,16] \
 	grid.optimizers=$(call list,adamw $(NO_FORMAT))
-# At the rates that tuning-controls found, and the profile that `profile` found.
-CONTROL_RATES ?=
-BEST_PROFILE ?= knee:4$(comma)slope:1
+# At the best of those seven rates, and the best place of the map of `profile`.
+CONTROL_RATES := optimizers.relative.lr=0.2 optimizers.muon.lr=2.4e-2 optimizers.madam.lr=0.12
+BEST_PROFILE := knee:4$(comma)slope:1.5
 STUDY_controls := $(JUDGED) $(EIGHT_SEEDS) $(CONTROL_RATES) grid.baseline=E3M4 grid.formats=$(call list,$(call twins,E3M4)) \
 	$(call matched,best_profile,stiffness:profile$(comma)$(BEST_PROFILE)) \
 	grid.optimizers=$(call list,adamw stiff_matched permuted_matched best_profile $(NO_FORMAT))
 
 # No master weights: what is rounded away stays away, is made up for by chance, or by the momentum.
-masterless = ++optimizers.$(1)={base:adamw,lr:3e-3,plain_lr:2.4e-2,weights:grid,$(2)}
+masterless = ++optimizers.$(1)={base:adamw,lr:3e-3,plain_lr:2.4e-2,weights:quantized,$(2)}
 MASTERLESS := $(call masterless,nearest,rounding:nearest) \
 	$(call masterless,eco,rounding:nearest$(comma)feedback:momentum) \
 	$(call masterless,eco_sr,rounding:stochastic$(comma)feedback:momentum)
 STUDY_tuning-masterless := $(TUNED) $(MASTERLESS) grid.baseline=E4M3 grid.formats=[E4M3] \
 	grid.lr_scales=[0.35,0.5,0.7,1,1.4,2] grid.optimizers=[nearest,adamw_sr,eco,eco_sr]
-MASTERLESS_RATES ?=
+# The best of those six for each; those of adamw_sr and eco_sr are the ones that they have.
+MASTERLESS_RATES := optimizers.nearest.lr=4.2e-3 optimizers.eco.lr=4.2e-3
 STUDY_masterless := $(JUDGED) $(SIX_SEEDS) $(MASTERLESS) $(LOW_ARMS) $(MASTERLESS_RATES) grid.baseline=E4M3 \
 	grid.formats=[E4M3,E3M4] grid.optimizers=[adamw,nearest,adamw_sr,eco,eco_sr,stiff_matched_sr]
+
+# Training four and sixteen times as long, at rates of its own.
+LASTING := adamw stiff_matched best_profile muon
+lasting = $(filter-out train.steps=%,$(NOW)) train.steps=$(1) grid.baseline=E3M4 optimizers.muon.lr=2.4e-2 \
+	$(call matched,best_profile,stiffness:profile$(comma)$(BEST_PROFILE)) grid.optimizers=$(call list,$(LASTING))
+STUDY_tuning-800 := $(call lasting,800) grid.formats=[E3M4] grid.seeds=[10,11] grid.lr_scales=[0.35,0.5,0.7,1,1.4]
+RATES_800 ?=
+STUDY_length-800 := $(call lasting,800) $(RATES_800) grid.formats=$(call list,$(call twins,E3M4)) grid.lr_scales=[1] \
+	grid.seeds=[20,21,22,23,24]
+STUDY_tuning-3200 := $(call lasting,3200) grid.formats=[E3M4] grid.seeds=[10,11] grid.lr_scales=[0.35,0.5,0.7,1]
+RATES_3200 ?=
+STUDY_length-3200 := $(call lasting,3200) $(RATES_3200) grid.formats=$(call list,$(call twins,E3M4)) grid.lr_scales=[1] \
+	grid.seeds=[20,21,22,23,24]
+
+# Gates: what others have found, found again. The order of formats under AdamW.
+SPLITS := E1M1 E2M0 E1M2 E2M1 E3M0 E1M3 E2M2 E3M1 E0M7 E1M6 E2M5 E3M4 E4M3 E5M2 E6M1 E7M0
+STUDY_gate-formats := $(JUDGED) $(SIX_SEEDS) grid.baseline=bf16 grid.formats=$(call list,bf16 $(SPLITS)) grid.optimizers=[adamw]
+
+STUDY_gate-formats-blocks := $(JUDGED) $(SIX_SEEDS) grid.recipe=uniform_block grid.baseline=bf16 \
+	grid.formats=[bf16,E1M1,E2M0,E1M2,E2M1,E3M0,E1M3,E2M2,E3M1] grid.optimizers=[adamw]
 
 # --- the first study: 300 steps, embeddings and norms at 0.012, which was too low --------------------------------
 MASTER := adamw stiff_update stiff_grad riemann stiff_permuted stiff_matched
@@ -106,4 +128,5 @@ STUDY_virtual-grid := $(VIRTUAL_GRID) grid.optimizers=[adamw_sr,rung] optimizers
 
 PARTS := master on-grid again wider lower rung-again virtual virtual-grid tuning tuning-plain \
 	matrix profile tuning-low-bits low-bits \
-	tuning-controls controls tuning-masterless masterless
+	tuning-controls controls tuning-masterless masterless gate-formats gate-formats-blocks \
+	tuning-800 length-800 tuning-3200 length-3200

@@ -70,7 +70,7 @@ def test_shares_of_a_histogram_add_up_to_one(fmt: str) -> None:
 
 
 @pytest.mark.parametrize("fmt", [name for name in FORMATS if name != "FP16"])
-def test_codes_and_errors_agree_with_a_search_through_the_grid(fmt: str) -> None:
+def test_codes_and_errors_agree_with_a_search_through_the_values(fmt: str) -> None:
     view = full_view(fmt)
     rounded = nearest_values(view)
     values, counts = np.unique(rounded, return_counts=True)
@@ -91,7 +91,7 @@ def test_codes_and_errors_agree_with_a_search_through_the_grid(fmt: str) -> None
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_misalignment_is_at_most_half_and_a_quarter_on_average(fmt: str) -> None:
-    """Dense random weights pay no heed to the grid; only near zero and at the top can the mean differ."""
+    """Dense random weights pay no heed to the quantization grid; only near zero and at the top can the mean differ."""
     found = COMPUTE["misalignment"](full_view(fmt))
     assert len(found.x) == 16 and found.x[-1] == 15 / 32
     assert COMPUTE["misalignment_mean"](full_view(fmt)) == pytest.approx(0.25, abs=0.06)

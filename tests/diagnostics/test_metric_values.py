@@ -110,8 +110,8 @@ def test_every_metric_has_a_case() -> None:
     assert {analysis.name for analysis in ANALYSES} == {name for name, *_ in [*NUMBERS, *HISTOGRAMS]}
 
 
-def test_a_scale_moves_the_weights_onto_the_grid() -> None:
-    """A power of two changes what is stored, not what is measured on the grid."""
+def test_a_scale_moves_the_weights_onto_the_quantization_grid() -> None:
+    """A power of two changes what is stored, not what is measured in rungs."""
     for name in ("code_entropy", "misalignment_mean", "boundary_frac", "sqnr_db"):
         assert COMPUTE[name](view(WEIGHT / 64)) == pytest.approx(COMPUTE[name](view()))
     assert Grid.of(WEIGHT / 64, get_format("E2M1")).scale == 64

@@ -106,7 +106,7 @@ def test_values_are_the_distinct_finite_codes_in_order(fmt):
     assert fmt.inf_code is None or fmt.code_values[fmt.inf_code] == np.inf
 
 
-def test_uniform_grids_are_equal_up_to_a_power_of_two():
+def test_uniform_formats_are_equal_up_to_a_power_of_two():
     np.testing.assert_array_equal(get_format("E1M6").values, 4 * get_format("E0M7").values)
 
 

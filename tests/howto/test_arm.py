@@ -23,7 +23,7 @@ def test_a_new_base_takes_three_files_and_is_held_to_the_law_of_the_loops(tmp_pa
     assert (project.folder / "data/runs/E4M3-lion-0-1/metrics.json").is_file()
 
 
-def test_the_patches_fit_and_the_new_base_has_to_look_at_the_grid(tmp_path) -> None:
+def test_the_patches_fit_and_the_new_base_has_to_look_at_the_quantization_grid(tmp_path) -> None:
     project = Sources(tmp_path)
     project.patch(PAGE)
     assert project.changed() == FILES

@@ -45,8 +45,8 @@ ARMS = {
     "riemann": Arm(base="riemann_adam", lr=1e-2, stiffness="ulp"),
 }
 ON_GRID = {
-    "adamw": Arm(lr=1e-2, weights="grid", rounding="nearest"),
-    "rung": Arm(base="rung", lr=1.0, plain_lr=1e-2, weights="grid", rounding="stochastic"),
+    "adamw": Arm(lr=1e-2, weights="quantized", rounding="nearest"),
+    "rung": Arm(base="rung", lr=1.0, plain_lr=1e-2, weights="quantized", rounding="stochastic"),
 }
 
 
@@ -68,7 +68,7 @@ MODELS = {"gpt2": gpt2, "llama": lambda: llama(False), "llama, tied": lambda: ll
 
 
 def losses(model: nn.Module, arm: Arm, steps: int = 12) -> list[float]:
-    grids = weight_grids(model, on_grid=arm.weights == "grid")
+    grids = weight_grids(model, on_grid=arm.weights == "quantized")
     assert grids
     optimizer, found = build_optimizer(model, arm, grids), []
     for _ in range(steps):
@@ -103,7 +103,7 @@ def test_it_learns_with_every_kind_of_arm(name, arm):
     assert found[-1] < found[0] - 0.2
 
 
-def test_weights_of_a_conv1d_stay_on_the_grid():
+def test_weights_of_a_conv1d_stay_on_the_quantization_grid():
     model = quantize_model(gpt2(), Recipe.uniform("E4M3"))
     losses(model, ON_GRID["adamw"], 3)
     layer = model.transformer.h[0].mlp.c_fc

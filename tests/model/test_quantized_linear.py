@@ -164,7 +164,7 @@ def test_the_operands_dtype_holds_every_value_times_every_scale(format, dtype, p
 
 
 def test_the_sum_of_exact_products_is_exact():
-    """Small integers stay integers on every grid that holds them, so nothing at all may be lost."""
+    """Small integers stay integers in every format that holds them, so nothing at all may be lost."""
     spec = TensorRecipe(get_format("E4M3"), scale="E8M0")
     generator = torch.Generator().manual_seed(0)
     weight = nn.Parameter(torch.randint(-4, 5, (8, 16), generator=generator).float())

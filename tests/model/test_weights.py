@@ -100,7 +100,7 @@ def test_alike_weights_take_one_call(autocast, calls, alike):
     assert sorted(calls) == sorted([1, *alike[:-1], alike[-1] - 1])
 
 
-def test_weights_on_a_grid_and_one_that_an_embedding_shares_keep_apart(calls):
+def test_quantized_weights_and_one_that_an_embedding_shares_keep_apart(calls):
     gpt = model()
     for weight, grid in weight_grids(gpt, on_grid=True).items():
         grid.held.fill_(2 * weight.detach().abs().amax())

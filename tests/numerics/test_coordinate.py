@@ -1,4 +1,7 @@
-"""The grid as a line of integers, and rounding by chance: against `rung`, `neighbours` and counted frequencies."""
+"""The quantization grid as a line of integers, and rounding by chance.
+
+Oracles: `rung`, `neighbours` and counted frequencies.
+"""
 
 import pytest
 import torch
@@ -29,7 +32,7 @@ def grid(name: str) -> torch.Tensor:
 
 
 def between(name: str, count: int = 20_000) -> torch.Tensor:
-    """Return values of every size within the format's range, off its grid as a rule."""
+    """Return values of every size within the format's range, off its quantization grid as a rule."""
     generator = torch.Generator().manual_seed(0)
     values = grid(name)
     place = torch.randint(len(values) - 1, (count,), generator=generator)
@@ -70,7 +73,7 @@ def test_beyond_the_largest_value_it_goes_on_with_the_spacing_there(name):
 
 
 def test_e0m7_and_e1m6_are_one_line():
-    """Their grids differ by a factor of four, and both are uniform, beyond their ends too."""
+    """Their values differ by a factor of four, and both are uniform, beyond their ends too."""
     x = torch.linspace(-6, 6, 1001)
     found = [coordinate(x * factor, format_constants(name)) for name, factor in (("E0M7", 1), ("E1M6", 4))]
     assert torch.equal(*found)
@@ -83,7 +86,7 @@ def test_spacing_is_the_ulp(name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_rounding_by_chance_ends_at_a_neighbour_and_leaves_the_grid_alone(name):
+def test_rounding_by_chance_ends_at_a_neighbour_and_leaves_representable_values_alone(name):
     x, constants = between(name), format_constants(name)
     found = round_to_grid_stochastic(x, constants, uniform(x.shape, stream(0, 1, 2)))
     below, above = neighbours(x, name)

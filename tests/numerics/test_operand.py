@@ -199,7 +199,7 @@ def test_a_history_sets_the_scale_and_learns_as_its_definition_says(method, lear
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_bfloat16_and_every_boundary_is_rounded_to_the_grid(name):
+def test_every_bfloat16_and_every_boundary_is_rounded_to_the_quantization_grid(name):
     constants = format_constants(name)
     target = torch.tensor(get_format(name).scale_target)  # an amax of the target: scale 1
     for x in (BF16, around_boundaries(name)):

@@ -16,7 +16,7 @@ SHAPES = [(1, 1), (1, 7), (5, 37), (33, 64), (70, 129), (3, 8193), (257, 300)]
 def test_what_lies_beside_a_tensor_in_memory_stays(dtype: torch.dtype, granularity: str, block: int, dim: int) -> None:
     guard, generator = 256, torch.Generator().manual_seed(0)
     for rows, columns in SHAPES:
-        for factor in (1.0, 2.0**-120):  # the usual way, and that of scales beyond the grid
+        for factor in (1.0, 2.0**-120):  # the usual way, and that of scales beyond the quantization grid
             memory = (factor * torch.randn(rows * columns + 2 * guard, generator=generator)).to(dtype)
             before = memory.clone()
             x = memory[guard:-guard].view(rows, columns)

@@ -53,7 +53,7 @@ def test_input_is_not_written_to():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_scaled_rounding_is_product_then_grid_then_quotient(dtype):
+def test_scaled_rounding_is_product_then_rounding_then_quotient(dtype):
     x = torch.randn(64, 33, generator=seeded()).to(dtype)
     compute = torch.float64 if dtype == torch.float64 else torch.float32
     rows = compute_scale(amax(x, "row"), "E4M3")

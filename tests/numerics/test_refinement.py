@@ -1,4 +1,4 @@
-"""The refined grid is the format's own with more rungs between its values.
+"""The refined quantization grid is the format's own with more rungs between its values.
 
 Oracles: the format's table of values, and exact float64 arithmetic on multiples of a spacing.
 """
@@ -69,7 +69,7 @@ def test_every_value_of_the_format_stays_with_256_steps_to_the_next(fmt):
 
 
 @pytest.mark.parametrize("fmt", EIGHT + OTHERS)
-def test_codes_hold_every_value_of_the_refined_grid(fmt):
+def test_codes_hold_every_value_of_the_refined_quantization_grid(fmt):
     on_grid = round_to_grid(magnitudes(fmt), refined_constants(get_format(fmt), 256))
     on_grid = torch.cat([on_grid, -on_grid[on_grid > 0]])
     codes = encode(on_grid, refined_format(get_format(fmt), 256))
@@ -83,6 +83,6 @@ def test_one_step_per_rung_is_the_format():
 
 
 @pytest.mark.parametrize(("fmt", "refinement", "words"), [("E4M3", 3, "a power of two"), ("FP16", 256, "24 bits")])
-def test_what_has_no_refined_grid_is_refused(fmt, refinement, words):
+def test_what_has_no_refined_quantization_grid_is_refused(fmt, refinement, words):
     with pytest.raises(ValueError, match=words):
         refined_constants(get_format(fmt), refinement)

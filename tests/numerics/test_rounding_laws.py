@@ -33,7 +33,7 @@ def rounded(x: torch.Tensor, fmt: Format) -> torch.Tensor:
 
 
 @every_format
-def test_results_are_on_the_grid(fmt):
+def test_results_are_on_the_quantization_grid(fmt):
     y = rounded(INPUTS, fmt)
     assert torch.isin(y[~y.isnan()].double(), torch.tensor(fmt.values)).all()
 
@@ -80,7 +80,7 @@ def test_nan_stays_nan_and_zero_keeps_its_sign_where_there_is_a_negative_zero(fm
 
 @every_format
 def test_rounding_commutes_with_powers_of_two(fmt):
-    # On normal values only: below, the grid does not scale along.
+    # On normal values only: below, the spacing does not scale along.
     if fmt.min_normal is None or fmt.min_normal * 4 > fmt.max:
         pytest.skip("no two binades of normal values")
     x = INPUTS[(INPUTS.abs() >= fmt.min_normal) & (INPUTS.abs() <= fmt.max / 2)]
@@ -90,7 +90,7 @@ def test_rounding_commutes_with_powers_of_two(fmt):
     assert_identical(rounded(x * power, fmt), rounded(x, fmt) * power, x)
 
 
-def test_uniform_grids_round_alike_up_to_a_power_of_two():
+def test_uniform_formats_round_alike_up_to_a_power_of_two():
     x = INPUTS[INPUTS.abs() < 2.0**125]
     assert_identical(rounded(4 * x, EIGHT_BIT_SPLITS[1]), 4 * rounded(x, EIGHT_BIT_SPLITS[0]), x)
 
@@ -105,7 +105,7 @@ def test_eager_chunks_and_general_path_give_the_bits_of_the_kernel(fmt):
 
 @pytest.mark.parametrize("rounding", DETERMINISTIC_MODES)
 @pytest.mark.parametrize("fmt", FORMATS, ids=name_of)
-def test_every_mode_is_monotone_idempotent_and_fixes_the_grid(fmt, rounding):
+def test_every_mode_is_monotone_idempotent_and_fixes_representable_values(fmt, rounding):
     ordered = INPUTS[~INPUTS.isnan()].sort().values.double()
     if not fmt.signed:
         ordered = ordered[ordered >= 0]

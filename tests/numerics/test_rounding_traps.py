@@ -169,7 +169,7 @@ def test_a_compiler_may_fuse_the_products_that_feed_additions(name, fuse_root):
 @every_path
 @pytest.mark.parametrize("fmt", EIGHT_BIT_SPLITS, ids=name_of)
 def test_flushing_subnormals_changes_nothing_in_eight_bits(path, fmt):
-    """GPUs and torch.set_flush_denormal may read float32 subnormals as zero, far below these grids."""
+    """GPUs and torch.set_flush_denormal may read float32 subnormals as zero, far below these values."""
     x = torch.cat([random_patterns(10_000), patterns(1, 0x7FFFFF, 0x80000001, 0x807FFFFF)])
     expected = path(x, fmt)
     if not torch.set_flush_denormal(True):

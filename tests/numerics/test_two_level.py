@@ -232,7 +232,7 @@ def test_no_element_is_further_off_than_its_block_allows():
     assert (off <= largest / 6 * (1 + 2.0**-4)).all()
 
 
-def test_both_levels_are_one_scale_for_whoever_looks_at_the_grid():
+def test_both_levels_are_one_scale_for_whoever_looks_at_the_spacing():
     x = blocks_of_all_sizes()
     constants = format_constants("E2M1", scale_format="E4M3")
     scale = operand_scale(x, constants, granularity="block", block=16, scale_format="E4M3")

@@ -17,7 +17,7 @@ from altgrad.optim import Arm, ArmOptimizer, WeightGrid
 PARAMS = load_params(Path(__file__).parents[2] / "params.yaml")
 ARMS: dict[str, dict[str, Any]] = {name: arm.model_dump() for name, arm in PARAMS.optimizers.items()}
 MASTER = [name for name, arm in ARMS.items() if arm["weights"] == "master"]
-ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "grid"]
+ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "quantized"]
 FORMATS = tuple(f"E{e}M{7 - e}" for e in range(8))
 OPTIONS = TensorRecipe("E4M3").scale_options
 
@@ -28,7 +28,7 @@ def arm_named(name: str, **changes: Any) -> Arm:
 
 
 def grid_of(fmt: str, arm: Arm) -> WeightGrid:
-    """Return the grid of a weight under ``arm``: held where the arm keeps weights on it."""
+    """Return the quantization grid of a weight under ``arm``: held where the arm keeps weights on it."""
     if arm.weights == "master":
         return WeightGrid(get_format(fmt), OPTIONS)
     held = torch.zeros(1)

@@ -11,7 +11,7 @@ from tests.optim.arms import FORMATS, MASTER, OPTIONS, arm_named, final, grid_of
 
 
 def held_grid(fmt: str) -> WeightGrid:
-    """Return a grid whose scale does not follow the weight."""
+    """Return a quantization grid whose scale does not follow the weight."""
     return WeightGrid(get_format(fmt), OPTIONS, remembered=lambda: torch.tensor(0.1))
 
 
@@ -65,7 +65,7 @@ def test_without_quantized_weights_an_arm_is_its_plain_form(name):
 
 
 def test_stiff_grad_is_adamw_where_stiffness_is_constant_and_eps_zero():
-    """Adam's normalisation cancels a constant factor of the gradient; E0M7's grid is uniform."""
+    """Adam's normalisation cancels a constant factor of the gradient; E0M7's spacing is uniform."""
     found, start = [], normal_weights((24, 32))[0].detach()
     for name in ("adamw", "stiff_grad"):
         (weight,) = normal_weights((24, 32))
@@ -76,7 +76,7 @@ def test_stiff_grad_is_adamw_where_stiffness_is_constant_and_eps_zero():
     assert torch.allclose(*found, rtol=1e-4, atol=1e-8)
 
 
-def test_stiff_update_is_adamw_on_a_uniform_grid_and_not_elsewhere():
+def test_stiff_update_is_adamw_in_a_uniform_format_and_not_elsewhere():
     found = {fmt: final(arm_named("stiff_update"), fmt) for fmt in ("E0M7", "E4M3")}
     plain, start = final(arm_named("adamw")), normal_weights((24, 32))[0].detach()
     assert torch.allclose(found["E0M7"] - start, plain - start, rtol=1e-4, atol=1e-8)
@@ -217,7 +217,7 @@ def test_madam_moves_the_logarithm_and_never_the_sign():
 
 
 def per(granularity: str) -> WeightGrid:
-    """Return a grid with a scale per row, or per 5 elements of a row, which leaves a shorter last block."""
+    """Return a quantization grid with a scale per row, or 5 elements of one, which leaves a shorter last block."""
     return WeightGrid(get_format("E4M3"), {"granularity": granularity, "block": 5, "scale_format": "E8M0"})
 
 

@@ -49,7 +49,7 @@ def test_master_weights_keep_the_same_share(name, lr_scale, decay):
 @pytest.mark.parametrize("fmt", ["E1M6", "E3M4"])
 @pytest.mark.parametrize("lr_scale", [0.5, 1, 2])
 @pytest.mark.parametrize("name", [name for name in ON_GRID if ARMS[name]["rounding"] == "stochastic"])
-def test_weights_on_the_grid_keep_it_in_expectation(name, lr_scale, fmt):
+def test_weights_on_the_quantization_grid_keep_it_in_expectation(name, lr_scale, fmt):
     """Within 5 standard errors of the mean over the weights, which are a 30th of what is lost or less."""
     weights, optimizer = make(scaled(name, lr_scale), fmt, normal_weights((400, 500)))
     start = weights[0].detach().double()
@@ -93,8 +93,8 @@ def test_a_decay_is_a_share(name, decay):
         Arm(lr=1e-3, **{name: decay})
 
 
-def test_a_grid_that_is_held_follows_the_weights_as_they_decay():
-    """Far below a quarter of its range, the grid has shrunk by then, and the weights have not been lost."""
+def test_a_scale_that_is_held_follows_the_weights_as_they_decay():
+    """Far below a quarter of its range, the scale has followed by then, and the weights have not been lost."""
     arm = arm_named("adamw_sr", decay=0.1)
     weights = normal_weights((50, 60))
     optimizer = ArmOptimizer({weights[0]: grid_of("E3M4", arm)}, [], arm)

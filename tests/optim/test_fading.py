@@ -27,9 +27,9 @@ def test_at_the_end_an_arm_is_its_plain_form(name, schedule):
     """
     arm = arm_named(name, schedule=schedule, match_rms=False)
     plain = arm_named("sgd", momentum=arm.momentum) if "sgd" in arm.base else arm_named("adamw", lr=arm.lr)
-    plain = arm_named("adamw_sr") if arm.weights == "grid" else plain
+    plain = arm_named("adamw_sr") if arm.weights == "quantized" else plain
     found, expected = (steps_of(settings, (None, 1, 2, 3), steps=2) for settings in (arm, plain))
-    if arm.weights == "grid":
+    if arm.weights == "quantized":
         assert torch.equal(found, expected)
     assert torch.allclose(found, expected, rtol=4 * 2.0**-24, atol=3 * arm.lr * 4 * 2.0**-24)
     early = steps_of(arm, (None, 1, 2, 3), steps=100)

@@ -19,12 +19,12 @@ BASES = {"adamw": {}, "sgd": SGD}
 
 
 def pair(base: str, fmt: str = "E1M6", **changes) -> list[tuple[nn.Parameter, ArmOptimizer]]:
-    """Return a weight with feedback and a master weight, both at the same values of the grid, and their optimizers."""
+    """Return a weight with feedback and a master weight, both at the same values, and their optimizers."""
     shared = {"decay": 0.0, **BASES[base], **changes}
-    eco = arm_named("eco", grid_scale="fixed", **shared)
+    eco = arm_named("eco", held_scale="fixed", **shared)
     free = eco.but(weights="master", feedback=None, rounding="nearest")
     (weight,) = normal_weights((30, 40))
-    weight.data[0, 0] = 0.5  # the end of the grid, far from where anything goes
+    weight.data[0, 0] = 0.5  # the largest value, far from where anything goes
     optimizer = ArmOptimizer({weight: grid_of(fmt, eco)}, [], eco)
     master = nn.Parameter(weight.detach().clone())
     return [(weight, optimizer), (master, ArmOptimizer({master: grid_of(fmt, free)}, [], free))]
@@ -84,7 +84,7 @@ def test_on_a_quadratic_weights_follow_the_masters_where_rounding_alone_stalls(b
     runs.append((lost, ArmOptimizer({lost: grid_of("E1M6", naive)}, [], naive)))
     rung, start = rung_of(runs[0][1], runs[0][0]), lost.detach().clone()
     inside = torch.ones_like(lost, dtype=torch.bool)
-    inside[0, 0] = False  # the end of the grid, which is to stay
+    inside[0, 0] = False  # the largest value, which is to stay
     for _ in range(250):
         for weight, optimizer in runs:
             weight.grad = torch.where(inside, weight.detach() - wanted, 0.0)
@@ -98,8 +98,8 @@ def test_on_a_quadratic_weights_follow_the_masters_where_rounding_alone_stalls(b
     assert way.mean() > 14 and torch.equal(lost, start)
 
 
-def test_what_lies_beyond_the_end_of_the_grid_is_no_error():
-    """A fixed grid, and a gradient that goes on: the momentum is what it would be without feedback."""
+def test_what_lies_beyond_the_largest_value_is_no_error():
+    """A fixed scale, and a gradient that goes on: the momentum is what it would be without feedback."""
     (weight, optimizer), _ = pair("sgd", lr=0.1)
     m = 0.0
     for _ in range(20):

@@ -25,7 +25,7 @@ CASES = FORMULAS | RAW | PROFILES | {name: (name, {}) for name in BY_LOOPS} | {
     "riemann_matched": ("riemann", {"match_rms": True}),
     "riemann_momentum": ("riemann_sgd", {"momentum": 0.9}),
     "nearest": ("adamw_sr", {"rounding": "nearest"}),
-    "fixed": ("adamw_sr", {"grid_scale": "fixed"}),
+    "fixed": ("adamw_sr", {"held_scale": "fixed"}),
 }  # fmt: skip
 SHAPE = (67, 131)  # more than one chunk, and a part of one
 
@@ -124,7 +124,7 @@ def threads(request):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"base": "nesterov", "weights": "grid"}, "update_cpu.cpp has no base of number 7"),
+        ({"base": "nesterov", "weights": "quantized"}, "update_cpu.cpp has no base of number 7"),
         ({"base": "nesterov", "stiffness": "ulp"}, "update_cpu.cpp has no base of number 7"),
         ({"stiffness": "cubic"}, "update_cpu.cpp has no stiffness of number 11"),
         ({"stiffness": "cubic", "normalise": "none"}, "update_cpu.cpp has no stiffness of number 11"),

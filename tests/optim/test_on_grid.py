@@ -1,4 +1,4 @@
-"""Weights that live on the grid: what is written back, and the grid that follows them."""
+"""Weights that live on the quantization grid: what is written back, and the scale that follows them."""
 
 import math
 
@@ -14,8 +14,8 @@ from tests.optim.arms import FORMATS, ON_GRID, arm_named, make, normal_weights, 
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("name", ON_GRID)
 @pytest.mark.parametrize("scale", ["fixed", "reestimated"])
-def test_weights_are_always_on_the_grid(fmt, name, scale):
-    weights, optimizer = make(arm_named(name, grid_scale=scale), fmt)
+def test_weights_are_always_on_the_quantization_grid(fmt, name, scale):
+    weights, optimizer = make(arm_named(name, held_scale=scale), fmt)
     grid = optimizer.grids[weights[0]]
     held = grid.held.item()
     for i in range(6):
@@ -27,14 +27,14 @@ def test_weights_are_always_on_the_grid(fmt, name, scale):
     assert grid.encode(weights[0]).dtype == torch.uint8
 
 
-def test_a_grid_grows_and_shrinks_by_powers_of_two():
+def test_the_quantization_grid_grows_and_shrinks_by_powers_of_two():
     arm = arm_named("adamw_sr", lr=1.0, rounding="nearest", decay=0.0)
     weight = nn.Parameter(torch.tensor([[0.5, -1.0, 0.25, 0.125]]))
     _, optimizer = make(arm, "E3M4", [weight])
     held = optimizer.grids[weight].held
     assert held.item() == 1
     weight.grad = torch.tensor([[0.0, 1.0, 0.0, 0.0]])
-    optimizer.step()  # -1 to -2, beyond the grid, which has grown by then
+    optimizer.step()  # -1 to -2, beyond the quantization grid, which has grown by then
     assert held.item() == 2 and weight.tolist() == [[0.5, -2.0, 0.25, 0.125]]
     for _ in range(6):
         weight.grad = -weight.sign() * torch.tensor([[1.0, 0.0, 0.0, 0.0]])
@@ -51,14 +51,14 @@ def test_a_grid_grows_and_shrinks_by_powers_of_two():
     [(1.0, 1.0), (0.5, 1.0), (0.25, 1.0), (0.2421875, 0.5), (0.125, 0.5), (0.0, 0.5), (1.03125, 2.0), (8.0, 2.0)],
 )
 def test_the_scale_follows_when_it_is_due_and_not_before(monkeypatch, request, name, by_loops, present, held):
-    """Halved below a quarter of what the grid holds, doubled above it, once a step; or fixed."""
+    """Halved below a quarter of the largest value, doubled above it, once a step; or fixed."""
     if by_loops:
         request.getfixturevalue("compiler")
     else:
         monkeypatch.setattr(update_cpu, "available", lambda *_: False)
     for scale, expected in (("reestimated", held), ("fixed", 1.0)):
         weight = nn.Parameter(torch.tensor([[1.0, 0.0]]))
-        _, optimizer = make(arm_named(name, grid_scale=scale, decay=0.0, rounding="stochastic"), "E3M4", [weight])
+        _, optimizer = make(arm_named(name, held_scale=scale, decay=0.0, rounding="stochastic"), "E3M4", [weight])
         grid = optimizer.grids[weight]
         assert grid.held.item() == 1 and bool(optimizer._loops) == by_loops
         weight.data[0, 0] = present
@@ -105,7 +105,7 @@ def test_nearest_write_back_loses_small_steps_and_stochastic_does_not():
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_rung_moves_whole_rungs_and_at_most_so_many(fmt):
-    arm = arm_named("rung", lr=3.0, max_rungs=2, decay=0.0, grid_scale="fixed")
+    arm = arm_named("rung", lr=3.0, max_rungs=2, decay=0.0, held_scale="fixed")
     weights, optimizer = make(arm, fmt)
     grid = optimizer.grids[weights[0]]
     before = rung(weights[0] * grid.scale(weights[0]), fmt)
@@ -125,7 +125,7 @@ def test_rungs_are_rounded_stochastically():
 
 
 @pytest.mark.parametrize("name", ON_GRID)
-def test_weights_that_all_begin_at_zero_get_a_grid(name):
+def test_weights_that_all_begin_at_zero_get_a_scale(name):
     weights = [nn.Parameter(torch.zeros(24, 32))]
     weights, optimizer = make(arm_named(name), weights=weights)
     for i in range(3):

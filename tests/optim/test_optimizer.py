@@ -20,7 +20,7 @@ def test_state_dict_round_trip_goes_on_to_the_bit(name):
     twin = nn.Parameter(weights[0].detach().clone())
     grid = grid_of("E4M3", arm)
     other = ArmOptimizer({twin: grid}, [], arm, reference=True)
-    if arm.weights == "grid":
+    if arm.weights == "quantized":
         grid.held.copy_(optimizer.grids[weights[0]].held)
         twin.data.copy_(weights[0])
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
@@ -129,10 +129,10 @@ def test_only_quantized_weights_take_the_arm(name):
         ({"base": "riemann_adam"}, "takes its metric from a stiffness"),
         ({"base": "riemann_adam", "stiffness": "ulp", "acts": "gradient"}, "acts: gradient means nothing"),
         ({"acts": "gradient"}, "acts: gradient means nothing to an arm that has no stiffness"),
-        ({"base": "rung"}, "set weights: grid"),
-        ({"base": "rung", "weights": "grid"}, "set rounding: stochastic"),
+        ({"base": "rung"}, "set weights: quantized"),
+        ({"base": "rung", "weights": "quantized"}, "set rounding: stochastic"),
         ({"base": "madam", "stiffness": "ulp"}, "remove stiffness"),
-        ({"rounding": "stochastic"}, "set weights: grid or remove it"),
+        ({"rounding": "stochastic"}, "set weights: quantized or remove it"),
         ({"momentum": 0.9}, "has betas, no momentum"),
     ],
 )
@@ -141,7 +141,7 @@ def test_settings_that_do_not_go_together_are_refused(settings, words):
         Arm(**{"lr": 1e-3} | settings)
 
 
-RUNG = {"base": "rung", "weights": "grid", "rounding": "stochastic"}
+RUNG = {"base": "rung", "weights": "quantized", "rounding": "stochastic"}
 
 
 @pytest.mark.parametrize(
@@ -174,15 +174,15 @@ RUNG = {"base": "rung", "weights": "grid", "rounding": "stochastic"}
         ({**RUNG, "match_rms": True}, "match_rms has nothing to match"),
         ({**RUNG, "rounding": "nearest"}, "set rounding: stochastic"),
         ({"base": "madam", "momentum": 0.5}, "has betas, no momentum"),
-        ({"feedback": "momentum"}, "feedback is of rounding to the quantization grid; set weights: grid"),
-        *(({"feedback": "momentum", "weights": "grid", **other}, "is of adamw and sgd, without") for other in (
+        ({"feedback": "momentum"}, "feedback is of rounding to the quantization grid; set weights: quantized"),
+        *(({"feedback": "momentum", "weights": "quantized", **other}, "is of adamw and sgd, without") for other in (
             {"stiffness": "ulp"}, {"match_rms": True}, RUNG, {"base": "madam"},
         )),
-        *(({"feedback": "momentum", "weights": "grid", **none}, "feedback: momentum needs one") for none in (
+        *(({"feedback": "momentum", "weights": "quantized", **none}, "feedback: momentum needs one") for none in (
             {"betas": (0.0, 0.9)}, {"base": "sgd"},
         )),
         *(({name: "x"}, f"^Arm: {name}: input should be .*, not 'x'$") for name in (
-            "acts", "normalise", "schedule", "weights", "rounding", "grid_scale",
+            "acts", "normalise", "schedule", "weights", "rounding", "held_scale",
         )),
     ],
 )  # fmt: skip
@@ -198,9 +198,9 @@ def test_every_other_impossible_setting_is_refused(settings, words):
         {"base": "sgd", "momentum": 0.0}, {"base": "riemann_sgd", "stiffness": "ulp", "momentum": 0.5},
         {**RUNG, "max_rungs": 1}, {"stiffness": "foreign", "foreign": "E5M2", "acts": "gradient", "power": 2},
         {"stiffness": "profile", "knee": 0, "slope": 0}, {"stiffness": "profile", "knee": 62, "slope": 2},
-        {"base": "madam", "match_rms": True}, {"weights": "grid", "rounding": "nearest", "grid_scale": "fixed"},
-        {"weights": "grid", "feedback": "momentum", "rounding": "stochastic"},
-        {"base": "sgd", "weights": "grid", "feedback": "momentum", "momentum": 0.5},
+        {"base": "madam", "match_rms": True}, {"weights": "quantized", "rounding": "nearest", "held_scale": "fixed"},
+        {"weights": "quantized", "feedback": "momentum", "rounding": "stochastic"},
+        {"base": "sgd", "weights": "quantized", "feedback": "momentum", "momentum": 0.5},
     ],
 )  # fmt: skip
 def test_the_limits_themselves_are_allowed(settings):
@@ -208,7 +208,7 @@ def test_the_limits_themselves_are_allowed(settings):
 
 
 @pytest.mark.parametrize("name", ARMS)
-def test_an_arm_looks_at_the_grid_unless_it_is_plain(name):
+def test_an_arm_looks_at_the_quantization_grid_unless_it_is_plain(name):
     assert arm_named(name).looks_at_grid == (name not in ("adamw", "sgd"))
 
 
@@ -266,7 +266,7 @@ def test_a_model_is_split_into_what_its_grids_quantize_its_other_layers_and_the_
     assert len(build_optimizer(model, arm).param_groups) == 3
 
 
-def test_weights_on_the_grid_need_a_buffer_for_their_scale():
+def test_weights_on_the_quantization_grid_need_a_buffer_for_their_scale():
     arm = arm_named("adamw_sr")
     (weight,) = normal_weights((4, 4))
     with pytest.raises(ValueError, match="need a buffer that holds the amax"):

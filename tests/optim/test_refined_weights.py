@@ -1,6 +1,6 @@
-"""Weights on a grid 256 times finer than the format that their arm sees.
+"""Weights on a quantization grid 256 times finer than the format that their arm sees.
 
-The oracle is the same arm on the format's own grid, of which `tests/optim/test_on_grid.py` tells what it does.
+The oracle is the same arm on the format's own quantization grid; `tests/optim/test_on_grid.py` tells what that does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def fine_grid_of(fmt: str) -> WeightGrid:
 
 
 def both(arm: Arm, fmt: str, start: torch.Tensor) -> list[tuple[nn.Parameter, ArmOptimizer]]:
-    """Return a weight on the format's grid and one on the finer grid, both at ``start``, with their optimizers."""
+    """Return a weight on the format's quantization grid and a finer one, at ``start``, with their optimizers."""
     made = []
     for grid in (grid_of(fmt, arm), fine_grid_of(fmt)):
         weight = nn.Parameter(start.clone())
@@ -43,22 +43,22 @@ def both(arm: Arm, fmt: str, start: torch.Tensor) -> list[tuple[nn.Parameter, Ar
 
 
 def values_of(fmt: str, count: int = 600) -> torch.Tensor:
-    """Return weights (count,) on the grid that their own amax makes."""
+    """Return weights (count,) on the quantization grid that their own amax makes."""
     weight = normal_weights((1, count), seed=2)[0].detach()[0]
     return WeightGrid(get_format(fmt), OPTIONS).on_grid(weight)
 
 
 def places(weight: torch.Tensor, optimizer: ArmOptimizer) -> torch.Tensor:
-    """Return each weight's coordinate on the format's own grid."""
+    """Return each weight's coordinate on the format's own quantization grid."""
     (grid,) = optimizer.grids.values()
     return coordinate(weight.detach() * grid.scale(weight.detach()), format_constants(grid.format)).double()
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize(("rungs", "moved"), [(1.0, 1), (3.0, 3), (20.0, 8)])
-def test_whole_rungs_move_a_weight_as_far_on_either_grid(path, fmt, rungs, moved):
-    """Eight at most, counted in the format's rungs on either grid; beyond the largest value both stop there."""
-    arm = arm_named("rung", lr=rungs, max_rungs=8, grid_scale="fixed", **NO_DECAY, **EXACT)
+def test_whole_rungs_move_a_weight_as_far_whatever_they_lie_on(path, fmt, rungs, moved):
+    """Eight at most, counted in the format's rungs, whatever the steps; beyond the largest value both stop there."""
+    arm = arm_named("rung", lr=rungs, max_rungs=8, held_scale="fixed", **NO_DECAY, **EXACT)
     (coarse, by_rung), (fine, by_step) = both(arm, fmt, values_of(fmt))
     before = places(coarse, by_rung)
     sign = torch.where(torch.arange(coarse.numel()) % 2 == 0, 1.0, -1.0)
@@ -73,7 +73,7 @@ def test_whole_rungs_move_a_weight_as_far_on_either_grid(path, fmt, rungs, moved
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_parts_of_a_rung_and_decay_are_the_same_on_average(path, fmt):
-    """The noise of the format's grid is at most half a rung in a step, of the finer one 256 times less."""
+    """The noise of the format's quantization grid is at most half a rung in a step, of the finer one 256 times less."""
     arm = arm_named("rung", lr=0.37, **EXACT)
     start, moved = values_of(fmt, 200).repeat(1000, 1), []
     for weight, optimizer in both(arm, fmt, start):
@@ -100,9 +100,9 @@ def test_a_rung_is_as_wide_for_what_is_recorded(fmt, share):
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("name", ["adamw_sr", "stiff_update_sr"])
 def test_a_step_is_that_of_master_weights_to_a_256th_of_a_rung(path, fmt, name):
-    """The stiffness is the format's: without normalisation, that of the finer grid would be 256 times less."""
+    """The stiffness is the format's: without normalisation, that of the finer rungs would be 256 times less."""
     changes = {"lr": 1e-3} if name == "adamw_sr" else {"lr": 0.5, "normalise": "none"}
-    changes |= {"grid_scale": "fixed"}
+    changes |= {"held_scale": "fixed"}
     weight, grid = nn.Parameter(values_of(fmt)[None]), fine_grid_of(fmt)
     on_grid = ArmOptimizer({weight: grid}, [], arm_named(name, **changes))
     amax, free = grid.held[0].clone(), nn.Parameter(weight.detach().clone())
@@ -111,7 +111,7 @@ def test_a_step_is_that_of_master_weights_to_a_256th_of_a_rung(path, fmt, name):
     before = of_format.spacing(free.detach())
     for weights, optimizer in (([weight], on_grid), ([free], master)):
         step(weights, optimizer, seed=1)
-    top = get_format(fmt).max / grid.scale(weight.detach())  # where a fixed grid ends
+    top = get_format(fmt).max / grid.scale(weight.detach())  # where a fixed scale ends
     wide = torch.maximum(before, of_format.spacing(free.detach()))
     assert ((weight - free.clamp(-top, top)).abs() <= wide / 256 + amax * 2**-22).all()
     assert not torch.equal(weight, free)

@@ -24,7 +24,7 @@ def weights(dtype=torch.float32):
 
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_ulp_is_the_spacing_of_the_grid_in_the_weights_own_unit(fmt, dtype):
+def test_ulp_is_the_spacing_of_the_quantization_grid_in_the_weights_own_unit(fmt, dtype):
     w = weights(dtype)
     scale = compute_scale(amax(w), fmt).to(dtype)
     assert torch.equal(stiffness(w, fmt), ulp(w * scale, fmt) / scale)

@@ -50,7 +50,7 @@ def twin(name: str) -> str:
 
 
 def rounded(values: np.ndarray, fmt: Format) -> tuple[np.ndarray, np.ndarray]:
-    """Return each value rounded to the nearest on the format's grid, saturating, and its rung."""
+    """Return each value rounded to the nearest on the format's quantization grid, saturating, and its rung."""
     grid = fmt.magnitudes
     code = np.searchsorted((grid[1:] + grid[:-1]) / 2, np.abs(values))
     return np.sign(values) * grid[code], np.sign(values).astype(int) * code

@@ -100,17 +100,17 @@ def test_every_further_arm_raises_the_bar() -> None:
         (STIFF, "adamw"), ({"base": "riemann_adam", "stiffness": "ulp"}, "adamw"), ({"base": "madam"}, "adamw"),
         ({"base": "muon"}, "adamw"),
         (SGD | {"stiffness": "ulp"}, "sgd"), ({"base": "riemann_sgd", "stiffness": "ulp"}, "sgd"),
-        ({"base": "rung", "weights": "grid", "rounding": "stochastic"}, "adamw_sr"),
-        (STIFF | {"weights": "grid", "rounding": "nearest"}, "adamw_nearest"),
-        (ADAMW | {"weights": "grid", "rounding": "nearest", "feedback": "momentum"}, "adamw_nearest"),
-        (SGD | {"stiffness": "ulp", "weights": "grid"}, None),
+        ({"base": "rung", "weights": "quantized", "rounding": "stochastic"}, "adamw_sr"),
+        (STIFF | {"weights": "quantized", "rounding": "nearest"}, "adamw_nearest"),
+        (ADAMW | {"weights": "quantized", "rounding": "nearest", "feedback": "momentum"}, "adamw_nearest"),
+        (SGD | {"stiffness": "ulp", "weights": "quantized"}, None),
     ],
 )  # fmt: skip
 def test_an_arm_is_held_against_the_plain_arm_of_its_base_and_regime(arm, reference) -> None:
-    grid = {"weights": "grid"}
+    quantized = {"weights": "quantized"}
     arms = {
-        "sgd": SGD, "adamw": ADAMW, "adamw_sr": ADAMW | grid | {"rounding": "stochastic"},
-        "adamw_nearest": ADAMW | grid | {"rounding": "nearest"}, "arm": arm,
+        "sgd": SGD, "adamw": ADAMW, "adamw_sr": ADAMW | quantized | {"rounding": "stochastic"},
+        "adamw_nearest": ADAMW | quantized | {"rounding": "nearest"}, "arm": arm,
     }  # fmt: skip
     study = study_of({("E3M4", name): [3.0, 3.1] for name in arms}, arms, "E3M4")
     assert roles.references(study).get("arm") == reference
@@ -164,8 +164,8 @@ def test_a_foreign_geometry_is_a_question_and_no_null_arm() -> None:
 
 
 def test_a_plain_arm_is_one_that_others_are_held_against() -> None:
-    grid = ADAMW | {"weights": "grid"}
-    kinds = {"plain": grid, "error feedback": grid | {"feedback": "momentum"}, "other base": {"base": "muon"}}
+    plain = ADAMW | {"weights": "quantized"}
+    kinds = {"plain": plain, "error feedback": plain | {"feedback": "momentum"}, "other base": {"base": "muon"}}
     assert {words: roles.kind(arm) for words, arm in kinds.items()} == {words: words for words in kinds}
     assert roles.kind({"base": "muon", "stiffness": "ulp"}) == "geometry-aware"
     assert [roles.is_plain(arm) for arm in kinds.values()] == [True, False, False]

@@ -11,7 +11,9 @@ import pytest
 from scipy import stats
 
 from altgrad.config import UserError
-from altgrad.reporting.decide import decide, diagonal, main, two_sided
+from altgrad.reporting.decide import decide, main
+from altgrad.reporting.hypotheses import LAW_ORDER, diagonal
+from altgrad.reporting.paired import two_sided
 
 FORMATS = ("E1M6", "E3M4", "E5M2")
 PLAIN = {"base": "adamw", "lr": 1e-3}
@@ -96,7 +98,59 @@ def test_the_map_is_of_each_profile_at_its_best_rate(tmp_path):
         for arm, seed, rate in itertools.product(arms, range(3), (0.7, 1.0, 1.4))
     ]
     text = decide(study(tmp_path / "profile", rows, arms))
+    assert (tmp_path / "profile/figures/profile.png").stat().st_size > 0
     assert "knee 4 and slope 0.5" in text and "+0.1000 [+0.1000, +0.1000] (1.4)" in text and "(0.7)" in text
+
+
+@pytest.mark.parametrize(("part", "reference"), [("controls", "stiff_matched"), ("masterless", "adamw_sr")])
+def test_each_is_held_against_the_reference_in_the_first_format_and_all_count(part, reference, tmp_path):
+    """Differences with a known p: of four arms, one is far below, one far above, one below by itself alone."""
+    steps = np.array([-1.0, 1.0, -1.0, 1.0, -1.0, 1.0])  # mean 0, standard deviation sqrt(6 / 5)
+    at = {"adamw": 0.5, reference: 0.0, "low": -0.1, "high": 0.1, "some": -0.0013, "none": 0.0, "permuted_matched": 0.3}
+    rows = [
+        (fmt, arm, seed, 1.0, 3 + sign * level + 1e-3 * steps[seed] * (arm not in ("adamw", reference)))
+        for (fmt, sign), (arm, level), seed in itertools.product((("E3M4", 1), ("E4M3", -1)), at.items(), range(6))
+    ]
+    text = decide(study(tmp_path / part, rows, dict.fromkeys(at, PLAIN)))
+    alone = stats.ttest_1samp(-0.0013 + 1e-3 * steps, 0).pvalue
+    assert alone < 0.05 < 2 * alone  # Holm's factor where two are left
+    assert f"In E3M4, lower than `{reference}`: `low`; higher: `high`; not told apart: `some`, `none`." in text
+    row = next(line for line in text.splitlines() if line.startswith("| `permuted_matched`"))
+    assert row.split("|")[2].startswith(" +0.3000") and row.split("|")[3].startswith(" −0.3000") and "–" in row
+
+
+def test_what_is_gained_in_the_format_is_told_from_what_is_gained_anyway(tmp_path):
+    rng = np.random.default_rng(2)
+    gained = {"adamw": 0.0, "stiff_matched": 0.05, "muon": -0.05, "best_profile": 0.0}
+    rows = [
+        (fmt, arm, seed, 1.0, 3 - gain * (1.0 if fmt == "E3M4" else 0.4) + 1e-3 * rng.normal())
+        for fmt, (arm, gain), seed in itertools.product(("E3M4", "virtual.E3M4"), gained.items(), range(5))
+    ]
+    text = decide(study(tmp_path / "length-800", rows, dict.fromkeys(gained, PLAIN)))
+    assert "In E3M4, lower than `adamw`: `stiff_matched`; higher: `muon`." in text
+    row = next(line for line in text.splitlines() if line.startswith("| `stiff_matched`"))
+    measured = [float(cell.split(" [")[0]) for i, cell in enumerate(row.split("|")) if i in (2, 4, 5)]
+    assert measured == pytest.approx([0.05, 0.02, 0.03], abs=2e-3)
+
+
+def test_the_order_of_formats_is_held_against_the_laws(tmp_path):
+    """At 4 bits a split beats the law's best, at 3 none does; of the 8-bit splits the first two change places."""
+    level = {name: 0.01 * i for i, name in enumerate(LAW_ORDER)} | {"E4M3": 0.01, "E3M4": 0.0}
+    level |= {"E1M1": 0.5, "E2M0": 0.6, "E2M1": 0.4, "E1M2": 0.3, "E3M0": 0.4, "E2M2": 0.2, "bf16": 0.0}
+    rng = np.random.default_rng(3)
+    rows = [
+        (fmt, "adamw", seed, 1.0, 3 + above + 1e-3 * rng.normal())
+        for (fmt, above), seed in itertools.product(level.items(), range(6))
+    ]
+    text = decide(study(tmp_path / "gate-formats", rows, {"adamw": PLAIN}))
+    assert "Above the law's best, E1M1: E2M0; below it: none; not told apart: none" in text
+    assert "Above the law's best, E2M1: none; below it: E1M2; not told apart: E3M0" in text
+    few = decide(
+        study(tmp_path / "gate-formats-blocks", [row for row in rows if row[0] not in LAW_ORDER], {"adamw": PLAIN})
+    )
+    assert "**G1, 5 bits.**" in few and "8 bits.**" not in few
+    orders = [[level[name] for name in LAW_ORDER], range(8)]
+    assert f"correlation +{stats.spearmanr(*orders).statistic:.2f}" in text
 
 
 def test_it_writes_beside_the_results_and_says_what_is_missing(low_bits, tmp_path):

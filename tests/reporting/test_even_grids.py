@@ -35,7 +35,7 @@ def condition(study) -> tuple[str, str]:
     return found.met, found.reason
 
 
-def test_grids_without_exponents_that_tell_are_even():
+def test_formats_without_exponents_that_tell_are_even():
     study = study_with(["bf16", "E0M7", "E1M6", "E2M5", "virtual.E1M6"])
     even = {entry for entry in study.formats if has_even_grid(study, entry)}
     assert even == {"E0M7", "E1M6", "virtual.E1M6"}

@@ -124,7 +124,7 @@ def test_a_gain_with_a_virtual_twin_is_told_from_that_of_its_geometry() -> None:
 def test_an_arm_without_a_plain_arm_of_its_base_is_left_open() -> None:
     arms = {"adamw": ADAMW, "stiff_sgd": {"base": "sgd", "stiffness": "ulp"}}
     text = said(study_of({(entry, arm): [3.0, 3.1] for entry in ("bf16", "E3M4") for arm in arms}, arms))
-    assert "no plain `sgd` arm with master weights to measure `stiff_sgd` against" in text
+    assert "no plain `sgd` arm with `weights: master` to measure `stiff_sgd` against" in text
 
 
 def test_the_control_is_reported_when_it_holds_and_shouted_when_it_fails(study, tmp_path) -> None:

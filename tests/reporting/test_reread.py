@@ -12,6 +12,7 @@ import pytest
 from altgrad.config import UserError
 from altgrad.reporting.compare import compare
 from altgrad.reporting.reread import kept_study, main
+from altgrad.reporting.roles import regime
 
 KEPT = Path(__file__).parents[2] / "reports/study"
 
@@ -72,3 +73,10 @@ def test_decay_is_that_of_the_code_that_trained() -> None:
     found = {part: kept_study(KEPT / part).arm("rung")["decay"] for part in ("rung-again", "virtual-grid")}
     assert found == pytest.approx({"rung-again": 0.1 * 1.2e-2, "virtual-grid": 3e-4})
     assert kept_study(KEPT / "rung-again").arm("adamw_sr")["decay"] == pytest.approx(3e-4)
+
+
+def test_an_earlier_word_for_quantized_weights_is_understood() -> None:
+    assert "weights: grid" in (KEPT / "on-grid/params.yaml").read_text()
+    study = kept_study(KEPT / "on-grid")
+    assert {regime(study.arm(name)) for name in study.optimizers} == {"quantized"}
+    assert regime(kept_study(KEPT / "master").arm("adamw")) == "master"

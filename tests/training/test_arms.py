@@ -23,7 +23,7 @@ from altgrad.training.updates import rungs_moved
 from tests.optim.arms import ARMS
 from tests.training.conftest import VOCABULARY, interruption, make_cell
 
-ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "grid"]
+ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "quantized"]
 # They differ from others in what a step is, which tests/optim holds: their whole runs are not for every day.
 STEP_ALONE = ("profile", "relative", "row_relative", "muon")
 WHOLE_RUNS = [pytest.param(name, marks=pytest.mark.slow) if name in STEP_ALONE else name for name in ARMS]
@@ -60,11 +60,11 @@ def test_an_interrupted_run_ends_with_the_same_bits(tokens, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("name", ARMS)
 @pytest.mark.parametrize("format", ["bf16", "E4M3"])
-def test_what_no_grid_is_for_learns_alike_in_every_arm_and_format(name, format):
+def test_what_is_never_quantized_learns_alike_in_every_arm_and_format(name, format):
     """A learning rate of its own for embeddings and norms: the scale of the arm's leaves it alone."""
     cell = cell_of(name, format, plain_lr=0.125).model_copy(update={"lr_scale": 0.5})
     arm, model = arm_of(cell), build_model(cell, VOCABULARY, torch.device("cpu"))
-    optimizer = build_optimizer(model, arm, weight_grids(model, on_grid=arm.weights == "grid"))
+    optimizer = build_optimizer(model, arm, weight_grids(model, on_grid=arm.weights == "quantized"))
     rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
     linear = {layer.weight for name, layer in linear_layers(model).items() if name != "head"}
     assert {rate for p, rate in rates.items() if p not in linear} == {0.125} and len(linear) == 4
@@ -73,7 +73,7 @@ def test_what_no_grid_is_for_learns_alike_in_every_arm_and_format(name, format):
 
 
 @pytest.mark.parametrize("name", ON_GRID)
-def test_a_checkpoint_of_weights_on_the_grid_is_a_byte_per_weight(tokens, tmp_path, name):
+def test_a_checkpoint_of_quantized_weights_is_a_byte_per_weight(tokens, tmp_path, name):
     cell = cell_of(name, "E3M4")
     trained(cell, tokens, tmp_path)
     stored = load_file(scratch_directory(tmp_path, cell, tokens) / CHECKPOINT)
@@ -167,7 +167,7 @@ def test_a_geometry_aware_arm_without_quantized_weights_is_allowed_for_the_basel
         check_cells([cell], VOCABULARY, "E4M3")
 
 
-def test_weights_on_the_grid_need_one_scale_of_their_own():
+def test_weights_on_the_quantization_grid_need_one_scale_of_their_own():
     cell = make_cell("E4M3", arm=ARMS["adamw_sr"])
     for change in ({"granularity": "row"}, {"scaling": "delayed"}):
         spec = cell.rules[0].weight.model_copy(update=change)

@@ -1,4 +1,4 @@
-"""Virtual geometry: an arm sees a format's grid at weights that no product quantizes to it.
+"""Virtual geometry: an arm sees a format's quantization grid at weights that no product quantizes to it.
 
 Oracles: the unquantized run, for what the products do; the run in the format, for what the arm does.
 """
@@ -37,7 +37,7 @@ from tests.optim.arms import ARMS, FORMATS
 from tests.training.conftest import VOCABULARY, interruption, make_cell
 
 MASTER = [name for name, arm in ARMS.items() if arm["weights"] == "master"]
-ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "grid"]
+ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "quantized"]
 CPU = torch.device("cpu")
 
 
@@ -90,7 +90,7 @@ def test_the_products_are_those_of_the_unquantized_model():
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_an_arm_that_does_not_look_at_the_grid_trains_as_in_bf16(tokens, tmp_path, name):
+def test_an_arm_that_does_not_look_at_the_quantization_grid_trains_as_in_bf16(tokens, tmp_path, name):
     plain = cell_of(name).model_copy(update={"rules": [], "format": "bf16"})
     found = [trained(cell, tokens, tmp_path / cell.format) for cell in (plain, cell_of(name))]
     for file in ("model.safetensors", "history.csv"):
@@ -137,7 +137,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(tokens, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("name", ON_GRID)
-def test_weights_on_the_grid_are_on_one_of_16_bits(tokens, tmp_path, name):
+def test_virtual_weights_kept_quantized_have_16_bits(tokens, tmp_path, name):
     cell = cell_of(name, "E3M4")
     trained(cell, tokens, tmp_path)
     stored = load_file(scratch_directory(tmp_path, cell, tokens) / "step-00000012.safetensors")
@@ -155,7 +155,7 @@ def load_file_of(cell, tokens, root):
 
 
 def test_rungs_are_counted_in_the_formats(tokens, tmp_path):
-    """`rung` of two rungs per step at most moves no weight further on the finer grid, decay and roundings aside."""
+    """`rung` of two rungs per step at most moves no weight further on finer rungs, decay and roundings aside."""
     means = {}
     for virtual in (False, True):
         cell = cell_of("rung", "E3M4", virtual)
@@ -182,7 +182,7 @@ def test_the_diagnosis_finds_nothing_quantized(tokens, tmp_path, name):
 
 
 def test_layers_may_be_virtual_and_quantized_side_by_side(tokens, tmp_path):
-    """Each by its own rule: `rung` counts in the format's rungs on both kinds of grid."""
+    """Each by its own rule: `rung` counts in the format's rungs, whatever its weights lie on."""
     cell = cell_of("rung", "E3M4")
     mlp = cell_of("rung", "E3M4", virtual=False).rules[0].model_copy(update={"layers": "blocks.*.mlp.*"})
     cell = cell.model_copy(update={"rules": [*cell.rules, mlp]})
@@ -233,10 +233,10 @@ def test_a_recipe_that_contradicts_itself_is_named_before_training():
     ("spec", "format", "words"),
     [
         ({"granularity": "row"}, "E4M3", "hold one scale that their optimizer sets; use granularity: tensor"),
-        ({}, "E5M10", "no grid 256 times finer .* takes 24 bits.*; take a format of at most 8 bits"),
+        ({}, "E5M10", "no quantization grid 256 times finer.* takes 24 bits.*; take a format of at most 8 bits"),
     ],
 )
-def test_weights_on_the_grid_need_one_scale_and_a_format_that_can_be_refined(spec, format, words):
+def test_weights_on_the_quantization_grid_need_one_scale_and_a_format_that_can_be_refined(spec, format, words):
     check_cells([cell_of("stiff_update", format, **spec)], VOCABULARY, "bf16")
     with pytest.raises(UserError, match=words):
         check_cells([cell_of("rung", format, **spec)], VOCABULARY, "bf16")

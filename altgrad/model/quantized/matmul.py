@@ -1,4 +1,4 @@
-"""The quantized matrix product: three GEMMs on operands that lie exactly on 8-bit grids.
+"""The quantized matrix product: three GEMMs on operands that lie exactly on 8-bit quantization grids.
 
     y  = (x_q @ w_q^T) / (s_x s_w)
     dx = (g_q @ w_q)   / (s_g s_w)

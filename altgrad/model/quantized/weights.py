@@ -41,8 +41,8 @@ class WeightsTogether:
             autocast = torch.is_autocast_enabled(device)
             if not autocast and len({alike[0].settings(dtype).operand_dtype for dtype in COMPUTE_DTYPES}) > 1:
                 continue
-            # Layers may be in different modes, and of weights on their grids one that an embedding shares has no
-            # history.
+            # Layers may be in different modes, and of weights on their quantization grids one that an embedding shares
+            # has no history.
             groups: dict[tuple[bool, bool], list[QuantizedLinear]] = {}
             for layer in alike:
                 groups.setdefault((layer.training, layer.history("weight") is None), []).append(layer)

@@ -6,7 +6,7 @@ Rounding is a monotone step function. If it is right at each of its decision poi
 numbers next to them, and never steps back in between, then it is right everywhere. So two things are
 checked for a format and mode:
 
-1. At every grid value and every midpoint between two, and their float32 neighbours, of both signs, the
+1. At every value of the format and every midpoint between two, and their float32 neighbours, of both signs, the
    result is that of exact fractions (`altgrad.numerics.check.reference`).
 2. Over all 2^32 bit patterns, in order of magnitude: the result's magnitude never decreases, its sign
    is the input's (+0 for a format without -0), and NaN gives NaN and nothing else does so in range.
@@ -53,9 +53,9 @@ _CHUNK = 1 << 18  # patterns at a time: a few buffers of 1 MiB
 def decision_points(fmt: Format, stride: int = 1) -> Tensor:
     """Return where rounding may change its mind, as float32, of both signs.
 
-    Each grid value and each midpoint between two, up to the first value past the range, with the
+    Each value of the format and each midpoint between two, up to the first value past the range, with the
     float32 numbers next below and above; and the extremes of float32. ``stride`` n keeps only every
-    n-th grid value, but always those at either end.
+    n-th value, but always those at either end.
     """
     values = grid(fmt)
     count = len(values) - 1

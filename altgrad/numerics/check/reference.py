@@ -1,6 +1,6 @@
 """The definition of rounding and codes once more, one number at a time, in exact fractions.
 
-Slow on purpose and meant to be believed by reading: the whole grid is listed from the definition of
+Slow on purpose and meant to be believed by reading: the whole quantization grid is listed from the definition of
 a code's value, and a number is rounded by looking at the two entries it lies between. The vectorised
 functions are tested equal to these. Nothing here is shared with them but `Format`'s fields.
 """

@@ -1,6 +1,6 @@
 // What the loops in C++ have in common: a format, its rounding and its scales, and loops over a tensor's elements.
 //
-// The way to the spacing of the grid differs from rounding.py, as the exponent bits are at hand here; every bit agrees.
+// The way to the spacing of values differs from rounding.py, as the exponent bits are at hand here; every bit agrees.
 
 #pragma once
 
@@ -31,7 +31,7 @@ using torch::stable::Tensor;
 
 constexpr int64_t kGrain = 1 << 17;  // elements per thread, some 30 us: waking another one takes about as long
 
-// --- the grid ------------------------------------------------------------------------------------
+// --- the quantization grid -----------------------------------------------------------------------
 
 // Packed by constants.py.
 struct Grid {
@@ -59,8 +59,8 @@ inline float exact_product_plus(float a, float b, float c) {
 #endif
 }
 
-// How an element gets to the grid: it is multiplied by its scale, or it stays and the grid is divided by the scale, a
-// power of two; then `lowest` are the bits of the smallest normal value there.
+// How an element gets to the quantization grid: it is multiplied by its scale, or it stays and the grid is divided by
+// the scale, a power of two; then `lowest` are the bits of the smallest normal value there.
 struct Scale {
   float factor;
 };
@@ -86,9 +86,9 @@ struct Rounder {
   // spacing.
   bool saturates(float amax, float scale) const { return !(amax * scale <= max * (1 + 0x1p-22f)); }
 
-  // Whether what is at most amax comes out the same on the grid divided by scale, without clamping: a power of two that
-  // brings nothing beyond the largest value, and at which neither the smallest normal value nor the anchors leave
-  // float32.
+  // Whether what is at most amax comes out the same on the quantization grid divided by scale, without clamping: a
+  // power of two that brings nothing beyond the largest value, and at which neither the smallest normal value nor the
+  // anchors leave float32.
   bool can_move(float amax, float scale) const {
     const float smallest = std::bit_cast<float>(lowest) * (1 / scale);
     const bool power_of_two = (std::bit_cast<uint32_t>(scale) & 0x7fffffu) == 0;
@@ -133,7 +133,7 @@ struct Rounder {
 
   uint32_t nearest(float x, Moved grid) const {
     const float binade = std::bit_cast<float>(std::max(std::bit_cast<uint32_t>(x) & 0x7f800000u, grid.lowest));
-    // The anchor, at 2^23 spacings of the grid and half as many, has that spacing too.
+    // The anchor, at 2^23 spacings of the values and half as many, has that spacing too.
     float anchors = anchor_per_binade;
     if constexpr (kAlternating) {  // one spacing more where the even code is below
       constexpr uint32_t kOdd = 1u << 23;
@@ -153,7 +153,7 @@ using bf16 = uint16_t;
 inline float load(float x) { return x; }
 inline float load(bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
 
-// What is on the grid of a format that bfloat16 holds is exact, and so is a quiet NaN.
+// What is on the quantization grid of a format that bfloat16 holds is exact, and so is a quiet NaN.
 inline void store_exact(float* to, float x) { *to = x; }
 inline void store_exact(bf16* to, float x) { *to = static_cast<bf16>(std::bit_cast<uint32_t>(x) >> 16); }
 

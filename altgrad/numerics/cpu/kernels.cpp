@@ -74,7 +74,7 @@ void arrange(const P* places, int64_t n, P* arranged) {
   for (int64_t i = 0; i < n; ++i) arranged[kPairs<T, U> ? i / 2 + i % 2 * ((n + 1) / 2) : i] = places[i];
 }
 
-// The scale is taken off again: for what does not fit on a grid that has been divided by it. step: 0 for one scale.
+// The scale is taken off again: for what does not fit on a quantization grid divided by it. step: 0 for one scale.
 template <class T, class U, class R>
 void round_unscaled(const T* x, U* y, int64_t n, const float* scale, int64_t step, const R round) {
   for (int64_t i = 0; i < n; ++i, scale += step) store(y + i, round(load(x[i]), Scale{*scale}) * (1 / *scale));

@@ -1,0 +1,286 @@
+"""The hypotheses of the study, each with the statistic and the test that reports/study/HYPOTHESES.md names for it.
+
+A part takes ``losses``, final validation losses in nats per token by format, optimizer and seed; ``plain``, the arm
+that others are held against; and the part's folder, for its figures. It returns what is said and the table behind it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from altgrad.reporting.document import Block, Column, Picture, Table, Text
+from altgrad.reporting.figures.decisions import draw_matrix, draw_own, draw_profile
+from altgrad.reporting.multiplicity import holm
+from altgrad.reporting.paired import interval, two_sided, with_interval
+from altgrad.reporting.tables import words
+from altgrad.reporting.wording import number, p_value, signed
+
+LEVEL = 0.05
+AS, VIRTUAL = "as_", "virtual."  # how the parts call an arm with a format's geometry, and a virtual twin
+# Sun et al. 2025 (arXiv 2501.02423), table of optimal splits, and the order of 8-bit splits that their law gives.
+LAW_BEST = {3: "E1M1", 4: "E2M1", 5: "E2M2"}
+LAW_ORDER = ("E4M3", "E3M4", "E5M2", "E2M5", "E6M1", "E1M6", "E7M0", "E0M7")
+
+
+# --- the statistics --------------------------------------------------------------------------------
+
+
+def diagonal(losses: np.ndarray) -> float:
+    """Return how much lower the diagonal of a table lies than the rest, rows' and columns' own levels taken out.
+
+    Args:
+        losses: (F, F), a row per geometry and a column per format, in one order.
+
+    Returns:
+        The mean residual on the diagonal minus the mean residual off it, in the unit of ``losses``: zero for any
+        table that is a sum of something of its row and something of its column.
+    """
+    residual = losses - losses.mean(0) - losses.mean(1, keepdims=True) + losses.mean()
+    on = np.eye(len(losses), dtype=bool)
+    return float(residual[on].mean() - residual[~on].mean())
+
+
+# --- the parts -------------------------------------------------------------------------------------
+
+
+def matrix(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
+    """Every geometry in every format: the table of gains, and the statistic of its diagonal."""
+    table = losses.unstack("optimizer")
+    arms = [name for name in _values(losses, "optimizer") if name.startswith(AS)]
+    formats = [name.removeprefix(AS) for name in arms]
+    gains = table[arms].rsub(table[plain], axis=0)
+    seeds = sorted(table.index.unique("seed"))
+
+    def gain(arm: str, fmt: str) -> np.ndarray:
+        return gains.xs(fmt, level="format")[arm].reindex(seeds).to_numpy()
+
+    deltas = np.array([
+        diagonal(table.xs(seed, level="seed").loc[formats, arms].to_numpy().T) for seed in seeds
+    ])  # fmt: skip
+    rows = [
+        [f"**{fmt}**", *(with_interval(gain(arm, column)) for column in formats),
+         with_interval(np.mean([gain(arm, column) for column in formats], axis=0))]
+        for arm, fmt in zip(arms, formats, strict=True)
+    ]  # fmt: skip
+    columns = [words("geometry of"), *(Column(f"in {fmt}") for fmt in formats), Column("mean")]
+    note = (
+        f"Gain over `{plain}` in the same format, nats per token, with its 95 % interval over {len(seeds)} seeds, each "
+        "interval by itself. On the diagonal a format has its own geometry."
+    )
+    p = two_sided(deltas)
+    if p >= LEVEL:
+        verdict = "not told apart from zero: that the geometry is the format's own is not seen to matter"
+    elif deltas.mean() < 0:
+        verdict = "below zero: a format gains from its own geometry beyond what that geometry gains elsewhere"
+    else:
+        verdict = "above zero: a format's own geometry serves it worse than others do"
+    said = (
+        f"**H1.** The diagonal's loss minus the others', rows and columns taken out: {with_interval(deltas, 5)}, "
+        f"p = {p_value(p)}, {verdict}."
+    )
+    figures = folder / "figures"
+    draw_matrix(np.array([[gain(arm, fmt).mean() for fmt in formats] for arm in arms]), formats, figures)
+    own = [interval(gain(AS + fmt, fmt)) for fmt in formats]
+    others = [[gain(AS + fmt, other) for other in formats if other != fmt] for fmt in formats]
+    draw_own(own, [interval(np.mean(found, axis=0)) for found in others], formats, figures)
+    alt = "Gain over AdamW by the format whose geometry the steps follow and the format that is trained in"
+    caption = f"Mean gain over {plain}, nats per token, {len(seeds)} paired seeds. Framed: a format's own geometry."
+    return [Text(said), Picture("matrix", alt, caption), Table(columns, rows, note)]
+
+
+def own_parts(losses: pd.Series, plain: str, _: Path) -> list[Block]:
+    """What an arm gains in a format minus what it gains on finer rungs: per format, with Holm over them."""
+    table = losses.unstack("optimizer")
+    entries = [name for name in _values(losses, "format") if not name.startswith(VIRTUAL)]
+    arms = [name for name in _values(losses, "optimizer") if name != plain]
+    stiff, null = sorted(arms, key=lambda name: "permuted" in name)
+    seeds = sorted(table.index.unique("seed"))
+
+    def gain(arm: str, entry: str) -> np.ndarray:
+        found = table.xs(entry, level="format").reindex(seeds)
+        return (found[plain] - found[arm]).to_numpy()
+
+    own = {(arm, entry): gain(arm, entry) - gain(arm, VIRTUAL + entry) for arm in arms for entry in entries}
+    against = {entry: own[stiff, entry] - own[null, entry] for entry in entries}
+    p_own = holm({entry: two_sided(own[stiff, entry]) for entry in entries})
+    p_null = holm({entry: two_sided(against[entry]) for entry in entries})
+    rows = [
+        [f"**{entry}**", with_interval(gain(stiff, entry)), with_interval(gain(stiff, VIRTUAL + entry)),
+         with_interval(own[stiff, entry]), p_value(p_own[entry]), with_interval(own[null, entry]),
+         with_interval(against[entry]), p_value(p_null[entry])]
+        for entry in entries
+    ]  # fmt: skip
+    columns = [
+        words("format"), Column(f"gain of {stiff}"), Column("on fine rungs"), Column("own part"), Column("p"),
+        Column(f"own part of {null}"), Column("own part beyond it"), Column("p"),
+    ]  # fmt: skip
+    note = (
+        f"Gains over `{plain}`, nats per token, with 95 % intervals over {len(seeds)} seeds, each by itself; p by Holm "
+        f"over the {len(entries)} formats. Fine rungs: a quantization grid of the same shape, 256 times finer."
+    )
+    above = [entry for entry in entries if p_own[entry] < LEVEL and own[stiff, entry].mean() > 0]
+    below = [entry for entry in entries if p_own[entry] < LEVEL and own[stiff, entry].mean() < 0]
+    beyond = [entry for entry in entries if p_null[entry] < LEVEL and against[entry].mean() > 0]
+    said = [
+        f"**H2.** The format's own part of the gain is above zero in {_names(above)}; below in {_names(below)}.",
+        f"**H3.** It is larger than that of the null arm, whose steps know nothing of the weight, in {_names(beyond)}.",
+    ]
+    return [*map(Text, said), Table(columns, rows, note)]
+
+
+def profile(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
+    """The map over knee and slope: gain of each at its best rate over the plain arm at its own; no claim."""
+    means = losses.groupby(["optimizer", "lr_scale"]).mean()
+    rate = means.groupby("optimizer").idxmin().map(lambda place: place[1])
+    best = {arm: losses.xs((arm, rate[arm]), level=("optimizer", "lr_scale")).droplevel("format") for arm in rate.index}
+    gains = {_place(arm): (best[plain] - losses_of).to_numpy() for arm, losses_of in best.items() if arm != plain}
+    rates = {_place(arm): rate[arm] for arm in best if arm != plain}
+    knees, slopes = (sorted({place[i] for place in gains}) for i in (0, 1))
+
+    def cell(knee: float, slope: float) -> str:
+        place = knee, slope
+        return f"{with_interval(gains[place])} ({number(rates[place], 1)})" if place in gains else ""
+
+    rows = [[f"**{slope:g}**", *(cell(knee, slope) for knee in knees)] for slope in slopes]
+    columns = [words("slope"), *(Column(f"knee {knee:g}") for knee in knees)]
+    seeds = len(best[plain])
+    note = (
+        f"Gain over `{plain}`, nats per token, each at the best of its rates (in brackets, as a multiple), with its "
+        f"95 % interval over {seeds} seeds. The rate was chosen on the same seeds: a map, and no finding."
+    )
+    table = [[gains[knee, slope].mean() if (knee, slope) in gains else np.nan for knee in knees] for slope in slopes]
+    draw_profile(np.array(table), slopes, knees, folder / "figures")
+    alt = "Gain over AdamW by the knee and the slope of the step as a function of the weight"
+    caption = f"Mean gain over {plain}, nats per token, {seeds} paired seeds, at the best of the rates tried."
+    knee, slope = max(gains, key=lambda place: gains[place].mean())
+    said = Text(f"The lowest loss is that of knee {knee:g} and slope {slope:g}.")
+    return [said, Picture("profile", alt, caption), Table(columns, rows, note)]
+
+
+def controls(losses: pd.Series, plain: str, _: Path) -> list[Block]:
+    """What looks at no format, each against the arm that follows the format's geometry."""
+    return _each_against("H4", "stiff_matched", losses, plain)
+
+
+def masterless(losses: pd.Series, plain: str, _: Path) -> list[Block]:
+    """Ways to keep no master weights, each against stochastic rounding."""
+    return _each_against("H5", "adamw_sr", losses, plain)
+
+
+def length(losses: pd.Series, plain: str, _: Path) -> list[Block]:
+    """What each arm gains in the first format, with Holm over the arms, and how much of it is gained without."""
+    table = losses.unstack("optimizer")
+    entry = _values(losses, "format")[0]
+    arms = [arm for arm in _values(losses, "optimizer") if arm != plain]
+
+    def gain(arm: str, name: str) -> np.ndarray:
+        found = table.xs(name, level="format")
+        return (found[plain] - found[arm]).to_numpy()
+
+    own = {arm: gain(arm, entry) - gain(arm, VIRTUAL + entry) for arm in arms}
+    p = holm({arm: two_sided(gain(arm, entry)) for arm in arms})
+    gaining = [arm for arm in arms if p[arm] < LEVEL and gain(arm, entry).mean() > 0]
+    losing = [arm for arm in arms if p[arm] < LEVEL and gain(arm, entry).mean() < 0]
+    rows = [
+        [f"`{arm}`", with_interval(gain(arm, entry)), p_value(p[arm]), with_interval(gain(arm, VIRTUAL + entry)),
+         with_interval(own[arm])]
+        for arm in arms
+    ]  # fmt: skip
+    columns = [words("arm"), Column(f"gain in {entry}"), Column("p"), Column("gain without it"), Column("own part")]
+    note = (
+        f"Gain over `{plain}`, nats per token, with 95 % intervals over {len(table.index.unique('seed'))} seeds, each "
+        f"by itself; p by Holm over the {len(arms)} arms."
+    )
+    said = f"**L1.** In {entry}, lower than `{plain}`: {_names(gaining, '`')}; higher: {_names(losing, '`')}."
+    return [Text(said), Table(columns, rows, note)]
+
+
+def gate_formats(losses: pd.Series, plain: str, _: Path) -> list[Block]:
+    """The order of splits under the plain arm, beside the law's: the best of 3, 4 and 5 bits, and all of 8."""
+    table = losses.xs(plain, level="optimizer").unstack("format")
+    width = {name: 1 + int(name[1]) + int(name[3]) for name in table if re.fullmatch(r"E\dM\d", name)}
+    said, rows = [], []
+    for bits, best in LAW_BEST.items():
+        others = [name for name in table if width.get(name) == bits and name != best]
+        above = {name: (table[name] - table[best]).to_numpy() for name in others}
+        p = holm({name: two_sided(above[name]) for name in others})
+        lower = [name for name in others if p[name] < LEVEL and above[name].mean() < 0]
+        higher = [name for name in others if p[name] < LEVEL and above[name].mean() > 0]
+        apart = [name for name in others if name not in (*lower, *higher)]
+        said.append(
+            f"**G1, {bits} bits.** Above the law's best, {best}: {_names(higher)}; below it: {_names(lower)}; not told "
+            f"apart: {_names(apart)}."
+        )
+        rows += [[f"**{name}**", with_interval(above[name]), best, p_value(p[name])] for name in others]
+    eight = [name for name in LAW_ORDER if name in table]
+    if len(eight) > 1:
+        found = sorted(eight, key=lambda name: table[name].mean())
+        said.append(
+            f"**G2, 8 bits.** From the lowest loss: {_names(found)}. The law: {_names(eight)}. Spearman's rank "
+            f"correlation {signed(_rank_correlation(found, eight), 2)}."
+        )
+        above = {name: (table[name] - table[found[0]]).to_numpy() for name in found[1:]}
+        rows += [[f"**{name}**", with_interval(above[name]), found[0], "–"] for name in above]
+    columns = [words("format"), Column("loss above"), words("that of"), Column("p")]
+    note = (
+        f"Differences in final validation loss under `{plain}`, nats per token, with 95 % intervals over {len(table)} "
+        "seeds, each by itself; p by Holm over the splits of a width; the order of 8 bits is not tested."
+    )
+    return [*map(Text, said), Table(columns, rows, note)]
+
+
+def _rank_correlation(order: Sequence[str], other: Sequence[str]) -> float:
+    """Return Spearman's correlation of two orders of the same names."""
+    n = len(order)
+    return 1 - 6 * sum((order.index(name) - other.index(name)) ** 2 for name in order) / (n * (n * n - 1))
+
+
+def _each_against(hypothesis: str, reference: str, losses: pd.Series, plain: str) -> list[Block]:
+    """Every arm but the plain and the null one against ``reference`` in the first format, with Holm over them."""
+    table = losses.unstack("optimizer")
+    entries, arms = _values(losses, "format"), _values(losses, "optimizer")
+    judged = [arm for arm in arms if arm not in (plain, reference) and "permuted" not in arm]
+
+    def above(arm: str, entry: str) -> np.ndarray:
+        found = table.xs(entry, level="format")
+        return (found[arm] - found[reference]).to_numpy()
+
+    p = holm({arm: two_sided(above(arm, entries[0])) for arm in judged})
+    lower = [arm for arm in judged if p[arm] < LEVEL and above(arm, entries[0]).mean() < 0]
+    higher = [arm for arm in judged if p[arm] < LEVEL and above(arm, entries[0]).mean() > 0]
+    apart = [arm for arm in judged if arm not in (*lower, *higher)]
+    rows = [
+        [f"`{arm}`", *(with_interval(above(arm, entry)) for entry in entries), p_value(p[arm]) if arm in p else "–"]
+        for arm in arms
+        if arm != reference
+    ]
+    columns = [words("arm"), *(Column(f"in {entry}") for entry in entries), Column("p")]
+    note = (
+        f"Final validation loss minus that of `{reference}` in the same format, nats per token, with its 95 % interval "
+        f"over {len(table.index.unique('seed'))} seeds, each by itself; p in {entries[0]}, by Holm over the "
+        f"{len(judged)} arms that have one."
+    )
+    said = (
+        f"**{hypothesis}.** In {entries[0]}, lower than `{reference}`: {_names(lower, '`')}; higher: "
+        f"{_names(higher, '`')}; not told apart: {_names(apart, '`')}."
+    )
+    return [Text(said), Table(columns, rows, note)]
+
+
+def _values(losses: pd.Series, level: str) -> list[str]:
+    """Return the values of an index level in the order of the results, which is that of the grid."""
+    return list(dict.fromkeys(losses.index.get_level_values(level)))
+
+
+def _place(arm: str) -> tuple[float, float]:
+    knee, slope = arm.removeprefix("knee").split("_slope")
+    return float(knee), float(slope.replace("p", "."))
+
+
+def _names(entries: Sequence[str], mark: str = "") -> str:
+    return ", ".join(f"{mark}{entry}{mark}" for entry in entries) or "none"

@@ -1,0 +1,23 @@
+"""No stage, but what training would do first: build its loops in C++, which `make repro` has done meanwhile.
+
+Compiling them keeps a core busy for a good part of a minute, and tokenizing another. Nobody waits for this process, and
+nothing is lost if it fails: who needs loops that are not there builds them, and says what stands in the way.
+"""
+
+from altgrad.config import project_root
+
+
+def main() -> None:
+    """Build the loops of all rooms where training looks for them, those first that a step takes first."""
+    from altgrad.numerics.cpu import kernels, sums
+    from altgrad.optim import update_cpu
+    from altgrad.training import machine
+
+    machine.use_compile_cache(machine.compile_cache(project_root()))
+    kernels.load(kernels.SOURCE)
+    kernels.load(update_cpu.SOURCE, update_cpu.DEFINITIONS)
+    kernels.load(sums.SOURCE, sums.DEFINITIONS)
+
+
+if __name__ == "__main__":
+    main()
