@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from altgrad.diagnostics import ANALYSES
 from altgrad.metrics import METRICS, Limit, Metric, mean, per_weight
 from altgrad.metrics.table import ROWS
 
@@ -15,7 +16,7 @@ LAYERS = ("head", "lm.head", "blocks.0.attn.out", "blocks.0.attn.qkv", "blocks.0
 
 def test_names_are_unique_and_rows_are_whole() -> None:
     assert len(METRICS) == len(ROWS)
-    for metric in ROWS:
+    for metric in [*ROWS, *(analysis.row for analysis in ANALYSES if analysis.row)]:
         assert metric.unit and metric.definition[-1] == "." and "  " not in metric.definition, metric.name
         assert set(metric.watched) <= set(metric.live), metric.name
         assert metric.limit or not metric.watched, metric.name
@@ -67,6 +68,6 @@ def test_the_table_needs_nothing_that_is_slow_to_import() -> None:
 
 def test_the_command_prints_every_row_with_its_unit_and_text() -> None:
     out = subprocess.run([sys.executable, "-m", "altgrad.metrics"], check=True, capture_output=True, encoding="utf-8")
-    lines = out.stdout.splitlines()
-    assert lines[::2] == [f"{metric.name} [{metric.unit}]" for metric in ROWS]
-    assert lines[1::2] == [f"    {metric.text}" for metric in ROWS]
+    lines, rows = out.stdout.splitlines(), [*ROWS, *(analysis.row for analysis in ANALYSES if analysis.row)]
+    assert lines[::2] == [f"{metric.name} [{metric.unit}]" for metric in rows]
+    assert lines[1::2] == [f"    {metric.text}" for metric in rows]
