@@ -25,6 +25,7 @@ import pandas as pd
 from altgrad.metrics import METRICS
 
 THRESHOLD = 8.0  # spreads; see the module
+LOSS_THRESHOLD = 4.0  # of the loss: not chosen on anything, said beforehand
 LEAST_PEERS = 3
 FLOOR = 1 / 16  # binades: no spread of a tensor is taken for smaller ...
 LOSS_FLOOR = 1 / 64  # ... nor one of the loss: 1.1 %
@@ -127,7 +128,7 @@ class Bands:
 def first_cause(run: Trace, peers: Sequence[Trace], threshold: float = THRESHOLD) -> FirstCause:
     """Return the first cause of what happened to ``run``; see the module. ``peers`` are healthy runs, without it."""
     enough = len(peers) >= LEAST_PEERS
-    loss_step = _loss_step(run, peers if enough else (), threshold)
+    loss_step = _loss_step(run, peers if enough else ())
     found = _nonfinite(run)
     found += _outside(run, peers, threshold) if enough else _limits_crossed(run.monitors)
     found = [excursion for excursion in found if loss_step is None or excursion.step <= loss_step]
@@ -201,12 +202,12 @@ def _lasting(out: np.ndarray, recorded: np.ndarray) -> np.ndarray:
     return kept
 
 
-def _loss_step(run: Trace, peers: Sequence[Trace], threshold: float) -> int | None:
+def _loss_step(run: Trace, peers: Sequence[Trace]) -> int | None:
     """Return the first step at which a loss is above its band or the run has diverged, None if that never was."""
     steps = [] if run.diverged is None else [run.diverged]
     if peers and len(run.history):
         bands = loss_bands(run, peers)
-        above = bands.beyond > threshold
+        above = bands.beyond > LOSS_THRESHOLD
         at = _lasting(above, bands.values.notna().to_numpy()).any(axis=0)
         steps += list(bands.values.columns[at][:1])
     return min((int(step) for step in steps), default=None)
