@@ -7,7 +7,9 @@ of it over all layers, since a few runs know little of one tensor. An excursion 
 there is none. With fewer than `LEAST_PEERS` there is no band, and the limits of the metrics' rows take its place.
 
 The first cause is the earliest excursion that is no later than the loss's own; what leaves its band after the loss
-rose, by `LOSS_THRESHOLD` spreads, is a consequence. Of several in the same pass the one that is farthest out is named, and of those that are equally
+rose, by `LOSS_THRESHOLD` spreads, is a consequence.
+
+Of several in the same pass the one that is farthest out is named, and of those that are equally
 far, as NaN is, the one that is computed first.
 
 The threshold was chosen on planted faults, and what it finds in others stands in reports/first_cause.
