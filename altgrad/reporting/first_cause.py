@@ -7,7 +7,9 @@ of it over all layers, since a few runs know little of one tensor. An excursion 
 there is none. With fewer than `LEAST_PEERS` there is no band, and the limits of the metrics' rows take its place.
 
 The first cause is the earliest excursion that is no later than the loss's own; what leaves its band after the loss
-rose is a consequence. Of several in the same pass the one that is farthest out is named, and of those that are equally
+rose, by `LOSS_THRESHOLD` spreads, is a consequence.
+
+Of several in the same pass the one that is farthest out is named, and of those that are equally
 far, as NaN is, the one that is computed first.
 
 The threshold was chosen on planted faults, and what it finds in others stands in reports/first_cause.
@@ -24,7 +26,8 @@ import pandas as pd
 
 from altgrad.metrics import METRICS
 
-THRESHOLD = 8.0  # spreads; see the module
+THRESHOLD = 24.0  # spreads; see the module
+LOSS_THRESHOLD = 4.0  # of the loss: not chosen on anything, said beforehand
 LEAST_PEERS = 3
 FLOOR = 1 / 16  # binades: no spread of a tensor is taken for smaller ...
 LOSS_FLOOR = 1 / 64  # ... nor one of the loss: 1.1 %
@@ -127,7 +130,7 @@ class Bands:
 def first_cause(run: Trace, peers: Sequence[Trace], threshold: float = THRESHOLD) -> FirstCause:
     """Return the first cause of what happened to ``run``; see the module. ``peers`` are healthy runs, without it."""
     enough = len(peers) >= LEAST_PEERS
-    loss_step = _loss_step(run, peers if enough else (), threshold)
+    loss_step = _loss_step(run, peers if enough else ())
     found = _nonfinite(run)
     found += _outside(run, peers, threshold) if enough else _limits_crossed(run.monitors)
     found = [excursion for excursion in found if loss_step is None or excursion.step <= loss_step]
@@ -201,12 +204,12 @@ def _lasting(out: np.ndarray, recorded: np.ndarray) -> np.ndarray:
     return kept
 
 
-def _loss_step(run: Trace, peers: Sequence[Trace], threshold: float) -> int | None:
+def _loss_step(run: Trace, peers: Sequence[Trace]) -> int | None:
     """Return the first step at which a loss is above its band or the run has diverged, None if that never was."""
     steps = [] if run.diverged is None else [run.diverged]
     if peers and len(run.history):
         bands = loss_bands(run, peers)
-        above = bands.beyond > threshold
+        above = bands.beyond > LOSS_THRESHOLD
         at = _lasting(above, bands.values.notna().to_numpy()).any(axis=0)
         steps += list(bands.values.columns[at][:1])
     return min((int(step) for step in steps), default=None)

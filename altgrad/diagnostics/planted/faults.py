@@ -20,7 +20,7 @@ from altgrad.model import linear_layers
 from altgrad.numerics.constants import TARGET
 from altgrad.training.trainer import Trainer
 
-HEALTHY, SCALE, FORMAT, RATE, NAN = "healthy", "scale", "format", "rate", "nan"
+HEALTHY, SCALE, FORMAT, RATE, NAN = "healthy", "scale", "format", "rate", "nonfinite"
 KINDS = {
     SCALE: "one tensor's scale is 2 to 2^12 times too large or too small, from a step on",
     FORMAT: "one tensor is in E7M0, from the first step",

@@ -20,7 +20,7 @@ from altgrad.diagnostics.planted.faults import HEALTHY, KINDS, RATE
 from altgrad.diagnostics.planted.runs import EVERY, Run
 from altgrad.reporting.first_cause import Trace, first_cause
 
-THRESHOLDS = (4, 5, 6, 7, 8, 10, 12, 16)
+THRESHOLDS = (4, 6, 8, 10, 12, 16, 24, 32)
 ALL = "all"
 
 
