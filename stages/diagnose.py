@@ -2,17 +2,19 @@
 
 from pathlib import Path
 
-from altgrad.config import UserError, discard_finished, project_root, run_stage
+from altgrad.config import UserError, discard_finished, load_params, project_root, run_stage
 
 
 def main(arguments: list[str]) -> None:
     if len(arguments) != 1:
         raise UserError("usage: python -m stages.diagnose CELL, such as E4M3-adamw-0-1")
     key = arguments[0]
+    params = load_params()
     from altgrad.diagnostics import diagnose_cell
 
     cell_path, out = Path("data/grid") / f"{key}.json", Path("data/diag")
-    diagnose_cell(cell_path, Path("data/runs") / key, out / f"{key}.json", out / f"{key}.parquet")
+    files = out / f"{key}.json", out / f"{key}.parquet"
+    diagnose_cell(cell_path, Path("data/runs") / key, *files, Path("data/tokens"), params.diagnose)
     discard_finished(project_root(), key)
 
 

@@ -148,6 +148,18 @@ class Monitor(Section):
     probes: int = Field(3, ge=1, le=100, description="snapshots of weights and gradients, evenly spaced")
 
 
+class Diagnose(Section):
+    """What the diagnosis of a finished run may take; no cell trains anew when it changes."""
+
+    tokens: int = Field(
+        1024, ge=0, le=2**24,
+        description="of the validation sample, for the Fisher information and the Hessian of the final weights, and at "
+        "least one sequence; 0 leaves both out",
+    )  # fmt: skip
+    lanczos: int = Field(8, ge=2, le=1000, description="most steps to the eigenvalues of a layer, and of the model")
+    hutchinson: int = Field(8, ge=2, le=10_000, description="random vectors for the traces")
+
+
 # --- the whole file --------------------------------------------------------------------------
 
 
@@ -205,6 +217,7 @@ class Params(Section):
     optimizers: dict[Name, Arm] = Field(description="arms to choose from")
     train: Train = Field(Train(), description="the training schedule")
     monitor: Monitor = Field(Monitor(), description="what is recorded inside a run")
+    diagnose: Diagnose = Field(Diagnose(), description="what the diagnosis of a finished run may take")
     overrides: Annotated[dict[str, dict[str, Any]], BeforeValidator(_empty)] = Field(
         {}, description="settings of some cells, by grid entry, arm or cell"
     )

@@ -10,6 +10,7 @@ from altgrad.metrics import METRICS, Metric
 
 WEIGHT = ("weight",)
 QUANTIZED = ("weight", "grid")
+GEOMETRY = ("weight", "geometry")
 GRADIENTS = ("grad_quantized", "grad_float")
 
 

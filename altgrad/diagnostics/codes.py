@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from altgrad.diagnostics.analysis import QUANTIZED, Analysis
-from altgrad.diagnostics.view import Histogram, LayerView
+from altgrad.diagnostics.view import Histogram, LayerView, entropy
 
 WIDEST_SHOWN = 8  # bits; a wider format has about as many codes as a layer has weights
 
@@ -26,7 +26,7 @@ def code_used_frac(view: LayerView) -> float:
 
 def code_entropy(view: LayerView) -> float:
     """At most log2 of the number of values, 0 if all weights share one."""
-    return _entropy(view.rung_counts[1])
+    return entropy(view.rung_counts[1])
 
 
 def bit_activity(view: LayerView) -> Histogram:
@@ -38,19 +38,13 @@ def bit_activity(view: LayerView) -> Histogram:
     codes = np.arange(len(counts))
     bits = range(view.grid.format.bits)
     ones = [counts[(codes >> bit) & 1 == 1].sum() for bit in bits]
-    return Histogram(list(bits), [_entropy(np.array([one, counts.sum() - one])) for one in ones])
+    return Histogram(list(bits), [entropy(np.array([one, counts.sum() - one])) for one in ones])
 
 
 def code_stale_frac(view: LayerView) -> float:
     """Each snapshot is on the quantization grid of its own scale, as the forward pass sees it."""
     now, before = view.grid.rungs(view.weight), view.previous_grid.rungs(view.previous)
     return (now == before).double().mean().item()
-
-
-def _entropy(counts: np.ndarray) -> float:
-    """Entropy in bits of the distribution with these counts."""
-    share = counts[counts > 0] / counts.sum()
-    return float(-(share * np.log2(share)).sum() + 0.0)  # + 0.0 turns -0 into 0
 
 
 ORDER = 20

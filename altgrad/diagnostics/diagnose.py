@@ -24,12 +24,17 @@ from torch import Tensor
 
 from altgrad.config import Cell
 from altgrad.config.files import replacing, write_json
+from altgrad.config.schema import Diagnose
+from altgrad.diagnostics.fisher import fishers
+from altgrad.diagnostics.hessian import curvatures
+from altgrad.diagnostics.rebuilt import RebuiltModel
 from altgrad.diagnostics.registry import ANALYSES
 from altgrad.diagnostics.saved import SavedRun
 from altgrad.diagnostics.view import Histogram, LayerView
 from altgrad.metrics import Metric
 
 OK, NONFINITE = "ok", "nonfinite"
+WHOLE_MODEL = ""  # in place of a layer's name
 TENSORS = ("weight", "initial", "previous", "grad_quantized", "grad_float")
 SCHEMA = pyarrow.schema(
     [
@@ -54,8 +59,14 @@ class Row(NamedTuple):
     value: float
 
 
-def diagnose_cell(cell_path: Path, run_dir: Path, json_path: Path, parquet_path: Path) -> None:
+def diagnose_cell(
+    cell_path: Path, run_dir: Path, json_path: Path, parquet_path: Path,
+    tokens: Path | None = None, settings: Diagnose | None = None,
+) -> None:  # fmt: skip
     """Diagnose the run in ``run_dir`` of the resolved cell at ``cell_path``; write both files, the JSON last.
+
+    With the folder of ``tokens`` the model is rebuilt, and what the loss does around its final weights is measured on
+    as many of the validation tokens as ``settings`` say; else, and where a weight or that loss is not finite, not.
 
     A tensor that holds NaN or infinity, as after a divergence, is not measured; the status of its
     layer, and that of the cell, is then ``nonfinite``. Raises :class:`altgrad.config.UserError` when
@@ -65,6 +76,7 @@ def diagnose_cell(cell_path: Path, run_dir: Path, json_path: Path, parquet_path:
     rows: list[Row] = []
     layers: dict[str, dict[str, Any]] = {}
     with _one_thread(), SavedRun(cell, run_dir) as run:
+        around = {} if tokens is None else _around(run, tokens, settings or Diagnose())
         for layer, formats in run.formats.items():
             entry = layers[layer] = {"formats": formats, "shape": None, "status": OK, "nonfinite_step": None}
             for view in run.views(layer):
@@ -72,7 +84,8 @@ def diagnose_cell(cell_path: Path, run_dir: Path, json_path: Path, parquet_path:
                 finite = _finite(view)
                 if finite is not view and entry["status"] == OK:
                     entry |= {"status": NONFINITE, "nonfinite_step": view.step}
-                rows += measure(finite)
+                rows += measure(replace(finite, **around.get(layer, {})) if view.step == run.last_step else finite)
+        rows += measure(LayerView(WHOLE_MODEL, run.last_step, **around.get(WHOLE_MODEL, {})))
         last = [row for row in rows if row.x is None and row.step == run.last_step]
     _write_parquet(parquet_path, rows)
     diagnosis = {
@@ -98,6 +111,20 @@ def measure(view: LayerView) -> Iterator[Row]:
             yield from (Row(*identity, float(x), float(value)) for x, value in zip(*found, strict=True))
         elif found is not None and math.isfinite(found):
             yield Row(*identity, None, found)
+
+
+def _around(run: SavedRun, tokens: Path, settings: Diagnose) -> dict[str, dict[str, Any]]:
+    """Return the fields of a view that need the model, by layer; none where a weight or the loss is not finite."""
+    saved = run.model() if settings.tokens else {}
+    if not saved or not all(t.isfinite().all() for t in saved.values()):
+        return {}
+    rebuilt = RebuiltModel.of(run.cell, saved, tokens, settings.tokens)
+    if not rebuilt.loss().isfinite():
+        return {}
+    found = fishers(rebuilt)
+    layers, whole = curvatures(rebuilt, settings.lanczos, settings.hutchinson)
+    around = {name: {"fisher": found[name], "curvature": layers[name]} for name in rebuilt.layers}
+    return {**around, WHOLE_MODEL: {"model_curvature": whole}}
 
 
 @contextmanager
@@ -127,7 +154,7 @@ def _finite(view: LayerView) -> LayerView:
 def _summary(metric: Metric, last: list[Row], layers: dict[str, dict[str, Any]]) -> float | None:
     """Return the metric over all layers that have a value at the last step, ``None`` without any."""
     own = [row for row in last if row.metric == metric.name]
-    sizes = [math.prod(layers[row.layer]["shape"]) for row in own]
+    sizes = [math.prod(layers[row.layer]["shape"]) if row.layer != WHOLE_MODEL else 1 for row in own]
     return metric.summary([row.value for row in own], sizes) if own else None
 
 

@@ -6,6 +6,7 @@ Both are of the same weights on the same batch.
 from __future__ import annotations
 
 from altgrad.diagnostics.analysis import GRADIENTS, Analysis
+from altgrad.diagnostics.correlation import cosine
 from altgrad.diagnostics.rounding_error import ratio_db
 from altgrad.diagnostics.view import LayerView
 
@@ -17,9 +18,7 @@ def grad_snr_db(view: LayerView) -> float | None:
 
 def grad_cosine(view: LayerView) -> float | None:
     """``None`` when one of them is zero."""
-    quantized, plain = view.grad_quantized.double().flatten(), view.grad_float.double().flatten()
-    norms = (quantized.norm() * plain.norm()).item()
-    return (quantized @ plain).item() / norms if norms else None
+    return cosine(view.grad_quantized, view.grad_float)
 
 
 ORDER = 60

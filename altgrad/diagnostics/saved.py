@@ -72,10 +72,15 @@ class SavedRun:
                 continue
             remembered = self._probes.get_tensor(steps["amax"][step]) if step in steps.get("amax", {}) else None
             grid = None if weight is None else self._grid(layer, weight, remembered)
-            yield LayerView(layer, step, weight, grid, initial, previous, previous_grid, **gradients)
+            virtual = None if weight is None else self._virtual_grid(layer, weight)
+            yield LayerView(layer, step, weight, grid, initial, previous, previous_grid, **gradients, virtual=virtual)
             if weight is not None:
                 previous, previous_grid = weight, grid
                 initial = weight if step == 0 else initial
+
+    def model(self) -> dict[str, Tensor]:
+        """Return every final parameter and buffer by name, as many bytes as the model has."""
+        return {name: self._model.get_tensor(name) for name in sorted(self._model_names)}
 
     def _weight(self, layer: str, step: int, snapshots: dict[int, str]) -> Tensor | None:
         if step in snapshots:
@@ -95,6 +100,16 @@ class SavedRun:
             raise UserError(f"{self.folder} is not a run of today's {self.cell.key}; run `dvc repro` to train it again")
         fmt = Format(**self.cell.formats[name])
         return Grid.of(weight, fmt, remembered, **spec.scale_options)
+
+    def _virtual_grid(self, layer: str, weight: Tensor) -> Grid | None:
+        """Return the quantization grid that the arm of ``weight`` sees and no product uses, at the weight's own amax.
+
+        Weights that live on a finer one hold an amax of up to twice that, which the snapshots do not tell.
+        """
+        spec = self._spec(layer)
+        if spec is None or not spec.virtual:
+            return None
+        return Grid.of(weight, Format(**self.cell.formats[spec.format]), **spec.scale_options)
 
     def _spec(self, layer: str) -> TensorRecipe | None:
         """Return how the weight of ``layer`` is quantized, if at all: the last rule that matches decides."""

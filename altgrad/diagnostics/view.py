@@ -15,8 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from altgrad.diagnostics.fisher import Fisher
+from altgrad.diagnostics.hessian import Curvature
 from altgrad.formats import Format
-from altgrad.numerics import decode, encode, format_constants, operand_scale, quantize, rung
+from altgrad.numerics import decode, encode, format_constants, operand_scale, quantize, rung, ulp
 
 
 class Histogram(NamedTuple):
@@ -63,6 +65,9 @@ class LayerView:
     tensor at step 0 and at the snapshot before (``None`` at step 0). ``grid`` and ``previous_grid``
     are where the quantized path puts the two (``None`` when weights are not quantized). The gradients
     of the weight come from one batch, through the quantized path and in float32.
+
+    ``virtual`` is the quantization grid that an arm sees and no product uses. ``fisher`` and ``curvature`` are of the
+    final weights in the model rebuilt; a view of the whole model has ``model_curvature`` and no layer.
     """
 
     layer: str
@@ -74,6 +79,20 @@ class LayerView:
     previous_grid: Grid | None = None
     grad_quantized: Tensor | None = None
     grad_float: Tensor | None = None
+    virtual: Grid | None = None
+    fisher: Fisher | None = None
+    curvature: Curvature | None = None
+    model_curvature: Curvature | None = None
+
+    @property
+    def geometry(self) -> Grid | None:
+        """The quantization grid whose spacing is the weights' stiffness: their own, or a virtual one."""
+        return self.virtual if self.grid is None else self.grid
+
+    @cached_property
+    def stiffness(self) -> Tensor:
+        """The spacing of `geometry` at each weight, in the weight's own unit: float32, shape (out, in)."""
+        return ulp(self.geometry.scaled(self.weight), self.geometry.format) / self.geometry.scale
 
     @cached_property
     def scaled(self) -> Tensor:
@@ -104,6 +123,12 @@ class LayerView:
     def singular_values(self) -> Tensor:
         """Singular values of the weight, float64, ascending."""
         return singular_values(self.weight)
+
+
+def entropy(counts: np.ndarray) -> float:
+    """Return the entropy in bits of the distribution with these counts."""
+    share = counts[counts > 0] / counts.sum()
+    return float(-(share * np.log2(share)).sum() + 0.0)  # + 0.0 turns -0 into 0
 
 
 def singular_values(matrix: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""From the plain values of a resolved cell to formats and recipes, and what is wrong with them.
+"""From the plain values of a resolved cell to its arm and its first weights, and what is wrong with a cell.
 
 Everything that can be known to be wrong is said here, before any cell trains.
 """
@@ -14,26 +14,13 @@ from torch.overrides import TorchFunctionMode
 
 from altgrad.config import Cell, UserError
 from altgrad.config.published import weights_sha256
-from altgrad.formats import Format
-from altgrad.model import GPT, GPTConfig, Recipe, matched_layers, quantize_model
+from altgrad.model import GPT, Recipe, matched_layers, quantize_model
+from altgrad.model.from_cell import config_of, formats_of, recipe_of
 from altgrad.model.published import read_published
 from altgrad.model.surgery import TORCHAO_DIVISOR
 from altgrad.optim import Arm
 from altgrad.training import machine
 from altgrad.training.grids import weight_grids
-
-PADDING = 128  # to a multiple of this a vocabulary is rounded up for speed, at most
-
-
-def formats_of(cell: Cell) -> dict[str, Format]:
-    """Return the formats that a resolved cell defines, by name."""
-    return {name: Format(**fields) for name, fields in cell.formats.items()}
-
-
-def recipe_of(cell: Cell) -> Recipe:
-    """Return the recipe of a resolved cell."""
-    formats = formats_of(cell)
-    return Recipe(rules=tuple(rule.with_formats(formats) for rule in cell.rules))
 
 
 def arm_of(cell: Cell) -> Arm:
@@ -42,22 +29,6 @@ def arm_of(cell: Cell) -> Arm:
     Raises ``ValueError`` for settings that do not go together.
     """
     return cell.arm.with_formats(formats_of(cell)).but(lr=cell.peak_lr)
-
-
-def config_of(cell: Cell, vocab_size: int) -> GPTConfig:
-    """Return the size of a resolved cell's model, for tokens of ``vocab_size`` kinds.
-
-    Raises :class:`UserError` where the weights that it starts from have another vocabulary.
-    """
-    start = cell.model.start
-    if start is not None:
-        if not 0 <= start.vocab_size - vocab_size < PADDING:
-            raise UserError(
-                f"params.yaml: model: the weights in {start.folder} have {start.vocab_size} tokens, and "
-                f"tokenizer.vocab_size is {vocab_size}; make the two the same, but for up to {PADDING - 1} of padding"
-            )
-        vocab_size = start.vocab_size
-    return GPTConfig(vocab_size=vocab_size, **cell.model.sizes)
 
 
 def start_from(cell: Cell, model: GPT) -> None:

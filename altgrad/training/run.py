@@ -15,11 +15,12 @@ from altgrad.config.files import read_json, write_json
 from altgrad.config.scratch import mark_finished, only_worker, scratch_directory
 from altgrad.data import TokenFile, training_batch
 from altgrad.model import GPT, account, layer_recipe, linear_layers, quantize_model
+from altgrad.model.from_cell import config_of, recipe_of
 from altgrad.optim import build_optimizer
 from altgrad.training import machine, probes
 from altgrad.training.checkpoint import unique_state
 from altgrad.training.grids import weight_grids
-from altgrad.training.plan import arm_of, config_of, recipe_of, start_from
+from altgrad.training.plan import arm_of, start_from
 from altgrad.training.records import write_history, write_monitors
 from altgrad.training.tensors import write_tensors
 from altgrad.training.trainer import Trainer

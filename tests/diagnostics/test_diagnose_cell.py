@@ -22,7 +22,9 @@ from altgrad.formats import get_format
 from altgrad.numerics import compute_scale
 
 LAYERS = ("blocks.0.attn.qkv", "blocks.0.mlp.down", "blocks.2.mlp.up", "blocks.10.mlp.up", "head")
-SUMMARIZED = {analysis.name for analysis in ANALYSES if analysis.metric.summary}
+MODEL = {"fisher", "curvature", "model_curvature"}  # what needs the model itself, which these runs are none of
+OF_FILES = [analysis for analysis in ANALYSES if not MODEL & set(analysis.needs)]
+SUMMARIZED = {analysis.name for analysis in OF_FILES if analysis.metric.summary}
 RunOf = Callable[..., Any]
 
 
@@ -55,7 +57,7 @@ def test_the_table_is_tidy_and_holds_every_metric_of_every_layer(run_of: RunOf) 
     types = [str(field.type) for field in pyarrow.parquet.read_schema(run.outputs[1])]
     assert types == ["string", "string", "int64", "string", "double", "double"]
     assert list(dict.fromkeys(frame["layer"])) == list(LAYERS)  # block 10 behind block 2
-    roles = {analysis.name: analysis.metric.offline for analysis in ANALYSES}
+    roles = {analysis.name: analysis.metric.offline for analysis in OF_FILES}
     assert dict(zip(frame["metric"], frame["role"], strict=True)) == roles
     assert not frame["value"].isna().any()
     assert not frame.duplicated(["layer", "step", "metric", "x"]).any()
@@ -87,9 +89,11 @@ def test_the_summary_joins_the_layers_at_the_last_step(run_of: RunOf) -> None:
     diagnosis, frame = run.diagnose()
     assert diagnosis["key"] == run.key and diagnosis["status"] == "ok"
     assert diagnosis["cell_sha256"] == hashlib.sha256(run.cell.read_bytes()).hexdigest()
-    assert set(diagnosis["summary"]) == SUMMARIZED
+    assert set(diagnosis["summary"]) == {analysis.name for analysis in ANALYSES if analysis.metric.summary}
     last = select(frame, step=100)
-    for name, value in diagnosis["summary"].items():
+    assert {name for name, value in diagnosis["summary"].items() if value is not None} == SUMMARIZED
+    for name in SUMMARIZED:
+        value = diagnosis["summary"][name]
         assert value == pytest.approx(select(last, metric=name)["value"].mean()), name  # layers of one size
     assert list(diagnosis["layers"]) == sorted(LAYERS)
     assert diagnosis["layers"]["head"] == {
@@ -119,7 +123,7 @@ def test_flags_are_of_the_last_step_with_the_limit_of_the_layer(run_of: RunOf) -
 
 def test_an_unquantized_run_has_what_needs_no_format(run_of: RunOf) -> None:
     diagnosis, frame = run_of(snapshots(), None).diagnose()
-    known = {a.name for a in ANALYSES if "grid" not in a.needs and a.metric.offline == "weight"}
+    known = {a.name for a in ANALYSES if not {"grid", "geometry"} & set(a.needs) and a.metric.offline == "weight"}
     assert set(frame["metric"]) == known
     assert {name for name, value in diagnosis["summary"].items() if value is not None} == known & SUMMARIZED
     assert diagnosis["status"] == "ok"
@@ -158,7 +162,7 @@ def test_nonfinite_weights_are_reported_and_the_rest_is_measured(run_of: RunOf) 
 def test_a_run_of_nothing_but_nan_has_null_for_every_number(run_of: RunOf) -> None:
     bad = torch.full((12, 8), math.nan)
     diagnosis, frame = run_of({"head": {100: bad}}, gradients={"head": (bad + 1, bad + 2)}).diagnose()
-    assert diagnosis["summary"] == dict.fromkeys(SUMMARIZED)
+    assert diagnosis["summary"] == {analysis.name: None for analysis in ANALYSES if analysis.metric.summary}
     assert diagnosis["flags"] == [] and diagnosis["status"] == "nonfinite" and len(frame) == 0
     assert list(frame.columns) == ["layer", "role", "step", "metric", "x", "value"]
 

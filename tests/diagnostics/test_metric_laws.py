@@ -15,6 +15,9 @@ import scipy.stats
 import torch
 
 from altgrad.diagnostics import ANALYSES, Histogram, LayerView
+from altgrad.diagnostics.fisher import Fisher
+from altgrad.diagnostics.hessian import Curvature
+from altgrad.diagnostics.lanczos import Spectrum
 from altgrad.diagnostics.view import Grid, singular_values
 from altgrad.formats import get_format
 
@@ -29,7 +32,12 @@ def full_view(fmt: str, seed: int = 0) -> LayerView:
     initial, step, gradient, noise = (torch.randn(24, 16, generator=generator) for _ in range(4))
     weight, previous = initial + 0.2 * step, initial + 0.1 * step
     grids = [Grid.of(w, get_format(fmt)) for w in (weight, previous)]
-    return LayerView("layer", 2, weight, grids[0], initial, previous, grids[1], gradient + 0.1 * noise, gradient)
+    fisher = Fisher(gradient, noise.square(), initial.T @ initial, step @ step.T)
+    curvature = Curvature(Spectrum(torch.tensor([-1.0, 2.0, 5.0]), 0.04), 3.0, 0.5)
+    return LayerView(
+        "layer", 2, weight, grids[0], initial, previous, grids[1], gradient + 0.1 * noise, gradient,
+        fisher=fisher, curvature=curvature, model_curvature=curvature,
+    )  # fmt: skip
 
 
 def nearest_values(view: LayerView) -> np.ndarray:
@@ -42,7 +50,7 @@ def nearest_values(view: LayerView) -> np.ndarray:
 def test_names_are_unique_and_needs_are_attributes_of_a_view() -> None:
     names = [analysis.name for analysis in ANALYSES]
     assert len(set(names)) == len(names)
-    attributes = {field.name for field in fields(LayerView)}
+    attributes = {field.name for field in fields(LayerView)} | {"geometry"}
     for analysis in ANALYSES:
         assert set(analysis.needs) <= attributes
 

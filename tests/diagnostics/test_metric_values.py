@@ -21,6 +21,7 @@ from torch import Tensor
 from altgrad.diagnostics import ANALYSES, Histogram, LayerView
 from altgrad.diagnostics.view import Grid
 from altgrad.formats import get_format
+from tests.diagnostics.test_geometry import CASES as CASES_OF_GEOMETRY
 
 COMPUTE = {analysis.name: analysis.compute for analysis in ANALYSES}
 WEIGHT = torch.tensor([[6.0, 0.5, 0.1, -0.1], [0.0, 2.5, -3.0, 1.25]])
@@ -107,7 +108,8 @@ def test_a_histogram_is_what_its_definition_gives_by_hand(
 
 
 def test_every_metric_has_a_case() -> None:
-    assert {analysis.name for analysis in ANALYSES} == {name for name, *_ in [*NUMBERS, *HISTOGRAMS]}
+    cases = {name for name, *_ in [*NUMBERS, *HISTOGRAMS]}
+    assert {analysis.name for analysis in ANALYSES} == cases | CASES_OF_GEOMETRY
 
 
 def test_a_scale_moves_the_weights_onto_the_quantization_grid() -> None:

@@ -1,0 +1,37 @@
+"""How alike two fields over a weight are: cosine, Spearman's rank correlation, and their control, a shuffle."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from altgrad.numerics import permutation
+
+SEED = 0
+
+
+def cosine(a: Tensor, b: Tensor) -> float | None:
+    """Return the cosine of two tensors of one shape, ``None`` when either is zero."""
+    a, b = a.double().flatten(), b.double().flatten()
+    norms = (a.norm() * b.norm()).item()
+    return (a @ b).item() / norms if norms else None
+
+
+def shuffled(t: Tensor) -> Tensor:
+    """Return the elements of ``t`` in another order, always the same one: its histogram without its places."""
+    return t.flatten()[permutation(t.numel(), SEED, 0)].view_as(t)
+
+
+def spearman(a: Tensor, b: Tensor) -> float | None:
+    """Return Spearman's rank correlation of two tensors of one shape, ``None`` when either is constant.
+
+    Ties, of which stiffness has many, share the mean of their ranks.
+    """
+    ranks = [torch.from_numpy(_ranks(t.double().flatten().numpy())) for t in (a, b)]
+    return cosine(*(rank - rank.mean() for rank in ranks))
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[place]

@@ -1,0 +1,27 @@
+"""Units that learn nothing from a batch."""
+
+from __future__ import annotations
+
+from altgrad.diagnostics.analysis import Analysis
+from altgrad.diagnostics.view import LayerView
+from altgrad.metrics import Limit, Metric, mean
+
+
+def dead_unit_frac(view: LayerView) -> float:
+    """A row of the weight is an output unit; rounding its incoming gradient to zero kills it, as a unit's own zero."""
+    return (view.grad_quantized == 0).all(dim=1).double().mean().item()
+
+
+ORDER = 64
+ANALYSES = (
+    Analysis(
+        dead_unit_frac,
+        ("grad_quantized",),
+        Metric(
+            "dead_unit_frac", "share of units",
+            "Share of a layer's output units whose row of the weight gradient, through the quantized path on one fixed "
+            "batch, is zero throughout.",
+            offline="weight_grad", summary=mean, limit=Limit(above=True, value=0.2),
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,81 @@
+"""The Fisher information of a layer's weight at a run's final weights: its diagonal, and its Kronecker factors (KFAC).
+
+A sample is a sequence, whose labels are drawn from what the model itself predicts, token by token: so it is the Fisher
+information and not the "empirical" one of the corpus's labels (Kunstner et al. 2019, arXiv:1905.12558). It is counted
+per token, as the loss is, which makes it comparable with the loss's Hessian.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from altgrad.diagnostics.rebuilt import RebuiltModel
+
+SEED = 0
+DAMPING = 0.1  # added to the Fisher information, as a share of its mean eigenvalue
+
+
+@dataclass(frozen=True, eq=False)
+class Fisher:
+    """What is known of one weight (out, in) on the batch; all float32.
+
+    ``gradient`` (out, in) is that of the mean loss with the corpus's own labels. With g_t the derivative of a
+    sequence's summed loss by the layer's output at token t, a_t the layer's input there, N sequences of T tokens
+    and labels drawn from the model: ``diagonal`` (out, in) is the sum over sequences of (sum_t g_t a_t^T)^2 over N T,
+    ``inputs`` (in, in) the mean of a_t a_t^T and ``outputs`` (out, out) that of g_t g_t^T over all N T tokens, as in
+    Martens and Grosse 2015 (arXiv:1503.05671) with tokens taken as independent, the "expand" setting of Eschenhagen et
+    al. 2023 (arXiv:2311.00636).
+    """
+
+    gradient: Tensor
+    diagonal: Tensor
+    inputs: Tensor
+    outputs: Tensor
+
+    @cached_property
+    def natural_diagonal(self) -> Tensor:
+        """``g / (F + damping mean(F))`` of the diagonal, element by element (out, in)."""
+        return self.gradient / (self.diagonal + DAMPING * self.diagonal.mean())
+
+    @cached_property
+    def natural_kfac(self) -> Tensor:
+        """``(outputs (x) inputs + damping I)^-1 g`` (out, in); exactly so, in the factors' eigenvectors."""
+        (a, u), (b, v) = (torch.linalg.eigh(factor) for factor in (self.outputs, self.inputs))
+        eigenvalues = a.clamp_min(0)[:, None] * b.clamp_min(0)[None, :]  # of the Kronecker product
+        inside = u.T @ self.gradient @ v / (eigenvalues + DAMPING * eigenvalues.mean())
+        return u @ inside @ v.T
+
+
+def fishers(rebuilt: RebuiltModel) -> dict[str, Fisher]:
+    """Return what there is of each layer of ``rebuilt``, by name; a sequence at a time, so that memory is for one."""
+    generator = torch.Generator().manual_seed(SEED)
+    layers, inputs = rebuilt.layers, rebuilt.inputs
+    gradients = torch.autograd.grad(rebuilt.loss(), [layer.weight for layer in layers.values()])
+    sums = {
+        name: [torch.zeros_like(layer.weight), *(torch.zeros(n, n) for n in layer.weight.shape)]
+        for name, layer in layers.items()
+    }
+    for row in inputs.split(1):
+        with rebuilt.recording():
+            logits = rebuilt.model(row).flatten(0, 1).float()  # (T, vocabulary)
+            labels = torch.multinomial(logits.detach().softmax(-1), 1, generator=generator).flatten()
+            # A layer is called once for each sequence: this GPT shares none between its blocks.
+            seen = {name: layer.seen[0] for name, layer in layers.items()}
+        outputs = torch.autograd.grad(F.cross_entropy(logits, labels, reduction="sum"), [y for _, y in seen.values()])
+        for (name, (x, _)), y in zip(seen.items(), outputs, strict=True):
+            a, g = x.detach()[0], y[0]  # (T, in), (T, out)
+            diagonal, second_g, second_a = sums[name]
+            diagonal += (g.T @ a).square_()
+            second_g += g.T @ g
+            second_a += a.T @ a
+    found = {}
+    for (name, (diagonal, second_g, second_a)), gradient in zip(sums.items(), gradients, strict=True):
+        found[name] = Fisher(
+            gradient, *(t.detach() / inputs.numel() for t in (diagonal, second_a, second_g))
+        )  # fmt: skip
+    return found

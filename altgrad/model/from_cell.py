@@ -1,0 +1,37 @@
+"""From the plain values of a resolved cell to the formats, the recipe and the size of its model."""
+
+from __future__ import annotations
+
+from altgrad.config import Cell, UserError
+from altgrad.config.recipe import Recipe
+from altgrad.formats import Format
+from altgrad.model.gpt import GPTConfig
+
+PADDING = 128  # to a multiple of this a vocabulary is rounded up for speed, at most
+
+
+def formats_of(cell: Cell) -> dict[str, Format]:
+    """Return the formats that a resolved cell defines, by name."""
+    return {name: Format(**fields) for name, fields in cell.formats.items()}
+
+
+def recipe_of(cell: Cell) -> Recipe:
+    """Return the recipe of a resolved cell."""
+    formats = formats_of(cell)
+    return Recipe(rules=tuple(rule.with_formats(formats) for rule in cell.rules))
+
+
+def config_of(cell: Cell, vocab_size: int) -> GPTConfig:
+    """Return the size of a resolved cell's model, for tokens of ``vocab_size`` kinds.
+
+    Raises :class:`UserError` where the weights that it starts from have another vocabulary.
+    """
+    start = cell.model.start
+    if start is not None:
+        if not 0 <= start.vocab_size - vocab_size < PADDING:
+            raise UserError(
+                f"params.yaml: model: the weights in {start.folder} have {start.vocab_size} tokens, and "
+                f"tokenizer.vocab_size is {vocab_size}; make the two the same, but for up to {PADDING - 1} of padding"
+            )
+        vocab_size = start.vocab_size
+    return GPTConfig(vocab_size=vocab_size, **cell.model.sizes)
