@@ -19,7 +19,7 @@ def _declared() -> tuple[Analysis, ...]:
     """Return the analyses of all modules, each checked to have one row and no more."""
     package = __name__.rpartition(".")[0]
     names = [found.name for found in pkgutil.iter_modules([str(Path(__file__).parent)])]
-    names = [name for name in names if name not in ("registry", "diagnose")]  # who use this table
+    names = [name for name in names if name not in ("registry", "diagnose", "__main__")]  # who use this table
     modules = [importlib.import_module(f"{package}.{name}") for name in names]
     modules.sort(key=lambda module: (getattr(module, "ORDER", LAST), module.__name__))
     found = tuple(analysis for module in modules for analysis in getattr(module, "ANALYSES", ()))
