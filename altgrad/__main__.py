@@ -28,7 +28,7 @@ INTERNAL = {
 # Options that are a command's other half; each is listed where the command's source has it.
 OPTIONS = {"config": {"--reference": "Every setting of params.yaml with its type, unit, range and default."}}
 # Rooms in the order in which they help: what a format is, what can be set, what is measured, then the rest by name.
-# A room that is not listed has nothing to run: diagnoses are made by the stage, `python -m stages.diagnose CELL`.
+# A room that is not listed has nothing to run. Diagnoses are made by the stage, `python -m stages.diagnose CELL`.
 FIRST = ("formats", "config", "metrics")
 
 
