@@ -51,8 +51,8 @@ def agreement(predicted: np.ndarray, cost: np.ndarray) -> Agreement:
     """
     _require(predicted, cost)
     rho = _spearman(predicted.mean(0), cost.mean(0))
-    low, high = _interval([_spearman(predicted[i].mean(0), cost[i].mean(0)) for i in _resamples(len(cost))])
-    return Agreement(rho, low, high, _p_value(predicted.mean(0), cost.mean(0)))
+    low, high = _interval(_resampled(predicted, cost))
+    return Agreement(float(rho), low, high, _p_value(predicted.mean(0), cost.mean(0)))
 
 
 class Difference(NamedTuple):
@@ -72,11 +72,8 @@ def difference(one: np.ndarray, other: np.ndarray, cost: np.ndarray) -> Differen
     """Return how much better ``one`` has the order of ``cost`` than ``other``; arrays (seeds, formats)."""
     _require(one, cost)
 
-    def value(i: np.ndarray) -> float:
-        return _spearman(one[i].mean(0), cost[i].mean(0)) - _spearman(other[i].mean(0), cost[i].mean(0))
-
-    low, high = _interval([value(i) for i in _resamples(len(cost))])
-    return Difference(value(np.arange(len(cost))), low, high)
+    value = _spearman(one.mean(0), cost.mean(0)) - _spearman(other.mean(0), cost.mean(0))
+    return Difference(float(value), *_interval(_resampled(one, cost) - _resampled(other, cost)))
 
 
 def _require(predicted: np.ndarray, cost: np.ndarray) -> None:
@@ -86,22 +83,27 @@ def _require(predicted: np.ndarray, cost: np.ndarray) -> None:
         raise ValueError(f"an order of {cost.shape[1]} formats says nothing; three at least are needed")
 
 
-def _resamples(seeds: int) -> np.ndarray:
-    return np.random.default_rng(SEED).integers(0, seeds, (RESAMPLES, seeds)) if seeds > 1 else np.empty((0, 1), int)
+def _resampled(predicted: np.ndarray, cost: np.ndarray) -> np.ndarray:
+    """Return the correlation of each resample of the seeds, the same ones for every predictor; none of one seed."""
+    seeds = len(cost)
+    if seeds < 2:
+        return np.empty(0)
+    drawn = np.random.default_rng(SEED).integers(0, seeds, (RESAMPLES, seeds))
+    return _spearman(predicted[drawn].mean(1), cost[drawn].mean(1))
 
 
-def _interval(values: list[float]) -> tuple[float, float]:
-    if not values:
+def _interval(values: np.ndarray) -> tuple[float, float]:
+    if not len(values):
         return float("nan"), float("nan")
     low, high = np.nanquantile(values, (0.025, 0.975))
     return float(low), float(high)
 
 
-def _spearman(a: np.ndarray, b: np.ndarray) -> float:
-    """NaN where all of one are alike."""
-    a, b = (rankdata(x) - (len(x) + 1) / 2 for x in (a, b))
-    norm = np.sqrt((a @ a) * (b @ b))
-    return float(a @ b / norm) if norm else float("nan")
+def _spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return Spearman's correlation along the last dimension; NaN where all of one are alike."""
+    a, b = (rankdata(x, axis=-1) - (x.shape[-1] + 1) / 2 for x in (a, b))
+    norm = np.sqrt((a * a).sum(-1) * (b * b).sum(-1))
+    return np.divide((a * b).sum(-1), norm, out=np.full_like(norm, np.nan), where=norm > 0)
 
 
 def _p_value(a: np.ndarray, b: np.ndarray) -> float:

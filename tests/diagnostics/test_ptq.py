@@ -22,6 +22,8 @@ from altgrad.diagnostics.what_if import SPLITS, spec_of
 from altgrad.training.run import train_cell
 from tests.training.conftest import make_cell, make_tokens
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -59,17 +61,16 @@ def test_the_coarser_the_mantissa_the_more_it_costs(data: Path) -> None:
 
 
 def test_the_loss_change_predicted_is_that_of_the_rebuilt_model(data: Path) -> None:
-    """A step down the gradient of one layer's weight, small enough for a straight line."""
+    """A fifth of the error of one layer's weight: small enough for a straight line."""
     cell = cell_of(data, "bf16")
     run = data / "runs" / cell.key
     found = probe(cell, run, data / "tokens", 64)["blocks.0.mlp.up"]
     saved = load_file(run / "model.safetensors")
-    error = 1e-2 * (rounded(found.weight, spec_of("E5M2", "tensor")) - found.weight)
+    error = 0.2 * (rounded(found.weight, spec_of("E5M2", "tensor")) - found.weight)
     before = RebuiltModel.of(cell, saved, data / "tokens", 64).loss().double()
-    saved["blocks.0.mlp.up.weight"] = saved["blocks.0.mlp.up.weight"] + 100 * error
+    saved["blocks.0.mlp.up.weight"] = saved["blocks.0.mlp.up.weight"] + error
     after = RebuiltModel.of(cell, saved, data / "tokens", 64).loss().double()
-    first, second = (x * factor for x, factor in zip(found.loss_change("weight", error), (100, 1e4), strict=True))
-    assert (after - before).item() == pytest.approx(first, abs=5 * second + 1e-6)
+    assert (after - before).item() == pytest.approx(found.loss_change("weight", error)[0], rel=0.05)
 
 
 def test_probing_sees_every_layer_and_the_gradient_of_the_mean_loss(data: Path) -> None:
