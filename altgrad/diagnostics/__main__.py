@@ -1,27 +1,38 @@
-"""``python -m altgrad.diagnostics``: which tensor of a run left its band first, and how long before the loss showed it.
+"""``python -m altgrad.diagnostics``: what went wrong in a finished cell, and what other formats would do to it.
 
-    python -m altgrad.diagnostics explain E4M3-adamw-0-1
+    python -m altgrad.diagnostics explain E4M3-adamw-0-1     which tensor left its band first, and how early
+    python -m altgrad.diagnostics what-if E4M3-adamw-0-1     every tensor in every 8-bit format, and a recipe
+    python -m altgrad.diagnostics ptq bf16-adamw-0-1         the loss of its weights quantized after training
+    python -m altgrad.diagnostics predict adamw              which predictor has the order of the formats' costs
+    python -m altgrad.diagnostics exponent-gate              SQNR by split, as published
 
-It reads what the pipeline left in ``data/`` and trains nothing; the figure is drawn beside the words.
+It reads what the pipeline left in ``data/`` and trains nothing.
 """
 
 from __future__ import annotations
 
-import argparse
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Callable
 from pathlib import Path
 
-from altgrad.config import run_stage
+from altgrad.config import Cell, UserError, run_stage
+from altgrad.config.errors import did_you_mean
 
 
 def main(arguments: list[str]) -> None:
-    """Run the command. Raises :class:`altgrad.config.UserError` for a cell that is not there."""
-    parser = argparse.ArgumentParser(prog="python -m altgrad.diagnostics", description=__doc__.split("\n")[0])
-    explain = parser.add_subparsers(required=True, metavar="explain").add_parser("explain", help="tell the first cause")
-    explain.add_argument("cell", metavar="CELL", help="such as E4M3-adamw-0-1")
-    explain.add_argument("--data", type=Path, default=Path("data"), help="what the pipeline left (default %(default)s)")
-    explain.add_argument(
-        "--out", type=Path, default=Path("scratch/explain"), help="where the figure goes (default %(default)s)"
-    )
+    """Run the command. Raises :class:`altgrad.config.UserError` for a name that is none."""
+    layout = RawDescriptionHelpFormatter
+    parser = ArgumentParser("python -m altgrad.diagnostics", description=__doc__, formatter_class=layout)
+    parser.add_argument("command", choices=list(COMMANDS))
+    parser.add_argument("arguments", nargs="*")
+    command = parser.parse_args(arguments[:1] or ["--help"]).command
+    COMMANDS[command](arguments[1:])
+
+
+def explain(arguments: list[str]) -> None:
+    """Tell which tensor of a run left its band first, and how long before the loss showed it; draw it."""
+    parser = _parser("explain", "cell", "such as E4M3-adamw-0-1")
+    parser.add_argument("--out", type=Path, default=Path("scratch/explain"), help="folder (default %(default)s)")
     settings = parser.parse_args(arguments)
     # A command may look into all rooms; nothing imports this module.
     from altgrad.reporting.causes import case, sentences
@@ -35,6 +46,122 @@ def main(arguments: list[str]) -> None:
     with drawing():
         save(first_cause_figure(found), settings.out, found.key)
     print(f"figure: {settings.out / found.key}.png")
+
+
+def what_if(arguments: list[str]) -> None:
+    """Measure every tensor of a cell in every 8-bit split; write table and heat map, print a recipe."""
+    from altgrad.diagnostics import probed, what_if
+
+    parser = _parser("what-if", "cell", "such as E4M3-adamw-0-1")
+    parser.add_argument("--granularity", choices=list(what_if.GRANULARITIES), default="tensor", help="of the recipe")
+    parser.add_argument("--tokens", type=int, default=probed.TOKENS, help="of the probe batch (default %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("scratch/what-if"), help="folder (default %(default)s)")
+    settings = parser.parse_args(arguments)
+    cell, run = _finished(settings.data, settings.cell)
+    found = what_if.what_if(probed.probe(cell, run, settings.data / "tokens", settings.tokens))
+    text = what_if.as_yaml(what_if.recommended(found, settings.granularity))
+    settings.out.mkdir(parents=True, exist_ok=True)
+    table, recipe = (settings.out / f"{cell.key}.{end}" for end in ("csv", "yaml"))
+    found.to_csv(table, index=False)
+    recipe.write_text(text, encoding="utf-8")
+    from altgrad.reporting.figures.style import drawing, save
+    from altgrad.reporting.figures.what_if import what_if_map
+
+    with drawing():
+        save(what_if_map(found, settings.granularity), settings.out, cell.key)
+    shown = found[(found.granularity == settings.granularity) & (found.rounding == "nearest-even")]
+    print(f"Mean SQNR in dB over layers, one scale per {settings.granularity}, rounded to nearest:")
+    print(shown.pivot_table(index="role", columns="format", values="sqnr_db", sort=False).round(1).to_string())
+    print(f"\nThe split with the highest SQNR for each layer and role, for params.yaml ({recipe}):\n{text}")
+    print(f"table: {table}\nfigure: {settings.out / cell.key}.png")
+
+
+def ptq(arguments: list[str]) -> None:
+    """Evaluate a trained cell in every 8-bit split, beside the grid's cells that were trained so."""
+    from altgrad.diagnostics import ptq
+    from altgrad.diagnostics.what_if import GRANULARITIES, SPLITS
+
+    parser = _parser("ptq", "cell", "such as bf16-adamw-0-1")
+    parser.add_argument("--granularity", choices=list(GRANULARITIES), default="tensor")
+    settings = parser.parse_args(arguments)
+    cell, run = _finished(settings.data, settings.cell)
+    after = ptq.losses(cell, run, settings.data / "tokens", granularity=settings.granularity)
+    so = ptq.trained(settings.data, cell, SPLITS)
+    plain = after[ptq.UNQUANTIZED]
+    print(f"{'format':<10} {'after':>8} {'cost':>8} {'trained so':>11}   (nats per token)")
+    for name, loss in after.items():
+        print(f"{name:<10} {loss:8.4f} {loss - plain:+8.4f} {so.get(name, float('nan')):11.4f}".replace("nan", "  -"))
+    found = ptq.spread(after, so)
+    if found is None:
+        print("No spread when trained so: the grid has fewer than two finished cells of this arm, seed and rate.")
+    else:
+        names = ", ".join(found.formats)
+        print(f"Spread over {names}: {found.after:.4f} after training, {found.trained:.4f} when trained so.")
+
+
+def predict(arguments: list[str]) -> None:
+    """Say which predictor, read off the baseline's cells, has the order of what formats cost."""
+    parser = _parser("predict", "arm", "whose cells are compared, such as adamw")
+    parser.add_argument("--baseline", default="bf16", help="the entry that is predicted from (default %(default)s)")
+    settings = parser.parse_args(arguments)
+    from altgrad.diagnostics.costs import costs_of
+    from altgrad.diagnostics.predictors import PREDICTORS, agreement, difference
+
+    found = costs_of(settings.data, settings.arm, settings.baseline)
+    for label, predicted, cost, formats in (
+        ("trained so", found.predicted_trained, found.trained, found.formats),
+        ("quantized after training", found.predicted, found.after, found.all_formats),
+    ):
+        print(f"Cost when {label}, {len(cost)} seeds of {settings.arm}, {', '.join(formats)}:")
+        print("  " + "  ".join(f"{name} {value:+.4f}" for name, value in zip(formats, cost.mean(0), strict=True)))
+        for name in PREDICTORS:
+            a = agreement(predicted[name], cost)
+            print(f"  {name:<7} rank correlation {a.rho:+.2f} [{a.low:+.2f}, {a.high:+.2f}], exact p {a.p_value:.4f}")
+        for name in PREDICTORS[1:]:
+            d = difference(predicted[name], predicted["sqnr"], cost)
+            better = (f"{name} is better" if d.value > 0 else "sqnr is better") if d.decided else "undecided"
+            print(f"  {name} - sqnr: {d.value:+.2f} [{d.low:+.2f}, {d.high:+.2f}]: {better}")
+
+
+def exponent_gate(arguments: list[str]) -> None:
+    """Write the table of the gate of Kuzmin et al. 2022."""
+    parser = ArgumentParser("python -m altgrad.diagnostics exponent-gate", description=exponent_gate.__doc__)
+    parser.add_argument("--out", type=Path, default=Path("reports/exponent_gate.csv"), help="(default %(default)s)")
+    settings = parser.parse_args(arguments)
+    from altgrad.diagnostics.exponent import gate
+
+    found = gate()
+    settings.out.parent.mkdir(parents=True, exist_ok=True)
+    found.to_csv(settings.out, index=False, lineterminator="\n")
+    print(found.pivot(index="distribution", columns="format", values="best_db").to_string())
+    print(f"table: {settings.out}")
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "explain": explain,
+    "what-if": what_if,
+    "ptq": ptq,
+    "predict": predict,
+    "exponent-gate": exponent_gate,
+}
+
+
+def _parser(command: str, argument: str, meaning: str) -> ArgumentParser:
+    parser = ArgumentParser(f"python -m altgrad.diagnostics {command}", description=COMMANDS[command].__doc__)
+    parser.add_argument(argument, metavar=argument.upper(), help=meaning)
+    parser.add_argument("--data", type=Path, default=Path("data"), help="what the pipeline left (default %(default)s)")
+    return parser
+
+
+def _finished(data: Path, key: str) -> tuple[Cell, Path]:
+    """Return a finished cell and its run's folder; raise :class:`UserError` if there is none."""
+    path, run = data / "grid" / f"{key}.json", data / "runs" / key
+    if not path.is_file():
+        known = [file.stem for file in (data / "grid").glob("*.json") if file.stem != "index"]
+        raise UserError(f"{data}/grid has no cell {key!r}{did_you_mean(key, known) if known else '; run `dvc repro`'}")
+    if not (run / "metrics.json").is_file():
+        raise UserError(f"{key} is not finished; run `dvc repro` to train it")
+    return Cell.read(path), run
 
 
 if __name__ == "__main__":

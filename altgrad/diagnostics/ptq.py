@@ -1,0 +1,94 @@
+"""Quantization after training: the validation loss of a trained cell's weights in every format.
+
+The model is that of `altgrad.model`, with weights and inputs of every linear layer in one format (a head by its weight
+only), and the validation sample is the run's own. Kuzmin et al. 2022 (arXiv:2208.09225) find that formats differ much
+after training, and little when trained so; `spread` puts the two side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from altgrad.config import Cell, UserError
+from altgrad.config.cell import cell_key
+from altgrad.config.files import read_json
+from altgrad.config.recipe import Recipe
+from altgrad.data import TokenFile, validation_sample
+from altgrad.diagnostics.saved import SavedRun
+from altgrad.diagnostics.what_if import GRANULARITIES, SPLITS
+from altgrad.model import GPT, quantize_model
+from altgrad.model.from_cell import config_of, recipe_of
+from altgrad.model.hardware import multiplies_bf16
+
+UNQUANTIZED, AS_TRAINED = "none", "as trained"
+
+
+def losses(
+    cell: Cell, run_dir: Path, tokens: Path, formats: Sequence[str] = SPLITS, granularity: str = "tensor"
+) -> dict[str, float]:
+    """Return the validation loss (nats per token) of a run's final weights `AS_TRAINED`, `UNQUANTIZED` and in formats.
+
+    ``granularity`` is one of `what_if.GRANULARITIES`. A loss that is not finite is returned as it is. Raises
+    :class:`UserError` when a file of the run is missing or damaged.
+    """
+    with SavedRun(cell, run_dir) as run:
+        saved = run.model()
+    val = TokenFile(tokens, "val")
+    sample = validation_sample(val, cell.train.eval_sequences, cell.model.context)
+    recipes = {AS_TRAINED: recipe_of(cell), UNQUANTIZED: Recipe(rules=())}
+    options = GRANULARITIES[granularity]
+    recipes |= {name: Recipe.uniform(name, grad=None, **options) for name in formats}
+    return {name: _loss(cell, val.vocab_size, saved, recipe, sample) for name, recipe in recipes.items()}
+
+
+def _loss(
+    cell: Cell, vocab_size: int, saved: Mapping[str, Tensor], recipe: Recipe, sample: tuple[Tensor, Tensor]
+) -> float:
+    model = GPT(config_of(cell, vocab_size))
+    quantize_model(model, recipe)
+    missing = set(model.load_state_dict(saved, strict=False).missing_keys) - {"head.weight"}
+    if missing:
+        raise UserError(f"the weights saved for {cell.key} lack {min(missing)}; run `dvc repro` to train it")
+    inputs, targets = sample
+    low = cell.train.compute == "bf16" and multiplies_bf16("cpu")  # as the run was evaluated
+    total = 0.0
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=low):
+        for start in range(0, len(inputs), cell.train.batch):
+            part = slice(start, start + cell.train.batch)
+            total += model.eval()(inputs[part], targets[part]).item() * len(inputs[part])
+    return total / len(inputs)
+
+
+def trained(data: Path, cell: Cell, formats: Sequence[str]) -> dict[str, float]:
+    """Return the final validation losses of the finished cells of ``formats`` beside ``cell``: same arm, seed, rate.
+
+    A format without a finished cell, or whose cell diverged, is left out.
+    """
+    found = {}
+    for name in formats:
+        path = data / "runs" / cell_key(name, cell.optimizer, cell.seed, cell.lr_scale) / "metrics.json"
+        loss = read_json(path)["val_loss"] if path.exists() else None
+        if loss is not None:
+            found[name] = loss
+    return found
+
+
+class Spread(NamedTuple):
+    """Largest minus smallest loss over the same formats (nats per token), after training and when trained so."""
+
+    formats: tuple[str, ...]
+    after: float
+    trained: float
+
+
+def spread(after: Mapping[str, float], so: Mapping[str, float]) -> Spread | None:
+    """Return the spread over the formats that both have, ``None`` for fewer than two."""
+    both = tuple(name for name in after if name in so)
+    if len(both) < 2:
+        return None
+    return Spread(both, *(max(of[n] for n in both) - min(of[n] for n in both) for of in (after, so)))

@@ -1,0 +1,121 @@
+"""What if a finished cell were quantized otherwise: every tensor in every 8-bit split, granularity and rounding.
+
+`what_if` measures, `recommended` picks the best split for each layer and role, and `as_yaml` writes that as a recipe
+for params.yaml, read back by the project's own configuration before it is shown.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from io import StringIO
+
+import pandas as pd
+from ruamel.yaml import YAML
+
+from altgrad.config import UserError
+from altgrad.config.recipe import HEADS, ROLES, Recipe, Rule, TensorRecipe
+from altgrad.diagnostics.probed import Probed
+from altgrad.diagnostics.tensor_error import rounded, tensor_error
+from altgrad.formats import get_format
+
+SPLITS = tuple(f"E{e}M{7 - e}" for e in range(8))  # of 8 bits, with the special codes that their standards give them
+ROUNDINGS = ("nearest-even", "stochastic")
+#: What may have a scale of its own, as settings of a recipe. Blocks are those of OCP MX, their scale rounded as the
+#: bench does by default, and as the specification says, which saturates.
+GRANULARITIES = {
+    "tensor": {},
+    "row": {"granularity": "row"},
+    "block": {"granularity": "block", "block": 32, "scale": "E8M0"},
+    "block_ocp": {"granularity": "block", "block": 32, "scale": "E8M0", "scale_rounding": "ocp"},
+}
+COLUMNS = (
+    "layer", "role", "format", "granularity", "rounding",
+    "sqnr_db", "underflow_frac", "overflow_frac", "loss_first", "loss_second",
+)  # fmt: skip
+
+
+def spec_of(fmt: str, granularity: str) -> TensorRecipe:
+    """Return how a tensor is quantized in a format with one of `GRANULARITIES`."""
+    return TensorRecipe(format=get_format(fmt), **GRANULARITIES[granularity])
+
+
+def what_if(
+    layers: Mapping[str, Probed],
+    formats: Sequence[str] = SPLITS,
+    granularities: Sequence[str] = tuple(GRANULARITIES),
+    roundings: Sequence[str] = ROUNDINGS,
+) -> pd.DataFrame:
+    """Return a row for each tensor and each way to quantize it, with the columns `COLUMNS`.
+
+    ``loss_first`` and ``loss_second`` are those of `Probed.loss_change`.
+    """
+    return pd.DataFrame(_rows(layers, formats, granularities, roundings), columns=list(COLUMNS))
+
+
+def _rows(
+    layers: Mapping[str, Probed], formats: Sequence[str], granularities: Sequence[str], roundings: Sequence[str]
+) -> Iterator[tuple[object, ...]]:
+    for layer, probed in layers.items():
+        for role in ROLES:
+            t = getattr(probed, role)
+            for fmt in formats:
+                for granularity in granularities:
+                    spec = spec_of(fmt, granularity)
+                    for rounding in roundings:
+                        after = rounded(t, spec, rounding)
+                        change = probed.loss_change(role, after - t)
+                        yield layer, role, fmt, granularity, rounding, *tensor_error(t, after, spec), *change
+
+
+def recommended(table: pd.DataFrame, granularity: str = "tensor") -> Recipe:
+    """Return the recipe of the splits with the highest SQNR, rounded to nearest, for each layer and role.
+
+    A split of fewer exponent bits wins a tie. The input of a head is left as it is, as in FP8 training practice. The
+    commonest choice is the rule for all layers, and each other layer has one of its own. ``granularity`` is one of
+    `GRANULARITIES`.
+    """
+    rows = table[(table.granularity == granularity) & (table.rounding == "nearest-even") & table.sqnr_db.notna()]
+    rows = rows.sort_values("format", kind="stable")
+    best = rows.loc[rows.groupby(["layer", "role"], sort=False).sqnr_db.idxmax()].set_index(["layer", "role"]).format
+    choices = {}
+    for layer in table.layer.unique():
+        head = any(fnmatchcase(layer, pattern) for pattern in HEADS)
+        roles = [role for role in ROLES if (layer, role) in best.index and not (head and role == "input")]
+        choices[layer] = {role: best[layer, role] for role in roles}
+    common = Counter(tuple(choice.items()) for choice in choices.values()).most_common(1)[0][0]
+    rules = [_rule("*", dict(common), granularity)]
+    rules += [_rule(name, choice, granularity) for name, choice in choices.items() if choice != dict(common)]
+    return Recipe(rules=tuple(rules))
+
+
+def as_yaml(recipe: Recipe, name: str = "what_if") -> str:
+    """Return ``recipe`` as an entry of ``recipes:`` in params.yaml, which reads back to the same recipe.
+
+    Raises :class:`UserError` if it does not.
+    """
+    lines = ["recipes:", f"  {name}:"]
+    for rule in recipe.rules:
+        parts = [f'layers: "{rule.layers}"']
+        parts += [f"{role}: {_flow(spec)}" for role, spec in rule.tensors().items() if spec is not None]
+        lines.append(f"    - {{{', '.join(parts)}}}")
+    text = "\n".join(lines) + "\n"
+    read = YAML(typ="safe").load(StringIO(text))["recipes"][name]
+    if Recipe(rules=tuple(Rule(**entry) for entry in read)) != recipe:
+        raise UserError(f"recipes.{name} does not read back as it was meant; report this")
+    return text
+
+
+def _rule(layers: str, choice: Mapping[str, str], granularity: str) -> Rule:
+    return Rule(layers=layers, **{role: spec_of(fmt, granularity) for role, fmt in choice.items()})
+
+
+def _flow(spec: TensorRecipe) -> str:
+    """Return a tensor's recipe in one line: the format's name where nothing else is set."""
+    plain = TensorRecipe(format=spec.format)
+    settings = [name for name in TensorRecipe.model_fields if getattr(spec, name) != getattr(plain, name)]
+    if not settings:
+        return spec.format.name
+    parts = [f"format: {spec.format.name}", *(f"{name}: {getattr(spec, name)}" for name in settings)]
+    return f"{{{', '.join(parts)}}}"

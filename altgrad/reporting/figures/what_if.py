@@ -1,0 +1,34 @@
+"""What every format would do to every tensor of a finished cell: layer by format, a panel per role."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from altgrad.reporting.figures.health import ROLES
+from altgrad.reporting.figures.style import heat_map, panels
+
+
+def what_if_map(table: pd.DataFrame, granularity: str = "tensor") -> Figure:
+    """SQNR in dB, rounded to nearest, of a table of `altgrad.diagnostics.what_if`; a cell without a number stays grey.
+
+    ``granularity`` is one of the table's.
+    """
+    rows = table[(table.granularity == granularity) & (table.rounding == "nearest-even")]
+    layers, names = list(rows.layer.unique()), list(rows.format.unique())
+    values = {
+        role: rows[rows.role == role].pivot(index="layer", columns="format", values="sqnr_db")
+        .reindex(index=layers, columns=names).replace([np.inf, -np.inf], np.nan).to_numpy(float)
+        for role in ROLES
+    }  # fmt: skip
+    shown = np.concatenate([found.ravel() for found in values.values()])
+    shown = shown[np.isfinite(shown)]
+    low, high = (np.floor(shown.min()), np.ceil(shown.max()) + 1) if len(shown) else (0, 1)
+    figure, axes = panels(1, len(ROLES), 1.2 + min(0.2 * len(layers), 12), sharey=True)
+    for axis, (role, found) in zip(axes[0], values.items(), strict=True):
+        text = np.vectorize(lambda v: "" if np.isnan(v) else f"{v:.0f}", otypes=[object])(found)
+        mesh = heat_map(axis, found, layers, names, low=low, high=high, text=text)
+        axis.set_title(ROLES[role])
+    figure.colorbar(mesh, ax=axes, label="SQNR (dB)", aspect=40, pad=0.01)
+    return figure

@@ -1,0 +1,122 @@
+"""Quantization after training, and the commands on a finished cell.
+
+Oracles: the losses that training wrote down, and the change of the loss itself.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from safetensors.torch import load_file
+
+from altgrad.config import Cell, UserError
+from altgrad.config.files import read_json, write_json, write_text
+from altgrad.diagnostics.__main__ import main
+from altgrad.diagnostics.probed import probe
+from altgrad.diagnostics.ptq import AS_TRAINED, UNQUANTIZED, losses, spread, trained
+from altgrad.diagnostics.rebuilt import RebuiltModel
+from altgrad.diagnostics.tensor_error import rounded
+from altgrad.diagnostics.what_if import SPLITS, spec_of
+from altgrad.training.run import train_cell
+from tests.training.conftest import make_cell, make_tokens
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a pipeline with the cells bf16 and E4M3 leaves."""
+    root = tmp_path_factory.mktemp("pipeline")
+    data = root / "data"
+    make_tokens(data / "tokens")
+    cells = [make_cell(fmt, steps=30, eval_every=30, grad_accumulation=1) for fmt in ("bf16", "E4M3")]
+    for cell in cells:
+        write_text(data / "grid" / f"{cell.key}.json", cell.to_json())
+        train_cell(cell, data / "tokens", data / "runs" / cell.key, root)
+    write_json(data / "grid" / "index.json", {"cells": [cell.key for cell in cells]})
+    return data
+
+
+def cell_of(data: Path, fmt: str) -> Cell:
+    return Cell.read(data / "grid" / f"{fmt}-adamw-0-1.json")
+
+
+@pytest.mark.parametrize("fmt", ["bf16", "E4M3"])
+def test_the_loss_as_trained_is_the_one_that_training_wrote_down(data: Path, fmt: str) -> None:
+    cell = cell_of(data, fmt)
+    run = data / "runs" / cell.key
+    found = losses(cell, run, data / "tokens", ["E4M3"])
+    assert found[AS_TRAINED] == pytest.approx(read_json(run / "metrics.json")["val_loss"], rel=1e-6)
+    assert (found[UNQUANTIZED] == found[AS_TRAINED]) == (fmt == "bf16")
+
+
+def test_the_coarser_the_mantissa_the_more_it_costs(data: Path) -> None:
+    cell = cell_of(data, "bf16")
+    found = losses(cell, data / "runs" / cell.key, data / "tokens")
+    assert set(found) == {AS_TRAINED, UNQUANTIZED, *SPLITS}
+    cost = {name: abs(found[name] - found[UNQUANTIZED]) for name in SPLITS}
+    assert cost["E7M0"] > cost["E5M2"] > cost["E3M4"]
+
+
+def test_the_loss_change_predicted_is_that_of_the_rebuilt_model(data: Path) -> None:
+    """A fifth of the error of one layer's weight: small enough for a straight line."""
+    cell = cell_of(data, "bf16")
+    run = data / "runs" / cell.key
+    found = probe(cell, run, data / "tokens", 64)["blocks.0.mlp.up"]
+    saved = load_file(run / "model.safetensors")
+    error = 0.2 * (rounded(found.weight, spec_of("E5M2", "tensor")) - found.weight)
+    before = RebuiltModel.of(cell, saved, data / "tokens", 64).loss().double()
+    saved["blocks.0.mlp.up.weight"] = saved["blocks.0.mlp.up.weight"] + error
+    after = RebuiltModel.of(cell, saved, data / "tokens", 64).loss().double()
+    assert (after - before).item() == pytest.approx(found.loss_change("weight", error)[0], rel=0.05)
+
+
+def test_probing_sees_every_layer_and_the_gradient_of_the_mean_loss(data: Path) -> None:
+    cell = cell_of(data, "E4M3")
+    found = probe(cell, data / "runs" / cell.key, data / "tokens", 64)
+    assert len(found) == 5 and "head" in found
+    head = found["head"]  # the gradient of the logits: softmax minus the label, over 64 tokens
+    assert head.grad.shape[0] == 64
+    assert head.grad.sum(1).abs().max() < 1e-6
+    assert head.grad.abs().sum(1).max() <= 2 / 64
+
+
+def test_trained_losses_are_of_the_same_arm_seed_and_rate_and_the_spread_of_formats_in_both(data: Path) -> None:
+    cell = cell_of(data, "bf16")
+    so = trained(data, cell, SPLITS)
+    assert so == {"E4M3": read_json(data / "runs/E4M3-adamw-0-1/metrics.json")["val_loss"]}
+    assert spread({"E4M3": 1.0, "E5M2": 3.0}, so) is None
+    found = spread({"E4M3": 1.0, "E5M2": 3.0, "E7M0": 9.0}, {"E5M2": 1.5, "E4M3": 1.25})
+    assert (found.formats, found.after, found.trained) == (("E4M3", "E5M2"), 2.0, 0.25)
+
+
+def test_the_commands_run(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["what-if", "E4M3-adamw-0-1", "--data", str(data), "--out", str(tmp_path), "--tokens", "32"])
+    said = capsys.readouterr().out
+    assert "what_if:" in said and (tmp_path / "E4M3-adamw-0-1.png").is_file()
+    rows = pd.read_csv(tmp_path / "E4M3-adamw-0-1.csv")
+    assert set(rows.format) == set(SPLITS) and set(rows.role) == {"weight", "input", "grad"}
+    main(["ptq", "bf16-adamw-0-1", "--data", str(data)])
+    assert "fewer than two finished cells" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["what-if", "E4M4-adamw-0-1"], "has no cell 'E4M4-adamw-0-1'; did you mean E4M3-adamw-0-1"),
+        (["ptq", "E5M2-adamw-0-1"], "has no cell"),
+        (["predict", "adamw"], "has 1 formats that adamw finished with every seed of bf16; an order takes three"),
+        (["predict", "muon"], "no finished cell of bf16 and muon"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(data: Path, arguments: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        main([*arguments, "--data", str(data)])
+
+
+def test_a_cell_that_is_not_finished_is_told(data: Path, tmp_path: Path) -> None:
+    write_text(tmp_path / "grid/bf16-adamw-0-1.json", cell_of(data, "bf16").to_json())
+    with pytest.raises(UserError, match="bf16-adamw-0-1 is not finished"):
+        main(["ptq", "bf16-adamw-0-1", "--data", str(tmp_path)])
