@@ -58,9 +58,10 @@ def _analysis(where: str, quantity: str) -> Analysis:
 
     compute.__name__ = where + quantity
     unit = "ratio" if quantity.endswith("residual") else "1/weight²"
+    title = f"{quantity.removeprefix('hessian_').replace('_', ' ')} of {what}"
     row = Metric(
-        compute.__name__, unit, definition.format(what), offline="loss", summary=mean, limit=limit
-    )  # fmt: skip
+        compute.__name__, unit, definition.format(what), offline="loss", summary=mean, limit=limit, title=title
+    )
     return Analysis(compute, (need,), row)
 
 

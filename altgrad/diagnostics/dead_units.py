@@ -21,7 +21,7 @@ ANALYSES = (
             "dead_unit_frac", "share of units",
             "Share of a layer's output units whose row of the weight gradient, through the quantized path on one fixed "
             "batch, is zero throughout.",
-            offline="weight_grad", summary=mean, limit=Limit(above=True, value=0.2),
+            offline="weight_grad", summary=mean, limit=Limit(above=True, value=0.2), title="dead units",
         ),
     ),
 )  # fmt: skip

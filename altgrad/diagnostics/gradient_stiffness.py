@@ -39,7 +39,7 @@ ANALYSES = (
             "gradient_stiffness_rho", "rank correlation",
             "Spearman's correlation of |ĝ| and S over a layer's weights, ĝ the weight gradient through the quantized "
             "path on one fixed batch and S the stiffness: 0 where the gradient does not know of the quantization grid.",
-            offline="weight_grad", summary=mean,
+            offline="weight_grad", summary=mean, title="size of the gradient with S, rank correlation",
         ),
     ),
     Analysis(
@@ -49,7 +49,7 @@ ANALYSES = (
             "descent_share", "ratio",
             "First-order descent of the loss along S·ĝ over that along ĝ, by steps of equal length: "
             "⟨ĝ, S·ĝ⟩ / (‖ĝ‖ ‖S·ĝ‖).",
-            offline="weight_grad", summary=mean,
+            offline="weight_grad", summary=mean, title="descent along S·g over that along g",
         ),
     ),
     Analysis(
@@ -57,7 +57,7 @@ ANALYSES = (
         NEEDS,
         Metric(
             "descent_share_shuffled", "ratio", "The same with S shuffled among the weights of its layer: the control.",
-            offline="weight_grad", summary=mean,
+            offline="weight_grad", summary=mean, title="the same, S shuffled",
         ),
     ),
 )  # fmt: skip

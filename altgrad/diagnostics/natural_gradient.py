@@ -18,12 +18,15 @@ from altgrad.diagnostics.view import LayerView
 from altgrad.metrics import Metric, mean
 
 FISHER = (*GEOMETRY, "fisher")
-DIRECTIONS: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
-    "plain": ("g itself, the control of a constant S", lambda s, g: g),
-    "s": ("S·g", lambda s, g: s * g),
-    "s2": ("S²·g, the gradient in the metric 1/S²", lambda s, g: s.square() * g),
-    "shuffled": ("S·g with S shuffled among the weights of its layer, the control", lambda s, g: shuffled(s) * g),
-}
+DIRECTIONS: dict[str, tuple[str, str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "plain": ("g", "g itself, the control of a constant S", lambda s, g: g),
+    "s": ("S·g", "S·g", lambda s, g: s * g),
+    "s2": ("S²·g", "S²·g, the gradient in the metric 1/S²", lambda s, g: s.square() * g),
+    "shuffled": (
+        "S·g, S shuffled", "S·g with S shuffled among the weights of its layer, the control",
+        lambda s, g: shuffled(s) * g,
+    ),
+}  # fmt: skip
 APPROXIMATIONS = {
     "kfac": "Kronecker factors",
     "diagonal": "diagonal",
@@ -42,7 +45,7 @@ def fisher_stiffness_rho(view: LayerView) -> float | None:
 
 def _alignment(approximation: str, direction: str) -> Analysis:
     """Return the analysis of the cosine of one natural gradient with one direction."""
-    words, along = DIRECTIONS[direction]
+    short, words, along = DIRECTIONS[direction]
 
     def compute(view: LayerView) -> float | None:
         natural: Tensor = getattr(view.fisher, f"natural_{approximation}")
@@ -54,7 +57,8 @@ def _alignment(approximation: str, direction: str) -> Analysis:
         f"final weights, on `diagnose.fisher_tokens` validation tokens with labels drawn from the model, damped by "
         f"{DAMPING:g} of its mean eigenvalue."
     )
-    row = Metric(compute.__name__, "cosine", definition, offline="fisher", summary=mean)
+    title = f"natural gradient ({APPROXIMATIONS[approximation]}) with {short}"
+    row = Metric(compute.__name__, "cosine", definition, offline="fisher", summary=mean, title=title)
     return Analysis(compute, FISHER, row)
 
 
@@ -67,7 +71,7 @@ ANALYSES = (
             "fisher_trace", "1/weight²",
             "Trace of the Fisher information of a layer's weight per token, in the weights' own unit, with labels "
             "drawn from the model.",
-            offline="fisher", summary=mean,
+            offline="fisher", summary=mean, title="trace of the Fisher information",
         ),
     ),
     Analysis(
@@ -77,7 +81,7 @@ ANALYSES = (
             "fisher_stiffness_rho", "rank correlation",
             "Spearman's correlation of the Fisher information's diagonal and the stiffness S over a layer's weights: "
             "below 0 where the weights that the loss is most sensitive to have the finer spacing.",
-            offline="fisher", summary=mean,
+            offline="fisher", summary=mean, title="Fisher information with S, rank correlation",
         ),
     ),
     *(_alignment(approximation, direction) for approximation in APPROXIMATIONS for direction in DIRECTIONS),

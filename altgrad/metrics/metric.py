@@ -9,6 +9,7 @@ from typing import Any
 
 Summarize = Callable[[Sequence[float], Sequence[int]], float]
 STRICT_LAYERS = {"*attn.out": "attention outputs", "*head": "the head"}  # held to the tighter limit
+BARE = ("1", "ratio", "cosine", "directions", "rank correlation")  # units that a title says already
 ROLES = {"input": "inputs", "weight": "weights", "grad": "incoming gradients"}
 
 
@@ -46,7 +47,7 @@ class Metric:
     ``live`` are the roles of the tensors that training measures it on, those ``watched`` among them are
     flagged when any instrumented pass is beyond the limit. ``offline`` is the role that the diagnosis measures
     it on, flagged at the last step; ``summary`` joins the layers' values there. A metric with neither is of a
-    whole run.
+    whole run. ``title`` is what a table of summaries calls it: the name in words, where none is given.
     """
 
     name: str
@@ -57,17 +58,37 @@ class Metric:
     offline: str | None = None
     summary: Summarize | None = None
     limit: Limit | None = None
+    title: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return what a reader needs to know of a metric of the diagnosis, as JSON."""
         limit = None if self.limit is None else asdict(self.limit)
-        return {"unit": self.unit, "definition": self.definition, "offline": self.offline, "limit": limit}
+        return {
+            "unit": self.unit, "definition": self.definition, "offline": self.offline, "limit": limit,
+            "title": self.title,
+        }  # fmt: skip
 
     @classmethod
     def from_json(cls, name: str, content: dict[str, Any]) -> Metric:
         """Return what `to_json` was told, without its summary."""
         limit = None if content["limit"] is None else Limit(**content["limit"])
-        return cls(name, content["unit"], content["definition"], offline=content["offline"], limit=limit)
+        title = content.get("title", "")  # which studies kept from before do not have
+        return cls(
+            name, content["unit"], content["definition"], offline=content["offline"], limit=limit, title=title
+        )
+
+    @property
+    def head(self) -> str:
+        """How a table of summaries calls it, with its unit where that is not a bare number."""
+        title = self.title or self.name.replace("_", " ")
+        if self.is_share:
+            return f"{title}, %"
+        return title if self.unit in BARE else f"{title}, {self.unit}"
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it is a share of something, which is read in percent."""
+        return self.unit.startswith("share")
 
     @property
     def text(self) -> str:
@@ -89,7 +110,7 @@ class Metric:
         return flagged
 
     def _level(self, value: float) -> str:
-        if self.unit.startswith("share"):
+        if self.is_share:
             return f"{100 * value:g} %"
         return f"{value:g} {self.unit}" if self.unit in ("%", "dB") else f"{value:g}"
 

@@ -38,11 +38,12 @@ ROWS = (
         "underflow_frac", "share of non-zero elements",
         "Share of the non-zero elements of a tensor that the format rounds to zero (underflow).",
         live=TENSORS, watched=("grad",), offline="weight", summary=per_weight, limit=Limit(above=True, value=0.1),
+        title="weights to zero",
     ),
     Metric(
         "sqnr_db", "dB",
         "10 · log10(Σ x² / Σ (x − q(x))²) in dB, of a tensor before and after rounding to its format.",
-        live=TENSORS, offline="weight", summary=mean,
+        live=TENSORS, offline="weight", summary=mean, title="weight SQNR",
     ),
     Metric(
         "kurtosis", "1",
@@ -59,9 +60,12 @@ ROWS = (
         "grad_snr_db", "dB",
         "10 · log10(Σ g² / Σ (ĝ − g)²) of a layer's weight gradient on one fixed batch with the final weights, ĝ "
         "through the quantized path and g in float32.",
-        offline="weight_grad", summary=mean, limit=Limit(above=False, value=10.0),
+        offline="weight_grad", summary=mean, title="gradient SNR", limit=Limit(above=False, value=10.0),
     ),
-    Metric("grad_cosine", "cosine", "cos(ĝ, g) of the same two gradients.", offline="weight_grad", summary=mean),
+    Metric(
+        "grad_cosine", "cosine", "cos(ĝ, g) of the same two gradients.",
+        offline="weight_grad", summary=mean, title="gradient cosine",
+    ),
     # Of an update, in the quantization grid's terms.
     Metric(
         "rungs", "rungs",
@@ -89,17 +93,17 @@ ROWS = (
     Metric(
         "misalignment_mean", "ulp",
         "|w·s − q(w·s)| / ulp(w·s); 1/4 on average when weights ignore the quantization grid.",
-        offline="weight", summary=per_weight,
+        offline="weight", summary=per_weight, title="misalignment",
     ),
     Metric(
         "boundary_frac", SHARE, "Share of the weights that round to the largest magnitude that scaling uses.",
-        offline="weight", summary=per_weight, limit=Limit(above=True, value=0.01),
+        offline="weight", summary=per_weight, title="weights at the edge", limit=Limit(above=True, value=0.01),
     ),
     # Of the codes that they use.
     Metric("code_usage", SHARE, "Share of the weights on each rung that occurs.", offline="weight"),
     Metric(
         "code_used_frac", "share of values", "Share of the format's distinct finite values that occur among a layer's "
-        "weights.", offline="weight", summary=mean,
+        "weights.", offline="weight", summary=mean, title="values used",
     ),
     Metric(
         "code_entropy", "bit", "Entropy of the distribution of a layer's weights over the format's values, in bits.",
@@ -114,20 +118,23 @@ ROWS = (
         "code_stale_frac", SHARE,
         "Share of the weights whose code is that of the previous snapshot, each at its own scale. With "
         "master weights this is about the quantized view of weights that move all the time.",
-        offline="weight", summary=per_weight,
+        offline="weight", summary=per_weight, title="codes unchanged",
     ),
     # Of how far they moved.
-    Metric("init_distance", "ratio", "‖w − w₀‖ / ‖w₀‖ of the master weights.", offline="weight", summary=mean),
+    Metric(
+        "init_distance", "ratio", "‖w − w₀‖ / ‖w₀‖ of the master weights.",
+        offline="weight", summary=mean, title="moved from init",
+    ),
     Metric(
         "init_distance_kept", "ratio",
         "‖q(w) − q(w₀)‖ / ‖w − w₀‖, both at today's scale: near 1 where the format shows the movement, near 0 where it "
         "stays between two values.",
-        offline="weight", summary=mean,
+        offline="weight", summary=mean, title="movement kept",
     ),
     Metric(
         "init_distance_rungs", "rungs",
         "Mean number of representable values between a weight and its initial value, both at today's scale.",
-        offline="weight", summary=per_weight,
+        offline="weight", summary=per_weight, title="moved",
     ),
     # Of how many directions they use.
     Metric(

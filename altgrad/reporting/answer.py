@@ -24,12 +24,12 @@ from altgrad.reporting.claims import (
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.control import TWINS, Control
 from altgrad.reporting.document import Block, Bullets, Text
-from altgrad.reporting.explain import MEASURES, correlations, explanation
 from altgrad.reporting.gain_sentences import gain_blocks
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
 from altgrad.reporting.roles import is_quantized
 from altgrad.reporting.simulated import Rates
-from altgrad.reporting.wording import NONE, joined, number, plural, signed, significant, whole
+from altgrad.reporting.why import why
+from altgrad.reporting.wording import NONE, joined, plural, signed, significant, whole
 
 QUESTION = "Which 8-bit floating-point format gains most from geometry-aware updates, and why?"
 
@@ -40,7 +40,7 @@ def answer(study: Study, comparison: Comparison, control: Control | None, rates:
     ``rates`` are those of simulated studies like this one.
     """
     blocks = [*gain_blocks(study, comparison), *_costs(study, comparison)]
-    blocks += [Text(sentence) for sentence in _why(study, comparison)]
+    blocks += why(study, comparison)
     certainty = " ".join([*_certainty(study, comparison, rates), *_control(control)])
     blocks += [Text(certainty)] if certainty else []
     blocks.append(Text(_scope(study)))
@@ -156,25 +156,6 @@ def _seeds_needed(comparison: Comparison, n: int) -> list[str]:
     if seeds is None or seeds <= n:
         return []
     return [f"To resolve 1 % of the loss ({significant(one_percent, 2)}) at this noise takes about {seeds} seeds."]
-
-
-def _why(study: Study, comparison: Comparison) -> list[str]:
-    """Say what the costs go with; nothing with fewer than four formats."""
-    found = {m: rho for m, (rho, n) in correlations(explanation(study, comparison)).items() if n >= 4 and rho == rho}
-    if not found:
-        return []
-    parts = [f"{MEASURES[measure].title} {number(rho, 2)}" for measure, rho in found.items()]
-    optimizer = comparison.reference or study.optimizers[0]
-    rows = comparison.best[comparison.best["optimizer"] == optimizer]
-    claims = [row.claim for row in rows.itertuples() if row.claim is not None]
-    beyond = sum(claim.told_apart for claim in claims)
-    return [
-        (
-            f"**Why**: the rank correlation between a format's cost and its precision (SQNR) is {joined(parts)}; near "
-            "−1, cost falls as precision grows. A hint where to look, not a cause: of "
-            f"{plural(len(claims), 'cost')} {beyond} can be told from noise."
-        )
-    ]
 
 
 def _control(control: Control | None) -> list[str]:

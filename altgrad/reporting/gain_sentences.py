@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from altgrad.reporting import roles
-from altgrad.reporting.claims import BETTER, EXPLORATORY, IDENTICAL, INDICATED, SAME, UNJUDGED, WORSE, Claim
+from altgrad.reporting.claims import BETTER, EXPLORATORY, GAIN, IDENTICAL, INDICATED, SAME, UNJUDGED, WORSE, Claim
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Block, Bullets, Text
 from altgrad.reporting.leader import leader
@@ -24,7 +24,10 @@ READINGS = (
 
 
 def gain_blocks(study: Study, comparison: Comparison) -> list[Block]:
-    """Return a lead and a list of findings for every arm that is not plain."""
+    """Return the headline, then a lead and a list of findings for every arm that is neither plain nor a control.
+
+    Where all arms are controls, they are told of too; what they gain beside others stands in the table of gains.
+    """
     aware = [optimizer for optimizer in study.optimizers if not roles.is_plain(study.arm(optimizer))]
     if not aware:
         arms = joined([f"`{name}`" for name in study.optimizers])
@@ -32,8 +35,9 @@ def gain_blocks(study: Study, comparison: Comparison) -> list[Block]:
         return [Text(
             f"**Open.** No geometry-aware arm is in this grid ({only}), so nothing here says what such updates gain."
         )]  # fmt: skip
-    blocks: list[Block] = []
-    for arm in aware:
+    blocks: list[Block] = _headline(study, comparison)
+    told = [arm for arm in aware if not roles.is_control(study.arm(arm))] or aware
+    for arm in told:
         if arm not in comparison.references:
             base = roles.PLAIN_FORM[study.arm(arm)["base"]]
             missing = f"plain `{base}` arm with `weights: {roles.regime(study.arm(arm))}`"
@@ -50,6 +54,31 @@ def gain_blocks(study: Study, comparison: Comparison) -> list[Block]:
     return blocks
 
 
+def _headline(study: Study, comparison: Comparison) -> list[Block]:
+    """Say in a sentence which format gains most and whether the gain is its own; nothing where no gain is firm."""
+    gains = comparison.gains.dropna(subset="claim")
+    gained = [row for row in gains.itertuples() if row.claim.firm and row.claim.difference.mean < 0]
+    firm = [row for row in gained if roles.is_quantized(study, row.format)]
+    if not firm:
+        return []
+    most = min(firm, key=lambda row: row.claim.difference.mean)
+    own = [row.format for row in firm if row.beyond is not None and row.beyond.firm and row.beyond.difference.mean < 0]
+    known = [row.format for row in firm if row.beyond is not None]
+    gain = f"`{most.optimizer}` lowers the loss most in **{most.format}** ({signed(-most.claim.difference.mean, 4)})"
+    found = leader(study, comparison, most.optimizer)
+    close = f", not told apart from {joined(found.close)}" if found and found.close else ""
+    verb = "gains" if len(own) == 1 else "gain"
+    if own:
+        return [Text(f"**{joined(own)} {verb} by the format's own geometry.** {gain}{close}.")]
+    if not known:
+        lead = "**Whether a format gains by its own geometry is open**, for want of virtual twins."
+        return [Text(f"{lead} {gain}{close}.")]
+    lent = comparison.answers.of(GAIN, most.twin, most.optimizer) if most.twin else None
+    size = signed(-lent.difference.mean, 4) if lent else ""
+    without = f" On weights that nothing quantizes the same geometry gains {size}." if lent else ""
+    return [Text(f"**No format is shown to gain by its own geometry.** {gain}{close}.{without}")]
+
+
 def _findings(study: Study, comparison: Comparison, arm: str, measured: pd.DataFrame) -> list[str]:
     rows = sorted(measured.itertuples(), key=lambda row: row.claim.difference.mean)
     items = []
@@ -62,7 +91,7 @@ def _findings(study: Study, comparison: Comparison, arm: str, measured: pd.DataF
     gained = [row for row in rows if row.claim.told_apart and row.claim.difference.mean < 0]
     if any(roles.is_quantized(study, row.format) for row in gained):
         items += _most(study, comparison, arm, {row.format for row in gained if row.claim.firm})
-    controls = [text for row in gained if (text := _controls(row))]
+    controls = _controls([row for row in gained if not roles.is_virtual(study, row.format)])
     items += [f"Controls: {'; '.join(controls)}."] if controls else []
     if lent:
         texts = [f"{_gain(row.format, row.claim)} ({row.claim.verdict})" for row in lent]
@@ -88,22 +117,29 @@ def _most(study: Study, comparison: Comparison, arm: str, firm: set[str]) -> lis
     return [f"{found.entry} gains most as measured, not told apart from {joined(found.close)}."]
 
 
-def _controls(row: Any) -> str:
-    """Say which controls a gain passed and which it did not; nothing where the grid has none."""
+def _controls(rows: list) -> list[str]:
+    """Say which controls the gains passed and which they did not, formats alike together; nothing without controls."""
+    formats: dict[str, list[str]] = {}
+    for row in rows:
+        for text in _passed(row):
+            formats.setdefault(text, []).append(row.format)
+    return [f"{text} in {joined(names)}" for text, names in formats.items()]
+
+
+def _passed(row: Any) -> list[str]:
     parts = []
     for claims, better, same in (
-        (row.nulls, "beats", "is not told apart from"),
-        (row.foreign, "beats the foreign geometry of", "is not told apart from the foreign geometry of"),
+        (row.nulls, "beats", "not told apart from"),
+        (row.foreign, "beats the foreign geometry of", "not told apart from the foreign geometry of"),
     ):
-        passed = [name for name, claim in claims.items() if claim.told_apart and claim.difference.mean < 0]
-        failed = [name for name in claims if name not in passed]
-        unsure = " (indication)" if any(not claims[name].firm for name in passed) else ""
-        parts += [f"{better} {joined(passed)}{unsure}"] if passed else []
-        parts += [f"{same} {joined(failed)}"] if failed else []
+        for name, claim in claims.items():
+            passed = claim.told_apart and claim.difference.mean < 0
+            unsure = "" if claim.firm or not passed else " (indication)"
+            parts.append(f"{better if passed else same} `{name}`{unsure}")
     if row.matched is not None:
         size = signed(-row.matched.difference.mean, 4)
         parts.append(f"at AdamW's update size {size} ({row.matched.verdict})")
-    return f"{row.format} {', '.join(parts)}" if parts else ""
+    return parts
 
 
 def _beyond(study: Study, gained: list, plain: str, arm: str) -> list[str]:

@@ -128,7 +128,7 @@ def glossary(diagnosed: Iterable[Metric] = ()) -> dict[str, str]:
     """Return the definition of each term, in the order in which the report uses them.
 
     Behind them come metrics that no text here speaks of: those that are flagged while a cell trains, and ``diagnosed``,
-    which came with the diagnoses.
+    which the report shows of the diagnoses.
     """
     terms: dict[str, list[str]] = {}
     for line in TEXT.strip().splitlines():
@@ -139,7 +139,7 @@ def glossary(diagnosed: Iterable[Metric] = ()) -> dict[str, str]:
     texts = {term: re.sub(r"\{(\w+)(\.level)?\}", _of_metric, " ".join(lines)) for term, lines in terms.items()}
     spoken_of = set(re.findall(r"\{(\w+)", TEXT))
     watched = [metric for metric in METRICS.values() if metric.watched and metric.name not in spoken_of]
-    return texts | {metric.name: metric.text for metric in [*watched, *diagnosed]}
+    return texts | {metric.title or metric.name: metric.text for metric in [*watched, *diagnosed]}
 
 
 def _of_metric(match: re.Match[str]) -> str:

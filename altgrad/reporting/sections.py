@@ -15,9 +15,10 @@ from altgrad.reporting.control import Control
 from altgrad.reporting.document import Block, Bullets, Code, Document, Fold, Picture, Section, Text
 from altgrad.reporting.explain import MEASURES, correlations, explanation
 from altgrad.reporting.fairness import conditions
-from altgrad.reporting.figures import at
+from altgrad.reporting.figures import at, quiet
 from altgrad.reporting.glossary import glossary
 from altgrad.reporting.load import COMPLETED, MISSING, Study
+from altgrad.reporting.nearness import SHOWN, is_geometry
 from altgrad.reporting.simulated import Rates
 from altgrad.reporting.speed import speed_blocks
 from altgrad.reporting.tables_formats import formats_table
@@ -27,6 +28,7 @@ from altgrad.reporting.wording import joined, number, plural
 
 # Above this many cells the full table of outcomes is folded away and only the others are shown.
 OPEN_OUTCOMES = 24
+DRAW = "python -m altgrad.reporting.figures"
 
 Pictures = dict[str, Picture]
 
@@ -54,9 +56,10 @@ def document(
         Section("Outcome of every cell", "outcomes", _outcomes(study)),
         Section("Why: precision and range", "precision", _precision(study, comparison, pictures)),
         Section("Why: weights on the quantization grid", "weights", _weights(study, comparison, pictures)),
+        Section("Why: the format's geometry and the loss's", "geometry", _geometry(study, comparison)),
         Section("Gradients and activations", "signals", _shown(pictures, "signals")),
         fairness_section(study, comparison, control, tuning),
-        Section("Flags", "flags", _flags(flags)),
+        Section("Flags", "flags", [*_flags(flags), *_left_out(study, comparison)]),
         Section("Formats and recipe", "formats", _formats(study)),
         Section("Time and cost", "cost", [tables.cost_table(study)] if study.timing else []),
         Section("Step times beside bf16", "speed", speed_blocks(benches, pictures)),
@@ -94,7 +97,9 @@ def fairness_section(
 
 def definitions_section(study: Study) -> Section:
     """What every number means."""
-    terms = [f"**{term}**: {text}" for term, text in glossary(study.metrics.values()).items()]
+    measured = set(study.summary["metric"])
+    diagnosed = [m for m in study.metrics.values() if m.name in measured and (m.name in SHOWN or not is_geometry(m))]
+    terms = [f"**{term}**: {text}" for term, text in glossary(diagnosed).items()]
     return Section("Definitions", "definitions", [Bullets(terms)])
 
 
@@ -141,6 +146,11 @@ def _weights(study: Study, comparison: Comparison, pictures: Pictures) -> list[B
     return blocks + ([table] if table else [])
 
 
+def _geometry(study: Study, comparison: Comparison) -> list[Block]:
+    table = tables_inside.geometry_table(study, comparison)
+    return [table] if table else []
+
+
 def _flags(flags: pd.DataFrame) -> list[Block]:
     if flags.empty:
         return [Text("No quantity crossed its limit.")]
@@ -153,6 +163,14 @@ def _flags(flags: pd.DataFrame) -> list[Block]:
         tables_inside.flags_table(flags),
         Fold(f"All {plural(len(flags), 'flag')}", [tables_inside.all_flags_table(flags)]),
     ]
+
+
+def _left_out(study: Study, comparison: Comparison) -> list[Block]:
+    """Say which figures have no news, and why, so that nobody takes what is not shown for what was not looked at."""
+    found = [f"`{plate.name}` ({plate.news.otherwise})" for plate in quiet(study, comparison) if plate.news]
+    if not found or study.monitors.empty:
+        return []
+    return [Text(f"Figures without news here: {joined(found)}. `{DRAW}` draws them.")]
 
 
 def _formats(study: Study) -> list[Block]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 
 import pandas as pd
 
+from altgrad.metrics import METRICS, Metric
 from altgrad.reporting.causes import Case, tensor
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Column, Table
 from altgrad.reporting.figures.select import per_layer, shown_optimizer
 from altgrad.reporting.load import Study
+from altgrad.reporting.nearness import is_geometry, nearness
+from altgrad.reporting.paired import with_interval
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import NONE, absent, number, plural, significant, whole
 
@@ -18,56 +21,58 @@ LISTED_FLAGS = 400
 EXPLAIN = "python -m altgrad.diagnostics explain CELL"
 
 
-@dataclass(frozen=True)
-class Shown:
-    """How a summary number of the diagnosis is shown: its head, decimals and factor."""
-
-    head: str
-    decimals: int
-    factor: float = 1.0
-
-
-SUMMARIES = {
-    "sqnr_db": Shown("weight SQNR, dB", 1),
-    "misalignment_mean": Shown("misalignment, ulp", 3),
-    "underflow_frac": Shown("weights to zero, %", 2, 100.0),
-    "boundary_frac": Shown("weights at the edge, %", 3, 100.0),
-    "code_used_frac": Shown("values used, %", 1, 100.0),
-    "code_entropy": Shown("code entropy, bit", 2),
-    "code_stale_frac": Shown("codes unchanged, %", 1, 100.0),
-    "init_distance": Shown("moved from init", 3),
-    "init_distance_rungs": Shown("moved, rungs", 1),
-    "init_distance_kept": Shown("movement kept", 3),
-    "stable_rank": Shown("stable rank", 1),
-    "effective_rank": Shown("effective rank", 1),
-    "effective_rank_kept": Shown("effective rank kept", 3),
-    "grad_snr_db": Shown("gradient SNR, dB", 1),
-    "grad_cosine": Shown("gradient cosine", 4),
-}
+COSINE_DECIMALS = 4  # two cosines near 1 differ late
 
 
 def diagnosis_table(study: Study, comparison: Comparison) -> Table | None:
-    """Format x summary metric at the end of the run, mean over seeds; a metric unknown here keeps its own name."""
+    """Format x summary metric at the end of the run, mean over seeds, but for what the section on geometry shows."""
     rows = per_layer(study.summary, study, comparison).dropna(subset="value")
+    known = METRICS | study.metrics
+    rows = rows[[name in known and not is_geometry(known[name]) for name in rows["metric"]]]
     if rows.empty:
         return None
     table = rows.pivot_table(index="metric", columns="format", values="value")
     names = [name for name in study.formats if name in table]
-    metrics = [m for m in SUMMARIES if m in table.index] + [m for m in table.index if m not in SUMMARIES]
-    body = []
-    for metric in metrics:
-        shown = SUMMARIES.get(metric)
-        values = [table.loc[metric, name] for name in names]
-        cells = [significant(v) if shown is None else number(shown.factor * v, shown.decimals) for v in values]
-        body.append([_head(study, metric) if shown is None else shown.head, *cells])
+    metrics = [known[name] for name in known if name in table.index]
+    body = [[metric.head, *_numbers(metric, [table.loc[metric.name, name] for name in names])] for metric in metrics]
     optimizer = shown_optimizer(study, comparison)
     note = f"Over all layers at the end of the run, mean over seeds (`{optimizer}`). Definitions are at the end."
     return Table([words("quantity"), *(Column(name) for name in names)], body, note)
 
 
-def _head(study: Study, metric: str) -> str:
-    """Return a metric that is unknown here as its row words it, or by its name."""
-    return f"{metric}, {study.metrics[metric].unit}" if metric in study.metrics else metric
+def _numbers(metric: Metric, values: list[float]) -> list[str]:
+    """Return the values of a row with equal decimals, such that the largest has three digits."""
+    values = [100 * value if metric.is_share else value for value in values]
+    if metric.unit == "cosine":
+        return [number(value, COSINE_DECIMALS) for value in values]
+    largest = max((abs(value) for value in values if not absent(value)), default=0.0)
+    if largest >= 1e5 or 0 < largest < 1e-3:
+        return [significant(value) for value in values]
+    decimals = 2 - math.floor(math.log10(largest)) if largest > 0 else 2
+    return [number(value, max(0, decimals)) for value in values]
+
+
+def geometry_table(study: Study, comparison: Comparison) -> Table | None:
+    """What the diagnoses say of each format's geometry beside the loss's; None where none was diagnosed."""
+    found = nearness(study, comparison)
+    rows = [
+        [
+            f"**{row.entry}**", number(row.spread, 2), number(row.gradient_rho, 3), number(row.fisher_rho, 3),
+            number(row.plain, 3), number(row.along, 3), number(row.shuffled, 3), with_interval(row.differences),
+        ]
+        for row in found
+    ]  # fmt: skip
+    columns = [
+        words("format"), Column("spread of S, binades"), Column("|g| with S"), Column("Fisher with S"),
+        Column("F⁻¹g with g"), Column("with S·g"), Column("with S·g, S shuffled"), Column("S·g minus shuffled [95 %]"),
+    ]  # fmt: skip
+    note = (
+        "S is the spacing of the format's values at each weight; where values lie evenly S is one number, and no row. "
+        "Rank correlations of S with the gradient and with the diagonal of the Fisher information, then cosines of the "
+        "natural gradient F⁻¹g (Kronecker factors) with three directions of descent. Mean over layers and seeds at the "
+        f"end of the run (`{shown_optimizer(study, comparison)}`); each interval by itself, over seeds."
+    )
+    return Table(columns, rows, note) if rows else None
 
 
 def flags_table(flags: pd.DataFrame) -> Table:

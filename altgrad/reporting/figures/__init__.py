@@ -28,10 +28,11 @@ from altgrad.reporting.wording import joined
 
 def _declared() -> list[Plate]:
     """Return the figures of all modules in the report's order."""
-    modules = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
+    names = [found.name for found in pkgutil.iter_modules(__path__) if found.name != "__main__"]
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
     plates = [plate for module in modules for plate in getattr(module, "PLATES", ())]
-    names = [plate.name for plate in plates]
-    if twice := {name for name in names if names.count(name) > 1}:
+    called = [plate.name for plate in plates]
+    if twice := {name for name in called if called.count(name) > 1}:
         raise ValueError(f"two figures are called {' and '.join(sorted(twice))}")
     return sorted(plates, key=lambda plate: (SPOTS.index(plate.spot), plate.order, plate.name))
 
@@ -50,13 +51,21 @@ def at(spot: str, pictures: dict[str, Picture]) -> list[Picture]:
 def draw_all(study: Study, result: Comparison, benches: list[dict[str, Any]], folder: Path) -> dict[str, Picture]:
     """Draw every figure that has data as PNG and SVG in ``folder``; return their pictures by name.
 
-    Files of figures that this grid does not have are removed, so the folder holds what the report shows.
+    A figure for which this study has no news is left out, see :func:`quiet`. Files of figures that are not drawn are
+    removed, so the folder holds what the report shows.
     """
-    pictures = _machines(benches, folder) | draw(PLATES, study, result, folder)
+    silent = quiet(study, result)
+    told = [plate for plate in PLATES if plate not in silent]
+    pictures = _machines(benches, folder) | draw(told, study, result, folder)
     for path in folder.glob("*.*") if folder.is_dir() else ():
         if path.suffix in (".png", ".svg") and path.stem not in pictures:
             path.unlink()
     return pictures
+
+
+def quiet(study: Study, result: Comparison) -> list[Plate]:
+    """Return the figures that this study has no news for; ``python -m altgrad.reporting.figures`` draws them too."""
+    return [plate for plate in PLATES if plate.news is not None and not plate.news.found(study, result)]
 
 
 def draw(plates: Iterable[Plate], study: Study, result: Comparison, folder: Path) -> dict[str, Picture]:

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 
 from altgrad.formats import Format
 from altgrad.reporting.compare import Comparison
+from altgrad.reporting.figures.news import HELD_VALUES, IDLE_BITS, UNEVEN
 from altgrad.reporting.figures.plate import Plate
 from altgrad.reporting.figures.select import in_order, labelled, per_layer, weight_format
 from altgrad.reporting.figures.style import heat_map, legend, looks, panels, tiles
@@ -100,6 +101,7 @@ PLATES = [
         alt="Share of weights on each code of each format",
         caption="How often each representable value is used at the end of training, from the most negative rung to the "
         "most positive (`{optimizer}`, every layer and seed alike). Dotted: all used alike.",
+        news=HELD_VALUES,
     ),
     Plate(
         "bit_activity",
@@ -109,6 +111,7 @@ PLATES = [
         alt="Entropy of each bit of the weight codes of each format",
         caption="What each bit of the weight code carries at the end of training, by itself: 1 is a bit set in half of "
         "the weights, 0 one that never changes (`{optimizer}`). S sign, E exponent, M mantissa.",
+        news=IDLE_BITS,
     ),
     Plate(
         "misalignment",
@@ -118,5 +121,6 @@ PLATES = [
         alt="Distribution of the distance of each weight from its rounded value",
         caption="Distance from each weight to its rounded value at the end of training (`{optimizer}`). Weights that "
         "pay no heed to the quantization grid spread evenly between 0 and ½ (dotted).",
+        news=UNEVEN,
     ),
 ]

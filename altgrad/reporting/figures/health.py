@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from altgrad.reporting.compare import Comparison
+from altgrad.reporting.figures.news import PRECISION_MOVES, ROUNDS_TO_ZERO
 from altgrad.reporting.figures.plate import Plate
 from altgrad.reporting.figures.select import in_order, late, layer_order, per_layer
 from altgrad.reporting.figures.style import heat_map, legend, looks, panels
@@ -131,6 +132,7 @@ PLATES = [
         alt="Heat map of the share of non-zero elements that rounded to zero, by layer, format and role",
         caption="Share of the non-zero elements that the format rounded to zero (`{optimizer}`). Darker is worse. "
         "{grad}",
+        news=ROUNDS_TO_ZERO,
     ),
     Plate(
         "overflow",
@@ -148,5 +150,6 @@ PLATES = [
         order=10,
         alt="Signal-to-noise ratio and underflow by optimizer step for weights, inputs and gradients",
         caption="The median layer over training, mean over seeds (`{optimizer}`). {grad}",
+        news=PRECISION_MOVES,
     ),
 ]

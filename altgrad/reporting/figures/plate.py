@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from altgrad.reporting.compare import Comparison
+from altgrad.reporting.figures.news import News
 from altgrad.reporting.load import Study
 
 Draw = Callable[[Study, Comparison], Figure | None]
@@ -22,7 +23,8 @@ class Plate:
 
     ``name`` is that of its files. ``spot`` is one of `SPOTS`, where figures stand by ``order``, then by name.
     ``{baseline}``, ``{optimizer}``, ``{formats}``, ``{entries}``, ``{grad}`` and ``{beyond}`` in ``alt`` and
-    ``caption`` are filled in from the study; the last two are empty where there is nothing to say.
+    ``caption`` are filled in from the study; the last two are empty where there is nothing to say. One with ``news``
+    stands in the report of studies alone that have any for it.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Plate:
     order: int
     alt: str
     caption: str
+    news: News | None = None
 
     def __post_init__(self) -> None:
         if self.spot not in SPOTS:

@@ -10,6 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from altgrad.metrics import METRICS
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.figures.health import last_values
+from altgrad.reporting.figures.news import HEAVY_TAILS, NOISY_GRADIENT
 from altgrad.reporting.figures.plate import Plate
 from altgrad.reporting.figures.select import in_order, per_layer
 from altgrad.reporting.figures.style import Look, legend, looks, panels
@@ -97,6 +98,7 @@ PLATES = [
         alt="Gradient norm, gradient signal-to-noise ratio and cosine by layer",
         caption="Weight gradients by layer, input to output (`{optimizer}`): norm, and agreement of the quantized path "
         "with the float32 path on one batch. Dotted: the level at which the report flags a layer.",
+        news=NOISY_GRADIENT,
     ),
     Plate(
         "kurtosis",
@@ -106,5 +108,6 @@ PLATES = [
         alt="Excess kurtosis of each block's output by step",
         caption="Excess kurtosis of each block's output (`{optimizer}`, mean over seeds): heavy tails cost a "
         "per-tensor scale its resolution. Dotted: the flag at 10.",
+        news=HEAVY_TAILS,
     ),
 ]

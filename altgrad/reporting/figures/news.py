@@ -1,0 +1,84 @@
+"""When a figure has something to tell: a study in which nothing is out of the ordinary there does without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pandas as pd
+
+from altgrad.metrics import METRICS
+from altgrad.reporting import roles
+from altgrad.reporting.compare import Comparison
+from altgrad.reporting.figures.select import late, per_layer, shown_optimizer
+from altgrad.reporting.load import Study
+
+A_BIT = 6.02  # dB of SQNR
+IDLE_BIT = 0.05  # bits of entropy: a bit of the code that next to no weight changes
+EVEN = 0.25, 0.01  # the mean distance to the rounded value where weights ignore the grid, and how near counts as that
+
+
+@dataclass(frozen=True)
+class News:
+    """Whether a study has news for a figure, and ``otherwise``, what is said in its place where it has none."""
+
+    found: Callable[[Study, Comparison], bool]
+    otherwise: str
+
+
+def beyond_limit(metric: str, otherwise: str) -> News:
+    """News where the mean over seeds of some layer and role crosses the limit of ``metric``."""
+    limit = METRICS[metric].limit
+
+    def found(study: Study, comparison: Comparison) -> bool:
+        frames = [late(per_layer(study.monitors, study, comparison)), per_layer(study.diagnosis, study, comparison)]
+        keys = ["format", "layer", "role"]
+        for frame in frames:
+            rows = frame[frame["metric"] == metric].dropna(subset="value")
+            means = rows.groupby([*keys, "step"])["value"].mean()
+            if any(limit.crossed(layer, value) for (_, layer, _, _), value in means.items()):
+                return True
+        return False
+
+    return News(found, otherwise.format(level=METRICS[metric].level))
+
+
+def moves(metric: str, least: float, otherwise: str) -> News:
+    """News where the median layer of some format and role moves by ``least`` or more from first pass to last."""
+
+    def found(study: Study, comparison: Comparison) -> bool:
+        rows = per_layer(study.monitors, study, comparison)
+        rows = rows[rows["metric"] == metric].dropna(subset="value")
+        middle = rows.groupby(["format", "role", "step"])["value"].median().groupby(level=["format", "role"])
+        return bool(((middle.last() - middle.first()).abs() >= least).any())
+
+    return News(found, otherwise)
+
+
+def _holds_values(study: Study, comparison: Comparison) -> bool:
+    return roles.regime(study.arm(shown_optimizer(study, comparison))) == "quantized"
+
+
+def _idle_bits(study: Study, comparison: Comparison) -> bool:
+    rows = _diagnosed(study, comparison, "bit_activity")
+    return bool((rows.groupby(["format", "x"])["value"].mean() < IDLE_BIT).any())
+
+
+def _uneven(study: Study, comparison: Comparison) -> bool:
+    middle, near = EVEN
+    means = _diagnosed(study, comparison, "misalignment_mean").groupby("format")["value"].mean()
+    return bool(((means - middle).abs() > near).any())
+
+
+def _diagnosed(study: Study, comparison: Comparison, metric: str) -> pd.DataFrame:
+    rows = per_layer(study.diagnosis, study, comparison)
+    return rows[rows["metric"] == metric].dropna(subset="value")
+
+
+PRECISION_MOVES = moves("sqnr_db", A_BIT, "the precision of no role moves by as much as a bit during training")
+ROUNDS_TO_ZERO = beyond_limit("underflow_frac", "in no layer does more than {level} round to zero")
+NOISY_GRADIENT = beyond_limit("grad_snr_db", "the gradients of all layers agree with float32's to {level} or better")
+HEAVY_TAILS = beyond_limit("kurtosis", "the mean over seeds of no block is above {level}")
+HELD_VALUES = News(_holds_values, "the weights shown are float32 masters, which need not keep to the values")
+IDLE_BITS = News(_idle_bits, "no bit of a code is idle")
+UNEVEN = News(_uneven, "weights lie evenly between the values, a quarter of a spacing off on average")
