@@ -48,7 +48,7 @@ ANALYSES = (
             "stiffness_entropy", "bit",
             "Entropy of a layer's weights over the binades of their stiffness S: 0 where S is the same for all, and "
             "geometry is no more than a learning rate.",
-            offline="weight", summary=mean,
+            offline="weight", summary=mean, title="entropy of S",
         ),
     ),
     Analysis(
@@ -56,7 +56,7 @@ ANALYSES = (
         GEOMETRY,
         Metric(
             "stiffness_spread", "binades", "Standard deviation of log2 S over a layer's weights.",
-            offline="weight", summary=mean,
+            offline="weight", summary=mean, title="spread of S",
         ),
     ),
 )  # fmt: skip
