@@ -49,6 +49,7 @@ study: env
 	for part in $(or $(PART),$(PARTS)); do $(MAKE) --no-print-directory study-part PART=$$part || exit; done
 
 study-part:
+	$(BEFORE_$(PART))
 	$(MAKE) repro KEEP=reports/study/$(PART) SET='$(STUDY_$(PART))'
 
 # What fixed the rates and the decay of the default grid, on seeds that it does not have.

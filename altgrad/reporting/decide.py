@@ -24,7 +24,7 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "matrix": hypotheses.matrix, "low-bits": hypotheses.own_parts, "profile": hypotheses.profile,
     "controls": hypotheses.controls, "masterless": hypotheses.masterless, "gate-formats": hypotheses.gate_formats,
     "gate-formats-blocks": hypotheses.gate_formats,
-    "length-800": hypotheses.length, "length-3200": hypotheses.length,
+    "length-800": hypotheses.length, "length-3200": hypotheses.length, "corpus": hypotheses.corpus,
 }  # fmt: skip
 
 

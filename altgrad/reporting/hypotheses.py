@@ -173,31 +173,19 @@ def masterless(losses: pd.Series, plain: str, _: Path) -> list[Block]:
 
 
 def length(losses: pd.Series, plain: str, _: Path) -> list[Block]:
-    """What each arm gains in the first format, with Holm over the arms, and how much of it is gained without."""
-    table = losses.unstack("optimizer")
+    """What each arm gains in the first format, and how much of it is gained without."""
+    return _each_over_plain("L1", losses, plain)
+
+
+def corpus(losses: pd.Series, plain: str, _: Path) -> list[Block]:
+    """The same with other texts, and the format's own part of what its geometry gains."""
+    said, table = _each_over_plain("C1", losses, plain)
     entry = _values(losses, "format")[0]
-    arms = [arm for arm in _values(losses, "optimizer") if arm != plain]
-
-    def gain(arm: str, name: str) -> np.ndarray:
-        found = table.xs(name, level="format")
-        return (found[plain] - found[arm]).to_numpy()
-
-    own = {arm: gain(arm, entry) - gain(arm, VIRTUAL + entry) for arm in arms}
-    p = holm({arm: two_sided(gain(arm, entry)) for arm in arms})
-    gaining = [arm for arm in arms if p[arm] < LEVEL and gain(arm, entry).mean() > 0]
-    losing = [arm for arm in arms if p[arm] < LEVEL and gain(arm, entry).mean() < 0]
-    rows = [
-        [f"`{arm}`", with_interval(gain(arm, entry)), p_value(p[arm]), with_interval(gain(arm, VIRTUAL + entry)),
-         with_interval(own[arm])]
-        for arm in arms
-    ]  # fmt: skip
-    columns = [words("arm"), Column(f"gain in {entry}"), Column("p"), Column("gain without it"), Column("own part")]
-    note = (
-        f"Gain over `{plain}`, nats per token, with 95 % intervals over {len(table.index.unique('seed'))} seeds, each "
-        f"by itself; p by Holm over the {len(arms)} arms."
-    )
-    said = f"**L1.** In {entry}, lower than `{plain}`: {_names(gaining, '`')}; higher: {_names(losing, '`')}."
-    return [Text(said), Table(columns, rows, note)]
+    own = _gains(losses, plain, "stiff_matched", entry) - _gains(losses, plain, "stiff_matched", VIRTUAL + entry)
+    p = two_sided(own)
+    verdict = "not told apart from zero" if p >= LEVEL else "above zero" if own.mean() > 0 else "below zero"
+    part = f"{with_interval(own)}, p = {p_value(p)}, {verdict}"
+    return [said, Text(f"**C2.** The format's own part of what `stiff_matched` gains: {part}."), table]
 
 
 def gate_formats(losses: pd.Series, plain: str, _: Path) -> list[Block]:
@@ -270,6 +258,38 @@ def _each_against(hypothesis: str, reference: str, losses: pd.Series, plain: str
         f"{_names(higher, '`')}; not told apart: {_names(apart, '`')}."
     )
     return [Text(said), Table(columns, rows, note)]
+
+
+def _each_over_plain(hypothesis: str, losses: pd.Series, plain: str) -> list[Block]:
+    """Every arm's gain in the first format, with Holm over the arms, and how much of it is gained without."""
+    entry = _values(losses, "format")[0]
+    arms = [arm for arm in _values(losses, "optimizer") if arm != plain]
+
+    def gain(arm: str, name: str) -> np.ndarray:
+        return _gains(losses, plain, arm, name)
+
+    own = {arm: gain(arm, entry) - gain(arm, VIRTUAL + entry) for arm in arms}
+    p = holm({arm: two_sided(gain(arm, entry)) for arm in arms})
+    gaining = [arm for arm in arms if p[arm] < LEVEL and gain(arm, entry).mean() > 0]
+    losing = [arm for arm in arms if p[arm] < LEVEL and gain(arm, entry).mean() < 0]
+    rows = [
+        [f"`{arm}`", with_interval(gain(arm, entry)), p_value(p[arm]), with_interval(gain(arm, VIRTUAL + entry)),
+         with_interval(own[arm])]
+        for arm in arms
+    ]  # fmt: skip
+    columns = [words("arm"), Column(f"gain in {entry}"), Column("p"), Column("gain without it"), Column("own part")]
+    note = (
+        f"Gain over `{plain}`, nats per token, with 95 % intervals over {len(losses.index.unique('seed'))} seeds, each "
+        f"by itself; p by Holm over the {len(arms)} arms."
+    )
+    said = f"**{hypothesis}.** In {entry}, lower than `{plain}`: {_names(gaining, '`')}; higher: {_names(losing, '`')}."
+    return [Text(said), Table(columns, rows, note)]
+
+
+def _gains(losses: pd.Series, plain: str, arm: str, entry: str) -> np.ndarray:
+    """Return what ``arm`` ends lower than ``plain`` in a format, one number per seed."""
+    table = losses.xs(entry, level="format").unstack("optimizer")
+    return (table[plain] - table[arm]).to_numpy()
 
 
 def _values(losses: pd.Series, level: str) -> list[str]:

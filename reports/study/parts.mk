@@ -88,6 +88,16 @@ RATES_3200 ?=
 STUDY_length-3200 := $(call lasting,3200) $(RATES_3200) grid.formats=$(call list,$(call twins,E3M4)) grid.lr_scales=[1] \
 	grid.seeds=[20,21,22,23,24]
 
+# Another kind of text: the documentation that five installed packages carry, at rates of its own.
+DOCSTRINGS := scratch/docstrings
+TEXTS = test -d $(DOCSTRINGS) || python -m altgrad.data.docstrings $(DOCSTRINGS) torch scipy pandas numpy matplotlib
+ON_DOCSTRINGS = $(call lasting,200) corpus=docstrings ++corpora.docstrings={source:local$(comma)path:$(DOCSTRINGS)}
+BEFORE_tuning-corpus = $(TEXTS)
+BEFORE_corpus = $(TEXTS)
+STUDY_tuning-corpus := $(ON_DOCSTRINGS) grid.formats=[E3M4] grid.seeds=[10,11,12] grid.lr_scales=[0.5,0.7,1,1.4,2]
+RATES_CORPUS ?=
+STUDY_corpus := $(ON_DOCSTRINGS) $(RATES_CORPUS) grid.formats=$(call list,$(call twins,E3M4)) grid.lr_scales=[1] $(EIGHT_SEEDS)
+
 # Gates: what others have found, found again. The order of formats under AdamW.
 SPLITS := E1M1 E2M0 E1M2 E2M1 E3M0 E1M3 E2M2 E3M1 E0M7 E1M6 E2M5 E3M4 E4M3 E5M2 E6M1 E7M0
 STUDY_gate-formats := $(JUDGED) $(SIX_SEEDS) grid.baseline=bf16 grid.formats=$(call list,bf16 $(SPLITS)) grid.optimizers=[adamw]
@@ -129,4 +139,4 @@ STUDY_virtual-grid := $(VIRTUAL_GRID) grid.optimizers=[adamw_sr,rung] optimizers
 PARTS := master on-grid again wider lower rung-again virtual virtual-grid tuning tuning-plain \
 	matrix profile tuning-low-bits low-bits \
 	tuning-controls controls tuning-masterless masterless gate-formats gate-formats-blocks \
-	tuning-800 length-800 tuning-3200 length-3200
+	tuning-800 length-800 tuning-3200 length-3200 tuning-corpus corpus

@@ -133,6 +133,21 @@ def test_what_is_gained_in_the_format_is_told_from_what_is_gained_anyway(tmp_pat
     assert measured == pytest.approx([0.05, 0.02, 0.03], abs=2e-3)
 
 
+@pytest.mark.parametrize(
+    ("own", "verdict"), [(0.0, "not told apart from zero"), (0.02, "above zero"), (-0.02, "below zero")]
+)
+def test_with_other_texts_the_formats_own_part_is_tested_too(own, verdict, tmp_path):
+    rng = np.random.default_rng(4)
+    gained = {"adamw": 0.0, "stiff_matched": 0.05, "muon": -0.05}
+    rows = [
+        (fmt, arm, seed, 1.0, 3 - gain - own * (fmt == "E3M4" and arm == "stiff_matched") + 1e-3 * rng.normal())
+        for fmt, (arm, gain), seed in itertools.product(("E3M4", "virtual.E3M4"), gained.items(), range(8))
+    ]
+    text = decide(study(tmp_path / "corpus", rows, dict.fromkeys(gained, PLAIN)))
+    assert "**C1.** In E3M4, lower than `adamw`: `stiff_matched`; higher: `muon`." in text
+    assert f", {verdict}." in text[text.index("**C2.**") :]
+
+
 def test_the_order_of_formats_is_held_against_the_laws(tmp_path):
     """At 4 bits a split beats the law's best, at 3 none does; of the 8-bit splits the first two change places."""
     level = {name: 0.01 * i for i, name in enumerate(LAW_ORDER)} | {"E4M3": 0.01, "E3M4": 0.0}
