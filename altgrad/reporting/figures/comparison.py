@@ -41,7 +41,7 @@ def final_differences(study: Study, comparison: Comparison) -> Figure | None:
             if name in own.index:
                 mine = dots[(dots["format"] == name) & (dots["optimizer"] == optimizer)]["difference"]
                 _row(axis, y, own.loc[name], mine, styles[name].line(linestyle="none"), comparison.noise)
-        axis.set(title=optimizer, xlabel=f"validation loss minus {study.baseline}'s (nats per token)")
+        axis.set(title=optimizer, xlabel=f"minus {study.baseline}'s (nats per token)")
         low = min(0.0, dots["difference"].min()) - 0.12 * dots["difference"].abs().median()
         axis.set_xlim(min(low, -1.3 * _floor(comparison.noise, rows)), reach)
         spread_axis(axis, "x", dots["difference"], narrow=len(optimizers) > 1)

@@ -33,7 +33,7 @@ def loss_curves(study: Study, comparison: Comparison) -> Figure | None:
             validation.text(0.5, 0.5, "no run completed", transform=validation.transAxes, ha="center")
         _end(training, lost, finished, "train_loss", styles)
         training.set(title=f"{optimizer}: training loss", ylabel="nats per token")
-        validation.set(title=f"{optimizer}: validation loss, second half of the run")
+        validation.set(title=f"{optimizer}: validation loss")
     for axis in axes[-1]:
         axis.set_xlabel("optimizer step")
     legend(figure, styles, names)
@@ -113,8 +113,8 @@ PLATES = [
         spot="curves",
         order=10,
         alt="Training and validation loss by optimizer step for {entries}",
-        caption="Thin lines are seeds, thick ones their mean. A thin line that ends in a cross is a run that diverged; "
-        "it enters no mean.",
+        caption="Thin lines are seeds, thick ones their mean; of validation the second half of the run, where formats "
+        "part. A thin line that ends in a cross is a run that diverged; it enters no mean.",
     ),
     Plate(
         "loss_differences",

@@ -89,6 +89,7 @@ RC = {
     "svg.fonttype": "none",  # text stays text: it can be searched and edited
 }
 WIDTH = 9.0  # inches; the page is laid out for it
+LEGEND_WIDTH, LEGEND_MARK = 106, 7  # characters of a legend's text across a figure, and what a mark takes of them
 SEQUENTIAL = "cividis"
 
 
@@ -138,9 +139,10 @@ def tiles(count: int, height: float, **options: Any) -> tuple[Figure, list[Axes]
 
 
 def legend(figure: Figure, styles: dict[str, Look], names: list[str], **line: Any) -> None:
-    """Put one legend of the entries ``names`` above all panels."""
+    """Put one legend of the entries ``names`` above all panels, in as many rows as their length takes."""
     handles = [Line2D([], [], label=name, **styles[name].line(**line)) for name in names]
-    figure.legend(handles=handles, loc="outside upper center", ncols=min(len(names), 9), columnspacing=1.4)
+    rows = -(-sum(len(name) + LEGEND_MARK for name in names) // LEGEND_WIDTH)
+    figure.legend(handles=handles, loc="outside upper center", ncols=-(-len(names) // rows), columnspacing=1.4)
 
 
 def spread_axis(axes: Axes, which: str, values: pd.Series, *, narrow: bool = False) -> None:
