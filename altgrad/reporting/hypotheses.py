@@ -193,8 +193,9 @@ def corpus(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     return [said, Text(f"**C2.** The format's own part of what `stiff_matched` gains: {part}."), table]
 
 
-def gate_formats(losses: pd.Series, plain: str, _: Path) -> list[Block]:
+def gate_formats(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     """The order of splits under the plain arm, beside the law's: the best of 3, 4 and 5 bits, and all of 8."""
+    hypothesis = "G3" if folder.name.endswith("-blocks") else "G1"
     table = losses.xs(plain, level="optimizer").unstack("format")
     width = {name: 1 + int(name[1]) + int(name[3]) for name in table if re.fullmatch(r"E\dM\d", name)}
     said, rows = [], []
@@ -206,7 +207,7 @@ def gate_formats(losses: pd.Series, plain: str, _: Path) -> list[Block]:
         higher = [name for name in others if p[name] < LEVEL and above[name].mean() > 0]
         apart = [name for name in others if name not in (*lower, *higher)]
         said.append(
-            f"**G1, {bits} bits.** Above the law's best, {best}: {_names(higher)}; below it: {_names(lower)}; not told "
+            f"**{hypothesis}, {bits} bits.** Above the law's best, {best}: {_names(higher)}; below it: {_names(lower)}; not told "
             f"apart: {_names(apart)}."
         )
         rows += [[f"**{name}**", with_interval(above[name]), best, p_value(p[name])] for name in others]

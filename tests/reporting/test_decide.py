@@ -163,7 +163,7 @@ def test_the_order_of_formats_is_held_against_the_laws(tmp_path):
     few = decide(
         study(tmp_path / "gate-formats-blocks", [row for row in rows if row[0] not in LAW_ORDER], {"adamw": PLAIN})
     )
-    assert "**G1, 5 bits.**" in few and "8 bits.**" not in few
+    assert "**G3, 5 bits.**" in few and "8 bits.**" not in few
     orders = [[level[name] for name in LAW_ORDER], range(8)]
     assert f"correlation +{stats.spearmanr(*orders).statistic:.2f}" in text
 
