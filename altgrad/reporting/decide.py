@@ -16,14 +16,14 @@ import pandas as pd
 
 from altgrad.config import UserError, run_stage
 from altgrad.config.files import read_yaml, write_text
-from altgrad.reporting import hypotheses
+from altgrad.reporting import gates, hypotheses
 from altgrad.reporting.document import Block, Document, Section
 from altgrad.reporting.markdown import to_markdown
 
 PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "matrix": hypotheses.matrix, "low-bits": hypotheses.own_parts, "profile": hypotheses.profile,
-    "controls": hypotheses.controls, "masterless": hypotheses.masterless, "gate-formats": hypotheses.gate_formats,
-    "gate-formats-blocks": hypotheses.gate_formats,
+    "controls": hypotheses.controls, "masterless": hypotheses.masterless,
+    "gate-formats": gates.gate_formats, "gate-formats-blocks": gates.gate_formats,
     "length-800": hypotheses.length, "length-3200": hypotheses.length, "corpus": hypotheses.corpus,
     "plain-arms": hypotheses.plain_rates,
 }  # fmt: skip

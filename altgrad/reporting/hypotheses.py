@@ -6,7 +6,6 @@ that others are held against; and the part's folder, for its figures. It returns
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,13 +17,10 @@ from altgrad.reporting.figures.decisions import draw_matrix, draw_own, draw_prof
 from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.paired import interval, two_sided, with_interval
 from altgrad.reporting.tables import words
-from altgrad.reporting.wording import number, p_value, signed
+from altgrad.reporting.wording import number, p_value
 
 LEVEL = 0.05
 AS, VIRTUAL = "as_", "virtual."  # how the parts call an arm with a format's geometry, and a virtual twin
-# Sun et al. 2025 (arXiv 2501.02423), table of optimal splits, and the order of 8-bit splits that their law gives.
-LAW_BEST = {3: "E1M1", 4: "E2M1", 5: "E2M2"}
-LAW_ORDER = ("E4M3", "E3M4", "E5M2", "E2M5", "E6M1", "E1M6", "E7M0", "E0M7")
 
 
 # --- the statistics --------------------------------------------------------------------------------
@@ -127,8 +123,8 @@ def own_parts(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     below = [entry for entry in entries if p_own[entry] < LEVEL and own[stiff, entry].mean() < 0]
     beyond = [entry for entry in entries if p_null[entry] < LEVEL and against[entry].mean() > 0]
     said = [
-        f"**H2.** The format's own part of the gain is above zero in {_names(above)}; below in {_names(below)}.",
-        f"**H3.** It is larger than that of the null arm, whose steps know nothing of the weight, in {_names(beyond)}.",
+        f"**H2.** The format's own part of the gain is above zero in {names(above)}; below in {names(below)}.",
+        f"**H3.** It is larger than that of the null arm, whose steps know nothing of the weight, in {names(beyond)}.",
     ]
     return [*map(Text, said), Table(columns, rows, note)]
 
@@ -193,47 +189,6 @@ def corpus(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     return [said, Text(f"**C2.** The format's own part of what `stiff_matched` gains: {part}."), table]
 
 
-def gate_formats(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
-    """The order of splits under the plain arm, beside the law's: the best of 3, 4 and 5 bits, and all of 8."""
-    hypothesis = "G3" if folder.name.endswith("-blocks") else "G1"
-    table = losses.xs(plain, level="optimizer").unstack("format")
-    width = {name: 1 + int(name[1]) + int(name[3]) for name in table if re.fullmatch(r"E\dM\d", name)}
-    said, rows = [], []
-    for bits, best in LAW_BEST.items():
-        others = [name for name in table if width.get(name) == bits and name != best]
-        above = {name: (table[name] - table[best]).to_numpy() for name in others}
-        p = holm({name: two_sided(above[name]) for name in others})
-        lower = [name for name in others if p[name] < LEVEL and above[name].mean() < 0]
-        higher = [name for name in others if p[name] < LEVEL and above[name].mean() > 0]
-        apart = [name for name in others if name not in (*lower, *higher)]
-        said.append(
-            f"**{hypothesis}, {bits} bits.** Above the law's best, {best}: {_names(higher)}; below it: {_names(lower)}; not told "
-            f"apart: {_names(apart)}."
-        )
-        rows += [[f"**{name}**", with_interval(above[name]), best, p_value(p[name])] for name in others]
-    eight = [name for name in LAW_ORDER if name in table]
-    if len(eight) > 1:
-        found = sorted(eight, key=lambda name: table[name].mean())
-        said.append(
-            f"**G2, 8 bits.** From the lowest loss: {_names(found)}. The law: {_names(eight)}. Spearman's rank "
-            f"correlation {signed(_rank_correlation(found, eight), 2)}."
-        )
-        above = {name: (table[name] - table[found[0]]).to_numpy() for name in found[1:]}
-        rows += [[f"**{name}**", with_interval(above[name]), found[0], "–"] for name in above]
-    columns = [words("format"), Column("loss above"), words("that of"), Column("p")]
-    note = (
-        f"Differences in final validation loss under `{plain}`, nats per token, with 95 % intervals over {len(table)} "
-        "seeds, each by itself; p by Holm over the splits of a width; the order of 8 bits is not tested."
-    )
-    return [*map(Text, said), Table(columns, rows, note)]
-
-
-def _rank_correlation(order: Sequence[str], other: Sequence[str]) -> float:
-    """Return Spearman's correlation of two orders of the same names."""
-    n = len(order)
-    return 1 - 6 * sum((order.index(name) - other.index(name)) ** 2 for name in order) / (n * (n * n - 1))
-
-
 def _each_against(hypothesis: str, reference: str, losses: pd.Series, plain: str) -> list[Block]:
     """Every arm but the plain and the null one against ``reference`` in the first format, with Holm over them."""
     table = losses.unstack("optimizer")
@@ -260,8 +215,8 @@ def _each_against(hypothesis: str, reference: str, losses: pd.Series, plain: str
         f"{len(judged)} arms that have one."
     )
     said = (
-        f"**{hypothesis}.** In {entries[0]}, lower than `{reference}`: {_names(lower, '`')}; higher: "
-        f"{_names(higher, '`')}; not told apart: {_names(apart, '`')}."
+        f"**{hypothesis}.** In {entries[0]}, lower than `{reference}`: {names(lower, '`')}; higher: "
+        f"{names(higher, '`')}; not told apart: {names(apart, '`')}."
     )
     return [Text(said), Table(columns, rows, note)]
 
@@ -288,7 +243,7 @@ def _each_over_plain(hypothesis: str, losses: pd.Series, plain: str) -> list[Blo
         f"Gain over `{plain}`, nats per token, with 95 % intervals over {len(losses.index.unique('seed'))} seeds, each "
         f"by itself; p by Holm over the {len(arms)} arms."
     )
-    said = f"**{hypothesis}.** In {entry}, lower than `{plain}`: {_names(gaining, '`')}; higher: {_names(losing, '`')}."
+    said = f"**{hypothesis}.** In {entry}, lower than `{plain}`: {names(gaining, '`')}; higher: {names(losing, '`')}."
     return [Text(said), Table(columns, rows, note)]
 
 
@@ -308,5 +263,6 @@ def _place(arm: str) -> tuple[float, float]:
     return float(knee), float(slope.replace("p", "."))
 
 
-def _names(entries: Sequence[str], mark: str = "") -> str:
+def names(entries: Sequence[str], mark: str = "") -> str:
+    """Return ``entries`` as a sentence has them, between two ``mark``, or "none"."""
     return ", ".join(f"{mark}{entry}{mark}" for entry in entries) or "none"

@@ -12,7 +12,8 @@ from scipy import stats
 
 from altgrad.config import UserError
 from altgrad.reporting.decide import decide, main
-from altgrad.reporting.hypotheses import LAW_ORDER, diagonal
+from altgrad.reporting.gates import LAW_ORDER
+from altgrad.reporting.hypotheses import diagonal
 from altgrad.reporting.paired import two_sided
 
 FORMATS = ("E1M6", "E3M4", "E5M2")
