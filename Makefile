@@ -48,8 +48,10 @@ study: env
 	@$(foreach part,$(PART),$(if $(STUDY_$(part)),,$(error PART=$(part): there is no such part; take $(PARTS))))
 	for part in $(or $(PART),$(PARTS)); do $(MAKE) --no-print-directory study-part PART=$$part || exit; done
 
+# A part leaves params.yaml as it was, so that none begins with the settings of the one before.
 study-part:
 	$(BEFORE_$(PART))
+	before=$$(mktemp) && cp params.yaml "$$before" && trap 'cat "$$before" > params.yaml; rm "$$before"' EXIT && trap 'exit 130' INT TERM && \
 	$(MAKE) repro KEEP=reports/study/$(PART) SET='$(STUDY_$(PART))'
 
 # What fixed the rates and the decay of the default grid, on seeds that it does not have.

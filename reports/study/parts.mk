@@ -6,7 +6,7 @@ list = [$(subst $() $(),$(comma),$(strip $(1)))]
 twins = $(1) $(addprefix virtual.,$(1))
 
 # --- parts of today: 200 steps, rates fixed on seeds 10 to 12, judged on seeds 20 and above ----------------------
-NOW := model=pico tokenizer.vocab_size=1024 train.steps=200 grid.recipe=uniform \
+NOW := model=pico corpus=licences tokenizer.vocab_size=1024 train.steps=200 grid.recipe=uniform \
 	$(foreach arm,adamw adamw_sr stiff_matched permuted_matched,optimizers.$(arm).plain_lr=2.4e-2)
 TUNED := $(NOW) grid.seeds=[10,11,12]
 JUDGED := $(NOW) grid.lr_scales=[1]
@@ -91,7 +91,7 @@ STUDY_length-3200 := $(call lasting,3200) $(RATES_3200) grid.formats=$(call list
 # Another kind of text: the documentation that five installed packages carry, at rates of its own.
 DOCSTRINGS := scratch/docstrings
 TEXTS = test -d $(DOCSTRINGS) || python -m altgrad.data.docstrings $(DOCSTRINGS) torch scipy pandas numpy matplotlib
-ON_DOCSTRINGS = $(call lasting,200) corpus=docstrings ++corpora.docstrings={source:local$(comma)path:$(DOCSTRINGS)}
+ON_DOCSTRINGS = $(filter-out corpus=%,$(call lasting,200)) corpus=docstrings ++corpora.docstrings={source:local$(comma)path:$(DOCSTRINGS)}
 BEFORE_tuning-corpus = $(TEXTS)
 BEFORE_corpus = $(TEXTS)
 STUDY_tuning-corpus := $(ON_DOCSTRINGS) grid.formats=[E3M4] grid.seeds=[10,11,12] grid.lr_scales=[0.5,0.7,1,1.4,2]
@@ -122,7 +122,7 @@ STUDY_gate-formats-blocks := $(JUDGED) $(SIX_SEEDS) grid.recipe=uniform_block gr
 # --- the first study: 300 steps, embeddings and norms at 0.012, which was too low --------------------------------
 MASTER := adamw stiff_update stiff_grad riemann stiff_permuted stiff_matched
 ON_GRID := adamw_sr stiff_update_sr rung
-PICO := model=pico tokenizer.vocab_size=1024 train.steps=300 grid.recipe=uniform optimizers.rung.lr=2.0 optimizers.stiff_matched.lr=3e-3 \
+PICO := model=pico corpus=licences tokenizer.vocab_size=1024 train.steps=300 grid.recipe=uniform optimizers.rung.lr=2.0 optimizers.stiff_matched.lr=3e-3 \
 	$(foreach arm,$(MASTER) $(ON_GRID),optimizers.$(arm).plain_lr=1.2e-2)
 FIRST := $(PICO) grid.seeds=[0,1,2]
 STUDY := $(FIRST) grid.lr_scales=[0.5,1,2]
