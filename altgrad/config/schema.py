@@ -178,6 +178,9 @@ class Diagnose(Section):
     fisher_tokens: int = Field(
         1024, ge=0, le=2**24, description="validation tokens for the Fisher information; 0: without it"
     )
+    noise_tokens: int = Field(
+        1024, ge=0, le=2**24, description="validation tokens for the gradient's noise, cause by cause; 0: without it"
+    )
     hessian_tokens: int = Field(256, ge=0, le=2**24, description="validation tokens for the Hessian; 0: without it")
     lanczos: int = Field(8, ge=2, le=1000, description="most steps to the eigenvalues of a layer, and of the model")
     hutchinson: int = Field(8, ge=2, le=10_000, description="random vectors for the traces")

@@ -27,6 +27,7 @@ from altgrad.config.files import replacing, write_json
 from altgrad.config.schema import Diagnose
 from altgrad.diagnostics.fisher import fishers
 from altgrad.diagnostics.hessian import curvatures
+from altgrad.diagnostics.noise_sources import gradient_noises
 from altgrad.diagnostics.rebuilt import RebuiltModel
 from altgrad.diagnostics.registry import ANALYSES
 from altgrad.diagnostics.saved import SavedRun
@@ -119,6 +120,9 @@ def _around(run: SavedRun, tokens: Path, settings: Diagnose) -> dict[str, dict[s
     if rebuilt := _rebuilt(run, tokens, settings.fisher_tokens):
         for name, fisher in fishers(rebuilt).items():
             around[name] = {"fisher": fisher}
+    if _rebuilt(run, tokens, settings.noise_tokens):
+        for name, noise in gradient_noises(run.cell, run.model(), tokens, settings.noise_tokens).items():
+            around.setdefault(name, {})["noise"] = noise
     if rebuilt := _rebuilt(run, tokens, settings.hessian_tokens):
         layers, whole = curvatures(rebuilt, settings.lanczos, settings.hutchinson)
         for name, curvature in layers.items():

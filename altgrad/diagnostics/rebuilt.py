@@ -88,12 +88,7 @@ class RebuiltModel:
         The batch has as many sequences as go into ``most`` tokens, and at least one. Raises :class:`UserError` where
         the weights do not fit the cell, or the tokens do not go with them.
         """
-        file = TokenFile(tokens, "val")
-        inputs, targets = validation_sample(file, max(1, most // cell.model.context), cell.model.context)
-        model = GPT(config_of(cell, file.vocab_size))
-        missing, _ = model.load_state_dict(saved, strict=False)  # buffers of quantizers are beside the parameters
-        if set(missing) - {"head.weight"}:
-            raise UserError(f"the weights saved for {cell.key} lack {sorted(missing)[0]}; run `dvc repro` to train it")
+        model, inputs, targets = plain_model(cell, saved, tokens, most)
         replace_linear(model, recipe_of(cell).match(linear_layers(model)), saved)
         return cls(model, inputs, targets)
 
@@ -112,6 +107,17 @@ class RebuiltModel:
         finally:
             for layer in self.layers.values():
                 layer.seen = None
+
+
+def plain_model(cell: Cell, saved: Mapping[str, Tensor], tokens: Path, most: int) -> tuple[GPT, Tensor, Tensor]:
+    """Return the model of ``cell`` with its ``saved`` parameters and nothing quantized, and a batch, as in `of`."""
+    file = TokenFile(tokens, "val")
+    inputs, targets = validation_sample(file, max(1, most // cell.model.context), cell.model.context)
+    model = GPT(config_of(cell, file.vocab_size))
+    missing, _ = model.load_state_dict(saved, strict=False)  # buffers of quantizers are beside the parameters
+    if set(missing) - {"head.weight"}:
+        raise UserError(f"the weights saved for {cell.key} lack {sorted(missing)[0]}; run `dvc repro` to train it")
+    return model.eval(), inputs, targets
 
 
 def replace_linear(model: nn.Module, recipes: Mapping[str, LayerRecipe], saved: Mapping[str, Tensor]) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from altgrad.diagnostics.fisher import Fisher
 from altgrad.diagnostics.hessian import Curvature
+from altgrad.diagnostics.noise_sources import GradientNoise
 from altgrad.formats import Format
 from altgrad.numerics import decode, encode, format_constants, operand_scale, quantize, rung, ulp
 
@@ -66,8 +67,8 @@ class LayerView:
     are where the quantized path puts the two (``None`` when weights are not quantized). The gradients
     of the weight come from one batch, through the quantized path and in float32.
 
-    ``virtual`` is the quantization grid that an arm sees and no product uses. ``fisher`` and ``curvature`` are of the
-    final weights in the model rebuilt; a view of the whole model has ``model_curvature`` and no layer.
+    ``virtual`` is the quantization grid that an arm sees and no product uses. ``fisher``, ``curvature`` and
+    ``noise`` are of the final weights in the model rebuilt; a view of the whole model has ``model_curvature`` and no layer.
     """
 
     layer: str
@@ -82,6 +83,7 @@ class LayerView:
     virtual: Grid | None = None
     fisher: Fisher | None = None
     curvature: Curvature | None = None
+    noise: GradientNoise | None = None
     model_curvature: Curvature | None = None
 
     @property

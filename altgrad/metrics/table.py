@@ -7,7 +7,9 @@ A format's rungs are the places of its values in order: 0 at zero, +1 for each n
 
 from __future__ import annotations
 
-from altgrad.metrics.metric import Limit, Metric, mean, per_weight
+import math
+
+from altgrad.metrics.metric import ROLES, Limit, Metric, mean, per_weight
 
 TENSORS = ("input", "weight", "grad")
 SHARE = "share of weights"
@@ -65,6 +67,22 @@ ROWS = (
     Metric(
         "grad_cosine", "cosine", "cos(ĝ, g) of the same two gradients.",
         offline="weight_grad", summary=mean, title="gradient cosine",
+    ),
+    Metric(
+        "gradient_to_noise", "ratio",
+        "‖g‖ / ‖ĝ − g‖ of a layer's weight gradient on `diagnose.noise_tokens` validation tokens with the final "
+        "weights, in float32 but for the rounding of what ĝ quantizes. Below about √3 of the expected gradient, training "
+        "stops being effective (Chmiel et al. 2025, arXiv 2505.19115).",
+        offline="weight_grad", summary=mean, title="gradient over its noise", limit=Limit(above=False, value=math.sqrt(3)),
+    ),
+    *(
+        Metric(
+            f"noise_from_{role}", "share of noise power",
+            f"Power of the noise in a layer's weight gradient if only {words} are quantized, as a share of the three such "
+            "powers' sum.",
+            offline="weight_grad", summary=mean, title=f"noise from {words}",
+        )
+        for role, words in ROLES.items()
     ),
     # Of an update, in the quantization grid's terms.
     Metric(

@@ -25,7 +25,6 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "controls": hypotheses.controls, "masterless": hypotheses.masterless,
     "gate-formats": gates.gate_formats, "gate-formats-blocks": gates.gate_formats,
     "length-800": hypotheses.length, "length-3200": hypotheses.length, "corpus": hypotheses.corpus,
-    "plain-arms": hypotheses.plain_rates,
 }  # fmt: skip
 
 

@@ -173,11 +173,6 @@ def length(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     return _each_over_plain("L1", losses, plain)
 
 
-def plain_rates(losses: pd.Series, plain: str, _: Path) -> list[Block]:
-    """What each arm gains where embeddings and norms have a learning rate of the arm's own."""
-    return _each_over_plain("P1", losses, plain)
-
-
 def corpus(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     """The same with other texts, and the format's own part of what its geometry gains."""
     said, table = _each_over_plain("C1", losses, plain)

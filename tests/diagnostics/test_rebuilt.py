@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -26,6 +27,7 @@ from altgrad.diagnostics.diagnose import diagnose_cell
 from altgrad.diagnostics.fisher import fishers
 from altgrad.diagnostics.hessian import TOLERANCE, curvatures
 from altgrad.diagnostics.lanczos import lanczos, mean_and_error
+from altgrad.diagnostics.noise_sources import gradient_noises
 from altgrad.diagnostics.rebuilt import RebuiltModel, StraightThroughLinear, replace_linear
 from altgrad.model import GPT, GPTConfig, Recipe, linear_layers
 from altgrad.model.quantized.quantizer import Quantizer
@@ -270,6 +272,30 @@ def test_a_diagnosis_has_them_at_the_last_step_and_the_same_every_time(trained: 
     pd.testing.assert_frame_equal(trained.diagnose(settings)[1], frame)
     without = trained.diagnose(Diagnose(fisher_tokens=0, hessian_tokens=0))[1]
     assert not without["metric"].str.contains("hessian|natural|fisher").any()
+
+
+def test_a_diagnosis_tells_the_noise_of_gradients_by_cause(trained: Trained) -> None:
+    frame = trained.diagnose(Diagnose(fisher_tokens=0, noise_tokens=64, hessian_tokens=0))[1]
+    rows = frame[frame["metric"].str.match("gradient_to_noise|noise_from")].pivot(
+        index="layer", columns="metric", values="value"
+    )
+    assert set(rows.index) == (set() if trained.cell.format == "bf16" else LAYERS)
+    shares = rows.filter(like="noise_from")
+    assert np.allclose(shares.sum(axis=1), 1)
+    if len(rows):
+        assert (rows["noise_from_weight"] > 0).all()  # of weights on their quantization grid, through the head alone
+
+
+def test_weights_on_their_quantization_grid_make_no_noise_at_the_scale_that_they_hold(trained: Trained) -> None:
+    if trained.cell.arm.weights != "quantized":
+        pytest.skip("weights with masters")
+    # Without the head, which rounds the embedding's weight: that one stays off the grid.
+    cell = trained.cell.model_copy(update={"rules": [rule.but(layers="blocks.*") for rule in trained.cell.rules]})
+    saved = load_file(trained.root / "run/model.safetensors")
+    found = gradient_noises(cell, saved, trained.root / "tokens", 64)
+    assert set(found) == LAYERS
+    # What is left is how float32 rounds products of values that are the same.
+    assert all(noise.causes["weight"] < 1e-6 * noise.causes["input"] for noise in found.values())
 
 
 def test_a_diverged_run_is_diagnosed_without_them(trained: Trained) -> None:

@@ -1,0 +1,55 @@
+"""How large a layer's weight gradient is beside its quantization noise, and which tensors that noise comes from.
+
+Chmiel et al. 2025 (arXiv 2505.19115) find that training in a format stops being effective once the norm of the gradient
+falls below about sqrt(3) times that of its quantization noise. They speak of the expected gradient; that of a batch,
+which is measured here, is larger by the noise of the batch, so that a ratio above the line is necessary and does not
+suffice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from altgrad.config.recipe import ROLES
+from altgrad.diagnostics.analysis import Analysis
+from altgrad.diagnostics.view import LayerView
+from altgrad.metrics import Metric, mean
+
+
+def gradient_to_noise(view: LayerView) -> float | None:
+    """``None`` where quantization changes nothing."""
+    noise = view.noise
+    return math.sqrt(noise.signal / noise.together) if noise.together else None
+
+
+def noise_additivity(view: LayerView) -> float | None:
+    """``None`` where no cause makes any noise."""
+    alone = sum(view.noise.causes.values())
+    return view.noise.together / alone if alone else None
+
+
+def _share(role: str) -> Callable[[LayerView], float | None]:
+    def compute(view: LayerView) -> float | None:
+        alone = sum(view.noise.causes.values())
+        return view.noise.causes.get(role, 0.0) / alone if alone else None
+
+    compute.__name__ = f"noise_from_{role}"
+    return compute
+
+
+ORDER = 62
+ANALYSES = (
+    Analysis(gradient_to_noise, ("noise",)),
+    *(Analysis(_share(role), ("noise",)) for role in ROLES),
+    Analysis(
+        noise_additivity,
+        ("noise",),
+        Metric(
+            "noise_additivity", "ratio",
+            "Power of the gradient's quantization noise with all tensors quantized, over the sum of the powers with "
+            "one kind alone: 1 where the three add up like independent errors.",
+            offline="weight_grad", summary=mean, title="noise of all over the sum of each",
+        ),
+    ),
+)  # fmt: skip

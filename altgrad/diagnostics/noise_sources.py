@@ -1,0 +1,107 @@
+"""What quantization does to each layer's weight gradient, cause by cause: weights, inputs and incoming gradients.
+
+The gradient of one batch at the final weights is taken five times, in float32 but for the rounding of what is
+quantized: with nothing quantized, with the weights, the inputs or the incoming gradients of all layers alone, and with
+all three. The differences from the first are the noise of each cause and of all together. Rounding to bfloat16 on the
+way, which an unquantized bf16 run has too, is in none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from altgrad.config import Cell
+from altgrad.config.recipe import ROLES, Recipe
+from altgrad.diagnostics.rebuilt import plain_model
+from altgrad.model import GPT, QuantizedLinear, embedded_weights, linear_layers, quantize_model, unquantize_model
+from altgrad.model.from_cell import recipe_of
+
+
+class GradientNoise(NamedTuple):
+    """Squared Frobenius norms of a layer's weight gradient and of the noise in it.
+
+    ``causes`` has the noise of each role that is quantized, by itself; ``together`` is that of all at once.
+    """
+
+    signal: float
+    causes: dict[str, float]
+    together: float
+
+
+def gradient_noises(cell: Cell, saved: Mapping[str, Tensor], tokens: Path, most: int) -> dict[str, GradientNoise]:
+    """Return the noise of each linear layer but those whose weight is an embedding's, by name.
+
+    Args:
+        cell: resolved.
+        saved: its final parameters and buffers, as ``model.safetensors`` names them.
+        tokens: the folder of the token files.
+        most: validation tokens; at least one sequence is taken.
+
+    Empty where nothing is quantized, and where torchao quantizes, whose products have no parts to leave out.
+    """
+    recipe = recipe_of(cell)
+    model, inputs, targets = plain_model(cell, saved, tokens, most)
+    found = recipe.match(linear_layers(model)).values()
+    roles = [role for role in ROLES if any(_quantized(layer, role) for layer in found)]
+    if not roles or any(layer.torchao for layer in found):
+        return {}
+    return noises(model, recipe, roles, saved, inputs, targets)
+
+
+def noises(
+    model: GPT, recipe: Recipe, roles: Collection[str], saved: Mapping[str, Tensor], inputs: Tensor, targets: Tensor
+) -> dict[str, GradientNoise]:
+    """Return what `gradient_noises` does of an unquantized ``model`` (n, length) on ``inputs`` and ``targets``."""
+    exact = _gradients(model, inputs, targets)
+    by_cause = {role: _noise(model, only(recipe, [role]), saved, inputs, targets, exact) for role in roles}
+    together = _noise(model, only(recipe, roles), saved, inputs, targets, exact)
+    return {
+        name: GradientNoise(
+            _squares(grad), {role: by_cause[role][name] for role in roles if by_cause[role][name]}, together[name]
+        )
+        for name, grad in exact.items()
+    }
+
+
+def only(recipe: Recipe, roles: Collection[str]) -> Recipe:
+    """Return ``recipe`` with no tensor quantized but those of ``roles``, and sums in float32."""
+    changes = dict.fromkeys(set(ROLES) - set(roles)) | {"accumulate": "float32", "backend": "emulated"}
+    return Recipe(rules=tuple(rule.but(**changes) for rule in recipe.rules))
+
+
+def _noise(
+    model: GPT, recipe: Recipe, saved: Mapping[str, Tensor], inputs: Tensor, targets: Tensor, exact: dict[str, Tensor]
+) -> dict[str, float]:
+    """Return the squared norm of the difference that quantizing as ``recipe`` says makes to each gradient."""
+    quantize_model(model, recipe)
+    for name, layer in linear_layers(model).items():
+        for role, quantizer in layer.quantizers.items() if isinstance(layer, QuantizedLinear) else ():
+            history = saved.get(f"{name}.quantizers.{role}.history")
+            if history is not None:  # of a scale that is remembered or held
+                quantizer.register_buffer("history", history.float())
+    noisy = _gradients(model.eval(), inputs, targets)
+    unquantize_model(model)
+    return {name: _squares(noisy[name].double() - grad.double()) for name, grad in exact.items()}
+
+
+def _gradients(model: GPT, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    embedded = embedded_weights(model)
+    weights: dict[str, nn.Parameter] = {
+        name: layer.weight for name, layer in linear_layers(model).items() if layer.weight not in embedded
+    }
+    found = torch.autograd.grad(model(inputs, targets), list(weights.values()))
+    return dict(zip(weights, found, strict=True))
+
+
+def _quantized(layer: object, role: str) -> bool:
+    tensor = getattr(layer, role)
+    return tensor is not None and not tensor.virtual
+
+
+def _squares(t: Tensor) -> float:
+    return t.double().square().sum().item()
