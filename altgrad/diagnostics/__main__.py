@@ -49,16 +49,18 @@ def explain(arguments: list[str]) -> None:
 
 
 def what_if(arguments: list[str]) -> None:
-    """Measure every tensor of a cell in every 8-bit split; write table and heat map, print a recipe."""
+    """Measure every tensor of a cell in every split of 8 bits, or fewer; write table and heat map, print a recipe."""
     from altgrad.diagnostics import probed, what_if
 
     parser = _parser("what-if", "cell", "such as E4M3-adamw-0-1")
     parser.add_argument("--granularity", choices=list(what_if.GRANULARITIES), default="tensor", help="of the recipe")
+    parser.add_argument("--bits", type=int, choices=range(2, 9), default=8, help="of a format (default %(default)s)")
     parser.add_argument("--tokens", type=int, default=probed.TOKENS, help="of the probe batch (default %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("scratch/what-if"), help="folder (default %(default)s)")
     settings = parser.parse_args(arguments)
     cell, run = _finished(settings.data, settings.cell)
-    found = what_if.what_if(probed.probe(cell, run, settings.data / "tokens", settings.tokens))
+    layers = probed.probe(cell, run, settings.data / "tokens", settings.tokens)
+    found = what_if.what_if(layers, what_if.splits(settings.bits))
     text = what_if.as_yaml(what_if.recommended(found, settings.granularity))
     settings.out.mkdir(parents=True, exist_ok=True)
     table, recipe = (settings.out / f"{cell.key}.{end}" for end in ("csv", "yaml"))
@@ -154,14 +156,21 @@ def _parser(command: str, argument: str, meaning: str) -> ArgumentParser:
 
 
 def _finished(data: Path, key: str) -> tuple[Cell, Path]:
-    """Return a finished cell and its run's folder; raise :class:`UserError` if there is none."""
+    """Return a finished cell and its run's folder, and take the threads that it trained with: a small cell's own.
+
+    Raises :class:`UserError` if there is none.
+    """
     path, run = data / "grid" / f"{key}.json", data / "runs" / key
     if not path.is_file():
         known = [file.stem for file in (data / "grid").glob("*.json") if file.stem != "index"]
         raise UserError(f"{data}/grid has no cell {key!r}{did_you_mean(key, known) if known else '; run `dvc repro`'}")
     if not (run / "metrics.json").is_file():
         raise UserError(f"{key} is not finished; run `dvc repro` to train it")
-    return Cell.read(path), run
+    import torch
+
+    cell = Cell.read(path)
+    torch.set_num_threads(cell.model.threads)  # so losses are the run's own bits, and small products wait for nobody
+    return cell, run
 
 
 if __name__ == "__main__":
