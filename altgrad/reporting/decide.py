@@ -23,7 +23,7 @@ from altgrad.reporting.markdown import to_markdown
 PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "matrix": hypotheses.matrix, "low-bits": hypotheses.own_parts, "profile": hypotheses.profile,
     "controls": hypotheses.controls, "masterless": hypotheses.masterless, "gate-formats": hypotheses.gate_formats,
-    "gate-formats-blocks": hypotheses.gate_formats,
+    "gate-formats-blocks": hypotheses.gate_formats, "what-if": hypotheses.what_if,
     "length-800": hypotheses.length, "length-3200": hypotheses.length,
 }  # fmt: skip
 
