@@ -98,7 +98,8 @@ STUDY_gate-formats-blocks := $(JUDGED) $(SIX_SEEDS) grid.recipe=uniform_block gr
 # Does a mixed recipe that `what-if` picks by SQNR, from the bf16 cell of seed 0, end below one format of equal bits?
 # Gradients are quantized to the same width. Weights and inputs all call for one split; gradients call for two.
 rule = {layers:"$(1)"$(comma)weight:$(2)$(comma)$(if $(filter head,$(1)),,input:$(2)$(comma))grad:$(3)}
-recipe = ++recipes.$(1)=[$(call rule,*,$(2),$(3))$(foreach layer,$(5),$(comma)$(call rule,$(layer),$(2),$(4)))$(comma)$(call rule,head,$(2),$(6))]
+recipe = $(subst $() $(),,++recipes.$(1)=[$(call rule,*,$(2),$(3)) \
+	$(foreach layer,$(5),$(comma)$(call rule,$(layer),$(2),$(4)))$(comma)$(call rule,head,$(2),$(6))])
 STUDY_what-if := $(JUDGED) grid.seeds=[30,31,32,33,34,35] grid.optimizers=[adamw] grid.baseline=E2M5 grid.recipe=same \
 	$(call recipe,same,FORMAT,FORMAT,,,FORMAT) \
 	$(call recipe,what_if8,E2M5,E2M5,E3M4,blocks.*.attn.qkv blocks.1.mlp.up,E3M4) \
