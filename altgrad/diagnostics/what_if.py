@@ -36,7 +36,7 @@ COLUMNS = (
 
 
 def splits(bits: int) -> tuple[str, ...]:
-    """Return the formats of ``bits`` bits, from none to all after the sign in the exponent, specials as standards say."""
+    """Return the formats of ``bits`` bits, exponent bits rising from none, special codes as their standards say."""
     return tuple(f"E{e}M{bits - 1 - e}" for e in range(bits))
 
 

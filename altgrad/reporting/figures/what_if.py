@@ -1,4 +1,4 @@
-"""Which format suits each tensor of a finished cell best: SQNR by layer and format, a panel per role, the best framed."""
+"""Which format suits each tensor of a finished cell best: SQNR, layer by format, a panel per role, the best framed."""
 
 from __future__ import annotations
 
