@@ -99,7 +99,7 @@ def over_formats(predicted: pd.DataFrame, cost: pd.Series) -> pd.DataFrame:
         for name in PREDICTORS[1:]:
             found = difference(by[name], by["sqnr"], true, "formats")
             rows.append((label, len(names), f"{name} - sqnr", *found, np.nan))
-    return pd.DataFrame(rows, columns=["formats", "count", "predictor", *Agreement._fields]).round(4)
+    return pd.DataFrame(rows, columns=["formats", "count", "predictor", *Agreement._fields]).round(6)
 
 
 def _require(predicted: np.ndarray, cost: np.ndarray) -> None:
