@@ -14,7 +14,7 @@ from altgrad.reporting.figures.style import heat_map, panels
 def what_if_map(table: pd.DataFrame, granularity: str = "tensor") -> Figure:
     """SQNR in dB, rounded to nearest, of a table of `altgrad.diagnostics.what_if`; a cell without a number stays grey.
 
-    ``granularity`` is one of the table's. The highest of a layer and role, which its recipe takes, is framed; of equal
+    ``granularity`` is one of the table's. The highest of a layer and role is framed; of equal
     ones the first.
     """
     rows = table[(table.granularity == granularity) & (table.rounding == "nearest-even")]
