@@ -49,16 +49,18 @@ def explain(arguments: list[str]) -> None:
 
 
 def what_if(arguments: list[str]) -> None:
-    """Measure every tensor of a cell in every 8-bit split; write table and heat map, print a recipe."""
+    """Measure every tensor of a cell in every split of 8 bits, or fewer; write table and heat map, print a recipe."""
     from altgrad.diagnostics import probed, what_if
 
     parser = _parser("what-if", "cell", "such as E4M3-adamw-0-1")
     parser.add_argument("--granularity", choices=list(what_if.GRANULARITIES), default="tensor", help="of the recipe")
+    parser.add_argument("--bits", type=int, choices=range(2, 9), default=8, help="of a format (default %(default)s)")
     parser.add_argument("--tokens", type=int, default=probed.TOKENS, help="of the probe batch (default %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("scratch/what-if"), help="folder (default %(default)s)")
     settings = parser.parse_args(arguments)
     cell, run = _finished(settings.data, settings.cell)
-    found = what_if.what_if(probed.probe(cell, run, settings.data / "tokens", settings.tokens))
+    layers = probed.probe(cell, run, settings.data / "tokens", settings.tokens)
+    found = what_if.what_if(layers, what_if.splits(settings.bits))
     text = what_if.as_yaml(what_if.recommended(found, settings.granularity))
     settings.out.mkdir(parents=True, exist_ok=True)
     table, recipe = (settings.out / f"{cell.key}.{end}" for end in ("csv", "yaml"))
@@ -77,48 +79,76 @@ def what_if(arguments: list[str]) -> None:
 
 
 def ptq(arguments: list[str]) -> None:
-    """Evaluate a trained cell in every 8-bit split, beside the grid's cells that were trained so."""
+    """Evaluate seeds of a trained cell in every 8-bit split, beside the grid's cells that were trained so."""
+    import numpy as np
+    import pandas as pd
+
     from altgrad.diagnostics import ptq
     from altgrad.diagnostics.what_if import GRANULARITIES, SPLITS
+    from altgrad.reporting.paired import with_interval  # a command may look into all rooms
 
-    parser = _parser("ptq", "cell", "such as bf16-adamw-0-1")
+    parser = _parser("ptq", "cell", "such as bf16-adamw-0-1; several seeds of it give intervals", nargs="+")
     parser.add_argument("--granularity", choices=list(GRANULARITIES), default="tensor")
+    parser.add_argument("--out", type=Path, help="CSV file to write the losses to")
     settings = parser.parse_args(arguments)
-    cell, run = _finished(settings.data, settings.cell)
-    after = ptq.losses(cell, run, settings.data / "tokens", granularity=settings.granularity)
-    so = ptq.trained(settings.data, cell, SPLITS)
-    plain = after[ptq.UNQUANTIZED]
-    print(f"{'format':<10} {'after':>8} {'cost':>8} {'trained so':>11}   (nats per token)")
-    for name, loss in after.items():
-        print(f"{name:<10} {loss:8.4f} {loss - plain:+8.4f} {so.get(name, float('nan')):11.4f}".replace("nan", "  -"))
-    found = ptq.spread(after, so)
-    if found is None:
-        print("No spread when trained so: the grid has fewer than two finished cells of this arm, seed and rate.")
+    rows, found = [], []
+    for key in dict.fromkeys(settings.cell):
+        cell, run = _finished(settings.data, key)
+        after = ptq.losses(cell, run, settings.data / "tokens", granularity=settings.granularity)
+        so = ptq.trained(settings.data, cell, SPLITS)
+        cost = {name: loss - after[ptq.UNQUANTIZED] for name, loss in after.items()}
+        rows += [(key, name, after[name], cost[name], so.get(name)) for name in after]
+        found.append(ptq.spread(after, so))
+    table = pd.DataFrame(rows, columns=["cell", "format", "after", "cost", "trained_so"])
+    if settings.out:
+        settings.out.parent.mkdir(parents=True, exist_ok=True)
+        table.round(6).to_csv(settings.out, index=False, lineterminator="\n")
+    mean = table.groupby("format", sort=False)[["after", "cost", "trained_so"]].mean()
+    print(f"Mean of {len(found)} cells, nats per token; `after` is quantized after training:")
+    print(mean.to_string(float_format="{:.4f}".format, na_rep="-"))
+    spreads = [one for one in found if one is not None]
+    if len(spreads) < len(found) or len({one.formats for one in spreads}) > 1:
+        print("No spread when trained so: not two finished formats of the arm, seed and rate, the same for every cell.")
+        return
+    after, so = (np.array([getattr(one, of) for one in spreads]) for of in ("after", "trained"))
+    if len(spreads) == 1:
+        said = f"{after[0]:.4f} after training, {so[0]:.4f} when trained so"
     else:
-        names = ", ".join(found.formats)
-        print(f"Spread over {names}: {found.after:.4f} after training, {found.trained:.4f} when trained so.")
+        said = f"{with_interval(after)} after training, {with_interval(so)} when trained so"
+        said += f", difference {with_interval(after - so)}"
+    print(f"Spread over {', '.join(spreads[0].formats)}: {said}.")
 
 
 def predict(arguments: list[str]) -> None:
     """Say which predictor, read off the baseline's cells, has the order of what formats cost."""
     parser = _parser("predict", "arm", "whose cells are compared, such as adamw")
     parser.add_argument("--baseline", default="bf16", help="the entry that is predicted from (default %(default)s)")
+    parser.add_argument("--costs", type=Path, help="a study's results.csv, instead of what the grid's formats cost")
+    parser.add_argument("--out", type=Path, help="CSV file to write the table of --costs to")
     settings = parser.parse_args(arguments)
-    from altgrad.diagnostics.costs import costs_of
-    from altgrad.diagnostics.predictors import PREDICTORS, agreement, difference
+    from altgrad.diagnostics.costs import costs_of, measured, predicted
+    from altgrad.diagnostics.predictors import PREDICTORS, agreement, difference, over_formats
 
+    if settings.costs:
+        cost = measured(settings.costs, settings.arm, settings.baseline)
+        table = over_formats(predicted(settings.data, settings.arm, settings.baseline, list(cost.index)), cost)
+        print(table.to_string(index=False))
+        if settings.out:
+            settings.out.parent.mkdir(parents=True, exist_ok=True)
+            table.to_csv(settings.out, index=False, lineterminator="\n")
+        return
     found = costs_of(settings.data, settings.arm, settings.baseline)
-    for label, predicted, cost, formats in (
+    for label, predictions, cost, formats in (
         ("trained so", found.predicted_trained, found.trained, found.formats),
         ("quantized after training", found.predicted, found.after, found.all_formats),
     ):
         print(f"Cost when {label}, {len(cost)} seeds of {settings.arm}, {', '.join(formats)}:")
         print("  " + "  ".join(f"{name} {value:+.4f}" for name, value in zip(formats, cost.mean(0), strict=True)))
         for name in PREDICTORS:
-            a = agreement(predicted[name], cost)
-            print(f"  {name:<7} rank correlation {a.rho:+.2f} [{a.low:+.2f}, {a.high:+.2f}], exact p {a.p_value:.4f}")
+            a = agreement(predictions[name], cost)
+            print(f"  {name:<7} rank correlation {a.rho:+.2f} [{a.low:+.2f}, {a.high:+.2f}], p {a.p_value:.4f}")
         for name in PREDICTORS[1:]:
-            d = difference(predicted[name], predicted["sqnr"], cost)
+            d = difference(predictions[name], predictions["sqnr"], cost)
             better = (f"{name} is better" if d.value > 0 else "sqnr is better") if d.decided else "undecided"
             print(f"  {name} - sqnr: {d.value:+.2f} [{d.low:+.2f}, {d.high:+.2f}]: {better}")
 
@@ -146,22 +176,29 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 }
 
 
-def _parser(command: str, argument: str, meaning: str) -> ArgumentParser:
+def _parser(command: str, argument: str, meaning: str, **options: str) -> ArgumentParser:
     parser = ArgumentParser(f"python -m altgrad.diagnostics {command}", description=COMMANDS[command].__doc__)
-    parser.add_argument(argument, metavar=argument.upper(), help=meaning)
+    parser.add_argument(argument, metavar=argument.upper(), help=meaning, **options)
     parser.add_argument("--data", type=Path, default=Path("data"), help="what the pipeline left (default %(default)s)")
     return parser
 
 
 def _finished(data: Path, key: str) -> tuple[Cell, Path]:
-    """Return a finished cell and its run's folder; raise :class:`UserError` if there is none."""
+    """Return a finished cell and its run's folder, and take the threads that it trained with: a small cell's own.
+
+    Raises :class:`UserError` if there is none.
+    """
     path, run = data / "grid" / f"{key}.json", data / "runs" / key
     if not path.is_file():
         known = [file.stem for file in (data / "grid").glob("*.json") if file.stem != "index"]
         raise UserError(f"{data}/grid has no cell {key!r}{did_you_mean(key, known) if known else '; run `dvc repro`'}")
     if not (run / "metrics.json").is_file():
         raise UserError(f"{key} is not finished; run `dvc repro` to train it")
-    return Cell.read(path), run
+    import torch
+
+    cell = Cell.read(path)
+    torch.set_num_threads(cell.model.threads)  # so losses are the run's own bits, and small products wait for nobody
+    return cell, run
 
 
 if __name__ == "__main__":

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import torch
 
 from altgrad.config import Cell, UserError
 from altgrad.config.files import read_json
@@ -35,11 +38,7 @@ def costs_of(data: Path, arm: str, baseline: str) -> Costs:
 
     Raises :class:`UserError` where fewer than three formats were trained with all of the baseline's seeds.
     """
-    keys = read_json(data / "grid" / "index.json")["cells"]
-    cells = [Cell.read(data / "grid" / f"{key}.json") for key in keys if key.startswith(f"{baseline}-{arm}-")]
-    cells = [cell for cell in cells if cell.lr_scale == 1 and (data / "runs" / cell.key / "metrics.json").is_file()]
-    if not cells:
-        raise UserError(f"{data} has no finished cell of {baseline} and {arm}; name another arm, or run `dvc repro`")
+    cells = _finished(data, arm, baseline)
     so, after, tables = [], [], []
     for cell in cells:
         run = data / "runs" / cell.key
@@ -47,8 +46,7 @@ def costs_of(data: Path, arm: str, baseline: str) -> Costs:
         so.append({name: loss - reference for name, loss in trained(data, cell, SPLITS).items()})
         found = losses(cell, run, data / "tokens")
         after.append({name: found[name] - found[UNQUANTIZED] for name in SPLITS})
-        layers = probe(cell, run, data / "tokens")
-        tables.append(predictions(what_if(layers, granularities=("tensor",), roundings=("nearest-even",))))
+        tables.append(_predicted(data, cell, SPLITS))
     common = [name for name in SPLITS if all(name in costs for costs in so)]
     if len(common) < 3:
         raise UserError(
@@ -58,6 +56,53 @@ def costs_of(data: Path, arm: str, baseline: str) -> Costs:
         common, _array(so, common), _by_predictor(tables, common),
         list(SPLITS), _array(after, list(SPLITS)), _by_predictor(tables, list(SPLITS)),
     )  # fmt: skip
+
+
+def measured(results: Path, arm: str, baseline: str) -> pd.Series:
+    """Return what each format of a study's results.csv costs above ``baseline`` (nats per token, mean over seeds).
+
+    Of ``arm`` at learning rate scale 1, and of formats alone: no recipe, no virtual twin. Raises :class:`UserError`
+    for a file of another kind, and where fewer than three formats have the baseline's seeds.
+    """
+    if not results.is_file():
+        raise UserError(f"{results}: there is no such file; a part of the study has a results.csv")
+    table = pd.read_csv(results)
+    absent = {"format", "optimizer", "seed", "lr_scale", "val_loss"} - set(table)
+    if absent:
+        raise UserError(f"{results} has no column {min(absent)}; a results.csv of this pipeline has")
+    rows = table[(table.optimizer == arm) & (table.lr_scale == 1)]
+    losses = rows.pivot_table(index="seed", columns="format", values="val_loss", sort=False, dropna=False)
+    if baseline not in losses:
+        raise UserError(f"{results} has no cell of {baseline} and {arm}")
+    costs = losses.sub(losses[baseline], axis=0).loc[losses[baseline].notna()]
+    found = costs[[name for name in costs if re.fullmatch(r"E\dM\d", name)]].dropna(axis=1).mean()
+    if len(found) < 3:
+        raise UserError(f"{results} has {len(found)} formats with every seed of {baseline}; an order takes three")
+    return found
+
+
+def predicted(data: Path, arm: str, baseline: str, formats: Sequence[str]) -> pd.DataFrame:
+    """Return what `PREDICTORS` (columns) say of ``formats`` (rows), the mean over the baseline's finished cells.
+
+    Raises :class:`UserError` where there are none.
+    """
+    tables = [_predicted(data, cell, formats) for cell in _finished(data, arm, baseline)]
+    return sum(tables[1:], start=tables[0]) / len(tables)
+
+
+def _finished(data: Path, arm: str, baseline: str) -> list[Cell]:
+    keys = read_json(data / "grid" / "index.json")["cells"]
+    cells = [Cell.read(data / "grid" / f"{key}.json") for key in keys if key.startswith(f"{baseline}-{arm}-")]
+    cells = [cell for cell in cells if cell.lr_scale == 1 and (data / "runs" / cell.key / "metrics.json").is_file()]
+    if not cells:
+        raise UserError(f"{data} has no finished cell of {baseline} and {arm}; name another arm, or run `dvc repro`")
+    torch.set_num_threads(cells[0].model.threads)  # as they trained
+    return cells
+
+
+def _predicted(data: Path, cell: Cell, formats: Sequence[str]) -> pd.DataFrame:
+    layers = probe(cell, data / "runs" / cell.key, data / "tokens")
+    return predictions(what_if(layers, formats, granularities=("tensor",), roundings=("nearest-even",)))
 
 
 def _array(costs: list[dict[str, float]], formats: list[str]) -> np.ndarray:

@@ -68,7 +68,8 @@ class LayerView:
     of the weight come from one batch, through the quantized path and in float32.
 
     ``virtual`` is the quantization grid that an arm sees and no product uses. ``fisher``, ``curvature`` and
-    ``noise`` are of the final weights in the model rebuilt; a view of the whole model has ``model_curvature`` and no layer.
+    ``noise`` are of the final weights in the model rebuilt; a view of the whole model has ``model_curvature`` and no
+    layer.
     """
 
     layer: str

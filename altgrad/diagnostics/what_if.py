@@ -1,4 +1,4 @@
-"""What if a finished cell were quantized otherwise: every tensor in every 8-bit split, granularity and rounding.
+"""What if a finished cell were quantized otherwise: every tensor in every split of 8 bits, granularity and rounding.
 
 `what_if` measures, `recommended` picks the best split for each layer and role, and `as_yaml` writes that as a recipe
 for params.yaml, read back by the project's own configuration before it is shown.
@@ -20,7 +20,6 @@ from altgrad.diagnostics.probed import Probed
 from altgrad.diagnostics.tensor_error import rounded, tensor_error
 from altgrad.formats import get_format
 
-SPLITS = tuple(f"E{e}M{7 - e}" for e in range(8))  # of 8 bits, with the special codes that their standards give them
 ROUNDINGS = ("nearest-even", "stochastic")
 #: What may have a scale of its own, as settings of a recipe. Blocks are those of OCP MX, their scale rounded as the
 #: bench does by default, and as the specification says, which saturates.
@@ -34,6 +33,14 @@ COLUMNS = (
     "layer", "role", "format", "granularity", "rounding",
     "sqnr_db", "underflow_frac", "overflow_frac", "loss_first", "loss_second",
 )  # fmt: skip
+
+
+def splits(bits: int) -> tuple[str, ...]:
+    """Return the formats of ``bits`` bits, exponent bits rising from none, special codes as their standards say."""
+    return tuple(f"E{e}M{bits - 1 - e}" for e in range(bits))
+
+
+SPLITS = splits(8)
 
 
 def spec_of(fmt: str, granularity: str) -> TensorRecipe:

@@ -71,15 +71,16 @@ ROWS = (
     Metric(
         "gradient_to_noise", "ratio",
         "‖g‖ / ‖ĝ − g‖ of a layer's weight gradient on `diagnose.noise_tokens` validation tokens with the final "
-        "weights, in float32 but for the rounding of what ĝ quantizes. Below about √3 of the expected gradient, training "
-        "stops being effective (Chmiel et al. 2025, arXiv 2505.19115).",
-        offline="weight_grad", summary=mean, title="gradient over its noise", limit=Limit(above=False, value=math.sqrt(3)),
+        "weights, in float32 but for the rounding of what ĝ quantizes. Below about √3, of the expected gradient, "
+        "training stops being effective (Chmiel et al. 2025, arXiv 2505.19115).",
+        offline="weight_grad", summary=mean, title="gradient over its noise",
+        limit=Limit(above=False, value=math.sqrt(3)),
     ),
     *(
         Metric(
             f"noise_from_{role}", "share of noise power",
-            f"Power of the noise in a layer's weight gradient if only {words} are quantized, as a share of the three such "
-            "powers' sum.",
+            f"Power of the noise in a layer's weight gradient if only {words} are quantized, as a share of the sum of "
+            "three such powers.",
             offline="weight_grad", summary=mean, title=f"noise from {words}",
         )
         for role, words in ROLES.items()

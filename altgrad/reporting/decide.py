@@ -24,6 +24,7 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "matrix": hypotheses.matrix, "low-bits": hypotheses.own_parts, "profile": hypotheses.profile,
     "controls": hypotheses.controls, "masterless": hypotheses.masterless,
     "gate-formats": gates.gate_formats, "gate-formats-blocks": gates.gate_formats,
+    "what-if": gates.what_if,
     "length-800": hypotheses.length, "length-3200": hypotheses.length, "corpus": hypotheses.corpus,
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What others have found, held against what the bench finds: tests of the study's gates, as in `hypotheses`."""
+"""What others have found, and what the bench itself foretold, held against what it finds: as in `hypotheses`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def gate_formats(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     """The order of splits under the plain arm, beside the law's: the best of 3, 4 and 5 bits, and all of 8."""
     hypothesis = "G3" if folder.name.endswith("-blocks") else "G1"
     table = losses.xs(plain, level="optimizer").unstack("format")
-    width = {name: 1 + int(name[1]) + int(name[3]) for name in table if re.fullmatch(r"E\dM\d", name)}
+    width = {name: _width(name) for name in table}
     said, rows = [], []
     for bits, best in LAW_BEST.items():
         others = [name for name in table if width.get(name) == bits and name != best]
@@ -53,6 +53,36 @@ def gate_formats(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
         "seeds, each by itself; p by Holm over the splits of a width; the order of 8 bits is not tested."
     )
     return [*map(Text, said), Table(columns, rows, note)]
+
+
+def what_if(losses: pd.Series, plain: str, _: Path) -> list[Block]:
+    """The recipe of the highest SQNR against each single format of equal bits, with Holm over those of a width."""
+    table = losses.xs(plain, level="optimizer").unstack("format")
+    said, rows = [], []
+    for hypothesis, bits in (("W1", 4), ("W2", 8)):
+        recipe = f"what_if{bits}"
+        single = [name for name in losses.index.unique("format") if _width(name) == bits]
+        below = {name: (table[recipe] - table[name]).to_numpy() for name in single}
+        p = holm({name: two_sided(below[name]) for name in single})
+        lower = [name for name in single if p[name] < LEVEL and below[name].mean() < 0]
+        higher = [name for name in single if p[name] < LEVEL and below[name].mean() > 0]
+        apart = [name for name in single if name not in (*lower, *higher)]
+        said.append(
+            f"**{hypothesis}, {bits} bits.** The recipe ends below {names(lower)}; above {names(higher)}; not told "
+            f"apart from {names(apart)}."
+        )
+        rows += [[f"`{recipe}`", f"**{name}**", with_interval(below[name]), p_value(p[name])] for name in single]
+    columns = [words("recipe"), words("single format"), Column("loss above it"), Column("p")]
+    note = (
+        f"Differences in final validation loss under `{plain}`, nats per token, with 95 % intervals over {len(table)} "
+        "seeds, each by itself; p by Holm over the formats of a width."
+    )
+    return [*map(Text, said), Table(columns, rows, note)]
+
+
+def _width(name: str) -> int | None:
+    """Return the bits of a split's name such as E4M3, ``None`` for another entry."""
+    return 1 + int(name[1]) + int(name[3]) if re.fullmatch(r"E\dM\d", name) else None
 
 
 def _rank_correlation(order: Sequence[str], other: Sequence[str]) -> float:

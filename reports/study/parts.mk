@@ -116,6 +116,17 @@ STUDY_gate-formats := $(JUDGED) $(SIX_SEEDS) grid.baseline=bf16 grid.formats=$(c
 STUDY_gate-formats-blocks := $(JUDGED) $(SIX_SEEDS) grid.recipe=uniform_block grid.baseline=bf16 \
 	grid.formats=[bf16,E1M1,E2M0,E1M2,E2M1,E3M0,E1M3,E2M2,E3M1] grid.optimizers=[adamw]
 
+# Does a mixed recipe that `what-if` picks by SQNR, from the bf16 cell of seed 0, end below one format of equal bits?
+# Gradients are quantized to the same width. Weights and inputs all call for one split; gradients call for two.
+rule = {layers:"$(1)"$(comma)weight:$(2)$(comma)$(if $(filter head,$(1)),,input:$(2)$(comma))grad:$(3)}
+recipe = $(subst $() $(),,++recipes.$(1)=[$(call rule,*,$(2),$(3)) \
+	$(foreach layer,$(5),$(comma)$(call rule,$(layer),$(2),$(4)))$(comma)$(call rule,head,$(2),$(6))])
+STUDY_what-if := $(JUDGED) grid.seeds=[30,31,32,33,34,35] grid.optimizers=[adamw] grid.baseline=E2M5 grid.recipe=same \
+	$(call recipe,same,FORMAT,FORMAT,,,FORMAT) \
+	$(call recipe,what_if8,E2M5,E2M5,E3M4,blocks.*.attn.qkv blocks.1.mlp.up,E3M4) \
+	$(call recipe,what_if4,E2M1,E3M0,E2M1,blocks.*.attn.out blocks.*.mlp.down,E3M0) \
+	grid.formats=[E1M6,E2M5,E3M4,E4M3,what_if8,E1M2,E2M1,E3M0,what_if4]
+
 # --- the first study: 300 steps, embeddings and norms at 0.012, which was too low --------------------------------
 MASTER := adamw stiff_update stiff_grad riemann stiff_permuted stiff_matched
 ON_GRID := adamw_sr stiff_update_sr rung
@@ -151,4 +162,4 @@ PARTS := master on-grid again wider lower rung-again virtual virtual-grid tuning
 	matrix profile tuning-low-bits low-bits \
 	tuning-controls controls tuning-masterless masterless gate-formats gate-formats-blocks \
 	tuning-800 length-800 tuning-3200 length-3200 tuning-corpus corpus \
-	tuning-plain-arms
+	tuning-plain-arms what-if

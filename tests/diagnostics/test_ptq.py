@@ -99,7 +99,7 @@ def test_the_commands_run(data: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     rows = pd.read_csv(tmp_path / "E4M3-adamw-0-1.csv")
     assert set(rows.format) == set(SPLITS) and set(rows.role) == {"weight", "input", "grad"}
     main(["ptq", "bf16-adamw-0-1", "--data", str(data)])
-    assert "fewer than two finished cells" in capsys.readouterr().out
+    assert "not two finished formats" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,21 @@ def test_the_order_of_formats_is_held_against_the_laws(tmp_path):
     assert f"correlation +{stats.spearmanr(*orders).statistic:.2f}" in text
 
 
+def test_a_recipe_is_held_against_single_formats_of_its_own_width(tmp_path):
+    """Of 4 bits the recipe ends below one format and above another; of 8 bits it is one of two equals."""
+    level = {"E2M5": 0.0, "E4M3": 0.02, "what_if8": 0.0, "E2M1": 0.3, "E3M0": 0.1, "what_if4": 0.2}
+    rng = np.random.default_rng(4)
+    rows = [
+        (fmt, "adamw", seed, 1.0, 3 + 0.1 * seed + above + 1e-3 * rng.normal())
+        for (fmt, above), seed in itertools.product(level.items(), range(6))
+    ]
+    text = decide(study(tmp_path / "what-if", rows, {"adamw": PLAIN}))
+    assert "**W1, 4 bits.** The recipe ends below E2M1; above E3M0; not told apart from none." in text
+    assert "**W2, 8 bits.** The recipe ends below E4M3; above none; not told apart from E2M5." in text
+    row = next(line for line in text.splitlines() if line.startswith("| `what_if4` | **E2M1**"))
+    assert float(row.split("|")[3].split(" [")[0].replace("−", "-")) == pytest.approx(-0.1, abs=3e-3)
+
+
 def test_it_writes_beside_the_results_and_says_what_is_missing(low_bits, tmp_path):
     main([str(low_bits)])
     assert (low_bits / "DECISION.md").read_text() == decide(low_bits)

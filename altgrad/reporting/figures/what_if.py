@@ -1,10 +1,11 @@
-"""What every format would do to every tensor of a finished cell: layer by format, a panel per role."""
+"""Which format suits each tensor of a finished cell best: SQNR, layer by format, a panel per role, the best framed."""
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from altgrad.reporting.figures.health import ROLES
 from altgrad.reporting.figures.style import heat_map, panels
@@ -13,7 +14,8 @@ from altgrad.reporting.figures.style import heat_map, panels
 def what_if_map(table: pd.DataFrame, granularity: str = "tensor") -> Figure:
     """SQNR in dB, rounded to nearest, of a table of `altgrad.diagnostics.what_if`; a cell without a number stays grey.
 
-    ``granularity`` is one of the table's.
+    ``granularity`` is one of the table's. The highest of a layer and role is framed; of equal
+    ones the first.
     """
     rows = table[(table.granularity == granularity) & (table.rounding == "nearest-even")]
     layers, names = list(rows.layer.unique()), list(rows.format.unique())
@@ -25,10 +27,12 @@ def what_if_map(table: pd.DataFrame, granularity: str = "tensor") -> Figure:
     shown = np.concatenate([found.ravel() for found in values.values()])
     shown = shown[np.isfinite(shown)]
     low, high = (np.floor(shown.min()), np.ceil(shown.max()) + 1) if len(shown) else (0, 1)
-    figure, axes = panels(1, len(ROLES), 1.2 + min(0.2 * len(layers), 12), sharey=True)
+    figure, axes = panels(1, len(ROLES), 1.5 + min(0.2 * len(layers), 12), sharey=True)
     for axis, (role, found) in zip(axes[0], values.items(), strict=True):
         text = np.vectorize(lambda v: "" if np.isnan(v) else f"{v:.0f}", otypes=[object])(found)
-        mesh = heat_map(axis, found, layers, names, low=low, high=high, text=text)
+        mesh = heat_map(axis, found, layers, names, low=low, high=high, text=text, rotate=True)
+        for row, best in enumerate(np.where(np.isnan(found), -np.inf, found).argmax(1)):
+            axis.add_patch(Rectangle((best, row), 1, 1, fill=False, edgecolor="black", linewidth=1.6, zorder=3))
         axis.set_title(ROLES[role])
-    figure.colorbar(mesh, ax=axes, label="SQNR (dB)", aspect=40, pad=0.01)
+    figure.colorbar(mesh, ax=axes, label="SQNR (dB), highest framed", aspect=40, pad=0.01)
     return figure
