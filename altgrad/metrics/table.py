@@ -66,10 +66,30 @@ ROWS = (
         "grad_cosine", "cosine", "cos(ĝ, g) of the same two gradients.",
         offline="weight_grad", summary=mean, title="gradient cosine",
     ),
-    # Of an update, in the quantization grid's terms.
+    # Of an update: of the weights that the optimizer keeps, then in the quantization grid's terms.
+    Metric("update_l2", "1", "‖w_new − w_old‖ of a layer's step, its decay included.", live=("update",)),
+    Metric("update_size", "ratio", "‖w_new − w_old‖ / ‖w_old‖ of a layer's step.", live=("update",)),
     Metric(
         "rungs", "rungs",
         "|w_new − w_old| / S(w_old), S the ulp at the weight over its scale; also by the binade of |w_old|.",
+        live=("update",),
+    ),
+    Metric(
+        "stall_ratio", "share of updates",
+        "Share of the weights that a step would move, without rounding, whose code it leaves: with master weights the "
+        "code of their quantized view, each at its own scale; with quantized weights the code that they are kept in.",
+        live=("update",),
+    ),
+    Metric(
+        "update_success", "share of code changes",
+        "Share of the changes of a code that lower the loss to first order: g · Δq < 0, with Δq by how much the "
+        "quantized weight changes and g the gradient that the step was taken on.",
+        live=("update",),
+    ),
+    Metric(
+        "representability_gap", "ulp",
+        "Mean of |Δw − Δq| / ulp(w_old), Δw what a step wanted before any rounding and Δq what became of the quantized "
+        "weight: with master weights, what waits in them; with quantized weights, what is lost.",
         live=("update",),
     ),
     Metric(

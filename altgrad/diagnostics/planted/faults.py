@@ -72,7 +72,7 @@ def planted_in(cell: Cell, fault: Fault, bad_format: dict[str, object]) -> Cell:
 @contextmanager
 def planted(fault: Fault) -> Iterator[None]:
     """Plant a fault of tensors into the training inside: a wrong scale for good, a NaN for the one step."""
-    update = Trainer._update
+    update = Trainer.update
 
     def disturbed(trainer: Trainer, step: int) -> None:
         with ExitStack() as stack:
@@ -84,7 +84,7 @@ def planted(fault: Fault) -> Iterator[None]:
                 stack.enter_context(_nan_in(linear_layers(trainer.model)[fault.layer], fault.role))
             update(trainer, step)
 
-    with mock.patch.object(Trainer, "_update", disturbed):
+    with mock.patch.object(Trainer, "update", disturbed):
         yield
 
 
