@@ -51,6 +51,34 @@ ROWS = (
         "block's output.",
         live=("output",), watched=("output",), limit=Limit(above=True, value=10.0),
     ),
+    Metric(
+        "attention_entropy", "nat",
+        "−Σ p ln p of a position's attention, mean over the heads of a block, the positions and the first 4 sequences "
+        "of the batch.",
+        live=("output",),
+    ),
+    Metric(
+        "attention_low_heads", "heads", "Heads of a block whose own mean entropy is below 1 nat.",
+        live=("output",), watched=("output",), limit=Limit(above=True, value=1.0),
+    ),
+    # Of a tensor with a scale per block.
+    Metric(
+        "block_saturated_frac", "share of blocks",
+        "Share of a tensor's blocks with an element whose scaled magnitude exceeds the format's largest value.",
+        live=TENSORS,
+    ),
+    Metric("block_empty_frac", "share of blocks", "Share of a tensor's blocks that are zero throughout.", live=TENSORS),
+    Metric(
+        "block_scale_limit_frac", "share of blocks",
+        "Share of the blocks that are not zero throughout whose scale is at the end of its range: 2^-126 or 2^127 in "
+        "E8M0; under a scale of the tensor, the smallest positive value of the scales' format.",
+        live=TENSORS,
+    ),
+    Metric(
+        "block_scale_spread", "binades",
+        "log2 of the scales of blocks that are not zero throughout, from the 1st to the 99th percentile.",
+        live=TENSORS,
+    ),
     # Of a layer's weight gradient, before clipping.
     Metric("l2", "1", "√Σ g² of a layer's weight gradient before clipping.", live=("weight_grad",)),
     Metric("linf", "1", "Largest magnitude in a layer's weight gradient before clipping.", live=("weight_grad",)),

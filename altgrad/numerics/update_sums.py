@@ -62,10 +62,9 @@ def update_sums(
         )
     else:
         found = update_sums_by_tensors(*tensors, before, after, constants, refinement)
-    wanted_count, stalled, flips, descending, gap, *binades = found.tolist()
-    half = len(binades) // 2
-    counts = [int(wanted_count), int(stalled), int(flips), int(descending)]
-    return UpdateSums(*counts, gap, [int(count) for count in binades[:half]], binades[half:])
+    meant, stalled, flips, descending, gap, *binades = found.tolist()
+    counts, rungs = binades[: len(binades) // 2], binades[len(binades) // 2 :]
+    return UpdateSums(int(meant), int(stalled), int(flips), int(descending), gap, [int(n) for n in counts], rungs)
 
 
 def update_sums_by_tensors(

@@ -216,7 +216,7 @@ def _transport(arm: Arm, p: Tensor, target: Tensor, state: State, h: Tensor, gri
 
 
 def _moved_rungs(p: Tensor, step: Tensor, h: Tensor, grid: GridTensors, whole: bool) -> Tensor:
-    """Return the weight after its rungs, ``max_rungs`` at most, and the decay: a ``whole`` number, by chance, or not."""
+    """Return the weight after its rungs, ``max_rungs`` at most, and the decay; ``whole``: a number by chance."""
     scale = _scale_of(grid.held.max(), grid)
     u = coordinate(p * scale, grid.constants).round()
     wanted = (-h[LR] * step).clamp(-h[MAX_RUNGS], h[MAX_RUNGS])

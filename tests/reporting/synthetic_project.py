@@ -140,7 +140,7 @@ def _write_run(folder: Path, cell: dict[str, Any], blown_up: int | None, blocks:
     write_json(folder / "metrics.json", {
         **{field: cell[field] for field in ("key", "format", "optimizer", "seed", "lr_scale")},
         "outcome": "diverged" if blown_up else "completed", "signature": "spike" if blown_up else "none",
-        "outcome_step": blown_up, "first_nonfinite": None, "steps": last, "tokens": last * 2048,
+        "outcome_step": blown_up, "first_nonfinite": None, "first_rows": None, "steps": last, "tokens": last * 2048,
         "parameters": PARAMETERS, "quantized_parameters": QUANTIZED if cell["rules"] else 0,
         "train_loss": float(history["train_loss"].iloc[-1]), "val_loss": final,
         "val_loss_best": float(evaluated["val_loss"].min()),

@@ -163,7 +163,8 @@ def test_what_is_recorded_of_a_step_is_what_its_weights_and_gradient_say(monkeyp
             assert found[layer, "update_size"] == pytest.approx(((new - old).norm() / old.norm()).item(), rel=1e-6)
             if layer == "head":
                 continue
-            amax = [w.abs().max().item() for w in (old, new)] if name == "adamw" else [grids[module.weight].held.item()] * 2
+            held = grids[module.weight].held
+            amax = [w.abs().max().item() for w in (old, new)] if held is None else [held.item()] * 2
             q = [quantize(w.float(), "E4M3", scale=448 / a).double() for w, a in zip((old, new), amax, strict=True)]
             codes = [(v * 448 / a).float() for v, a in zip(q, amax, strict=True)]
             flips = (codes[0] - codes[1]).abs() > 1e-4 * codes[0].abs().clamp_min(2.0**-9)
