@@ -105,7 +105,8 @@ ROWS = (
     Metric(
         "stall_ratio", "share of updates",
         "Share of the weights that a step would move, without rounding, whose code it leaves: with master weights the "
-        "code of their quantized view, each at its own scale; with quantized weights the code that they are kept in.",
+        "code of their quantized view, with quantized weights the code that they are kept in, each at its own scale. "
+        "What all codes do when the scale goes to 2^k times what it was is no change.",
         live=("update",),
     ),
     Metric(

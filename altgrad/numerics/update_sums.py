@@ -24,10 +24,10 @@ class UpdateSums(NamedTuple):
     """Of the elements of a weight, in one step.
 
     ``wanted``: how many the step wanted elsewhere; ``stalled``: those of them whose code stayed. ``flips``: how many
-    codes changed; ``descending``: those of them that lower the loss to first order, g · Δ < 0 with Δ the change of the
-    value on the quantization grid. ``gap``: the sum of |wanted change − Δ| in ulp at the old weight. ``counts`` and
-    ``rungs``: by binade of the old weight, from `LOWEST_BINADE` to `HIGHEST_BINADE`, how many there are and the sum of
-    |new − old| in ulp.
+    codes changed, otherwise than all do where the scale goes to about 2^k times what it was; ``descending``: those of
+    them that lower the loss to first order, g · Δ < 0 with Δ the change of the value on the quantization grid. ``gap``:
+    the sum of |wanted change − Δ| in ulp at the old weight. ``counts`` and ``rungs``: by binade of the old weight, from
+    `LOWEST_BINADE` to `HIGHEST_BINADE`, how many there are and the sum of |new − old| in ulp.
     """
 
     wanted: int
@@ -76,7 +76,7 @@ def update_sums_by_tensors(
     held, now = round_to_grid(scaled, constants), round_to_grid(new * after, constants)
     moved = now / after - held / before
     ulp = grid_spacing(torch.minimum(scaled.abs(), constants[MAX]), constants) * refinement / before
-    meant, flipped = wanted != old, held != now
+    meant, flipped = wanted != old, held * _nearest_power_of_two(after / before) != now
     gap = ((wanted - old) - moved).abs() / ulp
     rungs = (new - old).abs() / ulp
     found = (
@@ -89,6 +89,11 @@ def update_sums_by_tensors(
     counts = torch.bincount(place, minlength=size).double()
     totals = torch.bincount(place, weights=rungs.flatten().double(), minlength=size)
     return torch.cat([torch.stack([number.double() for number in found]), counts, totals])
+
+
+def _nearest_power_of_two(ratio: Tensor) -> Tensor:
+    """In proportion: from 1/sqrt(2) to sqrt(2) it is 1. Positive float32, in and out."""
+    return torch.ldexp(torch.ones_like(ratio), torch.frexp(ratio * 2**0.5).exponent - 1)
 
 
 def _filled(scale: Tensor, like: Tensor) -> Tensor:

@@ -23,7 +23,11 @@ CIRCLES = (
     (["optimizer"], "of the same arm, in other formats too"),
 )
 TENSORS = ROLES | {"output": "output", "weight_grad": "weight gradient", "update": "update of the weights"}
-NAMES = {"l2": "L2 norm", "linf": "largest magnitude", "var": "variance", "amax": "largest magnitude", "rungs": "size"}
+NAMES = {
+    "l2": "L2 norm", "linf": "largest magnitude", "var": "variance", "amax": "largest magnitude", "rungs": "size",
+    "update_l2": "L2 norm", "update_size": "relative size", "stall_ratio": "share that leaves the code",
+    "update_success": "share of code changes that descend", "representability_gap": "rounded part",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,7 @@ def tensor(first: Excursion) -> str:
 
 def _value(first: Excursion) -> str:
     unit = METRICS[first.metric].unit
-    unit = f" {unit}" if unit in ("dB", "rungs") else ""
+    unit = f" {unit}" if unit in ("dB", "rungs", "ulp") else ""
     if first.metric == "nonfinite":
         return "a healthy tensor has none" if np.isnan(first.value) else f"{first.value:g}, a healthy tensor has none"
     value = "not finite" if not np.isfinite(first.value) else significant(first.value) + unit

@@ -40,7 +40,8 @@ def test_the_loops_count_what_the_tensor_operations_do(shape):
     rows = torch.rand((shape[0], 1), generator=torch.Generator().manual_seed(0)) + 0.5
     for name, refinement in (("E4M3", 1), ("E4M3", 256), ("E1M6", 1), ("E7M0", 1), ("E2M1", 1)):
         constants = refined_constants(get_format(name), refinement)
-        for before, after in ((torch.tensor(3.7), torch.tensor(3.8)), (rows, 1.5 * rows), (torch.tensor(2.0), rows)):
+        two, more = torch.tensor(2.0), torch.tensor(2.1)
+        for before, after in ((two, more), (rows, 1.5 * rows), (two, rows), (rows, 5.8 * rows)):
             filled = [t if t.numel() == 1 else t.expand(shape).contiguous() for t in (before, after)]
             ends = (LOWEST_BINADE, HIGHEST_BINADE)
             found = torch.ops.altgrad.update_sums(*step, *filled, constants, refinement, *ends)
@@ -71,3 +72,13 @@ def test_a_scale_that_changes_moves_what_products_see_and_no_master(either):
     found = update_sums.update_sums(old, old, old, torch.ones(1, 2), one, 1.125 * one, format_constants("E4M3"))
     assert found[:4] == (0, 0, 2, 1)  # 1.125 and -3.375, ties to even -3.5: other codes, for a value down by 1/9
     assert found.rungs == [0.0] * 17 and found.gap == pytest.approx((3.5 / 1.125 - 3) / 0.25, rel=1e-5)
+
+
+def test_a_scale_that_goes_to_a_power_of_two_changes_only_what_does_not_fit(either):
+    """E4M3 has 2^-9 for its smallest value: at half the scale an odd multiple of that is lost."""
+    old = torch.tensor([[1.0, -3.0, 2.0**-9, 3 * 2.0**-9, 448.0]])
+    new = torch.tensor([[1.125, -3.0, 0.0, 4 * 2.0**-9, 800.0]])
+    wanted = torch.tensor([[1.125, -3.01, 2.0**-9, 3 * 2.0**-9, 800.0]])
+    one = torch.tensor(1.0)
+    found = update_sums.update_sums(old, new, wanted, torch.ones(1, 5), one, one / 2, format_constants("E4M3"))
+    assert found[:4] == (3, 1, 4, 1)

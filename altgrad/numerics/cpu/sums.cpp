@@ -12,6 +12,7 @@
 #include <bit>
 #include <cstdint>
 #include <initializer_list>
+#include <numbers>
 #include <span>
 #include <stdexcept>
 #include <tuple>
@@ -266,7 +267,7 @@ struct Binades {
 template <class R>
 void add_chunk(Step& found, const Weights& w, int64_t n, const Spacing& spacing, float refinement, Binades binades,
                const R& round) {
-  float held[kChunk], after[kChunk], moved[kChunk], gap[kChunk], rungs[kChunk];
+  float held[kChunk], after[kChunk], moved[kChunk], gap[kChunk], rungs[kChunk], shifted[kChunk];
   for (int64_t i = 0; i < n; ++i) held[i] = round(w.old[i] * w.before[i]);
   for (int64_t i = 0; i < n; ++i) after[i] = round(w.now[i] * w.after[i]);
   for (int64_t i = 0; i < n; ++i) moved[i] = after[i] / w.after[i] - held[i] / w.before[i];
@@ -275,9 +276,12 @@ void add_chunk(Step& found, const Weights& w, int64_t n, const Spacing& spacing,
     gap[i] = absolute((w.wanted[i] - w.old[i]) - moved[i]) / ulp;
     rungs[i] = absolute(w.now[i] - w.old[i]) / ulp;
   }
+  for (int64_t i = 0; i < n; ++i) {  // by the power of two nearest to the ratio of the scales
+    shifted[i] = held[i] * power_of_two_below(w.after[i] / w.before[i] * std::numbers::sqrt2_v<float>);
+  }
   uint32_t wanted = 0, stalled = 0, flips = 0, descending = 0;
   for (int64_t i = 0; i < n; ++i) {
-    const int meant = w.wanted[i] != w.old[i], flipped = held[i] != after[i];
+    const int meant = w.wanted[i] != w.old[i], flipped = shifted[i] != after[i];
     const int down = ((w.grad[i] > 0) & (moved[i] < 0)) | ((w.grad[i] < 0) & (moved[i] > 0));
     wanted += meant, stalled += meant & (flipped ^ 1), flips += flipped, descending += flipped & down;
   }
