@@ -149,8 +149,8 @@ class Monitor(Section):
     """What is recorded inside a run, and how often.
 
     Groups: how formats treat the ``tensors`` of the layers (inputs, weights, incoming gradients), which takes a pass of
-    its own as long as a step or two, and alone tells that a run diverged by saturation; the blocks' ``outputs``; the
-    ``gradients`` of the weights; the optimizer's ``updates``, in rungs and beside AdamW's.
+    its own as long as a step or two, and alone tells that a run diverged by saturation; the blocks' ``outputs`` and
+    attention; the ``gradients`` of the weights; the optimizer's ``updates``, in rungs, in codes and beside AdamW's.
     """
 
     every: int = Field(50, ge=1, description="steps between looks at a group; the first step is looked at too")

@@ -53,6 +53,34 @@ ROWS = (
         "block's output.",
         live=("output",), watched=("output",), limit=Limit(above=True, value=10.0),
     ),
+    Metric(
+        "attention_entropy", "nat",
+        "−Σ p ln p of a position's attention, mean over the heads of a block, the positions and the first 4 sequences "
+        "of the batch.",
+        live=("output",),
+    ),
+    Metric(
+        "attention_low_heads", "heads", "Heads of a block whose own mean entropy is below 1 nat.",
+        live=("output",), watched=("output",), limit=Limit(above=True, value=1.0),
+    ),
+    # Of a tensor with a scale per block.
+    Metric(
+        "block_saturated_frac", "share of blocks",
+        "Share of a tensor's blocks with an element whose scaled magnitude exceeds the format's largest value.",
+        live=TENSORS,
+    ),
+    Metric("block_empty_frac", "share of blocks", "Share of a tensor's blocks that are zero throughout.", live=TENSORS),
+    Metric(
+        "block_scale_limit_frac", "share of blocks",
+        "Share of the blocks that are not zero throughout whose scale is at the end of its range: 2^-126 or 2^127 in "
+        "E8M0; under a scale of the tensor, the smallest positive value of the scales' format.",
+        live=TENSORS,
+    ),
+    Metric(
+        "block_scale_spread", "binades",
+        "log2 of the scales of blocks that are not zero throughout, from the 1st to the 99th percentile.",
+        live=TENSORS,
+    ),
     # Of a layer's weight gradient, before clipping.
     Metric("l2", "1", "√Σ g² of a layer's weight gradient before clipping.", live=("weight_grad",)),
     Metric("linf", "1", "Largest magnitude in a layer's weight gradient before clipping.", live=("weight_grad",)),
@@ -85,10 +113,31 @@ ROWS = (
         )
         for role, words in ROLES.items()
     ),
-    # Of an update, in the quantization grid's terms.
+    # Of an update: of the weights that the optimizer keeps, then in the quantization grid's terms.
+    Metric("update_l2", "1", "‖w_new − w_old‖ of a layer's step, its decay included.", live=("update",)),
+    Metric("update_size", "ratio", "‖w_new − w_old‖ / ‖w_old‖ of a layer's step.", live=("update",)),
     Metric(
         "rungs", "rungs",
         "|w_new − w_old| / S(w_old), S the ulp at the weight over its scale; also by the binade of |w_old|.",
+        live=("update",),
+    ),
+    Metric(
+        "stall_ratio", "share of updates",
+        "Share of the weights that a step would move, without rounding, whose code it leaves: with master weights the "
+        "code of their quantized view, with quantized weights the code that they are kept in, each at its own scale. "
+        "What all codes do when the scale goes to 2^k times what it was is no change.",
+        live=("update",),
+    ),
+    Metric(
+        "update_success", "share of code changes",
+        "Share of the changes of a code that lower the loss to first order: g · Δq < 0, with Δq by how much the "
+        "quantized weight changes and g the gradient that the step was taken on.",
+        live=("update",),
+    ),
+    Metric(
+        "representability_gap", "ulp",
+        "Mean of |Δw − Δq| / ulp(w_old), Δw what a step wanted before any rounding and Δq what became of the quantized "
+        "weight: with master weights, what waits in them; with quantized weights, what is lost.",
         live=("update",),
     ),
     Metric(

@@ -59,10 +59,14 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.bias)
         self.out = nn.Linear(config.width, config.width, bias=config.bias)
 
+    def split(self, qkv: Tensor) -> Tensor:
+        """Return queries, keys and values (3, batch, heads, length, width / heads) of (batch, length, 3 width)."""
+        batch, length, width = qkv.shape
+        return qkv.view(batch, length, 3, self.heads, width // (3 * self.heads)).permute(2, 0, 3, 1, 4)
+
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         batch, length, width = x.shape
-        qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (batch, heads, length, width / heads)
+        q, k, v = self.split(self.qkv(x))
         dropout = self.dropout if self.training else 0.0
         if mask is None:
             y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)

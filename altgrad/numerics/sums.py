@@ -91,17 +91,6 @@ def excess_kurtosis(x: Tensor) -> float:
     return fourth / variance**2 - 3 if variance > 0 else 0.0
 
 
-def sums_by_binade(values: Tensor, at: Tensor, lowest: int, highest: int) -> Tensor:
-    """Return how many ``at`` lie in each binade, and the sum of their ``values``: float64 (2, highest - lowest + 1).
-
-    ``at[i]`` is in binade e if 2^e <= |at[i]| < 2^(e + 1); those below ``lowest``, zeros too, and above ``highest``
-    count there. Both float32, of one shape and finite.
-    """
-    if has_loops(at) and has_loops(values) and at.dtype == values.dtype == torch.float32:
-        return torch.ops.altgrad.sums_by_binade(values, at, lowest, highest)
-    return sums_by_binade_by_tensors(values, at, lowest, highest)
-
-
 # --- what defines them ------------------------------------------------------------------------------
 
 
@@ -136,15 +125,6 @@ def central_moments_by_tensors(x: Tensor) -> Tensor:
     x = x.double()
     squares = (x - x.mean()).square()
     return torch.stack([squares.mean(), squares.square().mean()])
-
-
-def sums_by_binade_by_tensors(values: Tensor, at: Tensor, lowest: int, highest: int) -> Tensor:
-    """Do what `sums_by_binade` does."""
-    at = at.flatten()
-    binade = torch.where(at == 0, lowest, torch.frexp(at).exponent.long() - 1).clamp(lowest, highest)
-    place, size = binade - lowest, highest - lowest + 1
-    total = torch.bincount(place, weights=values.flatten().double(), minlength=size)
-    return torch.stack([torch.bincount(place, minlength=size).double(), total])
 
 
 def _squares(x: Tensor) -> Tensor:

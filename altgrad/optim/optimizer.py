@@ -163,6 +163,20 @@ class ArmOptimizer(torch.optim.Optimizer):
         numbers = self._numbers(group, self.state[p]["step"].item(), 1, p.device)
         return update.adamw_direction(self.state[p], numbers)
 
+    @torch.no_grad()
+    def wanted(self, p: nn.Parameter) -> Tensor | None:
+        """Return where the next step would put ``p`` (out, in) if nothing were rounded to its quantization grid.
+
+        Of weights that live on theirs, with their gradient at hand; None for any other. Nothing changes.
+        """
+        if self.arm.weights != "quantized" or p not in self.grids or p.grad is None:
+            return None
+        kept = self.state.get(p, {})
+        state = {name: kept[name].clone() if name in kept else torch.zeros_like(p) for name in self._names}
+        step = 1 + (kept["step"].item() if "step" in kept else 0)
+        numbers = self._numbers(self._group_of(p), step, self.grids[p].refinement, p.device)
+        return update.wanted(self.arm, p, p.grad, state, numbers, self._grid_tensors(p, (0, 0, 0)))
+
     def decay(self, p: nn.Parameter) -> float:
         """Return what the last step multiplied ``p`` with before the update."""
         return _kept(self._group_of(p))

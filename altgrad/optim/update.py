@@ -80,16 +80,7 @@ def rule_of(arm: Arm, reference: bool) -> Rule:
         factor = _factor(arm, p, h, grid)
         if keeps_reference:
             _moments(state["reference_avg"], state["reference_avg_sq"], g, h)
-        step = _step(arm, p, g, state, h, factor)
-        if arm.match_rms:
-            size = _rms(step * p if arm.base == "madam" else step)  # madam's step is one in log |w|
-            step = step * (_rms(adamw_direction(state, h)) / size).nan_to_num(nan=1.0, posinf=1.0)
-        if arm.base == "rung":
-            target = _moved_rungs(p, step, h, grid)
-        elif arm.base == "madam":
-            target = p * h[DECAY] * torch.exp(-h[LR] * step)
-        else:
-            target = p * h[DECAY] - h[LR] * step
+        target = _target(arm, p, g, state, h, grid, factor)
         if arm.base in RIEMANNIAN:
             _transport(arm, p, target, state, h, grid, factor)
         written = target if arm.weights == "master" else _written_back(arm, target, grid)
@@ -98,6 +89,13 @@ def rule_of(arm: Arm, reference: bool) -> Rule:
         p.copy_(written)
 
     return rule
+
+
+def wanted(arm: Arm, p: Tensor, g: Tensor, state: State, h: Tensor, grid: GridTensors) -> Tensor:
+    """Return where a step of ``arm`` puts ``p`` before it is rounded to its quantization grid; ``state`` advances."""
+    if "reference_avg" in state:
+        _moments(state["reference_avg"], state["reference_avg_sq"], g, h)
+    return _target(arm, p, g, state, h, grid, _factor(arm, p, h, grid), whole=False)
 
 
 def unbias_later(beta: float, step: float) -> float:
@@ -137,6 +135,22 @@ def _factor(arm: Arm, p: Tensor, h: Tensor, grid: GridTensors, at: Tensor | None
     found = of(p)
     unit = _rms(found) if arm.normalise == "rms" else 1.0
     return (found if at is None else of(at)) / unit
+
+
+def _target(
+    arm: Arm, p: Tensor, g: Tensor, state: State, h: Tensor, grid: GridTensors, factor: Tensor | None, *,
+    whole: bool = True,
+) -> Tensor:  # fmt: skip
+    """Advance the moments and return the weight after the step; not ``whole``: of rungs parts too."""
+    step = _step(arm, p, g, state, h, factor)
+    if arm.match_rms:
+        size = _rms(step * p if arm.base == "madam" else step)  # madam's step is one in log |w|
+        step = step * (_rms(adamw_direction(state, h)) / size).nan_to_num(nan=1.0, posinf=1.0)
+    if arm.base == "rung":
+        return _moved_rungs(p, step, h, grid, whole)
+    if arm.base == "madam":
+        return p * h[DECAY] * torch.exp(-h[LR] * step)
+    return p * h[DECAY] - h[LR] * step
 
 
 def _step(arm: Arm, p: Tensor, g: Tensor, state: State, h: Tensor, factor: Tensor | None) -> Tensor:
@@ -201,14 +215,14 @@ def _transport(arm: Arm, p: Tensor, target: Tensor, state: State, h: Tensor, gri
         state[name].copy_(state[name] * (_factor(arm, p, h, grid, at=target) / factor))
 
 
-def _moved_rungs(p: Tensor, step: Tensor, h: Tensor, grid: GridTensors) -> Tensor:
-    """Return the weight after a whole number of rungs, stochastically rounded, ``max_rungs`` at most and the decay."""
+def _moved_rungs(p: Tensor, step: Tensor, h: Tensor, grid: GridTensors, whole: bool) -> Tensor:
+    """Return the weight after its rungs, ``max_rungs`` at most, and the decay; ``whole``: a number by chance."""
     scale = _scale_of(grid.held.max(), grid)
     u = coordinate(p * scale, grid.constants).round()
     wanted = (-h[LR] * step).clamp(-h[MAX_RUNGS], h[MAX_RUNGS])
     wanted = wanted + (coordinate(p * h[DECAY] * scale, grid.constants) - u)
-    whole = (wanted + uniform(p.shape, grid.stream)).floor()
-    return at_coordinate(u + whole, grid.constants) / scale
+    moved = (wanted + uniform(p.shape, grid.stream)).floor() if whole else wanted
+    return at_coordinate(u + moved, grid.constants) / scale
 
 
 def _scale_of(amax: Tensor, grid: GridTensors) -> Tensor:

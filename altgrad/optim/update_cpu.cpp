@@ -65,11 +65,9 @@ struct Numbers {
 
 // --- element by element -------------------------------------------------------------------------------------
 
-float absolute(float x) { return std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0x7fffffffu); }
 float with_sign_of(float magnitude, float x) {
   return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | (std::bit_cast<uint32_t>(x) & 0x80000000u));
 }
-float power_of_two_below(float x) { return std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0x7f800000u); }
 float inverse(float power) { return std::bit_cast<float>(0x7f000000u - std::bit_cast<uint32_t>(power)); }  // exact
 // Of two numbers that are not negative, one of them above zero; squares nothing that leaves the range.
 float hypotenuse(float a, float b) {
@@ -77,18 +75,6 @@ float hypotenuse(float a, float b) {
   return large * std::sqrt(1.0f + ratio * ratio);
 }
 int32_t exponent_of(float power) { return static_cast<int32_t>(std::bit_cast<uint32_t>(power) >> 23); }
-
-// grid_spacing of rounding.py at |x|, up to the largest value.
-struct Spacing {
-  float max, lowest, per_binade;
-
-  explicit Spacing(const Grid& grid) : max(grid.max), lowest(grid.spacing), per_binade(grid.per_binade()) {}
-
-  float operator()(float x) const {
-    const float found = power_of_two_below(std::min(absolute(x), max)) * per_binade;
-    return found > lowest ? found : lowest;
-  }
-};
 
 // round_to_grid_stochastic of rounding.py.
 struct StochasticRounder {

@@ -23,12 +23,19 @@ CIRCLES = (
     (["optimizer"], "of the same arm, in other formats too"),
 )
 TENSORS = ROLES | {"output": "output", "weight_grad": "weight gradient", "update": "update of the weights"}
-NAMES = {"l2": "L2 norm", "linf": "largest magnitude", "var": "variance", "amax": "largest magnitude", "rungs": "size"}
+NAMES = {
+    "l2": "L2 norm", "linf": "largest magnitude", "var": "variance", "amax": "largest magnitude", "rungs": "size",
+    "update_l2": "L2 norm", "update_size": "relative size", "stall_ratio": "share that leaves the code",
+    "update_success": "share of code changes that descend", "representability_gap": "rounded part",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Case:
-    """A run, what became of it (a clause), and the first cause, with the traces that it was found from."""
+    """A run, what became of it (a clause), and the first cause, with the traces that it was found from.
+
+    ``rows``: a sentence on the rows of a layer that a divergence was in, "" where they are not known.
+    """
 
     key: str
     ended: str
@@ -36,6 +43,7 @@ class Case:
     run: Trace
     peers: list[Trace]
     circle: str
+    rows: str = ""
 
 
 def cases(study: Study) -> Iterator[Case]:
@@ -78,7 +86,7 @@ def ended_worse(study: Study) -> dict[str, float]:
 def sentences(found: Case) -> list[str]:
     """Return the case in a few plain sentences."""
     cause, first = found.found, found.found.excursion
-    told = [f"{found.key} {found.ended}."]
+    told = list(filter(None, [f"{found.key} {found.ended}.", found.rows]))
     if cause.peers:
         held = f"{plural(cause.peers, 'healthy run')} {found.circle}"
     else:
@@ -109,7 +117,7 @@ def tensor(first: Excursion) -> str:
 
 def _value(first: Excursion) -> str:
     unit = METRICS[first.metric].unit
-    unit = f" {unit}" if unit in ("dB", "rungs") else ""
+    unit = f" {unit}" if unit in ("dB", "rungs", "ulp") else ""
     if first.metric == "nonfinite":
         return "a healthy tensor has none" if np.isnan(first.value) else f"{first.value:g}, a healthy tensor has none"
     value = "not finite" if not np.isfinite(first.value) else significant(first.value) + unit
@@ -147,7 +155,17 @@ def _case(study: Study, key: str, traces: _Traces, worse: dict[str, float]) -> C
     circles = [(healthy[(healthy[shared] == cell[shared]).all(axis=1)].index, name) for shared, name in CIRCLES]
     like, circle = next((found for found in circles if len(found[0]) >= LEAST_PEERS), circles[-1])
     peers = [traces[other] for other in like]
-    return Case(key, _ended(cell, worse.get(key)), first_cause(traces[key], peers), traces[key], peers, circle)
+    found = first_cause(traces[key], peers)
+    return Case(key, _ended(cell, worse.get(key)), found, traces[key], peers, circle, _rows(cell))
+
+
+def _rows(cell: pd.Series) -> str:
+    if not cell["first_rows"]:
+        return ""
+    if cell["first_nonfinite"]:
+        layer, _, role = cell["first_nonfinite"].rpartition(" ")
+        return f"NaN and infinity came first in the {TENSORS.get(role, role)} of {layer}: {cell['first_rows']}."
+    return f"Until that was found, none had gone as far beside the rest of their layer as {cell['first_rows']}."
 
 
 def _ended(cell: pd.Series, gap: float | None) -> str:

@@ -7,12 +7,14 @@ of it over all layers, since a few runs know little of one tensor. An excursion 
 there is none. With fewer than `LEAST_PEERS` there is no band, and the limits of the metrics' rows take its place.
 
 The first cause is the earliest excursion that is no later than the loss's own; what leaves its band after the loss
-rose, by `LOSS_THRESHOLD` spreads, is a consequence.
+rose, by `LOSS_THRESHOLD` spreads, is a consequence. So is an update beside a tensor of the same step, whose gradients
+it is made of.
 
-Of several in the same pass the one that is farthest out is named, and of those that are equally
+Of several tensors in the same pass the one that is farthest out is named, and of those that are equally
 far, as NaN is, the one that is computed first.
 
-The threshold was chosen on planted faults, and what it finds in others stands in reports/first_cause.
+The thresholds were chosen on planted faults, and what they find in others stands in reports/first_cause. Updates have
+one of their own: they vary more from step to step than from run to run, and a spread is over steps too.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ import pandas as pd
 
 from altgrad.metrics import METRICS
 
-THRESHOLD = 24.0  # spreads; see the module
+THRESHOLD = 24.0  # spreads, of tensors; see the module
+UPDATE_THRESHOLD = 8.0  # of updates
 LOSS_THRESHOLD = 4.0  # of the loss: set by hand after a first look at planted faults, chosen on no score
 LEAST_PEERS = 3
 FLOOR = 1 / 16  # binades: no spread of a tensor is taken for smaller ...
@@ -35,8 +38,10 @@ KEY = ["layer", "role", "metric"]
 LOSSES = ["train_loss", "val_loss"]
 LEAST_SHARE = 2.0**-10  # a share is compared as if so much were added, or 0 would be infinitely far from anything
 PER_BINADE = 20 * np.log10(2)  # dB
-FORWARD, BACKWARD = ("input", "weight", "output"), ("grad", "weight_grad", "update")  # a pass, in order
-OMITTED = {"mean", "nonfinite"}  # has no sign to lose; needs no band
+UPDATE = "update"
+FORWARD, BACKWARD = ("input", "weight", "output"), ("grad", "weight_grad", UPDATE)  # a pass, in order
+# The first has no sign to lose, the second needs no band; the third counts what an entropy, which has one, is below.
+OMITTED = {"mean", "nonfinite", "attention_low_heads"}
 
 
 @dataclass(frozen=True)
@@ -127,15 +132,17 @@ class Bands:
         return np.where(known & ~np.isnan(far), far, 0.0)
 
 
-def first_cause(run: Trace, peers: Sequence[Trace], threshold: float = THRESHOLD) -> FirstCause:
+def first_cause(
+    run: Trace, peers: Sequence[Trace], threshold: float = THRESHOLD, update_threshold: float = UPDATE_THRESHOLD
+) -> FirstCause:
     """Return the first cause of what happened to ``run``; see the module. ``peers`` are healthy runs, without it."""
     enough = len(peers) >= LEAST_PEERS
     loss_step = _loss_step(run, peers if enough else ())
     found = _nonfinite(run)
-    found += _outside(run, peers, threshold) if enough else _limits_crossed(run.monitors)
+    found += _outside(run, peers, threshold, update_threshold) if enough else _limits_crossed(run.monitors)
     found = [excursion for excursion in found if loss_step is None or excursion.step <= loss_step]
     order = _order(run.monitors)
-    first = min(found, key=lambda e: (e.step, -e.beyond, order(e.layer, e.role)), default=None)
+    first = min(found, key=lambda e: (e.step, e.role == UPDATE, -e.beyond, order(e.layer, e.role)), default=None)
     return FirstCause(first, loss_step, len(peers) if enough else 0)
 
 
@@ -150,6 +157,11 @@ def loss_bands(run: Trace, peers: Sequence[Trace]) -> Bands:
     """Return the bands of the losses, keyed by their names."""
     values = run.losses
     return _bands(values, [peer.losses for peer in peers], values.index, LOSS_FLOOR)
+
+
+def threshold_of(role: str) -> float:
+    """Return how many spreads from the peers' median a tensor's band ends, or that of updates."""
+    return UPDATE_THRESHOLD if role == UPDATE else THRESHOLD
 
 
 def to_binades(metric: str, value: np.ndarray) -> np.ndarray:
@@ -229,14 +241,16 @@ def _at_once(layer: str, role: str, step: int, value: float) -> Excursion:
     return Excursion(layer, role, "nonfinite", int(step), value, 0.0, 0.0, np.inf)
 
 
-def _outside(run: Trace, peers: Sequence[Trace], threshold: float) -> list[Excursion]:
+def _outside(run: Trace, peers: Sequence[Trace], threshold: float, update_threshold: float) -> list[Excursion]:
     """Return the excursions from the peers' bands."""
     if run.monitors.empty:
         return []
     bands = tensor_bands(run, peers)
     far = bands.beyond
     recorded = bands.values.notna().to_numpy()
-    lasting = _lasting(far > threshold, recorded) | _lasting(far < -threshold, recorded)
+    updates = bands.values.index.get_level_values("role") == UPDATE
+    limit = np.where(updates, update_threshold, threshold)[:, None]
+    lasting = _lasting(far > limit, recorded) | _lasting(far < -limit, recorded)
     found = []
     for row, column in zip(*np.nonzero(lasting), strict=True):
         layer, role, metric = bands.values.index[row]

@@ -21,6 +21,7 @@ WHAT = {
     ("input", "overflow_frac"): "inputs beyond the format's maximum (share)",
     ("grad", "underflow_frac"): "incoming gradients rounded to zero (share)",
     ("output", "kurtosis"): "excess kurtosis of a block's output",
+    ("output", "attention_low_heads"): "heads whose attention has an entropy below 1 nat (count)",
     **{(role, "nonfinite"): "elements that are NaN or infinite (count)" for role in ("weight", "input", "grad")},
     ("weight", "boundary_frac"): "weights at the edge of the range (share)",
     ("weight", "underflow_frac"): "weights rounded to zero (share)",

@@ -97,6 +97,10 @@ rungs per step
     {rungs}
 cosine with AdamW's update
     {cosine_adamw}
+updates that leave the code
+    {stall_ratio}
+L2 norm and relative size of an update, its rounded part, code changes that descend
+    {update_l2} {update_size} {representability_gap} {update_success}
 ulp, local spacing
     Distance between neighbouring representable values at the weight's magnitude; below the smallest normal value
     it no longer shrinks.

@@ -34,7 +34,7 @@ NUMBERS = [
     "tokens_per_s", "compile_s", "train_s", "total_s", "step_ms_median", "step_ms_p90",
     "peak_memory_mb", "checkpoint_mb",
 ]  # fmt: skip
-TEXTS = ["status", "reason", "signature", "first_nonfinite"]
+TEXTS = ["status", "reason", "signature", "first_nonfinite", "first_rows"]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the arms' updates did to quantized weights: how far in rungs, and how like AdamW's."""
+"""What the arms' updates did to quantized weights: how far in rungs, how like AdamW's, and how many codes stayed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from altgrad.reporting.figures.select import at_best
 from altgrad.reporting.load import Study
 from altgrad.reporting.wording import NONE, number, significant
 
-RUNGS, BINADE, COSINE = "rungs", "rungs_2^", "cosine_adamw"
+RUNGS, BINADE, COSINE, STALL = "rungs", "rungs_2^", "cosine_adamw", "stall_ratio"
 
 
 def recorded(study: Study, comparison: Comparison) -> pd.DataFrame:
-    """Return the recorded updates of the second half of each run, each arm at its best learning rate."""
+    """Return the recorded updates on quantization grids in the second half of each run, arms at their best rate."""
     rows = study.monitors[study.monitors["role"] == "update"]
+    rows = rows[rows["metric"].str.startswith((RUNGS, COSINE, STALL))]
     rows = at_best(rows, comparison) if len(rows) else rows
     last = rows.groupby(["format", "optimizer", "seed"])["step"].transform("max")
     return rows[rows["step"] >= last / 2].dropna(subset="value")
@@ -29,7 +30,7 @@ def by_binade(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def updates_table(study: Study, comparison: Comparison) -> Table | None:
-    """Arm x format: the cosine with AdamW's update and the rungs moved per step."""
+    """Arm x format: the cosine with AdamW's update, the rungs moved per step, and the updates that changed no code."""
     rows = recorded(study, comparison)
     if rows.empty:
         return None
@@ -37,15 +38,17 @@ def updates_table(study: Study, comparison: Comparison) -> Table | None:
     formats = [name for name in study.formats if name in set(rows["format"])]
 
     def cell(arm: str, name: str) -> str:
-        cosine, rungs = (means.get((metric, arm, name)) for metric in (COSINE, RUNGS))
+        cosine, rungs, stall = (means.get((metric, arm, name)) for metric in (COSINE, RUNGS, STALL))
         if rungs is None:
             return NONE
-        return f"{number(cosine, 2)} / {significant(rungs, 2)}"
+        return f"{number(cosine, 2)} / {significant(rungs, 2)} / {number(None if stall is None else 100 * stall, 0)}"
 
     arms = [arm for arm in study.optimizers if arm in set(rows["optimizer"])]
     body = [[f"**{arm}**", *(cell(arm, name) for name in formats)] for arm in arms]
     note = (
         "Cosine between the update, weight decay aside, and AdamW's on the same gradients / rungs that a weight moves "
-        "in a step; means over quantized weights, layers, the watched steps of the second half of the run, and seeds."
+        "in a step / updates that leave the weight's code, in %: of master weights the code of their quantized view, "
+        "and a later step may change it. Means over quantized weights, layers, the watched steps of the second half of "
+        "the run, and seeds."
     )
     return Table([Column("arm", numeric=False), *(Column(name) for name in formats)], body, note)

@@ -23,8 +23,11 @@ from torch import Tensor, nn
 
 from altgrad.model import QuantizedLinear, linear_layers, matrix_of
 from altgrad.model.quantized.quantizer import Quantizer
+from altgrad.numerics.block_statistics import block_statistics
 from altgrad.numerics.sums import excess_kurtosis, magnitudes, rounding_sums
+from altgrad.training.attention import attention_statistics
 from altgrad.training.grids import quantizer_of
+from altgrad.training.rows import nonfinite_rows
 
 
 class Row(NamedTuple):
@@ -41,8 +44,8 @@ def tensor_statistics(t: Tensor, quantizer: Quantizer | None) -> dict[str, float
     """Return the health of tensor ``t`` (any shape) under the format that it is quantized to.
 
     ``amax`` and ``nonfinite`` always; with a quantizer also ``scale``, ``overflow_frac``,
-    ``underflow_frac`` and ``sqnr_db``. Shares and ratios are taken over finite elements. A gradient
-    with several scales is seen with those of its product with the weight.
+    ``underflow_frac`` and ``sqnr_db``, and what becomes of blocks if each has a scale. Shares and ratios are taken over
+    finite elements. A gradient with several scales is seen with those of its product with the weight.
     """
     t = t.detach().reshape(-1, t.shape[-1])
     if quantizer is None:
@@ -61,7 +64,18 @@ def tensor_statistics(t: Tensor, quantizer: Quantizer | None) -> dict[str, float
         if rounding.lost > 0 and seen.squares > 0:
             ratio = seen.squares / rounding.lost
             statistics["sqnr_db"] = 10 * math.log10(ratio) if ratio > 0 else -math.inf
-    return statistics
+    return statistics if quantizer is None else statistics | _of_blocks(t, quantizer)
+
+
+def _of_blocks(t: Tensor, quantizer: Quantizer) -> dict[str, float]:
+    options = quantizer.scaling.options
+    if options.pop("granularity", "tensor") != "block":
+        return {}
+    found = block_statistics(t, quantizer.constants, **options)
+    return {
+        "block_saturated_frac": found.saturated, "block_empty_frac": found.empty,
+        "block_scale_limit_frac": found.at_limit, "block_scale_spread": found.spread,
+    }  # fmt: skip
 
 
 def gradient_statistics(grad: Tensor) -> dict[str, float]:
@@ -75,19 +89,25 @@ def gradient_statistics(grad: Tensor) -> dict[str, float]:
     }
 
 
+Where = dict[str, str]  # by tensor, such as "blocks.0.mlp.up grad", which of its features are not finite, in words
 PASS = {"tensors", "outputs"}  # the groups of `monitor:` that take an instrumented pass
 
 
 class Monitor:
-    """Makes the rows of ``model``; ``blocks`` are the modules whose outputs are watched too."""
+    """Makes the rows of ``model``; ``blocks`` are those whose outputs and attention are watched too."""
 
     def __init__(self, model: nn.Module, blocks: dict[str, nn.Module]) -> None:
         self.model = model
         self.layers = linear_layers(model)
         self.blocks = blocks
 
-    def observe(self, step: int, loss: Callable[[], Tensor], groups: Collection[str] = PASS) -> list[Row]:
-        """Run ``loss()`` under hooks, for ``tensors`` its backward pass too; return what they saw, in layer order."""
+    def observe(
+        self, step: int, loss: Callable[[], Tensor], groups: Collection[str] = PASS, where: Where | None = None
+    ) -> list[Row]:
+        """Run ``loss()`` under hooks, for ``tensors`` its backward pass too; return what they saw, in layer order.
+
+        ``where`` takes the features of tensors that are not finite.
+        """
         sight = _Sight()
         backward = "tensors" in groups
         with _untouched(self.model), torch.set_grad_enabled(backward), self._hooks(sight, groups):
@@ -96,7 +116,9 @@ class Monitor:
             grads = torch.autograd.grad(found, outputs, allow_unused=True) if backward else []
         for (name, _), grad in reversed(list(zip(sight.outputs, grads, strict=True))):
             if grad is not None:
-                sight.seen[name, "grad"] = tensor_statistics(grad, quantizer_of(self.layers[name], "grad"))
+                sight.tensor(name, "grad", grad, quantizer_of(self.layers[name], "grad"))
+        if where is not None:
+            where |= sight.where
         order = {name: i for i, name in enumerate([*self.layers, *self.blocks])}
         roles = ("input", "weight", "grad", "output")
         keys = sorted(sight.seen, key=lambda key: (order[key[0]], roles.index(key[1])))
@@ -120,6 +142,7 @@ class Monitor:
         if "outputs" in groups:
             for name, block in self.blocks.items():
                 handles.append(block.register_forward_hook(partial(sight.block, name)))
+                handles.append(block.attn.qkv.register_forward_hook(partial(sight.attention, name, block.attn.split)))
         try:
             yield
         finally:
@@ -128,20 +151,36 @@ class Monitor:
 
 
 class _Sight:
-    """What the hooks of one pass saw: statistics by name and role, and each call's output, to have its gradient."""
+    """What the hooks of one pass saw: statistics by name and role, and each call's output, to have its gradient.
+
+    ``where`` has the tensors that are not finite.
+    """
 
     def __init__(self) -> None:
         self.seen: dict[tuple[str, str], dict[str, float]] = {}
         self.outputs: list[tuple[str, Tensor]] = []
+        self.where: Where = {}
+
+    def tensor(self, name: str, role: str, t: Tensor, quantizer: Quantizer | None) -> None:
+        found = tensor_statistics(t, quantizer)
+        self.seen[name, role] = found
+        if found["nonfinite"]:
+            self.where[f"{name} {role}"] = nonfinite_rows(t, role)
 
     def layer(self, name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         for role, t in (("input", inputs[0]), ("weight", matrix_of(layer))):
-            self.seen[name, role] = tensor_statistics(t, quantizer_of(layer, role))
+            self.tensor(name, role, t, quantizer_of(layer, role))
         # Weights have no gradient here, so that the outputs of the first layers are leaves.
         self.outputs.append((name, output if output.requires_grad else output.requires_grad_()))
 
     def block(self, name: str, block: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        self.seen[name, "output"] = {"kurtosis": excess_kurtosis(output)}
+        self.seen[name, "output"] |= {"kurtosis": excess_kurtosis(output)}
+
+    def attention(
+        self, name: str, split: Callable[[Tensor], Tensor], layer: nn.Module, inputs: tuple[Tensor, ...], qkv: Tensor
+    ) -> None:
+        q, k, _ = split(qkv)
+        self.seen[name, "output"] = attention_statistics(q, k)
 
 
 def first_nonfinite(rows: list[Row]) -> str | None:

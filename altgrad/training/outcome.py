@@ -35,7 +35,8 @@ class OutcomeTracker:
     outcome: str = "completed"
     signature: str = "none"
     outcome_step: int | None = None
-    first_nonfinite: str | None = None
+    first_nonfinite: str | None = None  # the first tensor that was not finite, such as "blocks.2.mlp.down grad"
+    first_rows: str | None = None  # of that tensor, or else those whose weights went farthest
 
     def update(self, step: int, loss: float, grad_norm: float) -> bool:
         """Record the loss and gradient norm of ``step``; return whether the run has diverged."""

@@ -17,7 +17,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from altgrad.model import layer_recipe, linear_layers, unquantize_model
+from altgrad.model import embedded_weights, layer_recipe, linear_layers, unquantize_model
+from altgrad.model.layers import is_transposed
 from altgrad.training.grids import quantizer_of
 from altgrad.training.tensors import write_tensors
 
@@ -39,6 +40,20 @@ def save_weights(path: Path, model: nn.Module, step: int) -> None:
         if remembered is not None:
             tensors[f"amax/{step}/{name}"] = remembered.float().reshape(())
     write_tensors(path, tensors)
+
+
+def moved(path: Path, model: nn.Module) -> dict[str, Tensor]:
+    """Return by how much the weights, (out, in) on the CPU, moved since the first `save_weights` to ``path``, by layer.
+
+    Left out is what an embedding shares: its rows are tokens, which move as often as they are seen.
+    """
+    start, embedded = load_file(path), embedded_weights(model)
+    found = {}
+    for name, layer in linear_layers(model).items():
+        if layer.weight not in embedded:
+            difference = layer.weight.detach().float().cpu() - start[f"weight/0/{name}"]
+            found[name] = difference.t() if is_transposed(layer) else difference
+    return found
 
 
 def layer_formats(model: nn.Module) -> dict[str, dict[str, str | None]]:

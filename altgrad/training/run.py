@@ -129,6 +129,7 @@ def _metrics(trainer: Trainer, history: list[list[object]]) -> dict[str, object]
         "seed": cell.seed, "lr_scale": cell.lr_scale,
         "outcome": tracker.outcome, "signature": tracker.signature,
         "outcome_step": tracker.outcome_step, "first_nonfinite": tracker.first_nonfinite,
+        "first_rows": tracker.first_rows,
         "steps": trainer.step, "tokens": last[1],
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "quantized_parameters": sum(p.numel() for p in quantized),

@@ -29,9 +29,10 @@ from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.optim import ArmOptimizer, WeightGrid
 from altgrad.training import checkpoint, machine, probes
 from altgrad.training.graphs import compile_model
-from altgrad.training.monitor import PASS, Monitor, Row, first_nonfinite, largest_overflow
+from altgrad.training.monitor import PASS, Monitor, Row, Where, first_nonfinite, largest_overflow
 from altgrad.training.outcome import OutcomeTracker
 from altgrad.training.records import RowLog
+from altgrad.training.rows import outstanding_rows
 from altgrad.training.updates import UpdateMonitor
 
 
@@ -119,6 +120,8 @@ class Trainer:
                 if self.interrupted and self.step < train.steps:
                     raise Interrupted(self.interrupted, self.step)
             self.tracker.finish()
+            if self.tracker.diverged and self.tracker.first_rows is None:
+                self.tracker.first_rows = outstanding_rows(probes.moved(self.snapshot(0), self.model))
 
     def update(self, step: int) -> None:
         """Do update ``step`` (1-based) and what is due at it."""
@@ -144,7 +147,7 @@ class Trainer:
                 self.optimizer.step(norm=norm)
             self._count(loss, norm > train.clip)
         elif not (math.isfinite(loss) and math.isfinite(norm)):
-            self.tracker.first_nonfinite = self._first_nonfinite(step)
+            self.tracker.first_nonfinite, self.tracker.first_rows = self._first_nonfinite(step)
         self.step_seconds.append(time.perf_counter() - began)
         self.step = step
         self.monitors.extend(rows)
@@ -172,13 +175,16 @@ class Trainer:
 
     # --- what is recorded ------------------------------------------------------------------------
 
-    def _first_nonfinite(self, step: int) -> str | None:
-        """Return the first tensor of ``step`` that is not finite, over its micro-batches."""
-        micros = range(self.cell.train.grad_accumulation)
-        found = (first_nonfinite(self._observe(step, {"tensors"}, micro)) for micro in micros)
-        return next((name for name in found if name), None)
+    def _first_nonfinite(self, step: int) -> tuple[str | None, str | None]:
+        """Return the first tensor of ``step`` that is not finite, over its micro-batches, and in which rows."""
+        for micro in range(self.cell.train.grad_accumulation):
+            where: Where = {}
+            name = first_nonfinite(self._observe(step, {"tensors"}, micro, where))
+            if name is not None:
+                return name, where[name]
+        return None, None
 
-    def _observe(self, step: int, groups: set[str], micro: int = 0) -> list[Row]:
+    def _observe(self, step: int, groups: set[str], micro: int = 0, where: Where | None = None) -> list[Row]:
         """Run the instrumented pass for what of `PASS` is in ``groups``, on a micro-batch of ``step``."""
 
         def loss() -> Tensor:
@@ -186,7 +192,7 @@ class Trainer:
                 return self.model(*self._batch(step, micro))
 
         with self._timed("observe_s"):
-            rows = self.monitor.observe(step, loss, groups)
+            rows = self.monitor.observe(step, loss, groups, where)
         self.tracker.observe_overflow(largest_overflow(rows))
         return rows
 
@@ -272,9 +278,7 @@ class Trainer:
 
     def tokens_per_second(self) -> float | None:
         """Return the tokens per second of the median step of this process."""
-        if not self.step_seconds:
-            return None
-        return self.tokens_per_step / statistics.median(self.step_seconds)
+        return self.tokens_per_step / statistics.median(self.step_seconds) if self.step_seconds else None
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -11,11 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from altgrad.config.files import read_json
 from altgrad.diagnostics.planted import runs, score
 from altgrad.diagnostics.planted.__main__ import main
 from altgrad.diagnostics.planted.faults import FORMAT, HEALTHY, KINDS, NAN, RATE, SCALE, Fault, drawn
 from altgrad.diagnostics.planted.runs import TENSORS
-from altgrad.reporting.first_cause import THRESHOLD
+from altgrad.reporting.first_cause import THRESHOLD, UPDATE_THRESHOLD
 
 KEPT = Path(__file__).parents[2] / "reports/first_cause"
 PLACE = ["layer", "role", "metric"]
@@ -53,6 +54,26 @@ def test_a_wrong_scale_is_that_of_one_tensor_from_its_step_on(short, tmp_path, m
     assert (earlier == 1).all() and (weights == 1).all() and len(earlier) and len(weights)
 
 
+@pytest.mark.parametrize(
+    ("layer", "role", "rows"),
+    [
+        ("blocks.0.mlp.up", "weight", "output row 0 (of 128)"),
+        ("blocks.0.mlp.up", "input", "input feature 0 (of 32)"),
+        ("blocks.1.mlp.down", "grad", "output row 0 (of 32)"),
+        ("blocks.0.attn.qkv", "grad", "output row 0 (of 96)"),
+    ],
+)
+def test_a_nan_is_in_its_tensor_at_its_step_and_in_rows_that_the_run_names(
+    short, tmp_path, monkeypatch, layer, role, rows
+) -> None:
+    monkeypatch.setattr(runs, "KINDS", {NAN: ""})
+    monkeypatch.setattr(runs, "drawn", lambda *_: Fault(NAN, layer, role, step=4))
+    (run,) = runs.trained(tmp_path, 0, 1)
+    metrics = read_json(run.folder / "metrics.json")
+    assert (metrics["outcome_step"], metrics["first_nonfinite"]) == (4, f"{layer} {role}")
+    assert metrics["first_rows"] == rows
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_faults_are_drawn_from_all_tensors_and_the_same_for_a_seed(kind) -> None:
     found = [drawn(kind, np.random.default_rng(seed), TENSORS, 160) for seed in range(400)]
@@ -81,7 +102,8 @@ def test_counts_are_those_of_rows_made_by_hand() -> None:
 
 def test_the_kept_table_is_of_the_kept_runs_judged_at_todays_threshold() -> None:
     rows, table = (pd.read_csv(KEPT / f"{name}.csv") for name in ("runs", "table"))
-    assert set(rows["threshold"]) == {THRESHOLD} and set(rows["half"]) == {"judged"}
+    assert set(rows["threshold"]) == {THRESHOLD} and set(rows["update_threshold"]) == {UPDATE_THRESHOLD}
+    assert set(rows["half"]) == {"judged"}
     assert set(rows["kind"]) == {HEALTHY, *KINDS}
     for (peers, every), own in rows.groupby(["peers", "every"]):
         again = score.table(own).reset_index(drop=True)

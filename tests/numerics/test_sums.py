@@ -78,16 +78,6 @@ def test_a_rows_amax_at_its_own_scale_is_no_overflow(loops, monkeypatch):
     assert sums.rounding_sums(amax, format_constants(fmt), granularity="row")[1].overflowed == 0
 
 
-@pytest.mark.parametrize("loops", [True, False])
-def test_binades_of_known_numbers(loops, monkeypatch):
-    if not loops:
-        by_tensors(monkeypatch)
-    at = torch.tensor([[0.0, -0.0, 1e-40, 2.0**-3], [-(2.0**-2), 0.24, 1.0, -(2.0**30)]])
-    found = sums.sums_by_binade(torch.arange(8.0).reshape(2, 4), at, -3, -1)
-    assert found.tolist() == [[5, 1, 2], [0 + 1 + 2 + 3 + 5, 4, 6 + 7]]
-    assert sums.sums_by_binade(at, at.t().contiguous().t(), -3, -1)[0].tolist() == [5, 1, 2]
-
-
 @needs_loops
 @pytest.mark.parametrize("options", SCALINGS, ids=str)
 def test_scales_are_the_same_with_and_without_loops(options, monkeypatch):

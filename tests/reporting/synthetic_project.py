@@ -140,7 +140,7 @@ def _write_run(folder: Path, cell: dict[str, Any], blown_up: int | None, blocks:
     write_json(folder / "metrics.json", {
         **{field: cell[field] for field in ("key", "format", "optimizer", "seed", "lr_scale")},
         "outcome": "diverged" if blown_up else "completed", "signature": "spike" if blown_up else "none",
-        "outcome_step": blown_up, "first_nonfinite": None, "steps": last, "tokens": last * 2048,
+        "outcome_step": blown_up, "first_nonfinite": None, "first_rows": None, "steps": last, "tokens": last * 2048,
         "parameters": PARAMETERS, "quantized_parameters": QUANTIZED if cell["rules"] else 0,
         "train_loss": float(history["train_loss"].iloc[-1]), "val_loss": final,
         "val_loss_best": float(evaluated["val_loss"].min()),
@@ -181,15 +181,17 @@ def _monitors(cell: dict[str, Any], last: int, blocks: int) -> pd.DataFrame:
                     }
                 rows += [(step, layer, role, metric, value) for metric, value in values.items()]
         for block in range(blocks):
-            rows.append(
-                (step, f"blocks.{block}", "output", "kurtosis", 0.3 + block * step / 120 + 0.2 * random.random())
-            )
+            kurtosis = 0.3 + block * step / 120 + 0.2 * random.random()
+            seen = {"kurtosis": kurtosis, "attention_entropy": 3.0 - step / 500, "attention_low_heads": 0.0}
+            rows += [(step, f"blocks.{block}", "output", metric, value) for metric, value in seen.items()]
         for depth, layer in enumerate(layers) if step else ():
             norm = 0.05 * math.exp(-depth / 12) * (1 + 0.1 * random.random())
             statistics = {"l2": norm, "linf": norm / 9, "mean": 1e-9, "var": norm**2 / 65536}
             rows += [(step, layer, "weight_grad", metric, value) for metric, value in statistics.items()]
             moved = {"rungs": 1.5, "cosine_adamw": 1.0 if cell["optimizer"] == "adamw" else 0.7}
             flat = cell["optimizer"] != "adamw"
+            moved |= {"stall_ratio": 0.8, "update_success": 0.6, "representability_gap": 0.2}
             moved |= {f"rungs_2^{b}": 1.0 if flat else 2.0 ** -(b + 6) for b in (-12, -8, -4)}
-            rows += [(step, layer, "update", metric, value) for metric, value in moved.items() if cell["rules"]]
+            moved = {"update_l2": 0.01, "update_size": 0.005} | (moved if cell["rules"] else {})
+            rows += [(step, layer, "update", metric, value) for metric, value in moved.items()]
     return pd.DataFrame(rows, columns=["step", "layer", "role", "metric", "value"])

@@ -62,6 +62,20 @@ def test_a_diverged_run_is_told_with_its_tensor_its_step_and_the_loss(study) -> 
     assert EXPLAIN in causes_table([found]).note and causes_table([]) is None
 
 
+def test_the_rows_that_a_divergence_was_in_are_told(study) -> None:
+    def told(nonfinite, rows):
+        cells = study.cells.copy()
+        cells.loc[BAD, ["first_nonfinite", "first_rows"]] = [nonfinite, rows]
+        return sentences(case(replace(study, cells=cells), BAD))[1]
+
+    first = told(f"{LAYER} grad", "output rows 3 to 17 (5 of 128)")
+    assert first == f"NaN and infinity came first in the incoming gradients of {LAYER}: output rows 3 to 17 (5 of 128)."
+    assert "beside the rest of their layer as blocks.1.attn.qkv output row 2 (of 192)." in told(
+        "", "blocks.1.attn.qkv output row 2 (of 192)"
+    )
+    assert "held against" in told("", "").lower()  # nothing is known, and nothing said
+
+
 def test_without_an_excursion_before_the_loss_it_says_so(study) -> None:
     found = case(study, BAD)
     assert found.found.excursion is None

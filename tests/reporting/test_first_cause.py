@@ -9,11 +9,21 @@ import pandas as pd
 import pytest
 
 from altgrad.metrics import METRICS
-from altgrad.reporting.first_cause import LEAST_PEERS, THRESHOLD, Trace, first_cause, from_binades, to_binades
+from altgrad.reporting.first_cause import (
+    LEAST_PEERS,
+    THRESHOLD,
+    UPDATE_THRESHOLD,
+    Trace,
+    first_cause,
+    from_binades,
+    threshold_of,
+    to_binades,
+)
 
 STEPS = [1, 10, 20, 30, 40, 50]
 LAYERS = ["blocks.0.attn.qkv", "blocks.0.mlp.up", "blocks.1.mlp.up"]
 ROLES = ("input", "weight", "grad")
+UPDATE = ("update", "update_l2", 0.01)
 FAR = [("amax", 4.0), ("amax", 0.05), ("sqnr_db", 12.0), ("overflow_frac", 0.2)]
 VALUES = {"amax": 0.5, "sqnr_db": 31.0, "overflow_frac": 0.0, "underflow_frac": 0.01, "nonfinite": 0.0}
 
@@ -27,13 +37,12 @@ def made(seed=0, *, changed=(), losses=None, without=(), diverged=None, nonfinit
     rows = []
     for step in [step for step in STEPS if step <= last]:
         for layer in LAYERS:
-            for role in ROLES:
-                for metric, usual in VALUES.items():
-                    value = usual * (1 + 0.01 * random.standard_normal())
-                    here = [change[4] for change in changed if change[:3] == (layer, role, metric)
-                            and change[3] <= step < change[3] + change[5]]  # fmt: skip
-                    if metric not in without:
-                        rows.append((step, layer, role, metric, here[0] if here else value))
+            for role, metric, usual in [*((role, *item) for role in ROLES for item in VALUES.items()), UPDATE]:
+                value = usual * (1 + 0.01 * random.standard_normal())
+                here = [change[4] for change in changed if change[:3] == (layer, role, metric)
+                        and change[3] <= step < change[3] + change[5]]  # fmt: skip
+                if metric not in without:
+                    rows.append((step, layer, role, metric, here[0] if here else value))
     monitors = pd.DataFrame(rows, columns=["step", "layer", "role", "metric", "value"])
     loss = {step: 4.0 - step / 25 + 0.01 * random.standard_normal() for step in STEPS if step <= last} | (losses or {})
     history = pd.DataFrame({"step": list(loss), "train_loss": list(loss.values()), "val_loss": math.nan})
@@ -138,12 +147,28 @@ def test_more_of_the_same_peers_and_their_order_change_nothing_that_is_named() -
     assert named(run) == named(run, PEERS[::-1]) == named(run, PEERS[:4])
 
 
-def test_a_value_inside_the_threshold_is_none_and_one_beyond_it_is() -> None:
+def test_updates_that_are_too_large_come_before_what_they_do_to_tensors() -> None:
+    updates = [(layer, "update", "update_l2", 10, 0.16, 99) for layer in LAYERS]
+    later = [(layer, "weight", "amax", 20, 500.0, 99) for layer in LAYERS]
+    assert named(made(changed=[*updates, *later]))[1:] == ("update", "update_l2", 10)
+
+
+def test_of_one_step_a_tensor_comes_before_the_update_that_is_made_of_it() -> None:
+    changed = [("blocks.0.attn.qkv", "update", "update_l2", 20, 1e6, 99), (*PLACE, 20, 12.0, 99)]
+    assert named(made(changed=changed)) == (*PLACE, 20)
+    assert named(made(changed=changed[:1]))[1:] == ("update", "update_l2", 20)
+
+
+@pytest.mark.parametrize(("role", "metric", "usual", "threshold"), [
+    ("update", "update_l2", 0.01, UPDATE_THRESHOLD), ("weight", "amax", 0.5, THRESHOLD)
+])  # fmt: skip
+def test_a_value_inside_the_threshold_is_none_and_one_beyond_it_is(role, metric, usual, threshold) -> None:
     # Healthy runs differ by a percent, so the floor of the spread decides: a 16th of a binade, one more run's worth.
-    reach = THRESHOLD / 16 * math.sqrt(1 + 1 / len(PEERS))
-    amax = ("blocks.0.mlp.up", "weight", "amax", 20)
-    assert named(made(changed=[(*amax, 0.5 * 2 ** (0.9 * reach), 99)])) is None
-    assert named(made(changed=[(*amax, 0.5 * 2 ** (1.1 * reach), 99)])) == amax
+    reach = threshold / 16 * math.sqrt(1 + 1 / len(PEERS))
+    place = ("blocks.0.mlp.up", role, metric, 20)
+    assert threshold_of(role) == threshold
+    assert named(made(changed=[(*place, usual * 2 ** (0.9 * reach), 99)])) is None
+    assert named(made(changed=[(*place, usual * 2 ** (1.1 * reach), 99)])) == place
 
 
 @pytest.mark.parametrize("metric", ["amax", "sqnr_db", "overflow_frac", "kurtosis", "cosine_adamw", "rungs"])

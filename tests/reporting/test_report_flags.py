@@ -19,6 +19,7 @@ WATCHED = [
     ("input", "overflow_frac", 0.01),
     ("grad", "underflow_frac", 0.1),
     ("output", "kurtosis", 10.0),
+    ("output", "attention_low_heads", 1.0),
     *((role, "nonfinite", 0.0) for role in ("input", "weight", "grad")),
 ]
 CELL = ("E4M3", "adamw", 0, 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 
@@ -14,12 +15,14 @@ from altgrad.config import UserError
 from altgrad.config.files import write_text
 from altgrad.config.scratch import scratch_directory
 from altgrad.model import linear_layers
+from altgrad.numerics import quantize
+from altgrad.numerics.update_sums import UpdateSums
 from altgrad.optim import build_optimizer
 from altgrad.training import train_cell
 from altgrad.training.grids import weight_grids
 from altgrad.training.plan import arm_of, check_cells
 from altgrad.training.run import build_model
-from altgrad.training.updates import rungs_moved
+from altgrad.training.updates import UpdateMonitor, moved, update_statistics
 from tests.optim.arms import ARMS
 from tests.training.conftest import VOCABULARY, interruption, make_cell
 
@@ -115,19 +118,74 @@ def test_updates_are_recorded(tokens, tmp_path):
         found[name] = rows[rows["role"] == "update"]
         assert set(found[name]["step"]) == {1, 5, 10}
         assert (found[name][found[name]["metric"] == "rungs"]["value"] > 0).all()
-        assert found[name]["metric"].str.match(r"rungs(_2\^-?\d+)?$|cosine_adamw$").all()
+        assert (found[name][found[name]["metric"] == "update_size"]["value"] > 0).all()
+        codes = found[name][found[name]["metric"].isin(["stall_ratio", "update_success"])]
+        assert codes["value"].between(0, 1).all() and set(codes["metric"]) == {"stall_ratio", "update_success"}
     cosine = {name: rows[rows["metric"] == "cosine_adamw"]["value"] for name, rows in found.items()}
     assert cosine["adamw"].min() > 0.9999
     assert 0.1 < cosine["stiff_update"].mean() < 0.99
     assert cosine["stiff_grad"].mean() > cosine["stiff_update"].mean()  # Adam takes the stiffness out again
 
 
-def test_rungs_moved_counts_by_binade():
-    old = torch.tensor([0.5, 0.75, -0.25, 0.0, 2.0**-30])
-    new = old + torch.tensor([0.25, -0.25, 0.5, 1.0, 0.0])
-    found = rungs_moved(old, new, torch.full_like(old, 0.25))
-    assert found["rungs"] == pytest.approx((1 + 1 + 2 + 4 + 0) / 5)
-    assert found["rungs_2^-1"] == 1 and found["rungs_2^-2"] == 2 and found["rungs_2^-16"] == 2
+def test_statistics_of_a_step_are_shares_and_means_of_its_sums():
+    sums = UpdateSums(wanted=8, stalled=6, flips=3, descending=2, gap=2.5, counts=[2, *[0] * 14, 3, 5],
+                      rungs=[1.0, *[0.0] * 14, 6.0, 3.0])  # fmt: skip
+    assert update_statistics(sums) == {
+        "rungs": 1.0, "representability_gap": 0.25, "stall_ratio": 0.75, "update_success": pytest.approx(2 / 3),
+        "rungs_2^-16": 0.5, "rungs_2^-1": 2.0, "rungs_2^0": 0.6,
+    }  # fmt: skip
+    nothing = UpdateSums(0, 0, 0, 0, 0.0, [10], [0.0])
+    assert not {"stall_ratio", "update_success"} & update_statistics(nothing).keys()
+    assert moved(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5])) == {"update_l2": 0.5, "update_size": 0.1}
+    assert "update_size" not in moved(torch.zeros(2), torch.ones(2))
+
+
+@pytest.mark.parametrize("name", ["adamw", "adamw_sr"])
+def test_what_is_recorded_of_a_step_is_what_its_weights_and_gradient_say(name):
+    """Layer by layer from the weights before and after, quantized by `quantize`; both regimes.
+
+    A first step of AdamW wants the sign of the gradient: m / sqrt(v) with one gradient in both.
+    """
+    cell = cell_of(name)
+    model = build_model(cell, VOCABULARY, torch.device("cpu"))
+    grids = weight_grids(model, on_grid=name == "adamw_sr")
+    optimizer = build_optimizer(model, arm_of(cell), grids, steps=9, seed=0, reference=True)
+    generator = torch.Generator().manual_seed(1)
+    layers, rows = linear_layers(model), []
+    for p in model.parameters():
+        p.grad = 0.01 * torch.randn(p.shape, generator=generator)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.3 * group["lr"]  # so small that some codes stay
+    before = {layer: module.weight.detach().clone() for layer, module in layers.items()}
+    held = {layer: None if grid.held is None else grid.held.item() for layer, module in layers.items()
+            if (grid := grids.get(module.weight)) is not None}  # fmt: skip
+    ulps = {layer: grids[module.weight].spacing(before[layer]) for layer, module in layers.items() if layer != "head"}
+    with UpdateMonitor(model, optimizer, grids).watching(1, rows):
+        optimizer.step()
+    found = {(row.layer, row.metric): row.value for row in rows}
+    assert {layer for layer, _ in found} == set(layers)
+    assert {metric for layer, metric in found if layer == "head"} == {"update_l2", "update_size"}  # the embedding's
+    for layer, module in layers.items():
+        old, new, g = before[layer].double(), module.weight.detach().double(), module.weight.grad.double()
+        assert found[layer, "update_size"] == pytest.approx(((new - old).norm() / old.norm()).item(), rel=1e-6)
+        if layer == "head":
+            continue
+        amax = [w.abs().max().item() for w in (old, new)]
+        if name == "adamw_sr":
+            amax = [held[layer], grids[module.weight].held.item()]
+        q = [quantize(w.float(), "E4M3", scale=448 / a).double() for w, a in zip((old, new), amax, strict=True)]
+        shift = 2.0 ** round(math.log2(amax[0] / amax[1]))  # 1/2 where a held amax has doubled
+        codes = [q[0] * 448 / amax[0] * shift, q[1] * 448 / amax[1]]
+        flips = (codes[0] - codes[1]).abs() > 1e-4 * codes[0].abs().clamp_min(2.0**-9)
+        down = flips & (g * (q[1] - q[0]) < 0)
+        assert found[layer, "update_success"] == pytest.approx((down.sum() / flips.sum()).item(), rel=1e-6)
+        (group,) = [group for group in optimizer.param_groups if any(p is module.weight for p in group["params"])]
+        kept = 1 - group["lr"] * group["decay"] / group["initial_lr"]
+        wanted = new if name == "adamw" else old * kept - group["lr"] * g.sign()
+        stalled = ((wanted != old) & ~flips).sum() / (wanted != old).sum()
+        assert 0 < found[layer, "stall_ratio"] == pytest.approx(stalled.item(), rel=1e-6)
+        gap = ((wanted - old - (q[1] - q[0])).abs() / ulps[layer]).mean().item()
+        assert found[layer, "representability_gap"] == pytest.approx(gap, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -21,24 +22,28 @@ from altgrad.diagnostics.planted.faults import KINDS
 from altgrad.diagnostics.planted.runs import EVERY, STEPS, Run, trained
 from altgrad.reporting.document import Block, Bullets, Column, Document, Section, Table, Text
 from altgrad.reporting.markdown import to_markdown
-from altgrad.reporting.wording import number, significant
+from altgrad.reporting.wording import NONE, number, significant
 
 COMMAND = "make planted"
 COUNTS = ("runs", "named", "right_layer", "right_role", "right")
 
 
-def judged(runs: list[Run]) -> tuple[float, pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Return the threshold, what each one tried gave, and of the other half a row per run and one per condition."""
-    threshold, tried = score.choose(runs)
+Thresholds = tuple[float, float]  # of tensors and of updates
+
+
+def judged(runs: list[Run]) -> tuple[Thresholds, pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Return the thresholds, what each one tried gave, and of the other half a row per run and one per condition."""
+    *thresholds, tried = score.choose(runs)
     half = [run for run in runs if run.seed % 2]
-    rows = {condition: score.named(half, condition, threshold) for condition in score.CONDITIONS}
+    rows = {condition: score.named(half, condition, *thresholds) for condition in score.CONDITIONS}
     tables = [
         score.table(found).assign(peers=condition.peers, every=condition.every) for condition, found in rows.items()
     ]
-    return threshold, tried, pd.concat(rows.values(), ignore_index=True), pd.concat(tables, ignore_index=True)
+    rows, table = (pd.concat(parts, ignore_index=True) for parts in (rows.values(), tables))
+    return tuple(thresholds), tried, rows, table
 
 
-def page(threshold: float, tried: pd.DataFrame, table: pd.DataFrame) -> str:
+def page(thresholds: Thresholds, tried: pd.DataFrame, table: pd.DataFrame) -> str:
     """Return the results as Markdown."""
     sections = [
         Section(
@@ -47,14 +52,20 @@ def page(threshold: float, tried: pd.DataFrame, table: pd.DataFrame) -> str:
         )
         for (peers, every), rows in table.groupby(["peers", "every"], sort=False)
     ]  # fmt: skip
-    columns = [Column("threshold, spreads"), Column("healthy named"), Column("precision"), Column("recall")]
-    body = [[significant(row.threshold), f"{row.false}", number(row.precision, 3), number(row.recall, 3)]
-            for row in tried.itertuples()]  # fmt: skip
-    note = f"Even seeds, 4 peers, a pass every {EVERY} steps. Taken, by F1, of equals the last: {threshold:g}."
-    sections.append(Section("How the threshold was chosen", "", [Table(columns, body, note)]))
+    names = ("tensors, spreads", "updates, spreads", "healthy named", "precision", "recall")
+    body = [
+        [significant(row.threshold), NONE if np.isinf(row.update_threshold) else significant(row.update_threshold),
+         f"{row.false}", number(row.precision, 3), number(row.recall, 3)]
+        for row in tried.itertuples()
+    ]  # fmt: skip
+    note = (
+        f"Even seeds, 4 peers, a pass every {EVERY} steps. Taken, by F1, of equals the last: {thresholds[0]:g} for "
+        f"tensors, without updates, and beside it {thresholds[1]:g} for updates."
+    )
+    sections.append(Section("How the thresholds were chosen", "", [Table(list(map(Column, names)), body, note)]))
     answer: list[Block] = [
         Text(
-            f"Transformers of two blocks, {STEPS} steps, E4M3 under AdamW, `{COMMAND}`. The threshold was chosen on "
+            f"Transformers of two blocks, {STEPS} steps, E4M3 under AdamW, `{COMMAND}`. The thresholds were chosen on "
             "the even seeds; the tables are of the odd ones. A tensor is right if its layer and role are those of the "
             "fault; of a learning rate, which has no layer, if the role is that of the updates. Harmed are runs whose "
             "loss left its band; lead is the median number of steps by which the tensor did so earlier."
@@ -87,12 +98,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--out", type=Path, default=Path("reports/first_cause"), help="results (default %(default)s)")
     settings = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    threshold, tried, rows, table = judged(list(trained(settings.runs, settings.healthy, settings.each)))
-    write_text(settings.out / "README.md", page(threshold, tried, table))
+    thresholds, tried, rows, table = judged(list(trained(settings.runs, settings.healthy, settings.each)))
+    write_text(settings.out / "README.md", page(thresholds, tried, table))
     for name, frame in (("runs", rows), ("table", table)):
         with replacing(settings.out / f"{name}.csv") as file:
             frame.to_csv(file, index=False, lineterminator="\n", float_format="%.6g")
-    print(f"written: {settings.out}; threshold {threshold:g}")
+    print(f"written: {settings.out}; thresholds {thresholds[0]:g} and, of updates, {thresholds[1]:g}")
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def planted_in(cell: Cell, fault: Fault, bad_format: dict[str, object]) -> Cell:
 @contextmanager
 def planted(fault: Fault) -> Iterator[None]:
     """Plant a fault of tensors into the training inside: a wrong scale for good, a NaN for the one step."""
-    update = Trainer._update
+    update = Trainer.update
 
     def disturbed(trainer: Trainer, step: int) -> None:
         with ExitStack() as stack:
@@ -81,34 +81,48 @@ def planted(fault: Fault) -> Iterator[None]:
                 quantizer.constants = quantizer.constants.clone()  # which layers share
                 quantizer.constants[TARGET] *= 2.0**fault.size
             if fault.kind == NAN and step == fault.step:
-                stack.enter_context(_nan_in(linear_layers(trainer.model)[fault.layer], fault.role))
+                stack.enter_context(_nan_in(trainer.model, fault))
             update(trainer, step)
 
-    with mock.patch.object(Trainer, "_update", disturbed):
+    with mock.patch.object(Trainer, "update", disturbed):
         yield
 
 
 @contextmanager
-def _nan_in(layer: nn.Module, role: str) -> Iterator[None]:
-    """Make the first element of a tensor of ``layer`` NaN in every pass inside."""
-    if role == "weight":
+def _nan_in(model: nn.Module, fault: Fault) -> Iterator[None]:
+    """Make the first element of a tensor of a layer NaN in every pass inside."""
+    layer = linear_layers(model)[fault.layer]
+    if fault.role == "weight":
         with torch.no_grad():
             layer.weight.view(-1)[0] = torch.nan
         yield
-        return
-    handle = layer.register_forward_pre_hook(_spoil_input) if role == "input" else _on_gradient(layer)
-    try:
+    elif fault.role == "input":
+        handle = layer.register_forward_pre_hook(_spoil_input)
         yield
-    finally:
         handle.remove()
+    else:
+        # Behind the layer, whose own hooks see the gradient as it comes in: a hook on its output would be after them.
+        parent, _, name = fault.layer.rpartition(".")
+        setattr(model.get_submodule(parent), name, nn.Sequential(layer, _SpoiledGradient()))
+        yield
+        setattr(model.get_submodule(parent), name, layer)
 
 
-def _on_gradient(layer: nn.Module) -> torch.utils.hooks.RemovableHandle:
-    def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        if output.requires_grad:
-            output.register_hook(_spoiled)
+class _SpoiledGradient(nn.Module):
+    """The identity, with a gradient whose first element is NaN."""
 
-    return layer.register_forward_hook(hook)
+    def forward(self, x: Tensor) -> Tensor:
+        return _Spoiling.apply(x)
+
+
+class _Spoiling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> Tensor:
+        return _spoiled(grad)
 
 
 def _spoil_input(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

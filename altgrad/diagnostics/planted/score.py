@@ -1,7 +1,7 @@
 """Is the first cause that is named the fault that was planted? Counted by kind of fault.
 
-The runs are split by their seed: with the even ones the threshold is chosen, on the odd ones it is judged. Peers are
-drawn from the healthy runs of the same half. What is named is right if layer and role are those of the fault; of a
+The runs are split by their seed: with the even ones the thresholds are chosen, on the odd ones they are judged. Peers
+are drawn from the healthy runs of the same half. What is named is right if layer and role are those of the fault; of a
 learning rate, if the role is. Recall is the share of planted faults that are named right, precision the share of named
 runs, a healthy one that is named included in `all`, that are named right.
 """
@@ -9,6 +9,7 @@ runs, a healthy one that is named included in `all`, that are named right.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -20,7 +21,7 @@ from altgrad.diagnostics.planted.faults import HEALTHY, KINDS, RATE
 from altgrad.diagnostics.planted.runs import EVERY, Run
 from altgrad.reporting.first_cause import Trace, first_cause
 
-THRESHOLDS = (4, 6, 8, 10, 12, 16, 24, 32)
+THRESHOLDS = (4, 6, 8, 10, 12, 16, 24, 32)  # tried for tensors, with updates left out, then for updates
 ALL = "all"
 
 
@@ -46,7 +47,7 @@ def trace_of(run: Run, every: int = EVERY) -> Trace:
     return Trace(monitors, history, diverged, metrics["first_nonfinite"] or "")
 
 
-def named(runs: Sequence[Run], condition: Condition, threshold: float) -> pd.DataFrame:
+def named(runs: Sequence[Run], condition: Condition, threshold: float, update_threshold: float) -> pd.DataFrame:
     """Return a row per run: its fault, the first cause that is named, and whether that is right."""
     traces = {run.seed: trace_of(run, condition.every) for run in runs}
     healthy = [run.seed for run in runs if run.fault.kind == HEALTHY]
@@ -54,14 +55,14 @@ def named(runs: Sequence[Run], condition: Condition, threshold: float) -> pd.Dat
     for run in runs:
         others = [seed for seed in healthy if seed != run.seed and seed % 2 == run.seed % 2]
         drawn = np.random.default_rng(run.seed).permutation(others)[: condition.peers]
-        found = first_cause(traces[run.seed], [traces[seed] for seed in drawn], threshold)
+        found = first_cause(traces[run.seed], [traces[seed] for seed in drawn], threshold, update_threshold)
         first = found.excursion
         named = {"layer": first.layer, "role": first.role, "metric": first.metric, "step": first.step} if first else {}
         right_role = first is not None and first.role == run.fault.role
         right_layer = first is not None and (run.fault.kind == RATE or first.layer == run.fault.layer)
         rows.append({
             "seed": run.seed, "half": ("chosen", "judged")[run.seed % 2], **asdict(condition), "threshold": threshold,
-            **asdict(run.fault), "named": first is not None,
+            "update_threshold": update_threshold, **asdict(run.fault), "named": first is not None,
             **{f"named_{name}": named.get(name) for name in ("layer", "role", "metric", "step")},
             "right_layer": right_layer, "right_role": right_role, "right": right_layer and right_role,
             "loss_step": found.loss_step, "lead": found.lead,
@@ -79,16 +80,28 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame([_row(rows if kind == ALL else rows[rows["kind"] == kind], kind) for kind in kinds])
 
 
-def choose(runs: Sequence[Run]) -> tuple[float, pd.DataFrame]:
-    """Return the threshold with the highest F1 of layer and role, of equals the highest, and each one's row."""
+def choose(runs: Sequence[Run]) -> tuple[float, float, pd.DataFrame]:
+    """Return the thresholds of tensors and of updates, and a row per pair that was tried.
+
+    Each has the highest F1 of layer and role, of equals the highest threshold; that of tensors is chosen without
+    updates, and then that of updates beside it.
+    """
     half = [run for run in runs if run.seed % 2 == 0]
-    rows = []
-    for threshold in THRESHOLDS:
-        found = table(named(half, CHOSEN_UNDER, threshold)).set_index("kind")
-        rows.append({"threshold": threshold, "false": found.loc[HEALTHY, "named"], **found.loc[ALL].to_dict()})
-    tried = pd.DataFrame(rows)
-    tried["f1"] = 2 * tried["precision"] * tried["recall"] / (tried["precision"] + tried["recall"])
-    return float(tried.loc[tried["f1"] >= tried["f1"].max() - 1e-12, "threshold"].max()), tried
+    tensors = pd.DataFrame([_tried(half, threshold, math.inf) for threshold in THRESHOLDS])
+    threshold = _best(tensors, "threshold")
+    updates = pd.DataFrame([_tried(half, threshold, update_threshold) for update_threshold in THRESHOLDS])
+    return threshold, _best(updates, "update_threshold"), pd.concat([tensors, updates], ignore_index=True)
+
+
+def _tried(half: Sequence[Run], threshold: float, update_threshold: float) -> dict[str, object]:
+    found = table(named(half, CHOSEN_UNDER, threshold, update_threshold)).set_index("kind")
+    row = {"threshold": threshold, "update_threshold": update_threshold, "false": found.loc[HEALTHY, "named"]}
+    row |= found.loc[ALL].to_dict()
+    return row | {"f1": 2 * row["precision"] * row["recall"] / (row["precision"] + row["recall"])}
+
+
+def _best(tried: pd.DataFrame, name: str) -> float:
+    return float(tried.loc[tried["f1"] >= tried["f1"].max() - 1e-12, name].max())
 
 
 def _row(rows: pd.DataFrame, kind: str) -> dict[str, object]:

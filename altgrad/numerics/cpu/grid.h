@@ -50,6 +50,21 @@ struct Grid {
   float smallest_normal() const { return spacing * static_cast<float>(1 << (23 - shift())); }
 };
 
+inline float absolute(float x) { return std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0x7fffffffu); }
+inline float power_of_two_below(float x) { return std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0x7f800000u); }
+
+// grid_spacing of rounding.py at |x|, up to the largest value.
+struct Spacing {
+  float max, lowest, per_binade;
+
+  explicit Spacing(const Grid& grid) : max(grid.max), lowest(grid.spacing), per_binade(grid.per_binade()) {}
+
+  float operator()(float x) const {
+    const float found = power_of_two_below(std::min(absolute(x), max)) * per_binade;
+    return found > lowest ? found : lowest;
+  }
+};
+
 // a * b + c, where a * b is exact: one rounding or two, as the machine has it, give the same.
 inline float exact_product_plus(float a, float b, float c) {
 #ifdef FP_FAST_FMAF

@@ -1,6 +1,6 @@
-// What `sums` adds up over a tensor, on CPU: each sum in one pass, where tensor operations take a dozen.
+// What `sums` and `update_sums` add up over tensors, on CPU: in one pass, where tensor operations take a dozen.
 //
-// sums.py has the same in tensor operations, which define it. Counts and the largest magnitude agree to the bit; sums
+// sums.py and update_sums.py have the same in tensor operations, which define it. Counts and the largest magnitude agree to the bit; sums
 // are of float64, in another order. That order is of the places of the elements alone, not of the number of threads.
 
 #include <torch/csrc/stable/library.h>
@@ -12,7 +12,10 @@
 #include <bit>
 #include <cstdint>
 #include <initializer_list>
+#include <numbers>
 #include <span>
+#include <stdexcept>
+#include <tuple>
 #include <vector>
 
 #include "definitions.h"
@@ -236,24 +239,88 @@ Tensor central_moments(Tensor x) {
   return packed_numbers(x, {moments});
 }
 
-// --- by binade ----------------------------------------------------------------------------------------------------
+// --- what a step did ----------------------------------------------------------------------------------------------
 
-Tensor sums_by_binade(Tensor values, Tensor at, int64_t lowest, int64_t highest) {
-  values = torch::stable::contiguous(values);
-  at = torch::stable::contiguous(at);
-  const int64_t n = at.numel(), size = highest - lowest + 1;
-  Tensor result = torch::stable::new_empty(at, {2, size}, ScalarType::Double);
-  double* count = static_cast<double*>(result.mutable_data_ptr());
-  double* total = count + size;
-  std::fill_n(count, 2 * size, 0.0);
-  const float* value = values.const_data_ptr<float>();
-  const float* place = at.const_data_ptr<float>();
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t exponent = static_cast<int64_t>(order(place[i]) >> 23) - 127;
-    const int64_t binade = std::clamp(exponent, lowest, highest) - lowest;
-    count[binade] += 1, total[binade] += value[i];
+constexpr int64_t kMostBinades = 32;
+constexpr size_t kGap = 4, kBinades = 5;  // places of the numbers: four counts, the gap, two by binade
+using Step = Found<kBinades + 2 * kMostBinades>;
+
+// A step's tensors at a place. Where there is one scale, it is read from a buffer that is full of it.
+struct Weights {
+  const float *old, *now, *wanted, *grad, *before, *after;
+  bool one_before, one_after;
+
+  Weights from(int64_t i) const {
+    return {old + i, now + i, wanted + i, grad + i, before + (one_before ? 0 : i), after + (one_after ? 0 : i),
+            one_before, one_after};
   }
-  return result;
+};
+
+struct Binades {
+  int64_t lowest, highest;
+  int64_t size() const { return highest - lowest + 1; }
+  int64_t of(float x) const {
+    return std::clamp(static_cast<int64_t>(order(x) >> 23) - 127, lowest, highest) - lowest;
+  }
+};
+
+template <class R>
+void add_chunk(Step& found, const Weights& w, int64_t n, const Spacing& spacing, float refinement, Binades binades,
+               const R& round) {
+  float held[kChunk], after[kChunk], moved[kChunk], gap[kChunk], rungs[kChunk], shifted[kChunk];
+  for (int64_t i = 0; i < n; ++i) held[i] = round(w.old[i] * w.before[i]);
+  for (int64_t i = 0; i < n; ++i) after[i] = round(w.now[i] * w.after[i]);
+  for (int64_t i = 0; i < n; ++i) moved[i] = after[i] / w.after[i] - held[i] / w.before[i];
+  for (int64_t i = 0; i < n; ++i) {
+    const float ulp = spacing(w.old[i] * w.before[i]) * refinement / w.before[i];
+    gap[i] = absolute((w.wanted[i] - w.old[i]) - moved[i]) / ulp;
+    rungs[i] = absolute(w.now[i] - w.old[i]) / ulp;
+  }
+  for (int64_t i = 0; i < n; ++i) {  // by the power of two nearest to the ratio of the scales
+    shifted[i] = held[i] * power_of_two_below(w.after[i] / w.before[i] * std::numbers::sqrt2_v<float>);
+  }
+  uint32_t wanted = 0, stalled = 0, flips = 0, descending = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const int meant = w.wanted[i] != w.old[i], flipped = shifted[i] != after[i];
+    const int down = ((w.grad[i] > 0) & (moved[i] < 0)) | ((w.grad[i] < 0) & (moved[i] > 0));
+    wanted += meant, stalled += meant & (flipped ^ 1), flips += flipped, descending += flipped & down;
+  }
+  found[0] += wanted, found[1] += stalled, found[2] += flips, found[3] += descending;
+  found[kGap] += sum(n, [&](int64_t i) { return static_cast<double>(gap[i]); });
+  double* counts = found.data() + kBinades;
+  double* totals = counts + binades.size();
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t place = binades.of(w.old[i]);
+    counts[place] += 1, totals[place] += rungs[i];
+  }
+}
+
+Tensor update_sums(Tensor old, Tensor now, Tensor wanted, Tensor grad, Tensor before, Tensor after, Tensor constants,
+                   int64_t refinement, int64_t lowest, int64_t highest) {
+  const Binades binades{lowest, highest};
+  if (binades.size() > kMostBinades) throw std::runtime_error("update_sums: too many binades");
+  for (Tensor* t : {&old, &now, &wanted, &grad, &before, &after}) *t = torch::stable::contiguous(*t);
+  const auto data = [](const Tensor& t) { return t.const_data_ptr<float>(); };
+  const bool one_before = before.numel() == 1, one_after = after.numel() == 1;
+  float first[kChunk], second[kChunk];
+  if (one_before) std::fill_n(first, kChunk, *data(before));
+  if (one_after) std::fill_n(second, kChunk, *data(after));
+  const Weights all{data(old), data(now), data(wanted), data(grad), one_before ? first : data(before),
+                    one_after ? second : data(after), one_before, one_after};
+  const Grid grid(constants);
+  const Spacing spacing(grid);
+  const auto by = [&](const auto& round) {
+    return joined<std::tuple_size_v<Step>, false>(old.numel(), kSpan, [&](int64_t begin, int64_t end) {
+      Step found{};
+      for (int64_t i = begin; i < end; i += kChunk) {
+        const int64_t count = std::min(kChunk, end - i);
+        add_chunk(found, all.from(i), count, spacing, static_cast<float>(refinement), binades, round);
+      }
+      return found;
+    });
+  };
+  const Step found = grid.root == 0 ? by(Rounder<false>(grid)) : by(Rounder<true>(grid));
+  return packed_numbers(old, {std::span(found).first(kBinades + 2 * binades.size())});
 }
 
 }  // namespace
@@ -264,5 +331,5 @@ STABLE_TORCH_LIBRARY_IMPL(altgrad, CPU, m) {
   m.impl("rounding_sums", TORCH_BOX(&altgrad::rounding_sums));
   m.impl("one_scale_sums", TORCH_BOX(&altgrad::one_scale_sums));
   m.impl("central_moments", TORCH_BOX(&altgrad::central_moments));
-  m.impl("sums_by_binade", TORCH_BOX(&altgrad::sums_by_binade));
+  m.impl("update_sums", TORCH_BOX(&altgrad::update_sums));
 }

@@ -1,4 +1,4 @@
-"""The operators of `sums`, which are loops for a CPU alone: `sums.cpp`."""
+"""The operators of `sums` and `update_sums`, which are loops for a CPU alone: `sums.cpp`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ SCHEMAS = {
     "rounding_sums": "(Tensor x, Tensor constants, Tensor scale) -> Tensor",
     "one_scale_sums": "(Tensor x, Tensor constants, Tensor remembered, int rule) -> Tensor",
     "central_moments": "(Tensor x) -> Tensor",
-    "sums_by_binade": "(Tensor values, Tensor at, int lowest, int highest) -> Tensor",
+    "update_sums": (
+        "(Tensor old, Tensor now, Tensor wanted, Tensor grad, Tensor before, Tensor after, Tensor constants, "
+        "int refinement, int lowest, int highest) -> Tensor"
+    ),
 }
 for _name, _schema in SCHEMAS.items():
     torch.library.define(f"altgrad::{_name}", _schema)

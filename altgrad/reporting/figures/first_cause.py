@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from altgrad.metrics import METRICS
 from altgrad.reporting.causes import Case, tensor
 from altgrad.reporting.figures.style import panels
-from altgrad.reporting.first_cause import THRESHOLD, Bands, from_binades, loss_bands, tensor_bands
+from altgrad.reporting.first_cause import LOSS_THRESHOLD, Bands, from_binades, loss_bands, tensor_bands, threshold_of
 
 RUN, BAND, PEER = "#D55E00", "#0072B2", "#999999"
 
@@ -25,11 +25,12 @@ def first_cause_figure(found: Case) -> Figure:
     if curve:
         bands = tensor_bands(found.run, found.peers) if found.found.peers else None
         series = [_of(trace.tensors, (first.layer, first.role, first.metric)) for trace in (found.run, *found.peers)]
-        _draw(axes[0, 0], first.metric, series, bands, (first.layer, first.role, first.metric))
+        reach = threshold_of(first.role)
+        _draw(axes[0, 0], first.metric, series, bands, (first.layer, first.role, first.metric), reach)
         axes[0, 0].set(title=tensor(first), ylabel=METRICS[first.metric].unit)
     bands = loss_bands(found.run, found.peers) if found.found.peers else None
     series = [_of(trace.losses, "train_loss") for trace in (found.run, *found.peers)]
-    _draw(axes[-1, 0], "train_loss", series, bands, "train_loss")
+    _draw(axes[-1, 0], "train_loss", series, bands, "train_loss", LOSS_THRESHOLD)
     axes[-1, 0].set(title="training loss", ylabel="nats per token", xlabel="optimizer step")
     for axis in axes[:, 0]:
         if first is not None:
@@ -52,10 +53,10 @@ def _of(table: object, key: object) -> tuple[np.ndarray, np.ndarray]:
 Series = list[tuple[np.ndarray, np.ndarray]]
 
 
-def _draw(axis: Axes, metric: str, series: Series, bands: Bands | None, key: object) -> None:
+def _draw(axis: Axes, metric: str, series: Series, bands: Bands | None, key: object, reach: float) -> None:
     if bands is not None:
         row = bands.values.index.get_loc(key)
-        middle, spread = bands.middle[row], THRESHOLD * bands.spread[row]
+        middle, spread = bands.middle[row], reach * bands.spread[row]
         known, steps = np.isfinite(middle), bands.values.columns.to_numpy(dtype="float64")
         low, high = (from_binades(metric, middle + side * spread)[known] for side in (-1, 1))
         axis.fill_between(steps[known], *sorted((low, high), key=np.sum), color=BAND, alpha=0.15, label="band")
@@ -64,5 +65,5 @@ def _draw(axis: Axes, metric: str, series: Series, bands: Bands | None, key: obj
     steps, values = series[0]
     axis.plot(steps, from_binades(metric, values), color=RUN, marker="o", label="this run")
     shown = [from_binades(metric, values) for _, values in series if len(values)]
-    if metric in METRICS and METRICS[metric].unit in ("1", "rungs") and shown and min(map(np.min, shown)) > 0:
+    if metric in METRICS and METRICS[metric].unit in ("1", "ratio", "rungs") and shown and min(map(np.min, shown)) > 0:
         axis.set_yscale("log")

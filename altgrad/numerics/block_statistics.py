@@ -1,0 +1,65 @@
+"""What scales per block do to a tensor: blocks that saturate, that are empty, and scales at the end of their range."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from altgrad.numerics.constants import SPACING, TARGET, TWO_LEVEL, scale_constants
+from altgrad.numerics.rounding import overflows
+from altgrad.numerics.scaling import HIGHEST, LOWEST, amax, scale_by_rule, scale_rule
+from altgrad.numerics.two_level import element_scale, two_level_scales
+
+OUTER = 0.01  # of the blocks, at either end, that a spread leaves out
+
+
+class BlockStatistics(NamedTuple):
+    """Shares of a tensor's blocks: with an element beyond the format's largest value (``saturated``), of zeros alone
+    (``empty``), and of those that are not empty, whose scale is at its limit (``at_limit``).
+
+    ``spread``: from p1 to p99 of log2 of the scales of blocks that are not empty, in binades; 0 without any.
+    """
+
+    saturated: float
+    empty: float
+    at_limit: float
+    spread: float
+
+
+def block_statistics(
+    x: Tensor, constants: Tensor, *, block: int, scale_format: str = "E8M0", scale_rounding: str = "down"
+) -> BlockStatistics:
+    """Return the `BlockStatistics` of ``x`` (n, k), float, with blocks along its rows; what is not finite counts as 0.
+
+    The limits of a scale in E8M0 are 2^-126 and 2^127; of one in a format under a scale of the tensor, the format's
+    smallest positive value: its largest is that of the largest block, always. The other arguments are those of
+    `quantize_operands`.
+    """
+    rule = scale_rule(scale_format, scale_rounding, "block")
+    largest = amax(torch.where(x.isfinite(), x, 0), "block", block=block, dim=1)
+    if rule == TWO_LEVEL:
+        whole, scales = two_level_scales(largest, constants)
+        scale = element_scale(whole, scales)
+        at_limit = scales == scale_constants(constants)[SPACING]
+    else:
+        scale = scale_by_rule(largest, constants[TARGET].double(), rule)
+        at_limit = (scale == LOWEST) | (scale == HIGHEST)
+    filled, count = largest > 0, largest.numel()
+    present = int(filled.sum())
+    if not present:
+        return BlockStatistics(0.0, 1.0 if count else 0.0, 0.0, 0.0)
+    return BlockStatistics(
+        saturated=overflows(largest.float() * scale, constants).sum().item() / count,
+        empty=(count - present) / count,
+        at_limit=(at_limit & filled).sum().item() / present,
+        spread=_spread(scale[filled].log2()),
+    )
+
+
+def _spread(values: Tensor) -> float:
+    """The distance of the values that leave out `OUTER` of all at either end: order statistics, none in between."""
+    n = len(values)
+    outside = int(OUTER * n)
+    return (values.kthvalue(n - outside).values - values.kthvalue(1 + outside).values).item()
