@@ -14,23 +14,31 @@ import numpy as np
 import pandas as pd
 from scipy.stats import rankdata
 
+from altgrad.metrics import METRICS
+from altgrad.metrics.metric import ROLES
 from altgrad.reporting import roles
 from altgrad.reporting.claims import Claim
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Block, Bullets, Text
 from altgrad.reporting.explain import MEASURES, correlations, explanation
+from altgrad.reporting.figures.select import per_layer
 from altgrad.reporting.load import Study
 from altgrad.reporting.nearness import Nearness, nearness
 from altgrad.reporting.paired import with_interval
 from altgrad.reporting.wording import interval, joined, number, p_value, plural, signed
 
+RATIO, STALLS = "gradient_to_noise", METRICS["gradient_to_noise"].limit
+SOURCES = {f"noise_from_{role}": words for role, words in ROLES.items()}
 FEWEST = 4  # formats: below that even a perfect order is one that chance makes
 MOST_EXACT = 8  # formats: above that the orders are too many to count
 
 
 def why(study: Study, comparison: Comparison) -> list[Block]:
     """Return a lead and a line per explanation; nothing where there is none to tell of."""
-    items = [*_gain(study, comparison), *_loss(nearness(study, comparison)), *_precision(study, comparison)]
+    items = [
+        *_gain(study, comparison), *_loss(nearness(study, comparison)), *_noise(study, comparison),
+        *_precision(study, comparison),
+    ]  # fmt: skip
     return [Text("**Why**, explanation by explanation; each interval is of one difference by itself:"),
             Bullets(items)] if items else []  # fmt: skip
 
@@ -122,6 +130,31 @@ def _loss(found: list[Nearness]) -> list[str]:
     else:
         verdict = "is not the format's, as far as this shows"
     return [f"The geometry of the loss {verdict}: {what}{apart}{beside}."]
+
+
+# --- the gradient's noise --------------------------------------------------------------------------
+
+
+def _noise(study: Study, comparison: Comparison) -> list[str]:
+    """Say how far the gradient is above its quantization noise, and which tensors that comes from."""
+    rows = per_layer(study.summary, study, comparison)
+    means = rows[rows["metric"].isin([RATIO, *SOURCES])].groupby(["format", "metric"])["value"].mean().unstack()
+    if RATIO not in means:
+        return []
+    means = means.reindex(columns=[RATIO, *SOURCES]).dropna(subset=RATIO)
+    entries = [entry for entry in study.formats if entry in means.index]
+    shown = []
+    for entry in entries:
+        most = means.loc[entry, list(SOURCES)].astype(float).idxmax()
+        source = f"from {SOURCES[most]} {number(100 * means.loc[entry, most], 0)} %"
+        shown.append(f"{entry} {number(means.loc[entry, RATIO], 1)} ({source})")
+    low = [entry for entry in entries if STALLS.crossed("", means.loc[entry, RATIO])]
+    text = (
+        "Size of the gradient over its quantization noise, mean over layers, and where most of that comes from: "
+        f"{', '.join(shown)}. Below √3, where Chmiel et al. 2025 (arXiv 2505.19115) find that training stalls: "
+        f"{joined(low) or 'none'}."
+    )
+    return [text]
 
 
 # --- precision ------------------------------------------------------------------------------------

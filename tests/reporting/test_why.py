@@ -113,3 +113,19 @@ def test_the_chance_of_an_order_is_counted_out() -> None:
 
     reached = [rho(order) >= rho(tuple(y)) - 1e-12 for order in itertools.permutations(y)]
     assert permutation_p(x, y) == pytest.approx(np.mean(reached))
+
+
+@pytest.mark.parametrize(("ratio", "below"), [(6.0, "none"), (1.5, "E3M4")])
+def test_the_gradient_over_its_noise_is_told_with_its_main_source_and_the_line(ratio: float, below: str) -> None:
+    study = made({})
+    random = np.random.default_rng(3)
+    values = {"gradient_to_noise": ratio, "noise_from_weight": 0.7, "noise_from_input": 0.1, "noise_from_grad": 0.2}
+    rows = [
+        [*(cell[name] for name in IDENTITY), metric, value + 0.001 * random.standard_normal()]
+        for cell in study.cells.reset_index().to_dict("records")
+        if cell["format"] == "E3M4" and cell["optimizer"] == "adamw"
+        for metric, value in values.items()
+    ]
+    study.__dict__["summary"] = pd.DataFrame(rows, columns=[*IDENTITY, "metric", "value"])
+    (line,) = lines(study)
+    assert f"E3M4 {ratio:.1f} (from weights 70 %)" in line and line.endswith(f"stalls: {below}.")
