@@ -24,9 +24,10 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "matrix": hypotheses.matrix, "low-bits": hypotheses.own_parts, "profile": hypotheses.profile,
     "controls": hypotheses.controls, "masterless": hypotheses.masterless,
     "gate-formats": gates.gate_formats, "gate-formats-blocks": gates.gate_formats,
-    "what-if": gates.what_if,
+    "what-if": gates.what_if, "no-significand": gates.no_significand,
     "length-800": hypotheses.length, "length-3200": hypotheses.length, "corpus": hypotheses.corpus,
 }  # fmt: skip
+BY_RATE = ("profile", "no-significand")  # parts that judge learning rates, and so need each one's losses
 
 
 def decide(folder: Path) -> str:
@@ -39,7 +40,7 @@ def decide(folder: Path) -> str:
     arms = read_yaml(folder / "params.yaml")["optimizers"]
     results = pd.read_csv(folder / "results.csv")
     plain = next(name for name in dict.fromkeys(results["optimizer"]) if not arms[name].get("stiffness"))
-    index = ["format", "optimizer", "seed"] + ["lr_scale"] * (folder.name == "profile")
+    index = ["format", "optimizer", "seed"] + ["lr_scale"] * (folder.name in BY_RATE)
     blocks = PARTS[folder.name](results.set_index(index)["val_loss"], plain, folder)
     question = "What the tests say that were written down before this part was trained (../HYPOTHESES.md)"
     document = Document(f"Decision: {folder.name}", question, blocks[:-1], [Section("The numbers", "", blocks[-1:])])

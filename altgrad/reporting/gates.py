@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+from scipy.stats import binomtest
 
+from altgrad.config.files import read_yaml
 from altgrad.reporting.document import Block, Column, Table, Text
 from altgrad.reporting.hypotheses import LEVEL, names
 from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.paired import two_sided, with_interval
 from altgrad.reporting.tables import words
-from altgrad.reporting.wording import p_value, signed
+from altgrad.reporting.wording import number, p_value, signed
 
 # Sun et al. 2025 (arXiv 2501.02423), table of optimal splits, and the order of 8-bit splits that their law gives.
 LAW_BEST = {3: "E1M1", 4: "E2M1", 5: "E2M2"}
+WITHOUT, FORETOLD = "E7M0", 0.9  # the format without a significand, and the share of its runs that was to fail
 LAW_ORDER = ("E4M3", "E3M4", "E5M2", "E2M5", "E6M1", "E1M6", "E7M0", "E0M7")
 
 
@@ -78,6 +82,60 @@ def what_if(losses: pd.Series, plain: str, _: Path) -> list[Block]:
         "seeds, each by itself; p by Holm over the formats of a width."
     )
     return [*map(Text, said), Table(columns, rows, note)]
+
+
+def no_significand(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
+    """How many runs of each format fail, by arm and learning rate; ``losses`` also by rate, of completed runs alone."""
+    params = read_yaml(folder / "params.yaml")
+    grid, untrained = params["grid"], math.log(params["tokenizer"]["vocab_size"])
+    rates, seeds = sorted(grid["lr_scales"]), len(grid["seeds"])
+    rows, failed, collapse = [], dict.fromkeys(grid["formats"], 0), {}
+    for arm in grid["optimizers"]:
+        best = losses.xs((grid["baseline"], arm), level=("format", "optimizer")).groupby("lr_scale").mean().min()
+        limit = (untrained + best) / 2
+        for entry in grid["formats"]:
+            own = losses[(losses.index.get_level_values("format") == entry)
+                         & (losses.index.get_level_values("optimizer") == arm)]  # fmt: skip
+            by_rate = {rate: own[own.index.get_level_values("lr_scale") == rate] for rate in rates}
+            fails = {rate: seeds - int((found <= limit).sum()) for rate, found in by_rate.items()}
+            failed[entry] += sum(fails.values())
+            collapse[arm, entry] = next((rate for rate in rates if 2 * fails[rate] > seeds), None)
+            cells = [
+                f"{number(found.mean(), 3)} ({fails[rate]} of {seeds})" if len(found) else f"– ({seeds} of {seeds})"
+                for rate, found in by_rate.items()
+            ]
+            rows.append([f"**{entry}**", f"`{arm}`", *cells])
+    total = seeds * len(rates) * len(grid["optimizers"])
+    shares = ", ".join(
+        f"{entry} {count} of {total} [{number(100 * low, 0)} %, {number(100 * high, 0)} %]"
+        for entry, count in failed.items()
+        for low, high in [_wilson(count, total)]
+    )
+    low, high = _wilson(failed[WITHOUT], total)
+    verdict = "holds" if low > FORETOLD else "fails" if high < FORETOLD else "is left open"
+    said = [
+        f"**E1.** Runs that fail: {shares}. That more than {100 * FORETOLD:.0f} % of {WITHOUT}'s do {verdict}.",
+        "**E2.** The lowest rate at which most fail: " + "; ".join(
+            f"`{arm}` " + ", ".join(f"{entry} {_rate(collapse[arm, entry])}" for entry in grid["formats"])
+            for arm in grid["optimizers"]
+        ) + ".",
+    ]  # fmt: skip
+    columns = [words("format"), words("arm"), *(Column(f"{rate:g} times the rate") for rate in rates)]
+    note = (
+        "Mean final validation loss of the runs that completed, nats per token, and how many fail: diverge, or end "
+        f"above the middle between ln {params['tokenizer']['vocab_size']} and {grid['baseline']}'s best."
+    )
+    return [*map(Text, said), Table(columns, rows, note)]
+
+
+def _wilson(count: int, total: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share (Journal of the American Statistical Association 22, 1927)."""
+    found = binomtest(count, total).proportion_ci(confidence_level=1 - LEVEL, method="wilson")
+    return found.low, found.high
+
+
+def _rate(scale: float | None) -> str:
+    return "none" if scale is None else f"{scale:g} times"
 
 
 def _width(name: str) -> int | None:

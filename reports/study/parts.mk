@@ -127,6 +127,10 @@ STUDY_what-if := $(JUDGED) grid.seeds=[30,31,32,33,34,35] grid.optimizers=[adamw
 	$(call recipe,what_if4,E2M1,E3M0,E2M1,blocks.*.attn.out blocks.*.mlp.down,E3M0) \
 	grid.formats=[E1M6,E2M5,E3M4,E4M3,what_if8,E1M2,E2M1,E3M0,what_if4]
 
+# Formats of few and of no significand bits at rates up to far too high ones, with masters and without.
+STUDY_no-significand := $(NOW) grid.seeds=[30,31,32] grid.lr_scales=[0.25,1,4,16,64] grid.baseline=E4M3 \
+	grid.formats=[E4M3,E5M2,E6M1,E7M0] grid.optimizers=[adamw,adamw_sr]
+
 # --- the first study: 300 steps, embeddings and norms at 0.012, which was too low --------------------------------
 MASTER := adamw stiff_update stiff_grad riemann stiff_permuted stiff_matched
 ON_GRID := adamw_sr stiff_update_sr rung
@@ -162,4 +166,4 @@ PARTS := master on-grid again wider lower rung-again virtual virtual-grid tuning
 	matrix profile tuning-low-bits low-bits \
 	tuning-controls controls tuning-masterless masterless gate-formats gate-formats-blocks \
 	tuning-800 length-800 tuning-3200 length-3200 tuning-corpus corpus \
-	tuning-plain-arms what-if
+	tuning-plain-arms what-if no-significand

@@ -149,6 +149,30 @@ def test_with_other_texts_the_formats_own_part_is_tested_too(own, verdict, tmp_p
     assert f", {verdict}." in text[text.index("**C2.**") :]
 
 
+@pytest.mark.parametrize(
+    ("works_up_to", "verdict"), [(0, "holds"), (4, "fails"), (0.3, "is left open")], ids=["none", "most", "four"]
+)
+def test_runs_fail_that_diverge_or_stay_near_the_untrained_loss(works_up_to, verdict, tmp_path):
+    """E4M3 works at three of four rates, and diverges at the fourth; E7M0 stays at the untrained loss beyond one."""
+    rates, seeds, arms = [0.25, 1, 4, 16], range(10), {"adamw": PLAIN, "adamw_sr": PLAIN}
+    rows = [
+        (fmt, arm, seed, rate, 3.0 if rate <= limit and (limit != 0.3 or (arm == "adamw" and seed < 4)) else 6.9)
+        for (fmt, limit), arm, rate, seed in itertools.product((("E4M3", 4), ("E7M0", works_up_to)), arms, rates, seeds)
+        if not (fmt == "E4M3" and rate == 16)
+    ]
+    folder = study(tmp_path / "no-significand", rows, arms)
+    grid = {"formats": ["E4M3", "E7M0"], "optimizers": list(arms), "seeds": list(seeds), "lr_scales": rates}
+    with open(folder / "params.yaml", "a") as file:
+        file.write(f"grid: {grid | {'baseline': 'E4M3'}}\ntokenizer: {{vocab_size: 1024}}\n")
+    text = decide(folder)
+    failed = {0: 80, 4: 20, 0.3: 76}[works_up_to]
+    low, high = stats.binomtest(failed, 80).proportion_ci(method="wilson")
+    assert f"E4M3 20 of 80 [17 %, 35 %], E7M0 {failed} of 80 [{100 * low:.0f} %, {100 * high:.0f} %]" in text
+    assert f"more than 90 % of E7M0's do {verdict}." in text
+    first = {0: "0.25 times", 4: "16 times", 0.3: "0.25 times"}[works_up_to]
+    assert f"`adamw` E4M3 16 times, E7M0 {first}" in text
+
+
 def test_the_order_of_formats_is_held_against_the_laws(tmp_path):
     """At 4 bits a split beats the law's best, at 3 none does; of the 8-bit splits the first two change places."""
     level = {name: 0.01 * i for i, name in enumerate(LAW_ORDER)} | {"E4M3": 0.01, "E3M4": 0.0}
