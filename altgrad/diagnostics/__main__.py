@@ -5,6 +5,7 @@
     python -m altgrad.diagnostics ptq bf16-adamw-0-1         the loss of its weights quantized after training
     python -m altgrad.diagnostics predict adamw              which predictor has the order of the formats' costs
     python -m altgrad.diagnostics exponent-gate              SQNR by split, as published
+    python -m altgrad.diagnostics early-warning              whether a run's first fifth tells that it will fail
 
 It reads what the pipeline left in ``data/`` and trains nothing.
 """
@@ -167,12 +168,40 @@ def exponent_gate(arguments: list[str]) -> None:
     print(f"table: {settings.out}")
 
 
+def early_warning(arguments: list[str]) -> None:
+    """Say whether the first fifth of the grid's runs tells which will fail, each format judged by all others."""
+    parser = ArgumentParser("python -m altgrad.diagnostics early-warning", description=early_warning.__doc__)
+    parser.add_argument("--data", type=Path, default=Path("data"), help="what the pipeline left (default %(default)s)")
+    parser.add_argument("--out", type=Path, help="CSV file to write the counts to")
+    settings = parser.parse_args(arguments)
+    import pandas as pd
+
+    from altgrad.reporting.early_warning import examples, judge, sentences
+    from altgrad.reporting.load import load_study
+
+    data = settings.data
+    verdict = judge(examples(load_study(data / "grid", data / "tokens", data / "runs", data / "diag")))
+    if verdict is None:
+        raise UserError(
+            f"{data}: an early warning is judged on runs of two formats and more, of which some fail and some do not; "
+            "train at rates that are too high too, as `make study PART=no-significand` does"
+        )
+    print("\n".join(sentences(verdict)))
+    if settings.out:
+        settings.out.parent.mkdir(parents=True, exist_ok=True)
+        rows = [("score", *verdict.score), ("loss alone", *verdict.trivial)]
+        table = pd.DataFrame(rows, columns=["rule", *verdict.score._fields])
+        table.to_csv(settings.out, index=False, lineterminator="\n")
+        print(f"table: {settings.out}")
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "explain": explain,
     "what-if": what_if,
     "ptq": ptq,
     "predict": predict,
     "exponent-gate": exponent_gate,
+    "early-warning": early_warning,
 }
 
 
