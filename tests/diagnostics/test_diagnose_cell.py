@@ -22,7 +22,7 @@ from altgrad.formats import get_format
 from altgrad.numerics import compute_scale
 
 LAYERS = ("blocks.0.attn.qkv", "blocks.0.mlp.down", "blocks.2.mlp.up", "blocks.10.mlp.up", "head")
-MODEL = {"fisher", "curvature", "model_curvature"}  # what needs the model itself, which these runs are none of
+MODEL = {"fisher", "curvature", "model_curvature", "noise"}  # what needs the model itself, which these runs are none of
 OF_FILES = [analysis for analysis in ANALYSES if not MODEL & set(analysis.needs)]
 SUMMARIZED = {analysis.name for analysis in OF_FILES if analysis.metric.summary}
 RunOf = Callable[..., Any]

@@ -6,17 +6,12 @@ gradient rounded by hand.
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
 
 from altgrad.config.recipe import ROLES
-from altgrad.diagnostics.gradient_noise import ANALYSES
-from altgrad.diagnostics.noise_sources import GradientNoise, noises, only
-from altgrad.diagnostics.view import LayerView
-from altgrad.metrics import METRICS
+from altgrad.diagnostics.noise_sources import noises, only
 from altgrad.model import GPT, GPTConfig, Recipe, linear_layers
 from altgrad.numerics import compute_scale, quantize
 
@@ -87,16 +82,3 @@ def test_a_finer_format_has_less_of_it_by_the_square_of_its_spacing() -> None:
     )
     for name, noise in coarse.items():
         assert 16**2 / 4 < noise.together / fine[name].together < 16**2 * 4
-
-
-def test_the_metrics_of_a_noise_made_by_hand() -> None:
-    view = LayerView("l", 0, noise=GradientNoise(9.0, {"weight": 1.0, "grad": 2.0}, 4.0))
-    values = {analysis.name: analysis.compute(view) for analysis in ANALYSES}
-    assert values == {
-        "gradient_to_noise": 1.5, "noise_from_weight": 1 / 3, "noise_from_input": 0.0, "noise_from_grad": 2 / 3,
-        "noise_additivity": 4 / 3,
-    }  # fmt: skip
-    assert METRICS["gradient_to_noise"].limit.crossed("l", 1.5)
-    assert not METRICS["gradient_to_noise"].limit.crossed("l", math.sqrt(3) + 1e-9)
-    silent = LayerView("l", 0, noise=GradientNoise(9.0, {}, 0.0))
-    assert {analysis.compute(silent) for analysis in ANALYSES} == {None}

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from altgrad.diagnostics import ANALYSES, Histogram, LayerView
+from altgrad.diagnostics.noise_sources import GradientNoise
 from altgrad.diagnostics.view import Grid
 from altgrad.formats import get_format
 from tests.diagnostics.test_geometry import CASES as CASES_OF_GEOMETRY
@@ -47,6 +48,10 @@ def with_gradients(quantized: list[float], plain: list[float]) -> LayerView:
     return LayerView("layer", 10, grad_quantized=torch.tensor([quantized]), grad_float=torch.tensor([plain]))
 
 
+def noisy(causes: dict[str, float], together: float) -> LayerView:
+    return LayerView("layer", 10, noise=GradientNoise(9.0, causes, together))
+
+
 NUMBERS = [
     ("code_used_frac", view(), 6 / 15),
     ("code_entropy", view(), 5 * 3 / 8 + 3 / 8 * math.log2(8 / 3)),
@@ -59,6 +64,14 @@ NUMBERS = [
     ("boundary_frac", view(torch.tensor([[4.0, -4.0, 1.0, 0.0]]), "E7M0"), 2 / 4),  # at the cap of the scale, 2^16
     ("underflow_frac", view(), 2 / 7),
     ("underflow_frac", view(torch.zeros(2, 2)), 0.0),
+    ("gradient_to_noise", noisy({"weight": 1.0, "grad": 2.0}, 4.0), 1.5),
+    ("gradient_to_noise", noisy({}, 0.0), None),
+    ("noise_from_weight", noisy({"weight": 1.0, "grad": 2.0}, 4.0), 1 / 3),
+    ("noise_from_input", noisy({"weight": 1.0, "grad": 2.0}, 4.0), 0.0),
+    ("noise_from_grad", noisy({"weight": 1.0, "grad": 2.0}, 4.0), 2 / 3),
+    ("noise_from_grad", noisy({}, 0.0), None),
+    ("noise_additivity", noisy({"weight": 1.0, "grad": 2.0}, 4.0), 4 / 3),
+    ("noise_additivity", noisy({}, 0.0), None),
     ("stable_rank", view(RANK_TWO), (9 + 1) / 9),
     ("effective_rank", view(RANK_TWO), math.exp(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))),
     ("effective_rank", view(torch.zeros(2, 2)), None),

@@ -15,6 +15,7 @@ LEVELS = [
     ("underflow_frac", "blocks.0.mlp.up", 0.1, +1),
     ("boundary_frac", "blocks.0.mlp.up", 0.01, +1),
     ("grad_snr_db", "blocks.0.mlp.up", 10.0, -1),
+    ("gradient_to_noise", "blocks.0.mlp.up", 3**0.5, -1),
     ("effective_rank_kept", "blocks.0.mlp.up", 0.4, -1),
     ("effective_rank_kept", "blocks.0.attn.out", 0.5, -1),
     ("effective_rank_kept", "head", 0.5, -1),
