@@ -1,6 +1,6 @@
 """How large a layer's weight gradient is beside its quantization noise, and which tensors that noise comes from.
 
-Chmiel et al. 2025 (arXiv 2505.19115) find that training in a format stops being effective once the norm of the gradient
+Chmiel et al. 2025 (arXiv 2505.19115) find that quantized training becomes less effective once the norm of the gradient
 falls below about sqrt(3) times that of its quantization noise. They speak of the expected gradient; that of a batch,
 which is measured here, is larger by the noise of the batch, so that a ratio above the line is necessary and does not
 suffice.

@@ -100,7 +100,7 @@ ROWS = (
         "gradient_to_noise", "ratio",
         "‖g‖ / ‖ĝ − g‖ of a layer's weight gradient on `diagnose.noise_tokens` validation tokens with the final "
         "weights, in float32 but for the rounding of what ĝ quantizes. Below about √3, of the expected gradient, "
-        "training stops being effective (Chmiel et al. 2025, arXiv 2505.19115).",
+        "quantized training becomes less effective (Chmiel et al. 2025, arXiv 2505.19115).",
         offline="weight_grad", summary=mean, title="gradient over its noise",
         limit=Limit(above=False, value=math.sqrt(3)),
     ),

@@ -27,6 +27,7 @@ WHAT = {
     ("weight", "underflow_frac"): "weights rounded to zero (share)",
     ("weight", "effective_rank_kept"): "effective rank, share of the initial",
     ("weight_grad", "grad_snr_db"): "gradient SNR (dB)",
+    ("weight_grad", "gradient_to_noise"): "gradient over its quantization noise (ratio)",
     ("", "clipped_frac"): "steps with clipped gradient (share)",
     ("", "gradient_ratio"): "gradient norm of the first layer against the last (ratio)",
     ("", "val_gap"): "validation loss above the baseline's (%)",

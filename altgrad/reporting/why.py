@@ -27,7 +27,7 @@ from altgrad.reporting.nearness import Nearness, nearness
 from altgrad.reporting.paired import with_interval
 from altgrad.reporting.wording import interval, joined, number, p_value, plural, signed
 
-RATIO, STALLS = "gradient_to_noise", METRICS["gradient_to_noise"].limit
+RATIO, LEAST = "gradient_to_noise", METRICS["gradient_to_noise"].limit
 SOURCES = {f"noise_from_{role}": words for role, words in ROLES.items()}
 FEWEST = 4  # formats: below that even a perfect order is one that chance makes
 MOST_EXACT = 8  # formats: above that the orders are too many to count
@@ -148,11 +148,11 @@ def _noise(study: Study, comparison: Comparison) -> list[str]:
         most = means.loc[entry, list(SOURCES)].astype(float).idxmax()
         source = f"from {SOURCES[most]} {number(100 * means.loc[entry, most], 0)} %"
         shown.append(f"{entry} {number(means.loc[entry, RATIO], 1)} ({source})")
-    low = [entry for entry in entries if STALLS.crossed("", means.loc[entry, RATIO])]
+    low = [entry for entry in entries if LEAST.crossed("", means.loc[entry, RATIO])]
     text = (
         "Size of the gradient over its quantization noise, mean over layers, and where most of that comes from: "
-        f"{', '.join(shown)}. Below √3, where Chmiel et al. 2025 (arXiv 2505.19115) find that training stalls: "
-        f"{joined(low) or 'none'}."
+        f"{', '.join(shown)}. Below about √3, where quantized training becomes less effective (Chmiel et al. 2025, "
+        f"arXiv 2505.19115): {joined(low) or 'none'}."
     )
     return [text]
 

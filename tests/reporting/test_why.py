@@ -128,4 +128,4 @@ def test_the_gradient_over_its_noise_is_told_with_its_main_source_and_the_line(r
     ]
     study.__dict__["summary"] = pd.DataFrame(rows, columns=[*IDENTITY, "metric", "value"])
     (line,) = lines(study)
-    assert f"E3M4 {ratio:.1f} (from weights 70 %)" in line and line.endswith(f"stalls: {below}.")
+    assert f"E3M4 {ratio:.1f} (from weights 70 %)" in line and line.endswith(f"2505.19115): {below}.")
