@@ -3,7 +3,7 @@
 #   make test    the environment and the tests
 #   make lint    ruff's rules over all files, and mypy over what callers use
 #   make repro JOBS=4   four cells at a time instead of one for each core or GPU; SET='model=micro grid.seeds=[0,1,2]' changes params.yaml
-#   make study PART=matrix   a part of the evidence about the arms; leaves params.yaml changed: reports/study/README.md
+#   make study PART=matrix   a part of the evidence about the arms; params.yaml stays as it was: reports/study/README.md
 #   make tuning   what fixed the learning rates and the decay of the default grid: reports/study
 #   make simulate   how often the report's rules claim what is not there, minutes: reports/simulation.csv
 #   make planted   how often the first cause that is named is a planted fault, minutes: reports/first_cause
@@ -52,7 +52,7 @@ study: env
 study-part:
 	$(BEFORE_$(PART))
 	before=$$(mktemp) && cp params.yaml "$$before" && trap 'cat "$$before" > params.yaml; rm "$$before"' EXIT && trap 'exit 130' INT TERM && \
-	$(MAKE) repro KEEP=reports/study/$(PART) SET='$(STUDY_$(PART))'
+	$(MAKE) repro KEEP=reports/study/$(or $(KEPT_$(PART)),$(PART)) SET='$(STUDY_$(PART))'$(if $(AFTER_$(PART)), && $(AFTER_$(PART)))
 
 # What fixed the rates and the decay of the default grid, on seeds that it does not have.
 tuning: env

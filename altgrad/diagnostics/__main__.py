@@ -12,12 +12,13 @@ It reads what the pipeline left in ``data/`` and trains nothing.
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from pathlib import Path
 
 from altgrad.config import Cell, UserError, run_stage
 from altgrad.config.errors import did_you_mean
+from altgrad.formats import UnknownFormatError, get_format
 
 
 def main(arguments: list[str]) -> None:
@@ -80,44 +81,44 @@ def what_if(arguments: list[str]) -> None:
 
 
 def ptq(arguments: list[str]) -> None:
-    """Evaluate seeds of a trained cell in every 8-bit split, beside the grid's cells that were trained so."""
-    import numpy as np
+    """Evaluate seeds of a trained cell in other formats, beside the grid's cells that were trained so."""
     import pandas as pd
 
     from altgrad.diagnostics import ptq
     from altgrad.diagnostics.what_if import GRANULARITIES, SPLITS
-    from altgrad.reporting.paired import with_interval  # a command may look into all rooms
+    from altgrad.reporting.after_training import sentence, spreads  # a command may look into all rooms
+    from altgrad.reporting.wording import plural
 
     parser = _parser("ptq", "cell", "such as bf16-adamw-0-1; several seeds of it give intervals", nargs="+")
     parser.add_argument("--granularity", choices=list(GRANULARITIES), default="tensor")
+    parser.add_argument(
+        "--formats", nargs="+", type=_format_name, default=SPLITS, metavar="FORMAT", help="default: every 8-bit split"
+    )
+    parser.add_argument("--weights-only", action="store_true", help="leave the inputs of the layers as they are")
     parser.add_argument("--out", type=Path, help="CSV file to write the losses to")
     settings = parser.parse_args(arguments)
-    rows, found = [], []
+    rows = []
     for key in dict.fromkeys(settings.cell):
         cell, run = _finished(settings.data, key)
-        after = ptq.losses(cell, run, settings.data / "tokens", granularity=settings.granularity)
-        so = ptq.trained(settings.data, cell, SPLITS)
+        after = ptq.losses(
+            cell, run, settings.data / "tokens", settings.formats, settings.granularity,
+            weights_only=settings.weights_only,
+        )  # fmt: skip
+        so = ptq.trained(settings.data, cell, settings.formats)
         cost = {name: loss - after[ptq.UNQUANTIZED] for name, loss in after.items()}
         rows += [(key, name, after[name], cost[name], so.get(name)) for name in after]
-        found.append(ptq.spread(after, so))
     table = pd.DataFrame(rows, columns=["cell", "format", "after", "cost", "trained_so"])
     if settings.out:
         settings.out.parent.mkdir(parents=True, exist_ok=True)
         table.round(6).to_csv(settings.out, index=False, lineterminator="\n")
     mean = table.groupby("format", sort=False)[["after", "cost", "trained_so"]].mean()
-    print(f"Mean of {len(found)} cells, nats per token; `after` is quantized after training:")
+    print(f"Mean of {plural(table['cell'].nunique(), 'cell')}, nats per token; `after` is quantized after training:")
     print(mean.to_string(float_format="{:.4f}".format, na_rep="-"))
-    spreads = [one for one in found if one is not None]
-    if len(spreads) < len(found) or len({one.formats for one in spreads}) > 1:
+    spread = spreads(table)
+    if spread is None:
         print("No spread when trained so: not two finished formats of the arm, seed and rate, the same for every cell.")
-        return
-    after, so = (np.array([getattr(one, of) for one in spreads]) for of in ("after", "trained"))
-    if len(spreads) == 1:
-        said = f"{after[0]:.4f} after training, {so[0]:.4f} when trained so"
     else:
-        said = f"{with_interval(after)} after training, {with_interval(so)} when trained so"
-        said += f", difference {with_interval(after - so)}"
-    print(f"Spread over {', '.join(spreads[0].formats)}: {said}.")
+        print(sentence(spread))
 
 
 def predict(arguments: list[str]) -> None:
@@ -169,28 +170,32 @@ def exponent_gate(arguments: list[str]) -> None:
 
 
 def early_warning(arguments: list[str]) -> None:
-    """Say whether the first fifth of the grid's runs tells which will fail, each format judged by all others."""
+    """Say whether the first fifth of the grid's runs tells which will fail, judged on formats and rates unseen."""
     parser = ArgumentParser("python -m altgrad.diagnostics early-warning", description=early_warning.__doc__)
     parser.add_argument("--data", type=Path, default=Path("data"), help="what the pipeline left (default %(default)s)")
     parser.add_argument("--out", type=Path, help="CSV file to write the counts to")
     settings = parser.parse_args(arguments)
     import pandas as pd
 
-    from altgrad.reporting.early_warning import examples, judge, sentences
+    from altgrad.reporting.early_warning import sentences, verdicts
     from altgrad.reporting.load import load_study
 
     data = settings.data
-    verdict = judge(examples(load_study(data / "grid", data / "tokens", data / "runs", data / "diag")))
-    if verdict is None:
+    found = verdicts(load_study(data / "grid", data / "tokens", data / "runs", data / "diag"))
+    if not found:
         raise UserError(
             f"{data}: an early warning is judged on runs of two formats and more, of which some fail and some do not; "
             "train at rates that are too high too, as `make study PART=no-significand` does"
         )
-    print("\n".join(sentences(verdict)))
+    print("\n\n".join("\n".join(sentences(verdict)) for verdict in found))
     if settings.out:
         settings.out.parent.mkdir(parents=True, exist_ok=True)
-        rows = [("score", *verdict.score), ("loss alone", *verdict.trivial)]
-        table = pd.DataFrame(rows, columns=["rule", *verdict.score._fields])
+        rows = [
+            (" and ".join(verdict.unseen), name, *score)
+            for verdict in found
+            for name, score in (("score", verdict.score), ("loss alone", verdict.trivial))
+        ]
+        table = pd.DataFrame(rows, columns=["unseen", "rule", *found[0].score._fields])
         table.to_csv(settings.out, index=False, lineterminator="\n")
         print(f"table: {settings.out}")
 
@@ -210,6 +215,13 @@ def _parser(command: str, argument: str, meaning: str, **options: str) -> Argume
     parser.add_argument(argument, metavar=argument.upper(), help=meaning, **options)
     parser.add_argument("--data", type=Path, default=Path("data"), help="what the pipeline left (default %(default)s)")
     return parser
+
+
+def _format_name(name: str) -> str:
+    try:
+        return get_format(name).name
+    except UnknownFormatError as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def _finished(data: Path, key: str) -> tuple[Cell, Path]:

@@ -29,6 +29,12 @@ def noise_additivity(view: LayerView) -> float | None:
     return view.noise.together / alone if alone else None
 
 
+def noise_bias(view: LayerView) -> float | None:
+    """``None`` where there is no noise, and where one sequence was all there was."""
+    power = view.noise.bias + view.noise.scatter
+    return view.noise.bias / power if power > 0 else None
+
+
 def _share(role: str) -> Callable[[LayerView], float | None]:
     def compute(view: LayerView) -> float | None:
         alone = sum(view.noise.causes.values())
@@ -50,6 +56,17 @@ ANALYSES = (
             "Power of the gradient's quantization noise with all tensors quantized, over the sum of the powers with "
             "one kind alone: 1 where the three add up like independent errors.",
             offline="weight_grad", summary=mean, title="noise of all over the sum of each",
+        ),
+    ),
+    Analysis(
+        noise_bias,
+        ("noise",),
+        Metric(
+            "noise_bias", "share of noise power",
+            "Share of the gradient's quantization noise that every batch has, so that it does not average out over "
+            "steps: the squared norm of the noise's mean over batches, as a share of that plus the mean squared "
+            "distance from it of batches of training's size. Estimated from 16 parts of `diagnose.noise_tokens`.",
+            offline="weight_grad", summary=mean, title="share of the noise that is bias",
         ),
     ),
 )  # fmt: skip

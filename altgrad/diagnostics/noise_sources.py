@@ -4,10 +4,14 @@ The gradient of one batch at the final weights is taken five times, in float32 b
 quantized: with nothing quantized, with the weights, the inputs or the incoming gradients of all layers alone, and with
 all three. The differences from the first are the noise of each cause and of all together. Rounding to bfloat16 on the
 way, which an unquantized bf16 run has too, is in none of them.
+
+Noise that is the same in every batch is bias, and training follows it; what differs from batch to batch averages out
+over steps. The batch is cut into parts to tell them apart.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -21,16 +25,21 @@ from altgrad.diagnostics.rebuilt import plain_model
 from altgrad.model import GPT, QuantizedLinear, embedded_weights, linear_layers, quantize_model, unquantize_model
 from altgrad.model.from_cell import recipe_of
 
+PARTS = 16  # of the batch, to tell bias from scatter
+
 
 class GradientNoise(NamedTuple):
     """Squared Frobenius norms of a layer's weight gradient and of the noise in it.
 
-    ``causes`` has the noise of each role that is quantized, by itself; ``together`` is that of all at once.
+    ``causes`` has the noise of each role that is quantized, by itself; ``together`` is that of all at once. Of it,
+    ``bias`` is what batches have in common, ``scatter`` what those of training's size have not; NaN from one sequence.
     """
 
     signal: float
     causes: dict[str, float]
     together: float
+    bias: float = math.nan
+    scatter: float = math.nan
 
 
 def gradient_noises(cell: Cell, saved: Mapping[str, Tensor], tokens: Path, most: int) -> dict[str, GradientNoise]:
@@ -50,22 +59,53 @@ def gradient_noises(cell: Cell, saved: Mapping[str, Tensor], tokens: Path, most:
     roles = [role for role in ROLES if any(_quantized(layer, role) for layer in found)]
     if not roles or any(layer.torchao for layer in found):
         return {}
-    return noises(model, recipe, roles, saved, inputs, targets)
+    found = noises(model, recipe, roles, saved, inputs, targets)
+    sequences = cell.train.batch * cell.train.grad_accumulation
+    apart = bias_and_scatter(model, only(recipe, roles), saved, inputs, targets, sequences)
+    return {name: noise._replace(bias=apart[name][0], scatter=apart[name][1]) for name, noise in found.items()}
 
 
 def noises(
     model: GPT, recipe: Recipe, roles: Collection[str], saved: Mapping[str, Tensor], inputs: Tensor, targets: Tensor
 ) -> dict[str, GradientNoise]:
-    """Return what `gradient_noises` does of an unquantized ``model`` (n, length) on ``inputs`` and ``targets``."""
+    """Return the noise by cause of an unquantized ``model``'s gradients on ``inputs`` and ``targets`` (n, length)."""
     exact = _gradients(model, inputs, targets)
     by_cause = {role: _noise(model, only(recipe, [role]), saved, inputs, targets, exact) for role in roles}
     together = _noise(model, only(recipe, roles), saved, inputs, targets, exact)
+    powers = {role: {name: _squares(t) for name, t in found.items()} for role, found in by_cause.items()}
     return {
         name: GradientNoise(
-            _squares(grad), {role: by_cause[role][name] for role in roles if by_cause[role][name]}, together[name]
+            _squares(grad), {role: powers[role][name] for role in roles if powers[role][name]}, _squares(together[name])
         )
         for name, grad in exact.items()
     }
+
+
+def bias_and_scatter(
+    model: GPT, recipe: Recipe, saved: Mapping[str, Tensor], inputs: Tensor, targets: Tensor, sequences: int
+) -> dict[str, tuple[float, float]]:
+    """Return by layer the squared norm of the noise's mean over batches, and the mean squared distance from it.
+
+    The batch (n, length) is cut into `PARTS` or fewer, each quantized by itself; their noises are taken for independent
+    draws. With m their mean and s² the squared distance from it, over K - 1, the squared norm of the true mean is
+    estimated without bias by ||m||² - s² / K, and 0 where that is below. The distance is that of batches of
+    ``sequences``, as if it fell with their number. NaN where there are fewer than two sequences.
+    """
+    count = min(PARTS, len(inputs))
+    parts = zip(inputs.tensor_split(count), targets.tensor_split(count), strict=True)
+    total: dict[str, Tensor] = {}
+    squares: dict[str, float] = {}
+    for x, y in parts:
+        for name, noise in _noise(model, recipe, saved, x, y, _gradients(model, x, y)).items():
+            total[name] = total.get(name, 0) + noise
+            squares[name] = squares.get(name, 0.0) + _squares(noise)
+    found = {}
+    for name, t in total.items():
+        mean = _squares(t / count)
+        spread = max(squares[name] - count * mean, 0.0) / (count - 1) if count > 1 else math.nan
+        bias = max(mean - spread / count, 0.0) if count > 1 else math.nan
+        found[name] = bias, spread * (len(inputs) / count) / sequences
+    return found
 
 
 def only(recipe: Recipe, roles: Collection[str]) -> Recipe:
@@ -76,8 +116,8 @@ def only(recipe: Recipe, roles: Collection[str]) -> Recipe:
 
 def _noise(
     model: GPT, recipe: Recipe, saved: Mapping[str, Tensor], inputs: Tensor, targets: Tensor, exact: dict[str, Tensor]
-) -> dict[str, float]:
-    """Return the squared norm of the difference that quantizing as ``recipe`` says makes to each gradient."""
+) -> dict[str, Tensor]:
+    """Return the difference, float64, that quantizing as ``recipe`` says makes to each gradient."""
     quantize_model(model, recipe)
     for name, layer in linear_layers(model).items():
         for role, quantizer in layer.quantizers.items() if isinstance(layer, QuantizedLinear) else ():
@@ -86,7 +126,7 @@ def _noise(
                 quantizer.register_buffer("history", history.float())
     noisy = _gradients(model.eval(), inputs, targets)
     unquantize_model(model)
-    return {name: _squares(noisy[name].double() - grad.double()) for name, grad in exact.items()}
+    return {name: noisy[name].double() - grad.double() for name, grad in exact.items()}
 
 
 def _gradients(model: GPT, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:

@@ -1,15 +1,15 @@
 """Quantization after training: the validation loss of a trained cell's weights in every format.
 
 The model is that of `altgrad.model`, with weights and inputs of every linear layer in one format (a head by its weight
-only), and the validation sample is the run's own. Kuzmin et al. 2022 (arXiv:2208.09225) find that formats differ much
-after training, and little when trained so; `spread` puts the two side by side.
+only), or the weights alone, and the validation sample is the run's own. Kuzmin et al. 2022 (arXiv:2208.09225) find that
+formats differ much after training, and little when trained so; `altgrad.reporting.after_training` puts the two side by
+side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from altgrad.config import Cell, UserError
 from altgrad.config.cell import cell_key
 from altgrad.config.files import read_json
-from altgrad.config.recipe import Recipe
+from altgrad.config.recipe import Recipe, Rule, TensorRecipe
 from altgrad.data import TokenFile, validation_sample
 from altgrad.diagnostics.saved import SavedRun
 from altgrad.diagnostics.what_if import GRANULARITIES, SPLITS
@@ -29,7 +29,13 @@ UNQUANTIZED, AS_TRAINED = "none", "as trained"
 
 
 def losses(
-    cell: Cell, run_dir: Path, tokens: Path, formats: Sequence[str] = SPLITS, granularity: str = "tensor"
+    cell: Cell,
+    run_dir: Path,
+    tokens: Path,
+    formats: Sequence[str] = SPLITS,
+    granularity: str = "tensor",
+    *,
+    weights_only: bool = False,
 ) -> dict[str, float]:
     """Return the validation loss (nats per token) of a run's final weights `AS_TRAINED`, `UNQUANTIZED` and in formats.
 
@@ -42,7 +48,11 @@ def losses(
     sample = validation_sample(val, cell.train.eval_sequences, cell.model.context)
     recipes = {AS_TRAINED: recipe_of(cell), UNQUANTIZED: Recipe(rules=())}
     options = GRANULARITIES[granularity]
-    recipes |= {name: Recipe.uniform(name, grad=None, **options) for name in formats}
+    for name in formats:
+        if weights_only:
+            recipes[name] = Recipe(rules=(Rule(layers="*", weight=TensorRecipe(format=name, **options)),))
+        else:
+            recipes[name] = Recipe.uniform(name, grad=None, **options)
     return {name: _loss(cell, val.vocab_size, saved, recipe, sample) for name, recipe in recipes.items()}
 
 
@@ -76,19 +86,3 @@ def trained(data: Path, cell: Cell, formats: Sequence[str]) -> dict[str, float]:
         if loss is not None:
             found[name] = loss
     return found
-
-
-class Spread(NamedTuple):
-    """Largest minus smallest loss over the same formats (nats per token), after training and when trained so."""
-
-    formats: tuple[str, ...]
-    after: float
-    trained: float
-
-
-def spread(after: Mapping[str, float], so: Mapping[str, float]) -> Spread | None:
-    """Return the spread over the formats that both have, ``None`` for fewer than two."""
-    both = tuple(name for name in after if name in so)
-    if len(both) < 2:
-        return None
-    return Spread(both, *(max(of[n] for n in both) - min(of[n] for n in both) for of in (after, so)))

@@ -34,6 +34,7 @@ MEMBERS: dict[str, dict[str, tuple[str, ...] | None]] = {
         "changed": (), "remove_outs": (), "save_deps": (), "save": (), "commit": (),
     },
     "Dependency": {"hash_info": None, "fs_path": None, "_build": None},
+    "ParamsDependency": {"params": None, "read_params": ("flatten",)},
     "DvcFile": {"dump_stages": ("stages", "update_pipeline")},
 }  # fmt: skip
 
@@ -48,6 +49,7 @@ def changed_api(what: str) -> UserError:
 
 
 try:
+    from dvc.dependency import ParamsDependency
     from dvc.exceptions import DvcException, InvalidArgumentError
     from dvc.lock import LockError
     from dvc.repo import Repo
@@ -135,10 +137,11 @@ class Project:
         check_members(repo.stage_cache, "StageCache")
         self._repo = repo
         self._built: dict[tuple[str, bool], Any] = {}
+        self._read: dict[tuple[str, tuple[str, ...], bool], dict[str, Any]] = {}
 
     @cached_property
     def _stages(self) -> list[Stage]:
-        """All stages. What several of them depend on, as all cells do on the code, is hashed once while this lives.
+        """All stages. What several of them depend on, as all cells do on the code and on params.yaml, is read once.
 
         DVC would do it for each of them anew, and several times: three quarters of what it takes to look at a grid.
         """
@@ -146,7 +149,10 @@ class Project:
         shared = Counter(dep.fs_path for stage in stages for dep in stage.deps)
         for dep in (dep for stage in stages for dep in stage.deps):
             check_members(dep, "Dependency")
-            if shared[dep.fs_path] > 1:
+            if isinstance(dep, ParamsDependency):
+                check_members(dep, "ParamsDependency")
+                dep.read_params = partial(self._read_once, dep.read_params, dep.fs_path, tuple(dep.params))
+            elif shared[dep.fs_path] > 1:
                 dep._build = partial(self._once, dep._build, dep.fs_path)
         return stages
 
@@ -155,6 +161,14 @@ class Project:
         if (path, dry_run) not in self._built:
             self._built[path, dry_run] = build(*args, dry_run=dry_run, **kwargs)
         return self._built[path, dry_run]
+
+    def _read_once(
+        self, read: Callable[..., dict[str, Any]], path: str, names: tuple[str, ...], *, flatten: bool = True
+    ) -> dict[str, Any]:
+        """Read for the first stage that depends on ``names`` of a parameter file, and tell the others."""
+        if (path, names, flatten) not in self._read:
+            self._read[path, names, flatten] = read(flatten=flatten)
+        return dict(self._read[path, names, flatten])
 
     def cells_of(self, stage: str) -> list[CellStage]:
         """Return the stages of dvc.yaml's matrix ``stage``, one for each cell, in its order."""

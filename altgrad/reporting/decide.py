@@ -25,15 +25,20 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "controls": hypotheses.controls, "masterless": hypotheses.masterless,
     "gate-formats": gates.gate_formats, "gate-formats-blocks": gates.gate_formats,
     "what-if": gates.what_if, "no-significand": gates.no_significand,
-    "length-800": hypotheses.length, "length-3200": hypotheses.length, "corpus": hypotheses.corpus,
+    "length-800": hypotheses.ladder, "length-3200": hypotheses.ladder,
+    "length-3200-twin": hypotheses.twin, "ladder-nano": hypotheses.ladder,
+    "corpus": hypotheses.corpus,
 }  # fmt: skip
+OF_SEVERAL = {"gate-tokens": gates.gate_tokens}  # what is made of several parts, in folders of its own
 BY_RATE = ("profile", "no-significand")  # parts that judge learning rates, and so need each one's losses
 
 
 def decide(folder: Path) -> str:
     """Return what the part in ``folder`` decides, as Markdown. Raises :class:`UserError` for one without a test."""
+    if folder.name in OF_SEVERAL:
+        return _written(folder, OF_SEVERAL[folder.name](folder))
     if folder.name not in PARTS:
-        raise UserError(f"{folder}: no test was written down for it; take {', '.join(PARTS)}")
+        raise UserError(f"{folder}: no test was written down for it; take {', '.join([*PARTS, *OF_SEVERAL])}")
     absent = [name for name in ("params.yaml", "results.csv") if not (folder / name).is_file()]
     if absent:
         raise UserError(f"{folder}: no {absent[0]}; make study PART={folder.name} makes it")
@@ -41,7 +46,10 @@ def decide(folder: Path) -> str:
     results = pd.read_csv(folder / "results.csv")
     plain = next(name for name in dict.fromkeys(results["optimizer"]) if not arms[name].get("stiffness"))
     index = ["format", "optimizer", "seed"] + ["lr_scale"] * (folder.name in BY_RATE)
-    blocks = PARTS[folder.name](results.set_index(index)["val_loss"], plain, folder)
+    return _written(folder, PARTS[folder.name](results.set_index(index)["val_loss"], plain, folder))
+
+
+def _written(folder: Path, blocks: list[Block]) -> str:
     question = "What the tests say that were written down before this part was trained (../HYPOTHESES.md)"
     document = Document(f"Decision: {folder.name}", question, blocks[:-1], [Section("The numbers", "", blocks[-1:])])
     return to_markdown(document).replace("## Answer so far\n\n", "", 1)

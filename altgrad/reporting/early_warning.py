@@ -1,9 +1,10 @@
 """Early warning: does the first fifth of a run tell whether it will fail?
 
 A run fails if it diverges, or ends `MARGIN` nats per token above the mean of its format and arm at their best learning
-rate. Runs that diverge within the first fifth are left out: nothing is left to warn of. Two rules are judged, each on
-the runs of one format after it was made from all others: a score, the logistic regression of failing on `FEATURES`;
-and the trivial rule, that the training loss is above a threshold by then.
+rate. Runs that diverge within the first fifth are left out: nothing is left to warn of. Two rules are judged: a score,
+the logistic regression of failing on `FEATURES`; and the trivial rule, that the training loss is above a threshold by
+then. Each is judged on the runs of one format after it was made from all others, and on those of one format and rate
+after it was made from other formats at other rates, so that it cannot know the rate instead of the fault.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from scipy.optimize import minimize
 from scipy.stats import binomtest
 
 from altgrad.reporting.load import COMPLETED, DIVERGED, IDENTITY, Study
+from altgrad.reporting.wording import joined, percent_of
 
+UNSEEN = ("format", "lr_scale")  # of the runs that are judged, what those that teach must not share
+UNSEEN_IN_WORDS = dict(zip(UNSEEN, ("formats", "rates"), strict=True))
 SEEN = 0.2  # of the steps
 MARGIN = 0.1  # nats per token, some forty times what two equal arms of the default run differ by
 RIDGE = 1.0  # of the coefficients' squares, against the sum of the runs' log losses
@@ -46,17 +50,20 @@ class Score(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Both rules on the same runs; ``p`` is McNemar's exact test of which is right more often, by runs."""
+    """Both rules on the same runs; ``p`` is McNemar's exact test of which is right more often, by runs.
+
+    ``unseen`` are those of `UNSEEN` in which the runs that taught a rule differ from those that it judged.
+    """
 
     score: Score
     trivial: Score
     p: float
     runs: int
-    formats: int
+    unseen: tuple[str, ...]
 
 
 def examples(study: Study) -> pd.DataFrame:
-    """Return a row per run that outlived the first fifth: format, whether it ``fails``, and `FEATURES`."""
+    """Return a row per run that outlived the first fifth: `UNSEEN`, whether it ``fails``, and `FEATURES`."""
     best = study.cells[study.cells["status"] == COMPLETED].groupby(["format", "optimizer", "lr_scale"])["val_loss"]
     floor = best.mean().groupby(["format", "optimizer"]).min()
     histories = {tuple(key): rows for key, rows in study.history.groupby(list(IDENTITY))}
@@ -75,25 +82,27 @@ def examples(study: Study) -> pd.DataFrame:
         now, then = seen.iloc[-1], half.iloc[-1]
         level = floor.get((cell["format"], cell["optimizer"]), np.inf)
         found.append({
-            "format": cell["format"], "fails": cell["status"] == DIVERGED or cell["val_loss"] > level + MARGIN,
+            "format": cell["format"], "lr_scale": cell["lr_scale"],
+            "fails": cell["status"] == DIVERGED or cell["val_loss"] > level + MARGIN,
             TRIVIAL: now["train_loss"], "fall": then["train_loss"] - now["train_loss"],
             "gradient": np.log(now["grad_norm"]), "growth": np.log(now["grad_norm"] / then["grad_norm"]),
             "clipped": seen["clipped_frac"].mean(),
         })  # fmt: skip
-    table = pd.DataFrame(found, columns=["format", "fails", *FEATURES]).replace([np.inf, -np.inf], np.nan)
+    table = pd.DataFrame(found, columns=[*UNSEEN, "fails", *FEATURES]).replace([np.inf, -np.inf], np.nan)
     return table.dropna().reset_index(drop=True)
 
 
-def judge(table: pd.DataFrame) -> Verdict | None:
-    """Judge both rules on each format of ``table``, `examples`, by what all others taught; None without both kinds."""
-    formats = list(dict.fromkeys(table["format"]))
+def judge(table: pd.DataFrame, unseen: tuple[str, ...] = ("format",)) -> Verdict | None:
+    """Judge both rules on ``table``, `examples`: each set of runs that are alike in what is ``unseen`` in turn.
+
+    Those runs teach that share nothing of it with the set. None without both kinds of runs among those.
+    """
     truth = table["fails"].to_numpy(dtype=bool)
     said = {"score": np.zeros(len(table), dtype=bool), TRIVIAL: np.zeros(len(table), dtype=bool)}
-    if len(formats) < 2 or not 0 < truth.sum() < len(truth):
-        return None
-    for fmt in formats:
-        left_out = (table["format"] == fmt).to_numpy()
-        taught, y = table[~left_out], truth[~left_out]
+    for values in dict.fromkeys(table[list(unseen)].itertuples(index=False, name=None)):
+        same = table[list(unseen)].to_numpy(dtype=object) == np.array(values, dtype=object)
+        left_out, others = same.all(axis=1), ~same.any(axis=1)
+        taught, y = table[others], truth[others]
         if not 0 < y.sum() < len(y):
             return None
         for rule, names in (("score", list(FEATURES)), (TRIVIAL, [TRIVIAL])):
@@ -102,7 +111,14 @@ def judge(table: pd.DataFrame) -> Verdict | None:
     right = {rule: warned == truth for rule, warned in said.items()}
     only = [int((right[a] & ~right[b]).sum()) for a, b in (("score", TRIVIAL), (TRIVIAL, "score"))]
     p = binomtest(only[0], sum(only)).pvalue if sum(only) else 1.0
-    return Verdict(_score(said["score"], truth), _score(said[TRIVIAL], truth), float(p), len(table), len(formats))
+    return Verdict(_score(said["score"], truth), _score(said[TRIVIAL], truth), float(p), len(table), unseen)
+
+
+def verdicts(study: Study) -> list[Verdict]:
+    """Return what `judge` says with formats unseen, and with formats and rates, as far as runs of both kinds teach."""
+    table = examples(study)
+    found = [judge(table, UNSEEN[:count]) for count in range(1, len(UNSEEN) + 1)] if len(table) else []
+    return [verdict for verdict in found if verdict is not None]
 
 
 def warning(x: np.ndarray, fails: np.ndarray):  # noqa: ANN201 - a function of features (n, f) to bool (n,)
@@ -136,25 +152,23 @@ def _score(warned: np.ndarray, failed: np.ndarray) -> Score:
 
 
 def sentences(verdict: Verdict) -> list[str]:
-    """Say how good the score is, and whether it is better than the trivial rule."""
+    """Say how good the score is on what it has not seen, and whether it is better than the trivial rule."""
+    of = joined([UNSEEN_IN_WORDS[name] for name in verdict.unseen])
     if verdict.p >= 0.05:
-        better = "The score does not beat the trivial rule"
+        better = "the score does not beat the trivial rule"
     elif sum((verdict.score.warned_failed, verdict.score.silent_fine)) > sum(
         (verdict.trivial.warned_failed, verdict.trivial.silent_fine)
     ):
-        better = "The score beats the trivial rule"
+        better = "the score beats the trivial rule"
     else:
-        better = "The score is worse than the trivial rule"
+        better = "the score is worse than the trivial rule"
+    judged = (
+        f"Judged on {of} that taught it nothing: {better} (McNemar's exact p {verdict.p:.3f}, as if its "
+        f"{verdict.runs} runs were independent)."
+    )
     return [
-        f"{better} (McNemar's exact p {verdict.p:.3f}, as if its {verdict.runs} runs were independent).",
-        *(f"{name}: precision {_share(score.precision)}, recall {_share(score.recall)}."
+        judged,
+        *(f"{name}: precision {percent_of(*score.precision)}, recall {percent_of(*score.recall)}."
           for name, score in (("Score", verdict.score), ("Loss alone", verdict.trivial))),
     ]  # fmt: skip
 
-
-def _share(counts: tuple[int, int]) -> str:
-    count, total = counts
-    if not total:
-        return "of nothing"
-    found = binomtest(count, total).proportion_ci(method="wilson")
-    return f"{count} of {total} [{100 * found.low:.0f} %, {100 * found.high:.0f} %]"

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
-from scipy.stats import binomtest
 
+from altgrad.config import UserError
 from altgrad.config.files import read_yaml
 from altgrad.reporting.document import Block, Column, Table, Text
+from altgrad.reporting.failures import FORETOLD, foretold, limit_of
 from altgrad.reporting.hypotheses import LEVEL, names
 from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.paired import two_sided, with_interval
+from altgrad.reporting.statistics import wilson
 from altgrad.reporting.tables import words
-from altgrad.reporting.wording import number, p_value, signed
+from altgrad.reporting.wording import number, p_value, percent_of, signed
 
 # Sun et al. 2025 (arXiv 2501.02423), table of optimal splits, and the order of 8-bit splits that their law gives.
 LAW_BEST = {3: "E1M1", 4: "E2M1", 5: "E2M2"}
-WITHOUT, FORETOLD = "E7M0", 0.9  # the format without a significand, and the share of its runs that was to fail
+WITHOUT = "E7M0"  # the format without a significand
 LAW_ORDER = ("E4M3", "E3M4", "E5M2", "E2M5", "E6M1", "E1M6", "E7M0", "E0M7")
 
 
@@ -59,13 +60,19 @@ def gate_formats(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     return [*map(Text, said), Table(columns, rows, note)]
 
 
-def what_if(losses: pd.Series, plain: str, _: Path) -> list[Block]:
-    """The recipe of the highest SQNR against each single format of equal bits, with Holm over those of a width."""
+def what_if(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
+    """The recipe of the highest SQNR against each single format of equal bits, with Holm over those of a width.
+
+    A format of which no seed completed is named, and in no test.
+    """
+    planned = read_yaml(folder / "params.yaml")["grid"]["formats"]
     table = losses.xs(plain, level="optimizer").unstack("format")
     said, rows = [], []
     for hypothesis, bits in (("W1", 4), ("W2", 8)):
         recipe = f"what_if{bits}"
-        single = [name for name in losses.index.unique("format") if _width(name) == bits]
+        of_width = [name for name in planned if _width(name) == bits]
+        single = [name for name in of_width if name in table]
+        diverged = [name for name in of_width if name not in table]
         below = {name: (table[recipe] - table[name]).to_numpy() for name in single}
         p = holm({name: two_sided(below[name]) for name in single})
         lower = [name for name in single if p[name] < LEVEL and below[name].mean() < 0]
@@ -73,7 +80,7 @@ def what_if(losses: pd.Series, plain: str, _: Path) -> list[Block]:
         apart = [name for name in single if name not in (*lower, *higher)]
         said.append(
             f"**{hypothesis}, {bits} bits.** The recipe ends below {names(lower)}; above {names(higher)}; not told "
-            f"apart from {names(apart)}."
+            f"apart from {names(apart)}." + (f" Diverged with every seed: {names(diverged)}." if diverged else "")
         )
         rows += [[f"`{recipe}`", f"**{name}**", with_interval(below[name]), p_value(p[name])] for name in single]
     columns = [words("recipe"), words("single format"), Column("loss above it"), Column("p")]
@@ -84,15 +91,49 @@ def what_if(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     return [*map(Text, said), Table(columns, rows, note)]
 
 
+def gate_tokens(folder: Path) -> list[Block]:
+    """What quantizing weights after training costs, by how long they were trained: Kumar et al. 2024, arXiv 2411.04330.
+
+    ``folder`` holds a folder for each number of steps, with the table of ``diagnostics ptq`` in ``after.csv``.
+    """
+    lengths = sorted(int(path.name) for path in folder.iterdir() if path.is_dir())
+    if len(lengths) < 2:
+        raise UserError(f"{folder}: fewer than two lengths; make study PART=gate-tokens-200 makes one of them")
+    tables = {steps: pd.read_csv(folder / str(steps) / "after.csv") for steps in lengths}
+    costs = {steps: table.pivot_table(index="cell", columns="format", values="cost") for steps, table in tables.items()}
+    formats = [name for name in tables[lengths[0]]["format"].unique() if _width(name)]
+    first, last = costs[lengths[0]], costs[lengths[-1]]
+    grown = {name: (last[name] - first[name]).to_numpy() for name in formats}
+    p = holm({name: two_sided(grown[name]) for name in formats})
+    more = [name for name in formats if p[name] < LEVEL and grown[name].mean() > 0]
+    less = [name for name in formats if p[name] < LEVEL and grown[name].mean() < 0]
+    apart = [name for name in formats if name not in (*more, *less)]
+    said = (
+        f"**K1.** From {lengths[0]} to {lengths[-1]} steps the damage of quantizing weights after training grows in "
+        f"{names(more)}; shrinks in {names(less)}; not told apart in {names(apart)}."
+    )
+    rows = [
+        [f"**{name}**", *(with_interval(costs[steps][name].to_numpy()) for steps in lengths),
+         with_interval(grown[name]), p_value(p[name])]
+        for name in formats
+    ]  # fmt: skip
+    columns = [words("format"), *(Column(f"after {steps} steps") for steps in lengths), Column("growth"), Column("p")]
+    note = (
+        "Validation loss of the weights quantized after training minus that of the weights as they are, nats per "
+        f"token, with 95 % intervals over {len(first)} seeds, each by itself; p by Holm over the formats."
+    )
+    return [Text(said), Table(columns, rows, note)]
+
+
 def no_significand(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     """How many runs of each format fail, by arm and learning rate; ``losses`` also by rate, of completed runs alone."""
     params = read_yaml(folder / "params.yaml")
-    grid, untrained = params["grid"], math.log(params["tokenizer"]["vocab_size"])
+    grid, vocabulary = params["grid"], params["tokenizer"]["vocab_size"]
     rates, seeds = sorted(grid["lr_scales"]), len(grid["seeds"])
     rows, failed, collapse = [], dict.fromkeys(grid["formats"], 0), {}
     for arm in grid["optimizers"]:
         best = losses.xs((grid["baseline"], arm), level=("format", "optimizer")).groupby("lr_scale").mean().min()
-        limit = (untrained + best) / 2
+        limit = limit_of(vocabulary, best)
         for entry in grid["formats"]:
             own = losses[(losses.index.get_level_values("format") == entry)
                          & (losses.index.get_level_values("optimizer") == arm)]  # fmt: skip
@@ -106,13 +147,8 @@ def no_significand(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
             ]
             rows.append([f"**{entry}**", f"`{arm}`", *cells])
     total = seeds * len(rates) * len(grid["optimizers"])
-    shares = ", ".join(
-        f"{entry} {count} of {total} [{number(100 * low, 0)} %, {number(100 * high, 0)} %]"
-        for entry, count in failed.items()
-        for low, high in [_wilson(count, total)]
-    )
-    low, high = _wilson(failed[WITHOUT], total)
-    verdict = "holds" if low > FORETOLD else "fails" if high < FORETOLD else "is left open"
+    shares = ", ".join(f"{entry} {percent_of(count, total)}" for entry, count in failed.items())
+    verdict = foretold(*wilson(failed[WITHOUT], total))
     said = [
         f"**E1.** Runs that fail: {shares}. That more than {100 * FORETOLD:.0f} % of {WITHOUT}'s do {verdict}.",
         "**E2.** The lowest rate at which most fail: " + "; ".join(
@@ -123,15 +159,9 @@ def no_significand(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     columns = [words("format"), words("arm"), *(Column(f"{rate:g} times the rate") for rate in rates)]
     note = (
         "Mean final validation loss of the runs that completed, nats per token, and how many fail: diverge, or end "
-        f"above the middle between ln {params['tokenizer']['vocab_size']} and {grid['baseline']}'s best."
+        f"above the middle between ln {vocabulary} and {grid['baseline']}'s best."
     )
     return [*map(Text, said), Table(columns, rows, note)]
-
-
-def _wilson(count: int, total: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share (Journal of the American Statistical Association 22, 1927)."""
-    found = binomtest(count, total).proportion_ci(confidence_level=1 - LEVEL, method="wilson")
-    return found.low, found.high
 
 
 def _rate(scale: float | None) -> str:

@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from altgrad.config.files import read_yaml
 from altgrad.reporting.document import Block, Column, Picture, Table, Text
-from altgrad.reporting.figures.decisions import draw_matrix, draw_own, draw_profile
+from altgrad.reporting.figures.decisions import Interval, draw_lengths, draw_matrix, draw_own, draw_profile
 from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.paired import interval, two_sided, with_interval
 from altgrad.reporting.tables import words
-from altgrad.reporting.wording import number, p_value
+from altgrad.reporting.wording import joined, number, p_value
 
 LEVEL = 0.05
 AS, VIRTUAL = "as_", "virtual."  # how the parts call an arm with a format's geometry, and a virtual twin
@@ -168,9 +169,34 @@ def masterless(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     return _each_against("H5", "adamw_sr", losses, plain)
 
 
-def length(losses: pd.Series, plain: str, _: Path) -> list[Block]:
-    """What each arm gains in the first format, and how much of it is gained without."""
-    return _each_over_plain("L1", losses, plain)
+def ladder(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
+    """What each arm gains in the first format, longer trained (L1) or in a larger model (L2).
+
+    Beside longer ones, the same gains in the parts of fewer steps that lie next to ``folder``: a figure.
+    """
+    if not folder.name.startswith("length"):
+        return _each_over_plain("L2", losses, plain)
+    said, table = _each_over_plain("L1", losses, plain)
+    entry = _values(losses, "format")[0]
+    arms = [arm for arm in _values(losses, "optimizer") if arm != plain]
+    gains: dict[int, dict[str, Interval]] = {}
+    for part in (folder.parent / "controls", *folder.parent.glob("length-*[0-9]")):
+        if not (part / "results.csv").is_file():
+            continue
+        steps = read_yaml(part / "params.yaml")["train"]["steps"]
+        of_part = pd.read_csv(part / "results.csv").set_index(["format", "optimizer", "seed"])["val_loss"]
+        gains[steps] = {arm: interval(_gains(of_part, plain, arm, entry)) for arm in arms}
+    own = read_yaml(folder / "params.yaml")["train"]["steps"]
+    shown = {steps: gains[steps] for steps in sorted(gains) if steps <= own}
+    draw_lengths(shown, arms, folder / "figures")
+    alt = f"Gain over AdamW in {entry} by the number of training steps, for {joined(arms)}"
+    caption = f"Mean gain over {plain}, nats per token, with 95 % intervals; each arm at its rate of each length."
+    return [said, Picture("lengths", alt, caption), table]
+
+
+def twin(losses: pd.Series, plain: str, _: Path) -> list[Block]:
+    """What each arm gains in the format and without it, no test."""
+    return _each_over_plain("Exploratory", losses, plain)
 
 
 def corpus(losses: pd.Series, plain: str, _: Path) -> list[Block]:
@@ -217,28 +243,39 @@ def _each_against(hypothesis: str, reference: str, losses: pd.Series, plain: str
 
 
 def _each_over_plain(hypothesis: str, losses: pd.Series, plain: str) -> list[Block]:
-    """Every arm's gain in the first format, with Holm over the arms, and how much of it is gained without."""
+    """Every arm's gain in the first format, with Holm over the arms.
+
+    Beside it, where the part has the format's virtual twin, how much of the gain is there without the format.
+    """
     entry = _values(losses, "format")[0]
     arms = [arm for arm in _values(losses, "optimizer") if arm != plain]
 
     def gain(arm: str, name: str) -> np.ndarray:
         return _gains(losses, plain, arm, name)
 
-    own = {arm: gain(arm, entry) - gain(arm, VIRTUAL + entry) for arm in arms}
+    has_twin = VIRTUAL + entry in _values(losses, "format")
+
+    def beside(arm: str) -> list[str]:
+        if not has_twin:
+            return []
+        without = gain(arm, VIRTUAL + entry)
+        return [with_interval(without), with_interval(gain(arm, entry) - without)]
+
     p = holm({arm: two_sided(gain(arm, entry)) for arm in arms})
     gaining = [arm for arm in arms if p[arm] < LEVEL and gain(arm, entry).mean() > 0]
     losing = [arm for arm in arms if p[arm] < LEVEL and gain(arm, entry).mean() < 0]
-    rows = [
-        [f"`{arm}`", with_interval(gain(arm, entry)), p_value(p[arm]), with_interval(gain(arm, VIRTUAL + entry)),
-         with_interval(own[arm])]
-        for arm in arms
-    ]  # fmt: skip
-    columns = [words("arm"), Column(f"gain in {entry}"), Column("p"), Column("gain without it"), Column("own part")]
+    rows = [[f"`{arm}`", with_interval(gain(arm, entry)), p_value(p[arm]), *beside(arm)] for arm in arms]
+    columns = [words("arm"), Column(f"gain in {entry}"), Column("p")]
+    columns += [Column("gain without it"), Column("own part")] if has_twin else []
     note = (
         f"Gain over `{plain}`, nats per token, with 95 % intervals over {len(losses.index.unique('seed'))} seeds, each "
         f"by itself; p by Holm over the {len(arms)} arms."
     )
-    said = f"**{hypothesis}.** In {entry}, lower than `{plain}`: {names(gaining, '`')}; higher: {names(losing, '`')}."
+    apart = [arm for arm in arms if arm not in (*gaining, *losing)]
+    said = (
+        f"**{hypothesis}.** In {entry}, lower than `{plain}`: {names(gaining, '`')}; higher: {names(losing, '`')}; not "
+        f"told apart: {names(apart, '`')}."
+    )
     return [Text(said), Table(columns, rows, note)]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from altgrad.config.files import replacing
@@ -17,6 +18,9 @@ from altgrad.reporting.runs import PRIMARY
 
 LAYER_ROLES = ("weight", "input", "grad")
 LAYER_METRICS = ["sqnr_db", "underflow_frac", "overflow_frac"]
+BINADE = "rungs_2^"
+#: The axes of the parallel coordinates, in their order.
+MEASURES = ("final loss", "gradient norm", "overflow", "stall ratio", "stiffness entropy", "tokens/s")
 
 
 def training_table(study: Study) -> pd.DataFrame:
@@ -44,10 +48,47 @@ def results_table(study: Study) -> pd.DataFrame:
 
 def layers_table(study: Study) -> pd.DataFrame:
     """A row per cell, layer and quantized role: each health metric's mean over the second half of the run."""
-    rows = study.monitors[study.monitors["role"].isin(LAYER_ROLES) & study.monitors["metric"].isin(LAYER_METRICS)]
-    rows = rows[rows["step"] >= rows.groupby(IDENTITY)["step"].transform("max") / 2]
+    rows = _late(study.monitors[study.monitors["role"].isin(LAYER_ROLES)])
+    rows = rows[rows["metric"].isin(LAYER_METRICS)]
     table = rows.pivot_table(index=[*IDENTITY, "layer", "role"], columns="metric", values="value", sort=False)
     return table.reindex(columns=LAYER_METRICS).rename_axis(columns=None).reset_index()
+
+
+def binades_table(study: Study) -> pd.DataFrame:
+    """A row per cell and binade of |w|: log2 of the rungs that a weight there moves in a step, in the second half.
+
+    Empty where none moves. A weight near zero moves many rungs, one near the largest hardly any.
+    """
+    rows = _late(study.monitors[study.monitors["metric"].str.startswith(BINADE)])
+    rows = rows.assign(binade=rows["metric"].str.removeprefix(BINADE).astype("int64"))
+    means = rows.groupby([*IDENTITY, "binade"], sort=False)["value"].mean().reset_index()
+    means["log2_rungs"] = np.log2(means["value"].where(means["value"] > 0))
+    return _with_outcome(study, means)[[*IDENTITY, "outcome", "binade", "log2_rungs"]]
+
+
+def measures_table(study: Study) -> pd.DataFrame:
+    """A row per completed cell and one of `MEASURES`; those of gradients and monitors are means of the second half."""
+    cells = study.cells[study.cells["status"] == COMPLETED].set_index(IDENTITY)
+    monitors, summary = _late(study.monitors), study.summary
+    overflow = monitors[(monitors["metric"] == "overflow_frac") & monitors["role"].isin(LAYER_ROLES)]
+    values = (
+        cells[PRIMARY],
+        _late(study.history.dropna(subset="grad_norm")).groupby(IDENTITY)["grad_norm"].mean(),
+        overflow.groupby(IDENTITY)["value"].mean(),
+        monitors[monitors["metric"] == "stall_ratio"].groupby(IDENTITY)["value"].mean(),
+        summary[summary["metric"] == "stiffness_entropy"].groupby(IDENTITY)["value"].mean(),
+        cells["tokens_per_s"],
+    )
+    tables = [
+        found.reindex(cells.index).rename("value").reset_index().assign(measure=name, place=place)
+        for place, (name, found) in enumerate(zip(MEASURES, values, strict=True))
+    ]
+    return pd.concat(tables)[[*IDENTITY, "place", "measure", "value"]].dropna(subset="value")
+
+
+def _late(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the second half of each run."""
+    return rows[rows["step"] >= rows.groupby(IDENTITY)["step"].transform("max") / 2]
 
 
 def _with_outcome(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
@@ -61,6 +102,8 @@ TABLES = {
     "validation": validation_table,
     "results": results_table,
     "layers": layers_table,
+    "binades": binades_table,
+    "measures": measures_table,
 }
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from altgrad.config.files import write_json, write_text
+from altgrad.reporting.after_training import load_spreads
 from altgrad.reporting.compare import compare
 from altgrad.reporting.control import check_twins
-from altgrad.reporting.figures import draw_all
+from altgrad.reporting.figures import draw_all, quiet
 from altgrad.reporting.flags import raised
 from altgrad.reporting.html import to_html
 from altgrad.reporting.load import load_study
@@ -24,7 +25,7 @@ from altgrad.reporting.tuning import load_tuning
 def write_report(data: Path, out: Path, revision: str | None) -> None:
     """Write the report into ``out``, from ``data/{grid,tokens,runs,diag}`` and what ``out`` keeps beside it.
 
-    That is ``bench``, ``simulation.csv`` and ``study/tuning``, each if it is there.
+    That is ``bench``, ``simulation.csv``, ``ptq.csv`` and ``study/tuning``, each if it is there.
     ``revision`` is the git revision to name, ``None`` outside a checkout. Outputs of cells that left
     the grid are removed from ``data`` first. The same files give the same bytes: ``REPORT.md``,
     ``index.html``, ``metrics.json``, ``figures/`` and ``plots/``. Raises
@@ -36,10 +37,12 @@ def write_report(data: Path, out: Path, revision: str | None) -> None:
     comparison, control = compare(study), check_twins(study)
     flags = raised(study, comparison)
     benches = load_benches(out / "bench")
-    pictures = draw_all(study, comparison, benches, out / "figures")
+    silent = quiet(study, comparison)
+    pictures = draw_all(study, comparison, benches, out / "figures", silent)
     rates = load_rates(out / "simulation.csv", study)
     tuning = load_tuning(out / "study/tuning", study)
-    page = document(study, comparison, control, flags, pictures, revision, benches, rates, tuning)
+    spreads = load_spreads(out / "ptq.csv", study)
+    page = document(study, comparison, control, flags, pictures, silent, revision, benches, rates, tuning, spreads)
     write_text(out / "REPORT.md", to_markdown(page))
     write_text(out / "index.html", to_html(page, out / "figures"))
     write_json(out / "metrics.json", metrics(study, comparison, control, len(flags)))

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
 from altgrad.config.files import canonical_json
 from altgrad.reporting import tables, tables_inside
+from altgrad.reporting.after_training import Spreads, sentence
 from altgrad.reporting.answer import QUESTION, answer
 from altgrad.reporting.causes import cases
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.control import Control
 from altgrad.reporting.document import Block, Bullets, Code, Document, Fold, Picture, Section, Text
 from altgrad.reporting.explain import MEASURES, correlations, explanation
+from altgrad.reporting.failures import failures
 from altgrad.reporting.fairness import conditions
-from altgrad.reporting.figures import at, quiet
+from altgrad.reporting.figures import at
+from altgrad.reporting.figures.plate import Plate
 from altgrad.reporting.glossary import glossary
 from altgrad.reporting.load import COMPLETED, MISSING, Study
 from altgrad.reporting.nearness import SHOWN, is_geometry
@@ -28,6 +32,7 @@ from altgrad.reporting.wording import joined, number, plural
 
 # Above this many cells the full table of outcomes is folded away and only the others are shown.
 OPEN_OUTCOMES = 24
+PUBLISHED = "Kuzmin et al. 2022 (arXiv:2208.09225) find that formats differ less when trained so."
 DRAW = "python -m altgrad.reporting.figures"
 
 Pictures = dict[str, Picture]
@@ -39,27 +44,31 @@ def document(
     control: Control | None,
     flags: pd.DataFrame,
     pictures: Pictures,
+    silent: Sequence[Plate],
     revision: str | None,
     benches: list[dict[str, Any]],
     rates: Rates | None = None,
     tuning: Tuning | None = None,
+    spreads: Spreads | None = None,
 ) -> Document:
     """Return the whole report.
 
-    ``flags`` are those of :func:`altgrad.reporting.flags.raised`, ``rates`` of simulated studies like this one,
-    ``tuning`` of the run that fixed its learning rates.
+    ``flags`` are those of :func:`altgrad.reporting.flags.raised`, ``silent`` the figures without news, ``rates`` of
+    simulated studies like this one, ``tuning`` of the run that fixed its learning rates, ``spreads`` of formats
+    after training and when trained so.
     """
     sections = [
         result_section(study, comparison, pictures),
         Section("What the updates did", "updates", _updates(study, comparison, pictures)),
         Section("Loss curves", "curves", _shown(pictures, "curves")),
         Section("Outcome of every cell", "outcomes", _outcomes(study)),
-        Section("Why: precision and range", "precision", _precision(study, comparison, pictures)),
+        Section("Which runs fail", "failures", failures(study, comparison)),
+        Section("Why: precision and range", "precision", _precision(study, comparison, pictures, spreads)),
         Section("Why: weights on the quantization grid", "weights", _weights(study, comparison, pictures)),
         Section("Why: the format's geometry and the loss's", "geometry", _geometry(study, comparison)),
         Section("Gradients and activations", "signals", _shown(pictures, "signals")),
         fairness_section(study, comparison, control, tuning),
-        Section("Flags", "flags", [*_flags(flags), *_left_out(study, comparison)]),
+        Section("Flags", "flags", [*_flags(flags), *_left_out(study, silent)]),
         Section("Formats and recipe", "formats", _formats(study)),
         Section("Time and cost", "cost", [tables.cost_table(study)] if study.timing else []),
         Section("Step times beside bf16", "speed", speed_blocks(benches, pictures)),
@@ -120,7 +129,7 @@ def _outcomes(study: Study) -> list[Block]:
     return [*blocks, *found, Fold(f"All {len(cells)} cells", [full])]
 
 
-def _precision(study: Study, comparison: Comparison, pictures: Pictures) -> list[Block]:
+def _precision(study: Study, comparison: Comparison, pictures: Pictures, spreads: Spreads | None) -> list[Block]:
     blocks = _shown(pictures, "precision")
     if "cost_against_precision" in pictures:
         found = correlations(explanation(study, comparison))
@@ -134,6 +143,8 @@ def _precision(study: Study, comparison: Comparison, pictures: Pictures) -> list
                 f"Spearman's rank correlation between a format's cost and its mean SQNR: {joined(parts)}. "
                 "Near −1 means that the cost falls as precision grows; over so few formats it is a hint, not a test."
             ))  # fmt: skip
+    if spreads:
+        blocks.append(Text(f"{sentence(spreads)} {PUBLISHED}"))
     blocks += _shown(pictures, "layers")
     if "overflow" not in pictures and (study.monitors["metric"] == "overflow_frac").any():
         blocks.append(Text("In no layer were more than 0.005 % of the elements beyond their format's maximum."))
@@ -165,9 +176,9 @@ def _flags(flags: pd.DataFrame) -> list[Block]:
     ]
 
 
-def _left_out(study: Study, comparison: Comparison) -> list[Block]:
+def _left_out(study: Study, silent: Sequence[Plate]) -> list[Block]:
     """Say which figures have no news, and why, so that nobody takes what is not shown for what was not looked at."""
-    found = [f"`{plate.name}` ({plate.news.otherwise})" for plate in quiet(study, comparison) if plate.news]
+    found = [f"`{plate.name}` ({plate.news.otherwise})" for plate in silent if plate.news]
     if not found or study.monitors.empty:
         return []
     return [Text(f"Figures without news here: {joined(found)}. `{DRAW}` draws them.")]

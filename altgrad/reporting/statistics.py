@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
+from scipy.stats import binomtest
 
 CONFIDENCE = 0.95
 # Share of p that is mixed into q before KL(p || q), so that one empty bin is not an infinite divergence.
@@ -49,6 +50,12 @@ def summarised(differences: np.ndarray) -> Difference | None:
     if len(known) == 0:
         return None
     return Difference(len(known), float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else math.nan)
+
+
+def wilson(count: int, total: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share (Journal of the American Statistical Association 22, 1927)."""
+    found = binomtest(count, total).proportion_ci(confidence_level=CONFIDENCE, method="wilson")
+    return float(found.low), float(found.high)
 
 
 def kl_divergence(p: pd.Series, q: pd.Series) -> float:

@@ -25,9 +25,9 @@ from altgrad.reporting.figures.select import per_layer
 from altgrad.reporting.load import Study
 from altgrad.reporting.nearness import Nearness, nearness
 from altgrad.reporting.paired import with_interval
-from altgrad.reporting.wording import interval, joined, number, p_value, plural, signed
+from altgrad.reporting.wording import absent, interval, joined, number, p_value, plural, signed
 
-RATIO, LEAST = "gradient_to_noise", METRICS["gradient_to_noise"].limit
+RATIO, BIAS, LEAST = "gradient_to_noise", "noise_bias", METRICS["gradient_to_noise"].limit
 SOURCES = {f"noise_from_{role}": words for role, words in ROLES.items()}
 FEWEST = 4  # formats: below that even a perfect order is one that chance makes
 MOST_EXACT = 8  # formats: above that the orders are too many to count
@@ -138,21 +138,24 @@ def _loss(found: list[Nearness]) -> list[str]:
 def _noise(study: Study, comparison: Comparison) -> list[str]:
     """Say how far the gradient is above its quantization noise, and which tensors that comes from."""
     rows = per_layer(study.summary, study, comparison)
-    means = rows[rows["metric"].isin([RATIO, *SOURCES])].groupby(["format", "metric"])["value"].mean().unstack()
+    means = rows[rows["metric"].isin([RATIO, BIAS, *SOURCES])].groupby(["format", "metric"])["value"].mean().unstack()
     if RATIO not in means:
         return []
-    means = means.reindex(columns=[RATIO, *SOURCES]).dropna(subset=RATIO)
+    means = means.reindex(columns=[RATIO, BIAS, *SOURCES]).dropna(subset=RATIO)
     entries = [entry for entry in study.formats if entry in means.index]
     shown = []
     for entry in entries:
         most = means.loc[entry, list(SOURCES)].astype(float).idxmax()
         source = f"from {SOURCES[most]} {number(100 * means.loc[entry, most], 0)} %"
-        shown.append(f"{entry} {number(means.loc[entry, RATIO], 1)} ({source})")
+        bias = means.loc[entry, BIAS]
+        same = "" if absent(bias) else f", bias {number(100 * bias, 0)} %"
+        shown.append(f"{entry} {number(means.loc[entry, RATIO], 1)} ({source}{same})")
+    apart = "" if means[BIAS].isna().all() else "; bias is what every batch has of it and no step averages out"
     low = [entry for entry in entries if LEAST.crossed("", means.loc[entry, RATIO])]
     text = (
-        "Size of the gradient over its quantization noise, mean over layers, and where most of that comes from: "
-        f"{', '.join(shown)}. Below about √3, where quantized training becomes less effective (Chmiel et al. 2025, "
-        f"arXiv 2505.19115): {joined(low) or 'none'}."
+        "Size of the gradient over its quantization noise, mean over layers, and where most of that comes from"
+        f"{apart}: {', '.join(shown)}. Below about √3, where quantized training becomes less effective (Chmiel et al. "
+        f"2025, arXiv 2505.19115): {joined(low) or 'none'}."
     )
     return [text]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from altgrad.reporting.statistics import Difference
+from altgrad.reporting.statistics import Difference, wilson
 
 NONE = "–"
 MINUS = "−"
@@ -50,6 +50,14 @@ def interval(difference: Difference | None, half_width: float | None, digits: in
 def p_value(p: float | None) -> str:
     """Return a p-value with two significant digits, ``< 0.0001`` below that."""
     return NONE if absent(p) else "< 0.0001" if p < 1e-4 else f"{p:.2g}" if p < 0.995 else "1"
+
+
+def percent_of(count: int, total: int) -> str:
+    """Return a share with its 95 % interval, such as "3 of 30 [3 %, 26 %]"."""
+    if not total:
+        return "of nothing"
+    low, high = wilson(count, total)
+    return f"{count} of {total} [{number(100 * low, 0)} %, {number(100 * high, 0)} %]"
 
 
 def duration(seconds: float | None) -> str:

@@ -79,14 +79,42 @@ STUDY_masterless := $(JUDGED) $(SIX_SEEDS) $(MASTERLESS) $(LOW_ARMS) $(MASTERLES
 LASTING := adamw stiff_matched best_profile muon
 lasting = $(filter-out train.steps=%,$(NOW)) train.steps=$(1) grid.baseline=E3M4 optimizers.muon.lr=2.4e-2 \
 	$(call matched,best_profile,stiffness:profile$(comma)$(BEST_PROFILE)) grid.optimizers=$(call list,$(LASTING))
-STUDY_tuning-800 := $(call lasting,800) grid.formats=[E3M4] grid.seeds=[10,11] grid.lr_scales=[0.35,0.5,0.7,1,1.4]
-RATES_800 ?=
+rates = $(foreach rate,$(join adamw stiff_matched best_profile muon,$(addprefix .lr=,$(1) $(2) $(3) $(4))),optimizers.$(rate))
+STUDY_tuning-800 := $(call lasting,800) grid.formats=[E3M4] grid.seeds=[10,11] grid.lr_scales=[0.35,0.5,0.7,1,1.4,2,2.8]
+STUDY_tuning-800-higher := $(filter-out grid.optimizers=%,$(call lasting,800)) grid.formats=[E3M4] grid.seeds=[10,11] \
+	grid.optimizers=[stiff_matched] grid.lr_scales=[4,5.6]
+# The best of those seven for each, or of nine.
+RATES_800 := $(call rates,6e-3,1.176e-2,8.4e-3,1.2e-2)
 STUDY_length-800 := $(call lasting,800) $(RATES_800) grid.formats=$(call list,$(call twins,E3M4)) grid.lr_scales=[1] \
 	grid.seeds=[20,21,22,23,24]
-STUDY_tuning-3200 := $(call lasting,3200) grid.formats=[E3M4] grid.seeds=[10,11] grid.lr_scales=[0.35,0.5,0.7,1]
-RATES_3200 ?=
-STUDY_length-3200 := $(call lasting,3200) $(RATES_3200) grid.formats=$(call list,$(call twins,E3M4)) grid.lr_scales=[1] \
+STUDY_tuning-3200 := $(call lasting,3200) grid.formats=[E3M4] grid.seeds=[10,11] grid.lr_scales=[0.25,0.35,0.5,0.7,1,1.4]
+# The best of those six for each; that of muon is the smallest tried, 0.006 below the next.
+RATES_3200 := $(call rates,2.1e-3,4.2e-3,2.94e-3,6e-3)
+STUDY_length-3200 := $(call lasting,3200) $(RATES_3200) grid.formats=[E3M4] grid.lr_scales=[1] \
 	grid.seeds=[20,21,22,23,24]
+
+# Is it the format that loses there, or the profile? AdamW's cells are those of gate-tokens-3200.
+STUDY_length-3200-twin := $(filter-out grid.optimizers=%,$(call lasting,3200)) $(RATES_3200) grid.formats=[E3M4,virtual.E3M4] \
+	grid.optimizers=[adamw,stiff_matched] grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
+
+# What quantizing the weights of trained models costs, by how long they were trained: the cells of AdamW of three lengths.
+gate-tokens = $(filter-out grid.baseline=% grid.optimizers=%,$(call lasting,$(1))) $(RATES_$(1)) grid.formats=[virtual.E3M4] grid.baseline=virtual.E3M4 \
+	grid.optimizers=[adamw] grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
+quantized-after = python -m altgrad.diagnostics ptq $(foreach seed,20 21 22 23 24,virtual.E3M4-adamw-$(seed)-1) \
+	--weights-only --formats E1M1 E2M0 E1M2 E2M1 E3M0 --out reports/study/gate-tokens/$(1)/after.csv
+$(foreach steps,200 800 3200,\
+	$(eval STUDY_gate-tokens-$(steps) = $$(call gate-tokens,$(steps)))\
+	$(eval AFTER_gate-tokens-$(steps) = $$(call quantized-after,$(steps)))\
+	$(eval KEPT_gate-tokens-$(steps) := gate-tokens/$(steps)))
+
+# Eight times the parameters, at rates of its own.
+LARGER := adamw stiff_matched
+larger = $(filter-out model=% tokenizer.% grid.optimizers=%,$(call lasting,400)) model=nano tokenizer.vocab_size=4096 \
+	grid.optimizers=$(call list,$(LARGER))
+STUDY_tuning-nano := $(call larger) grid.formats=[E3M4] grid.seeds=[10,11] grid.lr_scales=[0.25,0.5,1,2]
+# The best of those four for both.
+RATES_nano := optimizers.adamw.lr=1.5e-3 optimizers.stiff_matched.lr=2.1e-3
+STUDY_ladder-nano := $(call larger) $(RATES_nano) grid.formats=[E3M4] grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
 
 # Another kind of text: the documentation that five installed packages carry, at rates of its own.
 DOCSTRINGS := scratch/docstrings
@@ -165,5 +193,6 @@ STUDY_virtual-grid := $(VIRTUAL_GRID) grid.optimizers=[adamw_sr,rung] optimizers
 PARTS := master on-grid again wider lower rung-again virtual virtual-grid tuning tuning-plain \
 	matrix profile tuning-low-bits low-bits \
 	tuning-controls controls tuning-masterless masterless gate-formats gate-formats-blocks \
-	tuning-800 length-800 tuning-3200 length-3200 tuning-corpus corpus \
-	tuning-plain-arms what-if no-significand
+	tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 \
+	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin \
+	tuning-nano ladder-nano tuning-corpus corpus tuning-plain-arms what-if no-significand

@@ -6,13 +6,15 @@ gradient rounded by hand.
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 from altgrad.config.recipe import ROLES
-from altgrad.diagnostics.noise_sources import noises, only
-from altgrad.model import GPT, GPTConfig, Recipe, linear_layers
+from altgrad.diagnostics.noise_sources import bias_and_scatter, noises, only
+from altgrad.model import GPT, GPTConfig, Recipe, linear_layers, quantize_model, unquantize_model
 from altgrad.numerics import compute_scale, quantize
 
 LAST = "blocks.0.mlp.down"
@@ -72,6 +74,51 @@ def test_what_is_not_quantized_is_no_cause_and_one_cause_is_all_there_is() -> No
         assert list(noise.causes) in (["input"], []) and noise.together == sum(noise.causes.values())
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
     assert all(type(layer) is torch.nn.Linear for layer in linear_layers(model).values())
+
+
+def test_noise_of_batches_that_are_all_the_same_is_bias() -> None:
+    model, inputs, targets = made(4)
+    alike = inputs[:1].expand(6, -1), targets[:1].expand(6, -1)
+    for bias, scatter in bias_and_scatter(model, only(Recipe.uniform("E3M2"), ROLES), {}, *alike, 6).values():
+        assert bias > 0 and scatter < 1e-9 * bias
+
+
+def test_bias_and_scatter_are_those_of_the_noises_of_each_sequence() -> None:
+    model, inputs, targets = made(5)
+    recipe = only(Recipe.uniform("E3M2"), ROLES)
+    found = bias_and_scatter(model, recipe, {}, inputs, targets, sequences=24)
+    drawn: dict[str, list[Tensor]] = {name: [] for name in found}
+    for x, y in zip(inputs.split(1), targets.split(1), strict=True):
+        exact = {name: gradient(model, name, x, y) for name in found}
+        quantize_model(model, recipe)
+        for name in found:
+            drawn[name].append((gradient(model, name, x, y) - exact[name]).double())
+        unquantize_model(model)
+    for name, noises_ in drawn.items():
+        stacked = torch.stack(noises_).flatten(1)
+        variance = stacked.var(dim=0).sum().item()  # over 6 - 1
+        mean = stacked.mean(0).square().sum().item()
+        bias, scatter = found[name]
+        assert bias == pytest.approx(max(mean - variance / 6, 0.0), rel=1e-6, abs=1e-9 * mean)
+        assert scatter == pytest.approx(variance / 24, rel=1e-6)
+
+
+def test_the_estimate_of_the_bias_has_none_itself() -> None:
+    """Twelve batches of six say on average what one of 72 sequences says, whose own scatter is a twelfth."""
+    model, _, _ = made(6)
+    recipe = only(Recipe.uniform("E3M2"), ROLES)
+    torch.manual_seed(7)
+    inputs, targets = torch.randint(11, (72, 8)), torch.randint(11, (72, 8))
+    few = [bias_and_scatter(model, recipe, {}, inputs[i::12], targets[i::12], 6)[LAST] for i in range(12)]
+    many = bias_and_scatter(model, recipe, {}, inputs, targets, 6)[LAST]
+    assert sum(s for _, s in few) / 12 == pytest.approx(many[1], rel=0.3)
+    assert abs(sum(b for b, _ in few) / 12 - many[0]) < many[1] / 2
+
+
+def test_one_sequence_cannot_tell_bias_from_scatter() -> None:
+    model, inputs, targets = made(8)
+    found = bias_and_scatter(model, only(Recipe.uniform("E3M2"), ROLES), {}, inputs[:1], targets[:1], 6)
+    assert all(math.isnan(bias) and math.isnan(scatter) for bias, scatter in found.values())
 
 
 def test_a_finer_format_has_less_of_it_by_the_square_of_its_spacing() -> None:

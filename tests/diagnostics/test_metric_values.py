@@ -48,8 +48,8 @@ def with_gradients(quantized: list[float], plain: list[float]) -> LayerView:
     return LayerView("layer", 10, grad_quantized=torch.tensor([quantized]), grad_float=torch.tensor([plain]))
 
 
-def noisy(causes: dict[str, float], together: float) -> LayerView:
-    return LayerView("layer", 10, noise=GradientNoise(9.0, causes, together))
+def noisy(causes: dict[str, float], together: float, **apart: float) -> LayerView:
+    return LayerView("layer", 10, noise=GradientNoise(9.0, causes, together, **apart))
 
 
 NUMBERS = [
@@ -72,6 +72,9 @@ NUMBERS = [
     ("noise_from_grad", noisy({}, 0.0), None),
     ("noise_additivity", noisy({"weight": 1.0, "grad": 2.0}, 4.0), 4 / 3),
     ("noise_additivity", noisy({}, 0.0), None),
+    ("noise_bias", noisy({"weight": 1.0}, 4.0, bias=1.0, scatter=3.0), 1 / 4),
+    ("noise_bias", noisy({"weight": 1.0}, 4.0), None),
+    ("noise_bias", noisy({}, 0.0, bias=0.0, scatter=0.0), None),
     ("stable_rank", view(RANK_TWO), (9 + 1) / 9),
     ("effective_rank", view(RANK_TWO), math.exp(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))),
     ("effective_rank", view(torch.zeros(2, 2)), None),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import dvc
 import pytest
+from dvc.dependency import ParamsDependency
 from dvc.output import Output
 from dvc.repo import Repo
 from dvc.stage import Stage
@@ -65,8 +66,10 @@ def test_dvc_has_every_member_that_is_used(folder: Path, class_name: str):
         objects = {
             "Repo": [repo], "Index": [repo.index], "StageCache": [repo.stage_cache], "Stage": [stage],
             "Dependency": stage.deps, "DvcFile": [stage.dvcfile],
+            "ParamsDependency": [dep for dep in stage.deps if isinstance(dep, ParamsDependency)],
         }  # fmt: skip
         assert len(stage.deps) == 2, "a file and a setting"
+        assert objects[class_name]
         for found in objects[class_name]:
             check_members(found, class_name)
 
@@ -182,3 +185,26 @@ def test_what_cells_share_is_hashed_once_and_by_each_session_anew(folder: Path, 
     (folder / "code/train.py").write_text("another")
     after = dependencies()
     assert [key for key in "ab" if after[key] == before[key]] == []
+
+
+def test_parameters_that_cells_share_are_read_once_and_by_each_session_anew(folder: Path, monkeypatch):
+    read, original = [], ParamsDependency.read_params
+
+    def counted(self: ParamsDependency, *arguments: object, **options: object) -> object:
+        read.append(str(self))
+        return original(self, *arguments, **options)
+
+    monkeypatch.setattr(ParamsDependency, "read_params", counted)
+
+    def parameters() -> list[tuple[str, ...]]:
+        with locked_project() as project:
+            return [cell.hash_dependencies() for _ in range(2) for cell in project.cells_of("train")]
+
+    before = parameters()
+    assert read == ["params.yaml"] and all("{'setting': 1}" in str(hashes) for hashes in before)
+    with Repo() as repo:
+        stage = next(found for found in repo.index.stages if found.name == "train@a")
+        stage.save_deps()
+        assert before[0] == tuple(str(dep.hash_info) for dep in stage.deps), "as DVC reads it"
+    (folder / "params.yaml").write_text("setting: 2\n")
+    assert all("{'setting': 2}" in str(hashes) for hashes in parameters())

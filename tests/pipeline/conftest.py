@@ -28,6 +28,7 @@ COPIED = [
     "params.yaml",
     "reports/bench",
     "reports/simulation.csv",
+    "reports/ptq.csv",
     "reports/study/tuning",
 ]
 CELLS = ["bf16-adamw-0-1", "E4M3-adamw-0-1"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -11,6 +13,7 @@ import pytest
 from scipy import stats
 
 from altgrad.config import UserError
+from altgrad.reporting import hypotheses
 from altgrad.reporting.decide import decide, main
 from altgrad.reporting.gates import LAW_ORDER
 from altgrad.reporting.hypotheses import diagonal
@@ -20,12 +23,20 @@ FORMATS = ("E1M6", "E3M4", "E5M2")
 PLAIN = {"base": "adamw", "lr": 1e-3}
 
 
-def study(folder: Path, rows: list[tuple[str, str, int, float, float]], arms: dict[str, dict]) -> Path:
+def study(
+    folder: Path,
+    rows: list[tuple[str, str, int, float, float]],
+    arms: dict[str, dict],
+    grid: Mapping[str, object] = MappingProxyType({}),
+    **settings: object,
+) -> Path:
     folder.mkdir()
     columns = ["format", "optimizer", "seed", "lr_scale", "val_loss"]
     pd.DataFrame(rows, columns=columns).to_csv(folder / "results.csv", index=False)
     text = "".join(f"  {name}: {settings}\n" for name, settings in arms.items())
-    (folder / "params.yaml").write_text("optimizers:\n" + text)
+    (folder / "params.yaml").write_text("optimizers:\n" + text + f"grid: {dict(grid)}\n")
+    with open(folder / "params.yaml", "a") as file:
+        file.writelines(f"{name}: {value}\n" for name, value in settings.items())
     return folder
 
 
@@ -127,11 +138,53 @@ def test_what_is_gained_in_the_format_is_told_from_what_is_gained_anyway(tmp_pat
         (fmt, arm, seed, 1.0, 3 - gain * (1.0 if fmt == "E3M4" else 0.4) + 1e-3 * rng.normal())
         for fmt, (arm, gain), seed in itertools.product(("E3M4", "virtual.E3M4"), gained.items(), range(5))
     ]
-    text = decide(study(tmp_path / "length-800", rows, dict.fromkeys(gained, PLAIN)))
-    assert "In E3M4, lower than `adamw`: `stiff_matched`; higher: `muon`." in text
+    text = decide(study(tmp_path / "length-800", rows, dict.fromkeys(gained, PLAIN), train={"steps": 800}))
+    assert (
+        "**L1.** In E3M4, lower than `adamw`: `stiff_matched`; higher: `muon`; not told apart: `best_profile`." in text
+    )
     row = next(line for line in text.splitlines() if line.startswith("| `stiff_matched`"))
     measured = [float(cell.split(" [")[0]) for i, cell in enumerate(row.split("|")) if i in (2, 4, 5)]
     assert measured == pytest.approx([0.05, 0.02, 0.03], abs=2e-3)
+    arms = dict.fromkeys(gained, PLAIN)
+    alone = decide(study(tmp_path / "length-3200", rows[: len(rows) // 2], arms, train={"steps": 3200}))
+    assert alone.startswith(text.splitlines()[0].replace("800", "3200"))
+    assert [line for line in alone.splitlines() if "L1" in line] == [line for line in text.splitlines() if "L1" in line]
+    assert "own part" in text and "own part" not in alone, "it has no virtual twin"
+
+
+def test_gains_are_drawn_by_length_up_to_that_of_the_part(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(hypotheses, "draw_lengths", lambda gains, arms, folder: drawn.append((gains, arms)))
+    for name, steps, gain in (("controls", 200, 0.1), ("length-800", 800, 0.2), ("length-3200", 3200, 0.3)):
+        rows = [("E3M4", arm, seed, 1.0, 3 + 0.01 * seed - gain * (arm == "muon"))
+                for arm, seed in itertools.product(("adamw", "muon"), range(5))]  # fmt: skip
+        study(tmp_path / name, rows, {"adamw": PLAIN, "muon": PLAIN}, train={"steps": steps})
+    for name in ("length-800", "length-3200"):
+        assert "figures/lengths.png" in decide(tmp_path / name)
+    assert [list(gains) for gains, _ in drawn] == [[200, 800], [200, 800, 3200]]
+    assert [gains["muon"][0] for gains in drawn[1][0].values()] == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_damage_that_grows_with_training_is_told_from_damage_that_does_not(tmp_path):
+    rng = np.random.default_rng(6)
+    for steps, growth in ((200, 0.0), (800, 0.1), (3200, 0.2)):
+        cells = [(f"virtual.E3M4-adamw-{seed}-1", 1e-3 * rng.normal()) for seed in range(20, 25)]
+        rows = [
+            (cell, fmt, 3.0, level + growth * grows + noise)
+            for fmt, level, grows in (("none", 0, 0), ("E1M1", 0.5, 1), ("E3M0", 0.4, 0), ("E2M1", 0.6, -1))
+            for cell, noise in cells
+        ]
+        (tmp_path / "gate-tokens" / str(steps)).mkdir(parents=True)
+        table = pd.DataFrame(rows, columns=["cell", "format", "after", "cost"])
+        table.to_csv(tmp_path / "gate-tokens" / str(steps) / "after.csv", index=False)
+    text = decide(tmp_path / "gate-tokens")
+    assert "From 200 to 3200 steps" in text
+    assert "grows in E1M1; shrinks in E2M1; not told apart in E3M0." in text
+    row = next(line for line in text.splitlines() if line.startswith("| **E1M1**")).split("|")
+    assert [float(cell.split(" [")[0]) for cell in row[2:6]] == pytest.approx([0.5, 0.6, 0.7, 0.2], abs=3e-3)
+    (tmp_path / "empty" / "gate-tokens").mkdir(parents=True)
+    with pytest.raises(UserError, match="fewer than two lengths"):
+        decide(tmp_path / "empty" / "gate-tokens")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +198,7 @@ def test_with_other_texts_the_formats_own_part_is_tested_too(own, verdict, tmp_p
         for fmt, (arm, gain), seed in itertools.product(("E3M4", "virtual.E3M4"), gained.items(), range(8))
     ]
     text = decide(study(tmp_path / "corpus", rows, dict.fromkeys(gained, PLAIN)))
-    assert "**C1.** In E3M4, lower than `adamw`: `stiff_matched`; higher: `muon`." in text
+    assert "**C1.** In E3M4, lower than `adamw`: `stiff_matched`; higher: `muon`; not told apart: none." in text
     assert f", {verdict}." in text[text.index("**C2.**") :]
 
 
@@ -160,10 +213,10 @@ def test_runs_fail_that_diverge_or_stay_near_the_untrained_loss(works_up_to, ver
         for (fmt, limit), arm, rate, seed in itertools.product((("E4M3", 4), ("E7M0", works_up_to)), arms, rates, seeds)
         if not (fmt == "E4M3" and rate == 16)
     ]
-    folder = study(tmp_path / "no-significand", rows, arms)
     grid = {"formats": ["E4M3", "E7M0"], "optimizers": list(arms), "seeds": list(seeds), "lr_scales": rates}
-    with open(folder / "params.yaml", "a") as file:
-        file.write(f"grid: {grid | {'baseline': 'E4M3'}}\ntokenizer: {{vocab_size: 1024}}\n")
+    folder = study(
+        tmp_path / "no-significand", rows, arms, grid | {"baseline": "E4M3"}, tokenizer={"vocab_size": 1024}
+    )
     text = decide(folder)
     failed = {0: 80, 4: 20, 0.3: 76}[works_up_to]
     low, high = stats.binomtest(failed, 80).proportion_ci(method="wilson")
@@ -201,9 +254,10 @@ def test_a_recipe_is_held_against_single_formats_of_its_own_width(tmp_path):
         (fmt, "adamw", seed, 1.0, 3 + 0.1 * seed + above + 1e-3 * rng.normal())
         for (fmt, above), seed in itertools.product(level.items(), range(6))
     ]
-    text = decide(study(tmp_path / "what-if", rows, {"adamw": PLAIN}))
-    assert "**W1, 4 bits.** The recipe ends below E2M1; above E3M0; not told apart from none." in text
-    assert "**W2, 8 bits.** The recipe ends below E4M3; above none; not told apart from E2M5." in text
+    text = decide(study(tmp_path / "what-if", rows, {"adamw": PLAIN}, {"formats": [*level, "E1M2"]}))
+    first, second = (line for line in text.splitlines() if line.startswith(("**W1", "**W2")))
+    assert first.endswith("ends below E2M1; above E3M0; not told apart from none. Diverged with every seed: E1M2.")
+    assert second.endswith("ends below E4M3; above none; not told apart from E2M5.")
     row = next(line for line in text.splitlines() if line.startswith("| `what_if4` | **E2M1**"))
     assert float(row.split("|")[3].split(" [")[0].replace("−", "-")) == pytest.approx(-0.1, abs=3e-3)
 

@@ -7,15 +7,16 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import vl_convert
 from dvc_render.vega import VegaRenderer
 
 from altgrad.reporting.figures.style import LOOKS
-from altgrad.reporting.load import IDENTITY
+from altgrad.reporting.load import COMPLETED, IDENTITY
 from altgrad.reporting.offline import VEGA_LITE, write_vega
-from altgrad.reporting.plots import TABLES, write_plots
+from altgrad.reporting.plots import MEASURES, TABLES, write_plots
 
 TEMPLATES = Path(__file__).parents[2] / ".dvc/plots"
 PLOTS = {  # template, table, x, y
@@ -23,6 +24,9 @@ PLOTS = {  # template, table, x, y
     "validation": ("curves", "validation", "step", "minus_baseline"),
     "results": ("finals", "results", "format", "val_loss"),
     "precision": ("layers", "layers", "format", "sqnr_db"),
+    "heat": ("heat", "results", "format", "val_loss"),
+    "parallel": ("parallel", "measures", "measure", "value"),
+    "binades": ("curves", "binades", "binade", "log2_rungs"),
 }
 
 
@@ -57,6 +61,7 @@ def test_a_template_draws_all_formats_of_one_revision(plot: str, tables: Path) -
     for expected in ("E4M3", "E7M0", "the title", "the y"):
         assert expected in svg
     assert "NaN" not in svg and "undefined" not in svg
+    assert points_of(svg), "a frame without marks"
 
 
 @pytest.mark.parametrize("plot", PLOTS)
@@ -65,6 +70,42 @@ def test_a_template_draws_one_format_of_each_of_two_revisions(plot: str, tables:
     for expected in ("E4M3", "E3M4", "one", "two"):
         assert expected in svg
     assert "E7M0" not in svg
+    assert points_of(svg), "a frame without marks"
+
+
+def without_baseline(tables: Path, folder: Path, differences: dict[str, float]) -> Path:
+    """Write a table of two formats that have no baseline, the loss of E3M4 above E4M3's by ``differences`` by seed."""
+    columns = [*IDENTITY, "outcome", "step", "val_loss", "minus_baseline"]
+    rows = [
+        (name, "adamw", seed, 1, "completed", step, 3 + step / 100 + difference * (name == "E3M4"), None)
+        for name in ("E4M3", "E3M4")
+        for seed, difference in differences.items()
+        for step in (10, 20)
+    ]
+    pd.DataFrame(rows, columns=columns).to_csv(folder / "validation.csv", index=False)
+    return folder
+
+
+def points_of(svg: str) -> set[str]:
+    """Return the y values that the tooltips of a picture's marks tell."""
+    return set(re.findall(r"the y: ([^;\"]+)", svg))
+
+
+def test_two_revisions_without_a_baseline_are_told_by_their_difference(tables: Path, tmp_path: Path) -> None:
+    folder = without_baseline(tables, tmp_path, {"0": 0.25, "1": 0.75})
+    svg = drawn(folder, "validation", {"one": "E4M3", "two": "E3M4"})
+    assert "E3M4 − E4M3" in svg
+    assert {round(float(value.replace("−", "-")), 6) for value in points_of(svg)} >= {0.25, 0.75, 0.5}
+
+
+def test_one_revision_without_a_baseline_has_no_difference(tables: Path, tmp_path: Path) -> None:
+    svg = drawn(without_baseline(tables, tmp_path, {"0": 0.25}), "validation", {"workspace": None})
+    assert not points_of(svg) and " − " not in svg
+
+
+def test_a_baseline_goes_before_the_difference_of_revisions(tables: Path) -> None:
+    svg = drawn(tables, "validation", {"one": "E4M3", "two": "E3M4"})
+    assert points_of(svg) and "E3M4 − E4M3" not in svg
 
 
 @pytest.mark.parametrize("plot", ["training", "results"])
@@ -75,7 +116,7 @@ def test_a_format_has_its_colour_in_every_revision(plot: str, tables: Path) -> N
             assert LOOKS[name].color.lower() in svg
 
 
-@pytest.mark.parametrize("template", ["curves", "finals"])
+@pytest.mark.parametrize("template", ["curves", "finals", "parallel"])
 def test_templates_have_the_colours_of_the_figures(template: str) -> None:
     text = (TEMPLATES / f"{template}.json").read_text()
     found = dict(re.findall(r"(\w+): '(#[0-9A-Fa-f]{6})'", text))
@@ -106,6 +147,28 @@ def test_layers_hold_the_mean_of_the_second_half(study, tables: Path) -> None:
     ]
     rows = rows[(rows["metric"] == "sqnr_db") & (rows["step"] >= rows["step"].max() / 2)]
     assert table.loc[("E3M4", 1, "head", "weight"), "sqnr_db"] == pytest.approx(rows["value"].mean(), rel=1e-6)
+
+
+def test_rungs_by_binade_are_the_mean_over_layers_of_the_second_half(study, tables: Path) -> None:
+    table = pd.read_csv(tables / "binades.csv")
+    rows = study.monitors[study.monitors["metric"].str.startswith("rungs_2^")]
+    first = table.iloc[0]
+    own = rows[(rows[IDENTITY] == first[IDENTITY]).all(axis=1) & (rows["metric"] == f"rungs_2^{first['binade']}")]
+    late = own[own["step"] >= rows[(rows[IDENTITY] == first[IDENTITY]).all(axis=1)]["step"].max() / 2]
+    assert len(late) > 1 and first["log2_rungs"] == pytest.approx(np.log2(late["value"].mean()), rel=1e-6)
+
+
+def test_measures_are_those_of_each_completed_cell(study, tables: Path) -> None:
+    table = pd.read_csv(tables / "measures.csv").set_index([*IDENTITY, "measure"])["value"]
+    cells = study.cells[study.cells["status"] == COMPLETED]
+    for cell in cells.to_dict("records"):
+        identity = tuple(cell[name] for name in IDENTITY)
+        assert table[(*identity, "final loss")] == pytest.approx(cell["val_loss"], rel=1e-6)
+        assert table[(*identity, "tokens/s")] == pytest.approx(cell["tokens_per_s"], rel=1e-6)
+        rows = study.history[(study.history[IDENTITY] == list(identity)).all(axis=1)].dropna(subset="grad_norm")
+        late = rows[rows["step"] >= rows["step"].max() / 2]
+        assert table[(*identity, "gradient norm")] == pytest.approx(late["grad_norm"].mean(), rel=1e-6)
+    assert set(table.index.get_level_values("measure")) <= set(MEASURES)
 
 
 def test_vega_is_one_script_that_leaks_no_names_and_closes_no_tag(tmp_path: Path) -> None:

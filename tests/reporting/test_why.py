@@ -115,11 +115,12 @@ def test_the_chance_of_an_order_is_counted_out() -> None:
     assert permutation_p(x, y) == pytest.approx(np.mean(reached))
 
 
-@pytest.mark.parametrize(("ratio", "below"), [(6.0, "none"), (1.5, "E3M4")])
-def test_the_gradient_over_its_noise_is_told_with_its_main_source_and_the_line(ratio: float, below: str) -> None:
+@pytest.mark.parametrize(("ratio", "below", "bias"), [(6.0, "none", None), (1.5, "E3M4", 0.3)])
+def test_the_gradient_over_its_noise_is_told_with_its_main_source_and_the_line(ratio, below, bias) -> None:
     study = made({})
     random = np.random.default_rng(3)
     values = {"gradient_to_noise": ratio, "noise_from_weight": 0.7, "noise_from_input": 0.1, "noise_from_grad": 0.2}
+    values |= {} if bias is None else {"noise_bias": bias}
     rows = [
         [*(cell[name] for name in IDENTITY), metric, value + 0.001 * random.standard_normal()]
         for cell in study.cells.reset_index().to_dict("records")
@@ -128,4 +129,5 @@ def test_the_gradient_over_its_noise_is_told_with_its_main_source_and_the_line(r
     ]
     study.__dict__["summary"] = pd.DataFrame(rows, columns=[*IDENTITY, "metric", "value"])
     (line,) = lines(study)
-    assert f"E3M4 {ratio:.1f} (from weights 70 %)" in line and line.endswith(f"2505.19115): {below}.")
+    source = "from weights 70 %" + (", bias 30 %" if bias else "")
+    assert f"E3M4 {ratio:.1f} ({source})" in line and line.endswith(f"2505.19115): {below}.")

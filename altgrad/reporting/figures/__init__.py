@@ -10,7 +10,7 @@ import importlib
 import multiprocessing
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +48,14 @@ def at(spot: str, pictures: dict[str, Picture]) -> list[Picture]:
     return [pictures[plate.name] for plate in PLATES if plate.spot == spot and plate.name in pictures]
 
 
-def draw_all(study: Study, result: Comparison, benches: list[dict[str, Any]], folder: Path) -> dict[str, Picture]:
+def draw_all(
+    study: Study, result: Comparison, benches: list[dict[str, Any]], folder: Path, silent: Collection[Plate]
+) -> dict[str, Picture]:
     """Draw every figure that has data as PNG and SVG in ``folder``; return their pictures by name.
 
-    A figure for which this study has no news is left out, see :func:`quiet`. Files of figures that are not drawn are
-    removed, so the folder holds what the report shows.
+    Those in ``silent``, see :func:`quiet`, are left out. Files of figures that are not drawn are removed, so the folder
+    holds what the report shows.
     """
-    silent = quiet(study, result)
     told = [plate for plate in PLATES if plate not in silent]
     pictures = _machines(benches, folder) | draw(told, study, result, folder)
     for path in folder.glob("*.*") if folder.is_dir() else ():

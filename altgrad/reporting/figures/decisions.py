@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,23 @@ def draw_profile(gains: np.ndarray, slopes: list[float], knees: list[float], fol
         figure, axes = _table(gains, [f"{slope:g}" for slope in slopes], [f"{knee:g}" for knee in knees])
         axes.set(xlabel="knee (binades below the largest weight)", ylabel="slope")
         save(figure, folder, "profile")
+
+
+def draw_lengths(gains: Mapping[int, Mapping[str, Interval]], arms: list[str], folder: Path) -> None:
+    """Draw what each arm gains by the number of steps that runs took, as ``folder/lengths``."""
+    with drawing():
+        figure, ((axes,),) = panels(1, 1, 3.4, width=6.5)
+        for shift, (name, look) in zip(np.linspace(-0.06, 0.06, len(arms)), looks(arms).items(), strict=True):
+            x = np.array(list(gains)) * 2**shift  # so that no interval hides another
+            estimate, low, high = np.array([of[name] for of in gains.values()]).T
+            axes.errorbar(x, estimate, [estimate - low, high - estimate], **look.line(label=name), elinewidth=1.2)
+        axes.axhline(0, color="black", linewidth=0.9)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(list(gains), [f"{steps:,}" for steps in gains])
+        axes.minorticks_off()
+        axes.set(xlabel="training steps", ylabel="gain over AdamW (nats per token)")
+        figure.legend(loc="outside upper center", ncols=len(arms))
+        save(figure, folder, "lengths")
 
 
 def _table(gains: np.ndarray, rows: list[str], columns: list[str]) -> tuple[Figure, Axes]:

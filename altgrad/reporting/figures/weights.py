@@ -72,9 +72,9 @@ def divergences(study: Study, comparison: Comparison) -> pd.DataFrame:
     """
     rows = per_layer(study.diagnosis, study, comparison)
     rows = rows[rows["metric"] == "log2_magnitude"]
-    histograms = {
-        key: group.set_index("x")["value"] for key, group in rows.groupby(["format", "seed", "layer"], sort=False)
-    }
+    # All over the same bins, so that none has to be aligned with another.
+    bins = rows.pivot_table(index=["format", "seed", "layer"], columns="x", values="value", fill_value=0.0)
+    histograms = dict(bins.iterrows())
     layers, seeds = layer_order(study, rows), list(dict.fromkeys(rows["seed"]))
     following = dict(zip(seeds, seeds[1:] + seeds[:1], strict=True))
     pairs = {

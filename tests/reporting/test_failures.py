@@ -1,0 +1,104 @@
+"""Which runs fail, and what becomes of a prediction. Oracles: counts by hand; Wilson's interval from its formula."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+import pytest
+
+from altgrad.formats import get_format
+from altgrad.reporting.compare import compare
+from altgrad.reporting.document import Bullets, Table, Text
+from altgrad.reporting.failures import FORETOLD, failed, failures, foretold, limit_of
+from altgrad.reporting.load import IDENTITY, Study
+from altgrad.reporting.statistics import wilson
+from altgrad.reporting.wording import percent_of
+from tests.reporting.made_losses import ADAMW, study_of
+
+ARMS = {"adamw": ADAMW, "adamw_sr": ADAMW | {"weights": "quantized", "rounding": "stochastic"}}
+VOCABULARY = 1024
+LIMIT = (math.log(VOCABULARY) + 3.0) / 2  # E4M3's best mean is 3.0
+
+
+def study(entry: str = "E7M0", fine: float | None = LIMIT - 0.01, bad: float | None = LIMIT + 0.01) -> Study:
+    """Two arms at two rates and two seeds; ``entry`` works at the first rate and fails at the second."""
+    losses = {("E4M3", arm, rate): [3.0 + 0.5 * (rate > 1)] * 2 for arm in ARMS for rate in (1, 4)}
+    losses |= {(entry, arm, rate): [fine, fine] if rate == 1 else [bad, None] for arm in ARMS for rate in (1, 4)}
+    found = study_of(losses, ARMS, baseline="E4M3")
+    found.corpus["vocab_size"] = VOCABULARY
+    for cell in found.resolved.values():
+        fmt = get_format(cell["format"])
+        cell["formats"] = {fmt.name: {
+            "name": fmt.name, "exponent_bits": fmt.exponent_bits, "mantissa_bits": fmt.mantissa_bits,
+        }}  # fmt: skip
+    return found
+
+
+def texts(found: Study) -> list[str]:
+    return [block.text for block in failures(found, compare(found)) if isinstance(block, Text)]
+
+
+@pytest.mark.parametrize(("count", "total"), [(0, 15), (3, 30), (30, 30), (82, 93)])
+def test_wilsons_interval_is_his_formula(count: int, total: int) -> None:
+    z, share = 1.959963984540054, count / total
+    middle = (share + z**2 / (2 * total)) / (1 + z**2 / total)
+    half = z / (1 + z**2 / total) * math.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
+    assert wilson(count, total) == pytest.approx((middle - half, middle + half), abs=1e-9)
+
+
+def test_a_run_fails_beyond_the_middle_between_knowing_nothing_and_the_baselines_best() -> None:
+    assert limit_of(VOCABULARY, 3.0) == LIMIT
+    fails = failed(study())
+    assert fails[fails].index.tolist() == [f"E7M0-{arm}-{seed}-4" for arm in ARMS for seed in (0, 1)]
+    assert not failed(study(bad=LIMIT - 0.01))["E7M0-adamw-0-4"]
+
+
+def test_an_arm_without_the_baseline_is_not_judged() -> None:
+    found = study()
+    mine = (found.cells["format"] == "E4M3") & (found.cells["optimizer"] == "adamw_sr")
+    found.cells.loc[mine, ["status", "val_loss"]] = ["diverged", float("nan")]
+    assert {key.split("-")[1] for key in failed(found).index} == {"adamw"}
+
+
+def test_the_prediction_is_told_with_its_count_by_regime() -> None:
+    (said, *_) = texts(study())
+    assert said.startswith("**E7M0** has no significand bits")
+    assert f"{percent_of(4, 8)} fail: the first fails." in said
+    assert f"With master weights: {percent_of(2, 4)}." in said
+    assert f"With weights on the quantization grid: {percent_of(2, 4)}." in said
+    assert "is left open" in texts(study(fine=None, bad=None))[0]  # 8 of 8 may be 68 %
+
+
+def test_what_an_interval_says_of_the_prediction() -> None:
+    assert [foretold(*pair) for pair in ((0.91, 1.0), (0.2, 0.89), (0.85, 0.95))] == ["holds", "fails", "is left open"]
+    assert FORETOLD == 0.9
+
+
+def test_a_table_has_the_lowest_rate_at_which_most_fail() -> None:
+    (table,) = (block for block in failures(study(), compare(study())) if isinstance(block, Table))
+    rows = {(row[0], row[1]): row[2:4] for row in table.rows}
+    assert rows["**E7M0**", "`adamw`"] == [percent_of(2, 4), "4 times"]
+    assert rows["**E4M3**", "`adamw`"] == [percent_of(0, 4), "none"]
+
+
+def test_losses_that_stop_falling_are_counted() -> None:
+    found = study()
+    falls = {"E7M0-adamw-0-1": 0.09, "E7M0-adamw-1-1": 0.11, "E4M3-adamw-0-1": 0.0}
+    rows = [
+        [*found.cells.loc[key, IDENTITY], step, loss]
+        for key, fall in falls.items()
+        for step, loss in ((1, 9.0), (10, 4.0), (11, 3.0), (50, 4.0 - fall))
+    ]
+    found.__dict__["history"] = pd.DataFrame(
+        rows, columns=[*IDENTITY, "step", "train_loss"]
+    ).assign(grad_norm=1.0, clipped_frac=0.0)
+    assert "The training loss of 1 of 2 falls less than 0.1 nats after step 10." in texts(found)[0]
+
+
+def test_where_nothing_fails_and_nothing_was_foretold_the_report_is_silent() -> None:
+    calm = study("E5M2", fine=3.0, bad=3.2)
+    calm.cells.loc[calm.cells["status"] == "diverged", ["status", "val_loss"]] = ["completed", 3.2]
+    assert failures(calm, compare(calm)) == []
+    assert not any(isinstance(block, Bullets) for block in failures(study(), compare(study()))), "no early signs here"
+    assert "has no significand bits" not in " ".join(texts(study("E5M2"))), "it has two"
