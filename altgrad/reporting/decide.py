@@ -27,6 +27,7 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "what-if": gates.what_if, "no-significand": gates.no_significand,
     "length-800": hypotheses.ladder, "length-3200": hypotheses.ladder,
     "length-3200-twin": hypotheses.twin, "ladder-nano": hypotheses.ladder,
+    "ladder-nano-twin": hypotheses.larger_twin,
     "corpus": hypotheses.corpus,
 }  # fmt: skip
 OF_SEVERAL = {"gate-tokens": gates.gate_tokens}  # what is made of several parts, in folders of its own

@@ -202,12 +202,23 @@ def twin(losses: pd.Series, plain: str, _: Path) -> list[Block]:
 def corpus(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     """The same with other texts, and the format's own part of what its geometry gains."""
     said, table = _each_over_plain("C1", losses, plain)
+    return [said, _own_part("C2", losses, plain), table]
+
+
+def larger_twin(losses: pd.Series, plain: str, _: Path) -> list[Block]:
+    """The format's own part of what its geometry gains in a larger model."""
+    _said, table = _each_over_plain("L2", losses, plain)  # whose decision is that of the part without twins
+    return [_own_part("L3", losses, plain), table]
+
+
+def _own_part(hypothesis: str, losses: pd.Series, plain: str) -> Text:
+    """What `stiff_matched` gains in the first format minus what it gains in its virtual twin: t over pairs."""
     entry = _values(losses, "format")[0]
     own = _gains(losses, plain, "stiff_matched", entry) - _gains(losses, plain, "stiff_matched", VIRTUAL + entry)
     p = two_sided(own)
     verdict = "not told apart from zero" if p >= LEVEL else "above zero" if own.mean() > 0 else "below zero"
     part = f"{with_interval(own)}, p = {p_value(p)}, {verdict}"
-    return [said, Text(f"**C2.** The format's own part of what `stiff_matched` gains: {part}."), table]
+    return Text(f"**{hypothesis}.** The format's own part of what `stiff_matched` gains: {part}.")
 
 
 def _each_against(hypothesis: str, reference: str, losses: pd.Series, plain: str) -> list[Block]:

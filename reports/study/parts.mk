@@ -114,7 +114,9 @@ larger = $(filter-out model=% tokenizer.% grid.optimizers=%,$(call lasting,400))
 STUDY_tuning-nano := $(call larger) grid.formats=[E3M4] grid.seeds=[10,11] grid.lr_scales=[0.25,0.5,1,2]
 # The best of those four for both.
 RATES_nano := optimizers.adamw.lr=1.5e-3 optimizers.stiff_matched.lr=2.1e-3
-STUDY_ladder-nano := $(call larger) $(RATES_nano) grid.formats=[E3M4] grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
+LADDER_NANO := $(call larger) $(RATES_nano) grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
+STUDY_ladder-nano := $(LADDER_NANO) grid.formats=[E3M4]
+STUDY_ladder-nano-twin := $(LADDER_NANO) grid.formats=$(call list,$(call twins,E3M4))
 
 # Another kind of text: the documentation that five installed packages carry, at rates of its own.
 DOCSTRINGS := scratch/docstrings
@@ -195,4 +197,4 @@ PARTS := master on-grid again wider lower rung-again virtual virtual-grid tuning
 	tuning-controls controls tuning-masterless masterless gate-formats gate-formats-blocks \
 	tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin \
-	tuning-nano ladder-nano tuning-corpus corpus tuning-plain-arms what-if no-significand
+	tuning-nano ladder-nano ladder-nano-twin tuning-corpus corpus tuning-plain-arms what-if no-significand

@@ -190,7 +190,7 @@ def test_damage_that_grows_with_training_is_told_from_damage_that_does_not(tmp_p
 @pytest.mark.parametrize(
     ("own", "verdict"), [(0.0, "not told apart from zero"), (0.02, "above zero"), (-0.02, "below zero")]
 )
-def test_with_other_texts_the_formats_own_part_is_tested_too(own, verdict, tmp_path):
+def test_the_formats_own_part_is_tested_with_other_texts_and_in_a_larger_model(own, verdict, tmp_path):
     rng = np.random.default_rng(4)
     gained = {"adamw": 0.0, "stiff_matched": 0.05, "muon": -0.05}
     rows = [
@@ -200,6 +200,8 @@ def test_with_other_texts_the_formats_own_part_is_tested_too(own, verdict, tmp_p
     text = decide(study(tmp_path / "corpus", rows, dict.fromkeys(gained, PLAIN)))
     assert "**C1.** In E3M4, lower than `adamw`: `stiff_matched`; higher: `muon`; not told apart: none." in text
     assert f", {verdict}." in text[text.index("**C2.**") :]
+    larger = decide(study(tmp_path / "ladder-nano-twin", rows, dict.fromkeys(gained, PLAIN)))
+    assert f", {verdict}." in larger[larger.index("**L3.**") :] and "L2" not in larger
 
 
 @pytest.mark.parametrize(
