@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[1]
 ROOMS = sorted(path.parent for path in (ROOT / "altgrad").glob("*/__init__.py"))
 PAGES = sorted((ROOT / "altgrad").rglob("*.md"))
 READMES = [room / "README.md" for room in ROOMS]
-SOURCES = (".py", ".cpp", ".h", ".j2")
-SOURCE = re.compile(r"`([\w./]+\.(?:py|cpp|h|j2))`")
+SOURCES = (".py", ".cpp", ".h", ".j2", ".html", ".css", ".js")
+SOURCE = re.compile(r"`([\w./]+\.(?:py|cpp|h|j2|html|css|js))`")
 
 
 def identity(path: Path) -> str:

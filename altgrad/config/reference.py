@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from altgrad.config.models import Model, ModelFrom
 from altgrad.config.recipe import Rule
 from altgrad.config.resolve import Override
-from altgrad.config.schema import CORPORA, Arm, CustomFormat, Diagnose, Grid, Monitor, Params, Tokenizer, Train
+from altgrad.config.schema import CORPORA, Arm, Budget, CustomFormat, Diagnose, Grid, Monitor, Params, Tokenizer, Train
 from altgrad.config.section import as_format
 
 FOLDER = Path(__file__).with_name("settings")
@@ -39,6 +39,7 @@ PAGES = (
     Page("train", "The section", (Train,)),
     Page("monitor", "The section", (Monitor,)),
     Page("diagnose", "The section", (Diagnose,)),
+    Page("budget", "The section", (Budget,)),
     Page("optimizers", "An entry is an arm", (Arm,)),
     Page("recipes", "An entry is a list of rules", (Rule,)),
     Page("formats", "An entry is a format of your own", (CustomFormat,)),

@@ -8,6 +8,7 @@ hours of training. Names of presets (``models``, ``corpora``, ``optimizers``, ``
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field, StrictInt, model_validator
@@ -186,6 +187,28 @@ class Diagnose(Section):
     hutchinson: int = Field(8, ge=2, le=10_000, description="random vectors for the traces")
 
 
+class Budget(Section):
+    """What a study may take. It decides which cells are trained, and no bit of any; `make repro` keeps to it."""
+
+    price: float = Field(0.0, ge=0, le=1e6, description="of an hour of this machine, in whatever currency")
+    cap: float | None = Field(None, gt=0, le=1e9, description="most that training may cost; needs a price")
+    seconds: float | None = Field(None, gt=0, le=1e9, description="most that training may last")
+
+    @model_validator(mode="after")
+    def _a_cap_needs_a_price(self) -> Budget:
+        if self.cap is not None and not self.price:
+            raise ValueError("cap needs a price; set budget.price to what an hour of this machine costs")
+        return self
+
+    @property
+    def limit(self) -> float:
+        """Seconds that training may last, infinity if nothing limits it."""
+        by_cost = math.inf if self.cap is None else 3600 * self.cap / self.price
+        return min(by_cost, math.inf if self.seconds is None else self.seconds)
+
+
+Tracker = Literal["tensorboard", "mlflow", "wandb", "trackio"]
+
 # --- the whole file --------------------------------------------------------------------------
 
 
@@ -244,6 +267,8 @@ class Params(Section):
     train: Train = Field(Train(), description="the training schedule")
     monitor: Monitor = Field(Monitor(), description="what is recorded inside a run")
     diagnose: Diagnose = Field(Diagnose(), description="what the diagnosis of a finished run may take")
+    budget: Budget = Field(Budget(), description="what a study may take")
+    tracking: list[Tracker] = Field([], description="who is told of cells while they train; off by default")
     overrides: Annotated[dict[str, dict[str, Any]], BeforeValidator(_empty)] = Field(
         {}, description="settings of some cells, by grid entry, arm or cell"
     )

@@ -11,7 +11,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -31,15 +31,25 @@ def project_root() -> Path:
 
 def scratch_directory(root: Path, cell: Cell, tokens: Path) -> Path:
     """Return the scratch directory of ``cell`` for the present sources, token files and torch version."""
-    digest = hashlib.sha256(cell.to_json().encode())
+    return root / "scratch" / run_names([cell], tokens)[cell.key]
+
+
+def run_names(cells: Iterable[Cell], tokens: Path) -> dict[str, str]:
+    """Return a name for each cell's run, by its key, that no run with other bits has."""
+    shared = hashlib.sha256()
     package = Path(altgrad.__file__).parent
     files = [file for room in SOURCES for file in sorted((package / room).rglob("*"))]
     sources = [file for file in files if file.suffix in SOURCE_SUFFIXES]
     for file in [*sources, tokens / "meta.json", tokens / "train.bin", tokens / "val.bin"]:
         with open(file, "rb") as content:
-            digest.update(hashlib.file_digest(content, "sha256").digest())
-    digest.update(version("torch").encode())
-    return root / "scratch" / f"{cell.key}-{digest.hexdigest()[:16]}"
+            shared.update(hashlib.file_digest(content, "sha256").digest())
+    shared.update(version("torch").encode())
+    names = {}
+    for cell in cells:
+        digest = shared.copy()
+        digest.update(cell.to_json().encode())
+        names[cell.key] = f"{cell.key}-{digest.hexdigest()[:16]}"
+    return names
 
 
 @contextmanager

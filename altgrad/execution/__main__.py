@@ -21,10 +21,12 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"--jobs: expected 1 or more, got {options.jobs}")
 
     from altgrad.execution import cells, dvc_api, local  # DVC, which takes a moment to load
+    from altgrad.execution.tracking import tracked
 
     dvc_api.change_params(Path("params.yaml"), options.set_param)
     params = load_params()
-    rest = cells.run_cells(local.LocalPool(options.jobs, params.models[params.model].threads))
+    with tracked(params.tracking):
+        rest = cells.run_cells(local.LocalPool(options.jobs, params.models[params.model].threads))
     cells.run_the_rest(rest)
 
 

@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from altgrad.config import UserError
+from altgrad.config.files import write_text
 from altgrad.execution.draft import Draft
-from altgrad.execution.executor import LOGS, Executor, Task
+from altgrad.execution.executor import BEGAN, LOGS, Executor, Task
 from altgrad.execution.handover import HandOver
 from altgrad.execution.plan import first_tasks, rest
 from altgrad.execution.progress import Progress, why_it_failed
@@ -64,11 +65,12 @@ def run_tasks(tasks: Sequence[Task], executor: Executor) -> dict[str, str]:
     def start(more: Sequence[Task]) -> int:
         for task in more:
             task.log.unlink(missing_ok=True)
+            task.failed.unlink(missing_ok=True)
         progress.add(more)
         executor.submit(more)
         return len(more)
 
-    with _caught_signals() as received, closing(Progress()) as progress, closing(Draft()) as draft:
+    with _caught_signals() as received, _began(), closing(Progress()) as progress, closing(Draft()) as draft:
         open_tasks += start(tasks)
         while not over:
             for signum in received[passed_on:]:  # before the poll, which may start the next task
@@ -82,6 +84,8 @@ def run_tasks(tasks: Sequence[Task], executor: Executor) -> dict[str, str]:
                     hand_over.add(outcome.task)
                 else:
                     failures[outcome.task.name] = why_it_failed(outcome)
+                    if not received:  # an interrupted cell has not failed
+                        write_text(outcome.task.failed, failures[outcome.task.name])
             idle = not status.running and (passed_on > 0 or open_tasks == 0)
             following = hand_over.when_due(last=idle)
             if following and not received:
@@ -97,6 +101,16 @@ def run_tasks(tasks: Sequence[Task], executor: Executor) -> dict[str, str]:
         sys.exit(128 + received[0])
     failures |= hand_over.failures
     return {name: f"{problem} (its output is in {LOGS / name}.log)" for name, problem in failures.items()}
+
+
+@contextmanager
+def _began() -> Iterator[None]:
+    """Leave a mark of when tasks began to be run, for whoever watches."""
+    BEGAN.touch()
+    try:
+        yield
+    finally:
+        BEGAN.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 LOGS = Path("scratch/workers")
+BEGAN = LOGS / "began"  # an empty file that is there while tasks are run, as old as the first of them
 
 
 class Task(NamedTuple):
@@ -48,6 +49,11 @@ class Task(NamedTuple):
         The folder exists, and there is no log of an earlier run in it.
         """
         return LOGS / f"{self.name}.log"
+
+    @property
+    def failed(self) -> Path:
+        """Where the sentence goes that says why it failed; none while it runs or after it ended well."""
+        return LOGS / f"{self.name}.failed"
 
 
 class Outcome(NamedTuple):

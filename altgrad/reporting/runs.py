@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,14 +34,19 @@ class Runs:
         """Return those of every cell in ``study`` that completed."""
         cells = study.cells
         losses = cells[PRIMARY].where(cells["status"] == COMPLETED).to_numpy(dtype="float64")
-        seeds = {seed: i for i, seed in enumerate(study.seeds)}
+        identity = (cells["format"], cells["optimizer"], cells["lr_scale"], cells["seed"])
+        return cls.of_losses(zip(*identity, losses, strict=True), study.seeds)
+
+    @classmethod
+    def of_losses(cls, losses: Iterable[tuple[str, str, float, int, float]], seeds: Sequence[int]) -> Runs:
+        """Return those of cells given as (entry, arm, rate, seed, loss), NaN for one that did not complete."""
+        positions = {seed: i for i, seed in enumerate(seeds)}
         rows: dict[Run, np.ndarray] = {}
-        columns = (cells["format"], cells["optimizer"], cells["lr_scale"], cells["seed"])
-        for *run, seed, loss in zip(*columns, losses, strict=True):
-            rows.setdefault(tuple(run), np.full(len(seeds), np.nan))[seeds[seed]] = loss
+        for *run, seed, loss in losses:
+            rows.setdefault(tuple(run), np.full(len(positions), np.nan))[positions[seed]] = loss
         distinct: dict[bytes, int] = {}
         place = {run: distinct.setdefault(row.tobytes(), len(distinct)) for run, row in rows.items()}
-        table = np.array([np.frombuffer(row) for row in distinct]).reshape(len(distinct), len(seeds))
+        table = np.array([np.frombuffer(row) for row in distinct]).reshape(len(distinct), len(positions))
         return cls(place, table)
 
     def of_run(self, run: Run) -> pd.Series:

@@ -1,7 +1,7 @@
 """What a run writes: tidy rows while it goes, and its output files at the end.
 
-Rows are appended to JSON-lines files in the scratch directory as they happen. A resumed run drops
-the rows after its checkpoint and writes them again, so the finished files do not show the interruption.
+Rows are appended to JSON-lines files in the scratch directory as they happen, and can be read there. A resumed run
+drops the rows after its checkpoint and writes them again, so the finished files do not show the interruption.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class RowLog:
             kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step(line) <= resume_step]
         with replacing(path) as temporary:
             temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
+        # Open as long as the run. Line by line, for whoever watches.
+        self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
 
     def append(self, row: Sequence[Any]) -> None:
         """Add one row of finite numbers, strings and nulls."""

@@ -14,7 +14,7 @@ import pytest
 from altgrad.execution import cells, draft, handover
 from altgrad.execution.cells import run_tasks
 from altgrad.execution.draft import Draft
-from altgrad.execution.executor import Outcome, Status, Task
+from altgrad.execution.executor import BEGAN, Outcome, Status, Task
 from altgrad.execution.progress import result_line, steps_done, why_it_failed
 from tests.execution.conftest import AtOnce
 
@@ -73,6 +73,23 @@ def test_what_ended_well_is_handed_over_and_what_did_not_is_named(handed):
         "train@a": "error: no luck (its output is in scratch/workers/train@a.log)",
         "train@c": "refused (its output is in scratch/workers/train@c.log)",
     }
+
+
+def test_who_watches_sees_since_when_tasks_run_and_why_one_failed(handed):
+    TASKS[2].log.parent.mkdir(parents=True)
+    TASKS[2].failed.write_text("of an earlier run")
+    seen = []
+    executor = Scripted({}, lambda: seen.append((BEGAN.exists(), TASKS[2].failed.exists())), {"a": 1, "b": 0, "c": 0})
+    run_tasks(TASKS, executor)
+    assert seen == [(True, False)] and not BEGAN.exists()
+    assert TASKS[0].failed.read_text() == "it said nothing" and not TASKS[1].failed.exists()
+
+
+def test_an_interrupted_cell_has_not_failed(handed):
+    executor = Scripted({}, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(SystemExit):
+        run_tasks(TASKS, executor)
+    assert not any(task.failed.exists() for task in TASKS) and not BEGAN.exists()
 
 
 def test_what_was_trained_is_diagnosed_while_others_train(handed, monkeypatch):

@@ -1,0 +1,37 @@
+"""A page that follows the cells while they train: losses, the comparison so far, time left."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+from contextlib import suppress
+from pathlib import Path
+
+from altgrad.config import UserError, load_params, run_stage
+from altgrad.watch.events import Events
+from altgrad.watch.server import Server
+
+PORT = 8765
+
+
+def main(arguments: list[str]) -> None:
+    """Serve the page until it is interrupted."""
+    parser = argparse.ArgumentParser(prog="python -m altgrad.watch", description=__doc__)
+    parser.add_argument("--port", type=int, default=PORT, help="on this machine; 0: a free one; default: %(default)s")
+    options = parser.parse_args(arguments)
+    if not 0 <= options.port <= 65_535:
+        raise UserError(f"--port: expected 0 to 65535, got {options.port}")
+    try:
+        server = Server(Events(Path(), load_params().budget.price), options.port)
+    except OSError as error:
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+            raise
+        why = "is in use" if error.errno == errno.EADDRINUSE else "needs privileges"
+        raise UserError(f"--port: {options.port} {why}; another, or 0 for a free one, will do") from None
+    print(f"The page: {server.url} (for this machine alone; Ctrl-C ends it, and no cell)", flush=True)
+    with suppress(KeyboardInterrupt), server:
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    run_stage(main)

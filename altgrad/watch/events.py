@@ -1,0 +1,141 @@
+"""What the page is told: a list of events that only grows, so that a reader asks for what came after the last it has.
+
+An event is a JSON array: its kind, then its values.
+
+- ``["grid", {...}]``: the cells and the settings that they share; first, and again never: another grid is another list.
+- ``["rows", cell, again, [[step, train_loss, val_loss, grad_norm], ...]]``: logged steps of the cell with that number;
+  ``again`` is 1 where its earlier ones no longer hold.
+- ``["cell", cell, {...}]``: state, step, outcome, losses and flags of a cell.
+- ``["standing", [...]]``: the comparison so far, as :func:`altgrad.watch.standing.standing` has it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from altgrad.execution.executor import BEGAN
+from altgrad.watch.pace import Pace
+from altgrad.watch.project import Change, Project, Row, Seen
+from altgrad.watch.standing import standing
+
+EVERY = 1.0  # seconds between two looks at the files, however many pages ask
+POINTS = 100  # of a cell's curve, about: the rows between are left out, but none that was evaluated
+AT_ONCE = 60_000  # bytes of events in an answer, about; a page asks once a second
+
+
+class Events:
+    """The events of a project, for any number of readers; ``price`` is that of an hour of this machine."""
+
+    def __init__(self, root: Path, price: float = 0.0) -> None:
+        self._project, self._price, self._began = Project(root), price, root / BEGAN
+        self._lock = threading.Lock()
+        self._begin()
+        self._looked = -math.inf
+
+    def after(self, list_id: str, count: int) -> dict[str, Any]:
+        """Return what follows the first ``count`` events of the list that was called ``list_id``.
+
+        ``list``: its name now; if that is another, the events are all from the beginning. ``next``: the ``count`` to
+        ask with, ``more``: whether that would bring more at once. ``pace``: the price, and what
+        :class:`altgrad.watch.pace.Pace` knows.
+
+        Raises :class:`altgrad.config.UserError` where there is no grid.
+        """
+        with self._lock:
+            if time.monotonic() - self._looked >= EVERY:
+                self._look()
+                self._looked = time.monotonic()
+            start = count if list_id == self._id and 0 <= count <= len(self._events) else 0
+            end, size = start, 0
+            while end < len(self._events) and size < AT_ONCE:
+                size += len(self._events[end])
+                end += 1
+            return {
+                "list": self._id, "next": end, "more": end < len(self._events),
+                "pace": {"price": self._price, **self._pace.summary()},
+                "events": [json.loads(event) for event in self._events[start:end]],
+            }  # fmt: skip
+
+    def _begin(self) -> None:
+        self._events: list[bytes] = []
+        self._id = secrets.token_hex(8)
+        self._numbers: dict[str, int] = {}
+        self._sent: dict[str, int] = {}  # the last step of a cell that a row was sent of
+        self._standing: list[dict[str, Any]] = []
+        self._pace = Pace(self._began)
+
+    def _look(self) -> None:
+        changes = self._project.look()
+        if self._project.restarted:
+            self._begin()
+            cells = self._project.cells
+            self._numbers = {key: number for number, key in enumerate(cells)}
+            self._add("grid", _grid(cells.values(), self._project.baseline))
+        for change in changes:
+            number = self._numbers[change.cell.key]
+            rows = self._thinned(change)
+            if rows or change.again:
+                self._add("rows", number, int(change.again), rows)
+            self._add("cell", number, _cell(change.cell))
+        self._pace.look(self._project.cells.values())
+        if any(change.again or change.cell.is_over for change in changes):
+            now = standing(self._project.cells.values(), self._project.baseline)
+            if now != self._standing:
+                self._standing = now
+                self._add("standing", now)
+
+    def _add(self, *event: Any) -> None:
+        self._events.append(json.dumps(event, allow_nan=False, separators=(",", ":")).encode())
+
+    def _thinned(self, change: Change) -> list[list[Any]]:
+        """Return the rows that are worth a point: those that were evaluated, and of the others some `POINTS`."""
+        key, apart = change.cell.key, change.cell.steps / POINTS
+        last = -math.inf if change.again else self._sent.get(key, -math.inf)
+        found = []
+        for row in change.rows:
+            if row.values["val_loss"] is not None or row.step - last >= apart:
+                found.append(_point(row))
+                last = row.step
+        if found:
+            self._sent[key] = found[-1][0]
+        return found
+
+
+def _grid(cells: Iterable[Seen], baseline: str) -> dict[str, Any]:
+    return {
+        "baseline": baseline,
+        "cells": [
+            [cell.key, *(cell.settings[name] for name in ("format", "optimizer", "seed", "lr_scale")), cell.steps]
+            for cell in cells
+        ],
+    }
+
+
+def _cell(cell: Seen) -> dict[str, Any]:
+    found: dict[str, Any] = {"state": cell.state, "step": cell.step}
+    if cell.metrics:
+        names = ("outcome", "outcome_step", "signature", "val_loss")
+        found |= {name: cell.metrics[name] for name in names}
+        found["seconds"] = cell.timing["total_s"]
+    if cell.flags:
+        found["flags"] = [[flag["layer"], flag["metric"], _short(flag["value"])] for flag in cell.flags]
+    if cell.why:
+        found["why"] = cell.why
+    return found
+
+
+def _point(row: Row) -> list[Any]:
+    values = row.values
+    return [row.step, _short(values["train_loss"]), values["val_loss"], _short(values["grad_norm"])]
+
+
+def _short(value: float | None) -> float | None:
+    """Return ``value`` to five digits, which is more than a curve shows; a validation loss stays as it is."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")

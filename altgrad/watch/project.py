@@ -1,0 +1,221 @@
+"""What the files of a project say of its cells: which there are, how far each is, and what came of it.
+
+Nothing is written and nobody is asked. Of every cell a look reads what is new: rows of ``history.jsonl`` while it
+trains, ``history.csv`` and ``metrics.json`` when it has, the flags when it is diagnosed. So training does not depend on
+who watches, and whoever begins late, or begins again, sees what one from the beginning has seen.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from altgrad.config import UserError
+from altgrad.config.files import read_json
+from altgrad.execution.executor import Task
+from altgrad.watch.follow import Lines
+
+HISTORY = ("step", "tokens", "lr", "train_loss", "val_loss", "grad_norm", "clipped_frac")
+WAITS, TRAINS, PAUSED, FAILED, TRAINED, DIAGNOSED = "waits", "trains", "paused", "failed", "trained", "diagnosed"
+SILENT = 120  # seconds without a row and without a word in its log, after which a cell is taken to be paused
+
+
+@dataclass
+class Row:
+    """A logged step of a cell: the columns of history.csv, ``None`` where nothing was measured."""
+
+    step: int
+    values: dict[str, float | None]
+
+
+@dataclass
+class Seen:
+    """A cell as it was at the last look.
+
+    ``settings`` are those of its resolved file. ``outcome`` is empty until it has trained; ``metrics`` is then its
+    metrics.json, and ``timing`` its timing.json. ``why`` says what it failed of.
+    """
+
+    key: str
+    settings: dict[str, Any]
+    state: str = WAITS
+    step: int = 0
+    metrics: dict[str, Any] = field(default_factory=dict)
+    timing: dict[str, Any] = field(default_factory=dict)
+    flags: list[dict[str, Any]] = field(default_factory=list)
+    why: str = ""
+
+    @property
+    def steps(self) -> int:
+        """Steps that it is to train."""
+        return self.settings["train"]["steps"]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has trained."""
+        return self.state in (TRAINED, DIAGNOSED)
+
+    @property
+    def outcome(self) -> str:
+        """What came of its training, such as ``completed``; empty before."""
+        return self.metrics.get("outcome", "")
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is new of a cell.
+
+    ``again``: its earlier rows no longer hold, and ``rows`` are all that do.
+    """
+
+    cell: Seen
+    rows: list[Row]
+    again: bool = False
+
+
+class Project:
+    """The cells of the project in ``root``, looked at again and again."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._grid = root / "data/grid/index.json"
+        self.cells: dict[str, Seen] = {}
+        self.baseline = ""
+        self.restarted = False  # whether the last look found another grid than the one before
+        self._index: tuple[int, int] | None = None
+        self._followed: dict[str, _Followed] = {}
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether there is a grid to look at."""
+        return self._grid.exists()
+
+    def look(self) -> list[Change]:
+        """Return what is new since the last look; after another grid was planned, everything.
+
+        Raises :class:`UserError` where no grid has been planned.
+        """
+        if not self.is_planned:
+            raise UserError(f"no grid to watch at {self._grid}; start one with make repro")
+        status = self._grid.stat()
+        identity = status.st_ino, status.st_mtime_ns
+        self.restarted = identity != self._index
+        if self.restarted:
+            self._begin(self._grid)
+            self._index = identity
+        running = _scratch_folders(self.root)
+        changes = (self._followed[key].look(running.get(key)) for key in self.cells)
+        return [change for change in changes if change]
+
+    def _begin(self, index: Path) -> None:
+        content = read_json(index)
+        self.baseline = content["params"]["grid"]["baseline"]
+        self.cells = {key: Seen(key, read_json(index.with_name(f"{key}.json"))) for key in content["cells"]}
+        self._followed = {key: _Followed(self.root, cell) for key, cell in self.cells.items()}
+
+
+class _Followed:
+    """One cell and how far it has been read."""
+
+    def __init__(self, root: Path, cell: Seen) -> None:
+        self._cell = cell
+        self._run, self._diagnosis = root / "data/runs" / cell.key, root / "data/diag" / f"{cell.key}.json"
+        self._planned = root / "data/grid" / f"{cell.key}.json"
+        tasks = [Task(stage, cell.key, (), 1) for stage in ("train", "diagnose")]
+        self._log, self._failures = root / tasks[0].log, [root / task.failed for task in tasks]
+        self._lines: Lines | None = None
+        self._read_to = -1  # the last step that has been read
+
+    def look(self, scratch: Path | None) -> Change | None:
+        cell = self._cell
+        before = _facts(cell)
+        rows, again = [], False
+        if (self._run / "timing.json").exists():  # the last that a trained cell writes
+            if not cell.is_over:
+                rows = self._finish()
+            self._diagnose()
+        else:
+            if cell.is_over:  # what it had is of settings that no longer hold, and it will train anew
+                again = True
+                cell.metrics, cell.timing, cell.flags = {}, {}, []
+                self._lines = None
+            if scratch:
+                rows, restarted = self._read(scratch / "history.jsonl")
+                again = again or restarted
+            cell.state = self._state(scratch)
+            cell.why = self._failures[0].read_text(encoding="utf-8").strip() if cell.state == FAILED else ""
+            if again:
+                self._read_to = -1
+        self._read_to = rows[-1].step if rows else self._read_to
+        cell.step = max(0, self._read_to)
+        return Change(cell, rows, again) if rows or again or _facts(cell) != before else None
+
+    def _finish(self) -> list[Row]:
+        """Take in what a trained cell left; return the rows that had not been read while it trained."""
+        cell = self._cell
+        cell.metrics, cell.timing = read_json(self._run / "metrics.json"), read_json(self._run / "timing.json")
+        cell.state, cell.why, self._lines = TRAINED, "", None
+        with open(self._run / "history.csv", encoding="utf-8", newline="") as file:
+            found = csv.DictReader(file)
+            rows = [_row([float(line[name]) if line[name] else None for name in HISTORY]) for line in found]
+        return [row for row in rows if row.step > self._read_to]
+
+    def _diagnose(self) -> None:
+        """Take in the diagnosis of a trained cell, if it is there, or why it failed."""
+        cell = self._cell
+        if self._diagnosis.exists():
+            if cell.state != DIAGNOSED:
+                cell.state, cell.flags = DIAGNOSED, read_json(self._diagnosis)["flags"]
+        else:
+            failed = self._failures[1]
+            cell.state = TRAINED
+            cell.why = failed.read_text(encoding="utf-8").strip() if failed.exists() else ""
+
+    def _read(self, history: Path) -> tuple[list[Row], bool]:
+        """Return the new rows of a cell that trains, and whether those of before no longer hold."""
+        moved = self._lines is not None and self._lines.path != history
+        if self._lines is None or moved:
+            self._lines = Lines(history)
+        found = self._lines.new()
+        return [_row(json.loads(line)) for line in found], moved or self._lines.restarted
+
+    def _state(self, scratch: Path | None) -> str:
+        if self._failures[0].exists():
+            return FAILED
+        if scratch is None or _changed(scratch / "history.jsonl") < _changed(self._planned):
+            return WAITS
+        last = max(_changed(scratch / "history.jsonl"), _changed(self._log))
+        return TRAINS if time.time() - last < SILENT else PAUSED
+
+
+def _facts(cell: Seen) -> tuple[object, ...]:
+    """What of a cell its watchers are told, besides its rows."""
+    return cell.state, cell.step, cell.why, len(cell.flags)
+
+
+def _row(values: list[Any]) -> Row:
+    named = dict(zip(HISTORY, values, strict=True))
+    return Row(int(named.pop("step")), named)
+
+
+def _changed(path: Path) -> float:
+    """Return when the file was last written, long ago if it is not there."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return -math.inf
+
+
+def _scratch_folders(root: Path) -> dict[str, Path]:
+    """Return by cell the scratch folder that was written to last: those of other settings may lie beside it."""
+    found: dict[str, Path] = {}
+    for history in (root / "scratch").glob("*/history.jsonl"):
+        key = history.parent.name.rpartition("-")[0]
+        if key not in found or _changed(found[key] / "history.jsonl") < _changed(history):
+            found[key] = history.parent
+    return found

@@ -1,0 +1,169 @@
+"""What a watcher knows of a cell in the end is what its outputs say, whenever it looked and whatever happened.
+
+Oracle: the files of the finished run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+
+import pytest
+
+from altgrad.config import UserError
+from altgrad.config.files import read_json, write_json
+from altgrad.execution.executor import Task
+from altgrad.watch.project import DIAGNOSED, FAILED, HISTORY, PAUSED, TRAINED, TRAINS, WAITS, Project
+
+
+class Reader:
+    """Somebody who remembers the rows that changes brought."""
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self.rows: dict[str, list[list[float | None]]] = {}
+
+    def look(self) -> None:
+        changes = self.project.look()
+        if self.project.restarted:
+            self.rows = {}
+        for change in changes:
+            rows = [] if change.again else self.rows.get(change.cell.key, [])
+            self.rows[change.cell.key] = rows + [[row.step, *row.values.values()] for row in change.rows]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_rows_are_those_of_history_csv_whenever_one_looks_and_however_often_a_run_is_stopped(seed, play):
+    game, chance = play(), random.Random(seed)
+    early, late = Reader(Project(game.root)), Reader(Project(game.root))
+    early.look()
+    for key in game.keys:
+        step = 0
+        while step < 60:
+            step += chance.choice((10, 10, 20))
+            game.train(key, step)
+            if chance.random() < 0.3:
+                early.look()
+            if chance.random() < 0.2:
+                step = min(step, chance.choice((0, 20, 40)))
+                game.resume(key, step)
+            if chance.random() < 0.3:
+                early.look()
+        game.finish(key)
+        if chance.random() < 0.5:
+            shutil.rmtree(game.log(key).parent)
+        game.diagnose(key)
+    early.look()
+    late.look()
+    for key in game.keys:
+        assert early.rows[key] == late.rows[key] == game.history(key)
+    for cell in early.project.cells.values():
+        assert cell.state == DIAGNOSED and cell.step == 60
+        assert cell.metrics == read_json(game.root / "data/runs" / cell.key / "metrics.json")
+    assert early.project.look() == []
+
+
+def test_a_cell_waits_trains_pauses_has_trained_and_is_diagnosed(play):
+    game = play(seeds=(0,))
+    project, key = Project(game.root), game.keys[0]
+    project.look()
+    cell = project.cells[key]
+    assert cell.state == WAITS and not cell.is_over
+    game.train(key, 20)
+    project.look()
+    assert (cell.state, cell.step, cell.outcome) == (TRAINS, 20, "")
+    os.utime(game.log(key), (1.5e9, 1.5e9))
+    (change,) = project.look()
+    assert (change.cell.state, change.rows) == (PAUSED, [])
+    log = game.root / Task("train", key, (), 1).log
+    log.parent.mkdir(parents=True)
+    log.write_text("a progress bar")
+    project.look()
+    assert cell.state == TRAINS, "it says something"
+    game.finish(key)
+    project.look()
+    assert (cell.state, cell.outcome) == (TRAINED, "completed") and cell.is_over
+    game.diagnose(key)
+    project.look()
+    assert cell.state == DIAGNOSED
+
+
+def test_a_cell_that_failed_says_why_until_it_trains_again(play):
+    game = play(seeds=(0,))
+    project, key = Project(game.root), game.keys[0]
+    game.train(key, 20)
+    failed = game.root / Task("train", key, (), 1).failed
+    failed.parent.mkdir(parents=True)
+    failed.write_text("its process was ended by SIGSEGV\n")
+    project.look()
+    assert (project.cells[key].state, project.cells[key].why) == (FAILED, "its process was ended by SIGSEGV")
+    failed.unlink()
+    game.train(key, 30)
+    project.look()
+    assert (project.cells[key].state, project.cells[key].why) == (TRAINS, "")
+
+
+def test_a_diagnosis_that_failed_is_told_of_a_cell_that_has_trained(play):
+    game = play(seeds=(0,))
+    project, key = Project(game.root), game.keys[0]
+    game.finish(key)
+    failed = game.root / Task("diagnose", key, (), 1).failed
+    failed.parent.mkdir(parents=True)
+    failed.write_text("no")
+    project.look()
+    assert (project.cells[key].state, project.cells[key].why) == (TRAINED, "no")
+
+
+def test_a_cell_whose_outputs_are_taken_away_trains_anew(play):
+    game = play(seeds=(0,))
+    reader, key = Reader(Project(game.root)), game.keys[0]
+    game.finish(key)
+    reader.look()
+    shutil.rmtree(game.root / "data/runs" / key)
+    reader.look()
+    cell = reader.project.cells[key]
+    assert (cell.state, cell.step, cell.outcome, reader.rows[key]) == (WAITS, 0, "", [])
+    game.train(key, 10)
+    reader.look()
+    assert reader.rows[key] == game.history(key)[:2]
+
+
+def test_of_two_scratch_folders_the_one_that_was_written_to_last_counts(play):
+    game = play(seeds=(0,))
+    reader, key = Reader(Project(game.root)), game.keys[0]
+    old = game.root / "scratch" / f"{key}-fedcba9876543210" / "history.jsonl"
+    game.train(key, 40)
+    old.parent.mkdir()
+    old.write_text(game.log(key).read_text())
+    os.utime(old, (2e9, 2e9))
+    reader.look()
+    os.utime(old, (1.5e9, 1.5e9))
+    game.resume(key, 10)
+    reader.look()
+    assert reader.rows[key] == game.history(key)[:2]
+
+
+def test_another_grid_is_another_beginning(play):
+    game = play(seeds=(0,))
+    reader = Reader(Project(game.root))
+    game.finish(game.keys[0])
+    reader.look()
+    assert reader.project.restarted
+    reader.look()
+    assert not reader.project.restarted
+    index = game.root / "data/grid/index.json"
+    write_json(index, read_json(index) | {"cells": game.keys[1:]})
+    reader.look()
+    assert reader.project.restarted and list(reader.project.cells) == game.keys[1:]
+
+
+def test_without_a_grid_one_sentence_says_so(tmp_path):
+    with pytest.raises(UserError, match="no grid to watch"):
+        Project(tmp_path).look()
+
+
+def test_the_columns_are_those_that_training_writes():
+    from altgrad.training.records import HISTORY_COLUMNS
+
+    assert list(HISTORY) == HISTORY_COLUMNS

@@ -1,0 +1,121 @@
+"""The page is served to this machine alone, and nothing else is served."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import threading
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from altgrad.config import UserError
+from altgrad.watch.__main__ import main
+from altgrad.watch.events import Events
+from altgrad.watch.server import HOST, PAGES, Server
+from tests.watch.conftest import PROJECT, started
+
+
+@pytest.fixture
+def server(play) -> Iterator[Server]:
+    game = play(seeds=(0,))
+    game.finish(game.keys[0])
+    with Server(Events(game.root), 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def answer(server: Server, path: str, method: str = "GET", **headers: str) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection(HOST, server.server_port, timeout=10)
+    connection.request(method, path, headers=headers)
+    response = connection.getresponse()
+    response.body = response.read()
+    connection.close()
+    return response
+
+
+def test_it_listens_on_the_loopback_interface_alone(server):
+    assert server.socket.getsockname()[0] == "127.0.0.1"
+    own = [found[4][0] for found in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
+    for address in set(own) - {"127.0.0.1", "127.0.1.1"}:
+        with pytest.raises(OSError):
+            socket.create_connection((address, server.server_port), timeout=2).close()
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_the_page_and_its_parts_are_served_and_may_load_nothing_from_elsewhere(path, server):
+    found = answer(server, path)
+    assert found.status == 200 and len(found.body) > 500
+    policy = found.getheader("Content-Security-Policy")
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+    assert found.getheader("X-Content-Type-Options") == "nosniff"
+    assert not re.search(rb"https?://", found.body), "it names no other address"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/params.yaml", "/data/grid/index.json", "/../params.yaml", "/..%2fparams.yaml", "//etc/passwd", "/watch.py",
+     "/scratch/", "/events/../params.yaml", "/favicon.ico"],
+)  # fmt: skip
+def test_no_other_address_is_answered(path, server):
+    assert answer(server, path).status == 404
+
+
+def test_a_page_from_elsewhere_that_gives_its_own_name_to_this_address_gets_nothing(server):
+    port = server.server_port
+    for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "localhost", f"[::1]:{port}"):
+        assert answer(server, "/events", Host=host).status == 403
+    assert answer(server, "/events", Host=f"localhost:{port}").status == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_nothing_can_be_changed(method, server):
+    assert answer(server, "/events", method).status == 501
+
+
+@pytest.mark.parametrize("query", ["", "?after=-1", "?after=x", "?after=999999999", "?list=%00&after=1", "?after=٣"])
+def test_whatever_is_asked_for_the_events_begin_at_the_beginning(query, server):
+    found = json.loads(answer(server, f"/events{urllib.parse.quote(query, safe='?=&%')}").body)
+    assert found["events"][0][0] == "grid"
+
+
+def test_it_answers_in_zipped_form_who_asks_for_it(server):
+    plain = answer(server, "/watch.js")
+    zipped = answer(server, "/watch.js", **{"Accept-Encoding": "gzip"})
+    assert zipped.getheader("Content-Encoding") == "gzip" and len(zipped.body) < len(plain.body) / 2
+
+
+def test_without_a_grid_the_page_is_told_what_to_do(tmp_path):
+    with Server(Events(tmp_path), 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        found = json.loads(answer(server, "/events").body)
+        server.shutdown()
+    assert "make repro" in found["problem"]
+
+
+@pytest.fixture
+def folder(play) -> Path:
+    game = play(seeds=(0,))
+    (game.root / "params.yaml").write_bytes((PROJECT / "params.yaml").read_bytes())
+    return game.root
+
+
+def test_the_command_says_where_the_page_is_and_ends_quietly(folder):
+    with started(folder, "--port", "0") as url:
+        assert urllib.request.urlopen(url, timeout=10).status == 200
+
+
+def test_a_port_that_is_taken_is_one_sentence(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        with pytest.raises(UserError, match=f"{port} is in use; another, or 0 for a free one, will do"):
+            main(["--port", port])
