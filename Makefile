@@ -3,6 +3,7 @@
 #   make test    the environment and the tests
 #   make lint    ruff's rules over all files, and mypy over what callers use
 #   make repro JOBS=4   four cells at a time instead of one for each core or GPU; SET='model=micro grid.seeds=[0,1,2]' changes params.yaml
+#   make estimate   what `make repro` would take, and cost if budget.price is set, from a few steps of each kind of cell
 #   make watch   a page that follows the cells while they train, for this machine alone; WATCH='--port 0' for a free port
 #   make study PART=matrix   a part of the evidence about the arms; params.yaml stays as it was: reports/study/README.md
 #   make tuning   what fixed the learning rates and the decay of the default grid: reports/study
@@ -20,7 +21,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help repro watch study study-part tuning simulate planted bench test test-slow env lint clean
+.PHONY: help repro estimate watch study study-part tuning simulate planted bench test test-slow env lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -42,6 +43,9 @@ repro: env
 	@echo "The report: $(CURDIR)/reports/index.html"
 	@test -z "$(KEEP)" || { mkdir -p "$(KEEP)/figures" && cp reports/figures/*.png "$(KEEP)/figures" && \
 	cp params.yaml reports/REPORT.md reports/metrics.json reports/plots/results.csv "$(KEEP)"; }
+
+estimate: env
+	@python -m altgrad.execution --estimate $(if $(JOBS),--jobs "$(JOBS)") $(foreach setting,$(SET),-S '$(setting)')
 
 watch: env
 	@python -m altgrad.watch $(WATCH)

@@ -23,6 +23,7 @@ PACKAGE = Path(__file__).parent
 INTERNAL = {
     "benchmark.alone": "altgrad.benchmark, in a process for each contestant",
     "benchmark.optimizers": "altgrad.benchmark, in a process for each arm",
+    "benchmark.probe": "altgrad.execution, for an estimate",
     "reporting.offline": "make, once, with the environment",
 }
 # Options that are a command's other half; each is listed where the command's source has it.

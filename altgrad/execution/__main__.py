@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+from functools import partial
 from pathlib import Path
 
 from altgrad.config import UserError, load_params, run_stage
@@ -16,17 +18,26 @@ def main(arguments: list[str]) -> None:
         "-S", "--set-param", action="append", default=[], metavar="NAME=VALUE",
         help="write a setting into params.yaml first, as `dvc exp run -S` does; may be given many times",
     )  # fmt: skip
+    parser.add_argument("--estimate", action="store_true", help="say what it would take and cost, and train nothing")
     options = parser.parse_args(arguments)
     if options.jobs is not None and options.jobs < 1:
         raise UserError(f"--jobs: expected 1 or more, got {options.jobs}")
 
-    from altgrad.execution import cells, dvc_api, local  # DVC, which takes a moment to load
+    from altgrad.execution import budget, cells, dvc_api, local, plan  # DVC, which takes a moment to load
     from altgrad.execution.tracking import tracked
 
     dvc_api.change_params(Path("params.yaml"), options.set_param)
     params = load_params()
+    pool = local.LocalPool(options.jobs, params.models[params.model].threads)
+    if options.estimate:
+        tasks, _ = plan.first_tasks()
+        found = budget.estimate(tasks, pool.jobs) if tasks else None
+        print(budget.said(found, tasks, params.budget) if found else "no cell has to run")
+        return
+    limit = params.budget.limit
+    choose = partial(budget.choose, jobs=pool.jobs, budget=params.budget) if limit < math.inf else None
     with tracked(params.tracking):
-        rest = cells.run_cells(local.LocalPool(options.jobs, params.models[params.model].threads))
+        rest = cells.run_cells(pool, choose, limit)
     cells.run_the_rest(rest)
 
 

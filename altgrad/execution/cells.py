@@ -7,34 +7,43 @@ diagnosed when DVC has what its training wrote, while others train. What DVC has
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 from altgrad.config import UserError
 from altgrad.config.files import write_text
 from altgrad.execution.draft import Draft
-from altgrad.execution.executor import BEGAN, LOGS, Executor, Task
+from altgrad.execution.executor import BEGAN, LOGS, Executor, Status, Task
 from altgrad.execution.handover import HandOver
 from altgrad.execution.plan import first_tasks, rest
 from altgrad.execution.progress import Progress, why_it_failed
 
 POLL_SECONDS = 0.1
+# Exit statuses of a task that did: of training, which writes a checkpoint, and of what dies of the signal.
+TOLD_TO_STOP = (128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM)
 
 
-def run_cells(executor: Executor) -> list[str]:
+def run_cells(
+    executor: Executor, choose: Callable[[list[Task]], list[Task]] | None = None, limit: float = math.inf
+) -> list[str]:
     """Run what `dvc repro` would run of the cells of params.yaml; return which stages it would run after them.
 
-    Raises :class:`UserError` naming every task that failed, each with its last line; those that did not fail are
-    handed to DVC all the same.
+    ``choose`` says which of the tasks are run at all, and after ``limit`` seconds those that still run are stopped,
+    with a checkpoint. Raises :class:`UserError` naming every task that failed, each with its last line; those that did
+    not fail are handed to DVC all the same.
     """
     tasks, after = first_tasks()
     if not tasks:
         return after
-    failures = run_tasks(tasks, executor)
+    failures = run_tasks(choose(tasks) if choose else tasks, executor, limit)
+    if not failures and not any(Path("data/diag").glob("*.json")):
+        failures = {"budget": "its time was over before a cell was done; the checkpoints are kept"}
     if failures:
         raise UserError("; ".join(f"{name}: {problem}" for name, problem in failures.items()))
     return rest()
@@ -52,53 +61,67 @@ def run_the_rest(stages: Sequence[str]) -> None:
             sys.exit(status)
 
 
-def run_tasks(tasks: Sequence[Task], executor: Executor) -> dict[str, str]:
+def run_tasks(tasks: Sequence[Task], executor: Executor, limit: float = math.inf) -> dict[str, str]:
     """Run tasks, and the diagnoses of what they train, and hand them to DVC; return what went wrong, by name.
 
+    After ``limit`` seconds nothing more is trained, and cells that train write a checkpoint and stop.
     An interrupt or SIGTERM reaches every task that is running, which writes a checkpoint and stops; then this process
     ends with status 128 + signal.
     """
     LOGS.mkdir(parents=True, exist_ok=True)
     failures: dict[str, str] = {}
-    hand_over, open_tasks, passed_on, over = HandOver(), 0, 0, False
+    hand_over, passed_on, over = HandOver(), 0, False
+    unfinished: dict[str, Task] = {}  # what was submitted and has not ended, by name
+    ends, out_of_time, status = time.monotonic() + limit, False, Status([], [])
 
-    def start(more: Sequence[Task]) -> int:
+    def start(more: Sequence[Task]) -> None:
         for task in more:
             task.log.unlink(missing_ok=True)
             task.failed.unlink(missing_ok=True)
-        progress.add(more)
+            unfinished[task.name] = task
         executor.submit(more)
-        return len(more)
 
     with _caught_signals() as received, _began(), closing(Progress()) as progress, closing(Draft()) as draft:
-        open_tasks += start(tasks)
+        progress.add(tasks)
+        start(tasks)
         while not over:
             for signum in received[passed_on:]:  # before the poll, which may start the next task
                 executor.cancel(signum)
                 passed_on += 1
+            if not out_of_time and time.monotonic() > ends:
+                out_of_time = True
+                executor.cancel(signal.SIGTERM)
+                running = {task.name for task in status.running}
+                forgotten = [task for name, task in unfinished.items() if name not in running]
+                unfinished = {name: task for name, task in unfinished.items() if name in running}
+                start([task for task in forgotten if task.stage == "diagnose"])  # so that what is trained counts
             status = executor.poll()
             for outcome in status.ended:
-                open_tasks -= 1
+                task = unfinished.pop(outcome.task.name)
                 progress.ended(outcome)
                 if outcome.status == 0:
-                    hand_over.add(outcome.task)
-                else:
-                    failures[outcome.task.name] = why_it_failed(outcome)
-                    if not received:  # an interrupted cell has not failed
-                        write_text(outcome.task.failed, failures[outcome.task.name])
-            idle = not status.running and (passed_on > 0 or open_tasks == 0)
+                    hand_over.add(task)
+                elif outcome.status not in TOLD_TO_STOP or not (received or out_of_time):
+                    failures[task.name] = why_it_failed(outcome)
+                    write_text(task.failed, failures[task.name])
+                elif task.stage == "diagnose" and not received:
+                    start([task])
+            idle = not status.running and (passed_on > 0 or not unfinished)
             following = hand_over.when_due(last=idle)
             if following and not received:
-                open_tasks += start(following)
-            over = idle and (passed_on > 0 or open_tasks == 0)
+                progress.add(following)
+                start(following)
+            over = idle and (passed_on > 0 or not unfinished)
             progress.show(status.running, last=over)
-            if not (over or received):
+            if not (over or received or out_of_time):
                 draft.when_due(progress.seconds_left())
             if not status.ended:
                 time.sleep(POLL_SECONDS)
     if received:
         print("interrupted; the checkpoints are saved, run the same command to resume", file=sys.stderr)
         sys.exit(128 + received[0])
+    if out_of_time:
+        print("the budget's time is over; the next run goes on with what is left", file=sys.stderr)
     failures |= hand_over.failures
     return {name: f"{problem} (its output is in {LOGS / name}.log)" for name, problem in failures.items()}
 

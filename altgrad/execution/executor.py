@@ -88,5 +88,6 @@ class Executor(Protocol):
 
         A cell that gets the signal writes a checkpoint and ends with status 128 + ``signum``, which takes it seconds:
         it must be left alone until then. ``poll`` is called until nothing is running any more. Tasks that had not
-        started are forgotten, and are in no outcome. Every further interrupt is a further call.
+        started are forgotten, and are in no outcome. Every further interrupt is a further call. Tasks that are
+        submitted after it are run.
         """

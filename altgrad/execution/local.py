@@ -56,7 +56,7 @@ class LocalPool:
     def _free(self) -> int | None:
         """Return a slot whose process is idle, or else one without a process, if there is any."""
         idle = [slot for slot, worker in self._workers.items() if worker.task is None]
-        return next(iter([*idle, *(slot for slot in range(self._jobs) if slot not in self._workers)]), None)
+        return next(iter([*idle, *(slot for slot in range(self.jobs) if slot not in self._workers)]), None)
 
     def _worker(self, slot: int) -> _Worker:
         if slot not in self._workers:
@@ -65,7 +65,8 @@ class LocalPool:
         return self._workers[slot]
 
     @cached_property
-    def _jobs(self) -> int:
+    def jobs(self) -> int:
+        """How many tasks run at a time."""
         import torch  # which counts physical cores, or what OMP_NUM_THREADS says
 
         cores = min(torch.get_num_threads(), usable_cores())

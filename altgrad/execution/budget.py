@@ -1,0 +1,180 @@
+"""What the cells that have to run will take and cost, and which of them a budget has room for.
+
+Cells that differ in seed, learning rate and the numbers of a format take equally long. Of each distinct kind a few
+steps are timed, in as many processes at a time as cells will run in, since they share the machine's memory and cores.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from altgrad.config import UserError
+from altgrad.config.files import read_json
+from altgrad.config.schema import Budget
+from altgrad.execution.executor import LOGS, Task
+
+PROBE = [sys.executable, "-m", "altgrad.benchmark.probe"]
+LOG = LOGS / "probe.log"
+COMPILES = 8.0  # seconds that a first run may take longer than a second where graphs are loaded and none is compiled
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What cells of a kind take, in seconds.
+
+    ``step`` of training, ``evaluate`` and ``observe`` each time, ``setup`` for the rest of training, ``diagnose``, and
+    ``load`` in each process before the first of them.
+    """
+
+    step: float
+    evaluate: float
+    observe: float
+    setup: float
+    diagnose: float
+    load: float
+
+    @classmethod
+    def of(cls, probes: Sequence[Mapping[str, float]], steps: int) -> Kind:
+        """Return the mean over processes of what the probe measured; ``steps`` is how many it trained."""
+
+        def mean(name: str) -> float:
+            return sum(probe[name] for probe in probes) / len(probes)
+
+        parts = [mean(f"{name}_s") for name in ("step", "evaluate", "observe", "setup", "diagnose")]
+        step, evaluate, observe, setup, _ = parts
+        again = setup + steps * step + 2 * evaluate + 3 * observe
+        return cls(*parts, load=max(0.0, mean("first_s") - again))
+
+    def seconds(self, task: Task, cell: Settings) -> float:
+        """Return what ``task`` of ``cell`` takes."""
+        if task.stage == "diagnose":
+            return self.diagnose
+        train, monitor = cell["train"], cell["monitor"]
+        steps = train["steps"]
+        evaluations = 2 + (steps - 1) // train["eval_every"]  # before the first step and after the last
+        looks = 1 + steps // monitor["every"] if monitor.get("groups", True) else 0
+        return self.setup + steps * self.step + evaluations * self.evaluate + looks * self.observe + self.diagnose
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of every task, a cell's diagnosis included in its training, and how many run at a time."""
+
+    seconds: dict[str, float]  # by task
+    cells: dict[str, Settings]  # by key
+    load: float  # in each process, of libraries and graphs
+    jobs: int
+
+    def of(self, tasks: Iterable[Task]) -> float:
+        """Return the seconds that ``tasks`` will take together."""
+        work = sum(self.seconds[task.name] for task in tasks)
+        return self.load + work / self.jobs if work else 0.0
+
+    def fitting(self, tasks: Sequence[Task], limit: float) -> list[Task]:
+        """Return which of ``tasks`` take at most ``limit`` seconds together: whole seeds, in grid order.
+
+        A comparison is paired by seed, so that a seed whose cells are all there is worth more than some of each. Where
+        not one seed fits, as many cells as do, in grid order.
+        """
+        seeds = list(dict.fromkeys(self.cells[task.key]["seed"] for task in tasks))
+        for count in range(len(seeds), 0, -1):
+            kept = [task for task in tasks if self.cells[task.key]["seed"] in seeds[:count]]
+            if self.of(kept) <= limit:
+                return kept
+        kept = list(tasks)
+        while kept and self.of(kept) > limit:
+            kept.pop()
+        return kept
+
+
+def kind_of(cell: Settings) -> str:
+    """Return a text that cells which take equally long have in common."""
+    rules = json.loads(json.dumps(cell["rules"]))
+    for rule in rules:
+        for tensor in rule.values():
+            if isinstance(tensor, dict):
+                tensor.pop("format", None)
+    arm = {name: value for name, value in cell["arm"].items() if not isinstance(value, float | list)}
+    return json.dumps([cell["model"], cell["train"], cell["monitor"], arm, rules], sort_keys=True)
+
+
+def estimate(tasks: Sequence[Task], jobs: int) -> Estimate:
+    """Return what ``tasks`` will take, ``jobs`` at a time, after timing a few steps of each kind of cell.
+
+    Raises :class:`UserError` with what a cell failed of.
+    """
+    cells = {task.key: read_json(Path(f"data/grid/{task.key}.json")) for task in tasks}
+    kinds = {key: kind_of(cell) for key, cell in cells.items()}
+    first = {kind: key for key, kind in reversed(kinds.items())}
+    print(f"timing a few steps of {', '.join(first.values())}, for the estimate", flush=True)
+    found = _probed(list(first.values()), jobs)
+    if any(kind.load > COMPILES for kind in found.values()):  # it compiled, and will not again
+        found = _probed(list(first.values()), jobs)
+    of = {key: found[first[kinds[key]]] for key in cells}
+    seconds = {task.name: of[task.key].seconds(task, cells[task.key]) for task in tasks}
+    return Estimate(seconds, cells, sum(kind.load for kind in found.values()), jobs)
+
+
+def choose(tasks: Sequence[Task], jobs: int, budget: Budget) -> list[Task]:
+    """Return the tasks that ``budget`` has room for, and say what they will take and what is left out."""
+    found = estimate(tasks, jobs)
+    print(said(found, tasks, budget), flush=True)
+    kept = found.fitting(tasks, budget.limit)
+    if not kept:
+        raise UserError(f"the budget has room for no cell; raise {_what_limits(budget)} or make the cells smaller")
+    return kept
+
+
+def said(found: Estimate, tasks: Sequence[Task], budget: Budget) -> str:
+    """Return the estimate, and what of it the budget has room for, as sentences."""
+    kept = found.fitting(tasks, budget.limit)
+
+    def amount(some: Sequence[Task]) -> str:
+        seconds = found.of(some)
+        return duration(seconds) + (f" and cost {budget.price * seconds / 3600:.2f}" if budget.price else "")
+
+    count = len({task.key for task in tasks})
+    text = f"{count} cells will take about {amount(tasks)}, {found.jobs} at a time"
+    if len(kept) == len(tasks):
+        return text
+    left = {task.key for task in tasks} - {task.key for task in kept}
+    seeds = sorted({found.cells[key]["seed"] for key in left})
+    which = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    return (
+        f"{text}; {_what_limits(budget)} has room for {count - len(left)} of them, about {amount(kept)}. "
+        f"Left out: {len(left)}, of {which}"
+    )
+
+
+def duration(seconds: float) -> str:
+    """Return a time such as ``40 s``, ``7.5 min`` or ``3.2 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _what_limits(budget: Budget) -> str:
+    return "budget.cap" if budget.cap is not None and budget.limit != budget.seconds else "budget.seconds"
+
+
+def _probed(keys: Sequence[str], jobs: int) -> dict[str, Kind]:
+    """Return what cells of the kinds of ``keys`` take, measured in ``jobs`` processes at a time."""
+    from altgrad.benchmark.probe import STEPS  # which loads nothing
+
+    LOG.parent.mkdir(parents=True, exist_ok=True)
+    with open(LOG, "wb") as log:
+        processes = [subprocess.Popen([*PROBE, *keys], stdout=subprocess.PIPE, stderr=log) for _ in range(jobs)]
+        answers = [process.communicate()[0] for process in processes]
+    if any(process.returncode for process in processes):
+        lines = LOG.read_text(errors="replace").replace("\r", "\n").strip().split("\n")
+        raise UserError(f"no estimate could be made: {lines[-1].removeprefix('error: ')} (all of it is in {LOG})")
+    probes = [{found["key"]: found for found in map(json.loads, answer.splitlines())} for answer in answers]
+    return {key: Kind.of([probe[key] for probe in probes], STEPS) for key in keys}

@@ -1,0 +1,201 @@
+"""Laws of the estimate and of what a budget has room for. Oracle: the loop of training, counted out step by step."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from altgrad.config import UserError
+from altgrad.config.files import read_json
+from altgrad.config.schema import Budget, Monitor
+from altgrad.execution import budget, handover
+from altgrad.execution.budget import Estimate, Kind, choose, duration, kind_of, said
+from altgrad.execution.cells import run_tasks
+from altgrad.execution.executor import Task
+from tests.execution.test_loop import TASKS, Scripted, handed  # noqa: F401 - a fixture
+from tests.pipeline.conftest import Project
+from tests.reporting.synthetic_project import write_project
+
+
+@given(
+    steps=st.integers(1, 500), eval_every=st.integers(1, 200), every=st.integers(1, 200),
+    parts=st.lists(st.floats(0, 10), min_size=5, max_size=5),
+)  # fmt: skip
+def test_a_cell_takes_what_its_steps_evaluations_and_looks_take(steps, eval_every, every, parts):
+    step, evaluate, observe, setup, diagnose = parts
+    took = setup + evaluate + diagnose  # the evaluation before the first step
+    monitor = Monitor(every=every)
+    for i in range(1, steps + 1):
+        took += step
+        took += evaluate * (i % eval_every == 0 or i == steps)
+        took += observe * bool(monitor.due(i))
+    cell = {"train": {"steps": steps, "eval_every": eval_every}, "monitor": {"every": every, "groups": ["tensors"]}}
+    # A step that is looked at as the first and as a multiple is one look.
+    looks_twice = every == 1 and steps >= 1
+    found = Kind(*parts, load=7.0).seconds(Task("train", "a", (), steps), cell)
+    assert found == pytest.approx(took + observe * looks_twice, rel=1e-9, abs=1e-9)
+
+
+def test_what_a_probe_measured_is_what_it_took():
+    probe = {"first_s": 9.0, "step_s": 0.1, "evaluate_s": 0.5, "observe_s": 0.2, "setup_s": 1.0, "diagnose_s": 2.0}
+    kind = Kind.of([probe, probe | {"first_s": 11.0, "step_s": 0.3}], steps=10)
+    assert kind.step == pytest.approx(0.2) and kind.diagnose == 2.0
+    assert kind.load == pytest.approx(10.0 - (1.0 + 10 * 0.2 + 2 * 0.5 + 3 * 0.2))
+
+
+@pytest.fixture
+def grid(tmp_path, monkeypatch) -> list[Task]:
+    """Return the tasks of a grid of two formats, two arms and three seeds."""
+    monkeypatch.chdir(tmp_path)
+    keys = write_project(tmp_path, ["bf16", "E4M3"], ["adamw", "stiff_update"], (0, 1, 2), steps=60, blocks=1)
+    return [Task("train", key, (), 60) for key in keys]
+
+
+def an_estimate(tasks: list[Task], seconds: float = 10.0, jobs: int = 2) -> Estimate:
+    settings = {task.key: read_json(Path(f"data/grid/{task.key}.json")) for task in tasks}
+    return Estimate(dict.fromkeys((task.name for task in tasks), seconds), settings, load=4.0, jobs=jobs)
+
+
+def test_whole_seeds_are_kept_in_the_order_of_the_grid(grid):
+    found = an_estimate(grid)
+    assert found.of(grid) == 4 + 12 * 10 / 2
+    for limit, kept in ((64, 12), (63, 8), (44, 8), (43, 4), (24, 4), (23, 3), (9, 1), (8.9, 0)):
+        fitting = found.fitting(grid, limit)
+        assert len(fitting) == kept and found.of(fitting) <= limit
+        if kept >= 4:
+            assert {found.cells[task.key]["seed"] for task in fitting} == set(range(kept // 4))
+        assert fitting == [task for task in grid if task in fitting]
+
+
+def test_cells_that_differ_in_seed_rate_or_format_take_equally_long_and_others_need_not(grid):
+    cells_ = {task.key: read_json(Path(f"data/grid/{task.key}.json")) for task in grid}
+    own = cells_["E4M3-adamw-0-1"]
+    assert kind_of(own) == kind_of(cells_["E4M3-adamw-2-1"]) != kind_of(cells_["bf16-adamw-0-1"])
+    other = copy.deepcopy(own)
+    other["rules"][0]["weight"]["format"] = "E5M2"
+    other["arm"]["lr"] = 0.5
+    assert kind_of(other) == kind_of(own)
+    for path, value in ((("train", "batch"), 3), (("arm", "base"), "muon"), (("model", "width"), 8)):
+        changed = copy.deepcopy(own)
+        changed[path[0]][path[1]] = value
+        assert kind_of(changed) != kind_of(own)
+    changed = copy.deepcopy(own)
+    changed["rules"][0]["weight"]["granularity"] = "row"
+    assert kind_of(changed) != kind_of(own)
+
+
+def test_the_user_hears_what_it_takes_and_costs_and_what_is_left_out(grid):
+    found = an_estimate(grid)
+    assert said(found, grid, Budget()) == "12 cells will take about 64 s, 2 at a time"
+    assert said(found, grid, Budget(price=9)) == "12 cells will take about 64 s and cost 0.16, 2 at a time"
+    text = said(found, grid, Budget(seconds=50))
+    assert text.endswith("budget.seconds has room for 8 of them, about 44 s. Left out: 4, of seed 2")
+    text = said(found, grid, Budget(price=9, cap=0.07))
+    assert "budget.cap has room for 4 of them, about 24 s and cost 0.06. Left out: 8, of seeds 1, 2" in text
+    assert [duration(s) for s in (12.3, 100, 9000)] == ["12 s", "1.7 min", "2.5 h"]
+
+
+def test_a_budget_without_room_for_a_cell_is_one_sentence(grid, monkeypatch, capsys):
+    monkeypatch.setattr(budget, "estimate", lambda tasks, jobs: an_estimate(tasks))
+    assert choose(grid, 2, Budget(seconds=44)) == grid[:2] + grid[3:5] + grid[6:8] + grid[9:11]
+    with pytest.raises(UserError, match=r"room for no cell; raise budget\.seconds or make the cells smaller"):
+        choose(grid, 2, Budget(seconds=3))
+    assert "12 cells will take" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [({}, math.inf), ({"seconds": 60}, 60), ({"price": 2, "cap": 1}, 1800), ({"price": 2, "cap": 1, "seconds": 9}, 9)],
+)
+def test_the_nearer_limit_counts(settings, limit):
+    assert Budget(**settings).limit == limit
+
+
+def test_a_cap_needs_a_price():
+    with pytest.raises(ValueError, match="cap needs a price"):
+        Budget(cap=1)
+
+
+class Stopped(Scripted):
+    """One that runs two tasks at a time. By a signal those that run then end, and those that wait are forgotten."""
+
+    def __init__(self, *endings: dict[str, int]) -> None:
+        super().__init__(*endings)
+        self.waiting: list[Task] = []
+
+    def submit(self, tasks):
+        self.waiting += tasks
+
+    def cancel(self, signum):
+        super().cancel(signum)
+        self.waiting.clear()
+        self.endings = [{task.key: 143 if task.stage == "train" else -15 for task in self.running}]
+
+    def poll(self):
+        signals, self.signals = self.signals, []  # or it would end everything
+        if not self.endings:
+            self.endings = [{task.key: 0 for task in self.running}]
+        status = super().poll()
+        self.signals = signals
+        while self.waiting and len(self.running) < 2:
+            self.running.append(self.waiting.pop(0))
+        return status._replace(running=list(self.running))
+
+
+def test_when_the_time_is_over_what_trains_is_stopped_and_what_was_trained_is_diagnosed(handed, capsys, monkeypatch):  # noqa: F811
+    def hand_to_dvc(tasks):
+        handed.append([task.name for task in tasks])
+        return {}, [Task("diagnose", task.key, (), 1) for task in tasks if task.stage == "train"]
+
+    monkeypatch.setattr(handover, "hand_to_dvc", hand_to_dvc)
+    monkeypatch.setattr(handover, "EVERY", 0)
+    monkeypatch.setattr(handover, "TIMES_AS_LONG", 0)
+    # When the time is over a and b are trained, c and the diagnosis of a run, and that of b waits.
+    tasks = [*TASKS, Task("train", "d", (), 10)]
+    executor = Stopped({}, {"a": 0}, {"b": 0}, lambda: time.sleep(0.3), {})
+    assert run_tasks(tasks, executor, limit=0.2) == {}
+    assert executor.signals == [signal.SIGTERM]
+    assert sorted(name for names in handed for name in names) == ["diagnose@a", "diagnose@b", "train@a", "train@b"]
+    assert not any(task.failed.exists() for task in TASKS)
+    assert "the budget's time is over" in capsys.readouterr().err
+
+
+def test_the_time_that_is_left_stops_nothing(handed, capsys):  # noqa: F811
+    executor = Scripted({}, {"a": 0, "b": 0, "c": 0})
+    assert set(run_tasks(TASKS, executor, limit=3600)) == {"train@c"}, "which the fixture's DVC refuses"
+    assert executor.signals == [] and "budget" not in capsys.readouterr().err
+
+
+def test_a_probe_that_fails_says_why(grid, monkeypatch):
+    monkeypatch.setattr(budget, "PROBE", [sys.executable, "-c", "import sys; sys.exit('error: no more memory')"])
+    with pytest.raises(UserError, match=r"no estimate could be made: no more memory \(all of it is in .*probe.log\)"):
+        budget.estimate(grid, 2)
+
+
+@pytest.mark.slow
+def test_an_estimate_of_the_real_thing_trains_nothing_and_a_budget_leaves_out_whole_seeds(tmp_path):
+    project = Project(tmp_path / "project")
+    project.set("grid.seeds", [0, 1, 2])
+    project.set("budget.price", 60.0)
+    project.set("train.steps", 600)
+    command = (sys.executable, "-m", "altgrad.execution", "--jobs", "2")
+    told = project.run(*command, "--estimate").stdout
+    assert "6 cells will take about" in told and "and cost" in told
+    assert not list((project.folder / "data/runs").glob("*")) and not list(project.folder.glob("scratch/probe-*"))
+    project.set("budget.seconds", 0.85 * float(told.split("take about ")[1].split(" s ")[0]))
+    told = project.run(*command, check=False).stdout
+    left_out = set(re.search(r"Left out: \d+, of seeds? (.*)", told)[1].split(", "))
+    runs = {path.name for path in (project.folder / "data/runs").glob("*")}
+    assert left_out and not any(key.split("-")[2] in left_out for key in runs)
+    project.set("budget.seconds", None)
+    project.run(*command)
+    assert len(list((project.folder / "data/diag").glob("*.json"))) == 6
