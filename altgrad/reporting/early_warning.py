@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import minimize
-from scipy.stats import binomtest
 
 from altgrad.reporting.load import COMPLETED, DIVERGED, IDENTITY, Study
 from altgrad.reporting.wording import joined, percent_of
@@ -97,6 +95,8 @@ def judge(table: pd.DataFrame, unseen: tuple[str, ...] = ("format",)) -> Verdict
 
     Those runs teach that share nothing of it with the set. None without both kinds of runs among those.
     """
+    from scipy.stats import binomtest  # few reports come here, and loading it takes longer than this
+
     truth = table["fails"].to_numpy(dtype=bool)
     said = {"score": np.zeros(len(table), dtype=bool), TRIVIAL: np.zeros(len(table), dtype=bool)}
     for values in dict.fromkeys(table[list(unseen)].itertuples(index=False, name=None)):
@@ -130,6 +130,8 @@ def warning(x: np.ndarray, fails: np.ndarray):  # noqa: ANN201 - a function of f
     mean, spread = x.mean(0), x.std(0)
     spread[spread == 0] = 1.0
     sign = np.where(fails, 1.0, -1.0)
+
+    from scipy.optimize import minimize  # few reports come here, and loading it takes longer than this
 
     def standardized(features: np.ndarray) -> np.ndarray:
         return np.column_stack([np.ones(len(features)), (features - mean) / spread])

@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+from pyarrow import csv, parquet
 
 from altgrad.config.files import read_json
 from altgrad.metrics import Metric
@@ -28,6 +31,8 @@ COLUMNS = {
     "summary": ["metric", "value"],
     "flags": ["layer", "metric", "value", "limit"],
 }
+HISTORY = csv.ConvertOptions(column_types=dict.fromkeys(COLUMNS["history"], pa.float64()))
+FLAGS = pa.schema({"layer": pa.string(), "metric": pa.string(), "value": pa.float64(), "limit": pa.float64()})
 NUMBERS = [
     "outcome_step", "steps", "planned_steps", "tokens", "parameters", "quantized_parameters", "peak_lr",
     "train_loss", "val_loss", "val_loss_best", "val_loss_best_step", "perplexity", "clipped_frac",
@@ -108,7 +113,7 @@ def load_study(grid_dir: Path, tokens_dir: Path, runs_dir: Path, diag_dir: Path)
     """
     index = read_json(grid_dir / "index.json")
     rows, resolved, timing, own = [], {}, {}, {}
-    parts: dict[str, list[pd.DataFrame]] = {name: [] for name in COLUMNS}
+    parts: dict[str, list[pa.Table]] = {name: [] for name in COLUMNS}
     for key in index["cells"]:
         cell = read_json(grid_dir / f"{key}.json")
         resolved[key] = cell
@@ -124,8 +129,8 @@ def load_study(grid_dir: Path, tokens_dir: Path, runs_dir: Path, diag_dir: Path)
             row["status"] = metrics["outcome"]
             diagnosis = read_json(diag_dir / f"{key}.json")
             own |= diagnosis.get("metrics", {})  # which those of a kept study need not have
-            for name, frame in _frames(runs_dir / key, diagnosis, diag_dir / f"{key}.parquet").items():
-                parts[name].append(_identified(frame, identity))
+            for name, table in _tables(runs_dir / key, diagnosis, diag_dir / f"{key}.parquet").items():
+                parts[name].append(_identified(table, identity))
         else:
             row["status"] = MISSING
         rows.append(row)
@@ -140,7 +145,7 @@ def load_study(grid_dir: Path, tokens_dir: Path, runs_dir: Path, diag_dir: Path)
         cells=cells,
         timing=timing,
         metrics={name: Metric.from_json(name, content) for name, content in own.items()},
-        **{name: _joined(frames, COLUMNS[name]) for name, frames in parts.items()},
+        **{name: _joined(tables, COLUMNS[name]) for name, tables in parts.items()},
     )
 
 
@@ -159,36 +164,42 @@ def _why_missing(key: str, grid_dir: Path, runs_dir: Path, diag_dir: Path) -> st
     return None
 
 
-def _frames(run: Path, diagnosis: dict[str, Any], rows: Path) -> dict[str, pd.DataFrame]:
-    summary = diagnosis["summary"]
+def _tables(run: Path, diagnosis: dict[str, Any], rows: Path) -> dict[str, pa.Table]:
+    """Return what there is of one cell, in Arrow's tables: data frames take three times as long to read and join."""
+    summary, flags = diagnosis["summary"], diagnosis["flags"]
     return {
-        "history": pd.read_csv(run / "history.csv", dtype="float64"),
-        "monitors": pd.read_parquet(run / "monitors.parquet"),
-        "diagnosis": _at_last_step(pd.read_parquet(rows)),
-        "summary": pd.DataFrame({"metric": list(summary), "value": pd.Series(list(summary.values()), dtype="float64")}),
-        "flags": pd.DataFrame(diagnosis["flags"], columns=COLUMNS["flags"]),
-    }
+        "history": csv.read_csv(run / "history.csv", convert_options=HISTORY),
+        "monitors": parquet.read_table(run / "monitors.parquet"),
+        "diagnosis": _at_last_step(parquet.read_table(rows)),
+        "summary": pa.table({"metric": pa.array(list(summary), pa.string()),
+                             "value": pa.array(list(summary.values()), pa.float64())}),
+        "flags": pa.Table.from_pylist(flags, schema=FLAGS),
+    }  # fmt: skip
 
 
-def _at_last_step(frame: pd.DataFrame) -> pd.DataFrame:
+def _at_last_step(table: pa.Table) -> pa.Table:
     """Return each metric's rows at the last step that has it: the report shows where a run ended."""
-    return frame[frame["step"] == frame.groupby("metric")["step"].transform("max")].reset_index(drop=True)
+    metrics, steps = table["metric"].combine_chunks(), table["step"].combine_chunks()
+    codes = metrics.dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    found = steps.to_numpy(zero_copy_only=False)
+    last = np.full(codes.max(initial=-1) + 1, -np.inf)
+    np.maximum.at(last, codes, found)
+    return table.filter(pa.array(found == last[codes]))
 
 
-def _identified(frame: pd.DataFrame, identity: dict[str, Any]) -> pd.DataFrame:
-    """Return ``frame`` with the cell's identity as its first columns."""
+def _identified(table: pa.Table, identity: dict[str, Any]) -> pa.Table:
+    """Return ``table`` with the cell's identity as its first columns."""
     for position, (name, value) in enumerate(identity.items()):
-        frame.insert(position, name, value)
-    return frame
+        table = table.add_column(position, name, pa.repeat(pa.scalar(value), len(table)))
+    return table
 
 
-def _joined(frames: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
-    """Return the frames as one, with exactly these columns; an empty frame when there is none."""
-    # A frame without rows carries no dtype worth keeping, and pandas would widen the others to its own.
-    filled = [frame for frame in frames if len(frame)]
-    if not filled:
+def _joined(tables: list[pa.Table], columns: list[str]) -> pd.DataFrame:
+    """Return the tables as one frame with exactly these columns; an empty one when there is none."""
+    if not any(len(table) for table in tables):
         return pd.DataFrame(columns=[*IDENTITY, *columns])
-    joined = pd.concat(filled, ignore_index=True)[[*IDENTITY, *columns]]
+    wanted = [table.select([*IDENTITY, *columns]) for table in tables if len(table)]
+    joined = pa.concat_tables(wanted, promote_options="permissive").to_pandas()
     for name in ("step", "value", "x", "limit"):
         if name in columns:
             joined[name] = joined[name].astype("float64")

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtrit
-from scipy.stats import binomtest
+from scipy.special import ndtri, stdtrit
 
 CONFIDENCE = 0.95
 # Share of p that is mixed into q before KL(p || q), so that one empty bin is not an infinite divergence.
@@ -54,8 +53,11 @@ def summarised(differences: np.ndarray) -> Difference | None:
 
 def wilson(count: int, total: int) -> tuple[float, float]:
     """Return Wilson's 95 % interval of a share (Journal of the American Statistical Association 22, 1927)."""
-    found = binomtest(count, total).proportion_ci(confidence_level=CONFIDENCE, method="wilson")
-    return float(found.low), float(found.high)
+    # Not SciPy's binomtest: loading scipy.stats takes a report 0.8 s.
+    z, share = float(ndtri(0.5 + CONFIDENCE / 2)), count / total
+    middle = (share + z**2 / (2 * total)) / (1 + z**2 / total)
+    half = z / (1 + z**2 / total) * math.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def kl_divergence(p: pd.Series, q: pd.Series) -> float:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import rankdata
 
 from altgrad.metrics import METRICS
 from altgrad.metrics.metric import ROLES
@@ -195,7 +194,7 @@ def _chance(x: pd.Series, y: pd.Series) -> str:
 
 def permutation_p(x: np.ndarray, y: np.ndarray) -> float:
     """Return the exact two-sided p-value of Spearman's rank correlation: the share of orders of ``y`` that reach it."""
-    a, b = rankdata(x) - (len(x) + 1) / 2, rankdata(y) - (len(y) + 1) / 2
+    a, b = (pd.Series(values).rank().to_numpy() - (len(values) + 1) / 2 for values in (x, y))
     reached = abs(float(a @ b)) - 1e-9
     orders = np.array(list(itertools.permutations(b)))
     return float((np.abs(orders @ a) >= reached).sum() / math.factorial(len(b)))
