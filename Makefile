@@ -9,6 +9,7 @@
 #   make tuning   what fixed the learning rates and the decay of the default grid: reports/study
 #   make simulate   how often the report's rules claim what is not there, minutes: reports/simulation.csv
 #   make planted   how often the first cause that is named is a planted fault, minutes: reports/first_cause
+#   make stability   the largest stable learning rate of each format and arm: reports/stability; VARY='train.warmup=0.0,0.1'
 #   make bench   what this machine can do, best with nothing else running; BENCH="--models nano" for less
 
 PYTHON ?= python3
@@ -17,11 +18,12 @@ JOBS ?=
 SET ?=
 KEEP ?=
 WATCH ?=
+VARY ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help repro estimate watch study study-part tuning simulate planted bench test test-slow env lint clean
+.PHONY: help repro estimate watch study study-part tuning simulate planted stability bench test test-slow env lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -72,6 +74,11 @@ simulate: env
 
 planted: env
 	python -m altgrad.diagnostics.planted
+
+# SET and VARY change settings for the search alone.
+stability: env
+	python -m altgrad.stability $(if $(JOBS),--jobs "$(JOBS)") $(foreach setting,$(SET),-S '$(setting)') \
+	$(foreach setting,$(VARY),--vary '$(setting)')
 
 # The report shows the record when there is one to write it into.
 bench: env

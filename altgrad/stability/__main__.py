@@ -1,0 +1,122 @@
+"""The largest stable learning rate of each format and arm, by bisection, and what happens beyond it."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+
+from altgrad.config import UserError, load_params, run_stage
+from altgrad.config.files import write_text
+from altgrad.config.schema import Params
+from altgrad.stability.search import Ladder
+
+PARAMS, RUNS = Path("params.yaml"), Path("data/runs")
+OUT = Path("reports/stability")
+FEWEST, MOST = -8, 12  # rungs of a ladder that anybody may ask for
+
+
+def main(arguments: list[str]) -> None:
+    """Search, and write the table and the figure."""
+    parser = argparse.ArgumentParser(prog="python -m altgrad.stability", description=__doc__)
+    parser.add_argument("--jobs", type=int, metavar="N", help="cells at a time; default: what is fastest here")
+    parser.add_argument(
+        "--rungs", type=int, nargs=2, default=(-3, 6), metavar=("LOW", "HIGH"),
+        help="powers of two times the arm's rate that are looked through; default: %(default)s",
+    )  # fmt: skip
+    parser.add_argument(
+        "-S", "--set-param", action="append", default=[], metavar="NAME=VALUE", help="a setting, for this search alone"
+    )
+    parser.add_argument(
+        "--vary", action="append", default=[], metavar="NAME=A,B,...",
+        help="search anew for each value of a setting, such as train.warmup=0,0.1; may be given many times",
+    )  # fmt: skip
+    parser.add_argument("--out", type=Path, default=OUT, help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    ladder = _ladder(*options.rungs)
+    variants = _variants(options.vary)
+
+    from altgrad.execution import dvc_api  # DVC, which takes a moment to load
+    from altgrad.stability.page import write
+
+    found = []
+    for variant in variants:
+        with _restored(PARAMS):
+            scales = ",".join(map(str, ladder.scales))
+            dvc_api.change_params(PARAMS, [*options.set_param, *variant, f"grid.lr_scales=[{scales}]"])
+            found.append(search(ladder, options.jobs).assign(variant=", ".join(variant)))
+            trained = _trained(load_params())
+    rows = pd.concat(found, ignore_index=True)
+    write(rows, ladder, options.out, f"python -m altgrad.stability {shlex.join(arguments)}".strip(), trained)
+    print(f"the stability of {rows['format'].nunique()} formats: {options.out / 'STABILITY.md'}")
+
+
+def search(ladder: Ladder, jobs: int | None) -> pd.DataFrame:
+    """Search with the settings of params.yaml; return a row per run."""
+    from altgrad.execution import cells, local
+    from altgrad.stability.runs import Search
+
+    params = load_params()
+    if params.grid.baseline not in params.grid.formats:
+        raise UserError(
+            f"grid.formats is without the baseline {params.grid.baseline}, which says when a run has failed; name it "
+            "there, or another in grid.baseline"
+        )
+    pool = local.LocalPool(jobs, params.models[params.model].threads)
+    grid = params.grid
+    found = Search(
+        grid.formats, grid.optimizers, grid.seeds, grid.baseline, ladder, params.tokenizer.vocab_size
+    )
+    while needed := found.needed():
+        cells.run_cells(pool, lambda tasks, needed=needed: [task for task in tasks if task.key in needed])
+        found.judge(RUNS)
+    return pd.DataFrame(found.rows(RUNS))
+
+
+def _trained(params: Params) -> str:
+    """Say what was trained, besides what was varied."""
+    train = params.train
+    sequences = train.batch * train.grad_accumulation
+    return (
+        f"Model `{params.model}`, corpus `{params.corpus}`, {train.steps} steps of {sequences} sequences, seeds "
+        f"{', '.join(map(str, params.grid.seeds))}; the other settings are those of params.yaml."
+    )
+
+
+def _ladder(low: int, high: int) -> Ladder:
+    if not FEWEST <= low <= 0 <= high <= MOST or low == high:
+        raise UserError(f"--rungs: expected a range from {FEWEST} to {MOST} that holds 0, got {low} {high}")
+    return Ladder(low, high)
+
+
+def _variants(vary: Sequence[str]) -> list[list[str]]:
+    """Return the settings of each search: every combination of the values that are varied."""
+    axes = []
+    for given in vary:
+        name, _, values = given.partition("=")
+        if not (name and values):
+            raise UserError(f"--vary: expected NAME=A,B,..., such as train.warmup=0,0.1, got {given}")
+        axes.append([f"{name}={value}" for value in values.split(",")])
+    return [list(chosen) for chosen in itertools.product(*axes)]
+
+
+@contextmanager
+def _restored(path: Path) -> Iterator[None]:
+    """Leave ``path`` in the end as it was."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Path(shutil.copy(path, folder))
+        try:
+            yield
+        finally:
+            write_text(path, kept.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    run_stage(main)

@@ -1,0 +1,116 @@
+"""A search as a page: a table per set of settings, a sentence about E7M0, a figure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pandas as pd
+
+from altgrad.config.files import replacing, write_text
+from altgrad.reporting.document import Block, Code, Column, Document, Picture, Section, Table, Text
+from altgrad.reporting.figures.stability import draw_stability
+from altgrad.reporting.markdown import to_markdown
+from altgrad.reporting.tables import words
+from altgrad.reporting.wording import joined, number, plural
+from altgrad.stability.search import Edge, Ladder, edge_of
+
+QUESTION = "Up to which learning rate does each format train, and what happens beyond?"
+NO_SIGNIFICAND, REFERENCE = "E7M0", "E4M3"
+
+
+def write(rows: pd.DataFrame, ladder: Ladder, folder: Path, command: str, trained: str) -> None:
+    """Write ``results.csv``, ``STABILITY.md`` and the figure of a search's ``rows`` into ``folder``.
+
+    ``command`` is what made them, ``trained`` says what was trained.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / "results.csv") as path:
+        rows.to_csv(path, index=False, lineterminator="\n", float_format="%.7g")
+    edges = edges_of(rows)
+    draw_stability(edges, ladder, folder / "figures")
+    seeds = plural(rows["seed"].nunique(), "seed")
+    note = (
+        f"Learning rates as multiples of the arm's own, in steps of {number(ladder.factor, 0)}, by bisection. Stable: "
+        f"all of {seeds} complete and end below the middle between the loss of an untrained model and that of the "
+        "baseline at the arm's own rate. Where stability ends is known to a step, and that it ends once is assumed."
+    )
+    figure = Picture(
+        "stability", "The largest stable learning rate of each format and arm, as a multiple of the arm's own",
+        "Filled: the largest stable rate. Hollow: the lowest that was found not to be. An arrow: the ladder's end.",
+    )  # fmt: skip
+    document = Document(
+        "Stability", QUESTION, [*_said(edges), figure],
+        [
+            Section("The numbers", "numbers", [table_of(rows, edges, ladder, note)]),
+            Section("How to repeat it", "repeat", [Text(trained), Code(command)]),
+        ],
+    )  # fmt: skip
+    write_text(folder / "STABILITY.md", to_markdown(document))
+
+
+def edges_of(rows: pd.DataFrame) -> dict[tuple[str, str, str], Edge]:
+    """Return the edge of each variant, format and arm."""
+    stable = rows.groupby(["variant", "format", "optimizer", "rung"], sort=False)["stable"].all()
+    keys = dict.fromkeys(key[:3] for key in stable.index)
+    return {key: edge_of({int(rung): bool(value) for rung, value in stable[key].items()}) for key in keys}
+
+
+def table_of(
+    rows: pd.DataFrame, edges: dict[tuple[str, str, str], Edge], ladder: Ladder, note: str
+) -> Table:
+    """Return the table: a row per variant, format and arm."""
+    varied = any(variant for variant, *_ in edges)
+    lines = []
+    for (variant, entry, arm), edge in edges.items():
+        own = rows[(rows["variant"] == variant) & (rows["format"] == entry) & (rows["optimizer"] == arm)]
+        beyond = own[(own["rung"] == edge.unstable) & ~own["stable"]]
+        at_edge = own[own["rung"] == edge.stable]["val_loss"].mean()
+        lines.append([
+            *([variant] if varied else []), f"**{entry}**", f"`{arm}`", _rate(edge, ladder), number(at_edge, 4),
+            _what_happens(beyond),
+        ])  # fmt: skip
+    columns = [
+        *([words("settings")] if varied else []), words("format"), words("arm"), Column("largest stable rate"),
+        Column("validation loss there"), words("at the next rate tried"),
+    ]  # fmt: skip
+    return Table(columns, lines, note)
+
+
+def _rate(edge: Edge, ladder: Ladder) -> str:
+    if edge.stable is None:
+        return f"below {number(ladder.scale(ladder.low), 4)}" if edge.unstable is not None else "–"
+    scale = f"{ladder.scale(edge.stable):g}"
+    return scale if edge.unstable is not None else f"{scale} or more"
+
+
+def _what_happens(beyond: pd.DataFrame) -> str:
+    """Say how the runs of the lowest unstable rung end."""
+    if beyond.empty:
+        return "–"
+    ends = Counter(
+        f"diverges ({row.signature})" if row.outcome == "diverged" else "ends near the untrained loss"
+        for row in beyond.itertuples()
+    )
+    return joined([text if len(ends) == 1 else f"{text} in {count}" for text, count in ends.items()])
+
+
+def _said(edges: dict[tuple[str, str, str], Edge]) -> list[Block]:
+    """Say whether the format without significand bits is less stable than the one it is held against."""
+    found: list[Block] = []
+    for (variant, entry, arm), edge in edges.items():
+        other = edges.get((variant, REFERENCE, arm))
+        if entry != NO_SIGNIFICAND or other is None:
+            continue
+        where = f"With `{variant}`, under" if variant else "Under"
+        if edge.unstable is None and other.unstable is None:
+            text = f"neither {entry} nor {REFERENCE} fails at any rate tried"
+        elif edge == other:
+            text = f"{entry} fails at the same rate as {REFERENCE}"
+        else:
+            sooner = (edge.stable if edge.stable is not None else -99) < (
+                other.stable if other.stable is not None else -99
+            )
+            text = f"{entry} fails at a {'lower' if sooner else 'higher'} rate than {REFERENCE}"
+        found.append(Text(f"{where} `{arm}` {text}."))
+    return found
