@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import getpass
 import os
+import shutil
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,6 +49,19 @@ def compiler() -> None:
     """Skip a test of what only a C++ compiler makes, on a machine without one."""
     if machine.missing_tool():
         pytest.skip("needs a C++ compiler")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Return a Chromium that Playwright drives: Debian's, or the one that ``playwright install chromium`` brings."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
+    with playwright.sync_playwright() as client:
+        try:
+            found = client.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        except playwright.Error:
+            pytest.skip("needs Chromium")
+        yield found
+        found.close()
 
 
 def _forget_graphs() -> None:

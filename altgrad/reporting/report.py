@@ -6,11 +6,13 @@ from pathlib import Path
 
 from altgrad.config.files import write_json, write_text
 from altgrad.reporting.after_training import load_spreads
+from altgrad.reporting.causes import cases
+from altgrad.reporting.cells import to_cells_page
 from altgrad.reporting.compare import compare
 from altgrad.reporting.control import check_twins
 from altgrad.reporting.figures import draw_all, quiet
 from altgrad.reporting.flags import raised
-from altgrad.reporting.html import to_html
+from altgrad.reporting.html import CELLS, to_html
 from altgrad.reporting.load import load_study
 from altgrad.reporting.machines import load_benches
 from altgrad.reporting.markdown import to_markdown
@@ -28,7 +30,7 @@ def write_report(data: Path, out: Path, revision: str | None) -> None:
     That is ``bench``, ``simulation.csv``, ``ptq.csv`` and ``study/tuning``, each if it is there.
     ``revision`` is the git revision to name, ``None`` outside a checkout. Outputs of cells that left
     the grid are removed from ``data`` first. The same files give the same bytes: ``REPORT.md``,
-    ``index.html``, ``metrics.json``, ``figures/`` and ``plots/``. Raises
+    ``index.html``, ``cells.html``, ``metrics.json``, ``figures/`` and ``plots/``. Raises
     :class:`altgrad.config.UserError` when the grid or the tokens are missing.
     """
     grid, runs, diag = data / "grid", data / "runs", data / "diag"
@@ -44,6 +46,7 @@ def write_report(data: Path, out: Path, revision: str | None) -> None:
     spreads = load_spreads(out / "ptq.csv", study)
     page = document(study, comparison, control, flags, pictures, silent, revision, benches, rates, tuning, spreads)
     write_text(out / "REPORT.md", to_markdown(page))
-    write_text(out / "index.html", to_html(page, out / "figures"))
+    write_text(out / "index.html", to_html(page, out / "figures", study.cells.index))
+    write_text(out / CELLS, to_cells_page(study, flags, list(cases(study))))
     write_json(out / "metrics.json", metrics(study, comparison, control, len(flags)))
     write_plots(study, out / "plots")

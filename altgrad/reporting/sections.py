@@ -1,4 +1,4 @@
-"""The report's sections in reading order: result, evidence, explanation, controls, and how to repeat it."""
+"""The report's sections in reading order: result, its conditions, what failed, why, what it cost, how to repeat it."""
 
 from __future__ import annotations
 
@@ -59,19 +59,19 @@ def document(
     """
     sections = [
         result_section(study, comparison, pictures),
-        Section("What the updates did", "updates", _updates(study, comparison, pictures)),
-        Section("Loss curves", "curves", _shown(pictures, "curves")),
-        Section("Outcome of every cell", "outcomes", _outcomes(study)),
+        fairness_section(study, comparison, control, tuning),
         Section("Which runs fail", "failures", failures(study, comparison)),
+        Section("Outcome of every cell", "outcomes", _outcomes(study)),
         Section("Why: precision and range", "precision", _precision(study, comparison, pictures, spreads)),
         Section("Why: weights on the quantization grid", "weights", _weights(study, comparison, pictures)),
         Section("Why: the format's geometry and the loss's", "geometry", _geometry(study, comparison)),
+        Section("What the updates did", "updates", _updates(study, comparison, pictures)),
         Section("Gradients and activations", "signals", _shown(pictures, "signals")),
-        fairness_section(study, comparison, control, tuning),
+        Section("Loss curves", "curves", _shown(pictures, "curves")),
         Section("Flags", "flags", [*_flags(flags), *_left_out(study, silent)]),
-        Section("Formats and recipe", "formats", _formats(study)),
         Section("Time and cost", "cost", [tables.cost_table(study)] if study.timing else []),
         Section("Step times beside bf16", "speed", speed_blocks(benches, pictures)),
+        Section("Formats and recipe", "formats", _formats(study)),
         Section("How to repeat it", "settings", _settings(study, revision)),
         definitions_section(study),
     ]

@@ -55,8 +55,11 @@ def check(out: Path) -> None:
     for word in ("nan", "inf", "None"):
         assert not re.search(rf"(?<![\w`/]){word}(?![\w`/])", text), word
     assert page.count("<img ") == len(figures)
-    assert not re.findall(r"(?:src|href)=[\"'](?!data:image/png|#)", page)
-    assert "<script" not in page and "<link" not in page and "@import" not in page
+    cells = (out / "cells.html").read_text()
+    for own, leads_to in ((page, "cells.html#"), (cells, "index.html")):
+        assert not re.findall(rf"(?:src|href)=[\"'](?!data:image/png|#|{leads_to})", own)
+        assert "<script src" not in own and "<link" not in own and "@import" not in own and "{%" not in own
+    assert page.count("<script") == 1 and cells.count("<script") == 2
     assert len(page) < 1.5e6
     numbers = json.loads((out / "metrics.json").read_text(), parse_constant=pytest.fail)
     assert set(numbers) == {

@@ -1,12 +1,11 @@
 """The page in a real browser: cells appear, go on, finish, diverge and fail while one looks.
 
-It needs Playwright's client and a Chromium, Debian's or the one that ``playwright install chromium`` brings.
+It needs Playwright's client and a Chromium.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +20,6 @@ from altgrad.watch.server import Server
 from tests.watch.conftest import PROJECT, started
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 INK = """(() => {
   const c = document.querySelector("canvas"), d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
   let n = 0;
@@ -30,17 +28,6 @@ INK = """(() => {
 })()"""
 ORANGE = INK.replace("d[i] > 0", "d[i] > 99 && d[i - 3] > 150 && d[i - 1] < 90")  # pixels of E4M3's colour
 HOSTILE = '<img src=x onerror="document.title=1">'
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as client:
-        try:
-            found = client.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        except playwright.Error:
-            pytest.skip("needs Chromium")
-        yield found
-        found.close()
 
 
 @pytest.fixture

@@ -1,0 +1,183 @@
+"use strict";
+// The page of all cells: one of them as its address says, and the list. Data goes in as text, never as markup.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const cells = new Map(data.cells.map((cell) => [cell.key, cell]));
+const place = document.getElementById("cell");
+
+const NAMES = {
+  val_loss: "final validation loss (nats per token)", val_loss_best: "lowest validation loss", val_loss_best_step: "at step",
+  train_loss: "training loss", perplexity: "perplexity", clipped_frac: "share of steps clipped", peak_lr: "peak learning rate",
+  steps: "steps", tokens: "tokens", tokens_per_s: "tokens per second", step_ms_median: "median step (ms)",
+  total_s: "seconds in all", peak_memory_mb: "peak memory (MB)", signature: "signature", outcome_step: "ended at step",
+  first_nonfinite: "first tensor that was not finite", first_rows: "rows of it", reason: "why it is missing",
+};
+
+function made(name, text = "", className = "") {
+  const element = document.createElement(name);
+  element.textContent = text;
+  if (className) element.className = className;
+  return element;
+}
+
+function baseOf(cell) {
+  return data.baseline === null || cell.format === data.baseline ? undefined
+    : data.cells.find((other) => other.format === data.baseline && ["optimizer", "seed", "lr_scale"].every((name) => other[name] === cell[name]));
+}
+
+function lossOf(cell) {
+  return cell && cell.status === "completed" ? cell.results.val_loss : null;
+}
+
+function above(cell) {
+  const own = lossOf(cell), base = lossOf(baseOf(cell));
+  return own === null || base === null ? null : own - base;
+}
+
+function shown(value, digits = 4) {
+  if (value === null || value === undefined) return "–";
+  if (typeof value === "string") return value;
+  if (Number.isInteger(value)) return String(value).replace("-", "−");
+  const text = Math.abs(value) >= 1e-3 && Math.abs(value) < 1e5 ? value.toFixed(digits) : value.toExponential(2);
+  return text.replace(/-/g, "−");
+}
+
+function loss(value, sign = false) {
+  return value === null ? "–" : ((sign && value >= 0 ? "+" : "") + value.toFixed(4)).replace("-", "−");
+}
+
+function table(heads, rows, numeric = []) {
+  const box = made("div", "", "scroll"), found = document.createElement("table");
+  const head = found.createTHead().insertRow(), body = found.createTBody();
+  heads.forEach((text, i) => {
+    const cell = made("th", text, numeric.includes(i) ? "number" : "");
+    cell.scope = "col";
+    head.append(cell);
+  });
+  for (const row of rows) {
+    const line = body.insertRow();
+    row.forEach((value, i) => line.append(made("td", value, numeric.includes(i) ? "number" : String(value).length > 24 ? "long" : "")));
+  }
+  box.append(found);
+  return box;
+}
+
+function link(key) {
+  const found = document.createElement("a");
+  found.href = "#" + encodeURIComponent(key);
+  found.append(made("code", key));
+  return found;
+}
+
+// --- curves -----------------------------------------------------------------------------------------
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function drawn(name, attributes, text) {
+  const element = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
+
+// Lines are [name, colour, dashed, [[step, value], ...]].
+function chart(title, lines) {
+  const width = 460, height = 230, left = 52, right = 10, top = 22, bottom = 26;
+  const points = lines.flatMap(([, , , line]) => line);
+  const figure = made("figure"), svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
+  svg.append(drawn("text", { x: left, y: 13, "font-weight": 600 }, title));
+  const last = Math.max(...points.map(([step]) => step), 1);
+  const late = points.filter(([step]) => step >= 0.05 * last).map(([, value]) => value); // not the untrained model's
+  const values = late.length ? late : points.map(([, value]) => value);
+  let low = Math.min(...values), high = Math.max(...values);
+  const rough = (high - low || Math.abs(high) || 1) / 4, power = 10 ** Math.floor(Math.log10(rough));
+  const apart = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((step) => step >= rough * 0.999);
+  [low, high] = [Math.floor(low / apart) * apart, Math.ceil(high / apart) * apart || apart];
+  const x = (step) => left + (step / last) * (width - left - right);
+  const y = (value) => height - bottom - ((Math.min(value, high) - low) / (high - low)) * (height - top - bottom);
+  for (let value = low; value <= high + apart / 2; value += apart) {
+    svg.append(drawn("line", { x1: left, x2: width - right, y1: y(value), y2: y(value), stroke: "var(--line)" }));
+    svg.append(drawn("text", { x: left - 5, y: y(value) + 4, "text-anchor": "end" }, String(Number(value.toPrecision(6))).replace("-", "−")));
+  }
+  for (let i = 0; i <= 4; i++) {
+    const step = Math.round((last * i) / 4);
+    svg.append(drawn("text", { x: x(step), y: height - 8, "text-anchor": i === 4 ? "end" : "middle" }, String(step)));
+  }
+  for (const [, color, dashed, line] of lines) {
+    const path = line.map(([step, value]) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`).join(" ");
+    const look = { fill: "none", stroke: color, "stroke-width": 1.8, "stroke-dasharray": dashed ? "5 3" : "none" };
+    svg.append(drawn("polyline", { points: path, ...look }));
+    if (line.length < 30) for (const [step, value] of line) svg.append(drawn("circle", { cx: x(step), cy: y(value), r: 2.4, fill: color }));
+  }
+  figure.append(svg, made("figcaption", lines.map(([name]) => name).join("; ")));
+  return figure;
+}
+
+function column(cell, index) {
+  return cell.curve.filter((row) => row[index] !== null).map((row) => [row[0], row[index]]);
+}
+
+function curves(cell) {
+  const base = baseOf(cell), box = made("div", "", "pair");
+  const losses = [["blue: training", "#0072B2", false, column(cell, 1)], ["orange: validation", "#D55E00", false, column(cell, 2)]];
+  if (base && base.curve) losses.push([`dashed: validation of ${base.key}`, "#888888", true, column(base, 2)]);
+  const norm = [["of all weights together, before clipping", "#009E73", false, column(cell, 3)]];
+  for (const [title, lines] of [["Loss (nats per token) by step", losses], ["Gradient norm by step", norm]]) {
+    const kept = lines.filter(([, , , line]) => line.length);
+    if (kept.length) box.append(chart(title, kept));
+  }
+  return box;
+}
+
+// --- one cell ---------------------------------------------------------------------------------------
+
+function show(key) {
+  const cell = cells.get(key);
+  place.replaceChildren();
+  document.title = cell ? `${key} – AltGrad cells` : "AltGrad cells";
+  if (!cell) {
+    if (key) place.append(made("p", `The grid has no cell ${key}.`));
+    return;
+  }
+  const heading = made("h2");
+  heading.append(made("code", key));
+  place.append(heading, made("p", `${cell.status}${cell.cause ? `: ${cell.cause}` : ""}${cell.reason ? `: ${cell.reason}` : ""}`));
+  if (cell.results) {
+    place.append(curves(cell));
+    const rows = [...Object.entries(cell.outcome), ...Object.entries(cell.results)].map(([name, value]) => [NAMES[name] || name, shown(value)]);
+    rows.splice(Object.keys(cell.outcome).length + 1, 0, [`above ${data.baseline}, same arm, rate and seed`, loss(above(cell), true)]);
+    place.append(made("h3", "What became of it"), table(["what", "value"], rows, [1]));
+    if (cell.flags) place.append(made("h3", "Flags"), table(["what", "layer", "worst", "limit"], cell.flags, [2, 3]));
+    const health = data.metrics.map(([name, title, definition], i) => [title, shown(cell.summary[i]), definition]).filter(([, value]) => value !== "–");
+    if (health.length) place.append(made("h3", "What its diagnosis measured, over its layers"), table(["metric", "value", "definition"], health, [1]));
+  }
+  place.append(made("h3", "Settings"), table(["setting", "value"], Object.entries(cell.settings)));
+  const fold = document.createElement("details");
+  fold.append(made("summary", "Settings that all cells share"), table(["setting", "value"], Object.entries(data.common)));
+  place.append(fold);
+  prepare(place);
+}
+
+function address() {
+  return decodeURIComponent(location.hash.slice(1));
+}
+
+for (const cell of data.cells) {
+  const row = document.getElementById("list").insertRow();
+  row.insertCell().append(link(cell.key));
+  row.append(
+    made("td", cell.status), made("td", loss(lossOf(cell)), "number"), made("td", loss(above(cell), true), "number"),
+    made("td", cell.flags ? String(cell.flags.length) : "0", "number"),
+  );
+  const option = document.createElement("option");
+  option.value = cell.key;
+  document.getElementById("keys").append(option);
+}
+document.getElementById("wanted").addEventListener("change", (event) => {
+  if (cells.has(event.target.value)) location.hash = encodeURIComponent(event.target.value);
+});
+addEventListener("hashchange", () => {
+  show(address());
+  scrollTo(0, 0);
+});
+show(address());

@@ -1,0 +1,121 @@
+"""A page with every cell: what it was, how it went and what became of it, at an address of its own, `cells.html#KEY`.
+
+All cells are in one file, as JSON that its script draws: files of their own would take 15 MB for 500 cells.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from altgrad.metrics import METRICS, Metric
+from altgrad.reporting.causes import Case, tensor
+from altgrad.reporting.html import environment
+from altgrad.reporting.load import IDENTITY, MISSING, Study
+from altgrad.reporting.wording import significant
+
+POINTS = 60  # of a curve, about; evaluations are all kept
+CURVE = ["step", "train_loss", "val_loss", "grad_norm"]
+OUTCOME = ["signature", "outcome_step", "first_nonfinite", "first_rows"]
+RESULTS = [
+    "val_loss", "val_loss_best", "val_loss_best_step", "train_loss", "perplexity", "clipped_frac", "peak_lr", "steps",
+    "tokens", "tokens_per_s", "step_ms_median", "total_s", "peak_memory_mb",
+]  # fmt: skip
+
+
+def to_cells_page(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> str:
+    """Return the page of every cell of ``study``; ``flags`` and ``cases`` are those of the report."""
+    # A "<" would end the script element that holds it, whatever stands around it.
+    data = json.dumps(contents(study, flags, cases), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return environment().get_template("cells.html.j2").render(data=data)
+
+
+def contents(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> dict[str, Any]:
+    """Return what the page shows, as JSON has it: numbers are those of the study's files."""
+    settings = {key: _flat(cell) for key, cell in study.resolved.items()}
+    common = {
+        name: value for name, value in next(iter(settings.values())).items()
+        if all(own.get(name, ...) == value for own in settings.values())
+    }  # fmt: skip
+    histories, summaries = (dict(list(frame.groupby(IDENTITY, sort=False))) for frame in (study.history, study.summary))
+    flagged = dict(list(flags.dropna(subset="seed").groupby(IDENTITY, sort=False))) if len(flags) else {}
+    names = list(dict.fromkeys(study.summary["metric"]))
+    known = METRICS | study.metrics
+    causes = {case.key: _cause(case) for case in cases}
+    cells = []
+    for key, cell in study.cells.iterrows():
+        identity = tuple(cell[name] for name in IDENTITY)
+        own: dict[str, Any] = {
+            "key": key, **{name: cell[name] for name in IDENTITY}, "status": cell["status"],
+            "settings": {name: value for name, value in settings[key].items() if name not in common},
+        }  # fmt: skip
+        if cell["status"] == MISSING:
+            cells.append(own | {"reason": cell["reason"]})
+            continue
+        summary = summaries[identity].set_index("metric")["value"] if identity in summaries else pd.Series(dtype=float)
+        own |= {
+            "outcome": {name: _plain(cell[name]) for name in OUTCOME if _plain(cell[name]) not in (None, "")},
+            "results": {name: _plain(cell[name]) for name in RESULTS},
+            "curve": _curve(histories[identity]),
+            "summary": [_plain(summary.get(name), 6) for name in names],
+        }
+        if identity in flagged:
+            own["flags"] = [
+                [flag.what, flag.layer, significant(flag.value), f"{flag.limit:g}"]
+                for flag in flagged[identity].itertuples()
+            ]
+        if key in causes:
+            own["cause"] = causes[key]
+        cells.append(own)
+    return {
+        "baseline": study.baseline,
+        "common": common,
+        "metrics": [[name, *_named(name, known.get(name))] for name in names],
+        "cells": cells,
+    }  # fmt: skip
+
+
+def _curve(history: pd.DataFrame) -> list[list[float | None]]:
+    """Return the points of a cell's curves: every evaluation, and of the other logged steps some `POINTS`."""
+    every = max(1, math.ceil(len(history) / POINTS))
+    kept = (np.arange(len(history)) % every == 0) | history["val_loss"].notna().to_numpy()
+    return [[_plain(value, 6) for value in row] for row in history.loc[kept, CURVE].to_numpy()]
+
+
+def _named(name: str, metric: Metric | None) -> tuple[str, str]:
+    """Return what a metric is called and its definition."""
+    if metric is None:
+        return name, ""
+    return f"{metric.title or name.replace('_', ' ')} ({metric.unit})", metric.definition
+
+
+def _cause(case: Case) -> str:
+    first = case.found.excursion
+    if first is None:
+        return f"{case.ended}; no tensor left the band of healthy runs"
+    return f"{case.ended}; first to leave the band of healthy runs: {tensor(first)}, at step {first.step:g}"
+
+
+def _flat(cell: dict[str, Any]) -> dict[str, str]:
+    """Return a resolved cell's settings by dotted names, each as text; without what its key says."""
+    found = {}
+    for section, value in cell.items():
+        if section in ("key", *IDENTITY):
+            continue
+        if isinstance(value, dict) and section != "formats":
+            found |= {f"{section}.{name}": json.dumps(inner) for name, inner in value.items()}
+        else:
+            found[section] = json.dumps(value)
+    return found
+
+
+def _plain(value: Any, digits: int = 12) -> Any:
+    """Return ``value`` as JSON has it; a number to so many digits, and none for NaN."""
+    if value is None or isinstance(value, str):
+        return value
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None

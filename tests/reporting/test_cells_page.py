@@ -1,0 +1,205 @@
+"""The page of all cells, and what the report's page does beyond being read.
+
+Oracle: the files that the study was written as; a real browser.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from altgrad.config.files import read_json
+from altgrad.reporting import write_report
+from altgrad.reporting.causes import cases
+from altgrad.reporting.cells import contents, to_cells_page
+from altgrad.reporting.compare import compare
+from altgrad.reporting.flags import raised
+from altgrad.reporting.html import marks
+from altgrad.reporting.load import IDENTITY
+from tests.reporting.synthetic_project import read, write_project
+
+DIVERGED, MISSING = "E4M3-stiff-1-1", "E4M3-stiff-0-1"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("project")
+    write_project(
+        root, ["bf16", "E4M3", "E5M2"], ["adamw", "stiff"], (0, 1, 2), arms={"stiff": {"stiffness": "ulp"}},
+        diverged={DIVERGED: 40}, missing=(MISSING,), steps=60, blocks=1, baseline="E5M2",
+    )  # fmt: skip
+    write_report(root / "data", root / "reports", None)
+    return root
+
+
+def data_of(page: str) -> dict[str, Any]:
+    """Return the data in a page."""
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    return json.loads(found)
+
+
+def test_every_cell_has_the_numbers_of_its_files(project: Path) -> None:
+    found = data_of((project / "reports/cells.html").read_text())
+    names = [name for name, _, _ in found["metrics"]]
+    assert [cell["key"] for cell in found["cells"]] == read_json(project / "data/grid/index.json")["cells"]
+    for cell in found["cells"]:
+        key, run = cell["key"], project / "data/runs" / cell["key"]
+        resolved = read_json(project / "data/grid" / f"{key}.json")
+        assert {name: cell[name] for name in IDENTITY} == {name: resolved[name] for name in IDENTITY}
+        settings = {name: json.loads(text) for name, text in (found["common"] | cell["settings"]).items()}
+        assert settings["arm.lr"] == resolved["arm"]["lr"] and settings["rules"] == resolved["rules"]
+        if key == MISSING:
+            assert cell["reason"] == "not trained" and "results" not in cell
+            continue
+        metrics = read_json(run / "metrics.json")
+        for name in ("val_loss", "val_loss_best", "train_loss"):
+            wanted = metrics[name]
+            assert cell["results"][name] == (wanted if wanted is None else pytest.approx(wanted, rel=1e-11))
+        history = pd.read_csv(run / "history.csv")
+        evaluated = history.dropna(subset="val_loss")[["step", "val_loss"]].to_numpy().tolist()
+        points = [[row[0], row[2]] for row in cell["curve"] if row[2] is not None]
+        assert points == [[step, pytest.approx(loss, rel=1e-5)] for step, loss in evaluated]
+        summary = read_json(project / "data/diag" / f"{key}.json")["summary"]
+        measured = dict(zip(names, cell["summary"], strict=True))
+        for name in names:
+            wanted = summary.get(name)
+            assert measured[name] == (wanted if wanted is None else pytest.approx(wanted, rel=1e-5))
+    assert next(cell for cell in found["cells"] if cell["key"] == DIVERGED)["cause"].startswith("diverged")
+
+
+def test_what_all_cells_share_is_said_once(project: Path) -> None:
+    found = data_of((project / "reports/cells.html").read_text())
+    assert "train.steps" in found["common"] and "model.width" in found["common"]
+    for cell in found["cells"]:
+        assert not set(cell["settings"]) & set(found["common"])
+    assert len((project / "reports/cells.html").read_text()) < 10_000 * len(found["cells"]), "5 MB for 500 cells"
+
+
+def test_flags_are_those_of_the_report(project: Path) -> None:
+    study = read(project)
+    flags = raised(study, compare(study))
+    found = contents(study, flags, list(cases(study)))
+    own = flags.dropna(subset="seed")
+    assert sum(len(cell.get("flags", [])) for cell in found["cells"]) == len(own) > 0
+
+
+def test_a_text_with_markup_in_it_ends_no_script(project: Path) -> None:
+    study = read(project)
+    study.cells.loc[MISSING, "reason"] = "</script><img src=x onerror=alert(1)>"
+    page = to_cells_page(study, raised(study, compare(study)), [])
+    assert page.count("</script>") == 2 and "<img" not in page
+    (missing,) = (cell for cell in data_of(page)["cells"] if cell["key"] == MISSING)
+    assert missing["reason"].startswith("</script>")
+
+
+def test_a_key_as_code_leads_to_its_cell_and_nothing_else_does() -> None:
+    keys = {"E4M3-adamw-0-1", "virtual.E3M4-adamw-0-0.5"}
+    assert marks("see `E4M3-adamw-0-1`", keys) == (
+        'see <a href="cells.html#E4M3-adamw-0-1"><code>E4M3-adamw-0-1</code></a>'
+    )
+    assert marks("**`virtual.E3M4-adamw-0-0.5`**", keys).count("<a href=") == 1
+    assert "<a" not in marks("E4M3-adamw-0-1 and `E4M3-adamw-0` and `dvc repro`", keys)
+
+
+# --- in a browser --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def opened(project: Path, browser: Any):
+    """Return what opens a page of the report; there must be no error on it."""
+    problems: list[str] = []
+    pages = []
+
+    def open_page(name: str) -> Any:
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        pages.append(page)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto((project / "reports").as_uri() + "/" + name)
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()
+    assert problems == []
+
+
+def column(table: Any, index: int) -> list[float]:
+    texts = table.locator(f"tbody tr td:nth-child({index})").all_inner_texts()
+    numbers = [re.search(r"-?\d+(\.\d+)?", text.replace("−", "-")) for text in texts]
+    return [float(number[0]) if number else math.nan for number in numbers]
+
+
+def test_tables_sort_by_numbers_with_either_sign_and_back(opened) -> None:
+    page = opened("cells.html")
+    table = page.locator("table", has=page.locator("#list"))
+    before = column(table, 4)
+    button = table.locator("th button", has_text="above the baseline")
+    button.click()
+    known = [value for value in column(table, 4) if value == value]
+    assert known == sorted(known) != [value for value in before if value == value] and min(known) < 0
+    assert column(table, 4)[len(known) :] == pytest.approx([math.nan] * (len(before) - len(known)), nan_ok=True)
+    button.click()
+    assert [value for value in column(table, 4) if value == value] == sorted(known, reverse=True)
+    button.click()
+    assert column(table, 4) == pytest.approx(before, nan_ok=True)
+
+
+def test_tables_show_the_rows_with_the_words_that_are_asked_for(opened) -> None:
+    page = opened("cells.html")
+    shown = page.locator("#list tr:visible td:first-child")
+    page.locator("h2.all ~ input.filter").fill("e4m3 STIFF")
+    assert shown.all_inner_texts() == ["E4M3-stiff-0-1", "E4M3-stiff-1-1", "E4M3-stiff-2-1"]
+    page.locator("h2.all ~ input.filter").fill("")
+    assert shown.count() == 18
+
+
+def test_figures_enlarge_and_close(opened) -> None:
+    page = opened("index.html")
+    page.locator("figure .enlarge").first.click()
+    dialog = page.locator("dialog")
+    assert dialog.is_visible() and dialog.locator("img").get_attribute("src").startswith("data:image/png")
+    page.keyboard.press("Escape")
+    assert not dialog.is_visible()
+
+
+def test_the_contents_stay_in_sight(opened) -> None:
+    page = opened("index.html")
+    page.locator("nav a", has_text="Definitions").click()
+    page.wait_for_timeout(800)
+    assert page.locator("nav").bounding_box()["y"] == pytest.approx(0, abs=1)
+    heading = page.locator("h2#definitions").bounding_box()
+    assert heading["y"] >= page.locator("nav").bounding_box()["height"] - 1, "and hide no heading"
+
+
+def test_a_cell_is_reached_from_the_report_and_from_another_cell(opened, project: Path) -> None:
+    page = opened("index.html")
+    page.locator(f'a[href="cells.html#{DIVERGED}"]').first.click()
+    page.wait_for_url(f"**/cells.html#{DIVERGED}")
+    assert page.locator("#cell h2").inner_text() == DIVERGED
+    assert page.locator("#cell svg").count() == 2 and "diverged" in page.locator("#cell > p").inner_text()
+    key = "bf16-adamw-2-1"
+    page.locator("#list a", has_text=key).click()
+    assert page.locator("#cell h2").inner_text() == key
+    own, base = (
+        read_json(project / "data/runs" / name / "metrics.json")["val_loss"] for name in (key, "E5M2-adamw-2-1")
+    )
+    text = page.locator("#cell").inner_text()
+    assert f"{own:.4f}" in text and f"{own - base:+.4f}".replace("-", "−") in text
+    page.locator("#list a", has_text=MISSING).click()
+    assert "not trained" in page.locator("#cell").inner_text()
+    page.goto(page.url.split("#")[0] + "#none-such")
+    assert "The grid has no cell none-such." in page.locator("#cell").inner_text()
+
+
+@pytest.mark.parametrize("name", ["index.html", "cells.html#E5M2-adamw-2-1"])
+def test_the_pages_fit_a_phone(name: str, project: Path, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.goto((project / "reports").as_uri() + "/" + name)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.close()
