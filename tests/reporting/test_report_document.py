@@ -60,7 +60,7 @@ def document(tmp_path: Path) -> Document:
 def test_html_closes_its_tags_and_shows_every_name_as_text(document: Document, tmp_path: Path) -> None:
     page = Reader(to_html(document, tmp_path))
     assert page.text.count(HOSTILE) == 4
-    assert "script" not in [tag for tag, _ in page.tags]
+    assert [tag for tag, _ in page.tags].count("script") == 1, "the page's own"
     assert ("strong", {}) in page.tags and ("code", {}) in page.tags
 
 
@@ -72,7 +72,7 @@ def test_html_embeds_the_figure_with_its_text(document: Document, tmp_path: Path
 
 def test_contents_lead_to_every_section(document: Document, tmp_path: Path) -> None:
     tags = Reader(to_html(document, tmp_path)).tags
-    anchors = {attrs["href"][1:] for tag, attrs in tags if tag == "a"}
+    anchors = {attrs["href"][1:] for tag, attrs in tags if tag == "a" and attrs["href"][0] == "#"}
     assert anchors == {attrs["id"] for tag, attrs in tags if tag == "h2"} - {"answer"} == {"part"}
 
 
