@@ -16,10 +16,12 @@ COMMAND = (sys.executable, "-m", "altgrad.execution", "--jobs", "2")
 
 def test_the_results_are_those_of_dvc_repro_which_finds_them_done(project: Project, tmp_path):
     parallel = Project(tmp_path / "parallel")
+    parallel.set("tracking", ["tensorboard"])  # which changes no bit
     done = parallel.run(*COMMAND)
     assert "train 2/2" in done.stderr and "diagnose 2/2" in done.stderr
     assert results(parallel) == results(project)
     assert (parallel.folder / "reports/index.html").exists()
+    assert len(list((parallel.folder / "scratch/tracking/tensorboard").iterdir())) == 2
     assert parallel.repro() == set()
 
 
