@@ -20,6 +20,7 @@ from altgrad.stability.search import Ladder
 
 PARAMS, RUNS = Path("params.yaml"), Path("data/runs")
 OUT = Path("reports/stability")
+WITHIN = 0.1  # nats per token, as in `altgrad.reporting.early_warning`
 FEWEST, MOST = -8, 12  # rungs of a ladder that anybody may ask for
 
 
@@ -38,8 +39,14 @@ def main(arguments: list[str]) -> None:
         "--vary", action="append", default=[], metavar="NAME=A,B,...",
         help="search anew for each value of a setting, such as train.warmup=0,0.1; may be given many times",
     )  # fmt: skip
+    parser.add_argument(
+        "--within", type=float, default=WITHIN, metavar="NATS",
+        help="how far above the loss at the arm's own rate a stable run may end; default: %(default)s",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, default=OUT, help="default: %(default)s")
     options = parser.parse_args(arguments)
+    if not options.within > 0:
+        raise UserError(f"--within: expected nats above 0, got {options.within}")
     ladder = _ladder(*options.rungs)
     variants = _variants(options.vary)
 
@@ -51,29 +58,23 @@ def main(arguments: list[str]) -> None:
         with _restored(PARAMS):
             scales = ",".join(map(str, ladder.scales))
             dvc_api.change_params(PARAMS, [*options.set_param, *variant, f"grid.lr_scales=[{scales}]"])
-            found.append(search(ladder, options.jobs).assign(variant=", ".join(variant)))
+            found.append(search(ladder, options.within, options.jobs).assign(variant=", ".join(variant)))
             trained = _trained(load_params())
     rows = pd.concat(found, ignore_index=True)
-    write(rows, ladder, options.out, f"python -m altgrad.stability {shlex.join(arguments)}".strip(), trained)
+    command = f"python -m altgrad.stability {shlex.join(arguments)}".strip()
+    write(rows, ladder, options.within, options.out, command, trained)
     print(f"the stability of {rows['format'].nunique()} formats: {options.out / 'STABILITY.md'}")
 
 
-def search(ladder: Ladder, jobs: int | None) -> pd.DataFrame:
+def search(ladder: Ladder, within: float, jobs: int | None) -> pd.DataFrame:
     """Search with the settings of params.yaml; return a row per run."""
     from altgrad.execution import cells, local
     from altgrad.stability.runs import Search
 
     params = load_params()
-    if params.grid.baseline not in params.grid.formats:
-        raise UserError(
-            f"grid.formats is without the baseline {params.grid.baseline}, which says when a run has failed; name it "
-            "there, or another in grid.baseline"
-        )
     pool = local.LocalPool(jobs, params.models[params.model].threads)
     grid = params.grid
-    found = Search(
-        grid.formats, grid.optimizers, grid.seeds, grid.baseline, ladder, params.tokenizer.vocab_size
-    )
+    found = Search(grid.formats, grid.optimizers, grid.seeds, ladder, within)
     while needed := found.needed():
         cells.run_cells(pool, lambda tasks, needed=needed: [task for task in tasks if task.key in needed])
         found.judge(RUNS)

@@ -19,10 +19,11 @@ QUESTION = "Up to which learning rate does each format train, and what happens b
 NO_SIGNIFICAND, REFERENCE = "E7M0", "E4M3"
 
 
-def write(rows: pd.DataFrame, ladder: Ladder, folder: Path, command: str, trained: str) -> None:
+def write(rows: pd.DataFrame, ladder: Ladder, within: float, folder: Path, command: str, trained: str) -> None:
     """Write ``results.csv``, ``STABILITY.md`` and the figure of a search's ``rows`` into ``folder``.
 
-    ``command`` is what made them, ``trained`` says what was trained.
+    ``within`` is what a stable run may lose, in nats per token; ``command`` is what made them, ``trained`` says what
+    was trained.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "results.csv") as path:
@@ -32,8 +33,8 @@ def write(rows: pd.DataFrame, ladder: Ladder, folder: Path, command: str, traine
     seeds = plural(rows["seed"].nunique(), "seed")
     note = (
         f"Learning rates as multiples of the arm's own, in steps of {number(ladder.factor, 0)}, by bisection. Stable: "
-        f"all of {seeds} complete and end below the middle between the loss of an untrained model and that of the "
-        "baseline at the arm's own rate. Where stability ends is known to a step, and that it ends once is assumed."
+        f"all of {seeds} complete and end at most {within:g} nats per token above the same seed's run at the arm's own "
+        "rate. Where stability ends is known to a step; that it ends once is assumed."
     )
     figure = Picture(
         "stability", "The largest stable learning rate of each format and arm, as a multiple of the arm's own",
@@ -89,10 +90,11 @@ def _what_happens(beyond: pd.DataFrame) -> str:
     if beyond.empty:
         return "–"
     ends = Counter(
-        f"diverges ({row.signature})" if row.outcome == "diverged" else "ends near the untrained loss"
-        for row in beyond.itertuples()
+        f"diverges ({row.signature})" if row.outcome == "diverged" else "ends higher" for row in beyond.itertuples()
     )
-    return joined([text if len(ends) == 1 else f"{text} in {count}" for text, count in ends.items()])
+    said = joined([text if len(ends) == 1 else f"{text} in {count}" for text, count in ends.items()])
+    higher = beyond[beyond["outcome"] != "diverged"]["val_loss"].mean()
+    return said if higher != higher else f"{said}, {number(higher, 4)}"
 
 
 def _said(edges: dict[tuple[str, str, str], Edge]) -> list[Block]:
@@ -104,13 +106,13 @@ def _said(edges: dict[tuple[str, str, str], Edge]) -> list[Block]:
             continue
         where = f"With `{variant}`, under" if variant else "Under"
         if edge.unstable is None and other.unstable is None:
-            text = f"neither {entry} nor {REFERENCE} fails at any rate tried"
+            text = f"neither {entry} nor {REFERENCE} loses stability at any rate tried"
         elif edge == other:
-            text = f"{entry} fails at the same rate as {REFERENCE}"
+            text = f"{entry} loses stability at the same rate as {REFERENCE}"
         else:
             sooner = (edge.stable if edge.stable is not None else -99) < (
                 other.stable if other.stable is not None else -99
             )
-            text = f"{entry} fails at a {'lower' if sooner else 'higher'} rate than {REFERENCE}"
+            text = f"{entry} loses stability at a {'lower' if sooner else 'higher'} rate than {REFERENCE}"
         found.append(Text(f"{where} `{arm}` {text}."))
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from altgrad.config import cell_key
 from altgrad.config.files import read_json
-from altgrad.reporting.failures import limit_of
+from altgrad.reporting.load import COMPLETED
 from altgrad.stability.search import Edge, Ladder, edge_of, next_rung
 
 Pair = tuple[str, str]  # grid entry and arm
@@ -21,16 +20,16 @@ Pair = tuple[str, str]  # grid entry and arm
 class Search:
     """The search for the edge of every grid entry and arm, under one set of settings.
 
-    A rung is stable if the runs of all seeds are. A run is stable if it completes and ends below the middle between the
-    loss of an untrained model and that of the baseline's run of the same arm and seed at the arm's own rate.
+    A rung is stable if the runs of all seeds are. A run is stable if it completes and ends at most ``within`` nats per
+    token above the run of the same entry, arm and seed at the arm's own rate: what a format costs is no instability.
+    Where that run did not complete, completing is enough.
     """
 
     entries: Sequence[str]
     arms: Sequence[str]
     seeds: Sequence[int]
-    baseline: str
     ladder: Ladder
-    vocabulary: int
+    within: float
     known: dict[Pair, dict[int, bool]] = field(default_factory=dict)
 
     def needed(self) -> dict[str, tuple[Pair, int]]:
@@ -55,12 +54,11 @@ class Search:
                 self.known.setdefault(pair, {})[rung] = all(stable)
 
     def is_stable(self, metrics: Mapping[str, Any], runs: Path) -> bool:
-        """Return whether a run is stable; the baseline's run at the arm's own rate is if it completed."""
-        if metrics["outcome"] != "completed":
+        """Return whether a run is stable."""
+        own = metrics_of(runs, cell_key(metrics["format"], metrics["optimizer"], metrics["seed"], 1))
+        if metrics["outcome"] != COMPLETED:
             return False
-        reference = metrics_of(runs, cell_key(self.baseline, metrics["optimizer"], metrics["seed"], 1))
-        best = reference["val_loss"] if reference and reference["outcome"] == "completed" else math.log(self.vocabulary)
-        return metrics["val_loss"] <= limit_of(self.vocabulary, best)
+        return own is None or own["outcome"] != COMPLETED or metrics["val_loss"] <= own["val_loss"] + self.within
 
     def edges(self) -> dict[Pair, Edge]:
         """Return the edge of every pair."""

@@ -31,7 +31,7 @@ def draw_stability(edges: Mapping[tuple[str, str, str], Edge], ladder: Ladder, f
     arms = list(dict.fromkeys(arm for _, _, arm in edges))
     rows = [(entry, arm) for entry in entries for arm in arms]
     with drawing():
-        figure, grid = panels(len(variants), 1, 0.8 + 0.26 * len(rows), width=7.0)
+        figure, grid = panels(len(variants), 1, 0.7 + 0.32 * len(rows), width=7.0)
         for axes, variant in zip(grid[:, 0], variants, strict=True):
             for y, (entry, arm) in enumerate(rows):
                 edge, look = edges.get((variant, entry, arm)), looks(entries)[entry]
