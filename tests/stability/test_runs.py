@@ -18,7 +18,7 @@ from altgrad.stability.search import Edge, Ladder
 from tests.pipeline.conftest import Project
 
 WITHIN = 0.1
-# The first unstable rung of each format and arm: one far up, none, one next to the arm's own rate, one below, and none stable.
+# The first unstable rung of each format and arm: far up, none, next to the arm's own rate, below it, at the bottom.
 FIRST = {
     ("E4M3", "adamw"): 5, ("E4M3", "rung"): 9, ("E4M3", "eco"): -1,
     ("E7M0", "adamw"): 1, ("E7M0", "rung"): -3, ("E7M0", "eco"): -1,
