@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 from altgrad.config.schedule import kept_by_decay
 from altgrad.reporting import roles
@@ -140,10 +141,11 @@ def _settings(study: Study, comparison: Comparison) -> Condition:
 def _decay(study: Study) -> Condition:
     """Whether decay alone leaves the same share of a weight in every arm."""
     kept: dict[str, set[str]] = {}
+    left = cache(kept_by_decay)  # hundreds of cells have a few schedules
     for cell in study.resolved.values():
         arm, train = cell["arm"], cell["train"]
         schedule = {"steps": train["steps"], "warmup": train["warmup"], "final": train["final_lr"]}
-        shares = [100 * kept_by_decay(arm[name], **schedule) for name in ("decay", "plain_decay")]
+        shares = [100 * left(arm[name], **schedule) for name in ("decay", "plain_decay")]
         kept.setdefault(f"{shares[0]:.3g} % of a linear layer, {shares[1]:.3g} % of an embedding", set()).add(
             cell["optimizer"]
         )

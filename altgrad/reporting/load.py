@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -65,27 +66,27 @@ class Study:
     timing: dict[str, dict[str, Any]]
     metrics: dict[str, Metric] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def formats(self) -> list[str]:
         """The grid's entries (formats or recipes) in grid order."""
         return list(dict.fromkeys(self.cells["format"]))
 
-    @property
+    @cached_property
     def optimizers(self) -> list[str]:
         """The optimizer arms in grid order."""
         return list(dict.fromkeys(self.cells["optimizer"]))
 
-    @property
+    @cached_property
     def seeds(self) -> list[int]:
         """The seeds in grid order."""
         return list(dict.fromkeys(self.cells["seed"]))
 
-    @property
+    @cached_property
     def lr_scales(self) -> list[float]:
         """The learning-rate scales in grid order."""
         return list(dict.fromkeys(self.cells["lr_scale"]))
 
-    @property
+    @cached_property
     def baseline(self) -> str | None:
         """The entry that the others are compared with; ``None`` when it is not in this grid."""
         name = self.params["grid"]["baseline"]

@@ -44,9 +44,12 @@ def write_report(data: Path, out: Path, revision: str | None) -> None:
     rates = load_rates(out / "simulation.csv", study)
     tuning = load_tuning(out / "study/tuning", study)
     spreads = load_spreads(out / "ptq.csv", study)
-    page = document(study, comparison, control, flags, pictures, silent, revision, benches, rates, tuning, spreads)
+    ended_badly = list(cases(study))
+    page = document(
+        study, comparison, control, flags, ended_badly, pictures, silent, revision, benches, rates, tuning, spreads
+    )
     write_text(out / "REPORT.md", to_markdown(page))
     write_text(out / "index.html", to_html(page, out / "figures", study.cells.index))
-    write_text(out / CELLS, to_cells_page(study, flags, list(cases(study))))
+    write_text(out / CELLS, to_cells_page(study, flags, ended_badly))
     write_json(out / "metrics.json", metrics(study, comparison, control, len(flags)))
     write_plots(study, out / "plots")

@@ -11,7 +11,7 @@ from altgrad.config.files import canonical_json
 from altgrad.reporting import tables, tables_inside
 from altgrad.reporting.after_training import Spreads, sentence
 from altgrad.reporting.answer import QUESTION, answer
-from altgrad.reporting.causes import cases
+from altgrad.reporting.causes import Case
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.control import Control
 from altgrad.reporting.document import Block, Bullets, Code, Document, Fold, Picture, Section, Text
@@ -43,6 +43,7 @@ def document(
     comparison: Comparison,
     control: Control | None,
     flags: pd.DataFrame,
+    ended_badly: Sequence[Case],
     pictures: Pictures,
     silent: Sequence[Plate],
     revision: str | None,
@@ -53,7 +54,8 @@ def document(
 ) -> Document:
     """Return the whole report.
 
-    ``flags`` are those of :func:`altgrad.reporting.flags.raised`, ``silent`` the figures without news, ``rates`` of
+    ``flags`` are those of :func:`altgrad.reporting.flags.raised`, ``ended_badly`` those of
+    :func:`altgrad.reporting.causes.cases`, ``silent`` the figures without news, ``rates`` of
     simulated studies like this one, ``tuning`` of the run that fixed its learning rates, ``spreads`` of formats
     after training and when trained so.
     """
@@ -61,7 +63,7 @@ def document(
         result_section(study, comparison, pictures),
         fairness_section(study, comparison, control, tuning),
         Section("Which runs fail", "failures", failures(study, comparison)),
-        Section("Outcome of every cell", "outcomes", _outcomes(study)),
+        Section("Outcome of every cell", "outcomes", _outcomes(study, ended_badly)),
         Section("Why: precision and range", "precision", _precision(study, comparison, pictures, spreads)),
         Section("Why: weights on the quantization grid", "weights", _weights(study, comparison, pictures)),
         Section("Why: the format's geometry and the loss's", "geometry", _geometry(study, comparison)),
@@ -117,10 +119,10 @@ def _updates(study: Study, comparison: Comparison, pictures: Pictures) -> list[B
     return _shown(pictures, "updates") + ([table] if table else [])
 
 
-def _outcomes(study: Study) -> list[Block]:
+def _outcomes(study: Study, ended_badly: Sequence[Case]) -> list[Block]:
     cells = study.cells
     full = tables.outcomes_table(cells)
-    causes = tables_inside.causes_table(list(cases(study)))
+    causes = tables_inside.causes_table(ended_badly)
     found: list[Block] = [causes] if causes else []
     if len(cells) <= OPEN_OUTCOMES:
         return [full, *found]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -114,7 +115,7 @@ def all_flags_table(flags: pd.DataFrame) -> Table:
     return Table(columns, rows, f"{plural(more, 'more flag')} not listed." if more else "")
 
 
-def causes_table(found: list[Case]) -> Table | None:
+def causes_table(found: Sequence[Case]) -> Table | None:
     """Each run that diverged or ended worse: which tensor left its band first, and when the loss showed it."""
     columns = [
         words("cell"), words("what became of it"), words("first to leave its band"), Column("at step"),
