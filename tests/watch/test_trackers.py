@@ -1,6 +1,6 @@
 """What each tracker's own reader finds are the numbers of history.csv, each once, however often one is interrupted.
 
-Oracles: the readers of TensorBoard, MLflow, Weights & Biases (offline) and Trackio.
+Oracles: the readers of TensorBoard, MLflow, Weights & Biases (offline) and, where it is installed, Trackio.
 """
 
 from __future__ import annotations
