@@ -51,7 +51,7 @@ def compiler() -> None:
         pytest.skip("needs a C++ compiler")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: its client leaves an event loop running, which others cannot then start
 def browser() -> Iterator[Any]:
     """Return a Chromium that Playwright drives: Debian's, or the one that ``playwright install chromium`` brings."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")

@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> None:
     for key in arguments:
         with redirect_stdout(sys.stderr):
             found = measure(key, Path().resolve(), settings)
-        print(json.dumps({"key": key} | found), flush=True)
+        print(json.dumps({"key": key, "steps": STEPS} | found), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,5 +6,6 @@
     __main__ -> local -> worker
                 local               -> executor
 
-Only the command, ``python -m altgrad.execution``, imports this room. README.md says how to add an executor.
+The command, ``python -m altgrad.execution``, imports this room, and the rooms around a run: `altgrad.stability`, which
+has cells run, and `altgrad.watch`, which looks at them. README.md says how to add an executor.
 """

@@ -42,15 +42,15 @@ class Kind:
     load: float
 
     @classmethod
-    def of(cls, probes: Sequence[Mapping[str, float]], steps: int) -> Kind:
-        """Return the mean over processes of what the probe measured; ``steps`` is how many it trained."""
+    def of(cls, probes: Sequence[Mapping[str, float]]) -> Kind:
+        """Return the mean over processes of what `altgrad.benchmark.probe` measured."""
 
         def mean(name: str) -> float:
             return sum(probe[name] for probe in probes) / len(probes)
 
         parts = [mean(f"{name}_s") for name in ("step", "evaluate", "observe", "setup", "diagnose")]
         step, evaluate, observe, setup, _ = parts
-        again = setup + steps * step + 2 * evaluate + 3 * observe
+        again = setup + mean("steps") * step + 2 * evaluate + 3 * observe
         return cls(*parts, load=max(0.0, mean("first_s") - again))
 
     def seconds(self, task: Task, cell: Settings) -> float:
@@ -167,8 +167,6 @@ def _what_limits(budget: Budget) -> str:
 
 def _probed(keys: Sequence[str], jobs: int) -> dict[str, Kind]:
     """Return what cells of the kinds of ``keys`` take, measured in ``jobs`` processes at a time."""
-    from altgrad.benchmark.probe import STEPS  # which loads nothing
-
     LOG.parent.mkdir(parents=True, exist_ok=True)
     with open(LOG, "wb") as log:
         processes = [subprocess.Popen([*PROBE, *keys], stdout=subprocess.PIPE, stderr=log) for _ in range(jobs)]
@@ -177,4 +175,4 @@ def _probed(keys: Sequence[str], jobs: int) -> dict[str, Kind]:
         lines = LOG.read_text(errors="replace").replace("\r", "\n").strip().split("\n")
         raise UserError(f"no estimate could be made: {lines[-1].removeprefix('error: ')} (all of it is in {LOG})")
     probes = [{found["key"]: found for found in map(json.loads, answer.splitlines())} for answer in answers]
-    return {key: Kind.of([probe[key] for probe in probes], STEPS) for key in keys}
+    return {key: Kind.of([probe[key] for probe in probes]) for key in keys}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +30,9 @@ def main(arguments: list[str]) -> None:
         why = "is in use" if error.errno == errno.EADDRINUSE else "needs privileges"
         raise UserError(f"--port: {options.port} {why}; another, or 0 for a free one, will do") from None
     print(f"The page: {server.url} (for this machine alone; Ctrl-C ends it, and no cell)", flush=True)
+    # Also where the shell has it ignore Ctrl-C, as one in the background.
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.default_int_handler)
     with suppress(KeyboardInterrupt), server:
         server.serve_forever()
 

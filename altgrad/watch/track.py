@@ -77,6 +77,8 @@ class Tracking:
             return
         changes = self._project.look()
         if self._project.restarted:
+            self._runs = {}
+        if changes and not self._runs:  # not before: while nothing trains, the tokens may still be made
             cells = (Cell.model_validate(cell.settings) for cell in self._project.cells.values())
             self._runs = run_names(cells, self._root / "data/tokens")
         for one in self._told:

@@ -46,8 +46,9 @@ def test_a_cell_takes_what_its_steps_evaluations_and_looks_take(steps, eval_ever
 
 
 def test_what_a_probe_measured_is_what_it_took():
-    probe = {"first_s": 9.0, "step_s": 0.1, "evaluate_s": 0.5, "observe_s": 0.2, "setup_s": 1.0, "diagnose_s": 2.0}
-    kind = Kind.of([probe, probe | {"first_s": 11.0, "step_s": 0.3}], steps=10)
+    probe = {"steps": 10, "first_s": 9.0, "step_s": 0.1, "evaluate_s": 0.5, "observe_s": 0.2}
+    probe |= {"setup_s": 1.0, "diagnose_s": 2.0}
+    kind = Kind.of([probe, probe | {"first_s": 11.0, "step_s": 0.3}])
     assert kind.step == pytest.approx(0.2) and kind.diagnose == 2.0
     assert kind.load == pytest.approx(10.0 - (1.0 + 10 * 0.2 + 2 * 0.5 + 3 * 0.2))
 

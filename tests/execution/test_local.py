@@ -31,7 +31,7 @@ def test_jobs_are_what_the_machine_has_cores_or_gpus_for(cores, gpus, jobs, thre
     monkeypatch.setattr("altgrad.execution.local.usable_cores", lambda: 64)
     monkeypatch.setattr("torch.get_num_threads", lambda: cores)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    assert LocalPool(jobs, threads)._jobs == expected
+    assert LocalPool(jobs, threads).jobs == expected
 
 
 # Writes down the process that it ran in, then does what the key says.

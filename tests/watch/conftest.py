@@ -34,7 +34,7 @@ def started(folder: Path, *arguments: str) -> Iterator[str]:
         found = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
         yield found[0] if found else ""
     finally:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
         _, error = process.communicate(timeout=20)
     assert error == "" and process.returncode == 0
 
