@@ -78,6 +78,11 @@ class TensorRecipe(Section):
         description="scale: E8M0: to a power of two; down never saturates, even is the nearest, ocp is the OCP MX "
         "specification's rule",
     )
+    rounding: Literal["nearest", "stochastic"] = Field(
+        "nearest",
+        description="to nearest even; or while training to one of the two neighbours by chance, right on average, and "
+        "to nearest even wherever the model only evaluates or is looked at",
+    )
     virtual: bool = Field(False, description="weight: the arm sees the format, and no product quantizes to it")
 
     @model_validator(mode="after")
@@ -91,6 +96,8 @@ class TensorRecipe(Section):
         if self.scale != "E8M0" and self.scale_rounding != "down":
             raise ValueError(f"scale_rounding {self.scale_rounding} is to a power of two; it needs scale E8M0")
         self._require_exact_operands()
+        if self.virtual and self.rounding != "nearest":
+            raise ValueError(f"virtual needs rounding nearest, not {self.rounding}: nothing is rounded")
         if self.virtual and self.scaling != "dynamic":
             raise ValueError(
                 f"virtual needs scaling dynamic, not {self.scaling}: nothing is quantized that remembers its amax"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from altgrad.config.recipe import LayerRecipe, Recipe
@@ -12,12 +13,14 @@ from altgrad.formats import Format
 from altgrad.model.account import account
 from altgrad.model.layers import is_transposed, layer_recipe, linear_layers, virtual_weight
 from altgrad.model.quantized.linear import QuantizedLinear
+from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.model.quantized.weights import WeightsTogether
 
 Model = TypeVar("Model", bound=nn.Module)
 
 TORCHAO_DIVISOR = 16  # of a layer's dimensions: what torch._scaled_mm, and so FP8 hardware, asks for
 EVERY_LAYER = "*"  # the pattern that claims all of a model
+FIRST_STREAM = 1 << 31  # of an operand's random numbers: optimizers number a model's parameters, from 0
 MOST = 0.5  # of the weights that take part in products
 
 
@@ -53,7 +56,7 @@ def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
     return matched
 
 
-def quantize_model(model: Model, recipe: Recipe, *, verbose: bool = False) -> Model:
+def quantize_model(model: Model, recipe: Recipe, *, seed: int = 0, verbose: bool = False) -> Model:
     """Replace the linear layers that ``recipe`` matches, in place, and return ``model``.
 
     Parameters are shared with the layers that are replaced, so weights, ties between them (an
@@ -61,6 +64,9 @@ def quantize_model(model: Model, recipe: Recipe, *, verbose: bool = False) -> Mo
     the model is replaced in each. Embeddings, norms and every other module are left alone, and so is a layer whose
     weight is virtual, but for a note that :func:`virtual_weight` returns. A torchao layer is made for the device
     that it is on (see :func:`altgrad.model.torchao.torchao_linear`).
+
+    ``seed`` (below 2^32) fixes what is rounded by chance, where the recipe says ``rounding: stochastic``; every tensor
+    of every layer has numbers of its own.
 
     :func:`altgrad.model.account` returns what was quantized, what was left and why; ``verbose`` prints it. Where
     the pattern ``*`` leaves out weights of modules whose products are not known, a warning names them. Raises
@@ -80,6 +86,7 @@ def quantize_model(model: Model, recipe: Recipe, *, verbose: bool = False) -> Mo
             replaced[layers[name]] = _quantized(layers[name], found).train(layers[name].training)
     _replace(model, replaced)
     _share_constants(model)
+    _set_streams(model, seed)
     model.weights_together = WeightsTogether(model)
     if verbose:
         print(account(model))
@@ -132,6 +139,14 @@ def _share_constants(model: nn.Module) -> None:
         if isinstance(layer, QuantizedLinear):
             for role, quantizer in layer.quantizers.items():
                 quantizer.constants = shared.setdefault((role, quantizer.recipe.format), quantizer.constants)
+
+
+def _set_streams(model: nn.Module, seed: int) -> None:
+    """Give every quantizer random numbers of its own."""
+    quantizers = (module for module in model.modules() if isinstance(module, Quantizer))
+    for number, quantizer in enumerate(quantizers, FIRST_STREAM):
+        if quantizer.stream is not None:
+            quantizer.stream[:2] = torch.tensor([seed, number])
 
 
 def _quantized(layer: nn.Module, recipe: LayerRecipe) -> nn.Module:

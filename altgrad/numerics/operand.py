@@ -45,6 +45,7 @@ def quantize_operands(
     xs: Sequence[Tensor],
     constants: Sequence[Tensor],
     histories: Sequence[Tensor] = (),
+    streams: Sequence[Tensor] = (),
     *,
     method: str = "max",
     learns: str = "nothing",
@@ -65,6 +66,8 @@ def quantize_operands(
         constants: their formats, from `format_constants`; ``dtype`` must hold their values.
         histories: float32 (length,) each, amax of earlier steps, the newest first and 0 for a step that has not
             been: they set the tensors' one scale, if not all 0. Empty: each tensor's own amax does.
+        streams: of random numbers, int64 (3,) each, as `random.uniform` takes them: a value is rounded to one of its
+            two neighbours by chance, so that it is right on average. Empty: to nearest even.
         method: ``max`` or ``most-recent``, as in `amax_from_history`.
         learns: whether the histories, in place, take up the ``amax`` of their tensors: ``nothing``, that of ``each``
             step, or the ``first`` and no other.
@@ -86,13 +89,14 @@ def quantize_operands(
     xs = [x.float() if x.dtype == torch.float16 else x for x in xs]
     block = block_code(granularity, block)
     rule = scale_rule(scale_format, scale_rounding, granularity)
-    if rule != TWO_LEVEL and all(map(has_loops, xs)):
+    if rule != TWO_LEVEL and not streams and all(map(has_loops, xs)):
         found = quantize_by_loops(xs, constants, histories, method, learns, block, dim, rule, dtype, overwrite)
     else:
         found = []
         for i, x in enumerate(map(materialized, xs)):
             remembered = amax_from_history(histories[i], method) if histories else None
-            found.append(quantize_by_tensors(x, constants[i], remembered, block, dim, rule, dtype))
+            stream = streams[i] if streams else None
+            found.append(quantize_by_tensors(x, constants[i], remembered, block, dim, rule, dtype, stream))
             if histories:
                 learn(histories[i], amax(x), learns)
     return [Quantized(values, scale if has_scale(block, rule) else None) for values, scale in found]

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from altgrad.numerics.constants import NAN_CODE, SPACING, TARGET, TWO_LEVEL, ULPS
-from altgrad.numerics.rounding import round_to_grid
+from altgrad.numerics.random import uniform
+from altgrad.numerics.rounding import round_to_grid, round_to_grid_stochastic
 from altgrad.numerics.scaling import amax, broadcast_scale, scale_by_rule, scale_rule, update_amax_history
 from altgrad.numerics.two_level import element_scale, two_level_scales
 
@@ -73,26 +74,36 @@ def materialized(t: Tensor) -> Tensor:
 
 
 def quantize_by_tensors(
-    x: Tensor, constants: Tensor, remembered: Tensor | None, block: int, dim: int, rule: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Return the values (n, k) on the quantization grid, and the scale; by a `block_code` and a `scale_rule`."""
+    x: Tensor, constants: Tensor, remembered: Tensor | None, block: int, dim: int, rule: int, dtype: torch.dtype,
+    stream: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the values (n, k) on the quantization grid, and the scale; by a `block_code` and a `scale_rule`.
+
+    To nearest even, or by chance with the numbers of ``stream``, as `random.uniform` takes it.
+    """
     if rule == TWO_LEVEL:
-        return _quantize_two_level(x, constants, block, dim, dtype)
+        return _quantize_two_level(x, constants, block, dim, dtype, stream)
     options = of_block_code(block) | {"dim": dim}
     scale = materialized(_operand_scale(x, constants, remembered, rule, **options))
-    values = round_to_grid(x.float() * scale, constants)
+    values = _rounded(x.float() * scale, constants, stream)
     if block > 0:
         return (values / scale).to(dtype), x.new_empty(0, dtype=torch.float32)
     return values.to(dtype), scale
 
 
 def _quantize_two_level(
-    x: Tensor, constants: Tensor, block: int, dim: int, dtype: torch.dtype
+    x: Tensor, constants: Tensor, block: int, dim: int, dtype: torch.dtype, stream: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     whole, blocks = map(materialized, two_level_scales(amax(x, "block", block=block, dim=dim), constants))
     scale = materialized(element_scale(whole, blocks))
     scale, blocks = (broadcast_scale(t, x.shape[dim], block=block, dim=dim) for t in (scale, blocks))
-    return (round_to_grid(x.float() * scale, constants) * blocks).to(dtype), whole
+    return (_rounded(x.float() * scale, constants, stream) * blocks).to(dtype), whole
+
+
+def _rounded(scaled: Tensor, constants: Tensor, stream: Tensor | None) -> Tensor:
+    if stream is None:
+        return round_to_grid(scaled, constants)
+    return round_to_grid_stochastic(scaled, constants, materialized(uniform(scaled.shape, stream)))
 
 
 def learn(history: Tensor, largest: Tensor, learns: str) -> None:

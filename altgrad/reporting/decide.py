@@ -24,6 +24,7 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "matrix": hypotheses.matrix, "low-bits": hypotheses.own_parts, "profile": hypotheses.profile,
     "controls": hypotheses.controls, "masterless": hypotheses.masterless,
     "gate-formats": gates.gate_formats, "gate-formats-blocks": gates.gate_formats,
+    "gate-rounding": gates.rounding,
     "what-if": gates.what_if, "no-significand": gates.no_significand,
     "length-800": hypotheses.ladder, "length-3200": hypotheses.ladder,
     "length-3200-twin": hypotheses.twin, "ladder-nano": hypotheses.ladder,

@@ -91,6 +91,32 @@ def what_if(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     return [*map(Text, said), Table(columns, rows, note)]
 
 
+def rounding(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
+    """What rounding by chance changes, of gradients and of the forward pass: NVIDIA 2025, arXiv 2509.25149."""
+    table = losses.xs(plain, level="optimizer").unstack("format")
+    of_what = {"grads": ("R1", "gradients"), "forward": ("R2", "weights and inputs")}
+    changes = [name for name in table if name.rpartition("_")[2] in of_what]
+    above = {name: (table[name] - table[name.rpartition("_")[0]]).dropna().to_numpy() for name in changes}
+    p = holm({name: two_sided(found) for name, found in above.items()})
+    said, rows = [], []
+    for what, (hypothesis, tensors) in of_what.items():
+        of_these = {name: name.rpartition("_")[0] for name in changes if name.endswith(f"_{what}")}
+        lower = [of for name, of in of_these.items() if p[name] < LEVEL and above[name].mean() < 0]
+        higher = [of for name, of in of_these.items() if p[name] < LEVEL and above[name].mean() > 0]
+        apart = [of for of in of_these.values() if of not in (*lower, *higher)]
+        said.append(
+            f"**{hypothesis}.** With {tensors} rounded by chance, lower than to nearest in {names(lower)}; higher in "
+            f"{names(higher)}; not told apart in {names(apart)}."
+        )
+        rows += [[f"`{of}`", tensors, with_interval(above[name]), p_value(p[name])] for name, of in of_these.items()]
+    columns = [words("recipe"), words("by chance"), Column("loss above nearest"), Column("p")]
+    note = (
+        f"Differences in final validation loss under `{plain}`, nats per token, with 95 % intervals over "
+        f"{min(map(len, above.values()))} seeds, each by itself; p by Holm over the {len(above)} differences."
+    )
+    return [*map(Text, said), Table(columns, rows, note)]
+
+
 def gate_tokens(folder: Path) -> list[Block]:
     """What quantizing weights after training costs, by how long they were trained: Kumar et al. 2024, arXiv 2411.04330.
 

@@ -38,7 +38,7 @@ def build_model(cell: Cell, vocab_size: int, device: torch.device) -> GPT:
     model = GPT(config_of(cell, vocab_size))
     start_from(cell, model)
     model = model.to(device)
-    quantize_model(model, recipe_of(cell))  # after the move: a torchao layer is made for its device
+    quantize_model(model, recipe_of(cell), seed=cell.seed)  # after the move: a torchao layer is made for its device
     return model
 
 

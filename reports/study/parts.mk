@@ -157,6 +157,19 @@ STUDY_what-if := $(JUDGED) grid.seeds=[30,31,32,33,34,35] grid.optimizers=[adamw
 	$(call recipe,what_if4,E2M1,E3M0,E2M1,blocks.*.attn.out blocks.*.mlp.down,E3M0) \
 	grid.formats=[E1M6,E2M5,E3M4,E4M3,what_if8,E1M2,E2M1,E3M0,what_if4]
 
+# Rounding to nearest, gradients by chance, or weights and inputs by chance: in blocks of 4 bits as NVFP4's, and in 8.
+chance = $(comma)rounding:stochastic
+nvfp4 = {format:E2M1$(comma)granularity:block$(comma)block:16$(comma)scale:E4M3$(1)}
+of_8_bits = {format:$(1)$(2)}
+OF_ROUNDING := $(call recipe,nvfp4,$(call nvfp4),$(call nvfp4),,,$(call nvfp4)) \
+	$(call recipe,nvfp4_grads,$(call nvfp4),$(call nvfp4,$(chance)),,,$(call nvfp4,$(chance))) \
+	$(call recipe,nvfp4_forward,$(call nvfp4,$(chance)),$(call nvfp4),,,$(call nvfp4)) \
+	$(call recipe,fp8,E4M3,E5M2,,,E5M2) \
+	$(call recipe,fp8_grads,E4M3,$(call of_8_bits,E5M2,$(chance)),,,$(call of_8_bits,E5M2,$(chance))) \
+	$(call recipe,fp8_forward,$(call of_8_bits,E4M3,$(chance)),E5M2,,,E5M2)
+STUDY_gate-rounding := $(JUDGED) $(EIGHT_SEEDS) $(OF_ROUNDING) grid.baseline=nvfp4 grid.optimizers=[adamw] \
+	grid.formats=[nvfp4,nvfp4_grads,nvfp4_forward,fp8,fp8_grads,fp8_forward]
+
 # Formats of few and of no significand bits at rates up to far too high ones, with masters and without.
 STUDY_no-significand := $(NOW) grid.seeds=[30,31,32] grid.lr_scales=[0.25,1,4,16,64] grid.baseline=E4M3 \
 	grid.formats=[E4M3,E5M2,E6M1,E7M0] grid.optimizers=[adamw,adamw_sr]
@@ -194,7 +207,7 @@ STUDY_virtual-grid := $(VIRTUAL_GRID) grid.optimizers=[adamw_sr,rung] optimizers
 
 PARTS := master on-grid again wider lower rung-again virtual virtual-grid tuning tuning-plain \
 	matrix profile tuning-low-bits low-bits \
-	tuning-controls controls tuning-masterless masterless gate-formats gate-formats-blocks \
+	tuning-controls controls tuning-masterless masterless gate-formats gate-formats-blocks gate-rounding \
 	tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin \
 	tuning-nano ladder-nano ladder-nano-twin tuning-corpus corpus tuning-plain-arms what-if no-significand

@@ -264,6 +264,20 @@ def test_a_recipe_is_held_against_single_formats_of_its_own_width(tmp_path):
     assert float(row.split("|")[3].split(" [")[0].replace("−", "-")) == pytest.approx(-0.1, abs=3e-3)
 
 
+def test_rounding_by_chance_is_held_against_nearest_of_the_same_recipe(tmp_path):
+    """Whatever lies between the recipes themselves."""
+    level = {"a": 0.0, "a_grads": -0.05, "a_forward": 0.1, "b": 1.0, "b_grads": 1.0, "b_forward": 0.9}
+    rng = np.random.default_rng(5)
+    rows = [
+        (fmt, "adamw", seed, 1.0, 3 + 0.1 * seed + above + 1e-3 * rng.normal())
+        for (fmt, above), seed in itertools.product(level.items(), range(8))
+    ]
+    text = decide(study(tmp_path / "gate-rounding", rows, {"adamw": PLAIN}))
+    assert "gradients rounded by chance, lower than to nearest in a; higher in none; not told apart in b." in text
+    assert "inputs rounded by chance, lower than to nearest in b; higher in a; not told apart in none." in text
+    assert "over 8 seeds, each by itself; p by Holm over the 4 differences." in text
+
+
 def test_it_writes_beside_the_results_and_says_what_is_missing(low_bits, tmp_path):
     main([str(low_bits)])
     assert (low_bits / "DECISION.md").read_text() == decide(low_bits)

@@ -107,9 +107,10 @@ class QuantizedLinear(nn.Module):
         # A clipped gradient and the operands of the backward products read the input again.
         once = settings.input is not None and settings.input.per_tensor and not settings.clipped
         own, free = owned(x) if once else (x, False)
+        x_stream = self.draw("input")
         x_q = Operand.of(
             own, settings.input, self.constants("input"), self.history("input"), 1, settings.operand_dtype,
-            learns=self.learns("input"), overwrite=free,
+            stream=x_stream, learns=self.learns("input"), overwrite=free,
         )  # fmt: skip
         weight_q, weight_back = self.ready or weight_operands([self], settings)[0]
         given = Given(
@@ -118,6 +119,7 @@ class QuantizedLinear(nn.Module):
             weight_back=weight_back.values, weight_back_scale=weight_back.scale,
             weight_constants=self.constants("weight"),
             grad_constants=self.constants("grad"), grad_history=self.history("grad"),
+            x_stream=x_stream, grad_stream=self.draw("grad"),
         )  # fmt: skip
         return QuantizedMatmul.apply(x, self.matrix, settings, *given)
 
@@ -128,6 +130,13 @@ class QuantizedLinear(nn.Module):
     def history(self, role: str) -> Tensor | None:
         """Return the amax history that sets the scale of ``role``, ``None`` if its own amax does."""
         return self.quantizers[role].history if role in self.quantizers else None
+
+    def draw(self, role: str) -> Tensor | None:
+        """Return the stream by which ``role`` is rounded by chance in the forward pass at hand and its backward pass.
+
+        ``None`` where it is rounded to nearest, as all are when the layer does not train.
+        """
+        return self.quantizers[role].draw() if self.training and role in self.quantizers else None
 
     def extra_repr(self) -> str:
         """Sizes and formats, for ``print(model)``."""
@@ -150,8 +159,10 @@ def weight_operands(layers: Sequence[QuantizedLinear], settings: MatmulSettings)
     constants = [layer.constants("weight") for layer in layers]
     histories = [layer.history("weight") for layer in layers]
     histories = [] if histories[0] is None else histories
-    forward = Operand.of_each(weights, scaling, constants, histories, 1, dtype, learns=layers[0].learns("weight"))
+    streams = [stream for layer in layers if (stream := layer.draw("weight")) is not None]
+    learns = layers[0].learns("weight")
+    forward = Operand.of_each(weights, scaling, constants, histories, streams, 1, dtype, learns=learns)
     backward = [Operand(None)] * len(layers)
     if not scaling.per_tensor and torch.is_grad_enabled():
-        backward = Operand.of_each(weights, scaling, constants, (), 0, dtype)
+        backward = Operand.of_each(weights, scaling, constants, (), streams, 0, dtype)
     return list(map(WeightOperands, forward, backward))

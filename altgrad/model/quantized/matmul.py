@@ -124,7 +124,8 @@ class Given(NamedTuple):
     ``x_q`` and ``weight_q`` are the values of their operands in the forward product, ``weight_back`` those of the
     weight in the backward one, ``None`` if they are the same, each with its scale if it has one. ``constants`` are a
     tensor's format, ``None`` for one that is not quantized. ``grad_history`` holds the amax that sets the incoming
-    gradient's scale; its own does where that is ``None`` or has seen none.
+    gradient's scale; its own does where that is ``None`` or has seen none. The streams are of what is rounded by
+    chance, here and in the backward pass; where a tensor has another operand there, both draw the same numbers.
     """
 
     x_q: Tensor
@@ -137,6 +138,8 @@ class Given(NamedTuple):
     weight_constants: Tensor | None
     grad_constants: Tensor | None
     grad_history: Tensor | None
+    x_stream: Tensor | None
+    grad_stream: Tensor | None
 
 
 class Saved(NamedTuple):
@@ -152,6 +155,7 @@ class Saved(NamedTuple):
     weight_kept: Tensor | None
     grad_constants: Tensor | None
     grad_history: Tensor | None
+    grad_stream: Tensor | None
 
 
 class QuantizedMatmul(torch.autograd.Function):
@@ -200,14 +204,17 @@ def _saved(x: Tensor, weight: Tensor, given: Given, settings: MatmulSettings, *,
         x_q, weight_q = Operand(given.x_q, given.x_scale), Operand(given.weight_q, given.weight_scale)
         if settings.input is not None and not settings.input.per_tensor:
             t, free = owned(x)
-            x_q = Operand.of(t, settings.input, given.x_constants, None, 0, settings.operand_dtype, overwrite=free)
+            x_q = Operand.of(
+                t, settings.input, given.x_constants, None, 0, settings.operand_dtype,
+                stream=given.x_stream, overwrite=free,
+            )  # fmt: skip
         if given.weight_back is not None:
             weight_q = Operand(given.weight_back, given.weight_back_scale)
         x_q = _kept(x_q, given.x_constants, settings.input, settings)
         weight_q = _kept(weight_q, given.weight_constants, settings.weight, settings)
     return Saved(
         x_q.values, x_q.scale, given.x_constants, x_kept, weight_q.values, weight_q.scale, given.weight_constants,
-        weight_kept, given.grad_constants, given.grad_history,
+        weight_kept, given.grad_constants, given.grad_history, given.grad_stream,
     )  # fmt: skip
 
 
@@ -217,10 +224,13 @@ def _grad_operands(grad: Tensor, saved: Saved, settings: MatmulSettings) -> tupl
     used_twice = settings.grad is not None and not settings.grad.per_tensor
     rows = columns = Operand.of(
         grad, settings.grad, saved.grad_constants, saved.grad_history, 1, settings.operand_dtype,
-        learns=settings.grad_learns, overwrite=free and not used_twice,
+        stream=saved.grad_stream, learns=settings.grad_learns, overwrite=free and not used_twice,
     )  # fmt: skip
     if used_twice:
-        columns = Operand.of(grad, settings.grad, saved.grad_constants, None, 0, settings.operand_dtype, overwrite=free)
+        columns = Operand.of(
+            grad, settings.grad, saved.grad_constants, None, 0, settings.operand_dtype,
+            stream=saved.grad_stream, overwrite=free,
+        )  # fmt: skip
     return rows, columns
 
 

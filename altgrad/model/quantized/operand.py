@@ -21,22 +21,27 @@ class Operand(NamedTuple):
     @classmethod
     def of(
         cls, t: Tensor, scaling: Scaling | None, constants: Tensor | None, history: Tensor | None, dim: int,
-        dtype: torch.dtype, *, learns: str = "nothing", overwrite: bool = False,
+        dtype: torch.dtype, *, stream: Tensor | None = None, learns: str = "nothing", overwrite: bool = False,
     ) -> Operand:  # fmt: skip
-        """Return the 2-d ``t`` on its quantization grid, to be summed over ``dim``; without a format, cast."""
+        """Return the 2-d ``t`` on its quantization grid, to be summed over ``dim``; without a format, cast.
+
+        With a ``stream`` it is rounded by chance.
+        """
         if scaling is None:
             return cls(t.detach().to(dtype))
-        histories = [] if history is None else [history]
-        return cls.of_each([t], scaling, [constants], histories, dim, dtype, learns=learns, overwrite=overwrite)[0]
+        given = [constants], [] if history is None else [history], [] if stream is None else [stream]
+        return cls.of_each([t], scaling, *given, dim, dtype, learns=learns, overwrite=overwrite)[0]
 
     @classmethod
     def of_each(
         cls, ts: Sequence[Tensor], scaling: Scaling, constants: Sequence[Tensor], histories: Sequence[Tensor],
-        dim: int, dtype: torch.dtype, *, learns: str = "nothing", overwrite: bool = False,
+        streams: Sequence[Tensor], dim: int, dtype: torch.dtype, *, learns: str = "nothing", overwrite: bool = False,
     ) -> list[Operand]:  # fmt: skip
-        """Return the same for tensors that are scaled alike, each with its format and history, all at once."""
+        """Return the same for tensors that are scaled alike, each with its format, history and stream, all at once."""
         options = {"dim": dim, "dtype": dtype, "learns": learns, "overwrite": overwrite, **scaling.options}
-        found = quantize_operands([t.detach() for t in ts], constants, histories, method=scaling.method, **options)
+        found = quantize_operands(
+            [t.detach() for t in ts], constants, histories, streams, method=scaling.method, **options
+        )
         return [cls(v if scaling.float8 is None else v.to(scaling.float8), scale) for v, scale in found]
 
     def t(self) -> Operand:

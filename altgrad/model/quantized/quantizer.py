@@ -29,12 +29,13 @@ class Scaling:
     scale: tuple[tuple[str, Any], ...]
     method: str  # how a history sets the scale
     float8: torch.dtype | None  # of the operand, for FP8 hardware
+    stochastic: bool  # rounds by chance while training
 
     @classmethod
     def of(cls, recipe: TensorRecipe, native: bool) -> Scaling:
         """Return the static part of ``recipe``."""
         float8 = FLOAT8[recipe.format.name] if native else None
-        return cls(tuple(recipe.scale_options.items()), recipe.reduce, float8)
+        return cls(tuple(recipe.scale_options.items()), recipe.reduce, float8, recipe.rounding == "stochastic")
 
     @property
     def per_tensor(self) -> bool:
@@ -52,11 +53,14 @@ class Quantizer(nn.Module):
 
     ``constants`` carries the format into the compiled graph as a tensor, with that of its block scales, so that one
     graph serves every format. ``history`` holds amax values (delayed: the last ones; static: the first) and is
-    saved with the model; 0 stands for a step that has not happened.
+    saved with the model; 0 stands for a step that has not happened. ``stream`` is that of the random numbers of the
+    last rounding by chance: seed, tensor, and which it was. It is saved with the model too, so that a run goes on with
+    the numbers that it would have had.
     """
 
     constants: Tensor
     history: Tensor | None
+    stream: Tensor | None
 
     def __init__(self, recipe: TensorRecipe, native: bool = False) -> None:
         super().__init__()
@@ -66,6 +70,7 @@ class Quantizer(nn.Module):
         self.register_buffer("constants", constants, persistent=False)
         length = {"dynamic": None, "static": 1, "delayed": recipe.history}[recipe.scaling]
         self.register_buffer("history", None if length is None else torch.zeros(length))
+        self.register_buffer("stream", torch.zeros(3, dtype=torch.int64) if self.scaling.stochastic else None)
 
     def hold(self) -> Tensor:
         """Stop following the tensor; return the buffer (1,) of the amax that sets the scale from now on.
@@ -80,6 +85,17 @@ class Quantizer(nn.Module):
             )
         self.register_buffer("history", torch.zeros(1, device=self.constants.device))
         return self.get_buffer("history")
+
+    def draw(self) -> Tensor | None:
+        """Go on to the next stream and return it (3,), for one rounding by chance; ``None`` if it is to nearest.
+
+        In this order: a compiled graph (torch 2.13) has the buffer itself, as its forward pass leaves it, stand for a
+        copy that was made earlier, and would so draw other numbers in its backward pass than eager mode.
+        """
+        if self.stream is None:
+            return None
+        self.stream[2] += 1
+        return self.stream.clone()
 
     def remembered_amax(self) -> Tensor | None:
         """Return the amax (0-d float32) that sets the scale, 0 before the first step; ``None`` if dynamic."""

@@ -1,0 +1,101 @@
+"""Layers whose operands are rounded by chance. Oracles: rounding to nearest, exact products, means over many draws."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from altgrad.model import Recipe, quantize_model
+from altgrad.model.quantized.quantizer import Quantizer
+
+NEAREST = {"format": "E2M1"}
+BY_CHANCE = NEAREST | {"rounding": "stochastic"}
+ROLES = ("weight", "input", "grad")
+DRAWS = 3000
+
+
+def recipe(*by_chance: str, **options: object) -> Recipe:
+    tensors = {role: (BY_CHANCE if role in by_chance else NEAREST) | options for role in ROLES}
+    return Recipe(rules=[{"layers": "*", "accumulate": "float32", **tensors}])
+
+
+def model_of(found: Recipe, seed: int = 0) -> nn.Module:
+    torch.manual_seed(0)
+    return quantize_model(nn.Sequential(nn.Linear(24, 16), nn.Linear(16, 32)), found, seed=seed)
+
+
+def x_of() -> Tensor:
+    return torch.randn(20, 24, generator=torch.Generator().manual_seed(1))
+
+
+def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
+    direction = torch.randn(20, 32, generator=torch.Generator().manual_seed(2))
+    return list(torch.autograd.grad((model(x) * direction).sum(), [layer.weight for layer in model]))
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_each_role_rounds_by_chance_where_its_recipe_says_so(role: str) -> None:
+    x, nearest, model = x_of(), model_of(recipe()), model_of(recipe(role))
+    outputs = [model(x) for _ in range(3)]
+    assert all(torch.equal(y, nearest(x)) for y in outputs) == (role == "grad")
+    assert torch.equal(outputs[0], outputs[1]) == (role == "grad")
+    assert not torch.equal(gradients(model, x)[0], gradients(model, x)[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"granularity": "row"}, {"granularity": "block", "scale": "E8M0"}], ids=str)
+def test_evaluation_rounds_to_nearest_and_draws_nothing(options: dict[str, str]) -> None:
+    x, model = x_of(), model_of(recipe(*ROLES, **options)).eval()
+    before = copy.deepcopy(model.state_dict())
+    assert torch.equal(model(x), model_of(recipe(**options)).eval()(x))
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
+def test_gradients_are_right_on_average() -> None:
+    """By chance the mean is that of a gradient which nothing rounds, and to nearest it is not."""
+    x = x_of()
+    unrounded = Recipe(rules=[{"layers": "*", "accumulate": "float32", "weight": NEAREST, "input": NEAREST}])
+    exact = gradients(model_of(unrounded), x)[1].double()
+    model = model_of(recipe("grad"))
+    found = torch.stack([gradients(model, x)[1] for _ in range(DRAWS)]).double()
+    error = found.std(0) / DRAWS**0.5
+    far = 5 * error + 1e-4 * exact.abs().max()
+    assert ((found.mean(0) - exact).abs() <= far).all()
+    assert ((gradients(model_of(recipe()), x)[1] - exact).abs() > far).double().mean() > 0.5
+
+
+def test_a_compiled_graph_draws_what_eager_mode_does() -> None:
+    """In the backward pass too, and where that comes after other forward passes."""
+    x, eager, model = x_of(), model_of(recipe(*ROLES)), model_of(recipe(*ROLES))
+    compiled = torch.compile(model, dynamic=False)
+    direction = torch.randn(20, 32, generator=torch.Generator().manual_seed(2))
+    expected = [gradients(eager, x) for _ in range(3)]
+    losses = [(compiled(x) * direction).sum() for _ in range(3)]
+    for loss, both in zip(losses, expected, strict=True):
+        found = torch.autograd.grad(loss, [layer.weight for layer in model])
+        assert all(torch.equal(a, b) for a, b in zip(found, both, strict=True))
+
+
+def test_every_tensor_has_numbers_of_its_own_and_the_seed_changes_them_all() -> None:
+    streams = [q.stream for q in model_of(recipe(*ROLES), seed=7).modules() if isinstance(q, Quantizer)]
+    assert [stream[0].item() for stream in streams] == [7] * 6
+    assert len({stream[1].item() for stream in streams}) == 6
+    assert min(stream[1].item() for stream in streams) >= 1 << 31  # apart from those of an optimizer's tensors
+    x = x_of()
+    assert torch.equal(model_of(recipe("input"), seed=7)(x), model_of(recipe("input"), seed=7)(x))
+    assert not torch.equal(model_of(recipe("input"), seed=7)(x), model_of(recipe("input"), seed=8)(x))
+
+
+def test_a_loaded_model_goes_on_with_the_numbers_that_come_next() -> None:
+    x, model = x_of(), model_of(recipe(*ROLES))
+    gradients(model, x)
+    other = model_of(recipe(*ROLES), seed=1)
+    other.load_state_dict(model.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(gradients(model, x), gradients(other, x), strict=True))
+
+
+def test_a_virtual_weight_has_nothing_to_round() -> None:
+    with pytest.raises(ValueError, match="virtual needs rounding nearest"):
+        Recipe(rules=[{"layers": "*", "weight": BY_CHANCE | {"virtual": True}}])

@@ -1,0 +1,69 @@
+"""Cells whose operands are rounded by chance: repeated, watched and interrupted they end with the same bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from altgrad.config import Cell
+from altgrad.config.files import read_json, write_text
+from altgrad.diagnostics import diagnose_cell
+from altgrad.training.run import train_cell
+from tests.training.conftest import interruption, make_cell
+
+
+def cell_of(seed: int = 0, every: int = 5, dropout: float = 0.1, **train: object) -> Cell:
+    cell = make_cell(seed=seed, **train)
+    tensor = {"format": "E4M3", "rounding": "stochastic", "scaling": "delayed"}
+    rules = [{"layers": "*", "weight": tensor | {"scaling": "dynamic"}, "input": tensor, "grad": tensor}]
+    made = json.loads(cell.to_json()) | {"rules": rules}
+    changed = {"monitor": made["monitor"] | {"every": every}, "model": made["model"] | {"dropout": dropout}}
+    return Cell.model_validate(made | changed)
+
+
+def trained(cell: Cell, tokens: Path, root: Path) -> dict[str, bytes]:
+    train_cell(cell, tokens, root / "out", root)
+    return {path.name: path.read_bytes() for path in (root / "out").iterdir() if path.name != "timing.json"}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    return trained(cell_of(), tokens, tmp_path_factory.mktemp("undisturbed"))
+
+
+def test_the_same_cell_gives_the_same_bits_and_another_seed_others(tokens, undisturbed, tmp_path):
+    assert trained(cell_of(), tokens, tmp_path / "again") == undisturbed
+    assert trained(cell_of(seed=1), tokens, tmp_path / "other")["history.csv"] != undisturbed["history.csv"]
+
+
+def test_watching_does_not_change_it(tokens, undisturbed, tmp_path):
+    found = trained(cell_of(every=1), tokens, tmp_path)
+    for name in set(undisturbed) - {"monitors.parquet"}:
+        assert found[name] == undisturbed[name], name
+
+
+@pytest.mark.parametrize("step", [3, 5])
+def test_an_interrupted_run_ends_with_the_same_bits(tokens, undisturbed, tmp_path, monkeypatch, step):
+    with interruption(monkeypatch, step):
+        train_cell(cell_of(), tokens, tmp_path / "out", tmp_path)
+    assert trained(cell_of(), tokens, tmp_path) == undisturbed
+    assert read_json(tmp_path / "out" / "timing.json")["resumed"] == 1
+
+
+def test_it_is_diagnosed(tokens, tmp_path):
+    trained(cell_of(), tokens, tmp_path)
+    write_text(tmp_path / "cell.json", cell_of().to_json())
+    diagnose_cell(tmp_path / "cell.json", tmp_path / "out", tmp_path / "diag.json", tmp_path / "diag.parquet")
+    assert read_json(tmp_path / "diag.json")["status"] == "ok"
+
+
+@pytest.mark.slow
+def test_a_compiled_cell_ends_where_an_eager_one_does(tokens, tmp_path):
+    """Without dropout, for which the compiler has random numbers of its own."""
+    losses = []
+    for compile in ("off", "on"):
+        trained(cell_of(dropout=0.0, compile=compile, steps=3, compute="float32"), tokens, tmp_path / compile)
+        losses.append(read_json(tmp_path / compile / "out" / "metrics.json")["val_loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
