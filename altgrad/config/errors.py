@@ -20,6 +20,8 @@ from altgrad.console import while_read
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
+DISK_FULL = "the disk is full"  # which whoever reads the message of a stage may look for
+
 
 class UserError(Exception):
     """A mistake in the input or the environment; ``str(error)`` is one clear sentence."""
@@ -91,6 +93,6 @@ def run_stage(main: Callable[[list[str]], None]) -> None:
                 raise
             place = f" while writing {error.filename}" if error.filename else ""
             sys.exit(
-                f"error: the disk is full{place}; free some space and run the same command again: "
+                f"error: {DISK_FULL}{place}; free some space and run the same command again: "
                 "finished work is kept and training resumes from its last checkpoint"
             )

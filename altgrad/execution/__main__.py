@@ -18,26 +18,35 @@ def main(arguments: list[str]) -> None:
         "-S", "--set-param", action="append", default=[], metavar="NAME=VALUE",
         help="write a setting into params.yaml first, as `dvc exp run -S` does; may be given many times",
     )  # fmt: skip
+    parser.add_argument(
+        "--engine", choices=("local", "ray"), default="local",
+        help="where cells run: on this machine, or on the Ray cluster that RAY_ADDRESS names",
+    )  # fmt: skip
     parser.add_argument("--estimate", action="store_true", help="say what it would take and cost, and train nothing")
     options = parser.parse_args(arguments)
     if options.jobs is not None and options.jobs < 1:
         raise UserError(f"--jobs: expected 1 or more, got {options.jobs}")
 
-    from altgrad.execution import budget, cells, dvc_api, local, plan  # DVC, which takes a moment to load
+    if options.engine == "ray" and (options.jobs or options.estimate):
+        raise UserError("ENGINE=ray: the cluster says how many cells run at a time; leave out JOBS, and `make estimate`")
+
+    from altgrad.execution import budget, cells, dvc_api, local, on_ray, plan  # DVC, which takes a moment to load
     from altgrad.execution.tracking import tracked
 
     dvc_api.change_params(Path("params.yaml"), options.set_param)
     params = load_params()
-    pool = local.LocalPool(options.jobs, params.models[params.model].threads)
+    threads, limit = params.models[params.model].threads, params.budget.limit
+    if options.engine == "ray" and limit < math.inf:
+        raise UserError("params.yaml: budget: what fits is timed on this machine alone; leave it out with ENGINE=ray")
+    pool = local.LocalPool(options.jobs, threads)
     if options.estimate:
         tasks, _ = plan.first_tasks()
         found = budget.estimate(tasks, pool.jobs) if tasks else None
         print(budget.said(found, tasks, params.budget) if found else "no cell has to run")
         return
-    limit = params.budget.limit
     choose = partial(budget.choose, jobs=pool.jobs, budget=params.budget) if limit < math.inf else None
     with tracked(params.tracking):
-        rest = cells.run_cells(pool, choose, limit)
+        rest = cells.run_cells(on_ray.RayCluster(threads) if options.engine == "ray" else pool, choose, limit)
     cells.run_the_rest(rest)
 
 

@@ -147,6 +147,23 @@ def peak_memory_mb(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
+def machine_class(device: torch.device) -> str:
+    """Return what decides a run's bits beside its cell: machines of one class give the same.
+
+    A processor by its name and a digest of its instructions, what its products are computed in, and torch.
+    """
+    if device.type == "cuda":
+        return f"{device_name(device)}, torch {torch.__version__}"
+    name = processor_name().rpartition(", ")[0]
+    digest = hashlib.sha256(kernels.processor().encode()).hexdigest()[:8]
+    products = "bfloat16" if multiplies_bf16("cpu") else "float32"
+    return f"{name} {digest}, {products} products, torch {torch.__version__}"
+
+
 def versions() -> dict[str, str]:
     """Return the versions that a result depends on."""
     return {"altgrad": __version__, "python": platform.python_version(), "torch": torch.__version__}
+
+
+if __name__ == "__main__":
+    print(machine_class(select_device("auto")))

@@ -147,6 +147,7 @@ def _timing(trainer: Trainer, compiled: bool, total_s: float) -> dict[str, objec
     checkpoints = sorted(trainer.scratch.glob("step-*.safetensors"))
     return {
         "device": trainer.device.type, "machine": machine.device_name(trainer.device),
+        "machine_class": machine.machine_class(trainer.device),
         "threads": trainer.cell.model.threads, "compute": trainer.compute, "compiled": compiled,
         "compile_s": trainer.compile_seconds() if compiled else None,
         **{name: trainer.totals[name] for name in ("train_s", "observe_s", "evaluate_s")}, "total_s": total_s,

@@ -19,6 +19,16 @@ from tests.pipeline.conftest import CELLS, Project, environment, results, stages
 
 EXECUTORS = {
     "local": "from altgrad.execution.local import LocalPool\nexecutor = LocalPool(2)\n",
+    "ray": """
+if __name__ == "__main__":
+    import atexit, os, ray
+    from ray.cluster_utils import Cluster
+    from altgrad.execution.on_ray import RayCluster
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    atexit.register(lambda: (ray.shutdown(), cluster.shutdown()))
+    os.environ["RAY_ADDRESS"] = cluster.address
+    executor = RayCluster()
+""",
     "the README's": example() + "\nexecutor = OneByOne()\n",
 }
 
@@ -28,11 +38,11 @@ STAGE = """
 import signal, sys, time
 from pathlib import Path
 
-key = sys.argv[1]
+key, folder = sys.argv[1], Path("FOLDER")  # of the laws, wherever the stage is run
 received = []
 for signum in (signal.SIGINT, signal.SIGTERM):
     signal.signal(signum, lambda signum, frame: received.append(signum))
-Path(f"started-{key}").touch()
+(folder / f"started-{key}").touch()
 print("this is", key, flush=True)
 print("and this its last word", file=sys.stderr, flush=True)
 until = time.monotonic() + 60
@@ -40,7 +50,7 @@ while key.startswith("waits") and time.monotonic() < until:
     time.sleep(0.05)
     if received:
         time.sleep(1)
-        Path(f"stopped-{key}").write_text(str(received))
+        (folder / f"stopped-{key}").write_text(str(received))
         sys.exit(128 + received[0])
 sys.exit(3 if key.startswith("fails") else 0)
 """
@@ -87,7 +97,7 @@ def reported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp("executor")
     (folder / "stages").mkdir()
     (folder / "stages/__init__.py").touch()
-    (folder / "stages/train.py").write_text(STAGE)
+    (folder / "stages/train.py").write_text(STAGE.replace("FOLDER", str(folder)))
     (folder / "driver.py").write_text(EXECUTORS[request.param] + DRIVER)
     done = subprocess.run(
         [sys.executable, "driver.py"],

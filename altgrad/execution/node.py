@@ -1,0 +1,190 @@
+"""What runs on each machine of a cluster: a `LocalPool` in a folder of its own, and files that come and go.
+
+It knows nothing of the engine that carries its calls. It is given a task with the files that the task reads, and tells
+what runs, what has ended with the files that the task wrote, and what tasks print and keep for resuming, as they go on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from altgrad.config.errors import DISK_FULL
+from altgrad.execution.executor import LOGS, Task
+from altgrad.execution.local import LocalPool
+from altgrad.execution.parcel import Parcel, pack, unpack
+
+WRITES = {"train": ("data/runs/{key}",), "diagnose": ("data/diag/{key}.json", "data/diag/{key}.parquet")}
+READS = {
+    "train": ("data/grid/{key}.json",),
+    "diagnose": ("data/grid/{key}.json", "data/runs/{key}", "params.yaml"),
+}
+SHARED = ("data/tokens",)  # read by every task, and the same for all
+GROWING = (".jsonl",)  # files that are appended to, of which what is new goes home
+KEEP_EVERY = 30.0  # seconds between looks for a checkpoint to bring home
+CLASS = [sys.executable, "-m", "altgrad.training.machine"]
+
+
+class About(NamedTuple):
+    """What a node is."""
+
+    name: str
+    machine_class: str  # machines of one class give the same bits
+    slots: int  # tasks at a time
+
+
+class Growth(NamedTuple):
+    """What a file has grown by: ``content`` belongs at byte ``start``, and nothing after it."""
+
+    start: int
+    content: bytes
+
+
+class Ended(NamedTuple):
+    """A task that has ended: its exit status, what it wrote if that is 0, and whether the node's disk was full."""
+
+    name: str
+    status: int
+    wrote: Parcel | None
+    full: bool
+
+
+class News(NamedTuple):
+    """What has happened on a node since the last time."""
+
+    running: list[str]
+    ended: list[Ended]
+    grown: dict[str, Growth]
+    kept: dict[str, Parcel]  # by task: the files that it would resume from, as far as they are new
+    gone: list[str]  # such files that are no longer there
+
+
+def scratch_of(key: str, root: Path = Path()) -> Path | None:
+    """Return the folder below ``root`` that the cell keeps its checkpoints in, newest first, if there is one."""
+    name = re.compile(re.escape(key) + "-[0-9a-f]{16}")
+    found = [path for path in (root / "scratch").glob(f"{key}-*") if name.fullmatch(path.name) and path.is_dir()]
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+class Node:
+    """Runs tasks on this machine, up to ``slots`` at a time with ``threads`` each, or one for each GPU."""
+
+    def __init__(self, name: str, slots: int | None, threads: int, keep_every: float = KEEP_EVERY) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="altgrad-node-"))
+        atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
+        os.chdir(self._folder)
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        os.environ.setdefault("ALTGRAD_COMPILE_CACHE", str(cache / "altgrad/compiled"))
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        LOGS.mkdir(parents=True)
+        self._name, self._keep_every = name, keep_every
+        self._pool = LocalPool(slots, threads)
+        self._slots = slots
+        self._tasks: dict[str, Task] = {}  # given and not ended
+        self._over: dict[str, int] = {}  # exit statuses of tasks that have ended and were not told yet
+        self._sent: dict[Path, int] = {}  # how much of a growing file went home
+        self._seen: dict[str, dict[Path, tuple[int, int]]] = {}  # what of a task's checkpoints went home
+        self._kept_at: dict[str, float] = {}
+
+    def about(self) -> About:
+        """Return what this node is, once it is known to be able to work: `UserError` texts are in the exception."""
+        done = subprocess.run(CLASS, capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+            raise RuntimeError(f"altgrad does not run there: {last[0]}")
+        return About(self._name, done.stdout.strip(), self._slots or self._pool.jobs)
+
+    def take(self, shared: Parcel) -> None:
+        """Put what every task reads in its place."""
+        unpack(shared, Path(), SHARED)
+
+    def run(self, task: Task, reads: Parcel, scratch: str | None) -> None:
+        """Start a task; ``reads`` are the files that it reads, and ``scratch``'s, if it has begun elsewhere."""
+        for place in WRITES[task.stage]:
+            shutil.rmtree(place, ignore_errors=True)
+        unpack(reads, Path(), [*places(READS, task), *([scratch] if scratch else [])])
+        task.log.unlink(missing_ok=True)
+        self._sent.pop(task.log, None)
+        self._tasks[task.name] = task
+        self._seen[task.name] = {}
+        self._kept_at[task.name] = time.monotonic()
+        self._pool.submit([task])
+        self._polled()
+
+    def news(self) -> News:
+        """Return what has happened since the last call."""
+        running, over = self._polled(), self._over
+        self._over = {}
+        grown, kept, gone = {}, {}, []
+        for name, task in self._tasks.items():
+            scratch = scratch_of(task.key) if task.stage == "train" else None
+            rows = [path for path in sorted(scratch.iterdir()) if path.suffix in GROWING] if scratch else []
+            # Checkpoints first: rows go at least as far as they do, and are cut back to them.
+            due = time.monotonic() - self._kept_at[name] >= self._keep_every
+            if scratch and over.get(name) != 0 and (name in over or due):
+                self._kept_at[name] = time.monotonic()
+                kept[name], lost = self._checkpoints(name, scratch)
+                gone += lost
+            grown |= {str(path): growth for path in (task.log, *rows) if (growth := self._growth(path))}
+        ended = [self._ended(self._tasks.pop(name), status) for name, status in over.items()]
+        return News(running, ended, grown, kept, gone)
+
+    def cancel(self, signum: int) -> None:
+        """Pass ``signum`` on to what runs."""
+        self._pool.cancel(signum)
+
+    def _polled(self) -> list[str]:
+        """Have the pool start and end tasks; return what is running."""
+        status = self._pool.poll()
+        self._over |= {outcome.task.name: outcome.status for outcome in status.ended}
+        return [task.name for task in status.running]
+
+    def _growth(self, path: Path) -> Growth | None:
+        if not path.exists():
+            return None
+        size, sent = path.stat().st_size, self._sent.get(path, 0)
+        start = sent if sent <= size else 0
+        if size == start and sent <= size:
+            return None
+        with open(path, "rb") as file:
+            file.seek(start)
+            content = file.read(size - start)
+        self._sent[path] = start + len(content)
+        return Growth(start, content)
+
+    def _checkpoints(self, name: str, scratch: Path) -> tuple[Parcel, list[str]]:
+        before, now = self._seen[name], {}
+        for path in sorted(scratch.iterdir(), key=lambda path: path.suffix == ".json"):
+            if path.is_file() and path.suffix not in GROWING and path.name != "lock" and not path.name.startswith("."):
+                found = path.stat()
+                now[path] = found.st_size, found.st_mtime_ns
+        self._seen[name] = now
+        new = [str(path) for path, state in now.items() if before.get(path) != state]
+        return pack(Path(), new), [str(path) for path in before if path not in now]
+
+    def _ended(self, task: Task, status: int) -> Ended:
+        wrote = pack(Path(), places(WRITES, task)) if status == 0 else None
+        said = task.log.read_text(errors="replace")[-2000:] if status and task.log.exists() else ""
+        if status == 0:
+            for place in (*places(WRITES, task), *([] if task.stage == "train" else [f"data/runs/{task.key}"])):
+                shutil.rmtree(place, ignore_errors=True)
+                Path(place).unlink(missing_ok=True)
+        del self._seen[task.name], self._kept_at[task.name]
+        scratch = scratch_of(task.key) if task.stage == "train" else None
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+        self._sent = {path: sent for path, sent in self._sent.items() if scratch not in path.parents}
+        return Ended(task.name, status, wrote, DISK_FULL in said)
+
+
+def places(of: dict[str, tuple[str, ...]], task: Task) -> list[str]:
+    """Return the names of `READS` or `WRITES` for a task."""
+    return [name.format(key=task.key) for name in of[task.stage]]

@@ -1,0 +1,291 @@
+"""The executor of a cluster: a `Node` on each machine of it, carried by Ray Core.
+
+Ray starts a process on each machine, takes calls and files there and back, and tells when a machine is lost. What a
+task is, who gets which, what is kept of it and what happens when a machine is lost is decided here and in `node`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tqdm import tqdm
+
+import altgrad
+from altgrad.config import UserError
+from altgrad.config.files import read_json
+from altgrad.execution.executor import Outcome, Status, Task
+from altgrad.execution.node import KEEP_EVERY, READS, SHARED, WRITES, About, Ended, Growth, News, Node, places, scratch_of
+from altgrad.execution.parcel import pack, unpack
+
+LOOK_EVERY = 5.0  # seconds between looks for new machines
+ASK_EVERY = 0.2  # seconds between calls to a machine, at least ...
+CALLS = 200  # ... and so many calls a second to all of them, at most
+ATTEMPTS = 3  # of a task whose machine or process was lost
+CODE = ("altgrad", "stages")  # what is shipped: the package, and what runs a stage
+PASSED_ON = ("ALTGRAD_CPU_BF16",)  # variables of this process that decide a cell's bits
+LOST = -9  # the status of a task that was lost as often as it was tried
+TOLD_TO_STOP = (130, 143)  # exit statuses of a task that was interrupted, and has written a checkpoint
+
+
+@dataclass
+class _Machine:
+    """A machine of the cluster, as far as it has answered."""
+
+    actor: Any
+    about: About | None = None
+    tasks: dict[str, Task] = field(default_factory=dict)  # given and not ended
+    running: set[str] = field(default_factory=set)
+    answer: Any = None  # of a call that is under way
+    asked: float = 0.0
+    used: bool = True  # False for one whose disk is full
+
+
+class RayCluster:
+    """Up to so many tasks at a time on each machine of a Ray cluster as its CPUs serve, or one for each GPU there.
+
+    ``threads``: what each task computes with. The cluster is that of ``RAY_ADDRESS``, or of `ray start` on this
+    machine, or one of this machine alone, made for the occasion. Machines may join and leave while tasks run: a task
+    whose machine is lost goes on from its last checkpoint elsewhere. All tasks of a seed run on one class of machine,
+    since others may give other bits, and cells are compared seed by seed.
+    """
+
+    def __init__(self, threads: int = 1, keep_every: float = KEEP_EVERY) -> None:
+        self._threads, self._keep_every = threads, keep_every
+        self._waiting: list[Task] = []
+        self._machines: dict[str, _Machine] = {}
+        self._unusable: set[str] = set()
+        self._lost: Counter[str] = Counter()  # how often each task was, by name
+        self._class_of: dict[int, str] = {}  # by seed
+        self._outcomes: list[Outcome] = []
+        self._looked = -LOOK_EVERY
+        self._cancelled: int | None = None
+        self._shared: Any = None
+        self._ray: ModuleType | None = None
+
+    def submit(self, tasks: Sequence[Task]) -> None:
+        """Queue ``tasks``: diagnoses first, which are short and wanted soon, then long cells before short ones."""
+        self._cancelled = None
+        self._waiting = sorted([*self._waiting, *tasks], key=lambda task: (task.stage != "diagnose", -task.size))
+
+    def poll(self) -> Status:
+        """Take in what machines have answered, give the idle ones tasks, and ask all of them again."""
+        if self._ray is None and self._waiting:
+            self._ray = self._connected()
+        if self._ray is not None:
+            self._look_for_machines(self._ray)
+            self._collect(self._ray)
+            self._give(self._ray)
+            self._ask()
+        ended, self._outcomes = self._outcomes, []
+        given = [machine for machine in self._machines.values() if machine.about]
+        return Status([task for machine in given for task in machine.tasks.values()], ended)
+
+    def cancel(self, signum: int) -> None:
+        """Forget what waits, and pass the signal on to what runs."""
+        self._waiting.clear()
+        self._cancelled = signum
+        for machine in self._machines.values():
+            if machine.tasks:
+                machine.actor.cancel.remote(signum)
+
+    def _connected(self) -> ModuleType:
+        try:
+            import ray
+        except ImportError:
+            raise UserError("ENGINE=ray needs Ray: pip install 'altgrad[ray]'") from None
+        if not ray.is_initialized():
+            variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+            environment = {"working_dir": str(_code()), "env_vars": variables}
+            try:
+                ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False, runtime_env=environment)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                address = os.environ.get("RAY_ADDRESS", "this machine")
+                raise UserError(f"no Ray cluster answers at {address}: {str(error).splitlines()[0]}") from None
+        return ray
+
+    def _look_for_machines(self, ray: ModuleType) -> None:
+        """Start a `Node` on each machine that has joined."""
+        if time.monotonic() - self._looked < LOOK_EVERY:
+            return
+        self._looked = time.monotonic()
+        for found in ray.nodes():
+            name, has = found["NodeID"], found["Resources"]
+            if name in self._machines or name in self._unusable or not found["Alive"] or has.get("CPU", 0) < 1:
+                continue
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+            slots = None if has.get("GPU") else max(1, int(has["CPU"]) // self._threads)
+            where = NodeAffinitySchedulingStrategy(name, soft=False)
+            options = {"num_cpus": has["CPU"], "num_gpus": has.get("GPU", 0), "scheduling_strategy": where}
+            actor = ray.remote(Node).options(**options).remote(
+                found["NodeManagerAddress"], slots, self._threads, self._keep_every
+            )  # fmt: skip
+            self._machines[name] = _Machine(actor, answer=actor.about.remote())
+
+    def _collect(self, ray: ModuleType) -> None:
+        waited = {machine.answer: name for name, machine in self._machines.items() if machine.answer is not None}
+        answered, _ = ray.wait(list(waited), num_returns=len(waited), timeout=0) if waited else ([], [])
+        for answer in answered:
+            name = waited[answer]
+            machine = self._machines[name]
+            machine.answer = None
+            try:
+                found = ray.get(answer)
+            except ray.exceptions.RayActorError:
+                self._lose(name, "is lost")
+                continue
+            except ray.exceptions.RayTaskError as error:
+                self._lose(name, f"cannot be used: {error.cause}")
+                self._unusable.add(name)
+                continue
+            if isinstance(found, About):
+                machine.about = found
+                if self._shared is None:
+                    self._shared = ray.put(pack(Path(), SHARED))
+                machine.actor.take.remote(self._shared)
+                tqdm.write(f"{found.name}: {found.slots} at a time ({found.machine_class})", file=sys.stderr)
+            else:
+                self._take_in(machine, found)
+
+    def _take_in(self, machine: _Machine, news: News) -> None:
+        machine.running = set(news.running)
+        for name, parcel in news.kept.items():
+            key = machine.tasks[name].key if name in machine.tasks else ""
+            _put_each(parcel, key)
+        for path in news.gone:
+            if path.startswith("scratch/") and ".." not in path:
+                Path(path).unlink(missing_ok=True)
+        for path, growth in news.grown.items():
+            if path.startswith("scratch/") and ".." not in path:
+                _grow(Path(path), growth)
+        for ended in news.ended:
+            if ended.name in machine.tasks:
+                self._end(machine, machine.tasks.pop(ended.name), ended)
+
+    def _end(self, machine: _Machine, task: Task, ended: Ended) -> None:
+        if ended.wrote is not None:
+            unpack(ended.wrote, Path(), places(WRITES, task))
+            scratch = scratch_of(task.key) if task.stage == "train" else None
+            if scratch is not None:
+                shutil.rmtree(scratch)
+        elif self._cancelled is None and ended.full:
+            machine.used = False
+            tqdm.write(f"{_name(machine)}: its disk is full, it gets no more cells", file=sys.stderr)
+            return self._again(task, ended.status)
+        elif self._cancelled is None and (ended.status < 0 or ended.status in TOLD_TO_STOP):
+            return self._again(task, ended.status)
+        self._outcomes.append(Outcome(task, ended.status))
+        return None
+
+    def _again(self, task: Task, status: int) -> None:
+        """Queue a task that was lost once more, unless it has been too often."""
+        self._lost[task.name] += 1
+        if self._cancelled is not None or self._lost[task.name] >= ATTEMPTS:
+            self._outcomes.append(Outcome(task, status))
+        else:
+            self._waiting = [task, *self._waiting]
+
+    def _lose(self, name: str, why: str) -> None:
+        machine = self._machines.pop(name)
+        tqdm.write(f"{_name(machine)} {why}", file=sys.stderr)
+        for task in machine.tasks.values():
+            self._again(task, LOST if self._cancelled is None else 128 + self._cancelled)
+
+    def _give(self, ray: ModuleType) -> None:
+        """Give tasks to machines that have room, each to the class of machine that its seed has."""
+        ready = [machine for machine in self._machines.values() if machine.about and machine.used]
+        free = [machine for machine in ready if len(machine.tasks) < machine.about.slots]
+        if not self._waiting or not free:
+            return
+        waiting: list[Task] = []
+        for task in self._waiting:
+            wanted = self._class(task, ready)
+            fit = [m for m in free if m.about.machine_class == wanted and len(m.tasks) < m.about.slots]
+            if not fit:
+                waiting.append(task)
+                continue
+            machine = max(fit, key=lambda m: m.about.slots - len(m.tasks))
+            scratch = scratch_of(task.key) if task.stage == "train" else None
+            reads = pack(Path(), [*places(READS, task), *([str(scratch)] if scratch else [])])
+            machine.tasks[task.name] = task
+            machine.actor.run.remote(task, reads, str(scratch) if scratch else None)
+        self._waiting = waiting
+
+    def _class(self, task: Task, ready: list[_Machine]) -> str:
+        """Return the class of machine that the task's seed runs on, the emptiest if it has none yet."""
+        seed, classes = _seed(task.key), Counter[str]()
+        for machine in ready:
+            classes[machine.about.machine_class] += machine.about.slots
+        if self._class_of.get(seed) not in classes:
+            before = self._class_of.get(seed) or _class_so_far(seed)
+            if before is not None and before not in classes:
+                tqdm.write(f"seed {seed}: no machine like {before} is left; its other cells run on another class", file=sys.stderr)
+            if before in classes:
+                self._class_of[seed] = before
+            else:
+                taken = Counter(self._class_of.values())
+                self._class_of[seed] = min(classes, key=lambda name: taken[name] / classes[name])
+        return self._class_of[seed]
+
+    def _ask(self) -> None:
+        every = max(ASK_EVERY, len(self._machines) / CALLS)
+        for machine in self._machines.values():
+            if machine.about and machine.answer is None and time.monotonic() - machine.asked >= every:
+                machine.asked = time.monotonic()
+                machine.answer = machine.actor.news.remote()
+
+
+def _code() -> Path:
+    """Return a folder with the project's code and nothing else, which Ray ships to each machine once."""
+    folder = Path(tempfile.mkdtemp(prefix="altgrad-code-"))
+    package = Path(altgrad.__file__).parent
+    unwanted = shutil.ignore_patterns("__pycache__", "*.md")
+    for name, source in zip(CODE, (package, Path("stages")), strict=True):
+        shutil.copytree(source, folder / name, ignore=unwanted)
+    return folder
+
+
+def _seed(key: str) -> int:
+    """Return a cell's seed, 0 for one that is not planned."""
+    cell = Path(f"data/grid/{key}.json")
+    return read_json(cell)["seed"] if cell.exists() else 0
+
+
+def _class_so_far(seed: int) -> str | None:
+    """Return the class of machine that cells of this seed were trained on before, if any was."""
+    for timing in sorted(Path("data/runs").glob("*/timing.json")):
+        with suppress(KeyError, UserError):
+            if _seed(timing.parent.name) == seed:
+                return read_json(timing)["machine_class"]
+    return None
+
+
+def _name(machine: _Machine) -> str:
+    return machine.about.name if machine.about else "a machine of the cluster"
+
+
+def _put_each(parcel: Any, key: str) -> None:
+    """Put a cell's checkpoints in place file by file, beside those that are there."""
+    if key:
+        folders = {name.rpartition("/")[0] for name in parcel.files}
+        allowed = [name for name in parcel.files if name.startswith(f"scratch/{key}-")] if len(folders) < 2 else []
+        unpack(parcel, Path(), allowed)
+
+
+def _grow(path: Path, growth: Growth) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "r+b" if path.exists() else "wb") as file:
+        file.seek(growth.start)
+        file.write(growth.content)
+        file.truncate()
