@@ -30,6 +30,7 @@ from altgrad.execution.parcel import pack, unpack
 
 LOOK_EVERY = 5.0  # seconds between looks for new machines
 ASK_EVERY = 0.2  # seconds between calls to a machine, at least ...
+ANSWERED_WITHIN = 120.0  # seconds that an answer which is there may take to arrive
 CALLS = 200  # ... and so many calls a second to all of them, at most
 ATTEMPTS = 3  # of a task whose machine or process was lost
 CODE = ("altgrad", "stages")  # what is shipped: the package, and what runs a stage
@@ -141,13 +142,13 @@ class RayCluster:
             machine = self._machines[name]
             machine.answer = None
             try:
-                found = ray.get(answer)
-            except ray.exceptions.RayActorError:
-                self._lose(name, "is lost")
-                continue
+                found = ray.get(answer, timeout=ANSWERED_WITHIN)
             except ray.exceptions.RayTaskError as error:
-                self._lose(name, f"cannot be used: {error.cause}")
+                self._lose(ray, name, f"cannot be used: {error.cause}")
                 self._unusable.add(name)
+                continue
+            except ray.exceptions.RayError:  # the machine, or what it sent, is no longer there
+                self._lose(ray, name, "is lost")
                 continue
             if isinstance(found, About):
                 machine.about = found
@@ -196,8 +197,9 @@ class RayCluster:
         else:
             self._waiting = [task, *self._waiting]
 
-    def _lose(self, name: str, why: str) -> None:
+    def _lose(self, ray: ModuleType, name: str, why: str) -> None:
         machine = self._machines.pop(name)
+        ray.kill(machine.actor)  # so that what it may still be at does not go on unseen
         tqdm.write(f"{_name(machine)} {why}", file=sys.stderr)
         for task in machine.tasks.values():
             self._again(task, LOST if self._cancelled is None else 128 + self._cancelled)

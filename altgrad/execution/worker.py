@@ -12,15 +12,20 @@ import os
 import runpy
 import signal
 import sys
+import threading
+import time
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
+
+PARENT_EVERY = 1.0  # seconds between looks at whether the parent is still there
 
 
 def serve(connection: Connection, environment: dict[str, str]) -> None:
     """Run each task (stage, key, log) that comes; answer with its exit status and the bytes of memory kept after it."""
     os.setsid()  # an interrupt from the keyboard reaches it through its parent, once
     os.environ.update(environment)
+    threading.Thread(target=_stop_with, args=(os.getppid(),), daemon=True).start()
     first = True
     while True:
         try:
@@ -33,6 +38,13 @@ def serve(connection: Connection, environment: dict[str, str]) -> None:
             gc.freeze()  # libraries stay: looking through them again takes 0.3 to 0.5 s, a small model's thirty steps
             first = False
         connection.send((status, resident_bytes()))
+
+
+def _stop_with(parent: int) -> None:
+    """Stop the task, which then writes a checkpoint, once the process that this one was forked from is gone."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_EVERY)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def resident_bytes() -> int:
