@@ -2,6 +2,7 @@
 #   make repro   the environment, the whole pipeline, and where the report is
 #   make test    the environment and the tests
 #   make lint    ruff's rules over all files, and mypy over what callers use
+#   make repro ENGINE=ray   the cells on a Ray cluster, of RAY_ADDRESS or of this machine
 #   make repro JOBS=4   four cells at a time instead of one for each core or GPU; SET='model=micro grid.seeds=[0,1,2]' changes params.yaml
 #   make estimate   what `make repro` would take, and cost if budget.price is set, from a few steps of each kind of cell
 #   make watch   a page that follows the cells while they train, for this machine alone; WATCH='--port 0' for a free port

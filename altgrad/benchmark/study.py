@@ -37,10 +37,10 @@ def measure(project: Path, model: str, jobs: int, cache: Path) -> dict[str, Any]
         write_text(folder / "dvc.yaml", json.dumps(pipeline))
         make_repository(folder)
         variables = {"ALTGRAD_COMPILE_CACHE": str(cache.resolve())}
-        _set_grid(folder, model, **WARM_UP)
+        set_grid(folder, model, **WARM_UP)
         run_all(folder, "--jobs", str(jobs), **variables)
         shutil.rmtree(folder / "data/runs")
-        _set_grid(folder, model, SEEDS, STEPS)
+        set_grid(folder, model, SEEDS, STEPS)
         took = run_all(folder, "--jobs", str(jobs), **variables)
         timings = [read_json(path) for path in sorted((folder / "data/runs").glob("*/timing.json"))]
     cells = len(timings)
@@ -64,7 +64,8 @@ def _parts(timings: list[dict[str, Any]], per_cell: float) -> dict[str, float]:
     return {name: round(seconds, 2) for name, seconds in zip(PARTS, (*found, per_cell - mean("total_s")), strict=True)}
 
 
-def _set_grid(folder: Path, model: str, seeds: list[int], steps: int) -> None:
+def set_grid(folder: Path, model: str, seeds: list[int], steps: int) -> None:
+    """Let the project in ``folder`` train `FORMATS` x `ARMS` of ``model`` with these seeds and steps."""
     params = read_yaml(folder / "params.yaml")
     params["model"], params["train"]["steps"] = model, steps
     params["grid"] |= {

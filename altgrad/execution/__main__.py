@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"--jobs: expected 1 or more, got {options.jobs}")
 
     if options.engine == "ray" and (options.jobs or options.estimate):
-        raise UserError("ENGINE=ray: the cluster says how many cells run at a time; leave out JOBS, and `make estimate`")
+        raise UserError("ENGINE=ray: a cluster runs as many cells as it has CPUs for; leave out JOBS and --estimate")
 
     from altgrad.execution import budget, cells, dvc_api, local, on_ray, plan  # DVC, which takes a moment to load
     from altgrad.execution.tracking import tracked

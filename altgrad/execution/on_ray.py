@@ -21,11 +21,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-import altgrad
 from altgrad.config import UserError
 from altgrad.config.files import read_json
+from altgrad.execution import node
 from altgrad.execution.executor import Outcome, Status, Task
-from altgrad.execution.node import KEEP_EVERY, READS, SHARED, WRITES, About, Ended, Growth, News, Node, places, scratch_of
+from altgrad.execution.node import READS, SHARED, WRITES, About, Ended, Growth, News, Node, places, scratch_of
 from altgrad.execution.parcel import pack, unpack
 
 LOOK_EVERY = 5.0  # seconds between looks for new machines
@@ -61,7 +61,7 @@ class RayCluster:
     since others may give other bits, and cells are compared seed by seed.
     """
 
-    def __init__(self, threads: int = 1, keep_every: float = KEEP_EVERY) -> None:
+    def __init__(self, threads: int = 1, keep_every: float = node.KEEP_EVERY) -> None:
         self._threads, self._keep_every = threads, keep_every
         self._waiting: list[Task] = []
         self._machines: dict[str, _Machine] = {}
@@ -155,7 +155,7 @@ class RayCluster:
                 if self._shared is None:
                     self._shared = ray.put(pack(Path(), SHARED))
                 machine.actor.take.remote(self._shared)
-                tqdm.write(f"{found.name}: {found.slots} at a time ({found.machine_class})", file=sys.stderr)
+                _say(f"{found.name}: {found.slots} at a time ({found.machine_class})")
             else:
                 self._take_in(machine, found)
 
@@ -182,7 +182,7 @@ class RayCluster:
                 shutil.rmtree(scratch)
         elif self._cancelled is None and ended.full:
             machine.used = False
-            tqdm.write(f"{_name(machine)}: its disk is full, it gets no more cells", file=sys.stderr)
+            _say(f"{_name(machine)}: its disk is full, it gets no more cells")
             return self._again(task, ended.status)
         elif self._cancelled is None and (ended.status < 0 or ended.status in TOLD_TO_STOP):
             return self._again(task, ended.status)
@@ -200,7 +200,7 @@ class RayCluster:
     def _lose(self, ray: ModuleType, name: str, why: str) -> None:
         machine = self._machines.pop(name)
         ray.kill(machine.actor)  # so that what it may still be at does not go on unseen
-        tqdm.write(f"{_name(machine)} {why}", file=sys.stderr)
+        _say(f"{_name(machine)} {why}")
         for task in machine.tasks.values():
             self._again(task, LOST if self._cancelled is None else 128 + self._cancelled)
 
@@ -232,7 +232,7 @@ class RayCluster:
         if self._class_of.get(seed) not in classes:
             before = self._class_of.get(seed) or _class_so_far(seed)
             if before is not None and before not in classes:
-                tqdm.write(f"seed {seed}: no machine like {before} is left; its other cells run on another class", file=sys.stderr)
+                _say(f"seed {seed}: no machine like {before} is left; its other cells run on another class")
             if before in classes:
                 self._class_of[seed] = before
             else:
@@ -251,7 +251,7 @@ class RayCluster:
 def _code() -> Path:
     """Return a folder with the project's code and nothing else, which Ray ships to each machine once."""
     folder = Path(tempfile.mkdtemp(prefix="altgrad-code-"))
-    package = Path(altgrad.__file__).parent
+    package = Path(__file__).parents[1]
     unwanted = shutil.ignore_patterns("__pycache__", "*.md")
     for name, source in zip(CODE, (package, Path("stages")), strict=True):
         shutil.copytree(source, folder / name, ignore=unwanted)
@@ -261,7 +261,7 @@ def _code() -> Path:
 def _seed(key: str) -> int:
     """Return a cell's seed, 0 for one that is not planned."""
     cell = Path(f"data/grid/{key}.json")
-    return read_json(cell)["seed"] if cell.exists() else 0
+    return read_json(cell).get("seed", 0) if cell.exists() else 0
 
 
 def _class_so_far(seed: int) -> str | None:
@@ -271,6 +271,10 @@ def _class_so_far(seed: int) -> str | None:
             if _seed(timing.parent.name) == seed:
                 return read_json(timing)["machine_class"]
     return None
+
+
+def _say(what: str) -> None:
+    tqdm.write(what, file=sys.stderr)
 
 
 def _name(machine: _Machine) -> str:

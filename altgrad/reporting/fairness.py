@@ -38,6 +38,7 @@ def conditions(
         _tuned(study, comparison, tuning),
         _other_seeds(study),
         _seeds(study),
+        _one_machine(study),
         _lost(study),
         _full_schedule(study),
         _referred(study, comparison),
@@ -205,6 +206,23 @@ def _seeds(study: Study) -> Condition:
     met = YES if n >= CLAIM_SEEDS else PARTLY if n > 1 else NO
     reason = f"{plural(n, 'seed')} of the {CLAIM_SEEDS} that a claim takes; a seed fixes initial weights and data order"
     return Condition("Paired seeds, enough for a claim", met, reason)
+
+
+def _one_machine(study: Study) -> Condition:
+    """Whether what is compared was trained where the same cell gives the same bits."""
+    name = "Cells of a seed trained on one class of machine"
+    of_seed: dict[int, set[str]] = {}
+    for key, timing in study.timing.items():
+        versions = timing.get("versions", {})
+        before = f"{timing.get('machine')}, torch {versions.get('torch')}"  # of records without a class
+        of_seed.setdefault(study.cells.at[key, "seed"], set()).add(timing.get("machine_class", before))
+    if not of_seed:
+        return Condition(name, OPEN, "no cell has trained")
+    mixed = {seed: classes for seed, classes in sorted(of_seed.items()) if len(classes) > 1}
+    if mixed:
+        reason = "; ".join(f"seed {seed}: {joined(sorted(classes))}" for seed, classes in mixed.items())
+        return Condition(name, PARTLY if len(mixed) < len(of_seed) else NO, f"{reason}; others may give other bits")
+    return Condition(name, YES, joined(sorted(set().union(*of_seed.values()))))
 
 
 def _lost(study: Study) -> Condition:

@@ -94,8 +94,10 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 def long_project(folder: Path) -> Project:
     """Return a project of one cell that trains for a while, uncompiled, with a checkpoint every few steps."""
     project = Project(folder)
-    settings = {"grid.formats": ["E4M3"], "grid.baseline": "E4M3", "train.steps": 800, "train.eval_every": 200,
-                "train.log_every": 20, "train.checkpoint_every": 20, "train.compile": "off", "monitor.every": 400}  # fmt: skip
+    settings = {
+        "grid.formats": ["E4M3"], "grid.baseline": "E4M3", "train.steps": 800, "train.eval_every": 200,
+        "train.log_every": 20, "train.checkpoint_every": 20, "train.compile": "off", "monitor.every": 400,
+    }  # fmt: skip
     for path, value in settings.items():
         project.set(path, value)
     (project.folder / "run.py").write_text(RUN)

@@ -256,12 +256,15 @@ def test_with_too_few_seeds_nobody_is_told_apart_from_the_leader() -> None:
 # --- fairness --------------------------------------------------------------------------------------
 
 
+ONE_CLASS = "Cells of a seed trained on one class of machine"
+
+
 def met(study) -> dict[str, str]:
     return {found.name: found.met for found in conditions(study, compare(study), check_twins(study))}
 
 
 def test_every_condition_can_fail_and_can_be_met() -> None:
-    """Two grids between which no condition is met in both, but that of the twins, which has a test of its own."""
+    """Two grids between which no condition is met in both, but the two that have tests of their own."""
     good_arms = {name: CONTROLS[name] for name in ("adamw", "stiff", "shuffled", "matched")}
     good = met(study_of(losses_of(good_arms, None, ["E3M4", "virtual.E3M4"]), good_arms, "E3M4"))
     bad_arms = {"adamw": ADAMW, "stiff": STIFF | {"plain_lr": 2, "decay": 0.1}, "stiff_sgd": SGD | {"stiffness": "ulp"}}
@@ -271,9 +274,33 @@ def test_every_condition_can_fail_and_can_be_met() -> None:
     bad_study = study_of(bad_losses, bad_arms, "E3M4")
     bad_study.cells["steps"] = 5.0
     bad = met(bad_study)
-    never = {name for name in good if good[name] == bad[name]} - {"E0M7 and E1M6 agree to the bit"}
+    elsewhere = {"E0M7 and E1M6 agree to the bit", ONE_CLASS}
+    never = {name for name in good if good[name] == bad[name]} - elsewhere
     assert never == {"Learning rate tuned per arm, optimum bracketed"}  # needs three rates: tested below
-    assert all(value == "yes" for name, value in good.items() if name not in never and "E0M7" not in name)
+    assert all(value == "yes" for name, value in good.items() if name not in never | elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("classes", "met", "words"),
+    [("aaaaaa", "yes", "a"), ("aabbaa", "yes", "a and b"), ("aababb", "partly", "seed 1: a and b; others"),
+     ("ababab", "no", "seed 0: a and b; seed 1: a and b; seed 2: a and b; others")],
+)  # fmt: skip
+def test_seeds_are_compared_on_one_class_of_machine(classes: str, met: str, words: str) -> None:
+    """Each of three seeds has two arms; other seeds may be elsewhere."""
+    arms = {"adamw": ADAMW, "stiff": STIFF}
+    study = study_of({("E3M4", arm): [3.0, 3.1, 3.2] for arm in arms}, arms, "E3M4")
+    keys = sorted(study.cells.index, key=lambda key: study.cells.at[key, "seed"])
+    study.timing.update({key: {"machine_class": one} for key, one in zip(keys, classes, strict=True)})
+    found = {c.name: c for c in conditions(study, compare(study), None)}[ONE_CLASS]
+    assert found.met == met and found.reason.startswith(words)
+
+
+def test_cells_without_a_class_are_told_apart_by_processor_and_torch() -> None:
+    study = study_of({("E3M4", arm): [3.0] for arm in ("adamw", "stiff")}, {"adamw": ADAMW, "stiff": STIFF}, "E3M4")
+    timings = [{"machine": "a", "versions": {"torch": torch}} for torch in ("1", "2")]
+    study.timing.update(dict(zip(study.cells.index, timings, strict=True)))
+    found = {c.name: c for c in conditions(study, compare(study), None)}[ONE_CLASS]
+    assert found.met == "no" and found.reason.startswith("seed 0: a, torch 1 and a, torch 2")
 
 
 def test_a_rate_inside_the_range_is_bracketed() -> None:

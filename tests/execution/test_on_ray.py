@@ -1,0 +1,154 @@
+"""Which machine gets which task, and what becomes of lost ones. Oracle: machines of one's own making, without Ray."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from altgrad.config import UserError
+from altgrad.execution.executor import Task
+from altgrad.execution.node import About, Ended, Growth, News
+from altgrad.execution.on_ray import ATTEMPTS, RayCluster, _Machine
+from altgrad.execution.parcel import pack
+
+
+class Actor:
+    """Stands in for Ray's handle of a node: remembers what was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(remote=lambda *arguments: self.calls.append((name, *arguments)))
+
+
+@pytest.fixture
+def cluster_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RayCluster]:
+    monkeypatch.chdir(tmp_path)
+    Path("data/grid").mkdir(parents=True)
+
+    def made(**classes: str) -> RayCluster:
+        cluster = RayCluster()
+        cluster._machines = {
+            name: _Machine(Actor(), About(name, machine_class, 2)) for name, machine_class in classes.items()
+        }
+        return cluster
+
+    return made
+
+
+def task(format: str, seed: int, size: int = 100, stage: str = "train") -> Task:
+    key = f"{format}-adamw-{seed}-1"
+    Path(f"data/grid/{key}.json").write_text(json.dumps({"seed": seed}))
+    return Task(stage, key, (), size)
+
+
+def run_all(cluster: RayCluster) -> dict[str, str]:
+    """Let machines end their tasks at once until nothing waits; return the class that each task ran on."""
+    found = {}
+    while cluster._waiting:
+        cluster._give(None)
+        for machine in cluster._machines.values():
+            for name in list(machine.tasks):
+                found[name] = machine.about.machine_class
+                del machine.tasks[name]
+    return found
+
+
+def test_all_cells_of_a_seed_run_on_one_class_of_machine(cluster_of):
+    cluster = cluster_of(a="x", b="x", c="y")
+    cluster.submit([task(fmt, seed) for fmt in ("bf16", "E4M3", "E3M4") for seed in range(6)])
+    ran = run_all(cluster)
+    assert len(ran) == 18
+    by_seed = {seed: {where for name, where in ran.items() if name.endswith(f"-{seed}-1")} for seed in range(6)}
+    assert all(len(classes) == 1 for classes in by_seed.values())
+    assert {where for classes in by_seed.values() for where in classes} == {"x", "y"}  # and none stands idle
+
+
+def test_a_seed_that_has_begun_stays_where_it_was_trained(cluster_of):
+    cluster = cluster_of(a="x", b="x", c="y")
+    for seed in range(4):
+        timing = Path(f"data/runs/{task('bf16', seed).key}/timing.json")
+        timing.parent.mkdir(parents=True)
+        timing.write_text(json.dumps({"machine_class": "y"}))
+    cluster.submit([task("E4M3", seed) for seed in range(4)])
+    assert set(run_all(cluster).values()) == {"y"}
+
+
+def test_where_its_class_has_left_a_seed_goes_on_elsewhere_and_that_is_said(cluster_of, capsys):
+    cluster = cluster_of(a="x")
+    cluster._class_of[0] = "gone"
+    cluster.submit([task("E4M3", 0)])
+    assert set(run_all(cluster).values()) == {"x"}
+    assert "seed 0: no machine like gone is left" in capsys.readouterr().err
+
+
+def test_diagnoses_come_first_and_long_cells_before_short_ones(cluster_of):
+    cluster = cluster_of()
+    cluster.submit([task("a", 0, 10), task("b", 0, 1000)])
+    cluster.submit([task("c", 0, 1, "diagnose"), task("d", 0, 100)])
+    assert [waiting.key[0] for waiting in cluster._waiting] == ["c", "b", "d", "a"]
+
+
+def test_a_lost_task_is_tried_again_and_then_reported(cluster_of, capsys):
+    ray = SimpleNamespace(kill=lambda actor: None)
+    cluster = cluster_of()
+    cluster.submit([task("E4M3", 0)])
+    for attempt in range(1, ATTEMPTS + 1):
+        cluster._machines = {f"n{attempt}": _Machine(Actor(), About(f"n{attempt}", "x", 2))}
+        cluster._give(ray)
+        cluster._lose(ray, f"n{attempt}", "is lost")
+        assert len(cluster._waiting) == (attempt < ATTEMPTS)
+    assert [outcome.status for outcome in cluster.poll().ended] == [-9]
+    assert capsys.readouterr().err.count("is lost") == ATTEMPTS
+
+
+@pytest.mark.parametrize(("status", "again"), [(-11, True), (143, True), (1, False), (3, False)])
+def test_a_process_that_died_is_tried_again_and_a_cell_that_failed_is_not(cluster_of, status, again):
+    cluster = cluster_of(a="x")
+    cluster.submit([task("E4M3", 0)])
+    cluster._give(None)
+    ended = [Ended(name, status, None, full=False) for name in cluster._machines["a"].tasks]
+    cluster._take_in(cluster._machines["a"], News([], ended, {}, {}, []))
+    assert bool(cluster._waiting) == again and bool(cluster._outcomes) != again
+
+
+def test_after_an_interrupt_nothing_is_tried_again(cluster_of):
+    cluster = cluster_of(a="x")
+    cluster.submit([task("E4M3", 0), task("bf16", 0), task("E3M4", 0)])
+    cluster._give(None)
+    cluster.cancel(2)
+    assert not cluster._waiting and ("cancel", 2) in cluster._machines["a"].actor.calls
+    machine = cluster._machines["a"]
+    cluster._take_in(machine, News([], [Ended(name, 130, None, full=False) for name in machine.tasks], {}, {}, []))
+    assert [outcome.status for outcome in cluster._outcomes] == [130, 130] and not cluster._waiting
+
+
+def test_what_a_node_sends_goes_where_it_belongs_and_nowhere_else(cluster_of, tmp_path):
+    cluster = cluster_of(a="x")
+    cluster.submit([task("E4M3", 0)])
+    cluster._give(None)
+    (name,) = cluster._machines["a"].tasks
+    home = "scratch/E4M3-adamw-0-1-0123456789abcdef"
+    there = tmp_path / "there"
+    (there / home).mkdir(parents=True)
+    (there / home / "step-1.json").write_text("{}")
+    grown = dict.fromkeys(["README.md", "scratch/../x"], Growth(0, b"x")) | {
+        f"{home}/history.jsonl": Growth(0, b"one\n")
+    }
+    cluster._take_in(cluster._machines["a"], News([name], [], grown, {name: pack(there, [home])}, []))
+    cluster._take_in(cluster._machines["a"], News([name], [], {f"{home}/history.jsonl": Growth(4, b"two\n")}, {}, []))
+    assert Path(home, "history.jsonl").read_text() == "one\ntwo\n" and Path(home, "step-1.json").exists()
+    assert not Path("README.md").exists() and not Path("x").exists()
+    cluster._take_in(cluster._machines["a"], News([name], [], {}, {}, [f"{home}/step-1.json"]))
+    assert not Path(home, "step-1.json").exists()
+    other = "scratch/bf16-adamw-0-1-0123456789abcdef"
+    (there / other).mkdir()
+    (there / other / "step-1.json").write_text("{}")
+    with pytest.raises(UserError, match="none of what it was asked for"):
+        cluster._take_in(cluster._machines["a"], News([name], [], {}, {name: pack(there, [other])}, []))
