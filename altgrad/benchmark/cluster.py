@@ -4,8 +4,8 @@
 
 Nodes are Ray's own, all on this machine, so that nothing is won: what is measured is what it costs. Two nodes of one
 CPU train the grid of the bench's part `study` that two local jobs train, in turns. Four nodes of two CPUs take a grid
-of cells that train nothing. Written: `reports/cluster.json`, and the page `altgrad/execution/CLUSTER.md`, whose last
-table is computed from these numbers and from the cells of the committed study.
+of cells that train nothing. Written: `reports/cluster/cluster.json`, and the page CLUSTER.md beside it, whose last table
+is computed from these numbers and from the cells of the committed study.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from altgrad.benchmark.pipeline import copy_project, make_project, make_reposito
 from altgrad.config import UserError, run_stage
 from altgrad.config.files import read_yaml, write_json, write_text
 
-RECORD, PAGE = Path("reports/cluster.json"), Path("altgrad/execution/CLUSTER.md")
+RECORD, PAGE = Path("reports/cluster/cluster.json"), Path("reports/cluster/CLUSTER.md")
 MODEL = "pico"
 NODES = (1, 8, 64, 512)
 CPUS_PER_NODE = 2  # of a machine in the computed table

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from altgrad import __version__
-from altgrad.config import UserError
+from altgrad.config import UserError, run_stage
 from altgrad.config.process import usable_cores
 from altgrad.config.schema import Train
 from altgrad.model.hardware import SWITCH, multiplies_bf16
@@ -166,4 +166,4 @@ def versions() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    print(machine_class(select_device("auto")))
+    run_stage(lambda _: print(machine_class(select_device("auto"))))
