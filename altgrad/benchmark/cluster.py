@@ -4,7 +4,7 @@
 
 Nodes are Ray's own, all on this machine, so that nothing is won: what is measured is what it costs. Two nodes of one
 CPU train the grid of the bench's part `study` that two local jobs train, in turns. Four nodes of two CPUs take a grid
-of cells that train nothing. Written: `reports/cluster/cluster.json`, and the page CLUSTER.md beside it, whose last table
+of cells that train nothing. Written: `reports/cluster/cluster.json`, and CLUSTER.md beside it, whose last table
 is computed from these numbers and from the cells of the committed study.
 """
 

@@ -14,6 +14,7 @@ import pandas as pd
 
 from altgrad.config.files import replacing
 from altgrad.reporting.load import COMPLETED, IDENTITY, Study
+from altgrad.reporting.magnitudes import BINS_PER_BINADE, LOWEST, relative_histogram
 from altgrad.reporting.runs import PRIMARY
 
 LAYER_ROLES = ("weight", "input", "grad")
@@ -66,6 +67,28 @@ def binades_table(study: Study) -> pd.DataFrame:
     return _with_outcome(study, means)[[*IDENTITY, "outcome", "binade", "log2_rungs"]]
 
 
+def usage_table(study: Study) -> pd.DataFrame:
+    """A row per cell and binade of its format's number line: the percentage of weights whose codes lie there.
+
+    Binade 0 is the one below the format's largest value, where a scale per tensor puts a layer's largest weight; every
+    layer counts alike. A bin has as many codes as every other of the format's normal range.
+    """
+    rows = study.diagnosis[study.diagnosis["metric"] == "log2_magnitude"]
+    amax = study.monitors[(study.monitors["role"] == "weight") & (study.monitors["metric"] == "amax")]
+    amax = amax[amax["value"] > 0].sort_values("step", kind="stable").groupby([*IDENTITY, "layer"], sort=False)
+    largest = amax["value"].last()
+    found = []
+    for cell, of_cell in rows.groupby(IDENTITY, sort=False):
+        if cell not in largest.index:
+            continue
+        of_layers = largest.loc[cell]
+        of_layers.index = pd.MultiIndex.from_tuples([(cell[0], cell[2], layer) for layer in of_layers.index])
+        shares = relative_histogram(of_cell, of_layers).reshape(-1, BINS_PER_BINADE).sum(axis=1)
+        found += [(*cell, LOWEST + 1 + i, 100 * share) for i, share in enumerate(shares)]
+    table = pd.DataFrame(found, columns=[*IDENTITY, "binade", "weights"])
+    return _with_outcome(study, table)[[*IDENTITY, "outcome", "binade", "weights"]]
+
+
 def measures_table(study: Study) -> pd.DataFrame:
     """A row per completed cell and one of `MEASURES`; those of gradients and monitors are means of the second half."""
     cells = study.cells[study.cells["status"] == COMPLETED].set_index(IDENTITY)
@@ -103,6 +126,7 @@ TABLES = {
     "results": results_table,
     "layers": layers_table,
     "binades": binades_table,
+    "usage": usage_table,
     "measures": measures_table,
 }
 

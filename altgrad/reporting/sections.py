@@ -21,6 +21,7 @@ from altgrad.reporting.fairness import conditions
 from altgrad.reporting.figures import at
 from altgrad.reporting.figures.plate import Plate
 from altgrad.reporting.glossary import glossary
+from altgrad.reporting.layer_fit import layer_fit
 from altgrad.reporting.load import COMPLETED, MISSING, Study
 from altgrad.reporting.nearness import SHOWN, is_geometry
 from altgrad.reporting.simulated import Rates
@@ -64,6 +65,7 @@ def document(
         fairness_section(study, comparison, control, tuning),
         Section("Which runs fail", "failures", failures(study, comparison)),
         Section("Outcome of every cell", "outcomes", _outcomes(study, ended_badly)),
+        Section("Which format suits which layer", "layers", layer_fit(study, comparison)),
         Section("Why: precision and range", "precision", _precision(study, comparison, pictures, spreads)),
         Section("Why: weights on the quantization grid", "weights", _weights(study, comparison, pictures)),
         Section("Why: the format's geometry and the loss's", "geometry", _geometry(study, comparison)),

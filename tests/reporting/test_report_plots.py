@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from altgrad.reporting.figures.style import LOOKS
 from altgrad.reporting.load import COMPLETED, IDENTITY
 from altgrad.reporting.offline import VEGA_LITE, write_vega
 from altgrad.reporting.plots import MEASURES, TABLES, write_plots
+from tests.reporting.made_losses import study_of
 
 TEMPLATES = Path(__file__).parents[2] / ".dvc/plots"
 PLOTS = {  # template, table, x, y
@@ -27,6 +29,7 @@ PLOTS = {  # template, table, x, y
     "heat": ("heat", "results", "format", "val_loss"),
     "parallel": ("parallel", "measures", "measure", "value"),
     "binades": ("curves", "binades", "binade", "log2_rungs"),
+    "usage": ("curves", "usage", "binade", "weights"),
 }
 
 
@@ -180,3 +183,19 @@ def test_vega_is_one_script_that_leaks_no_names_and_closes_no_tag(tmp_path: Path
     page = (TEMPLATES / "offline.html").read_text()
     assert all(page.count(mark) == 1 for mark in ("{plot_divs}", "{scripts}", "{refresh_tag}", 'vega.js"'))
     assert "vega.js" in (TEMPLATES / ".gitignore").read_text()
+
+
+def test_code_usage_puts_each_layers_largest_weight_at_the_formats_largest_value() -> None:
+    """Two layers whose weights have one size each, a binade and a half, and three and a half, below their largest."""
+    study = study_of({("E4M3", "adamw"): [3.0]}, {"adamw": {"base": "adamw", "lr": 1e-3}}, "E4M3")
+    cell = list(study.cells[IDENTITY].iloc[0])
+    monitors = [[*cell, step, layer, "weight", "amax", amax] for step, layer, amax in
+                ((0, "up", 99.0), (10, "up", 2.0), (10, "down", 0.5))]  # fmt: skip
+    diagnosis = [[*cell, layer, "log2_magnitude", x, 1.0] for layer, x in (("up", -0.5), ("down", -4.5))]
+    study = replace(
+        study, monitors=pd.DataFrame(monitors, columns=[*IDENTITY, "step", "layer", "role", "metric", "value"]),
+        diagnosis=pd.DataFrame(diagnosis, columns=[*IDENTITY, "layer", "metric", "x", "value"]),
+    )  # fmt: skip
+    found = TABLES["usage"](study).set_index("binade")["weights"]
+    assert list(found.index) == list(range(-15, 1)) and found.sum() == pytest.approx(100)
+    assert found[found > 0].to_dict() == {-1: 50.0, -3: 50.0}

@@ -14,11 +14,10 @@ from altgrad.reporting.figures.plate import Plate
 from altgrad.reporting.figures.select import in_order, labelled, last, layer_order, per_layer, weight_format
 from altgrad.reporting.figures.style import Look, heat_map, looks, panels, tiles
 from altgrad.reporting.load import Study
+from altgrad.reporting.magnitudes import BINS_PER_BINADE, LOWEST, relative_histogram
 from altgrad.reporting.statistics import kl_divergence
 
-BINS_PER_BINADE = 4  # of the histogram that the diagnosis writes
 OTHER_SEED = "other seed"  # heads the column of the baseline against itself
-LOWEST = -16  # binades below the largest weight
 
 
 def weight_grid(study: Study, comparison: Comparison) -> Figure | None:
@@ -38,7 +37,7 @@ def weight_grid(study: Study, comparison: Comparison) -> Figure | None:
     largest = amax.set_index(["format", "seed", "layer"])["value"]
     figure, axes = tiles(len(shown), 2.2, sharex=True, sharey=True)
     for axis, (name, (fmt, layers)) in zip(axes, shown.items(), strict=True):
-        shares = _relative_histogram(rows[(rows["format"] == name) & rows["layer"].isin(layers)], largest)
+        shares = relative_histogram(rows[(rows["format"] == name) & rows["layer"].isin(layers)], largest)
         _format_panel(axis, looks(study.formats)[name], fmt, shares)
         axis.set_title(labelled(name, fmt))
     for axis in axes[::3]:
@@ -109,25 +108,6 @@ def significant_bits(fmt: Format, binades: np.ndarray) -> np.ndarray:
     exponent = np.floor(np.log2(fmt.scale_target) + binades)
     lowest = fmt.emin - fmt.mantissa_bits  # exponent of the smallest subnormal
     return np.clip(exponent - lowest + 1, 0, fmt.mantissa_bits + 1)
-
-
-def _relative_histogram(rows: pd.DataFrame, amax: pd.Series) -> np.ndarray:
-    """Return the share of weights per quarter binade below the layer's largest, every layer counting alike.
-
-    Entry i covers [LOWEST + i/4, LOWEST + (i+1)/4). A layer's bins are moved by its own log2(amax),
-    which is no multiple of a quarter, so each is split between the two that it then overlaps. A layer
-    whose amax was not finite, as after a divergence, is left out.
-    """
-    total = np.zeros(-LOWEST * BINS_PER_BINADE + 2)
-    groups = {key: group for key, group in rows.groupby(["format", "seed", "layer"], sort=False) if key in amax.index}
-    for key, group in groups.items():
-        position = BINS_PER_BINADE * (group["x"].to_numpy() - np.log2(amax[key]) - LOWEST)
-        floor = np.floor(position)
-        part, share = position - floor, group["value"].to_numpy()
-        index = np.clip(floor.astype(int), 0, len(total) - 2)
-        np.add.at(total, index, (1 - part) * share)
-        np.add.at(total, index + 1, part * share)
-    return total[: -LOWEST * BINS_PER_BINADE] / max(len(groups), 1)
 
 
 def _format_panel(axis: Axes, look: Look, fmt: Format, shares: np.ndarray) -> None:
