@@ -193,6 +193,9 @@ class Budget(Section):
     price: float = Field(0.0, ge=0, le=1e6, description="of an hour of this machine, in whatever currency")
     cap: float | None = Field(None, gt=0, le=1e9, description="most that training may cost; needs a price")
     seconds: float | None = Field(None, gt=0, le=1e9, description="most that training may last")
+    early_stop: bool = Field(
+        False, description="stop cells whose learning rate another one has clearly beaten by a fifth of the steps"
+    )
 
     @model_validator(mode="after")
     def _a_cap_needs_a_price(self) -> Budget:

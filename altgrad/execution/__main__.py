@@ -46,7 +46,8 @@ def main(arguments: list[str]) -> None:
         return
     choose = partial(budget.choose, jobs=pool.jobs, budget=params.budget) if limit < math.inf else None
     with tracked(params.tracking):
-        rest = cells.run_cells(on_ray.RayCluster(threads) if options.engine == "ray" else pool, choose, limit)
+        executor = on_ray.RayCluster(threads) if options.engine == "ray" else pool
+        rest = cells.run_cells(executor, choose, limit, early_stop=params.budget.early_stop)
     cells.run_the_rest(rest)
 
 

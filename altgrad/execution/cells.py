@@ -17,8 +17,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from altgrad.config import UserError
-from altgrad.config.files import write_text
+from altgrad.config.files import read_json, write_text
 from altgrad.execution.draft import Draft
+from altgrad.execution.early_stop import LOOK_EVERY, EarlyStop
 from altgrad.execution.executor import BEGAN, LOGS, Executor, Status, Task
 from altgrad.execution.handover import HandOver
 from altgrad.execution.plan import first_tasks, rest
@@ -30,19 +31,22 @@ TOLD_TO_STOP = (128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -sign
 
 
 def run_cells(
-    executor: Executor, choose: Callable[[list[Task]], list[Task]] | None = None, limit: float = math.inf
-) -> list[str]:
+    executor: Executor, choose: Callable[[list[Task]], list[Task]] | None = None, limit: float = math.inf, *,
+    early_stop: bool = False,
+) -> list[str]:  # fmt: skip
     """Run what `dvc repro` would run of the cells of params.yaml; return which stages it would run after them.
 
     ``choose`` says which of the tasks are run at all, and after ``limit`` seconds those that still run are stopped,
-    with a checkpoint. Raises :class:`UserError` naming every task that failed, each with its last line; those that did
+    with a checkpoint. With ``early_stop``, cells that their rivals have beaten are stopped, and told of at the end.
+    Raises :class:`UserError` naming every task that failed, each with its last line; those that did
     not fail are handed to DVC all the same.
     """
     tasks, after = first_tasks()
     if not tasks:
         return after
+    judge = EarlyStop(read_json(Path("data/grid/index.json"))["cells"]) if early_stop else None
     chosen = choose(tasks) if choose else tasks
-    failures = run_tasks(chosen, executor, limit) if chosen else {}
+    failures = run_tasks(chosen, executor, limit, judge) if chosen else {}
     if limit < math.inf and not failures and not any(Path("data/diag").glob("*.json")):
         failures = {"budget": "its time was over before a cell was done; the checkpoints are kept"}
     if failures:
@@ -62,10 +66,13 @@ def run_the_rest(stages: Sequence[str]) -> None:
             sys.exit(status)
 
 
-def run_tasks(tasks: Sequence[Task], executor: Executor, limit: float = math.inf) -> dict[str, str]:
+def run_tasks(
+    tasks: Sequence[Task], executor: Executor, limit: float = math.inf, judge: EarlyStop | None = None
+) -> dict[str, str]:
     """Run tasks, and the diagnoses of what they train, and hand them to DVC; return what went wrong, by name.
 
-    After ``limit`` seconds nothing more is trained, and cells that train write a checkpoint and stop.
+    After ``limit`` seconds nothing more is trained, and cells that train write a checkpoint and stop. So do those that
+    ``judge`` gives up, and what it gives up beforehand is not begun.
     An interrupt or SIGTERM reaches every task that is running, which writes a checkpoint and stops; then this process
     ends with status 128 + signal.
     """
@@ -74,6 +81,11 @@ def run_tasks(tasks: Sequence[Task], executor: Executor, limit: float = math.inf
     hand_over, passed_on, over = HandOver(), 0, False
     unfinished: dict[str, Task] = {}  # what was submitted and has not ended, by name
     ends, out_of_time, status = time.monotonic() + limit, False, Status([], [])
+    stopped: dict[str, Task] = {}  # what was given up
+    looked = -LOOK_EVERY
+    if judge:
+        stopped = {task.name: task for task in judge.given_up(tasks)}
+        tasks = [task for task in tasks if task.name not in stopped]
 
     def start(more: Sequence[Task]) -> None:
         for task in more:
@@ -102,11 +114,19 @@ def run_tasks(tasks: Sequence[Task], executor: Executor, limit: float = math.inf
                 progress.ended(outcome)
                 if outcome.status == 0:
                     hand_over.add(task)
+                elif task.name in stopped and outcome.status in TOLD_TO_STOP:
+                    progress.drop(task)
                 elif outcome.status not in TOLD_TO_STOP or not (received or out_of_time):
                     failures[task.name] = why_it_failed(outcome)
                     write_text(task.failed, failures[task.name])
                 elif task.stage == "diagnose" and not received:
                     start([task])
+            if judge and time.monotonic() - looked > LOOK_EVERY and not (received or out_of_time):
+                looked = time.monotonic()
+                beaten = [task for task in judge.given_up(status.running) if task.name not in stopped]
+                if beaten:
+                    stopped |= {task.name: task for task in beaten}
+                    executor.cancel(signal.SIGTERM, [task.name for task in beaten])
             idle = not status.running and (passed_on > 0 or not unfinished)
             following = hand_over.when_due(last=idle)
             if following and not received:
@@ -123,6 +143,11 @@ def run_tasks(tasks: Sequence[Task], executor: Executor, limit: float = math.inf
         sys.exit(128 + received[0])
     if out_of_time:
         print("the budget's time is over; the next run goes on with what is left", file=sys.stderr)
+    if stopped:
+        print(
+            f"given up, since another learning rate had beaten them by a fifth of the steps: {len(stopped)} "
+            f"({', '.join(sorted(task.key for task in stopped.values()))})", file=sys.stderr,
+        )  # fmt: skip
     failures |= hand_over.failures
     return {name: f"{problem} (its output is in {LOGS / name}.log)" for name, problem in failures.items()}
 

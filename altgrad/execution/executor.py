@@ -21,7 +21,7 @@ they may depend on the number of threads and on the processor. An executor that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -83,11 +83,13 @@ class Executor(Protocol):
         executor has to do from time to time, such as starting the next task, is done here.
         """
 
-    def cancel(self, signum: int) -> None:
+    def cancel(self, signum: int, only: Collection[str] | None = None) -> None:
         """Start nothing more, and send ``signum`` (SIGINT or SIGTERM) to every command that is running.
 
         A cell that gets the signal writes a checkpoint and ends with status 128 + ``signum``, which takes it seconds:
         it must be left alone until then. ``poll`` is called until nothing is running any more. Tasks that had not
         started are forgotten, and are in no outcome. Every further interrupt is a further call. Tasks that are
         submitted after it are run.
+
+        With ``only``, names of tasks, those of them that are running get the signal, and nothing else changes.
         """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import cached_property
 from multiprocessing.context import ForkServerContext
@@ -46,11 +46,12 @@ class LocalPool:
             self._worker(free).give(self._waiting.popleft())
         return Status([worker.task for worker in self._workers.values() if worker.task], outcomes)
 
-    def cancel(self, signum: int) -> None:
-        """Forget what waits, and pass the signal on to what runs."""
-        self._waiting.clear()
+    def cancel(self, signum: int, only: Collection[str] | None = None) -> None:
+        """Forget what waits, and pass the signal on to what runs; or to what ``only`` names, and forget nothing."""
+        if only is None:
+            self._waiting.clear()
         for worker in self._workers.values():
-            if worker.task:
+            if worker.task and (only is None or worker.task.name in only):
                 worker.signal(signum)
 
     def _free(self) -> int | None:

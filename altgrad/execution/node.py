@@ -137,9 +137,9 @@ class Node:
         ended = [self._ended(self._tasks.pop(name), status) for name, status in over.items()]
         return News(running, ended, grown, kept, gone)
 
-    def cancel(self, signum: int) -> None:
-        """Pass ``signum`` on to what runs."""
-        self._pool.cancel(signum)
+    def cancel(self, signum: int, only: list[str] | None) -> None:
+        """Pass ``signum`` on to what runs, or to what ``only`` names of it."""
+        self._pool.cancel(signum, only)
 
     def _polled(self) -> list[str]:
         """Have the pool start and end tasks; return what is running."""

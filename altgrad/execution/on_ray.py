@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +71,7 @@ class RayCluster:
         self._outcomes: list[Outcome] = []
         self._looked = -LOOK_EVERY
         self._cancelled: int | None = None
+        self._stopped: set[str] = set()  # tasks that alone were told to stop
         self._shared: Any = None
         self._ray: ModuleType | None = None
 
@@ -92,13 +93,16 @@ class RayCluster:
         given = [machine for machine in self._machines.values() if machine.about]
         return Status([task for machine in given for task in machine.tasks.values()], ended)
 
-    def cancel(self, signum: int) -> None:
-        """Forget what waits, and pass the signal on to what runs."""
-        self._waiting.clear()
-        self._cancelled = signum
+    def cancel(self, signum: int, only: Collection[str] | None = None) -> None:
+        """Forget what waits, and pass the signal on to what runs; or to what ``only`` names, and forget nothing."""
+        if only is None:
+            self._waiting.clear()
+            self._cancelled = signum
+        else:
+            self._stopped |= set(only)
         for machine in self._machines.values():
             if machine.tasks:
-                machine.actor.cancel.remote(signum)
+                machine.actor.cancel.remote(signum, None if only is None else list(only))
 
     def _connected(self) -> ModuleType:
         try:
@@ -184,10 +188,15 @@ class RayCluster:
             machine.used = False
             _say(f"{_name(machine)}: its disk is full, it gets no more cells")
             return self._again(task, ended.status)
-        elif self._cancelled is None and (ended.status < 0 or ended.status in TOLD_TO_STOP):
+        elif self._is_lost(task, ended.status):
             return self._again(task, ended.status)
         self._outcomes.append(Outcome(task, ended.status))
         return None
+
+    def _is_lost(self, task: Task, status: int) -> bool:
+        """Whether its process died, or was told to stop by somebody else."""
+        told = self._cancelled is not None or task.name in self._stopped
+        return not told and (status < 0 or status in TOLD_TO_STOP)
 
     def _again(self, task: Task, status: int) -> None:
         """Queue a task that was lost once more, unless it has been too often."""

@@ -48,6 +48,12 @@ class Progress:
         if task.stage == "train" and outcome.status == 0:
             self._bar.write(result_line(task.key))
 
+    def drop(self, task: Task) -> None:
+        """Take out a task that is not to be finished: its steps are not to come."""
+        done = steps_done(task.log)
+        self._done += done - task.size * (task.stage == self._unit)
+        self._bar.total -= task.size - done
+
     def show(self, running: Sequence[Task], *, last: bool = False) -> None:
         """Draw the bar if it is time to."""
         if not last and time.monotonic() - self._shown <= SHOWN_EVERY[sys.stderr.isatty()]:

@@ -15,6 +15,7 @@ from altgrad.reporting.causes import Case
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.control import Control
 from altgrad.reporting.document import Block, Bullets, Code, Document, Fold, Picture, Section, Text
+from altgrad.reporting.early_stopping import early_stopping
 from altgrad.reporting.explain import MEASURES, correlations, explanation
 from altgrad.reporting.failures import failures
 from altgrad.reporting.fairness import conditions
@@ -73,7 +74,7 @@ def document(
         Section("Gradients and activations", "signals", _shown(pictures, "signals")),
         Section("Loss curves", "curves", _shown(pictures, "curves")),
         Section("Flags", "flags", [*_flags(flags), *_left_out(study, silent)]),
-        Section("Time and cost", "cost", [tables.cost_table(study)] if study.timing else []),
+        Section("Time and cost", "cost", [*early_stopping(study), tables.cost_table(study)] if study.timing else []),
         Section("Step times beside bf16", "speed", speed_blocks(benches, pictures)),
         Section("Formats and recipe", "formats", _formats(study)),
         Section("How to repeat it", "settings", _settings(study, revision)),

@@ -86,6 +86,24 @@ if __name__ == "__main__":  # an executor may import this module in its processe
     report["logs"] = {task.key: task.log.read_text() for task in tasks}
     executor.submit([Task("train", key, (), 1) for key in ("waits-1", "waits-2", "waits-3", "good-4")])
     report["stopped"] = run_to_the_end("waits-1")
+    executor.submit([Task("train", key, (), 1) for key in ("waits-alone", "waits-5")])
+    while not all(Path(f"started-{key}").exists() for key in ("waits-alone",)):
+        executor.poll()
+        time.sleep(0.05)
+    time.sleep(1)
+    executor.cancel(signal.SIGTERM, ["train@waits-alone"])
+    alone = []
+    while not alone:
+        alone = [[outcome.task.key, outcome.status] for outcome in executor.poll().ended]
+        time.sleep(0.05)
+    report["alone"] = alone
+    while not Path("started-waits-5").exists():
+        executor.poll()
+        time.sleep(0.05)
+    time.sleep(1)
+    executor.cancel(signal.SIGTERM)
+    while executor.poll().running:
+        time.sleep(0.05)
     report["afterwards"] = [len(executor.poll().running), len(executor.poll().ended)]
     print(json.dumps(report))
 """
@@ -132,7 +150,17 @@ def test_cancelled_tasks_get_the_signal_and_are_left_to_end(reported):
     started = {path.name.partition("-")[2] for path in folder.glob("started-waits-*")}
     stopped = {path.name.partition("-")[2]: path.read_text() for path in folder.glob("stopped-*")}
     assert started and stopped == dict.fromkeys(started, str([int(signal.SIGTERM)]))
-    assert sorted(report["stopped"]["outcomes"]) == [[key, 128 + signal.SIGTERM] for key in sorted(started)]
+    outcomes = dict(report["stopped"]["outcomes"])
+    first = started - {"waits-alone", "waits-5"}
+    assert {key: outcomes[key] for key in first} == dict.fromkeys(first, 128 + signal.SIGTERM)
+    assert all(outcomes[key] < 0 for key in set(outcomes) - first)  # whose process had not come to the stage yet
+
+
+def test_one_task_can_be_told_to_stop_and_the_others_go_on(reported):
+    """One that runs beside it, or waits behind it."""
+    report, folder = reported
+    assert report["alone"] == [["waits-alone", 128 + signal.SIGTERM]]
+    assert (folder / "started-waits-5").exists()
 
 
 def test_nothing_starts_after_cancelling(reported):

@@ -123,7 +123,7 @@ def test_after_an_interrupt_nothing_is_tried_again(cluster_of):
     cluster.submit([task("E4M3", 0), task("bf16", 0), task("E3M4", 0)])
     cluster._give(None)
     cluster.cancel(2)
-    assert not cluster._waiting and ("cancel", 2) in cluster._machines["a"].actor.calls
+    assert not cluster._waiting and ("cancel", 2, None) in cluster._machines["a"].actor.calls
     machine = cluster._machines["a"]
     cluster._take_in(machine, News([], [Ended(name, 130, None, full=False) for name in machine.tasks], {}, {}, []))
     assert [outcome.status for outcome in cluster._outcomes] == [130, 130] and not cluster._waiting

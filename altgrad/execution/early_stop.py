@@ -1,0 +1,66 @@
+"""Which cells `budget.early_stop` gives up, by what they and their rivals have written so far."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from altgrad.config import Cell
+from altgrad.config.early_stop import early_loss, is_beaten
+from altgrad.config.scratch import run_names
+from altgrad.execution.executor import Task
+
+STEP, TRAIN_LOSS = 0, 3  # places in a row of history.jsonl
+TOKENS = Path("data/tokens")
+LOOK_EVERY = 2.0  # seconds
+
+
+class EarlyStop:
+    """The rule of `altgrad.config.early_stop` over the cells of the grid."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        """Take in the keys of the grid's cells, in its order."""
+        cells = {key: Cell.read(Path(f"data/grid/{key}.json")) for key in keys}
+        self._scratch = {key: Path("scratch", name) for key, name in run_names(cells.values(), TOKENS).items()}
+        self._steps = {key: cell.train.steps for key, cell in cells.items()}
+        groups: dict[tuple[str, str, int], list[str]] = {}
+        for key, cell in cells.items():
+            groups.setdefault((cell.format, cell.optimizer, cell.seed), []).append(key)
+        self._rivals = {key: [other for other in group if other != key] for group in groups.values() for key in group}
+        first = next(iter(cells.values())).seed if cells else None
+        self._judged = {key for key, cell in cells.items() if cell.seed != first}
+        self._losses: dict[str, float] = {}  # that are final
+
+    def given_up(self, tasks: Collection[Task]) -> list[Task]:
+        """Return which of the cells to be trained are beaten by now."""
+        judged = [task for task in tasks if task.stage == "train" and task.key in self._judged]
+        return [task for task in judged if is_beaten(self._loss(task.key), map(self._loss, self._rivals[task.key]))]
+
+    def _loss(self, key: str) -> float | None:
+        if key not in self._losses:
+            found = early_loss(_rows(Path(f"data/runs/{key}/history.csv"), self._scratch[key]), self._steps[key])
+            if found is None:
+                return None
+            self._losses[key] = found
+        return self._losses[key]
+
+
+def _rows(history: Path, scratch: Path) -> list[tuple[float, float | None]]:
+    """Return step and training loss of what a cell has logged, whether it has finished or not."""
+    if history.exists():
+        with open(history, newline="", encoding="utf-8") as file:
+            return [(float(row["step"]), _number(row["train_loss"])) for row in csv.DictReader(file)]
+    found = []
+    with suppress(OSError):  # it may end while it is read, or have nothing yet
+        for line in (scratch / "history.jsonl").read_text(encoding="utf-8").splitlines():
+            with suppress(json.JSONDecodeError):  # the last line may be cut off
+                row = json.loads(line)
+                found.append((row[STEP], row[TRAIN_LOSS]))
+    return found
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text else None
