@@ -26,6 +26,7 @@ from altgrad.reporting.control import TWINS, Control
 from altgrad.reporting.document import Block, Bullets, Text
 from altgrad.reporting.gain_sentences import gain_blocks
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
+from altgrad.reporting.lowest import lowest_blocks
 from altgrad.reporting.next_seeds import next_seeds
 from altgrad.reporting.roles import is_quantized
 from altgrad.reporting.simulated import Rates
@@ -40,7 +41,7 @@ def answer(study: Study, comparison: Comparison, control: Control | None, rates:
 
     ``rates`` are those of simulated studies like this one.
     """
-    blocks = [*gain_blocks(study, comparison), *_costs(study, comparison)]
+    blocks = [*gain_blocks(study, comparison), *_costs(study, comparison), *lowest_blocks(study, comparison)]
     blocks += why(study, comparison)
     certainty = " ".join([*_certainty(study, comparison, rates), *_control(control)])
     blocks += [Text(text) for text in (certainty, next_seeds(study, comparison)) if text]

@@ -1,0 +1,79 @@
+"""Which format and arm end lowest, and from which others that cannot be told apart: the question before a training."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from altgrad.reporting import roles
+from altgrad.reporting.claims import CLAIM_SEEDS, FIRM
+from altgrad.reporting.compare import Comparison
+from altgrad.reporting.document import Block, Text
+from altgrad.reporting.load import Study
+from altgrad.reporting.moderation import fitted
+from altgrad.reporting.multiplicity import holm
+from altgrad.reporting.runs import Run
+from altgrad.reporting.wording import joined, number
+
+
+class Lowest(NamedTuple):
+    """The run of the lowest mean loss, that loss, those not told apart from it, and how many there are beside it."""
+
+    run: Run
+    loss: float
+    close: list[Run]
+    others: int
+
+
+def lowest(study: Study, comparison: Comparison) -> Lowest | None:
+    """Return the lowest of all quantized entries and arms at their best rates; ``None`` with fewer than two.
+
+    It is picked because it is the lowest, so that every pair counts as a question: p-values by Holm over all pairs.
+    """
+    runs = comparison.runs
+    candidates = [
+        run
+        for (entry, _), run in comparison.best_runs.items()
+        if roles.is_quantized(study, entry) and not roles.is_virtual(study, entry) and runs.completed(run)
+    ]
+    if len(candidates) < 2:
+        return None
+    losses = {run: float(runs.of_run(run).mean()) for run in candidates}
+    ordered = sorted(candidates, key=losses.__getitem__)
+    contrasts, differences = [], {}
+    for a, b in itertools.combinations(ordered, 2):
+        contrast = {a: 1, b: -1}
+        difference = runs.difference(contrast)
+        if difference is not None and not difference.is_zero:
+            contrasts.append(runs.row(contrast))
+            differences[a, b] = difference
+    spread = fitted(list(differences.values()), np.array(contrasts))
+    levels = holm({pair: spread.p_value(found) for pair, found in differences.items()}) if spread else {}
+    first, *others = ordered
+
+    def apart(run: Run) -> bool:
+        enough = (first, run) in levels and differences[first, run].n >= CLAIM_SEEDS
+        return enough and len(study.lr_scales) == 1 and levels[first, run] <= FIRM
+
+    return Lowest(first, losses[first], [run for run in others if not apart(run)], len(others))
+
+
+def lowest_blocks(study: Study, comparison: Comparison) -> list[Block]:
+    """Return a sentence."""
+    found = lowest(study, comparison)
+    if found is None:
+        return []
+    entry, arm, _ = found.run
+    text = f"**To train in one of them**: the lowest loss is {number(found.loss, 4)}, of `{arm}` in **{entry}**"
+    if not found.close:
+        return [Text(f"{text}; all {found.others} others are told apart from it.")]
+    by_arm: dict[str, list[str]] = {}
+    for other, optimizer, _ in found.close:
+        by_arm.setdefault(optimizer, []).append(other)
+    named = joined([f"`{optimizer}` in {joined(entries)}" for optimizer, entries in by_arm.items()])
+    if len(found.close) == found.others:
+        why = "" if len(study.lr_scales) == 1 else ", as rates were chosen on these seeds"
+        return [Text(f"{text}, and none of the {found.others} others is told apart from it{why}.")]
+    return [Text(f"{text}; not told apart from it: {named}. The other {found.others - len(found.close)} are higher.")]
