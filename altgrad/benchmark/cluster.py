@@ -129,8 +129,8 @@ so that nothing is won by them.
 
 - **A grid that trains.** {trained["cells"]} cells of `{MODEL}`, {trained["steps"]} steps each, in turns: two local jobs
   took {local:.1f} s ({spread["local_s"]}), two nodes of one CPU {remote:.1f} s ({spread["ray_s"]}):
-  {100 * trained["overhead"]:+.1f} %, each time with other seeds. The cluster was up already; connecting to it and starting a process on each node
-  is counted.
+  {100 * trained["overhead"]:+.1f} %, each time with other seeds. The cluster was up already; connecting to it and
+  starting a process on each node is counted.
 - **Cells that train nothing.** {empty["cells"]:,} of them, trained and diagnosed, took four nodes of two CPUs
   {empty["ray_s"]} s, and eight local jobs {empty["local_s"]} s, all on the same cores. The process that plans and
   hands over computed for {empty["driver_cpu_s"]} s, and had a peak of memory of at most {empty["driver_mb"]} MB.

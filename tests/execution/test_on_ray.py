@@ -129,6 +129,20 @@ def test_after_an_interrupt_nothing_is_tried_again(cluster_of):
     assert [outcome.status for outcome in cluster._outcomes] == [130, 130] and not cluster._waiting
 
 
+def test_a_task_that_alone_was_told_to_stop_is_not_tried_again_and_the_others_go_on(cluster_of):
+    cluster = cluster_of(a="x")
+    tasks = [task("E4M3", 0), task("bf16", 0), task("E3M4", 0)]
+    cluster.submit(tasks)
+    cluster._give(None)
+    cluster.cancel(15, [tasks[0].name])
+    machine = cluster._machines["a"]
+    assert ("cancel", 15, [tasks[0].name]) in machine.actor.calls and len(cluster._waiting) == 1
+    ended = [Ended(name, 143, None, full=False) for name in machine.tasks]
+    cluster._take_in(machine, News([], ended, {}, {}, []))
+    assert [outcome.task for outcome in cluster._outcomes] == tasks[:1]
+    assert [waiting.name for waiting in cluster._waiting] == [tasks[1].name, tasks[2].name]
+
+
 def test_what_a_node_sends_goes_where_it_belongs_and_nowhere_else(cluster_of, tmp_path):
     cluster = cluster_of(a="x")
     cluster.submit([task("E4M3", 0)])
