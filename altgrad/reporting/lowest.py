@@ -17,14 +17,20 @@ from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.runs import Run
 from altgrad.reporting.wording import joined, number
 
+TOGETHER = "of all, adjusted together and apart from the report's other questions"
+
 
 class Lowest(NamedTuple):
-    """The run of the lowest mean loss, that loss, those not told apart from it, and how many there are beside it."""
+    """The run of the lowest mean loss, that loss, those not told apart from it, and how many there are beside it.
+
+    ``pairs``: how many differences were adjusted together.
+    """
 
     run: Run
     loss: float
     close: list[Run]
     others: int
+    pairs: int
 
 
 def lowest(study: Study, comparison: Comparison) -> Lowest | None:
@@ -57,7 +63,7 @@ def lowest(study: Study, comparison: Comparison) -> Lowest | None:
         enough = (first, run) in levels and differences[first, run].n >= CLAIM_SEEDS
         return enough and len(study.lr_scales) == 1 and levels[first, run] <= FIRM
 
-    return Lowest(first, losses[first], [run for run in others if not apart(run)], len(others))
+    return Lowest(first, losses[first], [run for run in others if not apart(run)], len(others), len(levels))
 
 
 def lowest_blocks(study: Study, comparison: Comparison) -> list[Block]:
@@ -68,7 +74,7 @@ def lowest_blocks(study: Study, comparison: Comparison) -> list[Block]:
     entry, arm, _ = found.run
     text = f"**To train in one of them**: the lowest loss is {number(found.loss, 4)}, of `{arm}` in **{entry}**"
     if not found.close:
-        return [Text(f"{text}; all {found.others} others are told apart from it.")]
+        return [Text(f"{text}; all {found.others} others are told apart from it ({found.pairs} pairs {TOGETHER}).")]
     by_arm: dict[str, list[str]] = {}
     for other, optimizer, _ in found.close:
         by_arm.setdefault(optimizer, []).append(other)
@@ -76,4 +82,5 @@ def lowest_blocks(study: Study, comparison: Comparison) -> list[Block]:
     if len(found.close) == found.others:
         why = "" if len(study.lr_scales) == 1 else ", as rates were chosen on these seeds"
         return [Text(f"{text}, and none of the {found.others} others is told apart from it{why}.")]
-    return [Text(f"{text}; not told apart from it: {named}. The other {found.others - len(found.close)} are higher.")]
+    rest = f"The other {found.others - len(found.close)} are higher ({found.pairs} pairs {TOGETHER})"
+    return [Text(f"{text}; not told apart from it: {named}. {rest}.")]
