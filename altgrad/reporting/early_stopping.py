@@ -29,8 +29,6 @@ def early_stopping(study: Study) -> list[Block]:
         f"{len(stopped)}, {number(100 * share, 0)} % of their steps; of those that end best of their rivals, "
         f"{percent_of(int((judged['beaten'] & judged['best']).sum()), len(best))} would have been stopped."
     )
-    if study.params.get("budget", {}).get("early_stop"):
-        text += f" It was on: {plural(study.count(MISSING), 'cell')} without a result, given up or not run."
     return [Text(text)]
 
 

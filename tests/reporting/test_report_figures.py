@@ -17,7 +17,8 @@ from altgrad.reporting.figures import PLATES, draw
 from altgrad.reporting.figures.curves import loss_differences
 from altgrad.reporting.figures.select import labelled, weight_format
 from altgrad.reporting.figures.style import LOOKS, RESERVE, drawing, looks, panels, spread_axis
-from altgrad.reporting.figures.weights import BINS_PER_BINADE, LOWEST, _relative_histogram, divergences
+from altgrad.reporting.figures.weights import divergences
+from altgrad.reporting.magnitudes import BINS_PER_BINADE, LOWEST, relative_histogram
 from altgrad.reporting.statistics import kl_divergence
 from tests.reporting.made_losses import ADAMW, STIFF, study_of
 
@@ -100,7 +101,7 @@ def test_moving_a_histogram_keeps_its_mass() -> None:
         "value": [0.25, 0.75, 0.5, 0.5],
     })  # fmt: skip
     amax = pd.Series({("E4M3", 0, "a"): 2.0**-1.1, ("E4M3", 0, "b"): 1.0})
-    shares = _relative_histogram(rows, amax)
+    shares = relative_histogram(rows, amax)
     assert shares.sum() == pytest.approx(1.0)
     edges = LOWEST + np.arange(len(shares)) / BINS_PER_BINADE
     assert shares[edges == -9.0] == pytest.approx(0.25)
