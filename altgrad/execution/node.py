@@ -60,7 +60,6 @@ class Ended(NamedTuple):
 class News(NamedTuple):
     """What has happened on a node since the last time."""
 
-    running: list[str]
     ended: list[Ended]
     grown: dict[str, Growth]
     kept: dict[str, Parcel]  # by task: the files that it would resume from, as far as they are new
@@ -121,8 +120,8 @@ class Node:
 
     def news(self) -> News:
         """Return what has happened since the last call."""
-        running, over = self._polled(), self._over
-        self._over = {}
+        self._polled()
+        over, self._over = self._over, {}
         grown, kept, gone = {}, {}, []
         for name, task in self._tasks.items():
             scratch = scratch_of(task.key) if task.stage == "train" else None
@@ -135,17 +134,15 @@ class Node:
                 gone += lost
             grown |= {str(path): growth for path in (task.log, *rows) if (growth := self._growth(path))}
         ended = [self._ended(self._tasks.pop(name), status) for name, status in over.items()]
-        return News(running, ended, grown, kept, gone)
+        return News(ended, grown, kept, gone)
 
     def cancel(self, signum: int, only: list[str] | None) -> None:
         """Pass ``signum`` on to what runs, or to what ``only`` names of it."""
         self._pool.cancel(signum, only)
 
-    def _polled(self) -> list[str]:
-        """Have the pool start and end tasks; return what is running."""
-        status = self._pool.poll()
-        self._over |= {outcome.task.name: outcome.status for outcome in status.ended}
-        return [task.name for task in status.running]
+    def _polled(self) -> None:
+        """Have the pool start and end tasks."""
+        self._over |= {outcome.task.name: outcome.status for outcome in self._pool.poll().ended}
 
     def _growth(self, path: Path) -> Growth | None:
         if not path.exists():

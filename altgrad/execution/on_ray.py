@@ -6,6 +6,7 @@ task is, who gets which, what is kept of it and what happens when a machine is l
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import sys
@@ -22,7 +23,7 @@ from typing import Any
 from tqdm import tqdm
 
 from altgrad.config import UserError
-from altgrad.config.files import read_json
+from altgrad.config.files import read_json, write_text
 from altgrad.execution import node
 from altgrad.execution.executor import Outcome, Status, Task
 from altgrad.execution.node import READS, SHARED, WRITES, About, Ended, Growth, News, Node, places, scratch_of
@@ -46,7 +47,6 @@ class _Machine:
     actor: Any
     about: About | None = None
     tasks: dict[str, Task] = field(default_factory=dict)  # given and not ended
-    running: set[str] = field(default_factory=set)
     answer: Any = None  # of a call that is under way
     asked: float = 0.0
     used: bool = True  # False for one whose disk is full
@@ -68,10 +68,12 @@ class RayCluster:
         self._unusable: set[str] = set()
         self._lost: Counter[str] = Counter()  # how often each task was, by name
         self._class_of: dict[int, str] = {}  # by seed
+        self._seeds: dict[str, int] = {}  # by cell
         self._outcomes: list[Outcome] = []
         self._looked = -LOOK_EVERY
         self._cancelled: int | None = None
         self._stopped: set[str] = set()  # tasks that alone were told to stop
+        self._before: dict[int, str] | None = None  # the classes of cells that were trained before, by seed
         self._shared: Any = None
         self._ray: ModuleType | None = None
 
@@ -87,7 +89,7 @@ class RayCluster:
         if self._ray is not None:
             self._look_for_machines(self._ray)
             self._collect(self._ray)
-            self._give(self._ray)
+            self._give()
             self._ask()
         ended, self._outcomes = self._outcomes, []
         given = [machine for machine in self._machines.values() if machine.about]
@@ -164,7 +166,6 @@ class RayCluster:
                 self._take_in(machine, found)
 
     def _take_in(self, machine: _Machine, news: News) -> None:
-        machine.running = set(news.running)
         for name, parcel in news.kept.items():
             key = machine.tasks[name].key if name in machine.tasks else ""
             _put_each(parcel, key)
@@ -213,16 +214,19 @@ class RayCluster:
         for task in machine.tasks.values():
             self._again(task, LOST if self._cancelled is None else 128 + self._cancelled)
 
-    def _give(self, ray: ModuleType) -> None:
+    def _give(self) -> None:
         """Give tasks to machines that have room, each to the class of machine that its seed has."""
+        if self._machines and all(machine.about and not machine.used for machine in self._machines.values()):
+            return self._give_up("the disk of every machine is full; free some space and run the same command again")
         ready = [machine for machine in self._machines.values() if machine.about and machine.used]
         free = [machine for machine in ready if len(machine.tasks) < machine.about.slots]
-        if not self._waiting or not free:
-            return
         waiting: list[Task] = []
-        for task in self._waiting:
+        for place, task in enumerate(self._waiting):
+            if not free:
+                waiting += self._waiting[place:]
+                break
             wanted = self._class(task, ready)
-            fit = [m for m in free if m.about.machine_class == wanted and len(m.tasks) < m.about.slots]
+            fit = [machine for machine in free if machine.about.machine_class == wanted]
             if not fit:
                 waiting.append(task)
                 continue
@@ -231,15 +235,28 @@ class RayCluster:
             reads = pack(Path(), [*places(READS, task), *([str(scratch)] if scratch else [])])
             machine.tasks[task.name] = task
             machine.actor.run.remote(task, reads, str(scratch) if scratch else None)
+            free = [machine for machine in free if len(machine.tasks) < machine.about.slots]
         self._waiting = waiting
+        return None
+
+    def _give_up(self, why: str) -> None:
+        """End all that waits, with ``why`` as its last word."""
+        for task in self._waiting:
+            write_text(task.log, f"{why}\n")
+        self._outcomes += [Outcome(task, 1) for task in self._waiting]
+        self._waiting = []
 
     def _class(self, task: Task, ready: list[_Machine]) -> str:
         """Return the class of machine that the task's seed runs on, the emptiest if it has none yet."""
-        seed, classes = _seed(task.key), Counter[str]()
+        if task.key not in self._seeds:
+            self._seeds[task.key] = _seed(task.key)
+        if self._before is None:
+            self._before = _classes_before()
+        seed, classes = self._seeds[task.key], Counter[str]()
         for machine in ready:
             classes[machine.about.machine_class] += machine.about.slots
         if self._class_of.get(seed) not in classes:
-            before = self._class_of.get(seed) or _class_so_far(seed)
+            before = self._class_of.get(seed) or self._before.get(seed)
             if before is not None and before not in classes:
                 _say(f"seed {seed}: no machine like {before} is left; its other cells run on another class")
             if before in classes:
@@ -260,6 +277,7 @@ class RayCluster:
 def _code() -> Path:
     """Return a folder with the project's code and nothing else, which Ray ships to each machine once."""
     folder = Path(tempfile.mkdtemp(prefix="altgrad-code-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     package = Path(__file__).parents[1]
     unwanted = shutil.ignore_patterns("__pycache__", "*.md")
     for name, source in zip(CODE, (package, Path("stages")), strict=True):
@@ -273,13 +291,13 @@ def _seed(key: str) -> int:
     return read_json(cell).get("seed", 0) if cell.exists() else 0
 
 
-def _class_so_far(seed: int) -> str | None:
-    """Return the class of machine that cells of this seed were trained on before, if any was."""
+def _classes_before() -> dict[int, str]:
+    """Return the class of machine that cells of each seed were trained on before, as far as any was."""
+    found: dict[int, str] = {}
     for timing in sorted(Path("data/runs").glob("*/timing.json")):
         with suppress(KeyError, UserError):
-            if _seed(timing.parent.name) == seed:
-                return read_json(timing)["machine_class"]
-    return None
+            found.setdefault(_seed(timing.parent.name), read_json(timing)["machine_class"])
+    return found
 
 
 def _say(what: str) -> None:

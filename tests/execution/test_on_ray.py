@@ -52,7 +52,7 @@ def run_all(cluster: RayCluster) -> dict[str, str]:
     """Let machines end their tasks at once until nothing waits; return the class that each task ran on."""
     found = {}
     while cluster._waiting:
-        cluster._give(None)
+        cluster._give()
         for machine in cluster._machines.values():
             for name in list(machine.tasks):
                 found[name] = machine.about.machine_class
@@ -101,7 +101,7 @@ def test_a_lost_task_is_tried_again_and_then_reported(cluster_of, capsys):
     cluster.submit([task("E4M3", 0)])
     for attempt in range(1, ATTEMPTS + 1):
         cluster._machines = {f"n{attempt}": _Machine(Actor(), About(f"n{attempt}", "x", 2))}
-        cluster._give(ray)
+        cluster._give()
         cluster._lose(ray, f"n{attempt}", "is lost")
         assert len(cluster._waiting) == (attempt < ATTEMPTS)
     assert [outcome.status for outcome in cluster.poll().ended] == [-9]
@@ -112,20 +112,34 @@ def test_a_lost_task_is_tried_again_and_then_reported(cluster_of, capsys):
 def test_a_process_that_died_is_tried_again_and_a_cell_that_failed_is_not(cluster_of, status, again):
     cluster = cluster_of(a="x")
     cluster.submit([task("E4M3", 0)])
-    cluster._give(None)
+    cluster._give()
     ended = [Ended(name, status, None, full=False) for name in cluster._machines["a"].tasks]
-    cluster._take_in(cluster._machines["a"], News([], ended, {}, {}, []))
+    cluster._take_in(cluster._machines["a"], News(ended, {}, {}, []))
     assert bool(cluster._waiting) == again and bool(cluster._outcomes) != again
+
+
+def test_where_every_disk_is_full_what_waits_is_given_up_with_a_reason(cluster_of):
+    cluster = cluster_of(a="x")
+    tasks = [task("E4M3", 0), task("bf16", 0), task("E3M4", 0)]
+    cluster.submit(tasks)
+    cluster._give()
+    machine = cluster._machines["a"]
+    cluster._take_in(machine, News([Ended(name, 1, None, full=True) for name in machine.tasks], {}, {}, []))
+    assert len(cluster._waiting) == 3
+    cluster._give()
+    assert {outcome.task for outcome in cluster._outcomes} == set(tasks) and not cluster._waiting
+    assert {outcome.status for outcome in cluster._outcomes} == {1}
+    assert all("the disk of every machine is full" in waited.log.read_text() for waited in tasks)
 
 
 def test_after_an_interrupt_nothing_is_tried_again(cluster_of):
     cluster = cluster_of(a="x")
     cluster.submit([task("E4M3", 0), task("bf16", 0), task("E3M4", 0)])
-    cluster._give(None)
+    cluster._give()
     cluster.cancel(2)
     assert not cluster._waiting and ("cancel", 2, None) in cluster._machines["a"].actor.calls
     machine = cluster._machines["a"]
-    cluster._take_in(machine, News([], [Ended(name, 130, None, full=False) for name in machine.tasks], {}, {}, []))
+    cluster._take_in(machine, News([Ended(name, 130, None, full=False) for name in machine.tasks], {}, {}, []))
     assert [outcome.status for outcome in cluster._outcomes] == [130, 130] and not cluster._waiting
 
 
@@ -133,12 +147,12 @@ def test_a_task_that_alone_was_told_to_stop_is_not_tried_again_and_the_others_go
     cluster = cluster_of(a="x")
     tasks = [task("E4M3", 0), task("bf16", 0), task("E3M4", 0)]
     cluster.submit(tasks)
-    cluster._give(None)
+    cluster._give()
     cluster.cancel(15, [tasks[0].name])
     machine = cluster._machines["a"]
     assert ("cancel", 15, [tasks[0].name]) in machine.actor.calls and len(cluster._waiting) == 1
     ended = [Ended(name, 143, None, full=False) for name in machine.tasks]
-    cluster._take_in(machine, News([], ended, {}, {}, []))
+    cluster._take_in(machine, News(ended, {}, {}, []))
     assert [outcome.task for outcome in cluster._outcomes] == tasks[:1]
     assert [waiting.name for waiting in cluster._waiting] == [tasks[1].name, tasks[2].name]
 
@@ -146,7 +160,7 @@ def test_a_task_that_alone_was_told_to_stop_is_not_tried_again_and_the_others_go
 def test_what_a_node_sends_goes_where_it_belongs_and_nowhere_else(cluster_of, tmp_path):
     cluster = cluster_of(a="x")
     cluster.submit([task("E4M3", 0)])
-    cluster._give(None)
+    cluster._give()
     (name,) = cluster._machines["a"].tasks
     home = "scratch/E4M3-adamw-0-1-0123456789abcdef"
     there = tmp_path / "there"
@@ -155,14 +169,14 @@ def test_what_a_node_sends_goes_where_it_belongs_and_nowhere_else(cluster_of, tm
     grown = dict.fromkeys(["README.md", "scratch/../x"], Growth(0, b"x")) | {
         f"{home}/history.jsonl": Growth(0, b"one\n")
     }
-    cluster._take_in(cluster._machines["a"], News([name], [], grown, {name: pack(there, [home])}, []))
-    cluster._take_in(cluster._machines["a"], News([name], [], {f"{home}/history.jsonl": Growth(4, b"two\n")}, {}, []))
+    cluster._take_in(cluster._machines["a"], News([], grown, {name: pack(there, [home])}, []))
+    cluster._take_in(cluster._machines["a"], News([], {f"{home}/history.jsonl": Growth(4, b"two\n")}, {}, []))
     assert Path(home, "history.jsonl").read_text() == "one\ntwo\n" and Path(home, "step-1.json").exists()
     assert not Path("README.md").exists() and not Path("x").exists()
-    cluster._take_in(cluster._machines["a"], News([name], [], {}, {}, [f"{home}/step-1.json"]))
+    cluster._take_in(cluster._machines["a"], News([], {}, {}, [f"{home}/step-1.json"]))
     assert not Path(home, "step-1.json").exists()
     other = "scratch/bf16-adamw-0-1-0123456789abcdef"
     (there / other).mkdir()
     (there / other / "step-1.json").write_text("{}")
     with pytest.raises(UserError, match="none of what it was asked for"):
-        cluster._take_in(cluster._machines["a"], News([name], [], {}, {name: pack(there, [other])}, []))
+        cluster._take_in(cluster._machines["a"], News([], {}, {name: pack(there, [other])}, []))
