@@ -39,6 +39,7 @@ def main(arguments: list[str]) -> None:
     if options.engine == "ray" and limit < math.inf:
         raise UserError("params.yaml: budget: what fits is timed on this machine alone; leave it out with ENGINE=ray")
     pool = local.LocalPool(options.jobs, threads)
+    executor = on_ray.RayCluster(threads) if options.engine == "ray" else pool
     if options.estimate:
         tasks, _ = plan.first_tasks()
         found = budget.estimate(tasks, pool.jobs) if tasks else None
@@ -46,7 +47,6 @@ def main(arguments: list[str]) -> None:
         return
     choose = partial(budget.choose, jobs=pool.jobs, budget=params.budget) if limit < math.inf else None
     with tracked(params.tracking):
-        executor = on_ray.RayCluster(threads) if options.engine == "ray" else pool
         rest = cells.run_cells(executor, choose, limit, early_stop=params.budget.early_stop)
     cells.run_the_rest(rest)
 

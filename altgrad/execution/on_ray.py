@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -16,6 +17,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +31,7 @@ from altgrad.execution.executor import Outcome, Status, Task
 from altgrad.execution.node import READS, SHARED, WRITES, About, Ended, Growth, News, Node, places, scratch_of
 from altgrad.execution.parcel import pack, unpack
 
+ANSWERS_WITHIN = 10.0  # seconds that the head of a cluster may take to accept a connection
 LOOK_EVERY = 5.0  # seconds between looks for new machines
 ASK_EVERY = 0.2  # seconds between calls to a machine, at least ...
 ANSWERED_WITHIN = 120.0  # seconds that an answer which is there may take to arrive
@@ -58,10 +61,12 @@ class RayCluster:
     ``threads``: what each task computes with. The cluster is that of ``RAY_ADDRESS``, or of `ray start` on this
     machine, or one of this machine alone, made for the occasion. Machines may join and leave while tasks run: a task
     whose machine is lost goes on from its last checkpoint elsewhere. All tasks of a seed run on one class of machine,
-    since others may give other bits, and cells are compared seed by seed.
+    since others may give other bits, and cells are compared seed by seed. Raises :class:`UserError` where Ray is not
+    installed or nothing answers at its address.
     """
 
     def __init__(self, threads: int = 1, keep_every: float = node.KEEP_EVERY) -> None:
+        _require_ray()
         self._threads, self._keep_every = threads, keep_every
         self._waiting: list[Task] = []
         self._machines: dict[str, _Machine] = {}
@@ -107,10 +112,8 @@ class RayCluster:
                 machine.actor.cancel.remote(signum, None if only is None else list(only))
 
     def _connected(self) -> ModuleType:
-        try:
-            import ray
-        except ImportError:
-            raise UserError("ENGINE=ray needs Ray: pip install 'altgrad[ray]'") from None
+        import ray
+
         if not ray.is_initialized():
             variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
             environment = {"working_dir": str(_code()), "env_vars": variables}
@@ -272,6 +275,22 @@ class RayCluster:
             if machine.about and machine.answer is None and time.monotonic() - machine.asked >= every:
                 machine.asked = time.monotonic()
                 machine.answer = machine.actor.news.remote()
+
+
+def _require_ray() -> None:
+    """Raise :class:`UserError` where a connection cannot succeed, which Ray itself would try for minutes."""
+    if find_spec("ray") is None:
+        raise UserError("ENGINE=ray needs Ray: pip install 'altgrad[ray]'")
+    address = os.environ.get("RAY_ADDRESS", "")
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not port.isdigit():
+        if address not in ("", "auto", "local"):
+            raise UserError(f"RAY_ADDRESS is {address}; expected HOST:PORT, auto or local")
+        return
+    try:
+        socket.create_connection((host, int(port)), ANSWERS_WITHIN).close()
+    except (OSError, OverflowError):
+        raise UserError(f"no Ray cluster answers at {address}, which RAY_ADDRESS names; is it up?") from None
 
 
 def _code() -> Path:

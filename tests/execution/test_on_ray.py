@@ -30,6 +30,7 @@ class Actor:
 @pytest.fixture
 def cluster_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RayCluster]:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     Path("data/grid").mkdir(parents=True)
 
     def made(**classes: str) -> RayCluster:
@@ -180,3 +181,20 @@ def test_what_a_node_sends_goes_where_it_belongs_and_nowhere_else(cluster_of, tm
     (there / other / "step-1.json").write_text("{}")
     with pytest.raises(UserError, match="none of what it was asked for"):
         cluster._take_in(cluster._machines["a"], News([], {}, {name: pack(there, [other])}, []))
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [("127.0.0.1:1", "no Ray cluster answers at 127.0.0.1:1"), ("ray://127.0.0.1:1", "no Ray cluster answers at ray"),
+     ("127.0.0.1:99999", "no Ray cluster answers"), ("somewhere", "expected HOST:PORT, auto or local")],
+)  # fmt: skip
+def test_an_address_where_nothing_answers_is_one_sentence_at_once(monkeypatch, address, words):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(UserError, match=words):
+        RayCluster()
+
+
+def test_without_ray_it_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr("altgrad.execution.on_ray.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'altgrad\[ray\]'"):
+        RayCluster()
