@@ -159,7 +159,8 @@ def weight_operands(layers: Sequence[QuantizedLinear], settings: MatmulSettings)
     constants = [layer.constants("weight") for layer in layers]
     histories = [layer.history("weight") for layer in layers]
     histories = [] if histories[0] is None else histories
-    streams = [stream for layer in layers if (stream := layer.draw("weight")) is not None]
+    drawn = [layer.draw("weight") for layer in layers]
+    streams = [stream for stream in drawn if stream is not None]
     learns = layers[0].learns("weight")
     forward = Operand.of_each(weights, scaling, constants, histories, streams, 1, dtype, learns=learns)
     backward = [Operand(None)] * len(layers)
