@@ -109,14 +109,16 @@ $(foreach steps,200 800 3200,\
 
 # Eight times the parameters, at rates of its own.
 LARGER := adamw stiff_matched
-larger = $(filter-out model=% tokenizer.% grid.optimizers=%,$(call lasting,400)) model=nano tokenizer.vocab_size=4096 \
+larger = $(filter-out model=% tokenizer.% grid.optimizers=%,$(call lasting,$(1))) model=nano tokenizer.vocab_size=4096 \
 	grid.optimizers=$(call list,$(LARGER))
-STUDY_tuning-nano := $(call larger) grid.formats=[E3M4] grid.seeds=[10,11] grid.lr_scales=[0.25,0.5,1,2]
+STUDY_tuning-nano := $(call larger,400) grid.formats=[E3M4] grid.seeds=[10,11] grid.lr_scales=[0.25,0.5,1,2]
 # The best of those four for both.
 RATES_nano := optimizers.adamw.lr=1.5e-3 optimizers.stiff_matched.lr=2.1e-3
-LADDER_NANO := $(call larger) $(RATES_nano) grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
+LADDER_NANO := $(call larger,400) $(RATES_nano) grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
 STUDY_ladder-nano := $(LADDER_NANO) grid.formats=[E3M4]
 STUDY_ladder-nano-twin := $(LADDER_NANO) grid.formats=$(call list,$(call twins,E3M4))
+# Five tokens per parameter. One seed for three rates: a cell takes 12 minutes of a core.
+STUDY_tuning-nano-3300 := $(call larger,3300) grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[0.25,0.5,1]
 
 # Another kind of text: the documentation that five installed packages carry, at rates of its own.
 DOCSTRINGS := scratch/docstrings
@@ -210,4 +212,4 @@ PARTS := master on-grid again wider lower rung-again virtual virtual-grid tuning
 	tuning-controls controls tuning-masterless masterless gate-formats gate-formats-blocks gate-rounding \
 	tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin \
-	tuning-nano ladder-nano ladder-nano-twin tuning-corpus corpus tuning-plain-arms what-if no-significand
+	tuning-nano ladder-nano ladder-nano-twin tuning-nano-3300 tuning-corpus corpus tuning-plain-arms what-if no-significand
