@@ -226,13 +226,13 @@ class Trainer:
     def evaluate(self) -> float | None:
         """Return the mean loss in nats per token on the validation sample, ``None`` if it is not finite.
 
-        Where training and evaluation compute the same function (no dropout, no remembered scales), the
-        compiled graph of training is used, whose guards ask for its modes; a second one would have to
+        Where training and evaluation compute the same function (no dropout, no remembered scales, nothing rounded by
+        chance), the compiled graph of training is used, whose guards ask for its modes; a second one would have to
         be compiled otherwise.
         """
         inputs, targets = self.validation
         batch, total = self.cell.train.batch, 0.0
-        same = self.cell.model.dropout == 0 and all(q.learns == "nothing" for q in self._quantizers())
+        same = self.cell.model.dropout == 0 and not any(q.changes for q in self._quantizers())
         self.model.train(same)
         with torch.set_grad_enabled(same):
             for start in range(0, len(inputs), batch):

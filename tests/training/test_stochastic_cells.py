@@ -6,17 +6,21 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from altgrad.config import Cell
 from altgrad.config.files import read_json, write_text
 from altgrad.diagnostics import diagnose_cell
-from altgrad.training.run import train_cell
+from altgrad.training.run import make_trainer, train_cell
 from tests.training.conftest import interruption, make_cell
 
 
-def cell_of(seed: int = 0, every: int = 5, dropout: float = 0.1, **train: object) -> Cell:
+def cell_of(
+    seed: int = 0, every: int = 5, dropout: float = 0.1, rounding: str = "stochastic", scaling: str = "delayed",
+    **train: object,
+) -> Cell:  # fmt: skip
     cell = make_cell(seed=seed, **train)
-    tensor = {"format": "E4M3", "rounding": "stochastic", "scaling": "delayed"}
+    tensor = {"format": "E4M3", "rounding": rounding, "scaling": scaling}
     rules = [{"layers": "*", "weight": tensor | {"scaling": "dynamic"}, "input": tensor, "grad": tensor}]
     made = json.loads(cell.to_json()) | {"rules": rules}
     changed = {"monitor": made["monitor"] | {"every": every}, "model": made["model"] | {"dropout": dropout}}
@@ -50,6 +54,22 @@ def test_an_interrupted_run_ends_with_the_same_bits(tokens, undisturbed, tmp_pat
         train_cell(cell_of(), tokens, tmp_path / "out", tmp_path)
     assert trained(cell_of(), tokens, tmp_path) == undisturbed
     assert read_json(tmp_path / "out" / "timing.json")["resumed"] == 1
+
+
+@pytest.mark.parametrize("scaling", ["dynamic", "delayed"])
+def test_an_evaluation_rounds_to_nearest(tokens, tmp_path, scaling):
+    """It gives the loss of the same recipe without chance, and draws no numbers."""
+    losses = []
+    for rounding in ("nearest", "stochastic"):
+        cell = cell_of(dropout=0.0, rounding=rounding, scaling=scaling)
+        scratch = tmp_path / rounding
+        scratch.mkdir()
+        size = read_json(tokens / "meta.json")["vocab_size"]
+        trainer = make_trainer(cell, size, tokens, scratch, torch.device("cpu"), "float32", compiled=False)
+        losses += [trainer.evaluate(), trainer.evaluate()]
+        drawn = [buffer[2].item() for name, buffer in trainer.model.named_buffers() if name.endswith(".stream")]
+        assert len(drawn) == (15 if rounding == "stochastic" else 0) and not any(drawn)
+    assert losses == losses[:1] * 4
 
 
 def test_it_is_diagnosed(tokens, tmp_path):

@@ -106,6 +106,11 @@ class Quantizer(nn.Module):
         """What a training step leaves in the history, as in `quantize_operands`."""
         return {"dynamic": "nothing", "static": "first", "delayed": "each"}[self.recipe.scaling]
 
+    @property
+    def changes(self) -> bool:
+        """Whether a training step leaves its mark here, and so quantizes otherwise than an evaluation."""
+        return self.learns != "nothing" or self.stream is not None
+
     def scales(self, t: Tensor) -> Tensor:
         """Return the scales (float32, broadcastable to ``t``) of the forward product's ``t`` (tokens, features)."""
         return operand_scale(t, self.constants, self.remembered_amax(), **self.scaling.options)
