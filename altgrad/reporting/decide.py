@@ -28,6 +28,7 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "what-if": gates.what_if, "no-significand": gates.no_significand,
     "length-800": hypotheses.ladder, "length-3200": hypotheses.ladder,
     "length-3200-twin": hypotheses.twin, "ladder-nano": hypotheses.ladder,
+    "ladder-nano-3300": hypotheses.ladder,
     "ladder-nano-twin": hypotheses.larger_twin,
     "corpus": hypotheses.corpus,
 }  # fmt: skip

@@ -170,12 +170,12 @@ def masterless(losses: pd.Series, plain: str, _: Path) -> list[Block]:
 
 
 def ladder(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
-    """What each arm gains in the first format, longer trained (L1) or in a larger model (L2).
+    """What each arm gains in the first format, longer trained (L1), in a larger model (L2), or both (L4).
 
     Beside longer ones, the same gains in the parts of fewer steps that lie next to ``folder``: a figure.
     """
     if not folder.name.startswith("length"):
-        return _each_over_plain("L2", losses, plain)
+        return _each_over_plain("L4" if folder.name.endswith("3300") else "L2", losses, plain)
     said, table = _each_over_plain("L1", losses, plain)
     entry = _values(losses, "format")[0]
     arms = [arm for arm in _values(losses, "optimizer") if arm != plain]

@@ -120,6 +120,10 @@ STUDY_ladder-nano-twin := $(LADDER_NANO) grid.formats=$(call list,$(call twins,E
 # Five tokens per parameter. One seed for three rates: a cell takes 12 minutes of a core.
 STUDY_tuning-nano-3300 := $(call larger,3300) grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[0.25,0.5,1]
 STUDY_tuning-nano-3300-lower := $(call larger,3300) grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[0.125]
+# The best of those four for both.
+RATES_nano-3300 := optimizers.adamw.lr=7.5e-4 optimizers.stiff_matched.lr=1.05e-3
+STUDY_ladder-nano-3300 := $(call larger,3300) $(RATES_nano-3300) grid.formats=[E3M4] grid.lr_scales=[1] \
+	grid.seeds=[20,21,22,23,24]
 
 # Another kind of text: the documentation that five installed packages carry, at rates of its own.
 DOCSTRINGS := scratch/docstrings
@@ -213,4 +217,5 @@ PARTS := master on-grid again wider lower rung-again virtual virtual-grid tuning
 	tuning-controls controls tuning-masterless masterless gate-formats gate-formats-blocks gate-rounding \
 	tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin \
-	tuning-nano ladder-nano ladder-nano-twin tuning-nano-3300 tuning-nano-3300-lower tuning-corpus corpus tuning-plain-arms what-if no-significand
+	tuning-nano ladder-nano ladder-nano-twin tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 \
+	tuning-corpus corpus tuning-plain-arms what-if no-significand
