@@ -24,6 +24,7 @@ INTERNAL = {
     "benchmark.alone": "altgrad.benchmark, in a process for each contestant",
     "benchmark.optimizers": "altgrad.benchmark, in a process for each arm",
     "benchmark.probe": "altgrad.execution, for an estimate",
+    "training.replica": "altgrad.training, for a cell of several processes",
     "training.machine": "altgrad.execution, for the class of a cluster's machine",
     "reporting.offline": "make, once, with the environment",
 }

@@ -136,6 +136,10 @@ class Train(Section):
     checkpoint_every: int = Field(100, ge=1, description="steps between checkpoints")
     compute: Literal["bf16", "float32"] = Field("bf16", description="dtype of matrix products outside the formats")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where there is one")
+    devices: int = Field(
+        1, ge=1, le=1024, description="processes that train a cell together, each with a GPU of its own or a CPU's "
+        "threads, and a share of every micro-batch"
+    )  # fmt: skip
     compile: Literal["auto", "on", "off"] = Field(
         "auto", description="torch.compile; auto: where there is a C++ compiler"
     )
@@ -275,6 +279,11 @@ class Params(Section):
     overrides: Annotated[dict[str, dict[str, Any]], BeforeValidator(_empty)] = Field(
         {}, description="settings of some cells, by grid entry, arm or cell"
     )
+
+    @property
+    def cell_takes(self) -> tuple[int, int]:
+        """The CPU threads that a cell computes with, and the GPUs where there are any."""
+        return self.models[self.model].threads * self.train.devices, self.train.devices
 
     @model_validator(mode="before")
     @classmethod

@@ -35,7 +35,11 @@ def scratch_directory(root: Path, cell: Cell, tokens: Path) -> Path:
 
 
 def run_names(cells: Iterable[Cell], tokens: Path) -> dict[str, str]:
-    """Return a name for each cell's run, by its key, that no run with other bits has."""
+    """Return a name for each cell's run, by its key, that no run with other bits has.
+
+    But for those that sums have when another number of processes shares the batch: an interrupted run may go on with
+    more of them, or fewer.
+    """
     shared = hashlib.sha256()
     package = Path(altgrad.__file__).parent
     files = [file for room in SOURCES for file in sorted((package / room).rglob("*"))]
@@ -47,7 +51,7 @@ def run_names(cells: Iterable[Cell], tokens: Path) -> dict[str, str]:
     names = {}
     for cell in cells:
         digest = shared.copy()
-        digest.update(cell.to_json().encode())
+        digest.update(cell.model_copy(update={"train": cell.train.but(devices=1)}).to_json().encode())
         names[cell.key] = f"{cell.key}-{digest.hexdigest()[:16]}"
     return names
 

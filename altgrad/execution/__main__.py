@@ -35,11 +35,11 @@ def main(arguments: list[str]) -> None:
 
     dvc_api.change_params(Path("params.yaml"), options.set_param)
     params = load_params()
-    threads, limit = params.models[params.model].threads, params.budget.limit
+    limit = params.budget.limit
     if options.engine == "ray" and limit < math.inf:
         raise UserError("params.yaml: budget: what fits is timed on this machine alone; leave it out with ENGINE=ray")
-    pool = local.LocalPool(options.jobs, threads)
-    executor = on_ray.RayCluster(threads) if options.engine == "ray" else pool
+    pool = local.LocalPool(options.jobs, *params.cell_takes)
+    executor = on_ray.RayCluster(*params.cell_takes) if options.engine == "ray" else pool
     if options.estimate:
         tasks, _ = plan.first_tasks()
         found = budget.estimate(tasks, pool.jobs) if tasks else None

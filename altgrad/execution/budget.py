@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from altgrad.config.schema import Budget
 from altgrad.execution.executor import LOGS, Task
 
 PROBE = [sys.executable, "-m", "altgrad.benchmark.probe"]
-LOG = LOGS / "probe.log"
+LOG = "probe-{}.log"  # of each process, in LOGS
 COMPILES = 8.0  # seconds that a first run may take longer than a second where graphs are loaded and none is compiled
 
 Settings = dict[str, Any]
@@ -167,12 +168,15 @@ def _what_limits(budget: Budget) -> str:
 
 def _probed(keys: Sequence[str], jobs: int) -> dict[str, Kind]:
     """Return what cells of the kinds of ``keys`` take, measured in ``jobs`` processes at a time."""
-    LOG.parent.mkdir(parents=True, exist_ok=True)
-    with open(LOG, "wb") as log:
-        processes = [subprocess.Popen([*PROBE, *keys], stdout=subprocess.PIPE, stderr=log) for _ in range(jobs)]
+    LOGS.mkdir(parents=True, exist_ok=True)
+    logs = [LOGS / LOG.format(number) for number in range(jobs)]  # not one, in which their lines would mix
+    with ExitStack() as files:
+        of_each = [files.enter_context(open(log, "wb")) for log in logs]
+        processes = [subprocess.Popen([*PROBE, *keys], stdout=subprocess.PIPE, stderr=log) for log in of_each]
         answers = [process.communicate()[0] for process in processes]
-    if any(process.returncode for process in processes):
-        lines = LOG.read_text(errors="replace").replace("\r", "\n").strip().split("\n")
-        raise UserError(f"no estimate could be made: {lines[-1].removeprefix('error: ')} (all of it is in {LOG})")
+    for process, log in zip(processes, logs, strict=True):
+        if process.returncode:
+            lines = log.read_text(errors="replace").replace("\r", "\n").strip().split("\n")
+            raise UserError(f"no estimate could be made: {lines[-1].removeprefix('error: ')} (all of it is in {log})")
     probes = [{found["key"]: found for found in map(json.loads, answer.splitlines())} for answer in answers]
     return {key: Kind.of([probe[key] for probe in probes]) for key in keys}

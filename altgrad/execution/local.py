@@ -1,7 +1,7 @@
 """The executor of one machine: processes that each run one task after another, so many at a time.
 
 They are forked from one that has loaded the libraries and none of this project. A process that failed a task, died or
-kept much more memory than after its first task is replaced by a new one. Each has one GPU if there are any.
+kept much more memory than after its first task is replaced by a new one. Each has GPUs of its own if there are any.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ GROWTH = 1 << 30  # bytes that a process may keep beyond what it kept after its 
 class LocalPool:
     """Up to ``jobs`` tasks at a time on this machine; diagnoses first, which are short and wanted soon.
 
-    ``threads``: what each task computes with. Without ``jobs`` there are as many as the machine has GPUs, or without
-    any as its cores serve. Nothing is loaded or started before the first task.
+    ``threads`` and ``gpus``: what each task computes with. Without ``jobs`` there are as many as the machine has GPUs
+    for, or without any as its cores serve. Nothing is loaded or started before the first task.
     """
 
-    def __init__(self, jobs: int | None = None, threads: int = 1) -> None:
-        self._wanted, self._threads = jobs, threads
+    def __init__(self, jobs: int | None = None, threads: int = 1, gpus: int = 1) -> None:
+        self._wanted, self._threads, self._gpus_each = jobs, threads, gpus
         self._waiting: deque[Task] = deque()
         self._workers: dict[int, _Worker] = {}  # by slot
 
@@ -61,7 +61,9 @@ class LocalPool:
 
     def _worker(self, slot: int) -> _Worker:
         if slot not in self._workers:
-            environment = {"CUDA_VISIBLE_DEVICES": self._gpus[slot % len(self._gpus)]} if self._gpus else {}
+            first, there = slot * self._gpus_each, self._gpus
+            own = [there[(first + i) % len(there)] for i in range(self._gpus_each)] if there else []
+            environment = {"CUDA_VISIBLE_DEVICES": ",".join(own)} if own else {}
             self._workers[slot] = _Worker(self._context, environment)
         return self._workers[slot]
 
@@ -71,7 +73,8 @@ class LocalPool:
         import torch  # which counts physical cores, or what OMP_NUM_THREADS says
 
         cores = min(torch.get_num_threads(), usable_cores())
-        return self._wanted or len(self._gpus) or max(1, cores // self._threads)
+        by_gpus = max(1, len(self._gpus) // self._gpus_each) if self._gpus else None
+        return self._wanted or by_gpus or max(1, cores // self._threads)
 
     @cached_property
     def _context(self) -> ForkServerContext:

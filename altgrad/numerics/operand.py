@@ -23,6 +23,7 @@ from torch import Tensor
 from altgrad.numerics.constants import TWO_LEVEL
 from altgrad.numerics.cpu.operators import has_loops, quantize_by_loops
 from altgrad.numerics.operand_definition import (
+    ONE_SCALE,
     block_code,
     decode_by_tensors,
     encode_by_tensors,
@@ -56,6 +57,7 @@ def quantize_operands(
     scale_rounding: str = "down",
     dtype: torch.dtype = torch.bfloat16,
     overwrite: bool = False,
+    first: int = 0,
 ) -> list[Quantized]:
     """Return for each tensor ``round(x * scale)``, unscaled, and the scale, for a product that sums over ``dim``.
 
@@ -64,13 +66,14 @@ def quantize_operands(
     Args:
         xs: each (n, k), float tensors of at most 32 bits.
         constants: their formats, from `format_constants`; ``dtype`` must hold their values.
-        histories: float32 (length,) each, amax of earlier steps, the newest first and 0 for a step that has not
-            been: they set the tensors' one scale, if not all 0. Empty: each tensor's own amax does.
+        histories: float32 (length, ...) each, amax of earlier steps, the newest first and 0 for a step that has not
+            been: they set the tensors' one scale, or that of two levels which is above the blocks', or those of rows
+            in the shape that `amax` has, if not all 0. Empty: each tensor's own amax does.
         streams: of random numbers, int64 (3,) each, as `random.uniform` takes them: a value is rounded to one of its
             two neighbours by chance, so that it is right on average. Empty: to nearest even.
         method: ``max`` or ``most-recent``, as in `amax_from_history`.
         learns: whether the histories, in place, take up the ``amax`` of their tensors: ``nothing``, that of ``each``
-            step, or the ``first`` and no other.
+            step, or the ``first`` and no other. Of tensors with one scale.
         granularity: ``tensor``, ``row`` (a scale for each index outside the sum) or ``block`` (one per
             ``block`` neighbours along the sum; the scales are taken off again, so they should be ``E8M0``, or in a
             format whose products with the values ``dtype`` holds, under one scale of the tensor: `two_level`).
@@ -82,6 +85,7 @@ def quantize_operands(
         dtype: of the values.
         overwrite: have the values where ``x`` was, if it is the only one and has their dtype; without loops of our
             own, nothing changes.
+        first: place in its ``stream`` of a tensor's first element, for a part of one.
 
     Returns:
         ``values`` (n, k) and ``scale`` float32: 0-d, (n, 1) or (1, k), None for blocks but with two levels.
@@ -89,15 +93,16 @@ def quantize_operands(
     xs = [x.float() if x.dtype == torch.float16 else x for x in xs]
     block = block_code(granularity, block)
     rule = scale_rule(scale_format, scale_rounding, granularity)
-    if rule != TWO_LEVEL and not streams and all(map(has_loops, xs)):
+    of_others = bool(histories) and block != ONE_SCALE  # the loops know only what one scale remembers
+    if rule != TWO_LEVEL and not streams and not of_others and all(map(has_loops, xs)):
         found = quantize_by_loops(xs, constants, histories, method, learns, block, dim, rule, dtype, overwrite)
     else:
         found = []
         for i, x in enumerate(map(materialized, xs)):
             remembered = amax_from_history(histories[i], method) if histories else None
             stream = streams[i] if streams else None
-            found.append(quantize_by_tensors(x, constants[i], remembered, block, dim, rule, dtype, stream))
-            if histories:
+            found.append(quantize_by_tensors(x, constants[i], remembered, block, dim, rule, dtype, stream, first))
+            if learns != "nothing":
                 learn(histories[i], amax(x), learns)
     return [Quantized(values, scale if has_scale(block, rule) else None) for values, scale in found]
 

@@ -50,9 +50,9 @@ def _operand_scale(
 ) -> Tensor:
     largest = amax(x, granularity, block=block, dim=dim)
     if rule == TWO_LEVEL:
-        scale = element_scale(*two_level_scales(largest, constants))
+        scale = element_scale(*two_level_scales(largest, constants, remembered))
         return broadcast_scale(scale, x.shape[dim], block=block, dim=dim)
-    if granularity == "tensor" and remembered is not None:
+    if granularity != "block" and remembered is not None:
         # Delayed scaling that began with scale 1 would send every gradient of the first step to zero.
         largest = torch.where(remembered > 0, remembered, largest)
     scale = scale_by_rule(largest.detach(), constants[TARGET].double(), rule)
@@ -75,35 +75,37 @@ def materialized(t: Tensor) -> Tensor:
 
 def quantize_by_tensors(
     x: Tensor, constants: Tensor, remembered: Tensor | None, block: int, dim: int, rule: int, dtype: torch.dtype,
-    stream: Tensor | None = None,
+    stream: Tensor | None = None, first: int = 0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the values (n, k) on the quantization grid, and the scale; by a `block_code` and a `scale_rule`.
 
-    To nearest even, or by chance with the numbers of ``stream``, as `random.uniform` takes it.
+    To nearest even, or by chance with the numbers of ``stream`` from place ``first`` on, as `random.uniform` takes it.
     """
     if rule == TWO_LEVEL:
-        return _quantize_two_level(x, constants, block, dim, dtype, stream)
+        return _quantize_two_level(x, constants, remembered, block, dim, dtype, stream, first)
     options = of_block_code(block) | {"dim": dim}
     scale = materialized(_operand_scale(x, constants, remembered, rule, **options))
-    values = _rounded(x.float() * scale, constants, stream)
+    values = _rounded(x.float() * scale, constants, stream, first)
     if block > 0:
         return (values / scale).to(dtype), x.new_empty(0, dtype=torch.float32)
     return values.to(dtype), scale
 
 
 def _quantize_two_level(
-    x: Tensor, constants: Tensor, block: int, dim: int, dtype: torch.dtype, stream: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    whole, blocks = map(materialized, two_level_scales(amax(x, "block", block=block, dim=dim), constants))
+    x: Tensor, constants: Tensor, remembered: Tensor | None, block: int, dim: int, dtype: torch.dtype,
+    stream: Tensor | None, first: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    largest = amax(x, "block", block=block, dim=dim)
+    whole, blocks = map(materialized, two_level_scales(largest, constants, remembered))
     scale = materialized(element_scale(whole, blocks))
     scale, blocks = (broadcast_scale(t, x.shape[dim], block=block, dim=dim) for t in (scale, blocks))
-    return (_rounded(x.float() * scale, constants, stream) * blocks).to(dtype), whole
+    return (_rounded(x.float() * scale, constants, stream, first) * blocks).to(dtype), whole
 
 
-def _rounded(scaled: Tensor, constants: Tensor, stream: Tensor | None) -> Tensor:
+def _rounded(scaled: Tensor, constants: Tensor, stream: Tensor | None, first: int) -> Tensor:
     if stream is None:
         return round_to_grid(scaled, constants)
-    return round_to_grid_stochastic(scaled, constants, materialized(uniform(scaled.shape, stream)))
+    return round_to_grid_stochastic(scaled, constants, materialized(uniform(scaled.shape, stream, first)))
 
 
 def learn(history: Tensor, largest: Tensor, learns: str) -> None:

@@ -23,26 +23,28 @@ WEYL = (0x9E3779B9, 0xBB67AE85)  # added to the key's words from round to round
 _WORD = (1 << 32) - 1
 
 
-def uniform(shape: torch.Size, stream: Tensor) -> Tensor:
+def uniform(shape: torch.Size, stream: Tensor, first: int = 0) -> Tensor:
     """Return numbers uniform over the odd multiples of 2^-24 in (0, 1): float32, on the device of ``stream``.
 
     Args:
         shape: of the result, below 2^31 elements.
         stream: seed, tensor and step, each from 0 to below 2^32: int64, shape (3,).
+        first: place of the first element, of a part of a tensor.
     """
     count = 1
     for length in shape:
         count = count * length
-    found = words(count, stream) >> (32 - BITS)
+    found = words(count, stream, first) >> (32 - BITS)
     return (found * 2 + 1).view(shape).float() * 2.0 ** -(BITS + 1)
 
 
-def words(count: int, stream: Tensor) -> Tensor:
-    """Return the first ``count`` words of a stream, each uniform over 0 to 2^32 - 1: int64, below 2^34 of them."""
+def words(count: int, stream: Tensor, first: int = 0) -> Tensor:
+    """Return ``count`` words of a stream from place ``first`` on, uniform over 0 to 2^32 - 1: int64, below 2^34."""
     seed, tensor, step = stream
-    rows = (count + 4 * LANES - 1) // (4 * LANES)
-    blocks = torch.arange(rows * LANES, dtype=torch.int64, device=stream.device).view(-1, LANES)
-    return torch.stack(philox((blocks, step, tensor, seed), (0, 0)), dim=1).flatten()[:count]
+    row, rest = divmod(first, 4 * LANES)
+    rows = (rest + count + 4 * LANES - 1) // (4 * LANES)
+    blocks = torch.arange(row * LANES, (row + rows) * LANES, dtype=torch.int64, device=stream.device).view(-1, LANES)
+    return torch.stack(philox((blocks, step, tensor, seed), (0, 0)), dim=1).flatten()[rest : rest + count]
 
 
 def permutation(count: int, seed: int, tensor: int) -> Tensor:

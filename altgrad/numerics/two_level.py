@@ -33,19 +33,22 @@ from altgrad.numerics.rounding import round_to_grid
 from altgrad.numerics.scaling import HIGHEST, LOWEST, amax, broadcast_scale, scale_by_rule
 
 
-def two_level_scales(amaxes: Tensor, constants: Tensor) -> tuple[Tensor, Tensor]:
+def two_level_scales(amaxes: Tensor, constants: Tensor, whole: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return s (0-d) and d_b (the shape of ``amaxes``), float32 and positive.
 
     Args:
         amaxes: of the blocks of one tensor, from `amax`.
         constants: from `format_constants`, with those of the scales' format.
+        whole: amax of the tensor (0-d), if these are not all of its blocks; their own where it is 0.
 
     Raises:
         ValueError: ``constants`` are of the elements alone.
     """
     own = scale_constants(constants)
     target, top = constants[TARGET].double(), own[TARGET].double()
-    whole = scale_by_rule(amax(amaxes), target * top, FLOAT32_RULE)
+    largest = amax(amaxes)
+    largest = largest if whole is None else torch.where(whole > 0, whole, largest)
+    whole = scale_by_rule(largest, target * top, FLOAT32_RULE)
     whole = whole.clamp(LOWEST * own[TARGET], HIGHEST * own[SPACING])
     wanted = torch.where(amaxes.isfinite(), amaxes.double() * whole.double() / target, top).float()
     blocks = round_to_grid(torch.minimum(wanted, own[TARGET]), own)

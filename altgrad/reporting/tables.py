@@ -245,7 +245,7 @@ def cost_table(study: Study) -> Table:
 def machine_table(study: Study, revision: str | None) -> Table:
     """Where the numbers come from: machine, versions, revision."""
     rows = []
-    for field in ("device", "machine", "threads", "compiled") if study.timing else ():
+    for field in ("device", "machine", "devices", "threads", "compiled") if study.timing else ():
         seen = dict.fromkeys(str(timing[field]) for timing in study.timing.values())
         rows.append([field, joined(list(seen))])
     packages = dict.fromkeys(name for timing in study.timing.values() for name in timing["versions"])

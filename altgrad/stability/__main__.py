@@ -72,7 +72,7 @@ def search(ladder: Ladder, within: float, jobs: int | None) -> pd.DataFrame:
     from altgrad.stability.runs import Search
 
     params = load_params()
-    pool = local.LocalPool(jobs, params.models[params.model].threads)
+    pool = local.LocalPool(jobs, *params.cell_takes)
     grid = params.grid
     found = Search(grid.formats, grid.optimizers, grid.seeds, ladder, within)
     while needed := found.needed():

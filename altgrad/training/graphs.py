@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from altgrad.model.gpt import GPT, MLP, Attention, Block
@@ -69,10 +70,11 @@ class Graph:
 def _compiled_by_one_process(what: str) -> Iterator[None]:
     """Wait while another process compiles the same, if nobody has: it is then found in the cache on disk.
 
-    Two of them at it at once would each take twice as long. Whoever finds it loads it without waiting for others.
+    Two of them at it at once would each take twice as long. Whoever finds it loads it without waiting for others. Nor
+    do the processes of one cell wait, since the first call of each is done only with that of all.
     """
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    if folder is None:
+    if folder is None or dist.is_initialized():
         yield
         return
     made = Path(folder) / "made" / hashlib.sha256(what.encode()).hexdigest()[:16]

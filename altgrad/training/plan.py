@@ -65,12 +65,36 @@ def check_cells(cells: list[Cell], vocab_size: int, baseline: str) -> None:
         except ValueError as error:
             raise UserError(f"params.yaml: recipe of cell {cell.key}: {error}") from None
         _check_arm(cell, model, recipe, baseline)
+        _check_devices(cell)
         tokens = cell.train.batch * cell.model.context
         if tokens % TORCHAO_DIVISOR and any(rule.torchao for rule in cell.rules):
             raise UserError(
                 f"params.yaml: cell {cell.key}: train.batch {cell.train.batch} times context {cell.model.context} is "
                 f"{tokens} tokens, and torchao's recipes need a multiple of {TORCHAO_DIVISOR}; change one of the two"
             )
+
+
+def _check_devices(cell: Cell) -> None:
+    train, where = cell.train, f"params.yaml: cell {cell.key}: train.devices {cell.train.devices}"
+    if train.devices == 1:
+        return
+    if train.batch % train.devices:
+        raise UserError(f"{where} must divide train.batch {train.batch}; change one of the two")
+    if machine.select_device(train.device).type == "cuda" and train.devices > torch.cuda.device_count():
+        raise UserError(f"{where} is more than the {torch.cuda.device_count()} GPUs that are here; set it to that")
+    if cell.model.dropout:
+        raise UserError(f"{where}: the processes would drop other units than one alone; set model.dropout to 0")
+    share = train.batch // train.devices * cell.model.context
+    for rule in cell.rules:
+        if rule.torchao:
+            raise UserError(f"{where}: torchao's layers scale by what one process sees; remove torchao, or set it to 1")
+        for role in ("input", "grad"):
+            tensor = getattr(rule, role)
+            if tensor is not None and tensor.granularity == "block" and share % tensor.block:
+                raise UserError(
+                    f"{where} leaves each process {share} tokens, which are no whole blocks of {tensor.block}; take "
+                    "fewer devices or a larger train.batch"
+                )
 
 
 def _distinct(cells: list[Cell]) -> list[Cell]:

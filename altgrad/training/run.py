@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -17,10 +18,11 @@ from altgrad.data import TokenFile, training_batch
 from altgrad.model import GPT, account, layer_recipe, linear_layers, quantize_model
 from altgrad.model.from_cell import config_of, recipe_of
 from altgrad.optim import build_optimizer
-from altgrad.training import machine, probes
+from altgrad.training import machine, probes, ranks
 from altgrad.training.checkpoint import unique_state
 from altgrad.training.grids import weight_grids
 from altgrad.training.plan import arm_of, start_from
+from altgrad.training.ranks import Ranks
 from altgrad.training.records import write_history, write_monitors
 from altgrad.training.tensors import write_tensors
 from altgrad.training.trainer import Trainer
@@ -50,6 +52,29 @@ def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = 
     ``position`` (such as ``3/12``) is shown before the cell's key in the progress bar.
     """
     began = time.perf_counter()
+    settled = settle(cell, root)
+    meta = read_json(tokens / "meta.json")
+    scratch = scratch_directory(root, cell, tokens)
+    with only_worker(scratch, lambda: tqdm.write(f"{cell.key}: another process is training this cell; waiting for it")):
+        with ranks.started(cell, tokens, scratch, root, settled.device) as all_of_them:
+            trainer = make_trainer(cell, meta["vocab_size"], tokens, scratch, *settled, all_of_them)
+            trainer.run(f"{position} {cell.key}".strip())
+        with trainer.ranks.alone(trainer.model):
+            _write_results(trainer, out)
+        write_json(out / "timing.json", _timing(trainer, settled.compiled, time.perf_counter() - began))
+        mark_finished(scratch)
+
+
+class Settled(NamedTuple):
+    """What a cell is trained with on this machine: ``compute`` and ``compiled`` are a `Trainer`'s."""
+
+    device: torch.device
+    compute: str
+    compiled: bool
+
+
+def settle(cell: Cell, root: Path) -> Settled:
+    """Make this process ready to train ``cell``, and say where that is not with what may be expected."""
     machine.make_deterministic()
     machine.use_compile_cache(machine.compile_cache(root))
     device = machine.select_device(cell.train.device)
@@ -59,20 +84,14 @@ def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = 
     compute, slow_bf16 = machine.choose_compute(cell.train.compute, device)
     for said in filter(None, (notice, slow_bf16)):
         tqdm.write(f"notice: {said}")
-    meta = read_json(tokens / "meta.json")
-    scratch = scratch_directory(root, cell, tokens)
-    with only_worker(scratch, lambda: tqdm.write(f"{cell.key}: another process is training this cell; waiting for it")):
-        trainer = make_trainer(cell, meta["vocab_size"], tokens, scratch, device, compute, compiled)
-        trainer.run(f"{position} {cell.key}".strip())
-        _write_results(trainer, out)
-        write_json(out / "timing.json", _timing(trainer, compiled, time.perf_counter() - began))
-        mark_finished(scratch)
+    return Settled(device, compute, compiled)
 
 
 def make_trainer(
-    cell: Cell, vocab_size: int, tokens: Path, scratch: Path, device: torch.device, compute: str, compiled: bool
-) -> Trainer:
-    """Return what trains ``cell`` on ``tokens``; ``scratch``, ``compute`` and ``compiled`` are a `Trainer`'s."""
+    cell: Cell, vocab_size: int, tokens: Path, scratch: Path, device: torch.device, compute: str, compiled: bool,
+    mine: Ranks | None = None,
+) -> Trainer:  # fmt: skip
+    """Return what trains ``cell`` on ``tokens``; ``scratch`` and what follows are a `Trainer`'s."""
     train, val = TokenFile(tokens, "train"), TokenFile(tokens, "val")
     model = build_model(cell, vocab_size, device)
     tqdm.write(f"{cell.key}: {account(model).summary}")
@@ -84,7 +103,7 @@ def make_trainer(
         model, arm, grids, steps=cell.train.steps, seed=cell.seed, compiled=compiled,
         reference="updates" in cell.monitor.groups,
     )  # fmt: skip
-    return Trainer(cell, model, optimizer, grids, train, val, device, scratch, compute, compiled)
+    return Trainer(cell, model, optimizer, grids, train, val, device, scratch, compute, compiled, mine)
 
 
 def _write_results(trainer: Trainer, out: Path) -> None:
@@ -148,7 +167,8 @@ def _timing(trainer: Trainer, compiled: bool, total_s: float) -> dict[str, objec
     return {
         "device": trainer.device.type, "machine": machine.device_name(trainer.device),
         "machine_class": machine.machine_class(trainer.device),
-        "threads": trainer.cell.model.threads, "compute": trainer.compute, "compiled": compiled,
+        "devices": trainer.ranks.count, "threads": trainer.cell.model.threads,
+        "compute": trainer.compute, "compiled": compiled,
         "compile_s": trainer.compile_seconds() if compiled else None,
         **{name: trainer.totals[name] for name in ("train_s", "observe_s", "evaluate_s")}, "total_s": total_s,
         "tokens_per_s": trainer.tokens_per_second(),

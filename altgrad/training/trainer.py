@@ -31,6 +31,7 @@ from altgrad.training import checkpoint, machine, probes
 from altgrad.training.graphs import compile_model
 from altgrad.training.monitor import PASS, Monitor, Row, Where, first_nonfinite, largest_overflow
 from altgrad.training.outcome import OutcomeTracker
+from altgrad.training.ranks import Ranks
 from altgrad.training.records import RowLog
 from altgrad.training.rows import outstanding_rows
 from altgrad.training.updates import UpdateMonitor
@@ -50,12 +51,14 @@ class Trainer:
     def __init__(
         self, cell: Cell, model: nn.Module, optimizer: ArmOptimizer, grids: dict[nn.Parameter, WeightGrid],
         train_tokens: TokenFile, val_tokens: TokenFile, device: torch.device, scratch: Path, compute: str,
-        compiled: bool,
+        compiled: bool, ranks: Ranks | None = None,
     ) -> None:  # fmt: skip
-        self.cell, self.model, self.optimizer = cell, model, optimizer
+        self.cell, self.model, self.optimizer, self.ranks = cell, model, optimizer, ranks or Ranks()
         self.tokens, self.device, self.scratch = train_tokens, device, scratch
         self.compute = compute  # bf16 or float32: dtype of the products outside the formats, on this machine
+        self.ranks.share_batches(model)  # of which the graph is made
         self.loss_of = compile_model(model) if compiled else model
+        self.ranks.train(model, self.loss_of)
         self.monitor = Monitor(model, {f"blocks.{i}": block for i, block in enumerate(model.blocks)})
         self.updates = UpdateMonitor(model, optimizer, grids)
         self.validation = validation_sample(val_tokens, cell.train.eval_sequences, cell.model.context)
@@ -63,7 +66,7 @@ class Trainer:
         self.tokens_per_step = cell.train.grad_accumulation * cell.train.batch * cell.model.context
         self.step_seconds: list[float] = []
         self.eval_seconds: list[float] = []  # per full batch
-        self.interrupted: int | None = None
+        self.interrupted = 0  # the signal
         self._resume()
 
     # --- state that a checkpoint carries ---------------------------------------------------------
@@ -85,12 +88,18 @@ class Trainer:
             self.totals |= found.state["totals"]
             self.totals["resumed"] += 1
             tqdm.write(f"{self.cell.key}: resuming after step {self.step}")
+        self.ranks.require_equal(self.model, "resumed from different checkpoints")
+        if not self.ranks.first:
+            return
         resume_step = None if found is None else self.step
         self.history = RowLog(self.scratch / "history.jsonl", resume_step)
         self.monitors = RowLog(self.scratch / "monitors.jsonl", resume_step)
 
     def save(self) -> None:
         """Write a checkpoint of the present moment; rows first, so none is missing after a resume."""
+        self.ranks.require_equal(self.model, "come to different weights")
+        if not self.ranks.first:
+            return
         self.history.sync()
         self.monitors.sync()
         state = {"tracker": self.tracker.state(), "totals": self.totals}
@@ -105,7 +114,7 @@ class Trainer:
             if self.loss_of is not self.model:
                 bar.set_postfix_str("compiling, quickly once another cell has")
             if self.step == 0:
-                probes.save_weights(self.snapshot(0), self.model, 0)
+                self._save_probe(0)
                 self._at_rest(0)
             started = time.perf_counter()
             while self.step < train.steps and not self.tracker.diverged:
@@ -114,19 +123,20 @@ class Trainer:
                 self.totals["train_s"] += now - started
                 started = now
                 self._show(bar)
+                self.interrupted = self.ranks.any(self.interrupted)
                 due = self.step % train.checkpoint_every == 0 or self.step == train.steps
                 if due or self.interrupted or self.tracker.diverged:
                     self.save()
                 if self.interrupted and self.step < train.steps:
                     raise Interrupted(self.interrupted, self.step)
             self.tracker.finish()
-            if self.tracker.diverged and self.tracker.first_rows is None:
+            if self.tracker.diverged and self.tracker.first_rows is None and self.ranks.first:
                 self.tracker.first_rows = outstanding_rows(probes.moved(self.snapshot(0), self.model))
 
     def update(self, step: int) -> None:
         """Do update ``step`` (1-based) and what is due at it."""
         train = self.cell.train
-        due = self.cell.monitor.due(step)
+        due = self.cell.monitor.due(step) if self.ranks.first else set()
         rows = self._observe(step, due) if due & PASS else []
         began = time.perf_counter()
         schedule = {"steps": train.steps, "warmup": train.warmup, "final": train.final_lr}
@@ -134,7 +144,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(step, peak=group["initial_lr"], **schedule)
         self.optimizer.zero_grad(set_to_none=True)
-        loss = sum(self._backward(step, micro) for micro in range(train.grad_accumulation))
+        loss = self.ranks.sum(sum(self._backward(step, micro) for micro in range(train.grad_accumulation)))
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         total_norm = nn.utils.get_total_norm([p.grad for p in parameters])
         loss, norm = torch.stack([loss.float(), total_norm.float()]).tolist()  # the one wait for the device
@@ -146,21 +156,25 @@ class Trainer:
             with self.updates.watching(step, rows) if "updates" in due else nullcontext():
                 self.optimizer.step(norm=norm)
             self._count(loss, norm > train.clip)
-        elif not (math.isfinite(loss) and math.isfinite(norm)):
+        elif not (math.isfinite(loss) and math.isfinite(norm)) and self.ranks.first:
             self.tracker.first_nonfinite, self.tracker.first_rows = self._first_nonfinite(step)
         self.step_seconds.append(time.perf_counter() - began)
         self.step = step
-        self.monitors.extend(rows)
+        if rows:
+            self.monitors.extend(rows)
         if step % train.log_every == 0 or step % train.eval_every == 0 or step == train.steps or diverged:
             self._at_rest(step, lr, norm)
         if step in self.probe_steps or self.tracker.diverged:
-            probes.save_weights(self.snapshot(step), self.model, step)
+            self._save_probe(step)
 
     def _backward(self, step: int, micro: int) -> Tensor:
-        """Run one micro-batch; return its share of the loss, on the device."""
-        with self._autocast():
-            loss = self.loss_of(*self._batch(step, micro)) / self.cell.train.grad_accumulation
-        loss.backward()
+        """Run this process's part of one micro-batch; return its share of the loss, on the device."""
+        parts, last = self.cell.train.grad_accumulation, micro + 1 == self.cell.train.grad_accumulation
+        with self.ranks.sync(last=last):
+            with self._autocast():
+                inputs, targets = map(self.ranks.share, self._batch(step, micro))
+                loss = self.ranks.loss(inputs, targets) / (parts * self.ranks.count)
+            loss.backward()
         return loss.detach()
 
     def _batch(self, step: int, micro: int) -> tuple[Tensor, Tensor]:
@@ -191,7 +205,7 @@ class Trainer:
             with self._autocast():
                 return self.model(*self._batch(step, micro))
 
-        with self._timed("observe_s"):
+        with self._timed("observe_s"), self.ranks.alone(self.model):
             rows = self.monitor.observe(step, loss, groups, where)
         self.tracker.observe_overflow(largest_overflow(rows))
         return rows
@@ -216,8 +230,13 @@ class Trainer:
         train_loss = totals["loss"] / seen if seen else None
         clipped = totals["seen_clipped"] / seen if seen else None
         norm = norm if norm is not None and math.isfinite(norm) else None
-        self.history.append([step, step * self.tokens_per_step, lr, train_loss, val_loss, norm, clipped])
+        if self.ranks.first:
+            self.history.append([step, step * self.tokens_per_step, lr, train_loss, val_loss, norm, clipped])
         totals |= {"loss": 0.0, "seen": 0, "seen_clipped": 0}
+
+    def _save_probe(self, step: int) -> None:
+        if self.ranks.first:
+            probes.save_weights(self.snapshot(step), self.model, step)
 
     def snapshot(self, step: int) -> Path:
         """Return the file of the weights' snapshot at ``step``."""
@@ -236,12 +255,14 @@ class Trainer:
         self.model.train(same)
         with torch.set_grad_enabled(same):
             for start in range(0, len(inputs), batch):
-                part = slice(start, start + batch)
-                loss_of = self.loss_of if len(inputs[part]) == batch else self.model  # a last, smaller batch
+                given = [t[start : start + batch] for t in (inputs, targets)]
+                count, loss_of = len(given[0]), self.model  # for a last, smaller batch, that each process does whole
+                if count == batch:
+                    given, loss_of = [self.ranks.share(t) for t in given], self.loss_of
                 began = time.perf_counter()
                 with self._autocast():
-                    loss = loss_of(inputs[part].to(self.device), targets[part].to(self.device))
-                total += loss.item() * len(inputs[part])
+                    loss = loss_of(*(t.to(self.device) for t in given))
+                total += self.ranks.sum(loss.detach() / self.ranks.count).item() * count
                 self.eval_seconds.append(time.perf_counter() - began)
         self.model.train()
         mean = total / len(inputs)
@@ -262,7 +283,7 @@ class Trainer:
     def _progress(self, description: str) -> tqdm:
         return tqdm(
             total=self.cell.train.steps, initial=self.step, desc=description, unit="step",
-            dynamic_ncols=True, mininterval=0.5 if machine.is_interactive() else 5,
+            disable=not self.ranks.first, dynamic_ncols=True, mininterval=0.5 if machine.is_interactive() else 5,
         )  # fmt: skip
 
     def _show(self, bar: tqdm) -> None:
@@ -283,6 +304,9 @@ class Trainer:
     @contextmanager
     def _signals(self) -> Iterator[None]:
         """Turn the first SIGTERM or SIGINT into a checkpoint at the next step; the second ends at once."""
+        if not self.ranks.first:  # which leaves it to the first process
+            yield
+            return
 
         def handle(signum: int, frame: object) -> None:
             if self.interrupted:

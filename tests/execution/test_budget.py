@@ -178,7 +178,7 @@ def test_the_time_that_is_left_stops_nothing(handed, capsys):  # noqa: F811
 
 def test_a_probe_that_fails_says_why(grid, monkeypatch):
     monkeypatch.setattr(budget, "PROBE", [sys.executable, "-c", "import sys; sys.exit('error: no more memory')"])
-    with pytest.raises(UserError, match=r"no estimate could be made: no more memory \(all of it is in .*probe.log\)"):
+    with pytest.raises(UserError, match=r"no estimate could be made: no more memory \(all of it is in .*probe-0.log\)"):
         budget.estimate(grid, 2)
 
 

@@ -22,16 +22,17 @@ from tests.pipeline.conftest import environment
 
 
 @pytest.mark.parametrize(
-    ("cores", "gpus", "jobs", "threads", "expected"),
-    [(2, 0, None, 1, 2), (8, 0, None, 2, 4), (2, 0, None, 4, 1), (2, 0, 7, 1, 7), (10**6, 0, None, 1, 64),
-     (2, 4, None, 1, 4), (2, 4, 1, 1, 1)],
+    ("cores", "gpus", "jobs", "threads", "each", "expected"),
+    [(2, 0, None, 1, 1, 2), (8, 0, None, 2, 1, 4), (2, 0, None, 4, 1, 1), (2, 0, 7, 1, 1, 7),
+     (10**6, 0, None, 1, 1, 64), (2, 4, None, 1, 1, 4), (2, 4, 1, 1, 1, 1),
+     (2, 4, None, 2, 2, 2), (2, 5, None, 4, 4, 1)],
 )  # fmt: skip
-def test_jobs_are_what_the_machine_has_cores_or_gpus_for(cores, gpus, jobs, threads, expected, monkeypatch):
+def test_jobs_are_what_the_machine_has_cores_or_gpus_for(cores, gpus, jobs, threads, each, expected, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("altgrad.execution.local.usable_cores", lambda: 64)
     monkeypatch.setattr("torch.get_num_threads", lambda: cores)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    assert LocalPool(jobs, threads).jobs == expected
+    assert LocalPool(jobs, threads, each).jobs == expected
 
 
 # Writes down the process that it ran in, then does what the key says.

@@ -151,7 +151,7 @@ def _write_run(folder: Path, cell: dict[str, Any], blown_up: int | None, blocks:
     _monitors(cell, last, blocks).to_parquet(folder / "monitors.parquet", index=False)
     speed = 5600 + 300 * random_for("speed", cell["key"]).random()
     write_json(folder / "timing.json", {
-        "device": "cpu", "machine": "Example processor, 2 cores", "threads": 2,
+        "device": "cpu", "machine": "Example processor, 2 cores", "devices": 1, "threads": 2,
         "machine_class": "Example processor, torch 2.13.0", "compiled": True, "compile_s": 21.5,
         "train_s": last * 2048 / speed, "total_s": last * 2048 / speed + 30, "tokens_per_s": speed,
         "step_ms_median": 2048e3 / speed, "step_ms_p90": 2300e3 / speed, "peak_memory_mb": 1210.5,

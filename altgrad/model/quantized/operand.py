@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from altgrad.model.quantized.data_parallel import whole_history
 from altgrad.model.quantized.quantizer import Scaling
 from altgrad.numerics import quantize_operands
 
@@ -38,9 +40,15 @@ class Operand(NamedTuple):
         streams: Sequence[Tensor], dim: int, dtype: torch.dtype, *, learns: str = "nothing", overwrite: bool = False,
     ) -> list[Operand]:  # fmt: skip
         """Return the same for tensors that are scaled alike, each with its format, history and stream, all at once."""
-        options = {"dim": dim, "dtype": dtype, "learns": learns, "overwrite": overwrite, **scaling.options}
+        options = {"dim": dim, "dtype": dtype, "overwrite": overwrite, **scaling.options}
+        ts, method, first = [t.detach() for t in ts], scaling.method, 0
+        if scaling.ranks > 1:
+            given = histories or [None] * len(ts)
+            wholes = [whole_history(t, scaling, h, dim, learns) for t, h in zip(ts, given, strict=True)]
+            histories, method, learns = [h for h in wholes if h is not None], "most-recent", "nothing"
+            first = dist.get_rank() * ts[0].numel() if streams else 0
         found = quantize_operands(
-            [t.detach() for t in ts], constants, histories, streams, method=scaling.method, **options
+            ts, constants, histories, streams, method=method, learns=learns, first=first, **options
         )
         return [cls(v if scaling.float8 is None else v.to(scaling.float8), scale) for v, scale in found]
 

@@ -24,12 +24,14 @@ class Scaling:
     """What a compiled graph is made for: a tensor's recipe without its format and its history.
 
     ``scale`` is the recipe's `scale_options` as pairs, by which graphs, and layers that share one, are told apart.
+    With more than one of ``ranks`` the tensor is this process's share of the rows of one, and has its scales.
     """
 
     scale: tuple[tuple[str, Any], ...]
     method: str  # how a history sets the scale
     float8: torch.dtype | None  # of the operand, for FP8 hardware
     stochastic: bool  # rounds by chance while training
+    ranks: int = 1
 
     @classmethod
     def of(cls, recipe: TensorRecipe, native: bool) -> Scaling:
