@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import platform
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -33,6 +34,7 @@ KNOWN = {
     nn.Linear, nn.Embedding, nn.LayerNorm, nn.Dropout, nn.ModuleList, nn.ModuleDict,
 }  # fmt: skip
 COMPUTE_DTYPES = torch.bfloat16, torch.float32
+NO_SLP = "-fno-tree-slp-vectorize"
 
 _graphs: dict[Hashable, Graph] = {}
 
@@ -138,20 +140,28 @@ def _compiled(device: str) -> Callable[..., Tensor]:
         return model(*inputs)  # with its hooks, which would be graphs of their own were it compiled itself
 
     calls = {"cpp_wrapper": device == "cpu", "cpp_wrapper_build_separate": device == "cpu"}
-    _let_graphs_be_cached()
+    _prepare_compiler()
     options = {"guard_filter_fn": depends_on, "size_asserts": False, **calls}
     return torch.compile(call, dynamic=False, isolate_recompiles=True, options=options)
 
 
-def _let_graphs_be_cached() -> None:
-    """Tell torch that what it takes for unsafe to keep on disk is safe.
+def _prepare_compiler() -> None:
+    """Tell torch that what it takes for unsafe to keep on disk is safe, and keep GCC from compiling it wrongly.
 
     The quantized product is a pure function of its arguments, which is what caching it asks for, and those of leaving
     autocast are in the graph.
+
+    GCC 12.2 compiles the transposition of 32 by 32 bfloat16 numbers, which torch writes in intrinsics, to one of other
+    numbers, when it joins scalar operations into vectors of 512 bits (``-ftree-slp-vectorize``, part of ``-O3``). It
+    does so where it does not know the processor well enough to prefer 256 bits, as in virtual machines that hide AMX.
+    torch has a setting for the architecture and none for other flags.
     """
     import torch._functorch.config as functorch
     import torch._inductor.config as inductor  # which loads the compiler, and most processes compile nothing
 
+    march = inductor.cpp.march or "native"
+    if platform.system() == "Linux" and platform.machine() == "x86_64" and NO_SLP not in march:
+        inductor.cpp.march = f"{march} {NO_SLP}"
     functorch.autograd_cache_allow_custom_autograd_functions = True
     switches = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
     inductor.unsafe_marked_cacheable_functions = dict.fromkeys(switches, torch.__version__)
