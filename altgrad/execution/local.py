@@ -64,7 +64,7 @@ class LocalPool:
             first, there = slot * self._gpus_each, self._gpus
             own = [there[(first + i) % len(there)] for i in range(self._gpus_each)] if there else []
             environment = {"CUDA_VISIBLE_DEVICES": ",".join(own)} if own else {}
-            self._workers[slot] = _Worker(self._context, environment)
+            self._workers[slot] = _Worker(self.context, environment)
         return self._workers[slot]
 
     @cached_property
@@ -77,7 +77,8 @@ class LocalPool:
         return self._wanted or by_gpus or max(1, cores // self._threads)
 
     @cached_property
-    def _context(self) -> ForkServerContext:
+    def context(self) -> ForkServerContext:
+        """What starts the processes."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(LIBRARIES)
         return context

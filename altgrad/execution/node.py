@@ -10,10 +10,9 @@ import atexit
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +29,6 @@ READS = {
 SHARED = ("data/tokens",)  # read by every task, and the same for all
 GROWING = (".jsonl",)  # files that are appended to, of which what is new goes home
 KEEP_EVERY = 30.0  # seconds between looks for a checkpoint to bring home
-CLASS = [sys.executable, "-m", "altgrad.training.machine"]
 
 
 class About(NamedTuple):
@@ -95,11 +93,19 @@ class Node:
 
     def about(self) -> About:
         """Return what this node is, once it is known to be able to work: `UserError` texts are in the exception."""
-        done = subprocess.run(CLASS, capture_output=True, text=True, check=False)
-        if done.returncode:
-            last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-            raise RuntimeError(f"altgrad does not run there: {last[0]}")
-        return About(self._name, done.stdout.strip(), self._slots or self._pool.jobs)
+        # A process of the pool is asked: it loads the libraries, which the first tasks then need not wait for.
+        answer, theirs = self._pool.context.Pipe(duplex=False)
+        asked = self._pool.context.Process(target=_tell_class, args=(theirs,))
+        asked.start()
+        theirs.close()
+        try:
+            works, said = answer.recv()
+        except EOFError:
+            works, said = False, "a process that was to say so died"
+        asked.join()
+        if not works:
+            raise RuntimeError(f"altgrad does not run there: {said}")
+        return About(self._name, said, self._slots or self._pool.jobs)
 
     def take(self, shared: Parcel) -> None:
         """Put what every task reads in its place."""
@@ -180,6 +186,16 @@ class Node:
             shutil.rmtree(scratch, ignore_errors=True)
         self._sent = {path: sent for path, sent in self._sent.items() if scratch not in path.parents}
         return Ended(task.name, status, wrote, DISK_FULL in said)
+
+
+def _tell_class(answer: Connection) -> None:
+    """Send whether altgrad works here, and this machine's class, or else what it failed of."""
+    try:
+        from altgrad.training import machine
+
+        answer.send((True, machine.machine_class(machine.select_device("auto"))))
+    except Exception as error:  # noqa: BLE001 - whatever a machine lacks, it is not to be used, and to say why
+        answer.send((False, f"{type(error).__name__}: {error}"))
 
 
 def places(of: dict[str, tuple[str, ...]], task: Task) -> list[str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from altgrad.config.files import read_json
+from altgrad.model.hardware import SWITCH, multiplies_bf16
 from tests.pipeline.conftest import Project, environment, results
 
 cluster_utils = pytest.importorskip("ray.cluster_utils")
@@ -41,8 +42,8 @@ class Cluster:
         self.nodes = [self.add() for _ in range(nodes)]
         self.environment = environment() | {"RAY_ADDRESS": self._cluster.address}
 
-    def add(self) -> object:
-        return self._cluster.add_node(num_cpus=1)
+    def add(self, **variables: str) -> object:
+        return self._cluster.add_node(num_cpus=1, env_vars=variables)
 
     def remove(self, node: object) -> None:
         self._cluster.remove_node(node, allow_graceful=False)
@@ -112,9 +113,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return results(project)
 
 
-def started(project: Project, cluster: Cluster) -> subprocess.Popen[str]:
+def started(project: Project, cluster: Cluster, *command: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "run.py"], cwd=project.folder, env=cluster.environment, text=True, start_new_session=True,
+        [sys.executable, *(command or ["run.py"])], cwd=project.folder, env=cluster.environment, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
@@ -161,6 +162,24 @@ def test_a_cluster_gives_what_one_machine_does_and_dvc_has_it(project, tmp_path,
     assert again.returncode == 0 and (other.folder / "dvc.lock").read_bytes() == before
     classes = {read_json(path)["machine_class"] for path in other.folder.glob("data/runs/*/timing.json")}
     assert len(classes) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+def test_cells_of_a_seed_run_on_one_class_of_machine_where_there_are_two(tmp_path, cluster):
+    """The other node computes products as a CPU of the other kind does, and so gives other bits."""
+    cluster.add(**{SWITCH: "off" if multiplies_bf16("cpu") else "on"})
+    project = Project(tmp_path / "project")
+    project.set("grid.seeds", [0, 1])
+    said = ended(project, started(project, cluster, "-m", "altgrad.execution", "--engine", "ray"))
+    classes: dict[int, set[str]] = {0: set(), 1: set()}
+    for path in project.folder.glob("data/runs/*/timing.json"):
+        classes[int(path.parent.name.split("-")[2])].add(read_json(path)["machine_class"])
+    assert [len(found) for found in classes.values()] == [1, 1] and classes[0] != classes[1]
+    assert all(name in said for name in set.union(*classes.values()))
+    project.repro()
+    condition = "Cells of a seed trained on one class of machine | **yes**"
+    assert condition in (project.folder / "reports/REPORT.md").read_text()
 
 
 @pytest.mark.slow
