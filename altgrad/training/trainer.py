@@ -24,10 +24,10 @@ from tqdm import tqdm
 
 from altgrad.config import Cell
 from altgrad.config.schedule import learning_rate
-from altgrad.data import TokenFile, training_batch, validation_sample
-from altgrad.model.quantized.quantizer import Quantizer
+from altgrad.data import TokenFile, training_batch
 from altgrad.optim import ArmOptimizer, WeightGrid
 from altgrad.training import checkpoint, machine, probes
+from altgrad.training.evaluation import Evaluation
 from altgrad.training.graphs import compile_model
 from altgrad.training.monitor import PASS, Monitor, Row, Where, first_nonfinite, largest_overflow
 from altgrad.training.outcome import OutcomeTracker
@@ -61,11 +61,10 @@ class Trainer:
         self.ranks.train(model, self.loss_of)
         self.monitor = Monitor(model, {f"blocks.{i}": block for i, block in enumerate(model.blocks)})
         self.updates = UpdateMonitor(model, optimizer, grids)
-        self.validation = validation_sample(val_tokens, cell.train.eval_sequences, cell.model.context)
+        self.evaluation = Evaluation(cell, model, self.loss_of, val_tokens, device, compute, self.ranks)
         self.probe_steps = probes.probe_steps(cell.train.steps, cell.monitor.probes)
         self.tokens_per_step = cell.train.grad_accumulation * cell.train.batch * cell.model.context
         self.step_seconds: list[float] = []
-        self.eval_seconds: list[float] = []  # per full batch
         self.interrupted = 0  # the signal
         self._resume()
 
@@ -115,6 +114,8 @@ class Trainer:
                 bar.set_postfix_str("compiling, quickly once another cell has")
             if self.step == 0:
                 self._save_probe(0)
+                with self._timed("evaluate_s"):
+                    self.evaluation.check_graph()
                 self._at_rest(0)
             started = time.perf_counter()
             while self.step < train.steps and not self.tracker.diverged:
@@ -223,7 +224,7 @@ class Trainer:
         val_loss = None
         if (step % train.eval_every == 0 or step == train.steps) and not self.tracker.diverged:
             with self._timed("evaluate_s"):
-                val_loss = self.evaluate()
+                val_loss = self.evaluation.loss()
             if val_loss is None:
                 self.tracker.nonfinite(step)
         seen = totals["seen"]
@@ -241,35 +242,6 @@ class Trainer:
     def snapshot(self, step: int) -> Path:
         """Return the file of the weights' snapshot at ``step``."""
         return self.scratch / f"weights-{step:08d}.safetensors"
-
-    def evaluate(self) -> float | None:
-        """Return the mean loss in nats per token on the validation sample, ``None`` if it is not finite.
-
-        Where training and evaluation compute the same function (no dropout, no remembered scales, nothing rounded by
-        chance), the compiled graph of training is used, whose guards ask for its modes; a second one would have to
-        be compiled otherwise.
-        """
-        inputs, targets = self.validation
-        batch, total = self.cell.train.batch, 0.0
-        same = self.cell.model.dropout == 0 and not any(q.changes for q in self._quantizers())
-        self.model.train(same)
-        with torch.set_grad_enabled(same):
-            for start in range(0, len(inputs), batch):
-                given = [t[start : start + batch] for t in (inputs, targets)]
-                count, loss_of = len(given[0]), self.model  # for a last, smaller batch, that each process does whole
-                if count == batch:
-                    given, loss_of = [self.ranks.share(t) for t in given], self.loss_of
-                began = time.perf_counter()
-                with self._autocast():
-                    loss = loss_of(*(t.to(self.device) for t in given))
-                total += self.ranks.sum(loss.detach() / self.ranks.count).item() * count
-                self.eval_seconds.append(time.perf_counter() - began)
-        self.model.train()
-        mean = total / len(inputs)
-        return mean if math.isfinite(mean) else None
-
-    def _quantizers(self) -> list[Quantizer]:
-        return [module for module in self.model.modules() if isinstance(module, Quantizer)]
 
     @contextmanager
     def _timed(self, total: str) -> Iterator[None]:
@@ -295,7 +267,7 @@ class Trainer:
 
     def compile_seconds(self) -> float:
         """Return by how much the first calls of this process, which compile, exceeded the median ones."""
-        return sum(max(0.0, s[0] - statistics.median(s)) for s in (self.step_seconds, self.eval_seconds) if s)
+        return sum(max(0.0, s[0] - statistics.median(s)) for s in (self.step_seconds, self.evaluation.seconds) if s)
 
     def tokens_per_second(self) -> float | None:
         """Return the tokens per second of the median step of this process."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,10 +12,12 @@ import pytest
 import torch
 from torch import nn
 
+from altgrad.config import Cell, UserError
 from altgrad.model import GPT, GPTConfig, Recipe, quantize_model
 from altgrad.model.hardware import multiplies_bf16
-from altgrad.training import graphs
+from altgrad.training import graphs, machine, trainer
 from altgrad.training.graphs import compile_model, structure
+from altgrad.training.run import train_cell
 from tests.training.conftest import make_cell
 
 CONFIG = GPTConfig(vocab_size=61, layers=2, width=16, heads=2, context=8)
@@ -101,6 +104,29 @@ def test_models_that_share_a_graph_keep_their_own_tensors(monkeypatch):
             model.zero_grad()
 
 
+PICO = GPTConfig(vocab_size=1024, layers=2, width=64, heads=4, context=128)  # of the default run
+
+
+def test_the_graph_that_the_default_run_compiles_computes_what_the_model_does():
+    """At its own sizes, since a compiler makes other code for others, and wrong code where it errs.
+
+    Sums that differ in their last digit are now and then rounded to another of 8 bits: gradients differ by up to 0.11 of
+    their norm. A wrong sum or place differs by about 1.
+    """
+    torch.manual_seed(0)
+    model = quantize_model(GPT(PICO), Recipe.uniform("E3M4"))
+    batch = torch.randint(0, 1024, (16, 128)), torch.randint(0, 1024, (16, 128))
+    found = []
+    for loss_of in (model, compile_model(model)):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=multiplies_bf16("cpu")):
+            loss = loss_of(*batch)
+        loss.backward()
+        found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+    for plain, compiled in zip(*found, strict=True):
+        assert (compiled - plain).norm() <= 0.25 * plain.norm()
+
+
 CELLS = """
 import json, sys
 from pathlib import Path
@@ -159,3 +185,24 @@ def test_one_process_compiles_and_the_others_wait_until_it_is_made(tmp_path):
     for process in (third, fourth):
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize("factor", [1.02, math.nan])
+def test_a_graph_that_computes_something_else_ends_in_a_sentence(tokens, tmp_path, monkeypatch, factor):
+    wrong = lambda model: lambda *batch: factor * model(*batch)  # noqa: E731
+    monkeypatch.setattr(trainer, "compile_model", wrong)
+    monkeypatch.setattr(machine, "use_compile_cache", lambda _: None)
+    cell = without_dropout(make_cell("E4M3", compile="on"))
+    with pytest.raises(UserError, match="the C\\+\\+ compiler made an error"):
+        train_cell(cell, tokens, tmp_path / "out", tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_graph_that_rounds_elsewhere_is_no_error(tokens, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "compile_model", lambda model: lambda *batch: 1.001 * model(*batch))
+    monkeypatch.setattr(machine, "use_compile_cache", lambda _: None)
+    train_cell(without_dropout(make_cell("E4M3", compile="on")), tokens, tmp_path / "out", tmp_path)
+
+
+def without_dropout(cell: Cell) -> Cell:
+    return cell.model_copy(update={"model": cell.model.model_copy(update={"dropout": 0.0})})

@@ -66,7 +66,7 @@ def test_an_evaluation_rounds_to_nearest(tokens, tmp_path, scaling):
         scratch.mkdir()
         size = read_json(tokens / "meta.json")["vocab_size"]
         trainer = make_trainer(cell, size, tokens, scratch, torch.device("cpu"), "float32", compiled=False)
-        losses += [trainer.evaluate(), trainer.evaluate()]
+        losses += [trainer.evaluation.loss(), trainer.evaluation.loss()]
         drawn = [buffer[2].item() for name, buffer in trainer.model.named_buffers() if name.endswith(".stream")]
         assert len(drawn) == (15 if rounding == "stochastic" else 0) and not any(drawn)
     assert losses == losses[:1] * 4
