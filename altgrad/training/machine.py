@@ -53,8 +53,8 @@ def choose_compute(setting: str, device: torch.device) -> tuple[str, str | None]
     if setting == "float32" or multiplies_bf16(device.type):
         return setting, None
     return "float32", (
-        f"this CPU has no bfloat16 instructions (or {SWITCH}=off says so) and would take several times longer with "
-        "them emulated: products are computed in float32 (train.compute: bf16 keeps its meaning on other machines)"
+        f"this CPU has no fast bfloat16 instructions (or {SWITCH}=off says so): products are computed in "
+        "float32, which takes less time here (train.compute: bf16 keeps its meaning on other machines)"
     )
 
 

@@ -115,8 +115,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 def started(project: Project, cluster: Cluster, *command: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, *(command or ["run.py"])], cwd=project.folder, env=cluster.environment, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        [sys.executable, *(command or ["run.py"])], cwd=project.folder, env=cluster.environment, text=True,
+        start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
 

@@ -110,8 +110,8 @@ PICO = GPTConfig(vocab_size=1024, layers=2, width=64, heads=4, context=128)  # o
 def test_the_graph_that_the_default_run_compiles_computes_what_the_model_does():
     """At its own sizes, since a compiler makes other code for others, and wrong code where it errs.
 
-    Sums that differ in their last digit are now and then rounded to another of 8 bits: gradients differ by up to 0.11 of
-    their norm. A wrong sum or place differs by about 1.
+    Sums that differ in their last digit are now and then rounded to another value of 8 bits: gradients differ by up to
+    0.11 of their norm. A wrong sum or place differs by about 1.
     """
     torch.manual_seed(0)
     model = quantize_model(GPT(PICO), Recipe.uniform("E3M4"))

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from altgrad.config import UserError
-from altgrad.model import GPT, GPTConfig, Recipe, quantize_model
+from altgrad.model import GPT, GPTConfig, Recipe, hardware, quantize_model
 from altgrad.model.hardware import SWITCH, multiplies_bf16
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.training import machine
@@ -78,8 +78,7 @@ def test_the_variable_decides_what_a_process_and_those_it_starts_compute_in():
 
 def test_a_cpu_is_taken_for_what_it_is_unless_the_variable_says_otherwise(monkeypatch):
     monkeypatch.delenv(SWITCH, raising=False)
-    own = any(torch.cpu.get_capabilities().get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
-    assert multiplies_bf16("cpu") == own
+    own = multiplies_bf16("cpu")
     for value, expected in {"auto": own, "": own, "on": True, "off": False}.items():
         monkeypatch.setenv(SWITCH, value)
         assert multiplies_bf16("cpu") is expected and multiplies_bf16("cuda")
@@ -87,6 +86,23 @@ def test_a_cpu_is_taken_for_what_it_is_unless_the_variable_says_otherwise(monkey
     monkeypatch.setenv(SWITCH, "no")
     with pytest.raises(UserError, match=f"{SWITCH} is 'no'; set it to on, off or auto"):
         multiplies_bf16("cpu")
+
+
+@pytest.mark.parametrize(("cpu", "faster"), [
+    ({"cpu_name": "AMD EPYC", "avx512_bf16": True}, True),
+    ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": False}, False),
+    ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": True}, True),
+    ({"cpu_name": "Intel Xeon", "avx512_f": True}, False),
+    ({"arm_bf16": True}, True),
+    ({"arm_bf16": False}, False),
+])  # fmt: skip
+def test_bfloat16_is_taken_where_it_is_faster(monkeypatch, cpu, faster):
+    monkeypatch.delenv(SWITCH, raising=False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: cpu)
+    hardware._is_faster.cache_clear()
+    assert multiplies_bf16("cpu") is faster
+    monkeypatch.undo()
+    hardware._is_faster.cache_clear()
 
 
 def test_a_peak_that_a_sandbox_keeps_is_still_told(monkeypatch, tmp_path):

@@ -218,7 +218,7 @@ def test_a_cpu_without_bfloat16_computes_in_float32_and_says_so(monkeypatch):
     cpu = torch.device("cpu")
     monkeypatch.setattr(hardware, "_cpu_multiplies_bf16", lambda: False)
     compute, notice = machine.choose_compute("bf16", cpu)
-    assert compute == "float32" and "no bfloat16 instructions" in notice
+    assert compute == "float32" and "no fast bfloat16 instructions" in notice
     assert machine.choose_compute("bf16", torch.device("cuda")) == ("bf16", None)
     layer = QuantizedLinear(nn.Parameter(torch.randn(8, 16)), None, Recipe.uniform("E4M3").rules[0].layer)
     assert layer.settings(torch.float32).operand_dtype == torch.float32
