@@ -16,13 +16,14 @@ import pandas as pd
 
 from altgrad.config import UserError, run_stage
 from altgrad.config.files import read_yaml, write_text
-from altgrad.reporting import gates, hypotheses
+from altgrad.reporting import first_arms, gates, hypotheses
 from altgrad.reporting.document import Block, Document, Section
 from altgrad.reporting.markdown import to_markdown
 
 PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "matrix": hypotheses.matrix, "low-bits": hypotheses.own_parts, "profile": hypotheses.profile,
     "controls": hypotheses.controls, "masterless": hypotheses.masterless,
+    "arms": first_arms.arms,
     "gate-formats": gates.gate_formats, "gate-formats-blocks": gates.gate_formats,
     "gate-rounding": gates.rounding,
     "what-if": gates.what_if, "no-significand": gates.no_significand,

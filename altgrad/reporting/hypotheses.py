@@ -48,7 +48,7 @@ def diagonal(losses: np.ndarray) -> float:
 def matrix(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     """Every geometry in every format: the table of gains, and the statistic of its diagonal."""
     table = losses.unstack("optimizer")
-    arms = [name for name in _values(losses, "optimizer") if name.startswith(AS)]
+    arms = [name for name in values_of(losses, "optimizer") if name.startswith(AS)]
     formats = [name.removeprefix(AS) for name in arms]
     gains = table[arms].rsub(table[plain], axis=0)
     seeds = sorted(table.index.unique("seed"))
@@ -93,8 +93,8 @@ def matrix(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
 def own_parts(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     """What an arm gains in a format minus what it gains on finer rungs: per format, with Holm over them."""
     table = losses.unstack("optimizer")
-    entries = [name for name in _values(losses, "format") if not name.startswith(VIRTUAL)]
-    arms = [name for name in _values(losses, "optimizer") if name != plain]
+    entries = [name for name in values_of(losses, "format") if not name.startswith(VIRTUAL)]
+    arms = [name for name in values_of(losses, "optimizer") if name != plain]
     stiff, null = sorted(arms, key=lambda name: "permuted" in name)
     seeds = sorted(table.index.unique("seed"))
 
@@ -177,15 +177,15 @@ def ladder(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     if not folder.name.startswith("length"):
         return _each_over_plain("L4" if folder.name.endswith("3300") else "L2", losses, plain)
     said, table = _each_over_plain("L1", losses, plain)
-    entry = _values(losses, "format")[0]
-    arms = [arm for arm in _values(losses, "optimizer") if arm != plain]
+    entry = values_of(losses, "format")[0]
+    arms = [arm for arm in values_of(losses, "optimizer") if arm != plain]
     gains: dict[int, dict[str, Interval]] = {}
     for part in (folder.parent / "controls", *folder.parent.glob("length-*[0-9]")):
         if not (part / "results.csv").is_file():
             continue
         steps = read_yaml(part / "params.yaml")["train"]["steps"]
         of_part = pd.read_csv(part / "results.csv").set_index(["format", "optimizer", "seed"])["val_loss"]
-        gains[steps] = {arm: interval(_gains(of_part, plain, arm, entry)) for arm in arms}
+        gains[steps] = {arm: interval(gains_over(of_part, plain, arm, entry)) for arm in arms}
     own = read_yaml(folder / "params.yaml")["train"]["steps"]
     shown = {steps: gains[steps] for steps in sorted(gains) if steps <= own}
     draw_lengths(shown, arms, folder / "figures")
@@ -213,8 +213,9 @@ def larger_twin(losses: pd.Series, plain: str, _: Path) -> list[Block]:
 
 def _own_part(hypothesis: str, losses: pd.Series, plain: str) -> Text:
     """What `stiff_matched` gains in the first format minus what it gains in its virtual twin: t over pairs."""
-    entry = _values(losses, "format")[0]
-    own = _gains(losses, plain, "stiff_matched", entry) - _gains(losses, plain, "stiff_matched", VIRTUAL + entry)
+    entry = values_of(losses, "format")[0]
+    gain, without = (gains_over(losses, plain, "stiff_matched", name) for name in (entry, VIRTUAL + entry))
+    own = gain - without
     p = two_sided(own)
     verdict = "not told apart from zero" if p >= LEVEL else "above zero" if own.mean() > 0 else "below zero"
     part = f"{with_interval(own)}, p = {p_value(p)}, {verdict}"
@@ -224,7 +225,7 @@ def _own_part(hypothesis: str, losses: pd.Series, plain: str) -> Text:
 def _each_against(hypothesis: str, reference: str, losses: pd.Series, plain: str) -> list[Block]:
     """Every arm but the plain and the null one against ``reference`` in the first format, with Holm over them."""
     table = losses.unstack("optimizer")
-    entries, arms = _values(losses, "format"), _values(losses, "optimizer")
+    entries, arms = values_of(losses, "format"), values_of(losses, "optimizer")
     judged = [arm for arm in arms if arm not in (plain, reference) and "permuted" not in arm]
 
     def above(arm: str, entry: str) -> np.ndarray:
@@ -258,13 +259,13 @@ def _each_over_plain(hypothesis: str, losses: pd.Series, plain: str) -> list[Blo
 
     Beside it, where the part has the format's virtual twin, how much of the gain is there without the format.
     """
-    entry = _values(losses, "format")[0]
-    arms = [arm for arm in _values(losses, "optimizer") if arm != plain]
+    entry = values_of(losses, "format")[0]
+    arms = [arm for arm in values_of(losses, "optimizer") if arm != plain]
 
     def gain(arm: str, name: str) -> np.ndarray:
-        return _gains(losses, plain, arm, name)
+        return gains_over(losses, plain, arm, name)
 
-    has_twin = VIRTUAL + entry in _values(losses, "format")
+    has_twin = VIRTUAL + entry in values_of(losses, "format")
 
     def beside(arm: str) -> list[str]:
         if not has_twin:
@@ -290,13 +291,13 @@ def _each_over_plain(hypothesis: str, losses: pd.Series, plain: str) -> list[Blo
     return [Text(said), Table(columns, rows, note)]
 
 
-def _gains(losses: pd.Series, plain: str, arm: str, entry: str) -> np.ndarray:
+def gains_over(losses: pd.Series, plain: str, arm: str, entry: str) -> np.ndarray:
     """Return what ``arm`` ends lower than ``plain`` in a format, one number per seed."""
     table = losses.xs(entry, level="format").unstack("optimizer")
     return (table[plain] - table[arm]).to_numpy()
 
 
-def _values(losses: pd.Series, level: str) -> list[str]:
+def values_of(losses: pd.Series, level: str) -> list[str]:
     """Return the values of an index level in the order of the results, which is that of the grid."""
     return list(dict.fromkeys(losses.index.get_level_values(level)))
 

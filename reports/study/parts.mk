@@ -75,6 +75,11 @@ MASTERLESS_RATES := optimizers.nearest.lr=4.2e-3 optimizers.eco.lr=4.2e-3
 STUDY_masterless := $(JUDGED) $(SIX_SEEDS) $(MASTERLESS) $(LOW_ARMS) $(MASTERLESS_RATES) grid.baseline=E4M3 \
 	grid.formats=[E4M3,E3M4] grid.optimizers=[adamw,nearest,adamw_sr,eco,eco_sr,stiff_matched_sr]
 
+# The update rules that the bench began with, each against the plain arm of its regime, at rates of their own.
+BEGAN_WITH := adamw stiff_grad riemann adamw_sr rung
+STUDY_tuning-arms := $(TUNED) grid.baseline=E3M4 grid.formats=[E3M4] grid.lr_scales=[0.35,0.5,0.7,1,1.4,2] \
+	grid.optimizers=$(call list,$(filter-out adamw,$(BEGAN_WITH)))
+
 # Training four and sixteen times as long, at rates of its own.
 LASTING := adamw stiff_matched best_profile muon
 lasting = $(filter-out train.steps=%,$(NOW)) train.steps=$(1) grid.baseline=E3M4 optimizers.muon.lr=2.4e-2 \
@@ -214,7 +219,7 @@ STUDY_virtual-grid := $(VIRTUAL_GRID) grid.optimizers=[adamw_sr,rung] optimizers
 
 PARTS := master on-grid again wider lower rung-again virtual virtual-grid tuning tuning-plain \
 	matrix profile tuning-low-bits low-bits \
-	tuning-controls controls tuning-masterless masterless gate-formats gate-formats-blocks gate-rounding \
+	tuning-controls controls tuning-masterless masterless tuning-arms gate-formats gate-formats-blocks gate-rounding \
 	tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin \
 	tuning-nano ladder-nano ladder-nano-twin tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 \

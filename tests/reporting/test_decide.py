@@ -286,3 +286,20 @@ def test_it_writes_beside_the_results_and_says_what_is_missing(low_bits, tmp_pat
     (low_bits / "results.csv").unlink()
     with pytest.raises(UserError, match="no results.csv; make study PART=low-bits makes it"):
         decide(low_bits)
+
+
+@pytest.mark.parametrize(
+    ("own", "words"), [(0.0, "not told apart from zero"), (0.01, "above zero"), (-0.01, "below zero")]
+)
+def test_each_of_the_first_rules_is_held_against_the_plain_arm_of_its_regime(own, words, tmp_path):
+    rng = np.random.default_rng(3)
+    gains = {"adamw": 0.0, "stiff_grad": 0.0, "riemann": 0.02, "adamw_sr": -0.5, "rung": -0.46}
+    rows = [
+        (entry, arm, seed, 1.0, 3.5 - gain - own * (entry == "E3M4" and arm == "rung") + 1e-3 * rng.normal())
+        for entry, (arm, gain), seed in itertools.product(("E3M4", "virtual.E3M4"), gains.items(), range(6))
+    ]
+    text = decide(study(tmp_path / "arms", rows, dict.fromkeys(gains, PLAIN)))
+    assert "lower than the plain arm: `riemann`, `rung`; higher: none; not told apart: `stiff_grad`." in text
+    assert f", {words}." in text
+    row = next(line for line in text.splitlines() if line.startswith("| `rung` | `adamw_sr`"))
+    assert float(row.split("|")[3].split()[0]) == pytest.approx(0.04 + own, abs=2e-3)
