@@ -2,15 +2,16 @@
 
 ``<key>.parquet`` has the columns layer, role, step, metric, x, value; x is the position of a
 histogram's bin and null for a number. ``<key>.json`` has the SHA-256 of the resolved cell (by which
-the report tells a current diagnosis from a stale one), the summary over layers at the last step,
-the flags, and what those metrics are that ``altgrad.metrics`` does not know. Both are the same bytes whenever the same
-files are diagnosed.
+the report tells a current diagnosis from a stale one), the summary over layers at the last step, its
+course over all steps, the flags, and what those metrics are that ``altgrad.metrics`` does not know. Both
+are the same bytes whenever the same files are diagnosed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -66,8 +67,9 @@ def diagnose_cell(
 ) -> None:  # fmt: skip
     """Diagnose the run in ``run_dir`` of the resolved cell at ``cell_path``; write both files, the JSON last.
 
-    With the folder of ``tokens`` the model is rebuilt, and what the loss does around its final weights is measured on
-    as many validation tokens as ``settings`` say; else, and where a weight or that loss is not finite, not.
+    With the folder of ``tokens`` the model is rebuilt, and what the loss does around its final weights, and at each
+    snapshot the noise of its gradients, is measured on as many validation tokens as ``settings`` say; else, and where a
+    weight or that loss is not finite, not.
 
     A tensor that holds NaN or infinity, as after a divergence, is not measured; the status of its
     layer, and that of the cell, is then ``nonfinite``. Raises :class:`altgrad.config.UserError` when
@@ -85,15 +87,18 @@ def diagnose_cell(
                 finite = _finite(view)
                 if finite is not view and entry["status"] == OK:
                     entry |= {"status": NONFINITE, "nonfinite_step": view.step}
-                rows += measure(replace(finite, **around.get(layer, {})) if view.step == run.last_step else finite)
-        rows += measure(LayerView(WHOLE_MODEL, run.last_step, **around.get(WHOLE_MODEL, {})))
-        last = [row for row in rows if row.x is None and row.step == run.last_step]
+                rows += measure(replace(finite, **around.get((layer, view.step), {})))
+        whole = WHOLE_MODEL, run.last_step
+        rows += measure(LayerView(*whole, **around.get(whole, {})))
+        numbers = [row for row in rows if row.x is None]
+        last = [row for row in numbers if row.step == run.last_step]
     _write_parquet(parquet_path, rows)
     diagnosis = {
         "key": cell.key,
         "cell_sha256": hashlib.sha256(cell_path.read_bytes()).hexdigest(),
         "status": OK if all(entry["status"] == OK for entry in layers.values()) else NONFINITE,
         "summary": {a.name: _summary(a.metric, last, layers) for a in ANALYSES if a.metric.summary},
+        "course": _course(numbers, layers),
         "flags": list(_flags(last)),
         "metrics": {a.name: a.row.to_json() for a in ANALYSES if a.row},
         "layers": layers,
@@ -114,26 +119,32 @@ def measure(view: LayerView) -> Iterator[Row]:
             yield Row(*identity, None, found)
 
 
-def _around(run: SavedRun, tokens: Path, settings: Diagnose) -> dict[str, dict[str, Any]]:
-    """Return the fields of a view that need the model, by layer; none where a weight or the loss is not finite."""
-    around: dict[str, dict[str, Any]] = {}
-    if rebuilt := _rebuilt(run, tokens, settings.fisher_tokens):
+def _around(run: SavedRun, tokens: Path, settings: Diagnose) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return the fields of a view that need the model, by layer and step.
+
+    All are of the last step, the noise of gradients of others too. None where a weight or the loss is not finite.
+    """
+    around: defaultdict[tuple[str, int], dict[str, Any]] = defaultdict(dict)
+    last = run.last_step
+    if rebuilt := _rebuilt(run, tokens, settings.fisher_tokens, last):
         for name, fisher in fishers(rebuilt).items():
-            around[name] = {"fisher": fisher}
-    if _rebuilt(run, tokens, settings.noise_tokens):
-        for name, noise in gradient_noises(run.cell, run.model(), tokens, settings.noise_tokens).items():
-            around.setdefault(name, {})["noise"] = noise
-    if rebuilt := _rebuilt(run, tokens, settings.hessian_tokens):
+            around[name, last]["fisher"] = fisher
+    for step in run.model_steps:
+        if _rebuilt(run, tokens, settings.noise_tokens, step):
+            state, most = run.model(step), settings.noise_tokens
+            for name, noise in gradient_noises(run.cell, state, tokens, most, apart=step == last).items():
+                around[name, step]["noise"] = noise
+    if rebuilt := _rebuilt(run, tokens, settings.hessian_tokens, last):
         layers, whole = curvatures(rebuilt, settings.lanczos, settings.hutchinson)
         for name, curvature in layers.items():
-            around.setdefault(name, {})["curvature"] = curvature
-        around[WHOLE_MODEL] = {"model_curvature": whole}
+            around[name, last]["curvature"] = curvature
+        around[WHOLE_MODEL, last]["model_curvature"] = whole
     return around
 
 
-def _rebuilt(run: SavedRun, tokens: Path, count: int) -> RebuiltModel | None:
-    """Return the model at the end of the run with ``count`` validation tokens, ``None`` without any that are finite."""
-    saved = run.model() if count else {}
+def _rebuilt(run: SavedRun, tokens: Path, count: int, step: int) -> RebuiltModel | None:
+    """Return the model after ``step`` with ``count`` validation tokens, ``None`` without any that are finite."""
+    saved = run.model(step) if count else {}
     if not saved or not all(t.isfinite().all() for t in saved.values()):
         return None
     rebuilt = RebuiltModel.of(run.cell, saved, tokens, count)
@@ -170,6 +181,17 @@ def _summary(metric: Metric, last: list[Row], layers: dict[str, dict[str, Any]])
     own = [row for row in last if row.metric == metric.name]
     sizes = [math.prod(layers[row.layer]["shape"]) if row.layer != WHOLE_MODEL else 1 for row in own]
     return metric.summary([row.value for row in own], sizes) if own else None
+
+
+def _course(numbers: list[Row], layers: dict[str, dict[str, Any]]) -> dict[str, dict[int, float | None]]:
+    """Return the summary of each metric at each step that has it, of those that are measured at several."""
+    found: dict[str, dict[int, float | None]] = {}
+    for metric in (a.metric for a in ANALYSES if a.metric.summary):
+        steps = sorted({row.step for row in numbers if row.metric == metric.name})
+        if len(steps) > 1:
+            by_step = {step: [row for row in numbers if row.step == step] for step in steps}
+            found[metric.name] = {step: _summary(metric, rows, layers) for step, rows in by_step.items()}
+    return found
 
 
 def _flags(last: list[Row]) -> Iterator[dict[str, Any]]:

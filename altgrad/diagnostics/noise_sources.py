@@ -1,6 +1,6 @@
 """What quantization does to each layer's weight gradient, cause by cause: weights, inputs and incoming gradients.
 
-The gradient of one batch at the final weights is taken five times, in float32 but for the rounding of what is
+The gradient of one batch at a run's weights is taken five times, in float32 but for the rounding of what is
 quantized: with nothing quantized, with the weights, the inputs or the incoming gradients of all layers alone, and with
 all three. The differences from the first are the noise of each cause and of all together. Rounding to bfloat16 on the
 way, which an unquantized bf16 run has too, is in none of them.
@@ -42,14 +42,17 @@ class GradientNoise(NamedTuple):
     scatter: float = math.nan
 
 
-def gradient_noises(cell: Cell, saved: Mapping[str, Tensor], tokens: Path, most: int) -> dict[str, GradientNoise]:
+def gradient_noises(
+    cell: Cell, saved: Mapping[str, Tensor], tokens: Path, most: int, *, apart: bool = True
+) -> dict[str, GradientNoise]:
     """Return the noise of each linear layer but those whose weight is an embedding's, by name.
 
     Args:
         cell: resolved.
-        saved: its final parameters and buffers, as ``model.safetensors`` names them.
+        saved: its parameters and buffers at some step, as ``model.safetensors`` names them.
         tokens: the folder of the token files.
         most: validation tokens; at least one sequence is taken.
+        apart: whether to tell bias and scatter apart, which takes as long as the rest.
 
     Empty where nothing is quantized, and where torchao quantizes, whose products have no parts to leave out.
     """
@@ -60,9 +63,11 @@ def gradient_noises(cell: Cell, saved: Mapping[str, Tensor], tokens: Path, most:
     if not roles or any(layer.torchao for layer in found):
         return {}
     found = noises(model, recipe, roles, saved, inputs, targets)
+    if not apart:
+        return found
     sequences = cell.train.batch * cell.train.grad_accumulation
-    apart = bias_and_scatter(model, only(recipe, roles), saved, inputs, targets, sequences)
-    return {name: noise._replace(bias=apart[name][0], scatter=apart[name][1]) for name, noise in found.items()}
+    parts = bias_and_scatter(model, only(recipe, roles), saved, inputs, targets, sequences)
+    return {name: noise._replace(bias=parts[name][0], scatter=parts[name][1]) for name, noise in found.items()}
 
 
 def noises(

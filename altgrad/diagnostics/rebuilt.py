@@ -115,8 +115,11 @@ def plain_model(cell: Cell, saved: Mapping[str, Tensor], tokens: Path, most: int
     inputs, targets = validation_sample(file, max(1, most // cell.model.context), cell.model.context)
     model = GPT(config_of(cell, file.vocab_size))
     missing, _ = model.load_state_dict(saved, strict=False)  # buffers of quantizers are beside the parameters
-    if set(missing) - {"head.weight"}:
-        raise UserError(f"the weights saved for {cell.key} lack {sorted(missing)[0]}; run `dvc repro` to train it")
+    state = model.state_dict()
+    loaded = {t.data_ptr() for name, t in state.items() if name in saved}  # a shared weight has one of its names
+    absent = [name for name in missing if state[name].data_ptr() not in loaded]
+    if absent:
+        raise UserError(f"the weights saved for {cell.key} lack {min(absent)}; run `dvc repro` to train it")
     return model.eval(), inputs, targets
 
 

@@ -1,7 +1,8 @@
 """Reading a run's files, one layer at a time: a model of any size needs memory for one layer only.
 
 ``probes.safetensors`` holds ``weight/<step>/<layer>`` for a few steps, with ``amax/<step>/<layer>`` where the
-scale does not follow the weight itself, and, of one step,
+scale does not follow the weight itself, ``state/<step>/<name>`` for the rest of the model at these steps, and, of one
+step,
 ``grad_quantized/<step>/<layer>`` and ``grad_float/<step>/<layer>``; its metadata names the format of
 each role of each layer. ``model.safetensors`` holds the final weights by parameter name. A run that
 diverged between two snapshots has its end in that file alone.
@@ -37,7 +38,7 @@ class SavedRun:
         self.cell, self.folder = cell, folder
         self.last_step: int = read_json(folder / "metrics.json")["steps"]
         self._probes, self._model = (_open(folder / f"{name}.safetensors") for name in ("probes", "model"))
-        self._steps: dict[str, dict[str, dict[int, str]]] = {}  # kind -> layer -> step -> tensor name
+        self._steps: dict[str, dict[str, dict[int, str]]] = {}  # kind -> layer or entry -> step -> tensor name
         self._model_names = frozenset(self._model.keys())
         probes = self._probes.keys()  # the file itself is no mapping, and cannot be iterated
         for name in probes:
@@ -78,9 +79,25 @@ class SavedRun:
                 previous, previous_grid = weight, grid
                 initial = weight if step == 0 else initial
 
-    def model(self) -> dict[str, Tensor]:
-        """Return every final parameter and buffer by name, as many bytes as the model has."""
-        return {name: self._model.get_tensor(name) for name in sorted(self._model_names)}
+    @property
+    def model_steps(self) -> list[int]:
+        """The steps at which the whole model was saved, the last one included."""
+        saved = {step for steps in self._steps.get("state", {}).values() for step in steps}
+        return sorted({*saved, self.last_step})
+
+    def model(self, step: int | None = None) -> dict[str, Tensor]:
+        """Return every parameter and buffer by name, at the end or at one of `model_steps`: as many bytes as it has.
+
+        What a layer shares with an embedding has the layer's name there, and the embedding's at the end.
+        """
+        if step in (None, self.last_step):
+            return {name: self._model.get_tensor(name) for name in sorted(self._model_names)}
+        return {
+            f"{name}{suffix}": self._probes.get_tensor(steps[step])
+            for kind, suffix in (("state", ""), ("weight", ".weight"))
+            for name, steps in sorted(self._steps.get(kind, {}).items())
+            if step in steps
+        }
 
     def _weight(self, layer: str, step: int, snapshots: dict[int, str]) -> Tensor | None:
         if step in snapshots:

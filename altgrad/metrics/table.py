@@ -98,9 +98,9 @@ ROWS = (
     ),
     Metric(
         "gradient_to_noise", "ratio",
-        "‖g‖ / ‖ĝ − g‖ of a layer's weight gradient on `diagnose.noise_tokens` validation tokens with the final "
-        "weights, in float32 but for the rounding of what ĝ quantizes. Below about √3, of the expected gradient, "
-        "quantized training becomes less effective (Chmiel et al. 2025, arXiv 2505.19115).",
+        "‖g‖ / ‖ĝ − g‖ of a layer's weight gradient on `diagnose.noise_tokens` validation tokens with the "
+        "weights of a snapshot, in float32 but for the rounding of what ĝ quantizes. Below about √3, of the expected "
+        "gradient, quantized training becomes less effective (Chmiel et al. 2025, arXiv 2505.19115).",
         offline="weight_grad", summary=mean, title="gradient over its noise",
         limit=Limit(above=False, value=math.sqrt(3)),
     ),

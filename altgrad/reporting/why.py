@@ -20,7 +20,7 @@ from altgrad.reporting.claims import Claim
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Block, Bullets, Text
 from altgrad.reporting.explain import MEASURES, correlations, explanation
-from altgrad.reporting.figures.select import per_layer
+from altgrad.reporting.figures.select import course, per_layer
 from altgrad.reporting.load import Study
 from altgrad.reporting.nearness import Nearness, nearness
 from altgrad.reporting.paired import with_interval
@@ -150,13 +150,23 @@ def _noise(study: Study, comparison: Comparison) -> list[str]:
         same = "" if absent(bias) else f", bias {number(100 * bias, 0)} %"
         shown.append(f"{entry} {number(means.loc[entry, RATIO], 1)} ({source}{same})")
     apart = "" if means[BIAS].isna().all() else "; bias is what every batch has of it and no step averages out"
-    low = [entry for entry in entries if LEAST.crossed("", means.loc[entry, RATIO])]
+    over = course(study, comparison, RATIO)
+    least = means[RATIO] if over.empty else over.min(axis=1)
+    low = [entry for entry in entries if LEAST.crossed("", least[entry])]
     text = (
-        "Size of the gradient over its quantization noise, mean over layers, and where most of that comes from"
-        f"{apart}: {', '.join(shown)}. Below about √3, where quantized training becomes less effective (Chmiel et al. "
-        f"2025, arXiv 2505.19115): {joined(low) or 'none'}."
+        "Size of the gradient over its quantization noise at the end, mean over layers, and where most of that comes "
+        f"from{apart}: {', '.join(shown)}.{_over_the_run(over)} Below about √3, where quantized training becomes less "
+        f"effective (Chmiel et al. 2025, arXiv 2505.19115): {joined(low) or 'none'}."
     )
     return [text]
+
+
+def _over_the_run(over: pd.DataFrame) -> str:
+    if over.empty:
+        return ""
+    steps = joined([f"{step:g}" for step in over.columns])
+    shown = [f"{entry} {' → '.join(number(value, 1) for value in row)}" for entry, row in over.iterrows()]
+    return f" After {steps} steps: {', '.join(shown)}."
 
 
 # --- precision ------------------------------------------------------------------------------------

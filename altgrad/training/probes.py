@@ -1,7 +1,9 @@
 """Snapshots for the offline diagnoses: weights at a few steps, gradients of one batch in two paths.
 
 ``probes.safetensors`` holds ``weight/<step>/<layer>`` for each linear layer at evenly spaced steps, and where the
-weight's scale is remembered or held also its amax as ``amax/<step>/<layer>`` (0-d, 0 before the first step). From
+weight's scale is remembered or held also its amax as ``amax/<step>/<layer>`` (0-d, 0 before the first step). At
+each of these steps but a run's last, which ``model.safetensors`` holds, it has ``state/<step>/<name>`` for every other
+entry of the model's state, so that the model can be rebuilt there. From
 the last of the steps it holds ``grad_quantized/<step>/<layer>`` and ``grad_float/<step>/<layer>``: the
 weight gradient of one fixed batch through the quantized model and through a float32 copy of it. Its
 metadata maps each layer to the formats of its three roles.
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 
 from altgrad.model import embedded_weights, layer_recipe, linear_layers, unquantize_model
 from altgrad.model.layers import is_transposed
+from altgrad.training.checkpoint import unique_state
 from altgrad.training.grids import quantizer_of
 from altgrad.training.tensors import write_tensors
 
@@ -31,9 +34,15 @@ def probe_steps(steps: int, count: int) -> list[int]:
 
 
 def save_weights(path: Path, model: nn.Module, step: int) -> None:
-    """Write the float32 weights of the linear layers at ``step`` to ``path``, and the amax that holds their scale."""
-    tensors = {}
-    for name, layer in linear_layers(model).items():
+    """Write the model at ``step`` to ``path``: its linear layers' float32 weights, what holds their scales, the rest.
+
+    A weight that a layer shares with an embedding is there once, as the layer's.
+    """
+    layers = linear_layers(model)
+    places = {layer.weight.data_ptr() for layer in layers.values()}
+    rest = {name: t for name, t in unique_state(model).items() if t.data_ptr() not in places}
+    tensors = {f"state/{step}/{name}": t for name, t in rest.items()}
+    for name, layer in layers.items():
         tensors[f"weight/{step}/{name}"] = layer.weight.float()
         quantizer = quantizer_of(layer, "weight")
         remembered = None if quantizer is None else quantizer.remembered_amax()
@@ -89,6 +98,7 @@ def write_probes(
     tensors: dict[str, Tensor] = {}
     for snapshot in snapshots:
         tensors |= load_file(snapshot)
+    tensors = {name: t for name, t in tensors.items() if not name.startswith(f"state/{step}/")}
     for label, found in (("grad_quantized", quantized), ("grad_float", plain)):
         tensors |= {f"{label}/{step}/{name}": g for name, g in found.items()}
     write_tensors(path, tensors, {"layers": json.dumps(formats, sort_keys=True)})

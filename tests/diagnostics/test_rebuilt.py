@@ -29,6 +29,7 @@ from altgrad.diagnostics.hessian import TOLERANCE, curvatures
 from altgrad.diagnostics.lanczos import lanczos, mean_and_error
 from altgrad.diagnostics.noise_sources import gradient_noises
 from altgrad.diagnostics.rebuilt import RebuiltModel, StraightThroughLinear, replace_linear
+from altgrad.diagnostics.saved import SavedRun
 from altgrad.model import GPT, GPTConfig, Recipe, linear_layers
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics import compute_scale, quantize
@@ -239,7 +240,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     arm = {"lr": 1e-2, "weights": "quantized", "rounding": "stochastic"} if request.param == "on grid" else None
     scaling = "delayed" if request.param == "delayed" else "dynamic"
     fmt = "bf16" if request.param == "bf16" else "E4M3"
-    cell = make_cell(fmt, scaling=scaling, arm=arm, compute="float32", steps=6, eval_every=6, grad_accumulation=1)
+    cell = make_cell(fmt, scaling=scaling, arm=arm, compute="float32", steps=6, eval_every=3, grad_accumulation=1)
     # Sums in float32, as in the rebuilt model: on a CPU with bfloat16 instructions they are rounded to it otherwise.
     cell = cell.model_copy(update={"rules": [rule.but(accumulate="float32") for rule in cell.rules]})
     train_cell(cell, make_tokens(root / "tokens"), root / "run", root)
@@ -252,10 +253,15 @@ def test_its_loss_is_the_one_that_training_wrote_down(trained: Trained) -> None:
     rebuilt = RebuiltModel.of(trained.cell, saved, trained.root / "tokens", 10 * 16)
     assert len(rebuilt.inputs) == trained.cell.train.eval_sequences == 10
     assert set(rebuilt.layers) == LAYERS
-    with torch.no_grad():  # in training's batches, whose own amax scales the inputs
+    val_loss = read_json(trained.root / "run/metrics.json")["val_loss"]
+    assert on_sample(rebuilt) == pytest.approx(val_loss, rel=1e-6)
+
+
+def on_sample(rebuilt: RebuiltModel) -> float:
+    """Return the mean loss over training's batches of the validation sample, whose own amax scales the inputs."""
+    with torch.no_grad():
         batches = [(rebuilt.loss(slice(at, at + 4)).item(), min(4, 10 - at)) for at in (0, 4, 8)]
-    own = sum(loss * count for loss, count in batches) / 10
-    assert own == pytest.approx(read_json(trained.root / "run/metrics.json")["val_loss"], rel=1e-6)
+    return sum(loss * count for loss, count in batches) / 10
 
 
 def test_a_diagnosis_has_them_at_the_last_step_and_the_same_every_time(trained: Trained) -> None:
@@ -275,15 +281,32 @@ def test_a_diagnosis_has_them_at_the_last_step_and_the_same_every_time(trained: 
 
 
 def test_a_diagnosis_tells_the_noise_of_gradients_by_cause(trained: Trained) -> None:
-    frame = trained.diagnose(Diagnose(fisher_tokens=0, noise_tokens=64, hessian_tokens=0))[1]
+    diagnosis, frame = trained.diagnose(Diagnose(fisher_tokens=0, noise_tokens=64, hessian_tokens=0))
     rows = frame[frame["metric"].str.match("gradient_to_noise|noise_from")].pivot(
-        index="layer", columns="metric", values="value"
+        index=["layer", "step"], columns="metric", values="value"
     )
-    assert set(rows.index) == (set() if trained.cell.format == "bf16" else LAYERS)
+    steps = [0, 3, 6]
+    whole = pd.MultiIndex.from_product([sorted(LAYERS), steps])
+    assert list(rows.index) == ([] if trained.cell.format == "bf16" else list(whole))
+    course = diagnosis["course"].get("gradient_to_noise", {})
+    means = rows["gradient_to_noise"].groupby("step").mean() if len(rows) else {}
+    assert {int(step): value for step, value in course.items()} == pytest.approx(dict(means))
+    if course:
+        assert course["6"] == diagnosis["summary"]["gradient_to_noise"]
     shares = rows.filter(like="noise_from")
     assert np.allclose(shares.sum(axis=1), 1)
     if len(rows):
         assert (rows["noise_from_weight"] > 0).all()  # of weights on their quantization grid, through the head alone
+
+
+def test_the_model_of_a_snapshot_is_the_one_that_was_trained_that_long(trained: Trained) -> None:
+    """Oracle: the validation loss that training wrote down then."""
+    history = pd.read_csv(trained.root / "run/history.csv").set_index("step")["val_loss"]
+    with SavedRun(trained.cell, trained.root / "run") as run:
+        assert run.model_steps == [0, 3, 6]
+        for step in run.model_steps:
+            rebuilt = RebuiltModel.of(trained.cell, run.model(step), trained.root / "tokens", 10 * 16)
+            assert on_sample(rebuilt) == pytest.approx(history[step], rel=1e-6)
 
 
 def test_weights_on_their_quantization_grid_make_no_noise_at_the_scale_that_they_hold(trained: Trained) -> None:

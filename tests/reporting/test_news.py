@@ -57,6 +57,15 @@ def test_precision_that_moves_by_a_bit_is_news(last: float, news: bool) -> None:
     assert told("health_over_time", study_with(rows)) == news
 
 
+@pytest.mark.parametrize(("least", "news"), [(3.4, True), (3.5, False)])
+def test_a_gradient_that_came_near_its_noise_at_any_snapshot_is_news(least: float, news: bool) -> None:
+    study = study_with()
+    rows = [["E4M3", "adamw", seed, 1, "gradient_to_noise", step, x]
+            for seed in (0, 1) for step, x in ((0, least), (100, 9.0))]  # fmt: skip
+    study.__dict__["course"] = pd.DataFrame(rows, columns=[*IDENTITY, "metric", "step", "value"])
+    assert told("gradient_noise", study) == news
+
+
 def test_what_the_weights_do_to_the_values_is_news_where_they_are_held_as_values() -> None:
     assert told("code_usage", study_with(weights="quantized")) and not told("code_usage", study_with())
 

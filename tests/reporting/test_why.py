@@ -131,3 +131,21 @@ def test_the_gradient_over_its_noise_is_told_with_its_main_source_and_the_line(r
     (line,) = lines(study)
     source = "from weights 70 %" + (", bias 30 %" if bias else "")
     assert f"E3M4 {ratio:.1f} ({source})" in line and line.endswith(f"2505.19115): {below}.")
+
+
+def test_a_gradient_that_was_once_below_its_noise_is_named_and_its_course_told() -> None:
+    study = made({})
+    identities = [
+        [cell[name] for name in IDENTITY]
+        for cell in study.cells.reset_index().to_dict("records")
+        if cell["format"] in ("E3M4", "E1M6") and cell["optimizer"] == "adamw"
+    ]
+    ratios = {"E3M4": {0: 1.2, 100: 5.0, 200: 8.0}, "E1M6": {0: 9.0, 100: 7.0, 200: 6.0}}
+    ends = [[*cell, "gradient_to_noise", ratios[cell[0]][200]] for cell in identities]
+    ends += [[*cell, "noise_from_weight", 1.0] for cell in identities]
+    course = [[*cell, "gradient_to_noise", step, x] for cell in identities for step, x in ratios[cell[0]].items()]
+    study.__dict__["summary"] = pd.DataFrame(ends, columns=[*IDENTITY, "metric", "value"])
+    study.__dict__["course"] = pd.DataFrame(course, columns=[*IDENTITY, "metric", "step", "value"])
+    (line,) = lines(study)
+    assert "After 0, 100 and 200 steps: E3M4 1.2 → 5.0 → 8.0, E1M6 9.0 → 7.0 → 6.0." in line
+    assert line.endswith("2505.19115): E3M4.")

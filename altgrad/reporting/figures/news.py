@@ -10,11 +10,12 @@ import pandas as pd
 from altgrad.metrics import METRICS
 from altgrad.reporting import roles
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.figures.select import late, per_layer, shown_optimizer
+from altgrad.reporting.figures.select import course, late, per_layer, shown_optimizer
 from altgrad.reporting.load import Study
 
 A_BIT = 6.02  # dB of SQNR
 IDLE_BIT = 0.05  # bits of entropy: a bit of the code that next to no weight changes
+NEAR_THE_LINE = 2  # times the level at which a gradient is no longer told from its quantization noise
 EVEN = 0.25, 0.01  # the mean distance to the rounded value where weights ignore the grid, and how near counts as that
 
 
@@ -55,6 +56,11 @@ def moves(metric: str, least: float, otherwise: str) -> News:
     return News(found, otherwise)
 
 
+def _noise_matters(study: Study, comparison: Comparison) -> bool:
+    over = course(study, comparison, "gradient_to_noise")
+    return bool((over.min(axis=1) < NEAR_THE_LINE * METRICS["gradient_to_noise"].limit.value).any())
+
+
 def _holds_values(study: Study, comparison: Comparison) -> bool:
     return roles.regime(study.arm(shown_optimizer(study, comparison))) == "quantized"
 
@@ -78,6 +84,7 @@ def _diagnosed(study: Study, comparison: Comparison, metric: str) -> pd.DataFram
 PRECISION_MOVES = moves("sqnr_db", A_BIT, "the precision of no role moves by as much as a bit during training")
 ROUNDS_TO_ZERO = beyond_limit("underflow_frac", "in no layer does more than {level} round to zero")
 NOISY_GRADIENT = beyond_limit("grad_snr_db", "the gradients of all layers agree with float32's to {level} or better")
+NOISE_MATTERS = News(_noise_matters, "no format's gradient comes near its quantization noise, on average over layers")
 HEAVY_TAILS = beyond_limit("kurtosis", "the mean over seeds of no block is above {level}")
 HELD_VALUES = News(_holds_values, "the weights shown are float32 masters, which need not keep to the values")
 IDLE_BITS = News(_idle_bits, "no bit of a code is idle")

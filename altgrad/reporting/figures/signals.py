@@ -10,9 +10,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from altgrad.metrics import METRICS
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.figures.health import last_values
-from altgrad.reporting.figures.news import HEAVY_TAILS, NOISY_GRADIENT
+from altgrad.reporting.figures.news import HEAVY_TAILS, NOISE_MATTERS, NOISY_GRADIENT
 from altgrad.reporting.figures.plate import Plate
-from altgrad.reporting.figures.select import in_order, per_layer
+from altgrad.reporting.figures.select import course, in_order, per_layer
 from altgrad.reporting.figures.style import Look, legend, looks, panels
 from altgrad.reporting.load import Study
 
@@ -46,6 +46,25 @@ def gradients(study: Study, comparison: Comparison) -> Figure | None:
     axes[0, 0].set_yticks(range(len(layers)), layers, fontsize=7.5)
     axes[0, 0].set_ylim(len(layers) - 0.4, -0.6)
     legend(figure, styles, names, linestyle="none")
+    return figure
+
+
+def gradient_noise(study: Study, comparison: Comparison) -> Figure | None:
+    """How far the gradient is above its quantization noise at each snapshot, mean over layers."""
+    over = course(study, comparison, "gradient_to_noise")
+    if len(over.columns) < 2:
+        return None
+    styles = looks(study.formats)
+    figure, axes = panels(1, 1, 3.0)
+    axis = axes[0, 0]
+    for name, values in over.iterrows():
+        axis.plot(values.index, values, **styles[name].line())
+    axis.axhline(METRICS["gradient_to_noise"].limit.value, color="black", linewidth=0.9, linestyle=":")
+    axis.set(yscale="log", xlabel="optimizer step", ylabel="gradient over its noise")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_minor_locator(NullLocator())
+    legend(figure, styles, list(over.index))
     return figure
 
 
@@ -99,6 +118,17 @@ PLATES = [
         caption="Weight gradients by layer, input to output (`{optimizer}`): norm, and agreement of the quantized path "
         "with the float32 path on one batch. Dotted: the level at which the report flags a layer.",
         news=NOISY_GRADIENT,
+    ),
+    Plate(
+        "gradient_noise",
+        gradient_noise,
+        spot="signals",
+        order=15,
+        alt="Norm of the weight gradient over that of its quantization noise by step, for {formats}",
+        caption="Norm of the weight gradient over that of its quantization noise on one batch (`{optimizer}`, mean "
+        "over layers and seeds) at each snapshot. Dotted: √3, below which Chmiel et al. 2025 (arXiv 2505.19115) find "
+        "that quantized training becomes less effective.",
+        news=NOISE_MATTERS,
     ),
     Plate(
         "kurtosis",
