@@ -158,12 +158,57 @@ function show(key) {
   prepare(place);
 }
 
-function address() {
-  return decodeURIComponent(location.hash.slice(1));
+// --- several of them: #?format=E3M4&optimizer=adamw&optimizer=muon ----------------------------------
+
+const rows = new Map();
+const COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#888888"];
+
+function among(cell, wanted) {
+  return [...new Set(wanted.keys())].every((name) => wanted.getAll(name).some((value) => String(cell[name]) === value || Number(cell[name]) === Number(value)));
+}
+
+function select(text) {
+  const wanted = new URLSearchParams(text), chosen = data.cells.filter((cell) => among(cell, wanted));
+  for (const cell of data.cells) rows.get(cell.key).classList.toggle("other", !chosen.includes(cell));
+  if (!text) return;
+  const title = [...new Set(wanted.keys())].map((name) => wanted.getAll(name).join(", ")).join(", ");
+  document.title = `${title} – AltGrad cells`;
+  place.append(made("h2", title));
+  const arms = [...new Set(chosen.map((cell) => [cell.format, cell.optimizer, cell.lr_scale].join("\n")))];
+  const groups = arms.map((arm) => chosen.filter((cell) => [cell.format, cell.optimizer, cell.lr_scale].join("\n") === arm));
+  const summaries = groups.map((group) => {
+    const done = group.map(lossOf).filter((value) => value !== null);
+    const mean = done.length ? done.reduce((a, b) => a + b, 0) / done.length : null;
+    return [group[0].format, group[0].optimizer, shown(group[0].lr_scale), `${done.length} of ${group.length}`, loss(mean)];
+  });
+  if (groups.length) place.append(table(["format", "arm", "rate", "cells completed", "mean validation loss"], summaries, [2, 3, 4]));
+  else place.append(made("p", "The grid has no such cell."));
+  const lines = groups.flatMap((group, i) => group.filter((cell) => cell.curve).map((cell) => [cell.key, COLORS[i % COLORS.length], i >= COLORS.length, column(cell, 2)]));
+  if (lines.some(([, , , line]) => line.length) && lines.length <= 60) {
+    const figure = chart("Validation loss (nats per token) by step", lines);
+    const colored = groups.map((group, i) => [group[0], i]).filter(([, i]) => i < COLORS.length);
+    figure.querySelector("figcaption").replaceChildren(...colored.flatMap(([cell, i]) => {
+      const name = made("strong", `${cell.format} ${cell.optimizer}`);
+      name.style.color = COLORS[i];
+      return [name, document.createTextNode(i + 1 < colored.length ? ", " : "; a line per cell")];
+    }));
+    const box = made("div", "", "pair");
+    box.append(figure);
+    place.append(box);
+  }
+  prepare(place);
+}
+
+function route() {
+  const hash = location.hash.slice(1), several = hash.startsWith("?");
+  document.getElementById("all").textContent = several ? "These cells" : "All cells";
+  show(several ? "" : decodeURIComponent(hash));
+  select(several ? hash.slice(1) : "");
 }
 
 for (const cell of data.cells) {
   const row = document.getElementById("list").insertRow();
+  rows.set(cell.key, row);
   row.insertCell().append(link(cell.key));
   row.append(
     made("td", cell.status), made("td", loss(lossOf(cell)), "number"), made("td", loss(above(cell), true), "number"),
@@ -177,7 +222,7 @@ document.getElementById("wanted").addEventListener("change", (event) => {
   if (cells.has(event.target.value)) location.hash = encodeURIComponent(event.target.value);
 });
 addEventListener("hashchange", () => {
-  show(address());
+  route();
   scrollTo(0, 0);
 });
-show(address());
+route();

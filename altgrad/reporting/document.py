@@ -6,8 +6,10 @@ Text in any block is plain but for two marks that both renderings know: ``**stro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+Behind = Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,20 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of strings; every row has as many cells as there are columns."""
+    """A table of strings; every row has as many cells as there are columns.
+
+    ``behind`` is empty, or has for each row which cells of the grid its numbers are of: their ``format``,
+    ``optimizer`` and ``lr_scale``, as far as these are told, each one value or several.
+    """
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
     note: str = ""
+    behind: Sequence[Behind] = ()
 
     def __post_init__(self) -> None:
+        if self.behind and len(self.behind) != len(self.rows):
+            raise ValueError(f"cells behind {len(self.behind)} rows, of {len(self.rows)}")
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"a row of {len(row)} cells in a table of {len(self.columns)} columns: {row}")

@@ -119,11 +119,13 @@ def _table(study: Study, comparison: Comparison, cells: pd.DataFrame) -> Table:
         value = means.get((name, arm, role, metric))
         return NONE if value is None else number(100 * value, 2 if value < 0.1 else 0)
 
+    groups = list(cells.groupby(["format", "optimizer"], sort=False))
     rows = [
         [f"**{name}**", f"`{arm}`", percent_of(int(own["fails"].sum()), len(own)), _lowest(own),
          share(name, arm, "grad", "underflow_frac"), share(name, arm, "update", "stall_ratio")]
-        for (name, arm), own in cells.groupby(["format", "optimizer"], sort=False)
+        for (name, arm), own in groups
     ]  # fmt: skip
+    behind = [{"format": name, "optimizer": arm} for (name, arm), _ in groups]
     columns = [
         Column("format", numeric=False), Column("arm", numeric=False), Column("runs that fail"),
         Column("most fail from"), Column("gradients to zero, %"), Column("updates that change no code, %"),
@@ -136,7 +138,7 @@ def _table(study: Study, comparison: Comparison, cells: pd.DataFrame) -> Table:
         "arm's, at which more than half of the seeds fail; elements of incoming gradients that the format rounds to "
         "zero, and updates that leave the weight's code: means over layers, watched steps and seeds at the best rate."
     )
-    return Table(columns, rows, note)
+    return Table(columns, rows, note, behind)
 
 
 def _lowest(cells: pd.DataFrame) -> str:

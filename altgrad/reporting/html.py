@@ -10,27 +10,30 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import jinja2
 from markupsafe import Markup, escape
 
-from altgrad.reporting.document import Document
+from altgrad.reporting.document import Behind, Document
+from altgrad.reporting.load import Study
 
 CELLS = "cells.html"  # the page of all cells, beside the report's
 MARKS = re.compile(r"(`[^`]+`|\*\*.+?\*\*)")
 
 
-def to_html(document: Document, figures: Path, cells: Collection[str] = ()) -> str:
+def to_html(document: Document, figures: Path, links: Mapping[str, str] | None = None) -> str:
     """Return the document as a page; the PNG files of its pictures are read from ``figures``.
 
-    Where it has the key of one of ``cells`` as code, that leads to the cell on the page of all cells.
+    What stands in ``links``, where it is all of a strong or code text, leads to what it has there on the page of all
+    cells; numbers of a table lead to the cells behind them.
     """
     pages = environment()
-    known = frozenset(cells)
+    known = links or {}
     pages.filters["marks"] = lambda text: marks(text, known)
+    pages.filters["behind"] = address
     pages.filters["kind"] = lambda block: type(block).__name__
     pages.filters["embed"] = lambda name: _embed(figures / f"{name}.png")
     return pages.get_template("page.html.j2").render(document=document)
@@ -44,19 +47,36 @@ def environment() -> jinja2.Environment:
     )  # fmt: skip
 
 
-def marks(text: str, cells: Collection[str] = ()) -> Markup:
-    """Return ``text`` escaped, with ``**strong**`` and `` `code` `` as elements, and the keys of ``cells`` as links."""
-    pieces = []
+def links_of(study: Study) -> dict[str, str]:
+    """Return where on the page of all cells each cell of ``study`` is, and those of each of its entries and arms."""
+    return (
+        {name: address({"optimizer": name}) for name in study.optimizers}
+        | {name: address({"format": name}) for name in study.formats}
+        | {key: f"{CELLS}#{quote(key)}" for key in study.cells.index}
+    )
+
+
+def address(behind: Behind) -> str:
+    """Return the address of cells: those that have for each name its value, or one of its values."""
+    return f"{CELLS}#?{urlencode(behind, doseq=True)}"
+
+
+def marks(text: str, links: Mapping[str, str] | None = None) -> Markup:
+    """Return ``text`` escaped, with ``**strong**`` and `` `code` `` as elements, those of ``links`` as links."""
+    pieces, known = [], links or {}
     for piece in MARKS.split(text):
         if len(piece) > 2 and piece[0] == piece[-1] == "`":
-            code = Markup("<code>{}</code>").format(piece[1:-1])
-            linked = piece[1:-1] in cells
-            pieces.append(Markup('<a href="{}#{}">{}</a>').format(CELLS, quote(piece[1:-1]), code) if linked else code)
+            pieces.append(_linked(piece[1:-1], Markup("<code>{}</code>").format(piece[1:-1]), known))
         elif len(piece) > 4 and piece.startswith("**"):
-            pieces.append(Markup("<strong>{}</strong>").format(marks(piece[2:-2], cells)))
+            inner = _linked(piece[2:-2], marks(piece[2:-2], known), known)
+            pieces.append(Markup("<strong>{}</strong>").format(inner))
         else:
             pieces.append(escape(piece))
     return Markup("").join(pieces)
+
+
+def _linked(text: str, shown: Markup, links: Mapping[str, str]) -> Markup:
+    return Markup('<a href="{}">{}</a>').format(links[text], shown) if text in links else shown
 
 
 def _embed(path: Path) -> str:

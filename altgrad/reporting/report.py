@@ -12,7 +12,7 @@ from altgrad.reporting.compare import compare
 from altgrad.reporting.control import check_twins
 from altgrad.reporting.figures import draw_all, quiet
 from altgrad.reporting.flags import raised
-from altgrad.reporting.html import CELLS, to_html
+from altgrad.reporting.html import CELLS, links_of, to_html
 from altgrad.reporting.load import load_study
 from altgrad.reporting.machines import load_benches
 from altgrad.reporting.markdown import to_markdown
@@ -49,7 +49,7 @@ def write_report(data: Path, out: Path, revision: str | None) -> None:
         study, comparison, control, flags, ended_badly, pictures, silent, revision, benches, rates, tuning, spreads
     )
     write_text(out / "REPORT.md", to_markdown(page))
-    write_text(out / "index.html", to_html(page, out / "figures", study.cells.index))
+    write_text(out / "index.html", to_html(page, out / "figures", links_of(study)))
     write_text(out / CELLS, to_cells_page(study, flags, ended_badly))
     write_json(out / "metrics.json", metrics(study, comparison, control, len(flags)))
     write_plots(study, out / "plots")

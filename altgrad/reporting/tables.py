@@ -51,8 +51,9 @@ def results_table(study: Study, comparison: Comparison) -> Table:
         words("seeds"), Column("val loss ± sd"), Column("minus baseline"), Column("95 % interval"), words("reading"),
         Column("val gap"), Column("train gap"), Column("perplexity"), Column("tokens/s"),
     ]  # fmt: skip
-    rows = []
+    rows, behind = [], []
     for row in comparison.results.itertuples():
+        behind.append({"format": row.format, "optimizer": row.optimizer, "lr_scale": row.lr_scale})
         run = (row.format, row.optimizer, row.lr_scale)
         chosen = " ◂" if best[row.format, row.optimizer] == run else ""
         mean = None if row.difference is None else row.difference.mean
@@ -81,7 +82,7 @@ def results_table(study: Study, comparison: Comparison) -> Table:
     else:
         rates = joined([f"{rate:.3g}" for rate in dict.fromkeys(comparison.results["peak_lr"])])
         note.append(f"Peak learning rate {rates}.")
-    return Table(columns, rows, " ".join(note))
+    return Table(columns, rows, " ".join(note), behind)
 
 
 def _seeds(row: Any) -> str:
@@ -111,8 +112,9 @@ def gains_table(study: Study, comparison: Comparison) -> Table:
     columns += [words("beyond the virtual twin")] * beyond + [words("against null arms")] * nulls
     columns += [words("against a foreign geometry")] * foreign + [words("at AdamW's update size")] * matched
     columns += [words("learning rate")] * several_rates
-    rows = []
+    rows, behind = [], []
     for row in gains.itertuples():
+        behind.append({"format": row.format, "optimizer": [row.optimizer, comparison.references[row.optimizer]]})
         claim = row.claim
         measured = claim is not None
         cells = [
@@ -126,7 +128,7 @@ def gains_table(study: Study, comparison: Comparison) -> Table:
         bracket = "bracketed" if row.bracketed else f"{FLAG} unbracketed"
         cells += [bracket if measured else NONE] * several_rates
         rows.append(cells)
-    return Table(columns, rows, _gains_note(comparison))
+    return Table(columns, rows, _gains_note(comparison), behind)
 
 
 def _sized(claim: Claim | None) -> str:

@@ -20,7 +20,7 @@ from altgrad.reporting.causes import cases
 from altgrad.reporting.cells import contents, to_cells_page
 from altgrad.reporting.compare import compare
 from altgrad.reporting.flags import raised
-from altgrad.reporting.html import marks
+from altgrad.reporting.html import address, marks
 from altgrad.reporting.load import IDENTITY
 from tests.reporting.synthetic_project import read, write_project
 
@@ -99,12 +99,18 @@ def test_a_text_with_markup_in_it_ends_no_script(project: Path) -> None:
 
 
 def test_a_key_as_code_leads_to_its_cell_and_nothing_else_does() -> None:
-    keys = {"E4M3-adamw-0-1", "virtual.E3M4-adamw-0-0.5"}
+    keys = {name: f"cells.html#{name}" for name in ("E4M3-adamw-0-1", "virtual.E3M4-adamw-0-0.5")}
     assert marks("see `E4M3-adamw-0-1`", keys) == (
         'see <a href="cells.html#E4M3-adamw-0-1"><code>E4M3-adamw-0-1</code></a>'
     )
     assert marks("**`virtual.E3M4-adamw-0-0.5`**", keys).count("<a href=") == 1
     assert "<a" not in marks("E4M3-adamw-0-1 and `E4M3-adamw-0` and `dvc repro`", keys)
+
+
+def test_a_format_and_an_arm_lead_to_their_cells() -> None:
+    links = {"virtual.E3M4": address({"format": "virtual.E3M4"}), "a&b": address({"optimizer": "a&b"})}
+    assert '<a href="cells.html#?format=virtual.E3M4">virtual.E3M4</a>' in marks("**virtual.E3M4** gains", links)
+    assert '<a href="cells.html#?optimizer=a%26b"><code>a&amp;b</code></a>' in marks("by `a&b`", links)
 
 
 # --- in a browser --------------------------------------------------------------------------------------
@@ -197,7 +203,24 @@ def test_a_cell_is_reached_from_the_report_and_from_another_cell(opened, project
     assert "The grid has no cell none-such." in page.locator("#cell").inner_text()
 
 
-@pytest.mark.parametrize("name", ["index.html", "cells.html#E5M2-adamw-2-1"])
+def test_a_number_of_a_table_leads_to_the_cells_behind_it(opened, project: Path) -> None:
+    page = opened("index.html")
+    rows = page.locator("#result ~ * tr", has=page.locator("td", has_text=re.compile("^bf16$")))
+    told = rows.filter(has_text="stiff").last.locator("td.number a").first
+    shown, keys = told.inner_text(), [f"bf16-stiff-{seed}-1" for seed in (0, 1, 2)]
+    told.click()
+    page.wait_for_url("**/cells.html#?format=bf16&optimizer=stiff&lr_scale=1*")
+    assert page.locator("#list tr:visible td:first-child").all_inner_texts() == keys
+    losses = [read_json(project / "data/runs" / key / "metrics.json")["val_loss"] for key in keys]
+    assert shown.startswith(f"{sum(losses) / 3:.4f}") and f"{sum(losses) / 3:.4f}" in page.locator("#cell").inner_text()
+    assert page.locator("#cell svg polyline").count() == 3
+    page.locator("a", has_text="All cells").click()
+    assert page.locator("#list tr:visible").count() == 18 and page.locator("#cell").inner_text() == ""
+    page.goto(page.url.split("#")[0] + "#?format=none-such")
+    assert "The grid has no such cell." in page.locator("#cell").inner_text()
+
+
+@pytest.mark.parametrize("name", ["index.html", "cells.html#E5M2-adamw-2-1", "cells.html#?format=E4M3"])
 def test_the_pages_fit_a_phone(name: str, project: Path, browser: Any) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 800})
     page.goto((project / "reports").as_uri() + "/" + name)
