@@ -10,6 +10,8 @@ import ctypes
 import os
 import platform
 
+GPU_SHARE = "ALTGRAD_GPU_SHARE"  # of a GPU's memory, for a process that has one with others
+
 # Iterations of GCC's OpenMP runtime, some 40 us here: enough for the next of a step's thousand parallel loops to find
 # its threads awake. Beside a busy neighbour a waiting thread takes away what it waits for: a step then takes 1.1 times
 # as long as with half as many, and with four times as many 1.6 times.

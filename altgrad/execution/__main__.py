@@ -30,7 +30,8 @@ def main(arguments: list[str]) -> None:
     if options.engine == "ray" and (options.jobs or options.estimate):
         raise UserError("ENGINE=ray: a cluster runs as many cells as it has CPUs for; leave out JOBS and --estimate")
 
-    from altgrad.execution import budget, cells, dvc_api, local, on_ray, plan  # DVC, which takes a moment to load
+    # DVC, which takes a moment to load
+    from altgrad.execution import budget, cells, dvc_api, gpu_memory, local, on_ray, plan
     from altgrad.execution.tracking import tracked
 
     dvc_api.change_params(Path("params.yaml"), options.set_param)
@@ -38,8 +39,10 @@ def main(arguments: list[str]) -> None:
     limit = params.budget.limit
     if options.engine == "ray" and limit < math.inf:
         raise UserError("params.yaml: budget: what fits is timed on this machine alone; leave it out with ENGINE=ray")
-    pool = local.LocalPool(options.jobs, *params.cell_takes)
-    executor = on_ray.RayCluster(*params.cell_takes) if options.engine == "ray" else pool
+    model = params.models[params.model].model_dump(mode="json")
+    takes = (*params.cell_takes, gpu_memory.measured_mb(model, params.train.batch))
+    pool = local.LocalPool(options.jobs, *takes)
+    executor = on_ray.RayCluster(*takes) if options.engine == "ray" else pool
     if options.estimate:
         tasks, _ = plan.first_tasks()
         found = budget.estimate(tasks, pool.jobs) if tasks else None

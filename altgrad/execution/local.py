@@ -14,8 +14,9 @@ from contextlib import suppress
 from functools import cached_property
 from multiprocessing.context import ForkServerContext
 
-from altgrad.config.process import usable_cores
+from altgrad.config.process import GPU_SHARE, usable_cores
 from altgrad.execution.executor import Outcome, Status, Task
+from altgrad.execution.gpu_memory import cells_on
 from altgrad.execution.worker import serve
 
 LIBRARIES = ["torch._inductor.compile_fx", "torch._inductor.codegen.cpp", "pandas", "pyarrow.parquet"]
@@ -26,11 +27,12 @@ class LocalPool:
     """Up to ``jobs`` tasks at a time on this machine; diagnoses first, which are short and wanted soon.
 
     ``threads`` and ``gpus``: what each task computes with. Without ``jobs`` there are as many as the machine has GPUs
-    for, or without any as its cores serve. Nothing is loaded or started before the first task.
+    for, or without any as its cores serve. Tasks of one GPU share it where its memory holds several of ``cell_mb`` (MB)
+    and there are cores for them; each is held to its part. Nothing is loaded or started before the first task.
     """
 
-    def __init__(self, jobs: int | None = None, threads: int = 1, gpus: int = 1) -> None:
-        self._wanted, self._threads, self._gpus_each = jobs, threads, gpus
+    def __init__(self, jobs: int | None = None, threads: int = 1, gpus: int = 1, cell_mb: float | None = None) -> None:
+        self._wanted, self._threads, self._gpus_each, self._cell_mb = jobs, threads, gpus, cell_mb
         self._waiting: deque[Task] = deque()
         self._workers: dict[int, _Worker] = {}  # by slot
 
@@ -64,6 +66,8 @@ class LocalPool:
             first, there = slot * self._gpus_each, self._gpus
             own = [there[(first + i) % len(there)] for i in range(self._gpus_each)] if there else []
             environment = {"CUDA_VISIBLE_DEVICES": ",".join(own)} if own else {}
+            if own and self._sharing > 1:
+                environment[GPU_SHARE] = str(1 / self._sharing)
             self._workers[slot] = _Worker(self.context, environment)
         return self._workers[slot]
 
@@ -73,8 +77,19 @@ class LocalPool:
         import torch  # which counts physical cores, or what OMP_NUM_THREADS says
 
         cores = min(torch.get_num_threads(), usable_cores())
-        by_gpus = max(1, len(self._gpus) // self._gpus_each) if self._gpus else None
+        by_gpus = max(1, len(self._gpus) // self._gpus_each) * self._sharing if self._gpus else None
         return self._wanted or by_gpus or max(1, cores // self._threads)
+
+    @cached_property
+    def _sharing(self) -> int:
+        """How many tasks share each GPU."""
+        if not self._gpus or self._gpus_each > 1 or self._cell_mb is None:
+            return 1
+        import torch
+
+        total = min(torch.cuda.get_device_properties(i).total_memory for i in range(len(self._gpus))) / 1e6
+        cores = usable_cores() // (self._threads * len(self._gpus))
+        return max(1, min(cells_on(total, self._cell_mb), cores))
 
     @cached_property
     def context(self) -> ForkServerContext:

@@ -72,9 +72,15 @@ def scratch_of(key: str, root: Path = Path()) -> Path | None:
 
 
 class Node:
-    """Runs tasks on this machine, up to ``slots`` at a time with ``threads`` each, or with so many of its ``gpus``."""
+    """Runs tasks on this machine, up to ``slots`` at a time with ``threads`` each, or with so many of its ``gpus``.
 
-    def __init__(self, name: str, slots: int | None, threads: int, gpus: int, keep_every: float = KEEP_EVERY) -> None:
+    ``cell_mb`` is that of `LocalPool`.
+    """
+
+    def __init__(
+        self, name: str, slots: int | None, threads: int, gpus: int, keep_every: float = KEEP_EVERY,
+        cell_mb: float | None = None,
+    ) -> None:  # fmt: skip
         self._folder = Path(tempfile.mkdtemp(prefix="altgrad-node-"))
         atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
         os.chdir(self._folder)
@@ -83,7 +89,7 @@ class Node:
         os.environ["OMP_NUM_THREADS"] = str(threads)
         LOGS.mkdir(parents=True)
         self._name, self._keep_every = name, keep_every
-        self._pool = LocalPool(slots, threads, gpus)
+        self._pool = LocalPool(slots, threads, gpus, cell_mb)
         self._slots = slots
         self._tasks: dict[str, Task] = {}  # given and not ended
         self._over: dict[str, int] = {}  # exit statuses of tasks that have ended and were not told yet

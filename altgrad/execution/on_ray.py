@@ -58,16 +58,18 @@ class _Machine:
 class RayCluster:
     """Up to so many tasks at a time on each machine of a Ray cluster as its CPUs serve, or those of its GPUs.
 
-    ``threads`` and ``gpus``: what each task computes with. The cluster is that of ``RAY_ADDRESS``, or of `ray start` on
-    this machine, or one of this machine alone, made for the occasion. Machines may join and leave while tasks run: a
-    task whose machine is lost goes on from its last checkpoint elsewhere. All tasks of a seed run on one class of
-    machine, since others may give other bits, and cells are compared seed by seed. Raises :class:`UserError` where Ray
-    is not installed or nothing answers at its address.
+    ``threads``, ``gpus`` and ``cell_mb``: what each task takes, as `LocalPool` has them. The cluster is that of
+    ``RAY_ADDRESS``, or of `ray start` on this machine, or one of this machine alone, made for the occasion. Machines
+    may join and leave while tasks run: a task whose machine is lost goes on from its last checkpoint elsewhere. All
+    tasks of a seed run on one class of machine, since others may give other bits, and cells are compared seed by seed.
+    Raises :class:`UserError` where Ray is not installed or nothing answers at its address.
     """
 
-    def __init__(self, threads: int = 1, gpus: int = 1, keep_every: float = node.KEEP_EVERY) -> None:
+    def __init__(
+        self, threads: int = 1, gpus: int = 1, cell_mb: float | None = None, keep_every: float = node.KEEP_EVERY
+    ) -> None:
         _require_ray()
-        self._threads, self._gpus, self._keep_every = threads, gpus, keep_every
+        self._threads, self._gpus, self._cell_mb, self._keep_every = threads, gpus, cell_mb, keep_every
         self._waiting: list[Task] = []
         self._machines: dict[str, _Machine] = {}
         self._unusable: set[str] = set()
@@ -139,7 +141,7 @@ class RayCluster:
             where = NodeAffinitySchedulingStrategy(name, soft=False)
             options = {"num_cpus": has["CPU"], "num_gpus": has.get("GPU", 0), "scheduling_strategy": where}
             actor = ray.remote(Node).options(**options).remote(
-                found["NodeManagerAddress"], slots, self._threads, self._gpus, self._keep_every
+                found["NodeManagerAddress"], slots, self._threads, self._gpus, self._keep_every, self._cell_mb
             )  # fmt: skip
             self._machines[name] = _Machine(actor, answer=actor.about.remote())
 

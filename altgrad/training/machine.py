@@ -17,7 +17,7 @@ import torch
 
 from altgrad import __version__
 from altgrad.config import UserError
-from altgrad.config.process import usable_cores
+from altgrad.config.process import GPU_SHARE, usable_cores
 from altgrad.config.schema import Train
 from altgrad.model.hardware import SWITCH, multiplies_bf16
 from altgrad.numerics.cpu import kernels
@@ -56,6 +56,13 @@ def choose_compute(setting: str, device: torch.device) -> tuple[str, str | None]
         f"this CPU has no fast bfloat16 instructions (or {SWITCH}=off says so): products are computed in "
         "float32, which takes less time here (train.compute: bf16 keeps its meaning on other machines)"
     )
+
+
+def keep_to_share(device: torch.device) -> None:
+    """Hold this process to its part of a GPU's memory, where it shares one with others of a pool."""
+    share = os.environ.get(GPU_SHARE)
+    if device.type == "cuda" and share:
+        torch.cuda.set_per_process_memory_fraction(float(share), device)
 
 
 def should_compile(train: Train, device: torch.device) -> tuple[bool, str | None]:

@@ -78,6 +78,7 @@ def settle(cell: Cell, root: Path) -> Settled:
     machine.make_deterministic()
     machine.use_compile_cache(machine.compile_cache(root))
     device = machine.select_device(cell.train.device)
+    machine.keep_to_share(device)
     torch.set_num_threads(cell.model.threads)
     machine.forget_peak_memory(device)
     compiled, notice = machine.should_compile(cell.train, device)
