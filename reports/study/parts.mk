@@ -79,6 +79,8 @@ STUDY_masterless := $(JUDGED) $(SIX_SEEDS) $(MASTERLESS) $(LOW_ARMS) $(MASTERLES
 BEGAN_WITH := adamw stiff_grad riemann adamw_sr rung
 STUDY_tuning-arms := $(TUNED) grid.baseline=E3M4 grid.formats=[E3M4] grid.lr_scales=[0.35,0.5,0.7,1,1.4,2] \
 	grid.optimizers=$(call list,$(filter-out adamw,$(BEGAN_WITH)))
+STUDY_tuning-arms-higher := $(TUNED) grid.baseline=E3M4 grid.formats=[E3M4] grid.lr_scales=[2.8,4,5.6] \
+	grid.optimizers=[riemann,rung]
 
 # Training four and sixteen times as long, at rates of its own.
 LASTING := adamw stiff_matched best_profile muon
@@ -219,7 +221,7 @@ STUDY_virtual-grid := $(VIRTUAL_GRID) grid.optimizers=[adamw_sr,rung] optimizers
 
 PARTS := master on-grid again wider lower rung-again virtual virtual-grid tuning tuning-plain \
 	matrix profile tuning-low-bits low-bits \
-	tuning-controls controls tuning-masterless masterless tuning-arms gate-formats gate-formats-blocks gate-rounding \
+	tuning-controls controls tuning-masterless masterless tuning-arms tuning-arms-higher gate-formats gate-formats-blocks gate-rounding \
 	tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin \
 	tuning-nano ladder-nano ladder-nano-twin tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 \
