@@ -25,6 +25,7 @@ INTERNAL = {
     "benchmark.optimizers": "altgrad.benchmark, in a process for each arm",
     "benchmark.probe": "altgrad.execution, for an estimate",
     "training.replica": "altgrad.training, for a cell of several processes",
+    "training.machine": "altgrad.execution, for the class of a cluster's machine",
     "reporting.offline": "make, once, with the environment",
 }
 # Options that are a command's other half; each is listed where the command's source has it.

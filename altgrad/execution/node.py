@@ -7,11 +7,14 @@ what runs, what has ended with the files that the task wrote, and what tasks pri
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import re
+import runpy
 import shutil
 import tempfile
 import time
+from contextlib import redirect_stdout
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
@@ -195,11 +198,14 @@ class Node:
 
 
 def _tell_class(answer: Connection) -> None:
-    """Send whether altgrad works here, and this machine's class, or else what it failed of."""
+    """Send whether altgrad works here, and what ``python -m altgrad.training.machine`` prints or fails of."""
+    said = io.StringIO()
     try:
-        from altgrad.training import machine
-
-        answer.send((True, machine.machine_class(machine.select_device("auto"))))
+        with redirect_stdout(said):
+            runpy.run_module("altgrad.training.machine", run_name="__main__")
+        answer.send((True, said.getvalue().strip()))
+    except SystemExit as ended:
+        answer.send((False, str(ended.code).removeprefix("error: ")))
     except Exception as error:  # noqa: BLE001 - whatever a machine lacks, it is not to be used, and to say why
         answer.send((False, f"{type(error).__name__}: {error}"))
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from altgrad import __version__
-from altgrad.config import UserError
+from altgrad.config import UserError, run_stage
 from altgrad.config.process import GPU_SHARE, usable_cores
 from altgrad.config.schema import Train
 from altgrad.model.hardware import SWITCH, multiplies_bf16
@@ -170,3 +170,7 @@ def machine_class(device: torch.device) -> str:
 def versions() -> dict[str, str]:
     """Return the versions that a result depends on."""
     return {"altgrad": __version__, "python": platform.python_version(), "torch": torch.__version__}
+
+
+if __name__ == "__main__":
+    run_stage(lambda _: print(machine_class(select_device("auto"))))

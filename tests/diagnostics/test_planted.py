@@ -14,7 +14,7 @@ import pytest
 from altgrad.config.files import read_json
 from altgrad.diagnostics.planted import runs, score
 from altgrad.diagnostics.planted.__main__ import main
-from altgrad.diagnostics.planted.faults import FORMAT, HEALTHY, KINDS, NAN, RATE, SCALE, Fault, drawn
+from altgrad.diagnostics.planted.faults import FORMAT, HEALTHY, KINDS, LATE, NAN, OF_UPDATES, RATE, SCALE, Fault, drawn
 from altgrad.diagnostics.planted.runs import TENSORS
 from altgrad.reporting.first_cause import THRESHOLD, UPDATE_THRESHOLD
 
@@ -54,6 +54,14 @@ def test_a_wrong_scale_is_that_of_one_tensor_from_its_step_on(short, tmp_path, m
     assert (earlier == 1).all() and (weights == 1).all() and len(earlier) and len(weights)
 
 
+def test_a_rate_that_goes_wrong_late_makes_all_updates_larger_from_its_step_on(short, tmp_path, monkeypatch) -> None:
+    healthy, planted = trained_with(tmp_path, monkeypatch, Fault(LATE, role="update", step=4, size=8.0))
+    assert planted[[1, 2]].reindex(healthy.index).equals(healthy[[1, 2]])
+    ratio = (planted[4] / healthy[4]).xs("update", level="role").xs("update_l2", level="metric")
+    assert ratio.pop("head") == 1  # the embedding's weight, whose rate is another
+    assert len(ratio) == 8 and np.allclose(ratio, 8, rtol=1e-2)  # weights' shares of decay are as they were
+
+
 @pytest.mark.parametrize(
     ("layer", "role", "rows"),
     [
@@ -78,7 +86,7 @@ def test_a_nan_is_in_its_tensor_at_its_step_and_in_rows_that_the_run_names(
 def test_faults_are_drawn_from_all_tensors_and_the_same_for_a_seed(kind) -> None:
     found = [drawn(kind, np.random.default_rng(seed), TENSORS, 160) for seed in range(400)]
     assert found == [drawn(kind, np.random.default_rng(seed), TENSORS, 160) for seed in range(400)]
-    assert {(fault.layer, fault.role) for fault in found} == ({("", "update")} if kind == RATE else set(TENSORS))
+    assert {(fault.layer, fault.role) for fault in found} == ({("", "update")} if kind in OF_UPDATES else set(TENSORS))
     steps = {fault.step for fault in found}
     assert steps == {1} if kind in (FORMAT, RATE) else 40 <= min(steps) < max(steps) < 120
 

@@ -28,6 +28,7 @@ from altgrad.config.scratch import SOURCE_SUFFIXES, SOURCES, discard_finished, s
 from altgrad.optim import ArmOptimizer
 from altgrad.training import train_cell
 from altgrad.training.checkpoint import load_newest
+from altgrad.training.evaluation import Evaluation
 from altgrad.training.monitor import Monitor
 from altgrad.training.trainer import Trainer
 from altgrad.training.updates import UpdateMonitor
@@ -245,7 +246,8 @@ def test_the_baseline_has_no_quantized_measurements(tokens, tmp_path):
 
 
 def test_a_validation_loss_that_is_not_finite_is_a_divergence(tokens, tmp_path, monkeypatch):
-    monkeypatch.setattr(Trainer, "evaluate", lambda self: None if self.step == 4 else 1.0)
+    losses = iter((1.0, None))
+    monkeypatch.setattr(Evaluation, "loss", lambda _: next(losses))
     metrics = json.loads(trained(make_cell(eval_every=4), tokens, tmp_path)["metrics.json"])
     assert (metrics["outcome"], metrics["signature"], metrics["outcome_step"]) == ("diverged", "nonfinite", 4)
 

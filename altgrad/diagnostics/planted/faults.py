@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from unittest import mock
 
 import numpy as np
@@ -16,17 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from altgrad.config import Cell
-from altgrad.model import linear_layers
+from altgrad.model import embedded_weights, linear_layers
 from altgrad.numerics.constants import TARGET
 from altgrad.training.trainer import Trainer
 
-HEALTHY, SCALE, FORMAT, RATE, NAN = "healthy", "scale", "format", "rate", "nonfinite"
+HEALTHY, SCALE, FORMAT, RATE, NAN, LATE = "healthy", "scale", "format", "rate", "nonfinite", "late rate"
 KINDS = {
     SCALE: "one tensor's scale is 2 to 2^12 times too large or too small, from a step on",
     FORMAT: "one tensor is in E7M0, from the first step",
     RATE: "the learning rate is 4 to 128 times too high, from the first step",
     NAN: "one element of one tensor is NaN, at one step",
+    LATE: "the learning rate is 4 to 128 times too high, from a step on",
 }
+OF_UPDATES = RATE, LATE  # of no layer
 BAD_FORMAT = "E7M0"
 
 
@@ -47,14 +49,19 @@ class Fault:
 
 def drawn(kind: str, random: np.random.Generator, tensors: list[tuple[str, str]], steps: int) -> Fault:
     """Return a fault of ``kind``: its tensor one of ``tensors`` (layer, role), its step in the middle half of a run."""
-    if kind == RATE:
-        return Fault(kind, role="update", size=float(2 ** random.integers(2, 8)))
+    if kind in OF_UPDATES:
+        fault = Fault(kind, role="update", size=float(2 ** random.integers(2, 8)))
+        return replace(fault, step=_middle(random, steps)) if kind == LATE else fault
     layer, role = tensors[random.integers(len(tensors))]
-    step = int(random.integers(steps // 4, 3 * steps // 4))
+    step = _middle(random, steps)
     if kind == FORMAT:
         return Fault(kind, layer, role)
     size = float(random.integers(1, 13) * random.choice([-1, 1])) if kind == SCALE else 0.0
     return Fault(kind, layer, role, step, size)
+
+
+def _middle(random: np.random.Generator, steps: int) -> int:
+    return int(random.integers(steps // 4, 3 * steps // 4))
 
 
 def planted_in(cell: Cell, fault: Fault, bad_format: dict[str, object]) -> Cell:
@@ -71,7 +78,7 @@ def planted_in(cell: Cell, fault: Fault, bad_format: dict[str, object]) -> Cell:
 
 @contextmanager
 def planted(fault: Fault) -> Iterator[None]:
-    """Plant a fault of tensors into the training inside: a wrong scale for good, a NaN for the one step."""
+    """Plant a fault into the training inside: a wrong scale or rate for good, a NaN for the one step."""
     update = Trainer.update
 
     def disturbed(trainer: Trainer, step: int) -> None:
@@ -80,12 +87,22 @@ def planted(fault: Fault) -> Iterator[None]:
                 quantizer = linear_layers(trainer.model)[fault.layer].quantizers[fault.role]
                 quantizer.constants = quantizer.constants.clone()  # which layers share
                 quantizer.constants[TARGET] *= 2.0**fault.size
+            if fault.kind == LATE and step == fault.step:
+                _raise_rate(trainer, fault.size)
             if fault.kind == NAN and step == fault.step:
                 stack.enter_context(_nan_in(trainer.model, fault))
             update(trainer, step)
 
     with mock.patch.object(Trainer, "update", disturbed):
         yield
+
+
+def _raise_rate(trainer: Trainer, factor: float) -> None:
+    """Multiply the rate of linear layers' weights, which is the arm's, and leave the share of them that decays."""
+    weights = {layer.weight for layer in linear_layers(trainer.model).values()} - embedded_weights(trainer.model)
+    for group in trainer.optimizer.param_groups:
+        if weights.intersection(group["params"]):
+            group["initial_lr"] *= factor
 
 
 @contextmanager

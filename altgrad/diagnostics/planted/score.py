@@ -17,7 +17,7 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
-from altgrad.diagnostics.planted.faults import HEALTHY, KINDS, RATE
+from altgrad.diagnostics.planted.faults import HEALTHY, KINDS, OF_UPDATES
 from altgrad.diagnostics.planted.runs import EVERY, Run
 from altgrad.reporting.first_cause import Trace, first_cause
 
@@ -59,7 +59,7 @@ def named(runs: Sequence[Run], condition: Condition, threshold: float, update_th
         first = found.excursion
         named = {"layer": first.layer, "role": first.role, "metric": first.metric, "step": first.step} if first else {}
         right_role = first is not None and first.role == run.fault.role
-        right_layer = first is not None and (run.fault.kind == RATE or first.layer == run.fault.layer)
+        right_layer = first is not None and (run.fault.kind in OF_UPDATES or first.layer == run.fault.layer)
         rows.append({
             "seed": run.seed, "half": ("chosen", "judged")[run.seed % 2], **asdict(condition), "threshold": threshold,
             "update_threshold": update_threshold, **asdict(run.fault), "named": first is not None,
