@@ -28,7 +28,7 @@ import pandas as pd
 
 from altgrad.metrics import METRICS
 
-THRESHOLD = 24.0  # spreads, of tensors; see the module
+THRESHOLD = 12.0  # spreads, of tensors; see the module
 UPDATE_THRESHOLD = 8.0  # of updates
 LOSS_THRESHOLD = 4.0  # of the loss: set by hand after a first look at planted faults, chosen on no score
 LEAST_PEERS = 3

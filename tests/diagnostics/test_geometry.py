@@ -7,6 +7,7 @@ the natural gradient by a dense inverse, and the stiffness of the arms.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -130,6 +131,20 @@ def test_the_natural_gradient_solves_the_damped_fisher_matrix() -> None:
     assert torch.allclose(fisher.natural_kfac.flatten(), expected, rtol=1e-9)
     f = fisher.diagonal
     assert torch.allclose(fisher.natural_diagonal, fisher.gradient / (f + DAMPING * f.mean()))
+
+
+def test_it_does_so_where_a_few_inputs_are_ten_thousand_times_the_others() -> None:
+    """As after a rate far too high. In float32 the eigenvalues of the others would be lost."""
+    fisher = some_fisher(6, 8)
+    large = torch.tensor([1e4, 3e3, *[1.0] * 6])
+    wide = {"inputs": fisher.inputs * large[:, None] * large, "gradient": fisher.gradient / large}
+    exact = replace(fisher, **wide)
+    single = Fisher(*(getattr(exact, name).float() for name in ("gradient", "diagonal", "inputs", "outputs")))
+    matrix = torch.kron(single.outputs.double(), single.inputs.double())
+    matrix += DAMPING * matrix.trace() / len(matrix) * torch.eye(len(matrix))
+    expected = torch.linalg.solve(matrix, single.gradient.double().flatten())
+    assert single.natural_kfac.dtype == torch.float32
+    assert torch.allclose(single.natural_kfac.double().flatten(), expected, rtol=1e-5)
 
 
 def test_alignments_are_cosines_with_the_directions_they_name() -> None:
