@@ -134,7 +134,7 @@ def test_the_natural_gradient_solves_the_damped_fisher_matrix() -> None:
 
 
 def test_it_does_so_where_a_few_inputs_are_ten_thousand_times_the_others() -> None:
-    """As after a rate far too high. In float32 the eigenvalues of the others would be lost."""
+    """As after a rate far too high, where LAPACK found no eigenvectors in float32 (of a matrix that is not kept)."""
     fisher = some_fisher(6, 8)
     large = torch.tensor([1e4, 3e3, *[1.0] * 6])
     wide = {"inputs": fisher.inputs * large[:, None] * large, "gradient": fisher.gradient / large}
