@@ -1,6 +1,6 @@
 """Read a kept study's losses again by today's rules, without training anything.
 
-    python -m altgrad.reporting.reread reports/study/master [FOLDER ...]
+    python -m altgrad.reporting.reread reports/study/matrix [FOLDER ...]
 
 A folder has what ``make repro KEEP=FOLDER`` keeps: params.yaml, results.csv and REPORT.md. The sections of REPORT.md
 that say what the losses mean (answer, result, fairness, definitions) and their two figures are written anew; what
@@ -52,11 +52,10 @@ def kept_study(folder: Path) -> Study:
     model = params["models"][params["model"]]
     tokens = train["steps"] * train["batch"] * train["grad_accumulation"] * model["context"]
     rows, resolved = [], {}
-    earlier = any("weight_decay" in arm for arm in params["optimizers"].values())
     lists = (grid[name] for name in ("formats", "optimizers", "seeds", "lr_scales"))
     for entry, optimizer, seed, rate in itertools.product(*lists):
         key, loss = cell_key(entry, optimizer, seed, rate), losses.get((entry, optimizer, seed, rate))
-        arm, rules = _arm(params["optimizers"][optimizer], rate, earlier), _rules(params, entry)
+        arm, rules = _arm(params["optimizers"][optimizer]), _rules(params, entry)
         resolved[key] = {"format": entry, "optimizer": optimizer, "arm": arm, "rules": rules, "train": train}
         rows.append({
             "key": key, "format": entry, "optimizer": optimizer, "seed": seed, "lr_scale": rate, "val_loss": loss,
@@ -72,23 +71,13 @@ def kept_study(folder: Path) -> Study:
     return Study(params, {"corpus": params["corpus"]}, resolved, cells, timing={}, **frames)
 
 
-def _arm(settings: dict[str, Any], rate: float, earlier: bool) -> dict[str, Any]:
-    """Return an arm with its defaults; of an ``earlier`` study, with the decay per step that its product came to."""
+def _arm(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return an arm with its defaults."""
     defaults = {name: field.default for name, field in Arm.model_fields.items()}
     arm = defaults | {"betas": list(defaults["betas"])} | dict(settings)  # as JSON has it
     if arm["weights"] == "grid":
         arm["weights"] = "quantized"  # what it is called since
-    plain_lr = arm["lr"] if arm["plain_lr"] is None else arm["plain_lr"]
-    if earlier:
-        share = arm.pop("weight_decay", 0.1)  # its default
-        lr = plain_lr if arm["base"] == "rung" else arm["lr"] * rate
-        arm |= {"decay": _significant(lr * share), "plain_decay": _significant(plain_lr * share)}
     return arm
-
-
-def _significant(product: float) -> float:
-    """Return a product of decimal fractions without what binary ones add to it."""
-    return float(f"{product:.12g}")
 
 
 def _rules(params: dict[str, Any], entry: str) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ list = [$(subst $() $(),$(comma),$(strip $(1)))]
 # The same geometry on weights that nothing rounds to it: a gain in the format beyond that is the format's own.
 twins = $(1) $(addprefix virtual.,$(1))
 
-# --- parts of today: 200 steps, rates fixed on seeds 10 to 12, judged on seeds 20 and above ----------------------
+# 200 steps unless a part says otherwise, rates fixed on seeds 10 to 12, judged on seeds 20 and above.
 NOW := model=pico corpus=licences tokenizer.vocab_size=1024 train.steps=200 grid.recipe=uniform \
 	$(foreach arm,adamw adamw_sr stiff_matched permuted_matched,optimizers.$(arm).plain_lr=2.4e-2)
 TUNED := $(NOW) grid.seeds=[10,11,12]
@@ -81,6 +81,10 @@ STUDY_tuning-arms := $(TUNED) grid.baseline=E3M4 grid.formats=[E3M4] grid.lr_sca
 	grid.optimizers=$(call list,$(filter-out adamw,$(BEGAN_WITH)))
 STUDY_tuning-arms-higher := $(TUNED) grid.baseline=E3M4 grid.formats=[E3M4] grid.lr_scales=[2.8,4,5.6] \
 	grid.optimizers=[riemann,rung]
+# The best of those rates for each, between two others.
+ARMS_RATES := optimizers.adamw_sr.lr=4.2e-3 optimizers.riemann.lr=4e-3 optimizers.rung.lr=4.0
+STUDY_arms := $(JUDGED) $(SIX_SEEDS) $(ARMS_RATES) grid.baseline=E3M4 grid.formats=$(call list,$(call twins,E3M4)) \
+	grid.optimizers=$(call list,$(BEGAN_WITH))
 
 # Training four and sixteen times as long, at rates of its own.
 LASTING := adamw stiff_matched best_profile muon
@@ -188,40 +192,8 @@ STUDY_gate-rounding := $(JUDGED) $(EIGHT_SEEDS) $(OF_ROUNDING) grid.baseline=nvf
 STUDY_no-significand := $(NOW) grid.seeds=[30,31,32] grid.lr_scales=[0.25,1,4,16,64] grid.baseline=E4M3 \
 	grid.formats=[E4M3,E5M2,E6M1,E7M0] grid.optimizers=[adamw,adamw_sr]
 
-# --- the first study: 300 steps, embeddings and norms at 0.012, which was too low --------------------------------
-MASTER := adamw stiff_update stiff_grad riemann stiff_permuted stiff_matched
-ON_GRID := adamw_sr stiff_update_sr rung
-PICO := model=pico corpus=licences tokenizer.vocab_size=1024 train.steps=300 grid.recipe=uniform optimizers.rung.lr=2.0 optimizers.stiff_matched.lr=3e-3 \
-	$(foreach arm,$(MASTER) $(ON_GRID),optimizers.$(arm).plain_lr=1.2e-2)
-FIRST := $(PICO) grid.seeds=[0,1,2]
-STUDY := $(FIRST) grid.lr_scales=[0.5,1,2]
-EIGHT := E0M7,E1M6,E2M5,E3M4,E4M3,E5M2,E6M1,E7M0
-# Other seeds than those that chose the learning rate, for what the first parts found.
-OTHER := $(PICO) grid.seeds=[3,4,5,6,7,8,9,10] grid.lr_scales=[1]
-AGAIN := $(OTHER) grid.formats=[E2M5,E3M4,E4M3,E5M2] grid.baseline=E4M3
-AGAIN_RUNG := $(OTHER) grid.formats=[E1M6,E2M5,E3M4] grid.baseline=E1M6
-VIRTUAL := $(OTHER) grid.baseline=bf16 \
-	grid.formats=$(call list,bf16 $(call twins,E2M5 E3M4 E4M3 E5M2))
-# The format that gained most and the uniform one; at this rate, the best of E3M4, E4M3 is unstable.
-VIRTUAL_GRID := $(OTHER) grid.baseline=E1M6 grid.formats=$(call list,$(call twins,E1M6 E3M4))
-# Where the best rate was the largest or the smallest of three: a wider range, and lower still in the coarsest formats.
-STEPS := adamw riemann adamw_sr rung
-WIDER := $(FIRST) grid.lr_scales=[0.25,0.5,1,2,4] grid.formats=[E1M6,E2M5,E3M4,E4M3,E5M2]
-LOWER := $(FIRST) grid.lr_scales=[0.015625,0.03125,0.0625,0.125,0.25,0.5,1,2] grid.formats=[E6M1,E7M0]
-
-
-STUDY_master := $(STUDY) grid.formats=[bf16,$(EIGHT)] grid.baseline=bf16 grid.optimizers=$(call list,$(MASTER))
-STUDY_on-grid := $(STUDY) grid.formats=[$(EIGHT)] grid.baseline=E4M3 grid.optimizers=$(call list,$(ON_GRID))
-STUDY_again := $(AGAIN) grid.optimizers=$(call list,adamw stiff_update stiff_permuted stiff_matched)
-STUDY_wider := $(WIDER) grid.baseline=E4M3 grid.optimizers=$(call list,$(STEPS))
-STUDY_lower := $(LOWER) grid.baseline=E6M1 grid.optimizers=$(call list,$(STEPS))
-STUDY_rung-again := $(AGAIN_RUNG) grid.optimizers=[adamw_sr,rung] optimizers.rung.lr=4.0
-STUDY_virtual := $(VIRTUAL) grid.optimizers=[adamw,stiff_update]
-STUDY_virtual-grid := $(VIRTUAL_GRID) grid.optimizers=[adamw_sr,rung] optimizers.rung.lr=4.0
-
-PARTS := master on-grid again wider lower rung-again virtual virtual-grid tuning tuning-plain \
-	matrix profile tuning-low-bits low-bits \
-	tuning-controls controls tuning-masterless masterless tuning-arms tuning-arms-higher gate-formats gate-formats-blocks gate-rounding \
+PARTS := tuning tuning-plain matrix profile tuning-low-bits low-bits \
+	tuning-controls controls tuning-masterless masterless tuning-arms tuning-arms-higher arms gate-formats gate-formats-blocks gate-rounding \
 	tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin \
 	tuning-nano ladder-nano ladder-nano-twin tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 \

@@ -19,8 +19,8 @@ KEPT = Path(__file__).parents[2] / "reports/study"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("kept") / "again"
-    shutil.copytree(KEPT / "again", folder)
+    folder = tmp_path_factory.mktemp("kept") / "controls"
+    shutil.copytree(KEPT / "controls", folder)
     report = folder / "REPORT.md"
     report.write_text(report.read_text().replace("## Result", "## Result\n\nan old sentence", 1))
     main([str(folder), "--simulation", str(folder / "none.csv")])
@@ -29,12 +29,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_gains_are_those_of_the_losses_kept(folder: Path) -> None:
     losses = pd.read_csv(folder / "results.csv").pivot_table("val_loss", ["format", "seed"], "optimizer")
-    by_hand = (losses["adamw"] - losses["stiff_update"]).groupby("format").mean()
+    by_hand = (losses["adamw"] - losses["stiff_matched"]).groupby("format").mean()
     gains = compare(kept_study(folder)).gains
-    own = gains[gains["optimizer"] == "stiff_update"].set_index("format")
+    own = gains[gains["optimizer"] == "stiff_matched"].set_index("format")
     assert {name: -claim.difference.mean for name, claim in own["claim"].items()} == pytest.approx(by_hand.to_dict())
     said = (folder / "REPORT.md").read_text()
-    row = re.search(r"\| \*\*E3M4\*\* \| stiff\\_update \| geometry-aware \| 8 \| (\S+) ", said)
+    row = re.search(r"\| \*\*E3M4\*\* \| stiff\\_matched \| matched size \| 8 \| (\S+) ", said)
     assert float(row[1]) == pytest.approx(by_hand["E3M4"], abs=5e-5)
 
 
@@ -42,7 +42,7 @@ def test_what_was_measured_inside_the_runs_stays(folder: Path) -> None:
     def parts(text: str) -> dict[str, str]:
         return {part.split("\n", 1)[0]: part for part in re.split(r"^## ", text, flags=re.MULTILINE)}
 
-    old, new = (parts((where / "REPORT.md").read_text()) for where in (KEPT / "again", folder))
+    old, new = (parts((where / "REPORT.md").read_text()) for where in (KEPT / "controls", folder))
     assert list(old) == list(new)
     for heading in ("What the updates did", "Why: precision and range", "Flags", "Time and cost"):
         assert old[heading] == new[heading]
@@ -68,15 +68,8 @@ def test_another_folder_is_one_sentence(tmp_path: Path) -> None:
         main([str(tmp_path)])
 
 
-def test_decay_is_that_of_the_code_that_trained() -> None:
-    """Earlier, rung decayed by 0.1 x plain_lr a step, and adamw by 0.1 x lr; now both by the setting's default."""
-    found = {part: kept_study(KEPT / part).arm("rung")["decay"] for part in ("rung-again", "virtual-grid")}
-    assert found == pytest.approx({"rung-again": 0.1 * 1.2e-2, "virtual-grid": 3e-4})
-    assert kept_study(KEPT / "rung-again").arm("adamw_sr")["decay"] == pytest.approx(3e-4)
-
-
 def test_an_earlier_word_for_quantized_weights_is_understood() -> None:
-    assert "weights: grid" in (KEPT / "on-grid/params.yaml").read_text()
-    study = kept_study(KEPT / "on-grid")
+    assert "weights: grid" in (KEPT / "low-bits/params.yaml").read_text()
+    study = kept_study(KEPT / "low-bits")
     assert {regime(study.arm(name)) for name in study.optimizers} == {"quantized"}
-    assert regime(kept_study(KEPT / "master").arm("adamw")) == "master"
+    assert regime(kept_study(KEPT / "matrix").arm("adamw")) == "master"
