@@ -76,7 +76,10 @@ def marks(text: str, links: Mapping[str, str] | None = None) -> Markup:
 
 
 def _linked(text: str, shown: Markup, links: Mapping[str, str]) -> Markup:
-    return Markup('<a href="{}">{}</a>').format(links[text], shown) if text in links else shown
+    if text not in links:
+        return shown
+    several = Markup(' class="behind"') if "#?" in links[text] else ""
+    return Markup('<a{} href="{}">{}</a>').format(several, links[text], shown)
 
 
 def _embed(path: Path) -> str:

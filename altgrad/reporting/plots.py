@@ -76,7 +76,7 @@ def usage_table(study: Study) -> pd.DataFrame:
     rows = study.diagnosis[study.diagnosis["metric"] == "log2_magnitude"]
     amax = study.monitors[(study.monitors["role"] == "weight") & (study.monitors["metric"] == "amax")]
     amax = amax[amax["value"] > 0].sort_values("step", kind="stable").groupby([*IDENTITY, "layer"], sort=False)
-    largest = amax["value"].last()
+    largest = amax["value"].last().sort_index()
     found = []
     for cell, of_cell in rows.groupby(IDENTITY, sort=False):
         if cell not in largest.index:

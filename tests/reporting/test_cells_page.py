@@ -109,8 +109,9 @@ def test_a_key_as_code_leads_to_its_cell_and_nothing_else_does() -> None:
 
 def test_a_format_and_an_arm_lead_to_their_cells() -> None:
     links = {"virtual.E3M4": address({"format": "virtual.E3M4"}), "a&b": address({"optimizer": "a&b"})}
-    assert '<a href="cells.html#?format=virtual.E3M4">virtual.E3M4</a>' in marks("**virtual.E3M4** gains", links)
-    assert '<a href="cells.html#?optimizer=a%26b"><code>a&amp;b</code></a>' in marks("by `a&b`", links)
+    entry, arm = marks("**virtual.E3M4** gains", links), marks("by `a&b`", links)
+    assert '<a class="behind" href="cells.html#?format=virtual.E3M4">virtual.E3M4</a>' in entry
+    assert '<a class="behind" href="cells.html#?optimizer=a%26b"><code>a&amp;b</code></a>' in arm
 
 
 # --- in a browser --------------------------------------------------------------------------------------
