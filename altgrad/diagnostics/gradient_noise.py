@@ -23,6 +23,15 @@ def gradient_to_noise(view: LayerView) -> float | None:
     return math.sqrt(noise.signal / noise.together) if noise.together else None
 
 
+def cosine_exact(view: LayerView) -> float | None:
+    """``None`` where quantization changes nothing, and where either gradient is zero."""
+    noise = view.noise
+    quantized = noise.signal + 2 * noise.along + noise.together  # squared norm of the gradient with its noise
+    if not noise.together or not noise.signal or quantized <= 0:
+        return None
+    return (noise.signal + noise.along) / math.sqrt(noise.signal * quantized)
+
+
 def noise_additivity(view: LayerView) -> float | None:
     """``None`` where no cause makes any noise."""
     alone = sum(view.noise.causes.values())
@@ -47,6 +56,7 @@ def _share(role: str) -> Callable[[LayerView], float | None]:
 ORDER = 62
 ANALYSES = (
     Analysis(gradient_to_noise, ("noise",)),
+    Analysis(cosine_exact, ("noise",)),
     *(Analysis(_share(role), ("noise",)) for role in ROLES),
     Analysis(
         noise_additivity,

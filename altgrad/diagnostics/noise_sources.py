@@ -31,13 +31,15 @@ PARTS = 16  # of the batch, to tell bias from scatter
 class GradientNoise(NamedTuple):
     """Squared Frobenius norms of a layer's weight gradient and of the noise in it.
 
-    ``causes`` has the noise of each role that is quantized, by itself; ``together`` is that of all at once. Of it,
-    ``bias`` is what batches have in common, ``scatter`` what those of training's size have not; NaN from one sequence.
+    ``causes`` has the noise of each role that is quantized, by itself; ``together`` is that of all at once, and
+    ``along`` the inner product of the gradient with it. Of it, ``bias`` is what batches have in common, ``scatter`` what
+    those of training's size have not; NaN from one sequence.
     """
 
     signal: float
     causes: dict[str, float]
     together: float
+    along: float
     bias: float = math.nan
     scatter: float = math.nan
 
@@ -80,7 +82,10 @@ def noises(
     powers = {role: {name: _squares(t) for name, t in found.items()} for role, found in by_cause.items()}
     return {
         name: GradientNoise(
-            _squares(grad), {role: powers[role][name] for role in roles if powers[role][name]}, _squares(together[name])
+            _squares(grad),
+            {role: powers[role][name] for role in roles if powers[role][name]},
+            _squares(together[name]),
+            along=(grad.double() * together[name]).sum().item(),
         )
         for name, grad in exact.items()
     }

@@ -104,6 +104,10 @@ ROWS = (
         offline="weight_grad", summary=mean, title="gradient over its noise",
         limit=Limit(above=False, value=math.sqrt(3)),
     ),
+    Metric(
+        "cosine_exact", "cosine", "cos(ĝ, g) of the two gradients of `gradient_to_noise`.",
+        offline="weight_grad", summary=mean, title="cosine with the exact gradient",
+    ),
     *(
         Metric(
             f"noise_from_{role}", "share of noise power",

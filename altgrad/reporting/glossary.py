@@ -91,8 +91,8 @@ first layer's gradient against the last
     {gradient_ratio}
 gradient SNR, gradient cosine
     {grad_snr_db} {grad_cosine}
-gradient over its quantization noise, noise from weights, inputs and incoming gradients
-    {gradient_to_noise} {noise_from_weight} {noise_from_input} {noise_from_grad}
+gradient over its quantization noise, cosine with the exact gradient, noise from weights, inputs, incoming gradients
+    {gradient_to_noise} {cosine_exact} {noise_from_weight} {noise_from_input} {noise_from_grad}
 rung
     Signed index of a representable value: 0 at zero, +1 for each next one up.
 rungs per step

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from altgrad.config.recipe import ROLES
+from altgrad.diagnostics.gradient_noise import cosine_exact
 from altgrad.diagnostics.noise_sources import bias_and_scatter, noises, only
+from altgrad.diagnostics.view import LayerView
 from altgrad.model import GPT, GPTConfig, Recipe, linear_layers, quantize_model, unquantize_model
 from altgrad.numerics import compute_scale, quantize
 
@@ -48,6 +50,19 @@ def test_that_of_weights_is_what_rounding_them_beforehand_changes() -> None:
         changed = gradient(model, name, inputs, targets)
         assert noise.signal == pytest.approx(exact[name].double().square().sum().item(), rel=1e-5)
         assert noise.causes["weight"] == pytest.approx((changed - exact[name]).double().square().sum().item(), rel=1e-3)
+
+
+def test_the_cosine_is_that_of_the_two_gradients() -> None:
+    """Oracle: of the gradient of the model as training quantizes it, in float32."""
+    model, inputs, targets = made(6)
+    recipe = only(Recipe.uniform("E2M1", grad="E5M2"), ROLES)
+    found = noises(model, recipe, ROLES, {}, inputs, targets)
+    exact = {name: gradient(model, name, inputs, targets) for name in found}
+    quantize_model(model, recipe)
+    for name, noise in found.items():
+        expected = torch.cosine_similarity(exact[name].flatten(), gradient(model, name, inputs, targets).flatten(), dim=0)
+        assert cosine_exact(LayerView(name, 0, noise=noise)) == pytest.approx(expected.item(), abs=1e-5)
+        assert expected < 0.999
 
 
 def test_that_of_inputs_and_gradients_is_what_rounding_them_by_hand_changes() -> None:

@@ -35,7 +35,7 @@ def full_view(fmt: str, seed: int = 0) -> LayerView:
     grids = [Grid.of(w, get_format(fmt)) for w in (weight, previous)]
     fisher = Fisher(gradient, noise.square(), initial.T @ initial, step @ step.T)
     curvature = Curvature(Spectrum(torch.tensor([-1.0, 2.0, 5.0]), 0.04), 3.0, 0.5)
-    sources = GradientNoise(4.0, {"weight": 0.1, "grad": 0.2}, 0.25, bias=0.1, scatter=0.3)
+    sources = GradientNoise(4.0, {"weight": 0.1, "grad": 0.2}, 0.25, along=0.1, bias=0.1, scatter=0.3)
     return LayerView(
         "layer", 2, weight, grids[0], initial, previous, grids[1], gradient + 0.1 * noise, gradient,
         fisher=fisher, curvature=curvature, model_curvature=curvature, noise=sources,

@@ -49,7 +49,7 @@ def with_gradients(quantized: list[float], plain: list[float]) -> LayerView:
 
 
 def noisy(causes: dict[str, float], together: float, **apart: float) -> LayerView:
-    return LayerView("layer", 10, noise=GradientNoise(9.0, causes, together, **apart))
+    return LayerView("layer", 10, noise=GradientNoise(9.0, causes, together, **{"along": 0.0} | apart))
 
 
 NUMBERS = [
@@ -66,6 +66,10 @@ NUMBERS = [
     ("underflow_frac", view(torch.zeros(2, 2)), 0.0),
     ("gradient_to_noise", noisy({"weight": 1.0, "grad": 2.0}, 4.0), 1.5),
     ("gradient_to_noise", noisy({}, 0.0), None),
+    ("cosine_exact", noisy({"weight": 1.0}, 16.0), 3 / 5),  # gradient (3, 0), noise (0, 4)
+    ("cosine_exact", noisy({"weight": 1.0}, 25.0, along=9.0), 6 / math.sqrt(52)),  # noise (3, 4)
+    ("cosine_exact", noisy({"weight": 1.0}, 9.0, along=-9.0), None),  # noise (-3, 0)
+    ("cosine_exact", noisy({}, 0.0), None),
     ("noise_from_weight", noisy({"weight": 1.0, "grad": 2.0}, 4.0), 1 / 3),
     ("noise_from_input", noisy({"weight": 1.0, "grad": 2.0}, 4.0), 0.0),
     ("noise_from_grad", noisy({"weight": 1.0, "grad": 2.0}, 4.0), 2 / 3),

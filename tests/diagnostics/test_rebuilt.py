@@ -282,17 +282,18 @@ def test_a_diagnosis_has_them_at_the_last_step_and_the_same_every_time(trained: 
 
 def test_a_diagnosis_tells_the_noise_of_gradients_by_cause(trained: Trained) -> None:
     diagnosis, frame = trained.diagnose(Diagnose(fisher_tokens=0, noise_tokens=64, hessian_tokens=0))
-    rows = frame[frame["metric"].str.match("gradient_to_noise|noise_from")].pivot(
+    rows = frame[frame["metric"].str.match("gradient_to_noise|cosine_exact|noise_from")].pivot(
         index=["layer", "step"], columns="metric", values="value"
     )
     steps = [0, 3, 6]
     whole = pd.MultiIndex.from_product([sorted(LAYERS), steps])
     assert list(rows.index) == ([] if trained.cell.format == "bf16" else list(whole))
-    course = diagnosis["course"].get("gradient_to_noise", {})
-    means = rows["gradient_to_noise"].groupby("step").mean() if len(rows) else {}
-    assert {int(step): value for step, value in course.items()} == pytest.approx(dict(means))
-    if course:
-        assert course["6"] == diagnosis["summary"]["gradient_to_noise"]
+    for metric in ("gradient_to_noise", "cosine_exact"):
+        course = diagnosis["course"].get(metric, {})
+        means = rows[metric].groupby("step").mean() if len(rows) else {}
+        assert {int(step): value for step, value in course.items()} == pytest.approx(dict(means))
+        if course:
+            assert course["6"] == diagnosis["summary"][metric]
     shares = rows.filter(like="noise_from")
     assert np.allclose(shares.sum(axis=1), 1)
     if len(rows):

@@ -50,20 +50,23 @@ def gradients(study: Study, comparison: Comparison) -> Figure | None:
 
 
 def gradient_noise(study: Study, comparison: Comparison) -> Figure | None:
-    """How far the gradient is above its quantization noise at each snapshot, mean over layers."""
-    over = course(study, comparison, "gradient_to_noise")
+    """How far the gradient is above its quantization noise at each snapshot, and how it turns it, mean over layers."""
+    over, cosine = (course(study, comparison, name) for name in ("gradient_to_noise", "cosine_exact"))
     if len(over.columns) < 2:
         return None
     styles = looks(study.formats)
-    figure, axes = panels(1, 1, 3.0)
-    axis = axes[0, 0]
-    for name, values in over.iterrows():
-        axis.plot(values.index, values, **styles[name].line())
-    axis.axhline(METRICS["gradient_to_noise"].limit.value, color="black", linewidth=0.9, linestyle=":")
-    axis.set(yscale="log", xlabel="optimizer step", ylabel="gradient over its noise")
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.yaxis.set_minor_locator(NullLocator())
+    figure, axes = panels(1, 2, 3.0)
+    for axis, table in zip(axes[0], (over, cosine), strict=True):
+        for name, values in table.iterrows():
+            axis.plot(values.index, values, **styles[name].line())
+        axis.set_xlabel("optimizer step")
+    size, direction = axes[0]
+    size.axhline(METRICS["gradient_to_noise"].limit.value, color="black", linewidth=0.9, linestyle=":")
+    size.set(yscale="log", ylabel="gradient over its noise")
+    size.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    size.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    size.yaxis.set_minor_locator(NullLocator())
+    direction.set_ylabel("cosine with the exact gradient")
     legend(figure, styles, list(over.index))
     return figure
 
@@ -124,9 +127,9 @@ PLATES = [
         gradient_noise,
         spot="signals",
         order=15,
-        alt="Norm of the weight gradient over that of its quantization noise by step, for {formats}",
-        caption="Norm of the weight gradient over that of its quantization noise on one batch (`{optimizer}`, mean "
-        "over layers and seeds) at each snapshot. Dotted: √3, below which Chmiel et al. 2025 (arXiv 2505.19115) find "
+        alt="Norm of the weight gradient over that of its quantization noise, and its cosine, by step, for {formats}",
+        caption="Norm of the weight gradient over that of its quantization noise on one batch, and the cosine of the "
+        "gradient with that noise and without it (`{optimizer}`, mean over layers and seeds) at each snapshot. Dotted: √3, below which Chmiel et al. 2025 (arXiv 2505.19115) find "
         "that quantized training becomes less effective.",
         news=NOISE_MATTERS,
     ),
