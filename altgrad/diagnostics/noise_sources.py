@@ -32,8 +32,8 @@ class GradientNoise(NamedTuple):
     """Squared Frobenius norms of a layer's weight gradient and of the noise in it.
 
     ``causes`` has the noise of each role that is quantized, by itself; ``together`` is that of all at once, and
-    ``along`` the inner product of the gradient with it. Of it, ``bias`` is what batches have in common, ``scatter`` what
-    those of training's size have not; NaN from one sequence.
+    ``along`` the inner product of the gradient with it. Of ``together``, ``bias`` is what batches have in common,
+    ``scatter`` what those of training's size have not; NaN from one sequence.
     """
 
     signal: float

@@ -50,6 +50,10 @@ class Comparison:
         """The spread of the costs: between formats under one arm."""
         return self.answers.spreads[COST]
 
+    def behind(self, entry: str, arm: str) -> dict[str, Any]:
+        """Return which cells stand for an entry and an arm, as `altgrad.reporting.document` has it."""
+        return dict(zip(RUN, self.best_runs[entry, arm], strict=True))
+
     @property
     def gain_noise(self) -> Spread | None:
         """The spread of the gains: between arms in one format."""

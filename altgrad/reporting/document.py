@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+#: Which cells of the grid a number is of: their ``format``, ``optimizer``, ``lr_scale`` and ``seed``, as far as they
+#: are told, each one value or several; and which ``metric`` of their diagnoses. Empty: all cells.
 Behind = Mapping[str, object]
 
 
@@ -38,30 +40,39 @@ class Column:
 class Table:
     """A table of strings; every row has as many cells as there are columns.
 
-    ``behind`` is empty, or has for each row which cells of the grid its numbers are of: their ``format``,
-    ``optimizer`` and ``lr_scale``, as far as these are told, each one value or several.
+    ``behind`` is empty, or has for each cell of each row which cells of the grid its number is of; None where it is of
+    none.
     """
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
     note: str = ""
-    behind: Sequence[Behind] = ()
+    behind: Sequence[Sequence[Behind | None]] = ()
 
     def __post_init__(self) -> None:
-        if self.behind and len(self.behind) != len(self.rows):
-            raise ValueError(f"cells behind {len(self.behind)} rows, of {len(self.rows)}")
+        if self.behind and [len(row) for row in self.behind] != [len(row) for row in self.rows]:
+            raise ValueError(f"the cells behind numbers do not fit the {len(self.rows)} rows")
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"a row of {len(row)} cells in a table of {len(self.columns)} columns: {row}")
 
 
+def of_numbers(columns: Sequence[Column], behind: Behind) -> list[Behind | None]:
+    """Return ``behind`` for each column of numbers, and none for others."""
+    return [behind if column.numeric else None for column in columns]
+
+
 @dataclass(frozen=True)
 class Picture:
-    """A figure by the name of its files, with the text that stands for it and what to read from it."""
+    """A figure by the name of its files, with the text that stands for it and what to read from it.
+
+    ``behind`` says which cells of the grid it shows; None where it shows none.
+    """
 
     name: str
     alt: str
     caption: str
+    behind: Behind | None = None
 
 
 @dataclass(frozen=True)

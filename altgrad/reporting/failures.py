@@ -16,7 +16,7 @@ import pandas as pd
 
 from altgrad.formats import Format
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.document import Block, Bullets, Column, Table, Text
+from altgrad.reporting.document import Block, Bullets, Column, Table, Text, of_numbers
 from altgrad.reporting.early_warning import sentences, verdicts
 from altgrad.reporting.figures.select import at_best
 from altgrad.reporting.load import COMPLETED, IDENTITY, MISSING, Study
@@ -125,7 +125,6 @@ def _table(study: Study, comparison: Comparison, cells: pd.DataFrame) -> Table:
          share(name, arm, "grad", "underflow_frac"), share(name, arm, "update", "stall_ratio")]
         for (name, arm), own in groups
     ]  # fmt: skip
-    behind = [{"format": name, "optimizer": arm} for (name, arm), _ in groups]
     columns = [
         Column("format", numeric=False), Column("arm", numeric=False), Column("runs that fail"),
         Column("most fail from"), Column("gradients to zero, %"), Column("updates that change no code, %"),
@@ -138,6 +137,7 @@ def _table(study: Study, comparison: Comparison, cells: pd.DataFrame) -> Table:
         "arm's, at which more than half of the seeds fail; elements of incoming gradients that the format rounds to "
         "zero, and updates that leave the weight's code: means over layers, watched steps and seeds at the best rate."
     )
+    behind = [of_numbers(columns, {"format": name, "optimizer": arm}) for (name, arm), _ in groups]
     return Table(columns, rows, note, behind)
 
 

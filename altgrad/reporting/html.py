@@ -58,7 +58,7 @@ def links_of(study: Study) -> dict[str, str]:
 
 def address(behind: Behind) -> str:
     """Return the address of cells: those that have for each name its value, or one of its values."""
-    return f"{CELLS}#?{urlencode(behind, doseq=True)}"
+    return f"{CELLS}#?{urlencode(behind, doseq=True)}" if behind else f"{CELLS}#"
 
 
 def marks(text: str, links: Mapping[str, str] | None = None) -> Markup:

@@ -45,13 +45,15 @@ def layer_fit(study: Study, comparison: Comparison) -> list[Block]:
         f"Signal-to-quantization-noise ratio (SQNR) of each layer's tensors under `{comparison.reference}`, each "
         "format's from its own cells, the mean over the second half of the run:"
     )
-    rows = []
+    rows, behind = [], []
     for fit in fits:
+        best, both = comparison.behind(fit.best, comparison.reference), [fit.best, fit.following]
+        behind.append([None, None, None, best, None, {"format": both, "optimizer": comparison.reference}])
         tensor = [f"`{fit.layer}`", WORDS[fit.role].lower()]
         rows.append([*tensor, f"**{fit.best}**", number(fit.sqnr_db, 1), fit.following, _lead(fit)])
     columns = [words("layer"), words("tensor"), words("highest in"), Column("dB"), words("next"), Column("lead, dB")]
     note = f"Leads with 95 % intervals over {plural(len(fits[0].lead_db), 'seed')}, each by itself."
-    table: Block = Table(columns, rows, note)
+    table: Block = Table(columns, rows, note, behind)
     if len(rows) > OPEN_ROWS:
         table = Fold(f"All {len(rows)} tensors", [table])
     said = [_said(role, [fit for fit in fits if fit.role == role]) for role in dict.fromkeys(fit.role for fit in fits)]

@@ -73,7 +73,7 @@ def document(
         Section("What the updates did", "updates", _updates(study, comparison, pictures)),
         Section("Gradients and activations", "signals", _shown(pictures, "signals")),
         Section("Loss curves", "curves", _shown(pictures, "curves")),
-        Section("Flags", "flags", [*_flags(flags), *_left_out(study, silent)]),
+        Section("Flags", "flags", [*_flags(study, flags), *_left_out(study, silent)]),
         Section("Time and cost", "cost", [*early_stopping(study), tables.cost_table(study)] if study.timing else []),
         Section("Step times beside bf16", "speed", speed_blocks(benches, pictures)),
         Section("Formats and recipe", "formats", _formats(study)),
@@ -167,7 +167,7 @@ def _geometry(study: Study, comparison: Comparison) -> list[Block]:
     return [table] if table else []
 
 
-def _flags(flags: pd.DataFrame) -> list[Block]:
+def _flags(study: Study, flags: pd.DataFrame) -> list[Block]:
     if flags.empty:
         return [Text("No quantity crossed its limit.")]
     lead = Text(
@@ -177,7 +177,7 @@ def _flags(flags: pd.DataFrame) -> list[Block]:
     return [
         lead,
         tables_inside.flags_table(flags),
-        Fold(f"All {plural(len(flags), 'flag')}", [tables_inside.all_flags_table(flags)]),
+        Fold(f"All {plural(len(flags), 'flag')}", [tables_inside.all_flags_table(study, flags)]),
     ]
 
 

@@ -13,9 +13,10 @@ from altgrad.metrics import METRICS
 from altgrad.reporting import roles
 from altgrad.reporting.claims import BEYOND, COST, Claim
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.document import Column, Table
+from altgrad.reporting.document import Column, Table, of_numbers
 from altgrad.reporting.fairness import Condition
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
+from altgrad.reporting.runs import RUN
 from altgrad.reporting.wording import (
     NONE,
     absent,
@@ -31,6 +32,7 @@ from altgrad.reporting.wording import (
 )
 
 FLAG = "⚑"
+BEYOND_TWIN = "beyond the virtual twin"
 
 
 def words(head: str) -> Column:
@@ -53,8 +55,8 @@ def results_table(study: Study, comparison: Comparison) -> Table:
     ]  # fmt: skip
     rows, behind = [], []
     for row in comparison.results.itertuples():
-        behind.append({"format": row.format, "optimizer": row.optimizer, "lr_scale": row.lr_scale})
         run = (row.format, row.optimizer, row.lr_scale)
+        behind.append(of_numbers(columns, dict(zip(RUN, run, strict=True))))
         chosen = " ◂" if best[row.format, row.optimizer] == run else ""
         mean = None if row.difference is None else row.difference.mean
         half = noise.half_width(row.difference) if noise and row.difference else None
@@ -109,13 +111,13 @@ def gains_table(study: Study, comparison: Comparison) -> Table:
         words("format"), words("arm"), words("kind"), Column("seeds"), Column("gain"), Column("95 % interval"),
         Column("p, adjusted"), words("reading of the arm"),
     ]  # fmt: skip
-    columns += [words("beyond the virtual twin")] * beyond + [words("against null arms")] * nulls
+    columns += [words(BEYOND_TWIN)] * beyond + [words("against null arms")] * nulls
     columns += [words("against a foreign geometry")] * foreign + [words("at AdamW's update size")] * matched
     columns += [words("learning rate")] * several_rates
     rows, behind = [], []
     for row in gains.itertuples():
-        behind.append({"format": row.format, "optimizer": [row.optimizer, comparison.references[row.optimizer]]})
         claim = row.claim
+        compared = {"format": row.format, "optimizer": [row.optimizer, row.reference]}
         measured = claim is not None
         cells = [
             f"**{row.format}**", row.optimizer, row.kind, str(claim.difference.n if measured else 0),
@@ -128,6 +130,10 @@ def gains_table(study: Study, comparison: Comparison) -> Table:
         bracket = "bracketed" if row.bracketed else f"{FLAG} unbracketed"
         cells += [bracket if measured else NONE] * several_rates
         rows.append(cells)
+        behind.append([
+            compared | {"format": [row.format, row.twin]} if column.head == BEYOND_TWIN else of
+            for column, of in zip(columns, of_numbers(columns, compared), strict=True)
+        ])  # fmt: skip
     return Table(columns, rows, _gains_note(comparison), behind)
 
 

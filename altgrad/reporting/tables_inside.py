@@ -10,10 +10,10 @@ import pandas as pd
 from altgrad.metrics import METRICS, Metric
 from altgrad.reporting.causes import Case, tensor
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.document import Column, Table
+from altgrad.reporting.document import Column, Table, of_numbers
 from altgrad.reporting.figures.select import per_layer, shown_optimizer
-from altgrad.reporting.load import Study
-from altgrad.reporting.nearness import is_geometry, nearness
+from altgrad.reporting.load import IDENTITY, Study
+from altgrad.reporting.nearness import ALONG, SHOWN, SHUFFLED, is_geometry, nearness
 from altgrad.reporting.paired import with_interval
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import NONE, absent, number, plural, significant, whole
@@ -38,7 +38,9 @@ def diagnosis_table(study: Study, comparison: Comparison) -> Table | None:
     body = [[metric.head, *_numbers(metric, [table.loc[metric.name, name] for name in names])] for metric in metrics]
     optimizer = shown_optimizer(study, comparison)
     note = f"Over all layers at the end of the run, mean over seeds (`{optimizer}`). Definitions are at the end."
-    return Table([words("quantity"), *(Column(name) for name in names)], body, note)
+    cells = [comparison.behind(name, optimizer) for name in names]
+    behind = [[None, *(own | {"metric": metric.name} for own in cells)] for metric in metrics]
+    return Table([words("quantity"), *(Column(name) for name in names)], body, note, behind)
 
 
 def _numbers(metric: Metric, values: list[float]) -> list[str]:
@@ -55,7 +57,7 @@ def _numbers(metric: Metric, values: list[float]) -> list[str]:
 
 def geometry_table(study: Study, comparison: Comparison) -> Table | None:
     """What the diagnoses say of each format's geometry beside the loss's; None where none was diagnosed."""
-    found = nearness(study, comparison)
+    found, optimizer = nearness(study, comparison), shown_optimizer(study, comparison)
     rows = [
         [
             f"**{row.entry}**", number(row.spread, 2), number(row.gradient_rho, 3), number(row.fisher_rho, 3),
@@ -71,9 +73,13 @@ def geometry_table(study: Study, comparison: Comparison) -> Table | None:
         "S is the spacing of the format's values at each weight; where values lie evenly S is one number, and no row. "
         "Rank correlations of S with the gradient and with the diagonal of the Fisher information, then cosines of the "
         "natural gradient F⁻¹g (Kronecker factors) with three directions of descent. Mean over layers and seeds at the "
-        f"end of the run (`{shown_optimizer(study, comparison)}`); each interval by itself, over seeds."
+        f"end of the run (`{optimizer}`); each interval by itself, over seeds."
     )
-    return Table(columns, rows, note) if rows else None
+    behind = []
+    for row in found:
+        cells = comparison.behind(row.entry, optimizer)
+        behind.append([None, *(cells | {"metric": name} for name in SHOWN), cells | {"metric": [ALONG, SHUFFLED]}])
+    return Table(columns, rows, note, behind) if rows else None
 
 
 def flags_table(flags: pd.DataFrame) -> Table:
@@ -88,7 +94,7 @@ def flags_table(flags: pd.DataFrame) -> Table:
         Column("worst"),
         words("where"),
     ]
-    rows = []
+    rows, behind = [], []
     for (what, name, optimizer), group in flags.groupby(["what", "format", "optimizer"], sort=False):
         above = (group["value"] > group["limit"]).all()
         worst = group.loc[group["value"].idxmax() if above else group["value"].idxmin()]
@@ -100,16 +106,18 @@ def flags_table(flags: pd.DataFrame) -> Table:
         seeds = NONE if absent(worst["seed"]) else str(group["seed"].nunique())
         count = str(len(layers)) if layers else NONE
         rows.append([what, limit, f"**{name}**", optimizer, count, seeds, significant(worst["value"]), where])
-    return Table(columns, rows)
+        behind.append(of_numbers(columns, {"format": name, "optimizer": optimizer}))
+    return Table(columns, rows, behind=behind)
 
 
-def all_flags_table(flags: pd.DataFrame) -> Table:
+def all_flags_table(study: Study, flags: pd.DataFrame) -> Table:
     """Every flag, one row each."""
+    keys = dict(zip(study.cells[IDENTITY].itertuples(index=False, name=None), study.cells.index, strict=True))
     columns = [words("what"), words("cell"), words("layer"), Column("value"), Column("limit")]
     rows = []
     for flag in flags.head(LISTED_FLAGS).itertuples():
-        seed = "all seeds" if absent(flag.seed) else f"seed {flag.seed:g}"
-        cell = f"{flag.format} {flag.optimizer}, {seed}, lr × {flag.lr_scale:g}"
+        key = keys.get((flag.format, flag.optimizer, flag.seed, flag.lr_scale))
+        cell = f"`{key}`" if key else f"{flag.format} {flag.optimizer}, all seeds, lr × {flag.lr_scale:g}"
         rows.append([flag.what, cell, flag.layer or NONE, significant(flag.value), f"{flag.limit:g}"])
     more = len(flags) - len(rows)
     return Table(columns, rows, f"{plural(more, 'more flag')} not listed." if more else "")

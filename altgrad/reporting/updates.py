@@ -45,10 +45,12 @@ def updates_table(study: Study, comparison: Comparison) -> Table | None:
 
     arms = [arm for arm in study.optimizers if arm in set(rows["optimizer"])]
     body = [[f"**{arm}**", *(cell(arm, name) for name in formats)] for arm in arms]
+    behind = [[None, *(comparison.behind(name, arm) for name in formats)] for arm in arms]
     note = (
         "Cosine between the update, weight decay aside, and AdamW's on the same gradients / rungs that a weight moves "
         "in a step / updates that leave the weight's code, in %: of master weights the code of their quantized view, "
         "and a later step may change it. Means over quantized weights, layers, the watched steps of the second half of "
         "the run, and seeds."
     )
-    return Table([Column("arm", numeric=False), *(Column(name) for name in formats)], body, note)
+    columns = [Column("arm", numeric=False), *(Column(name) for name in formats)]
+    return Table(columns, body, note, behind)

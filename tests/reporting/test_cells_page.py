@@ -5,11 +5,13 @@ Oracle: the files that the study was written as; a real browser.
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, unquote
 
 import pandas as pd
 import pytest
@@ -112,6 +114,34 @@ def test_a_format_and_an_arm_lead_to_their_cells() -> None:
     entry, arm = marks("**virtual.E3M4** gains", links), marks("by `a&b`", links)
     assert '<a class="behind" href="cells.html#?format=virtual.E3M4">virtual.E3M4</a>' in entry
     assert '<a class="behind" href="cells.html#?optimizer=a%26b"><code>a&amp;b</code></a>' in arm
+
+
+def test_every_link_to_cells_finds_some(project: Path) -> None:
+    """Oracle: the filter, written once more over the grid."""
+    study = read(project)
+    found = data_of((project / "reports/cells.html").read_text())
+    wanted = set(re.findall(r'href="cells\.html#([^"]*)"', page_of(project)))
+    for text in wanted - {""}:
+        if not text.startswith("?"):
+            assert unquote(text) in study.cells.index
+            continue
+        asked = parse_qs(html.unescape(text[1:]))
+        metrics = asked.pop("metric", [])
+        rows = study.cells
+        for name, values in asked.items():
+            rows = rows[rows[name].astype(str).isin(values)]
+        assert len(rows), text
+        index = [name for name, _, _ in found["metrics"]]
+        measured = [cell["summary"] for cell in found["cells"] if cell["key"] in rows.index and "summary" in cell]
+        assert all(any(summary[index.index(metric)] is not None for summary in measured) for metric in metrics), text
+    captions = re.findall(r"<figcaption>(.*)</figcaption>", page_of(project))
+    assert all(re.search(r' <a class="behind" href="cells\.html#[^"]*">Its cells</a>$', text) for text in captions)
+    assert len(captions) > 5
+    assert sum("metric=" in text for text in wanted) > 20
+
+
+def page_of(project: Path) -> str:
+    return (project / "reports/index.html").read_text()
 
 
 # --- in a browser --------------------------------------------------------------------------------------
@@ -219,6 +249,20 @@ def test_a_number_of_a_table_leads_to_the_cells_behind_it(opened, project: Path)
     assert page.locator("#list tr:visible").count() == 18 and page.locator("#cell").inner_text() == ""
     page.goto(page.url.split("#")[0] + "#?format=none-such")
     assert "The grid has no such cell." in page.locator("#cell").inner_text()
+
+
+def test_a_number_of_a_diagnosis_leads_to_it_cell_by_cell(opened, project: Path) -> None:
+    page = opened("index.html")
+    row = page.locator("#weights ~ * tr", has=page.locator("td", has_text="weight SQNR, dB"))
+    told = row.locator("td.number a").first
+    shown = float(told.inner_text())
+    told.click()
+    page.wait_for_url("**metric=sqnr_db*")
+    keys = page.locator("#list tr:visible td:first-child").all_inner_texts()
+    values = [read_json(project / "data/diag" / f"{key}.json")["summary"]["sqnr_db"] for key in keys]
+    assert len(keys) == 3 and shown == pytest.approx(sum(values) / 3, abs=0.05)
+    text = page.locator("#cell").inner_text()
+    assert all(f"{value:.4f}" in text for value in (*values, sum(values) / 3))
 
 
 @pytest.mark.parametrize("name", ["index.html", "cells.html#E5M2-adamw-2-1", "cells.html#?format=E4M3"])

@@ -80,8 +80,11 @@ def draw(plates: Iterable[Plate], study: Study, result: Comparison, folder: Path
                 save(figure, folder, plate.name)
         return figure is not None
 
+    def behind(plate: Plate) -> dict[str, str]:
+        return {"optimizer": words["optimizer"]} if "{optimizer}" in plate.caption else {}
+
     return {
-        plate.name: Picture(plate.name, plate.alt.format(**words), plate.caption.format(**words).strip())
+        plate.name: Picture(plate.name, plate.alt.format(**words), plate.caption.format(**words).strip(), behind(plate))
         for plate, found in zip(plates, _on_all_cores(drawn, plates), strict=True)
         if found
     }

@@ -129,8 +129,8 @@ PLATES = [
         order=15,
         alt="Norm of the weight gradient over that of its quantization noise, and its cosine, by step, for {formats}",
         caption="Norm of the weight gradient over that of its quantization noise on one batch, and the cosine of the "
-        "gradient with that noise and without it (`{optimizer}`, mean over layers and seeds) at each snapshot. Dotted: √3, below which Chmiel et al. 2025 (arXiv 2505.19115) find "
-        "that quantized training becomes less effective.",
+        "gradient with that noise and without it (`{optimizer}`, mean over layers and seeds) at each snapshot. Dotted: "
+        "√3, below which Chmiel et al. 2025 (arXiv 2505.19115) find that quantized training becomes less effective.",
         news=NOISE_MATTERS,
     ),
     Plate(
