@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from altgrad.config import UserError
 from altgrad.config.errors import did_you_mean
 from altgrad.metrics import METRICS
 from altgrad.metrics.metric import ROLES
-from altgrad.reporting.first_cause import LEAST_PEERS, Excursion, FirstCause, Trace, first_cause
+from altgrad.reporting.first_cause import LEAST_PEERS, Excursion, FirstCause, Peers, Trace, first_cause
 from altgrad.reporting.load import COMPLETED, DIVERGED, IDENTITY, MISSING, Study
 from altgrad.reporting.wording import number, plural, significant
 
@@ -41,7 +41,7 @@ class Case:
     ended: str
     found: FirstCause
     run: Trace
-    peers: list[Trace]
+    peers: Peers
     circle: str
     rows: str = ""
 
@@ -138,6 +138,7 @@ class _Traces:
         self.study = study
         self.frames = [dict(list(frame.groupby(IDENTITY, sort=False))) for frame in (study.monitors, study.history)]
         self.known: dict[str, Trace] = {}
+        self.together: dict[tuple[str, ...], Peers] = {}
 
     def __getitem__(self, key: str) -> Trace:
         if key not in self.known:
@@ -148,13 +149,20 @@ class _Traces:
             self.known[key] = Trace(*own, diverged, cell["first_nonfinite"])
         return self.known[key]
 
+    def peers(self, keys: Iterable[str]) -> Peers:
+        """Return those of several cells: the same one for the same cells."""
+        keys = tuple(keys)
+        if keys not in self.together:
+            self.together[keys] = Peers(self[key] for key in keys)
+        return self.together[keys]
+
 
 def _case(study: Study, key: str, traces: _Traces, worse: dict[str, float]) -> Case:
     cell = study.cells.loc[key]
     healthy = study.cells[(study.cells["status"] == COMPLETED) & ~study.cells.index.isin([*worse, key])]
     circles = [(healthy[(healthy[shared] == cell[shared]).all(axis=1)].index, name) for shared, name in CIRCLES]
     like, circle = next((found for found in circles if len(found[0]) >= LEAST_PEERS), circles[-1])
-    peers = [traces[other] for other in like]
+    peers = traces.peers(like)
     found = first_cause(traces[key], peers)
     return Case(key, _ended(cell, worse.get(key)), found, traces[key], peers, circle, _rows(cell))
 

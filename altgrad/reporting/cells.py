@@ -44,7 +44,7 @@ def contents(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> dict[s
     }  # fmt: skip
     histories, summaries = (dict(list(frame.groupby(IDENTITY, sort=False))) for frame in (study.history, study.summary))
     flagged = dict(list(flags.dropna(subset="seed").groupby(IDENTITY, sort=False))) if len(flags) else {}
-    names = list(dict.fromkeys(study.summary["metric"]))
+    names = list(study.summary["metric"].unique())
     known = METRICS | study.metrics
     causes = {case.key: _cause(case) for case in cases}
     cells = []

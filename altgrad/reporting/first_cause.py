@@ -19,9 +19,11 @@ one of their own: they vary more from step to step than from run to run, and a s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -39,7 +41,8 @@ LOSSES = ["train_loss", "val_loss"]
 LEAST_SHARE = 2.0**-10  # a share is compared as if so much were added, or 0 would be infinitely far from anything
 PER_BINADE = 20 * np.log10(2)  # dB
 UPDATE = "update"
-FORWARD, BACKWARD = ("input", "weight", "output"), ("grad", "weight_grad", UPDATE)  # a pass, in order
+WEIGHT = "weight"
+FORWARD, BACKWARD = ("input", "output"), ("grad", "weight_grad", UPDATE)  # a pass, in order
 # The first has no sign to lose, the second needs no band; the third counts what an entropy, which has one, is below.
 OMITTED = {"mean", "nonfinite", "attention_low_heads"}
 
@@ -61,19 +64,81 @@ class Trace:
     def tensors(self) -> pd.DataFrame:
         """The measurements, (layer, role, metric) x step, in binades: infinity where what was recorded is not finite,
         NaN where nothing was."""
-        rows = self.monitors[self.monitors["metric"].isin(METRICS.keys() - OMITTED)]
-        value = rows["value"].to_numpy(dtype="float64")
+        codes, metrics = pd.factorize(self.monitors["metric"])
+        value = self.monitors["value"].to_numpy(dtype="float64")
+        kept = np.zeros(len(value), dtype=bool)
         found = np.full(len(value), np.nan)
-        for metric in rows["metric"].unique():
-            own = (rows["metric"] == metric).to_numpy()
-            found[own] = to_binades(metric, value[own])
-        rows = rows.assign(value=np.where(np.isfinite(found), found, np.inf))
+        for code, metric in enumerate(metrics):
+            if metric in METRICS and metric not in OMITTED:
+                own = codes == code
+                kept |= own
+                found[own] = to_binades(metric, value[own])
+        rows = self.monitors.assign(value=np.where(np.isfinite(found), found, np.inf))[kept]
         return rows.set_index([*KEY, "step"])["value"].unstack("step", sort=False).sort_index(axis=1)
 
     @cached_property
     def losses(self) -> pd.DataFrame:
         """Loss x step, in binades."""
         return np.log2(self.history.set_index("step")[LOSSES].astype("float64").T)
+
+
+class Healthy(NamedTuple):
+    """The finite values of several runs, in binades, of which one may lack keys or steps that another has.
+
+    All but ``index`` (keys) and ``columns`` (steps) are (keys, steps): how many runs have a value, their median, the
+    summed squares of their distances from it, and their extremes; NaN where no run has one.
+    """
+
+    index: pd.Index
+    columns: pd.Index
+    count: np.ndarray
+    middle: np.ndarray
+    squares: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    @classmethod
+    def of(cls, frames: Sequence[pd.DataFrame]) -> Healthy:
+        """Return what the ``frames`` of runs, keys x steps, have between them; one at least."""
+        index, columns = _union(frame.index for frame in frames), _union(frame.columns for frame in frames)
+        stack = np.stack([frame.reindex(index=index, columns=columns).to_numpy(dtype="float64") for frame in frames])
+        stack[~np.isfinite(stack)] = np.nan
+        stack.sort(axis=0)  # NaN comes last
+        count = np.isfinite(stack).sum(axis=0)
+
+        def at(place: np.ndarray) -> np.ndarray:
+            return np.take_along_axis(stack, np.maximum(place, 0)[None], axis=0)[0]
+
+        middle = (at((count - 1) // 2) + at(count // 2)) / 2
+        squares = np.nansum((stack - middle) ** 2, axis=0)
+        return cls(index, columns, count, middle, squares, stack[0], at(count - 1))
+
+    def like(self, values: pd.DataFrame) -> Healthy:
+        """Return the same for the keys and steps of ``values``."""
+        rows, columns = self.index.get_indexer(values.index), self.columns.get_indexer(values.columns)
+        unknown = (rows < 0)[:, None] | (columns < 0)
+
+        def of(numbers: np.ndarray, otherwise: float) -> np.ndarray:
+            return np.where(unknown, otherwise, numbers[np.ix_(rows, columns)])
+
+        return Healthy(
+            values.index, values.columns, of(self.count, 0), of(self.middle, np.nan), of(self.squares, 0),
+            of(self.low, np.nan), of(self.high, np.nan),
+        )  # fmt: skip
+
+
+class Peers(tuple[Trace, ...]):
+    """Healthy runs. What bands need of them is computed once, however many runs are held against them."""
+
+    @cached_property
+    def tensors(self) -> Healthy:
+        """Of every tensor and metric."""
+        return Healthy.of([peer.tensors for peer in self])
+
+    @cached_property
+    def losses(self) -> Healthy:
+        """Of the losses."""
+        return Healthy.of([peer.losses for peer in self])
 
 
 @dataclass(frozen=True)
@@ -133,11 +198,11 @@ class Bands:
 
 
 def first_cause(
-    run: Trace, peers: Sequence[Trace], threshold: float = THRESHOLD, update_threshold: float = UPDATE_THRESHOLD
+    run: Trace, peers: Peers, threshold: float = THRESHOLD, update_threshold: float = UPDATE_THRESHOLD
 ) -> FirstCause:
-    """Return the first cause of what happened to ``run``; see the module. ``peers`` are healthy runs, without it."""
+    """Return the first cause of what happened to ``run``; see the module. ``peers`` are without it."""
     enough = len(peers) >= LEAST_PEERS
-    loss_step = _loss_step(run, peers if enough else ())
+    loss_step = _loss_step(run, peers if enough else None)
     found = _nonfinite(run)
     found += _outside(run, peers, threshold, update_threshold) if enough else _limits_crossed(run.monitors)
     found = [excursion for excursion in found if loss_step is None or excursion.step <= loss_step]
@@ -146,17 +211,17 @@ def first_cause(
     return FirstCause(first, loss_step, len(peers) if enough else 0)
 
 
-def tensor_bands(run: Trace, peers: Sequence[Trace]) -> Bands:
+def tensor_bands(run: Trace, peers: Peers) -> Bands:
     """Return the bands of every tensor and metric that ``run`` has, at its steps."""
     values = run.tensors
     groups = values.index.droplevel("layer")
-    return _bands(values, [peer.tensors for peer in peers], groups, FLOOR)
+    return _bands(values, peers.tensors, groups, FLOOR)
 
 
-def loss_bands(run: Trace, peers: Sequence[Trace]) -> Bands:
+def loss_bands(run: Trace, peers: Peers) -> Bands:
     """Return the bands of the losses, keyed by their names."""
     values = run.losses
-    return _bands(values, [peer.losses for peer in peers], values.index, LOSS_FLOOR)
+    return _bands(values, peers.losses, values.index, LOSS_FLOOR)
 
 
 def threshold_of(role: str) -> float:
@@ -190,20 +255,19 @@ def _scale(metric: str) -> tuple[Way, Way]:
     return lambda v: np.log2(np.maximum(np.abs(v), np.finfo(float).tiny)), lambda y: 2.0**y
 
 
-def _bands(values: pd.DataFrame, peers: list[pd.DataFrame], groups: pd.Index, floor: float) -> Bands:
+def _union(indexes: Iterable[pd.Index]) -> pd.Index:
+    return functools.reduce(lambda one, other: one.union(other, sort=False), indexes)
+
+
+def _bands(values: pd.DataFrame, healthy: Healthy, groups: pd.Index, floor: float) -> Bands:
     """Return the bands of ``values``; half of a spread is what the keys of the same group have in common."""
-    like = [peer.reindex(index=values.index, columns=values.columns).to_numpy() for peer in peers]
-    stack = np.stack(like)
-    stack = np.ma.masked_invalid(stack)
-    count = stack.count(axis=0)
-    middle = np.ma.median(stack, axis=0)
-    squares = ((stack - middle) ** 2).sum(axis=0)
-    freedom = np.maximum(count - 1, 0)
-    own = squares.sum(axis=1).filled(0) / np.maximum(freedom.sum(axis=1), 1)
+    peers = healthy.like(values)
+    freedom = np.maximum(peers.count - 1, 0)
+    own = peers.squares.sum(axis=1) / np.maximum(freedom.sum(axis=1), 1)
     common = pd.Series(own).groupby(groups.to_numpy()).transform("median").to_numpy()
-    spread = np.sqrt(np.maximum((own + common) / 2, floor**2))[:, None] * np.sqrt(1 + 1 / np.maximum(count, 1))
-    middle = np.where(count >= LEAST_PEERS, middle.filled(np.nan), np.nan)
-    return Bands(values, middle, spread, stack.min(axis=0).filled(np.nan), stack.max(axis=0).filled(np.nan))
+    spread = np.sqrt(np.maximum((own + common) / 2, floor**2))[:, None] * np.sqrt(1 + 1 / np.maximum(peers.count, 1))
+    middle = np.where(peers.count >= LEAST_PEERS, peers.middle, np.nan)
+    return Bands(values, middle, spread, peers.low, peers.high)
 
 
 def _lasting(out: np.ndarray, recorded: np.ndarray) -> np.ndarray:
@@ -216,7 +280,7 @@ def _lasting(out: np.ndarray, recorded: np.ndarray) -> np.ndarray:
     return kept
 
 
-def _loss_step(run: Trace, peers: Sequence[Trace]) -> int | None:
+def _loss_step(run: Trace, peers: Peers | None) -> int | None:
     """Return the first step at which a loss is above its band or the run has diverged, None if that never was."""
     steps = [] if run.diverged is None else [run.diverged]
     if peers and len(run.history):
@@ -241,7 +305,7 @@ def _at_once(layer: str, role: str, step: int, value: float) -> Excursion:
     return Excursion(layer, role, "nonfinite", int(step), value, 0.0, 0.0, np.inf)
 
 
-def _outside(run: Trace, peers: Sequence[Trace], threshold: float, update_threshold: float) -> list[Excursion]:
+def _outside(run: Trace, peers: Peers, threshold: float, update_threshold: float) -> list[Excursion]:
     """Return the excursions from the peers' bands."""
     if run.monitors.empty:
         return []
@@ -275,11 +339,16 @@ def _limits_crossed(monitors: pd.DataFrame) -> list[Excursion]:
 
 
 def _order(monitors: pd.DataFrame) -> Callable[[str, str], tuple[int, int, int]]:
-    """Return a key by which tensors come as they are computed: forward layer by layer, gradients back again."""
-    layers = {name: i for i, name in enumerate(dict.fromkeys(monitors["layer"]))}
+    """Return a key by which tensors come as they are computed: forward layer by layer, gradients back again.
+
+    Weights come before all others: they are there before the pass, and the head's may be the embedding's.
+    """
+    layers = {name: i for i, name in enumerate(monitors["layer"].unique())}
 
     def place(layer: str, role: str) -> tuple[int, int, int]:
         at = layers.get(layer, len(layers))
+        if role == WEIGHT:
+            return -1, at, 0
         return (0, at, FORWARD.index(role)) if role in FORWARD else (1 + BACKWARD.index(role), -at, 0)
 
     return place

@@ -111,7 +111,7 @@ def fairness_section(
 
 def definitions_section(study: Study) -> Section:
     """What every number means."""
-    measured = set(study.summary["metric"])
+    measured = set(study.summary["metric"].unique())
     diagnosed = [m for m in study.metrics.values() if m.name in measured and (m.name in SHOWN or not is_geometry(m))]
     terms = [f"**{term}**: {text}" for term, text in glossary(diagnosed).items()]
     return Section("Definitions", "definitions", [Bullets(terms)])

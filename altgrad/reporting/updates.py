@@ -6,7 +6,7 @@ import pandas as pd
 
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Column, Table
-from altgrad.reporting.figures.select import at_best
+from altgrad.reporting.figures.select import at_best, in_order
 from altgrad.reporting.load import Study
 from altgrad.reporting.wording import NONE, number, significant
 
@@ -35,7 +35,7 @@ def updates_table(study: Study, comparison: Comparison) -> Table | None:
     if rows.empty:
         return None
     means = rows.groupby(["metric", "optimizer", "format"])["value"].mean()
-    formats = [name for name in study.formats if name in set(rows["format"])]
+    formats = in_order(study, rows)
 
     def cell(arm: str, name: str) -> str:
         cosine, rungs, stall = (means.get((metric, arm, name)) for metric in (COSINE, RUNGS, STALL))
@@ -43,7 +43,7 @@ def updates_table(study: Study, comparison: Comparison) -> Table | None:
             return NONE
         return f"{number(cosine, 2)} / {significant(rungs, 2)} / {number(None if stall is None else 100 * stall, 0)}"
 
-    arms = [arm for arm in study.optimizers if arm in set(rows["optimizer"])]
+    arms = [arm for arm in study.optimizers if arm in set(rows["optimizer"].unique())]
     body = [[f"**{arm}**", *(cell(arm, name) for name in formats)] for arm in arms]
     behind = [[None, *(comparison.behind(name, arm) for name in formats)] for arm in arms]
     note = (

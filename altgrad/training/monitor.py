@@ -186,10 +186,11 @@ class _Sight:
 def first_nonfinite(rows: list[Row]) -> str | None:
     """Return ``"blocks.2.mlp.down grad"`` for the first tensor in which a pass saw NaN or infinity.
 
-    Forward tensors come in the order of the layers, gradients against it, as they are computed.
+    Weights come first, which are there before the pass and may be the embedding's too, then inputs in the order of the
+    layers and gradients against it, as they are computed.
     """
     bad = [row for row in rows if row.metric == "nonfinite" and row.value > 0]
-    forward = [row for row in bad if row.role in ("input", "weight")]
+    forward = [row for role in ("weight", "input") for row in bad if row.role == role]
     backward = [row for row in reversed(bad) if row.role == "grad"]
     return next((f"{row.layer} {row.role}" for row in [*forward, *backward]), None)
 

@@ -13,6 +13,7 @@ from altgrad.reporting.first_cause import (
     LEAST_PEERS,
     THRESHOLD,
     UPDATE_THRESHOLD,
+    Peers,
     Trace,
     first_cause,
     from_binades,
@@ -49,18 +50,18 @@ def made(seed=0, *, changed=(), losses=None, without=(), diverged=None, nonfinit
     return Trace(monitors, history, diverged, nonfinite)
 
 
-PEERS = [made(seed) for seed in range(1, 6)]
+PEERS = Peers(made(seed) for seed in range(1, 6))
 PLACE = ("blocks.0.mlp.up", "weight", "sqnr_db")
 
 
 def named(run: Trace, peers=PEERS) -> tuple | None:
-    first = first_cause(run, peers).excursion
+    first = first_cause(run, Peers(peers)).excursion
     return None if first is None else (first.layer, first.role, first.metric, first.step)
 
 
 def test_a_healthy_run_has_none_and_its_loss_shows_nothing() -> None:
     for i, run in enumerate(PEERS):
-        found = first_cause(run, PEERS[:i] + PEERS[i + 1 :])
+        found = first_cause(run, Peers(PEERS[:i] + PEERS[i + 1 :]))
         assert found.excursion is None and found.loss_step is None and found.lead is None and found.peers == 4
 
 
@@ -98,6 +99,8 @@ def test_of_one_pass_the_farthest_out_is_named_and_of_equals_the_one_computed_fi
     equal = [(layer, role, "nonfinite", 20, 3.0, 1) for layer in LAYERS for role in ("input", "grad")]
     assert named(made(changed=equal)) == equal[0][:4]  # forward first, from the first layer on
     assert named(made(changed=equal[1::2])) == ("blocks.1.mlp.up", "grad", "nonfinite", 20)  # then back from the last
+    weight = ("blocks.1.mlp.up", "weight", "nonfinite", 20, 1.0, 1)
+    assert named(made(changed=[*equal, weight])) == weight[:4]  # it was there before
 
 
 def test_what_the_next_pass_does_not_have_is_no_excursion_unless_it_is_the_last() -> None:
@@ -109,7 +112,7 @@ def test_what_the_next_pass_does_not_have_is_no_excursion_unless_it_is_the_last(
 
 def test_nan_needs_no_next_pass_and_no_peers() -> None:
     run = made(changed=[("blocks.1.mlp.up", "input", "nonfinite", 30, 2.0, 1)])
-    for peers in (PEERS, []):
+    for peers in (PEERS, Peers()):
         assert named(run, peers) == ("blocks.1.mlp.up", "input", "nonfinite", 30)
     ended = made(diverged=23, nonfinite="blocks.1.mlp.up grad", last=20)
     assert named(ended) == named(ended, []) == ("blocks.1.mlp.up", "grad", "nonfinite", 23)
@@ -135,7 +138,7 @@ def test_missing_metrics_and_missing_steps_are_no_excursions() -> None:
 def test_without_enough_healthy_runs_the_limits_of_the_rows_decide() -> None:
     limit = METRICS["overflow_frac"].limit.value
     changed = [("blocks.0.mlp.up", "input", "overflow_frac", 30, 2 * limit, 1), (*PLACE, 10, 1.0, 99)]
-    found = first_cause(made(changed=changed), PEERS[: LEAST_PEERS - 1])
+    found = first_cause(made(changed=changed), Peers(PEERS[: LEAST_PEERS - 1]))
     first = found.excursion
     assert (first.layer, first.metric, first.step) == ("blocks.0.mlp.up", "overflow_frac", 30)
     assert math.isnan(first.low) and found.peers == 0

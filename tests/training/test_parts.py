@@ -156,6 +156,8 @@ def test_the_first_nonfinite_tensor_is_the_first_computed():
 
     assert first_nonfinite([row("a", "input", 0.0), row("a", "grad", 1.0), row("b", "grad", 1.0)]) == "b grad"
     assert first_nonfinite([row("a", "grad", 1.0), row("b", "input", 2.0)]) == "b input"
+    tied = [row("a", "input", 1.0), row("a", "weight", 0.0), row("head", "weight", 1.0)]
+    assert first_nonfinite(tied) == "head weight"
     assert first_nonfinite([row("a", "input", 0.0)]) is None
 
 

@@ -48,7 +48,7 @@ def bit_activity(study: Study, comparison: Comparison) -> Figure | None:
     if rows.empty:
         return None
     names = in_order(study, rows)
-    bits = sorted(set(rows["x"]), reverse=True)
+    bits = sorted(rows["x"].unique(), reverse=True)
     table, text, labels = np.full((len(names), len(bits)), np.nan), np.full((len(names), len(bits)), "", object), []
     for row, name in enumerate(names):
         fmt, layers = weight_format(study, name, rows["layer"])

@@ -72,7 +72,7 @@ def loss_differences(study: Study, comparison: Comparison) -> Figure | None:
 
 def _present(study: Study, frame: pd.DataFrame) -> tuple[list[str], list[str]]:
     """Return the optimizers and formats of the grid that ``frame`` has rows of, in grid order."""
-    optimizers, names = set(frame["optimizer"]), set(frame["format"])
+    optimizers, names = set(frame["optimizer"].unique()), set(frame["format"].unique())
     return [o for o in study.optimizers if o in optimizers], [f for f in study.formats if f in names]
 
 

@@ -44,7 +44,7 @@ def health_map(study: Study, comparison: Comparison, metric: str) -> Figure | No
     quantity = QUANTITIES[metric]
     rows = late(per_layer(study.monitors, study, comparison))
     rows = rows[(rows["metric"] == metric) & rows["role"].isin(list(ROLES))]
-    roles = [role for role in ROLES if role in set(rows["role"])]
+    roles = [role for role in ROLES if role in set(rows["role"].unique())]
     if not roles:
         return None
     names = [name for name in in_order(study, rows) if name != study.baseline] or in_order(study, rows)
@@ -80,7 +80,7 @@ def health_over_time(study: Study, comparison: Comparison) -> Figure | None:
     """Precision and underflow by step: the median layer, a panel per role, the mean over seeds."""
     rows = per_layer(study.monitors, study, comparison)
     rows = rows[rows["role"].isin(list(ROLES)) & rows["metric"].isin(["sqnr_db", "underflow_frac"])]
-    roles = [role for role in ROLES if role in set(rows["role"])]
+    roles = [role for role in ROLES if role in set(rows["role"].unique())]
     if not roles:
         return None
     names = in_order(study, rows)

@@ -59,14 +59,14 @@ def course(study: Study, comparison: Comparison, metric: str) -> pd.DataFrame:
 
 def in_order(study: Study, frame: pd.DataFrame) -> list[str]:
     """Return the grid's formats that ``frame`` has rows of, in grid order."""
-    present = set(frame["format"])
+    present = set(frame["format"].unique())
     return [name for name in study.formats if name in present]
 
 
 def layer_order(study: Study, frame: pd.DataFrame) -> list[str]:
     """Return the layers that ``frame`` has rows of, in the order in which data flows through the model."""
-    present = set(frame["layer"])
-    return [name for name in dict.fromkeys(study.monitors["layer"]) if name in present]
+    present = set(frame["layer"].unique())
+    return [name for name in study.monitors["layer"].unique() if name in present]
 
 
 def weight_format(study: Study, name: str, layers: Iterable[str]) -> tuple[Format, list[str]] | None:

@@ -78,7 +78,7 @@ def kurtosis(study: Study, comparison: Comparison) -> Figure | None:
     if rows.empty:
         return None
     limit = METRICS["kurtosis"].limit.value
-    blocks = list(dict.fromkeys(rows["layer"]))
+    blocks = list(rows["layer"].unique())
     count = min(4, len(blocks))
     shown = [blocks[round(i * (len(blocks) - 1) / max(count - 1, 1))] for i in range(count)]
     names, styles = in_order(study, rows), looks(study.formats)

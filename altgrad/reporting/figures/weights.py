@@ -74,7 +74,7 @@ def divergences(study: Study, comparison: Comparison) -> pd.DataFrame:
     # All over the same bins, so that none has to be aligned with another.
     bins = rows.pivot_table(index=["format", "seed", "layer"], columns="x", values="value", fill_value=0.0)
     histograms = dict(bins.iterrows())
-    layers, seeds = layer_order(study, rows), list(dict.fromkeys(rows["seed"]))
+    layers, seeds = layer_order(study, rows), list(rows["seed"].unique())
     following = dict(zip(seeds, seeds[1:] + seeds[:1], strict=True))
     pairs = {
         name: (name, dict(zip(seeds, seeds, strict=True))) for name in in_order(study, rows) if name != study.baseline
