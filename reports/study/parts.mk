@@ -140,6 +140,7 @@ STUDY_ladder-nano-3300 := $(call larger,3300) $(RATES_nano-3300) grid.formats=[E
 largest = $(filter-out model=% grid.optimizers=%,$(call larger,$(1))) model=micro models.micro.threads=1 train.batch=8 \
 	grid.optimizers=$(call list,$(LARGER))
 STUDY_tuning-micro := $(call largest,400) grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[0.125,0.25,0.5]
+STUDY_tuning-micro-lower := $(call largest,400) grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[0.0625]
 
 # Another kind of text: the documentation that five installed packages carry, at rates of its own.
 DOCSTRINGS := scratch/docstrings
@@ -201,5 +202,5 @@ PARTS := tuning tuning-plain matrix profile tuning-low-bits low-bits \
 	tuning-controls controls tuning-masterless masterless tuning-arms tuning-arms-higher arms gate-formats gate-formats-blocks gate-rounding \
 	tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin \
-	tuning-nano ladder-nano ladder-nano-twin tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro \
+	tuning-nano ladder-nano ladder-nano-twin tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower \
 	tuning-corpus corpus tuning-plain-arms what-if no-significand
