@@ -16,7 +16,7 @@ import pandas as pd
 
 from altgrad.config import UserError, run_stage
 from altgrad.config.files import read_yaml, write_text
-from altgrad.reporting import first_arms, gates, hypotheses
+from altgrad.reporting import first_arms, gates, hypotheses, ladders
 from altgrad.reporting.document import Block, Document, Section
 from altgrad.reporting.markdown import to_markdown
 
@@ -27,10 +27,10 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "gate-formats": gates.gate_formats, "gate-formats-blocks": gates.gate_formats,
     "gate-rounding": gates.rounding,
     "what-if": gates.what_if, "no-significand": gates.no_significand,
-    "length-800": hypotheses.ladder, "length-3200": hypotheses.ladder,
-    "length-3200-twin": hypotheses.twin, "ladder-nano": hypotheses.ladder,
-    "ladder-nano-3300": hypotheses.ladder,
-    "ladder-nano-twin": hypotheses.larger_twin,
+    "length-800": ladders.longer, "length-3200": ladders.longer, "length-3200-twin": ladders.longer_twin,
+    "ladder-nano": ladders.larger, "ladder-nano-3300": ladders.larger, "ladder-micro": ladders.larger,
+    "ladder-nano-twin": ladders.larger_twin, "ladder-micro-twin": ladders.larger_twin,
+    "ladder-nano-formats": ladders.larger_formats,
     "corpus": hypotheses.corpus,
 }  # fmt: skip
 OF_SEVERAL = {"gate-tokens": gates.gate_tokens}  # what is made of several parts, in folders of its own

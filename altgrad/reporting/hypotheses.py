@@ -12,13 +12,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from altgrad.config.files import read_yaml
 from altgrad.reporting.document import Block, Column, Picture, Table, Text
-from altgrad.reporting.figures.decisions import Interval, draw_lengths, draw_matrix, draw_own, draw_profile
+from altgrad.reporting.figures.decisions import draw_matrix, draw_own, draw_profile
 from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.paired import interval, two_sided, with_interval
 from altgrad.reporting.tables import words
-from altgrad.reporting.wording import joined, number, p_value
+from altgrad.reporting.wording import number, p_value
 
 LEVEL = 0.05
 AS, VIRTUAL = "as_", "virtual."  # how the parts call an arm with a format's geometry, and a virtual twin
@@ -169,49 +168,13 @@ def masterless(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     return _each_against("H5", "adamw_sr", losses, plain)
 
 
-def ladder(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
-    """What each arm gains in the first format, longer trained (L1), in a larger model (L2), or both (L4).
-
-    Beside longer ones, the same gains in the parts of fewer steps that lie next to ``folder``: a figure.
-    """
-    if not folder.name.startswith("length"):
-        return _each_over_plain("L4" if folder.name.endswith("3300") else "L2", losses, plain)
-    said, table = _each_over_plain("L1", losses, plain)
-    entry = values_of(losses, "format")[0]
-    arms = [arm for arm in values_of(losses, "optimizer") if arm != plain]
-    gains: dict[int, dict[str, Interval]] = {}
-    for part in (folder.parent / "controls", *folder.parent.glob("length-*[0-9]")):
-        if not (part / "results.csv").is_file():
-            continue
-        steps = read_yaml(part / "params.yaml")["train"]["steps"]
-        of_part = pd.read_csv(part / "results.csv").set_index(["format", "optimizer", "seed"])["val_loss"]
-        gains[steps] = {arm: interval(gains_over(of_part, plain, arm, entry)) for arm in arms}
-    own = read_yaml(folder / "params.yaml")["train"]["steps"]
-    shown = {steps: gains[steps] for steps in sorted(gains) if steps <= own}
-    draw_lengths(shown, arms, folder / "figures")
-    alt = f"Gain over AdamW in {entry} by the number of training steps, for {joined(arms)}"
-    caption = f"Mean gain over {plain}, nats per token, with 95 % intervals; each arm at its rate of each length."
-    return [said, Picture("lengths", alt, caption), table]
-
-
-def twin(losses: pd.Series, plain: str, _: Path) -> list[Block]:
-    """What each arm gains in the format and without it, no test."""
-    return _each_over_plain("Exploratory", losses, plain)
-
-
 def corpus(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     """The same with other texts, and the format's own part of what its geometry gains."""
-    said, table = _each_over_plain("C1", losses, plain)
-    return [said, _own_part("C2", losses, plain), table]
+    said, table = each_over_plain("C1", losses, plain)
+    return [said, own_part("C2", losses, plain), table]
 
 
-def larger_twin(losses: pd.Series, plain: str, _: Path) -> list[Block]:
-    """The format's own part of what its geometry gains in a larger model."""
-    _said, table = _each_over_plain("L2", losses, plain)  # whose decision is that of the part without twins
-    return [_own_part("L3", losses, plain), table]
-
-
-def _own_part(hypothesis: str, losses: pd.Series, plain: str) -> Text:
+def own_part(hypothesis: str, losses: pd.Series, plain: str) -> Text:
     """What `stiff_matched` gains in the first format minus what it gains in its virtual twin: t over pairs."""
     entry = values_of(losses, "format")[0]
     gain, without = (gains_over(losses, plain, "stiff_matched", name) for name in (entry, VIRTUAL + entry))
@@ -254,7 +217,7 @@ def _each_against(hypothesis: str, reference: str, losses: pd.Series, plain: str
     return [Text(said), Table(columns, rows, note)]
 
 
-def _each_over_plain(hypothesis: str, losses: pd.Series, plain: str) -> list[Block]:
+def each_over_plain(hypothesis: str, losses: pd.Series, plain: str) -> list[Block]:
     """Every arm's gain in the first format, with Holm over the arms.
 
     Beside it, where the part has the format's virtual twin, how much of the gain is there without the format.

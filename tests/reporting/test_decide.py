@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from altgrad.config import UserError
-from altgrad.reporting import hypotheses
+from altgrad.reporting import ladders
 from altgrad.reporting.decide import decide, main
 from altgrad.reporting.gates import LAW_ORDER
 from altgrad.reporting.hypotheses import diagonal
@@ -154,7 +154,7 @@ def test_what_is_gained_in_the_format_is_told_from_what_is_gained_anyway(tmp_pat
 
 def test_gains_are_drawn_by_length_up_to_that_of_the_part(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(hypotheses, "draw_lengths", lambda gains, arms, folder: drawn.append((gains, arms)))
+    monkeypatch.setattr(ladders, "draw_lengths", lambda gains, arms, folder: drawn.append((gains, arms)))
     for name, steps, gain in (("controls", 200, 0.1), ("length-800", 800, 0.2), ("length-3200", 3200, 0.3)):
         rows = [("E3M4", arm, seed, 1.0, 3 + 0.01 * seed - gain * (arm == "muon"))
                 for arm, seed in itertools.product(("adamw", "muon"), range(5))]  # fmt: skip
@@ -202,6 +202,24 @@ def test_the_formats_own_part_is_tested_with_other_texts_and_in_a_larger_model(o
     assert f", {verdict}." in text[text.index("**C2.**") :]
     larger = decide(study(tmp_path / "ladder-nano-twin", rows, dict.fromkeys(gained, PLAIN)))
     assert f", {verdict}." in larger[larger.index("**L3.**") :] and "L2" not in larger
+
+
+def test_what_each_format_gains_in_a_larger_model_is_told_from_what_the_shuffled_geometry_gains(tmp_path):
+    rng = np.random.default_rng(7)
+    gains = {"bf16": (0.3, 0.3), "E4M3": (0.02, 0.0), "E3M4": (0.03, 0.03), "E5M2": (-0.02, 0.02), "E1M6": (0.0, 0.0)}
+    rows = [
+        (fmt, arm, seed, 1.0, 3 + 0.1 * seed - gain + 1e-3 * rng.normal())
+        for fmt, (stiff, shuffled) in gains.items()
+        for arm, gain in (("adamw", 0.0), ("stiff_matched", stiff), ("permuted_matched", shuffled))
+        for seed in range(5)
+    ]
+    arms = {"adamw": PLAIN} | {arm: {**PLAIN, "stiffness": "ulp"} for arm in ("stiff_matched", "permuted_matched")}
+    text = decide(study(tmp_path / "ladder-nano-formats", rows, arms))
+    assert "**L7.** `stiff_matched` ends lower than `adamw` in E4M3, E3M4; higher in E5M2; of the 4 formats." in text
+    assert "**L8.** `stiff_matched` ends lower than `permuted_matched` in E4M3; higher in E5M2;" in text
+    row = next(line for line in text.splitlines() if line.startswith("| **E5M2**")).split("|")
+    assert [float(row[i].split(" [")[0].replace("−", "-")) for i in (2, 4)] == pytest.approx([-0.02, -0.04], abs=2e-3)
+    assert "bf16" not in text
 
 
 @pytest.mark.parametrize(
