@@ -141,6 +141,15 @@ largest = $(filter-out model=% grid.optimizers=%,$(call larger,$(1))) model=micr
 	grid.optimizers=$(call list,$(LARGER))
 STUDY_tuning-micro := $(call largest,400) grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[0.125,0.25,0.5]
 STUDY_tuning-micro-lower := $(call largest,400) grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[0.0625]
+# The best of those four for both, between two others.
+RATES_micro := optimizers.adamw.lr=3.75e-4 optimizers.stiff_matched.lr=5.25e-4
+LADDER_MICRO := $(call largest,400) $(RATES_micro) grid.lr_scales=[1] grid.seeds=[20,21,22]
+STUDY_ladder-micro := $(LADDER_MICRO) grid.formats=[E3M4]
+STUDY_ladder-micro-twin := $(LADDER_MICRO) grid.formats=$(call list,$(call twins,E3M4))
+
+# The formats in the larger model, beside the same step sizes at the wrong weights, at the rate of stiff_matched.
+STUDY_ladder-nano-formats := $(filter-out grid.optimizers=%,$(LADDER_NANO)) optimizers.permuted_matched.lr=2.1e-3 \
+	grid.optimizers=[adamw,stiff_matched,permuted_matched] grid.baseline=bf16 grid.formats=[bf16,E4M3,E5M2,E3M4,E1M6]
 
 # Another kind of text: the documentation that five installed packages carry, at rates of its own.
 DOCSTRINGS := scratch/docstrings
@@ -203,4 +212,5 @@ PARTS := tuning tuning-plain matrix profile tuning-low-bits low-bits \
 	tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin \
 	tuning-nano ladder-nano ladder-nano-twin tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower \
+	ladder-micro ladder-micro-twin ladder-nano-formats \
 	tuning-corpus corpus tuning-plain-arms what-if no-significand
