@@ -66,7 +66,7 @@ def larger_twin(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
 
 def larger_formats(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     """What the geometry of each format gains in a larger model, over the plain arm and over the shuffled one."""
-    entries = [name for name in values_of(losses, "format") if name != "bf16"]
+    entries = values_of(losses, "format")
     over = {
         reference: {entry: gains_over(losses, reference, STIFF, entry) for entry in entries}
         for reference in (plain, SHUFFLED)

@@ -149,7 +149,7 @@ STUDY_ladder-micro-twin := $(LADDER_MICRO) grid.formats=$(call list,$(call twins
 
 # The formats in the larger model, beside the same step sizes at the wrong weights, at the rate of stiff_matched.
 STUDY_ladder-nano-formats := $(filter-out grid.optimizers=% grid.baseline=%,$(LADDER_NANO)) optimizers.permuted_matched.lr=2.1e-3 \
-	grid.optimizers=[adamw,stiff_matched,permuted_matched] grid.baseline=bf16 grid.formats=[bf16,E4M3,E5M2,E3M4,E1M6]
+	grid.optimizers=[adamw,stiff_matched,permuted_matched] grid.baseline=E4M3 grid.formats=[E4M3,E5M2,E3M4,E1M6]
 
 # Another kind of text: the documentation that five installed packages carry, at rates of its own.
 DOCSTRINGS := scratch/docstrings
