@@ -5,6 +5,7 @@ Each part is called as those of :mod:`altgrad.reporting.hypotheses`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pandas as pd
 
 from altgrad.config.files import read_yaml
 from altgrad.reporting.document import Block, Column, Picture, Table, Text
-from altgrad.reporting.figures.decisions import Interval, draw_lengths
+from altgrad.reporting.figures.decisions import Interval, draw_courses
 from altgrad.reporting.hypotheses import LEVEL, each_over_plain, gains_over, names, own_part, values_of
 from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.paired import interval, two_sided, with_interval
@@ -22,12 +23,30 @@ from altgrad.reporting.wording import joined, p_value
 #: Which hypothesis a part decides.
 OF = {"ladder-nano": "L2", "ladder-nano-twin": "L3", "ladder-nano-3300": "L4", "ladder-micro": "L5",
       "ladder-micro-twin": "L6"}  # fmt: skip
+#: The parts that train a model in E3M4 for some length, each at rates of its own.
+RUNGS = ("controls", "length-800", "length-3200", "ladder-nano", "ladder-nano-3300", "ladder-micro")
 STIFF, SHUFFLED = "stiff_matched", "permuted_matched"
 
 
 def larger(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
-    """What each arm gains in the first format in a larger model."""
-    return each_over_plain(OF[folder.name], losses, plain)
+    """What each arm gains in the first format in a larger model.
+
+    At the top of the ladder, beside it, what `STIFF` gains in all parts of it: a figure.
+    """
+    said, table = each_over_plain(OF[folder.name], losses, plain)
+    if folder.name != RUNGS[-1]:
+        return [said, table]
+    entry = values_of(losses, "format")[0]
+    gains: dict[str, dict[float, Interval]] = {}
+    for part in _made(folder.parent, RUNGS):
+        params = read_yaml(part / "params.yaml")
+        train, model = params["train"], params["model"]
+        tokens = train["steps"] * train["batch"] * train["grad_accumulation"] * params["models"][model]["context"]
+        gains.setdefault(model, {})[round(tokens / 1e6, 1)] = interval(gains_over(_losses(part), plain, STIFF, entry))
+    draw_courses(gains, "training tokens, in millions", folder / "figures", "ladder")
+    alt = f"Gain of {STIFF} over AdamW in {entry} by the number of training tokens, for {joined(list(gains))}"
+    caption = f"Mean gain of `{STIFF}` over `{plain}`, with 95 % intervals; both at their rates of each part."
+    return [said, Picture("ladder", alt, caption), table]
 
 
 def longer(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
@@ -38,19 +57,23 @@ def longer(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     said, table = each_over_plain("L1", losses, plain)
     entry = values_of(losses, "format")[0]
     arms = [arm for arm in values_of(losses, "optimizer") if arm != plain]
-    gains: dict[int, dict[str, Interval]] = {}
-    for part in (folder.parent / "controls", *folder.parent.glob("length-*[0-9]")):
-        if not (part / "results.csv").is_file():
-            continue
+    gains: dict[str, dict[float, Interval]] = {arm: {} for arm in arms}
+    for part in _made(folder.parent, RUNGS[: RUNGS.index(folder.name) + 1]):
         steps = read_yaml(part / "params.yaml")["train"]["steps"]
-        of_part = pd.read_csv(part / "results.csv").set_index(["format", "optimizer", "seed"])["val_loss"]
-        gains[steps] = {arm: interval(gains_over(of_part, plain, arm, entry)) for arm in arms}
-    own = read_yaml(folder / "params.yaml")["train"]["steps"]
-    shown = {steps: gains[steps] for steps in sorted(gains) if steps <= own}
-    draw_lengths(shown, arms, folder / "figures")
+        for arm in arms:
+            gains[arm][steps] = interval(gains_over(_losses(part), plain, arm, entry))
+    draw_courses(gains, "training steps", folder / "figures", "lengths")
     alt = f"Gain over AdamW in {entry} by the number of training steps, for {joined(arms)}"
     caption = f"Mean gain over {plain}, nats per token, with 95 % intervals; each arm at its rate of each length."
     return [said, Picture("lengths", alt, caption), table]
+
+
+def _made(study: Path, parts: Iterable[str]) -> list[Path]:
+    return [study / name for name in parts if (study / name / "results.csv").is_file()]
+
+
+def _losses(part: Path) -> pd.Series:
+    return pd.read_csv(part / "results.csv").set_index(["format", "optimizer", "seed"])["val_loss"]
 
 
 def longer_twin(losses: pd.Series, plain: str, _: Path) -> list[Block]:

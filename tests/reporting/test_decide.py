@@ -154,15 +154,32 @@ def test_what_is_gained_in_the_format_is_told_from_what_is_gained_anyway(tmp_pat
 
 def test_gains_are_drawn_by_length_up_to_that_of_the_part(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(ladders, "draw_lengths", lambda gains, arms, folder: drawn.append((gains, arms)))
+    monkeypatch.setattr(ladders, "draw_courses", lambda courses, *_: drawn.append(courses))
     for name, steps, gain in (("controls", 200, 0.1), ("length-800", 800, 0.2), ("length-3200", 3200, 0.3)):
         rows = [("E3M4", arm, seed, 1.0, 3 + 0.01 * seed - gain * (arm == "muon"))
                 for arm, seed in itertools.product(("adamw", "muon"), range(5))]  # fmt: skip
         study(tmp_path / name, rows, {"adamw": PLAIN, "muon": PLAIN}, train={"steps": steps})
     for name in ("length-800", "length-3200"):
         assert "figures/lengths.png" in decide(tmp_path / name)
-    assert [list(gains) for gains, _ in drawn] == [[200, 800], [200, 800, 3200]]
-    assert [gains["muon"][0] for gains in drawn[1][0].values()] == pytest.approx([0.1, 0.2, 0.3])
+    assert [list(courses["muon"]) for courses in drawn] == [[200, 800], [200, 800, 3200]]
+    assert [gain for gain, *_ in drawn[1]["muon"].values()] == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_gains_are_drawn_by_tokens_for_each_model_of_the_ladder(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(ladders, "draw_courses", lambda courses, *_: drawn.append(courses))
+    sizes = {"pico": {"context": 64}, "micro": {"context": 256}}
+    parts = [("controls", 200, "pico", 16, 0.1), ("length-3200", 3200, "pico", 16, -0.2),
+             ("ladder-micro", 400, "micro", 8, 0.3), ("ladder-other", 1, "pico", 1, 9.0)]  # fmt: skip
+    for name, steps, model, batch, gain in parts:
+        rows = [("E3M4", arm, seed, 1.0, 3 + 0.01 * seed - gain * (arm == "stiff_matched"))
+                for arm, seed in itertools.product(("adamw", "stiff_matched"), range(3))]  # fmt: skip
+        train = {"steps": steps, "batch": batch, "grad_accumulation": 1}
+        arms = {"adamw": PLAIN, "stiff_matched": {**PLAIN, "stiffness": "ulp"}}
+        study(tmp_path / name, rows, arms, train=train, model=model, models=sizes)
+    assert "figures/ladder.png" in decide(tmp_path / "ladder-micro")
+    found = {model: {tokens: gain for tokens, (gain, *_) in points.items()} for model, points in drawn[0].items()}
+    assert found == {"pico": {0.2: pytest.approx(0.1), 3.3: pytest.approx(-0.2)}, "micro": {0.8: pytest.approx(0.3)}}
 
 
 def test_damage_that_grows_with_training_is_told_from_damage_that_does_not(tmp_path):

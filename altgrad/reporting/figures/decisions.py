@@ -57,21 +57,26 @@ def draw_profile(gains: np.ndarray, slopes: list[float], knees: list[float], fol
         save(figure, folder, "profile")
 
 
-def draw_lengths(gains: Mapping[int, Mapping[str, Interval]], arms: list[str], folder: Path) -> None:
-    """Draw what each arm gains by the number of steps that runs took, as ``folder/lengths``."""
+def draw_courses(courses: Mapping[str, Mapping[float, Interval]], what: str, folder: Path, name: str) -> None:
+    """Draw gains by something that grows by factors, such as training steps, as ``folder/name``: a line per course.
+
+    ``courses`` has for each line its points, ``what`` says what grows.
+    """
+    places = sorted({place for points in courses.values() for place in points})
     with drawing():
         figure, ((axes,),) = panels(1, 1, 3.4, width=6.5)
-        for shift, (name, look) in zip(np.linspace(-0.06, 0.06, len(arms)), looks(arms).items(), strict=True):
-            x = np.array(list(gains)) * 2**shift  # so that no interval hides another
-            estimate, low, high = np.array([of[name] for of in gains.values()]).T
-            axes.errorbar(x, estimate, [estimate - low, high - estimate], **look.line(label=name), elinewidth=1.2)
+        shifts = np.linspace(-0.06, 0.06, len(courses))
+        for shift, (label, look) in zip(shifts, looks(list(courses)).items(), strict=True):
+            x = np.array(list(courses[label])) * 2**shift  # so that no interval hides another
+            estimate, low, high = np.array(list(courses[label].values())).T
+            axes.errorbar(x, estimate, [estimate - low, high - estimate], **look.line(label=label), elinewidth=1.2)
         axes.axhline(0, color="black", linewidth=0.9)
         axes.set_xscale("log", base=2)
-        axes.set_xticks(list(gains), [f"{steps:,}" for steps in gains])
+        axes.set_xticks(places, [f"{place:,}" for place in places])
         axes.minorticks_off()
-        axes.set(xlabel="training steps", ylabel="gain over AdamW (nats per token)")
-        figure.legend(loc="outside upper center", ncols=len(arms))
-        save(figure, folder, "lengths")
+        axes.set(xlabel=what, ylabel="gain over AdamW (nats per token)")
+        figure.legend(loc="outside upper center", ncols=len(courses))
+        save(figure, folder, name)
 
 
 def _table(gains: np.ndarray, rows: list[str], columns: list[str]) -> tuple[Figure, Axes]:
