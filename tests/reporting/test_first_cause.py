@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ from altgrad.reporting.first_cause import (
     Trace,
     first_cause,
     from_binades,
+    tensor_bands,
     threshold_of,
     to_binades,
 )
@@ -178,3 +180,21 @@ def test_a_value_inside_the_threshold_is_none_and_one_beyond_it_is(role, metric,
 def test_binades_are_undone(metric) -> None:
     values = np.array([0.001, 0.03, 0.5, 0.99])
     assert from_binades(metric, to_binades(metric, values)) == pytest.approx(values)
+
+
+def test_bands_are_of_the_values_that_peers_have_at_the_runs_own_places() -> None:
+    """Oracle: numpy's median, minimum and maximum, of runs that lack metrics, steps and layers of each other's."""
+    lacking = made(6, without=("amax",)), made(7, last=30), made(8, changed=[(*PLACE, 20, math.nan, 99)])
+    peers, run = Peers((*PEERS[:2], *lacking)), made(9, without=("underflow_frac",), last=40)
+    bands = tensor_bands(run, peers)
+    stack = np.stack([
+        peer.tensors.replace(np.inf, np.nan).reindex(index=bands.values.index, columns=bands.values.columns)
+        for peer in peers
+    ])  # fmt: skip
+    assert np.isnan(stack).any() and stack.shape[1:] == bands.middle.shape == run.tensors.shape
+    enough = np.isfinite(stack).sum(axis=0) >= LEAST_PEERS
+    with warnings.catch_warnings(action="ignore"):  # of places without any value
+        expected = np.nanmedian(stack, axis=0), np.nanmin(stack, axis=0), np.nanmax(stack, axis=0)
+    assert np.allclose(bands.middle, np.where(enough, expected[0], np.nan), equal_nan=True)
+    assert np.array_equal(bands.low, expected[1], equal_nan=True)
+    assert np.array_equal(bands.high, expected[2], equal_nan=True)
