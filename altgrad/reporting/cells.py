@@ -88,10 +88,10 @@ def _curve(history: pd.DataFrame) -> list[list[float | None]]:
 
 
 def _named(name: str, metric: Metric | None) -> tuple[str, str]:
-    """Return what a metric is called and its definition."""
+    """Return what a metric is called and its definition, without marks, which the page shows as they are."""
     if metric is None:
         return name, ""
-    return f"{metric.title or name.replace('_', ' ')} ({metric.unit})", metric.definition
+    return f"{metric.title or name.replace('_', ' ')} ({metric.unit})", metric.definition.replace("`", "")
 
 
 def _cause(case: Case) -> str:
