@@ -48,7 +48,9 @@ class Evaluation:
                 count, loss_of = len(given[0]), self._model  # for a last, smaller batch, that each process does whole
                 if count == self._batch:
                     given, loss_of = [self._ranks.share(t) for t in given], self._loss_of
+                began = time.perf_counter()
                 total += self._of(loss_of, given) * count
+                self.seconds.append(time.perf_counter() - began)
         self._model.train()
         mean = total / len(inputs)
         return mean if math.isfinite(mean) else None
@@ -74,13 +76,10 @@ class Evaluation:
             )
 
     def _of(self, loss_of: Callable[..., Tensor], given: list[Tensor]) -> float:
-        """Return the loss of a batch, of which each process has its share, and note how long it took."""
-        began = time.perf_counter()
+        """Return the loss of a batch, of which each process has its share."""
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._compute == "bf16"):
             loss = loss_of(*(t.to(self._device) for t in given))
-        found = self._ranks.sum(loss.detach() / self._ranks.count).item()
-        self.seconds.append(time.perf_counter() - began)
-        return found
+        return self._ranks.sum(loss.detach() / self._ranks.count).item()
 
     def _is_as_in_training(self) -> bool:
         """Whether training and evaluation compute the same: nothing dropped, remembered or rounded by chance."""

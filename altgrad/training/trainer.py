@@ -79,7 +79,7 @@ class Trainer:
         self.tracker = OutcomeTracker(divergence.spike, divergence.window)
         # Sums since the last logged row, and over the whole run.
         self.totals: dict[str, Any] = {"loss": 0.0, "seen": 0, "seen_clipped": 0, "clipped": 0}
-        self.totals |= {"train_s": 0.0, "observe_s": 0.0, "evaluate_s": 0.0, "resumed": 0}
+        self.totals |= {"train_s": 0.0, "check_s": 0.0, "observe_s": 0.0, "evaluate_s": 0.0, "resumed": 0}
         if found is not None:
             checkpoint.unpack(found.tensors, self.model, self.optimizer)
             self.step = found.step
@@ -112,12 +112,12 @@ class Trainer:
         with self._signals(), self._progress(description) as bar:
             if self.loss_of is not self.model:
                 bar.set_postfix_str("compiling, quickly once another cell has")
+            started = time.perf_counter()
             if self.step == 0:
                 self._save_probe(0)
-                with self._timed("evaluate_s"):
+                with self._timed("check_s"):
                     self.evaluation.check_graph()
                 self._at_rest(0)
-            started = time.perf_counter()
             while self.step < train.steps and not self.tracker.diverged:
                 self.update(self.step + 1)
                 now = time.perf_counter()
@@ -265,9 +265,20 @@ class Trainer:
         bar.set_postfix_str(f"loss {loss:.3f}, {rate / 1e3:.1f}k tok/s" if loss else "", refresh=False)
         bar.update()
 
-    def compile_seconds(self) -> float:
-        """Return by how much the first calls of this process, which compile, exceeded the median ones."""
-        return sum(max(0.0, s[0] - statistics.median(s)) for s in (self.step_seconds, self.evaluation.seconds) if s)
+    def seconds(self) -> dict[str, float | None]:
+        """Return what training took, and of that what compiling, instrumented passes and evaluations did.
+
+        Compiling is the check of the graph, and by how much the first calls of this process exceeded the median ones;
+        the time of evaluations is without it. It is None where nothing was compiled.
+        """
+        compiled = self.loss_of is not self.model
+        steps, evaluations = (_excess(s) if compiled else 0.0 for s in (self.step_seconds, self.evaluation.seconds))
+        return {
+            "train_s": self.totals["train_s"],
+            "compile_s": self.totals["check_s"] + steps + evaluations if compiled else None,
+            "observe_s": self.totals["observe_s"],
+            "evaluate_s": self.totals["evaluate_s"] - evaluations,
+        }
 
     def tokens_per_second(self) -> float | None:
         """Return the tokens per second of the median step of this process."""
@@ -292,3 +303,8 @@ class Trainer:
         finally:
             for s, handler in old.items():
                 signal.signal(s, handler)
+
+
+def _excess(seconds: list[float]) -> float:
+    """Return by how much the first call exceeded the median one."""
+    return max(0.0, seconds[0] - statistics.median(seconds)) if seconds else 0.0

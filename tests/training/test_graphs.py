@@ -155,6 +155,8 @@ def test_a_cells_bits_do_not_depend_on_what_its_process_did_before(tokens, tmp_p
         for name in ("metrics.json", "model.safetensors", "history.csv", "monitors.parquet", "probes.safetensors"):
             found = (tmp_path / "after" / number / name).read_bytes()
             assert found == (tmp_path / "alone/0" / name).read_bytes(), f"{name} of the one in place {number}"
+    timing = json.loads((tmp_path / "alone/0/timing.json").read_text())
+    assert timing["compile_s"] > 1 and timing["compile_s"] + timing["evaluate_s"] < timing["train_s"]
 
 
 WAITS = """

@@ -69,6 +69,13 @@ def test_the_same_cell_gives_the_same_bits(tokens, undisturbed, tmp_path):
     assert trained(make_cell(**STATEFUL), tokens, tmp_path) == undisturbed
 
 
+def test_what_parts_of_training_took_is_part_of_what_it_took(tokens, tmp_path):
+    trained(make_cell(), tokens, tmp_path)
+    timing = json.loads((tmp_path / "out" / "timing.json").read_text())
+    assert timing["compile_s"] is None and min(timing[name] for name in ("observe_s", "evaluate_s")) > 0
+    assert timing["observe_s"] + timing["evaluate_s"] < timing["train_s"] < timing["total_s"]
+
+
 def test_another_seed_or_format_gives_other_bits(tokens, undisturbed, tmp_path):
     for i, cell in enumerate([make_cell(seed=1, **STATEFUL), make_cell("E3M4", **STATEFUL)]):
         assert trained(cell, tokens, tmp_path / str(i))["model.safetensors"] != undisturbed["model.safetensors"]
