@@ -41,7 +41,7 @@ def uniform(shape: torch.Size, stream: Tensor, first: int = 0) -> Tensor:
 def words(count: int, stream: Tensor, first: int = 0) -> Tensor:
     """Return ``count`` words of a stream from place ``first`` on, uniform over 0 to 2^32 - 1: int64, below 2^34."""
     seed, tensor, step = stream
-    row, rest = divmod(first, 4 * LANES)
+    row, rest = first // (4 * LANES), first % (4 * LANES)  # which graphs of any size know, and not divmod
     rows = (rest + count + 4 * LANES - 1) // (4 * LANES)
     blocks = torch.arange(row * LANES, (row + rows) * LANES, dtype=torch.int64, device=stream.device).view(-1, LANES)
     return torch.stack(philox((blocks, step, tensor, seed), (0, 0)), dim=1).flatten()[rest : rest + count]
