@@ -11,7 +11,7 @@ rose, by `LOSS_THRESHOLD` spreads, is a consequence. So is an update beside a te
 it is made of.
 
 Of several tensors in the same pass the one that is farthest out is named, and of those that are equally
-far, as NaN is, the one that is computed first.
+far, as NaN is, weights before the rest, which is named as it is computed.
 
 The thresholds were chosen on planted faults, and what they find in others stands in reports/first_cause. Updates have
 one of their own: they vary more from step to step than from run to run, and a spread is over steps too.

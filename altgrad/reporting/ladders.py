@@ -23,7 +23,7 @@ from altgrad.reporting.wording import joined, p_value
 #: Which hypothesis a part decides.
 OF = {"ladder-nano": "L2", "ladder-nano-twin": "L3", "ladder-nano-3300": "L4", "ladder-micro": "L5",
       "ladder-micro-twin": "L6"}  # fmt: skip
-#: The parts that train a model in E3M4 for some length, each at rates of its own.
+#: The parts that train a model in E3M4 for some length, each at rates of its own: longer and longer, then larger ones.
 RUNGS = ("controls", "length-800", "length-3200", "ladder-nano", "ladder-nano-3300", "ladder-micro")
 STIFF, SHUFFLED = "stiff_matched", "permuted_matched"
 
@@ -59,9 +59,9 @@ def longer(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     arms = [arm for arm in values_of(losses, "optimizer") if arm != plain]
     gains: dict[str, dict[float, Interval]] = {arm: {} for arm in arms}
     for part in _made(folder.parent, RUNGS[: RUNGS.index(folder.name) + 1]):
-        steps = read_yaml(part / "params.yaml")["train"]["steps"]
+        steps, of_part = read_yaml(part / "params.yaml")["train"]["steps"], _losses(part)
         for arm in arms:
-            gains[arm][steps] = interval(gains_over(_losses(part), plain, arm, entry))
+            gains[arm][steps] = interval(gains_over(of_part, plain, arm, entry))
     draw_courses(gains, "training steps", folder / "figures", "lengths")
     alt = f"Gain over AdamW in {entry} by the number of training steps, for {joined(arms)}"
     caption = f"Mean gain over {plain}, nats per token, with 95 % intervals; each arm at its rate of each length."
