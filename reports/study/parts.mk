@@ -36,10 +36,16 @@ STUDY_matrix := $(JUDGED) $(EIGHT_SEEDS) grid.baseline=E4M3 grid.formats=$(call 
 KNEES := 1 2 3 4 6 8
 SLOPES := 0.5 1 1.5
 profile_name = knee$(1)_slope$(subst .,p,$(2))
-STUDY_profile := $(TUNED) grid.baseline=virtual.E4M3 grid.formats=[virtual.E4M3] grid.lr_scales=[0.7,1,1.4] \
-	$(foreach slope,$(SLOPES),$(foreach knee,$(KNEES),\
+profiles_of = $(foreach slope,$(2),$(foreach knee,$(1),$(call profile_name,$(knee),$(slope))))
+mapped = grid.baseline=virtual.E4M3 grid.formats=[virtual.E4M3] $(foreach slope,$(2),$(foreach knee,$(1),\
 	$(call matched,$(call profile_name,$(knee),$(slope)),stiffness:profile$(comma)knee:$(knee)$(comma)slope:$(slope)))) \
-	grid.optimizers=$(call list,adamw $(foreach slope,$(SLOPES),$(foreach knee,$(KNEES),$(call profile_name,$(knee),$(slope)))))
+	grid.optimizers=$(call list,adamw $(call profiles_of,$(1),$(2)))
+STUDY_profile := $(TUNED) grid.lr_scales=[0.7,1,1.4] $(call mapped,$(KNEES),$(SLOPES))
+
+# Does the best place move in longer runs? Rates around those that tuning-800 and tuning-3200 found for such arms.
+longer_map = $(filter-out train.steps=%,$(NOW)) train.steps=$(1) grid.seeds=[10,11]
+STUDY_profile-800 := $(call longer_map,800) grid.lr_scales=[1.4,2,2.8] $(call mapped,2 4 6 8,$(SLOPES))
+STUDY_profile-3200 := $(call longer_map,3200) grid.lr_scales=[0.5,0.7,1] $(call mapped,2 4 8,0.5 1)
 
 # Weights that are values of formats of three to six bits, where resolution binds, and of ones of the same shape with rungs
 # 256 times finer.
@@ -151,6 +157,15 @@ STUDY_ladder-micro-twin := $(LADDER_MICRO) grid.formats=$(call list,$(call twins
 STUDY_ladder-nano-formats := $(filter-out grid.optimizers=% grid.baseline=%,$(LADDER_NANO)) optimizers.permuted_matched.lr=2.1e-3 \
 	grid.optimizers=[adamw,stiff_matched,permuted_matched] grid.baseline=E4M3 grid.formats=[E4M3,E5M2,E3M4,E1M6]
 
+# The other arms in the larger model: the best two of `controls`, and those without masters.
+OTHERS := best_profile muon adamw_sr rung
+STUDY_tuning-nano-arms := $(filter-out grid.optimizers=%,$(call larger,400)) optimizers.adamw_sr.lr=4.2e-3 optimizers.rung.lr=4.0 \
+	grid.formats=[E3M4] grid.seeds=[10,11] grid.lr_scales=[0.25,0.5,1] grid.optimizers=$(call list,$(OTHERS))
+
+# The longer runs of that model in the format that most train in.
+STUDY_ladder-nano-3300-E4M3 := $(filter-out grid.baseline=%,$(call larger,3300)) $(RATES_nano-3300) grid.baseline=E4M3 \
+	grid.formats=[E4M3] grid.lr_scales=[1] grid.seeds=[20,21,22]
+
 # Another kind of text: the documentation that five installed packages carry, at rates of its own.
 DOCSTRINGS := scratch/docstrings
 TEXTS = test -d $(DOCSTRINGS) || python -m altgrad.data.docstrings $(DOCSTRINGS) torch scipy pandas numpy matplotlib
@@ -207,10 +222,10 @@ STUDY_gate-rounding := $(JUDGED) $(EIGHT_SEEDS) $(OF_ROUNDING) grid.baseline=nvf
 STUDY_no-significand := $(NOW) grid.seeds=[30,31,32] grid.lr_scales=[0.25,1,4,16,64] grid.baseline=E4M3 \
 	grid.formats=[E4M3,E5M2,E6M1,E7M0] grid.optimizers=[adamw,adamw_sr]
 
-PARTS := tuning tuning-plain matrix profile tuning-low-bits low-bits \
+PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-bits low-bits \
 	tuning-controls controls tuning-masterless masterless tuning-arms tuning-arms-higher arms gate-formats gate-formats-blocks gate-rounding \
 	tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin \
 	tuning-nano ladder-nano ladder-nano-twin tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower \
-	ladder-micro ladder-micro-twin ladder-nano-formats \
+	ladder-micro ladder-micro-twin ladder-nano-formats tuning-nano-arms ladder-nano-3300-E4M3 \
 	tuning-corpus corpus tuning-plain-arms what-if no-significand
