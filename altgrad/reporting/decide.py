@@ -2,8 +2,8 @@
 
     python -m altgrad.reporting.decide reports/study/matrix [FOLDER ...]
 
-HYPOTHESES.md, in the folder above, says which test decides what. Each folder gets a DECISION.md, `matrix` and
-`profile` figures.
+HYPOTHESES.md, in the folder above, says which test decides what. Each folder gets a DECISION.md, and its
+figures where it has any.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from altgrad.reporting.markdown import to_markdown
 
 PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "matrix": hypotheses.matrix, "low-bits": hypotheses.own_parts, "profile": hypotheses.profile,
+    "profile-800": hypotheses.profile, "profile-3200": hypotheses.profile,
     "controls": hypotheses.controls, "masterless": hypotheses.masterless,
     "arms": first_arms.arms,
     "gate-formats": gates.gate_formats, "gate-formats-blocks": gates.gate_formats,
@@ -30,11 +31,13 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "length-800": ladders.longer, "length-3200": ladders.longer, "length-3200-twin": ladders.longer_twin,
     "ladder-nano": ladders.larger, "ladder-nano-3300": ladders.larger, "ladder-micro": ladders.larger,
     "ladder-nano-twin": ladders.larger_twin, "ladder-micro-twin": ladders.larger_twin,
-    "ladder-nano-formats": ladders.larger_formats,
+    "ladder-nano-formats": ladders.larger_formats, "ladder-nano-arms": ladders.larger_arms,
+    "ladder-nano-3300-E4M3": ladders.larger,
     "corpus": hypotheses.corpus,
 }  # fmt: skip
 OF_SEVERAL = {"gate-tokens": gates.gate_tokens}  # what is made of several parts, in folders of its own
-BY_RATE = ("profile", "no-significand")  # parts that judge learning rates, and so need each one's losses
+# Parts that judge learning rates, and so need each one's losses.
+BY_RATE = ("profile", "profile-800", "profile-3200", "no-significand")
 
 
 def decide(folder: Path) -> str:

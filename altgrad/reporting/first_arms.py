@@ -7,8 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from altgrad.reporting.document import Block, Column, Table, Text
-from altgrad.reporting.hypotheses import LEVEL, VIRTUAL, gains_over, names, values_of
-from altgrad.reporting.multiplicity import holm
+from altgrad.reporting.hypotheses import LEVEL, VIRTUAL, gains_over, told_apart, values_of
 from altgrad.reporting.paired import two_sided, with_interval
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import p_value
@@ -23,17 +22,10 @@ def arms(losses: pd.Series, _plain: str, _folder: Path) -> list[Block]:
     gains = {arm: gains_over(losses, plain, arm, entry) for arm, plain in PLAIN.items()}
     without = {arm: gains_over(losses, plain, arm, VIRTUAL + entry) for arm, plain in PLAIN.items()}
     own = {arm: gains[arm] - without[arm] for arm in PLAIN}
-    p = holm({arm: two_sided(gain) for arm, gain in gains.items()})
-    lower = [arm for arm in PLAIN if p[arm] < LEVEL and gains[arm].mean() > 0]
-    higher = [arm for arm in PLAIN if p[arm] < LEVEL and gains[arm].mean() < 0]
-    apart = [arm for arm in PLAIN if arm not in (*lower, *higher)]
+    p, told = told_apart(gains, "the plain arm")
     p_own = two_sided(own[WITHOUT_MASTERS])
     sign = "above" if own[WITHOUT_MASTERS].mean() > 0 else "below"
     verdict = "not told apart from zero" if p_own >= LEVEL else f"{sign} zero"
-    first = (
-        f"**A1.** In {entry}, lower than the plain arm: {names(lower, '`')}; higher: {names(higher, '`')}; not told "
-        f"apart: {names(apart, '`')}."
-    )
     second = (
         f"**A2.** The format's own part of what `{WITHOUT_MASTERS}` gains: {with_interval(own[WITHOUT_MASTERS])}, "
         f"p = {p_value(p_own)}, {verdict}."
@@ -52,4 +44,4 @@ def arms(losses: pd.Series, _plain: str, _folder: Path) -> list[Block]:
         f"each by itself; p by Holm over the {len(PLAIN)} arms. Without it: on weights that nothing quantizes, and of "
         f"`{WITHOUT_MASTERS}` on rungs 256 times finer."
     )
-    return [Text(first), Text(second), Table(columns, rows, note)]
+    return [Text(f"**A1.** In {entry}, {told}."), Text(second), Table(columns, rows, note)]

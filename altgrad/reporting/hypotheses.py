@@ -195,10 +195,7 @@ def _each_against(hypothesis: str, reference: str, losses: pd.Series, plain: str
         found = table.xs(entry, level="format")
         return (found[arm] - found[reference]).to_numpy()
 
-    p = holm({arm: two_sided(above(arm, entries[0])) for arm in judged})
-    lower = [arm for arm in judged if p[arm] < LEVEL and above(arm, entries[0]).mean() < 0]
-    higher = [arm for arm in judged if p[arm] < LEVEL and above(arm, entries[0]).mean() > 0]
-    apart = [arm for arm in judged if arm not in (*lower, *higher)]
+    p, told = told_apart({arm: -above(arm, entries[0]) for arm in judged}, f"`{reference}`")
     rows = [
         [f"`{arm}`", *(with_interval(above(arm, entry)) for entry in entries), p_value(p[arm]) if arm in p else "–"]
         for arm in arms
@@ -210,11 +207,7 @@ def _each_against(hypothesis: str, reference: str, losses: pd.Series, plain: str
         f"over {len(table.index.unique('seed'))} seeds, each by itself; p in {entries[0]}, by Holm over the "
         f"{len(judged)} arms that have one."
     )
-    said = (
-        f"**{hypothesis}.** In {entries[0]}, lower than `{reference}`: {names(lower, '`')}; higher: "
-        f"{names(higher, '`')}; not told apart: {names(apart, '`')}."
-    )
-    return [Text(said), Table(columns, rows, note)]
+    return [Text(f"**{hypothesis}.** In {entries[0]}, {told}."), Table(columns, rows, note)]
 
 
 def each_over_plain(hypothesis: str, losses: pd.Series, plain: str) -> list[Block]:
@@ -236,9 +229,7 @@ def each_over_plain(hypothesis: str, losses: pd.Series, plain: str) -> list[Bloc
         without = gain(arm, VIRTUAL + entry)
         return [with_interval(without), with_interval(gain(arm, entry) - without)]
 
-    p = holm({arm: two_sided(gain(arm, entry)) for arm in arms})
-    gaining = [arm for arm in arms if p[arm] < LEVEL and gain(arm, entry).mean() > 0]
-    losing = [arm for arm in arms if p[arm] < LEVEL and gain(arm, entry).mean() < 0]
+    p, told = told_apart({arm: gain(arm, entry) for arm in arms}, f"`{plain}`")
     rows = [[f"`{arm}`", with_interval(gain(arm, entry)), p_value(p[arm]), *beside(arm)] for arm in arms]
     columns = [words("arm"), Column(f"gain in {entry}"), Column("p")]
     columns += [Column("gain without it"), Column("own part")] if has_twin else []
@@ -246,12 +237,17 @@ def each_over_plain(hypothesis: str, losses: pd.Series, plain: str) -> list[Bloc
         f"Gain over `{plain}`, nats per token, with 95 % intervals over {len(losses.index.unique('seed'))} seeds, each "
         f"by itself; p by Holm over the {len(arms)} arms."
     )
-    apart = [arm for arm in arms if arm not in (*gaining, *losing)]
-    said = (
-        f"**{hypothesis}.** In {entry}, lower than `{plain}`: {names(gaining, '`')}; higher: {names(losing, '`')}; not "
-        f"told apart: {names(apart, '`')}."
-    )
-    return [Text(said), Table(columns, rows, note)]
+    return [Text(f"**{hypothesis}.** In {entry}, {told}."), Table(columns, rows, note)]
+
+
+def told_apart(gains: dict[str, np.ndarray], reference: str) -> tuple[dict[str, float], str]:
+    """Return each arm's p value, by Holm over all, and which arms end lower or higher than ``reference``, in words."""
+    p = holm({arm: two_sided(gain) for arm, gain in gains.items()})
+    lower = [arm for arm in gains if p[arm] < LEVEL and gains[arm].mean() > 0]
+    higher = [arm for arm in gains if p[arm] < LEVEL and gains[arm].mean() < 0]
+    apart = [arm for arm in gains if arm not in (*lower, *higher)]
+    found = f"higher: {names(higher, '`')}; not told apart: {names(apart, '`')}"
+    return p, f"lower than {reference}: {names(lower, '`')}; {found}"
 
 
 def gains_over(losses: pd.Series, plain: str, arm: str, entry: str) -> np.ndarray:

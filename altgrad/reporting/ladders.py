@@ -14,7 +14,7 @@ import pandas as pd
 from altgrad.config.files import read_yaml
 from altgrad.reporting.document import Block, Column, Picture, Table, Text
 from altgrad.reporting.figures.decisions import Interval, draw_courses
-from altgrad.reporting.hypotheses import LEVEL, each_over_plain, gains_over, names, own_part, values_of
+from altgrad.reporting.hypotheses import LEVEL, each_over_plain, gains_over, names, own_part, told_apart, values_of
 from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.paired import interval, two_sided, with_interval
 from altgrad.reporting.tables import words
@@ -22,9 +22,11 @@ from altgrad.reporting.wording import joined, p_value
 
 #: Which hypothesis a part decides.
 OF = {"ladder-nano": "L2", "ladder-nano-twin": "L3", "ladder-nano-3300": "L4", "ladder-micro": "L5",
-      "ladder-micro-twin": "L6"}  # fmt: skip
+      "ladder-micro-twin": "L6", "ladder-nano-3300-E4M3": "L10"}  # fmt: skip
 #: The parts that train a model in E3M4 for some length, each at rates of its own: longer and longer, then larger ones.
 RUNGS = ("controls", "length-800", "length-3200", "ladder-nano", "ladder-nano-3300", "ladder-micro")
+#: What each of the other arms is held against in the larger model: the arm of its regime that knows no geometry.
+OVER = {"best_profile": "adamw", "muon": "adamw", "adamw_sr": "adamw", "rung": "adamw_sr"}
 STIFF, SHUFFLED = "stiff_matched", "permuted_matched"
 
 
@@ -118,3 +120,17 @@ def larger_formats(losses: pd.Series, plain: str, _: Path) -> list[Block]:
         f"by itself; p by Holm over the {len(entries)} formats of a column."
     )
     return [*map(Text, said), Table(columns, rows, note)]
+
+
+def larger_arms(losses: pd.Series, _plain: str, _: Path) -> list[Block]:
+    """What the other arms gain in a larger model, each over the arm that it is held against."""
+    entry = values_of(losses, "format")[0]
+    gains = {arm: gains_over(losses, reference, arm, entry) for arm, reference in OVER.items()}
+    p, told = told_apart(gains, "the arm that each is held against")
+    rows = [[f"`{arm}`", f"`{OVER[arm]}`", with_interval(gain), p_value(p[arm])] for arm, gain in gains.items()]
+    note = (
+        f"Gain over that arm, nats per token, with 95 % intervals over {len(losses.index.unique('seed'))} seeds, each "
+        f"by itself; p by Holm over the {len(gains)} arms."
+    )
+    columns = [words("arm"), words("over"), Column(f"gain in {entry}"), Column("p")]
+    return [Text(f"**L9.** In {entry}, {told}."), Table(columns, rows, note)]

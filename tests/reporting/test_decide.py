@@ -100,7 +100,8 @@ def test_the_formats_own_part_is_told_from_its_profile_and_from_chance(low_bits)
     assert "know nothing of the weight, in E2M1." in text
 
 
-def test_the_map_is_of_each_profile_at_its_best_rate(tmp_path):
+@pytest.mark.parametrize("part", ["profile", "profile-800", "profile-3200"])
+def test_the_map_is_of_each_profile_at_its_best_rate(part, tmp_path):
     arms = {"adamw": PLAIN} | {
         f"knee{k}_slope{s}": {**PLAIN, "stiffness": "profile"} for k in (2, 4) for s in ("0p5", "1")
     }
@@ -109,8 +110,8 @@ def test_the_map_is_of_each_profile_at_its_best_rate(tmp_path):
         ("virtual.E4M3", arm, seed, rate, best.get(arm, (0.7, 2.95))[1] + 0.1 * (rate != best.get(arm, (0.7, 0))[0]))
         for arm, seed, rate in itertools.product(arms, range(3), (0.7, 1.0, 1.4))
     ]
-    text = decide(study(tmp_path / "profile", rows, arms))
-    assert (tmp_path / "profile/figures/profile.png").stat().st_size > 0
+    text = decide(study(tmp_path / part, rows, arms))
+    assert (tmp_path / part / "figures/profile.png").stat().st_size > 0
     assert "knee 4 and slope 0.5" in text and "+0.1000 [+0.1000, +0.1000] (1.4)" in text and "(0.7)" in text
 
 
@@ -219,6 +220,21 @@ def test_the_formats_own_part_is_tested_with_other_texts_and_in_a_larger_model(o
     assert f", {verdict}." in text[text.index("**C2.**") :]
     larger = decide(study(tmp_path / "ladder-nano-twin", rows, dict.fromkeys(gained, PLAIN)))
     assert f", {verdict}." in larger[larger.index("**L3.**") :] and "L2" not in larger
+
+
+def test_each_of_the_other_arms_is_held_against_that_of_its_regime_in_a_larger_model(tmp_path):
+    """Rungs end above AdamW with masters, and below it without: that is a gain."""
+    steps = [-1.0, 1.0, 0.0, 1.0, -1.0]  # of mean zero: an arm that gains nothing gains nothing by chance
+    gains = {"adamw": 0.0, "stiff_matched": 9.0, "best_profile": 0.0, "muon": 0.1, "adamw_sr": -0.05, "rung": -0.02}
+    rows = [
+        ("E3M4", arm, seed, 1.0, 3 + 0.1 * seed - gain + 1e-3 * steps[seed] * number)
+        for (number, (arm, gain)), seed in itertools.product(enumerate(gains.items()), range(5))
+    ]
+    text = decide(study(tmp_path / "ladder-nano-arms", rows, dict.fromkeys(gains, PLAIN)))
+    found = "`muon`, `rung`; higher: `adamw_sr`; not told apart: `best_profile`."
+    assert f"**L9.** In E3M4, lower than the arm that each is held against: {found}" in text
+    row = next(line for line in text.splitlines() if line.startswith("| `rung` | `adamw_sr`"))
+    assert float(row.split("|")[3].split()[0]) == pytest.approx(0.03, abs=2e-3)
 
 
 def test_what_each_format_gains_in_a_larger_model_is_told_from_what_the_shuffled_geometry_gains(tmp_path):
