@@ -29,6 +29,7 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "gate-rounding": gates.rounding,
     "what-if": gates.what_if, "no-significand": gates.no_significand,
     "length-800": ladders.longer, "length-3200": ladders.longer, "length-3200-twin": ladders.longer_twin,
+    "length-3200-fading": ladders.longer_fading,
     "ladder-nano": ladders.larger, "ladder-nano-3300": ladders.larger, "ladder-micro": ladders.larger,
     "ladder-nano-twin": ladders.larger_twin, "ladder-micro-twin": ladders.larger_twin,
     "ladder-nano-formats": ladders.larger_formats, "ladder-nano-arms": ladders.larger_arms,

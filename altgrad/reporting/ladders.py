@@ -27,7 +27,7 @@ OF = {"ladder-nano": "L2", "ladder-nano-twin": "L3", "ladder-nano-3300": "L4", "
 RUNGS = ("controls", "length-800", "length-3200", "ladder-nano", "ladder-nano-3300", "ladder-micro")
 #: What each of the other arms is held against in the larger model: the arm of its regime that knows no geometry.
 OVER = {"best_profile": "adamw", "muon": "adamw", "adamw_sr": "adamw", "rung": "adamw_sr"}
-STIFF, SHUFFLED = "stiff_matched", "permuted_matched"
+STIFF, SHUFFLED, FADING = "stiff_matched", "permuted_matched", "stiff_fading"
 
 
 def larger(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
@@ -81,6 +81,17 @@ def _losses(part: Path) -> pd.Series:
 def longer_twin(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     """What each arm gains in the format and without it, no test."""
     return each_over_plain("Exploratory", losses, plain)
+
+
+def longer_fading(losses: pd.Series, plain: str, _: Path) -> list[Block]:
+    """What a geometry that stays and one that fades over the run gain, and the one over the other."""
+    said, table = each_over_plain("L11", losses, plain)
+    entry = values_of(losses, "format")[0]
+    gain = gains_over(losses, STIFF, FADING, entry)
+    p = two_sided(gain)
+    verdict = "not told apart" if p >= LEVEL else "it ends lower" if gain.mean() > 0 else "it ends higher"
+    over = f"{with_interval(gain)}, p = {p_value(p)}, {verdict}"
+    return [said, Text(f"**L12.** What `{FADING}` gains over `{STIFF}`: {over}."), table]
 
 
 def larger_twin(losses: pd.Series, plain: str, folder: Path) -> list[Block]:

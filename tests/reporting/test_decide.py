@@ -153,6 +153,25 @@ def test_what_is_gained_in_the_format_is_told_from_what_is_gained_anyway(tmp_pat
     assert "own part" in text and "own part" not in alone, "it has no virtual twin"
 
 
+@pytest.mark.parametrize(
+    ("fading", "words"), [(0.0, "it ends lower"), (-0.07, "not told apart"), (-0.1, "it ends higher")]
+)
+def test_a_geometry_that_fades_is_held_against_one_that_stays(fading, words, tmp_path):
+    steps = [-1.0, 1.0, 0.0, 1.0, -1.0]  # of mean zero
+    gains = {"adamw": 0.0, "stiff_matched": -0.07, "stiff_fading": fading}
+    rows = [
+        ("E3M4", arm, seed, 1.0, 3 + 0.1 * seed - gain + 1e-3 * steps[seed] * number)
+        for (number, (arm, gain)), seed in itertools.product(enumerate(gains.items()), range(5))
+    ]
+    text = decide(study(tmp_path / "length-3200-fading", rows, dict.fromkeys(gains, PLAIN)))
+    apart = "`stiff_matched`; not told apart: `stiff_fading`" if not fading else "`stiff_matched`, `stiff_fading`;"
+    assert f"**L11.** In E3M4, lower than `adamw`: none; higher: {apart}" in text
+    second = next(line for line in text.splitlines() if line.startswith("**L12"))
+    assert second.endswith(f", {words}.")
+    measured = float(second.split(": ")[1].split(" [")[0].replace("−", "-"))
+    assert measured == pytest.approx(fading + 0.07, abs=1e-4)
+
+
 def test_gains_are_drawn_by_length_up_to_that_of_the_part(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(ladders, "draw_courses", lambda courses, *_: drawn.append(courses))
