@@ -235,7 +235,7 @@ def each_over_plain(hypothesis: str, losses: pd.Series, plain: str) -> list[Bloc
     columns += [Column("gain without it"), Column("own part")] if has_twin else []
     note = (
         f"Gain over `{plain}`, nats per token, with 95 % intervals over {len(losses.index.unique('seed'))} seeds, each "
-        f"by itself; p by Holm over the {len(arms)} arms."
+        f"by itself; p {f'by Holm over the {len(arms)} arms' if len(arms) > 1 else 'of a t-test over pairs'}."
     )
     return [Text(f"**{hypothesis}.** In {entry}, {told}."), Table(columns, rows, note)]
 
