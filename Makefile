@@ -87,10 +87,10 @@ bench: env
 	@test ! -d data/diag || dvc repro --quiet --single-item report
 
 test: env
-	python -m pytest -n auto --dist loadscope -m "not slow"
+	python -m pytest -n auto --dist loadscope --no-loadscope-reorder -m "not slow"
 
 test-slow: env
-	python -m pytest -n auto --dist loadscope -m slow
+	python -m pytest -n auto --dist loadscope --no-loadscope-reorder -m slow
 
 lint: env
 	ruff check .

@@ -31,6 +31,7 @@ os.environ.setdefault("ALTGRAD_COMPILE_CACHE", str(Path(tempfile.gettempdir()) /
 machine.use_compile_cache(machine.compile_cache(Path()))
 
 WAYS = {"bfloat16": "on", "float32": "off"}
+LONGEST = ("execution", "pipeline", "howto")  # the rooms whose modules train whole pipelines, of a minute or two each
 
 
 @pytest.fixture(params=WAYS)
@@ -83,6 +84,12 @@ def _unless_it_needs_a_compiler() -> Iterator[None]:
 
 pytest_runtest_setup = pytest.hookimpl(wrapper=True)(_unless_it_needs_a_compiler)
 pytest_runtest_call = pytest.hookimpl(wrapper=True)(_unless_it_needs_a_compiler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest modules: each is a single worker's, and the others would wait for a last one."""
+    here = Path(__file__).parent
+    items.sort(key=lambda item: item.path.relative_to(here).parts[0] not in LONGEST)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
