@@ -118,6 +118,9 @@ STUDY_length-3200-twin := $(filter-out grid.optimizers=%,$(call lasting,3200)) $
 fading = $(filter-out grid.optimizers=%,$(call lasting,3200)) $(call matched,stiff_fading,stiffness:ulp$(comma)schedule:cosine) \
 	grid.formats=[E3M4]
 STUDY_tuning-3200-fading := $(fading) grid.optimizers=[stiff_fading] grid.lr_scales=[0.35,0.5,0.7,1,1.4] grid.seeds=[10,11]
+# The best of those five for the one that fades is the rate that it has.
+STUDY_length-3200-fading := $(fading) $(RATES_3200) grid.optimizers=[adamw,stiff_matched,stiff_fading] grid.lr_scales=[1] \
+	grid.seeds=[20,21,22,23,24]
 
 # What quantizing the weights of trained models costs, by how long they were trained: the cells of AdamW of three lengths.
 gate-tokens = $(filter-out grid.baseline=% grid.optimizers=%,$(call lasting,$(1))) $(RATES_$(1)) grid.formats=[virtual.E3M4] grid.baseline=virtual.E3M4 \
@@ -229,7 +232,7 @@ STUDY_no-significand := $(NOW) grid.seeds=[30,31,32] grid.lr_scales=[0.25,1,4,16
 
 PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-bits low-bits \
 	tuning-controls controls tuning-masterless masterless tuning-arms tuning-arms-higher arms gate-formats gate-formats-blocks gate-rounding \
-	tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 tuning-3200-fading \
+	tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 tuning-3200-fading length-3200-fading \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin \
 	tuning-nano ladder-nano ladder-nano-twin tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower \
 	ladder-micro ladder-micro-twin ladder-nano-formats tuning-nano-arms ladder-nano-3300-E4M3 \
