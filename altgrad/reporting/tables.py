@@ -71,8 +71,7 @@ def results_table(study: Study, comparison: Comparison) -> Table:
     note = [
         (
             "Means over completed seeds; differences and gaps over the seeds that both the row and the baseline "
-            f"completed. The cost of a format is read under `{comparison.reference}` alone: what the other rows show "
-            "is no question that was asked beforehand. "
+            f"completed. {_asked(comparison.reference)} "
             f"{FLAG} marks a gap above {METRICS['val_gap'].level} (validation) or "
             f"{METRICS['train_gap'].level} (training)."
         )
@@ -85,6 +84,15 @@ def results_table(study: Study, comparison: Comparison) -> Table:
         rates = joined([f"{rate:.3g}" for rate in dict.fromkeys(comparison.results["peak_lr"])])
         note.append(f"Peak learning rate {rates}.")
     return Table(columns, rows, " ".join(note), behind)
+
+
+def _asked(reference: str | None) -> str:
+    if reference is None:
+        return "No cost of a format is read: the grid has no plain arm."
+    return (
+        f"The cost of a format is read under `{reference}` alone: what the other rows show "
+        "is no question that was asked beforehand."
+    )
 
 
 def _seeds(row: Any) -> str:

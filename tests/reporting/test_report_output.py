@@ -24,6 +24,7 @@ GRIDS = {
     "nothing trained": {"formats": ["bf16", "E3M4"], "seeds": (0,), "missing": ("bf16-adamw-0-1", "E3M4-adamw-0-1")},
     "all diverged": {"formats": ["bf16", "E3M4"], "seeds": (0,), "diverged": DIVERGED},
     "stale": {"formats": ["bf16", "E3M4"], "seeds": (0, 1), "stale": ("E3M4-adamw-0-1",)},
+    "no plain arm": {"formats": ["bf16", "E4M3"], "optimizers": ["stiff"], "arms": {"stiff": {"stiffness": "ulp"}}},
     "arms and rates": {
         "formats": ["bf16", "E7M0"], "optimizers": ["adamw", "stiff"], "lr_scales": (0.5, 1, 2),
         "arms": {"stiff": {"stiffness": "ulp"}},
@@ -54,6 +55,7 @@ def check(out: Path) -> None:
         assert (out / target).with_suffix(".svg").read_text().rstrip().endswith("</svg>")
     for word in ("nan", "inf", "None"):
         assert not re.search(rf"(?<![\w`/]){word}(?![\w`/])", text), word
+    assert "`None`" not in text
     assert page.count("<img ") == len(figures)
     cells = (out / "cells.html").read_text()
     for own, leads_to in ((page, "cells.html#"), (cells, "index.html")):
