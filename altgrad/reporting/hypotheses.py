@@ -154,7 +154,8 @@ def profile(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     alt = "Gain over AdamW by the knee and the slope of the step as a function of the weight"
     caption = f"Mean gain over {plain}, nats per token, {seeds} paired seeds, at the best of the rates tried."
     knee, slope = max(gains, key=lambda place: gains[place].mean())
-    said = Text(f"The lowest loss is that of knee {knee:g} and slope {slope:g}.")
+    least = f"which gains {with_interval(gains[knee, slope])} over `{plain}`"
+    said = Text(f"The lowest loss of a profile is that of knee {knee:g} and slope {slope:g}, {least}.")
     return [said, Picture("profile", alt, caption), Table(columns, rows, note)]
 
 
