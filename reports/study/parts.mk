@@ -169,6 +169,12 @@ STUDY_ladder-nano-formats := $(filter-out grid.optimizers=% grid.baseline=%,$(LA
 OTHERS := best_profile muon adamw_sr rung
 STUDY_tuning-nano-arms := $(filter-out grid.optimizers=%,$(call larger,400)) optimizers.adamw_sr.lr=4.2e-3 optimizers.rung.lr=4.0 \
 	grid.formats=[E3M4] grid.seeds=[10,11] grid.lr_scales=[0.25,0.5,1] grid.optimizers=$(call list,$(OTHERS))
+STUDY_tuning-nano-arms-lower := $(filter-out grid.optimizers=%,$(call larger,400)) optimizers.adamw_sr.lr=4.2e-3 \
+	grid.formats=[E3M4] grid.seeds=[10,11] grid.lr_scales=[0.125] grid.optimizers=[adamw_sr]
+# The best of those three for each, or of four.
+STUDY_ladder-nano-arms := $(filter-out grid.optimizers=% optimizers.muon.lr=%,$(LADDER_NANO)) optimizers.best_profile.lr=2.1e-3 \
+	optimizers.muon.lr=1.2e-2 optimizers.adamw_sr.lr=1.05e-3 optimizers.rung.lr=2.0 grid.formats=[E3M4] \
+	grid.optimizers=$(call list,adamw $(OTHERS))
 
 # The longer runs of that model in the format that most train in.
 STUDY_ladder-nano-3300-E4M3 := $(filter-out grid.baseline=%,$(call larger,3300)) $(RATES_nano-3300) grid.baseline=E4M3 \
@@ -235,5 +241,5 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 tuning-3200-fading length-3200-fading \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin \
 	tuning-nano ladder-nano ladder-nano-twin tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower \
-	ladder-micro ladder-micro-twin ladder-nano-formats tuning-nano-arms ladder-nano-3300-E4M3 \
+	ladder-micro ladder-micro-twin ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms ladder-nano-3300-E4M3 \
 	tuning-corpus corpus tuning-plain-arms what-if no-significand
