@@ -10,7 +10,7 @@ from altgrad.reporting.document import Block, Column, Table, Text
 from altgrad.reporting.hypotheses import LEVEL, VIRTUAL, gains_over, told_apart, values_of
 from altgrad.reporting.paired import two_sided, with_interval
 from altgrad.reporting.tables import words
-from altgrad.reporting.wording import p_value
+from altgrad.reporting.wording import p_value, stated_p
 
 PLAIN = {"stiff_grad": "adamw", "riemann": "adamw", "rung": "adamw_sr"}
 WITHOUT_MASTERS = "rung"
@@ -28,7 +28,7 @@ def arms(losses: pd.Series, _plain: str, _folder: Path) -> list[Block]:
     verdict = "not told apart from zero" if p_own >= LEVEL else f"{sign} zero"
     second = (
         f"**A2.** The format's own part of what `{WITHOUT_MASTERS}` gains: {with_interval(own[WITHOUT_MASTERS])}, "
-        f"p = {p_value(p_own)}, {verdict}."
+        f"{stated_p(p_own)}, {verdict}."
     )
     rows = [
         [f"`{arm}`", f"`{plain}`", with_interval(gains[arm]), p_value(p[arm]), with_interval(without[arm]),

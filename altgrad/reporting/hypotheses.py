@@ -17,7 +17,7 @@ from altgrad.reporting.figures.decisions import draw_matrix, draw_own, draw_prof
 from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.paired import interval, two_sided, with_interval
 from altgrad.reporting.tables import words
-from altgrad.reporting.wording import number, p_value
+from altgrad.reporting.wording import number, p_value, stated_p
 
 LEVEL = 0.05
 AS, VIRTUAL = "as_", "virtual."  # how the parts call an arm with a format's geometry, and a virtual twin
@@ -77,7 +77,7 @@ def matrix(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
         verdict = "above zero: a format's own geometry serves it worse than others do"
     said = (
         f"**H1.** The diagonal's loss minus the others', rows and columns taken out: {with_interval(deltas, 5)}, "
-        f"p = {p_value(p)}, {verdict}."
+        f"{stated_p(p)}, {verdict}."
     )
     figures = folder / "figures"
     draw_matrix(np.array([[gain(arm, fmt).mean() for fmt in formats] for arm in arms]), formats, figures)
@@ -182,7 +182,7 @@ def own_part(hypothesis: str, losses: pd.Series, plain: str) -> Text:
     own = gain - without
     p = two_sided(own)
     verdict = "not told apart from zero" if p >= LEVEL else "above zero" if own.mean() > 0 else "below zero"
-    part = f"{with_interval(own)}, p = {p_value(p)}, {verdict}"
+    part = f"{with_interval(own)}, {stated_p(p)}, {verdict}"
     return Text(f"**{hypothesis}.** The format's own part of what `stiff_matched` gains: {part}.")
 
 

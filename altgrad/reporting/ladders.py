@@ -18,7 +18,7 @@ from altgrad.reporting.hypotheses import LEVEL, each_over_plain, gains_over, nam
 from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.paired import interval, two_sided, with_interval
 from altgrad.reporting.tables import words
-from altgrad.reporting.wording import joined, p_value
+from altgrad.reporting.wording import joined, p_value, stated_p
 
 #: Which hypothesis a part decides.
 OF = {"ladder-nano": "L2", "ladder-nano-twin": "L3", "ladder-nano-3300": "L4", "ladder-micro": "L5",
@@ -90,7 +90,7 @@ def longer_fading(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     gain = gains_over(losses, STIFF, FADING, entry)
     p = two_sided(gain)
     verdict = "not told apart" if p >= LEVEL else "it ends lower" if gain.mean() > 0 else "it ends higher"
-    over = f"{with_interval(gain)}, p = {p_value(p)}, {verdict}"
+    over = f"{with_interval(gain)}, {stated_p(p)}, {verdict}"
     return [said, Text(f"**L12.** What `{FADING}` gains over `{STIFF}`: {over}."), table]
 
 

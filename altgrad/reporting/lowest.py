@@ -73,14 +73,18 @@ def lowest_blocks(study: Study, comparison: Comparison) -> list[Block]:
         return []
     entry, arm, _ = found.run
     text = f"**To train in one of them**: the lowest loss is {number(found.loss, 4)}, of `{arm}` in **{entry}**"
+    pairs = f"{found.pairs} pair{'s' if found.pairs > 1 else ''}"
     if not found.close:
-        return [Text(f"{text}; all {found.others} others are told apart from it ({found.pairs} pairs {TOGETHER}).")]
+        rest = "the other one is" if found.others == 1 else f"all {found.others} others are"
+        return [Text(f"{text}; {rest} told apart from it ({pairs} {TOGETHER}).")]
     by_arm: dict[str, list[str]] = {}
     for other, optimizer, _ in found.close:
         by_arm.setdefault(optimizer, []).append(other)
     named = joined([f"`{optimizer}` in {joined(entries)}" for optimizer, entries in by_arm.items()])
     if len(found.close) == found.others:
         why = "" if len(study.lr_scales) == 1 else ", as rates were chosen on these seeds"
-        return [Text(f"{text}, and none of the {found.others} others is told apart from it{why}.")]
-    rest = f"The other {found.others - len(found.close)} are higher ({found.pairs} pairs {TOGETHER})"
+        rest = "the other one is not" if found.others == 1 else f"none of the {found.others} others is"
+        return [Text(f"{text}, and {rest} told apart from it{why}.")]
+    higher = found.others - len(found.close)
+    rest = f"The other {f'{higher} are' if higher > 1 else 'one is'} higher ({pairs} {TOGETHER})"
     return [Text(f"{text}; not told apart from it: {named}. {rest}.")]

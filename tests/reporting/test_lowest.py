@@ -44,6 +44,13 @@ def test_one_that_is_lower_than_all_is_said_to_be():
     )
 
 
+def test_of_two_and_three_the_other_one_is_named_in_the_singular():
+    two = {run: LEVELS[run] for run in (("E4M3", "adamw"), ("E4M3", "stiff"))}
+    assert "; the other one is told apart from it (1 pair of all," in said(made(two))
+    assert ", and the other one is not told apart from it." in said(made(two, seeds=4))
+    assert ". The other one is higher (3 pairs of all," in said(made(two | {("E3M4", "stiff"): 0.0}))
+
+
 def test_few_seeds_or_rates_chosen_here_tell_nothing_apart():
     assert "none of the 3 others is told apart from it." in said(made(LEVELS, seeds=4))
     rates = {(*run, rate): level + 0.01 * rate for run, level in LEVELS.items() for rate in (1, 2)}
