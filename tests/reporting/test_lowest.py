@@ -20,7 +20,7 @@ def made(levels: dict[tuple[str, ...], float], noise: float = 1e-3, seed: int = 
     losses = {
         run: [3 + 0.1 * s + level + noise * random.normal() for s in range(seeds)] for run, level in levels.items()
     }
-    return study_of(losses, ARMS, "E4M3")
+    return study_of(losses, {run[1]: ARMS[run[1]] for run in levels}, "E4M3")
 
 
 def said(study: Study) -> str:
