@@ -33,7 +33,7 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "ladder-nano": ladders.larger, "ladder-nano-3300": ladders.larger, "ladder-micro": ladders.larger,
     "ladder-nano-twin": ladders.larger_twin, "ladder-micro-twin": ladders.larger_twin,
     "ladder-nano-formats": ladders.larger_formats, "ladder-nano-arms": ladders.larger_arms,
-    "ladder-nano-3300-E4M3": ladders.larger,
+    "ladder-nano-arms-twin": ladders.larger_twin, "ladder-nano-3300-E4M3": ladders.larger,
     "corpus": hypotheses.corpus,
 }  # fmt: skip
 OF_SEVERAL = {"gate-tokens": gates.gate_tokens}  # what is made of several parts, in folders of its own

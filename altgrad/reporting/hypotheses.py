@@ -172,18 +172,18 @@ def masterless(losses: pd.Series, plain: str, _: Path) -> list[Block]:
 def corpus(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     """The same with other texts, and the format's own part of what its geometry gains."""
     said, table = each_over_plain("C1", losses, plain)
-    return [said, own_part("C2", losses, plain), table]
+    return [said, own_part("C2", losses, plain, "stiff_matched"), table]
 
 
-def own_part(hypothesis: str, losses: pd.Series, plain: str) -> Text:
-    """What `stiff_matched` gains in the first format minus what it gains in its virtual twin: t over pairs."""
+def own_part(hypothesis: str, losses: pd.Series, plain: str, arm: str) -> Text:
+    """What ``arm`` gains in the first format minus what it gains in its virtual twin: t over pairs."""
     entry = values_of(losses, "format")[0]
-    gain, without = (gains_over(losses, plain, "stiff_matched", name) for name in (entry, VIRTUAL + entry))
+    gain, without = (gains_over(losses, plain, arm, name) for name in (entry, VIRTUAL + entry))
     own = gain - without
     p = two_sided(own)
     verdict = "not told apart from zero" if p >= LEVEL else "above zero" if own.mean() > 0 else "below zero"
     part = f"{with_interval(own)}, {stated_p(p)}, {verdict}"
-    return Text(f"**{hypothesis}.** The format's own part of what `stiff_matched` gains: {part}.")
+    return Text(f"**{hypothesis}.** The format's own part of what `{arm}` gains: {part}.")
 
 
 def _each_against(hypothesis: str, reference: str, losses: pd.Series, plain: str) -> list[Block]:

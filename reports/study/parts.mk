@@ -175,6 +175,8 @@ STUDY_tuning-nano-arms-lower := $(filter-out grid.optimizers=%,$(call larger,400
 STUDY_ladder-nano-arms := $(filter-out grid.optimizers=% optimizers.muon.lr=%,$(LADDER_NANO)) optimizers.best_profile.lr=2.1e-3 \
 	optimizers.muon.lr=1.2e-2 optimizers.adamw_sr.lr=1.05e-3 optimizers.rung.lr=2.0 grid.formats=[E3M4] \
 	grid.optimizers=$(call list,adamw $(OTHERS))
+STUDY_ladder-nano-arms-twin := $(filter-out grid.formats=% grid.optimizers=%,$(STUDY_ladder-nano-arms)) \
+	grid.formats=$(call list,$(call twins,E3M4)) grid.optimizers=[adamw_sr,rung]
 
 # The longer runs of that model in the format that most train in.
 STUDY_ladder-nano-3300-E4M3 := $(filter-out grid.baseline=%,$(call larger,3300)) $(RATES_nano-3300) grid.baseline=E4M3 \
@@ -241,5 +243,5 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 tuning-3200-fading length-3200-fading \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin \
 	tuning-nano ladder-nano ladder-nano-twin tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower \
-	ladder-micro ladder-micro-twin ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms ladder-nano-3300-E4M3 \
+	ladder-micro ladder-micro-twin ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms ladder-nano-arms-twin ladder-nano-3300-E4M3 \
 	tuning-corpus corpus tuning-plain-arms what-if no-significand

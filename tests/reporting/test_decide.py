@@ -239,6 +239,10 @@ def test_the_formats_own_part_is_tested_with_other_texts_and_in_a_larger_model(o
     assert f", {verdict}." in text[text.index("**C2.**") :]
     larger = decide(study(tmp_path / "ladder-nano-twin", rows, dict.fromkeys(gained, PLAIN)))
     assert f", {verdict}." in larger[larger.index("**L3.**") :] and "L2" not in larger
+    names = {"adamw": "adamw_sr", "stiff_matched": "rung"}
+    without_masters = [(entry, names[arm], *rest) for entry, arm, *rest in rows if arm in names]
+    rungs = decide(study(tmp_path / "ladder-nano-arms-twin", without_masters, dict.fromkeys(names.values(), PLAIN)))
+    assert "**L13.** The format's own part of what `rung` gains: " in rungs and f", {verdict}." in rungs
 
 
 def test_each_of_the_other_arms_is_held_against_that_of_its_regime_in_a_larger_model(tmp_path):
