@@ -7,10 +7,10 @@ from pathlib import Path
 import pandas as pd
 
 from altgrad.reporting.document import Block, Column, Table, Text
-from altgrad.reporting.hypotheses import LEVEL, VIRTUAL, gains_over, told_apart, values_of
-from altgrad.reporting.paired import two_sided, with_interval
+from altgrad.reporting.hypotheses import VIRTUAL, gains_over, own_part, told_apart, values_of
+from altgrad.reporting.paired import with_interval
 from altgrad.reporting.tables import words
-from altgrad.reporting.wording import p_value, stated_p
+from altgrad.reporting.wording import p_value
 
 PLAIN = {"stiff_grad": "adamw", "riemann": "adamw", "rung": "adamw_sr"}
 WITHOUT_MASTERS = "rung"
@@ -23,13 +23,7 @@ def arms(losses: pd.Series, _plain: str, _folder: Path) -> list[Block]:
     without = {arm: gains_over(losses, plain, arm, VIRTUAL + entry) for arm, plain in PLAIN.items()}
     own = {arm: gains[arm] - without[arm] for arm in PLAIN}
     p, told = told_apart(gains, "the plain arm")
-    p_own = two_sided(own[WITHOUT_MASTERS])
-    sign = "above" if own[WITHOUT_MASTERS].mean() > 0 else "below"
-    verdict = "not told apart from zero" if p_own >= LEVEL else f"{sign} zero"
-    second = (
-        f"**A2.** The format's own part of what `{WITHOUT_MASTERS}` gains: {with_interval(own[WITHOUT_MASTERS])}, "
-        f"{stated_p(p_own)}, {verdict}."
-    )
+    second = own_part("A2", losses, PLAIN[WITHOUT_MASTERS], WITHOUT_MASTERS)
     rows = [
         [f"`{arm}`", f"`{plain}`", with_interval(gains[arm]), p_value(p[arm]), with_interval(without[arm]),
          with_interval(own[arm])]
@@ -44,4 +38,4 @@ def arms(losses: pd.Series, _plain: str, _folder: Path) -> list[Block]:
         f"each by itself; p by Holm over the {len(PLAIN)} arms. Without it: on weights that nothing quantizes, and of "
         f"`{WITHOUT_MASTERS}` on rungs 256 times finer."
     )
-    return [Text(f"**A1.** In {entry}, {told}."), Text(second), Table(columns, rows, note)]
+    return [Text(f"**A1.** In {entry}, {told}."), second, Table(columns, rows, note)]

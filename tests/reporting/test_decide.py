@@ -168,6 +168,7 @@ def test_a_geometry_that_fades_is_held_against_one_that_stays(fading, words, tmp
     assert f"**L11.** In E3M4, lower than `adamw`: none; higher: {apart}" in text
     second = next(line for line in text.splitlines() if line.startswith("**L12"))
     assert second.endswith(f", {words}.")
+    assert ("p &lt; 0.0001" in second) == (words != "not told apart") and "p = &lt;" not in second
     measured = float(second.split(": ")[1].split(" [")[0].replace("−", "-"))
     assert measured == pytest.approx(fading + 0.07, abs=1e-4)
 
