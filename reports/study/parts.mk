@@ -122,6 +122,11 @@ STUDY_tuning-3200-fading := $(fading) grid.optimizers=[stiff_fading] grid.lr_sca
 STUDY_length-3200-fading := $(fading) $(RATES_3200) grid.optimizers=[adamw,stiff_matched,stiff_fading] grid.lr_scales=[1] \
 	grid.seeds=[20,21,22,23,24]
 
+# Whole rungs on weights without masters, as long trained, and rungs 256 times finer beside them.
+masterless-3200 = $(filter-out grid.optimizers=%,$(call lasting,3200)) grid.optimizers=[adamw_sr,rung]
+STUDY_tuning-3200-masterless := $(masterless-3200) optimizers.adamw_sr.lr=4.2e-3 optimizers.rung.lr=4.0 grid.formats=[E3M4] \
+	grid.lr_scales=[0.25,0.35,0.5,0.7,1] grid.seeds=[10,11]
+
 # What quantizing the weights of trained models costs, by how long they were trained: the cells of AdamW of three lengths.
 gate-tokens = $(filter-out grid.baseline=% grid.optimizers=%,$(call lasting,$(1))) $(RATES_$(1)) grid.formats=[virtual.E3M4] grid.baseline=virtual.E3M4 \
 	grid.optimizers=[adamw] grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
@@ -160,6 +165,9 @@ RATES_micro := optimizers.adamw.lr=3.75e-4 optimizers.stiff_matched.lr=5.25e-4
 LADDER_MICRO := $(call largest,400) $(RATES_micro) grid.lr_scales=[1] grid.seeds=[20,21,22]
 STUDY_ladder-micro := $(LADDER_MICRO) grid.formats=[E3M4]
 STUDY_ladder-micro-twin := $(LADDER_MICRO) grid.formats=$(call list,$(call twins,E3M4))
+
+# Seventy times the parameters, as many steps and tokens.
+STUDY_tuning-mini := $(subst micro,mini,$(call largest,400)) grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[0.0625,0.125,0.25]
 
 # The formats in the larger model, beside the same step sizes at the wrong weights, at the rate of stiff_matched.
 STUDY_ladder-nano-formats := $(filter-out grid.optimizers=% grid.baseline=%,$(LADDER_NANO)) optimizers.permuted_matched.lr=2.1e-3 \
@@ -240,8 +248,8 @@ STUDY_no-significand := $(NOW) grid.seeds=[30,31,32] grid.lr_scales=[0.25,1,4,16
 
 PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-bits low-bits \
 	tuning-controls controls tuning-masterless masterless tuning-arms tuning-arms-higher arms gate-formats gate-formats-blocks gate-rounding \
-	tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 tuning-3200-fading length-3200-fading \
+	tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 tuning-3200-fading length-3200-fading tuning-3200-masterless \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin \
 	tuning-nano ladder-nano ladder-nano-twin tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower \
-	ladder-micro ladder-micro-twin ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms ladder-nano-arms-twin ladder-nano-3300-E4M3 \
+	ladder-micro ladder-micro-twin tuning-mini ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms ladder-nano-arms-twin ladder-nano-3300-E4M3 \
 	tuning-corpus corpus tuning-plain-arms what-if no-significand
