@@ -189,18 +189,18 @@ def test_gains_are_drawn_by_length_up_to_that_of_the_part(tmp_path, monkeypatch)
 def test_gains_are_drawn_by_tokens_for_each_model_of_the_ladder(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(ladders, "draw_courses", lambda courses, *_: drawn.append(courses))
-    sizes = {"pico": {"context": 64}, "micro": {"context": 256}}
+    sizes = {"pico": {"context": 64}, "mini": {"context": 256}}
     parts = [("controls", 200, "pico", 16, 0.1), ("length-3200", 3200, "pico", 16, -0.2),
-             ("ladder-micro", 400, "micro", 8, 0.3), ("ladder-other", 1, "pico", 1, 9.0)]  # fmt: skip
+             ("ladder-mini", 400, "mini", 8, 0.3), ("ladder-other", 1, "pico", 1, 9.0)]  # fmt: skip
     for name, steps, model, batch, gain in parts:
         rows = [("E3M4", arm, seed, 1.0, 3 + 0.01 * seed - gain * (arm == "stiff_matched"))
                 for arm, seed in itertools.product(("adamw", "stiff_matched"), range(3))]  # fmt: skip
         train = {"steps": steps, "batch": batch, "grad_accumulation": 1}
         arms = {"adamw": PLAIN, "stiff_matched": {**PLAIN, "stiffness": "ulp"}}
         study(tmp_path / name, rows, arms, train=train, model=model, models=sizes)
-    assert "figures/ladder.png" in decide(tmp_path / "ladder-micro")
+    assert "figures/ladder.png" in decide(tmp_path / "ladder-mini")
     found = {model: {tokens: gain for tokens, (gain, *_) in points.items()} for model, points in drawn[0].items()}
-    assert found == {"pico": {0.2: pytest.approx(0.1), 3.3: pytest.approx(-0.2)}, "micro": {0.8: pytest.approx(0.3)}}
+    assert found == {"pico": {0.2: pytest.approx(0.1), 3.3: pytest.approx(-0.2)}, "mini": {0.8: pytest.approx(0.3)}}
 
 
 def test_damage_that_grows_with_training_is_told_from_damage_that_does_not(tmp_path):
