@@ -24,7 +24,7 @@ from altgrad.reporting.wording import joined, p_value, stated_p
 OF = {"ladder-nano": "L2", "ladder-nano-twin": "L3", "ladder-nano-3300": "L4", "ladder-micro": "L5",
       "ladder-micro-twin": "L6", "ladder-nano-3300-E4M3": "L10", "ladder-nano-arms-twin": "L13",
       "length-3200-masterless": "L14", "length-3200-masterless-twin": "L15",
-      "ladder-mini": "L16", "ladder-mini-twin": "L17"}  # fmt: skip
+      "ladder-mini": "L16", "ladder-mini-twin": "L17", "length-3200-shared": "L18"}  # fmt: skip
 #: The parts that train a model in E3M4 for some length, each at rates of its own: longer and longer, then larger ones.
 RUNGS = ("controls", "length-800", "length-3200", "ladder-nano", "ladder-nano-3300", "ladder-micro", "ladder-mini")
 #: What each of the other arms is held against in the larger model: the arm of its regime that knows no geometry.
@@ -33,7 +33,7 @@ STIFF, SHUFFLED, FADING, RUNG = "stiff_matched", "permuted_matched", "stiff_fadi
 
 
 def larger(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
-    """What each arm gains in the first format in a larger model, or in longer runs without masters.
+    """What each arm gains in the first format in a larger model, or in longer runs.
 
     At the top of the ladder, beside it, what `STIFF` gains in all parts of it: a figure.
     """
@@ -97,7 +97,7 @@ def longer_fading(losses: pd.Series, plain: str, _: Path) -> list[Block]:
 
 
 def larger_twin(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
-    """The format's own part of what its geometry gains in a larger model, or in longer runs without masters."""
+    """The format's own part of what its geometry gains in a larger model, or in longer runs."""
     _said, table = each_over_plain("", losses, plain)  # whose decision is that of the part without twins
     arm = STIFF if STIFF in values_of(losses, "optimizer") else RUNG
     return [own_part(OF[folder.name], losses, plain, arm), table]

@@ -186,6 +186,20 @@ def test_gains_are_drawn_by_length_up_to_that_of_the_part(tmp_path, monkeypatch)
     assert [gain for gain, *_ in drawn[1]["muon"].values()] == pytest.approx([0.1, 0.2, 0.3])
 
 
+@pytest.mark.parametrize(("part", "hypothesis"), [("ladder-nano-3300-E4M3", "L10"), ("length-3200-masterless", "L14"),
+                                                  ("length-3200-shared", "L18")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gain", "found"), [(0.05, "lower than `{0}`: `{1}`"), (-0.05, "higher: `{1}`"), (0.0, "not told apart: `{1}`")]
+)
+def test_a_long_run_is_read_by_the_arm_of_its_regime(part, hypothesis, gain, found, tmp_path):
+    plain, arm = ("adamw_sr", "rung") if "masterless" in part else ("adamw", "stiff_matched")
+    steps = [-1.0, 1.0, 0.0]  # of mean zero
+    rows = [(part[-4:], name, seed, 1.0, 3 + 0.1 * seed - gain * (name == arm) + 1e-3 * steps[seed] * (name == arm))
+            for name, seed in itertools.product((plain, arm), range(3))]  # fmt: skip
+    text = decide(study(tmp_path / part, rows, {plain: PLAIN, arm: {**PLAIN, "stiffness": "ulp"}}))
+    assert f"**{hypothesis}.** " in text and found.format(plain, arm) in text
+
+
 def test_gains_are_drawn_by_tokens_for_each_model_of_the_ladder(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(ladders, "draw_courses", lambda courses, *_: drawn.append(courses))
@@ -242,8 +256,9 @@ def test_the_formats_own_part_is_tested_with_other_texts_and_in_a_larger_model(o
     assert f", {verdict}." in larger[larger.index("**L3.**") :] and "L2" not in larger
     names = {"adamw": "adamw_sr", "stiff_matched": "rung"}
     without_masters = [(entry, names[arm], *rest) for entry, arm, *rest in rows if arm in names]
-    rungs = decide(study(tmp_path / "ladder-nano-arms-twin", without_masters, dict.fromkeys(names.values(), PLAIN)))
-    assert "**L13.** The format's own part of what `rung` gains: " in rungs and f", {verdict}." in rungs
+    for part, hypothesis in (("ladder-nano-arms-twin", "L13"), ("length-3200-masterless-twin", "L15")):
+        rungs = decide(study(tmp_path / part, without_masters, dict.fromkeys(names.values(), PLAIN)))
+        assert f"**{hypothesis}.** The format's own part of what `rung` gains: " in rungs and f", {verdict}." in rungs
 
 
 def test_each_of_the_other_arms_is_held_against_that_of_its_regime_in_a_larger_model(tmp_path):
