@@ -22,7 +22,7 @@ from altgrad.reporting.markdown import to_markdown
 
 PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "matrix": hypotheses.matrix, "low-bits": hypotheses.own_parts, "profile": hypotheses.profile,
-    "profile-800": hypotheses.profile, "profile-3200": hypotheses.profile,
+    "profile-800": hypotheses.profile, "profile-3200": hypotheses.profile, "profile-nano": hypotheses.profile,
     "controls": hypotheses.controls, "masterless": hypotheses.masterless,
     "arms": first_arms.arms,
     "gate-formats": gates.gate_formats, "gate-formats-blocks": gates.gate_formats,
@@ -41,7 +41,7 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
 }  # fmt: skip
 OF_SEVERAL = {"gate-tokens": gates.gate_tokens}  # what is made of several parts, in folders of its own
 # Parts that judge learning rates, and so need each one's losses.
-BY_RATE = ("profile", "profile-800", "profile-3200", "no-significand")
+BY_RATE = ("profile", "profile-800", "profile-3200", "profile-nano", "no-significand")
 
 
 def decide(folder: Path) -> str:

@@ -198,6 +198,10 @@ STUDY_ladder-nano-arms := $(filter-out grid.optimizers=% optimizers.muon.lr=%,$(
 STUDY_ladder-nano-arms-twin := $(filter-out grid.formats=% grid.optimizers=%,$(STUDY_ladder-nano-arms)) \
 	grid.formats=$(call list,$(call twins,E3M4)) grid.optimizers=[adamw_sr,rung]
 
+# Does the best profile move with size? Around the rates of tuning-nano-arms.
+STUDY_profile-nano := $(filter-out grid.baseline=% grid.optimizers=%,$(call larger,400)) grid.seeds=[10,11] \
+	grid.lr_scales=[0.5,0.7] $(call mapped,4 6 8,1 1.5)
+
 # The longer runs of that model in the format that most train in.
 STUDY_ladder-nano-3300-E4M3 := $(filter-out grid.baseline=%,$(call larger,3300)) $(RATES_nano-3300) grid.baseline=E4M3 \
 	grid.formats=[E4M3] grid.lr_scales=[1] grid.seeds=[20,21,22]
@@ -263,5 +267,5 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 tuning-3200-fading length-3200-fading tuning-3200-shared tuning-3200-masterless \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin \
 	tuning-nano ladder-nano ladder-nano-twin tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower \
-	ladder-micro ladder-micro-twin tuning-mini ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms ladder-nano-arms-twin ladder-nano-3300-E4M3 \
+	ladder-micro ladder-micro-twin tuning-mini ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms ladder-nano-arms-twin ladder-nano-3300-E4M3 profile-nano \
 	tuning-corpus corpus tuning-plain-arms what-if no-significand
