@@ -129,10 +129,14 @@ LONG_adamw := base:adamw$(comma)lr:2.1e-3
 LONG_stiff := base:adamw$(comma)lr:4.2e-3$(comma)stiffness:ulp$(comma)match_rms:true
 long_name = $(1)_$(subst -,m,$(subst .,p,$(2)_$(3)))
 long = ++optimizers.$(call long_name,$(1),$(2),$(3))={$(LONG_$(1)),decay:$(2),plain_lr:$(3)}
-shared_by = $(foreach decay,$(DECAYS),$(call $(1),$(2),$(decay),2.4e-2)) $(foreach rate,$(OTHER_PLAIN),$(call $(1),$(2),3e-4,$(rate)))
-STUDY_tuning-3200-shared := $(filter-out grid.optimizers=%,$(call lasting,3200)) $(call shared_by,long,adamw) $(call shared_by,long,stiff) \
-	grid.optimizers=$(call list,$(call shared_by,long_name,adamw) $(call shared_by,long_name,stiff)) \
-	grid.formats=[E3M4] grid.lr_scales=[1] grid.seeds=[10,11]
+either = $(foreach arm,adamw stiff,$(call $(1),$(2),$(arm)))
+shared = $(filter-out grid.optimizers=%,$(call lasting,3200)) grid.formats=[E3M4] grid.lr_scales=[1] grid.seeds=[10,11] \
+	$(call either,$(1),long) grid.optimizers=$(call list,$(call either,$(1),long_name))
+one_changed = $(foreach decay,$(DECAYS),$(call $(1),$(2),$(decay),2.4e-2)) \
+	$(foreach rate,$(OTHER_PLAIN),$(call $(1),$(2),3e-4,$(rate)))
+higher_plain = $(call $(1),$(2),3e-4,4.8e-2)
+STUDY_tuning-3200-shared := $(call shared,one_changed)
+STUDY_tuning-3200-shared-higher := $(call shared,higher_plain)
 
 # Whole rungs on weights without masters, as long trained, and rungs 256 times finer beside them.
 masterless-3200 = $(filter-out grid.optimizers=%,$(call lasting,3200)) grid.optimizers=[adamw_sr,rung]
@@ -264,7 +268,7 @@ STUDY_no-significand := $(NOW) grid.seeds=[30,31,32] grid.lr_scales=[0.25,1,4,16
 
 PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-bits low-bits \
 	tuning-controls controls tuning-masterless masterless tuning-arms tuning-arms-higher arms gate-formats gate-formats-blocks gate-rounding \
-	tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 tuning-3200-fading length-3200-fading tuning-3200-shared tuning-3200-masterless \
+	tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 tuning-3200-fading length-3200-fading tuning-3200-shared tuning-3200-shared-higher tuning-3200-masterless \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin \
 	tuning-nano ladder-nano ladder-nano-twin tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower \
 	ladder-micro ladder-micro-twin tuning-mini ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms ladder-nano-arms-twin ladder-nano-3300-E4M3 profile-nano \
