@@ -137,6 +137,9 @@ one_changed = $(foreach decay,$(DECAYS),$(call $(1),$(2),$(decay),2.4e-2)) \
 higher_plain = $(call $(1),$(2),3e-4,4.8e-2)
 STUDY_tuning-3200-shared := $(call shared,one_changed)
 STUDY_tuning-3200-shared-higher := $(call shared,higher_plain)
+# The best of each: no decay for adamw, 0.0004 below the one it has; all else as it was.
+STUDY_length-3200-shared := $(filter-out grid.optimizers=%,$(call lasting,3200)) $(RATES_3200) optimizers.adamw.decay=0 \
+	grid.formats=[E3M4] grid.optimizers=[adamw,stiff_matched] grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
 
 # Whole rungs on weights without masters, as long trained, and rungs 256 times finer beside them.
 masterless-3200 = $(filter-out grid.optimizers=%,$(call lasting,3200)) grid.optimizers=[adamw_sr,rung]
@@ -268,7 +271,7 @@ STUDY_no-significand := $(NOW) grid.seeds=[30,31,32] grid.lr_scales=[0.25,1,4,16
 
 PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-bits low-bits \
 	tuning-controls controls tuning-masterless masterless tuning-arms tuning-arms-higher arms gate-formats gate-formats-blocks gate-rounding \
-	tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 tuning-3200-fading length-3200-fading tuning-3200-shared tuning-3200-shared-higher tuning-3200-masterless \
+	tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 tuning-3200-fading length-3200-fading tuning-3200-shared tuning-3200-shared-higher length-3200-shared tuning-3200-masterless \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin \
 	tuning-nano ladder-nano ladder-nano-twin tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower \
 	ladder-micro ladder-micro-twin tuning-mini ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms ladder-nano-arms-twin ladder-nano-3300-E4M3 profile-nano \
