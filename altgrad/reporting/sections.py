@@ -21,6 +21,7 @@ from altgrad.reporting.failures import failures
 from altgrad.reporting.fairness import conditions
 from altgrad.reporting.figures import at
 from altgrad.reporting.figures.plate import Plate
+from altgrad.reporting.gain_course import gain_course_table, gain_courses
 from altgrad.reporting.glossary import glossary
 from altgrad.reporting.layer_fit import layer_fit
 from altgrad.reporting.load import COMPLETED, MISSING, Study
@@ -97,6 +98,8 @@ def result_section(study: Study, comparison: Comparison, pictures: Pictures) -> 
     blocks: list[Block] = _shown(pictures, "gains")
     if len(comparison.gains):
         blocks.append(tables.gains_table(study, comparison))
+        course = gain_course_table(gain_courses(study, comparison))
+        blocks += [Fold("Gains over the run", [course])] if course else []
     blocks += [*_shown(pictures, "costs"), tables.results_table(study, comparison)]
     return Section("Result", "result", blocks)
 

@@ -23,7 +23,7 @@ from altgrad.reporting.statistics import kl_divergence
 from tests.reporting.made_losses import ADAMW, STIFF, study_of
 
 
-@pytest.mark.parametrize("plate", [plate for plate in PLATES if plate.name != "gains"], ids=lambda plate: plate.name)
+@pytest.mark.parametrize("plate", [plate for plate in PLATES if plate.spot != "gains"], ids=lambda plate: plate.name)
 def test_no_text_leaves_its_figure(plate, study, comparison) -> None:
     with drawing():
         figure = plate.draw(study, comparison)

@@ -1,0 +1,94 @@
+"""What an arm gains over the run. Oracles: losses made of a gain that is known at each step; scipy's interval."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from altgrad.reporting.compare import compare
+from altgrad.reporting.figures import PLATES
+from altgrad.reporting.figures.style import drawing
+from altgrad.reporting.gain_course import gain_course_table, gain_courses
+from altgrad.reporting.load import IDENTITY, Study
+from tests.reporting.made_losses import ADAMW, STIFF, study_of
+
+STEPS = (0, 10, 20, 40, 80)
+NOISE = (0.0, 0.01, -0.01)  # what an arm gains more with each seed
+
+
+def rises_and_falls(step: int) -> float:
+    return 0.1 if step == 20 else -0.2 if step == 80 else 0.0
+
+
+def made(lost: tuple[str, str, int] | None = None, seeds: int = 3) -> Study:
+    """An arm that gains as `rises_and_falls` says in E3M4, and nothing in bf16, at the first of two rates.
+
+    ``lost`` is a cell that diverged after a loss of 99.
+    """
+    losses = {
+        (entry, arm, rate): [None if (entry, arm, seed) == lost else 3 + rate for seed in range(seeds)]
+        for entry, arm, rate in itertools.product(("bf16", "E3M4"), ("adamw", "stiff"), (1, 2))
+    }
+    study = study_of(losses, {"adamw": ADAMW, "stiff": STIFF})
+    rows = []
+    for (entry, arm, rate), seed, step in itertools.product(losses, range(seeds), STEPS):
+        gain = (rises_and_falls(step) + NOISE[seed]) * ((entry, arm) == ("E3M4", "stiff"))
+        loss = 99.0 if (entry, arm, seed) == lost else 5 - 0.01 * step + 0.3 * seed + rate - gain
+        rows += [(entry, arm, seed, rate, step, np.nan, loss), (entry, arm, seed, rate, step + 5, 1.0, np.nan)]
+    columns = [*IDENTITY, "step", "train_loss", "val_loss"]
+    return replace(study, history=pd.DataFrame(rows, columns=columns))
+
+
+def test_a_gain_is_held_against_the_same_seed_after_the_same_step():
+    study = made()
+    courses = gain_courses(study, compare(study))
+    assert list(courses) == [("bf16", "stiff"), ("E3M4", "stiff")]
+    for (entry, _), own in courses.items():
+        assert list(own.index) == [10, 20, 40, 80], "before training nothing is gained"
+        for step, row in own.iterrows():
+            known = [rises_and_falls(step) + noise if entry == "E3M4" else 0.0 for noise in NOISE]
+            assert row.to_numpy() == pytest.approx(known, abs=1e-12)
+
+
+def test_a_run_that_diverged_takes_part_in_no_gain():
+    study = made(("E3M4", "adamw", 1))
+    own = gain_courses(study, compare(study))["E3M4", "stiff"]
+    assert own[1].isna().all() and own[[0, 2]].notna().all(axis=None)
+
+
+def test_the_table_has_gains_with_intervals_along_the_run():
+    study = made()
+    table = gain_course_table(gain_courses(study, compare(study)))
+    assert [column.head for column in table.columns[2:]] == [f"after {step} steps" for step in (10, 20, 40, 80)]
+    (row,) = [row for row in table.rows if row[0] == "**E3M4**"]
+    low, high = stats.t.interval(0.95, 2, loc=0.1, scale=0.01 / np.sqrt(3))
+    assert row[3] == f"+0.1000 [{low:+.4f}, {high:+.4f}]" and row[5].startswith("−0.2000 [−0.2248, ")
+
+
+def test_a_gain_of_one_seed_has_no_interval():
+    study = made(seeds=1)
+    table = gain_course_table(gain_courses(study, compare(study)))
+    assert table.rows[1][2:] == ["0.0000", "+0.1000", "0.0000", "−0.2000"]
+
+
+def test_there_is_neither_table_nor_figure_without_an_arm_that_could_gain():
+    study = study_of({("bf16", "adamw"): [3.0, 3.1], ("E3M4", "adamw"): [3.0, 3.1]}, {"adamw": ADAMW})
+    (plate,) = [plate for plate in PLATES if plate.name == "gains_over_run"]
+    assert gain_course_table(gain_courses(study, compare(study))) is None
+    assert plate.draw(study, compare(study)) is None
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_the_figure_draws_the_mean_of_the_seeds(seeds):
+    study = made(seeds=seeds)
+    (plate,) = [plate for plate in PLATES if plate.name == "gains_over_run"]
+    with drawing():
+        (axis,) = plate.draw(study, compare(study)).axes
+    drawn = [line.get_ydata() for line in axis.lines]
+    means = [rises_and_falls(step) + np.mean(NOISE[:seeds]) for step in STEPS[1:]]
+    assert any(len(line) == len(means) and line == pytest.approx(means) for line in drawn)
