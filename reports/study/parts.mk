@@ -187,6 +187,10 @@ STUDY_ladder-micro-twin := $(LADDER_MICRO) grid.formats=$(call list,$(call twins
 
 # Seventy times the parameters, as many steps and tokens.
 STUDY_tuning-mini := $(subst micro,mini,$(call largest,400)) grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[0.0625,0.125,0.25]
+# The best of those three for both, the rates of micro.
+LADDER_MINI := $(subst micro,mini,$(LADDER_MICRO))
+STUDY_ladder-mini := $(LADDER_MINI) grid.formats=[E3M4]
+STUDY_ladder-mini-twin := $(LADDER_MINI) grid.formats=$(call list,$(call twins,E3M4))
 
 # The formats in the larger model, beside the same step sizes at the wrong weights, at the rate of stiff_matched.
 STUDY_ladder-nano-formats := $(filter-out grid.optimizers=% grid.baseline=%,$(LADDER_NANO)) optimizers.permuted_matched.lr=2.1e-3 \
@@ -274,5 +278,6 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 tuning-3200-fading length-3200-fading tuning-3200-shared tuning-3200-shared-higher length-3200-shared tuning-3200-masterless \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin \
 	tuning-nano ladder-nano ladder-nano-twin tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower \
-	ladder-micro ladder-micro-twin tuning-mini ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms ladder-nano-arms-twin ladder-nano-3300-E4M3 profile-nano \
+	ladder-micro ladder-micro-twin tuning-mini ladder-mini ladder-mini-twin \
+	ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms ladder-nano-arms-twin ladder-nano-3300-E4M3 profile-nano \
 	tuning-corpus corpus tuning-plain-arms what-if no-significand
