@@ -145,6 +145,11 @@ STUDY_length-3200-shared := $(filter-out grid.optimizers=%,$(call lasting,3200))
 masterless-3200 = $(filter-out grid.optimizers=%,$(call lasting,3200)) grid.optimizers=[adamw_sr,rung]
 STUDY_tuning-3200-masterless := $(masterless-3200) optimizers.adamw_sr.lr=4.2e-3 optimizers.rung.lr=4.0 grid.formats=[E3M4] \
 	grid.lr_scales=[0.25,0.35,0.5,0.7,1] grid.seeds=[10,11]
+# The best of those five for each, between two others; adamw_sr is 0.0001 higher at half.
+LENGTH_MASTERLESS := $(masterless-3200) optimizers.adamw_sr.lr=2.94e-3 optimizers.rung.lr=1.4 grid.lr_scales=[1] \
+	grid.seeds=[20,21,22,23,24]
+STUDY_length-3200-masterless := $(LENGTH_MASTERLESS) grid.formats=[E3M4]
+STUDY_length-3200-masterless-twin := $(LENGTH_MASTERLESS) grid.formats=$(call list,$(call twins,E3M4))
 
 # What quantizing the weights of trained models costs, by how long they were trained: the cells of AdamW of three lengths.
 gate-tokens = $(filter-out grid.baseline=% grid.optimizers=%,$(call lasting,$(1))) $(RATES_$(1)) grid.formats=[virtual.E3M4] grid.baseline=virtual.E3M4 \
@@ -274,10 +279,11 @@ STUDY_no-significand := $(NOW) grid.seeds=[30,31,32] grid.lr_scales=[0.25,1,4,16
 	grid.formats=[E4M3,E5M2,E6M1,E7M0] grid.optimizers=[adamw,adamw_sr]
 
 PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-bits low-bits \
-	tuning-controls controls tuning-masterless masterless tuning-arms tuning-arms-higher arms gate-formats gate-formats-blocks gate-rounding \
-	tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 tuning-3200-fading length-3200-fading tuning-3200-shared tuning-3200-shared-higher length-3200-shared tuning-3200-masterless \
-	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin \
-	tuning-nano ladder-nano ladder-nano-twin tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower \
-	ladder-micro ladder-micro-twin tuning-mini ladder-mini ladder-mini-twin \
-	ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms ladder-nano-arms-twin ladder-nano-3300-E4M3 profile-nano \
-	tuning-corpus corpus tuning-plain-arms what-if no-significand
+	tuning-controls controls tuning-masterless masterless tuning-arms tuning-arms-higher arms \
+	gate-formats gate-formats-blocks gate-rounding tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 \
+	tuning-3200-fading length-3200-fading tuning-3200-shared tuning-3200-shared-higher length-3200-shared \
+	tuning-3200-masterless length-3200-masterless length-3200-masterless-twin \
+	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin tuning-nano ladder-nano ladder-nano-twin \
+	tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower ladder-micro ladder-micro-twin \
+	tuning-mini ladder-mini ladder-mini-twin ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
+	ladder-nano-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms what-if no-significand
