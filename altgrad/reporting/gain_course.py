@@ -49,8 +49,7 @@ def gain_course_table(courses: dict[tuple[str, str], pd.DataFrame]) -> Table | N
     shown = dict.fromkeys(max(step for step in steps if step <= max(steps[0], share * steps[-1])) for share in SHARES)
     columns = [words("format"), words("arm"), *(Column(f"after {step:g} steps") for step in shown)]
     rows = [
-        [f"**{entry}**", arm, *map(_said, own.reindex(list(shown)).to_numpy())]
-        for (entry, arm), own in courses.items()
+        [f"**{entry}**", arm, *map(_said, own.reindex(list(shown)).to_numpy())] for (entry, arm), own in courses.items()
     ]
     note = (
         "Validation loss of the plain arm minus the arm's after the same step with the same seed, nats per token, each "

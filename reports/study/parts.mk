@@ -104,6 +104,7 @@ STUDY_tuning-800-higher := $(filter-out grid.optimizers=%,$(call lasting,800)) g
 RATES_800 := $(call rates,6e-3,1.176e-2,8.4e-3,1.2e-2)
 STUDY_length-800 := $(call lasting,800) $(RATES_800) grid.formats=$(call list,$(call twins,E3M4)) grid.lr_scales=[1] \
 	grid.seeds=[20,21,22,23,24]
+LONG = $(filter-out grid.optimizers=%,$(call lasting,3200))
 STUDY_tuning-3200 := $(call lasting,3200) grid.formats=[E3M4] grid.seeds=[10,11] grid.lr_scales=[0.25,0.35,0.5,0.7,1,1.4]
 # The best of those six for each; that of muon is the smallest tried, 0.006 below the next.
 RATES_3200 := $(call rates,2.1e-3,4.2e-3,2.94e-3,6e-3)
@@ -111,11 +112,11 @@ STUDY_length-3200 := $(call lasting,3200) $(RATES_3200) grid.formats=[E3M4] grid
 	grid.seeds=[20,21,22,23,24]
 
 # Is it the format that loses there, or the profile? AdamW's cells are those of gate-tokens-3200.
-STUDY_length-3200-twin := $(filter-out grid.optimizers=%,$(call lasting,3200)) $(RATES_3200) grid.formats=[E3M4,virtual.E3M4] \
+STUDY_length-3200-twin := $(LONG) $(RATES_3200) grid.formats=[E3M4,virtual.E3M4] \
 	grid.optimizers=[adamw,stiff_matched] grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
 
 # Or is it that the geometry stays to the end? Its exponent falls from 1 to 0 over the run, as the rate does.
-fading = $(filter-out grid.optimizers=%,$(call lasting,3200)) $(call matched,stiff_fading,stiffness:ulp$(comma)schedule:cosine) \
+fading = $(LONG) $(call matched,stiff_fading,stiffness:ulp$(comma)schedule:cosine) \
 	grid.formats=[E3M4]
 STUDY_tuning-3200-fading := $(fading) grid.optimizers=[stiff_fading] grid.lr_scales=[0.35,0.5,0.7,1,1.4] grid.seeds=[10,11]
 # The best of those five for the one that fades is the rate that it has.
@@ -130,7 +131,7 @@ LONG_stiff := base:adamw$(comma)lr:4.2e-3$(comma)stiffness:ulp$(comma)match_rms:
 long_name = $(1)_$(subst -,m,$(subst .,p,$(2)_$(3)))
 long = ++optimizers.$(call long_name,$(1),$(2),$(3))={$(LONG_$(1)),decay:$(2),plain_lr:$(3)}
 either = $(foreach arm,adamw stiff,$(call $(1),$(2),$(arm)))
-shared = $(filter-out grid.optimizers=%,$(call lasting,3200)) grid.formats=[E3M4] grid.lr_scales=[1] grid.seeds=[10,11] \
+shared = $(LONG) grid.formats=[E3M4] grid.lr_scales=[1] grid.seeds=[10,11] \
 	$(call either,$(1),long) grid.optimizers=$(call list,$(call either,$(1),long_name))
 one_changed = $(foreach decay,$(DECAYS),$(call $(1),$(2),$(decay),2.4e-2)) \
 	$(foreach rate,$(OTHER_PLAIN),$(call $(1),$(2),3e-4,$(rate)))
@@ -138,11 +139,11 @@ higher_plain = $(call $(1),$(2),3e-4,4.8e-2)
 STUDY_tuning-3200-shared := $(call shared,one_changed)
 STUDY_tuning-3200-shared-higher := $(call shared,higher_plain)
 # The best of each: no decay for adamw, 0.0004 below the one it has; all else as it was.
-STUDY_length-3200-shared := $(filter-out grid.optimizers=%,$(call lasting,3200)) $(RATES_3200) optimizers.adamw.decay=0 \
+STUDY_length-3200-shared := $(LONG) $(RATES_3200) optimizers.adamw.decay=0 \
 	grid.formats=[E3M4] grid.optimizers=[adamw,stiff_matched] grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
 
 # Whole rungs on weights without masters, as long trained, and rungs 256 times finer beside them.
-masterless-3200 = $(filter-out grid.optimizers=%,$(call lasting,3200)) grid.optimizers=[adamw_sr,rung]
+masterless-3200 = $(LONG) grid.optimizers=[adamw_sr,rung]
 STUDY_tuning-3200-masterless := $(masterless-3200) optimizers.adamw_sr.lr=4.2e-3 optimizers.rung.lr=4.0 grid.formats=[E3M4] \
 	grid.lr_scales=[0.25,0.35,0.5,0.7,1] grid.seeds=[10,11]
 # The best of those five for each, between two others; adamw_sr is 0.0001 higher at half.

@@ -30,14 +30,27 @@ def test_no_text_leaves_its_figure(plate, study, comparison) -> None:
         if figure is None:
             assert plate.name == "overflow"  # nothing overflowed
             return
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-        renderer = canvas.get_renderer()
-        frame = figure.bbox.padded(1)
-        hidden = _labels_of_ticks_out_of_range(figure)
-        texts = [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip() and id(t) not in hidden]
-        boxes = {text.get_text(): text.get_window_extent(renderer) for text in texts}
-    assert [name for name, box in boxes.items() if not (frame.contains(*box.min) and frame.contains(*box.max))] == []
+        assert _outside(figure) == []
+
+
+@pytest.mark.parametrize("plate", [plate for plate in PLATES if plate.spot == "gains"], ids=lambda plate: plate.name)
+def test_no_text_leaves_a_figure_of_gains(plate, made) -> None:
+    arms = {"stiff_update": {"stiffness": "ulp"}}
+    study = made(["bf16", "E4M3", "E3M4"], ["adamw", "stiff_update"], (0, 1, 2), arms=arms)
+    with drawing():
+        assert _outside(plate.draw(study, compare(study))) == []
+
+
+def _outside(figure: Figure) -> list[str]:
+    """Return the texts of ``figure`` that are not wholly inside its frame."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    frame = figure.bbox.padded(1)
+    hidden = _labels_of_ticks_out_of_range(figure)
+    texts = [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip() and id(t) not in hidden]
+    boxes = {text.get_text(): text.get_window_extent(renderer) for text in texts}
+    return [name for name, box in boxes.items() if not (frame.contains(*box.min) and frame.contains(*box.max))]
 
 
 @pytest.mark.parametrize("twin", [False, True])

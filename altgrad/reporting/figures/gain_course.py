@@ -25,10 +25,9 @@ def gains_over_run(study: Study, comparison: Comparison) -> Figure | None:
         for name in names:
             if (name, arm) in courses:
                 own = courses[name, arm]
-                mean, low, high = np.array([interval(row) for row in own.to_numpy()]).T
-                mean = np.where(np.isnan(mean), own.mean(axis="columns"), mean)  # of one seed there is no interval
+                _, low, high = np.array([interval(row) for row in own.to_numpy()]).T  # NaN, undrawn, of one seed
                 axis.fill_between(own.index, low, high, color=styles[name].color, alpha=0.12, linewidth=0)
-                axis.plot(own.index, mean, **styles[name].line(markevery=max(1, len(own) // 8)))
+                axis.plot(own.index, own.mean(axis="columns"), **styles[name].line(markevery=max(1, len(own) // 8)))
         axis.axhline(0, color="black", linewidth=0.9)
         axis.set(title=arm, xlabel="optimizer step")
     axes[0].set_ylabel("gain (nats per token)")
