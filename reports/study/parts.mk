@@ -130,6 +130,7 @@ LONG_adamw := base:adamw$(comma)lr:2.1e-3
 LONG_stiff := base:adamw$(comma)lr:4.2e-3$(comma)stiffness:ulp$(comma)match_rms:true
 long_name = $(1)_$(subst -,m,$(subst .,p,$(2)_$(3)))
 long = ++optimizers.$(call long_name,$(1),$(2),$(3))={$(LONG_$(1)),decay:$(2),plain_lr:$(3)}
+nano = ++optimizers.$(call long_name,$(1),$(2),$(3))={$(NANO_$(1)),decay:$(2),plain_lr:$(3)}
 either = $(foreach arm,adamw stiff,$(call $(1),$(2),$(arm)))
 shared = $(LONG) grid.formats=[E3M4] grid.lr_scales=[1] grid.seeds=[10,11] \
 	$(call either,$(1),long) grid.optimizers=$(call list,$(call either,$(1),long_name))
@@ -172,6 +173,12 @@ RATES_nano := optimizers.adamw.lr=1.5e-3 optimizers.stiff_matched.lr=2.1e-3
 LADDER_NANO := $(call larger,400) $(RATES_nano) grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
 STUDY_ladder-nano := $(LADDER_NANO) grid.formats=[E3M4]
 STUDY_ladder-nano-twin := $(LADDER_NANO) grid.formats=$(call list,$(call twins,E3M4))
+# Is what 200 steps of the smallest model fixed right for it, decay and the rate of embeddings? One of the two at a time.
+NANO_adamw := base:adamw$(comma)lr:1.5e-3
+NANO_stiff := base:adamw$(comma)lr:2.1e-3$(comma)stiffness:ulp$(comma)match_rms:true
+STUDY_tuning-nano-shared := $(filter-out grid.optimizers=%,$(call larger,400)) grid.formats=[E3M4] grid.lr_scales=[1] grid.seeds=[10,11] \
+	$(call either,one_changed,nano) grid.optimizers=$(call list,$(call either,one_changed,long_name))
+
 # Five tokens per parameter. One seed for three rates: a cell takes 12 minutes of a core.
 STUDY_tuning-nano-3300 := $(call larger,3300) grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[0.25,0.5,1]
 STUDY_tuning-nano-3300-lower := $(call larger,3300) grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[0.125]
@@ -190,6 +197,13 @@ RATES_micro := optimizers.adamw.lr=3.75e-4 optimizers.stiff_matched.lr=5.25e-4
 LADDER_MICRO := $(call largest,400) $(RATES_micro) grid.lr_scales=[1] grid.seeds=[20,21,22]
 STUDY_ladder-micro := $(LADDER_MICRO) grid.formats=[E3M4]
 STUDY_ladder-micro-twin := $(LADDER_MICRO) grid.formats=$(call list,$(call twins,E3M4))
+
+# The formats and the other arms there: the best control and those without masters, at rates of their own.
+STUDY_ladder-micro-formats := $(filter-out grid.optimizers=% grid.baseline=%,$(LADDER_MICRO)) optimizers.permuted_matched.lr=5.25e-4 \
+	grid.optimizers=[adamw,stiff_matched,permuted_matched] grid.baseline=E4M3 grid.formats=[E4M3,E5M2,E3M4,E1M6]
+STUDY_tuning-micro-arms := $(filter-out grid.optimizers=% optimizers.muon.lr=%,$(call largest,400)) optimizers.muon.lr=1.2e-2 \
+	optimizers.adamw_sr.lr=1.05e-3 optimizers.rung.lr=2.0 grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[0.25,0.5,1] \
+	grid.optimizers=[muon,adamw_sr,rung]
 
 # Seventy times the parameters, as many steps and tokens.
 STUDY_tuning-mini := $(subst micro,mini,$(call largest,400)) grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[0.0625,0.125,0.25]
@@ -284,7 +298,7 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	gate-formats gate-formats-blocks gate-rounding tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 \
 	tuning-3200-fading length-3200-fading tuning-3200-shared tuning-3200-shared-higher length-3200-shared \
 	tuning-3200-masterless length-3200-masterless length-3200-masterless-twin \
-	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin tuning-nano ladder-nano ladder-nano-twin \
+	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin tuning-nano ladder-nano ladder-nano-twin tuning-nano-shared \
 	tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower ladder-micro ladder-micro-twin \
-	tuning-mini ladder-mini ladder-mini-twin ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
+	tuning-micro-arms ladder-micro-formats tuning-mini ladder-mini ladder-mini-twin ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
 	ladder-nano-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms what-if no-significand
