@@ -34,6 +34,8 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "length-3200-masterless": ladders.larger, "length-3200-masterless-twin": ladders.larger_twin,
     "ladder-nano": ladders.larger, "ladder-nano-3300": ladders.larger, "ladder-micro": ladders.larger,
     "ladder-nano-twin": ladders.larger_twin, "ladder-micro-twin": ladders.larger_twin,
+    "ladder-micro-formats": ladders.larger_formats, "ladder-micro-arms": ladders.larger_arms,
+    "ladder-nano-shared": ladders.larger,
     "ladder-mini": ladders.larger, "ladder-mini-twin": ladders.larger_twin,
     "ladder-nano-formats": ladders.larger_formats, "ladder-nano-arms": ladders.larger_arms,
     "ladder-nano-arms-twin": ladders.larger_twin, "ladder-nano-3300-E4M3": ladders.larger,

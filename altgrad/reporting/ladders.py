@@ -20,11 +20,13 @@ from altgrad.reporting.paired import interval, two_sided, with_interval
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import joined, p_value, stated_p
 
-#: Which hypothesis a part decides.
+#: Which hypothesis a part decides, and which two one of many formats: over the plain arm, and over the shuffled one.
 OF = {"ladder-nano": "L2", "ladder-nano-twin": "L3", "ladder-nano-3300": "L4", "ladder-micro": "L5",
       "ladder-micro-twin": "L6", "ladder-nano-3300-E4M3": "L10", "ladder-nano-arms-twin": "L13",
       "length-3200-masterless": "L14", "length-3200-masterless-twin": "L15",
-      "ladder-mini": "L16", "ladder-mini-twin": "L17", "length-3200-shared": "L18"}  # fmt: skip
+      "ladder-mini": "L16", "ladder-mini-twin": "L17", "length-3200-shared": "L18",
+      "ladder-nano-arms": "L9", "ladder-micro-arms": "L21", "ladder-nano-shared": "L22"}  # fmt: skip
+OF_FORMATS = {"ladder-nano-formats": ("L7", "L8"), "ladder-micro-formats": ("L19", "L20")}
 #: The parts that train a model in E3M4 for some length, each at rates of its own: longer and longer, then larger ones.
 RUNGS = ("controls", "length-800", "length-3200", "ladder-nano", "ladder-nano-3300", "ladder-micro", "ladder-mini")
 #: What each of the other arms is held against in the larger model: the arm of its regime that knows no geometry.
@@ -103,7 +105,7 @@ def larger_twin(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     return [own_part(OF[folder.name], losses, plain, arm), table]
 
 
-def larger_formats(losses: pd.Series, plain: str, _: Path) -> list[Block]:
+def larger_formats(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     """What the geometry of each format gains in a larger model, over the plain arm and over the shuffled one."""
     entries = values_of(losses, "format")
     over = {
@@ -119,7 +121,7 @@ def larger_formats(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     said = [
         f"**{hypothesis}.** `{STIFF}` ends lower than `{reference}` in {told(reference, 1)}; higher in "
         f"{told(reference, -1)}; of the {len(entries)} formats."
-        for hypothesis, reference in zip(("L7", "L8"), over, strict=True)
+        for hypothesis, reference in zip(OF_FORMATS[folder.name], over, strict=True)
     ]
     rows = [
         [f"**{entry}**", *(part for reference, gains in over.items()
@@ -136,10 +138,10 @@ def larger_formats(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     return [*map(Text, said), Table(columns, rows, note)]
 
 
-def larger_arms(losses: pd.Series, _plain: str, _: Path) -> list[Block]:
+def larger_arms(losses: pd.Series, _plain: str, folder: Path) -> list[Block]:
     """What the other arms gain in a larger model, each over the arm that it is held against."""
-    entry = values_of(losses, "format")[0]
-    gains = {arm: gains_over(losses, reference, arm, entry) for arm, reference in OVER.items()}
+    entry, trained = values_of(losses, "format")[0], values_of(losses, "optimizer")
+    gains = {arm: gains_over(losses, OVER[arm], arm, entry) for arm in trained if arm in OVER}
     p, told = told_apart(gains, "the arm that each is held against")
     rows = [[f"`{arm}`", f"`{OVER[arm]}`", with_interval(gain), p_value(p[arm])] for arm, gain in gains.items()]
     note = (
@@ -147,4 +149,4 @@ def larger_arms(losses: pd.Series, _plain: str, _: Path) -> list[Block]:
         f"by itself; p by Holm over the {len(gains)} arms."
     )
     columns = [words("arm"), words("over"), Column(f"gain in {entry}"), Column("p")]
-    return [Text(f"**L9.** In {entry}, {told}."), Table(columns, rows, note)]
+    return [Text(f"**{OF[folder.name]}.** In {entry}, {told}."), Table(columns, rows, note)]
