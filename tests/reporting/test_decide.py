@@ -291,11 +291,11 @@ def test_what_each_format_gains_in_a_larger_model_is_told_from_what_the_shuffled
         for seed in range(5)
     ]
     arms = {"adamw": PLAIN} | {arm: {**PLAIN, "stiffness": "ulp"} for arm in ("stiff_matched", "permuted_matched")}
-    for part, over_plain, over_shuffled in (("ladder-nano-formats", "L7", "L8"), ("ladder-micro-formats", "L19", "L20")):
+    for part, hypotheses in (("ladder-nano-formats", ("L7", "L8")), ("ladder-micro-formats", ("L19", "L20"))):
         text = decide(study(tmp_path / part, rows, arms))
-        both = "E4M3, E3M4; higher in E5M2; of the 4 formats."
-        assert f"**{over_plain}.** `stiff_matched` ends lower than `adamw` in {both}" in text
-        assert f"**{over_shuffled}.** `stiff_matched` ends lower than `permuted_matched` in E4M3; higher in E5M2;" in text
+        over_plain, over_shuffled = (f"**{name}.** `stiff_matched` ends lower than" for name in hypotheses)
+        assert f"{over_plain} `adamw` in E4M3, E3M4; higher in E5M2; of the 4 formats." in text
+        assert f"{over_shuffled} `permuted_matched` in E4M3; higher in E5M2;" in text
     row = next(line for line in text.splitlines() if line.startswith("| **E5M2**")).split("|")
     assert [float(row[i].split(" [")[0].replace("−", "-")) for i in (2, 4)] == pytest.approx([-0.02, -0.04], abs=2e-3)
 
