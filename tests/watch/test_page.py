@@ -56,6 +56,10 @@ class Shown:
     def text(self, selector: str) -> str:
         return self.page.locator(selector).inner_text()
 
+    def redrawn(self) -> None:
+        """Wait until what was asked for last is drawn: the page draws in the next frame."""
+        self.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
     def row(self, key: str) -> list[str]:
         """Return the texts of a cell's row."""
         return self.page.locator("#cells tbody tr", has_text=key).locator("td").all_inner_texts()
@@ -136,14 +140,14 @@ def test_the_chart_draws_what_is_chosen_and_tells_the_line_under_the_pointer(gam
     counts = {}
     for measure in ("difference", "val", "train", "norm"):
         shown.page.select_option("#measure", measure)
-        shown.page.wait_for_timeout(200)
+        shown.redrawn()
         counts[measure] = shown.page.evaluate(INK)
     assert all(count > 2000 for count in counts.values()) and len(set(counts.values())) == 4
     shown.page.select_option("#measure", "val")
-    shown.page.wait_for_timeout(200)
+    shown.redrawn()
     orange = shown.page.evaluate(ORANGE)
     shown.page.locator("#legend button", has_text="E4M3").click()
-    shown.page.wait_for_timeout(200)
+    shown.redrawn()
     assert orange and not shown.page.evaluate(ORANGE)
     box = shown.page.locator("canvas").bounding_box()
     for share in range(5, 100, 5):
