@@ -20,18 +20,18 @@ from altgrad.reporting.paired import interval, two_sided, with_interval
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import joined, p_value, stated_p
 
-#: Which hypothesis a part decides, and which two one of many formats: over the plain arm, and over the shuffled one.
+#: Which hypothesis a part decides, and which ones a part of many formats: over the plain arm, and over the null.
 OF = {"ladder-nano": "L2", "ladder-nano-twin": "L3", "ladder-nano-3300": "L4", "ladder-micro": "L5",
       "ladder-micro-twin": "L6", "ladder-nano-3300-E4M3": "L10", "ladder-nano-arms-twin": "L13",
       "length-3200-masterless": "L14", "length-3200-masterless-twin": "L15",
       "ladder-mini": "L16", "ladder-mini-twin": "L17", "length-3200-shared": "L18",
       "ladder-nano-arms": "L9", "ladder-micro-arms": "L21", "ladder-nano-shared": "L22"}  # fmt: skip
-OF_FORMATS = {"ladder-nano-formats": ("L7", "L8"), "ladder-micro-formats": ("L19", "L20")}
+OF_FORMATS = {"ladder-nano-formats": ("L7", "L8"), "ladder-micro-formats": ("L19",)}
 #: The parts that train a model in E3M4 for some length, each at rates of its own: longer and longer, then larger ones.
 RUNGS = ("controls", "length-800", "length-3200", "ladder-nano", "ladder-nano-3300", "ladder-micro", "ladder-mini")
-#: What each of the other arms is held against in the larger model: the arm of its regime that knows no geometry.
-OVER = {"best_profile": "adamw", "muon": "adamw", "adamw_sr": "adamw", "rung": "adamw_sr"}
 STIFF, SHUFFLED, FADING, RUNG = "stiff_matched", "permuted_matched", "stiff_fading", "rung"
+#: What each of the arms is held against in a larger model: its null, or the arm of its regime that knows no geometry.
+OVER = {STIFF: SHUFFLED, "best_profile": "adamw", "muon": "adamw", "adamw_sr": "adamw", RUNG: "adamw_sr"}
 
 
 def larger(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
@@ -106,11 +106,12 @@ def larger_twin(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
 
 
 def larger_formats(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
-    """What the geometry of each format gains in a larger model, over the plain arm and over the shuffled one."""
-    entries = values_of(losses, "format")
+    """What the geometry of each format gains in a larger model, over the plain arm and, where trained, its null."""
+    entries, trained = values_of(losses, "format"), values_of(losses, "optimizer")
     over = {
         reference: {entry: gains_over(losses, reference, STIFF, entry) for entry in entries}
         for reference in (plain, SHUFFLED)
+        if reference in trained
     }
     levels = {reference: holm({e: two_sided(gain) for e, gain in gains.items()}) for reference, gains in over.items()}
 
@@ -128,9 +129,8 @@ def larger_formats(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
                            for part in (with_interval(gains[entry]), p_value(levels[reference][entry])))]
         for entry in entries
     ]  # fmt: skip
-    columns = [
-        words("format"), Column(f"gain over {plain}"), Column("p"), Column(f"gain over {SHUFFLED}"), Column("p"),
-    ]  # fmt: skip
+    of_each = [column for reference in over for column in (Column(f"gain over {reference}"), Column("p"))]
+    columns = [words("format"), *of_each]
     note = (
         f"Gains of `{STIFF}`, nats per token, with 95 % intervals over {len(losses.index.unique('seed'))} seeds, each "
         f"by itself; p by Holm over the {len(entries)} formats of a column."
@@ -139,9 +139,9 @@ def larger_formats(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
 
 
 def larger_arms(losses: pd.Series, _plain: str, folder: Path) -> list[Block]:
-    """What the other arms gain in a larger model, each over the arm that it is held against."""
+    """What the arms gain in a larger model, each over the arm that it is held against."""
     entry, trained = values_of(losses, "format")[0], values_of(losses, "optimizer")
-    gains = {arm: gains_over(losses, OVER[arm], arm, entry) for arm in trained if arm in OVER}
+    gains = {arm: gains_over(losses, OVER[arm], arm, entry) for arm in trained if OVER.get(arm) in trained}
     p, told = told_apart(gains, "the arm that each is held against")
     rows = [[f"`{arm}`", f"`{OVER[arm]}`", with_interval(gain), p_value(p[arm])] for arm, gain in gains.items()]
     note = (

@@ -199,8 +199,7 @@ STUDY_ladder-micro := $(LADDER_MICRO) grid.formats=[E3M4]
 STUDY_ladder-micro-twin := $(LADDER_MICRO) grid.formats=$(call list,$(call twins,E3M4))
 
 # The formats and the other arms there: the best control and those without masters, at rates of their own.
-STUDY_ladder-micro-formats := $(filter-out grid.optimizers=% grid.baseline=%,$(LADDER_MICRO)) optimizers.permuted_matched.lr=5.25e-4 \
-	grid.optimizers=[adamw,stiff_matched,permuted_matched] grid.baseline=E4M3 grid.formats=[E4M3,E5M2,E3M4,E1M6]
+STUDY_ladder-micro-formats := $(filter-out grid.baseline=%,$(LADDER_MICRO)) grid.baseline=E4M3 grid.formats=[E4M3,E5M2,E3M4,E1M6]
 STUDY_tuning-micro-arms := $(filter-out grid.optimizers=% optimizers.muon.lr=%,$(call largest,400)) optimizers.muon.lr=1.2e-2 \
 	optimizers.adamw_sr.lr=1.05e-3 optimizers.rung.lr=2.0 grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[0.25,0.5,1] \
 	grid.optimizers=[muon,adamw_sr,rung]

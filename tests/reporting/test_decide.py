@@ -274,11 +274,12 @@ def test_each_of_the_other_arms_is_held_against_that_of_its_regime_in_a_larger_m
     assert f"**L9.** In E3M4, lower than the arm that each is held against: {found}" in text
     row = next(line for line in text.splitlines() if line.startswith("| `rung` | `adamw_sr`"))
     assert float(row.split("|")[3].split()[0]) == pytest.approx(0.03, abs=2e-3)
-    fewer = {arm: gain for arm, gain in gains.items() if arm != "best_profile"}
-    rows = [row for row in rows if row[1] in fewer]
-    text = decide(study(tmp_path / "ladder-micro-arms", rows, dict.fromkeys(fewer, PLAIN)))
-    assert "**L21.** In E3M4, lower than the arm that each is held against: `muon`, `rung`; higher: `adamw_sr`;" in text
-    assert "by Holm over the 3 arms" in text
+    others = {"adamw", "stiff_matched", "permuted_matched", "muon", "adamw_sr", "rung"}  # the second as the profile was
+    renamed = [(entry, arm.replace("best_profile", "permuted_matched"), *rest) for entry, arm, *rest in rows]
+    text = decide(study(tmp_path / "ladder-micro-arms", renamed, dict.fromkeys(others, PLAIN)))
+    found = "`stiff_matched`, `muon`, `rung`; higher: `adamw_sr`; not told apart: none."
+    assert f"**L21.** In E3M4, lower than the arm that each is held against: {found}" in text
+    assert "by Holm over the 4 arms" in text and "| `stiff_matched` | `permuted_matched` | +9.0" in text
 
 
 def test_what_each_format_gains_in_a_larger_model_is_told_from_what_the_shuffled_geometry_gains(tmp_path):
@@ -291,13 +292,15 @@ def test_what_each_format_gains_in_a_larger_model_is_told_from_what_the_shuffled
         for seed in range(5)
     ]
     arms = {"adamw": PLAIN} | {arm: {**PLAIN, "stiffness": "ulp"} for arm in ("stiff_matched", "permuted_matched")}
-    for part, hypotheses in (("ladder-nano-formats", ("L7", "L8")), ("ladder-micro-formats", ("L19", "L20"))):
-        text = decide(study(tmp_path / part, rows, arms))
-        over_plain, over_shuffled = (f"**{name}.** `stiff_matched` ends lower than" for name in hypotheses)
-        assert f"{over_plain} `adamw` in E4M3, E3M4; higher in E5M2; of the 4 formats." in text
-        assert f"{over_shuffled} `permuted_matched` in E4M3; higher in E5M2;" in text
+    text = decide(study(tmp_path / "ladder-nano-formats", rows, arms))
+    over_plain = "`stiff_matched` ends lower than `adamw` in E4M3, E3M4; higher in E5M2; of the 4 formats."
+    assert f"**L7.** {over_plain}" in text
+    assert "**L8.** `stiff_matched` ends lower than `permuted_matched` in E4M3; higher in E5M2;" in text
     row = next(line for line in text.splitlines() if line.startswith("| **E5M2**")).split("|")
     assert [float(row[i].split(" [")[0].replace("−", "-")) for i in (2, 4)] == pytest.approx([-0.02, -0.04], abs=2e-3)
+    of_two = {arm: arms[arm] for arm in ("adamw", "stiff_matched")}
+    text = decide(study(tmp_path / "ladder-micro-formats", [row for row in rows if row[1] in of_two], of_two))
+    assert f"**L19.** {over_plain}" in text and "permuted" not in text and "L8" not in text
 
 
 @pytest.mark.parametrize(
