@@ -204,7 +204,7 @@ STUDY_tuning-micro-arms := $(filter-out grid.optimizers=% optimizers.muon.lr=%,$
 	optimizers.adamw_sr.lr=1.05e-3 optimizers.rung.lr=2.0 grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[0.25,0.5,1] \
 	grid.optimizers=[muon,adamw_sr,rung]
 STUDY_tuning-micro-arms-higher := $(filter-out grid.optimizers=% optimizers.muon.lr=%,$(call largest,400)) optimizers.muon.lr=1.2e-2 \
-	grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[2] grid.optimizers=[muon] grid.baseline=E3M4
+	optimizers.rung.lr=2.0 grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[2] grid.optimizers=[muon,rung]
 
 # Seventy times the parameters, as many steps and tokens.
 STUDY_tuning-mini := $(subst micro,mini,$(call largest,400)) grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[0.0625,0.125,0.25]
