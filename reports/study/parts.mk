@@ -205,6 +205,10 @@ STUDY_tuning-micro-arms := $(filter-out grid.optimizers=% optimizers.muon.lr=%,$
 	grid.optimizers=[muon,adamw_sr,rung]
 STUDY_tuning-micro-arms-higher := $(filter-out grid.optimizers=% optimizers.muon.lr=%,$(call largest,400)) optimizers.muon.lr=1.2e-2 \
 	optimizers.rung.lr=2.0 grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[2] grid.optimizers=[muon,rung]
+# The best of those three for adamw_sr, of four for the others, each between two others.
+STUDY_ladder-micro-arms := $(filter-out grid.optimizers=% optimizers.muon.lr=%,$(LADDER_MICRO)) optimizers.permuted_matched.lr=5.25e-4 \
+	optimizers.muon.lr=1.2e-2 optimizers.adamw_sr.lr=5.25e-4 optimizers.rung.lr=2.0 grid.formats=[E3M4] \
+	grid.optimizers=[adamw,stiff_matched,permuted_matched,muon,adamw_sr,rung]
 
 # Seventy times the parameters, as many steps and tokens.
 STUDY_tuning-mini := $(subst micro,mini,$(call largest,400)) grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[0.0625,0.125,0.25]
@@ -301,6 +305,6 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-3200-masterless length-3200-masterless length-3200-masterless-twin \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin tuning-nano ladder-nano ladder-nano-twin tuning-nano-shared \
 	tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower ladder-micro ladder-micro-twin \
-	tuning-micro-arms tuning-micro-arms-higher ladder-micro-formats \
+	tuning-micro-arms tuning-micro-arms-higher ladder-micro-formats ladder-micro-arms \
 	tuning-mini ladder-mini ladder-mini-twin ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
 	ladder-nano-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms what-if no-significand
