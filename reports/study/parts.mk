@@ -173,6 +173,7 @@ RATES_nano := optimizers.adamw.lr=1.5e-3 optimizers.stiff_matched.lr=2.1e-3
 LADDER_NANO := $(call larger,400) $(RATES_nano) grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
 STUDY_ladder-nano := $(LADDER_NANO) grid.formats=[E3M4]
 STUDY_ladder-nano-twin := $(LADDER_NANO) grid.formats=$(call list,$(call twins,E3M4))
+
 # Is what 200 steps of the smallest model fixed right for it, decay and the rate of embeddings? One of the two at a time.
 NANO_adamw := base:adamw$(comma)lr:1.5e-3
 NANO_stiff := base:adamw$(comma)lr:2.1e-3$(comma)stiffness:ulp$(comma)match_rms:true
