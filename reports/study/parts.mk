@@ -143,6 +143,16 @@ STUDY_tuning-3200-shared-higher := $(call shared,higher_plain)
 STUDY_length-3200-shared := $(LONG) $(RATES_3200) optimizers.adamw.decay=0 \
 	grid.formats=[E3M4] grid.optimizers=[adamw,stiff_matched] grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
 
+# Or is it unequal steps as such, whatever weights they fall on?
+STUDY_tuning-3200-permuted := $(LONG) grid.formats=[E3M4] grid.optimizers=[permuted_matched] grid.lr_scales=[0.35,0.5,0.7,1,1.4] \
+	grid.seeds=[10,11]
+
+# After so many steps, or after so many tokens? As many steps of a quarter of the batch, a quarter of them of four times it.
+batched = $(filter-out grid.optimizers=%,$(call lasting,$(1))) train.batch=$(2) grid.formats=[E3M4] \
+	grid.optimizers=[adamw,stiff_matched]
+STUDY_tuning-3200-batch-4 := $(call batched,3200,4) grid.lr_scales=[0.25,0.35,0.5,0.7,1] grid.seeds=[10,11]
+STUDY_tuning-800-batch-64 := $(call batched,800,64) grid.lr_scales=[1,1.4,2,2.8,4] grid.seeds=[10,11]
+
 # Whole rungs on weights without masters, as long trained, and rungs 256 times finer beside them.
 masterless-3200 = $(LONG) grid.optimizers=[adamw_sr,rung]
 STUDY_tuning-3200-masterless := $(masterless-3200) optimizers.adamw_sr.lr=4.2e-3 optimizers.rung.lr=4.0 grid.formats=[E3M4] \
@@ -235,6 +245,10 @@ STUDY_ladder-nano-arms := $(filter-out grid.optimizers=% optimizers.muon.lr=%,$(
 STUDY_ladder-nano-arms-twin := $(filter-out grid.formats=% grid.optimizers=%,$(STUDY_ladder-nano-arms)) \
 	grid.formats=$(call list,$(call twins,E3M4)) grid.optimizers=[adamw_sr,rung]
 
+# What a better optimizer gains in bf16, which is what the virtual twin is to arms that look at no format.
+STUDY_ladder-nano-bf16 := $(filter-out grid.formats=% grid.optimizers=%,$(STUDY_ladder-nano-arms)) \
+	grid.formats=$(call list,$(call twins,E3M4)) grid.optimizers=[adamw,muon,adamw_sr,rung]
+
 # Does the best profile move with size? Around the rates of tuning-nano-arms.
 STUDY_profile-nano := $(filter-out grid.baseline=% grid.optimizers=%,$(call larger,400)) grid.seeds=[10,11] \
 	grid.lr_scales=[0.5,0.7] $(call mapped,4 6 8,1 1.5)
@@ -303,9 +317,10 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-controls controls tuning-masterless masterless tuning-arms tuning-arms-higher arms \
 	gate-formats gate-formats-blocks gate-rounding tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 \
 	tuning-3200-fading length-3200-fading tuning-3200-shared tuning-3200-shared-higher length-3200-shared \
+	tuning-3200-permuted tuning-3200-batch-4 tuning-800-batch-64 \
 	tuning-3200-masterless length-3200-masterless length-3200-masterless-twin \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin tuning-nano ladder-nano ladder-nano-twin tuning-nano-shared \
 	tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower ladder-micro ladder-micro-twin \
 	tuning-micro-arms tuning-micro-arms-higher ladder-micro-formats ladder-micro-arms \
 	tuning-mini ladder-mini ladder-mini-twin ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
-	ladder-nano-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms what-if no-significand
+	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms what-if no-significand
