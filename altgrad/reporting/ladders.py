@@ -14,24 +14,36 @@ import pandas as pd
 from altgrad.config.files import read_yaml
 from altgrad.reporting.document import Block, Column, Picture, Table, Text
 from altgrad.reporting.figures.decisions import Interval, draw_courses
-from altgrad.reporting.hypotheses import LEVEL, each_over_plain, gains_over, names, own_part, told_apart, values_of
+from altgrad.reporting.hypotheses import (
+    LEVEL,
+    VIRTUAL,
+    each_over_plain,
+    gains_over,
+    names,
+    own_part,
+    told_apart,
+    values_of,
+)
 from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.paired import interval, two_sided, with_interval
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import joined, p_value, stated_p
 
-#: Which hypothesis a part decides, and which ones a part of many formats: over the plain arm, and over the null.
+#: Which hypothesis a part decides; which ones a part of many formats: over the plain arm, and over the null; and which
+#: ones a part with a rival of `STIFF`: both over the plain arm, and the one over the other.
 OF = {"ladder-nano": "L2", "ladder-nano-twin": "L3", "ladder-nano-3300": "L4", "ladder-micro": "L5",
       "ladder-micro-twin": "L6", "ladder-nano-3300-E4M3": "L10", "ladder-nano-arms-twin": "L13",
       "length-3200-masterless": "L14", "length-3200-masterless-twin": "L15",
       "ladder-mini": "L16", "ladder-mini-twin": "L17", "length-3200-shared": "L18",
-      "ladder-nano-arms": "L9", "ladder-micro-arms": "L21", "ladder-nano-shared": "L22"}  # fmt: skip
+      "ladder-nano-arms": "L9", "ladder-micro-arms": "L21", "ladder-nano-shared": "L22",
+      "length-3200-batch-4": "L25", "length-800-batch-64": "L26"}  # fmt: skip
 OF_FORMATS = {"ladder-nano-formats": ("L7", "L8"), "ladder-micro-formats": ("L19",)}
+OF_RIVALS = {"length-3200-fading": ("L11", "L12"), "length-3200-permuted": ("L23", "L24")}
 #: The parts that train a model in E3M4 for some length, each at rates of its own: longer and longer, then larger ones.
 RUNGS = ("controls", "length-800", "length-3200", "ladder-nano", "ladder-nano-3300", "ladder-micro", "ladder-mini")
-STIFF, SHUFFLED, FADING, RUNG = "stiff_matched", "permuted_matched", "stiff_fading", "rung"
+STIFF, SHUFFLED, RUNG, MUON = "stiff_matched", "permuted_matched", "rung", "muon"
 #: What each of the arms is held against in a larger model: its null, or the arm of its regime that knows no geometry.
-OVER = {STIFF: SHUFFLED, "best_profile": "adamw", "muon": "adamw", "adamw_sr": "adamw", RUNG: "adamw_sr"}
+OVER = {STIFF: SHUFFLED, "best_profile": "adamw", MUON: "adamw", "adamw_sr": "adamw", RUNG: "adamw_sr"}
 
 
 def larger(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
@@ -87,15 +99,20 @@ def longer_twin(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     return each_over_plain("Exploratory", losses, plain)
 
 
-def longer_fading(losses: pd.Series, plain: str, _: Path) -> list[Block]:
-    """What a geometry that stays and one that fades over the run gain, and the one over the other."""
-    said, table = each_over_plain("L11", losses, plain)
-    entry = values_of(losses, "format")[0]
-    gain = gains_over(losses, STIFF, FADING, entry)
+def longer_rival(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
+    """What `STIFF` and the part's last arm, which differs from it in one thing, gain, and the one over the other."""
+    over_plain, over_stiff = OF_RIVALS[folder.name]
+    said, table = each_over_plain(over_plain, losses, plain)
+    entry, rival = values_of(losses, "format")[0], values_of(losses, "optimizer")[-1]
+    gain = gains_over(losses, STIFF, rival, entry)
+    return [said, Text(f"**{over_stiff}.** What `{rival}` gains over `{STIFF}`: {_tested(gain)}."), table]
+
+
+def _tested(gain: np.ndarray) -> str:
+    """Return a gain with its interval, its p and what it says, by a t-test over pairs."""
     p = two_sided(gain)
     verdict = "not told apart" if p >= LEVEL else "it ends lower" if gain.mean() > 0 else "it ends higher"
-    over = f"{with_interval(gain)}, {stated_p(p)}, {verdict}"
-    return [said, Text(f"**L12.** What `{FADING}` gains over `{STIFF}`: {over}."), table]
+    return f"{with_interval(gain)}, {stated_p(p)}, {verdict}"
 
 
 def larger_twin(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
@@ -150,3 +167,26 @@ def larger_arms(losses: pd.Series, _plain: str, folder: Path) -> list[Block]:
     )
     columns = [words("arm"), words("over"), Column(f"gain in {entry}"), Column("p")]
     return [Text(f"**{OF[folder.name]}.** In {entry}, {told}."), Table(columns, rows, note)]
+
+
+def beside_bf16(losses: pd.Series, plain: str, _: Path) -> list[Block]:
+    """What Muon gains by the format, and how whole rungs without masters end beside the plain arm in bf16."""
+    entry = values_of(losses, "format")[0]
+    bf16 = VIRTUAL + entry  # which to arms that look at no format is bf16
+    table = losses.unstack(["format", "optimizer"])
+
+    def gain(arm: str, name: str) -> np.ndarray:
+        return (table[bf16, plain] - table[name, arm]).to_numpy()
+
+    said = Text(f"**L28.** What `{RUNG}` in {entry} gains over `{plain}` in bf16: {_tested(gain(RUNG, entry))}.")
+    rows = [
+        [f"`{arm}`", with_interval(gain(arm, entry)), "–" if arm == plain else with_interval(gain(arm, bf16))]
+        for arm in values_of(losses, "optimizer")
+    ]
+    note = (
+        f"Gain over `{plain}` in bf16, nats per token, with 95 % intervals over {len(losses.index.unique('seed'))} "
+        f"seeds, each by itself. Without the format: weights in bf16, or of `adamw_sr` and `{RUNG}` on a grid of the "
+        "same shape, 256 times finer."
+    )
+    table = Table([words("arm"), Column(f"in {entry}"), Column("without it")], rows, note)
+    return [own_part("L27", losses, plain, MUON), said, table]

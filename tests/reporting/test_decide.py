@@ -153,24 +153,59 @@ def test_what_is_gained_in_the_format_is_told_from_what_is_gained_anyway(tmp_pat
     assert "own part" in text and "own part" not in alone, "it has no virtual twin"
 
 
+def stated(sentence: str) -> float:
+    """Return the mean of the interval that follows a sentence's colon."""
+    return float(sentence.split(":")[1].split("[")[0].replace("−", "-"))
+
+
 @pytest.mark.parametrize(
-    ("fading", "words"), [(0.0, "it ends lower"), (-0.07, "not told apart"), (-0.1, "it ends higher")]
+    ("part", "rival", "hypotheses"),
+    [("fading", "stiff_fading", ("L11", "L12")), ("permuted", "permuted_matched", ("L23", "L24"))],
 )
-def test_a_geometry_that_fades_is_held_against_one_that_stays(fading, words, tmp_path):
+@pytest.mark.parametrize(
+    ("level", "words"), [(0.0, "it ends lower"), (-0.07, "not told apart"), (-0.1, "it ends higher")]
+)
+def test_a_rival_of_the_geometry_is_held_against_adamw_and_against_it(part, rival, hypotheses, level, words, tmp_path):
     steps = [-1.0, 1.0, 0.0, 1.0, -1.0]  # of mean zero
-    gains = {"adamw": 0.0, "stiff_matched": -0.07, "stiff_fading": fading}
+    gains = {"adamw": 0.0, "stiff_matched": -0.07, rival: level}
     rows = [
         ("E3M4", arm, seed, 1.0, 3 + 0.1 * seed - gain + 1e-3 * steps[seed] * number)
         for (number, (arm, gain)), seed in itertools.product(enumerate(gains.items()), range(5))
     ]
-    text = decide(study(tmp_path / "length-3200-fading", rows, dict.fromkeys(gains, PLAIN)))
-    apart = "`stiff_matched`; not told apart: `stiff_fading`" if not fading else "`stiff_matched`, `stiff_fading`;"
-    assert f"**L11.** In E3M4, lower than `adamw`: none; higher: {apart}" in text
-    second = next(line for line in text.splitlines() if line.startswith("**L12"))
+    text = decide(study(tmp_path / f"length-3200-{part}", rows, dict.fromkeys(gains, PLAIN)))
+    over_plain, over_stiff = hypotheses
+    apart = f"`stiff_matched`; not told apart: `{rival}`" if not level else f"`stiff_matched`, `{rival}`;"
+    assert f"**{over_plain}.** In E3M4, lower than `adamw`: none; higher: {apart}" in text
+    second = next(line for line in text.splitlines() if line.startswith(f"**{over_stiff}.** What `{rival}` gains over"))
     assert second.endswith(f", {words}.")
     assert ("p &lt; 0.0001" in second) == (words != "not told apart") and "p = &lt;" not in second
-    measured = float(second.split(": ")[1].split(" [")[0].replace("−", "-"))
-    assert measured == pytest.approx(fading + 0.07, abs=1e-4)
+    assert stated(second) == pytest.approx(level + 0.07, abs=1e-4)
+
+
+@pytest.mark.parametrize(("rung", "words"), [(0.05, "it ends lower"), (-0.05, "it ends higher")])
+def test_weights_without_masters_are_held_against_bf16_and_muon_is_asked_for_its_own_part(rung, words, tmp_path):
+    """AdamW loses 0.02 to the format and Muon 0.03, so that 0.01 less of its gain is left in it; rungs lose nothing."""
+    rng = np.random.default_rng(8)
+    gains = {
+        "E3M4": {"adamw": -0.02, "muon": 0.27, "adamw_sr": -0.02, "rung": rung},
+        "virtual.E3M4": {"adamw": 0.0, "muon": 0.3, "adamw_sr": 0.1, "rung": 0.2},
+    }
+    rows = [
+        (fmt, arm, seed, 1.0, 3 + 0.1 * seed - gain + 1e-4 * rng.normal())
+        for fmt, of_format in gains.items()
+        for arm, gain in of_format.items()
+        for seed in range(5)
+    ]
+    text = decide(study(tmp_path / "ladder-nano-bf16", rows, dict.fromkeys(gains["E3M4"], PLAIN)))
+    own = next(line for line in text.splitlines() if line.startswith("**L27.** The format's own part of what `muon`"))
+    assert own.endswith(", below zero.")
+    assert stated(own) == pytest.approx(-0.01, abs=3e-4)
+    lower = next(line for line in text.splitlines() if line.startswith("**L28.** What `rung` in E3M4 gains over"))
+    assert lower.endswith(f", {words}.")
+    assert stated(lower) == pytest.approx(rung, abs=3e-4)
+    row = next(line for line in text.splitlines() if line.startswith("| `adamw` |")).split("|")
+    assert stated(":" + row[2]) == pytest.approx(-0.02, abs=3e-4)
+    assert row[3] == " – ", "bf16 is what the others are held against"
 
 
 def test_gains_are_drawn_by_length_up_to_that_of_the_part(tmp_path, monkeypatch):
@@ -187,7 +222,8 @@ def test_gains_are_drawn_by_length_up_to_that_of_the_part(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(("part", "hypothesis"), [("ladder-nano-3300-E4M3", "L10"), ("length-3200-masterless", "L14"),
-                                                  ("length-3200-shared", "L18")])  # fmt: skip
+                                                  ("length-3200-shared", "L18"), ("length-3200-batch-4", "L25"),
+                                                  ("length-800-batch-64", "L26")])  # fmt: skip
 @pytest.mark.parametrize(
     ("gain", "found"), [(0.05, "lower than `{0}`: `{1}`"), (-0.05, "higher: `{1}`"), (0.0, "not told apart: `{1}`")]
 )
