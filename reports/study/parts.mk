@@ -187,8 +187,10 @@ STUDY_ladder-nano-twin := $(LADDER_NANO) grid.formats=$(call list,$(call twins,E
 # Is what 200 steps of the smallest model fixed right for it, decay and the rate of embeddings? One of the two at a time.
 NANO_adamw := base:adamw$(comma)lr:1.5e-3
 NANO_stiff := base:adamw$(comma)lr:2.1e-3$(comma)stiffness:ulp$(comma)match_rms:true
-STUDY_tuning-nano-shared := $(filter-out grid.optimizers=%,$(call larger,400)) grid.formats=[E3M4] grid.lr_scales=[1] grid.seeds=[10,11] \
-	$(call either,one_changed,nano) grid.optimizers=$(call list,$(call either,one_changed,long_name))
+shared-nano = $(filter-out grid.optimizers=%,$(call larger,400)) grid.formats=[E3M4] grid.lr_scales=[1] grid.seeds=[10,11] \
+	$(call either,$(1),nano) grid.optimizers=$(call list,$(call either,$(1),long_name))
+STUDY_tuning-nano-shared := $(call shared-nano,one_changed)
+STUDY_tuning-nano-shared-higher := $(call shared-nano,higher_plain)
 
 # Five tokens per parameter. One seed for three rates: a cell takes 12 minutes of a core.
 STUDY_tuning-nano-3300 := $(call larger,3300) grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[0.25,0.5,1]
@@ -319,7 +321,8 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-3200-fading length-3200-fading tuning-3200-shared tuning-3200-shared-higher length-3200-shared \
 	tuning-3200-permuted tuning-3200-batch-4 tuning-800-batch-64 \
 	tuning-3200-masterless length-3200-masterless length-3200-masterless-twin \
-	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin tuning-nano ladder-nano ladder-nano-twin tuning-nano-shared \
+	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin tuning-nano ladder-nano ladder-nano-twin \
+	tuning-nano-shared tuning-nano-shared-higher \
 	tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower ladder-micro ladder-micro-twin \
 	tuning-micro-arms tuning-micro-arms-higher ladder-micro-formats ladder-micro-arms \
 	tuning-mini ladder-mini ladder-mini-twin ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
