@@ -250,7 +250,7 @@ STUDY_ladder-nano-arms := $(filter-out grid.optimizers=% optimizers.muon.lr=%,$(
 STUDY_ladder-nano-arms-twin := $(filter-out grid.formats=% grid.optimizers=%,$(STUDY_ladder-nano-arms)) \
 	grid.formats=$(call list,$(call twins,E3M4)) grid.optimizers=[adamw_sr,rung]
 
-# What a better optimizer gains in bf16, which is what the virtual twin is to arms that look at no format.
+# What a better optimizer gains where nothing is quantized, which the virtual twin is to it.
 STUDY_ladder-nano-bf16 := $(filter-out grid.formats=% grid.optimizers=%,$(STUDY_ladder-nano-arms)) \
 	grid.formats=$(call list,$(call twins,E3M4)) grid.optimizers=[adamw,muon,adamw_sr,rung]
 
