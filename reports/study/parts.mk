@@ -137,6 +137,7 @@ shared = $(LONG) grid.formats=[E3M4] grid.lr_scales=[1] grid.seeds=[10,11] \
 one_changed = $(foreach decay,$(DECAYS),$(call $(1),$(2),$(decay),2.4e-2)) \
 	$(foreach rate,$(OTHER_PLAIN),$(call $(1),$(2),3e-4,$(rate)))
 higher_plain = $(call $(1),$(2),3e-4,4.8e-2)
+highest_plain = $(call $(1),$(2),3e-4,9.6e-2)
 STUDY_tuning-3200-shared := $(call shared,one_changed)
 STUDY_tuning-3200-shared-higher := $(call shared,higher_plain)
 # The best of each: no decay for adamw, 0.0004 below the one it has; all else as it was.
@@ -194,6 +195,7 @@ shared-nano = $(filter-out grid.optimizers=%,$(call larger,400)) grid.formats=[E
 	$(call either,$(1),nano) grid.optimizers=$(call list,$(call either,$(1),long_name))
 STUDY_tuning-nano-shared := $(call shared-nano,one_changed)
 STUDY_tuning-nano-shared-higher := $(call shared-nano,higher_plain)
+STUDY_tuning-nano-shared-highest := $(call shared-nano,highest_plain)
 
 # Five tokens per parameter. One seed for three rates: a cell takes 12 minutes of a core.
 STUDY_tuning-nano-3300 := $(call larger,3300) grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[0.25,0.5,1]
@@ -325,7 +327,7 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-3200-permuted length-3200-permuted tuning-3200-batch-4 tuning-800-batch-64 \
 	tuning-3200-masterless length-3200-masterless length-3200-masterless-twin \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin tuning-nano ladder-nano ladder-nano-twin \
-	tuning-nano-shared tuning-nano-shared-higher \
+	tuning-nano-shared tuning-nano-shared-higher tuning-nano-shared-highest \
 	tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower ladder-micro ladder-micro-twin \
 	tuning-micro-arms tuning-micro-arms-higher ladder-micro-formats ladder-micro-arms \
 	tuning-mini ladder-mini ladder-mini-twin ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
