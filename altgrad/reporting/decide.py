@@ -30,7 +30,7 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "what-if": gates.what_if, "no-significand": gates.no_significand,
     "length-800": ladders.longer, "length-3200": ladders.longer, "length-3200-twin": ladders.longer_twin,
     "length-3200-fading": ladders.longer_rival, "length-3200-permuted": ladders.longer_rival,
-    "length-3200-shared": ladders.larger,
+    "length-3200-rate": ladders.longer_rival, "length-3200-shared": ladders.larger,
     "length-3200-batch-4": ladders.larger, "length-800-batch-64": ladders.larger,
     "length-3200-masterless": ladders.larger, "length-3200-masterless-twin": ladders.larger_twin,
     "ladder-nano": ladders.larger, "ladder-nano-3300": ladders.larger, "ladder-micro": ladders.larger,

@@ -150,6 +150,9 @@ STUDY_tuning-3200-permuted := $(LONG) grid.formats=[E3M4] grid.optimizers=[permu
 # The best of those five is the rate that it has.
 STUDY_length-3200-permuted := $(LONG) $(RATES_3200) grid.formats=[E3M4] grid.optimizers=[adamw,stiff_matched,permuted_matched] \
 	grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
+# Or is it the rate, which is twice AdamW's? One size of step for all weights, that of stiff_matched.
+STUDY_length-3200-rate := $(LONG) $(RATES_3200) $(call matched,mean_matched,stiffness:mean) grid.formats=[E3M4] \
+	grid.optimizers=[adamw,stiff_matched,mean_matched] grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
 
 # After so many steps, or after so many tokens? As many steps of a quarter of the batch, a quarter of them of four times it.
 batched = $(filter-out grid.optimizers=%,$(call lasting,$(1))) train.batch=$(2) grid.formats=[E3M4] \
@@ -324,7 +327,7 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-controls controls tuning-masterless masterless tuning-arms tuning-arms-higher arms \
 	gate-formats gate-formats-blocks gate-rounding tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 \
 	tuning-3200-fading length-3200-fading tuning-3200-shared tuning-3200-shared-higher length-3200-shared \
-	tuning-3200-permuted length-3200-permuted tuning-3200-batch-4 tuning-800-batch-64 \
+	tuning-3200-permuted length-3200-permuted length-3200-rate tuning-3200-batch-4 tuning-800-batch-64 \
 	tuning-3200-masterless length-3200-masterless length-3200-masterless-twin \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin tuning-nano ladder-nano ladder-nano-twin \
 	tuning-nano-shared tuning-nano-shared-higher tuning-nano-shared-highest \

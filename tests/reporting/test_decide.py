@@ -160,7 +160,11 @@ def stated(sentence: str) -> float:
 
 @pytest.mark.parametrize(
     ("part", "rival", "hypotheses"),
-    [("fading", "stiff_fading", ("L11", "L12")), ("permuted", "permuted_matched", ("L23", "L24"))],
+    [
+        ("fading", "stiff_fading", ("L11", "L12")),
+        ("permuted", "permuted_matched", ("L23", "L24")),
+        ("rate", "mean_matched", ("L29", "L30")),
+    ],
 )
 @pytest.mark.parametrize(
     ("level", "words"), [(0.0, "it ends lower"), (-0.07, "not told apart"), (-0.1, "it ends higher")]
