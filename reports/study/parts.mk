@@ -137,7 +137,7 @@ shared = $(LONG) grid.formats=[E3M4] grid.lr_scales=[1] grid.seeds=[10,11] \
 one_changed = $(foreach decay,$(DECAYS),$(call $(1),$(2),$(decay),2.4e-2)) \
 	$(foreach rate,$(OTHER_PLAIN),$(call $(1),$(2),3e-4,$(rate)))
 higher_plain = $(call $(1),$(2),3e-4,4.8e-2)
-highest_plain = $(call $(1),$(2),3e-4,9.6e-2)
+highest_plain = $(foreach rate,9.6e-2 1.92e-1,$(call $(1),$(2),3e-4,$(rate)))
 STUDY_tuning-3200-shared := $(call shared,one_changed)
 STUDY_tuning-3200-shared-higher := $(call shared,higher_plain)
 # The best of each: no decay for adamw, 0.0004 below the one it has; all else as it was.
