@@ -159,6 +159,10 @@ batched = $(filter-out grid.optimizers=%,$(call lasting,$(1))) train.batch=$(2) 
 	grid.optimizers=[adamw,stiff_matched]
 STUDY_tuning-3200-batch-4 := $(call batched,3200,4) grid.lr_scales=[0.25,0.35,0.5,0.7,1] grid.seeds=[10,11]
 STUDY_tuning-800-batch-64 := $(call batched,800,64) grid.lr_scales=[1,1.4,2,2.8,4] grid.seeds=[10,11]
+# The largest was the best of five, of stiff_matched in the one and of both in the other.
+STUDY_tuning-3200-batch-4-higher := $(filter-out grid.optimizers=%,$(call batched,3200,4)) grid.optimizers=[stiff_matched] \
+	grid.lr_scales=[1.4,2] grid.seeds=[10,11]
+STUDY_tuning-800-batch-64-higher := $(call batched,800,64) grid.lr_scales=[5.6,8] grid.seeds=[10,11]
 
 # Whole rungs on weights without masters, as long trained, and rungs 256 times finer beside them.
 masterless-3200 = $(LONG) grid.optimizers=[adamw_sr,rung]
@@ -202,7 +206,7 @@ STUDY_tuning-nano-shared-highest := $(call shared-nano,highest_plain)
 # The best of each: embeddings four times as fast for both, a third of the decay for adamw, none for the other.
 STUDY_ladder-nano-shared := $(filter-out $(addsuffix %,optimizers.adamw.plain_lr= optimizers.stiff_matched.plain_lr=),$(LADDER_NANO)) \
 	grid.formats=[E3M4] optimizers.adamw.plain_lr=9.6e-2 optimizers.stiff_matched.plain_lr=9.6e-2 \
-	optimizers.adamw.decay=1e-4 optimizers.stiff_matched.decay=0
+	optimizers.adamw.decay=1e-4 ++optimizers.stiff_matched.decay=0
 
 # Five tokens per parameter. One seed for three rates: a cell takes 12 minutes of a core.
 STUDY_tuning-nano-3300 := $(call larger,3300) grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[0.25,0.5,1]
@@ -331,7 +335,8 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-controls controls tuning-masterless masterless tuning-arms tuning-arms-higher arms \
 	gate-formats gate-formats-blocks gate-rounding tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 \
 	tuning-3200-fading length-3200-fading tuning-3200-shared tuning-3200-shared-higher length-3200-shared \
-	tuning-3200-permuted length-3200-permuted length-3200-rate tuning-3200-batch-4 tuning-800-batch-64 \
+	tuning-3200-permuted length-3200-permuted length-3200-rate \
+	tuning-3200-batch-4 tuning-3200-batch-4-higher tuning-800-batch-64 tuning-800-batch-64-higher \
 	tuning-3200-masterless length-3200-masterless length-3200-masterless-twin \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin tuning-nano ladder-nano ladder-nano-twin \
 	tuning-nano-shared tuning-nano-shared-higher tuning-nano-shared-highest ladder-nano-shared \
