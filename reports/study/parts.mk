@@ -166,6 +166,8 @@ STUDY_tuning-800-batch-64-higher := $(call batched,800,64) grid.lr_scales=[5.6,8
 # The best of those for each, between two others.
 STUDY_length-3200-batch-4 := $(call batched,3200,4) optimizers.adamw.lr=1.5e-3 optimizers.stiff_matched.lr=4.2e-3 \
 	grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
+STUDY_length-800-batch-64 := $(call batched,800,64) optimizers.adamw.lr=1.68e-2 optimizers.stiff_matched.lr=2.352e-2 \
+	grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
 
 # Whole rungs on weights without masters, as long trained, and rungs 256 times finer beside them.
 masterless-3200 = $(LONG) grid.optimizers=[adamw_sr,rung]
@@ -340,6 +342,7 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-3200-fading length-3200-fading tuning-3200-shared tuning-3200-shared-higher length-3200-shared \
 	tuning-3200-permuted length-3200-permuted length-3200-rate \
 	tuning-3200-batch-4 tuning-3200-batch-4-higher length-3200-batch-4 tuning-800-batch-64 tuning-800-batch-64-higher \
+	length-800-batch-64 \
 	tuning-3200-masterless length-3200-masterless length-3200-masterless-twin \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin tuning-nano ladder-nano ladder-nano-twin \
 	tuning-nano-shared tuning-nano-shared-higher tuning-nano-shared-highest ladder-nano-shared \
