@@ -174,10 +174,10 @@ def beside_bf16(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     """What Muon gains by the format, and how whole rungs without masters end beside the plain arm in bf16."""
     entry = values_of(losses, "format")[0]
     bf16 = VIRTUAL + entry  # which to arms that look at no format is bf16
-    table = losses.unstack(["format", "optimizer"])
+    by_seed = losses.unstack(["format", "optimizer"])
 
     def gain(arm: str, name: str) -> np.ndarray:
-        return (table[bf16, plain] - table[name, arm]).to_numpy()
+        return (by_seed[bf16, plain] - by_seed[name, arm]).to_numpy()
 
     said = Text(f"**L28.** What `{RUNG}` in {entry} gains over `{plain}` in bf16: {_tested(gain(RUNG, entry))}.")
     rows = [
@@ -189,5 +189,5 @@ def beside_bf16(losses: pd.Series, plain: str, _: Path) -> list[Block]:
         f"seeds, each by itself. Without the format: weights in bf16, or of `adamw_sr` and `{RUNG}` on a grid of the "
         "same shape, 256 times finer."
     )
-    table = Table([words("arm"), Column(f"in {entry}"), Column("without it")], rows, note)
-    return [own_part("L27", losses, plain, MUON), said, table]
+    columns = [words("arm"), Column(f"in {entry}"), Column("without it")]
+    return [own_part("L27", losses, plain, MUON), said, Table(columns, rows, note)]

@@ -341,12 +341,13 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	gate-formats gate-formats-blocks gate-rounding tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 \
 	tuning-3200-fading length-3200-fading tuning-3200-shared tuning-3200-shared-higher length-3200-shared \
 	tuning-3200-permuted length-3200-permuted length-3200-rate \
-	tuning-3200-batch-4 tuning-3200-batch-4-higher length-3200-batch-4 tuning-800-batch-64 tuning-800-batch-64-higher \
-	length-800-batch-64 \
+	tuning-3200-batch-4 tuning-3200-batch-4-higher length-3200-batch-4 \
+	tuning-800-batch-64 tuning-800-batch-64-higher length-800-batch-64 \
 	tuning-3200-masterless length-3200-masterless length-3200-masterless-twin \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin tuning-nano ladder-nano ladder-nano-twin \
 	tuning-nano-shared tuning-nano-shared-higher tuning-nano-shared-highest ladder-nano-shared \
 	tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower ladder-micro ladder-micro-twin \
 	tuning-micro-arms tuning-micro-arms-higher ladder-micro-formats ladder-micro-arms \
 	tuning-mini ladder-mini ladder-mini-twin ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
-	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms what-if no-significand
+	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
+	what-if no-significand
