@@ -169,6 +169,11 @@ STUDY_length-3200-batch-4 := $(call batched,3200,4) optimizers.adamw.lr=1.5e-3 o
 STUDY_length-800-batch-64 := $(call batched,800,64) optimizers.adamw.lr=1.68e-2 optimizers.stiff_matched.lr=2.352e-2 \
 	grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
 
+# The corner where the gain was lost, with embeddings a quarter as fast.
+STUDY_length-3200-slow := $(filter-out $(addsuffix %,optimizers.adamw.plain_lr= optimizers.stiff_matched.plain_lr=),$(LONG)) \
+	$(RATES_3200) optimizers.adamw.plain_lr=6e-3 optimizers.stiff_matched.plain_lr=6e-3 \
+	grid.formats=[E3M4] grid.optimizers=[adamw,stiff_matched] grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
+
 # Whole rungs on weights without masters, as long trained, and rungs 256 times finer beside them.
 masterless-3200 = $(LONG) grid.optimizers=[adamw_sr,rung]
 STUDY_tuning-3200-masterless := $(masterless-3200) optimizers.adamw_sr.lr=4.2e-3 optimizers.rung.lr=4.0 grid.formats=[E3M4] \
@@ -271,6 +276,8 @@ STUDY_ladder-nano-arms-twin := $(filter-out grid.formats=% grid.optimizers=%,$(S
 # What a better optimizer gains where nothing is quantized, which the virtual twin is to it.
 STUDY_ladder-nano-bf16 := $(filter-out grid.formats=% grid.optimizers=%,$(STUDY_ladder-nano-arms)) \
 	grid.formats=$(call list,$(call twins,E3M4)) grid.optimizers=[adamw,muon,adamw_sr,rung]
+STUDY_ladder-nano-muon := $(filter-out grid.baseline=% grid.formats=% grid.optimizers=%,$(STUDY_ladder-nano-arms)) \
+	grid.baseline=E4M3 grid.formats=[E4M3,E5M2,E3M4,E1M6] grid.optimizers=[adamw,muon]
 
 # Does the best profile move with size? Around the rates of tuning-nano-arms.
 STUDY_profile-nano := $(filter-out grid.baseline=% grid.optimizers=%,$(call larger,400)) grid.seeds=[10,11] \
@@ -342,12 +349,12 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-3200-fading length-3200-fading tuning-3200-shared tuning-3200-shared-higher length-3200-shared \
 	tuning-3200-permuted length-3200-permuted length-3200-rate \
 	tuning-3200-batch-4 tuning-3200-batch-4-higher length-3200-batch-4 \
-	tuning-800-batch-64 tuning-800-batch-64-higher length-800-batch-64 \
+	tuning-800-batch-64 tuning-800-batch-64-higher length-800-batch-64 length-3200-slow \
 	tuning-3200-masterless length-3200-masterless length-3200-masterless-twin \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin tuning-nano ladder-nano ladder-nano-twin \
 	tuning-nano-shared tuning-nano-shared-higher tuning-nano-shared-highest ladder-nano-shared \
 	tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower ladder-micro ladder-micro-twin \
 	tuning-micro-arms tuning-micro-arms-higher ladder-micro-formats ladder-micro-arms \
 	tuning-mini ladder-mini ladder-mini-twin ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
-	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
+	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
 	what-if no-significand
