@@ -31,7 +31,7 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "length-800": ladders.longer, "length-3200": ladders.longer, "length-3200-twin": ladders.longer_twin,
     "length-3200-fading": ladders.longer_rival, "length-3200-permuted": ladders.longer_rival,
     "length-3200-rate": ladders.longer_rival, "length-3200-shared": ladders.larger,
-    "length-3200-batch-4": ladders.larger, "length-800-batch-64": ladders.larger,
+    "length-3200-batch-4": ladders.larger, "length-800-batch-64": ladders.larger, "length-3200-slow": ladders.larger,
     "length-3200-masterless": ladders.larger, "length-3200-masterless-twin": ladders.larger_twin,
     "ladder-nano": ladders.larger, "ladder-nano-3300": ladders.larger, "ladder-micro": ladders.larger,
     "ladder-nano-twin": ladders.larger_twin, "ladder-micro-twin": ladders.larger_twin,
@@ -40,7 +40,7 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "ladder-mini": ladders.larger, "ladder-mini-twin": ladders.larger_twin,
     "ladder-nano-formats": ladders.larger_formats, "ladder-nano-arms": ladders.larger_arms,
     "ladder-nano-arms-twin": ladders.larger_twin, "ladder-nano-bf16": ladders.beside_bf16,
-    "ladder-nano-3300-E4M3": ladders.larger,
+    "ladder-nano-muon": ladders.larger_formats, "ladder-nano-3300-E4M3": ladders.larger,
     "corpus": hypotheses.corpus,
 }  # fmt: skip
 OF_SEVERAL = {"gate-tokens": gates.gate_tokens}  # what is made of several parts, in folders of its own

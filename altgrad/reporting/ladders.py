@@ -36,8 +36,8 @@ OF = {"ladder-nano": "L2", "ladder-nano-twin": "L3", "ladder-nano-3300": "L4", "
       "length-3200-masterless": "L14", "length-3200-masterless-twin": "L15",
       "ladder-mini": "L16", "ladder-mini-twin": "L17", "length-3200-shared": "L18",
       "ladder-nano-arms": "L9", "ladder-micro-arms": "L21", "ladder-nano-shared": "L22",
-      "length-3200-batch-4": "L25", "length-800-batch-64": "L26"}  # fmt: skip
-OF_FORMATS = {"ladder-nano-formats": ("L7", "L8"), "ladder-micro-formats": ("L19",)}
+      "length-3200-batch-4": "L25", "length-800-batch-64": "L26", "length-3200-slow": "L31"}  # fmt: skip
+OF_FORMATS = {"ladder-nano-formats": ("L7", "L8"), "ladder-micro-formats": ("L19",), "ladder-nano-muon": ("L32",)}
 OF_RIVALS = {"length-3200-fading": ("L11", "L12"), "length-3200-permuted": ("L23", "L24"),
              "length-3200-rate": ("L29", "L30")}  # fmt: skip
 #: The parts that train a model in E3M4 for some length, each at rates of its own: longer and longer, then larger ones.
@@ -124,10 +124,11 @@ def larger_twin(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
 
 
 def larger_formats(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
-    """What the geometry of each format gains in a larger model, over the plain arm and, where trained, its null."""
+    """What each format's geometry, or Muon, gains in a larger model over the plain arm, and over its null if trained."""
     entries, trained = values_of(losses, "format"), values_of(losses, "optimizer")
+    arm = STIFF if STIFF in trained else MUON
     over = {
-        reference: {entry: gains_over(losses, reference, STIFF, entry) for entry in entries}
+        reference: {entry: gains_over(losses, reference, arm, entry) for entry in entries}
         for reference in (plain, SHUFFLED)
         if reference in trained
     }
@@ -138,7 +139,7 @@ def larger_formats(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
         return names([entry for entry in entries if p[entry] < LEVEL and np.sign(gains[entry].mean()) == sign])
 
     said = [
-        f"**{hypothesis}.** `{STIFF}` ends lower than `{reference}` in {told(reference, 1)}; higher in "
+        f"**{hypothesis}.** `{arm}` ends lower than `{reference}` in {told(reference, 1)}; higher in "
         f"{told(reference, -1)}; of the {len(entries)} formats."
         for hypothesis, reference in zip(OF_FORMATS[folder.name], over, strict=True)
     ]
@@ -150,7 +151,7 @@ def larger_formats(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     of_each = [column for reference in over for column in (Column(f"gain over {reference}"), Column("p"))]
     columns = [words("format"), *of_each]
     note = (
-        f"Gains of `{STIFF}`, nats per token, with 95 % intervals over {len(losses.index.unique('seed'))} seeds, each "
+        f"Gains of `{arm}`, nats per token, with 95 % intervals over {len(losses.index.unique('seed'))} seeds, each "
         f"by itself; p by Holm over the {len(entries)} formats of a column."
     )
     return [*map(Text, said), Table(columns, rows, note)]

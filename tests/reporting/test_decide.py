@@ -225,9 +225,17 @@ def test_gains_are_drawn_by_length_up_to_that_of_the_part(tmp_path, monkeypatch)
     assert [gain for gain, *_ in drawn[1]["muon"].values()] == pytest.approx([0.1, 0.2, 0.3])
 
 
-@pytest.mark.parametrize(("part", "hypothesis"), [("ladder-nano-3300-E4M3", "L10"), ("length-3200-masterless", "L14"),
-                                                  ("length-3200-shared", "L18"), ("length-3200-batch-4", "L25"),
-                                                  ("length-800-batch-64", "L26")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("part", "hypothesis"),
+    [
+        ("ladder-nano-3300-E4M3", "L10"),
+        ("length-3200-masterless", "L14"),
+        ("length-3200-shared", "L18"),
+        ("length-3200-batch-4", "L25"),
+        ("length-800-batch-64", "L26"),
+        ("length-3200-slow", "L31"),
+    ],
+)
 @pytest.mark.parametrize(
     ("gain", "found"), [(0.05, "lower than `{0}`: `{1}`"), (-0.05, "higher: `{1}`"), (0.0, "not told apart: `{1}`")]
 )
@@ -341,6 +349,9 @@ def test_what_each_format_gains_in_a_larger_model_is_told_from_what_the_shuffled
     of_two = {arm: arms[arm] for arm in ("adamw", "stiff_matched")}
     text = decide(study(tmp_path / "ladder-micro-formats", [row for row in rows if row[1] in of_two], of_two))
     assert f"**L19.** {over_plain}" in text and "permuted" not in text and "L8" not in text
+    muon = [(entry, arm.replace("stiff_matched", "muon"), *rest) for entry, arm, *rest in rows if arm in of_two]
+    text = decide(study(tmp_path / "ladder-nano-muon", muon, {"adamw": PLAIN, "muon": {"base": "muon"}}))
+    assert f"**L32.** {over_plain.replace('stiff_matched', 'muon')}" in text and "stiff" not in text
 
 
 @pytest.mark.parametrize(
