@@ -124,7 +124,7 @@ def larger_twin(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
 
 
 def larger_formats(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
-    """What each format's geometry, or Muon, gains in a larger model over the plain arm, and over its null if trained."""
+    """What each format's geometry, or Muon, gains in a larger model over the plain arm, and over its null."""
     entries, trained = values_of(losses, "format"), values_of(losses, "optimizer")
     arm = STIFF if STIFF in trained else MUON
     over = {
