@@ -279,6 +279,20 @@ STUDY_ladder-nano-bf16 := $(filter-out grid.formats=% grid.optimizers=%,$(STUDY_
 STUDY_ladder-nano-muon := $(filter-out grid.baseline=% grid.formats=% grid.optimizers=%,$(STUDY_ladder-nano-arms)) \
 	grid.baseline=E4M3 grid.formats=[E4M3,E5M2,E3M4,E1M6] grid.optimizers=[adamw,muon]
 
+# Whole rungs without masters in other formats. A rung is a step of another size in each, so that each has rates of its own.
+IN_RUNGS := E4M3 E5M2 E1M6
+RUNGS_ARMS := grid.baseline=E4M3 grid.formats=$(call list,$(IN_RUNGS)) grid.optimizers=[adamw_sr,rung]
+STUDY_tuning-rungs := $(TUNED) $(RUNGS_ARMS) optimizers.adamw_sr.lr=4.2e-3 optimizers.rung.lr=4.0 \
+	grid.lr_scales=[0.25,0.35,0.5,0.7,1,1.4,2]
+STUDY_tuning-nano-rungs := $(filter-out grid.baseline=% grid.optimizers=%,$(call larger,400)) $(RUNGS_ARMS) \
+	optimizers.adamw_sr.lr=1.05e-3 optimizers.rung.lr=2.0 grid.seeds=[10,11] grid.lr_scales=[0.25,0.5,1,2]
+
+# The null in each format in the model of 5.8 M parameters, and the arms without masters there on rungs 256 times finer.
+STUDY_ladder-micro-null := $(filter-out grid.optimizers=%,$(STUDY_ladder-micro-formats)) optimizers.permuted_matched.lr=5.25e-4 \
+	grid.optimizers=[adamw,stiff_matched,permuted_matched]
+STUDY_ladder-micro-arms-twin := $(filter-out grid.formats=% grid.optimizers=%,$(STUDY_ladder-micro-arms)) \
+	grid.formats=$(call list,$(call twins,E3M4)) grid.optimizers=[adamw_sr,rung]
+
 # Does the best profile move with size? Around the rates of tuning-nano-arms.
 STUDY_profile-nano := $(filter-out grid.baseline=% grid.optimizers=%,$(call larger,400)) grid.seeds=[10,11] \
 	grid.lr_scales=[0.5,0.7] $(call mapped,4 6 8,1 1.5)
@@ -356,5 +370,6 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower ladder-micro ladder-micro-twin \
 	tuning-micro-arms tuning-micro-arms-higher ladder-micro-formats ladder-micro-arms \
 	tuning-mini ladder-mini ladder-mini-twin ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
-	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
+	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon tuning-rungs tuning-nano-rungs \
+	ladder-micro-null ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
 	what-if no-significand
