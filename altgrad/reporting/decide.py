@@ -19,6 +19,7 @@ from altgrad.config.files import read_yaml, write_text
 from altgrad.reporting import first_arms, gates, hypotheses, ladders
 from altgrad.reporting.document import Block, Document, Section
 from altgrad.reporting.markdown import to_markdown
+from altgrad.reporting.rungs import rungs
 
 PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "matrix": hypotheses.matrix, "low-bits": hypotheses.own_parts, "profile": hypotheses.profile,
@@ -35,7 +36,8 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "length-3200-masterless": ladders.larger, "length-3200-masterless-twin": ladders.larger_twin,
     "ladder-nano": ladders.larger, "ladder-nano-3300": ladders.larger, "ladder-micro": ladders.larger,
     "ladder-nano-twin": ladders.larger_twin, "ladder-micro-twin": ladders.larger_twin,
-    "ladder-micro-formats": ladders.larger_formats, "ladder-micro-arms": ladders.larger_arms,
+    "ladder-micro-formats": ladders.larger_formats, "ladder-micro-null": ladders.larger_formats,
+    "ladder-micro-arms": ladders.larger_arms, "ladder-micro-arms-twin": ladders.larger_twin,
     "ladder-nano-shared": ladders.larger,
     "ladder-mini": ladders.larger, "ladder-mini-twin": ladders.larger_twin,
     "ladder-nano-formats": ladders.larger_formats, "ladder-nano-arms": ladders.larger_arms,
@@ -43,7 +45,8 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "ladder-nano-muon": ladders.larger_formats, "ladder-nano-3300-E4M3": ladders.larger,
     "corpus": hypotheses.corpus,
 }  # fmt: skip
-OF_SEVERAL = {"gate-tokens": gates.gate_tokens}  # what is made of several parts, in folders of its own
+# What is made of several parts, in folders of its own.
+OF_SEVERAL = {"gate-tokens": gates.gate_tokens, "rungs": rungs, "ladder-nano-rungs": rungs}
 # Parts that judge learning rates, and so need each one's losses.
 BY_RATE = ("profile", "profile-800", "profile-3200", "profile-nano", "no-significand")
 

@@ -241,14 +241,17 @@ def each_over_plain(hypothesis: str, losses: pd.Series, plain: str) -> list[Bloc
     return [Text(f"**{hypothesis}.** In {entry}, {told}."), Table(columns, rows, note)]
 
 
-def told_apart(gains: dict[str, np.ndarray], reference: str) -> tuple[dict[str, float], str]:
-    """Return each arm's p value, by Holm over all, and which arms end lower or higher than ``reference``, in words."""
-    p = holm({arm: two_sided(gain) for arm, gain in gains.items()})
-    lower = [arm for arm in gains if p[arm] < LEVEL and gains[arm].mean() > 0]
-    higher = [arm for arm in gains if p[arm] < LEVEL and gains[arm].mean() < 0]
-    apart = [arm for arm in gains if arm not in (*lower, *higher)]
-    found = f"higher: {names(higher, '`')}; not told apart: {names(apart, '`')}"
-    return p, f"lower than {reference}: {names(lower, '`')}; {found}"
+def told_apart(gains: dict[str, np.ndarray], reference: str, mark: str = "`") -> tuple[dict[str, float], str]:
+    """Return each gain's p value, by Holm over all, and which end lower or higher than ``reference``, in words.
+
+    ``gains`` are of arms, named between two ``mark``, or of formats.
+    """
+    p = holm({name: two_sided(gain) for name, gain in gains.items()})
+    lower = [name for name in gains if p[name] < LEVEL and gains[name].mean() > 0]
+    higher = [name for name in gains if p[name] < LEVEL and gains[name].mean() < 0]
+    apart = [name for name in gains if name not in (*lower, *higher)]
+    found = f"higher: {names(higher, mark)}; not told apart: {names(apart, mark)}"
+    return p, f"lower than {reference}: {names(lower, mark)}; {found}"
 
 
 def gains_over(losses: pd.Series, plain: str, arm: str, entry: str) -> np.ndarray:

@@ -36,8 +36,10 @@ OF = {"ladder-nano": "L2", "ladder-nano-twin": "L3", "ladder-nano-3300": "L4", "
       "length-3200-masterless": "L14", "length-3200-masterless-twin": "L15",
       "ladder-mini": "L16", "ladder-mini-twin": "L17", "length-3200-shared": "L18",
       "ladder-nano-arms": "L9", "ladder-micro-arms": "L21", "ladder-nano-shared": "L22",
+      "ladder-micro-arms-twin": "L36",
       "length-3200-batch-4": "L25", "length-800-batch-64": "L26", "length-3200-slow": "L31"}  # fmt: skip
-OF_FORMATS = {"ladder-nano-formats": ("L7", "L8"), "ladder-micro-formats": ("L19",), "ladder-nano-muon": ("L32",)}
+OF_FORMATS = {"ladder-nano-formats": ("L7", "L8"), "ladder-micro-formats": ("L19",),
+              "ladder-micro-null": ("L19", "L35"), "ladder-nano-muon": ("L32",)}  # fmt: skip
 OF_RIVALS = {"length-3200-fading": ("L11", "L12"), "length-3200-permuted": ("L23", "L24"),
              "length-3200-rate": ("L29", "L30")}  # fmt: skip
 #: The parts that train a model in E3M4 for some length, each at rates of its own: longer and longer, then larger ones.

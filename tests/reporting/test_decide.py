@@ -304,7 +304,8 @@ def test_the_formats_own_part_is_tested_with_other_texts_and_in_a_larger_model(o
     assert f", {verdict}." in larger[larger.index("**L3.**") :] and "L2" not in larger
     names = {"adamw": "adamw_sr", "stiff_matched": "rung"}
     without_masters = [(entry, names[arm], *rest) for entry, arm, *rest in rows if arm in names]
-    for part, hypothesis in (("ladder-nano-arms-twin", "L13"), ("length-3200-masterless-twin", "L15")):
+    of_rungs = {"ladder-nano-arms-twin": "L13", "length-3200-masterless-twin": "L15", "ladder-micro-arms-twin": "L36"}
+    for part, hypothesis in of_rungs.items():
         rungs = decide(study(tmp_path / part, without_masters, dict.fromkeys(names.values(), PLAIN)))
         assert f"**{hypothesis}.** The format's own part of what `rung` gains: " in rungs and f", {verdict}." in rungs
 
@@ -341,6 +342,10 @@ def test_what_each_format_gains_in_a_larger_model_is_told_from_what_the_shuffled
     ]
     arms = {"adamw": PLAIN} | {arm: {**PLAIN, "stiffness": "ulp"} for arm in ("stiff_matched", "permuted_matched")}
     text = decide(study(tmp_path / "ladder-nano-formats", rows, arms))
+    null = decide(study(tmp_path / "ladder-micro-null", rows, arms))
+    assert null.split("\n\n")[2:] == [
+        said.replace("**L7.", "**L19.").replace("**L8.", "**L35.") for said in text.split("\n\n")[2:]
+    ]
     over_plain = "`stiff_matched` ends lower than `adamw` in E4M3, E3M4; higher in E5M2; of the 4 formats."
     assert f"**L7.** {over_plain}" in text
     assert "**L8.** `stiff_matched` ends lower than `permuted_matched` in E4M3; higher in E5M2;" in text

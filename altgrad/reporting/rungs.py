@@ -1,0 +1,72 @@
+"""Whole rungs on weights without masters, in several formats: parts of the study that are a folder for each.
+
+A rung is a step of another size in each format, so each has learning rates, and so a part, of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from altgrad.config import UserError
+from altgrad.reporting.document import Block, Column, Table, Text
+from altgrad.reporting.hypotheses import LEVEL, VIRTUAL, gains_over, names, told_apart, values_of
+from altgrad.reporting.multiplicity import holm
+from altgrad.reporting.paired import two_sided, with_interval
+from altgrad.reporting.tables import words
+from altgrad.reporting.wording import p_value
+
+#: Which hypotheses a part decides: of `RUNG` over `PLAIN`, of that over `WITH_MASTERS`, and of the formats' own part.
+OF = {"rungs": ("A3", "A5", "A4"), "ladder-nano-rungs": ("L33", "L34", "L37")}
+RUNG, PLAIN, WITH_MASTERS = "rung", "adamw_sr", "adamw"
+
+
+def rungs(folder: Path) -> list[Block]:
+    """What whole rungs gain in each format, what rounding by chance costs there, and what of the gain is its own.
+
+    ``folder`` holds a folder with results.csv for each format, and maybe for its virtual twin; the own part is that of
+    the formats whose twins are there. Raises :class:`UserError` if there is none.
+    """
+    tables = [pd.read_csv(path) for path in sorted(folder.glob("*/results.csv"))]
+    if not tables:
+        raise UserError(f"{folder}: no format in it; make study PART={folder.name}-E4M3 makes one of them")
+    losses = pd.concat(tables).set_index(["format", "optimizer", "seed"])["val_loss"]
+    entries = values_of(losses, "format")
+    formats = [entry for entry in entries if not entry.startswith(VIRTUAL)]
+    over_plain = {entry: gains_over(losses, PLAIN, RUNG, entry) for entry in entries}
+    gains = {fmt: over_plain[fmt] for fmt in formats}
+    of_plain = {fmt: gains_over(losses, WITH_MASTERS, PLAIN, fmt) for fmt in formats}
+    own = {fmt: gains[fmt] - over_plain[VIRTUAL + fmt] for fmt in formats if VIRTUAL + fmt in entries}
+
+    of_rung, of_chance, of_own = OF[folder.name]
+    p, told = told_apart(gains, f"`{PLAIN}`", mark="")
+    p_plain, told_plain = told_apart(of_plain, f"`{WITH_MASTERS}`", mark="")
+    p_own = holm({fmt: two_sided(part) for fmt, part in own.items()})
+    said = [f"**{of_rung}.** `{RUNG}` ends {told}.", f"**{of_chance}.** `{PLAIN}` ends {told_plain}."]
+    if own:
+        above, below = ([fmt for fmt in own if p_own[fmt] < LEVEL and sign * own[fmt].mean() > 0] for sign in (1, -1))
+        apart = [fmt for fmt in own if fmt not in (*above, *below)]
+        said.append(
+            f"**{of_own}.** The format's own part of what `{RUNG}` gains is above zero in {names(above)}; below in "
+            f"{names(below)}; not told apart in {names(apart)}."
+        )
+
+    def of_own_part(fmt: str) -> list[str]:
+        return [with_interval(own[fmt]), p_value(p_own[fmt])] if fmt in own else ["–", "–"]
+
+    rows = [
+        [f"**{fmt}**", with_interval(gains[fmt]), p_value(p[fmt]), *(of_own_part(fmt) if own else []),
+         with_interval(of_plain[fmt]), p_value(p_plain[fmt])]
+        for fmt in formats
+    ]  # fmt: skip
+    columns = [words("format"), Column(f"gain of {RUNG} over {PLAIN}"), Column("p")]
+    columns += [Column("own part"), Column("p")] if own else []
+    columns += [Column(f"gain of {PLAIN} over {WITH_MASTERS}"), Column("p")]
+    note = (
+        f"Nats per token, with 95 % intervals over {len(losses.index.unique('seed'))} seeds, each by itself; p by Holm "
+        f"over the {len(formats)} formats of a column."
+    )
+    if own:
+        note += " Own part: the gain minus that on a quantization grid of the same shape, 256 times finer."
+    return [*map(Text, said), Table(columns, rows, note)]
