@@ -287,6 +287,11 @@ STUDY_tuning-rungs := $(TUNED) $(RUNGS_ARMS) optimizers.adamw_sr.lr=4.2e-3 optim
 STUDY_tuning-nano-rungs := $(filter-out grid.baseline=% grid.optimizers=%,$(call larger,400)) $(RUNGS_ARMS) \
 	optimizers.adamw_sr.lr=1.05e-3 optimizers.rung.lr=2.0 grid.seeds=[10,11] grid.lr_scales=[0.25,0.5,1,2]
 
+# What `ladder-nano-formats` and `ladder-nano-muon` train, in the smallest model.
+FORMATS_PICO := $(JUDGED) $(EIGHT_SEEDS) grid.baseline=E4M3 grid.formats=[E4M3,E5M2,E3M4,E1M6]
+STUDY_formats := $(FORMATS_PICO) grid.optimizers=[adamw,stiff_matched,permuted_matched]
+STUDY_formats-muon := $(FORMATS_PICO) optimizers.muon.lr=2.4e-2 grid.optimizers=[adamw,muon]
+
 # The null in each format in the model of 5.8 M parameters, and the arms without masters there on rungs 256 times finer.
 STUDY_ladder-micro-null := $(filter-out grid.optimizers=%,$(STUDY_ladder-micro-formats)) optimizers.permuted_matched.lr=5.25e-4 \
 	grid.optimizers=[adamw,stiff_matched,permuted_matched]
@@ -370,6 +375,6 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower ladder-micro ladder-micro-twin \
 	tuning-micro-arms tuning-micro-arms-higher ladder-micro-formats ladder-micro-arms \
 	tuning-mini ladder-mini ladder-mini-twin ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
-	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon tuning-rungs tuning-nano-rungs \
+	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon formats formats-muon tuning-rungs tuning-nano-rungs \
 	ladder-micro-null ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
 	what-if no-significand
