@@ -284,6 +284,9 @@ IN_RUNGS := E4M3 E5M2 E1M6
 RUNGS_ARMS := grid.baseline=E4M3 grid.formats=$(call list,$(IN_RUNGS)) grid.optimizers=[adamw_sr,rung]
 STUDY_tuning-rungs := $(TUNED) $(RUNGS_ARMS) optimizers.adamw_sr.lr=4.2e-3 optimizers.rung.lr=4.0 \
 	grid.lr_scales=[0.25,0.35,0.5,0.7,1,1.4,2]
+# The smallest was the best of seven for rungs in E5M2.
+STUDY_tuning-rungs-lower := $(TUNED) grid.baseline=E5M2 grid.formats=[E5M2] grid.optimizers=[rung] optimizers.rung.lr=4.0 \
+	grid.lr_scales=[0.125,0.175]
 STUDY_tuning-nano-rungs := $(filter-out grid.baseline=% grid.optimizers=%,$(call larger,400)) $(RUNGS_ARMS) \
 	optimizers.adamw_sr.lr=1.05e-3 optimizers.rung.lr=2.0 grid.seeds=[10,11] grid.lr_scales=[0.25,0.5,1,2]
 
@@ -375,6 +378,6 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower ladder-micro ladder-micro-twin \
 	tuning-micro-arms tuning-micro-arms-higher ladder-micro-formats ladder-micro-arms \
 	tuning-mini ladder-mini ladder-mini-twin ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
-	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon formats formats-muon tuning-rungs tuning-nano-rungs \
+	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon formats formats-muon tuning-rungs tuning-rungs-lower tuning-nano-rungs \
 	ladder-micro-null ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
 	what-if no-significand
