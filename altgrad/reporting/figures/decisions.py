@@ -57,10 +57,12 @@ def draw_profile(gains: np.ndarray, slopes: list[float], knees: list[float], fol
         save(figure, folder, "profile")
 
 
-def draw_courses(courses: Mapping[str, Mapping[float, Interval]], what: str, folder: Path, name: str) -> None:
+def draw_courses(
+    courses: Mapping[str, Mapping[float, Interval]], what: str, folder: Path, name: str, over: str = "over AdamW"
+) -> None:
     """Draw gains by something that grows by factors, such as training steps, as ``folder/name``: a line per course.
 
-    ``courses`` has for each line its points, ``what`` says what grows.
+    ``courses`` has for each line its points, ``what`` says what grows, ``over`` what all gains are over, if one thing.
     """
     places = sorted({place for points in courses.values() for place in points})
     with drawing():
@@ -74,7 +76,7 @@ def draw_courses(courses: Mapping[str, Mapping[float, Interval]], what: str, fol
         axes.set_xscale("log", base=2)
         axes.set_xticks(places, [f"{place:,}" for place in places])
         axes.minorticks_off()
-        axes.set(xlabel=what, ylabel="gain over AdamW (nats per token)")
+        axes.set(xlabel=what, ylabel=f"gain {over} (nats per token)".replace("  ", " "))
         figure.legend(loc="outside upper center", ncols=len(courses))
         save(figure, folder, name)
 

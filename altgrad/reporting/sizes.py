@@ -1,0 +1,155 @@
+"""What every arm gains in every format in models of every size, gathered from the parts of the study.
+
+    python -m altgrad.reporting.sizes reports/study
+
+Writes SIZES.md and its figure into the folder. It holds no test: those are in each part's DECISION.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from altgrad.config import UserError, run_stage
+from altgrad.config.files import read_yaml, write_text
+from altgrad.reporting.document import Block, Column, Document, Picture, Section, Table, Text
+from altgrad.reporting.figures.decisions import Interval, draw_courses
+from altgrad.reporting.hypotheses import VIRTUAL, gains_over
+from altgrad.reporting.markdown import to_markdown
+from altgrad.reporting.paired import interval, with_interval
+from altgrad.reporting.tables import words
+from altgrad.reporting.wording import NONE, joined
+
+#: The short runs of each model, in which parts to look for a gain: the first one that has all of its cells has it.
+PARTS = {
+    "pico": ("formats", "controls", "formats-muon", "arms", "rungs/*"),
+    "nano": ("ladder-nano-formats", "ladder-nano-twin", "ladder-nano-bf16", "ladder-nano-muon", "ladder-nano-arms",
+             "ladder-nano-rungs/*"),
+    "micro": ("ladder-micro-null", "ladder-micro-twin", "ladder-micro-arms", "ladder-micro-arms-twin"),
+    "mini": ("ladder-mini-twin",),
+}  # fmt: skip
+MILLIONS = {"pico": 0.17, "nano": 1.3, "micro": 5.8, "mini": 12}  # parameters
+FORMATS = ("E4M3", "E5M2", "E3M4", "E1M6")
+#: Arms and what each is held against.
+GAINS = (("stiff_matched", "adamw"), ("stiff_matched", "permuted_matched"), ("best_profile", "adamw"),
+         ("muon", "adamw"), ("adamw_sr", "adamw"), ("rung", "adamw_sr"))  # fmt: skip
+#: Those of which a part may be the format's own, since they look at it, or as a check of those that do not.
+OWN = (("stiff_matched", "adamw"), ("muon", "adamw"), ("rung", "adamw_sr"))
+#: The figure: those of one format, in which most arms were trained.
+DRAWN, DRAWN_IN = (
+    (("stiff_matched", "adamw"), ("best_profile", "adamw"), ("muon", "adamw"), ("rung", "adamw_sr")),
+    "E3M4",
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the study: losses by format, arm and seed, and what it trained on."""
+
+    losses: pd.Series
+    tokens: int
+
+
+def gathered(study: Path) -> dict[str, list[Part]]:
+    """Return the parts of each model that are there. Raises :class:`UserError` if there is none."""
+    found = {
+        model: [_part(folder) for name in parts for folder in sorted(study.glob(f"{name}/results.csv"))]
+        for model, parts in PARTS.items()
+    }
+    if not any(found.values()):
+        raise UserError(f"{study}: no part of {joined(list(PARTS))} in it; make study PART=formats makes one")
+    return {model: parts for model, parts in found.items() if parts}
+
+
+def _part(results: Path) -> Part:
+    params = read_yaml(results.with_name("params.yaml"))
+    train, context = params["train"], params["models"][params["model"]]["context"]
+    losses = pd.read_csv(results).set_index(["format", "optimizer", "seed"])["val_loss"]
+    return Part(losses, train["steps"] * train["batch"] * train["grad_accumulation"] * context)
+
+
+def gain_in(parts: Sequence[Part], arm: str, over: str, entry: str) -> np.ndarray | None:
+    """Return the gain by seed in the first part that has both arms in ``entry``, None if there is none."""
+    return _first(parts, [(entry, over), (entry, arm)], lambda losses: gains_over(losses, over, arm, entry))
+
+
+def own_in(parts: Sequence[Part], arm: str, over: str, entry: str) -> np.ndarray | None:
+    """Return the gain minus that in the virtual twin, by seed, of the first part that has both."""
+    twin = VIRTUAL + entry
+    return _first(
+        parts,
+        [(name, which) for name in (entry, twin) for which in (over, arm)],
+        lambda losses: gains_over(losses, over, arm, entry) - gains_over(losses, over, arm, twin),
+    )
+
+
+def _first(
+    parts: Sequence[Part], needed: Sequence[tuple[str, str]], of: Callable[[pd.Series], np.ndarray]
+) -> np.ndarray | None:
+    for part in parts:
+        if set(needed) <= set(part.losses.index.droplevel("seed")):
+            return of(part.losses)
+    return None
+
+
+def table(found: dict[str, list[Part]]) -> Table:
+    """Return gains and own parts, a row for each arm and format that any model has."""
+    rows = []
+    for arm, over in GAINS:
+        measures = [(f"`{arm}` over `{over}`", gain_in)]
+        measures += [(f"own part of `{arm}`", own_in)] if (arm, over) in OWN else []
+        for label, measure in measures:
+            for entry in FORMATS:
+                gains = [measure(parts, arm, over, entry) for parts in found.values()]
+                if any(gain is not None for gain in gains):
+                    shown = [NONE if gain is None else with_interval(gain) for gain in gains]
+                    rows.append([label, f"**{entry}**", *shown])
+    heads = [Column(f"{MILLIONS[model]} M") for model in found]
+    note = (
+        "Nats per token, with 95 % intervals by Student's t over seeds, each by itself; by millions of parameters. Own "
+        "part: the gain minus that in the virtual twin. A dash: not trained."
+    )
+    return Table([words("gain"), words("format"), *heads], rows, note)
+
+
+def page(study: Path) -> str:
+    """Return SIZES.md and draw its figure beside it."""
+    found = gathered(study)
+    courses: dict[str, dict[float, Interval]] = {}
+    for arm, over in DRAWN:
+        gains = {MILLIONS[model]: gain_in(parts, arm, over, DRAWN_IN) for model, parts in found.items()}
+        if points := {size: interval(gain) for size, gain in gains.items() if gain is not None}:
+            courses[arm] = points
+    trained = ", ".join(
+        f"{parts[0].tokens / 1e6:.1f} M tokens with {MILLIONS[model]} M parameters" for model, parts in found.items()
+    )
+    blocks: list[Block] = [
+        Text(f"Runs are short: {trained}. Learning rates were tuned for each arm and model on other seeds, "
+             "those of rungs in each format too. The parts that train longer say what becomes of these gains."),
+    ]  # fmt: skip
+    if courses:
+        draw_courses(courses, "parameters, in millions", study / "figures", "sizes", over="")
+        alt = f"Gain in {DRAWN_IN} by the model's number of parameters, for {joined(list(courses))}"
+        held = joined([f"`{arm}` over `{over}`" for arm, over in DRAWN if arm in courses])
+        blocks.append(Picture("sizes", alt, f"Mean gain in {DRAWN_IN} with 95 % intervals: {held}."))
+    document = Document("Sizes", "What every arm gains in every format, by the model's size", blocks,
+                        [Section("The numbers", "", [table(found)])])  # fmt: skip
+    return to_markdown(document).replace("## Answer so far\n\n", "", 1)
+
+
+def main(arguments: list[str]) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(prog="python -m altgrad.reporting.sizes", description=__doc__.split("\n")[0])
+    parser.add_argument("study", type=Path, metavar="FOLDER")
+    study = parser.parse_args(arguments).study
+    write_text(study / "SIZES.md", page(study))
+    print(f"written: {study / 'SIZES.md'}")
+
+
+if __name__ == "__main__":
+    run_stage(main)

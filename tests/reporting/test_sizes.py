@@ -1,0 +1,89 @@
+"""Planted gains of several parts are found where they are, and own parts only where twins are."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from altgrad.config import UserError
+from altgrad.config.params import load_params
+from altgrad.model.gpt import GPT, GPTConfig
+from altgrad.reporting import sizes
+
+STEPS = (-1.0, 2.0, 0.5, -1.5)
+
+
+def part(folder: Path, model: str, losses: Mapping[tuple[str, str], float], steps: int = 200) -> None:
+    """Write a part whose losses, by format and arm, differ from seed to seed by far more than arms do."""
+    rows = [
+        (entry, arm, seed, 3 + 0.3 * seed + loss + 1e-4 * number * STEPS[seed])
+        for (number, ((entry, arm), loss)), seed in itertools.product(enumerate(losses.items()), range(4))
+    ]
+    folder.mkdir(parents=True)
+    pd.DataFrame(rows, columns=["format", "optimizer", "seed", "val_loss"]).to_csv(folder / "results.csv", index=False)
+    params = {
+        "model": model,
+        "models": {model: {"context": 128}},
+        "train": {"steps": steps, "batch": 16, "grad_accumulation": 2},
+    }
+    (folder / "params.yaml").write_text(yaml.safe_dump(params))
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    part(tmp_path / "formats", "pico", {("E4M3", "adamw"): 0.0, ("E4M3", "stiff_matched"): -0.02})
+    twins = ("E4M3", "virtual.E4M3")
+    part(tmp_path / "rungs" / "E4M3", "pico", {
+        (entry, arm): loss - 0.01 * (arm == "rung" and entry == "E4M3")
+        for entry in twins for arm, loss in {"adamw": 0.5, "adamw_sr": 0.53, "rung": 0.49}.items()
+    })  # fmt: skip
+    part(tmp_path / "ladder-nano-twin", "nano", {("E3M4", "adamw"): 0.0, ("E3M4", "stiff_matched"): 0.03}, steps=400)
+    part(tmp_path / "ladder-nano-arms", "nano", {("E3M4", "adamw"): 0.0, ("E3M4", "stiff_matched"): -9.0}, steps=400)
+    return tmp_path
+
+
+def found(text: str) -> dict[tuple[str, str], list[float | None]]:
+    """Return the numbers of the table by gain and format; None for a dash."""
+    cells = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return {
+        (row[0], row[1].strip("*")): [
+            None if cell == "–" else float(cell.split(" [")[0].replace("−", "-")) for cell in row[2:]
+        ]
+        for row in cells
+        if "**" in row[1]
+    }
+
+
+def test_each_gain_stands_in_its_models_column_and_from_the_first_part_that_has_it(study, capsys):
+    sizes.main([str(study)])
+    assert (study / "figures" / "sizes.png").is_file() and "SIZES.md" in capsys.readouterr().out
+    text = (study / "SIZES.md").read_text()
+    assert found(text) == {
+        ("`stiff_matched` over `adamw`", "E4M3"): [pytest.approx(0.02, abs=3e-4), None],
+        ("`stiff_matched` over `adamw`", "E3M4"): [None, pytest.approx(-0.03, abs=3e-4)],
+        ("`adamw_sr` over `adamw`", "E4M3"): [pytest.approx(-0.03, abs=3e-4), None],
+        ("`rung` over `adamw_sr`", "E4M3"): [pytest.approx(0.05, abs=3e-4), None],
+        ("own part of `rung`", "E4M3"): [pytest.approx(0.01, abs=3e-4), None],
+    }
+    assert "0.8 M tokens with 0.17 M parameters, 1.6 M tokens with 1.3 M parameters." in text
+    assert "| 0.17 M | 1.3 M |" in text and "5.8" not in text, "models of which nothing is trained have no column"
+
+
+def test_a_folder_without_parts_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no part of pico, nano, micro and mini in it"):
+        sizes.page(tmp_path)
+
+
+@pytest.mark.parametrize("model", sizes.MILLIONS)
+def test_the_stated_parameters_are_those_of_the_models(model):
+    """As the study trains them: a vocabulary of 1,024 for the smallest, of 4,096 for the others."""
+    preset = load_params().models[model].model_dump()
+    shape = {name: preset[name] for name in ("layers", "width", "heads", "context")}
+    built = GPT(GPTConfig(vocab_size=1024 if model == "pico" else 4096, **shape))
+    count = sum(parameter.numel() for parameter in built.parameters()) / 1e6
+    assert float(f"{count:.2g}") == sizes.MILLIONS[model]
