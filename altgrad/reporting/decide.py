@@ -25,7 +25,7 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "matrix": hypotheses.matrix, "low-bits": hypotheses.own_parts, "profile": hypotheses.profile,
     "profile-800": hypotheses.profile, "profile-3200": hypotheses.profile, "profile-nano": hypotheses.profile,
     "controls": hypotheses.controls, "masterless": hypotheses.masterless,
-    "arms": first_arms.arms, "formats": ladders.larger_formats, "formats-muon": ladders.larger_formats,
+    "arms": first_arms.arms, "madam": first_arms.arms, "formats": ladders.larger_formats, "formats-muon": ladders.larger_formats,
     "gate-formats": gates.gate_formats, "gate-formats-blocks": gates.gate_formats,
     "gate-rounding": gates.rounding,
     "what-if": gates.what_if, "no-significand": gates.no_significand,

@@ -1,4 +1,4 @@
-"""The part `arms` of the study: update rules with the plain arms of their regimes, in a format and without it."""
+"""Update rules that the bench began with, and Madam, each with the plain arm of its regime: in a format and without."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ from altgrad.reporting.paired import with_interval
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import p_value
 
-PLAIN = {"stiff_grad": "adamw", "riemann": "adamw", "rung": "adamw_sr"}
-WITHOUT_MASTERS = "rung"
+PLAIN = {"stiff_grad": "adamw", "riemann": "adamw", "rung": "adamw_sr", "madam": "adamw", "madam_sr": "adamw_sr"}
+#: By part: the hypotheses of all rules, and of the own part of the one without masters, which is named.
+OF = {"arms": ("A1", "A2", "rung"), "madam": ("A6", "A7", "madam_sr")}
 
 
-def arms(losses: pd.Series, _plain: str, _folder: Path) -> list[Block]:
-    """Each rule against its plain arm in the first format (A1), and what is left of `rung` on finer rungs (A2)."""
-    entry = values_of(losses, "format")[0]
-    gains = {arm: gains_over(losses, plain, arm, entry) for arm, plain in PLAIN.items()}
-    without = {arm: gains_over(losses, plain, arm, VIRTUAL + entry) for arm, plain in PLAIN.items()}
-    own = {arm: gains[arm] - without[arm] for arm in PLAIN}
+def arms(losses: pd.Series, _plain: str, folder: Path) -> list[Block]:
+    """Each rule against its plain arm in the first format, and the format's own part of the one without masters."""
+    of_all, of_own, without_masters = OF[folder.name]
+    entry, trained = values_of(losses, "format")[0], values_of(losses, "optimizer")
+    plain = {arm: PLAIN[arm] for arm in trained if arm in PLAIN}
+    gains = {arm: gains_over(losses, plain[arm], arm, entry) for arm in plain}
+    without = {arm: gains_over(losses, plain[arm], arm, VIRTUAL + entry) for arm in plain}
+    own = {arm: gains[arm] - without[arm] for arm in plain}
     p, told = told_apart(gains, "the plain arm")
-    second = own_part("A2", losses, PLAIN[WITHOUT_MASTERS], WITHOUT_MASTERS)
+    second = own_part(of_own, losses, plain[without_masters], without_masters)
     rows = [
-        [f"`{arm}`", f"`{plain}`", with_interval(gains[arm]), p_value(p[arm]), with_interval(without[arm]),
+        [f"`{arm}`", f"`{plain[arm]}`", with_interval(gains[arm]), p_value(p[arm]), with_interval(without[arm]),
          with_interval(own[arm])]
-        for arm, plain in PLAIN.items()
+        for arm in plain
     ]  # fmt: skip
     columns = [
         words("arm"), words("over"), Column(f"gain in {entry}"), Column("p"), Column("gain without it"),
@@ -35,7 +38,7 @@ def arms(losses: pd.Series, _plain: str, _folder: Path) -> list[Block]:
     ]  # fmt: skip
     note = (
         f"Gain over the plain arm, nats per token, with 95 % intervals over {len(losses.index.unique('seed'))} seeds, "
-        f"each by itself; p by Holm over the {len(PLAIN)} arms. Without it: on weights that nothing quantizes, and of "
-        f"`{WITHOUT_MASTERS}` on rungs 256 times finer."
+        f"each by itself; p by Holm over the {len(plain)} arms. Without it: on weights that nothing quantizes, and of "
+        f"`{without_masters}` on rungs 256 times finer."
     )
-    return [Text(f"**A1.** In {entry}, {told}."), second, Table(columns, rows, note)]
+    return [Text(f"**{of_all}.** In {entry}, {told}."), second, Table(columns, rows, note)]

@@ -290,6 +290,11 @@ STUDY_tuning-rungs-lower := $(TUNED) grid.baseline=E5M2 grid.formats=[E5M2] grid
 STUDY_tuning-nano-rungs := $(filter-out grid.baseline=% grid.optimizers=%,$(call larger,400)) $(RUNGS_ARMS) \
 	optimizers.adamw_sr.lr=1.05e-3 optimizers.rung.lr=2.0 grid.seeds=[10,11] grid.lr_scales=[0.25,0.5,1,2]
 
+# Multiplicative steps on weights without masters, as LNS-Madam's: of all formats E4M3 has as many values a binade as that.
+MADAM_SR := ++optimizers.madam_sr={base:madam,lr:0.12,plain_lr:2.4e-2,weights:quantized,rounding:stochastic}
+STUDY_tuning-madam := $(TUNED) $(MADAM_SR) grid.baseline=E4M3 grid.formats=[E4M3] optimizers.madam.lr=0.12 \
+	grid.optimizers=[madam,madam_sr] grid.lr_scales=[0.25,0.5,1,2]
+
 # What `ladder-nano-formats` and `ladder-nano-muon` train, in the smallest model.
 FORMATS_PICO := $(JUDGED) $(EIGHT_SEEDS) grid.baseline=E4M3 grid.formats=[E4M3,E5M2,E3M4,E1M6]
 STUDY_formats := $(FORMATS_PICO) grid.optimizers=[adamw,stiff_matched,permuted_matched]
@@ -378,6 +383,6 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower ladder-micro ladder-micro-twin \
 	tuning-micro-arms tuning-micro-arms-higher ladder-micro-formats ladder-micro-arms \
 	tuning-mini ladder-mini ladder-mini-twin ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
-	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon formats formats-muon tuning-rungs tuning-rungs-lower tuning-nano-rungs \
+	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon formats formats-muon tuning-madam tuning-rungs tuning-rungs-lower tuning-nano-rungs \
 	ladder-micro-null ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
 	what-if no-significand

@@ -458,3 +458,8 @@ def test_each_of_the_first_rules_is_held_against_the_plain_arm_of_its_regime(own
     assert f", {words}." in text
     row = next(line for line in text.splitlines() if line.startswith("| `rung` | `adamw_sr`"))
     assert float(row.split("|")[3].split()[0]) == pytest.approx(0.04 + own, abs=2e-3)
+    names = {"adamw": "adamw", "riemann": "madam", "adamw_sr": "adamw_sr", "rung": "madam_sr"}
+    madam = [(entry, names[arm], *rest) for entry, arm, *rest in rows if arm in names]
+    text = decide(study(tmp_path / "madam", madam, dict.fromkeys(names.values(), PLAIN)))
+    assert "**A6.** In E3M4, lower than the plain arm: `madam`, `madam_sr`; higher: none;" in text
+    assert "**A7.** The format's own part of what `madam_sr` gains: " in text and f", {words}." in text
