@@ -174,6 +174,14 @@ STUDY_length-3200-slow := $(filter-out $(addsuffix %,optimizers.adamw.plain_lr= 
 	$(RATES_3200) optimizers.adamw.plain_lr=6e-3 optimizers.stiff_matched.plain_lr=6e-3 \
 	grid.formats=[E3M4] grid.optimizers=[adamw,stiff_matched] grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
 
+# As long trained, in models of half and of twice the width.
+of_width = $(filter-out grid.optimizers=%,$(call lasting,3200)) models.pico.width=$(1) grid.formats=[E3M4] \
+	grid.optimizers=[adamw,stiff_matched]
+tuned_width = $(call of_width,$(1)) optimizers.adamw.lr=2.1e-3 optimizers.stiff_matched.lr=4.2e-3 grid.lr_scales=[0.25,0.5,1,2] \
+	grid.seeds=[10,11]
+STUDY_tuning-3200-narrow := $(call tuned_width,32)
+STUDY_tuning-3200-wide := $(call tuned_width,128)
+
 # Whole rungs on weights without masters, as long trained, and rungs 256 times finer beside them.
 masterless-3200 = $(LONG) grid.optimizers=[adamw_sr,rung]
 STUDY_tuning-3200-masterless := $(masterless-3200) optimizers.adamw_sr.lr=4.2e-3 optimizers.rung.lr=4.0 grid.formats=[E3M4] \
@@ -287,8 +295,14 @@ STUDY_tuning-rungs := $(TUNED) $(RUNGS_ARMS) optimizers.adamw_sr.lr=4.2e-3 optim
 # The smallest was the best of seven for rungs in E5M2.
 STUDY_tuning-rungs-lower := $(TUNED) grid.baseline=E5M2 grid.formats=[E5M2] grid.optimizers=[rung] optimizers.rung.lr=4.0 \
 	grid.lr_scales=[0.125,0.175]
-STUDY_tuning-nano-rungs := $(filter-out grid.baseline=% grid.optimizers=%,$(call larger,400)) $(RUNGS_ARMS) \
-	optimizers.adamw_sr.lr=1.05e-3 optimizers.rung.lr=2.0 grid.seeds=[10,11] grid.lr_scales=[0.25,0.5,1,2]
+# Around what of E3M4's rate each format takes in the smallest model: half, a quarter and 1.4 times.
+of_nano = $(filter-out grid.baseline=% grid.optimizers=%,$(call larger,400)) grid.baseline=$(1) grid.formats=[$(1)] \
+	optimizers.adamw_sr.lr=1.05e-3
+tuned_nano = $(call of_nano,$(1)) optimizers.rung.lr=$(2) grid.optimizers=[adamw_sr,rung] grid.seeds=[10,11] \
+	grid.lr_scales=[0.5,1,2]
+STUDY_tuning-nano-rungs-E4M3 := $(call tuned_nano,E4M3,1.0)
+STUDY_tuning-nano-rungs-E5M2 := $(call tuned_nano,E5M2,0.5)
+STUDY_tuning-nano-rungs-E1M6 := $(call tuned_nano,E1M6,2.8)
 
 # Multiplicative steps on weights without masters, as LNS-Madam's: of all formats E4M3 has as many values a binade as that.
 MADAM_SR := ++optimizers.madam_sr={base:madam,lr:0.12,plain_lr:2.4e-2,weights:quantized,rounding:stochastic}
@@ -376,13 +390,14 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-3200-fading length-3200-fading tuning-3200-shared tuning-3200-shared-higher length-3200-shared \
 	tuning-3200-permuted length-3200-permuted length-3200-rate \
 	tuning-3200-batch-4 tuning-3200-batch-4-higher length-3200-batch-4 \
-	tuning-800-batch-64 tuning-800-batch-64-higher length-800-batch-64 length-3200-slow \
+	tuning-800-batch-64 tuning-800-batch-64-higher length-800-batch-64 length-3200-slow tuning-3200-narrow tuning-3200-wide \
 	tuning-3200-masterless length-3200-masterless length-3200-masterless-twin \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin tuning-nano ladder-nano ladder-nano-twin \
 	tuning-nano-shared tuning-nano-shared-higher tuning-nano-shared-highest ladder-nano-shared \
 	tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower ladder-micro ladder-micro-twin \
 	tuning-micro-arms tuning-micro-arms-higher ladder-micro-formats ladder-micro-arms \
 	tuning-mini ladder-mini ladder-mini-twin ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
-	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon formats formats-muon tuning-madam tuning-rungs tuning-rungs-lower tuning-nano-rungs \
+	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon formats formats-muon tuning-madam tuning-rungs tuning-rungs-lower tuning-nano-rungs-E4M3 \
+	tuning-nano-rungs-E5M2 tuning-nano-rungs-E1M6 \
 	ladder-micro-null ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
 	what-if no-significand
