@@ -3,6 +3,7 @@
     python -m altgrad.diagnostics explain E4M3-adamw-0-1     which tensor left its band first, and how early
     python -m altgrad.diagnostics what-if E4M3-adamw-0-1     every tensor in every 8-bit format, and a recipe
     python -m altgrad.diagnostics ptq bf16-adamw-0-1         the loss of its weights quantized after training
+    python -m altgrad.diagnostics prune E4M3-adamw-0-1       the loss with its smallest weights set to zero
     python -m altgrad.diagnostics predict adamw              which predictor has the order of the formats' costs
     python -m altgrad.diagnostics exponent-gate              SQNR by split, as published
     python -m altgrad.diagnostics early-warning              whether a run's first fifth tells that it will fail
@@ -121,6 +122,38 @@ def ptq(arguments: list[str]) -> None:
         print(sentence(spread))
 
 
+def prune(arguments: list[str]) -> None:
+    """Evaluate trained cells with a share of each layer's weights, the smallest, set to zero."""
+    import pandas as pd
+
+    from altgrad.diagnostics import prune
+    from altgrad.reporting.wording import plural
+
+    parser = _parser("prune", "cell", "such as E4M3-adamw-0-1; several seeds and arms are compared", nargs="+")
+    parser.add_argument(
+        "--shares", nargs="+", type=_share, default=prune.SHARES, metavar="SHARE", help="default: 0.1 0.3 0.5 0.7"
+    )
+    parser.add_argument("--out", type=Path, help="CSV file to write the losses to")
+    settings = parser.parse_args(arguments)
+    rows = []
+    for key in dict.fromkeys(settings.cell):
+        cell, run = _finished(settings.data, key)
+        after = prune.losses(cell, run, settings.data / "tokens", settings.shares)
+        rows += [
+            (key, cell.format, cell.optimizer, cell.seed, share, loss, loss - after[0.0])
+            for share, loss in after.items()
+        ]
+    table = pd.DataFrame(rows, columns=["cell", "format", "optimizer", "seed", "share", "after", "cost"])
+    if settings.out:
+        settings.out.parent.mkdir(parents=True, exist_ok=True)
+        table.round(6).to_csv(settings.out, index=False, lineterminator="\n")
+    mean = table.groupby(["format", "optimizer", "share"], sort=False)[["after", "cost"]].mean()
+    print(
+        f"Mean of {plural(table['cell'].nunique(), 'cell')}, nats per token; this share of each layer's weights zero:"
+    )
+    print(mean.to_string(float_format="{:.4f}".format))
+
+
 def predict(arguments: list[str]) -> None:
     """Say which predictor, read off the baseline's cells, has the order of what formats cost."""
     parser = _parser("predict", "arm", "whose cells are compared, such as adamw")
@@ -204,6 +237,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "explain": explain,
     "what-if": what_if,
     "ptq": ptq,
+    "prune": prune,
     "predict": predict,
     "exponent-gate": exponent_gate,
     "early-warning": early_warning,
@@ -215,6 +249,16 @@ def _parser(command: str, argument: str, meaning: str, **options: str) -> Argume
     parser.add_argument(argument, metavar=argument.upper(), help=meaning, **options)
     parser.add_argument("--data", type=Path, default=Path("data"), help="what the pipeline left (default %(default)s)")
     return parser
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 < share <= 1:
+        raise ArgumentTypeError(f"a share is a number above 0 and at most 1, not {text!r}")
+    return share
 
 
 def _format_name(name: str) -> str:

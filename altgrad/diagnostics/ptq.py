@@ -8,22 +8,16 @@ side.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from altgrad.config import Cell, UserError
+from altgrad.config import Cell
 from altgrad.config.cell import cell_key
 from altgrad.config.files import read_json
 from altgrad.config.recipe import Recipe, Rule, TensorRecipe
-from altgrad.data import TokenFile, validation_sample
-from altgrad.diagnostics.saved import SavedRun
+from altgrad.diagnostics.evaluated import Evaluated
 from altgrad.diagnostics.what_if import GRANULARITIES, SPLITS
-from altgrad.model import GPT, quantize_model
-from altgrad.model.from_cell import config_of, recipe_of
-from altgrad.model.hardware import multiplies_bf16
+from altgrad.model.from_cell import recipe_of
 
 UNQUANTIZED, AS_TRAINED = "none", "as trained"
 
@@ -42,10 +36,7 @@ def losses(
     ``granularity`` is one of `what_if.GRANULARITIES`. A loss that is not finite is returned as it is. Raises
     :class:`UserError` when a file of the run is missing or damaged.
     """
-    with SavedRun(cell, run_dir) as run:
-        saved = run.model()
-    val = TokenFile(tokens, "val")
-    sample = validation_sample(val, cell.train.eval_sequences, cell.model.context)
+    evaluated = Evaluated(cell, run_dir, tokens)
     recipes = {AS_TRAINED: recipe_of(cell), UNQUANTIZED: Recipe(rules=())}
     options = GRANULARITIES[granularity]
     for name in formats:
@@ -53,25 +44,7 @@ def losses(
             recipes[name] = Recipe(rules=(Rule(layers="*", weight=TensorRecipe(format=name, **options)),))
         else:
             recipes[name] = Recipe.uniform(name, grad=None, **options)
-    return {name: _loss(cell, val.vocab_size, saved, recipe, sample) for name, recipe in recipes.items()}
-
-
-def _loss(
-    cell: Cell, vocab_size: int, saved: Mapping[str, Tensor], recipe: Recipe, sample: tuple[Tensor, Tensor]
-) -> float:
-    model = GPT(config_of(cell, vocab_size))
-    quantize_model(model, recipe)
-    missing = set(model.load_state_dict(saved, strict=False).missing_keys) - {"head.weight"}
-    if missing:
-        raise UserError(f"the weights saved for {cell.key} lack {min(missing)}; run `dvc repro` to train it")
-    inputs, targets = sample
-    low = cell.train.compute == "bf16" and multiplies_bf16("cpu")  # as the run was evaluated
-    total = 0.0
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=low):
-        for start in range(0, len(inputs), cell.train.batch):
-            part = slice(start, start + cell.train.batch)
-            total += model.eval()(inputs[part], targets[part]).item() * len(inputs[part])
-    return total / len(inputs)
+    return {name: evaluated.loss(evaluated.saved, recipe) for name, recipe in recipes.items()}
 
 
 def trained(data: Path, cell: Cell, formats: Sequence[str]) -> dict[str, float]:

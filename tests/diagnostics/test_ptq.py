@@ -1,4 +1,4 @@
-"""Quantization after training, and the commands on a finished cell.
+"""Quantization and pruning after training, and the commands on a finished cell.
 
 Oracles: the losses that training wrote down, and the change of the loss itself.
 """
@@ -9,16 +9,20 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from altgrad.config import Cell, UserError
 from altgrad.config.files import read_json, write_json, write_text
+from altgrad.diagnostics import prune
 from altgrad.diagnostics.__main__ import main
+from altgrad.diagnostics.evaluated import Evaluated
 from altgrad.diagnostics.probed import probe
 from altgrad.diagnostics.ptq import AS_TRAINED, UNQUANTIZED, losses, trained
 from altgrad.diagnostics.rebuilt import RebuiltModel
 from altgrad.diagnostics.tensor_error import rounded
 from altgrad.diagnostics.what_if import SPLITS, spec_of
+from altgrad.model.from_cell import recipe_of
 from altgrad.training.run import train_cell
 from tests.training.conftest import make_cell, make_tokens
 
@@ -73,6 +77,32 @@ def test_the_loss_change_predicted_is_that_of_the_rebuilt_model(data: Path) -> N
     assert (after - before).item() == pytest.approx(found.loss_change("weight", error)[0], rel=0.05)
 
 
+def test_pruning_nothing_is_the_loss_that_training_wrote_down_and_pruning_all_leaves_the_embeddings(data: Path) -> None:
+    """Oracle of the second: with every product of the blocks zero, a token's logits come of its own embedding."""
+    cell = cell_of(data, "E4M3")
+    run = data / "runs" / cell.key
+    found = prune.losses(cell, run, data / "tokens", [0.1, 0.6, 1.0])
+    assert list(found) == [0.0, 0.1, 0.6, 1.0]
+    assert found[0.0] == pytest.approx(read_json(run / "metrics.json")["val_loss"], rel=1e-6)
+    evaluated = Evaluated(cell, run, data / "tokens")
+    zeroed = {
+        name: 0 * weight if name.startswith("blocks.") and weight.ndim == 2 else weight
+        for name, weight in evaluated.saved.items()
+    }
+    assert found[1.0] == evaluated.loss(zeroed, recipe_of(cell))
+    assert abs(found[0.1] - found[0.0]) < abs(found[0.6] - found[0.0]) < abs(found[1.0] - found[0.0])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])
+def test_the_smallest_weights_are_pruned_and_as_many_as_asked(share: float) -> None:
+    weight = torch.randn(8, 12, generator=torch.Generator().manual_seed(3))
+    weight[0] = 0.125  # twelve of one size, of which some may go and some stay
+    found = prune.pruned(weight, share)
+    gone = found != weight
+    assert gone.sum() == round(share * weight.numel()) and (found[gone] == 0).all()
+    assert share in (0, 1) or weight[gone].abs().max() <= weight[~gone].abs().min()
+
+
 def test_probing_sees_every_layer_and_the_gradient_of_the_mean_loss(data: Path) -> None:
     cell = cell_of(data, "E4M3")
     found = probe(cell, data / "runs" / cell.key, data / "tokens", 64)
@@ -97,6 +127,25 @@ def test_the_commands_run(data: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert set(rows.format) == set(SPLITS) and set(rows.role) == {"weight", "input", "grad"}
     main(["ptq", "bf16-adamw-0-1", "--data", str(data)])
     assert "not two finished formats" in capsys.readouterr().out
+    main(
+        [
+            "prune",
+            "bf16-adamw-0-1",
+            "E4M3-adamw-0-1",
+            "--data",
+            str(data),
+            "--shares",
+            "0.5",
+            "--out",
+            str(tmp_path / "p.csv"),
+        ]
+    )
+    assert "Mean of 2 cells" in capsys.readouterr().out
+    rows = pd.read_csv(tmp_path / "p.csv")
+    assert list(zip(rows.format, rows.share, strict=True)) == [("bf16", 0), ("bf16", 0.5), ("E4M3", 0), ("E4M3", 0.5)]
+    assert rows.cost.tolist() == pytest.approx(
+        [0, rows.after[1] - rows.after[0], 0, rows.after[3] - rows.after[2]], abs=3e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,5 +164,6 @@ def test_mistakes_are_told_in_a_sentence(data: Path, arguments: list[str], messa
 
 def test_a_cell_that_is_not_finished_is_told(data: Path, tmp_path: Path) -> None:
     write_text(tmp_path / "grid/bf16-adamw-0-1.json", cell_of(data, "bf16").to_json())
-    with pytest.raises(UserError, match="bf16-adamw-0-1 is not finished"):
-        main(["ptq", "bf16-adamw-0-1", "--data", str(tmp_path)])
+    for command in ("ptq", "prune"):
+        with pytest.raises(UserError, match="bf16-adamw-0-1 is not finished"):
+            main([command, "bf16-adamw-0-1", "--data", str(tmp_path)])
