@@ -16,7 +16,7 @@ import pandas as pd
 
 from altgrad.config import UserError, run_stage
 from altgrad.config.files import read_yaml, write_text
-from altgrad.reporting import first_arms, gates, hypotheses, ladders
+from altgrad.reporting import concentration, first_arms, gates, hypotheses, ladders
 from altgrad.reporting.document import Block, Document, Section
 from altgrad.reporting.markdown import to_markdown
 from altgrad.reporting.rungs import rungs
@@ -34,6 +34,7 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "length-3200-fading": ladders.longer_rival, "length-3200-permuted": ladders.longer_rival,
     "length-3200-rate": ladders.longer_rival, "length-3200-shared": ladders.larger,
     "length-3200-batch-4": ladders.larger, "length-800-batch-64": ladders.larger, "length-3200-slow": ladders.larger,
+    "length-3200-pruned": concentration.pruned,
     "length-3200-masterless": ladders.larger, "length-3200-masterless-twin": ladders.larger_twin,
     "ladder-nano": ladders.larger, "ladder-nano-3300": ladders.larger, "ladder-micro": ladders.larger,
     "ladder-nano-twin": ladders.larger_twin, "ladder-micro-twin": ladders.larger_twin,
@@ -47,7 +48,8 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "corpus": hypotheses.corpus,
 }  # fmt: skip
 # What is made of several parts, in folders of its own.
-OF_SEVERAL = {"gate-tokens": gates.gate_tokens, "rungs": rungs, "ladder-nano-rungs": rungs}
+OF_SEVERAL = {"gate-tokens": gates.gate_tokens, "rungs": rungs, "ladder-nano-rungs": rungs,
+              "length-3200-widths": concentration.widths}  # fmt: skip
 # Parts that judge learning rates, and so need each one's losses.
 BY_RATE = ("profile", "profile-800", "profile-3200", "profile-nano", "no-significand")
 

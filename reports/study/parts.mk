@@ -182,6 +182,13 @@ tuned_width = $(call of_width,$(1)) optimizers.adamw.lr=2.1e-3 optimizers.stiff_
 STUDY_tuning-3200-narrow := $(call tuned_width,32)
 STUDY_tuning-3200-wide := $(call tuned_width,128)
 
+# What the smallest weights of each arm are worth.
+PRUNED := adamw stiff_matched permuted_matched mean_matched
+STUDY_length-3200-pruned := $(LONG) $(RATES_3200) $(call matched,mean_matched,stiffness:mean) grid.formats=[E3M4] \
+	grid.optimizers=$(call list,$(PRUNED)) grid.lr_scales=[1] grid.seeds=[25,26,27,28,29]
+AFTER_length-3200-pruned = python -m altgrad.diagnostics prune \
+	$(foreach arm,$(PRUNED),$(foreach seed,25 26 27 28 29,E3M4-$(arm)-$(seed)-1)) --out reports/study/length-3200-pruned/pruned.csv
+
 # Whole rungs on weights without masters, as long trained, and rungs 256 times finer beside them.
 masterless-3200 = $(LONG) grid.optimizers=[adamw_sr,rung]
 STUDY_tuning-3200-masterless := $(masterless-3200) optimizers.adamw_sr.lr=4.2e-3 optimizers.rung.lr=4.0 grid.formats=[E3M4] \
@@ -391,6 +398,7 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-3200-permuted length-3200-permuted length-3200-rate \
 	tuning-3200-batch-4 tuning-3200-batch-4-higher length-3200-batch-4 \
 	tuning-800-batch-64 tuning-800-batch-64-higher length-800-batch-64 length-3200-slow tuning-3200-narrow tuning-3200-wide \
+	length-3200-pruned \
 	tuning-3200-masterless length-3200-masterless length-3200-masterless-twin \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin tuning-nano ladder-nano ladder-nano-twin \
 	tuning-nano-shared tuning-nano-shared-higher tuning-nano-shared-highest ladder-nano-shared \

@@ -1,0 +1,95 @@
+"""Whether an update rule trains few weights: its loss without the smaller half of them, and in other widths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from altgrad.config import UserError
+from altgrad.config.files import read_yaml
+from altgrad.reporting.document import Block, Column, Table, Text
+from altgrad.reporting.hypotheses import LEVEL, gains_over, names, told_apart, values_of
+from altgrad.reporting.multiplicity import holm
+from altgrad.reporting.paired import two_sided, with_interval
+from altgrad.reporting.tables import words
+from altgrad.reporting.wording import number, p_value, stated_p
+
+STIFF, PLAIN = "stiff_matched", "adamw"
+HALF = 0.5  # the share of each layer's weights that the hypotheses are about
+
+
+def pruned(losses: pd.Series, _plain: str, folder: Path) -> list[Block]:
+    """What half of its weights is worth to each arm (L43), and which arm ends lower without it (L44).
+
+    ``folder`` has the table of ``diagnostics prune`` in ``pruned.csv``. Raises :class:`UserError` if it has none.
+    """
+    path = folder / "pruned.csv"
+    if not path.is_file():
+        raise UserError(f"{folder}: no pruned.csv; make study PART={folder.name} makes it")
+    table = pd.read_csv(path).set_index(["optimizer", "share", "seed"]).sort_index()
+    arms = values_of(losses, "optimizer")
+
+    def of(measure: str, arm: str, share: float = HALF) -> pd.Series:
+        return table.loc[(arm, share), measure]
+
+    more = {arm: (of("cost", arm) - of("cost", STIFF)).to_numpy() for arm in arms if arm != STIFF}
+    p = holm({arm: two_sided(difference) for arm, difference in more.items()})
+    less_than, more_than = (
+        [arm for arm in more if p[arm] < LEVEL and sign * more[arm].mean() > 0] for sign in (1, -1)
+    )  # fmt: skip
+    apart = [arm for arm in more if arm not in (*less_than, *more_than)]
+    lower = (of("after", PLAIN) - of("after", STIFF)).to_numpy()
+    worth = (
+        f"**L43.** The smaller half of its weights is worth less to `{STIFF}` than to: {names(less_than, '`')}; more "
+        f"than to: {names(more_than, '`')}; not told apart: {names(apart, '`')}."
+    )
+    without = f"**L44.** Without that half `{STIFF}` ends lower than `{PLAIN}` by {with_interval(lower)}, "
+    without += f"{stated_p(two_sided(lower))}."
+    shares = [share for share in table.index.unique("share") if share]
+    rows = [
+        [f"`{arm}`", number(of("after", arm, 0.0).mean(), 4),
+         *(with_interval(of("cost", arm, share).to_numpy()) for share in shares), p_value(p.get(arm))]
+        for arm in arms
+    ]  # fmt: skip
+    columns = [words("arm"), Column("loss"), *(Column(f"{share:.0%} at zero") for share in shares), Column("p")]
+    note = (
+        "Validation loss, nats per token, and what it rises by with that share of each layer's weights at zero, the "
+        f"smallest, with 95 % intervals over {len(losses.index.unique('seed'))} seeds, each by itself; p of the "
+        f"difference from `{STIFF}` at {HALF:.0%}, by Holm over the {len(more)} arms."
+    )
+    return [Text(worth), Text(without), Table(columns, rows, note)]
+
+
+def widths(folder: Path) -> list[Block]:
+    """What `STIFF` gains over `PLAIN` in models of other widths (L41), and the difference of two of them (L42).
+
+    ``folder`` holds a folder for each width. Raises :class:`UserError` for fewer than two.
+    """
+    losses = {}
+    for results in folder.glob("*/results.csv"):
+        params = read_yaml(results.with_name("params.yaml"))
+        table = pd.read_csv(results).set_index(["format", "optimizer", "seed"])["val_loss"]
+        losses[params["models"][params["model"]]["width"]] = table
+    if len(losses) < 2:
+        raise UserError(f"{folder}: fewer than two widths; make study PART=length-3200-narrow makes one of them")
+    found = sorted(losses)
+    gains = {
+        f"{width}": gains_over(losses[width], PLAIN, STIFF, values_of(losses[width], "format")[0]) for width in found
+    }
+    p, told = told_apart(gains, f"`{PLAIN}`, by width", mark="")
+    first, *_, last = gains
+    more = gains[last] - gains[first]
+    verdict = (
+        "not told apart" if two_sided(more) >= LEVEL
+        else "it loses less, or gains more, in the wider" if more.mean() > 0 else "it loses more in the wider"
+    )  # fmt: skip
+    wider = f"**L42.** What it gains at width {last} minus what it gains at {first}: {with_interval(more)}, "
+    wider += f"{stated_p(two_sided(more))}, {verdict}."
+    rows = [[width, with_interval(gain), p_value(p[width])] for width, gain in gains.items()]
+    note = (
+        f"Gain over `{PLAIN}`, nats per token, with 95 % intervals over {len(more)} seeds, each by itself; p by Holm "
+        f"over the {len(gains)} widths."
+    )
+    said = [Text(f"**L41.** `{STIFF}` ends {told}."), Text(wider)]
+    return [*said, Table([Column("width"), Column(f"gain of {STIFF}"), Column("p")], rows, note)]
