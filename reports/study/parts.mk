@@ -180,6 +180,8 @@ of_width = $(filter-out grid.optimizers=%,$(call lasting,3200)) models.pico.widt
 tuned_width = $(call of_width,$(1)) optimizers.adamw.lr=2.1e-3 optimizers.stiff_matched.lr=4.2e-3 grid.lr_scales=[0.25,0.5,1,2] \
 	grid.seeds=[10,11]
 STUDY_tuning-3200-narrow := $(call tuned_width,32)
+# The largest was the best of four for both.
+STUDY_tuning-3200-narrow-higher := $(filter-out grid.lr_scales=%,$(STUDY_tuning-3200-narrow)) grid.lr_scales=[4,8]
 STUDY_tuning-3200-wide := $(call tuned_width,128)
 
 # What the smallest weights of each arm are worth.
@@ -397,8 +399,8 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-3200-fading length-3200-fading tuning-3200-shared tuning-3200-shared-higher length-3200-shared \
 	tuning-3200-permuted length-3200-permuted length-3200-rate \
 	tuning-3200-batch-4 tuning-3200-batch-4-higher length-3200-batch-4 \
-	tuning-800-batch-64 tuning-800-batch-64-higher length-800-batch-64 length-3200-slow tuning-3200-narrow tuning-3200-wide \
-	length-3200-pruned \
+	tuning-800-batch-64 tuning-800-batch-64-higher length-800-batch-64 length-3200-slow tuning-3200-narrow tuning-3200-narrow-higher \
+	tuning-3200-wide 	length-3200-pruned \
 	tuning-3200-masterless length-3200-masterless length-3200-masterless-twin \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin tuning-nano ladder-nano ladder-nano-twin \
 	tuning-nano-shared tuning-nano-shared-higher tuning-nano-shared-highest ladder-nano-shared \
