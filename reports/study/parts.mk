@@ -400,7 +400,7 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-3200-permuted length-3200-permuted length-3200-rate \
 	tuning-3200-batch-4 tuning-3200-batch-4-higher length-3200-batch-4 \
 	tuning-800-batch-64 tuning-800-batch-64-higher length-800-batch-64 length-3200-slow tuning-3200-narrow tuning-3200-narrow-higher \
-	tuning-3200-wide 	length-3200-pruned \
+	tuning-3200-wide length-3200-pruned \
 	tuning-3200-masterless length-3200-masterless length-3200-masterless-twin \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin tuning-nano ladder-nano ladder-nano-twin \
 	tuning-nano-shared tuning-nano-shared-higher tuning-nano-shared-highest ladder-nano-shared \
