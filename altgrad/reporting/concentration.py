@@ -9,7 +9,7 @@ import pandas as pd
 from altgrad.config import UserError
 from altgrad.config.files import read_yaml
 from altgrad.reporting.document import Block, Column, Table, Text
-from altgrad.reporting.hypotheses import LEVEL, gains_over, names, told_apart, values_of
+from altgrad.reporting.hypotheses import LEVEL, gains_over, names, tested, told_apart, values_of
 from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.paired import two_sided, with_interval
 from altgrad.reporting.tables import words
@@ -39,24 +39,23 @@ def pruned(losses: pd.Series, _plain: str, folder: Path) -> list[Block]:
         [arm for arm in more if p[arm] < LEVEL and sign * more[arm].mean() > 0] for sign in (1, -1)
     )  # fmt: skip
     apart = [arm for arm in more if arm not in (*less_than, *more_than)]
-    lower = (of("after", PLAIN) - of("after", STIFF)).to_numpy()
+    gain = (of("after", PLAIN) - of("after", STIFF)).to_numpy()
     worth = (
         f"**L43.** The smaller half of its weights is worth less to `{STIFF}` than to: {names(less_than, '`')}; more "
         f"than to: {names(more_than, '`')}; not told apart: {names(apart, '`')}."
     )
-    without = f"**L44.** Without that half `{STIFF}` ends lower than `{PLAIN}` by {with_interval(lower)}, "
-    without += f"{stated_p(two_sided(lower))}."
+    without = f"**L44.** What `{STIFF}` gains over `{PLAIN}` without that half: {tested(gain)}."
     shares = [share for share in table.index.unique("share") if share]
     rows = [
         [f"`{arm}`", number(of("after", arm, 0.0).mean(), 4),
          *(with_interval(of("cost", arm, share).to_numpy()) for share in shares), p_value(p.get(arm))]
         for arm in arms
     ]  # fmt: skip
-    columns = [words("arm"), Column("loss"), *(Column(f"{share:.0%} at zero") for share in shares), Column("p")]
+    columns = [words("arm"), Column("loss"), *(Column(f"{100 * share:g} % at zero") for share in shares), Column("p")]
     note = (
         "Validation loss, nats per token, and what it rises by with that share of each layer's weights at zero, the "
         f"smallest, with 95 % intervals over {len(losses.index.unique('seed'))} seeds, each by itself; p of the "
-        f"difference from `{STIFF}` at {HALF:.0%}, by Holm over the {len(more)} arms."
+        f"difference from `{STIFF}` at {100 * HALF:g} %, by Holm over the {len(more)} arms."
     )
     return [Text(worth), Text(without), Table(columns, rows, note)]
 
@@ -80,12 +79,12 @@ def widths(folder: Path) -> list[Block]:
     p, told = told_apart(gains, f"`{PLAIN}`, by width", mark="")
     first, *_, last = gains
     more = gains[last] - gains[first]
-    verdict = (
-        "not told apart" if two_sided(more) >= LEVEL
-        else "it loses less, or gains more, in the wider" if more.mean() > 0 else "it loses more in the wider"
-    )  # fmt: skip
     wider = f"**L42.** What it gains at width {last} minus what it gains at {first}: {with_interval(more)}, "
-    wider += f"{stated_p(two_sided(more))}, {verdict}."
+    wider += f"{stated_p(two_sided(more))}, "
+    if two_sided(more) >= LEVEL:
+        wider += "not told apart."
+    else:
+        wider += "less is lost, or more gained, in the wider." if more.mean() > 0 else "more is lost in the wider."
     rows = [[width, with_interval(gain), p_value(p[width])] for width, gain in gains.items()]
     note = (
         f"Gain over `{PLAIN}`, nats per token, with 95 % intervals over {len(more)} seeds, each by itself; p by Holm "

@@ -254,6 +254,13 @@ def told_apart(gains: dict[str, np.ndarray], reference: str, mark: str = "`") ->
     return p, f"lower than {reference}: {names(lower, mark)}; {found}"
 
 
+def tested(gain: np.ndarray) -> str:
+    """Return a gain with its interval, its p and what it says, by a t-test over pairs."""
+    p = two_sided(gain)
+    verdict = "not told apart" if p >= LEVEL else "it ends lower" if gain.mean() > 0 else "it ends higher"
+    return f"{with_interval(gain)}, {stated_p(p)}, {verdict}"
+
+
 def gains_over(losses: pd.Series, plain: str, arm: str, entry: str) -> np.ndarray:
     """Return what ``arm`` ends lower than ``plain`` in a format, one number per seed."""
     table = losses.xs(entry, level="format").unstack("optimizer")

@@ -21,13 +21,14 @@ from altgrad.reporting.hypotheses import (
     gains_over,
     names,
     own_part,
+    tested,
     told_apart,
     values_of,
 )
 from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.paired import interval, two_sided, with_interval
 from altgrad.reporting.tables import words
-from altgrad.reporting.wording import joined, p_value, stated_p
+from altgrad.reporting.wording import joined, p_value
 
 #: Which hypothesis a part decides; which ones a part of many formats: over the plain arm, and over the null; and which
 #: ones a part with a rival of `STIFF`: both over the plain arm, and the one over the other.
@@ -109,14 +110,7 @@ def longer_rival(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     said, table = each_over_plain(over_plain, losses, plain)
     entry, rival = values_of(losses, "format")[0], values_of(losses, "optimizer")[-1]
     gain = gains_over(losses, STIFF, rival, entry)
-    return [said, Text(f"**{over_stiff}.** What `{rival}` gains over `{STIFF}`: {_tested(gain)}."), table]
-
-
-def _tested(gain: np.ndarray) -> str:
-    """Return a gain with its interval, its p and what it says, by a t-test over pairs."""
-    p = two_sided(gain)
-    verdict = "not told apart" if p >= LEVEL else "it ends lower" if gain.mean() > 0 else "it ends higher"
-    return f"{with_interval(gain)}, {stated_p(p)}, {verdict}"
+    return [said, Text(f"**{over_stiff}.** What `{rival}` gains over `{STIFF}`: {tested(gain)}."), table]
 
 
 def larger_twin(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
@@ -183,7 +177,7 @@ def beside_bf16(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     def gain(arm: str, name: str) -> np.ndarray:
         return (by_seed[bf16, plain] - by_seed[name, arm]).to_numpy()
 
-    said = Text(f"**L28.** What `{RUNG}` in {entry} gains over `{plain}` in bf16: {_tested(gain(RUNG, entry))}.")
+    said = Text(f"**L28.** What `{RUNG}` in {entry} gains over `{plain}` in bf16: {tested(gain(RUNG, entry))}.")
     rows = [
         [f"`{arm}`", with_interval(gain(arm, entry)), "–" if arm == plain else with_interval(gain(arm, bf16))]
         for arm in values_of(losses, "optimizer")
