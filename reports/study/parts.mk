@@ -108,6 +108,9 @@ LONG = $(filter-out grid.optimizers=%,$(call lasting,3200))
 STUDY_tuning-3200 := $(call lasting,3200) grid.formats=[E3M4] grid.seeds=[10,11] grid.lr_scales=[0.25,0.35,0.5,0.7,1,1.4]
 # The best of those six for each; that of muon is the smallest tried, 0.006 below the next.
 RATES_3200 := $(call rates,2.1e-3,4.2e-3,2.94e-3,6e-3)
+# Asked after the narrow model, where stiff_matched ends lowest at eight times its rate: is there a second minimum?
+STUDY_tuning-3200-higher := $(LONG) grid.formats=[E3M4] grid.seeds=[10,11] grid.optimizers=[stiff_matched] \
+	grid.lr_scales=[2,2.8,4,5.6,8,16]
 STUDY_length-3200 := $(call lasting,3200) $(RATES_3200) grid.formats=[E3M4] grid.lr_scales=[1] \
 	grid.seeds=[20,21,22,23,24]
 
@@ -182,6 +185,8 @@ tuned_width = $(call of_width,$(1)) optimizers.adamw.lr=2.1e-3 optimizers.stiff_
 STUDY_tuning-3200-narrow := $(call tuned_width,32)
 # The largest was the best of four for both.
 STUDY_tuning-3200-narrow-higher := $(filter-out grid.lr_scales=%,$(STUDY_tuning-3200-narrow)) grid.lr_scales=[4,8]
+STUDY_tuning-3200-narrow-highest := $(filter-out grid.lr_scales=% grid.optimizers=%,$(STUDY_tuning-3200-narrow)) \
+	grid.optimizers=[stiff_matched] grid.lr_scales=[16]
 STUDY_tuning-3200-wide := $(call tuned_width,128)
 
 # What the smallest weights of each arm are worth.
@@ -395,12 +400,12 @@ STUDY_no-significand := $(NOW) grid.seeds=[30,31,32] grid.lr_scales=[0.25,1,4,16
 
 PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-bits low-bits \
 	tuning-controls controls tuning-masterless masterless tuning-arms tuning-arms-higher arms \
-	gate-formats gate-formats-blocks gate-rounding tuning-800 tuning-800-higher length-800 tuning-3200 length-3200 \
+	gate-formats gate-formats-blocks gate-rounding tuning-800 tuning-800-higher length-800 tuning-3200 tuning-3200-higher length-3200 \
 	tuning-3200-fading length-3200-fading tuning-3200-shared tuning-3200-shared-higher length-3200-shared \
 	tuning-3200-permuted length-3200-permuted length-3200-rate \
 	tuning-3200-batch-4 tuning-3200-batch-4-higher length-3200-batch-4 \
 	tuning-800-batch-64 tuning-800-batch-64-higher length-800-batch-64 length-3200-slow tuning-3200-narrow tuning-3200-narrow-higher \
-	tuning-3200-wide length-3200-pruned \
+	tuning-3200-narrow-highest tuning-3200-wide length-3200-pruned \
 	tuning-3200-masterless length-3200-masterless length-3200-masterless-twin \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin tuning-nano ladder-nano ladder-nano-twin \
 	tuning-nano-shared tuning-nano-shared-higher tuning-nano-shared-highest ladder-nano-shared \
