@@ -315,10 +315,8 @@ STUDY_tuning-rungs := $(TUNED) $(RUNGS_ARMS) optimizers.adamw_sr.lr=4.2e-3 optim
 STUDY_tuning-rungs-lower := $(TUNED) grid.baseline=E5M2 grid.formats=[E5M2] grid.optimizers=[rung] optimizers.rung.lr=4.0 \
 	grid.lr_scales=[0.125,0.175]
 # Around what of E3M4's rate each format takes in the smallest model: half, a quarter and 1.4 times.
-of_nano = $(filter-out grid.baseline=% grid.optimizers=%,$(call larger,400)) grid.baseline=$(1) grid.formats=[$(1)] \
-	optimizers.adamw_sr.lr=1.05e-3
-tuned_nano = $(call of_nano,$(1)) optimizers.rung.lr=$(2) grid.optimizers=[adamw_sr,rung] grid.seeds=[10,11] \
-	grid.lr_scales=[0.5,1,2]
+of_nano = $(filter-out grid.baseline=% grid.optimizers=%,$(call larger,400)) grid.baseline=$(1) grid.formats=[$(1)]
+tuned_nano = $(call of_nano,$(1)) optimizers.rung.lr=$(2) grid.optimizers=[rung] grid.seeds=[10] grid.lr_scales=[0.5,1,2]
 STUDY_tuning-nano-rungs-E4M3 := $(call tuned_nano,E4M3,1.0)
 STUDY_tuning-nano-rungs-E5M2 := $(call tuned_nano,E5M2,0.5)
 STUDY_tuning-nano-rungs-E1M6 := $(call tuned_nano,E1M6,2.8)
