@@ -192,7 +192,9 @@ STUDY_tuning-3200-wide := $(call tuned_width,128)
 judged_width = $(call of_width,$(1)) optimizers.adamw.lr=$(2) optimizers.stiff_matched.lr=$(3) grid.lr_scales=[1] \
 	grid.seeds=[20,21,22,23,24]
 STUDY_length-3200-narrow := $(call judged_width,32,4.2e-3,3.36e-2)
+STUDY_length-3200-wide := $(call judged_width,128,1.05e-3,2.1e-3)
 KEPT_length-3200-narrow := length-3200-widths/narrow
+KEPT_length-3200-wide := length-3200-widths/wide
 
 # What the smallest weights of each arm are worth.
 PRUNED := adamw stiff_matched permuted_matched mean_matched
@@ -408,7 +410,7 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-3200-permuted length-3200-permuted length-3200-rate \
 	tuning-3200-batch-4 tuning-3200-batch-4-higher length-3200-batch-4 \
 	tuning-800-batch-64 tuning-800-batch-64-higher length-800-batch-64 length-3200-slow tuning-3200-narrow tuning-3200-narrow-higher \
-	tuning-3200-narrow-highest tuning-3200-wide length-3200-narrow length-3200-pruned \
+	tuning-3200-narrow-highest tuning-3200-wide length-3200-narrow length-3200-wide length-3200-pruned \
 	tuning-3200-masterless length-3200-masterless length-3200-masterless-twin \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin tuning-nano ladder-nano ladder-nano-twin \
 	tuning-nano-shared tuning-nano-shared-higher tuning-nano-shared-highest ladder-nano-shared \
