@@ -316,6 +316,15 @@ STUDY_tuning-rungs := $(TUNED) $(RUNGS_ARMS) optimizers.adamw_sr.lr=4.2e-3 optim
 # The smallest was the best of seven for rungs in E5M2.
 STUDY_tuning-rungs-lower := $(TUNED) grid.baseline=E5M2 grid.formats=[E5M2] grid.optimizers=[rung] optimizers.rung.lr=4.0 \
 	grid.lr_scales=[0.125,0.175]
+# The best of those for each; that of adamw_sr is the same in all three.
+rungs = $(JUDGED) $(SIX_SEEDS) grid.baseline=$(1) grid.formats=$(call list,$(call twins,$(1))) grid.optimizers=[adamw,adamw_sr,rung] \
+	optimizers.adamw_sr.lr=2.94e-3 optimizers.rung.lr=$(2)
+STUDY_rungs-E4M3 := $(call rungs,E4M3,2.0)
+STUDY_rungs-E1M6 := $(call rungs,E1M6,5.6)
+$(foreach fmt,$(IN_RUNGS),\
+	$(eval KEPT_rungs-$(fmt) := rungs/$(fmt))\
+	$(eval KEPT_ladder-nano-rungs-$(fmt) := ladder-nano-rungs/$(fmt)))
+
 # Around what of E3M4's rate each format takes in the smallest model: half, a quarter and 1.4 times.
 of_nano = $(filter-out grid.baseline=% grid.optimizers=%,$(call larger,400)) grid.baseline=$(1) grid.formats=[$(1)]
 tuned_nano = $(call of_nano,$(1)) optimizers.rung.lr=$(2) grid.optimizers=[rung] grid.seeds=[10] grid.lr_scales=[0.5,1,2]
