@@ -200,8 +200,11 @@ KEPT_length-3200-wide := length-3200-widths/wide
 PRUNED := adamw stiff_matched permuted_matched mean_matched
 STUDY_length-3200-pruned := $(LONG) $(RATES_3200) $(call matched,mean_matched,stiffness:mean) grid.formats=[E3M4] \
 	grid.optimizers=$(call list,$(PRUNED)) grid.lr_scales=[1] grid.seeds=[25,26,27,28,29]
-AFTER_length-3200-pruned = python -m altgrad.diagnostics prune \
-	$(foreach arm,$(PRUNED),$(foreach seed,25 26 27 28 29,E3M4-$(arm)-$(seed)-1)) --out reports/study/length-3200-pruned/pruned.csv
+pruned = python -m altgrad.diagnostics prune \
+	$(foreach arm,$(2),$(foreach seed,$(3),E3M4-$(arm)-$(seed)-1)) --out reports/study/$(1)/pruned.csv
+AFTER_length-3200-pruned = $(call pruned,length-3200-pruned,$(PRUNED),25 26 27 28 29)
+AFTER_length-3200-batch-4 = $(call pruned,length-3200-batch-4,adamw stiff_matched,20 21 22 23 24)
+AFTER_length-800-batch-64 = $(call pruned,length-800-batch-64,adamw stiff_matched,20 21 22 23 24)
 
 # Whole rungs on weights without masters, as long trained, and rungs 256 times finer beside them.
 masterless-3200 = $(LONG) grid.optimizers=[adamw_sr,rung]
@@ -320,6 +323,7 @@ STUDY_tuning-rungs-lower := $(TUNED) grid.baseline=E5M2 grid.formats=[E5M2] grid
 rungs = $(JUDGED) $(SIX_SEEDS) grid.baseline=$(1) grid.formats=$(call list,$(call twins,$(1))) grid.optimizers=[adamw,adamw_sr,rung] \
 	optimizers.adamw_sr.lr=2.94e-3 optimizers.rung.lr=$(2)
 STUDY_rungs-E4M3 := $(call rungs,E4M3,2.0)
+STUDY_rungs-E5M2 := $(call rungs,E5M2,1.0)
 STUDY_rungs-E1M6 := $(call rungs,E1M6,5.6)
 $(foreach fmt,$(IN_RUNGS),\
 	$(eval KEPT_rungs-$(fmt) := rungs/$(fmt))\
@@ -336,6 +340,9 @@ STUDY_tuning-nano-rungs-E1M6 := $(call tuned_nano,E1M6,2.8)
 MADAM_SR := ++optimizers.madam_sr={base:madam,lr:0.12,plain_lr:2.4e-2,weights:quantized,rounding:stochastic}
 STUDY_tuning-madam := $(TUNED) $(MADAM_SR) grid.baseline=E4M3 grid.formats=[E4M3] optimizers.madam.lr=0.12 \
 	grid.optimizers=[madam,madam_sr] grid.lr_scales=[0.25,0.5,1,2]
+# For both the best of those is the one that they have.
+STUDY_madam := $(JUDGED) $(SIX_SEEDS) $(MADAM_SR) grid.baseline=E4M3 grid.formats=$(call list,$(call twins,E4M3)) \
+	optimizers.madam.lr=0.12 optimizers.adamw_sr.lr=2.94e-3 grid.optimizers=[adamw,adamw_sr,madam,madam_sr]
 
 # What `ladder-nano-formats` and `ladder-nano-muon` train, in the smallest model.
 FORMATS_PICO := $(JUDGED) $(EIGHT_SEEDS) grid.baseline=E4M3 grid.formats=[E4M3,E5M2,E3M4,E1M6]
@@ -426,7 +433,7 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower ladder-micro ladder-micro-twin \
 	tuning-micro-arms tuning-micro-arms-higher ladder-micro-formats ladder-micro-arms \
 	tuning-mini ladder-mini ladder-mini-twin ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
-	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon formats formats-muon tuning-madam tuning-rungs tuning-rungs-lower tuning-nano-rungs-E4M3 \
-	tuning-nano-rungs-E5M2 tuning-nano-rungs-E1M6 \
+	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon formats formats-muon tuning-madam madam tuning-rungs tuning-rungs-lower \
+	$(foreach part,rungs tuning-nano-rungs ladder-nano-rungs,$(addprefix $(part)-,$(IN_RUNGS))) \
 	ladder-micro-null ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
 	what-if no-significand
