@@ -333,6 +333,7 @@ $(foreach fmt,$(IN_RUNGS),\
 of_nano = $(filter-out grid.baseline=% grid.optimizers=%,$(call larger,400)) grid.baseline=$(1) grid.formats=[$(1)]
 tuned_nano = $(call of_nano,$(1)) optimizers.rung.lr=$(2) grid.optimizers=[rung] grid.seeds=[10] grid.lr_scales=[0.5,1,2]
 STUDY_tuning-nano-rungs-E4M3 := $(call tuned_nano,E4M3,1.0)
+STUDY_tuning-nano-rungs-E4M3-higher := $(filter-out grid.lr_scales=%,$(STUDY_tuning-nano-rungs-E4M3)) grid.lr_scales=[4]
 STUDY_tuning-nano-rungs-E5M2 := $(call tuned_nano,E5M2,0.5)
 STUDY_tuning-nano-rungs-E1M6 := $(call tuned_nano,E1M6,2.8)
 
@@ -435,5 +436,5 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-mini ladder-mini ladder-mini-twin ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
 	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon formats formats-muon tuning-madam madam tuning-rungs tuning-rungs-lower \
 	$(foreach part,rungs tuning-nano-rungs ladder-nano-rungs,$(addprefix $(part)-,$(IN_RUNGS))) \
-	ladder-micro-null ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
+	tuning-nano-rungs-E4M3-higher ladder-micro-null ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
 	what-if no-significand
