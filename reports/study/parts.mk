@@ -337,6 +337,13 @@ STUDY_tuning-nano-rungs-E4M3-higher := $(filter-out grid.lr_scales=%,$(STUDY_tun
 STUDY_tuning-nano-rungs-E5M2 := $(call tuned_nano,E5M2,0.5)
 STUDY_tuning-nano-rungs-E1M6 := $(call tuned_nano,E1M6,2.8)
 
+# The best of those for each, between two others.
+judged_nano = $(call of_nano,$(1)) $(RATES_nano) optimizers.adamw_sr.lr=1.05e-3 optimizers.rung.lr=$(2) \
+	grid.optimizers=[adamw,adamw_sr,rung] grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
+STUDY_ladder-nano-rungs-E4M3 := $(call judged_nano,E4M3,2.0)
+STUDY_ladder-nano-rungs-E5M2 := $(call judged_nano,E5M2,0.5)
+STUDY_ladder-nano-rungs-E1M6 := $(call judged_nano,E1M6,2.8)
+
 # Multiplicative steps on weights without masters, as LNS-Madam's: of all formats E4M3 has as many values a binade as that.
 MADAM_SR := ++optimizers.madam_sr={base:madam,lr:0.12,plain_lr:2.4e-2,weights:quantized,rounding:stochastic}
 STUDY_tuning-madam := $(TUNED) $(MADAM_SR) grid.baseline=E4M3 grid.formats=[E4M3] optimizers.madam.lr=0.12 \
