@@ -132,6 +132,9 @@ def page(study: Path) -> str:
         Text(f"Runs are short: {trained}. Learning rates were tuned for each arm and model on other seeds, "
              "those of rungs in each format too. The parts that train longer say what becomes of these gains."),
     ]  # fmt: skip
+    blocks.append(Text("A number is of the first of these parts that has all of its cells: " + "; ".join(
+        f"{MILLIONS[model]} M, " + ", ".join(f"`{name}`" for name in PARTS[model]) for model in found
+    ) + "."))  # fmt: skip
     if courses:
         draw_courses(courses, "parameters, in millions", study / "figures", "sizes", over="")
         alt = f"Gain in {DRAWN_IN} by the model's number of parameters, for {joined(list(courses))}"
