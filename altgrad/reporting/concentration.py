@@ -9,7 +9,7 @@ import pandas as pd
 from altgrad.config import UserError
 from altgrad.config.files import read_yaml
 from altgrad.reporting.document import Block, Column, Table, Text
-from altgrad.reporting.hypotheses import LEVEL, gains_over, names, tested, told_apart, values_of
+from altgrad.reporting.hypotheses import LEVEL, gains_over, names, sides, tested, told_apart, values_of
 from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.paired import two_sided, with_interval
 from altgrad.reporting.tables import words
@@ -35,10 +35,7 @@ def pruned(losses: pd.Series, _plain: str, folder: Path) -> list[Block]:
 
     more = {arm: (of("cost", arm) - of("cost", STIFF)).to_numpy() for arm in arms if arm != STIFF}
     p = holm({arm: two_sided(difference) for arm, difference in more.items()})
-    less_than, more_than = (
-        [arm for arm in more if p[arm] < LEVEL and sign * more[arm].mean() > 0] for sign in (1, -1)
-    )  # fmt: skip
-    apart = [arm for arm in more if arm not in (*less_than, *more_than)]
+    less_than, more_than, apart = sides(p, more)
     gain = (of("after", PLAIN) - of("after", STIFF)).to_numpy()
     worth = (
         f"**L43.** The smaller half of its weights is worth less to `{STIFF}` than to: {names(less_than, '`')}; more "

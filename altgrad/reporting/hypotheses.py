@@ -247,11 +247,16 @@ def told_apart(gains: dict[str, np.ndarray], reference: str, mark: str = "`") ->
     ``gains`` are of arms, named between two ``mark``, or of formats.
     """
     p = holm({name: two_sided(gain) for name, gain in gains.items()})
-    lower = [name for name in gains if p[name] < LEVEL and gains[name].mean() > 0]
-    higher = [name for name in gains if p[name] < LEVEL and gains[name].mean() < 0]
-    apart = [name for name in gains if name not in (*lower, *higher)]
+    lower, higher, apart = sides(p, gains)
     found = f"higher: {names(higher, mark)}; not told apart: {names(apart, mark)}"
     return p, f"lower than {reference}: {names(lower, mark)}; {found}"
+
+
+def sides(p: dict[str, float], differences: dict[str, np.ndarray]) -> tuple[list[str], list[str], list[str]]:
+    """Return the names of those above zero, below it, and not told apart from it, by their p values."""
+    told = [name for name in differences if p[name] < LEVEL]
+    above, below = ([name for name in told if sign * differences[name].mean() > 0] for sign in (1, -1))
+    return above, below, [name for name in differences if name not in (*above, *below)]
 
 
 def tested(gain: np.ndarray) -> str:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from altgrad.config import UserError
 from altgrad.reporting.document import Block, Column, Table, Text
-from altgrad.reporting.hypotheses import LEVEL, VIRTUAL, gains_over, names, told_apart, values_of
+from altgrad.reporting.hypotheses import VIRTUAL, gains_over, names, sides, told_apart, values_of
 from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.paired import two_sided, with_interval
 from altgrad.reporting.tables import words
@@ -45,8 +45,7 @@ def rungs(folder: Path) -> list[Block]:
     p_own = holm({fmt: two_sided(part) for fmt, part in own.items()})
     said = [f"**{of_rung}.** `{RUNG}` ends {told}.", f"**{of_chance}.** `{PLAIN}` ends {told_plain}."]
     if own:
-        above, below = ([fmt for fmt in own if p_own[fmt] < LEVEL and sign * own[fmt].mean() > 0] for sign in (1, -1))
-        apart = [fmt for fmt in own if fmt not in (*above, *below)]
+        above, below, apart = sides(p_own, own)
         said.append(
             f"**{of_own}.** The format's own part of what `{RUNG}` gains is above zero in {names(above)}; below in "
             f"{names(below)}; not told apart in {names(apart)}."
