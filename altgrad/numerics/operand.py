@@ -93,7 +93,7 @@ def quantize_operands(
     xs = [x.float() if x.dtype == torch.float16 else x for x in xs]
     block = block_code(granularity, block)
     rule = scale_rule(scale_format, scale_rounding, granularity)
-    of_others = bool(histories) and block != ONE_SCALE  # the loops know only what one scale remembers
+    of_others = len(histories) > 0 and block != ONE_SCALE  # the loops know only what one scale remembers
     if rule != TWO_LEVEL and not streams and not of_others and all(map(has_loops, xs)):
         found = quantize_by_loops(xs, constants, histories, method, learns, block, dim, rule, dtype, overwrite)
     else:

@@ -80,7 +80,7 @@ def test_broken_quantizers_fail_in_the_sweep(broken, magnitudes, complaint):
 
 
 def test_steps_between_chunks_are_compared(monkeypatch):
-    monkeypatch.setattr(prove, "_CHUNK", 8)
+    monkeypatch.setitem(prove._CHUNKS, "cpu", 8)
     edge = 0x41F12340  # the last pattern of one chunk steps above the first of the next
     assert (edge - REDUCED[1].start) % 8 == 0
 
@@ -93,7 +93,7 @@ def test_steps_between_chunks_are_compared(monkeypatch):
 
 def test_the_record_says_what_was_checked(tmp_path, monkeypatch, capsys):
     sweep = prove.check_order
-    monkeypatch.setattr(prove, "check_order", lambda round_, fmt, _, progress: sweep(round_, fmt, REDUCED[0], progress))
+    monkeypatch.setattr(prove, "check_order", lambda round_, fmt, _, *more: sweep(round_, fmt, REDUCED[0], *more))
     output = tmp_path / "reports" / "proof.json"
     arguments = ["--formats", "E3M4", "--modes", "nearest-even", "up", "--paths", "eager", "--output", str(output)]
     assert prove.main(arguments) == 0
@@ -123,6 +123,14 @@ def test_a_mismatch_is_an_error_exit(tmp_path, monkeypatch, capsys):
     arguments = ["--formats", "E3M4", "--modes", "nearest-even", "--paths", "eager", "--output", str(output)]
     assert prove.main(arguments) == 1
     assert json.loads(output.read_text())["results"][0]["examples"]
+
+
+@pytest.mark.parametrize("more", [[], ["--paths", "kernels"]], ids=["without a GPU", "the CPU's loops"])
+def test_what_a_gpu_does_not_have_is_refused(capsys, monkeypatch, more):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(more))
+    with pytest.raises(SystemExit):
+        prove.main(["--device", "cuda", *more])
+    assert ("are the CPU's loops" if more else "sees no CUDA device") in capsys.readouterr().err
 
 
 def test_unknown_formats_are_refused(capsys):

@@ -27,12 +27,12 @@ def arm_named(name: str, **changes: Any) -> Arm:
     return Arm(**ARMS[name] | changes)
 
 
-def grid_of(fmt: str, arm: Arm) -> WeightGrid:
+def grid_of(fmt: str, arm: Arm, device: torch.device | None = None) -> WeightGrid:
     """Return the quantization grid of a weight under ``arm``: held where the arm keeps weights on it."""
     if arm.weights == "master":
-        return WeightGrid(get_format(fmt), OPTIONS)
-    held = torch.zeros(1)
-    return WeightGrid(get_format(fmt), OPTIONS, remembered=lambda: held[0], held=held)
+        return WeightGrid(get_format(fmt), OPTIONS, device=device)
+    held = torch.zeros(1, device=device)
+    return WeightGrid(get_format(fmt), OPTIONS, remembered=lambda: held[0], held=held, device=device)
 
 
 def normal_weights(*shapes: tuple[int, int], seed: int = 0, std: float = 0.02) -> list[nn.Parameter]:

@@ -12,7 +12,7 @@ checked for a format and mode:
    is the input's (+0 for a format without -0), and NaN gives NaN and nothing else does so in range.
 
 Both are done for the eager and the compiled path, and for the CPU's own loops (`kernels`), which round to
-nearest even and saturate. The result is written as JSON.
+nearest even and saturate; with ``--device cuda``, for the first two on a GPU. The result is written as JSON.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ DEFAULT_FORMATS = tuple(f"E{e}M{7 - e}" for e in range(8))
 
 MAGNITUDE_PATTERNS = 1 << 31
 _INFINITY = 0x7F800000
-_CHUNK = 1 << 18  # patterns at a time: a few buffers of 1 MiB
+_CHUNKS = {"cpu": 1 << 18, "cuda": 1 << 25}  # patterns at a time: a few buffers of 1 MiB, or what fills a GPU
 
 
 def decision_points(fmt: Format, stride: int = 1) -> Tensor:
@@ -69,8 +69,8 @@ def decision_points(fmt: Format, stride: int = 1) -> Tensor:
     return torch.from_numpy(np.concatenate([around, -around]))
 
 
-def rounder(fmt: Format, mode: str, overflow: str, path: str) -> Rounder:
-    """Return the function under proof: what the bench itself calls on float32 tensors."""
+def rounder(fmt: Format, mode: str, overflow: str, path: str, device: torch.device | str = "cpu") -> Rounder:
+    """Return the function under proof: what the bench itself calls on float32 tensors on ``device``."""
     if path == "eager":
         return lambda x: quantize(x, fmt, rounding=mode, overflow=overflow)
     if path == "kernels":
@@ -79,16 +79,18 @@ def rounder(fmt: Format, mode: str, overflow: str, path: str) -> Rounder:
         return lambda x: quantize_operand(x[None], packed, one, dtype=torch.float32).values[0]
     torch._dynamo.reset()
     if mode == "nearest-even" and overflow == "saturate" and fmt.rounds_in_float32:
-        constants = format_constants(fmt)
+        constants = format_constants(fmt, device)
         compiled = torch.compile(round_to_grid, fullgraph=True)
         return lambda x: compiled(x, constants)
     return torch.compile(lambda x: quantize(x, fmt, rounding=mode, overflow=overflow), fullgraph=True)
 
 
-def check_decision_points(round_: Rounder, fmt: Format, mode: str, overflow: str) -> tuple[int, list[str]]:
+def check_decision_points(
+    round_: Rounder, fmt: Format, mode: str, overflow: str, device: torch.device | str = "cpu"
+) -> tuple[int, list[str]]:
     """Compare with exact fractions: number of points checked, and a line for each mismatch."""
     points = decision_points(fmt)
-    actual = round_(points).double()
+    actual = round_(points.to(device)).cpu().double()
     expected = torch.tensor([round_scalar(x, fmt, mode, overflow) for x in points.tolist()], dtype=torch.float64)
     same = (actual.view(torch.int64) == expected.view(torch.int64)) | (actual.isnan() & expected.isnan())
     wrong = ~same
@@ -100,7 +102,11 @@ def check_decision_points(round_: Rounder, fmt: Format, mode: str, overflow: str
 
 
 def check_order(
-    round_: Rounder, fmt: Format, magnitudes: range = range(MAGNITUDE_PATTERNS), progress: tqdm | None = None
+    round_: Rounder,
+    fmt: Format,
+    magnitudes: range = range(MAGNITUDE_PATTERNS),
+    progress: tqdm | None = None,
+    device: torch.device | str = "cpu",
 ) -> tuple[int, list[str]]:
     """Sweep bit patterns for order, sign and NaN: number of patterns, and a line for each violation.
 
@@ -109,19 +115,21 @@ def check_order(
         fmt: its format.
         magnitudes: the magnitude patterns to sweep with either sign, step 1; all by default.
         progress: advanced by the patterns done.
+        device: where it rounds.
     """
     lines = []
-    offsets = torch.arange(_CHUNK, dtype=torch.int32)
+    chunk = _CHUNKS[torch.device(device).type]
+    offsets = torch.arange(chunk, dtype=torch.int32, device=device)
     for sign in (0, 1):
-        for first in range(magnitudes.start, magnitudes.stop, _CHUNK - 1):
+        for first in range(magnitudes.start, magnitudes.stop, chunk - 1):
             # The last pattern of a chunk is the first of the next, so that the step is compared too.
-            stop = min(first + _CHUNK, magnitudes.stop)
+            stop = min(first + chunk, magnitudes.stop)
             pattern = offsets[: stop - first] + (first - (sign << 31))
             rounded = round_(pattern.view(torch.float32))
             if stop > _INFINITY or _suspicious(pattern, rounded.view(torch.int32)):
-                lines += _violations(pattern, rounded, fmt)
+                lines += _violations(pattern.cpu(), rounded.cpu(), fmt)
             if progress is not None:
-                progress.update(min(_CHUNK - 1, magnitudes.stop - first))
+                progress.update(min(chunk - 1, magnitudes.stop - first))
     return 2 * len(magnitudes), lines
 
 
@@ -167,12 +175,13 @@ def prove(
     path: str,
     magnitudes: range = range(MAGNITUDE_PATTERNS),
     progress: tqdm | None = None,
+    device: torch.device | str = "cpu",
 ) -> dict[str, Any]:
     """Return the result of one proof: what was checked, mismatches with examples, and seconds."""
     started = time.perf_counter()
-    round_ = rounder(fmt, mode, overflow, path)
-    points, wrong_points = check_decision_points(round_, fmt, mode, overflow)
-    patterns, violations = check_order(round_, fmt, magnitudes, progress)
+    round_ = rounder(fmt, mode, overflow, path, device)
+    points, wrong_points = check_decision_points(round_, fmt, mode, overflow, device)
+    patterns, violations = check_order(round_, fmt, magnitudes, progress, device)
     return {
         "format": fmt.name,
         "mode": mode,
@@ -192,12 +201,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--formats", nargs="+", type=_provable_format, default=DEFAULT_FORMATS, metavar="NAME")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--overflow", nargs="+", choices=OVERFLOW_POLICIES, default=("saturate",))
-    parser.add_argument("--paths", nargs="+", choices=PATHS, default=PATHS)
+    parser.add_argument("--paths", nargs="+", choices=PATHS, help="default: all that the device has")
+    parser.add_argument("--device", choices=tuple(_CHUNKS), default="cpu")
     parser.add_argument("--threads", type=int, default=1, help="more help only where no other work runs")
     parser.add_argument("--output", type=Path, default=Path("reports/numerics_proof.json"))
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    if "kernels" in options.paths and not kernels.available():
+    on_gpu = options.device == "cuda"
+    if on_gpu and not torch.cuda.is_available():
+        parser.error("--device cuda: this torch sees no CUDA device; leave it out to prove the CPU's paths")
+    paths = options.paths or [path for path in PATHS if not (on_gpu and path == "kernels")]
+    if on_gpu and "kernels" in paths:
+        parser.error("--paths kernels are the CPU's loops; leave it out with --device cuda")
+    if "kernels" in paths and not kernels.available():
         parser.error("--paths kernels needs a C++ compiler; leave it out to prove the others")
 
     cases = [
@@ -205,15 +221,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for fmt in options.formats
         for mode in options.modes
         for overflow in options.overflow
-        for path in options.paths
+        for path in paths
         if path != "kernels" or _in_kernels(get_format(fmt), mode, overflow)
     ]
     record = {**environment("altgrad.numerics.check.prove", arguments), "results": []}
+    if on_gpu:
+        record["device"] = torch.cuda.get_device_name()
     total = 2 * MAGNITUDE_PATTERNS * len(cases)
     with tqdm(total=total, unit="pattern", unit_scale=True, mininterval=1) as progress:
         for fmt, mode, overflow, path in cases:
             progress.set_description(f"{fmt.name} {mode} {path}")
-            result = prove(fmt, mode, overflow, path, progress=progress)
+            result = prove(fmt, mode, overflow, path, progress=progress, device=options.device)
             record["results"].append(result)
             write_record(options.output, record)
             for line in result["examples"]:

@@ -1,0 +1,54 @@
+"""Whole cells on a GPU: near the CPU's losses, the same bits again, also after a signal, and several at a time.
+
+The rest of the tests trains on a GPU too where one is at hand, since ``train.device`` is ``auto``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from altgrad.training import train_cell
+from tests.training.conftest import interruption, make_cell, make_tokens
+from tests.training.test_run import outputs, trained
+
+FORMATS = ("bf16", "E4M3", "E3M4", "E7M0")
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tokens(tmp_path_factory.mktemp("data") / "tokens")
+
+
+def validation(root: Path) -> list[float]:
+    rows = pd.read_csv(root / "out" / "history.csv")
+    return rows["val_loss"].dropna().tolist()
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_losses_are_near_those_of_the_cpu(device, tokens, tmp_path, fmt):
+    """Products are summed in another order: what that changes is far below what another seed does."""
+    found = {}
+    for name, where, seed in (("here", device.type, 0), ("cpu", "cpu", 0), ("another", "cpu", 1)):
+        trained(make_cell(fmt, seed=seed, device=where), tokens, tmp_path / name)
+        found[name] = torch.tensor(validation(tmp_path / name))
+    apart = (found["here"] - found["cpu"]).abs().max()
+    assert apart <= 0.1 * (found["another"] - found["cpu"]).abs().max()
+    took = json.loads((tmp_path / "here/out/timing.json").read_text())
+    assert took["device"] == device.type and took["peak_memory_mb"] > 0
+
+
+@pytest.mark.parametrize("compile_", ["off", "on"])
+@pytest.mark.parametrize("fmt", ["bf16", "E4M3"])
+def test_it_repeats_and_resumes_with_the_same_bits(device, tokens, tmp_path, monkeypatch, fmt, compile_):
+    cell = make_cell(fmt, scaling="delayed", device=device.type, compile=compile_)
+    undisturbed = trained(cell, tokens, tmp_path / "once")
+    assert trained(cell, tokens, tmp_path / "again") == undisturbed
+    with interruption(monkeypatch, 5):
+        train_cell(cell, tokens, tmp_path / "cut" / "out", tmp_path / "cut")
+    assert trained(cell, tokens, tmp_path / "cut") == undisturbed
+    assert outputs(tmp_path / "once" / "out").keys() == undisturbed.keys()

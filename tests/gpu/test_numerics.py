@@ -1,0 +1,128 @@
+"""A GPU's roundings, scales and random numbers are the CPU's to the bit, eager and compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from altgrad.formats import get_format
+from altgrad.numerics import format_constants, quantize, quantize_operands, random
+from altgrad.numerics.check.prove import check_decision_points, check_order, rounder
+from altgrad.numerics.operand import decode_operand, encode_operand
+from altgrad.numerics.rounding import ROUNDING_MODES
+
+SPLITS = tuple(f"E{e}M{7 - e}" for e in range(8))
+SCALINGS = {
+    "tensor": {},
+    "row": {"granularity": "row"},
+    "MX blocks": {"granularity": "block", "block": 32, "scale_format": "E8M0"},
+    "two levels": {"granularity": "block", "block": 16, "scale_format": "E4M3"},
+}
+
+
+def wide() -> Tensor:
+    """Return values over many binades, with zeros and what is not finite in a row each of their own."""
+    x = torch.randn(96, 160, generator=torch.Generator().manual_seed(0)).mul(3.0).exp() - 1
+    x[5] = 0.0
+    return x
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors have the same bits, NaN counting as one value."""
+    a, b = a.cpu().float(), b.cpu().float()
+    return bool(((a.view(torch.int32) == b.view(torch.int32)) | (a.isnan() & b.isnan())).all())
+
+
+def operands(
+    x: Tensor, name: str, scaling: dict[str, Any], dim: int, device: torch.device | str, compiled: bool,
+    streams: bool = False, history: Tensor | None = None, dtype: torch.dtype = torch.float32,
+) -> list[Tensor]:  # fmt: skip
+    """Return the values and, where there is one, the scale and the history after it."""
+    constants = format_constants(name, device, scale_format=scaling.get("scale_format", "float32"))
+    histories = [] if history is None else [history.clone().to(device)]
+    stream = [torch.tensor([3, 1, 7], device=device)] if streams else []
+
+    def run(x: Tensor) -> list[Tensor]:
+        options = scaling | {"dim": dim, "dtype": dtype, "learns": "each" if histories else "nothing"}
+        found = quantize_operands([x], [constants], histories, stream, **options)[0]
+        return [found.values] if found.scale is None else [found.values, found.scale]
+
+    found = (torch.compile(run, dynamic=False) if compiled else run)(x.to(device))
+    return [*found, *histories]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("streams", [False, True], ids=["nearest", "by chance"])
+@pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS)
+def test_operands_have_the_bits_of_the_cpu(device, scaling, streams, compiled):
+    torch._dynamo.reset()
+    for name in (*SPLITS, "E2M1"):
+        for dim in (0, 1):
+            found = operands(wide(), name, scaling, dim, device, compiled, streams)
+            expected = operands(wide(), name, scaling, dim, "cpu", False, streams)
+            assert len(found) == len(expected), name
+            for a, b in zip(found, expected, strict=True):
+                assert same(a, b), f"{name}, dim {dim}: {(a.cpu() != b).sum()} of {b.numel()}"
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_delayed_scales_have_the_bits_of_the_cpu(device, compiled):
+    history = torch.tensor([3.0, 50.0, 0.0])
+    for name in SPLITS:
+        found = operands(wide(), name, {}, 1, device, compiled, history=history)
+        expected = operands(wide(), name, {}, 1, "cpu", False, history=history)
+        assert all(same(a, b) for a, b in zip(found, expected, strict=True)), name
+
+
+def test_bfloat16_operands_have_the_bits_of_the_cpu(device):
+    x = wide().bfloat16()
+    for name in SPLITS:
+        found = operands(x, name, {}, 1, device, False, dtype=torch.bfloat16)
+        expected = operands(x, name, {}, 1, "cpu", False, dtype=torch.bfloat16)
+        assert all(same(a, b) for a, b in zip(found, expected, strict=True)), name
+
+
+def test_codes_are_the_same_bytes(device):
+    for name in SPLITS:
+        constants = format_constants(name)
+        values = quantize_operands([wide()], [constants], dtype=torch.float32)[0].values
+        expected = encode_operand(values, constants)
+        found = encode_operand(values.to(device), constants.to(device))
+        assert torch.equal(found.cpu(), expected), name
+        assert same(decode_operand(found, constants.to(device)), decode_operand(expected, constants)), name
+
+
+@pytest.mark.parametrize("mode", ROUNDING_MODES)
+def test_every_mode_has_the_bits_of_the_cpu(device, mode):
+    x = torch.cat([wide().flatten(), torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan")])])
+    for name in SPLITS:
+        for overflow in ("saturate", "overflow"):
+            options = [
+                {"rounding": mode, "overflow": overflow}
+                | ({"generator": torch.Generator().manual_seed(1)} if mode == "stochastic" else {})
+                for _ in range(2)
+            ]
+            assert same(quantize(x.to(device), name, **options[0]), quantize(x, name, **options[1])), (name, overflow)
+
+
+def test_random_numbers_are_a_function_of_their_place_alone(device):
+    stream = torch.tensor([5, 2, 9])
+    draw = lambda which: random.uniform(torch.Size((700, 130)), which, first=77)  # noqa: E731 # twice, and compiled
+    expected = draw(stream)
+    assert torch.equal(draw(stream.to(device)).cpu(), expected)
+    assert torch.equal(torch.compile(draw)(stream.to(device)).cpu(), expected)
+
+
+@pytest.mark.parametrize("path", ["eager", "compiled"])
+@pytest.mark.parametrize("name", SPLITS)
+def test_rounding_is_right_around_every_decision(device, name, path):
+    """The proof, of which ``python -m altgrad.numerics.check.prove --device cuda`` does the whole."""
+    fmt = get_format(name)
+    round_ = rounder(fmt, "nearest-even", "saturate", path, device)
+    points, wrong = check_decision_points(round_, fmt, "nearest-even", "saturate", device)
+    assert points and not wrong
+    around_one = range(0x3F7F0000, 0x3F810000)
+    assert check_order(round_, fmt, around_one, device=device) == (2 * len(around_one), [])
