@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 COPIED_BYTES = 1 << 28
-GEMM = (2048, 1024, 1024)  # tokens, inputs, outputs
+GEMM = {"cpu": (2048, 1024, 1024), "cuda": (8192, 8192, 8192)}  # tokens, inputs, outputs: what fills the device
 ROUNDS = 15
 
 
@@ -22,7 +22,7 @@ def copy_bandwidth(device: torch.device) -> float:
 
 def gemm_rate(dtype: torch.dtype, device: torch.device) -> float:
     """Return floating-point operations per second of one large matrix product, a multiply-add counted as two."""
-    n, k, m = GEMM
+    n, k, m = GEMM[device.type]
     a, b = torch.randn(n, k, device=device).to(dtype), torch.randn(m, k, device=device).to(dtype)
     return 2 * n * k * m / _median_seconds(lambda: a @ b.t(), device)
 

@@ -1,7 +1,8 @@
 """The executor of one machine: processes that each run one task after another, so many at a time.
 
-They are forked from one that has loaded the libraries and none of this project. A process that failed a task, died or
-kept much more memory than after its first task is replaced by a new one. Each has GPUs of its own if there are any.
+They are forked from one that has loaded the libraries and none of this project; where there are GPUs, each is started
+by itself. A process that failed a task, died or kept much more memory than after its first task is replaced by a new
+one. Each has GPUs of its own if there are any.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import cached_property
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import BaseContext
 
 from altgrad.config.process import GPU_SHARE, usable_cores
 from altgrad.execution.executor import Outcome, Status, Task
@@ -92,8 +93,10 @@ class LocalPool:
         return max(1, min(cells_on(total, self._cell_mb), cores))
 
     @cached_property
-    def context(self) -> ForkServerContext:
-        """What starts the processes."""
+    def context(self) -> BaseContext:
+        """What starts the processes: CUDA works in none that is forked from one that has loaded torch's compiler."""
+        if self._gpus:
+            return multiprocessing.get_context("spawn")
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(LIBRARIES)
         return context
@@ -110,7 +113,7 @@ class LocalPool:
 class _Worker:
     """A process of the pool and what it is at."""
 
-    def __init__(self, context: ForkServerContext, environment: dict[str, str]) -> None:
+    def __init__(self, context: BaseContext, environment: dict[str, str]) -> None:
         self.task: Task | None = None
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, environment), daemon=True)

@@ -140,12 +140,12 @@ def _compiled(device: str) -> Callable[..., Tensor]:
         return model(*inputs)  # with its hooks, which would be graphs of their own were it compiled itself
 
     calls = {"cpp_wrapper": device == "cpu", "cpp_wrapper_build_separate": device == "cpu"}
-    _prepare_compiler()
+    _prepare_compiler(device)
     options = {"guard_filter_fn": depends_on, "size_asserts": False, **calls}
     return torch.compile(call, dynamic=False, isolate_recompiles=True, options=options)
 
 
-def _prepare_compiler() -> None:
+def _prepare_compiler(device: str) -> None:
     """Tell torch that what it takes for unsafe to keep on disk is safe, and keep GCC from compiling it wrongly.
 
     The quantized product is a pure function of its arguments, which is what caching it asks for, and those of leaving
@@ -159,9 +159,9 @@ def _prepare_compiler() -> None:
     import torch._functorch.config as functorch
     import torch._inductor.config as inductor  # which loads the compiler, and most processes compile nothing
 
-    march = inductor.cpp.march or "native"
-    if platform.system() == "Linux" and platform.machine() == "x86_64" and NO_SLP not in march:
-        inductor.cpp.march = f"{march} {NO_SLP}"
+    if device == "cpu" and platform.system() == "Linux" and platform.machine() == "x86_64":
+        march = inductor.cpp.march or "native"
+        inductor.cpp.march = march if NO_SLP in march else f"{march} {NO_SLP}"
     functorch.autograd_cache_allow_custom_autograd_functions = True
     switches = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
     inductor.unsafe_marked_cacheable_functions = dict.fromkeys(switches, torch.__version__)

@@ -35,6 +35,14 @@ def test_jobs_are_what_the_machine_has_cores_or_gpus_for(cores, gpus, jobs, thre
     assert LocalPool(jobs, threads, each).jobs == expected
 
 
+def test_no_process_is_forked_where_there_are_gpus(monkeypatch):
+    """Torch's compiler, which the others are forked from, asks CUDA for its devices: after that no fork may use it."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for gpus, method in ((0, "forkserver"), (1, "spawn")):
+        monkeypatch.setattr("torch.cuda.device_count", lambda gpus=gpus: gpus)
+        assert LocalPool(1).context.get_start_method() == method
+
+
 # Writes down the process that it ran in, then does what the key says.
 STAGE = f"""
 import os, signal, sys
@@ -59,9 +67,12 @@ from altgrad.execution.executor import LOGS, Task
 from altgrad.execution.local import LocalPool
 
 if __name__ == "__main__":
+    import torch
+
+    gpus, *keys = sys.argv[1:]
+    torch.cuda.device_count = lambda: int(gpus)
     LOGS.mkdir(parents=True)
     pool = LocalPool(1)
-    keys = sys.argv[1:]
     pool.submit([Task("train", key, (), 1) for key in keys])
     found = []
     while len(found) < len(keys):
@@ -71,8 +82,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, int], dict[str, str], Path]:
+@pytest.fixture(scope="module", params=["0", "1"], ids=["without GPUs", "with one"])
+def ran(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, int], dict[str, str], Path]:
     """Return the exit status of each of some tasks, the process that each ran in, and their folder."""
     folder = tmp_path_factory.mktemp("pool")
     (folder / "stages").mkdir()
@@ -80,7 +93,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, int], dict[
     (folder / "stages/train.py").write_text(STAGE)
     (folder / "driver.py").write_text(DRIVER)
     keys = ["first", "second", "crashes", "third", "raises", "fourth", "grows", "fifth", "sixth"]
-    command = [sys.executable, "driver.py", *keys]
+    command = [sys.executable, "driver.py", request.param, *keys]
     done = subprocess.run(
         command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300, check=False
     )
