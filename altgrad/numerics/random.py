@@ -44,6 +44,9 @@ def words(count: int, stream: Tensor, first: int = 0) -> Tensor:
     row, rest = first // (4 * LANES), first % (4 * LANES)  # which graphs of any size know, and not divmod
     rows = (rest + count + 4 * LANES - 1) // (4 * LANES)
     blocks = torch.arange(row * LANES, (row + rows) * LANES, dtype=torch.int64, device=stream.device).view(-1, LANES)
+    # Plus 0, as a number of 64 bits out of memory: what the compiler for GPUs makes of places alone has 32 bits, in
+    # which their products with the multipliers do not fit.
+    blocks = blocks + (seed >> 32)
     return torch.stack(philox((blocks, step, tensor, seed), (0, 0)), dim=1).flatten()[rest : rest + count]
 
 

@@ -62,7 +62,7 @@ def keep_to_share(device: torch.device) -> None:
     """Hold this process to its part of a GPU's memory, where it shares one with others of a pool."""
     share = os.environ.get(GPU_SHARE)
     if device.type == "cuda" and share:
-        torch.cuda.set_per_process_memory_fraction(float(share), device)
+        torch.cuda.set_per_process_memory_fraction(float(share))  # of the one GPU that it sees
 
 
 def should_compile(train: Train, device: torch.device) -> tuple[bool, str | None]:

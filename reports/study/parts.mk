@@ -363,6 +363,25 @@ STUDY_ladder-micro-null := $(filter-out grid.optimizers=%,$(STUDY_ladder-micro-f
 STUDY_ladder-micro-arms-twin := $(filter-out grid.formats=% grid.optimizers=%,$(STUDY_ladder-micro-arms)) \
 	grid.formats=$(call list,$(call twins,E3M4)) grid.optimizers=[adamw_sr,rung]
 
+# Three hundred and 750 times the parameters, for a GPU: as many steps and tokens, and eight times as many; the model of 5.8 M as
+# long. Weights are looked at once, at the end, so that no time goes into writing them down.
+MODEL_m50 := ++models.m50={layers:12,width:576,heads:9,context:256}
+MODEL_m124 := ++models.m124={layers:17,width:768,heads:12,context:256}
+MODEL_micro := models.micro.threads=1
+on_gpu = $(filter-out model=% grid.optimizers=%,$(call larger,$(2))) model=$(1) $(MODEL_$(1)) train.batch=8 train.eval_every=400 \
+	train.checkpoint_every=3300 monitor.every=400 monitor.probes=1 grid.formats=[E3M4]
+TUNED_ON_GPU := grid.seeds=[10] grid.lr_scales=[0.03125,0.0625,0.125,0.25] grid.optimizers=$(call list,$(LARGER))
+STUDY_tuning-m50 := $(call on_gpu,m50,400) $(TUNED_ON_GPU)
+STUDY_tuning-m124 := $(call on_gpu,m124,400) $(TUNED_ON_GPU)
+STUDY_tuning-micro-3300 := $(call on_gpu,micro,3300) $(TUNED_ON_GPU)
+STUDY_tuning-m50-3300 := $(call on_gpu,m50,3300) $(TUNED_ON_GPU)
+STUDY_tuning-m124-3300 := $(call on_gpu,m124,3300) $(TUNED_ON_GPU)
+# The best of those for each; that of permuted_matched is that of stiff_matched.
+judged_on_gpu = $(call on_gpu,$(1),$(2)) optimizers.adamw.lr=$(3) optimizers.stiff_matched.lr=$(4) \
+	optimizers.permuted_matched.lr=$(4) grid.lr_scales=[1] grid.seeds=[20,21,22]
+with_null = $(filter-out grid.formats=%,$(1)) grid.formats=$(call list,$(call twins,E3M4)) \
+	grid.optimizers=[adamw,stiff_matched,permuted_matched]
+
 # Does the best profile move with size? Around the rates of tuning-nano-arms.
 STUDY_profile-nano := $(filter-out grid.baseline=% grid.optimizers=%,$(call larger,400)) grid.seeds=[10,11] \
 	grid.lr_scales=[0.5,0.7] $(call mapped,4 6 8,1 1.5)

@@ -75,4 +75,4 @@ def test_a_process_is_held_to_its_part_of_a_gpu_it_shares(monkeypatch):
     monkeypatch.setenv(GPU_SHARE, "0.25")
     machine.keep_to_share(cpu)
     machine.keep_to_share(cuda)
-    assert held == [(0.25, cuda)]
+    assert held == [(0.25,)]

@@ -31,10 +31,15 @@ def validation(root: Path) -> list[float]:
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_losses_are_near_those_of_the_cpu(device, tokens, tmp_path, fmt):
-    """Products are summed in another order: what that changes is far below what another seed does."""
+    """Products are summed in another order: what that changes is far below what another seed does.
+
+    Without dropout, for which each kind of device has random numbers of its own.
+    """
     found = {}
     for name, where, seed in (("here", device.type, 0), ("cpu", "cpu", 0), ("another", "cpu", 1)):
-        trained(make_cell(fmt, seed=seed, device=where), tokens, tmp_path / name)
+        cell = make_cell(fmt, seed=seed, device=where)
+        without_dropout = cell.model_copy(update={"model": cell.model.model_copy(update={"dropout": 0.0})})
+        trained(without_dropout, tokens, tmp_path / name)
         found[name] = torch.tensor(validation(tmp_path / name))
     apart = (found["here"] - found["cpu"]).abs().max()
     assert apart <= 0.1 * (found["another"] - found["cpu"]).abs().max()
