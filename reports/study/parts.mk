@@ -343,6 +343,12 @@ judged_nano = $(call of_nano,$(1)) $(RATES_nano) optimizers.adamw_sr.lr=1.05e-3 
 STUDY_ladder-nano-rungs-E4M3 := $(call judged_nano,E4M3,2.0)
 STUDY_ladder-nano-rungs-E5M2 := $(call judged_nano,E5M2,0.5)
 STUDY_ladder-nano-rungs-E1M6 := $(call judged_nano,E1M6,2.8)
+# The same arms on rungs 256 times finer: which of those are the format's own?
+finer_nano = $(filter-out grid.baseline=% grid.formats=% grid.optimizers=%,$(STUDY_ladder-nano-rungs-$(1))) grid.baseline=virtual.$(1) \
+	grid.formats=[virtual.$(1)] grid.optimizers=[adamw_sr,rung]
+$(foreach fmt,$(IN_RUNGS),\
+	$(eval STUDY_ladder-nano-rungs-virtual.$(fmt) := $$(call finer_nano,$(fmt)))\
+	$(eval KEPT_ladder-nano-rungs-virtual.$(fmt) := ladder-nano-rungs/virtual.$(fmt)))
 
 # Multiplicative steps on weights without masters, as LNS-Madam's: of all formats E4M3 has as many values a binade as that.
 MADAM_SR := ++optimizers.madam_sr={base:madam,lr:0.12,plain_lr:2.4e-2,weights:quantized,rounding:stochastic}
@@ -363,8 +369,8 @@ STUDY_ladder-micro-null := $(filter-out grid.optimizers=%,$(STUDY_ladder-micro-f
 STUDY_ladder-micro-arms-twin := $(filter-out grid.formats=% grid.optimizers=%,$(STUDY_ladder-micro-arms)) \
 	grid.formats=$(call list,$(call twins,E3M4)) grid.optimizers=[adamw_sr,rung]
 
-# Three hundred and 750 times the parameters, for a GPU: as many steps and tokens, and eight times as many; the model of 5.8 M as
-# long. Weights are looked at once, at the end, so that no time goes into writing them down.
+# Three hundred and 740 times the parameters, for a GPU: as many steps and tokens, and eight times as many, also in the model of
+# 5.8 M. Weights are written down once, at the end.
 MODEL_m50 := ++models.m50={layers:12,width:576,heads:9,context:256}
 MODEL_m124 := ++models.m124={layers:17,width:768,heads:12,context:256}
 MODEL_micro := models.micro.threads=1
@@ -372,15 +378,20 @@ on_gpu = $(filter-out model=% grid.optimizers=%,$(call larger,$(2))) model=$(1) 
 	train.checkpoint_every=3300 monitor.every=400 monitor.probes=1 grid.formats=[E3M4]
 TUNED_ON_GPU := grid.seeds=[10] grid.lr_scales=[0.03125,0.0625,0.125,0.25] grid.optimizers=$(call list,$(LARGER))
 STUDY_tuning-m50 := $(call on_gpu,m50,400) $(TUNED_ON_GPU)
+STUDY_tuning-m50-lower := $(filter-out grid.lr_scales=% grid.optimizers=%,$(STUDY_tuning-m50)) grid.lr_scales=[0.015625] \
+	grid.optimizers=[adamw]
 STUDY_tuning-m124 := $(call on_gpu,m124,400) $(TUNED_ON_GPU)
+STUDY_tuning-m124-lower := $(filter-out grid.lr_scales=%,$(STUDY_tuning-m124)) grid.lr_scales=[0.0078125,0.015625]
 STUDY_tuning-micro-3300 := $(call on_gpu,micro,3300) $(TUNED_ON_GPU)
 STUDY_tuning-m50-3300 := $(call on_gpu,m50,3300) $(TUNED_ON_GPU)
-STUDY_tuning-m124-3300 := $(call on_gpu,m124,3300) $(TUNED_ON_GPU)
-# The best of those for each; that of permuted_matched is that of stiff_matched.
+# The best of those for each, between two others; that of permuted_matched is that of stiff_matched.
 judged_on_gpu = $(call on_gpu,$(1),$(2)) optimizers.adamw.lr=$(3) optimizers.stiff_matched.lr=$(4) \
 	optimizers.permuted_matched.lr=$(4) grid.lr_scales=[1] grid.seeds=[20,21,22]
 with_null = $(filter-out grid.formats=%,$(1)) grid.formats=$(call list,$(call twins,E3M4)) \
 	grid.optimizers=[adamw,stiff_matched,permuted_matched]
+STUDY_ladder-m50 := $(call with_null,$(call judged_on_gpu,m50,400,9.375e-5,2.625e-4))
+STUDY_ladder-m124 := $(call with_null,$(call judged_on_gpu,m124,400,4.6875e-5,6.5625e-5))
+STUDY_ladder-micro-3300 := $(call judged_on_gpu,micro,3300,3.75e-4,5.25e-4) grid.optimizers=[adamw,stiff_matched]
 
 # Does the best profile move with size? Around the rates of tuning-nano-arms.
 STUDY_profile-nano := $(filter-out grid.baseline=% grid.optimizers=%,$(call larger,400)) grid.seeds=[10,11] \
@@ -459,8 +470,9 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-nano-shared tuning-nano-shared-higher tuning-nano-shared-highest ladder-nano-shared \
 	tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower ladder-micro ladder-micro-twin \
 	tuning-micro-arms tuning-micro-arms-higher ladder-micro-formats ladder-micro-arms \
-	tuning-mini ladder-mini ladder-mini-twin ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
+	tuning-mini ladder-mini ladder-mini-twin tuning-m50 tuning-m50-lower ladder-m50 tuning-m124 tuning-m124-lower ladder-m124 \
+	tuning-micro-3300 ladder-micro-3300 tuning-m50-3300 ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
 	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon formats formats-muon tuning-madam madam tuning-rungs tuning-rungs-lower \
-	$(foreach part,rungs tuning-nano-rungs ladder-nano-rungs,$(addprefix $(part)-,$(IN_RUNGS))) \
+	$(foreach part,rungs tuning-nano-rungs ladder-nano-rungs,$(addprefix $(part)-,$(IN_RUNGS))) $(addprefix ladder-nano-rungs-virtual.,$(IN_RUNGS)) \
 	tuning-nano-rungs-E4M3-higher ladder-micro-null ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
 	what-if no-significand
