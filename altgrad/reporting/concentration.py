@@ -7,11 +7,11 @@ from pathlib import Path
 import pandas as pd
 
 from altgrad.config import UserError
-from altgrad.config.files import read_yaml
 from altgrad.reporting.document import Block, Column, Table, Text
 from altgrad.reporting.hypotheses import LEVEL, gains_over, names, sides, tested, told_apart, values_of
 from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.paired import two_sided, with_interval
+from altgrad.reporting.parts import parts_in
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import number, p_value, stated_p
 
@@ -62,11 +62,7 @@ def widths(folder: Path) -> list[Block]:
 
     ``folder`` holds a folder for each width. Raises :class:`UserError` for fewer than two.
     """
-    losses = {}
-    for results in folder.glob("*/results.csv"):
-        params = read_yaml(results.with_name("params.yaml"))
-        table = pd.read_csv(results).set_index(["format", "optimizer", "seed"])["val_loss"]
-        losses[params["models"][params["model"]]["width"]] = table
+    losses = {part.width: part.losses for part in parts_in(folder, ["*"])}
     if len(losses) < 2:
         raise UserError(f"{folder}: fewer than two widths; make study PART=length-3200-narrow makes one of them")
     found = sorted(losses)

@@ -42,6 +42,8 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "ladder-micro-arms": ladders.larger_arms, "ladder-micro-arms-twin": ladders.larger_twin,
     "ladder-nano-shared": ladders.larger,
     "ladder-mini": ladders.larger, "ladder-mini-twin": ladders.larger_twin,
+    "ladder-m50": ladders.larger_with_twin, "ladder-m124": ladders.larger_with_twin,
+    "ladder-micro-3300": ladders.larger,
     "ladder-nano-formats": ladders.larger_formats, "ladder-nano-arms": ladders.larger_arms,
     "ladder-nano-arms-twin": ladders.larger_twin, "ladder-nano-bf16": ladders.beside_bf16,
     "ladder-nano-muon": ladders.larger_formats, "ladder-nano-3300-E4M3": ladders.larger,

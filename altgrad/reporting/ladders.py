@@ -5,13 +5,11 @@ Each part is called as those of :mod:`altgrad.reporting.hypotheses`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from altgrad.config.files import read_yaml
 from altgrad.reporting.document import Block, Column, Picture, Table, Text
 from altgrad.reporting.figures.decisions import Interval, draw_courses
 from altgrad.reporting.hypotheses import (
@@ -27,49 +25,64 @@ from altgrad.reporting.hypotheses import (
 )
 from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.paired import interval, two_sided, with_interval
+from altgrad.reporting.parts import MILLIONS, parts_in
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import joined, p_value
 
-#: Which hypothesis a part decides; which ones a part of many formats: over the plain arm, and over the null; and which
-#: ones a part with a rival of `STIFF`: both over the plain arm, and the one over the other.
+#: Which hypothesis a part decides; which ones a part of many formats: over the plain arm, and over the null; which ones
+#: one with twins besides: over the plain arm, and the format's own; and which ones a part with a rival of `STIFF`: both
+#: over the plain arm, and the one over the other.
 OF = {"ladder-nano": "L2", "ladder-nano-twin": "L3", "ladder-nano-3300": "L4", "ladder-micro": "L5",
       "ladder-micro-twin": "L6", "ladder-nano-3300-E4M3": "L10", "ladder-nano-arms-twin": "L13",
       "length-3200-masterless": "L14", "length-3200-masterless-twin": "L15",
       "ladder-mini": "L16", "ladder-mini-twin": "L17", "length-3200-shared": "L18",
       "ladder-nano-arms": "L9", "ladder-micro-arms": "L21", "ladder-nano-shared": "L22",
-      "ladder-micro-arms-twin": "L36",
+      "ladder-micro-arms-twin": "L36", "ladder-micro-3300": "L49",
       "length-3200-batch-4": "L25", "length-800-batch-64": "L26", "length-3200-slow": "L31"}  # fmt: skip
 OF_FORMATS = {"formats": ("L38", "L39"), "formats-muon": ("L40",), "ladder-nano-formats": ("L7", "L8"),
               "ladder-micro-formats": ("L19",), "ladder-micro-null": ("L19", "L35"),
               "ladder-nano-muon": ("L32",)}  # fmt: skip
+OF_BOTH = {"ladder-m50": ("L45", "L46"), "ladder-m124": ("L47", "L48")}
 OF_RIVALS = {"length-3200-fading": ("L11", "L12"), "length-3200-permuted": ("L23", "L24"),
              "length-3200-rate": ("L29", "L30")}  # fmt: skip
 #: The parts that train a model in E3M4 for some length, each at rates of its own: longer and longer, then larger ones.
-RUNGS = ("controls", "length-800", "length-3200", "ladder-nano", "ladder-nano-3300", "ladder-micro", "ladder-mini")
+RUNGS = ("controls", "length-800", "length-3200", "ladder-nano", "ladder-nano-3300", "ladder-micro",
+         "ladder-micro-3300", "ladder-mini", "ladder-m50", "ladder-m124")  # fmt: skip
 STIFF, SHUFFLED, RUNG, MUON = "stiff_matched", "permuted_matched", "rung", "muon"
 #: What each of the arms is held against in a larger model: its null, or the arm of its regime that knows no geometry.
 OVER = {STIFF: SHUFFLED, "best_profile": "adamw", MUON: "adamw", "adamw_sr": "adamw", RUNG: "adamw_sr"}
 
 
 def larger(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
-    """What each arm gains in the first format in a larger model, or in longer runs.
+    """What each arm gains in the first format in a larger model, or in longer runs."""
+    said, table = each_over_plain(OF[folder.name], losses, plain)
+    return [said, table]
+
+
+def larger_with_twin(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
+    """The same, and the format's own part of it: what `STIFF` gains in the format beyond what it gains without.
 
     At the top of the ladder, beside it, what `STIFF` gains in all parts of it: a figure.
     """
-    said, table = each_over_plain(OF[folder.name], losses, plain)
-    if folder.name != RUNGS[-1]:
-        return [said, table]
-    entry = values_of(losses, "format")[0]
-    gains: dict[str, dict[float, Interval]] = {}
-    for part in _made(folder.parent, RUNGS):
-        params = read_yaml(part / "params.yaml")
-        train, model = params["train"], params["model"]
-        tokens = train["steps"] * train["batch"] * train["grad_accumulation"] * params["models"][model]["context"]
-        gains.setdefault(model, {})[round(tokens / 1e6, 1)] = interval(gains_over(_losses(part), plain, STIFF, entry))
-    draw_courses(gains, "training tokens, in millions", folder / "figures", "ladder")
-    alt = f"Gain of {STIFF} over AdamW in {entry} by the number of training tokens, for {joined(list(gains))}"
+    over_plain, of_own = OF_BOTH[folder.name]
+    said, table = each_over_plain(over_plain, losses, plain)
+    blocks = [said, own_part(of_own, losses, plain, STIFF)]
+    if folder.name == RUNGS[-1]:
+        blocks.append(_ladder(folder, plain, values_of(losses, "format")[0]))
+    return [*blocks, table]
+
+
+def _ladder(folder: Path, plain: str, entry: str) -> Picture:
+    """Draw what `STIFF` gains in ``entry`` by the model's size, a line for each number of tokens."""
+    gains: dict[int, dict[float, Interval]] = {}
+    for part in parts_in(folder.parent, RUNGS):
+        of_size = gains.setdefault(part.tokens, {})
+        of_size[MILLIONS[part.model]] = interval(gains_over(part.losses, plain, STIFF, entry))
+    drawn = {f"{tokens / 1e6:.1f} M tokens": dict(sorted(gains[tokens].items())) for tokens in sorted(gains)}
+    draw_courses(drawn, "parameters, in millions", folder / "figures", "ladder")
+    alt = f"Gain of {STIFF} over AdamW in {entry} by the model's size, after {joined(list(drawn))}"
     caption = f"Mean gain of `{STIFF}` over `{plain}`, with 95 % intervals; both at their rates of each part."
-    return [said, Picture("ladder", alt, caption), table]
+    return Picture("ladder", alt, caption)
 
 
 def longer(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
@@ -81,22 +94,13 @@ def longer(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     entry = values_of(losses, "format")[0]
     arms = [arm for arm in values_of(losses, "optimizer") if arm != plain]
     gains: dict[str, dict[float, Interval]] = {arm: {} for arm in arms}
-    for part in _made(folder.parent, RUNGS[: RUNGS.index(folder.name) + 1]):
-        steps, of_part = read_yaml(part / "params.yaml")["train"]["steps"], _losses(part)
+    for part in parts_in(folder.parent, RUNGS[: RUNGS.index(folder.name) + 1]):
         for arm in arms:
-            gains[arm][steps] = interval(gains_over(of_part, plain, arm, entry))
+            gains[arm][part.steps] = interval(gains_over(part.losses, plain, arm, entry))
     draw_courses(gains, "training steps", folder / "figures", "lengths")
     alt = f"Gain over AdamW in {entry} by the number of training steps, for {joined(arms)}"
     caption = f"Mean gain over {plain}, nats per token, with 95 % intervals; each arm at its rate of each length."
     return [said, Picture("lengths", alt, caption), table]
-
-
-def _made(study: Path, parts: Iterable[str]) -> list[Path]:
-    return [study / name for name in parts if (study / name / "results.csv").is_file()]
-
-
-def _losses(part: Path) -> pd.Series:
-    return pd.read_csv(part / "results.csv").set_index(["format", "optimizer", "seed"])["val_loss"]
 
 
 def longer_twin(losses: pd.Series, plain: str, _: Path) -> list[Block]:

@@ -14,6 +14,7 @@ from altgrad.reporting.document import Block, Column, Table, Text
 from altgrad.reporting.hypotheses import VIRTUAL, gains_over, names, sides, told_apart, values_of
 from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.paired import two_sided, with_interval
+from altgrad.reporting.parts import read_losses
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import p_value
 
@@ -28,10 +29,10 @@ def rungs(folder: Path) -> list[Block]:
     ``folder`` holds a folder with results.csv for each format, and maybe for its virtual twin; the own part is that of
     the formats whose twins are there. Raises :class:`UserError` if there is none.
     """
-    tables = [pd.read_csv(path) for path in sorted(folder.glob("*/results.csv"))]
-    if not tables:
+    found = [read_losses(path.parent) for path in sorted(folder.glob("*/results.csv"))]
+    if not found:
         raise UserError(f"{folder}: no format in it; make study PART={folder.name}-E4M3 makes one of them")
-    losses = pd.concat(tables).set_index(["format", "optimizer", "seed"])["val_loss"]
+    losses = pd.concat(found)
     entries = values_of(losses, "format")
     formats = [entry for entry in entries if not entry.startswith(VIRTUAL)]
     over_plain = {entry: gains_over(losses, PLAIN, RUNG, entry) for entry in entries}

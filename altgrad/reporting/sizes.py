@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from altgrad.config import UserError, run_stage
-from altgrad.config.files import read_yaml, write_text
+from altgrad.config.files import write_text
 from altgrad.reporting.document import Block, Column, Document, Picture, Section, Table, Text
 from altgrad.reporting.figures.decisions import Interval, draw_courses
 from altgrad.reporting.hypotheses import VIRTUAL, gains_over
 from altgrad.reporting.markdown import to_markdown
 from altgrad.reporting.paired import interval, with_interval
+from altgrad.reporting.parts import MILLIONS, Part, parts_in
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import NONE, joined
 
@@ -32,8 +32,9 @@ PARTS = {
              "ladder-nano-rungs/*"),
     "micro": ("ladder-micro-null", "ladder-micro-twin", "ladder-micro-arms", "ladder-micro-arms-twin"),
     "mini": ("ladder-mini-twin",),
+    "m50": ("ladder-m50",),
+    "m124": ("ladder-m124",),
 }  # fmt: skip
-MILLIONS = {"pico": 0.17, "nano": 1.3, "micro": 5.8, "mini": 12}  # parameters
 FORMATS = ("E4M3", "E5M2", "E3M4", "E1M6")
 #: Arms and what each is held against.
 GAINS = (("stiff_matched", "adamw"), ("stiff_matched", "permuted_matched"), ("best_profile", "adamw"),
@@ -47,30 +48,12 @@ DRAWN, DRAWN_IN = (
 )
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of the study: losses by format, arm and seed, and what it trained on."""
-
-    losses: pd.Series
-    tokens: int
-
-
 def gathered(study: Path) -> dict[str, list[Part]]:
     """Return the parts of each model that are there. Raises :class:`UserError` if there is none."""
-    found = {
-        model: [_part(folder) for name in parts for folder in sorted(study.glob(f"{name}/results.csv"))]
-        for model, parts in PARTS.items()
-    }
+    found = {model: parts_in(study, parts) for model, parts in PARTS.items()}
     if not any(found.values()):
         raise UserError(f"{study}: no part of {joined(list(PARTS))} in it; make study PART=formats makes one")
     return {model: parts for model, parts in found.items() if parts}
-
-
-def _part(results: Path) -> Part:
-    params = read_yaml(results.with_name("params.yaml"))
-    train, context = params["train"], params["models"][params["model"]]["context"]
-    losses = pd.read_csv(results).set_index(["format", "optimizer", "seed"])["val_loss"]
-    return Part(losses, train["steps"] * train["batch"] * train["grad_accumulation"] * context)
 
 
 def gain_in(parts: Sequence[Part], arm: str, over: str, entry: str) -> np.ndarray | None:

@@ -248,21 +248,26 @@ def test_a_long_run_is_read_by_the_arm_of_its_regime(part, hypothesis, gain, fou
     assert f"**{hypothesis}.** " in text and found.format(plain, arm) in text
 
 
-def test_gains_are_drawn_by_tokens_for_each_model_of_the_ladder(tmp_path, monkeypatch):
+def test_gains_are_drawn_by_size_for_each_number_of_tokens(tmp_path, monkeypatch):
+    """Beside the top of the ladder, whose own decision has the format's own part too."""
     drawn = []
     monkeypatch.setattr(ladders, "draw_courses", lambda courses, *_: drawn.append(courses))
-    sizes = {"pico": {"context": 64}, "mini": {"context": 256}}
-    parts = [("controls", 200, "pico", 16, 0.1), ("length-3200", 3200, "pico", 16, -0.2),
-             ("ladder-mini", 400, "mini", 8, 0.3), ("ladder-other", 1, "pico", 1, 9.0)]  # fmt: skip
+    sizes = {"pico": {"context": 64}, "nano": {"context": 256}, "m124": {"context": 256}}
+    parts = [("controls", 800, "pico", 16, 0.1), ("length-3200", 3200, "pico", 16, -0.2),
+             ("ladder-nano", 400, "nano", 8, 0.2),
+             ("ladder-m124", 400, "m124", 8, 0.3), ("ladder-other", 1, "pico", 1, 9.0)]  # fmt: skip
     for name, steps, model, batch, gain in parts:
-        rows = [("E3M4", arm, seed, 1.0, 3 + 0.01 * seed - gain * (arm == "stiff_matched"))
-                for arm, seed in itertools.product(("adamw", "stiff_matched"), range(3))]  # fmt: skip
+        rows = [(entry, arm, seed, 1.0, 3 - gain * (arm == "stiff_matched") * (1 + 0.1 * seed * (entry == "E3M4")))
+                for entry in ("E3M4", "virtual.E3M4") for arm in ("adamw", "stiff_matched") for seed in (-1, 0, 1)]
         train = {"steps": steps, "batch": batch, "grad_accumulation": 1}
         arms = {"adamw": PLAIN, "stiff_matched": {**PLAIN, "stiffness": "ulp"}}
         study(tmp_path / name, rows, arms, train=train, model=model, models=sizes)
-    assert "figures/ladder.png" in decide(tmp_path / "ladder-mini")
-    found = {model: {tokens: gain for tokens, (gain, *_) in points.items()} for model, points in drawn[0].items()}
-    assert found == {"pico": {0.2: pytest.approx(0.1), 3.3: pytest.approx(-0.2)}, "mini": {0.8: pytest.approx(0.3)}}
+    text = decide(tmp_path / "ladder-m124")
+    assert "figures/ladder.png" in text and "**L47.** " in text and "**L48.** " in text
+    found = {tokens: {size: gain for size, (gain, *_) in points.items()} for tokens, points in drawn[0].items()}
+    expected = {"0.8 M tokens": {0.17: 0.1, 1.3: 0.2, 124: 0.3}, "3.3 M tokens": {0.17: -0.2}}
+    assert found == {tokens: pytest.approx(points) for tokens, points in expected.items()}
+    assert len(drawn) == 1
 
 
 def test_damage_that_grows_with_training_is_told_from_damage_that_does_not(tmp_path):
