@@ -38,10 +38,11 @@ def _lead(bench: dict[str, Any]) -> str:
     limits = bench.get("limits")
     if not limits:
         return "Its limits were not measured."
-    bf16, fp32 = limits["bf16_gemm_operations_per_s"] / 1e9, limits["fp32_gemm_operations_per_s"] / 1e9
+    bf16, fp32 = limits["bf16_gemm_operations_per_s"], limits["fp32_gemm_operations_per_s"]
+    unit, size = ("TFLOP/s", 1e12) if bf16 >= 1e13 else ("GFLOP/s", 1e9)
     return (
-        f"At best it copies {limits['copy_bytes_per_s'] / 1e9:.0f} GB/s, read and written bytes both counted, and "
-        f"multiplies {bf16:.0f} GFLOP/s in bf16 and {fp32:.0f} in float32."
+        f"At best it copies {limits['copy_bytes_per_s'] / 1e9:,.0f} GB/s, read and written bytes both counted, and "
+        f"multiplies {bf16 / size:.0f} {unit} in bf16 and {fp32 / size:.0f} in float32."
     )
 
 

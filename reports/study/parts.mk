@@ -369,8 +369,8 @@ STUDY_ladder-micro-null := $(filter-out grid.optimizers=%,$(STUDY_ladder-micro-f
 STUDY_ladder-micro-arms-twin := $(filter-out grid.formats=% grid.optimizers=%,$(STUDY_ladder-micro-arms)) \
 	grid.formats=$(call list,$(call twins,E3M4)) grid.optimizers=[adamw_sr,rung]
 
-# Three hundred and 740 times the parameters, for a GPU: as many steps and tokens, and eight times as many, also in the model of
-# 5.8 M. Weights are written down once, at the end.
+# Three hundred and 740 times the parameters, for a GPU, as many steps and tokens; and the model of 5.8 M for eight times as many.
+# Weights are written down once, at the end.
 MODEL_m50 := ++models.m50={layers:12,width:576,heads:9,context:256}
 MODEL_m124 := ++models.m124={layers:17,width:768,heads:12,context:256}
 MODEL_micro := models.micro.threads=1
@@ -383,7 +383,6 @@ STUDY_tuning-m50-lower := $(filter-out grid.lr_scales=% grid.optimizers=%,$(STUD
 STUDY_tuning-m124 := $(call on_gpu,m124,400) $(TUNED_ON_GPU)
 STUDY_tuning-m124-lower := $(filter-out grid.lr_scales=%,$(STUDY_tuning-m124)) grid.lr_scales=[0.0078125,0.015625]
 STUDY_tuning-micro-3300 := $(call on_gpu,micro,3300) $(TUNED_ON_GPU)
-STUDY_tuning-m50-3300 := $(call on_gpu,m50,3300) $(TUNED_ON_GPU)
 # The best of those for each, between two others; that of permuted_matched is that of stiff_matched.
 judged_on_gpu = $(call on_gpu,$(1),$(2)) optimizers.adamw.lr=$(3) optimizers.stiff_matched.lr=$(4) \
 	optimizers.permuted_matched.lr=$(4) grid.lr_scales=[1] grid.seeds=[20,21,22]
@@ -471,7 +470,7 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower ladder-micro ladder-micro-twin \
 	tuning-micro-arms tuning-micro-arms-higher ladder-micro-formats ladder-micro-arms \
 	tuning-mini ladder-mini ladder-mini-twin tuning-m50 tuning-m50-lower ladder-m50 tuning-m124 tuning-m124-lower ladder-m124 \
-	tuning-micro-3300 ladder-micro-3300 tuning-m50-3300 ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
+	tuning-micro-3300 ladder-micro-3300 ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
 	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon formats formats-muon tuning-madam madam tuning-rungs tuning-rungs-lower \
 	$(foreach part,rungs tuning-nano-rungs ladder-nano-rungs,$(addprefix $(part)-,$(IN_RUNGS))) $(addprefix ladder-nano-rungs-virtual.,$(IN_RUNGS)) \
 	tuning-nano-rungs-E4M3-higher ladder-micro-null ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
