@@ -71,6 +71,13 @@ def words(blocks: list[Block]) -> str:
     return " ".join(block.text for block in blocks if isinstance(block, Text))
 
 
+def test_what_a_gpu_multiplies_is_told_in_a_larger_unit():
+    limits = {"copy_bytes_per_s": 2.8e12, "bf16_gemm_operations_per_s": 7.7e14, "fp32_gemm_operations_per_s": 5e13,
+              "session": "1"}  # fmt: skip
+    said = words(speed_blocks([bench(limits=limits)], {}))
+    assert "2,800 GB/s" in said and "770 TFLOP/s in bf16 and 50 in float32" in said
+
+
 def test_a_machine_is_a_lead_and_a_table_per_part():
     blocks = speed_blocks([bench()], {})
     found = tables(blocks)
