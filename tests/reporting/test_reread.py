@@ -15,6 +15,10 @@ from altgrad.reporting.reread import kept_study, main
 from altgrad.reporting.roles import regime
 
 KEPT = Path(__file__).parents[2] / "reports/study"
+# Trained on a GPU and not diagnosed, which a REPORT.md takes: HYPOTHESES.md, after L51.
+WITHOUT_REPORT = {"ladder-m50", "ladder-m124", "ladder-micro-3300", "tuning-m50", "tuning-m50-lower", "tuning-m124",
+                  "tuning-m124-lower", "tuning-micro-3300"}  # fmt: skip
+PARTS = {str(path.parent.relative_to(KEPT)) for path in KEPT.rglob("results.csv")} - WITHOUT_REPORT
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +59,7 @@ def test_a_second_reading_changes_nothing(folder: Path) -> None:
     assert (folder / "REPORT.md").read_bytes() == before
 
 
-@pytest.mark.parametrize("part", sorted(str(path.parent.relative_to(KEPT)) for path in KEPT.rglob("results.csv")))
+@pytest.mark.parametrize("part", sorted(PARTS))
 def test_every_kept_study_can_be_read(part: str) -> None:
     study = kept_study(KEPT / part)
     kept = pd.read_csv(KEPT / part / "results.csv")
