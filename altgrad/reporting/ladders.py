@@ -55,8 +55,7 @@ OVER = {STIFF: SHUFFLED, "best_profile": "adamw", MUON: "adamw", "adamw_sr": "ad
 
 def larger(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     """What each arm gains in the first format in a larger model, or in longer runs."""
-    said, table = each_over_plain(OF[folder.name], losses, plain)
-    return [said, table]
+    return [*each_over_plain(OF[folder.name], losses, plain)]
 
 
 def larger_with_twin(losses: pd.Series, plain: str, folder: Path) -> list[Block]:

@@ -1,4 +1,4 @@
-"""Whole cells on a GPU: near the CPU's losses, the same bits again, also after a signal, and several at a time.
+"""Whole cells on a GPU: near the CPU's losses, and the same bits again, also after a signal.
 
 The rest of the tests trains on a GPU too where one is at hand, since ``train.device`` is ``auto``.
 """
@@ -14,7 +14,7 @@ import torch
 
 from altgrad.training import train_cell
 from tests.training.conftest import interruption, make_cell, make_tokens
-from tests.training.test_run import outputs, trained
+from tests.training.test_run import trained
 
 FORMATS = ("bf16", "E4M3", "E3M4", "E7M0")
 
@@ -56,4 +56,4 @@ def test_it_repeats_and_resumes_with_the_same_bits(device, tokens, tmp_path, mon
     with interruption(monkeypatch, 5):
         train_cell(cell, tokens, tmp_path / "cut" / "out", tmp_path / "cut")
     assert trained(cell, tokens, tmp_path / "cut") == undisturbed
-    assert outputs(tmp_path / "once" / "out").keys() == undisturbed.keys()
+    assert json.loads((tmp_path / "cut/out/timing.json").read_text())["resumed"] == 1
