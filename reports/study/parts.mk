@@ -330,25 +330,35 @@ $(foreach fmt,$(IN_RUNGS),\
 	$(eval KEPT_ladder-nano-rungs-$(fmt) := ladder-nano-rungs/$(fmt)))
 
 # Around what of E3M4's rate each format takes in the smallest model: half, a quarter and 1.4 times.
-of_nano = $(filter-out grid.baseline=% grid.optimizers=%,$(call larger,400)) grid.baseline=$(1) grid.formats=[$(1)]
-tuned_nano = $(call of_nano,$(1)) optimizers.rung.lr=$(2) grid.optimizers=[rung] grid.seeds=[10] grid.lr_scales=[0.5,1,2]
-STUDY_tuning-nano-rungs-E4M3 := $(call tuned_nano,E4M3,1.0)
+of_size = $(filter-out grid.baseline=% grid.optimizers=%,$(call $(1),400)) grid.baseline=$(2) grid.formats=[$(2)]
+tuned_rungs = $(call of_size,$(1),$(2)) optimizers.rung.lr=$(3) grid.optimizers=[rung] grid.seeds=[10] grid.lr_scales=[0.5,1,2]
+STUDY_tuning-nano-rungs-E4M3 := $(call tuned_rungs,larger,E4M3,1.0)
 STUDY_tuning-nano-rungs-E4M3-higher := $(filter-out grid.lr_scales=%,$(STUDY_tuning-nano-rungs-E4M3)) grid.lr_scales=[4]
-STUDY_tuning-nano-rungs-E5M2 := $(call tuned_nano,E5M2,0.5)
-STUDY_tuning-nano-rungs-E1M6 := $(call tuned_nano,E1M6,2.8)
+STUDY_tuning-nano-rungs-E5M2 := $(call tuned_rungs,larger,E5M2,0.5)
+STUDY_tuning-nano-rungs-E1M6 := $(call tuned_rungs,larger,E1M6,2.8)
 
 # The best of those for each, between two others.
-judged_nano = $(call of_nano,$(1)) $(RATES_nano) optimizers.adamw_sr.lr=1.05e-3 optimizers.rung.lr=$(2) \
-	grid.optimizers=[adamw,adamw_sr,rung] grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
-STUDY_ladder-nano-rungs-E4M3 := $(call judged_nano,E4M3,2.0)
-STUDY_ladder-nano-rungs-E5M2 := $(call judged_nano,E5M2,0.5)
-STUDY_ladder-nano-rungs-E1M6 := $(call judged_nano,E1M6,2.8)
+NANO_MASTERS := $(RATES_nano) optimizers.adamw_sr.lr=1.05e-3 grid.seeds=[20,21,22,23,24]
+judged_rungs = $(call of_size,$(1),$(2)) $(3) optimizers.rung.lr=$(4) grid.optimizers=[adamw,adamw_sr,rung] grid.lr_scales=[1]
+STUDY_ladder-nano-rungs-E4M3 := $(call judged_rungs,larger,E4M3,$(NANO_MASTERS),2.0)
+STUDY_ladder-nano-rungs-E5M2 := $(call judged_rungs,larger,E5M2,$(NANO_MASTERS),0.5)
+STUDY_ladder-nano-rungs-E1M6 := $(call judged_rungs,larger,E1M6,$(NANO_MASTERS),2.8)
 # The same arms on rungs 256 times finer: which of those are the format's own?
 finer_nano = $(filter-out grid.baseline=% grid.formats=% grid.optimizers=%,$(STUDY_ladder-nano-rungs-$(1))) grid.baseline=virtual.$(1) \
 	grid.formats=[virtual.$(1)] grid.optimizers=[adamw_sr,rung]
 $(foreach fmt,$(IN_RUNGS),\
 	$(eval STUDY_ladder-nano-rungs-virtual.$(fmt) := $$(call finer_nano,$(fmt)))\
 	$(eval KEPT_ladder-nano-rungs-virtual.$(fmt) := ladder-nano-rungs/virtual.$(fmt)))
+
+# E1M6's own part again, the only one above zero: other seeds, and both arms tuned in the format and without it.
+both_arms = $(filter-out grid.baseline=% grid.optimizers=%,$(call larger,400)) grid.baseline=$(1) grid.optimizers=[adamw_sr,rung]
+STUDY_tuning-nano-rungs-own := $(call both_arms,E1M6) grid.formats=$(call list,$(call twins,E1M6)) optimizers.adamw_sr.lr=1.05e-3 \
+	optimizers.rung.lr=2.8 grid.lr_scales=[0.7,1,1.4] grid.seeds=[10,11]
+
+# And with 5.8 M parameters, around the rates of 1.3 M.
+STUDY_tuning-micro-rungs-E4M3 := $(call tuned_rungs,largest,E4M3,2.0)
+STUDY_tuning-micro-rungs-E5M2 := $(call tuned_rungs,largest,E5M2,0.5)
+STUDY_tuning-micro-rungs-E1M6 := $(call tuned_rungs,largest,E1M6,2.8)
 
 # Multiplicative steps on weights without masters, as LNS-Madam's: of all formats E4M3 has as many values a binade as that.
 MADAM_SR := ++optimizers.madam_sr={base:madam,lr:0.12,plain_lr:2.4e-2,weights:quantized,rounding:stochastic}
@@ -473,5 +483,5 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-micro-3300 ladder-micro-3300 ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
 	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon formats formats-muon tuning-madam madam tuning-rungs tuning-rungs-lower \
 	$(foreach part,rungs tuning-nano-rungs ladder-nano-rungs,$(addprefix $(part)-,$(IN_RUNGS))) $(addprefix ladder-nano-rungs-virtual.,$(IN_RUNGS)) \
-	tuning-nano-rungs-E4M3-higher ladder-micro-null ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
+	tuning-nano-rungs-E4M3-higher tuning-nano-rungs-own $(addprefix tuning-micro-rungs-,$(IN_RUNGS)) ladder-micro-null ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
 	what-if no-significand
