@@ -40,6 +40,7 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "ladder-nano-twin": ladders.larger_twin, "ladder-micro-twin": ladders.larger_twin,
     "ladder-micro-formats": ladders.larger_formats, "ladder-micro-null": ladders.larger_formats,
     "ladder-micro-arms": ladders.larger_arms, "ladder-micro-arms-twin": ladders.larger_twin,
+    "ladder-micro-muon": ladders.larger_formats,
     "ladder-nano-shared": ladders.larger,
     "ladder-mini": ladders.larger, "ladder-mini-twin": ladders.larger_twin,
     "ladder-m50": ladders.larger_with_twin, "ladder-m124": ladders.larger_with_twin,
@@ -50,8 +51,8 @@ PARTS: dict[str, Callable[[pd.Series, str, Path], list[Block]]] = {
     "corpus": hypotheses.corpus,
 }  # fmt: skip
 # What is made of several parts, in folders of its own.
-OF_SEVERAL = {"gate-tokens": gates.gate_tokens, "rungs": rungs, "ladder-nano-rungs": rungs,
-              "length-3200-widths": concentration.widths}  # fmt: skip
+OF_SEVERAL = {"gate-tokens": gates.gate_tokens, "length-3200-widths": concentration.widths, "rungs": rungs,
+              "ladder-nano-rungs": rungs, "ladder-nano-rungs-own": rungs, "ladder-micro-rungs": rungs}  # fmt: skip
 # Parts that judge learning rates, and so need each one's losses.
 BY_RATE = ("profile", "profile-800", "profile-3200", "profile-nano", "no-significand")
 

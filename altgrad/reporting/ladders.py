@@ -41,7 +41,7 @@ OF = {"ladder-nano": "L2", "ladder-nano-twin": "L3", "ladder-nano-3300": "L4", "
       "length-3200-batch-4": "L25", "length-800-batch-64": "L26", "length-3200-slow": "L31"}  # fmt: skip
 OF_FORMATS = {"formats": ("L38", "L39"), "formats-muon": ("L40",), "ladder-nano-formats": ("L7", "L8"),
               "ladder-micro-formats": ("L19",), "ladder-micro-null": ("L19", "L35"),
-              "ladder-nano-muon": ("L32",)}  # fmt: skip
+              "ladder-nano-muon": ("L32",), "ladder-micro-muon": ("L57",)}  # fmt: skip
 OF_BOTH = {"ladder-m50": ("L45", "L46"), "ladder-m124": ("L47", "L48")}
 OF_RIVALS = {"length-3200-fading": ("L11", "L12"), "length-3200-permuted": ("L23", "L24"),
              "length-3200-rate": ("L29", "L30")}  # fmt: skip

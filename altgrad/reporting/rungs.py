@@ -16,18 +16,20 @@ from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.paired import two_sided, with_interval
 from altgrad.reporting.parts import read_losses
 from altgrad.reporting.tables import words
-from altgrad.reporting.wording import p_value
+from altgrad.reporting.wording import NONE, p_value
 
 #: Which hypotheses a part decides: of `RUNG` over `PLAIN`, of that over `WITH_MASTERS`, and of the formats' own part.
-OF = {"rungs": ("A3", "A5", "A4"), "ladder-nano-rungs": ("L33", "L34", "L37")}
+OF = {"rungs": ("A3", "A5", "A4"), "ladder-nano-rungs": ("L33", "L34", "L37"),
+      "ladder-nano-rungs-own": ("L52", None, "L53"), "ladder-micro-rungs": ("L54", "L55", "L56")}  # fmt: skip
 RUNG, PLAIN, WITH_MASTERS = "rung", "adamw_sr", "adamw"
 
 
 def rungs(folder: Path) -> list[Block]:
-    """What whole rungs gain in each format, what rounding by chance costs there, and what of the gain is its own.
+    """What whole rungs gain in each format, what of that is the format's own, and what rounding by chance costs there.
 
-    ``folder`` holds a folder with results.csv for each format, and maybe for its virtual twin; the own part is that of
-    the formats whose twins are there. Raises :class:`UserError` if there is none.
+    ``folder`` holds a folder with results.csv for each format, and maybe for its virtual twin. The own part is that of
+    the formats whose twins are there, and of rounding by chance nothing is said where no arm keeps masters. Raises
+    :class:`UserError` if there is no format.
     """
     found = [read_losses(path.parent) for path in sorted(folder.glob("*/results.csv"))]
     if not found:
@@ -37,36 +39,35 @@ def rungs(folder: Path) -> list[Block]:
     formats = [entry for entry in entries if not entry.startswith(VIRTUAL)]
     over_plain = {entry: gains_over(losses, PLAIN, RUNG, entry) for entry in entries}
     gains = {fmt: over_plain[fmt] for fmt in formats}
-    of_plain = {fmt: gains_over(losses, WITH_MASTERS, PLAIN, fmt) for fmt in formats}
     own = {fmt: gains[fmt] - over_plain[VIRTUAL + fmt] for fmt in formats if VIRTUAL + fmt in entries}
 
     of_rung, of_chance, of_own = OF[folder.name]
     p, told = told_apart(gains, f"`{PLAIN}`", mark="")
-    p_plain, told_plain = told_apart(of_plain, f"`{WITH_MASTERS}`", mark="")
-    p_own = holm({fmt: two_sided(part) for fmt, part in own.items()})
-    said = [f"**{of_rung}.** `{RUNG}` ends {told}.", f"**{of_chance}.** `{PLAIN}` ends {told_plain}."]
-    if own:
-        above, below, apart = sides(p_own, own)
-        said.append(
-            f"**{of_own}.** The format's own part of what `{RUNG}` gains is above zero in {names(above)}; below in "
-            f"{names(below)}; not told apart in {names(apart)}."
-        )
-
-    def of_own_part(fmt: str) -> list[str]:
-        return [with_interval(own[fmt]), p_value(p_own[fmt])] if fmt in own else ["–", "–"]
-
-    rows = [
-        [f"**{fmt}**", with_interval(gains[fmt]), p_value(p[fmt]), *(of_own_part(fmt) if own else []),
-         with_interval(of_plain[fmt]), p_value(p_plain[fmt])]
-        for fmt in formats
-    ]  # fmt: skip
-    columns = [words("format"), Column(f"gain of {RUNG} over {PLAIN}"), Column("p")]
-    columns += [Column("own part"), Column("p")] if own else []
-    columns += [Column(f"gain of {PLAIN} over {WITH_MASTERS}"), Column("p")]
+    said = [f"**{of_rung}.** `{RUNG}` ends {told}."]
+    columns = {f"gain of {RUNG} over {PLAIN}": (gains, p)}
     note = (
         f"Nats per token, with 95 % intervals over {len(losses.index.unique('seed'))} seeds, each by itself; p by Holm "
         f"over the {len(formats)} formats of a column."
     )
     if own:
+        p_own = holm({fmt: two_sided(part) for fmt, part in own.items()})
+        above, below, apart = sides(p_own, own)
+        said.append(
+            f"**{of_own}.** The format's own part of what `{RUNG}` gains is above zero in {names(above)}; below in "
+            f"{names(below)}; not told apart in {names(apart)}."
+        )
+        columns["own part"] = (own, p_own)
         note += " Own part: the gain minus that on a quantization grid of the same shape, 256 times finer."
-    return [*map(Text, said), Table(columns, rows, note)]
+    if WITH_MASTERS in values_of(losses, "optimizer"):
+        of_plain = {fmt: gains_over(losses, WITH_MASTERS, PLAIN, fmt) for fmt in formats}
+        p_plain, told_plain = told_apart(of_plain, f"`{WITH_MASTERS}`", mark="")
+        said.append(f"**{of_chance}.** `{PLAIN}` ends {told_plain}.")
+        columns[f"gain of {PLAIN} over {WITH_MASTERS}"] = (of_plain, p_plain)
+    rows = [
+        [f"**{fmt}**", *(shown for of_formats, levels in columns.values()
+                         for shown in ((with_interval(of_formats[fmt]), p_value(levels[fmt]))
+                                       if fmt in of_formats else (NONE, NONE)))]
+        for fmt in formats
+    ]  # fmt: skip
+    heads = [column for name in columns for column in (Column(name), Column("p"))]
+    return [*map(Text, said), Table([words("format"), *heads], rows, note)]

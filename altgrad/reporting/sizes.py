@@ -25,12 +25,14 @@ from altgrad.reporting.parts import MILLIONS, Part, parts_in
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import NONE, joined
 
-#: The short runs of each model, in which parts to look for a gain: the first one that has all of its cells has it.
+#: The short runs of each model, in which parts to look for a gain: the first one that has all of its cells has it. One
+#: that is a folder for each format is one part.
 PARTS = {
     "pico": ("formats", "controls", "formats-muon", "arms", "rungs/*"),
     "nano": ("ladder-nano-formats", "ladder-nano-twin", "ladder-nano-bf16", "ladder-nano-muon", "ladder-nano-arms",
-             "ladder-nano-rungs/*"),
-    "micro": ("ladder-micro-null", "ladder-micro-twin", "ladder-micro-arms", "ladder-micro-arms-twin"),
+             "ladder-nano-rungs-own/*", "ladder-nano-rungs/*"),
+    "micro": ("ladder-micro-null", "ladder-micro-twin", "ladder-micro-arms", "ladder-micro-arms-twin",
+              "ladder-micro-muon", "ladder-micro-rungs/*"),
     "mini": ("ladder-mini-twin",),
     "m50": ("ladder-m50",),
     "m124": ("ladder-m124",),
@@ -50,10 +52,15 @@ DRAWN, DRAWN_IN = (
 
 def gathered(study: Path) -> dict[str, list[Part]]:
     """Return the parts of each model that are there. Raises :class:`UserError` if there is none."""
-    found = {model: parts_in(study, parts) for model, parts in PARTS.items()}
+    found = {model: [part for name in names for part in _of_name(study, name)] for model, names in PARTS.items()}
     if not any(found.values()):
         raise UserError(f"{study}: no part of {joined(list(PARTS))} in it; make study PART=formats makes one")
     return {model: parts for model, parts in found.items() if parts}
+
+
+def _of_name(study: Path, name: str) -> list[Part]:
+    folders = parts_in(study, [name])
+    return [Part(pd.concat([folder.losses for folder in folders]), folders[0].params)] if folders else []
 
 
 def gain_in(parts: Sequence[Part], arm: str, over: str, entry: str) -> np.ndarray | None:

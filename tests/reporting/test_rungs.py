@@ -62,6 +62,17 @@ def test_without_twins_nothing_is_said_of_an_own_part(tmp_path):
     assert "own part" not in text.lower() and len(row(text, "E4M3")) == 5
 
 
+def test_arms_without_masters_alone_are_held_against_each_other_and_their_twin(tmp_path):
+    folder = tmp_path / "ladder-nano-rungs-own"
+    part(folder / "E1M6", "E1M6", {"adamw_sr": 0.0, "rung": 0.05})
+    part(folder / "virtual.E1M6", "virtual.E1M6", {"adamw_sr": -0.4, "rung": -0.37})
+    text = decide(folder)
+    assert "**L52.** `rung` ends lower than `adamw_sr`: E1M6;" in text and "masters" not in text
+    assert "**L53.** The format's own part of what `rung` gains is above zero in E1M6;" in text
+    assert [stated(cell) for cell in row(text, "E1M6")[1:4:2]] == pytest.approx([0.05, 0.02], abs=1e-9)
+    assert len(row(text, "E1M6")) == 5
+
+
 def test_a_folder_without_formats_is_refused(tmp_path):
     (tmp_path / "rungs").mkdir()
     with pytest.raises(UserError, match="no format in it; make study PART=rungs-E4M3 makes one"):

@@ -39,10 +39,11 @@ def part(folder: Path, model: str, losses: Mapping[tuple[str, str], float], step
 def study(tmp_path: Path) -> Path:
     part(tmp_path / "formats", "pico", {("E4M3", "adamw"): 0.0, ("E4M3", "stiff_matched"): -0.02})
     twins = ("E4M3", "virtual.E4M3")
-    part(tmp_path / "rungs" / "E4M3", "pico", {
-        (entry, arm): loss - 0.01 * (arm == "rung" and entry == "E4M3")
-        for entry in twins for arm, loss in {"adamw": 0.5, "adamw_sr": 0.53, "rung": 0.49}.items()
-    })  # fmt: skip
+    for entry in twins:
+        part(tmp_path / "rungs" / entry, "pico", {
+            (entry, arm): loss - 0.01 * (arm == "rung" and entry == "E4M3")
+            for arm, loss in {"adamw": 0.5, "adamw_sr": 0.53, "rung": 0.49}.items()
+        })  # fmt: skip
     part(tmp_path / "ladder-nano-twin", "nano", {("E3M4", "adamw"): 0.0, ("E3M4", "stiff_matched"): 0.03}, steps=400)
     part(tmp_path / "ladder-nano-arms", "nano", {("E3M4", "adamw"): 0.0, ("E3M4", "stiff_matched"): -9.0}, steps=400)
     return tmp_path
