@@ -354,6 +354,9 @@ $(foreach fmt,$(IN_RUNGS),\
 both_arms = $(filter-out grid.baseline=% grid.optimizers=%,$(call larger,400)) grid.baseline=$(1) grid.optimizers=[adamw_sr,rung]
 STUDY_tuning-nano-rungs-own := $(call both_arms,E1M6) grid.formats=$(call list,$(call twins,E1M6)) optimizers.adamw_sr.lr=1.05e-3 \
 	optimizers.rung.lr=2.8 grid.lr_scales=[0.7,1,1.4] grid.seeds=[10,11]
+# The largest was the best of three for adamw_sr, the smallest for rung: twice the one, half the other.
+STUDY_tuning-nano-rungs-own-further := $(call both_arms,E1M6) grid.formats=$(call list,$(call twins,E1M6)) optimizers.adamw_sr.lr=2.1e-3 \
+	optimizers.rung.lr=1.4 grid.lr_scales=[1] grid.seeds=[10,11]
 
 # And with 5.8 M parameters, around the rates of 1.3 M.
 STUDY_tuning-micro-rungs-E4M3 := $(call tuned_rungs,largest,E4M3,2.0)
@@ -483,5 +486,5 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-micro-3300 ladder-micro-3300 ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
 	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon formats formats-muon tuning-madam madam tuning-rungs tuning-rungs-lower \
 	$(foreach part,rungs tuning-nano-rungs ladder-nano-rungs,$(addprefix $(part)-,$(IN_RUNGS))) $(addprefix ladder-nano-rungs-virtual.,$(IN_RUNGS)) \
-	tuning-nano-rungs-E4M3-higher tuning-nano-rungs-own $(addprefix tuning-micro-rungs-,$(IN_RUNGS)) ladder-micro-null ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
+	tuning-nano-rungs-E4M3-higher tuning-nano-rungs-own tuning-nano-rungs-own-further $(addprefix tuning-micro-rungs-,$(IN_RUNGS)) ladder-micro-null ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
 	what-if no-significand
