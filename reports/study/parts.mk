@@ -357,6 +357,8 @@ STUDY_tuning-nano-rungs-own := $(call both_arms,E1M6) grid.formats=$(call list,$
 # The largest was the best of three for adamw_sr, the smallest for rung: twice the one, half the other.
 STUDY_tuning-nano-rungs-own-further := $(call both_arms,E1M6) grid.formats=$(call list,$(call twins,E1M6)) optimizers.adamw_sr.lr=2.1e-3 \
 	optimizers.rung.lr=1.4 grid.lr_scales=[1] grid.seeds=[10,11]
+$(foreach entry,E1M6 virtual.E1M6 weight_only.E1M6,\
+	$(eval KEPT_ladder-nano-rungs-own-$(entry) := ladder-nano-rungs-own/$(entry)))
 
 # And with 5.8 M parameters, around the rates of 1.3 M.
 STUDY_tuning-micro-rungs-E4M3 := $(call tuned_rungs,largest,E4M3,2.0)
