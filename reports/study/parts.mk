@@ -367,7 +367,8 @@ $(foreach entry,E1M6 virtual.E1M6 weight_only.E1M6,\
 STUDY_tuning-micro-rungs-E4M3 := $(call tuned_rungs,largest,E4M3,2.0)
 STUDY_tuning-micro-rungs-E5M2 := $(call tuned_rungs,largest,E5M2,0.5)
 STUDY_tuning-micro-rungs-E1M6 := $(call tuned_rungs,largest,E1M6,2.8)
-# The smallest was the best of three.
+# The smallest was the best of three for both.
+STUDY_tuning-micro-rungs-E4M3-lower := $(filter-out grid.lr_scales=%,$(STUDY_tuning-micro-rungs-E4M3)) grid.lr_scales=[0.25]
 STUDY_tuning-micro-rungs-E1M6-lower := $(filter-out grid.lr_scales=%,$(STUDY_tuning-micro-rungs-E1M6)) grid.lr_scales=[0.25]
 
 # Multiplicative steps on weights without masters, as LNS-Madam's: of all formats E4M3 has as many values a binade as that.
@@ -494,5 +495,5 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon formats formats-muon tuning-madam madam tuning-rungs tuning-rungs-lower \
 	$(foreach part,rungs tuning-nano-rungs ladder-nano-rungs,$(addprefix $(part)-,$(IN_RUNGS))) $(addprefix ladder-nano-rungs-virtual.,$(IN_RUNGS)) \
 	tuning-nano-rungs-E4M3-higher tuning-nano-rungs-own tuning-nano-rungs-own-further \
-	$(addprefix ladder-nano-rungs-own-,E1M6 virtual.E1M6 weight_only.E1M6) $(addprefix tuning-micro-rungs-,$(IN_RUNGS) E1M6-lower) ladder-micro-null ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
+	$(addprefix ladder-nano-rungs-own-,E1M6 virtual.E1M6 weight_only.E1M6) $(addprefix tuning-micro-rungs-,$(IN_RUNGS) E4M3-lower E1M6-lower) ladder-micro-null ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
 	what-if no-significand
