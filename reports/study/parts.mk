@@ -358,7 +358,7 @@ STUDY_tuning-nano-rungs-own := $(call both_arms,E1M6) grid.formats=$(call list,$
 STUDY_tuning-nano-rungs-own-further := $(call both_arms,E1M6) grid.formats=$(call list,$(call twins,E1M6)) optimizers.adamw_sr.lr=2.1e-3 \
 	optimizers.rung.lr=1.4 grid.lr_scales=[1] grid.seeds=[10,11]
 # The best of four for each, the same in the format and without it, between two others.
-$(foreach entry,E1M6 virtual.E1M6 weight_only.E1M6,\
+$(foreach entry,E1M6 virtual.E1M6,\
 	$(eval STUDY_ladder-nano-rungs-own-$(entry) := $$(call both_arms,$(entry)) grid.formats=[$(entry)] optimizers.adamw_sr.lr=1.47e-3 \
 		optimizers.rung.lr=1.96 grid.lr_scales=[1] grid.seeds=[30,31,32,33,34,35,36,37])\
 	$(eval KEPT_ladder-nano-rungs-own-$(entry) := ladder-nano-rungs-own/$(entry)))
@@ -495,5 +495,5 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon formats formats-muon tuning-madam madam tuning-rungs tuning-rungs-lower \
 	$(foreach part,rungs tuning-nano-rungs ladder-nano-rungs,$(addprefix $(part)-,$(IN_RUNGS))) $(addprefix ladder-nano-rungs-virtual.,$(IN_RUNGS)) \
 	tuning-nano-rungs-E4M3-higher tuning-nano-rungs-own tuning-nano-rungs-own-further \
-	$(addprefix ladder-nano-rungs-own-,E1M6 virtual.E1M6 weight_only.E1M6) $(addprefix tuning-micro-rungs-,$(IN_RUNGS) E4M3-lower E1M6-lower) ladder-micro-null ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
+	$(addprefix ladder-nano-rungs-own-,E1M6 virtual.E1M6) $(addprefix tuning-micro-rungs-,$(IN_RUNGS) E4M3-lower E1M6-lower) ladder-micro-null ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
 	what-if no-significand

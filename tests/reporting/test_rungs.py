@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from pathlib import Path
 
 import pandas as pd
@@ -67,15 +66,11 @@ def test_arms_without_masters_alone_are_held_against_each_other_and_their_twin(t
     folder = tmp_path / "ladder-nano-rungs-own"
     part(folder / "E1M6", "E1M6", {"adamw_sr": 0.0, "rung": 0.05})
     part(folder / "virtual.E1M6", "virtual.E1M6", {"adamw_sr": -0.4, "rung": -0.37})
-    assert "L58" not in decide(folder)
-    part(folder / "weight_only.E1M6", "weight_only.E1M6", {"adamw_sr": 0.1, "rung": 0.16})
     text = decide(folder)
     assert "**L52.** `rung` ends lower than `adamw_sr`: E1M6;" in text and "masters" not in text
     assert "**L53.** The format's own part of what `rung` gains is above zero in E1M6;" in text
     assert [stated(cell) for cell in row(text, "E1M6")[1:4:2]] == pytest.approx([0.05, 0.02], abs=1e-9)
-    assert len(row(text, "E1M6")) == 5 and "weight_only" not in text[text.index("## The numbers") :]
-    found = re.search(r"\*\*L58\.\*\* .* grid (\S+) \[.*\) and with the other operands in it (\S+) \[", text)
-    assert [stated(step) for step in found.groups()] == pytest.approx([0.03, -0.01], abs=1e-9)
+    assert len(row(text, "E1M6")) == 5
 
 
 def test_a_folder_without_formats_is_refused(tmp_path):
