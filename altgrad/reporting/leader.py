@@ -7,19 +7,15 @@ holds two; its spread is found from such differences themselves.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import numpy as np
 
 from altgrad.reporting import roles
 from altgrad.reporting.claims import CLAIM_SEEDS, FIRM, Claim
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.load import Study
-from altgrad.reporting.moderation import fitted
-from altgrad.reporting.multiplicity import holm
-from altgrad.reporting.runs import Run, Runs
+from altgrad.reporting.pairwise import each_pair
+from altgrad.reporting.runs import Contrast, Run, Runs
 
 
 @dataclass(frozen=True)
@@ -50,20 +46,16 @@ def leading(
     )
     if len(ordered) < 2:
         return None
-    contrasts, differences = [], {}
-    for a, b in itertools.combinations(ordered, 2):
-        contrast = {best[a, arm]: 1, best[a, reference]: -1, best[b, arm]: -1, best[b, reference]: 1}
-        difference = runs.difference(contrast)
-        if difference is not None and not difference.is_zero:
-            contrasts.append(runs.row(contrast))
-            differences[a, b] = difference
-    spread = fitted(list(differences.values()), np.array(contrasts))
-    levels = holm({pair: spread.p_value(found) for pair, found in differences.items()}) if spread else {}
+
+    def contrast(a: str, b: str) -> Contrast:
+        return {best[a, arm]: 1, best[a, reference]: -1, best[b, arm]: -1, best[b, reference]: 1}
+
+    differences, levels = each_pair(ordered, contrast, runs)
     first, *others = ordered
 
     def apart(entry: str) -> bool:
         pair = first, entry
-        enough = pair in differences and differences[pair].n >= CLAIM_SEEDS and not tuned_here
+        enough = pair in levels and differences[pair].n >= CLAIM_SEEDS and not tuned_here
         return enough and levels[pair] <= FIRM
 
     return Leader(first, [entry for entry in others if not apart(entry)], others)

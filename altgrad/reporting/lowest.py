@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import NamedTuple
-
-import numpy as np
 
 from altgrad.reporting import roles
 from altgrad.reporting.claims import CLAIM_SEEDS, FIRM
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Block, Text
 from altgrad.reporting.load import Study
-from altgrad.reporting.moderation import fitted
-from altgrad.reporting.multiplicity import holm
+from altgrad.reporting.pairwise import each_pair
 from altgrad.reporting.runs import Run
 from altgrad.reporting.wording import joined, number
 
@@ -48,15 +44,7 @@ def lowest(study: Study, comparison: Comparison) -> Lowest | None:
         return None
     losses = {run: float(runs.of_run(run).mean()) for run in candidates}
     ordered = sorted(candidates, key=losses.__getitem__)
-    contrasts, differences = [], {}
-    for a, b in itertools.combinations(ordered, 2):
-        contrast = {a: 1, b: -1}
-        difference = runs.difference(contrast)
-        if difference is not None and not difference.is_zero:
-            contrasts.append(runs.row(contrast))
-            differences[a, b] = difference
-    spread = fitted(list(differences.values()), np.array(contrasts))
-    levels = holm({pair: spread.p_value(found) for pair, found in differences.items()}) if spread else {}
+    differences, levels = each_pair(ordered, lambda a, b: {a: 1, b: -1}, runs)
     first, *others = ordered
 
     def apart(run: Run) -> bool:
