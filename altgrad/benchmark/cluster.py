@@ -11,7 +11,6 @@ is computed from these numbers and from the cells of the committed study.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import resource
 import statistics
@@ -23,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from altgrad.benchmark import study
-from altgrad.benchmark.pipeline import copy_project, make_project, make_repository, run_all
+from altgrad.benchmark.pipeline import copy_without_report, make_project, run_all
 from altgrad.config import UserError, run_stage
-from altgrad.config.files import read_yaml, write_json, write_text
+from altgrad.config.files import write_json, write_text
 
 RECORD, PAGE = Path("reports/cluster/cluster.json"), Path("reports/cluster/CLUSTER.md")
 MODEL = "pico"
@@ -57,11 +56,7 @@ def training(project: Path, turns: int, cache: Path) -> dict[str, Any]:
     local, remote = [], []
     with tempfile.TemporaryDirectory(prefix="altgrad-cluster-") as name, cluster(2, 1, **variables) as address:
         folder = Path(name)
-        pipeline = read_yaml(project / "dvc.yaml")
-        del pipeline["stages"]["report"]
-        copy_project(project, folder, pipeline)
-        write_text(folder / "dvc.yaml", json.dumps(pipeline))
-        make_repository(folder)
+        copy_without_report(project, folder)
         study.set_grid(folder, MODEL, **study.WARM_UP)
         run_all(folder, "--jobs", "2", **variables)
         count = len(study.SEEDS)

@@ -94,6 +94,15 @@ def copy_project(project: Path, folder: Path, pipeline: dict[str, Any]) -> None:
             shutil.copy(source, target)
 
 
+def copy_without_report(project: Path, folder: Path) -> None:
+    """Make ``folder`` a project that trains and diagnoses what ``project`` does, and writes no report of it."""
+    pipeline = read_yaml(project / "dvc.yaml")
+    del pipeline["stages"]["report"]
+    copy_project(project, folder, pipeline)
+    write_text(folder / "dvc.yaml", json.dumps(pipeline))
+    make_repository(folder)
+
+
 def make_repository(folder: Path) -> None:
     """Put ``folder`` under DVC and, where there is git, git."""
     if shutil.which("git"):

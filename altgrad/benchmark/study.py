@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from altgrad.benchmark.pipeline import copy_project, make_repository, run_all
+from altgrad.benchmark.pipeline import copy_without_report, run_all
 from altgrad.config.files import read_json, read_yaml, write_text
 
 FORMATS, ARMS, STEPS = ["bf16", "E4M3", "E3M4", "E5M2"], ["adamw", "stiff_update"], 300
@@ -31,11 +31,7 @@ def measure(project: Path, model: str, jobs: int, cache: Path) -> dict[str, Any]
     """
     with tempfile.TemporaryDirectory(prefix="altgrad-study-") as name:
         folder = Path(name)
-        pipeline = read_yaml(project / "dvc.yaml")
-        del pipeline["stages"]["report"]
-        copy_project(project, folder, pipeline)
-        write_text(folder / "dvc.yaml", json.dumps(pipeline))
-        make_repository(folder)
+        copy_without_report(project, folder)
         variables = {"ALTGRAD_COMPILE_CACHE": str(cache.resolve())}
         set_grid(folder, model, **WARM_UP)
         run_all(folder, "--jobs", str(jobs), **variables)
