@@ -327,7 +327,8 @@ STUDY_rungs-E5M2 := $(call rungs,E5M2,1.0)
 STUDY_rungs-E1M6 := $(call rungs,E1M6,5.6)
 $(foreach fmt,$(IN_RUNGS),\
 	$(eval KEPT_rungs-$(fmt) := rungs/$(fmt))\
-	$(eval KEPT_ladder-nano-rungs-$(fmt) := ladder-nano-rungs/$(fmt)))
+	$(eval KEPT_ladder-nano-rungs-$(fmt) := ladder-nano-rungs/$(fmt))\
+	$(eval KEPT_ladder-micro-rungs-$(fmt) := ladder-micro-rungs/$(fmt)))
 
 # Around what of E3M4's rate each format takes in the smallest model: half, a quarter and 1.4 times.
 of_size = $(filter-out grid.baseline=% grid.optimizers=%,$(call $(1),400)) grid.baseline=$(2) grid.formats=[$(2)]
@@ -370,6 +371,10 @@ STUDY_tuning-micro-rungs-E1M6 := $(call tuned_rungs,largest,E1M6,2.8)
 # The smallest was the best of three for both.
 STUDY_tuning-micro-rungs-E4M3-lower := $(filter-out grid.lr_scales=%,$(STUDY_tuning-micro-rungs-E4M3)) grid.lr_scales=[0.25]
 STUDY_tuning-micro-rungs-E1M6-lower := $(filter-out grid.lr_scales=%,$(STUDY_tuning-micro-rungs-E1M6)) grid.lr_scales=[0.25]
+STUDY_tuning-micro-rungs-E1M6-lowest := $(filter-out grid.lr_scales=%,$(STUDY_tuning-micro-rungs-E1M6)) grid.lr_scales=[0.125]
+# The best of those for each, between two others.
+MICRO_MASTERS := $(RATES_micro) optimizers.adamw_sr.lr=5.25e-4 grid.seeds=[20,21,22]
+STUDY_ladder-micro-rungs-E5M2 := $(call judged_rungs,largest,E5M2,$(MICRO_MASTERS),0.5)
 
 # Multiplicative steps on weights without masters, as LNS-Madam's: of all formats E4M3 has as many values a binade as that.
 MADAM_SR := ++optimizers.madam_sr={base:madam,lr:0.12,plain_lr:2.4e-2,weights:quantized,rounding:stochastic}
@@ -495,5 +500,5 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon formats formats-muon tuning-madam madam tuning-rungs tuning-rungs-lower \
 	$(foreach part,rungs tuning-nano-rungs ladder-nano-rungs,$(addprefix $(part)-,$(IN_RUNGS))) $(addprefix ladder-nano-rungs-virtual.,$(IN_RUNGS)) \
 	tuning-nano-rungs-E4M3-higher tuning-nano-rungs-own tuning-nano-rungs-own-further \
-	$(addprefix ladder-nano-rungs-own-,E1M6 virtual.E1M6) $(addprefix tuning-micro-rungs-,$(IN_RUNGS) E4M3-lower E1M6-lower) ladder-micro-null ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
+	$(addprefix ladder-nano-rungs-own-,E1M6 virtual.E1M6) $(addprefix tuning-micro-rungs-,$(IN_RUNGS) E4M3-lower E1M6-lower E1M6-lowest) ladder-micro-null ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
 	what-if no-significand
