@@ -374,6 +374,7 @@ STUDY_tuning-micro-rungs-E1M6-lower := $(filter-out grid.lr_scales=%,$(STUDY_tun
 STUDY_tuning-micro-rungs-E1M6-lowest := $(filter-out grid.lr_scales=%,$(STUDY_tuning-micro-rungs-E1M6)) grid.lr_scales=[0.125]
 # The best of those for each, between two others.
 MICRO_MASTERS := $(RATES_micro) optimizers.adamw_sr.lr=5.25e-4 grid.seeds=[20,21,22]
+STUDY_ladder-micro-rungs-E4M3 := $(call judged_rungs,largest,E4M3,$(MICRO_MASTERS),1.0)
 STUDY_ladder-micro-rungs-E5M2 := $(call judged_rungs,largest,E5M2,$(MICRO_MASTERS),0.5)
 
 # Multiplicative steps on weights without masters, as LNS-Madam's: of all formats E4M3 has as many values a binade as that.
