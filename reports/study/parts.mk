@@ -376,6 +376,7 @@ STUDY_tuning-micro-rungs-E1M6-lowest := $(filter-out grid.lr_scales=%,$(STUDY_tu
 MICRO_MASTERS := $(RATES_micro) optimizers.adamw_sr.lr=5.25e-4 grid.seeds=[20,21,22]
 STUDY_ladder-micro-rungs-E4M3 := $(call judged_rungs,largest,E4M3,$(MICRO_MASTERS),1.0)
 STUDY_ladder-micro-rungs-E5M2 := $(call judged_rungs,largest,E5M2,$(MICRO_MASTERS),0.5)
+STUDY_ladder-micro-rungs-E1M6 := $(call judged_rungs,largest,E1M6,$(MICRO_MASTERS),0.7)
 
 # Multiplicative steps on weights without masters, as LNS-Madam's: of all formats E4M3 has as many values a binade as that.
 MADAM_SR := ++optimizers.madam_sr={base:madam,lr:0.12,plain_lr:2.4e-2,weights:quantized,rounding:stochastic}
@@ -499,7 +500,7 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-mini ladder-mini ladder-mini-twin tuning-m50 tuning-m50-lower ladder-m50 tuning-m124 tuning-m124-lower ladder-m124 \
 	tuning-micro-3300 ladder-micro-3300 ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
 	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon formats formats-muon tuning-madam madam tuning-rungs tuning-rungs-lower \
-	$(foreach part,rungs tuning-nano-rungs ladder-nano-rungs,$(addprefix $(part)-,$(IN_RUNGS))) $(addprefix ladder-nano-rungs-virtual.,$(IN_RUNGS)) \
+	$(foreach part,rungs tuning-nano-rungs ladder-nano-rungs ladder-micro-rungs,$(addprefix $(part)-,$(IN_RUNGS))) $(addprefix ladder-nano-rungs-virtual.,$(IN_RUNGS)) \
 	tuning-nano-rungs-E4M3-higher tuning-nano-rungs-own tuning-nano-rungs-own-further \
 	$(addprefix ladder-nano-rungs-own-,E1M6 virtual.E1M6) $(addprefix tuning-micro-rungs-,$(IN_RUNGS) E4M3-lower E1M6-lower E1M6-lowest) ladder-micro-null ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
 	what-if no-significand
