@@ -345,11 +345,11 @@ STUDY_ladder-nano-rungs-E4M3 := $(call judged_rungs,larger,E4M3,$(NANO_MASTERS),
 STUDY_ladder-nano-rungs-E5M2 := $(call judged_rungs,larger,E5M2,$(NANO_MASTERS),0.5)
 STUDY_ladder-nano-rungs-E1M6 := $(call judged_rungs,larger,E1M6,$(NANO_MASTERS),2.8)
 # The same arms on rungs 256 times finer: which of those are the format's own?
-finer_nano = $(filter-out grid.baseline=% grid.formats=% grid.optimizers=%,$(STUDY_ladder-nano-rungs-$(1))) grid.baseline=virtual.$(1) \
-	grid.formats=[virtual.$(1)] grid.optimizers=[adamw_sr,rung]
-$(foreach fmt,$(IN_RUNGS),\
-	$(eval STUDY_ladder-nano-rungs-virtual.$(fmt) := $$(call finer_nano,$(fmt)))\
-	$(eval KEPT_ladder-nano-rungs-virtual.$(fmt) := ladder-nano-rungs/virtual.$(fmt)))
+finer = $(filter-out grid.baseline=% grid.formats=% grid.optimizers=%,$(STUDY_ladder-$(1)-rungs-$(2))) grid.baseline=virtual.$(2) \
+	grid.formats=[virtual.$(2)] grid.optimizers=[adamw_sr,rung]
+$(foreach fmt,$(IN_RUNGS),$(foreach size,nano micro,\
+	$(eval STUDY_ladder-$(size)-rungs-virtual.$(fmt) = $$(call finer,$(size),$(fmt)))\
+	$(eval KEPT_ladder-$(size)-rungs-virtual.$(fmt) := ladder-$(size)-rungs/virtual.$(fmt))))
 
 # E1M6's own part again, the only one above zero: other seeds, and both arms tuned in the format and without it.
 both_arms = $(filter-out grid.baseline=% grid.optimizers=%,$(call larger,400)) grid.baseline=$(1) grid.optimizers=[adamw_sr,rung]
@@ -377,6 +377,8 @@ MICRO_MASTERS := $(RATES_micro) optimizers.adamw_sr.lr=5.25e-4 grid.seeds=[20,21
 STUDY_ladder-micro-rungs-E4M3 := $(call judged_rungs,largest,E4M3,$(MICRO_MASTERS),1.0)
 STUDY_ladder-micro-rungs-E5M2 := $(call judged_rungs,largest,E5M2,$(MICRO_MASTERS),0.5)
 STUDY_ladder-micro-rungs-E1M6 := $(call judged_rungs,largest,E1M6,$(MICRO_MASTERS),0.7)
+STUDY_ladder-micro-muon := $(filter-out grid.optimizers=% optimizers.muon.lr=%,$(STUDY_ladder-micro-formats)) optimizers.muon.lr=1.2e-2 \
+	grid.optimizers=[adamw,muon]
 
 # Multiplicative steps on weights without masters, as LNS-Madam's: of all formats E4M3 has as many values a binade as that.
 MADAM_SR := ++optimizers.madam_sr={base:madam,lr:0.12,plain_lr:2.4e-2,weights:quantized,rounding:stochastic}
@@ -500,7 +502,9 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-mini ladder-mini ladder-mini-twin tuning-m50 tuning-m50-lower ladder-m50 tuning-m124 tuning-m124-lower ladder-m124 \
 	tuning-micro-3300 ladder-micro-3300 ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
 	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon formats formats-muon tuning-madam madam tuning-rungs tuning-rungs-lower \
-	$(foreach part,rungs tuning-nano-rungs ladder-nano-rungs ladder-micro-rungs,$(addprefix $(part)-,$(IN_RUNGS))) $(addprefix ladder-nano-rungs-virtual.,$(IN_RUNGS)) \
+	$(foreach part,rungs tuning-nano-rungs ladder-nano-rungs tuning-micro-rungs ladder-micro-rungs,$(addprefix $(part)-,$(IN_RUNGS))) \
+	$(foreach size,nano micro,$(addprefix ladder-$(size)-rungs-virtual.,$(IN_RUNGS))) \
 	tuning-nano-rungs-E4M3-higher tuning-nano-rungs-own tuning-nano-rungs-own-further \
-	$(addprefix ladder-nano-rungs-own-,E1M6 virtual.E1M6) $(addprefix tuning-micro-rungs-,$(IN_RUNGS) E4M3-lower E1M6-lower E1M6-lowest) ladder-micro-null ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
+	$(addprefix ladder-nano-rungs-own-,E1M6 virtual.E1M6) $(addprefix tuning-micro-rungs-,E4M3-lower E1M6-lower E1M6-lowest) \
+	ladder-micro-null ladder-micro-muon ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
 	what-if no-significand
