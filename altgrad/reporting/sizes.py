@@ -124,7 +124,8 @@ def page(study: Path) -> str:
              "say what becomes of these gains."),
     ]  # fmt: skip
     blocks.append(Text("A number is of the first of these parts that has all of its cells: " + "; ".join(
-        f"{MILLIONS[model]} M, " + ", ".join(f"`{name}`" for name in PARTS[model]) for model in found
+        f"{MILLIONS[model]} M, " + ", ".join(f"`{name}`" for name in PARTS[model] if _of_name(study, name))
+        for model in found
     ) + "."))  # fmt: skip
     if courses:
         draw_courses(courses, "parameters, in millions", study / "figures", "sizes", over="")

@@ -73,6 +73,7 @@ def test_each_gain_stands_in_its_models_column_and_from_the_first_part_that_has_
         ("own part of `rung`", "E4M3"): [pytest.approx(0.01, abs=3e-4), None],
     }
     assert "0.8 M tokens with 0.17 M parameters, 1.6 M tokens with 1.3 M parameters." in text
+    assert "all of its cells: 0.17 M, `formats`, `rungs/*`; 1.3 M, `ladder-nano-twin`, `ladder-nano-arms`." in text
     assert "| 0.17 M | 1.3 M |" in text and "5.8" not in text, "models of which nothing is trained have no column"
 
 
