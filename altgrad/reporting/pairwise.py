@@ -27,9 +27,10 @@ def each_pair(
     """
     rows, found = [], {}
     for a, b in itertools.combinations(ordered, 2):
-        difference = runs.difference(contrast(a, b))
+        entering = contrast(a, b)
+        difference = runs.difference(entering)
         if difference is not None and not difference.is_zero:
-            rows.append(runs.row(contrast(a, b)))
+            rows.append(runs.row(entering))
             found[a, b] = difference
     spread = fitted(list(found.values()), np.array(rows))
     return found, holm({pair: spread.p_value(of) for pair, of in found.items()}) if spread else {}

@@ -339,11 +339,11 @@ STUDY_tuning-nano-rungs-E5M2 := $(call tuned_rungs,larger,E5M2,0.5)
 STUDY_tuning-nano-rungs-E1M6 := $(call tuned_rungs,larger,E1M6,2.8)
 
 # The best of those for each, between two others.
-NANO_MASTERS := $(RATES_nano) optimizers.adamw_sr.lr=1.05e-3 grid.seeds=[20,21,22,23,24]
+NANO_BESIDE := $(RATES_nano) optimizers.adamw_sr.lr=1.05e-3 grid.seeds=[20,21,22,23,24]
 judged_rungs = $(call of_size,$(1),$(2)) $(3) optimizers.rung.lr=$(4) grid.optimizers=[adamw,adamw_sr,rung] grid.lr_scales=[1]
-STUDY_ladder-nano-rungs-E4M3 := $(call judged_rungs,larger,E4M3,$(NANO_MASTERS),2.0)
-STUDY_ladder-nano-rungs-E5M2 := $(call judged_rungs,larger,E5M2,$(NANO_MASTERS),0.5)
-STUDY_ladder-nano-rungs-E1M6 := $(call judged_rungs,larger,E1M6,$(NANO_MASTERS),2.8)
+STUDY_ladder-nano-rungs-E4M3 := $(call judged_rungs,larger,E4M3,$(NANO_BESIDE),2.0)
+STUDY_ladder-nano-rungs-E5M2 := $(call judged_rungs,larger,E5M2,$(NANO_BESIDE),0.5)
+STUDY_ladder-nano-rungs-E1M6 := $(call judged_rungs,larger,E1M6,$(NANO_BESIDE),2.8)
 # The same arms on rungs 256 times finer: which of those are the format's own?
 finer = $(filter-out grid.baseline=% grid.formats=% grid.optimizers=%,$(STUDY_ladder-$(1)-rungs-$(2))) grid.baseline=virtual.$(2) \
 	grid.formats=[virtual.$(2)] grid.optimizers=[adamw_sr,rung]
@@ -373,10 +373,10 @@ STUDY_tuning-micro-rungs-E4M3-lower := $(filter-out grid.lr_scales=%,$(STUDY_tun
 STUDY_tuning-micro-rungs-E1M6-lower := $(filter-out grid.lr_scales=%,$(STUDY_tuning-micro-rungs-E1M6)) grid.lr_scales=[0.25]
 STUDY_tuning-micro-rungs-E1M6-lowest := $(filter-out grid.lr_scales=%,$(STUDY_tuning-micro-rungs-E1M6)) grid.lr_scales=[0.125]
 # The best of those for each, between two others.
-MICRO_MASTERS := $(RATES_micro) optimizers.adamw_sr.lr=5.25e-4 grid.seeds=[20,21,22]
-STUDY_ladder-micro-rungs-E4M3 := $(call judged_rungs,largest,E4M3,$(MICRO_MASTERS),1.0)
-STUDY_ladder-micro-rungs-E5M2 := $(call judged_rungs,largest,E5M2,$(MICRO_MASTERS),0.5)
-STUDY_ladder-micro-rungs-E1M6 := $(call judged_rungs,largest,E1M6,$(MICRO_MASTERS),0.7)
+MICRO_BESIDE := $(RATES_micro) optimizers.adamw_sr.lr=5.25e-4 grid.seeds=[20,21,22]
+STUDY_ladder-micro-rungs-E4M3 := $(call judged_rungs,largest,E4M3,$(MICRO_BESIDE),1.0)
+STUDY_ladder-micro-rungs-E5M2 := $(call judged_rungs,largest,E5M2,$(MICRO_BESIDE),0.5)
+STUDY_ladder-micro-rungs-E1M6 := $(call judged_rungs,largest,E1M6,$(MICRO_BESIDE),0.7)
 STUDY_ladder-micro-muon := $(filter-out grid.optimizers=% optimizers.muon.lr=%,$(STUDY_ladder-micro-formats)) optimizers.muon.lr=1.2e-2 \
 	grid.optimizers=[adamw,muon]
 
