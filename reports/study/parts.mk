@@ -132,8 +132,8 @@ OTHER_PLAIN := 6e-3 1.2e-2
 LONG_adamw := base:adamw$(comma)lr:2.1e-3
 LONG_stiff := base:adamw$(comma)lr:4.2e-3$(comma)stiffness:ulp$(comma)match_rms:true
 long_name = $(1)_$(subst -,m,$(subst .,p,$(2)_$(3)))
-long = ++optimizers.$(call long_name,$(1),$(2),$(3))={$(LONG_$(1)),decay:$(2),plain_lr:$(3)}
-nano = ++optimizers.$(call long_name,$(1),$(2),$(3))={$(NANO_$(1)),decay:$(2),plain_lr:$(3)}
+with_shared = ++optimizers.$(call long_name,$(2),$(3),$(4))={$($(1)_$(2)),decay:$(3),plain_lr:$(4)}
+long = $(call with_shared,LONG,$(1),$(2),$(3))
 either = $(foreach arm,adamw stiff,$(call $(1),$(2),$(arm)))
 shared = $(LONG) grid.formats=[E3M4] grid.lr_scales=[1] grid.seeds=[10,11] \
 	$(call either,$(1),long) grid.optimizers=$(call list,$(call either,$(1),long_name))
@@ -240,6 +240,7 @@ STUDY_ladder-nano-twin := $(LADDER_NANO) grid.formats=$(call list,$(call twins,E
 # Is what 200 steps of the smallest model fixed right for it, decay and the rate of embeddings? One of the two at a time.
 NANO_adamw := base:adamw$(comma)lr:1.5e-3
 NANO_stiff := base:adamw$(comma)lr:2.1e-3$(comma)stiffness:ulp$(comma)match_rms:true
+nano = $(call with_shared,NANO,$(1),$(2),$(3))
 shared-nano = $(filter-out grid.optimizers=%,$(call larger,400)) grid.formats=[E3M4] grid.lr_scales=[1] grid.seeds=[10,11] \
 	$(call either,$(1),nano) grid.optimizers=$(call list,$(call either,$(1),long_name))
 STUDY_tuning-nano-shared := $(call shared-nano,one_changed)
@@ -380,6 +381,15 @@ STUDY_ladder-micro-rungs-E1M6 := $(call judged_rungs,largest,E1M6,$(MICRO_BESIDE
 STUDY_ladder-micro-muon := $(filter-out grid.optimizers=% optimizers.muon.lr=%,$(STUDY_ladder-micro-formats)) optimizers.muon.lr=1.2e-2 \
 	grid.optimizers=[adamw,muon]
 
+# Decay and the rate of embeddings there, one of the two changed at a time, after what they had.
+MICRO_adamw := base:adamw$(comma)lr:3.75e-4
+MICRO_stiff := base:adamw$(comma)lr:5.25e-4$(comma)stiffness:ulp$(comma)match_rms:true
+micro = $(call with_shared,MICRO,$(1),$(2),$(3))
+few_changed = $(foreach decay,3e-4 0,$(call $(1),$(2),$(decay),2.4e-2)) $(foreach rate,4.8e-2 9.6e-2,$(call $(1),$(2),3e-4,$(rate)))
+shared-micro = $(filter-out grid.optimizers=%,$(call largest,400)) grid.formats=[E3M4] grid.lr_scales=[1] grid.seeds=[10] \
+	$(call either,$(1),micro) grid.optimizers=$(call list,$(call either,$(1),long_name))
+STUDY_tuning-micro-shared := $(call shared-micro,few_changed)
+
 # Multiplicative steps on weights without masters, as LNS-Madam's: of all formats E4M3 has as many values a binade as that.
 MADAM_SR := ++optimizers.madam_sr={base:madam,lr:0.12,plain_lr:2.4e-2,weights:quantized,rounding:stochastic}
 STUDY_tuning-madam := $(TUNED) $(MADAM_SR) grid.baseline=E4M3 grid.formats=[E4M3] optimizers.madam.lr=0.12 \
@@ -506,5 +516,5 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	$(foreach size,nano micro,$(addprefix ladder-$(size)-rungs-virtual.,$(IN_RUNGS))) \
 	tuning-nano-rungs-E4M3-higher tuning-nano-rungs-own tuning-nano-rungs-own-further \
 	$(addprefix ladder-nano-rungs-own-,E1M6 virtual.E1M6) $(addprefix tuning-micro-rungs-,E4M3-lower E1M6-lower E1M6-lowest) \
-	ladder-micro-null ladder-micro-muon ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
+	ladder-micro-null ladder-micro-muon tuning-micro-shared ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
 	what-if no-significand
