@@ -6,7 +6,7 @@
 #   make repro JOBS=4   four cells at a time instead of one for each core or GPU; SET='model=micro grid.seeds=[0,1,2]' changes params.yaml
 #   make estimate   what `make repro` would take, and cost if budget.price is set, from a few steps of each kind of cell
 #   make watch   a page that follows the cells while they train, for this machine alone; WATCH='--port 0' for a free port
-#   make study PART=matrix   a part of the evidence about the arms; params.yaml stays as it was: reports/study/README.md
+#   make study PART=matrix   a part of the evidence about the arms, PART=ladder all of that name; params.yaml stays as it was: reports/study/README.md
 #   make tuning   what fixed the learning rates and the decay of the default grid: reports/study
 #   make simulate   how often the report's rules claim what is not there, minutes: reports/simulation.csv
 #   make planted   how often the first cause that is named is a planted fault, minutes: reports/first_cause
@@ -55,10 +55,11 @@ watch: env
 
 include reports/study/parts.mk
 
-# PART=controls makes one part of the study, without it all of them, one after the other.
+# PART=matrix makes one part of the study, PART=ladder all whose names begin with ladder-, without it all of them.
+named = $(or $(filter $(1),$(PARTS)),$(filter $(1)-%,$(PARTS)),$(error PART=$(1): there is no such part; take $(PARTS)))
+WANTED = $(or $(foreach name,$(PART),$(call named,$(name))),$(PARTS))
 study: env
-	@$(foreach part,$(PART),$(if $(STUDY_$(part)),,$(error PART=$(part): there is no such part; take $(PARTS))))
-	for part in $(or $(PART),$(PARTS)); do $(MAKE) --no-print-directory study-part PART=$$part || exit; done
+	for part in $(WANTED); do $(MAKE) --no-print-directory study-part PART=$$part || exit; done
 
 # A part leaves params.yaml as it was, so that none begins with the settings of the one before.
 study-part:

@@ -129,6 +129,32 @@ def test_what_a_page_names_is_there(page: str) -> None:
         assert any((PACKAGE / name.replace(".", "/")).with_suffix(end).exists() for end in ("", ".py")), name
 
 
+def wanted(part: str) -> subprocess.CompletedProcess[str]:
+    """Ask make which parts of the study it would make."""
+    command = ["make", "--no-print-directory", "--eval", "wanted: ; @echo $(WANTED)", "wanted", f"PART={part}"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        ("tuning-3200", {"tuning-3200"}),  # a part's name, though others begin so
+        ("tuning tuning-plain", {"tuning", "tuning-plain"}),
+        ("gate-tokens", {"gate-tokens-200", "gate-tokens-800", "gate-tokens-3200"}),
+        ("no matrix", {"no-significand", "matrix"}),
+    ],
+)
+def test_parts_of_the_study_are_asked_for_by_name_or_by_how_their_names_begin(part, expected) -> None:
+    assert set(wanted(part).stdout.split()) == expected
+
+
+def test_all_parts_are_made_if_none_is_named_and_one_that_is_not_there_is_said_to_be() -> None:
+    parts = wanted("").stdout.split()
+    assert {"matrix", "low-bits", "ladder-nano"} <= set(parts) and len(set(parts)) == len(parts)
+    done = wanted("matrices")
+    assert done.returncode and "PART=matrices: there is no such part; take tuning" in done.stderr and not done.stdout
+
+
 def test_the_changelog_ends_with_a_section_per_released_version_or_none_is_released() -> None:
     headings = re.findall(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert headings[0] == "Unreleased" and len(set(headings)) == len(headings)
