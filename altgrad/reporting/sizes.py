@@ -43,11 +43,16 @@ GAINS = (("stiff_matched", "adamw"), ("stiff_matched", "permuted_matched"), ("be
          ("muon", "adamw"), ("adamw_sr", "adamw"), ("rung", "adamw_sr"))  # fmt: skip
 #: Those of which a part may be the format's own, since they look at it, or as a check of those that do not.
 OWN = (("stiff_matched", "adamw"), ("muon", "adamw"), ("rung", "adamw_sr"))
-#: The figure: those of one format, in which most arms were trained.
+#: The figures: gains in one format, in which most arms were trained; own parts of the arm whose steps are the format's
+#: rungs, in each format, and of another in that one.
 DRAWN, DRAWN_IN = (
     (("stiff_matched", "adamw"), ("best_profile", "adamw"), ("muon", "adamw"), ("rung", "adamw_sr")),
     "E3M4",
 )
+OWN_DRAWN = {
+    **{entry: ("rung", "adamw_sr", entry) for entry in FORMATS},
+    "stiff_matched": ("stiff_matched", "adamw", DRAWN_IN),
+}
 
 
 def gathered(study: Path) -> dict[str, list[Part]]:
@@ -108,13 +113,8 @@ def table(found: dict[str, list[Part]]) -> Table:
 
 
 def page(study: Path) -> str:
-    """Return SIZES.md and draw its figure beside it."""
+    """Return SIZES.md and draw its figures beside it."""
     found = gathered(study)
-    courses: dict[str, dict[float, Interval]] = {}
-    for arm, over in DRAWN:
-        gains = {MILLIONS[model]: gain_in(parts, arm, over, DRAWN_IN) for model, parts in found.items()}
-        if points := {size: interval(gain) for size, gain in gains.items() if gain is not None}:
-            courses[arm] = points
     trained = ", ".join(
         f"{parts[0].tokens / 1e6:.1f} M tokens with {MILLIONS[model]} M parameters" for model, parts in found.items()
     )
@@ -127,14 +127,36 @@ def page(study: Path) -> str:
         f"{MILLIONS[model]} M, " + ", ".join(f"`{name}`" for name in PARTS[model] if _of_name(study, name))
         for model in found
     ) + "."))  # fmt: skip
-    if courses:
-        draw_courses(courses, "parameters, in millions", study / "figures", "sizes", over="")
-        alt = f"Gain in {DRAWN_IN} by the model's number of parameters, for {joined(list(courses))}"
-        held = joined([f"`{arm}` over `{over}`" for arm, over in DRAWN if arm in courses])
-        blocks.append(Picture("sizes", alt, f"Mean gain in {DRAWN_IN} with 95 % intervals: {held}."))
+    gains = {arm: _by_size(found, gain_in, arm, over, DRAWN_IN) for arm, over in DRAWN}
+    held = joined([f"`{arm}` over `{over}`" for arm, over in DRAWN if gains[arm]])
+    said = f"Mean gain in {DRAWN_IN} with 95 % intervals: {held}."
+    blocks += _drawn(gains, study / "figures", "sizes", "gain", f"Gain in {DRAWN_IN}", said)
+    own = {label: _by_size(found, own_in, *of) for label, of in OWN_DRAWN.items()}
+    said = (
+        "Own part, the gain minus that in the virtual twin, with 95 % intervals: under a format's name that of `rung`, "
+        f"beside it that of `stiff_matched` in {DRAWN_IN}."
+    )
+    blocks += _drawn(own, study / "figures", "own_parts", "own part", "Own part of the gain", said)
     document = Document("Sizes", "What every arm gains in every format, by the model's size", blocks,
                         [Section("The numbers", "", [table(found)])])  # fmt: skip
     return to_markdown(document).replace("## Answer so far\n\n", "", 1)
+
+
+def _by_size(
+    found: dict[str, list[Part]], measure: Callable[..., np.ndarray | None], arm: str, over: str, entry: str
+) -> dict[float, Interval]:
+    gains = {MILLIONS[model]: measure(parts, arm, over, entry) for model, parts in found.items()}
+    return {size: interval(gain) for size, gain in gains.items() if gain is not None}
+
+
+def _drawn(
+    courses: dict[str, dict[float, Interval]], folder: Path, name: str, of: str, shown: str, said: str
+) -> list[Block]:
+    """Return a figure of the courses that have a point, and draw it; none if none has."""
+    if not (courses := {label: points for label, points in courses.items() if points}):
+        return []
+    draw_courses(courses, "parameters, in millions", folder, name, of)
+    return [Picture(name, f"{shown} by the model's number of parameters, for {joined(list(courses))}", said)]
 
 
 def main(arguments: list[str]) -> None:

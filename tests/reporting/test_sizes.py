@@ -77,6 +77,24 @@ def test_each_gain_stands_in_its_models_column_and_from_the_first_part_that_has_
     assert "| 0.17 M | 1.3 M |" in text and "5.8" not in text, "models of which nothing is trained have no column"
 
 
+def test_figures_show_gains_of_one_format_and_own_parts_of_each(study, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(sizes, "draw_courses", lambda courses, _, __, name, of: drawn.update({name: (of, courses)}))
+    text = sizes.page(study)
+    about = {
+        name: (of, {label: list(points) for label, points in courses.items()}) for name, (of, courses) in drawn.items()
+    }
+    assert about == {"sizes": ("gain", {"stiff_matched": [1.3]}), "own_parts": ("own part", {"E4M3": [0.17]})}
+    gain, own = drawn["sizes"][1]["stiff_matched"][1.3], drawn["own_parts"][1]["E4M3"][0.17]
+    assert gain[0] == pytest.approx(-0.03, abs=3e-4) and own[0] == pytest.approx(0.01, abs=3e-4)
+    assert "figures/sizes.png" in text and "figures/own_parts.png" in text
+
+
+def test_what_no_part_has_is_not_drawn(tmp_path):
+    part(tmp_path / "formats", "pico", {("E4M3", "adamw"): 0.0, ("E4M3", "stiff_matched"): -0.02})
+    assert "figures/" not in sizes.page(tmp_path) and not (tmp_path / "figures").exists()
+
+
 def test_a_folder_without_parts_is_refused(tmp_path):
     with pytest.raises(UserError, match="no part of pico, nano, micro, mini, m50 and m124 in it"):
         sizes.page(tmp_path)

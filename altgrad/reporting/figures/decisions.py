@@ -58,11 +58,11 @@ def draw_profile(gains: np.ndarray, slopes: list[float], knees: list[float], fol
 
 
 def draw_courses(
-    courses: Mapping[str, Mapping[float, Interval]], what: str, folder: Path, name: str, over: str = "over AdamW"
+    courses: Mapping[str, Mapping[float, Interval]], what: str, folder: Path, name: str, of: str = "gain over AdamW"
 ) -> None:
     """Draw gains by something that grows by factors, such as training steps, as ``folder/name``: a line per course.
 
-    ``courses`` has for each line its points, ``what`` says what grows, ``over`` what all gains are over, if one thing.
+    ``courses`` has for each line its points, ``what`` says what grows, ``of`` what the points are.
     """
     places = sorted({place for points in courses.values() for place in points})
     with drawing():
@@ -76,7 +76,7 @@ def draw_courses(
         axes.set_xscale("log", base=2)
         axes.set_xticks(places, [f"{place:,}" for place in places])
         axes.minorticks_off()
-        axes.set(xlabel=what, ylabel=f"gain {over} (nats per token)".replace("  ", " "))
+        axes.set(xlabel=what, ylabel=f"{of} (nats per token)")
         figure.legend(loc="outside upper center", ncols=len(courses))
         save(figure, folder, name)
 
