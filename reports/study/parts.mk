@@ -148,8 +148,8 @@ STUDY_length-3200-shared := $(LONG) $(RATES_3200) optimizers.adamw.decay=0 \
 	grid.formats=[E3M4] grid.optimizers=[adamw,stiff_matched] grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
 
 # Or is it unequal steps as such, whatever weights they fall on?
-STUDY_tuning-3200-permuted := $(LONG) grid.formats=[E3M4] grid.optimizers=[permuted_matched] grid.lr_scales=[0.35,0.5,0.7,1,1.4] \
-	grid.seeds=[10,11]
+STUDY_tuning-3200-permuted := $(LONG) grid.formats=[E3M4] grid.optimizers=[permuted_matched] \
+	grid.lr_scales=[0.35,0.5,0.7,1,1.4] grid.seeds=[10,11]
 # The best of those five is the rate that it has.
 STUDY_length-3200-permuted := $(LONG) $(RATES_3200) grid.formats=[E3M4] grid.optimizers=[adamw,stiff_matched,permuted_matched] \
 	grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
@@ -180,8 +180,8 @@ STUDY_length-3200-slow := $(filter-out $(addsuffix %,optimizers.adamw.plain_lr= 
 # As long trained, in models of half and of twice the width.
 of_width = $(filter-out grid.optimizers=%,$(call lasting,3200)) models.pico.width=$(1) grid.formats=[E3M4] \
 	grid.optimizers=[adamw,stiff_matched]
-tuned_width = $(call of_width,$(1)) optimizers.adamw.lr=2.1e-3 optimizers.stiff_matched.lr=4.2e-3 grid.lr_scales=[0.25,0.5,1,2] \
-	grid.seeds=[10,11]
+tuned_width = $(call of_width,$(1)) optimizers.adamw.lr=2.1e-3 optimizers.stiff_matched.lr=4.2e-3 \
+	grid.lr_scales=[0.25,0.5,1,2] grid.seeds=[10,11]
 STUDY_tuning-3200-narrow := $(call tuned_width,32)
 # The largest was the best of four for both.
 STUDY_tuning-3200-narrow-higher := $(filter-out grid.lr_scales=%,$(STUDY_tuning-3200-narrow)) grid.lr_scales=[4,8]
@@ -217,8 +217,8 @@ STUDY_length-3200-masterless := $(LENGTH_MASTERLESS) grid.formats=[E3M4]
 STUDY_length-3200-masterless-twin := $(LENGTH_MASTERLESS) grid.formats=$(call list,$(call twins,E3M4))
 
 # What quantizing the weights of trained models costs, by how long they were trained: the cells of AdamW of three lengths.
-gate-tokens = $(filter-out grid.baseline=% grid.optimizers=%,$(call lasting,$(1))) $(RATES_$(1)) grid.formats=[virtual.E3M4] grid.baseline=virtual.E3M4 \
-	grid.optimizers=[adamw] grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
+gate-tokens = $(filter-out grid.baseline=% grid.optimizers=%,$(call lasting,$(1))) $(RATES_$(1)) grid.formats=[virtual.E3M4] \
+	grid.baseline=virtual.E3M4 grid.optimizers=[adamw] grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
 quantized-after = python -m altgrad.diagnostics ptq $(foreach seed,20 21 22 23 24,virtual.E3M4-adamw-$(seed)-1) \
 	--weights-only --formats E1M1 E2M0 E1M2 E2M1 E3M0 --out reports/study/gate-tokens/$(1)/after.csv
 $(foreach steps,200 800 3200,\
@@ -247,7 +247,8 @@ STUDY_tuning-nano-shared := $(call shared-nano,one_changed)
 STUDY_tuning-nano-shared-higher := $(call shared-nano,higher_plain)
 STUDY_tuning-nano-shared-highest := $(call shared-nano,highest_plain)
 # The best of each: embeddings four times as fast for both, a third of the decay for adamw, none for the other.
-STUDY_ladder-nano-shared := $(filter-out $(addsuffix %,optimizers.adamw.plain_lr= optimizers.stiff_matched.plain_lr=),$(LADDER_NANO)) \
+STUDY_ladder-nano-shared := \
+	$(filter-out $(addsuffix %,optimizers.adamw.plain_lr= optimizers.stiff_matched.plain_lr=),$(LADDER_NANO)) \
 	grid.formats=[E3M4] optimizers.adamw.plain_lr=9.6e-2 optimizers.stiff_matched.plain_lr=9.6e-2 \
 	optimizers.adamw.decay=1e-4 ++optimizers.stiff_matched.decay=0
 
@@ -271,36 +272,43 @@ STUDY_ladder-micro := $(LADDER_MICRO) grid.formats=[E3M4]
 STUDY_ladder-micro-twin := $(LADDER_MICRO) grid.formats=$(call list,$(call twins,E3M4))
 
 # The formats and the other arms there: the best control and those without masters, at rates of their own.
-STUDY_ladder-micro-formats := $(filter-out grid.baseline=%,$(LADDER_MICRO)) grid.baseline=E4M3 grid.formats=[E4M3,E5M2,E3M4,E1M6]
+STUDY_ladder-micro-formats := $(filter-out grid.baseline=%,$(LADDER_MICRO)) grid.baseline=E4M3 \
+	grid.formats=[E4M3,E5M2,E3M4,E1M6]
 STUDY_tuning-micro-arms := $(filter-out grid.optimizers=% optimizers.muon.lr=%,$(call largest,400)) optimizers.muon.lr=1.2e-2 \
 	optimizers.adamw_sr.lr=1.05e-3 optimizers.rung.lr=2.0 grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[0.25,0.5,1] \
 	grid.optimizers=[muon,adamw_sr,rung]
-STUDY_tuning-micro-arms-higher := $(filter-out grid.optimizers=% optimizers.muon.lr=%,$(call largest,400)) optimizers.muon.lr=1.2e-2 \
+STUDY_tuning-micro-arms-higher := $(filter-out grid.optimizers=% optimizers.muon.lr=%,$(call largest,400)) \
+	optimizers.muon.lr=1.2e-2 \
 	optimizers.rung.lr=2.0 grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[2] grid.optimizers=[muon,rung]
 # The best of those three for adamw_sr, of four for the others, each between two others.
-STUDY_ladder-micro-arms := $(filter-out grid.optimizers=% optimizers.muon.lr=%,$(LADDER_MICRO)) optimizers.permuted_matched.lr=5.25e-4 \
+STUDY_ladder-micro-arms := $(filter-out grid.optimizers=% optimizers.muon.lr=%,$(LADDER_MICRO)) \
+	optimizers.permuted_matched.lr=5.25e-4 \
 	optimizers.muon.lr=1.2e-2 optimizers.adamw_sr.lr=5.25e-4 optimizers.rung.lr=2.0 grid.formats=[E3M4] \
 	grid.optimizers=[adamw,stiff_matched,permuted_matched,muon,adamw_sr,rung]
 
 # Seventy times the parameters, as many steps and tokens.
-STUDY_tuning-mini := $(subst micro,mini,$(call largest,400)) grid.formats=[E3M4] grid.seeds=[10] grid.lr_scales=[0.0625,0.125,0.25]
+STUDY_tuning-mini := $(subst micro,mini,$(call largest,400)) grid.formats=[E3M4] grid.seeds=[10] \
+	grid.lr_scales=[0.0625,0.125,0.25]
 # The best of those three for both, the rates of micro.
 LADDER_MINI := $(subst micro,mini,$(LADDER_MICRO))
 STUDY_ladder-mini := $(LADDER_MINI) grid.formats=[E3M4]
 STUDY_ladder-mini-twin := $(LADDER_MINI) grid.formats=$(call list,$(call twins,E3M4))
 
 # The formats in the larger model, beside the same step sizes at the wrong weights, at the rate of stiff_matched.
-STUDY_ladder-nano-formats := $(filter-out grid.optimizers=% grid.baseline=%,$(LADDER_NANO)) optimizers.permuted_matched.lr=2.1e-3 \
+STUDY_ladder-nano-formats := $(filter-out grid.optimizers=% grid.baseline=%,$(LADDER_NANO)) \
+	optimizers.permuted_matched.lr=2.1e-3 \
 	grid.optimizers=[adamw,stiff_matched,permuted_matched] grid.baseline=E4M3 grid.formats=[E4M3,E5M2,E3M4,E1M6]
 
 # The other arms in the larger model: the best two of `controls`, and those without masters.
 OTHERS := best_profile muon adamw_sr rung
-STUDY_tuning-nano-arms := $(filter-out grid.optimizers=%,$(call larger,400)) optimizers.adamw_sr.lr=4.2e-3 optimizers.rung.lr=4.0 \
+STUDY_tuning-nano-arms := $(filter-out grid.optimizers=%,$(call larger,400)) optimizers.adamw_sr.lr=4.2e-3 \
+	optimizers.rung.lr=4.0 \
 	grid.formats=[E3M4] grid.seeds=[10,11] grid.lr_scales=[0.25,0.5,1] grid.optimizers=$(call list,$(OTHERS))
 STUDY_tuning-nano-arms-lower := $(filter-out grid.optimizers=%,$(call larger,400)) optimizers.adamw_sr.lr=4.2e-3 \
 	grid.formats=[E3M4] grid.seeds=[10,11] grid.lr_scales=[0.125] grid.optimizers=[adamw_sr]
 # The best of those three for each, or of four.
-STUDY_ladder-nano-arms := $(filter-out grid.optimizers=% optimizers.muon.lr=%,$(LADDER_NANO)) optimizers.best_profile.lr=2.1e-3 \
+STUDY_ladder-nano-arms := $(filter-out grid.optimizers=% optimizers.muon.lr=%,$(LADDER_NANO)) \
+	optimizers.best_profile.lr=2.1e-3 \
 	optimizers.muon.lr=1.2e-2 optimizers.adamw_sr.lr=1.05e-3 optimizers.rung.lr=2.0 grid.formats=[E3M4] \
 	grid.optimizers=$(call list,adamw $(OTHERS))
 STUDY_ladder-nano-arms-twin := $(filter-out grid.formats=% grid.optimizers=%,$(STUDY_ladder-nano-arms)) \
@@ -321,8 +329,8 @@ STUDY_tuning-rungs := $(TUNED) $(RUNGS_ARMS) optimizers.adamw_sr.lr=4.2e-3 optim
 STUDY_tuning-rungs-lower := $(TUNED) grid.baseline=E5M2 grid.formats=[E5M2] grid.optimizers=[rung] optimizers.rung.lr=4.0 \
 	grid.lr_scales=[0.125,0.175]
 # The best of those for each; that of adamw_sr is the same in all three.
-rungs = $(JUDGED) $(SIX_SEEDS) grid.baseline=$(1) grid.formats=$(call list,$(call twins,$(1))) grid.optimizers=[adamw,adamw_sr,rung] \
-	optimizers.adamw_sr.lr=2.94e-3 optimizers.rung.lr=$(2)
+rungs = $(JUDGED) $(SIX_SEEDS) grid.baseline=$(1) grid.formats=$(call list,$(call twins,$(1))) \
+	grid.optimizers=[adamw,adamw_sr,rung] optimizers.adamw_sr.lr=2.94e-3 optimizers.rung.lr=$(2)
 STUDY_rungs-E4M3 := $(call rungs,E4M3,2.0)
 STUDY_rungs-E5M2 := $(call rungs,E5M2,1.0)
 STUDY_rungs-E1M6 := $(call rungs,E1M6,5.6)
@@ -346,23 +354,24 @@ STUDY_ladder-nano-rungs-E4M3 := $(call judged_rungs,larger,E4M3,$(NANO_BESIDE),2
 STUDY_ladder-nano-rungs-E5M2 := $(call judged_rungs,larger,E5M2,$(NANO_BESIDE),0.5)
 STUDY_ladder-nano-rungs-E1M6 := $(call judged_rungs,larger,E1M6,$(NANO_BESIDE),2.8)
 # The same arms on rungs 256 times finer: which of those are the format's own?
-finer = $(filter-out grid.baseline=% grid.formats=% grid.optimizers=%,$(STUDY_ladder-$(1)-rungs-$(2))) grid.baseline=virtual.$(2) \
-	grid.formats=[virtual.$(2)] grid.optimizers=[adamw_sr,rung]
+finer = $(filter-out grid.baseline=% grid.formats=% grid.optimizers=%,$(STUDY_ladder-$(1)-rungs-$(2))) \
+	grid.baseline=virtual.$(2) grid.formats=[virtual.$(2)] grid.optimizers=[adamw_sr,rung]
 $(foreach fmt,$(IN_RUNGS),$(foreach size,nano micro,\
 	$(eval STUDY_ladder-$(size)-rungs-virtual.$(fmt) = $$(call finer,$(size),$(fmt)))\
 	$(eval KEPT_ladder-$(size)-rungs-virtual.$(fmt) := ladder-$(size)-rungs/virtual.$(fmt))))
 
 # E1M6's own part again, the only one above zero: other seeds, and both arms tuned in the format and without it.
-both_arms = $(filter-out grid.baseline=% grid.optimizers=%,$(call larger,400)) grid.baseline=$(1) grid.optimizers=[adamw_sr,rung]
-STUDY_tuning-nano-rungs-own := $(call both_arms,E1M6) grid.formats=$(call list,$(call twins,E1M6)) optimizers.adamw_sr.lr=1.05e-3 \
-	optimizers.rung.lr=2.8 grid.lr_scales=[0.7,1,1.4] grid.seeds=[10,11]
+both_arms = $(filter-out grid.baseline=% grid.optimizers=%,$(call larger,400)) grid.baseline=$(1) \
+	grid.optimizers=[adamw_sr,rung]
+STUDY_tuning-nano-rungs-own := $(call both_arms,E1M6) grid.formats=$(call list,$(call twins,E1M6)) \
+	optimizers.adamw_sr.lr=1.05e-3 optimizers.rung.lr=2.8 grid.lr_scales=[0.7,1,1.4] grid.seeds=[10,11]
 # The largest was the best of three for adamw_sr, the smallest for rung: twice the one, half the other.
-STUDY_tuning-nano-rungs-own-further := $(call both_arms,E1M6) grid.formats=$(call list,$(call twins,E1M6)) optimizers.adamw_sr.lr=2.1e-3 \
-	optimizers.rung.lr=1.4 grid.lr_scales=[1] grid.seeds=[10,11]
+STUDY_tuning-nano-rungs-own-further := $(call both_arms,E1M6) grid.formats=$(call list,$(call twins,E1M6)) \
+	optimizers.adamw_sr.lr=2.1e-3 optimizers.rung.lr=1.4 grid.lr_scales=[1] grid.seeds=[10,11]
 # The best of four for each, the same in the format and without it, between two others.
 $(foreach entry,E1M6 virtual.E1M6,\
-	$(eval STUDY_ladder-nano-rungs-own-$(entry) := $$(call both_arms,$(entry)) grid.formats=[$(entry)] optimizers.adamw_sr.lr=1.47e-3 \
-		optimizers.rung.lr=1.96 grid.lr_scales=[1] grid.seeds=[30,31,32,33,34,35,36,37])\
+	$(eval STUDY_ladder-nano-rungs-own-$(entry) := $$(call both_arms,$(entry)) grid.formats=[$(entry)] \
+	optimizers.adamw_sr.lr=1.47e-3 optimizers.rung.lr=1.96 grid.lr_scales=[1] grid.seeds=[30,31,32,33,34,35,36,37])\
 	$(eval KEPT_ladder-nano-rungs-own-$(entry) := ladder-nano-rungs-own/$(entry)))
 
 # And with 5.8 M parameters, around the rates of 1.3 M.
@@ -378,14 +387,15 @@ MICRO_BESIDE := $(RATES_micro) optimizers.adamw_sr.lr=5.25e-4 grid.seeds=[20,21,
 STUDY_ladder-micro-rungs-E4M3 := $(call judged_rungs,largest,E4M3,$(MICRO_BESIDE),1.0)
 STUDY_ladder-micro-rungs-E5M2 := $(call judged_rungs,largest,E5M2,$(MICRO_BESIDE),0.5)
 STUDY_ladder-micro-rungs-E1M6 := $(call judged_rungs,largest,E1M6,$(MICRO_BESIDE),0.7)
-STUDY_ladder-micro-muon := $(filter-out grid.optimizers=% optimizers.muon.lr=%,$(STUDY_ladder-micro-formats)) optimizers.muon.lr=1.2e-2 \
-	grid.optimizers=[adamw,muon]
+STUDY_ladder-micro-muon := $(filter-out grid.optimizers=% optimizers.muon.lr=%,$(STUDY_ladder-micro-formats)) \
+	optimizers.muon.lr=1.2e-2 grid.optimizers=[adamw,muon]
 
 # Decay and the rate of embeddings there, one of the two changed at a time, after what they had.
 MICRO_adamw := base:adamw$(comma)lr:3.75e-4
 MICRO_stiff := base:adamw$(comma)lr:5.25e-4$(comma)stiffness:ulp$(comma)match_rms:true
 micro = $(call with_shared,MICRO,$(1),$(2),$(3))
-few_changed = $(foreach decay,3e-4 0,$(call $(1),$(2),$(decay),2.4e-2)) $(foreach rate,4.8e-2 9.6e-2,$(call $(1),$(2),3e-4,$(rate)))
+few_changed = $(foreach decay,3e-4 0,$(call $(1),$(2),$(decay),2.4e-2)) \
+	$(foreach rate,4.8e-2 9.6e-2,$(call $(1),$(2),3e-4,$(rate)))
 shared-micro = $(filter-out grid.optimizers=%,$(call largest,400)) grid.formats=[E3M4] grid.lr_scales=[1] grid.seeds=[10] \
 	$(call either,$(1),micro) grid.optimizers=$(call list,$(call either,$(1),long_name))
 STUDY_tuning-micro-shared := $(call shared-micro,few_changed)
@@ -404,18 +414,18 @@ STUDY_formats := $(FORMATS_PICO) grid.optimizers=[adamw,stiff_matched,permuted_m
 STUDY_formats-muon := $(FORMATS_PICO) optimizers.muon.lr=2.4e-2 grid.optimizers=[adamw,muon]
 
 # The null in each format in the model of 5.8 M parameters, and the arms without masters there on rungs 256 times finer.
-STUDY_ladder-micro-null := $(filter-out grid.optimizers=%,$(STUDY_ladder-micro-formats)) optimizers.permuted_matched.lr=5.25e-4 \
-	grid.optimizers=[adamw,stiff_matched,permuted_matched]
+STUDY_ladder-micro-null := $(filter-out grid.optimizers=%,$(STUDY_ladder-micro-formats)) \
+	optimizers.permuted_matched.lr=5.25e-4 grid.optimizers=[adamw,stiff_matched,permuted_matched]
 STUDY_ladder-micro-arms-twin := $(filter-out grid.formats=% grid.optimizers=%,$(STUDY_ladder-micro-arms)) \
 	grid.formats=$(call list,$(call twins,E3M4)) grid.optimizers=[adamw_sr,rung]
 
-# Three hundred and 740 times the parameters, for a GPU, as many steps and tokens; and the model of 5.8 M for eight times as many.
+# Three hundred and 740 times the parameters, for a GPU, as many steps and tokens; and 5.8 M for eight times as many.
 # Weights are written down once, at the end.
 MODEL_m50 := ++models.m50={layers:12,width:576,heads:9,context:256}
 MODEL_m124 := ++models.m124={layers:17,width:768,heads:12,context:256}
 MODEL_micro := models.micro.threads=1
-on_gpu = $(filter-out model=% grid.optimizers=%,$(call larger,$(2))) model=$(1) $(MODEL_$(1)) train.batch=8 train.eval_every=400 \
-	train.checkpoint_every=3300 monitor.every=400 monitor.probes=1 grid.formats=[E3M4]
+on_gpu = $(filter-out model=% grid.optimizers=%,$(call larger,$(2))) model=$(1) $(MODEL_$(1)) train.batch=8 \
+	train.eval_every=400 train.checkpoint_every=3300 monitor.every=400 monitor.probes=1 grid.formats=[E3M4]
 TUNED_ON_GPU := grid.seeds=[10] grid.lr_scales=[0.03125,0.0625,0.125,0.25] grid.optimizers=$(call list,$(LARGER))
 STUDY_tuning-m50 := $(call on_gpu,m50,400) $(TUNED_ON_GPU)
 STUDY_tuning-m50-lower := $(filter-out grid.lr_scales=% grid.optimizers=%,$(STUDY_tuning-m50)) grid.lr_scales=[0.015625] \
@@ -443,7 +453,8 @@ STUDY_ladder-nano-3300-E4M3 := $(filter-out grid.baseline=%,$(call larger,3300))
 # Another kind of text: the documentation that five installed packages carry, at rates of its own.
 DOCSTRINGS := scratch/docstrings
 TEXTS = test -d $(DOCSTRINGS) || python -m altgrad.data.docstrings $(DOCSTRINGS) torch scipy pandas numpy matplotlib
-ON_DOCSTRINGS = $(filter-out corpus=%,$(call lasting,200)) corpus=docstrings ++corpora.docstrings={source:local$(comma)path:$(DOCSTRINGS)}
+ON_DOCSTRINGS = $(filter-out corpus=%,$(call lasting,200)) corpus=docstrings \
+	++corpora.docstrings={source:local$(comma)path:$(DOCSTRINGS)}
 BEFORE_tuning-corpus = $(TEXTS)
 BEFORE_corpus = $(TEXTS)
 STUDY_tuning-corpus := $(ON_DOCSTRINGS) grid.formats=[E3M4] grid.seeds=[10,11,12] grid.lr_scales=[0.5,0.7,1,1.4,2]
@@ -498,12 +509,12 @@ STUDY_no-significand := $(NOW) grid.seeds=[30,31,32] grid.lr_scales=[0.25,1,4,16
 
 PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-bits low-bits \
 	tuning-controls controls tuning-masterless masterless tuning-arms tuning-arms-higher arms \
-	gate-formats gate-formats-blocks gate-rounding tuning-800 tuning-800-higher length-800 tuning-3200 tuning-3200-higher length-3200 \
-	tuning-3200-fading length-3200-fading tuning-3200-shared tuning-3200-shared-higher length-3200-shared \
+	gate-formats gate-formats-blocks gate-rounding tuning-800 tuning-800-higher length-800 tuning-3200 tuning-3200-higher \
+	length-3200 tuning-3200-fading length-3200-fading tuning-3200-shared tuning-3200-shared-higher length-3200-shared \
 	tuning-3200-permuted length-3200-permuted length-3200-rate \
 	tuning-3200-batch-4 tuning-3200-batch-4-higher length-3200-batch-4 \
-	tuning-800-batch-64 tuning-800-batch-64-higher length-800-batch-64 length-3200-slow tuning-3200-narrow tuning-3200-narrow-higher \
-	tuning-3200-narrow-highest tuning-3200-wide length-3200-narrow length-3200-wide length-3200-pruned \
+	tuning-800-batch-64 tuning-800-batch-64-higher length-800-batch-64 length-3200-slow tuning-3200-narrow \
+	tuning-3200-narrow-higher tuning-3200-narrow-highest tuning-3200-wide length-3200-narrow length-3200-wide length-3200-pruned \
 	tuning-3200-masterless length-3200-masterless length-3200-masterless-twin \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin tuning-nano ladder-nano ladder-nano-twin \
 	tuning-nano-shared tuning-nano-shared-higher tuning-nano-shared-highest ladder-nano-shared \
@@ -511,10 +522,12 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-micro-arms tuning-micro-arms-higher ladder-micro-formats ladder-micro-arms \
 	tuning-mini ladder-mini ladder-mini-twin tuning-m50 tuning-m50-lower ladder-m50 tuning-m124 tuning-m124-lower ladder-m124 \
 	tuning-micro-3300 ladder-micro-3300 ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
-	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon formats formats-muon tuning-madam madam tuning-rungs tuning-rungs-lower \
-	$(foreach part,rungs tuning-nano-rungs ladder-nano-rungs tuning-micro-rungs ladder-micro-rungs,$(addprefix $(part)-,$(IN_RUNGS))) \
+	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon formats formats-muon tuning-madam madam tuning-rungs \
+	tuning-rungs-lower \
+	$(foreach part,rungs tuning-nano-rungs ladder-nano-rungs tuning-micro-rungs ladder-micro-rungs,\
+	$(addprefix $(part)-,$(IN_RUNGS))) \
 	$(foreach size,nano micro,$(addprefix ladder-$(size)-rungs-virtual.,$(IN_RUNGS))) \
 	tuning-nano-rungs-E4M3-higher tuning-nano-rungs-own tuning-nano-rungs-own-further \
 	$(addprefix ladder-nano-rungs-own-,E1M6 virtual.E1M6) $(addprefix tuning-micro-rungs-,E4M3-lower E1M6-lower E1M6-lowest) \
-	ladder-micro-null ladder-micro-muon tuning-micro-shared ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano tuning-corpus corpus tuning-plain-arms \
-	what-if no-significand
+	ladder-micro-null ladder-micro-muon tuning-micro-shared ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano \
+	tuning-corpus corpus tuning-plain-arms what-if no-significand
