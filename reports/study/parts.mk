@@ -216,6 +216,11 @@ LENGTH_MASTERLESS := $(masterless-3200) optimizers.adamw_sr.lr=2.94e-3 optimizer
 STUDY_length-3200-masterless := $(LENGTH_MASTERLESS) grid.formats=[E3M4]
 STUDY_length-3200-masterless-twin := $(LENGTH_MASTERLESS) grid.formats=$(call list,$(call twins,E3M4))
 
+# Masters and none in one part, on other seeds, at the rates of those two lengths.
+STUDY_length-3200-masters := $(filter-out grid.optimizers=%,$(masterless-3200)) optimizers.adamw.lr=2.1e-3 \
+	optimizers.adamw_sr.lr=2.94e-3 grid.optimizers=[adamw,adamw_sr] grid.lr_scales=[1] grid.seeds=[25,26,27,28,29] \
+	grid.formats=$(call list,$(call twins,E3M4))
+
 # What quantizing the weights of trained models costs, by how long they were trained: the cells of AdamW of three lengths.
 gate-tokens = $(filter-out grid.baseline=% grid.optimizers=%,$(call lasting,$(1))) $(RATES_$(1)) grid.formats=[virtual.E3M4] \
 	grid.baseline=virtual.E3M4 grid.optimizers=[adamw] grid.lr_scales=[1] grid.seeds=[20,21,22,23,24]
@@ -413,6 +418,10 @@ FORMATS_PICO := $(JUDGED) $(EIGHT_SEEDS) grid.baseline=E4M3 grid.formats=[E4M3,E
 STUDY_formats := $(FORMATS_PICO) grid.optimizers=[adamw,stiff_matched,permuted_matched]
 STUDY_formats-muon := $(FORMATS_PICO) optimizers.muon.lr=2.4e-2 grid.optimizers=[adamw,muon]
 
+# Every 8-bit split with its twin; E0M7 has the values of E1M6.
+STUDY_splits := $(filter-out grid.formats=%,$(FORMATS_PICO)) grid.optimizers=[adamw,stiff_matched] \
+	grid.formats=$(call list,$(call twins,E1M6 E2M5 E3M4 E4M3 E5M2 E6M1 E7M0))
+
 # The null in each format in the model of 5.8 M parameters, and the arms without masters there on rungs 256 times finer.
 STUDY_ladder-micro-null := $(filter-out grid.optimizers=%,$(STUDY_ladder-micro-formats)) \
 	optimizers.permuted_matched.lr=5.25e-4 grid.optimizers=[adamw,stiff_matched,permuted_matched]
@@ -515,14 +524,14 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	tuning-3200-batch-4 tuning-3200-batch-4-higher length-3200-batch-4 \
 	tuning-800-batch-64 tuning-800-batch-64-higher length-800-batch-64 length-3200-slow tuning-3200-narrow \
 	tuning-3200-narrow-higher tuning-3200-narrow-highest tuning-3200-wide length-3200-narrow length-3200-wide length-3200-pruned \
-	tuning-3200-masterless length-3200-masterless length-3200-masterless-twin \
+	tuning-3200-masterless length-3200-masterless length-3200-masterless-twin length-3200-masters \
 	gate-tokens-200 gate-tokens-800 gate-tokens-3200 length-3200-twin tuning-nano ladder-nano ladder-nano-twin \
 	tuning-nano-shared tuning-nano-shared-higher tuning-nano-shared-highest ladder-nano-shared \
 	tuning-nano-3300 tuning-nano-3300-lower ladder-nano-3300 tuning-micro tuning-micro-lower ladder-micro ladder-micro-twin \
 	tuning-micro-arms tuning-micro-arms-higher ladder-micro-formats ladder-micro-arms \
 	tuning-mini ladder-mini ladder-mini-twin tuning-m50 tuning-m50-lower ladder-m50 tuning-m124 tuning-m124-lower ladder-m124 \
 	tuning-micro-3300 ladder-micro-3300 ladder-nano-formats tuning-nano-arms tuning-nano-arms-lower ladder-nano-arms \
-	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon formats formats-muon tuning-madam madam tuning-rungs \
+	ladder-nano-arms-twin ladder-nano-bf16 ladder-nano-muon formats formats-muon splits tuning-madam madam tuning-rungs \
 	tuning-rungs-lower \
 	$(foreach part,rungs tuning-nano-rungs ladder-nano-rungs tuning-micro-rungs ladder-micro-rungs,\
 	$(addprefix $(part)-,$(IN_RUNGS))) \
