@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +15,7 @@ from altgrad.reporting.failures import FORETOLD, foretold, limit_of
 from altgrad.reporting.hypotheses import LEVEL, names
 from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.paired import two_sided, with_interval
-from altgrad.reporting.statistics import wilson
+from altgrad.reporting.statistics import rank_correlation, wilson
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import number, p_value, percent_of, signed
 
@@ -44,11 +44,12 @@ def gate_formats(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
         )
         rows += [[f"**{name}**", with_interval(above[name]), best, p_value(p[name])] for name in others]
     eight = [name for name in LAW_ORDER if name in table]
-    if len(eight) > 1:
+    rho, _ = rank_correlation(table[eight].mean(), pd.Series(range(len(eight)), index=eight))
+    if not math.isnan(rho):
         found = sorted(eight, key=lambda name: table[name].mean())
         said.append(
             f"**G2, 8 bits.** From the lowest loss: {names(found)}. The law: {names(eight)}. Spearman's rank "
-            f"correlation {signed(_rank_correlation(found, eight), 2)}."
+            f"correlation {signed(rho, 2)}."
         )
         above = {name: (table[name] - table[found[0]]).to_numpy() for name in found[1:]}
         rows += [[f"**{name}**", with_interval(above[name]), found[0], "–"] for name in above]
@@ -197,9 +198,3 @@ def _rate(scale: float | None) -> str:
 def _width(name: str) -> int | None:
     """Return the bits of a split's name such as E4M3, ``None`` for another entry."""
     return 1 + int(name[1]) + int(name[3]) if re.fullmatch(r"E\dM\d", name) else None
-
-
-def _rank_correlation(order: Sequence[str], other: Sequence[str]) -> float:
-    """Return Spearman's correlation of two orders of the same names."""
-    n = len(order)
-    return 1 - 6 * sum((order.index(name) - other.index(name)) ** 2 for name in order) / (n * (n * n - 1))

@@ -257,8 +257,12 @@ def test_gains_are_drawn_by_size_for_each_number_of_tokens(tmp_path, monkeypatch
              ("ladder-nano", 400, "nano", 8, 0.2),
              ("ladder-m124", 400, "m124", 8, 0.3), ("ladder-other", 1, "pico", 1, 9.0)]  # fmt: skip
     for name, steps, model, batch, gain in parts:
-        rows = [(entry, arm, seed, 1.0, 3 - gain * (arm == "stiff_matched") * (1 + 0.1 * seed * (entry == "E3M4")))
-                for entry in ("E3M4", "virtual.E3M4") for arm in ("adamw", "stiff_matched") for seed in (-1, 0, 1)]
+        rows = [
+            (entry, arm, seed, 1.0, 3 - gain * (arm == "stiff_matched") * (1 + 0.1 * seed * (entry == "E3M4")))
+            for entry in ("E3M4", "virtual.E3M4")
+            for arm in ("adamw", "stiff_matched")
+            for seed in (-1, 0, 1)
+        ]
         train = {"steps": steps, "batch": batch, "grad_accumulation": 1}
         arms = {"adamw": PLAIN, "stiff_matched": {**PLAIN, "stiffness": "ulp"}}
         study(tmp_path / name, rows, arms, train=train, model=model, models=sizes)
@@ -376,9 +380,7 @@ def test_runs_fail_that_diverge_or_stay_near_the_untrained_loss(works_up_to, ver
         if not (fmt == "E4M3" and rate == 16)
     ]
     grid = {"formats": ["E4M3", "E7M0"], "optimizers": list(arms), "seeds": list(seeds), "lr_scales": rates}
-    folder = study(
-        tmp_path / "no-significand", rows, arms, grid | {"baseline": "E4M3"}, tokenizer={"vocab_size": 1024}
-    )
+    folder = study(tmp_path / "no-significand", rows, arms, grid | {"baseline": "E4M3"}, tokenizer={"vocab_size": 1024})
     text = decide(folder)
     failed = {0: 80, 4: 20, 0.3: 76}[works_up_to]
     low, high = stats.binomtest(failed, 80).proportion_ci(method="wilson")
@@ -405,6 +407,13 @@ def test_the_order_of_formats_is_held_against_the_laws(tmp_path):
     )
     assert "**G3, 5 bits.**" in few and "8 bits.**" not in few
     orders = [[level[name] for name in LAW_ORDER], range(8)]
+    assert f"correlation +{stats.spearmanr(*orders).statistic:.2f}" in text
+    (tmp_path / "tied").mkdir()
+    same = [("E0M7", *row[1:]) for row in rows if row[0] == "E1M6"]  # one set of values, and so the same losses
+    text = decide(
+        study(tmp_path / "tied" / "gate-formats", [row for row in rows if row[0] != "E0M7"] + same, {"adamw": PLAIN})
+    )
+    orders[0][LAW_ORDER.index("E0M7")] = level["E1M6"]
     assert f"correlation +{stats.spearmanr(*orders).statistic:.2f}" in text
 
 
