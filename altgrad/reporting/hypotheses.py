@@ -129,6 +129,35 @@ def own_parts(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     return [*map(Text, said), Table(columns, rows, note)]
 
 
+def splits(losses: pd.Series, plain: str, _: Path) -> list[Block]:
+    """What an arm gains in each format, and the format's own part of it, each with Holm over the formats."""
+    formats = [name for name in values_of(losses, "format") if not name.startswith(VIRTUAL)]
+    (arm,) = (name for name in values_of(losses, "optimizer") if name != plain)
+    gains = {fmt: gains_over(losses, plain, arm, fmt) for fmt in formats}
+    own = {fmt: gains[fmt] - gains_over(losses, plain, arm, VIRTUAL + fmt) for fmt in formats}
+    said, p_own = own_by_format("H6", arm, own)
+    p, told = told_apart(gains, f"`{plain}`", mark="")
+    rows = [
+        [f"**{fmt}**", with_interval(gains[fmt]), p_value(p[fmt]), with_interval(own[fmt]), p_value(p_own[fmt])]
+        for fmt in formats
+    ]
+    columns = [words("format"), Column(f"gain of {arm}"), Column("p"), Column("own part"), Column("p")]
+    note = (
+        f"Gain over `{plain}`, nats per token, with 95 % intervals over {len(losses.index.unique('seed'))} seeds, each "
+        f"by itself; p by Holm over the {len(formats)} formats of a column. Own part: the gain minus that in the "
+        "virtual twin."
+    )
+    return [said, Text(f"**H7.** `{arm}` ends {told}."), Table(columns, rows, note)]
+
+
+def own_by_format(hypothesis: str, arm: str, own: dict[str, np.ndarray]) -> tuple[Text, dict[str, float]]:
+    """Say in which formats their own part of what ``arm`` gains is told apart, and return its p, by Holm over all."""
+    p = holm({fmt: two_sided(part) for fmt, part in own.items()})
+    above, below, apart = sides(p, own)
+    found = f"above zero in {names(above)}; below in {names(below)}; not told apart in {names(apart)}"
+    return Text(f"**{hypothesis}.** The format's own part of what `{arm}` gains is {found}."), p
+
+
 def profile(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     """The map over knee and slope: gain of each at its best rate over the plain arm at its own; no claim."""
     means = losses.groupby(["optimizer", "lr_scale"]).mean()

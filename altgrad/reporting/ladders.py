@@ -38,11 +38,12 @@ OF = {"ladder-nano": "L2", "ladder-nano-twin": "L3", "ladder-nano-3300": "L4", "
       "ladder-mini": "L16", "ladder-mini-twin": "L17", "length-3200-shared": "L18",
       "ladder-nano-arms": "L9", "ladder-micro-arms": "L21", "ladder-nano-shared": "L22",
       "ladder-micro-arms-twin": "L36", "ladder-micro-3300": "L49",
+      "ladder-micro-shared": "L59",
       "length-3200-batch-4": "L25", "length-800-batch-64": "L26", "length-3200-slow": "L31"}  # fmt: skip
 OF_FORMATS = {"formats": ("L38", "L39"), "formats-muon": ("L40",), "ladder-nano-formats": ("L7", "L8"),
               "ladder-micro-formats": ("L19",), "ladder-micro-null": ("L19", "L35"),
               "ladder-nano-muon": ("L32",), "ladder-micro-muon": ("L57",)}  # fmt: skip
-OF_BOTH = {"ladder-m50": ("L45", "L46"), "ladder-m124": ("L47", "L48")}
+OF_BOTH = {"ladder-m50": ("L45", "L46"), "ladder-m124": ("L47", "L48"), "length-3200-masters": ("L60", "L61")}
 OF_RIVALS = {"length-3200-fading": ("L11", "L12"), "length-3200-permuted": ("L23", "L24"),
              "length-3200-rate": ("L29", "L30")}  # fmt: skip
 #: The parts that train a model in E3M4 for some length, each at rates of its own: longer and longer, then larger ones.
@@ -59,13 +60,14 @@ def larger(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
 
 
 def larger_with_twin(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
-    """The same, and the format's own part of it: what `STIFF` gains in the format beyond what it gains without.
+    """The same, and the format's own part of it: what the first arm gains in the format beyond what it gains without.
 
     At the top of the ladder, beside it, what `STIFF` gains in all parts of it: a figure.
     """
     over_plain, of_own = OF_BOTH[folder.name]
     said, table = each_over_plain(over_plain, losses, plain)
-    blocks = [said, own_part(of_own, losses, plain, STIFF)]
+    arm = next(name for name in values_of(losses, "optimizer") if name != plain)
+    blocks = [said, own_part(of_own, losses, plain, arm)]
     if folder.name == RUNGS[-1]:
         blocks.append(_ladder(folder, plain, values_of(losses, "format")[0]))
     return [*blocks, table]

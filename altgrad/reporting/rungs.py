@@ -11,9 +11,8 @@ import pandas as pd
 
 from altgrad.config import UserError
 from altgrad.reporting.document import Block, Column, Table, Text
-from altgrad.reporting.hypotheses import VIRTUAL, gains_over, names, sides, told_apart, values_of
-from altgrad.reporting.multiplicity import holm
-from altgrad.reporting.paired import two_sided, with_interval
+from altgrad.reporting.hypotheses import VIRTUAL, gains_over, own_by_format, told_apart, values_of
+from altgrad.reporting.paired import with_interval
 from altgrad.reporting.parts import read_losses
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import NONE, p_value
@@ -43,23 +42,19 @@ def rungs(folder: Path) -> list[Block]:
 
     of_rung, of_chance, of_own = OF[folder.name]
     p, told = told_apart(gains, f"`{PLAIN}`", mark="")
-    said = [f"**{of_rung}.** `{RUNG}` ends {told}."]
+    said = [Text(f"**{of_rung}.** `{RUNG}` ends {told}.")]
     columns = {f"gain of {RUNG} over {PLAIN}": (gains, p)}
     note = f"Nats per token, with 95 % intervals over {len(losses.index.unique('seed'))} seeds, each by itself; p "
     note += f"by Holm over the {len(formats)} formats of a column." if len(formats) > 1 else "too."
     if own:
-        p_own = holm({fmt: two_sided(part) for fmt, part in own.items()})
-        above, below, apart = sides(p_own, own)
-        said.append(
-            f"**{of_own}.** The format's own part of what `{RUNG}` gains is above zero in {names(above)}; below in "
-            f"{names(below)}; not told apart in {names(apart)}."
-        )
+        own_said, p_own = own_by_format(of_own, RUNG, own)
+        said.append(own_said)
         columns["own part"] = (own, p_own)
         note += " Own part: the gain minus that on a quantization grid of the same shape, 256 times finer."
     if WITH_MASTERS in values_of(losses, "optimizer"):
         of_plain = {fmt: gains_over(losses, WITH_MASTERS, PLAIN, fmt) for fmt in formats}
         p_plain, told_plain = told_apart(of_plain, f"`{WITH_MASTERS}`", mark="")
-        said.append(f"**{of_chance}.** `{PLAIN}` ends {told_plain}.")
+        said.append(Text(f"**{of_chance}.** `{PLAIN}` ends {told_plain}."))
         columns[f"gain of {PLAIN} over {WITH_MASTERS}"] = (of_plain, p_plain)
     rows = [
         [f"**{fmt}**", *(shown for of_formats, levels in columns.values()
@@ -68,4 +63,4 @@ def rungs(folder: Path) -> list[Block]:
         for fmt in formats
     ]  # fmt: skip
     heads = [column for name in columns for column in (Column(name), Column("p"))]
-    return [*map(Text, said), Table([words("format"), *heads], rows, note)]
+    return [*said, Table([words("format"), *heads], rows, note)]
