@@ -8,12 +8,12 @@ import pandas as pd
 
 from altgrad.config import UserError
 from altgrad.reporting.document import Block, Column, Table, Text
-from altgrad.reporting.hypotheses import LEVEL, gains_over, names, sides, tested, told_apart, values_of
+from altgrad.reporting.hypotheses import gains_over, names, seeds_of, sides, tested, told_apart, values_of
 from altgrad.reporting.multiplicity import holm
-from altgrad.reporting.paired import two_sided, with_interval
+from altgrad.reporting.paired import mean, two_sided, with_interval
 from altgrad.reporting.parts import parts_in
 from altgrad.reporting.tables import words
-from altgrad.reporting.wording import number, p_value, stated_p
+from altgrad.reporting.wording import LEVEL, number, p_value, stated_p
 
 STIFF, PLAIN = "stiff_matched", "adamw"
 HALF = 0.5  # the share of each layer's weights that the hypotheses are about
@@ -33,10 +33,10 @@ def pruned(losses: pd.Series, _plain: str, folder: Path) -> list[Block]:
     def of(measure: str, arm: str, share: float = HALF) -> pd.Series:
         return table.loc[(arm, share), measure]
 
-    more = {arm: (of("cost", arm) - of("cost", STIFF)).to_numpy() for arm in arms if arm != STIFF}
+    more = {arm: of("cost", arm) - of("cost", STIFF) for arm in arms if arm != STIFF}
     p = holm({arm: two_sided(difference) for arm, difference in more.items()})
     less_than, more_than, apart = sides(p, more)
-    gain = (of("after", PLAIN) - of("after", STIFF)).to_numpy()
+    gain = of("after", PLAIN) - of("after", STIFF)
     worth = (
         f"**L43.** The smaller half of its weights is worth less to `{STIFF}` than to: {names(less_than, '`')}; more "
         f"than to: {names(more_than, '`')}; not told apart: {names(apart, '`')}."
@@ -45,13 +45,13 @@ def pruned(losses: pd.Series, _plain: str, folder: Path) -> list[Block]:
     shares = [share for share in table.index.unique("share") if share]
     rows = [
         [f"`{arm}`", number(of("after", arm, 0.0).mean(), 4),
-         *(with_interval(of("cost", arm, share).to_numpy()) for share in shares), p_value(p.get(arm))]
+         *(with_interval(of("cost", arm, share)) for share in shares), p_value(p.get(arm))]
         for arm in arms
     ]  # fmt: skip
     columns = [words("arm"), Column("loss"), *(Column(f"{100 * share:g} % at zero") for share in shares), Column("p")]
     note = (
         "Validation loss, nats per token, and what it rises by with that share of each layer's weights at zero, the "
-        f"smallest, with 95 % intervals over {len(losses.index.unique('seed'))} seeds, each by itself; p of the "
+        f"smallest, with 95 % intervals over {seeds_of(losses)} seeds, each by itself; p of the "
         f"difference from `{STIFF}` at {100 * HALF:g} %, by Holm over the {len(more)} arms."
     )
     return [Text(worth), Text(without), Table(columns, rows, note)]
@@ -77,7 +77,8 @@ def widths(folder: Path) -> list[Block]:
     if two_sided(more) >= LEVEL:
         wider += "not told apart."
     else:
-        wider += "less is lost, or more gained, in the wider." if more.mean() > 0 else "more is lost in the wider."
+        less, more_lost = ("less is lost, or more gained", "more is lost, or less gained")
+        wider += f"{less if mean(more) > 0 else more_lost}, in the wider."
     rows = [[width, with_interval(gain), p_value(p[width])] for width, gain in gains.items()]
     note = (
         f"Gain over `{PLAIN}`, nats per token, with 95 % intervals over {len(more)} seeds, each by itself; p by Holm "

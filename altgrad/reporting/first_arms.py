@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from altgrad.reporting.document import Block, Column, Table, Text
-from altgrad.reporting.hypotheses import VIRTUAL, gains_over, own_part, told_apart, values_of
+from altgrad.reporting.hypotheses import VIRTUAL, gains_over, own_part, seeds_of, told_apart, values_of
 from altgrad.reporting.paired import with_interval
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import p_value
@@ -37,7 +37,7 @@ def arms(losses: pd.Series, _plain: str, folder: Path) -> list[Block]:
         Column("own part"),
     ]  # fmt: skip
     note = (
-        f"Gain over the plain arm, nats per token, with 95 % intervals over {len(losses.index.unique('seed'))} seeds, "
+        f"Gain over the plain arm, nats per token, with 95 % intervals over {seeds_of(losses)} seeds, "
         f"each by itself; p by Holm over the {len(plain)} arms. Without it: on weights that nothing quantizes, and of "
         f"`{without_masters}` on rungs 256 times finer."
     )

@@ -12,7 +12,7 @@ from altgrad.config import UserError
 from altgrad.config.files import read_yaml
 from altgrad.reporting.document import Block, Column, Table, Text
 from altgrad.reporting.failures import FORETOLD, foretold, limit_of
-from altgrad.reporting.hypotheses import LEVEL, names
+from altgrad.reporting.hypotheses import names, sides
 from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.paired import two_sided, with_interval
 from altgrad.reporting.statistics import rank_correlation, wilson
@@ -33,11 +33,9 @@ def gate_formats(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     said, rows = [], []
     for bits, best in LAW_BEST.items():
         others = [name for name in table if width.get(name) == bits and name != best]
-        above = {name: (table[name] - table[best]).to_numpy() for name in others}
+        above = {name: table[name] - table[best] for name in others}
         p = holm({name: two_sided(above[name]) for name in others})
-        lower = [name for name in others if p[name] < LEVEL and above[name].mean() < 0]
-        higher = [name for name in others if p[name] < LEVEL and above[name].mean() > 0]
-        apart = [name for name in others if name not in (*lower, *higher)]
+        higher, lower, apart = sides(p, above)
         said.append(
             f"**{hypothesis}, {bits} bits.** Above the law's best, {best}: {names(higher)}; below it: {names(lower)}; "
             f"not told apart: {names(apart)}."
@@ -51,7 +49,7 @@ def gate_formats(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
             f"**G2, 8 bits.** From the lowest loss: {names(found)}. The law: {names(eight)}. Spearman's rank "
             f"correlation {signed(rho, 2)}."
         )
-        above = {name: (table[name] - table[found[0]]).to_numpy() for name in found[1:]}
+        above = {name: table[name] - table[found[0]] for name in found[1:]}
         rows += [[f"**{name}**", with_interval(above[name]), found[0], "–"] for name in above]
     columns = [words("format"), Column("loss above"), words("that of"), Column("p")]
     note = (
@@ -64,7 +62,7 @@ def gate_formats(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
 def what_if(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     """The recipe of the highest SQNR against each single format of equal bits, with Holm over those of a width.
 
-    A format of which no seed completed is named, and in no test.
+    A format of which no seed completed is named, and counts in the family, as HYPOTHESES.md has it, with a p of 1.
     """
     planned = read_yaml(folder / "params.yaml")["grid"]["formats"]
     table = losses.xs(plain, level="optimizer").unstack("format")
@@ -74,16 +72,14 @@ def what_if(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
         of_width = [name for name in planned if _width(name) == bits]
         single = [name for name in of_width if name in table]
         diverged = [name for name in of_width if name not in table]
-        below = {name: (table[recipe] - table[name]).to_numpy() for name in single}
-        p = holm({name: two_sided(below[name]) for name in single})
-        lower = [name for name in single if p[name] < LEVEL and below[name].mean() < 0]
-        higher = [name for name in single if p[name] < LEVEL and below[name].mean() > 0]
-        apart = [name for name in single if name not in (*lower, *higher)]
+        above = {name: table[recipe] - table[name] for name in single}
+        p = holm({name: two_sided(above[name]) for name in single} | dict.fromkeys(diverged, 1.0))
+        higher, lower, apart = sides(p, above)
         said.append(
             f"**{hypothesis}, {bits} bits.** The recipe ends below {names(lower)}; above {names(higher)}; not told "
             f"apart from {names(apart)}." + (f" Diverged with every seed: {names(diverged)}." if diverged else "")
         )
-        rows += [[f"`{recipe}`", f"**{name}**", with_interval(below[name]), p_value(p[name])] for name in single]
+        rows += [[f"`{recipe}`", f"**{name}**", with_interval(above[name]), p_value(p[name])] for name in single]
     columns = [words("recipe"), words("single format"), Column("loss above it"), Column("p")]
     note = (
         f"Differences in final validation loss under `{plain}`, nats per token, with 95 % intervals over {len(table)} "
@@ -97,14 +93,14 @@ def rounding(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     table = losses.xs(plain, level="optimizer").unstack("format")
     of_what = {"grads": ("R1", "gradients"), "forward": ("R2", "weights and inputs")}
     changes = [name for name in table if name.rpartition("_")[2] in of_what]
-    above = {name: (table[name] - table[name.rpartition("_")[0]]).dropna().to_numpy() for name in changes}
+    above = {name: table[name] - table[name.rpartition("_")[0]] for name in changes}
     p = holm({name: two_sided(found) for name, found in above.items()})
     said, rows = [], []
     for what, (hypothesis, tensors) in of_what.items():
         of_these = {name: name.rpartition("_")[0] for name in changes if name.endswith(f"_{what}")}
-        lower = [of for name, of in of_these.items() if p[name] < LEVEL and above[name].mean() < 0]
-        higher = [of for name, of in of_these.items() if p[name] < LEVEL and above[name].mean() > 0]
-        apart = [of for of in of_these.values() if of not in (*lower, *higher)]
+        higher, lower, apart = (
+            [of_these[name] for name in found] for found in sides(p, {name: above[name] for name in of_these})
+        )
         said.append(
             f"**{hypothesis}.** With {tensors} rounded by chance, lower than to nearest in {names(lower)}; higher in "
             f"{names(higher)}; not told apart in {names(apart)}."
@@ -113,7 +109,7 @@ def rounding(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     columns = [words("recipe"), words("by chance"), Column("loss above nearest"), Column("p")]
     note = (
         f"Differences in final validation loss under `{plain}`, nats per token, with 95 % intervals over "
-        f"{min(map(len, above.values()))} seeds, each by itself; p by Holm over the {len(above)} differences."
+        f"{len(table)} seeds, each by itself; p by Holm over the {len(above)} differences."
     )
     return [*map(Text, said), Table(columns, rows, note)]
 
@@ -121,26 +117,25 @@ def rounding(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
 def gate_tokens(folder: Path) -> list[Block]:
     """What quantizing weights after training costs, by how long they were trained: Kumar et al. 2024, arXiv 2411.04330.
 
-    ``folder`` holds a folder for each number of steps, with the table of ``diagnostics ptq`` in ``after.csv``.
+    ``folder`` holds a folder for each number of steps, with the table of ``diagnostics ptq`` in ``after.csv``. Raises
+    :class:`UserError` for fewer than two.
     """
-    lengths = sorted(int(path.name) for path in folder.iterdir() if path.is_dir())
+    lengths = sorted(int(path.parent.name) for path in folder.glob("*/after.csv"))
     if len(lengths) < 2:
-        raise UserError(f"{folder}: fewer than two lengths; make study PART=gate-tokens-200 makes one of them")
+        raise UserError(f"{folder}: fewer than two lengths; make study PART=gate-tokens makes all of them")
     tables = {steps: pd.read_csv(folder / str(steps) / "after.csv") for steps in lengths}
     costs = {steps: table.pivot_table(index="cell", columns="format", values="cost") for steps, table in tables.items()}
     formats = [name for name in tables[lengths[0]]["format"].unique() if _width(name)]
     first, last = costs[lengths[0]], costs[lengths[-1]]
-    grown = {name: (last[name] - first[name]).to_numpy() for name in formats}
+    grown = {name: last[name] - first[name] for name in formats}
     p = holm({name: two_sided(grown[name]) for name in formats})
-    more = [name for name in formats if p[name] < LEVEL and grown[name].mean() > 0]
-    less = [name for name in formats if p[name] < LEVEL and grown[name].mean() < 0]
-    apart = [name for name in formats if name not in (*more, *less)]
+    more, less, apart = sides(p, grown)
     said = (
         f"**K1.** From {lengths[0]} to {lengths[-1]} steps the damage of quantizing weights after training grows in "
         f"{names(more)}; shrinks in {names(less)}; not told apart in {names(apart)}."
     )
     rows = [
-        [f"**{name}**", *(with_interval(costs[steps][name].to_numpy()) for steps in lengths),
+        [f"**{name}**", *(with_interval(costs[steps][name]) for steps in lengths),
          with_interval(grown[name]), p_value(p[name])]
         for name in formats
     ]  # fmt: skip

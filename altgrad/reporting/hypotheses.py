@@ -15,11 +15,10 @@ import pandas as pd
 from altgrad.reporting.document import Block, Column, Picture, Table, Text
 from altgrad.reporting.figures.decisions import draw_matrix, draw_own, draw_profile
 from altgrad.reporting.multiplicity import holm
-from altgrad.reporting.paired import interval, two_sided, with_interval
+from altgrad.reporting.paired import interval, mean, two_sided, with_interval
 from altgrad.reporting.tables import words
-from altgrad.reporting.wording import number, p_value, stated_p
+from altgrad.reporting.wording import LEVEL, number, p_value, stated_p
 
-LEVEL = 0.05
 AS, VIRTUAL = "as_", "virtual."  # how the parts call an arm with a format's geometry, and a virtual twin
 
 
@@ -49,14 +48,13 @@ def matrix(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     table = losses.unstack("optimizer")
     arms = [name for name in values_of(losses, "optimizer") if name.startswith(AS)]
     formats = [name.removeprefix(AS) for name in arms]
-    gains = table[arms].rsub(table[plain], axis=0)
     seeds = sorted(table.index.unique("seed"))
 
-    def gain(arm: str, fmt: str) -> np.ndarray:
-        return gains.xs(fmt, level="format")[arm].reindex(seeds).to_numpy()
+    def gain(arm: str, fmt: str) -> pd.Series:
+        return gains_over(losses, plain, arm, fmt).reindex(seeds)
 
     deltas = np.array([
-        diagonal(table.xs(seed, level="seed").loc[formats, arms].to_numpy().T) for seed in seeds
+        diagonal(table.xs(seed, level="seed").reindex(formats)[arms].to_numpy().T) for seed in seeds
     ])  # fmt: skip
     rows = [
         [f"**{fmt}**", *(with_interval(gain(arm, column)) for column in formats),
@@ -71,7 +69,7 @@ def matrix(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     p = two_sided(deltas)
     if p >= LEVEL:
         verdict = "not told apart from zero: that the geometry is the format's own is not seen to matter"
-    elif deltas.mean() < 0:
+    elif mean(deltas) < 0:
         verdict = "below zero: a format gains from its own geometry beyond what that geometry gains elsewhere"
     else:
         verdict = "above zero: a format's own geometry serves it worse than others do"
@@ -80,7 +78,7 @@ def matrix(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
         f"{stated_p(p)}, {verdict}."
     )
     figures = folder / "figures"
-    draw_matrix(np.array([[gain(arm, fmt).mean() for fmt in formats] for arm in arms]), formats, figures)
+    draw_matrix(np.array([[mean(gain(arm, fmt)) for fmt in formats] for arm in arms]), formats, figures)
     own = [interval(gain(AS + fmt, fmt)) for fmt in formats]
     others = [[gain(AS + fmt, other) for other in formats if other != fmt] for fmt in formats]
     draw_own(own, [interval(np.mean(found, axis=0)) for found in others], formats, figures)
@@ -91,15 +89,12 @@ def matrix(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
 
 def own_parts(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     """What an arm gains in a format minus what it gains on finer rungs: per format, with Holm over them."""
-    table = losses.unstack("optimizer")
     entries = [name for name in values_of(losses, "format") if not name.startswith(VIRTUAL)]
     arms = [name for name in values_of(losses, "optimizer") if name != plain]
     stiff, null = sorted(arms, key=lambda name: "permuted" in name)
-    seeds = sorted(table.index.unique("seed"))
 
-    def gain(arm: str, entry: str) -> np.ndarray:
-        found = table.xs(entry, level="format").reindex(seeds)
-        return (found[plain] - found[arm]).to_numpy()
+    def gain(arm: str, entry: str) -> pd.Series:
+        return gains_over(losses, plain, arm, entry)
 
     own = {(arm, entry): gain(arm, entry) - gain(arm, VIRTUAL + entry) for arm in arms for entry in entries}
     against = {entry: own[stiff, entry] - own[null, entry] for entry in entries}
@@ -116,12 +111,11 @@ def own_parts(losses: pd.Series, plain: str, _: Path) -> list[Block]:
         Column(f"own part of {null}"), Column("own part beyond it"), Column("p"),
     ]  # fmt: skip
     note = (
-        f"Gains over `{plain}`, nats per token, with 95 % intervals over {len(seeds)} seeds, each by itself; p by Holm "
-        f"over the {len(entries)} formats. Fine rungs: a quantization grid of the same shape, 256 times finer."
+        f"Gains over `{plain}`, nats per token, with 95 % intervals over {seeds_of(losses)} seeds, each by itself; p "
+        f"by Holm over the {len(entries)} formats. Fine rungs: a quantization grid of the same shape, 256 times finer."
     )
-    above = [entry for entry in entries if p_own[entry] < LEVEL and own[stiff, entry].mean() > 0]
-    below = [entry for entry in entries if p_own[entry] < LEVEL and own[stiff, entry].mean() < 0]
-    beyond = [entry for entry in entries if p_null[entry] < LEVEL and against[entry].mean() > 0]
+    above, below, _apart = sides(p_own, {entry: own[stiff, entry] for entry in entries})
+    beyond, *_ = sides(p_null, against)
     said = [
         f"**H2.** The format's own part of the gain is above zero in {names(above)}; below in {names(below)}.",
         f"**H3.** It is larger than that of the null arm, whose steps know nothing of the weight, in {names(beyond)}.",
@@ -143,14 +137,14 @@ def splits(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     ]
     columns = [words("format"), Column(f"gain of {arm}"), Column("p"), Column("own part"), Column("p")]
     note = (
-        f"Gain over `{plain}`, nats per token, with 95 % intervals over {len(losses.index.unique('seed'))} seeds, each "
+        f"Gain over `{plain}`, nats per token, with 95 % intervals over {seeds_of(losses)} seeds, each "
         f"by itself; p by Holm over the {len(formats)} formats of a column. Own part: the gain minus that in the "
         "virtual twin."
     )
     return [said, Text(f"**H7.** `{arm}` ends {told}."), Table(columns, rows, note)]
 
 
-def own_by_format(hypothesis: str, arm: str, own: dict[str, np.ndarray]) -> tuple[Text, dict[str, float]]:
+def own_by_format(hypothesis: str, arm: str, own: dict[str, pd.Series]) -> tuple[Text, dict[str, float]]:
     """Say in which formats their own part of what ``arm`` gains is told apart, and return its p, by Holm over all."""
     p = holm({fmt: two_sided(part) for fmt, part in own.items()})
     above, below, apart = sides(p, own)
@@ -160,10 +154,11 @@ def own_by_format(hypothesis: str, arm: str, own: dict[str, np.ndarray]) -> tupl
 
 def profile(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     """The map over knee and slope: gain of each at its best rate over the plain arm at its own; no claim."""
-    means = losses.groupby(["optimizer", "lr_scale"]).mean()
+    runs = losses.groupby(["optimizer", "lr_scale"])
+    means = runs.mean()[runs.size() == runs.size().max()]  # a rate at which a run diverged is none
     rate = means.groupby("optimizer").idxmin().map(lambda place: place[1])
     best = {arm: losses.xs((arm, rate[arm]), level=("optimizer", "lr_scale")).droplevel("format") for arm in rate.index}
-    gains = {_place(arm): (best[plain] - losses_of).to_numpy() for arm, losses_of in best.items() if arm != plain}
+    gains = {_place(arm): best[plain] - losses_of for arm, losses_of in best.items() if arm != plain}
     rates = {_place(arm): rate[arm] for arm in best if arm != plain}
     knees, slopes = (sorted({place[i] for place in gains}) for i in (0, 1))
 
@@ -210,20 +205,18 @@ def own_part(hypothesis: str, losses: pd.Series, plain: str, arm: str) -> Text:
     gain, without = (gains_over(losses, plain, arm, name) for name in (entry, VIRTUAL + entry))
     own = gain - without
     p = two_sided(own)
-    verdict = "not told apart from zero" if p >= LEVEL else "above zero" if own.mean() > 0 else "below zero"
+    verdict = "not told apart from zero" if p >= LEVEL else "above zero" if mean(own) > 0 else "below zero"
     part = f"{with_interval(own)}, {stated_p(p)}, {verdict}"
     return Text(f"**{hypothesis}.** The format's own part of what `{arm}` gains: {part}.")
 
 
 def _each_against(hypothesis: str, reference: str, losses: pd.Series, plain: str) -> list[Block]:
     """Every arm but the plain and the null one against ``reference`` in the first format, with Holm over them."""
-    table = losses.unstack("optimizer")
     entries, arms = values_of(losses, "format"), values_of(losses, "optimizer")
     judged = [arm for arm in arms if arm not in (plain, reference) and "permuted" not in arm]
 
-    def above(arm: str, entry: str) -> np.ndarray:
-        found = table.xs(entry, level="format")
-        return (found[arm] - found[reference]).to_numpy()
+    def above(arm: str, entry: str) -> pd.Series:
+        return -gains_over(losses, reference, arm, entry)
 
     p, told = told_apart({arm: -above(arm, entries[0]) for arm in judged}, f"`{reference}`")
     rows = [
@@ -234,7 +227,7 @@ def _each_against(hypothesis: str, reference: str, losses: pd.Series, plain: str
     columns = [words("arm"), *(Column(f"in {entry}") for entry in entries), Column("p")]
     note = (
         f"Final validation loss minus that of `{reference}` in the same format, nats per token, with its 95 % interval "
-        f"over {len(table.index.unique('seed'))} seeds, each by itself; p in {entries[0]}, by Holm over the "
+        f"over {seeds_of(losses)} seeds, each by itself; p in {entries[0]}, by Holm over the "
         f"{len(judged)} arms that have one."
     )
     return [Text(f"**{hypothesis}.** In {entries[0]}, {told}."), Table(columns, rows, note)]
@@ -248,7 +241,7 @@ def each_over_plain(hypothesis: str, losses: pd.Series, plain: str) -> list[Bloc
     entry = values_of(losses, "format")[0]
     arms = [arm for arm in values_of(losses, "optimizer") if arm != plain]
 
-    def gain(arm: str, name: str) -> np.ndarray:
+    def gain(arm: str, name: str) -> pd.Series:
         return gains_over(losses, plain, arm, name)
 
     has_twin = VIRTUAL + entry in values_of(losses, "format")
@@ -264,13 +257,13 @@ def each_over_plain(hypothesis: str, losses: pd.Series, plain: str) -> list[Bloc
     columns = [words("arm"), Column(f"gain in {entry}"), Column("p")]
     columns += [Column("gain without it"), Column("own part")] if has_twin else []
     note = (
-        f"Gain over `{plain}`, nats per token, with 95 % intervals over {len(losses.index.unique('seed'))} seeds, each "
+        f"Gain over `{plain}`, nats per token, with 95 % intervals over {seeds_of(losses)} seeds, each "
         f"by itself; p {f'by Holm over the {len(arms)} arms' if len(arms) > 1 else 'of a t-test over pairs'}."
     )
     return [Text(f"**{hypothesis}.** In {entry}, {told}."), Table(columns, rows, note)]
 
 
-def told_apart(gains: dict[str, np.ndarray], reference: str, mark: str = "`") -> tuple[dict[str, float], str]:
+def told_apart(gains: dict[str, pd.Series], reference: str, mark: str = "`") -> tuple[dict[str, float], str]:
     """Return each gain's p value, by Holm over all, and which end lower or higher than ``reference``, in words.
 
     ``gains`` are of arms, named between two ``mark``, or of formats.
@@ -281,24 +274,32 @@ def told_apart(gains: dict[str, np.ndarray], reference: str, mark: str = "`") ->
     return p, f"lower than {reference}: {names(lower, mark)}; {found}"
 
 
-def sides(p: dict[str, float], differences: dict[str, np.ndarray]) -> tuple[list[str], list[str], list[str]]:
+def sides(p: dict[str, float], differences: dict[str, pd.Series]) -> tuple[list[str], list[str], list[str]]:
     """Return the names of those above zero, below it, and not told apart from it, by their p values."""
     told = [name for name in differences if p[name] < LEVEL]
-    above, below = ([name for name in told if sign * differences[name].mean() > 0] for sign in (1, -1))
+    above, below = ([name for name in told if sign * mean(differences[name]) > 0] for sign in (1, -1))
     return above, below, [name for name in differences if name not in (*above, *below)]
 
 
-def tested(gain: np.ndarray) -> str:
+def tested(gain: pd.Series) -> str:
     """Return a gain with its interval, its p and what it says, by a t-test over pairs."""
     p = two_sided(gain)
-    verdict = "not told apart" if p >= LEVEL else "it ends lower" if gain.mean() > 0 else "it ends higher"
+    verdict = "not told apart" if p >= LEVEL else "it ends lower" if mean(gain) > 0 else "it ends higher"
     return f"{with_interval(gain)}, {stated_p(p)}, {verdict}"
 
 
-def gains_over(losses: pd.Series, plain: str, arm: str, entry: str) -> np.ndarray:
-    """Return what ``arm`` ends lower than ``plain`` in a format, one number per seed."""
-    table = losses.xs(entry, level="format").unstack("optimizer")
-    return (table[plain] - table[arm]).to_numpy()
+def gains_over(losses: pd.Series, plain: str, arm: str, entry: str) -> pd.Series:
+    """Return what ``arm`` ends lower than ``plain`` in a format, by seed: so that what is paired has one seed.
+
+    NaN for a seed of which one of the two has no loss.
+    """
+    of_format = losses.xs(entry, level="format")
+    return of_format.xs(plain, level="optimizer") - of_format.xs(arm, level="optimizer")
+
+
+def seeds_of(losses: pd.Series) -> int:
+    """Return over how many seeds a part's intervals are, where no cell is lost."""
+    return len(losses.index.unique("seed"))
 
 
 def values_of(losses: pd.Series, level: str) -> list[str]:

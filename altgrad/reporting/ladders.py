@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from altgrad.reporting.document import Block, Column, Picture, Table, Text
 from altgrad.reporting.figures.decisions import Interval, draw_courses
 from altgrad.reporting.hypotheses import (
-    LEVEL,
     VIRTUAL,
     each_over_plain,
     gains_over,
     names,
     own_part,
+    seeds_of,
+    sides,
     tested,
     told_apart,
     values_of,
@@ -105,7 +105,7 @@ def longer(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
 
 
 def longer_twin(losses: pd.Series, plain: str, _: Path) -> list[Block]:
-    """What each arm gains in the format and without it, no test."""
+    """What each arm gains in the format and without it: exploratory."""
     return each_over_plain("Exploratory", losses, plain)
 
 
@@ -136,15 +136,13 @@ def larger_formats(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     }
     levels = {reference: holm({e: two_sided(gain) for e, gain in gains.items()}) for reference, gains in over.items()}
 
-    def told(reference: str, sign: int) -> str:
-        p, gains = levels[reference], over[reference]
-        return names([entry for entry in entries if p[entry] < LEVEL and np.sign(gains[entry].mean()) == sign])
-
-    said = [
-        f"**{hypothesis}.** `{arm}` ends lower than `{reference}` in {told(reference, 1)}; higher in "
-        f"{told(reference, -1)}; of the {len(entries)} formats."
-        for hypothesis, reference in zip(OF_FORMATS[folder.name], over, strict=True)
-    ]
+    said = []
+    for hypothesis, (reference, gains) in zip(OF_FORMATS[folder.name], over.items(), strict=True):
+        lower, higher, _apart = sides(levels[reference], gains)
+        said.append(
+            f"**{hypothesis}.** `{arm}` ends lower than `{reference}` in {names(lower)}; higher in {names(higher)}; of "
+            f"the {len(entries)} formats."
+        )
     rows = [
         [f"**{entry}**", *(part for reference, gains in over.items()
                            for part in (with_interval(gains[entry]), p_value(levels[reference][entry])))]
@@ -153,7 +151,7 @@ def larger_formats(losses: pd.Series, plain: str, folder: Path) -> list[Block]:
     of_each = [column for reference in over for column in (Column(f"gain over {reference}"), Column("p"))]
     columns = [words("format"), *of_each]
     note = (
-        f"Gains of `{arm}`, nats per token, with 95 % intervals over {len(losses.index.unique('seed'))} seeds, each "
+        f"Gains of `{arm}`, nats per token, with 95 % intervals over {seeds_of(losses)} seeds, each "
         f"by itself; p by Holm over the {len(entries)} formats of a column."
     )
     return [*map(Text, said), Table(columns, rows, note)]
@@ -166,7 +164,7 @@ def larger_arms(losses: pd.Series, _plain: str, folder: Path) -> list[Block]:
     p, told = told_apart(gains, "the arm that each is held against")
     rows = [[f"`{arm}`", f"`{OVER[arm]}`", with_interval(gain), p_value(p[arm])] for arm, gain in gains.items()]
     note = (
-        f"Gain over that arm, nats per token, with 95 % intervals over {len(losses.index.unique('seed'))} seeds, each "
+        f"Gain over that arm, nats per token, with 95 % intervals over {seeds_of(losses)} seeds, each "
         f"by itself; p by Holm over the {len(gains)} arms."
     )
     columns = [words("arm"), words("over"), Column(f"gain in {entry}"), Column("p")]
@@ -179,8 +177,8 @@ def beside_bf16(losses: pd.Series, plain: str, _: Path) -> list[Block]:
     bf16 = VIRTUAL + entry  # which to arms that look at no format is bf16
     by_seed = losses.unstack(["format", "optimizer"])
 
-    def gain(arm: str, name: str) -> np.ndarray:
-        return (by_seed[bf16, plain] - by_seed[name, arm]).to_numpy()
+    def gain(arm: str, name: str) -> pd.Series:
+        return by_seed[bf16, plain] - by_seed[name, arm]
 
     said = Text(f"**L28.** What `{RUNG}` in {entry} gains over `{plain}` in bf16: {tested(gain(RUNG, entry))}.")
     rows = [
@@ -188,7 +186,7 @@ def beside_bf16(losses: pd.Series, plain: str, _: Path) -> list[Block]:
         for arm in values_of(losses, "optimizer")
     ]
     note = (
-        f"Gain over `{plain}` in bf16, nats per token, with 95 % intervals over {len(losses.index.unique('seed'))} "
+        f"Gain over `{plain}` in bf16, nats per token, with 95 % intervals over {seeds_of(losses)} "
         f"seeds, each by itself. Without the format: weights in bf16, or of `adamw_sr` and `{RUNG}` on a grid of the "
         "same shape, 256 times finer."
     )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from altgrad.reporting import roles
 from altgrad.reporting.claims import CLAIM_SEEDS, FIRM
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Block, Text
 from altgrad.reporting.load import Study
 from altgrad.reporting.pairwise import each_pair
-from altgrad.reporting.runs import Run
+from altgrad.reporting.runs import Run, Runs
 from altgrad.reporting.wording import joined, number
 
 TOGETHER = "of all, adjusted together and apart from the report's other questions"
@@ -42,16 +44,29 @@ def lowest(study: Study, comparison: Comparison) -> Lowest | None:
     ]
     if len(candidates) < 2:
         return None
-    losses = {run: float(runs.of_run(run).mean()) for run in candidates}
-    ordered = sorted(candidates, key=losses.__getitem__)
+    ordered = _ordered(candidates, runs)
     differences, levels = each_pair(ordered, lambda a, b: {a: 1, b: -1}, runs)
     first, *others = ordered
 
     def apart(run: Run) -> bool:
         enough = (first, run) in levels and differences[first, run].n >= CLAIM_SEEDS
-        return enough and len(study.lr_scales) == 1 and levels[first, run] <= FIRM
+        lower = enough and differences[first, run].mean < 0
+        return lower and len(study.lr_scales) == 1 and levels[first, run] <= FIRM
 
-    return Lowest(first, losses[first], [run for run in others if not apart(run)], len(others), len(levels))
+    return Lowest(
+        first, float(runs.of_run(first).mean()), [run for run in others if not apart(run)], len(others), len(levels)
+    )
+
+
+def _ordered(candidates: list[Run], runs: Runs) -> list[Run]:
+    """Return the runs from the lowest mean loss on, over the seeds that all completed if there are any.
+
+    A run that lost a seed of high losses would else look lower than it is.
+    """
+    losses = np.array([runs.of_run(run) for run in candidates])
+    shared = np.isfinite(losses).all(axis=0)
+    means = losses[:, shared].mean(axis=1) if shared.any() else np.nanmean(losses, axis=1)
+    return [candidates[place] for place in np.argsort(means, kind="stable")]
 
 
 def lowest_blocks(study: Study, comparison: Comparison) -> list[Block]:

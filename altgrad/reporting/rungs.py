@@ -11,11 +11,11 @@ import pandas as pd
 
 from altgrad.config import UserError
 from altgrad.reporting.document import Block, Column, Table, Text
-from altgrad.reporting.hypotheses import VIRTUAL, gains_over, own_by_format, told_apart, values_of
+from altgrad.reporting.hypotheses import VIRTUAL, gains_over, own_by_format, seeds_of, told_apart, values_of
 from altgrad.reporting.paired import with_interval
 from altgrad.reporting.parts import read_losses
 from altgrad.reporting.tables import words
-from altgrad.reporting.wording import NONE, p_value
+from altgrad.reporting.wording import p_value
 
 #: Which hypotheses a part decides: of `RUNG` over `PLAIN`, of that over `WITH_MASTERS`, and of the formats' own part.
 OF = {"rungs": ("A3", "A5", "A4"), "ladder-nano-rungs": ("L33", "L34", "L37"),
@@ -26,25 +26,27 @@ RUNG, PLAIN, WITH_MASTERS = "rung", "adamw_sr", "adamw"
 def rungs(folder: Path) -> list[Block]:
     """What whole rungs gain in each format, what of that is the format's own, and what rounding by chance costs there.
 
-    ``folder`` holds a folder with results.csv for each format, and maybe for its virtual twin. The own part is that of
-    the formats whose twins are there, and of rounding by chance nothing is said where no arm keeps masters. Raises
-    :class:`UserError` if there is no format.
+    ``folder`` holds a folder with results.csv for each format, and maybe for its virtual twin. Of own parts nothing is
+    said until every format has its twin, since they are one family, and of rounding by chance nothing where no arm
+    keeps masters. Raises :class:`UserError` if there is no format.
     """
-    found = [read_losses(path.parent) for path in sorted(folder.glob("*/results.csv"))]
-    if not found:
-        raise UserError(f"{folder}: no format in it; make study PART={folder.name}-E4M3 makes one of them")
-    losses = pd.concat(found)
+    paths = sorted(folder.glob("*/results.csv"))
+    if all(path.parent.name.startswith(VIRTUAL) for path in paths):
+        raise UserError(f"{folder}: no format in it; make study PART={folder.name} makes all of them")
+    losses = pd.concat([read_losses(path.parent) for path in paths])
     entries = values_of(losses, "format")
     formats = [entry for entry in entries if not entry.startswith(VIRTUAL)]
     over_plain = {entry: gains_over(losses, PLAIN, RUNG, entry) for entry in entries}
     gains = {fmt: over_plain[fmt] for fmt in formats}
-    own = {fmt: gains[fmt] - over_plain[VIRTUAL + fmt] for fmt in formats if VIRTUAL + fmt in entries}
+    own = {}
+    if all(VIRTUAL + fmt in entries for fmt in formats):
+        own = {fmt: gains[fmt] - over_plain[VIRTUAL + fmt] for fmt in formats}
 
     of_rung, of_chance, of_own = OF[folder.name]
     p, told = told_apart(gains, f"`{PLAIN}`", mark="")
     said = [Text(f"**{of_rung}.** `{RUNG}` ends {told}.")]
     columns = {f"gain of {RUNG} over {PLAIN}": (gains, p)}
-    note = f"Nats per token, with 95 % intervals over {len(losses.index.unique('seed'))} seeds, each by itself; p "
+    note = f"Nats per token, with 95 % intervals over {seeds_of(losses)} seeds, each by itself; p "
     note += f"by Holm over the {len(formats)} formats of a column." if len(formats) > 1 else "too."
     if own:
         own_said, p_own = own_by_format(of_own, RUNG, own)
@@ -58,8 +60,7 @@ def rungs(folder: Path) -> list[Block]:
         columns[f"gain of {PLAIN} over {WITH_MASTERS}"] = (of_plain, p_plain)
     rows = [
         [f"**{fmt}**", *(shown for of_formats, levels in columns.values()
-                         for shown in ((with_interval(of_formats[fmt]), p_value(levels[fmt]))
-                                       if fmt in of_formats else (NONE, NONE)))]
+                         for shown in (with_interval(of_formats[fmt]), p_value(levels[fmt])))]
         for fmt in formats
     ]  # fmt: skip
     heads = [column for name in columns for column in (Column(name), Column("p"))]

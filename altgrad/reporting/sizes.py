@@ -11,7 +11,6 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from altgrad.config import UserError, run_stage
@@ -68,12 +67,12 @@ def _of_name(study: Path, name: str) -> list[Part]:
     return [Part(pd.concat([folder.losses for folder in folders]), folders[0].params)] if folders else []
 
 
-def gain_in(parts: Sequence[Part], arm: str, over: str, entry: str) -> np.ndarray | None:
+def gain_in(parts: Sequence[Part], arm: str, over: str, entry: str) -> pd.Series | None:
     """Return the gain by seed in the first part that has both arms in ``entry``, None if there is none."""
     return _first(parts, [(entry, over), (entry, arm)], lambda losses: gains_over(losses, over, arm, entry))
 
 
-def own_in(parts: Sequence[Part], arm: str, over: str, entry: str) -> np.ndarray | None:
+def own_in(parts: Sequence[Part], arm: str, over: str, entry: str) -> pd.Series | None:
     """Return the gain minus that in the virtual twin, by seed, of the first part that has both."""
     twin = VIRTUAL + entry
     return _first(
@@ -84,10 +83,11 @@ def own_in(parts: Sequence[Part], arm: str, over: str, entry: str) -> np.ndarray
 
 
 def _first(
-    parts: Sequence[Part], needed: Sequence[tuple[str, str]], of: Callable[[pd.Series], np.ndarray]
-) -> np.ndarray | None:
+    parts: Sequence[Part], needed: Sequence[tuple[str, str]], of: Callable[[pd.Series], pd.Series]
+) -> pd.Series | None:
     for part in parts:
-        if set(needed) <= set(part.losses.index.droplevel("seed")):
+        seeds = part.losses.index.unique("seed")
+        if all((entry, arm, seed) in part.losses.index for entry, arm in needed for seed in seeds):
             return of(part.losses)
     return None
 
@@ -107,7 +107,7 @@ def table(found: dict[str, list[Part]]) -> Table:
     heads = [Column(f"{MILLIONS[model]} M") for model in found]
     note = (
         "Nats per token, with 95 % intervals by Student's t over seeds, each by itself; by millions of parameters. Own "
-        "part: the gain minus that in the virtual twin. A dash: not trained."
+        "part: the gain minus that in the virtual twin. A dash: no part has all of its cells."
     )
     return Table([words("gain"), words("format"), *heads], rows, note)
 
@@ -143,7 +143,7 @@ def page(study: Path) -> str:
 
 
 def _by_size(
-    found: dict[str, list[Part]], measure: Callable[..., np.ndarray | None], arm: str, over: str, entry: str
+    found: dict[str, list[Part]], measure: Callable[..., pd.Series | None], arm: str, over: str, entry: str
 ) -> dict[float, Interval]:
     gains = {MILLIONS[model]: measure(parts, arm, over, entry) for model, parts in found.items()}
     return {size: interval(gain) for size, gain in gains.items() if gain is not None}

@@ -9,6 +9,7 @@ from altgrad.reporting.statistics import Difference, wilson
 
 NONE = "–"
 MINUS = "−"
+LEVEL = 0.05  # below which a p-value tells apart
 
 
 def absent(value: float | None) -> bool:
@@ -48,8 +49,12 @@ def interval(difference: Difference | None, half_width: float | None, digits: in
 
 
 def p_value(p: float | None) -> str:
-    """Return a p-value with two significant digits, ``< 0.0001`` below that."""
-    return NONE if absent(p) else "< 0.0001" if p < 1e-4 else f"{p:.2g}" if p < 0.995 else "1"
+    """Return a p-value with two significant digits, or as many as show its side of 5 %; ``< 0.0001`` below that."""
+    if absent(p):
+        return NONE
+    shown = (f"{p:.{digits}g}" for digits in range(2, 6))
+    told = next((text for text in shown if float(text) != LEVEL), f"{p:.2g}")
+    return "< 0.0001" if p < 1e-4 else told if p < 0.995 else "1"
 
 
 def stated_p(p: float) -> str:

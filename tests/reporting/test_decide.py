@@ -18,6 +18,7 @@ from altgrad.reporting.decide import decide, main
 from altgrad.reporting.gates import LAW_ORDER
 from altgrad.reporting.hypotheses import diagonal
 from altgrad.reporting.paired import two_sided
+from tests.reporting.made_parts import grid_of, write_part
 
 FORMATS = ("E1M6", "E3M4", "E5M2")
 PLAIN = {"base": "adamw", "lr": 1e-3}
@@ -30,14 +31,8 @@ def study(
     grid: Mapping[str, object] = MappingProxyType({}),
     **settings: object,
 ) -> Path:
-    folder.mkdir()
-    columns = ["format", "optimizer", "seed", "lr_scale", "val_loss"]
-    pd.DataFrame(rows, columns=columns).to_csv(folder / "results.csv", index=False)
-    text = "".join(f"  {name}: {settings}\n" for name, settings in arms.items())
-    (folder / "params.yaml").write_text("optimizers:\n" + text + f"grid: {dict(grid)}\n")
-    with open(folder / "params.yaml", "a") as file:
-        file.writelines(f"{name}: {value}\n" for name, value in settings.items())
-    return folder
+    results = pd.DataFrame(rows, columns=["format", "optimizer", "seed", "lr_scale", "val_loss"])
+    return write_part(folder, results, optimizers=arms, grid=grid_of(results) | dict(grid), **settings)
 
 
 def matrix(folder: Path, own: float, noise: float = 1e-3) -> Path:
@@ -408,7 +403,6 @@ def test_the_order_of_formats_is_held_against_the_laws(tmp_path):
     assert "**G3, 5 bits.**" in few and "8 bits.**" not in few
     orders = [[level[name] for name in LAW_ORDER], range(8)]
     assert f"correlation +{stats.spearmanr(*orders).statistic:.2f}" in text
-    (tmp_path / "tied").mkdir()
     same = [("E0M7", *row[1:]) for row in rows if row[0] == "E1M6"]  # one set of values, and so the same losses
     text = decide(
         study(tmp_path / "tied" / "gate-formats", [row for row in rows if row[0] != "E0M7"] + same, {"adamw": PLAIN})

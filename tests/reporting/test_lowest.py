@@ -52,6 +52,15 @@ def test_of_two_and_three_the_other_one_is_named_in_the_singular():
     assert ". The other one is higher (3 pairs of all," in said(made(three))
 
 
+def test_one_that_lost_its_worst_seed_is_not_lower_for_that():
+    study = made({("E4M3", "adamw"): 0.0, ("E3M4", "adamw"): 0.02}, seeds=6)
+    worst = (study.cells["format"] == "E3M4") & (study.cells["seed"] == 5)
+    study.cells.loc[worst, "status"] = "diverged"
+    means = study.cells[~worst].groupby("format")["val_loss"].mean()
+    assert means["E3M4"] < means["E4M3"], "as it would seem"
+    assert "of `adamw` in **E4M3**; the other one is told apart from it" in said(study)
+
+
 def test_few_seeds_or_rates_chosen_here_tell_nothing_apart():
     assert "none of the 3 others is told apart from it." in said(made(LEVELS, seeds=4))
     rates = {(*run, rate): level + 0.01 * rate for run, level in LEVELS.items() for rate in (1, 2)}

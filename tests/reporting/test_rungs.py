@@ -10,6 +10,7 @@ import pytest
 
 from altgrad.config import UserError
 from altgrad.reporting.decide import decide
+from tests.reporting.made_parts import write_part
 
 STEPS = (-1.0, 2.0, 0.5, -2.5, 1.0)  # of mean zero, so that what is planted as nothing gains nothing by chance
 CHANCE = {"E4M3": 0.0, "E5M2": -0.02, "E1M6": 0.01}  # what adamw_sr gains over adamw
@@ -23,8 +24,7 @@ def part(folder: Path, entry: str, arms: dict[str, float]) -> None:
         (entry, arm, seed, 3 + 0.3 * seed - gain + 1e-3 * number * STEPS[seed])
         for (number, (arm, gain)), seed in itertools.product(enumerate(arms.items()), range(5))
     ]
-    folder.mkdir(parents=True)
-    pd.DataFrame(rows, columns=["format", "optimizer", "seed", "val_loss"]).to_csv(folder / "results.csv", index=False)
+    write_part(folder, pd.DataFrame(rows, columns=["format", "optimizer", "seed", "val_loss"]))
 
 
 def formats(folder: Path, twins: bool) -> Path:
@@ -75,5 +75,5 @@ def test_arms_without_masters_alone_are_held_against_each_other_and_their_twin(t
 
 def test_a_folder_without_formats_is_refused(tmp_path):
     (tmp_path / "rungs").mkdir()
-    with pytest.raises(UserError, match="no format in it; make study PART=rungs-E4M3 makes one"):
+    with pytest.raises(UserError, match="no format in it; make study PART=rungs makes all of them"):
         decide(tmp_path / "rungs")

@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from altgrad.reporting.decide import decide
+from tests.reporting.made_parts import write_part
 
 NOISE = (-1.0, 2.0, 0.5, -1.5)  # of mean zero, in ten-thousandths, so that estimates are the planted ones
 
@@ -22,12 +23,7 @@ def part(folder: Path, arm: str, gains: dict[str, float]) -> Path:
             enumerate(gains.items()), ("adamw", arm), range(4)
         )
     ]  # fmt: skip
-    folder.mkdir()
-    pd.DataFrame(rows, columns=["format", "optimizer", "seed", "val_loss"]).to_csv(folder / "results.csv", index=False)
-    (folder / "params.yaml").write_text(
-        f"optimizers:\n  adamw: {{base: adamw}}\n  {arm}: {{base: adamw, stiffness: ulp}}\n"
-    )
-    return folder
+    return write_part(folder, pd.DataFrame(rows, columns=["format", "optimizer", "seed", "val_loss"]))
 
 
 def row(text: str, label: str) -> list[float]:
