@@ -178,6 +178,64 @@ def test_splits_of_a_width_are_a_family(tmp_path):
     assert {of_width[name] for name in ("E1M2", "E3M0", "E1M3", "E3M1")} == {p_value(2 * SINGLE)}
 
 
+def test_a_format_that_diverged_counts_in_its_family(tmp_path):
+    names = ["what_if4", "E2M1", "E3M0", "what_if8", "E4M3"]
+    losses = {
+        (name, "adamw"): [3 + 0.3 * seed - 1e-3 * JUST[seed] * name.startswith("E") for seed in range(SEEDS)]
+        for name in names
+    }
+    grid = {"formats": [*names, "E1M2"], "optimizers": ["adamw"], "seeds": list(range(SEEDS))}
+    _, rows = table(decide(part_of(tmp_path / "what-if", losses, grid=grid)))
+    assert [row[-1] for row in rows] == [p_value(3 * SINGLE)] * 2 + [p_value(SINGLE)]
+
+
+def test_damage_after_training_is_paired_by_cell_and_its_formats_are_a_family(tmp_path):
+    formats = ("E1M1", "E2M1", "E3M0")
+    for steps, grown in ((200, 0.0), (800, 0.0), (3200, 1e-3)):
+        rows = [
+            (f"virtual.E3M4-adamw-{seed}-1", fmt, 3.0, 0.3 * (seed % 4) + grown * JUST[seed])
+            for fmt in formats
+            for seed in (range(SEEDS) if grown else reversed(range(SEEDS)))
+        ]
+        (tmp_path / "gate-tokens" / str(steps)).mkdir(parents=True)
+        after = pd.DataFrame(rows, columns=["cell", "format", "after", "cost"])
+        after.to_csv(tmp_path / "gate-tokens" / str(steps) / "after.csv", index=False)
+    text = decide(tmp_path / "gate-tokens")
+    for mean, low, high in estimates(text, "growth"):
+        assert mean == pytest.approx(1e-3 * JUST.mean(), abs=1e-4) and high - low < 0.01
+    assert [row[-1] for row in table(text)[1]] == [p_value(3 * SINGLE)] * 3
+
+
+def test_what_half_of_the_weights_is_worth_is_paired_by_seed_and_its_arms_are_a_family(tmp_path):
+    arms = ("adamw", "stiff_matched", "permuted_matched", "mean_matched")
+    folder = part_of(
+        tmp_path / "length-3200-pruned", {("E3M4", arm): [3.0 + seed for seed in range(SEEDS)] for arm in arms}
+    )
+    rows = [
+        (arm, seed, share, 3.0 + seed, 0.0 if not share else 0.3 * (seed % 4) + 1e-3 * JUST[seed] * (arm != arms[1]))
+        for arm in arms
+        for seed in (range(SEEDS) if arm == "adamw" else reversed(range(SEEDS)))
+        for share in (0.0, 0.5)
+    ]
+    pruned = pd.DataFrame(rows, columns=["optimizer", "seed", "share", "after", "cost"])
+    pruned.to_csv(folder / "pruned.csv", index=False)
+    shown = [row[-1] for row in table(decide(folder))[1]]
+    assert shown == [p_value(3 * SINGLE), "–"] + [p_value(3 * SINGLE)] * 2
+
+
+def test_two_widths_are_paired_by_seed_though_each_has_lost_one(tmp_path):
+    loss, study = shared_gain(0.02), tmp_path / "length-3200-widths"
+    for name, width, entry in (("narrow", 32, "virtual.E3M4"), ("wide", 128, "E3M4")):
+        losses = {
+            ("E3M4", arm): [loss(entry, arm, seed) for seed in range(SEEDS)] for arm in ("adamw", "stiff_matched")
+        }
+        part_of(study / name, losses, model="pico", models={"pico": {"width": width}})
+        without(study / name, "E3M4", "stiff_matched", width % 5)
+    line = next(line for line in decide(study).splitlines() if line.startswith("**L42.**"))
+    mean, low, high = (float(x) for x in re.findall(r"[+-]\d\.\d+", line.replace("−", "-"))[:3])
+    assert mean == pytest.approx(0.02, abs=5e-4) and high - low < 1e-3
+
+
 def test_intervals_are_those_of_scipy():
     differences = np.random.default_rng(2).normal(0.5, size=7)
     low, high = stats.t.interval(0.95, 6, differences.mean(), stats.sem(differences))
