@@ -19,7 +19,7 @@ from altgrad.config import UserError
 from altgrad.reporting.decide import decide
 from altgrad.reporting.paired import interval
 from altgrad.reporting.wording import p_value
-from tests.reporting.made_parts import part_of, without
+from tests.reporting.made_parts import part_of, without, write_part
 
 SEEDS = 6
 TWINS = ("E3M4", "virtual.E3M4")
@@ -234,6 +234,21 @@ def test_two_widths_are_paired_by_seed_though_each_has_lost_one(tmp_path):
     line = next(line for line in decide(study).splitlines() if line.startswith("**L42.**"))
     mean, low, high = (float(x) for x in re.findall(r"[+-]\d\.\d+", line.replace("−", "-"))[:3])
     assert mean == pytest.approx(0.02, abs=5e-4) and high - low < 1e-3
+
+
+def test_a_rate_at_which_a_run_diverged_is_not_the_best_of_a_map(tmp_path):
+    random = np.random.default_rng(1)
+    level = {("adamw", 1.0): 0.0, ("adamw", 2.0): 0.1, ("knee2_slope1", 1.0): 0.3, ("knee2_slope1", 2.0): -0.2}
+    rows = [
+        ("virtual.E3M4", arm, seed, rate, 3 + above + 1e-3 * random.normal())
+        for (arm, rate), above in level.items()
+        for seed in range(3)
+        if (arm, rate, seed) != ("knee2_slope1", 2.0, 1)
+    ]
+    results = pd.DataFrame(rows, columns=["format", "optimizer", "seed", "lr_scale", "val_loss"])
+    arms = {"adamw": {"base": "adamw"}, "knee2_slope1": {"base": "adamw", "stiffness": "profile"}}
+    heads, ((_, cell),) = table(decide(write_part(tmp_path / "profile", results, optimizers=arms)))
+    assert heads[1] == "knee 2" and cell.startswith("−0.2996 ") and cell.endswith("(1.0)")
 
 
 def test_intervals_are_those_of_scipy():

@@ -14,6 +14,7 @@ from altgrad.config import UserError
 from altgrad.model.gpt import GPT, GPTConfig
 from altgrad.reporting import sizes
 from altgrad.reporting.parts import MILLIONS
+from tests.reporting.made_parts import without
 
 STUDY = Path(__file__).parents[2] / "reports/study"
 STEPS = (-1.0, 2.0, 0.5, -1.5)
@@ -75,6 +76,14 @@ def test_each_gain_stands_in_its_models_column_and_from_the_first_part_that_has_
     assert "0.8 M tokens with 0.17 M parameters, 1.6 M tokens with 1.3 M parameters." in text
     assert "all of its cells: 0.17 M, `formats`, `rungs/*`; 1.3 M, `ladder-nano-twin`, `ladder-nano-arms`." in text
     assert "| 0.17 M | 1.3 M |" in text and "5.8" not in text, "models of which nothing is trained have no column"
+
+
+def test_a_part_that_lost_a_cell_does_not_answer_where_another_is_whole(study):
+    before = sizes.page(study)
+    without(study / "ladder-nano-twin", "E3M4", "stiff_matched", 2)
+    gains = found(sizes.page(study))["`stiff_matched` over `adamw`", "E3M4"]
+    assert found(before)["`stiff_matched` over `adamw`", "E3M4"] == [None, pytest.approx(-0.03, abs=3e-4)]
+    assert gains == [None, pytest.approx(9, abs=3e-4)], "that of ladder-nano-arms, the next part"
 
 
 def test_figures_show_gains_of_one_format_and_own_parts_of_each(study, monkeypatch):
