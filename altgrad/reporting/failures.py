@@ -3,7 +3,7 @@
 The bench began with a prediction about E7M0, whose values are powers of two: more than 90 % of its runs fail, since
 gradients vanish and losses stop falling within ten steps. A run **fails** if it diverges, or ends above the middle
 between the loss of an untrained model, ln V for a vocabulary of V, and the baseline's mean loss at its best rate in the
-same arm.
+same arm; in any arm, where it has none in that one.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ def limit_of(vocabulary: int, best: float) -> float:
 
 
 def failed(study: Study) -> pd.Series:
-    """Return whether each run failed, by the cell's key; without those of an arm in which the baseline has none."""
+    """Return whether each run failed, by the cell's key; nothing where the baseline has no run that completed."""
     cells = study.cells[study.cells["status"] != MISSING]
     done = cells[(cells["status"] == COMPLETED) & (cells["format"] == study.baseline)]
     best = done.groupby(["optimizer", "lr_scale"])["val_loss"].mean().groupby("optimizer").min()
-    cells = cells[cells["optimizer"].isin(best.index)]
-    limits = {arm: limit_of(study.corpus["vocab_size"], loss) for arm, loss in best.items()}
+    if best.empty:
+        return pd.Series(dtype=bool)
+    limits = {
+        arm: limit_of(study.corpus["vocab_size"], best.get(arm, best.min())) for arm in cells["optimizer"].unique()
+    }
     above = cells["val_loss"] > cells["optimizer"].map(limits).astype("float64")
     return (cells["status"] != COMPLETED) | above
 
@@ -55,10 +58,10 @@ def failures(study: Study, comparison: Comparison) -> list[Block]:
     if "vocab_size" not in study.corpus:
         return []
     fails = failed(study)
-    bare = [name for name in study.formats if _lacks_significand(study, name)]
+    cells = study.cells.loc[fails.index].assign(fails=fails)
+    bare = [name for name in study.formats if _lacks_significand(study, name) and name in set(cells["format"])]
     if fails.empty or not (fails.any() or bare):
         return []
-    cells = study.cells.loc[fails.index].assign(fails=fails)
     told = [Text(_as_foretold(study, cells, name)) for name in bare]
     found = verdicts(study)
     early = [Text("Could the first fifth of a run tell?"), *(Bullets(sentences(verdict)) for verdict in found)]
@@ -132,10 +135,11 @@ def _table(study: Study, comparison: Comparison, cells: pd.DataFrame) -> Table:
     arms = joined([f"`{arm}`" for arm in dict.fromkeys(cells["optimizer"])])
     note = (
         f"A run fails if it diverges, or ends above the middle between ln {study.corpus['vocab_size']}, the loss of an "
-        f"untrained model, and {study.baseline}'s best in the same arm ({arms}). Shares with 95 % intervals (Wilson "
-        "1927) as if runs were independent, which those of one rate are not; the lowest rate, as a multiple of the "
-        "arm's, at which more than half of the seeds fail; elements of incoming gradients that the format rounds to "
-        "zero, and updates that leave the weight's code: means over layers, watched steps and seeds at the best rate."
+        f"untrained model, and {study.baseline}'s best in the same arm ({arms}), in any if it has none there. Shares "
+        "with 95 % intervals (Wilson 1927) as if runs were independent, which those of one rate are not; the lowest "
+        "rate, as a multiple of the arm's, at which more than half of the seeds fail; elements of incoming gradients "
+        "that the format rounds to zero, and updates that leave the weight's code: means over layers, watched steps "
+        "and seeds at the best rate."
     )
     behind = [of_numbers(columns, {"format": name, "optimizer": arm}) for (name, arm), _ in groups]
     return Table(columns, rows, note, behind)

@@ -11,7 +11,7 @@ from altgrad.reporting.claims import BETTER, EXPLORATORY, GAIN, IDENTICAL, INDIC
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Block, Bullets, Text
 from altgrad.reporting.leader import leader
-from altgrad.reporting.load import Study
+from altgrad.reporting.load import DIVERGED, Study
 from altgrad.reporting.wording import joined, signed
 
 READINGS = (
@@ -66,12 +66,16 @@ def _headline(study: Study, comparison: Comparison) -> list[Block]:
     known = [row.format for row in firm if row.beyond is not None]
     gain = f"`{most.optimizer}` lowers the loss most in **{most.format}** ({signed(-most.claim.difference.mean, 4)})"
     found = leader(study, comparison, most.optimizer)
-    close = f", not told apart from {joined(found.close)}" if found and found.close else ""
+    rivals = [entry for entry in (found.entry, *found.close) if entry != most.format] if found else []
+    close = f", not told apart from {joined(rivals)}" if rivals else ""
     verb = "gains" if len(own) == 1 else "gain"
     if own:
         return [Text(f"**{joined(own)} {verb} by the format's own geometry.** {gain}{close}.")]
     if not known:
-        lead = "**Whether a format gains by its own geometry is open**, for want of virtual twins."
+        want = "for want of virtual twins"
+        if any(row.twin for row in firm):
+            want = "since no virtual twin completed in the same arms"
+        lead = f"**Whether a format gains by its own geometry is open**, {want}."
         return [Text(f"{lead} {gain}{close}.")]
     lent = comparison.answers.of(GAIN, most.twin, most.optimizer) if most.twin else None
     size = signed(-lent.difference.mean, 4) if lent else ""
@@ -87,20 +91,37 @@ def _findings(study: Study, comparison: Comparison, arm: str, measured: pd.DataF
     for verdict, label in READINGS:
         group = [row for row in others if row.claim.verdict == verdict]
         if group:
-            items.append(f"{label}: {', '.join(_gain(row.format, row.claim) for row in group)}.")
+            items.append(f"{label}: {', '.join(_gain(study, row.format, row.claim) for row in group)}.")
+    items += _diverged(study, comparison, arm)
     gained = [row for row in rows if row.claim.told_apart and row.claim.difference.mean < 0]
     if any(roles.is_quantized(study, row.format) for row in gained):
         items += _most(study, comparison, arm, {row.format for row in gained if row.claim.firm})
     controls = _controls([row for row in gained if not roles.is_virtual(study, row.format)])
     items += [f"Controls: {'; '.join(controls)}."] if controls else []
     if lent:
-        texts = [f"{_gain(row.format, row.claim)} ({row.claim.verdict})" for row in lent]
+        texts = [f"{_gain(study, row.format, row.claim)} ({row.claim.verdict})" for row in lent]
         items.append(f"The same geometry on weights that nothing quantizes: {', '.join(texts)}.")
-    return items + _beyond(study, gained, comparison.references[arm], arm)
+    return items + _beyond(study, comparison, gained, comparison.references[arm], arm)
 
 
-def _gain(entry: str, claim: Claim) -> str:
-    return f"**{entry}** {signed(-claim.difference.mean, 4)}"
+def _gain(study: Study, entry: str, claim: Claim) -> str:
+    count, seeds = claim.difference.n, len(study.seeds)
+    return (
+        f"**{entry}** {signed(-claim.difference.mean, 4)}{f' from {count} of {seeds} seeds' if count < seeds else ''}"
+    )
+
+
+def _diverged(study: Study, comparison: Comparison, arm: str) -> list[str]:
+    """Say in which entries runs of the arm diverged, at the rate that stands for it if any seed completed there."""
+    cells = study.cells[(study.cells["optimizer"] == arm) & (study.cells["status"] == DIVERGED)]
+    found = []
+    for entry in study.formats:
+        run = comparison.best_runs.get((entry, arm))
+        own = cells[cells["format"] == entry]
+        own = own[own["lr_scale"] == run[2]] if run else own
+        if count := own["seed"].nunique():
+            found.append(f"**{entry}** ({count} of {len(study.seeds)} seeds)")
+    return [f"Diverged: {', '.join(found)}."] if found else []
 
 
 def _most(study: Study, comparison: Comparison, arm: str, firm: set[str]) -> list[str]:
@@ -128,21 +149,24 @@ def _controls(rows: list) -> list[str]:
 
 def _passed(row: Any) -> list[str]:
     parts = []
-    for claims, better, same in (
-        (row.nulls, "beats", "not told apart from"),
-        (row.foreign, "beats the foreign geometry of", "not told apart from the foreign geometry of"),
-    ):
+    for claims, better, worse, same in (
+        (row.nulls, "beats", "is beaten by", "not told apart from"),
+        (row.foreign, "beats the foreign geometry of", "is beaten by the foreign geometry of",
+         "not told apart from the foreign geometry of"),
+    ):  # fmt: skip
         for name, claim in claims.items():
             passed = claim.told_apart and claim.difference.mean < 0
-            unsure = "" if claim.firm or not passed else " (indication)"
-            parts.append(f"{better if passed else same} `{name}`{unsure}")
+            reading = better if passed else worse if claim.told_apart else same
+            reading = "not judged against" if claim.verdict == UNJUDGED else reading
+            unsure = " (indication)" if claim.told_apart and not claim.firm else ""
+            parts.append(f"{reading} `{name}`{unsure}")
     if row.matched is not None:
         size = signed(-row.matched.difference.mean, 4)
         parts.append(f"at AdamW's update size {size} ({row.matched.verdict})")
     return parts
 
 
-def _beyond(study: Study, gained: list, plain: str, arm: str) -> list[str]:
+def _beyond(study: Study, comparison: Comparison, gained: list, plain: str, arm: str) -> list[str]:
     """Say what a gain has beyond what the same geometry gains without the format, or that nothing here tells."""
     known, even, unknown = [], [], []
     for row in gained:
@@ -159,7 +183,7 @@ def _beyond(study: Study, gained: list, plain: str, arm: str) -> list[str]:
             f"The format's own part, what a gain has beyond that of the same geometry without it: {', '.join(known)}."
         )
     if even:
-        rates = [study.arm(name).get("lr") for name in (arm, plain)]
+        rates = [_rate(study, comparison, even[0], name) for name in (arm, plain)]
         why = f"its learning rate ({rates[0]:g} for {rates[1]:g})" if rates[0] != rates[1] else "its other settings"
         items.append(
             f"Values lie evenly in {joined(even)}, so that `{arm}` takes the steps of `{plain}` there: what it gains "
@@ -167,7 +191,15 @@ def _beyond(study: Study, gained: list, plain: str, arm: str) -> list[str]:
         )
     if unknown:
         items.append(
-            f"Whether the format has a part in it is open for {joined(unknown)}: no virtual twin in this grid shows "
+            f"Whether the format has a part in it is open for {joined(unknown)}: no virtual twin that completed shows "
             "what the same geometry gains without it."
         )
     return items
+
+
+def _rate(study: Study, comparison: Comparison, entry: str, arm: str) -> float:
+    """Return the learning rate of the run that stands for an arm in an entry."""
+    cells = study.cells
+    run = (cells["format"] == entry) & (cells["optimizer"] == arm)
+    run &= cells["lr_scale"] == comparison.best_runs[entry, arm][2]
+    return float(cells.loc[run, "peak_lr"].iloc[0])

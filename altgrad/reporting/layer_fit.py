@@ -10,8 +10,9 @@ import pandas as pd
 from altgrad.reporting import roles
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Block, Bullets, Column, Fold, Table, Text
-from altgrad.reporting.load import Study
+from altgrad.reporting.load import COMPLETED, IDENTITY, Study
 from altgrad.reporting.paired import interval
+from altgrad.reporting.pairwise import from_the_lowest
 from altgrad.reporting.plots import LAYER_ROLES, layers_table
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import joined, number, plural, signed
@@ -52,7 +53,9 @@ def layer_fit(study: Study, comparison: Comparison) -> list[Block]:
         tensor = [f"`{fit.layer}`", WORDS[fit.role].lower()]
         rows.append([*tensor, f"**{fit.best}**", number(fit.sqnr_db, 1), fit.following, _lead(fit)])
     columns = [words("layer"), words("tensor"), words("highest in"), Column("dB"), words("next"), Column("lead, dB")]
-    note = f"Leads with 95 % intervals over {plural(len(fits[0].lead_db), 'seed')}, each by itself."
+    fewest, most = (pick(len(fit.lead_db) for fit in fits) for pick in (min, max))
+    over = plural(most, "seed") if fewest == most else f"{fewest} to {plural(most, 'seed')}"
+    note = f"Leads with 95 % intervals over {over}, each by itself."
     table: Block = Table(columns, rows, note, behind)
     if len(rows) > OPEN_ROWS:
         table = Fold(f"All {len(rows)} tensors", [table])
@@ -66,12 +69,17 @@ def layer_fit(study: Study, comparison: Comparison) -> list[Block]:
 
 
 def fits_of(study: Study, comparison: Comparison) -> list[Fit]:
-    """Return the best format of every tensor that the grid quantizes to more than one, layers in their order."""
+    """Return the best format of every tensor that the grid quantizes to more than one, layers in their order.
+
+    Of completed runs: a diverged one has no second half.
+    """
     entries = [name for name in study.formats if roles.is_quantized(study, name) and not roles.is_virtual(study, name)]
     table = layers_table(study)
     rate = {entry: run[2] for (entry, arm), run in comparison.best_runs.items() if arm == comparison.reference and run}
     table = table[(table["optimizer"] == comparison.reference) & table["format"].isin(entries)]
     table = table[table["lr_scale"] == table["format"].map(rate)].dropna(subset="sqnr_db")
+    completed = pd.MultiIndex.from_frame(study.cells.loc[study.cells["status"] == COMPLETED, IDENTITY])
+    table = table[pd.MultiIndex.from_frame(table[IDENTITY]).isin(completed)]
     wide = table.pivot_table(index=["layer", "role", "seed"], columns="format", values="sqnr_db", sort=False)
     found = []
     for role in LAYER_ROLES:
@@ -85,12 +93,12 @@ def fits_of(study: Study, comparison: Comparison) -> list[Fit]:
 
 
 def _fit(layer: str, role: str, by_seed: pd.DataFrame) -> Fit | None:
-    means = by_seed.mean().dropna().sort_values(ascending=False, kind="stable")
-    if len(means) < 2:
+    by_seed = by_seed.dropna(axis=1, how="all")
+    if by_seed.shape[1] < 2:
         return None
-    best, following = means.index[:2]
+    best, following, *_ = from_the_lowest({name: -values.to_numpy() for name, values in by_seed.items()})
     lead = (by_seed[best] - by_seed[following]).dropna().to_numpy()
-    return Fit(layer, role, best, means[best], following, lead) if len(lead) else None
+    return Fit(layer, role, best, by_seed[best].mean(), following, lead) if len(lead) else None
 
 
 def _formats_of(study: Study, entries: list[str], role: str) -> set[str]:

@@ -14,7 +14,7 @@ from altgrad.reporting import roles
 from altgrad.reporting.claims import CLAIM_SEEDS, FIRM, Claim
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.load import Study
-from altgrad.reporting.pairwise import each_pair
+from altgrad.reporting.pairwise import each_pair, from_the_lowest
 from altgrad.reporting.runs import Contrast, Run, Runs
 
 
@@ -40,22 +40,29 @@ def leading(
     tuned_here: bool,
 ) -> Leader | None:  # fmt: skip
     """Return the leader among ``gains`` (by entry, losses of ``arm`` minus ``reference``), see :func:`leader`."""
-    ordered = sorted(
-        (entry for entry, claim in gains.items() if not claim.difference.is_zero),
-        key=lambda entry: gains[entry].difference.mean,
-    )
-    if len(ordered) < 2:
+    enter = {entry: claim.difference for entry, claim in gains.items() if not claim.difference.is_zero}
+    if len(enter) < 2:
         return None
+
+    def gain(entry: str) -> Contrast:
+        return {best[entry, arm]: 1, best[entry, reference]: -1}
 
     def contrast(a: str, b: str) -> Contrast:
         return {best[a, arm]: 1, best[a, reference]: -1, best[b, arm]: -1, best[b, reference]: 1}
 
+    # A gain of fewer seeds than can make a claim leads nobody, where there are others.
+    enough_seeds = min(CLAIM_SEEDS, max(difference.n for difference in enter.values()))
+    ordered = from_the_lowest({
+        entry: runs.by_seed(gain(entry)) for entry, difference in enter.items() if difference.n >= enough_seeds
+    })  # fmt: skip
+    if len(ordered) < 2:
+        return None
     differences, levels = each_pair(ordered, contrast, runs)
     first, *others = ordered
 
     def apart(entry: str) -> bool:
         pair = first, entry
         enough = pair in levels and differences[pair].n >= CLAIM_SEEDS and not tuned_here
-        return enough and levels[pair] <= FIRM
+        return enough and differences[pair].mean < 0 and levels[pair] <= FIRM
 
     return Leader(first, [entry for entry in others if not apart(entry)], others)

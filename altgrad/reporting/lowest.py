@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from altgrad.reporting import roles
 from altgrad.reporting.claims import CLAIM_SEEDS, FIRM
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Block, Text
 from altgrad.reporting.load import Study
-from altgrad.reporting.pairwise import each_pair
-from altgrad.reporting.runs import Run, Runs
+from altgrad.reporting.pairwise import each_pair, from_the_lowest
+from altgrad.reporting.runs import Run
 from altgrad.reporting.wording import joined, number
 
 TOGETHER = "of all, adjusted together and apart from the report's other questions"
@@ -44,7 +42,7 @@ def lowest(study: Study, comparison: Comparison) -> Lowest | None:
     ]
     if len(candidates) < 2:
         return None
-    ordered = _ordered(candidates, runs)
+    ordered = from_the_lowest({run: runs.by_seed({run: 1}) for run in candidates})
     differences, levels = each_pair(ordered, lambda a, b: {a: 1, b: -1}, runs)
     first, *others = ordered
 
@@ -56,17 +54,6 @@ def lowest(study: Study, comparison: Comparison) -> Lowest | None:
     return Lowest(
         first, float(runs.of_run(first).mean()), [run for run in others if not apart(run)], len(others), len(levels)
     )
-
-
-def _ordered(candidates: list[Run], runs: Runs) -> list[Run]:
-    """Return the runs from the lowest mean loss on, over the seeds that all completed if there are any.
-
-    A run that lost a seed of high losses would else look lower than it is.
-    """
-    losses = np.array([runs.of_run(run) for run in candidates])
-    shared = np.isfinite(losses).all(axis=0)
-    means = losses[:, shared].mean(axis=1) if shared.any() else np.nanmean(losses, axis=1)
-    return [candidates[place] for place in np.argsort(means, kind="stable")]
 
 
 def lowest_blocks(study: Study, comparison: Comparison) -> list[Block]:

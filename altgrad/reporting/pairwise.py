@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -15,6 +15,18 @@ from altgrad.reporting.statistics import Difference
 
 T = TypeVar("T")
 Pairs = dict[tuple[T, T], Difference]
+
+
+def from_the_lowest(values: Mapping[T, np.ndarray]) -> list[T]:
+    """Return the names by their mean over the seeds that all have a value of; over each one's own if they share none.
+
+    One that lost a seed in which all are high would else look lower than it is.
+    """
+    table = np.array(list(values.values()))
+    shared = np.isfinite(table).all(axis=0)
+    means = table[:, shared].mean(axis=1) if shared.any() else np.nanmean(table, axis=1)
+    names = list(values)
+    return [names[place] for place in np.argsort(means, kind="stable")]
 
 
 def each_pair(

@@ -60,11 +60,15 @@ class Runs:
             weights[self.place[run]] += sign
         return weights
 
+    def by_seed(self, contrast: Contrast) -> np.ndarray:
+        """Return ``contrast`` seed by seed, NaN where one of its runs has no loss or there is no such run."""
+        if any(run not in self.place for run in contrast):
+            return np.full(self.losses.shape[1], np.nan)
+        return sum((sign * self.losses[self.place[run]] for run, sign in contrast.items()), np.zeros(1))
+
     def difference(self, contrast: Contrast) -> Difference | None:
         """Return the mean of ``contrast`` over the seeds that all of its runs completed; ``None`` without any."""
-        if any(run not in self.place for run in contrast):
-            return None
-        return summarised(sum(sign * self.losses[self.place[run]] for run, sign in contrast.items()))
+        return summarised(self.by_seed(contrast))
 
     def completed(self, run: Run) -> int:
         """Return how many seeds of ``run`` completed."""

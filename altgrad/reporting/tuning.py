@@ -62,7 +62,10 @@ def load_tuning(folder: Path, study: Study) -> Tuning | None:
 
 
 def _tuned(arm: str, params: Params, found: pd.DataFrame, against: str | None) -> Tuned:
-    losses = found.groupby("lr_scale")["val_loss"].agg(lambda values: values.mean(skipna=False)).sort_index()
+    # Kept results have no row of a run that diverged.
+    cells = pd.MultiIndex.from_product([params.grid.formats, params.grid.seeds, params.grid.lr_scales])
+    of_cell = found.set_index(["format", "seed", "lr_scale"])["val_loss"].reindex(cells)
+    losses = of_cell.groupby(level=2).agg(lambda values: values.mean(skipna=False)).sort_index()
     rates = [params.optimizers[arm].lr * float(scale) for scale in losses.index]
     best = rates[int(losses.reset_index(drop=True).idxmin())] if losses.notna().any() else float("nan")
     return Tuned(tuple(rates), best, against)

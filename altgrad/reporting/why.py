@@ -141,6 +141,8 @@ def _noise(study: Study, comparison: Comparison) -> list[str]:
     if RATIO not in means:
         return []
     means = means.reindex(columns=[RATIO, BIAS, *SOURCES]).dropna(subset=RATIO)
+    if means.empty:
+        return []
     entries = [entry for entry in study.formats if entry in means.index]
     shown = []
     for entry in entries:
@@ -151,7 +153,7 @@ def _noise(study: Study, comparison: Comparison) -> list[str]:
         shown.append(f"{entry} {number(means.loc[entry, RATIO], 1)} ({source}{same})")
     apart = "" if means[BIAS].isna().all() else "; bias is what every batch has of it and no step averages out"
     over = course(study, comparison, RATIO)
-    least = means[RATIO] if over.empty else over.min(axis=1)
+    least = pd.concat([over, means[[RATIO]]], axis=1).min(axis=1)  # some have their end alone
     low = [entry for entry in entries if LEAST.crossed("", least[entry])]
     text = (
         "Size of the gradient over its quantization noise at the end, mean over layers, and where most of that comes "

@@ -253,6 +253,29 @@ def test_with_too_few_seeds_nobody_is_told_apart_from_the_leader() -> None:
     assert found.entry == "E3M4" and found.close == found.others
 
 
+def test_a_seed_that_one_lost_does_not_make_it_the_leader() -> None:
+    """E3M4 gains less on each seed that both have, and lost the one on which nobody gains."""
+    arms = {"adamw": ADAMW, "stiff": STIFF}
+    losses = losses_of(arms, {("E3M4", "stiff"): 0.4, ("E2M5", "stiff"): 0.5}, seeds=7)
+    for entry in ("E3M4", "E2M5"):
+        losses[entry, "stiff"] = [*losses[entry, "stiff"][:6], losses[entry, "adamw"][6] + 0.8]
+    losses["E3M4", "stiff"][6] = None
+    gains = {
+        entry: [a - b for a, b in zip(losses[entry, "adamw"], losses[entry, "stiff"], strict=True) if b is not None]
+        for entry in ("E3M4", "E2M5")
+    }
+    assert np.mean(gains["E3M4"]) > np.mean(gains["E2M5"]), "as it would seem"
+    assert led(losses, arms).entry == "E2M5"
+
+
+def test_a_gain_of_a_seed_or_two_leads_nobody() -> None:
+    arms = {"adamw": ADAMW, "stiff": STIFF}
+    losses = losses_of(arms, {("E3M4", "stiff"): 0.5, ("E2M5", "stiff"): 0.1}, seeds=7)
+    losses["E5M2", "stiff"] = [losses["E5M2", "adamw"][0] - 0.9, *[None] * 6]
+    found = led(losses, arms)
+    assert found.entry == "E3M4" and "E5M2" not in found.others
+
+
 # --- fairness --------------------------------------------------------------------------------------
 
 

@@ -53,11 +53,21 @@ def test_a_run_fails_beyond_the_middle_between_knowing_nothing_and_the_baselines
     assert not failed(study(bad=LIMIT - 0.01))["E7M0-adamw-0-4"]
 
 
-def test_an_arm_without_the_baseline_is_not_judged() -> None:
+def test_an_arm_in_which_the_baseline_diverged_is_judged_by_its_best_in_another() -> None:
     found = study()
     mine = (found.cells["format"] == "E4M3") & (found.cells["optimizer"] == "adamw_sr")
     found.cells.loc[mine, ["status", "val_loss"]] = ["diverged", float("nan")]
-    assert {key.split("-")[1] for key in failed(found).index} == {"adamw"}
+    fails = failed(found)
+    assert fails[mine].all() and fails[~mine].equals(failed(study())[~mine])
+
+
+def test_nothing_is_said_where_the_baseline_or_the_format_that_was_foretold_to_fail_has_no_run() -> None:
+    without_baseline, without_entry = study(), study()
+    of_baseline = without_baseline.cells["format"] == "E4M3"
+    without_baseline.cells.loc[of_baseline, ["status", "val_loss"]] = ["diverged", float("nan")]
+    without_entry.cells.loc[without_entry.cells["format"] == "E7M0", ["status", "val_loss"]] = ["missing", float("nan")]
+    for found in (without_baseline, without_entry):
+        assert failures(found, compare(found)) == []
 
 
 def test_the_prediction_is_told_with_its_count_by_regime() -> None:
@@ -89,9 +99,9 @@ def test_losses_that_stop_falling_are_counted() -> None:
         for key, fall in falls.items()
         for step, loss in ((1, 9.0), (10, 4.0), (11, 3.0), (50, 4.0 - fall))
     ]
-    found.__dict__["history"] = pd.DataFrame(
-        rows, columns=[*IDENTITY, "step", "train_loss"]
-    ).assign(grad_norm=1.0, clipped_frac=0.0)
+    found.__dict__["history"] = pd.DataFrame(rows, columns=[*IDENTITY, "step", "train_loss"]).assign(
+        grad_norm=1.0, clipped_frac=0.0
+    )
     assert "The training loss of 1 of 2 falls less than 0.1 nats after step 10." in texts(found)[0]
 
 

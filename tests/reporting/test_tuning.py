@@ -42,7 +42,7 @@ def tried(folder: Path, losses: dict[float, list[float | None]] = LOSSES, **sett
     shutil.copy(SHIPPED, folder / "params.yaml")
     yaml = YAML()
     params = yaml.load(SHIPPED)
-    params["grid"] |= {"seeds": [10, 11], "formats": ["E4M3"], "baseline": "E4M3"}
+    params["grid"] |= {"seeds": [10, 11], "formats": ["E4M3"], "baseline": "E4M3", "lr_scales": list(losses)}
     for path, value in settings.items():
         section = params
         *sections, name = path.split("__")
@@ -51,7 +51,12 @@ def tried(folder: Path, losses: dict[float, list[float | None]] = LOSSES, **sett
         section[name] = value
     with open(folder / "params.yaml", "w") as file:
         yaml.dump(params, file)
-    rows = [("E4M3", ARM, 10 + i, rate, v) for rate, values in losses.items() for i, v in enumerate(values)]
+    rows = [
+        ("E4M3", ARM, 10 + i, rate, value)
+        for rate, values in losses.items()
+        for i, value in enumerate(values)
+        if value is not None  # the pipeline keeps no row of a run that diverged
+    ]
     pd.DataFrame(rows, columns=["format", "optimizer", "seed", "lr_scale", "val_loss"]).to_csv(
         folder / "results.csv", index=False
     )
@@ -69,11 +74,17 @@ def test_the_best_of_three_rates_on_other_seeds_is_tuned(study, tmp_path):
     assert reason == "on seeds 10 and 11 and E4M3: adamw 0.003 of 0.0015 to 0.006"
 
 
+def test_larger_rates_at_which_all_diverged_were_tried_all_the_same(study, tmp_path):
+    losses = {0.5: [4.0, 4.1], 1: [3.0, 3.1], 2: [3.5, None], 4: [None, None]}
+    met, reason = condition(study, tried(tmp_path, losses))
+    assert met == "yes" and reason.endswith("adamw 0.003 of 0.0015 to 0.012")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"losses": {0.5: [3.0], 1: [3.1], 2: [4.0]}}, "adamw: 0.003, and 0.0015 was better"),
-        ({"losses": {1: [3.0], 2: [4.0]}}, "0.003, at the edge of the rates tried"),
+        ({"losses": {0.5: [3.0, 3.0], 1: [3.1, 3.1], 2: [4.0, 4.0]}}, "adamw: 0.003, and 0.0015 was better"),
+        ({"losses": {1: [3.0, 3.0], 2: [4.0, 4.0]}}, "0.003, at the edge of the rates tried"),
         ({"losses": {0.5: [4.0, 4.0], 1: [3.0, None], 2: [3.9, 3.9]}}, "and 0.006 was better"),
         ({"grid__seeds": [0, 10]}, "adamw: tuned on seeds of this grid"),
         ({"train__steps": 7}, "adamw: tuned with another train"),

@@ -50,9 +50,11 @@ def last(frame: pd.DataFrame) -> pd.DataFrame:
 def course(study: Study, comparison: Comparison, metric: str) -> pd.DataFrame:
     """Return a metric of the diagnoses over the run, mean over layers and seeds: a row per entry, a column per step.
 
-    Of the rows that `per_layer` returns; steps that an entry lacks are left out for all.
+    Of completed runs; steps that an entry lacks are left out for all.
     """
     rows = per_layer(study.course, study, comparison)
+    completed = pd.MultiIndex.from_frame(study.cells.loc[study.cells["status"] == COMPLETED, IDENTITY])
+    rows = rows[pd.MultiIndex.from_frame(rows[IDENTITY]).isin(completed)]
     means = rows[rows["metric"] == metric].groupby(["format", "step"])["value"].mean().unstack()
     return means.reindex([entry for entry in study.formats if entry in means.index]).dropna(axis=1)
 
