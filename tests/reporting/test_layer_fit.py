@@ -94,6 +94,19 @@ def test_one_format_has_nothing_to_choose_and_one_seed_no_interval():
     assert "[" not in table.rows[0][-1] and table.rows[0][-1].startswith("+")
 
 
+def test_formats_are_ranked_over_the_seeds_that_all_have_and_of_completed_runs():
+    """E3M4 is half a decibel above E4M3 on every seed; E4M3 lost the one that is hard for all."""
+    study = made({("up", "weight"): {"E3M4": 30.5, "E4M3": 30.0}}, noise=0.0)
+    hard = (study.monitors["seed"] == 0) & (study.monitors["step"] == 10)
+    study.monitors.loc[hard, "value"] -= 6.0
+    study.cells.loc[(study.cells["format"] == "E4M3") & (study.cells["seed"] == 0), "status"] = "diverged"
+    (fit,) = fits_of(study, compare(study))
+    assert (fit.best, fit.following, len(fit.lead_db)) == ("E3M4", "E4M3", 4)
+    assert fit.lead_db == pytest.approx([0.5] * 4)
+    table = next(block for block in layer_fit(study, compare(study)) if isinstance(block, Table))
+    assert "over 4 seeds" in table.note
+
+
 def test_many_tensors_fold():
     study = made({(f"layer{i}", "weight"): {"E3M4": 30.0, "E4M3": 20.0} for i in range(13)})
     fold = next(block for block in layer_fit(study, compare(study)) if isinstance(block, Fold))

@@ -149,3 +149,26 @@ def test_a_gradient_that_was_once_below_its_noise_is_named_and_its_course_told()
     (line,) = lines(study)
     assert "After 0, 100 and 200 steps: E3M4 1.2 → 5.0 → 8.0, E1M6 9.0 → 7.0 → 6.0." in line
     assert line.endswith("2505.19115): E3M4.")
+
+
+def test_formats_that_diverged_hide_nobodys_course_and_what_nobody_measured_is_not_told() -> None:
+    """E1M6 diverged after 100 steps with every seed: it has no course, and E3M4's is whole."""
+    study = made({})
+    of_adamw = [
+        [cell[name] for name in IDENTITY]
+        for cell in study.cells.reset_index().to_dict("records")
+        if cell["format"] in ("E3M4", "E1M6") and cell["optimizer"] == "adamw"
+    ]
+    diverged = (study.cells["format"] == "E1M6") & (study.cells["optimizer"] == "adamw")
+    study.cells.loc[diverged, ["status", "val_loss"]] = ["diverged", float("nan")]
+    ratios = {"E3M4": {0: 9.0, 100: 5.0, 200: 1.2}, "E1M6": {0: 9.0, 100: 7.0}}
+    ends = [[*cell, "gradient_to_noise", list(ratios[cell[0]].values())[-1]] for cell in of_adamw]
+    ends += [[*cell, "noise_from_weight", 1.0] for cell in of_adamw]
+    course = [[*cell, "gradient_to_noise", step, x] for cell in of_adamw for step, x in ratios[cell[0]].items()]
+    study.__dict__["summary"] = pd.DataFrame(ends, columns=[*IDENTITY, "metric", "value"])
+    study.__dict__["course"] = pd.DataFrame(course, columns=[*IDENTITY, "metric", "step", "value"])
+    (line,) = [line for line in lines(study) if "quantization noise" in line]
+    assert "After 0, 100 and 200 steps: E3M4 9.0 → 5.0 → 1.2." in line
+    assert line.endswith("2505.19115): E3M4.")
+    study.__dict__["summary"]["value"] = float("nan")
+    assert not [line for line in lines(study) if "quantization noise" in line]
