@@ -38,7 +38,7 @@ def study_of(losses: Losses, arms: Mapping[str, dict[str, Any]], baseline: str =
         rows.append({
             "key": key, "format": entry, "optimizer": arm, "seed": seed, "lr_scale": rate, "val_loss": loss,
             "train_loss": loss, "status": DIVERGED if loss is None else COMPLETED, "steps": 10, "planned_steps": 10,
-            "parameters": 1e6, "tokens": 1e6, "peak_lr": rate,
+            "parameters": 1e6, "tokens": 1e6, "peak_lr": arms[arm].get("lr", 1.0) * rate,
         })  # fmt: skip
     cells = pd.DataFrame(rows).set_index("key").reindex(columns=[*IDENTITY, *TEXTS, *NUMBERS])
     cells[NUMBERS] = cells[NUMBERS].astype("float64")

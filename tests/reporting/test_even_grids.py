@@ -16,9 +16,15 @@ PLAIN = [3.50, 3.51, 3.49, 3.52, 3.48]
 GAIN = [loss - gain for loss, gain in zip(PLAIN, (0.100, 0.101, 0.099, 0.102, 0.098), strict=True)]
 
 
-def study_with(entries: list[str], **stiff: float):
+def study_with(entries: list[str], rates: tuple[float, ...] = (1,), **stiff: float):
+    """Losses at each rate: the arm gains, and is best at the largest, AdamW at the smallest."""
     arms = {"adamw": ADAMW | {"lr": 0.003}, "stiff": STIFF | {"lr": 0.003} | stiff}
-    losses = {(entry, arm): GAIN if arm == "stiff" else PLAIN for entry in entries for arm in arms}
+    losses = {
+        (entry, arm, rate): [loss + 0.5 * (rate != (rates[-1] if arm == "stiff" else rates[0])) for loss in of_arm]
+        for entry in entries
+        for arm, of_arm in (("adamw", PLAIN), ("stiff", GAIN))
+        for rate in rates
+    }
     study = study_of(losses, arms, entries[0])
     for key, cell in study.resolved.items():
         name = key.split("-")[0].removeprefix("virtual.")
@@ -47,6 +53,10 @@ def test_a_gain_there_is_that_of_the_learning_rate():
     assert "its learning rate (0.004 for 0.003)" in text
     assert "open for E3M4" in text, "which has a geometry and no twin"
     assert "its other settings" in said(study_with(["E3M4", "E1M6"]))
+
+
+def test_of_several_rates_the_one_that_the_run_has_is_named():
+    assert "its learning rate (0.006 for 0.003)" in said(study_with(["E3M4", "E1M6"], (1, 2)))
 
 
 def test_it_needs_no_twin():

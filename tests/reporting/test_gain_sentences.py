@@ -77,18 +77,3 @@ def test_a_twin_that_diverged_is_not_one_that_is_wanting() -> None:
     assert "is open**, since no virtual twin completed in the same arms." in said(losses, arms)
     alone = {run: own for run, own in losses.items() if run[0] == "E3M4"}
     assert "is open**, for want of virtual twins." in said(alone, arms)
-
-
-def test_the_rate_that_is_named_is_that_of_the_run() -> None:
-    arms = {"adamw": ADAMW | {"lr": 1.0}, "stiff": STIFF | {"lr": 1.0}}
-    random = np.random.default_rng(3)
-    by_rate: dict = {
-        (entry, arm, rate): [
-            3 + 0.1 * seed - 0.1 * (arm == "stiff") * (rate == 2) + 1e-3 * random.normal() for seed in range(SEEDS)
-        ]
-        for entry in ("E1M6", "E3M4")
-        for arm in arms
-        for rate in (1, 2)
-    }
-    by_rate |= {run: [loss + 0.05 for loss in own] for run, own in by_rate.items() if run[1:] == ("adamw", 2)}
-    assert "is made by its learning rate (2 for 1)" in said(by_rate, arms)
