@@ -404,6 +404,9 @@ few_changed = $(foreach decay,3e-4 0,$(call $(1),$(2),$(decay),2.4e-2)) \
 shared-micro = $(filter-out grid.optimizers=%,$(call largest,400)) grid.formats=[E3M4] grid.lr_scales=[1] grid.seeds=[10] \
 	$(call either,$(1),micro) grid.optimizers=$(call list,$(call either,$(1),long_name))
 STUDY_tuning-micro-shared := $(call shared-micro,few_changed)
+# The best of each: no decay for both, embeddings twice as fast for the arm with the geometry.
+STUDY_ladder-micro-shared := $(filter-out optimizers.stiff_matched.plain_lr=%,$(LADDER_MICRO)) grid.formats=[E3M4] \
+	optimizers.stiff_matched.plain_lr=4.8e-2 optimizers.adamw.decay=0 ++optimizers.stiff_matched.decay=0
 
 # Multiplicative steps on weights without masters, as LNS-Madam's: of all formats E4M3 has as many values a binade as that.
 MADAM_SR := ++optimizers.madam_sr={base:madam,lr:0.12,plain_lr:2.4e-2,weights:quantized,rounding:stochastic}
@@ -538,5 +541,6 @@ PARTS := tuning tuning-plain matrix profile profile-800 profile-3200 tuning-low-
 	$(foreach size,nano micro,$(addprefix ladder-$(size)-rungs-virtual.,$(IN_RUNGS))) \
 	tuning-nano-rungs-E4M3-higher tuning-nano-rungs-own tuning-nano-rungs-own-further \
 	$(addprefix ladder-nano-rungs-own-,E1M6 virtual.E1M6) $(addprefix tuning-micro-rungs-,E4M3-lower E1M6-lower E1M6-lowest) \
-	ladder-micro-null ladder-micro-muon tuning-micro-shared ladder-micro-arms-twin ladder-nano-3300-E4M3 profile-nano \
+	ladder-micro-null ladder-micro-muon tuning-micro-shared ladder-micro-shared ladder-micro-arms-twin \
+	ladder-nano-3300-E4M3 profile-nano \
 	tuning-corpus corpus tuning-plain-arms what-if no-significand
