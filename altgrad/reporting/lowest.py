@@ -12,7 +12,7 @@ from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Block, Text
 from altgrad.reporting.load import Study
 from altgrad.reporting.pairwise import each_pair
-from altgrad.reporting.runs import Run, Runs
+from altgrad.reporting.runs import Run
 from altgrad.reporting.wording import joined, number
 
 TOGETHER = "of all, adjusted together and apart from the report's other questions"
@@ -36,15 +36,9 @@ def lowest(study: Study, comparison: Comparison) -> Lowest | None:
 
     It is picked because it is the lowest, so that every pair counts as a question: p-values by Holm over all pairs.
     """
-    runs = comparison.runs
-    candidates = [
-        run
-        for (entry, _), run in comparison.best_runs.items()
-        if roles.is_quantized(study, entry) and not roles.is_virtual(study, entry) and runs.completed(run)
-    ]
-    if len(candidates) < 2:
+    runs, ordered = comparison.runs, from_lowest(study, comparison)
+    if len(ordered) < 2:
         return None
-    ordered = _ordered(candidates, runs)
     differences, levels = each_pair(ordered, lambda a, b: {a: 1, b: -1}, runs)
     first, *others = ordered
 
@@ -58,11 +52,20 @@ def lowest(study: Study, comparison: Comparison) -> Lowest | None:
     )
 
 
-def _ordered(candidates: list[Run], runs: Runs) -> list[Run]:
-    """Return the runs from the lowest mean loss on, over the seeds that all completed if there are any.
+def from_lowest(study: Study, comparison: Comparison) -> list[Run]:
+    """Return the quantized entries and arms at their best rates, of which a seed completed, by mean loss, lowest first.
 
-    A run that lost a seed of high losses would else look lower than it is.
+    The mean is over the seeds that all completed if there are any: a run that lost a seed of high losses would else
+    look lower than it is.
     """
+    runs = comparison.runs
+    candidates = [
+        run
+        for (entry, _), run in comparison.best_runs.items()
+        if roles.is_quantized(study, entry) and not roles.is_virtual(study, entry) and runs.completed(run)
+    ]
+    if not candidates:
+        return []
     losses = np.array([runs.of_run(run) for run in candidates])
     shared = np.isfinite(losses).all(axis=0)
     means = losses[:, shared].mean(axis=1) if shared.any() else np.nanmean(losses, axis=1)
