@@ -110,11 +110,9 @@ def _unmeasured(rows: pd.DataFrame, baseline: str | None) -> list[str]:
 
 def _certainty(study: Study, comparison: Comparison, rates: Rates | None) -> list[str]:
     """Say how many paired seeds there are, what that allows, how claims are read and how large the noise is."""
-    claims = comparison.answers.claims.values()
-    counts = [claim.difference.n for claim in claims]
-    if not counts:
+    if comparison.answers.paired_seeds is None:
         return []
-    fewest, most = min(counts), max(counts)
+    claims, (fewest, most) = comparison.answers.claims.values(), comparison.answers.paired_seeds
     if most == 1:
         return [
             (

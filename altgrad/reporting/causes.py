@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -28,6 +29,13 @@ NAMES = {
     "update_l2": "L2 norm", "update_size": "relative size", "stall_ratio": "share that leaves the code",
     "update_success": "share of code changes that descend", "representability_gap": "rounded part",
 }  # fmt: skip
+
+
+class Worse(NamedTuple):
+    """By how many percent a run ended above a loss, and whose loss that is."""
+
+    percent: float
+    than: str
 
 
 @dataclass(frozen=True)
@@ -64,11 +72,11 @@ def case(study: Study, key: str) -> Case:
     return _case(study, key, _Traces(study), ended_worse(study))
 
 
-def ended_worse(study: Study) -> dict[str, float]:
-    """Return, by key, by how many percent completed runs ended above the baseline, where that is beyond the limit.
+def ended_worse(study: Study) -> dict[str, Worse]:
+    """Return, by key, how far completed runs ended above the baseline, where that is beyond the limit.
 
-    The baseline's loss is the median over its seeds under the same arm, at the arm's best learning rate; without a
-    baseline, that of the best format.
+    The baseline's loss is the median over its seeds under the same arm, at the arm's best learning rate; where none of
+    them completed, that of the best format.
     """
     done = study.cells[study.cells["status"] == COMPLETED]
     at_rates = done.groupby(["optimizer", "format", "lr_scale"])["val_loss"].median()
@@ -76,10 +84,14 @@ def ended_worse(study: Study) -> dict[str, float]:
     for key, cell in done.iterrows():
         own = at_rates[cell["optimizer"]]
         formats = own.index.get_level_values("format")
-        reference = own[formats == study.baseline].min() if study.baseline in formats else own.min()
+        if study.baseline in formats:
+            reference, than = own[formats == study.baseline].min(), "the baseline's"
+        else:
+            reference = own.min()
+            than = f"that of {formats[own.argmin()]}, the best of its arm, where no baseline completed"
         gap = 100 * (cell["val_loss"] / reference - 1)
         if METRICS["val_gap"].limit.crossed("", gap):
-            worse[key] = gap
+            worse[key] = Worse(gap, than)
     return worse
 
 
@@ -157,7 +169,7 @@ class _Traces:
         return self.together[keys]
 
 
-def _case(study: Study, key: str, traces: _Traces, worse: dict[str, float]) -> Case:
+def _case(study: Study, key: str, traces: _Traces, worse: dict[str, Worse]) -> Case:
     cell = study.cells.loc[key]
     healthy = study.cells[(study.cells["status"] == COMPLETED) & ~study.cells.index.isin([*worse, key])]
     circles = [(healthy[(healthy[shared] == cell[shared]).all(axis=1)].index, name) for shared, name in CIRCLES]
@@ -176,9 +188,9 @@ def _rows(cell: pd.Series) -> str:
     return f"Until that was found, none had gone as far beside the rest of their layer as {cell['first_rows']}."
 
 
-def _ended(cell: pd.Series, gap: float | None) -> str:
+def _ended(cell: pd.Series, worse: Worse | None) -> str:
     if cell["status"] == DIVERGED:
         return f"diverged at step {cell['outcome_step']:.0f} ({cell['signature']})"
-    if gap is not None:
-        return f"ended with a validation loss {number(gap, 0)} % above the baseline's"
+    if worse is not None:
+        return f"ended with a validation loss {number(worse.percent, 0)} % above {worse.than}"
     return "neither diverged nor ended worse"

@@ -96,9 +96,12 @@ def _named(name: str, metric: Metric | None) -> tuple[str, str]:
 
 def _cause(case: Case) -> str:
     first = case.found.excursion
-    if first is None:
-        return f"{case.ended}; no tensor left the band of healthy runs"
-    return f"{case.ended}; first to leave the band of healthy runs: {tensor(first)}, at step {first.step:g}"
+    if case.found.peers:
+        left, none = "first to leave the band of healthy runs", "no tensor left the band of healthy runs"
+    else:
+        limits = "the limits of the metrics (too few healthy runs for a band)"
+        left, none = f"first beyond {limits}", f"no tensor was beyond {limits}"
+    return f"{case.ended}; {none if first is None else f'{left}: {tensor(first)}, at step {first.step:g}'}"
 
 
 def _flat(cell: dict[str, Any]) -> dict[str, str]:

@@ -124,6 +124,12 @@ class Answers:
         """Return the reading of a question, ``None`` if it was not asked or no seed has all of its runs."""
         return self.claims.get(question)
 
+    @property
+    def paired_seeds(self) -> tuple[int, int] | None:
+        """The fewest and the most seeds that a comparison is over; ``None`` where nothing is compared."""
+        counts = [claim.difference.n for claim in self.claims.values()]
+        return (min(counts), max(counts)) if counts else None
+
 
 def answer(questions: Questions, runs: Runs, least: Mapping[str, float], *, tuned_here: bool) -> Answers:
     """Read every question.

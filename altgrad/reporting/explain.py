@@ -56,8 +56,9 @@ def correlations(table: pd.DataFrame) -> dict[str, tuple[float, int]]:
     """Return Spearman's rho between the cost and each measure, and the number of formats behind it.
 
     Formats that repeat one another exactly count once. A measure in which the formats hardly differ,
-    such as that of gradients that all are in one format, has none: its ranks would be noise.
+    such as that of gradients that all are in one format, has none: its ranks would be noise. A format
+    without a cost has no rank, and makes no difference to that.
     """
-    distinct = table.drop_duplicates()
+    distinct = table.dropna(subset="cost").drop_duplicates()
     spread = distinct[list(MEASURES)].max() - distinct[list(MEASURES)].min()
     return {m: rank_correlation(distinct[m], distinct["cost"]) for m in MEASURES if spread[m] >= LEAST_SPREAD_DB}

@@ -37,7 +37,7 @@ def conditions(
     return [
         _tuned(study, comparison, tuning),
         _other_seeds(study),
-        _seeds(study),
+        _seeds(study, comparison),
         _one_machine(study),
         _lost(study),
         _full_schedule(study),
@@ -55,14 +55,17 @@ def _tuned(study: Study, comparison: Comparison, tuning: Tuning | None) -> Condi
     name = "Learning rate tuned per arm, optimum bracketed"
     if len(study.lr_scales) == 1:
         return _tuned_before(name, study, tuning)
-    edge = comparison.best[comparison.best["bracket"] != "bracketed"]
-    arms = [f"{row.format} {row.optimizer} at {row.lr_scale:g}" for row in edge.itertuples()]
-    tried = f"{len(study.lr_scales)} learning rates for every arm"
-    if not arms:
-        return Condition(name, YES, tried)
-    return Condition(
-        name, PARTLY if len(arms) < len(comparison.best) else NO, f"{tried}; optimum at an edge: {joined(arms)}"
-    )
+    best = comparison.best
+    edge, lost = best[best["bracket"] == "unbracketed"], best[best["bracket"] == "none completed"]
+    reasons = [f"{len(study.lr_scales)} learning rates for every arm"]
+    if len(edge):
+        arms = [f"{row.format} {row.optimizer} at {row.lr_scale:g}" for row in edge.itertuples()]
+        reasons.append(f"optimum at an edge: {joined(arms)}")
+    if len(lost):  # their best rate is one that was put down for want of a loss
+        arms = [f"{row.format} {row.optimizer}" for row in lost.itertuples()]
+        reasons.append(f"completed at no rate: {joined(arms)}")
+    untuned = len(edge) + len(lost)
+    return Condition(name, YES if not untuned else PARTLY if untuned < len(best) else NO, "; ".join(reasons))
 
 
 def _tuned_before(name: str, study: Study, tuning: Tuning | None) -> Condition:
@@ -201,11 +204,16 @@ def _twins(control: Control | None) -> Condition:
     return Condition(name, YES if control.agrees else NO, reason)
 
 
-def _seeds(study: Study) -> Condition:
-    n = len(study.seeds)
-    met = YES if n >= CLAIM_SEEDS else PARTLY if n > 1 else NO
-    reason = f"{plural(n, 'seed')} of the {CLAIM_SEEDS} that a claim takes; a seed fixes initial weights and data order"
-    return Condition("Paired seeds, enough for a claim", met, reason)
+def _seeds(study: Study, comparison: Comparison) -> Condition:
+    """Whether every comparison is over enough seeds: a seed counts where all of its runs completed."""
+    name = "Paired seeds, enough for a claim"
+    if comparison.answers.paired_seeds is None:
+        return Condition(name, OPEN, "no two runs are compared on a seed that both completed")
+    fewest, most = comparison.answers.paired_seeds
+    met = YES if fewest >= CLAIM_SEEDS else PARTLY if most > 1 else NO
+    seeds = plural(most, "seed") if fewest == most else f"{fewest} to {most} seeds, by comparison,"
+    reason = f"{seeds} of the {CLAIM_SEEDS} that a claim takes; a seed fixes initial weights and data order"
+    return Condition(name, met, reason)
 
 
 def _one_machine(study: Study) -> Condition:

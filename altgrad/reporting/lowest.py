@@ -34,15 +34,9 @@ def lowest(study: Study, comparison: Comparison) -> Lowest | None:
 
     It is picked because it is the lowest, so that every pair counts as a question: p-values by Holm over all pairs.
     """
-    runs = comparison.runs
-    candidates = [
-        run
-        for (entry, _), run in comparison.best_runs.items()
-        if roles.is_quantized(study, entry) and not roles.is_virtual(study, entry) and runs.completed(run)
-    ]
-    if len(candidates) < 2:
+    runs, ordered = comparison.runs, ranked(study, comparison)
+    if len(ordered) < 2:
         return None
-    ordered = from_the_lowest({run: runs.by_seed({run: 1}) for run in candidates})
     differences, levels = each_pair(ordered, lambda a, b: {a: 1, b: -1}, runs)
     first, *others = ordered
 
@@ -54,6 +48,22 @@ def lowest(study: Study, comparison: Comparison) -> Lowest | None:
     return Lowest(
         first, float(runs.of_run(first).mean()), [run for run in others if not apart(run)], len(others), len(levels)
     )
+
+
+def ranked(study: Study, comparison: Comparison) -> list[Run]:
+    """Return the quantized entries and arms at their best rates, of which a seed completed, by mean loss, lowest first.
+
+    Those of fewer seeds than can make a claim come last, where others have more: few seeds are easily lucky.
+    """
+    runs = comparison.runs
+    candidates = [
+        run
+        for (entry, _), run in comparison.best_runs.items()
+        if roles.is_quantized(study, entry) and not roles.is_virtual(study, entry) and runs.completed(run)
+    ]
+    enough = min(CLAIM_SEEDS, max(map(runs.completed, candidates), default=0))
+    groups = ([run for run in candidates if (runs.completed(run) >= enough) == many] for many in (True, False))
+    return [run for group in groups if group for run in from_the_lowest({run: runs.by_seed({run: 1}) for run in group})]
 
 
 def lowest_blocks(study: Study, comparison: Comparison) -> list[Block]:

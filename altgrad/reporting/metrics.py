@@ -10,6 +10,7 @@ import pandas as pd
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.control import Control
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
+from altgrad.reporting.lowest import ranked
 from altgrad.reporting.runs import PRIMARY
 
 
@@ -18,12 +19,12 @@ def metrics(study: Study, comparison: Comparison, control: Control | None, flags
 
     ``val_loss`` and ``gap_to_baseline`` are means over seeds at each arm's best learning rate, ``gain``
     is the plain arm's loss minus the geometry-aware arm's, ``gain_beyond_virtual`` what is left of it beyond the
-    same geometry's gain without the format; losses are in nats per token. ``best`` is the
-    lowest loss among the arms with most completed seeds, the baseline aside. ``control`` compares E0M7
-    with E1M6: its ``max_difference`` is null when no pair ran, or when a pair ended differently. ``flags`` is how many
-    were raised.
+    same geometry's gain without the format; losses are in nats per token. ``best`` is what the report calls the lowest:
+    of all that is quantized, over the seeds that all completed. ``noise_floor`` is the report's too: that of the
+    comparison with the fewest seeds. ``control`` compares E0M7 with E1M6: its ``max_difference`` is null when no pair
+    ran, or when a pair ended differently. ``flags`` is how many were raised.
     """
-    table = comparison.best
+    table, paired = comparison.best, comparison.answers.paired_seeds
     gaps = [None if row is None else row.mean for row in table["difference"]]
     gains = [None if claim is None else -claim.difference.mean for claim in comparison.gains["claim"]]
     beyond = [None if claim is None else -claim.difference.mean for claim in comparison.gains["beyond"]]
@@ -32,12 +33,12 @@ def metrics(study: Study, comparison: Comparison, control: Control | None, flags
             "total": len(study.cells),
             **{status: study.count(status) for status in (COMPLETED, DIVERGED, MISSING)},
         },
-        "best": _best(study, table),
+        "best": _best(study, comparison),
         "val_loss": _nested(table, table[PRIMARY]),
         "gap_to_baseline": _nested(table, gaps),
         "gain": _nested(comparison.gains, gains),
         "gain_beyond_virtual": _nested(comparison.gains, beyond),
-        "noise_floor": _plain(comparison.noise.floor(len(study.seeds))) if comparison.noise else None,
+        "noise_floor": _plain(comparison.noise.floor(paired[0])) if comparison.noise and paired else None,
         "control": {
             "pairs": control.pairs if control else 0,
             "max_difference": _plain(control.max_difference) if control else None,
@@ -46,12 +47,12 @@ def metrics(study: Study, comparison: Comparison, control: Control | None, flags
     }
 
 
-def _best(study: Study, table: pd.DataFrame) -> dict[str, Any]:
-    ranked = table[(table[COMPLETED] > 0) & (table["format"] != study.baseline)]
-    if ranked.empty:
+def _best(study: Study, comparison: Comparison) -> dict[str, Any]:
+    runs = ranked(study, comparison)
+    if not runs:
         return {"format": None, "optimizer": None, PRIMARY: None}
-    first = ranked.sort_values([COMPLETED, PRIMARY], ascending=[False, True], kind="stable").iloc[0]
-    return {"format": first["format"], "optimizer": first["optimizer"], PRIMARY: _plain(first[PRIMARY])}
+    name, optimizer, _ = runs[0]
+    return {"format": name, "optimizer": optimizer, PRIMARY: _plain(comparison.runs.of_run(runs[0]).mean())}
 
 
 def _nested(table: pd.DataFrame, values: Any) -> dict[str, dict[str, float | None]]:

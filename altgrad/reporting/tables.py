@@ -174,10 +174,14 @@ def _gains_note(comparison: Comparison) -> str:
                 f"Spread of {what} from seed to seed: s0 {significant(math.sqrt(spread.variance))}, d0 {prior}, known "
                 f"with {number(spread.dof, 0)} degrees of freedom."
             )
-    tuned = max((comparison.least.get(arm, 0.0) for arm in comparison.references), default=0.0)
-    if tuned:
+    tuned: dict[float, list[str]] = {}  # arms of one base have one
+    for arm in comparison.references:
+        tuned.setdefault(comparison.least.get(arm, 0.0), []).append(arm)
+    if any(tuned):
+        each = len(tuned) > 1
+        sizes = [f"{significant(size)}{f' (of {joined(arms)})' * each}" for size, arms in tuned.items() if size]
         parts.append(
-            f"Differences up to {significant(tuned)} count as none: that is what the choice among an arm's learning "
+            f"Differences up to {joined(sizes)} count as none: that is what the choice among an arm's learning "
             "rates makes where nothing is quantized."
         )
     return " ".join(parts)

@@ -7,17 +7,22 @@ import pandas as pd
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Column, Table
 from altgrad.reporting.figures.select import at_best, in_order
-from altgrad.reporting.load import Study
+from altgrad.reporting.load import COMPLETED, DIVERGED, IDENTITY, Study
 from altgrad.reporting.wording import NONE, number, significant
 
 RUNGS, BINADE, COSINE, STALL = "rungs", "rungs_2^", "cosine_adamw", "stall_ratio"
 
 
 def recorded(study: Study, comparison: Comparison) -> pd.DataFrame:
-    """Return the recorded updates on quantization grids in the second half of each run, arms at their best rate."""
+    """Return the recorded updates on quantization grids in the second half of each run, arms at their best rate.
+
+    Of completed runs: what one does as it diverges, even in a single tensor, is larger than all else in a mean.
+    """
     rows = study.monitors[study.monitors["role"] == "update"]
     rows = rows[rows["metric"].str.startswith((RUNGS, COSINE, STALL))]
-    rows = at_best(rows, comparison) if len(rows) else rows
+    if len(rows):
+        rows, completed = at_best(rows, comparison), study.cells[study.cells["status"] == COMPLETED]
+        rows = rows[pd.MultiIndex.from_frame(rows[IDENTITY]).isin(pd.MultiIndex.from_frame(completed[IDENTITY]))]
     last = rows.groupby(["format", "optimizer", "seed"])["step"].transform("max")
     return rows[rows["step"] >= last / 2].dropna(subset="value")
 
@@ -52,5 +57,7 @@ def updates_table(study: Study, comparison: Comparison) -> Table | None:
         "and a later step may change it. Means over quantized weights, layers, the watched steps of the second half of "
         "the run, and seeds."
     )
+    if study.count(DIVERGED):
+        note += " Runs that diverged are left out."
     columns = [Column("arm", numeric=False), *(Column(name) for name in formats)]
     return Table(columns, body, note, behind)

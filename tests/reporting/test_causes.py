@@ -5,6 +5,7 @@ Oracle: made-up projects with an excursion put into one run's measurements.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -89,11 +90,22 @@ def test_worse_is_beyond_the_limit_above_the_baselines_median_and_nothing_else(s
     assert ended_worse(study) == {}
     assert ended_worse(with_loss(study, key, 1.099 * base / own)) == {}
     worse = with_loss(study, key, 1.101 * base / own)
-    assert ended_worse(worse) == {key: pytest.approx(10.1)}
+    assert ended_worse(worse) == {key: (pytest.approx(10.1), "the baseline's")}
     assert [found.key for found in cases(worse)] == [BAD, key]
     told = sentences(case(planted(worse, key), key))
     assert told[0] == f"{key} ended with a validation loss 10 % above the baseline's."
     assert told[-1] == "The loss never left its own band."
+
+
+def test_a_run_is_not_called_worse_than_a_baseline_that_never_completed(study) -> None:
+    """The only loss to hold it against is then the best format's, and that is what it says."""
+    key, alike = "E4M3-adamw-1-1", study.cells["format"] == "E4M3"
+    own = study.cells["val_loss"].where(study.cells.index != key).loc[alike].median()
+    worse = with_loss(study, key, 1.5 * own / study.cells.loc[key, "val_loss"])
+    lost = replace(worse, cells=worse.cells.assign(status=worse.cells["status"].where(alike, MISSING)))
+    than = "that of E4M3, the best of its arm, where no baseline completed"
+    assert {name: found.than for name, found in ended_worse(lost).items()} == {key: than}
+    assert re.fullmatch(rf"ended with a validation loss \d+ % above {than}", case(lost, key).ended)
 
 
 def test_peers_are_healthy_and_like_the_run_or_of_its_arm_or_there_are_none(study) -> None:

@@ -91,6 +91,22 @@ def test_flags_are_those_of_the_report(project: Path) -> None:
     assert sum(len(cell.get("flags", [])) for cell in found["cells"]) == len(own) > 0
 
 
+def test_a_cause_speaks_of_a_band_only_where_healthy_runs_made_one(tmp_path: Path) -> None:
+    """One run of one format: the limits of the metrics are all that there is to hold it against."""
+    write_project(tmp_path, ["E4M3"], seeds=(0,), diverged={"E4M3-adamw-0-1": 40}, steps=60, blocks=1)
+
+    def cause() -> str:
+        (cell,) = contents(study, pd.DataFrame(), list(cases(study)))["cells"]
+        return cell["cause"].partition("; ")[2]
+
+    study = read(tmp_path)
+    limits = "beyond the limits of the metrics (too few healthy runs for a band)"
+    assert cause() == f"no tensor was {limits}"
+    rows = study.monitors
+    rows.loc[(rows["metric"] == "overflow_frac") & (rows["role"] == "input"), "value"] = 0.5
+    assert cause().startswith(f"first {limits}: ") and cause().endswith(", at step 0")
+
+
 def test_a_text_with_markup_in_it_ends_no_script(project: Path) -> None:
     study = read(project)
     study.cells.loc[MISSING, "reason"] = "</script><img src=x onerror=alert(1)>"

@@ -13,6 +13,7 @@ from altgrad.reporting.compare import compare
 from altgrad.reporting.control import check_twins
 from altgrad.reporting.fairness import conditions
 from altgrad.reporting.leader import leader
+from altgrad.reporting.tables import gains_table
 from tests.reporting.made_losses import ADAMW, STIFF, study_of
 
 FORMATS = ["E5M2", "E4M3", "E3M4", "E2M5", "E1M6"]
@@ -276,6 +277,22 @@ def test_a_gain_of_a_seed_or_two_leads_nobody() -> None:
     assert found.entry == "E3M4" and "E5M2" not in found.others
 
 
+def test_the_note_on_gains_gives_what_tuning_makes_by_base_where_bases_differ() -> None:
+    """Where nothing is quantized ``stiff`` ends 0.001 lower than its plain arm, ``stiff_sgd`` 0.05."""
+    arms = {"adamw": ADAMW, "stiff": STIFF, "sgd": SGD, "stiff_sgd": SGD | {"stiffness": "ulp"}}
+    levels = {"adamw": 0.0, "stiff": -0.001, "sgd": 0.5, "stiff_sgd": 0.45}
+    losses = {(entry, arm): list(3 + level + 0.01 * np.arange(5)) for entry in ("bf16", "E3M4")
+              for arm, level in levels.items()}  # fmt: skip
+
+    def note(*names: str) -> str:
+        own = {run: values for run, values in losses.items() if run[1] in names}
+        study = study_of(own, {arm: arms[arm] for arm in names})
+        return gains_table(study, compare(study)).note
+
+    assert "Differences up to 0.001 (of stiff) and 0.05 (of stiff_sgd) count as none: " in note(*arms)
+    assert "Differences up to 0.05 count as none: " in note("sgd", "stiff_sgd")
+
+
 # --- fairness --------------------------------------------------------------------------------------
 
 
@@ -331,6 +348,47 @@ def test_a_rate_inside_the_range_is_bracketed() -> None:
     losses = {("E3M4", "adamw", rate): noisy(3.5 + abs(math.log2(rate))) for rate in (0.5, 1, 2)}
     assert met(study_of(losses, arms, "E3M4"))["Learning rate tuned per arm, optimum bracketed"] == "yes"
     assert met(study_of(losses, arms, "E3M4"))["Learning rates not chosen on the seeds that are compared"] == "no"
+
+
+def test_runs_that_completed_at_no_rate_have_no_optimum_at_an_edge() -> None:
+    name, rates = "Learning rate tuned per arm, optimum bracketed", (0.5, 1, 2)
+    losses = {("E3M4", "adamw", rate): noisy(3.5 + abs(math.log2(rate))) for rate in rates}
+    losses |= {("E4M3", "adamw", rate): [None] * 5 for rate in rates}
+    losses |= {("E2M5", "adamw", rate): noisy(3.5 - rate) for rate in rates}
+
+    def condition(*entries: str):
+        study = study_of({run: own for run, own in losses.items() if run[0] in entries}, {"adamw": ADAMW}, "E3M4")
+        return next(c for c in conditions(study, compare(study), None) if c.name == name)
+
+    tried = "3 learning rates for every arm; "
+    some = condition("E3M4", "E4M3")
+    assert (some.met, some.reason) == ("partly", f"{tried}completed at no rate: E4M3 adamw")
+    both = condition("E3M4", "E4M3", "E2M5")
+    assert both.reason == f"{tried}optimum at an edge: E2M5 adamw at 2; completed at no rate: E4M3 adamw"
+    assert condition("E4M3", "E2M5").met == "no"
+
+
+@pytest.mark.parametrize(
+    ("lost", "met", "counted"),
+    [([], "yes", "5 seeds of the 5"), (["adamw"], "partly", "4 seeds of the 5"),
+     (["stiff"], "partly", "4 to 5 seeds, by comparison, of the 5")],
+)  # fmt: skip
+def test_a_seed_counts_as_paired_where_both_runs_completed(lost: list[str], met: str, counted: str) -> None:
+    """Five seeds, the first of which diverged in E3M4 under ``lost``: what is paired with that has four."""
+    arms = {"adamw": ADAMW, "stiff": STIFF, "other": STIFF | {"power": 2}}
+    losses = {run: list(values) for run, values in losses_of(arms, formats=["E3M4"]).items()}
+    for arm in lost:
+        losses["E3M4", arm][0] = None
+    study = study_of(losses, arms, "E3M4")
+    name = "Paired seeds, enough for a claim"
+    found = next(c for c in conditions(study, compare(study), None) if c.name == name)
+    assert found.met == met
+    assert found.reason == f"{counted} that a claim takes; a seed fixes initial weights and data order"
+
+
+def test_seeds_of_runs_that_nothing_is_compared_with_are_not_paired() -> None:
+    study = study_of({("E3M4", "adamw"): noisy(3.5)}, {"adamw": ADAMW}, "E3M4")
+    assert met(study)["Paired seeds, enough for a claim"] == "does not apply"
 
 
 def test_what_decay_leaves_is_given_as_a_number_for_each_arm() -> None:

@@ -7,8 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from altgrad.reporting.claims import BEYOND
-from altgrad.reporting.compare import compare
+from altgrad.reporting.claims import BEYOND, GAIN, Questions, ask
+from altgrad.reporting.compare import Comparison, compare
+from altgrad.reporting.load import DIVERGED, Study
 from altgrad.reporting.next_seeds import next_seeds, widest
 from tests.reporting.made_losses import ADAMW, STIFF, study_of
 
@@ -30,10 +31,14 @@ def losses(seeds: int, own: float = 0.0, noise: float = 1e-3) -> dict:
     return found
 
 
+def asked(study: Study, comparison: Comparison) -> Questions:
+    return ask(study, comparison.best_runs, comparison.references)
+
+
 def test_the_seeds_that_are_named_halve_the_interval():
     study = study_of(losses(40), ARMS)
     comparison = compare(study)
-    question, claim = widest(comparison)
+    question, claim = widest(comparison, asked(study, comparison))
     assert question[0] == BEYOND
     text = next_seeds(study, comparison)
     own = question[1]
@@ -48,11 +53,50 @@ def test_the_seeds_that_are_named_halve_the_interval():
 
 
 def test_where_own_parts_are_told_apart_the_next_kind_of_question_counts():
-    comparison = compare(study_of(losses(8, own=0.05, noise=1e-4), ARMS))
-    assert not any(found[0] == BEYOND for found in filter(None, [widest(comparison)]))
+    study = study_of(losses(8, own=0.05, noise=1e-4), ARMS)
+    comparison = compare(study)
+    assert not any(found[0] == BEYOND for found in filter(None, [widest(comparison, asked(study, comparison))]))
     assert comparison.answers.of(BEYOND, "E4M3", "stiff").told_apart
 
 
 def test_nothing_is_said_where_nothing_can_be(tmp_path):
     study = study_of({("bf16", "adamw"): [3.0, 3.1]}, {"adamw": ADAMW})
     assert next_seeds(study, compare(study)) == ""
+
+
+def test_seeds_that_diverged_in_one_run_are_counted_on_to_do_so_again():
+    """Two pairs of ten seeds: eight pairs, for half the width, take forty where as many diverge."""
+    rng = np.random.default_rng(1)
+    baseline, plain = (list(3 + level + 1e-3 * rng.standard_normal(10)) for level in (0, 0.1))
+    made = {
+        ("bf16", "adamw"): baseline, ("bf16", "stiff"): [None] * 10, ("E4M3", "adamw"): plain,
+        ("E4M3", "stiff"): [plain[0] - 2e-3, plain[1] + 1e-3, *[None] * 8],
+    }  # fmt: skip
+    study = study_of(made, ARMS)
+    text = next_seeds(study, compare(study))
+    assert "takes 40 seeds, if again 2 of 10 complete all runs: `dvc" in text and "60 new cells" in text
+
+
+def test_a_run_that_diverged_early_takes_no_time_off_the_others():
+    made = losses(5)
+    made["E4M3", "stiff"][0] = made["E3M4", "stiff"][0] = None  # whichever is the widest
+    study = study_of(made, ARMS)
+    study.timing.update({
+        key: {"total_s": 1.0 if cell["status"] == DIVERGED else 100.0} for key, cell in study.cells.iterrows()
+    })  # fmt: skip
+    assert "new cells of about 100 s each" in next_seeds(study, compare(study))
+
+
+def test_a_question_of_which_nothing_is_ever_firm_asks_for_no_seeds():
+    """What a null arm gains by itself is exploratory, and here by far the widest."""
+    rng = np.random.default_rng(2)
+    arms = ARMS | {"null": STIFF | {"stiffness": "permuted"}}
+    made = {
+        (entry, arm): list(3 + (0.05 if arm == "null" else 1e-3) * rng.standard_normal(6))
+        for entry in ("bf16", "E4M3") for arm in arms
+    }  # fmt: skip
+    study = study_of(made, arms)
+    comparison = compare(study)
+    gains = {q: claim.half_width for q, claim in comparison.answers.claims.items() if q[0] == GAIN}
+    assert max(gains, key=gains.get)[2] == "null"
+    assert widest(comparison, asked(study, comparison))[0] == (GAIN, "E4M3", "stiff")

@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from altgrad.reporting.compare import compare
@@ -106,6 +107,15 @@ def test_cost_and_precision_are_ranked_over_distinct_formats(study, comparison) 
     rho, n = correlations(table)["weight_sqnr"]
     assert n == 5 and rho < 0  # six formats beside the baseline; E0M7 repeats E1M6
     assert "grad_sqnr" not in correlations(table)  # every format's gradients are in E5M2
+
+
+def test_a_format_without_a_cost_does_not_make_ranks_of_noise_a_finding() -> None:
+    """Precisions a hundredth of a dB apart, but for a format that has no cost, and so no rank."""
+    table = pd.DataFrame(
+        {"cost": [0.1, 0.2, 0.3, math.nan], "weight_sqnr": [30.0, 20.0, 10.0, 5.0], "input_sqnr": math.nan,
+         "grad_sqnr": [20.02, 20.01, 20.0, 5.0]}
+    )  # fmt: skip
+    assert correlations(table) == {"weight_sqnr": (pytest.approx(-1), 3)}
 
 
 def test_flags_are_raised_beyond_a_limit_and_only_there(study, comparison) -> None:
