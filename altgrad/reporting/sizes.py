@@ -27,7 +27,7 @@ from altgrad.reporting.wording import NONE, joined
 #: The short runs of each model, in which parts to look for a gain: the first one that has all of its cells has it. One
 #: that is a folder for each format is one part.
 PARTS = {
-    "pico": ("formats", "controls", "formats-muon", "arms", "rungs/*"),
+    "pico": ("formats", "controls", "splits", "formats-muon", "arms", "rungs/*"),
     "nano": ("ladder-nano-formats", "ladder-nano-twin", "ladder-nano-bf16", "ladder-nano-muon", "ladder-nano-arms",
              "ladder-nano-rungs-own/*", "ladder-nano-rungs/*"),
     "micro": ("ladder-micro-null", "ladder-micro-twin", "ladder-micro-arms", "ladder-micro-arms-twin",
