@@ -51,10 +51,8 @@ def leading(
         return {best[a, arm]: 1, best[a, reference]: -1, best[b, arm]: -1, best[b, reference]: 1}
 
     # A gain of fewer seeds than can make a claim leads nobody, where there are others.
-    enough_seeds = min(CLAIM_SEEDS, max(difference.n for difference in enter.values()))
-    ordered = from_the_lowest({
-        entry: runs.by_seed(gain(entry)) for entry, difference in enter.items() if difference.n >= enough_seeds
-    })  # fmt: skip
+    many = [entry for entry, difference in enter.items() if difference.n >= CLAIM_SEEDS]
+    ordered = from_the_lowest({entry: runs.by_seed(gain(entry)) for entry in many or enter})
     if len(ordered) < 2:
         return None
     differences, levels = each_pair(ordered, contrast, runs)

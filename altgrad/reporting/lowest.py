@@ -61,8 +61,7 @@ def ranked(study: Study, comparison: Comparison) -> list[Run]:
         for (entry, _), run in comparison.best_runs.items()
         if roles.is_quantized(study, entry) and not roles.is_virtual(study, entry) and runs.completed(run)
     ]
-    enough = min(CLAIM_SEEDS, max(map(runs.completed, candidates), default=0))
-    groups = ([run for run in candidates if (runs.completed(run) >= enough) == many] for many in (True, False))
+    groups = ([run for run in candidates if (runs.completed(run) >= CLAIM_SEEDS) == many] for many in (True, False))
     return [run for group in groups if group for run in from_the_lowest({run: runs.by_seed({run: 1}) for run in group})]
 
 
