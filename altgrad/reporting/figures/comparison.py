@@ -57,6 +57,7 @@ def gains(study: Study, comparison: Comparison) -> Figure | None:
     names = [name for name in study.formats if name in set(table["format"])]
     styles = looks(study.formats)
     arms = list(dict.fromkeys(table["optimizer"]))
+    fewest = min(claim.difference.n for claim in table["claim"])
     figure, axes = tiles(len(arms), 0.6 + 0.36 * len(names), sharey=True, sharex=True)
     for axis, arm in zip(axes, arms, strict=True):
         own = table[table["optimizer"] == arm]
@@ -65,7 +66,7 @@ def gains(study: Study, comparison: Comparison) -> Figure | None:
             _gain(axis, y, row.claim, style)
             if row.beyond is not None:
                 _gain(axis, y + 0.3, row.beyond, style | {"markersize": 5, "markerfacecolor": "white"})
-        floor = comparison.gain_noise.floor(len(study.seeds)) if comparison.gain_noise else 0.0
+        floor = comparison.gain_noise.floor(fewest) if comparison.gain_noise else 0.0
         axis.axvspan(-floor, floor, color="#e8e8e8", zorder=0)
         axis.axvline(0, color="black", linewidth=0.9)
         axis.set(title=arm, xlabel=f"gain over {own['reference'].iloc[0]} (nats per token)")
