@@ -120,9 +120,9 @@ def page(study: Path) -> str:
     )
     blocks: list[Block] = [
         Text(f"Runs are short: {trained}. Learning rates were tuned for each arm and model on other seeds, "
-             "those of rungs in each format too; the null has those of `stiff_matched`. Decay and the rate of embeddings "
-             "are those of the smallest model; `ladder-nano-shared` and `ladder-micro-shared` tune them. The parts that "
-             "train longer say what becomes of these gains."),
+             "those of rungs in each format too; the null has those of `stiff_matched`. Decay and the rate of "
+             "embeddings are those of the smallest model; `ladder-nano-shared` and `ladder-micro-shared` tune them. "
+             "The parts that train longer say what becomes of these gains."),
     ]  # fmt: skip
     blocks.append(Text("A number is of the first of these parts that has all of its cells: " + "; ".join(
         f"{MILLIONS[model]} M, " + ", ".join(f"`{name}`" for name in PARTS[model] if _of_name(study, name))
