@@ -7,8 +7,8 @@ import pandas as pd
 
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Column, Table
-from altgrad.reporting.figures.select import at_best
-from altgrad.reporting.load import COMPLETED, IDENTITY, Study
+from altgrad.reporting.figures.select import at_best, of_completed
+from altgrad.reporting.load import Study
 from altgrad.reporting.paired import with_interval
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import signed
@@ -25,9 +25,8 @@ def gain_courses(study: Study, comparison: Comparison) -> dict[tuple[str, str], 
         By format and arm, in the grid's order, a row per step at which both have a validation loss and a column per
         seed, in nats per token. The step before training, where nothing is gained, is left out.
     """
-    completed = pd.MultiIndex.from_frame(study.cells.loc[study.cells["status"] == COMPLETED, IDENTITY])
-    history = at_best(study.history, comparison)
-    history = history[pd.MultiIndex.from_frame(history[IDENTITY]).isin(completed) & (history["step"] > 0)]
+    history = of_completed(at_best(study.history, comparison), study)
+    history = history[history["step"] > 0]
     losses = {
         run: own.pivot(index="step", columns="seed", values="val_loss")
         for run, own in history.dropna(subset="val_loss").groupby(["format", "optimizer"], sort=False)

@@ -10,7 +10,8 @@ import pandas as pd
 from altgrad.reporting import roles
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Block, Bullets, Column, Fold, Table, Text
-from altgrad.reporting.load import COMPLETED, IDENTITY, Study
+from altgrad.reporting.figures.select import of_completed
+from altgrad.reporting.load import Study
 from altgrad.reporting.paired import interval
 from altgrad.reporting.pairwise import from_the_lowest
 from altgrad.reporting.plots import LAYER_ROLES, layers_table
@@ -78,8 +79,7 @@ def fits_of(study: Study, comparison: Comparison) -> list[Fit]:
     rate = {entry: run[2] for (entry, arm), run in comparison.best_runs.items() if arm == comparison.reference and run}
     table = table[(table["optimizer"] == comparison.reference) & table["format"].isin(entries)]
     table = table[table["lr_scale"] == table["format"].map(rate)].dropna(subset="sqnr_db")
-    completed = pd.MultiIndex.from_frame(study.cells.loc[study.cells["status"] == COMPLETED, IDENTITY])
-    table = table[pd.MultiIndex.from_frame(table[IDENTITY]).isin(completed)]
+    table = of_completed(table, study)
     wide = table.pivot_table(index=["layer", "role", "seed"], columns="format", values="sqnr_db", sort=False)
     found = []
     for role in LAYER_ROLES:

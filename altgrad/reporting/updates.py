@@ -6,8 +6,8 @@ import pandas as pd
 
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Column, Table
-from altgrad.reporting.figures.select import at_best, in_order
-from altgrad.reporting.load import COMPLETED, DIVERGED, IDENTITY, Study
+from altgrad.reporting.figures.select import at_best, in_order, of_completed
+from altgrad.reporting.load import DIVERGED, Study
 from altgrad.reporting.wording import NONE, number, significant
 
 RUNGS, BINADE, COSINE, STALL = "rungs", "rungs_2^", "cosine_adamw", "stall_ratio"
@@ -21,8 +21,7 @@ def recorded(study: Study, comparison: Comparison) -> pd.DataFrame:
     rows = study.monitors[study.monitors["role"] == "update"]
     rows = rows[rows["metric"].str.startswith((RUNGS, COSINE, STALL))]
     if len(rows):
-        rows, completed = at_best(rows, comparison), study.cells[study.cells["status"] == COMPLETED]
-        rows = rows[pd.MultiIndex.from_frame(rows[IDENTITY]).isin(pd.MultiIndex.from_frame(completed[IDENTITY]))]
+        rows = of_completed(at_best(rows, comparison), study)
     last = rows.groupby(["format", "optimizer", "seed"])["step"].transform("max")
     return rows[rows["step"] >= last / 2].dropna(subset="value")
 

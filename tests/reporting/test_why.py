@@ -133,13 +133,15 @@ def test_the_gradient_over_its_noise_is_told_with_its_main_source_and_the_line(r
     assert f"E3M4 {ratio:.1f} ({source})" in line and line.endswith(f"2505.19115): {below}.")
 
 
+def of_adamw(study) -> list[list]:
+    """Return what identifies the cells of AdamW in two formats."""
+    cells = study.cells[study.cells["format"].isin(["E3M4", "E1M6"]) & (study.cells["optimizer"] == "adamw")]
+    return cells[IDENTITY].values.tolist()
+
+
 def test_a_gradient_that_was_once_below_its_noise_is_named_and_its_course_told() -> None:
     study = made({})
-    identities = [
-        [cell[name] for name in IDENTITY]
-        for cell in study.cells.reset_index().to_dict("records")
-        if cell["format"] in ("E3M4", "E1M6") and cell["optimizer"] == "adamw"
-    ]
+    identities = of_adamw(study)
     ratios = {"E3M4": {0: 1.2, 100: 5.0, 200: 8.0}, "E1M6": {0: 9.0, 100: 7.0, 200: 6.0}}
     ends = [[*cell, "gradient_to_noise", ratios[cell[0]][200]] for cell in identities]
     ends += [[*cell, "noise_from_weight", 1.0] for cell in identities]
@@ -154,17 +156,13 @@ def test_a_gradient_that_was_once_below_its_noise_is_named_and_its_course_told()
 def test_formats_that_diverged_hide_nobodys_course_and_what_nobody_measured_is_not_told() -> None:
     """E1M6 diverged after 100 steps with every seed: it has no course, and E3M4's is whole."""
     study = made({})
-    of_adamw = [
-        [cell[name] for name in IDENTITY]
-        for cell in study.cells.reset_index().to_dict("records")
-        if cell["format"] in ("E3M4", "E1M6") and cell["optimizer"] == "adamw"
-    ]
+    identities = of_adamw(study)
     diverged = (study.cells["format"] == "E1M6") & (study.cells["optimizer"] == "adamw")
     study.cells.loc[diverged, ["status", "val_loss"]] = ["diverged", float("nan")]
     ratios = {"E3M4": {0: 9.0, 100: 5.0, 200: 1.2}, "E1M6": {0: 9.0, 100: 7.0}}
-    ends = [[*cell, "gradient_to_noise", list(ratios[cell[0]].values())[-1]] for cell in of_adamw]
-    ends += [[*cell, "noise_from_weight", 1.0] for cell in of_adamw]
-    course = [[*cell, "gradient_to_noise", step, x] for cell in of_adamw for step, x in ratios[cell[0]].items()]
+    ends = [[*cell, "gradient_to_noise", list(ratios[cell[0]].values())[-1]] for cell in identities]
+    ends += [[*cell, "noise_from_weight", 1.0] for cell in identities]
+    course = [[*cell, "gradient_to_noise", step, x] for cell in identities for step, x in ratios[cell[0]].items()]
     study.__dict__["summary"] = pd.DataFrame(ends, columns=[*IDENTITY, "metric", "value"])
     study.__dict__["course"] = pd.DataFrame(course, columns=[*IDENTITY, "metric", "step", "value"])
     (line,) = [line for line in lines(study) if "quantization noise" in line]

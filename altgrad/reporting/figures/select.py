@@ -19,6 +19,12 @@ def at_best(frame: pd.DataFrame, comparison: Comparison) -> pd.DataFrame:
     return frame[pd.MultiIndex.from_frame(frame[keys]).isin(best)]
 
 
+def of_completed(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
+    """Return the rows of ``frame`` that are of runs that completed."""
+    completed = pd.MultiIndex.from_frame(study.cells.loc[study.cells["status"] == COMPLETED, IDENTITY])
+    return frame[pd.MultiIndex.from_frame(frame[IDENTITY]).isin(completed)]
+
+
 def shown_optimizer(study: Study, comparison: Comparison) -> str:
     """Return the optimizer whose cells the per-layer figures show: the plain arm where there is one."""
     return comparison.reference or study.optimizers[0]
@@ -52,9 +58,7 @@ def course(study: Study, comparison: Comparison, metric: str) -> pd.DataFrame:
 
     Of completed runs; steps that an entry lacks are left out for all.
     """
-    rows = per_layer(study.course, study, comparison)
-    completed = pd.MultiIndex.from_frame(study.cells.loc[study.cells["status"] == COMPLETED, IDENTITY])
-    rows = rows[pd.MultiIndex.from_frame(rows[IDENTITY]).isin(completed)]
+    rows = of_completed(per_layer(study.course, study, comparison), study)
     means = rows[rows["metric"] == metric].groupby(["format", "step"])["value"].mean().unstack()
     return means.reindex([entry for entry in study.formats if entry in means.index]).dropna(axis=1)
 
