@@ -1,11 +1,20 @@
-"""What the compiler is told of a function, without loading the compiler."""
+"""What the compiler is told of a function, without loading the compiler before it is called."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import TypeVar
+from itertools import count
+from types import FunctionType
+from typing import Any, TypeVar
+
+import torch
 
 Function = TypeVar("Function", bound=Callable[..., object])
+
+#: Whether this torch keeps the graphs of one compiled function from all others; 2.11 does not.
+ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+_numbers = count()
 
 
 def constant_in_graphs(function: Function) -> Function:
@@ -15,3 +24,17 @@ def constant_in_graphs(function: Function) -> Function:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def compile_apart(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Return ``torch.compile(function)``, with graphs that no other function made of the same code is given.
+
+    torch keeps graphs by the code that they were traced from, and limits their number for each. Where it cannot be told
+    to keep them apart, ``function`` gets code of its own.
+    """
+    if ISOLATES:
+        return torch.compile(function, isolate_recompiles=True, **options)
+    assert isinstance(function, FunctionType)
+    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
+    own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    return torch.compile(own, **options)

@@ -12,6 +12,7 @@ from torch.optim.adamw import adamw
 
 from altgrad.config.arms import ADAPTIVE, OWN_UNIT, Arm
 from altgrad.numerics import permutation
+from altgrad.numerics.tracing import compile_apart
 from altgrad.optim import update, update_cpu
 from altgrad.optim.stiffness import Stiffness, exponent
 from altgrad.optim.weight_grid import WeightGrid
@@ -75,7 +76,7 @@ class ArmOptimizer(torch.optim.Optimizer):
         }  # fmt: skip
         self._rule: update.Rule = update.rule_of(arm, reference)
         if compiled:
-            self._rule = torch.compile(self._rule, dynamic=True, fullgraph=True, isolate_recompiles=True)
+            self._rule = compile_apart(self._rule, dynamic=True, fullgraph=True)
         if arm.weights == "quantized":
             self._put_on_grid()
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from altgrad.model.gpt import GPT, MLP, Attention, Block
 from altgrad.model.quantized.linear import QuantizedLinear
 from altgrad.model.quantized.quantizer import Quantizer
+from altgrad.numerics.tracing import ISOLATES, compile_apart
 
 if TYPE_CHECKING:
     from torch._dynamo.types import GuardFilterEntry
@@ -55,7 +56,7 @@ class Graph:
     """A graph to come of all models of one structure, called with a model and its inputs."""
 
     def __init__(self, device: str, key: Hashable) -> None:
-        self._call = _compiled(device)
+        self._call = _compiled(device, of_one_structure=key is not None)
         self._key = key
         self._shapes: set[tuple[torch.Size, ...]] = set()
 
@@ -120,12 +121,14 @@ def _settled(module: nn.Module) -> Iterator[Hashable]:
         yield module.extra_repr()
 
 
-def _compiled(device: str) -> Callable[..., Tensor]:
+def _compiled(device: str, of_one_structure: bool) -> Callable[..., Tensor]:
     """Return what compiles when it is first called, with a model and its inputs.
 
     Before each call torch checks what the graph was made for, one attribute of the model after the other: 0.5 ms in
     a step of `nano` in an 8-bit format. Models that share it have one structure, which nothing changes; what changes
-    is their mode, so that is all of a model that is checked. Nor does the graph check the sizes of what it reads.
+    is their mode, so that is all of a model that is checked. Nor does the graph check the sizes of what it reads. A
+    model of modules that are not known may be traced in pieces, whose code other models have too: where torch cannot
+    keep those apart (`ISOLATES`), all is checked.
 
     On a CPU the graph is C++ throughout. Called from Python, operators find their code gone from the caches after a
     product of matrices, 26 us each instead of 3, and a step has a hundred: `nano` wins 1 % in bf16 and 2 % in an 8-bit
@@ -141,8 +144,10 @@ def _compiled(device: str) -> Callable[..., Tensor]:
 
     calls = {"cpp_wrapper": device == "cpu", "cpp_wrapper_build_separate": device == "cpu"}
     _prepare_compiler(device)
-    options = {"guard_filter_fn": depends_on, "size_asserts": False, **calls}
-    return torch.compile(call, dynamic=False, isolate_recompiles=True, options=options)
+    options: dict[str, Any] = {"size_asserts": False, **calls}
+    if of_one_structure or ISOLATES:
+        options["guard_filter_fn"] = depends_on
+    return compile_apart(call, dynamic=False, options=options)
 
 
 def _prepare_compiler(device: str) -> None:
@@ -154,14 +159,15 @@ def _prepare_compiler(device: str) -> None:
     GCC 12.2 compiles the transposition of 32 by 32 bfloat16 numbers, which torch writes in intrinsics, to one of other
     numbers, when it joins scalar operations into vectors of 512 bits (``-ftree-slp-vectorize``, part of ``-O3``). It
     does so where it does not know the processor well enough to prefer 256 bits, as in virtual machines that hide AMX.
-    torch has a setting for the architecture and none for other flags.
+    torch has no setting for other flags; it passes on whatever stands for that of contraction.
     """
     import torch._functorch.config as functorch
     import torch._inductor.config as inductor  # which loads the compiler, and most processes compile nothing
 
     if device == "cpu" and platform.system() == "Linux" and platform.machine() == "x86_64":
-        march = inductor.cpp.march or "native"
-        inductor.cpp.march = march if NO_SLP in march else f"{march} {NO_SLP}"
+        contract = inductor.cpp.enable_floating_point_contract_flag
+        if NO_SLP not in contract:
+            inductor.cpp.enable_floating_point_contract_flag = f"{contract} {NO_SLP}"
     functorch.autograd_cache_allow_custom_autograd_functions = True
     switches = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
     inductor.unsafe_marked_cacheable_functions = dict.fromkeys(switches, torch.__version__)

@@ -80,7 +80,9 @@ def _product(a: Operand, b: Operand, dtype: torch.dtype, fp32: bool, autocast: b
     if (native or fp32 or a.values.dtype == torch.float32) and (autocast or torch.is_autocast_enabled(device_type)):
         as_given = torch.autocast(device_type, enabled=False)
     with as_given:
-        return native_product(a, b, dtype) if native else _emulated_product(a, b, fp32).to(dtype)
+        y = native_product(a, b, dtype) if native else _emulated_product(a, b, fp32)
+    # Only where it converts: of a result that is its own copy, torch 2.11's graphs take the gradient for zero.
+    return y if y.dtype == dtype else y.to(dtype)
 
 
 def _emulated_product(a: Operand, b: Operand, fp32: bool) -> Tensor:

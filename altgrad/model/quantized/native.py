@@ -20,9 +20,9 @@ DIVISOR = 16
 
 
 def native_product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
-    """Return ``a @ b / (scale_a scale_b)`` in ``dtype``; the values of ``a`` (n, k) and ``b`` (k, m) are float8.
+    """Return ``a @ b / (scale_a scale_b)``; the values of ``a`` (n, k) and ``b`` (k, m) are float8.
 
-    Scales are one each, or (n, 1) and (1, m). With those torch gives bfloat16 only, which is then cast.
+    Scales are one each, and the result is in ``dtype``; or (n, 1) and (1, m), with which torch gives bfloat16 alone.
     """
     rows, columns = a.values.shape[0], b.values.shape[1]
     left, right = _padded(a.values), _padded(b.values.t()).t()
@@ -34,7 +34,7 @@ def native_product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
         scale_b=_reciprocal(b.scale, right.shape[1], 1),
         out_dtype=dtype if one_scale else torch.bfloat16,
     )
-    return y[:rows, :columns].to(dtype)
+    return y[:rows, :columns]
 
 
 def _padded(t: Tensor) -> Tensor:
