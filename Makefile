@@ -4,13 +4,14 @@
 #   make lint    ruff's rules over all files, and mypy over what callers use
 #   make repro ENGINE=ray   the cells on a Ray cluster, of RAY_ADDRESS or of this machine
 #   make repro JOBS=4   four cells at a time instead of one for each core or GPU; SET='model=micro grid.seeds=[0,1,2]' changes params.yaml
-#   make estimate   what `make repro` would take, and cost if budget.price is set, from a few steps of each kind of cell
+#   make estimate   what `make repro` would take, and cost if budget.price is set, from a few steps of each kind of cell; GPU=h100: on that GPU, as `make gpu` measured it
 #   make watch   a page that follows the cells while they train, for this machine alone; WATCH='--port 0' for a free port
 #   make study PART=matrix   a part of the evidence about the arms, PART=ladder all of that name; params.yaml stays as it was: reports/study/README.md
 #   make tuning   what fixed the learning rates and the decay of the default grid: reports/study
 #   make simulate   how often the report's rules claim what is not there, minutes: reports/simulation.csv
 #   make planted   how often the first cause that is named is a planted fault, minutes: reports/first_cause
 #   make stability   the largest stable learning rate of each format and arm: reports/stability; VARY='train.warmup=0.0,0.1'
+#   make gpu   what the GPU of this machine can do, ten minutes in parts that go on where they stopped; installs nothing
 #   make bench   what this machine can do, best with nothing else running; BENCH="--models nano" for less
 
 PYTHON ?= python3
@@ -19,12 +20,13 @@ JOBS ?=
 SET ?=
 KEEP ?=
 WATCH ?=
+GPU ?=
 VARY ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help repro estimate watch study study-part tuning simulate planted stability bench test test-slow env lint clean
+.PHONY: help repro estimate watch study study-part tuning simulate planted stability gpu bench test test-slow env lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -48,7 +50,7 @@ repro: env
 	cp params.yaml reports/REPORT.md reports/metrics.json reports/plots/results.csv "$(KEEP)"; }
 
 estimate: env
-	@python -m altgrad.execution --estimate $(if $(JOBS),--jobs "$(JOBS)") $(foreach setting,$(SET),-S '$(setting)')
+	@python -m altgrad.execution --estimate $(if $(GPU),--gpu '$(GPU)') $(if $(JOBS),--jobs "$(JOBS)") $(foreach setting,$(SET),-S '$(setting)')
 
 watch: env
 	@python -m altgrad.watch $(WATCH)
@@ -81,6 +83,10 @@ planted: env
 stability: env
 	python -m altgrad.stability $(if $(JOBS),--jobs "$(JOBS)") $(foreach setting,$(SET),-S '$(setting)') \
 	$(foreach setting,$(VARY),--vary '$(setting)')
+
+# With the project's own environment if it is there, else with whatever this machine has: it may be without a network.
+gpu:
+	$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m altgrad.benchmark.gpu $(BENCH)
 
 # The report shows the record when there is one to write it into.
 bench: env

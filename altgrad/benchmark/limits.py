@@ -13,6 +13,15 @@ GEMM = {"cpu": (2048, 1024, 1024), "cuda": (8192, 8192, 8192)}  # tokens, inputs
 ROUNDS = 15
 
 
+def measure(device: torch.device) -> dict[str, int]:
+    """Return the limits as the record has them."""
+    return {
+        "copy_bytes_per_s": round(copy_bandwidth(device)),
+        "bf16_gemm_operations_per_s": round(gemm_rate(torch.bfloat16, device)),
+        "fp32_gemm_operations_per_s": round(gemm_rate(torch.float32, device)),
+    }
+
+
 def copy_bandwidth(device: torch.device) -> float:
     """Return bytes read and written per second by copying 256 MiB, far more than any cache."""
     source = torch.ones(COPIED_BYTES // 4, device=device)

@@ -60,7 +60,7 @@ def measure(
         "over_adamw": round(ratio, 3),
         "over_adamw_quartiles": [round(low, 3), round(high, 3)],
         "rounds": rounds,
-        **_alone(config, fmt, settings, device, threads),
+        **(_memory(arm, device) if device.type == "cuda" else _alone(config, fmt, settings, device, threads)),
     }
 
 
@@ -96,6 +96,16 @@ def _seconds(optimizer: torch.optim.Optimizer, device: torch.device) -> float:
     return time.perf_counter() - started
 
 
+def _memory(optimizer: torch.optim.Optimizer, device: torch.device) -> dict[str, float | None]:
+    """Return ``state_mb``, the optimizer's tensors, and ``peak_mb``, what a step takes at most beside weights and
+    gradients, in MB of 10^6 bytes. On a CPU only a process of its own can tell the peak."""
+    from altgrad.benchmark import memory
+
+    state = memory.tensors_mb(t for entries in optimizer.state.values() for t in entries.values())
+    growth = memory.growth_mb(optimizer.step, device)
+    return {"state_mb": round(state, 1), "peak_mb": None if growth is None else round(state + growth, 1)}
+
+
 def _alone(
     config: GPTConfig, fmt: str, settings: dict[str, Any], device: torch.device, threads: int
 ) -> dict[str, float | None]:
@@ -105,26 +115,22 @@ def _alone(
 
 
 def main(arguments: list[str]) -> None:
-    """Print ``state_mb``, the optimizer's tensors, and ``peak_mb``, what a step takes at most on top of weights and
-    gradients, both in MB of 10^6 bytes."""
+    """Print what `_memory` returns."""
     from pathlib import Path
 
     import torch
 
-    from altgrad.benchmark import memory
     from altgrad.model import GPTConfig
     from altgrad.training import machine
 
     job = json.loads(arguments[0])
     machine.use_compile_cache(machine.compile_cache(Path.cwd()))
     torch.set_num_threads(job["threads"])
-    optimizer = _stepper(GPTConfig(**job["config"]), job["fmt"], job["settings"], torch.device(job["device"]))
+    device = torch.device(job["device"])
+    optimizer = _stepper(GPTConfig(**job["config"]), job["fmt"], job["settings"], device)
     for _ in range(WARM):
         optimizer.step()
-    state = memory.tensors_mb(t for entries in optimizer.state.values() for t in entries.values())
-    growth = memory.growth_mb(optimizer.step, torch.device(job["device"]))
-    peak = None if growth is None else round(state + growth, 1)
-    print(json.dumps({"state_mb": round(state, 1), "peak_mb": peak}))
+    print(json.dumps(_memory(optimizer, device)))
 
 
 if __name__ == "__main__":

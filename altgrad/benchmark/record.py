@@ -14,6 +14,8 @@ from altgrad.benchmark.tables import ROWS
 from altgrad.numerics.check.records import write_record
 from altgrad.reporting.machines import read_bench
 
+SAME = ("commit", "torch", "driver", "triton")  # of two sessions whose results need not be measured again
+
 
 class Record:
     """The file of one machine, written anew with each result.
@@ -36,19 +38,38 @@ class Record:
         self.content["limits"] = {**limits, "session": self._number}
         self._write()
 
-    def put(self, part: str, results: list[dict[str, Any]]) -> None:
-        """Replace the results of ``part`` that are of the same groups as ``results`` and write."""
+    def put(self, part: str, results: list[dict[str, Any]], *, each: bool = False) -> None:
+        """Replace the results of ``part`` that are of the same groups as ``results`` and write.
+
+        With ``each``, only those of the same names: results that were measured beside the baseline one by one.
+        """
+        keys = dict.fromkeys([*ROWS[part].group, *(["name"] if each else [])])
 
         def group(result: dict[str, Any]) -> tuple[Any, ...]:
-            return tuple(result[key] for key in ROWS[part].group)
+            return tuple(result[key] for key in keys)
 
         new = {group(result) for result in results}
         kept = [result for result in self.content.get(part, []) if group(result) not in new]
         self.content[part] = kept + [{**result, "session": self._number} for result in results]
         self._write()
 
+    def put_item(self, name: str, took_s: float, failed: str | None = None) -> None:
+        """Write down that an item of a list was measured, or why it was not."""
+        found = {"took_s": round(took_s, 1), "failed": failed, "session": self._number}
+        self.content["items"] = self.content.get("items", {}) | {name: found}
+        self._write()
+
+    def has(self, name: str) -> bool:
+        """Whether an item was measured, by a session of the same commit and versions."""
+        item = self.content.get("items", {}).get(name)
+        if item is None or item["failed"] is not None:
+            return False
+        session = self.content["sessions"][item["session"]]
+        return all(session.get(key) == self._session.get(key) for key in SAME)
+
     def _write(self) -> None:
         results = [result for part in ROWS for result in self.content.get(part, [])]
+        results += self.content.get("items", {}).values()
         used = {result["session"] for result in [*results, self.content.get("limits", {})] if result}
         sessions = self.content["sessions"] | {self._number: self._session}
         self.content["sessions"] = {number: sessions[number] for number in sessions if number in used}

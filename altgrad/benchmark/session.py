@@ -73,11 +73,7 @@ class Session:
         return self.record.path
 
     def _limits(self) -> None:
-        self.record.put_limits({
-            "copy_bytes_per_s": round(limits.copy_bandwidth(self.device)),
-            "bf16_gemm_operations_per_s": round(limits.gemm_rate(torch.bfloat16, self.device)),
-            "fp32_gemm_operations_per_s": round(limits.gemm_rate(torch.float32, self.device)),
-        })  # fmt: skip
+        self.record.put_limits(limits.measure(self.device))
 
     def _steps(self) -> None:
         for model, batch in command_line.sizes(self.options):

@@ -25,6 +25,8 @@ from altgrad.training.machine import choose_compute
 
 BASELINE = "bf16"
 CLIP = 1.0
+TWO_LEVEL = {"granularity": "block", "block": 16, "scale": "E4M3"}
+TORCHAO = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 
 
 class Contestant(NamedTuple):
@@ -51,6 +53,21 @@ def contestants(formats: Sequence[str], device: torch.device) -> list[Contestant
         Contestant(f"{first}, codes kept", Recipe.uniform(first, save="codes")),
         *[Contestant(f"E4M3, torchao {name}", torchao(name)) for name in ("tensorwise", "rowwise")],
         *([Contestant("E4M3, native", Recipe.uniform("E4M3", backend="native"))] if device.type == "cuda" else []),
+    ]
+
+
+def on_gpu() -> list[Contestant]:
+    """Return what a GPU's users choose between: bf16, emulated formats and block formats, FP8 units, and torchao."""
+    native = {"backend": "native"}
+    return [
+        Contestant(BASELINE),
+        *[Contestant(name, Recipe.uniform(name)) for name in ("E4M3", "E3M4", "E7M0")],
+        Contestant("E4M3, blocks of 32 (MXFP8)", Recipe.uniform("E4M3", granularity="block", scale="E8M0")),
+        Contestant("E2M1, two-level blocks of 16 (NVFP4)", Recipe.uniform("E2M1", grad="E2M1", **TWO_LEVEL)),
+        Contestant("E4M3, native tensorwise", Recipe.uniform("E4M3", **native)),
+        Contestant("E4M3, native rowwise", Recipe.uniform("E4M3", grad="E4M3", granularity="row", **native)),
+        *[Contestant(f"E4M3, torchao {name}", torchao(name)) for name in TORCHAO],
+        Contestant("E4M3, codes kept", Recipe.uniform("E4M3", save="codes")),
     ]
 
 
@@ -88,6 +105,12 @@ class Step:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
         self.optimizer.step(norm=norm.item())
 
+    def warm(self) -> Step:
+        """Take the first steps, which compile; ``first_s`` are the seconds of the first."""
+        self.first_s = self.seconds()
+        self.seconds()
+        return self
+
     def seconds(self) -> float:
         """Take one step and return how long it took."""
         synchronize(self.device)
@@ -118,11 +141,8 @@ def measure(
     torch._dynamo.reset()
     tokens = random_tokens(config, batch, device)
     steps: dict[str, Step] = {}
-    first: dict[str, float] = {}
     for entry in tqdm(entries, desc=f"width {config.width}, batch {batch}: compiling", leave=False):
-        steps[entry.name] = Step(config, entry, tokens, device)
-        first[entry.name] = steps[entry.name].seconds()
-        steps[entry.name].seconds()
+        steps[entry.name] = Step(config, entry, tokens, device).warm()
     others = [name for name in steps if name != BASELINE]
     pairs: dict[str, list[dict[str, float]]] = {name: [] for name in others}
     chance = random.Random(0)
@@ -131,7 +151,7 @@ def measure(
             beside = chance.sample([BASELINE, name], 2)
             pairs[name].append({each: steps[each].seconds() for each in beside})
     pairs[BASELINE] = [pair for name in others for pair in pairs[name]]
-    return [_result(name, config, batch, first[name], pairs[name]) for name in steps]
+    return [result(name, config, batch, steps[name].first_s, pairs[name]) for name in steps]
 
 
 def matmul_operations(config: GPTConfig, batch: int) -> int:
@@ -142,7 +162,11 @@ def matmul_operations(config: GPTConfig, batch: int) -> int:
     return 3 * 2 * weights * batch * config.context
 
 
-def _result(name: str, config: GPTConfig, batch: int, first: float, pairs: list[dict[str, float]]) -> dict[str, Any]:
+def result(name: str, config: GPTConfig, batch: int, first: float, pairs: list[dict[str, float]]) -> dict[str, Any]:
+    """Return the result of a contestant: what it is, and the medians of its steps and of their ratios.
+
+    ``first`` are the seconds to its first step, ``pairs`` those of its steps and of the baseline's beside each.
+    """
     median = statistics.median(pair[name] for pair in pairs)
     low, ratio, high = statistics.quantiles([pair[name] / pair[BASELINE] for pair in pairs], n=4)
     return {

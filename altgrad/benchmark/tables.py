@@ -46,6 +46,18 @@ ROWS = {
         ("elements",),
         (("ns per element", "median_ns_per_element", ".3g"),),
     ),
+    "checks": Rows("tests", (), (("passed", "passed", "d"), ("skipped", "skipped", "d"), ("failed", "failed", ""))),
+    "operands": Rows(
+        "{elements:,} elements",
+        ("elements",),
+        (("ms", "call_ms", ".3f"), ("GB/s", "gb_per_s", ",.0f"), ("of a copy", "over_copy", ".0%")),
+    ),
+    "at_once": Rows("{model}", ("model",), (("runs an hour", "runs_per_hour", ",d"), ("first s", "first_s", ".0f"))),
+    "parts_of_runs": Rows(
+        "a run",
+        (),
+        (("tokens/s", "tokens_per_s", ","), ("step s", "step_s", ".4f"), ("first s", "first_s", ".0f")),
+    ),
     "pipeline": Rows(
         "{cells} cells",
         ("cells",),
@@ -64,6 +76,13 @@ ROWS = {
 }
 
 
+def lines(part: str, results: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each result by itself: its name, then head and value of each column."""
+    columns = ROWS[part].columns
+    of_each = [[f"{head} {_cell(result, key, style)}" for head, key, style in columns] for result in results]
+    return [f"{result['name']}: {', '.join(found)}" for result, found in zip(results, of_each, strict=True)]
+
+
 def table(part: str, results: list[dict[str, Any]]) -> str:
     """Return the results of one size: a head line that names it, then a line each."""
     rows = ROWS[part]
@@ -77,4 +96,6 @@ def table(part: str, results: list[dict[str, Any]]) -> str:
 
 def _cell(result: dict[str, Any], key: str, style: str) -> str:
     value = result.get(key)
+    if isinstance(value, list):
+        return ", ".join(value) or "none"
     return result.get("absent", "not measured") if value is None else format(value, style)

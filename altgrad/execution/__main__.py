@@ -23,7 +23,10 @@ def main(arguments: list[str]) -> None:
         help="where cells run: on this machine, or on the Ray cluster that RAY_ADDRESS names",
     )  # fmt: skip
     parser.add_argument("--estimate", action="store_true", help="say what it would take and cost, and train nothing")
+    parser.add_argument("--gpu", metavar="NAME", help="with --estimate: on this GPU, from its record of `make gpu`")
     options = parser.parse_args(arguments)
+    if options.gpu and not options.estimate:
+        raise UserError("--gpu says what `make estimate` is for; leave it out")
     if options.jobs is not None and options.jobs < 1:
         raise UserError(f"--jobs: expected 1 or more, got {options.jobs}")
 
@@ -31,7 +34,7 @@ def main(arguments: list[str]) -> None:
         raise UserError("ENGINE=ray: a cluster runs as many cells as it has CPUs for; leave out JOBS and --estimate")
 
     # DVC, which takes a moment to load
-    from altgrad.execution import budget, cells, dvc_api, gpu_memory, local, on_ray, plan
+    from altgrad.execution import budget, cells, dvc_api, gpu_memory, gpu_times, local, on_ray, plan
     from altgrad.execution.tracking import tracked
 
     dvc_api.change_params(Path("params.yaml"), options.set_param)
@@ -44,9 +47,15 @@ def main(arguments: list[str]) -> None:
     pool = local.LocalPool(options.jobs, *takes)
     executor = on_ray.RayCluster(*takes) if options.engine == "ray" else pool
     if options.estimate:
+        record = gpu_times.record_of(options.gpu) if options.gpu else gpu_times.record_here(pool.gpu)
         tasks, _ = plan.first_tasks()
-        found = budget.estimate(tasks, pool.jobs) if tasks else None
-        print(budget.said(found, tasks, params.budget) if found else "no cell has to run")
+        if tasks and options.gpu:
+            found = gpu_times.estimate_there(tasks, record)
+        elif tasks:
+            found = gpu_times.estimate_here(tasks, pool.jobs, record) if record else budget.estimate(tasks, pool.jobs)
+        print(budget.said(found, tasks, params.budget) if tasks else "no cell has to run")
+        if record:
+            print(gpu_times.sizes_table(record, params.budget))
         return
     choose = partial(budget.choose, jobs=pool.jobs, budget=params.budget) if limit < math.inf else None
     with tracked(params.tracking):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,18 +107,18 @@ def kind_of(cell: Settings) -> str:
     return json.dumps([cell["model"], cell["train"], cell["monitor"], arm, rules], sort_keys=True)
 
 
-def estimate(tasks: Sequence[Task], jobs: int) -> Estimate:
-    """Return what ``tasks`` will take, ``jobs`` at a time, after timing a few steps of each kind of cell.
+def estimate(
+    tasks: Sequence[Task], jobs: int, seconds_of: Callable[[dict[str, Settings]], dict[str, Kind]] | None = None
+) -> Estimate:
+    """Return what ``tasks`` will take, ``jobs`` at a time.
 
+    ``seconds_of`` returns what cells take of which one for each kind is given; by default a few steps of it are timed.
     Raises :class:`UserError` with what a cell failed of.
     """
     cells = {task.key: read_json(Path(f"data/grid/{task.key}.json")) for task in tasks}
     kinds = {key: kind_of(cell) for key, cell in cells.items()}
     first = {kind: key for key, kind in reversed(kinds.items())}
-    print(f"timing a few steps of {', '.join(first.values())}, for the estimate", flush=True)
-    found = _probed(list(first.values()), jobs)
-    if any(kind.load > COMPILES for kind in found.values()):  # it compiled, and will not again
-        found = _probed(list(first.values()), jobs)
+    found = (seconds_of or (lambda cells: probed(list(cells), jobs)))({key: cells[key] for key in first.values()})
     of = {key: found[first[kinds[key]]] for key in cells}
     seconds = {task.name: of[task.key].seconds(task, cells[task.key]) for task in tasks}
     return Estimate(seconds, cells, sum(kind.load for kind in found.values()), jobs)
@@ -166,8 +166,16 @@ def _what_limits(budget: Budget) -> str:
     return "budget.cap" if budget.cap is not None and budget.limit != budget.seconds else "budget.seconds"
 
 
-def _probed(keys: Sequence[str], jobs: int) -> dict[str, Kind]:
+def probed(keys: Sequence[str], jobs: int) -> dict[str, Kind]:
     """Return what cells of the kinds of ``keys`` take, measured in ``jobs`` processes at a time."""
+    print(f"timing a few steps of {', '.join(keys)}, for the estimate", flush=True)
+    found = _probed(keys, jobs)
+    if any(kind.load > COMPILES for kind in found.values()):  # it compiled, and will not again
+        found = _probed(keys, jobs)
+    return found
+
+
+def _probed(keys: Sequence[str], jobs: int) -> dict[str, Kind]:
     LOGS.mkdir(parents=True, exist_ok=True)
     logs = [LOGS / LOG.format(number) for number in range(jobs)]  # not one, in which their lines would mix
     with ExitStack() as files:

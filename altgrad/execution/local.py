@@ -57,6 +57,12 @@ class LocalPool:
             if worker.task and (only is None or worker.task.name in only):
                 worker.signal(signum)
 
+    def close(self) -> None:
+        """End the processes and wait until they are gone; one that trains writes a checkpoint first."""
+        for worker in self._workers.values():
+            worker.close()
+        self._workers = {}
+
     def _free(self) -> int | None:
         """Return a slot whose process is idle, or else one without a process, if there is any."""
         idle = [slot for slot, worker in self._workers.items() if worker.task is None]
@@ -100,6 +106,14 @@ class LocalPool:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(LIBRARIES)
         return context
+
+    @property
+    def gpu(self) -> str | None:
+        """The name of the GPU that a task has for itself, None where it has none or shares it."""
+        import torch
+
+        alone = self._gpus and self.jobs * self._gpus_each <= len(self._gpus)
+        return torch.cuda.get_device_name(0) if alone else None
 
     @cached_property
     def _gpus(self) -> list[str]:
@@ -153,6 +167,13 @@ class _Worker:
         if not fit and self.task is None:
             self._connection.close()
         return fit or self.task is not None
+
+    def close(self) -> None:
+        """Tell the process to end, and wait for it."""
+        self._connection.close()  # which is all that one without a task waits for
+        if self.task is not None:
+            self._process.terminate()
+        self._process.join()
 
     def signal(self, signum: int) -> None:
         """Send ``signum`` to the process."""

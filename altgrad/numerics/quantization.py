@@ -23,6 +23,7 @@ from altgrad.formats import Format, get_format
 from altgrad.numerics.chunked import PIECE, InPlaceRounder, map_chunks
 from altgrad.numerics.constants import MAX, format_constants, packed_constants
 from altgrad.numerics.rounding import OVERFLOW_POLICIES, ROUNDING_MODES, round_float64, round_to_grid
+from altgrad.numerics.tracing import converted
 
 GRADIENTS = ("straight-through", "clipped")
 
@@ -127,7 +128,7 @@ class _Plan(NamedTuple):
             rounded = round_to_grid(scaled, format_constants(self.fmt, x.device) if constants is None else constants)
         else:
             rounded = self._round(scaled)
-        return (rounded if scale is None else rounded / scale).to(x.dtype)
+        return converted(rounded if scale is None else rounded / scale, x.dtype)
 
     def _has_kernel(self, x: Tensor) -> bool:
         default = self.rounding == "nearest-even" and self.overflow == "saturate"
@@ -142,7 +143,7 @@ class _Plan(NamedTuple):
             )
             random = drawn.to(x.device)
         rounded = round_float64(x.double(), self.fmt, self.rounding, self.overflow, random, self.random_bits)
-        return rounded.to(x.dtype)
+        return converted(rounded, x.dtype)
 
     def _round_in_place(self, work: Tensor) -> None:
         work.copy_(self._round(work))

@@ -9,6 +9,7 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -26,15 +27,25 @@ def constant_in_graphs(function: Function) -> Function:
     return function
 
 
+def converted(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``t`` in ``dtype``, itself where it is.
+
+    For results of a `torch.autograd.Function`: torch 2.11's graphs take the gradient of one that is another tensor's
+    alias, as ``t.to(t.dtype)`` is, for zero.
+    """
+    return t if t.dtype == dtype else t.to(dtype)
+
+
 def compile_apart(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """Return ``torch.compile(function)``, with graphs that no other function made of the same code is given.
 
     torch keeps graphs by the code that they were traced from, and limits their number for each. Where it cannot be told
     to keep them apart, ``function`` gets code of its own.
     """
+    compiler: Any = torch.compile  # whose options torch types one by one
     if ISOLATES:
-        return torch.compile(function, isolate_recompiles=True, **options)
+        return compiler(function, isolate_recompiles=True, **options)
     assert isinstance(function, FunctionType)
     code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
     own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-    return torch.compile(own, **options)
+    return compiler(own, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 
 from altgrad.reporting.document import Block, Bullets, Code, Document, Fold, Picture, Table, Text
 
@@ -13,6 +14,16 @@ def to_markdown(document: Document) -> str:
     for section in document.sections:
         parts += [f"## {section.title}", *map(_block, section.blocks)]
     return "\n\n".join(parts) + "\n"
+
+
+def blocks_to_markdown(blocks: Sequence[Block]) -> str:
+    """Return blocks that stand on a page of another kind."""
+    return "\n\n".join(map(_block, blocks))
+
+
+def text_to_markdown(text: str) -> str:
+    """Return the text of a block."""
+    return _text(text)
 
 
 def _block(block: Block) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from altgrad.reporting.document import Block, Bullets, Fold, Picture, Text
+from altgrad.reporting.gpu import TABLES as GPU_TABLES
 from altgrad.reporting.machines import PARTS, commands, picture_name
 from altgrad.reporting.speed_tables import TABLES, memory_table, steps_table, tokens_table
 from altgrad.reporting.wording import joined
@@ -30,7 +31,7 @@ def _machine(bench: dict[str, Any], pictures: dict[str, Picture]) -> list[Block]
         blocks += [steps_table(bench), Fold("Tokens per second", [tokens_table(bench)])]
     if bench.get("memory") or bench.get("compile"):
         blocks.append(memory_table(bench))
-    blocks += [table(bench) for part, table in TABLES.items() if bench.get(part)]
+    blocks += [table(bench) for part, table in (GPU_TABLES | TABLES).items() if bench.get(part)]
     return [*blocks, *_absent(bench), _source(bench)]
 
 

@@ -78,6 +78,8 @@ def _check_devices(cell: Cell) -> None:
     train, where = cell.train, f"params.yaml: cell {cell.key}: train.devices {cell.train.devices}"
     if train.devices == 1:
         return
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        raise UserError(f"{where}: torch {torch.__version__} cannot; install torch 2.13 or newer, or set devices to 1")
     if train.batch % train.devices:
         raise UserError(f"{where} must divide train.batch {train.batch}; change one of the two")
     if machine.select_device(train.device).type == "cuda" and train.devices > torch.cuda.device_count():

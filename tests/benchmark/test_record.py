@@ -10,6 +10,7 @@ import pytest
 from altgrad.benchmark.record import Record
 from altgrad.benchmark.session import Session
 from altgrad.benchmark.tables import ROWS, table
+from altgrad.reporting.gpu import TABLES as GPU_TABLES
 from altgrad.reporting.machines import PARTS, commands, read_bench
 from altgrad.reporting.speed_tables import TABLES
 
@@ -38,14 +39,15 @@ def test_every_part_is_written_at_once_and_kept_by_later_sessions(path):
         assert read_bench(path)[part][0]["session"] == str(1 + list(ROWS).index(part))
     session(path, "limits").put_limits({"copy_bytes_per_s": 2})
     record = read_bench(path)
-    assert set(record) == {*MACHINE, "sessions", *PARTS}
+    assert set(record) == {*MACHINE, "sessions", *PARTS, *GPU_TABLES}
     assert {part: commands(record, part) for part in PARTS} == {part: [(part, "c1")] for part in PARTS}
 
 
 def test_a_part_is_in_every_place_that_has_to_know_it():
     """The limits are one row, which the record and the report keep apart."""
-    assert set(ROWS) == set(PARTS) - {"limits"}
-    assert set(TABLES) == set(ROWS) - {"steps", "memory", "compile"}  # whose tables and figure show several together
+    assert set(ROWS) == set(PARTS) - {"limits"} | set(GPU_TABLES)
+    together = {"steps", "memory", "compile"}  # whose tables and figure show several together
+    assert set(TABLES) == set(PARTS) - {"limits"} - together
     assert [part for part in PARTS if not hasattr(Session, f"_{part}")] == []
 
 

@@ -45,6 +45,7 @@ from altgrad.numerics import decode_operand, encode_operand
 from altgrad.numerics.operand import owned
 from altgrad.numerics.operand_definition import materialized
 from altgrad.numerics.rounding import overflows
+from altgrad.numerics.tracing import converted
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,7 @@ def _product(a: Operand, b: Operand, dtype: torch.dtype, fp32: bool, autocast: b
         as_given = torch.autocast(device_type, enabled=False)
     with as_given:
         y = native_product(a, b, dtype) if native else _emulated_product(a, b, fp32)
-    # Only where it converts: of a result that is its own copy, torch 2.11's graphs take the gradient for zero.
-    return y if y.dtype == dtype else y.to(dtype)
+    return converted(y, dtype)
 
 
 def _emulated_product(a: Operand, b: Operand, fp32: bool) -> Tensor:

@@ -1,0 +1,122 @@
+"""Whole runs on a GPU: how many an hour with several at a time, and what a run of each model size is made of.
+
+Runs are of a throw-away project: the grid of params.yaml with other settings, on made-up tokens, without DVC, which is
+not needed on such a machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import chdir, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from altgrad.config import Resolver, write_grid
+from altgrad.config.files import read_yaml, write_json, write_text
+from altgrad.config.params import load_params
+from altgrad.execution.executor import LOGS, Task
+from altgrad.execution.local import LocalPool
+from altgrad.model import GPT, GPTConfig
+
+TOKENS = {"train": 2_000_000, "val": 300_000}
+ROUNDS = 3  # runs of each job, the first of which loads libraries and graphs and is not timed
+FORMAT = "E4M3"
+POLL_S = 0.05
+
+
+def at_once(root: Path, model: str, jobs: int, train: dict[str, Any]) -> dict[str, Any]:
+    """Return ``runs_per_hour`` of ``model``, trained and diagnosed, ``jobs`` at a time on the GPU.
+
+    Counted from when as many have ended as run at a time until the last has; the settings ``train`` replace those of
+    params.yaml.
+    """
+    grid = {"formats": ["bf16", FORMAT], "optimizers": ["adamw"], "seeds": list(range(max(2, -(-ROUNDS * jobs // 2))))}
+    with project(root, model, grid, train) as keys, closing(LocalPool(jobs)) as pool:
+        LOGS.mkdir(parents=True, exist_ok=True)
+        pool.submit([Task("train", key, (), 1) for key in keys])
+        began, ended = time.perf_counter(), []
+        while len(ended) < len(keys):
+            time.sleep(POLL_S)
+            for task, status in pool.poll().ended:
+                if status:
+                    raise RuntimeError(f"{task.name}: {task.log.read_text(errors='replace').strip().splitlines()[-1]}")
+                if task.stage == "train":
+                    pool.submit([Task("diagnose", task.key, (), 1)])
+                else:
+                    ended.append(time.perf_counter() - began)
+    timed = len(ended) - jobs
+    return {
+        "name": f"{jobs} at a time", "model": model, "jobs": jobs, "runs": len(ended), "took_s": round(ended[-1], 1),
+        "first_s": round(ended[0], 1), "runs_per_hour": round(3600 * timed / (ended[-1] - ended[jobs - 1])),
+    }  # fmt: skip
+
+
+def parts_of(root: Path, model: str, vocabulary: int, train: dict[str, Any]) -> dict[str, Any]:
+    """Return what a run of ``model`` in `FORMAT` is made of, as `altgrad.benchmark.probe` measures it.
+
+    With ``vocabulary`` tokens to tell apart; also ``parameters``, ``context``, ``batch`` and ``tokens_per_s``.
+    """
+    grid = {"formats": [FORMAT], "optimizers": ["adamw"], "seeds": [0], "baseline": FORMAT}
+    with project(root, model, grid, train, vocabulary) as (key,):
+        command = [sys.executable, "-m", "altgrad.benchmark.probe", key]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr.strip().splitlines()[-1])
+        found = json.loads(done.stdout.strip().splitlines()[-1])
+        settings = load_params()
+    sizes, batch = settings.models[model].sizes, settings.train.batch * settings.train.grad_accumulation
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in GPT(GPTConfig(vocab_size=vocabulary, **sizes)).parameters())
+    seconds = {name: round(value, 5) for name, value in found.items() if name.endswith("_s")}
+    return {
+        "name": model, "format": FORMAT, "vocabulary": vocabulary, "parameters": parameters, "sizes": sizes,
+        "batch": batch, "tokens_per_s": round(batch * sizes["context"] / found["step_s"]), "steps": found["steps"],
+        **seconds,
+    }  # fmt: skip
+
+
+@contextmanager
+def project(
+    root: Path, model: str, grid: dict[str, Any], train: dict[str, Any], vocabulary: int | None = None
+) -> Iterator[list[str]]:
+    """Be in a throw-away project of the grid's cells; yield their keys. Graphs are those of the project ``root``."""
+    params = read_yaml(root / "params.yaml")
+    params["model"] = model
+    params["grid"] |= {"lr_scales": [1]} | grid
+    params["train"] |= train
+    params["tokenizer"]["vocab_size"] = vocabulary = vocabulary or params["tokenizer"]["vocab_size"]
+    before = {name: os.environ.get(name) for name in ("ALTGRAD_COMPILE_CACHE", "PYTHONPATH")}
+    cache = before["ALTGRAD_COMPILE_CACHE"] or str(root / "scratch/compiled")
+    paths = [str(root), *filter(None, [before["PYTHONPATH"]])]
+    with tempfile.TemporaryDirectory(prefix="altgrad-runs-") as folder, chdir(folder):
+        os.environ |= {"ALTGRAD_COMPILE_CACHE": cache, "PYTHONPATH": os.pathsep.join(paths)}
+        try:
+            write_text(Path("params.yaml"), json.dumps(params))  # JSON is YAML
+            make_tokens(Path("data/tokens"), vocabulary)
+            resolver = Resolver(load_params())
+            cells = list(resolver.cells())
+            write_grid(cells, resolver.selected(), Path("data/grid"))
+            yield [cell.key for cell in cells]
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def make_tokens(folder: Path, vocabulary: int) -> None:
+    """Write token files of numbers by chance, mostly small ones, as ids of frequent tokens are."""
+    folder.mkdir(parents=True)
+    chance = np.random.default_rng(0)
+    for split, count in TOKENS.items():
+        (vocabulary * chance.random(count) ** 4).astype("<u2").tofile(folder / f"{split}.bin")
+    splits = {split: {"documents": 1, "characters": count, "tokens": count} for split, count in TOKENS.items()}
+    meta = {"corpus": "made up", "tokenizer": "none", "vocab_size": vocabulary, "dtype": "uint16", "splits": splits}
+    write_json(folder / "meta.json", meta)
