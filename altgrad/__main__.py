@@ -22,6 +22,7 @@ PACKAGE = Path(__file__).parent
 # What runs as a module and is no command of its own, and who runs it.
 INTERNAL = {
     "benchmark.alone": "altgrad.benchmark, in a process for each contestant",
+    "benchmark.gpu.compiled": "altgrad.benchmark.gpu, in a process for each step",
     "benchmark.optimizers": "altgrad.benchmark, in a process for each arm",
     "benchmark.probe": "altgrad.execution, for an estimate",
     "training.replica": "altgrad.training, for a cell of several processes",

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from altgrad.benchmark import limits, memory, optimizers, steps, tables
-from altgrad.benchmark.gpu import checks, needs, operands, runs
+from altgrad.benchmark.gpu import checks, compiled, needs, operands, runs
 from altgrad.benchmark.record import Record
 from altgrad.config import UserError, load_params
 from altgrad.config.process import usable_cores
@@ -29,6 +29,7 @@ from altgrad.training import machine
 
 LIMIT_S = 115.0  # of one item; what takes longer is given up, and said
 ARMS_FORMAT = "E4M3"
+SAME_GRAPH = ("E3M4", "E7M0")  # as E4M3, since a format enters a graph as a tensor
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,7 @@ class Session:
         yield Item("limits", lambda: {"limits": [limits.measure(self.device)]})
         rounds = 3 * sizes.rounds
         yield Item("operands", lambda: {"operands": operands.measure(sizes.operands, rounds, self.device)})
+        yield Item("graphs of steps", self._compile)
         yield from (Item(f"step: {entry.name}", partial(self._step, entry)) for entry in self.entries())
         yield from (Item(f"optimizer: {name}", partial(self._optimizer, name)) for name in sizes.optimizers)
         for jobs in sizes.jobs:
@@ -166,6 +168,14 @@ class Session:
         found = steps.on_gpu()
         return [entry for entry in found if self.sizes.entries is None or entry.name in self.sizes.entries]
 
+    def _compile(self) -> dict[str, list[dict[str, Any]]]:
+        """Compile all steps at once; formats share a graph with the first of their kind."""
+        names = [entry.name for entry in self.entries() if entry.name not in SAME_GRAPH and _is_there(entry)]
+        at_a_time = min(compiled.AT_A_TIME, max(1, usable_cores() // 2))
+        cache = machine.compile_cache(self.root)
+        compiled.compile_all(names, self.sizes.config, self.sizes.batch, cache, at_a_time)
+        return {}
+
     def _check(self, name: str, tests: list[str]) -> Item:
         return Item(f"check: {name}", lambda: {"checks": [checks.run(name, tests, LIMIT_S - 5)]})
 
@@ -180,7 +190,7 @@ class Session:
 
     def _step(self, entry: steps.Contestant) -> dict[str, list[dict[str, Any]]]:
         """Measure a contestant's step beside the baseline's, turn by turn, and its memory."""
-        if "torchao" in entry.name and "torchao" in needs.left_out():
+        if not _is_there(entry):
             raise RuntimeError("torchao is not installed")
         baseline = self._baseline
         step = baseline if entry.name == steps.BASELINE else self._warm(entry)
@@ -216,6 +226,11 @@ def _at_most(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def _is_there(entry: steps.Contestant) -> bool:
+    """Whether what an entry needs is installed."""
+    return not ("torchao" in entry.name and "torchao" in needs.left_out())
 
 
 def _said(found: dict[str, list[dict[str, Any]]]) -> str:
