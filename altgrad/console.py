@@ -1,4 +1,4 @@
-"""A command whose reader leaves, as ``head`` does when it has seen enough."""
+"""A command that is stopped, and one whose reader leaves, as ``head`` does when it has seen enough."""
 
 from __future__ import annotations
 
@@ -9,7 +9,23 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+INTERRUPTED = "interrupted; run the same command again, it goes on where it was"
+STOPS = (signal.SIGINT, signal.SIGTERM)
 UNREAD = 128 + signal.SIGPIPE  # what a shell says of a program that the signal has ended
+
+
+def end_when_stopped() -> None:
+    """Have an interrupt and SIGTERM end the process with a sentence while its modules are loaded.
+
+    Python would show where it was, in a library that nobody has asked for.
+    """
+
+    def end(signum: int, frame: object) -> None:
+        os.write(sys.stderr.fileno(), f"{INTERRUPTED}\n".encode())
+        os._exit(128 + signum)
+
+    for signum in STOPS:
+        signal.signal(signum, end)
 
 
 @contextmanager

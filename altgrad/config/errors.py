@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from altgrad.config.process import settle_process
-from altgrad.console import while_read
+from altgrad.console import INTERRUPTED, STOPS, while_read
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -25,6 +28,14 @@ DISK_FULL = "the disk is full"  # which whoever reads the message of a stage may
 
 class UserError(Exception):
     """A mistake in the input or the environment; ``str(error)`` is one clear sentence."""
+
+
+class Stopped(KeyboardInterrupt):
+    """An interrupt or SIGTERM, by its number ``signum``."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
 
 
 def did_you_mean(name: str, known: Iterable[str], limit: int = 3) -> str:
@@ -74,18 +85,39 @@ def _sentence(problem: Mapping[str, Any]) -> str:
     return f"{message}, not {problem['input']!r}"
 
 
+def _raise_when_stopped() -> None:
+    """Have an interrupt and SIGTERM raise `Stopped`; a thread beside the main one has no say in it."""
+
+    def stop(signum: int, frame: object) -> None:
+        raise Stopped(signum)
+
+    if threading.current_thread() is threading.main_thread():
+        for signum in STOPS:
+            signal.signal(signum, stop)
+
+
 def run_stage(main: Callable[[list[str]], None]) -> None:
     """Run a stage's ``main(argv)``; a :class:`UserError` ends the process with one line and status 1.
 
     The process is settled first, which only helps before torch is loaded: a stage imports it inside ``main``.
 
+    An interrupt and SIGTERM end it with one sentence too and status 128 + signal; without a word where DVC runs the
+    stage, since whoever runs DVC says it.
+
     A full disk is the one operating-system error with an answer of its own: every file is written
     under a temporary name first, so nothing that was complete is lost.
     """
     settle_process()
+    _raise_when_stopped()
     with while_read():
         try:
             main(sys.argv[1:])
+        except KeyboardInterrupt as stopped:
+            for signum in STOPS:
+                signal.signal(signum, signal.SIG_DFL)  # whoever stops it again need not wait for its end
+            if "DVC_STAGE" not in os.environ:
+                print(INTERRUPTED, file=sys.stderr)
+            sys.exit(128 + (stopped.signum if isinstance(stopped, Stopped) else signal.SIGINT))
         except UserError as error:
             sys.exit(f"error: {error}")
         except OSError as error:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from altgrad.console import end_when_stopped
+
+if __name__ == "__main__":
+    end_when_stopped()
+
 import argparse
 import math
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -58,7 +64,7 @@ def main(arguments: list[str]) -> None:
             print(gpu_times.sizes_table(record, params.budget))
         return
     choose = partial(budget.choose, jobs=pool.jobs, budget=params.budget) if limit < math.inf else None
-    with tracked(params.tracking):
+    with tracked(params.tracking), closing(pool):
         rest = cells.run_cells(executor, choose, limit, early_stop=params.budget.early_stop)
     cells.run_the_rest(rest)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from altgrad.config import UserError
 from altgrad.config.files import read_json, write_text
+from altgrad.execution import dvc_api
 from altgrad.execution.draft import Draft
 from altgrad.execution.early_stop import LOOK_EVERY, EarlyStop
 from altgrad.execution.executor import BEGAN, LOGS, Executor, Status, Task
@@ -55,15 +55,12 @@ def run_cells(
 
 
 def run_the_rest(stages: Sequence[str]) -> None:
-    """Run the stages that come after the cells, by DVC's own command; end the process where one fails.
+    """Run the stages that come after the cells; a single one by itself, since DVC would look at every cell again.
 
-    A single one is run by itself, since `dvc repro` looks at every cell again.
+    Raises :class:`UserError` where one fails.
     """
     if stages:
-        alone = ["--single-item", *stages] if len(stages) == 1 else []
-        status = subprocess.run(["dvc", "repro", *alone], check=False).returncode
-        if status:
-            sys.exit(status)
+        dvc_api.reproduce(list(stages), alone=len(stages) == 1)
 
 
 def run_tasks(

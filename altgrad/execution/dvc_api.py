@@ -9,24 +9,30 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import dvc
+import psutil
 
 from altgrad.config import UserError
+from altgrad.execution import dvc_files
 
 # With these the tests of this file passed, and a grid was trained and handed over. README.md says how to try another.
 TRIED_VERSIONS = ("3.67.0", "3.67.1")
 
+END_S = 1.0  # that a process which was interrupted has to end by itself
+
 # Members of the objects that DVC makes, by the name of their class here: for a method, the arguments that it is given;
 # None for what is only read.
 MEMBERS: dict[str, dict[str, tuple[str, ...] | None]] = {
-    "Repo": {"index": None, "lock": None, "stage_cache": None, "reproduce": ("targets",)},
+    "Repo": {"index": None, "lock": None, "stage_cache": None, "reproduce": ("targets", "single_item")},
     "Index": {"stages": None},
     "StageCache": {"restore": ("stage",)},
     "Stage": {
@@ -180,6 +186,10 @@ class Project:
         stages = [found for found in self._stages if "@" not in (getattr(found, "name", None) or "")]
         return [CellStage(found, self._repo) for found in stages]
 
+    def forget_others(self) -> None:
+        """Remove from dvc.lock what it has of stages that are none of the project's any more."""
+        dvc_files.prune({name for stage in self._stages if (name := getattr(stage, "name", None))})
+
     def write_lock_file(self, saved: list[CellStage]) -> None:
         """Write what is in the cache of stages that were saved into dvc.lock, all of them at once."""
         stages = [cell._stage for cell in saved]
@@ -189,16 +199,20 @@ class Project:
 
 @contextmanager
 def locked_project() -> Iterator[Project]:
-    """Hold DVC's lock on the project of the working directory.
+    """Hold DVC's lock on the project of the working directory, whose files are mended first.
 
     Raises :class:`UserError` when another DVC command holds it.
     """
     logging.getLogger("dvc").setLevel(logging.WARNING)  # it would say of every stage that it is cached
+    dvc_files.keep_whole()
     try:
         with Repo() as repo:
             check_members(repo, "Repo")
             with repo.lock:
+                for sentence in dvc_files.mend():
+                    print(f"note: {sentence}", file=sys.stderr)
                 yield Project(repo)
+                dvc_files.keep_copy()
     except LockError:
         raise _locked() from None
 
@@ -210,16 +224,39 @@ def _locked() -> UserError:
     )
 
 
-def reproduce(stages: list[str]) -> None:
-    """Run ``stages`` and what they depend on, as far as they have changed.
+def reproduce(stages: list[str], *, alone: bool = False) -> None:
+    """Run ``stages`` and, but ``alone``, what they depend on, as far as they have changed.
 
     Raises :class:`UserError` when one fails, which has said why itself.
     """
     logging.getLogger("dvc").setLevel(logging.WARNING)
+    dvc_files.keep_whole()
+    # In the main thread DVC would let nobody interrupt a stage.
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            thread.submit(_reproduce, stages, alone).result()
+        except KeyboardInterrupt:
+            _stop_children()
+            raise
+
+
+def _stop_children() -> None:
+    """End the processes that this one has started; those of a terminal have been interrupted with it."""
+    left = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=END_S)[1]
+    for child in left:
+        with suppress(psutil.NoSuchProcess):
+            child.terminate()
+    for child in psutil.wait_procs(left, timeout=10 * END_S)[1]:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+
+
+def _reproduce(stages: list[str], alone: bool) -> None:
     try:
         with Repo() as repo:
             check_members(repo, "Repo")
-            repo.reproduce(targets=stages)
+            repo.reproduce(targets=stages, single_item=alone)
+        dvc_files.keep_copy()
     except LockError:
         raise _locked() from None
     except DvcException as error:

@@ -20,6 +20,7 @@ def first_tasks() -> tuple[list[Task], list[str]]:
     Those that come before the cells are run now, as far as they have changed.
     """
     with dvc_api.locked_project() as project:
+        project.forget_others()
         rest = _changed(project)
         if not set(BEFORE_CELLS) & set(rest):
             return pending(project), rest
