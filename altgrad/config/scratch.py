@@ -19,9 +19,7 @@ from typing import IO
 
 import altgrad
 from altgrad.config.cell import Cell
-
-SOURCES = ("config", "formats", "numerics", "data", "model", "optim", "training")  # the rooms that decide a run's bits
-SOURCE_SUFFIXES = (".py", ".cpp", ".h")
+from altgrad.config.sources import TRAINING, source_files
 
 
 def project_root() -> Path:
@@ -42,8 +40,7 @@ def run_names(cells: Iterable[Cell], tokens: Path) -> dict[str, str]:
     """
     shared = hashlib.sha256()
     package = Path(altgrad.__file__).parent
-    files = [file for room in SOURCES for file in sorted((package / room).rglob("*"))]
-    sources = [file for file in files if file.suffix in SOURCE_SUFFIXES]
+    sources = [file for name in TRAINING for file in source_files(package / name)]
     for file in [*sources, tokens / "meta.json", tokens / "train.bin", tokens / "val.bin"]:
         with open(file, "rb") as content:
             shared.update(hashlib.file_digest(content, "sha256").digest())

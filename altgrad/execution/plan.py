@@ -11,7 +11,7 @@ from altgrad.config.files import read_json
 from altgrad.execution import dvc_api
 from altgrad.execution.executor import Task
 
-BEFORE_CELLS = ("tokenize", "grid")
+BEFORE_CELLS = ("tokenize", "grid", "code")
 
 
 def first_tasks() -> tuple[list[Task], list[str]]:

@@ -1,4 +1,4 @@
-"""dvc.lock and rwlock are whole at any moment. Oracles: the bytes that DVC's own writer makes, and DVC's own commands."""
+"""dvc.lock and rwlock are whole at any moment. Oracles: the bytes of DVC's own writer, and its commands."""
 
 from __future__ import annotations
 

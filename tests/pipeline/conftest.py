@@ -130,7 +130,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with open(shared.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (shared / "done").exists():
-            assert Project(shared).repro() == {"tokenize", "grid", "report"} | stages_of(*CELLS)
+            assert Project(shared).repro() == {"tokenize", "grid", "code", "report"} | stages_of(*CELLS)
             (shared / "done").touch()
     return shared
 

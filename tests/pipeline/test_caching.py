@@ -66,14 +66,14 @@ def test_an_edited_report_module_reruns_only_the_report(project: Project):
 def test_an_edited_diagnosis_reruns_the_diagnoses_and_at_most_the_report(project: Project):
     project.append("altgrad/diagnostics/registry.py", "\n# a remark\n")
     ran = project.repro()
-    assert {f"diagnose@{cell}" for cell in CELLS} <= ran <= {f"diagnose@{cell}" for cell in CELLS} | {"report"}
+    assert {f"diagnose@{cell}" for cell in CELLS} <= ran <= {f"diagnose@{cell}" for cell in CELLS} | {"code", "report"}
 
 
 def test_edited_training_code_reruns_every_cell_but_no_diagnosis_of_equal_results(project: Project):
     project.append("altgrad/training/records.py", "\n# a remark\n")
     ran = project.repro()
     assert {f"train@{cell}" for cell in CELLS} <= ran
-    assert ran <= {f"train@{cell}" for cell in CELLS} | {"grid", "report"}
+    assert ran <= {f"train@{cell}" for cell in CELLS} | {"grid", "code", "report"}
 
 
 def test_a_fresh_clone_with_the_cache_runs_nothing(project: Project, tmp_path):
