@@ -36,9 +36,10 @@ MEMBERS: dict[str, dict[str, tuple[str, ...] | None]] = {
     "Index": {"stages": None},
     "StageCache": {"restore": ("stage",)},
     "Stage": {
-        "name": None, "deps": None, "dvcfile": None,
+        "name": None, "deps": None, "outs": None, "dvcfile": None,
         "changed": (), "remove_outs": (), "save_deps": (), "save": (), "commit": (),
     },
+    "Output": {"hash_info": None, "fs_path": None, "use_cache": None, "cache": None},
     "Dependency": {"hash_info": None, "fs_path": None, "_build": None},
     "ParamsDependency": {"params": None, "read_params": ("flatten",)},
     "DvcFile": {"dump_stages": ("stages", "update_pipeline")},
@@ -89,6 +90,8 @@ class CellStage:
     def __init__(self, stage: Stage, repo: Repo) -> None:
         check_members(stage, "Stage")
         check_members(stage.dvcfile, "DvcFile")
+        for out in stage.outs:
+            check_members(out, "Output")
         self._stage, self._repo = stage, repo
 
     @property
@@ -115,8 +118,25 @@ class CellStage:
             self._repo.stage_cache.restore(self._stage)
         except RunCacheNotFoundError:
             return False
+        if self.drop_damaged():
+            self.remove_outputs()
+            return False
         self.save()
         return True
+
+    def drop_damaged(self) -> bool:
+        """Remove from the cache what is damaged of its outputs there, and say so; return whether anything was."""
+        kept = [(out.cache, out.hash_info) for out in self._stage.outs if out.hash_info and out.use_cache]
+        bad = [path for cache, oid in kept for path in dvc_files.damaged(Path(cache.path), oid.value)]
+        for path in bad:
+            path.unlink(missing_ok=True)
+        if bad:
+            print(f"note: the cache's copy of what {self.name} made was damaged; it is made again", file=sys.stderr)
+        return bool(bad)
+
+    def is_there(self) -> bool:
+        """Return whether all of its outputs are in the working directory."""
+        return all(Path(out.fs_path).exists() for out in self._stage.outs)
 
     def hash_dependencies(self) -> tuple[str, ...]:
         """Return hashes of what it depends on, as that is now."""

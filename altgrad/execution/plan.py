@@ -21,6 +21,9 @@ def first_tasks() -> tuple[list[Task], list[str]]:
     """
     with dvc_api.locked_project() as project:
         project.forget_others()
+        for found in project.others():
+            if not found.is_there():  # DVC would take it from the cache as it is
+                found.drop_damaged()
         rest = _changed(project)
         if not set(BEFORE_CELLS) & set(rest):
             return pending(project), rest

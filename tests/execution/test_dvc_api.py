@@ -65,7 +65,7 @@ def test_dvc_has_every_member_that_is_used(folder: Path, class_name: str):
         stage = next(found for found in repo.index.stages if found.name == "train@a")
         objects = {
             "Repo": [repo], "Index": [repo.index], "StageCache": [repo.stage_cache], "Stage": [stage],
-            "Dependency": stage.deps, "DvcFile": [stage.dvcfile],
+            "Dependency": stage.deps, "Output": stage.outs, "DvcFile": [stage.dvcfile],
             "ParamsDependency": [dep for dep in stage.deps if isinstance(dep, ParamsDependency)],
         }  # fmt: skip
         assert len(stage.deps) == 2, "a file and a setting"
@@ -78,7 +78,7 @@ def test_every_member_that_is_used_is_listed():
     """Of the variables that hold DVC's objects, every attribute is in ``MEMBERS``, and nothing else is in it."""
     chains = [ast.unparse(node) for node in ast.walk(ast.parse(inspect.getsource(dvc_api)))
               if isinstance(node, ast.Attribute)]  # fmt: skip
-    held = ("self._stage.", "self._repo.", "repo.", "stage.", "stages[0].", "dep.", "found.")
+    held = ("self._stage.", "self._repo.", "repo.", "stage.", "stages[0].", "dep.", "out.", "found.")
     used = {name for chain in chains for start in held if chain.startswith(start)
             for name in chain.removeprefix(start).split(".")}  # fmt: skip
     assert used == {name for members in MEMBERS.values() for name in members}

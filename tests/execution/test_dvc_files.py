@@ -191,3 +191,33 @@ def test_stages_that_are_gone_leave_the_lock_and_come_back_from_the_run_cache(tr
     assert set(YAML(typ="safe").load(dvc_files.LOCK)["stages"]) == {"train@a"}
     write_text(Path("dvc.yaml"), pipeline)
     assert first_tasks() == ([], []) and dvc_files.LOCK.read_text() == whole
+
+
+def flip(path: Path) -> None:
+    """Flip a bit in a read-only file, without a trace of when."""
+    before, content = path.stat(), bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    path.chmod(0o444)
+
+
+@pytest.mark.parametrize("what", ["a file", "a folder's list"])
+def test_a_flipped_bit_in_the_cache_is_found_and_the_run_made_again(trained: Path, capsys, what):
+    pipeline, copies = (trained / "dvc.yaml").read_text(), "cp data/grid/${key}.json data/runs/${key}"
+    into_a_folder = "mkdir -p data/runs/${key} && " + copies + "/out"
+    (trained / "dvc.yaml").write_text(pipeline.replace(copies, into_a_folder))
+    subprocess.run([*DVC, "repro", "--quiet"], env=environment(), check=True)
+    with locked_project() as project:
+        oid = next(cell for cell in project.cells_of("train") if cell.key == "a")._stage.outs[0].hash_info.value
+    cache = trained / ".dvc/cache/files/md5"
+    listed = cache / oid[:2] / oid[2:]
+    (entry,) = json.loads(listed.read_text())
+    flip(listed if what != "a file" else cache / entry["md5"][:2] / entry["md5"][2:])
+    subprocess.run(["rm", "-r", "data/runs"], check=True)
+    tasks, _ = first_tasks()
+    said = capsys.readouterr().err
+    assert "train@a" in {task.name for task in tasks}
+    assert what != "a file" or "copy of what train@a made was damaged" in said, "DVC itself finds a broken list"
+    assert dvc_files.damaged(cache, oid) == []
