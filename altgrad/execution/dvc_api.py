@@ -113,12 +113,13 @@ class CellStage:
         self._stage.remove_outs()
 
     def restore(self) -> bool:
-        """Take its outputs from the run cache and save it; return whether they were there."""
+        """Take its outputs from the run cache and save it; return whether they were there, undamaged."""
+        self.drop_damaged()  # what dvc.lock names
         try:
             self._repo.stage_cache.restore(self._stage)
         except RunCacheNotFoundError:
             return False
-        if self.drop_damaged():
+        if self.drop_damaged():  # what the run cache names
             self.remove_outputs()
             return False
         self.save()
