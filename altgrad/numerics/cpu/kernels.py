@@ -49,7 +49,7 @@ def load(source: Path, definitions: str = "") -> str | None:
     definitions = NUMERICS + definitions
     try:
         path = _library(source, definitions)
-        if not path.exists():
+        if not _is_whole(path):
             _build(source, definitions, path)
         torch.ops.load_library(str(path))
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
@@ -70,7 +70,23 @@ def _build(source: Path, definitions: str, path: Path) -> None:
         libraries = [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]
         command = [_compiler(), *FLAGS, *includes, str(source), "-o", str(made), *libraries]
         subprocess.run(command, check=True, capture_output=True, text=True)
+        digest = Path(folder, "digest")
+        digest.write_text(_digest(made))
+        os.replace(digest, _digest_of(path))
         os.replace(made, path)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a library is there as it was built: with a bit flipped it may load, and compute something else."""
+    return path.exists() and _digest_of(path).exists() and _digest_of(path).read_text() == _digest(path)
+
+
+def _digest_of(path: Path) -> Path:
+    return path.with_suffix(".sha256")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _library(source: Path, definitions: str) -> Path:
