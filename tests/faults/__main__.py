@@ -58,7 +58,8 @@ def page(rows: list[Outcome], command: str) -> str:
     for row in rows:
         cells = [row.fault, row.moment, row.stopped or "–", row.outcome, "" if row.good else "**bad**"]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    lines += ["", f"`{command}`, commit `{(found['commit'] or '')[:10]}`, {found['processor']}, torch {found['torch']}."]
+    machine = f"{found['processor']}, torch {found['torch']}"
+    lines += ["", f"`{command}`, commit `{(found['commit'] or '')[:10]}`, {machine}."]
     return "\n".join(lines) + "\n"
 
 

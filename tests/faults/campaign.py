@@ -14,8 +14,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -164,12 +164,9 @@ def _works_in(process: psutil.Process, folder: Path) -> bool:
     return False
 
 
-@contextmanager
-def _gone() -> Iterator[None]:
-    try:
-        yield
-    except (psutil.NoSuchProcess, psutil.AccessDenied, FileNotFoundError):
-        pass
+def _gone() -> suppress:
+    """Pass over a process that has ended meanwhile."""
+    return suppress(psutil.NoSuchProcess, psutil.AccessDenied, FileNotFoundError)
 
 
 def cut(path: Path) -> None:
