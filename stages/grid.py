@@ -3,15 +3,18 @@
 from pathlib import Path
 
 from altgrad.config import Resolver, load_params, run_stage, write_grid
+from altgrad.config.files import read_json
 
 
 def main(arguments: list[str]) -> None:
     params = load_params()
+    from altgrad.data.batches import require_sequences
     from altgrad.training.plan import check_cells
 
     resolver = Resolver(params)
     cells = list(resolver.cells())
     check_cells(cells, params.tokenizer.vocab_size, params.grid.baseline)
+    require_sequences(read_json(Path("data/tokens/meta.json")), max(cell.model.context for cell in cells))
     write_grid(cells, resolver.selected(), Path("data/grid"))
     print(f"{len(cells)} cells")
     for selector in resolver.idle_overrides():

@@ -1,15 +1,26 @@
-"""Stage `tokenize`: the corpus of params.yaml to token files in data/tokens."""
+"""Stage `tokenize`: the corpus of params.yaml to token files in data/tokens.
+
+A corpus too small for the model is refused here. The model decides no byte of the tokens, so dvc.yaml does not name it
+among the stage's params: when another one is picked, the stage `grid` checks the tokens that are there.
+"""
 
 from pathlib import Path
 
 from altgrad.config import load_params, run_stage
+from altgrad.config.models import LEAST_CONTEXT
 
 
 def main(arguments: list[str]) -> None:
     params = load_params()
     from altgrad.data import write_tokens  # after the settings are checked: it is slow to import
 
-    write_tokens(params.corpus, params.corpora[params.corpus], params.tokenizer, Path("data/tokens"))
+    # An override may be of the context, and weights to start from have their own: of both the stage `grid` knows.
+    fixed = not any("model" in override for override in params.overrides.values())
+    context = (fixed and params.models[params.model].context) or LEAST_CONTEXT
+    meta = write_tokens(params.corpus, params.corpora[params.corpus], params.tokenizer, Path("data/tokens"), context)
+    if "near_copies" in meta:
+        documents = meta["near_copies"] + sum(split["documents"] for split in meta["splits"].values())
+        print(f"corpus {params.corpus}: {meta['near_copies']} of {documents} documents dropped, near copies of others")
 
 
 if __name__ == "__main__":

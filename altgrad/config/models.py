@@ -8,6 +8,8 @@ from pydantic import Discriminator, Field, Tag, create_model, model_validator
 
 from altgrad.config.section import Section
 
+LEAST_CONTEXT = 8
+
 # A setting of the model and not of the machine, since a sum over several threads has other bits.
 THREADS = Field(1, ge=1, le=4096, description="CPU threads of a cell, which decide its last bits")
 
@@ -18,7 +20,7 @@ class Model(Section):
     layers: int = Field(ge=1, le=200, description="transformer blocks")
     width: int = Field(ge=8, le=32_768, description="features of a token between the blocks")
     heads: int = Field(ge=1, le=256, description="of the attention; they divide the width")
-    context: int = Field(ge=8, le=131_072, description="tokens per sequence")
+    context: int = Field(ge=LEAST_CONTEXT, le=131_072, description="tokens per sequence")
     mlp_ratio: float = Field(4.0, gt=0, le=16, description="hidden units of a block's MLP, as a multiple of the width")
     dropout: float = Field(0.0, ge=0, lt=1, description="share of the activations that are dropped in training")
     bias: bool = Field(False, description="of linear layers and norms; GPT-2 has them")
@@ -58,9 +60,9 @@ else:
         "ModelFrom", __base__=Section,
         __doc__="A GPT that starts from weights in GPT-2's published layout, whose config.json says its size.",
         **{"from": (str, Field(min_length=1, description="folder with config.json and model.safetensors"))},
-        context=(
-            int | None, Field(None, ge=8, description="tokens per sequence; default, and most: the weights' own")
-        ),
+        context=(int | None, Field(
+            None, ge=LEAST_CONTEXT, description="tokens per sequence; default, and most: the weights' own"
+        )),
         dropout=(float, Field(0.0, ge=0, lt=1, description="share of the activations that are dropped in training")),
         threads=(int, THREADS),
     )  # fmt: skip

@@ -54,12 +54,13 @@ class HubCorpus(Section):
 
 
 class LocalCorpus(Section):
-    """The user's own text: a folder of .txt/.md files, one text file, or a parquet/jsonl/csv table."""
+    """The user's own text: a folder of .txt/.md files, one text file, or a table; compressed or not."""
 
     source: Literal["local"] = Field(description="which kind of corpus this is")
     path: str = Field(min_length=1, description="a folder of .txt and .md files, a text file, or a table")
-    text: str = Field("text", description="column that holds the text, for tables")
+    text: str = Field("text", description="column of a table (.parquet, .csv, .json, .jsonl) that holds the text")
     min_characters: int = Field(1, ge=1, description="shorter documents are dropped")
+    max_repeated: Fraction = Field(0.8, description="drop a document above this share of seen word 8-grams; 1: none")
 
 
 def _with_source(value: Any) -> Any:

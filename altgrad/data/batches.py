@@ -12,6 +12,7 @@ keeps the raw stream of a bit generator the same for ever, which it does not pro
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,6 +50,20 @@ class TokenFile:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+
+def require_sequences(meta: dict[str, Any], context: int) -> None:
+    """Raise :class:`UserError` unless train and val each have a sequence of ``context`` tokens and its last target.
+
+    ``meta`` is the content of ``meta.json``. Training takes no less, and the validation sample makes do with it.
+    """
+    train, val = (meta["splits"].get(split, {"tokens": 0})["tokens"] for split in ("train", "val"))
+    if min(train, val) < context + 1:
+        copies = f" ({meta['near_copies']} near copies were dropped)" if meta.get("near_copies") else ""
+        raise UserError(
+            f"corpus {meta['corpus']} is too small: it has {train} tokens to train on and {val} to validate on{copies}"
+            f", and each needs context + 1 = {context + 1}; use a larger corpus or a smaller model.context"
+        )
 
 
 def training_batch(

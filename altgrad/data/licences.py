@@ -2,8 +2,7 @@
 
 ``licensedcode-data`` (data under CC-BY-4.0) carries the licence texts and the notices ("rules") of
 the ScanCode licence detector, one file each, with a YAML header between two ``---`` lines. Most
-notices are variations of one another, which would make validation a test of memory, so a document
-is dropped when more than a given share of its word 8-grams has been seen in documents before it.
+notices are variations of one another, and near copies are dropped (`altgrad.data.copies`).
 Whole licences come before notices and long before short, so that what remains is the fullest
 version of each text. False positives (texts that the detector must *not* take for a licence) are
 dropped too.
@@ -23,11 +22,11 @@ from typing import NamedTuple
 
 from altgrad.config.errors import UserError
 from altgrad.config.schema import LicencesCorpus
+from altgrad.data.copies import NearCopies
 from altgrad.data.splits import Split, hashed_split
 
 PACKAGE = "licensedcode"
 REQUIREMENT = "licensedcode-data==32.1.0"
-GRAM = 8  # words
 
 # The header may be empty and may end the file. It is YAML, but only two of its top-level lines matter
 # here, and a YAML parser would be most of the time that 37,000 files take.
@@ -36,7 +35,6 @@ LANGUAGE = re.compile(r"^language:[ \t]*(\S+)", re.MULTILINE)
 FALSE_POSITIVE = re.compile(r"^is_false_positive:[ \t]*(?:yes|true)\b", re.MULTILINE)
 # ScanCode's marks around the words that a match must contain: annotation, not part of the text.
 REQUIRED_PHRASE = re.compile(r"\{\{|\}\}")
-WORD = re.compile(r"\w+")
 
 
 class Document(NamedTuple):
@@ -74,17 +72,8 @@ def parse(content: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=1)  # the three splits come from one selection, which takes seconds
 def _selected(folder: Path, min_characters: int, max_repeated: float) -> tuple[Document, ...]:
-    kept: list[Document] = []
-    seen: set[int] = set()
-    word_ids: dict[str, int] = {}
-    for document in _in_order(folder, min_characters):
-        words = [word_ids.setdefault(word, len(word_ids)) for word in WORD.findall(document.text.lower())]
-        # Hashes of tuples of int, unlike those of str, are the same in every process.
-        grams = {hash(tuple(words[i : i + GRAM])) for i in range(max(1, len(words) - GRAM + 1))}
-        if len(grams & seen) <= max_repeated * len(grams):
-            kept.append(document)
-            seen |= grams
-    return tuple(kept)
+    copies = NearCopies(max_repeated)
+    return tuple(document for document in _in_order(folder, min_characters) if not copies.drops(document.text))
 
 
 def _in_order(folder: Path, min_characters: int) -> Iterator[Document]:

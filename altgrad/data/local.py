@@ -5,33 +5,45 @@
 - a **text file** (.txt, .md): cut by position, the first 80% of its bytes train, the next 10% val,
   the last 10% test, so that what is tested was not seen between two training paragraphs; within its
   part, blank lines separate documents;
-- a **table** (.parquet, .jsonl, .csv): every row is a document; the split is a hash of its number.
+- a **table** (.parquet, .csv, .json, .jsonl): every row is a document; the split is a hash of its number.
 
-Text is UTF-8. Documents shorter than ``min_characters`` are dropped.
+Any of these files may be compressed (.gz, .bz2, .zst), which changes no document and no split. Text is
+UTF-8. Documents shorter than ``min_characters`` are dropped here, near copies by `altgrad.data.write_tokens`.
+
+The ``datasets`` library does not take the place of these readers: it makes a date of a JSON text that looks
+like one, a null of the CSV field ``NA`` and of a column that a row lacks, and its errors name no column.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import json
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import pyarrow
+import pyarrow.parquet
 
 from altgrad.config.errors import UserError, did_you_mean
 from altgrad.config.schema import LocalCorpus
 from altgrad.data.splits import Split, hashed_split
 
+COMPRESSED = (".gz", ".bz2", ".zst")
 TEXT_SUFFIXES = (".txt", ".md")
-TABLE_SUFFIXES = (".parquet", ".jsonl", ".csv")
 CUTS = {"train": (0, 8), "val": (8, 9), "test": (9, 10)}  # tenths of a text file's bytes
 BATCH_ROWS = 256
+NO_OBJECT = "is not a JSON object; a file has one on each line, or is an array of them"
 LONGEST_CSV_FIELD = 2**31 - 1  # the csv module's default, 131,072, is shorter than many documents
 
 
 def documents(corpus: LocalCorpus, split: Split) -> Iterator[str]:
-    """Yield the texts of ``split`` (see the module's docstring).
+    """Yield the texts of ``split`` (see the module's docstring), near copies among them.
 
     Raises :class:`UserError` when the path, its files or the column cannot be read.
     """
@@ -41,113 +53,124 @@ def documents(corpus: LocalCorpus, split: Split) -> Iterator[str]:
             yield text
 
 
+def _unpacked(path: Path) -> Path:
+    """Return the path without the suffix of its compression."""
+    return path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
+
+
 def _texts(path: Path, column: str, split: Split) -> Iterator[str]:
     if path.is_dir():
         return _from_folder(path, split)
     if not path.is_file():
         siblings = [sibling.name for sibling in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"corpus path {path} does not exist{did_you_mean(path.name, siblings) if siblings else ''}")
-    suffix = path.suffix.lower()
+    suffix = _unpacked(path).suffix.lower()
     if suffix in TEXT_SUFFIXES:
         return _from_text_file(path, split)
-    rows = {".parquet": _parquet_rows, ".jsonl": _jsonl_rows, ".csv": _csv_rows}.get(suffix)
-    if rows is None:
+    if suffix not in TABLES:
         raise UserError(
-            f"corpus path {path} is neither a folder nor one of {', '.join(TEXT_SUFFIXES + TABLE_SUFFIXES)}; "
-            "convert it to one of these"
+            f"corpus path {path} is neither a folder nor one of {', '.join([*TEXT_SUFFIXES, *TABLES])}, as it is or "
+            f"compressed ({', '.join(COMPRESSED)}); convert it to one of these"
         )
-    return _from_rows(path, column, rows(path, column), split)
+    return _from_table(path, column, split)
 
 
 def _from_folder(folder: Path, split: Split) -> Iterator[str]:
-    files = {}
+    files = []
     for file in folder.rglob("*"):
-        relative = file.relative_to(folder)
-        hidden = any(part.startswith(".") for part in relative.parts)
-        if file.suffix.lower() in TEXT_SUFFIXES and not hidden and file.is_file():
-            files[relative.as_posix()] = file
+        identity = _unpacked(file.relative_to(folder))
+        hidden = any(part.startswith(".") for part in identity.parts)
+        if identity.suffix.lower() in TEXT_SUFFIXES and not hidden and file.is_file():
+            files.append((identity.as_posix(), file))
     if not files:
         raise UserError(
             f"{folder} holds no {' or '.join(TEXT_SUFFIXES)} file; name a table by its own path, "
             "or use source: hub for a folder in the hub's layout"
         )
-    for relative in sorted(files):
-        if hashed_split(relative) == split:
-            with _utf8(files[relative]):
-                yield files[relative].read_text(encoding="utf-8-sig")
+    for identity, path in sorted(files):
+        if hashed_split(identity) == split:
+            with _opened(path) as file:
+                yield io.TextIOWrapper(file, encoding="utf-8-sig").read()
 
 
 def _from_text_file(path: Path, split: Split) -> Iterator[str]:
-    size = path.stat().st_size
-    with _utf8(path), open(path, "rb") as file:
+    with _opened(path) as file:
+        size = file.seek(0, os.SEEK_END)
         start, end = (_character_start(file, size * tenth // 10) for tenth in CUTS[split])
         file.seek(start)
         paragraph: list[bytes] = []
-        while (left := end - file.tell()) > 0:
-            line = file.readline(left)
+        while (left := end - file.tell()) > 0 or paragraph:  # a last, empty line ends the last paragraph
+            line = file.readline(max(0, left))
             if line.strip():
                 paragraph.append(line)
             elif paragraph:
                 yield b"".join(paragraph).decode("utf-8-sig")
                 paragraph = []
-        if paragraph:
-            yield b"".join(paragraph).decode("utf-8-sig")
 
 
-def _character_start(file: Any, position: int) -> int:
+def _character_start(file: IO[bytes], position: int) -> int:
     """Return the first position from ``position`` on that is not inside a UTF-8 character."""
     file.seek(position)
     ahead = file.read(3)  # a character has at most three continuation bytes, 0b10xxxxxx
     return position + next((i for i, byte in enumerate(ahead) if byte & 0xC0 != 0x80), len(ahead))
 
 
-def _from_rows(path: Path, column: str, rows: Iterator[Any], split: Split) -> Iterator[str]:
-    for number, value in enumerate(rows):
-        if not isinstance(value, str | None):
-            raise UserError(f"{path}: column {column!r} holds {type(value).__name__}, not text; name another column")
-        if value and hashed_split(f"row {number}") == split:
-            yield value
+def _from_table(path: Path, column: str, split: Split) -> Iterator[str]:
+    with _opened(path) as file:
+        for number, value in enumerate(TABLES[_unpacked(path).suffix.lower()](file, path, column)):
+            if not isinstance(value, str | None):
+                raise UserError(f"{path}: column {column!r} holds {type(value).__name__}, not text; name another")
+            if value and hashed_split(f"row {number}") == split:
+                yield value
 
 
-def _parquet_rows(path: Path, column: str) -> Iterator[Any]:
-    import pyarrow
-    import pyarrow.parquet
-
+def _parquet_rows(file: IO[bytes], path: Path, column: str) -> Iterator[Any]:
     try:
-        file = pyarrow.parquet.ParquetFile(path)
+        table = pyarrow.parquet.ParquetFile(file)
     except pyarrow.ArrowInvalid:
         raise UserError(f"{path} is not a parquet file") from None
-    with file:
-        _require_column(path, column, file.schema_arrow.names)
-        for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=[column]):
-            yield from batch.column(0).to_pylist()
+    _require_column(path, column, table.schema_arrow.names)
+    for batch in table.iter_batches(batch_size=BATCH_ROWS, columns=[column]):
+        yield from batch.column(0).to_pylist()
 
 
-def _jsonl_rows(path: Path, column: str) -> Iterator[Any]:
-    with _utf8(path), open(path, encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
-                row = None
-            if not isinstance(row, dict):
-                raise UserError(f"{path}, line {number} is not a JSON object; a .jsonl file has one on each line")
-            _require_column(f"{path}, line {number}", column, row)
-            yield row[column]
+def _json_rows(file: IO[bytes], path: Path, column: str) -> Iterator[Any]:
+    """Yield the column of the object on each line, or of those of an array; texts in an array are its column text."""
+    text = io.TextIOWrapper(file, encoding="utf-8-sig")
+    array = text.read(1) == "["
+    text.seek(0)
+    for number, item in enumerate(_parsed(text.read(), path) if array else text, start=1):
+        if not array and not item.strip():
+            continue
+        where = f"{path}, {'item' if array else 'line'} {number}"
+        row = item if array else _parsed(item, where)
+        if array and isinstance(row, str):
+            row = {"text": row}
+        if not isinstance(row, dict):
+            raise UserError(f"{where} {NO_OBJECT}")
+        _require_column(where, column, row)
+        yield row[column]
 
 
-def _csv_rows(path: Path, column: str) -> Iterator[Any]:
+def _parsed(text: str, where: object) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise UserError(f"{where} {NO_OBJECT}") from None
+
+
+def _csv_rows(file: IO[bytes], path: Path, column: str) -> Iterator[Any]:
     csv.field_size_limit(LONGEST_CSV_FIELD)
-    with _utf8(path), open(path, encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
-        try:
-            _require_column(path, column, reader.fieldnames or ())
-            for row in reader:
-                yield row[column]
-        except csv.Error as error:
-            raise UserError(f"{path}, line {reader.line_num} is not valid CSV: {error}") from None
+    reader = csv.DictReader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""))
+    try:
+        _require_column(path, column, reader.fieldnames or ())
+        for row in reader:
+            yield row[column]
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.line_num} is not valid CSV: {error}") from None
+
+
+TABLES = {".parquet": _parquet_rows, ".csv": _csv_rows, ".json": _json_rows, ".jsonl": _json_rows}
 
 
 def _require_column(where: object, column: str, names: Any) -> None:
@@ -156,8 +179,20 @@ def _require_column(where: object, column: str, names: Any) -> None:
 
 
 @contextmanager
-def _utf8(path: Path) -> Iterator[None]:
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file, unpacked if it is compressed, to be read and decoded from any position."""
+    packed = path != _unpacked(path)
     try:
-        yield
+        with tempfile.TemporaryFile() if packed else open(path, "rb") as file:
+            if packed:
+                with pyarrow.input_stream(path) as stream:  # its suffix says how
+                    shutil.copyfileobj(stream, file)
+                file.seek(0)
+            yield file
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8 text; convert it, for example: iconv -f latin1 -t utf-8") from None
+    except (OSError, NotImplementedError) as error:  # a damaged file, or a codec that pyarrow was built without
+        if getattr(error, "errno", None):  # the disk's errors have a number
+            raise
+        said = " ".join(str(error).split())
+        raise UserError(f"{path} cannot be read ({said}); write it anew, or unpack it first") from None

@@ -8,6 +8,7 @@ Documents pass through in batches, so memory stays bounded whatever the size of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from tqdm import tqdm
 
 from altgrad.config.errors import UserError
 from altgrad.config.files import replacing, write_json
+from altgrad.config.models import LEAST_CONTEXT
 from altgrad.config.schema import Corpus, Tokenizer
+from altgrad.data.batches import require_sequences
+from altgrad.data.copies import NearCopies
 from altgrad.data.corpora import documents
 from altgrad.data.splits import SPLITS, Split
 from altgrad.data.tokenizer import load_tokenizer
@@ -27,17 +31,22 @@ THREADS = 2
 BATCH_CHARACTERS = 4_000_000  # some 1.4 million tokens, 60 MB as Python numbers
 
 
-def write_tokens(corpus_name: str, corpus: Corpus, tokenizer: Tokenizer, out_dir: Path) -> dict[str, Any]:
+def write_tokens(
+    corpus_name: str, corpus: Corpus, tokenizer: Tokenizer, out_dir: Path, context: int = LEAST_CONTEXT
+) -> dict[str, Any]:
     """Tokenize ``corpus`` into ``out_dir`` and return the content of its ``meta.json``.
 
-    A corpus without a test split gives no ``test.bin``. Raises :class:`UserError` when the corpus
-    cannot be read, or when its train or val split is empty.
+    A corpus without a test split gives no ``test.bin``. Of local texts near copies are dropped, and counted as
+    ``near_copies``: train comes first and its texts stay, so that none of the others repeats them. Raises
+    :class:`UserError` when the corpus cannot be read, or train or val has no sequence of ``context`` tokens.
     """
     encoding = load_tokenizer(tokenizer)
     (out_dir / "meta.json").unlink(missing_ok=True)  # written last: its presence says that all is complete
+    copies = NearCopies(corpus.max_repeated if corpus.source == "local" else 1)
     splits = {}
     for split in SPLITS:
-        counts = _write_split(documents(corpus, split), encoding, split, out_dir)
+        texts = filterfalse(copies.drops, documents(corpus, split))
+        counts = _write_split(texts, encoding, split, out_dir)
         if counts["documents"]:
             splits[split] = counts
         else:
@@ -53,20 +62,18 @@ def write_tokens(corpus_name: str, corpus: Corpus, tokenizer: Tokenizer, out_dir
         "splits": splits,
         "characters_per_token": characters / tokens,
     }
+    if corpus.source == "local":
+        meta["near_copies"] = copies.dropped
+    require_sequences(meta, context)
     write_json(out_dir / "meta.json", meta)
     return meta
 
 
 def _require_no_documents(corpus_name: str, corpus: Corpus, split: Split, found: dict[str, Any]) -> None:
-    """Raise unless ``split`` may be empty, as only test may."""
-    if split == "test":
+    """Raise unless ``split`` may be empty, as test may, or is refused for its size, as validation in local texts."""
+    if split == "test" or (corpus.source == "local" and found):
         return
     where = f"corpus {corpus_name}: the {split} split has no text"
-    if corpus.source == "local" and found:
-        raise UserError(
-            f"{where}: its few documents all fell into other splits; add documents, or put them "
-            "in one .txt file, which is cut by position instead"
-        )
     if corpus.source == "hub":
         raise UserError(f"{where} in column {corpus.text!r}; name another column or another corpus")
     least = getattr(corpus, "min_characters", None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +27,8 @@ def write_table(path: Path, values: list[object], column: str = "text") -> None:
     """Write one column of ``values`` in the format that the suffix names."""
     if path.suffix == ".parquet":
         pyarrow.parquet.write_table(pyarrow.table({"id": range(len(values)), column: values}), path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps([{"id": i, column: value} for i, value in enumerate(values)]), encoding="utf-8")
     elif path.suffix == ".jsonl":
         path.write_text("".join(json.dumps({column: value}) + "\n" for value in values), encoding="utf-8")
     else:
@@ -109,7 +113,7 @@ def test_a_byte_order_mark_and_windows_newlines_are_not_text(tmp_path: Path) -> 
 # --- tables --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv"])
+@pytest.mark.parametrize("suffix", [".parquet", ".json", ".jsonl", ".csv"])
 def test_every_row_of_a_table_is_a_document(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"table{suffix}"
     write_table(path, [*ROWS, ""])
@@ -125,7 +129,7 @@ def test_a_long_csv_field_is_read(tmp_path: Path) -> None:
     assert [len(text) for text in everything(corpus_at(tmp_path / "t.csv"))] == [300_000]
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+@pytest.mark.parametrize("suffix", [".parquet", ".json", ".jsonl"])
 def test_a_null_is_no_document_and_a_number_is_an_error(tmp_path: Path, suffix: str) -> None:
     write_table(tmp_path / f"null{suffix}", ["a", None, "b"])
     assert sorted(everything(corpus_at(tmp_path / f"null{suffix}"))) == ["a", "b"]
@@ -134,10 +138,97 @@ def test_a_null_is_no_document_and_a_number_is_an_error(tmp_path: Path, suffix: 
         everything(corpus_at(tmp_path / f"number{suffix}"))
 
 
+def test_texts_that_the_library_reads_as_something_else_stay_texts(tmp_path: Path) -> None:
+    """Oracle of the claim in the module: the library itself."""
+    texts = ["2026-01-01 00:00:00", "2026-01-02 00:00:00"]
+    write_table(tmp_path / "dates.jsonl", texts)
+    write_table(tmp_path / "missing.csv", ["NA", "null"])
+    assert sorted(everything(corpus_at(tmp_path / "dates.jsonl"))) == texts
+    assert sorted(everything(corpus_at(tmp_path / "missing.csv"))) == ["NA", "null"]
+    assert not any(isinstance(text, str) for text in of_library("json", tmp_path / "dates.jsonl"))
+    assert of_library("csv", tmp_path / "missing.csv") == [None, None]
+
+
+# --- compressed ----------------------------------------------------------------------------------
+
+
+def compress(path: Path, suffix: str) -> Path:
+    """Replace a file by its compressed form."""
+    content, packed = path.read_bytes(), path.with_name(path.name + suffix)
+    path.unlink()
+    if suffix == ".zst":
+        packed.write_bytes(pyarrow.compress(content, codec="zstd", asbytes=True))
+    else:
+        packed.write_bytes({".gz": gzip, ".bz2": bz2}[suffix].compress(content))
+    return packed
+
+
+def of_library(kind: str, path: Path) -> list[object]:
+    """Return the column text as the library reads it: a second reader of the same files."""
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.load_dataset(kind, data_files=str(path), split="train", streaming=True, cache_dir=str(path.parent))
+    return [row["text"] for row in rows]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+@pytest.mark.parametrize("name", ["t.txt", "t.parquet", "t.csv", "t.json", "t.jsonl"])
+def test_compression_changes_no_document_and_no_split(tmp_path: Path, name: str, suffix: str) -> None:
+    path = tmp_path / name
+    if path.suffix == ".txt":
+        path.write_text("\n\n".join(ROWS), encoding="utf-8")
+    else:
+        write_table(path, ROWS)
+    plain = [list(documents(corpus_at(path), split)) for split in SPLITS]
+    packed = compress(path, suffix)
+    assert [list(documents(corpus_at(packed), split)) for split in SPLITS] == plain
+    assert sum(map(len, plain)) >= 60
+
+
+def test_the_files_of_a_folder_stay_in_their_split_when_they_are_compressed(
+    folder_of: Callable[..., LocalCorpus],
+) -> None:
+    corpus = folder_of({f"deep/{i}.txt": f"text {i}\r\n" for i in range(60)})
+    plain = [list(documents(corpus, split)) for split in SPLITS]
+    for i in range(0, 60, 2):
+        compress(Path(corpus.path) / f"deep/{i}.txt", (".gz", ".bz2", ".zst")[i % 3])
+    assert [list(documents(corpus, split)) for split in SPLITS] == plain
+
+
+@pytest.mark.parametrize("name", ["objects.json", "texts.json", "lines.json", "lines.jsonl"])
+def test_json_is_read_as_the_library_reads_it(tmp_path: Path, name: str) -> None:
+    path, texts = tmp_path / name, [*ROWS, "\u2028line separator"]
+    rows = texts if name == "texts.json" else [{"id": i, "text": text} for i, text in enumerate(texts)]
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    path.write_text(lines if name.startswith("lines") else json.dumps(rows), encoding="utf-8")
+    for suffix in ("", ".gz"):
+        file = compress(path, suffix) if suffix else path
+        assert of_library("json", file) == texts
+        assert sorted(everything(corpus_at(file))) == sorted(text.strip() for text in texts)
+
+
+def test_a_codec_that_is_not_built_in_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise pyarrow.ArrowNotImplementedError("Support for codec 'zstd' not built")
+
+    write_table(tmp_path / "t.jsonl", ROWS)
+    path = compress(tmp_path / "t.jsonl", ".zst")
+    monkeypatch.setattr(pyarrow, "input_stream", refuse)
+    with pytest.raises(UserError, match="t.jsonl.zst cannot be read .Support for codec 'zstd' not built."):
+        everything(corpus_at(path))
+
+
 # --- mistakes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv"])
+def damaged_parquet() -> bytes:
+    """Return a table whose first page has a header of ones."""
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.table({"text": ROWS}), sink)
+    content = sink.getvalue().to_pybytes()
+    return content[:4] + b"\xff" * 40 + content[44:]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".json", ".jsonl", ".csv"])
 def test_a_misspelt_column_gets_a_suggestion(tmp_path: Path, suffix: str) -> None:
     write_table(tmp_path / f"t{suffix}", ROWS, column="content")
     with pytest.raises(UserError, match="no column 'contnt'; did you mean content"):
@@ -159,8 +250,17 @@ def test_a_misspelt_path_gets_a_suggestion(tmp_path: Path) -> None:
         ("latin.csv", "text\nnaïve".encode("latin-1"), "latin.csv is not UTF-8"),
         ("latin.jsonl", '{"text": "naïve"}'.encode("latin-1"), "latin.jsonl is not UTF-8"),
         ("broken.jsonl", b'{"text": "a"}\n{"text": ', "line 2 is not a JSON object"),
-        ("list.jsonl", b"[1]", "line 1 is not a JSON object"),
+        ("list.jsonl", b"[1]", "item 1 is not a JSON object"),
+        ("number.json", b'["a", 1]', "number.json, item 2 is not a JSON object"),
+        ("broken.json", b'[{"text": "a"}, ', "broken.json is not a JSON object"),
+        ("column.json", b'[{"text": "a"}, {"txt": "b"}]', "column.json, item 2 has no column 'text'; did you mean txt"),
+        ("broken.txt.gz", gzip.compress(b"text" * 99)[:-9], "broken.txt.gz cannot be read .Truncated.*unpack it first"),
+        ("broken.jsonl.zst", b"{}", "broken.jsonl.zst cannot be read"),
+        ("latin.txt.gz", gzip.compress("naïve".encode("latin-1")), "latin.txt.gz is not UTF-8"),
+        ("broken.jsonl.gz", gzip.compress(b'{"text": "a"}\n3'), "broken.jsonl.gz, line 2 is not a JSON object"),
+        ("book.epub.gz", gzip.compress(b""), "neither a folder nor one of .txt.* compressed .\\.gz"),
         ("broken.parquet", b"no parquet", "is not a parquet file"),
+        ("damaged.parquet", damaged_parquet(), "damaged.parquet cannot be read .*; write it anew"),
         ("empty.csv", b"", "has no column 'text'"),
         ("scan.pdf", b"%PDF", "neither a folder nor one of .txt"),
     ],

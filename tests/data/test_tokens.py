@@ -11,7 +11,7 @@ import pytest
 
 from altgrad.config import UserError
 from altgrad.config.schema import LocalCorpus, Tokenizer
-from altgrad.data import documents, load_tokenizer, tokens, write_tokens
+from altgrad.data import batches, documents, load_tokenizer, tokens, write_tokens
 from altgrad.data.splits import SPLITS
 
 TOKENIZER = Tokenizer(vocab_size=512)
@@ -78,11 +78,42 @@ def test_a_corpus_without_a_test_split_has_no_test_file(folder_of: Callable[...,
     assert set(contents(tmp_path / "tokens")) == {"train.bin", "val.bin", "meta.json"}
 
 
+def test_a_corpus_is_refused_exactly_when_it_cannot_be_trained_or_validated_on(
+    folder_of: Callable[..., LocalCorpus], tmp_path: Path
+) -> None:
+    """Oracle: the batches themselves."""
+    corpus, folder = folder_of(FILES), tmp_path / "tokens"
+    meta = write_tokens("mine", corpus, TOKENIZER, folder)
+    before = contents(folder)
+    train, val = (meta["splits"][split]["tokens"] for split in ("train", "val"))
+    assert write_tokens("mine", corpus, TOKENIZER, folder, context=val - 1) == meta and contents(folder) == before
+    batches.validation_sample(batches.TokenFile(folder, "val"), 9, val - 1)
+    for context in (val, train - 1):
+        with pytest.raises(UserError, match=r"val split has"):
+            batches.validation_sample(batches.TokenFile(folder, "val"), 9, context)
+        with pytest.raises(UserError, match=rf"{train} tokens .* and {val} to .*context \+ 1 = {context + 1};"):
+            batches.require_sequences(meta, context)
+    swapped = meta | {"splits": {"train": meta["splits"]["val"], "val": meta["splits"]["train"]}}
+    with pytest.raises(UserError, match=rf"{val} tokens to train on and {train} to"):
+        batches.require_sequences(swapped, val)
+    with pytest.raises(UserError, match="too small"):
+        write_tokens("mine", corpus, TOKENIZER, folder, context=val)
+    assert "meta.json" not in contents(folder)
+
+
+def test_eleven_characters_are_no_corpus(tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("hello world", encoding="utf-8")
+    corpus = LocalCorpus(source="local", path=str(tmp_path / "short.txt"))
+    with pytest.raises(UserError, match=r"and 2 to validate on, and each needs context \+ 1 = 9; use a larger"):
+        write_tokens("short", corpus, TOKENIZER, tmp_path / "tokens")
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
         ({"a.txt": "  \n"}, "corpus mine: the train split has no text; check its path"),
-        ({"a.txt": "one document"}, "corpus mine: the val split has no text: its few documents"),
+        ({"a.txt": "one document"}, r"corpus mine is too small: it has \d+ tokens to train on and 0 to validate on"),
+        ({"a.txt": "  \n", "b.md": ""}, "the train split has no text"),
     ],
 )
 def test_an_empty_split_is_an_error_and_leaves_no_meta(

@@ -1,3 +1,4 @@
+# ruff: noqa: INP001 - a folder of PYTHONPATH, and no package
 """What every Python process of a command under test runs first: it stops the command at the moment that FAULT names.
 
 Whatever this project and DVC write takes its place by a rename. So a moment is a pattern of paths: when the first file
@@ -22,7 +23,8 @@ def arm(pattern, signum, place):
     def watched(rename):
         def renaming(source, target, *arguments, **options):
             if moment.search(os.path.abspath(os.fspath(target))) and first(place):
-                stop(int(open(main).read()), signum)
+                with open(main) as file:
+                    stop(int(file.read()), signum)
             return rename(source, target, *arguments, **options)
 
         return renaming
@@ -40,7 +42,7 @@ def first(place):
 
 
 def stop(main, signum):
-    """Stop the command: as a terminal does it with SIGINT, as `kill` does with SIGTERM, as a crash does with SIGKILL."""
+    """Stop the command: with SIGINT as a terminal does, with SIGTERM as `kill` does, with SIGKILL as a crash does."""
     if signum == signal.SIGINT:
         os.killpg(os.getpgid(main), signum)
     else:
