@@ -44,13 +44,13 @@ $(STAMP): pyproject.toml constraints.txt
 # Without git history DVC needs to be told so; experiments and comparisons of revisions need git.
 repro: env
 	@git rev-parse --git-dir >/dev/null 2>&1 || dvc config --local core.no_scm true
-	@python -m altgrad.execution $(if $(ENGINE),--engine "$(ENGINE)") $(if $(JOBS),--jobs "$(JOBS)") $(foreach setting,$(SET),-S '$(setting)')
+	@python -m altgrad.execution $(if $(ENGINE),--engine "$(ENGINE)") $(if $(JOBS),--jobs "$(JOBS)") $(if $(SET),-S '$(SET)')
 	@echo "The report: $(CURDIR)/reports/index.html"
 	@test -z "$(KEEP)" || { mkdir -p "$(KEEP)/figures" && cp reports/figures/*.png "$(KEEP)/figures" && \
 	cp params.yaml reports/REPORT.md reports/metrics.json reports/plots/results.csv "$(KEEP)"; }
 
 estimate: env
-	@python -m altgrad.execution --estimate $(if $(GPU),--gpu '$(GPU)') $(if $(JOBS),--jobs "$(JOBS)") $(foreach setting,$(SET),-S '$(setting)')
+	@python -m altgrad.execution --estimate $(if $(GPU),--gpu '$(GPU)') $(if $(JOBS),--jobs "$(JOBS)") $(if $(SET),-S '$(SET)')
 
 watch: env
 	@python -m altgrad.watch $(WATCH)
@@ -81,7 +81,7 @@ planted: env
 
 # SET and VARY change settings for the search alone.
 stability: env
-	python -m altgrad.stability $(if $(JOBS),--jobs "$(JOBS)") $(foreach setting,$(SET),-S '$(setting)') \
+	python -m altgrad.stability $(if $(JOBS),--jobs "$(JOBS)") $(if $(SET),-S '$(SET)') \
 	$(foreach setting,$(VARY),--vary '$(setting)')
 
 # With the project's own environment if it is there, else with whatever this machine has: it may be without a network.

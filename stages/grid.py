@@ -1,4 +1,7 @@
-"""Stage `grid`: params.yaml to one resolved file per cell in data/grid, everything checked."""
+"""Stage `grid`: params.yaml to one resolved file per cell in data/grid, everything checked.
+
+``python -m stages.grid FILE`` checks another file, and writes nothing.
+"""
 
 from pathlib import Path
 
@@ -6,12 +9,14 @@ from altgrad.config import Resolver, load_params, run_stage, write_grid
 
 
 def main(arguments: list[str]) -> None:
-    params = load_params()
+    params = load_params(Path(*arguments or ["params.yaml"]))
     from altgrad.training.plan import check_cells
 
     resolver = Resolver(params)
     cells = list(resolver.cells())
     check_cells(cells, params.tokenizer.vocab_size, params.grid.baseline)
+    if arguments:
+        return
     write_grid(cells, resolver.selected(), Path("data/grid"))
     print(f"{len(cells)} cells")
     for selector in resolver.idle_overrides():
