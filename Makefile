@@ -1,7 +1,8 @@
 # Two commands do everything on a fresh machine with Python 3.11+ and a C++ compiler:
 #   make repro   the environment, the whole pipeline, and where the report is
-#   make test    the environment and the tests
+#   make test    the tests, with what they need besides: oracles, trackers, Ray, a browser's driver
 #   make lint    ruff's rules over all files, and mypy over what callers use
+#   make env     what `make repro` needs; make env-test: what the tests need too
 #   make repro ENGINE=ray   the cells on a Ray cluster, of RAY_ADDRESS or of this machine
 #   make repro JOBS=4   four cells at a time instead of one for each core or GPU; SET='model=micro grid.seeds=[0,1,2]' changes params.yaml
 #   make estimate   what `make repro` would take, and cost if budget.price is set, from a few steps of each kind of cell; GPU=h100: on that GPU, as `make gpu` measured it
@@ -24,9 +25,10 @@ GPU ?=
 VARY ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TESTS_STAMP := $(VENV)/.installed-tests
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help repro estimate watch study study-part tuning simulate planted stability gpu bench test test-slow env lint clean
+.PHONY: help repro estimate watch study study-part tuning simulate planted stability gpu bench test test-slow env env-test lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -37,20 +39,26 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if v >= (3, 11) else f"error: Python 3.11 or newer is needed, this is {v[0]}.{v[1]}; name another with make PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	$(BIN)/python -m altgrad.reporting.offline >/dev/null
 	touch $(STAMP)
+
+env-test: $(TESTS_STAMP)
+
+$(TESTS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $(TESTS_STAMP)
 
 # Without git history DVC needs to be told so; experiments and comparisons of revisions need git.
 repro: env
 	@git rev-parse --git-dir >/dev/null 2>&1 || dvc config --local core.no_scm true
-	@python -m altgrad.execution $(if $(ENGINE),--engine "$(ENGINE)") $(if $(JOBS),--jobs "$(JOBS)") $(foreach setting,$(SET),-S '$(setting)')
+	@python -m altgrad.execution $(if $(ENGINE),--engine "$(ENGINE)") $(if $(JOBS),--jobs "$(JOBS)") $(if $(SET),-S '$(SET)')
 	@echo "The report: $(CURDIR)/reports/index.html"
 	@test -z "$(KEEP)" || { mkdir -p "$(KEEP)/figures" && cp reports/figures/*.png "$(KEEP)/figures" && \
 	cp params.yaml reports/REPORT.md reports/metrics.json reports/plots/results.csv "$(KEEP)"; }
 
 estimate: env
-	@python -m altgrad.execution --estimate $(if $(GPU),--gpu '$(GPU)') $(if $(JOBS),--jobs "$(JOBS)") $(foreach setting,$(SET),-S '$(setting)')
+	@python -m altgrad.execution --estimate $(if $(GPU),--gpu '$(GPU)') $(if $(JOBS),--jobs "$(JOBS)") $(if $(SET),-S '$(SET)')
 
 watch: env
 	@python -m altgrad.watch $(WATCH)
@@ -81,7 +89,7 @@ planted: env
 
 # SET and VARY change settings for the search alone.
 stability: env
-	python -m altgrad.stability $(if $(JOBS),--jobs "$(JOBS)") $(foreach setting,$(SET),-S '$(setting)') \
+	python -m altgrad.stability $(if $(JOBS),--jobs "$(JOBS)") $(if $(SET),-S '$(SET)') \
 	$(foreach setting,$(VARY),--vary '$(setting)')
 
 # With the project's own environment if it is there, else with whatever this machine has: it may be without a network.
@@ -93,13 +101,13 @@ bench: env
 	python -m altgrad.benchmark $(BENCH)
 	@test ! -d data/diag || dvc repro --quiet --single-item report
 
-test: env
+test: env-test
 	python -m pytest -n auto --dist loadscope --no-loadscope-reorder -m "not slow"
 
-test-slow: env
+test-slow: env-test
 	python -m pytest -n auto --dist loadscope --no-loadscope-reorder -m slow
 
-lint: env
+lint: env-test
 	ruff check .
 	mypy
 

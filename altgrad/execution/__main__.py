@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--jobs", type=int, metavar="N", help="cells at a time; default: what is fastest here")
     parser.add_argument(
         "-S", "--set-param", action="append", default=[], metavar="NAME=VALUE",
-        help="write a setting into params.yaml first, as `dvc exp run -S` does; may be given many times",
+        help="write settings into params.yaml first, all of them or, if one is refused, none; may be given many times",
     )  # fmt: skip
     parser.add_argument(
         "--engine", choices=("local", "ray"), default="local",
@@ -40,10 +40,10 @@ def main(arguments: list[str]) -> None:
         raise UserError("ENGINE=ray: a cluster runs as many cells as it has CPUs for; leave out JOBS and --estimate")
 
     # DVC, which takes a moment to load
-    from altgrad.execution import budget, cells, dvc_api, gpu_memory, gpu_times, local, on_ray, plan
+    from altgrad.execution import budget, cells, gpu_memory, gpu_times, local, on_ray, plan, settings
     from altgrad.execution.tracking import tracked
 
-    dvc_api.change_params(Path("params.yaml"), options.set_param)
+    settings.change_params(Path("params.yaml"), options.set_param)
     params = load_params()
     limit = params.budget.limit
     if options.engine == "ray" and limit < math.inf:

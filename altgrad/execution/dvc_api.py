@@ -57,12 +57,11 @@ def changed_api(what: str) -> UserError:
 
 try:
     from dvc.dependency import ParamsDependency
-    from dvc.exceptions import DvcException, InvalidArgumentError
+    from dvc.exceptions import DvcException
     from dvc.lock import LockError
     from dvc.repo import Repo
     from dvc.stage import Stage
     from dvc.stage.cache import RunCacheNotFoundError
-    from dvc.utils.hydra import apply_overrides
 except ImportError as error:
     raise changed_api(str(error).partition(" (")[0]) from None  # without the path of the module
 
@@ -282,16 +281,3 @@ def _reproduce(stages: list[str], alone: bool) -> None:
         raise _locked() from None
     except DvcException as error:
         raise UserError(str(error)) from None
-
-
-def change_params(path: Path, settings: list[str]) -> None:
-    """Write settings such as ``grid.seeds=[0,1,2]``, in Hydra's grammar, into ``path``.
-
-    Raises :class:`UserError` for a setting that is not there or not in that grammar; the file is then as it was.
-    """
-    try:
-        if settings:
-            apply_overrides(path, settings)
-    except InvalidArgumentError as error:
-        why = str(error.__cause__ or error).splitlines()[0]
-        raise UserError(f"-S: {why}; params.yaml is as it was") from None

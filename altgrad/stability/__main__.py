@@ -50,14 +50,14 @@ def main(arguments: list[str]) -> None:
     ladder = _ladder(*options.rungs)
     variants = _variants(options.vary)
 
-    from altgrad.execution import dvc_api  # DVC, which takes a moment to load
+    from altgrad.execution.settings import change_params  # Hydra, which takes a moment to load
     from altgrad.stability.page import write
 
     found = []
     for variant in variants:
         with _restored(PARAMS):
             scales = ",".join(map(str, ladder.scales))
-            dvc_api.change_params(PARAMS, [*options.set_param, *variant, f"grid.lr_scales=[{scales}]"])
+            change_params(PARAMS, [*options.set_param, *variant, f"grid.lr_scales=[{scales}]"])
             found.append(search(ladder, options.within, options.jobs).assign(variant=", ".join(variant)))
             trained = _trained(load_params())
     rows = pd.concat(found, ignore_index=True)

@@ -1,4 +1,4 @@
-"""DVC's inner modules are as this project uses them. Oracle: the installed DVC, and for settings its own command.
+"""DVC's inner modules are as this project uses them. Oracle: the installed DVC.
 
 When one of these fails after a new DVC was installed, the message says what has changed in it.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,11 +18,10 @@ from dvc.dependency import ParamsDependency
 from dvc.output import Output
 from dvc.repo import Repo
 from dvc.stage import Stage
-from dvc.utils.hydra import apply_overrides
 
-from altgrad.config import UserError, load_params
+from altgrad.config import UserError
 from altgrad.execution import dvc_api
-from altgrad.execution.dvc_api import MEMBERS, TRIED_VERSIONS, change_params, check_members, locked_project
+from altgrad.execution.dvc_api import MEMBERS, TRIED_VERSIONS, check_members, locked_project
 from altgrad.execution.plan import first_tasks
 from tests.pipeline.conftest import PROJECT, environment
 
@@ -135,27 +133,6 @@ def test_what_the_run_cache_has_is_put_back(folder: Path):
     assert (folder / "data/runs/a").exists()
     with Repo() as repo:
         assert repo.status() == {}, "dvc.lock has it again"
-
-
-def test_settings_are_written_as_dvc_exp_run_writes_them(tmp_path):
-    ours, theirs = tmp_path / "ours.yaml", tmp_path / "theirs.yaml"
-    settings = ["grid.seeds=[0,1,2]", "train.clip=2e-3", "+optimizers.adamw.schedule=cosine", "model=micro"]
-    for path in (ours, theirs):
-        shutil.copy(PROJECT / "params.yaml", path)
-    change_params(ours, settings)
-    apply_overrides(theirs, settings)
-    assert ours.read_text() == theirs.read_text()
-    params = load_params(ours)
-    assert params.grid.seeds == [0, 1, 2] and params.train.clip == 2e-3 and params.model == "micro"
-    assert params.optimizers["adamw"].schedule == "cosine"
-
-
-@pytest.mark.parametrize("setting", ["grid.sedes=[0]", "grid.seeds=[0", "seeds"])
-def test_a_wrong_setting_changes_nothing(setting, tmp_path):
-    path = shutil.copy(PROJECT / "params.yaml", tmp_path)
-    with pytest.raises(UserError, match="-S: "):
-        change_params(Path(path), ["train.steps=5", setting])
-    assert Path(path).read_bytes() == (PROJECT / "params.yaml").read_bytes()
 
 
 def test_what_cells_share_is_hashed_once_and_by_each_session_anew(folder: Path, monkeypatch):
