@@ -12,6 +12,7 @@
 #   make simulate   how often the report's rules claim what is not there, minutes: reports/simulation.csv
 #   make planted   how often the first cause that is named is a planted fault, minutes: reports/first_cause
 #   make stability   the largest stable learning rate of each format and arm: reports/stability; VARY='train.warmup=0.0,0.1'
+#   make faults   kills, full disks and damaged files at chosen moments, and what came of each, an hour: reports/faults.md
 #   make gpu   what the GPU of this machine can do, ten minutes in parts that go on where they stopped; installs nothing
 #   make bench   what this machine can do, best with nothing else running; BENCH="--models nano" for less
 
@@ -28,7 +29,7 @@ STAMP := $(VENV)/.installed
 TESTS_STAMP := $(VENV)/.installed-tests
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help repro estimate watch study study-part tuning simulate planted stability gpu bench test test-slow env env-test lint clean
+.PHONY: help repro estimate watch study study-part tuning simulate planted stability faults gpu bench test test-slow env env-test lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -91,6 +92,9 @@ planted: env
 stability: env
 	python -m altgrad.stability $(if $(JOBS),--jobs "$(JOBS)") $(if $(SET),-S '$(SET)') \
 	$(foreach setting,$(VARY),--vary '$(setting)')
+
+faults: env-test
+	python -m tests.faults $(FAULTS)
 
 # With the project's own environment if it is there, else with whatever this machine has: it may be without a network.
 gpu:

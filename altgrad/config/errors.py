@@ -88,15 +88,17 @@ def _sentence(problem: Mapping[str, Any]) -> str:
 def _raise_when_stopped() -> None:
     """Have an interrupt and SIGTERM raise `Stopped`; a thread beside the main one has no say in it.
 
-    A process that is forked from this one, and has this from it, simply ends.
+    A process that is forked from this one leaves an interrupt to it, which ends a pool in good order: one that dies of
+    the signal while it holds the pool's lock would have the pool wait for ever. By SIGTERM it simply ends.
     """
     own = os.getpid()
 
     def stop(signum: int, frame: object) -> None:
         if os.getpid() == own:
             raise Stopped(signum)
-        signal.signal(signum, signal.SIG_DFL)
-        os.kill(os.getpid(), signum)
+        if signum == signal.SIGTERM:
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
 
     if threading.current_thread() is threading.main_thread():
         for signum in STOPS:

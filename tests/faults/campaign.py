@@ -77,8 +77,13 @@ class Bench:
         shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("done"))
         return Project.at(target)
 
-    def after(self, project: Project, fault: str, moment: str, stopped: str, clean: bool = True) -> Outcome:
-        """Run the command once more and say what came of it; the project is removed where that is well."""
+    def after(
+        self, project: Project, fault: str, moment: str, stopped: str, clean: bool = True, *, or_sentence: bool = False
+    ) -> Outcome:
+        """Run the command once more and say what came of it; the project is removed where that is well.
+
+        The bits of a run that nothing disturbed, ``or_sentence``: or one that says what to do.
+        """
         done = run(project, check=False)
         words = _sentences(done.stderr)
         ugly = [word for word in UGLY if word in done.stderr]
@@ -86,7 +91,7 @@ class Bench:
             same = results(project) == self.expected
             outcome = "same bits" if same else "OTHER BITS"
         else:
-            same = len(words) == 1 and not ugly
+            same = or_sentence and len(words) == 1 and not ugly
             outcome = f"exit {done.returncode}: {' / '.join(words) or done.stderr.strip()[-200:]}"
         if ugly:
             outcome += f" ({', '.join(ugly)})"
@@ -270,7 +275,7 @@ def damaged(bench: Bench, fault: str, place: str) -> Outcome:
     """Damage a finished project and run its command."""
     project = bench.copy(bench.finished)
     DAMAGES[fault, place](project)
-    return bench.after(project, fault, place, "")
+    return bench.after(project, fault, place, "", or_sentence=True)
 
 
 def damaged_checkpoint(bench: Bench, fault: str) -> Outcome:
@@ -284,7 +289,7 @@ def damaged_checkpoint(bench: Bench, fault: str) -> Outcome:
     found = [path for path in project.folder.glob("scratch/*/step-*") if path.is_file()]
     for path in found:
         {"cut": cut, "bit flipped": flip}[fault](path)
-    return bench.after(project, fault, f"{len(found)} files of checkpoints", "", clean=bool(found))
+    return bench.after(project, fault, f"{len(found)} files of checkpoints", "", bool(found), or_sentence=True)
 
 
 def damaged_loops(bench: Bench, fault: str) -> Outcome:

@@ -1,0 +1,50 @@
+"""The campaign of `make faults` in short: a stop of each kind at a moment that once broke a project, and its damages.
+
+Oracle: the files of a run that nothing disturbed.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.faults import campaign
+from tests.faults.campaign import DAMAGES, Bench
+from tests.pipeline.conftest import finished  # noqa: F401 - a fixture
+
+SHORT = [("writing dvc.lock", signal.SIGINT), ("writing dvc.lock", signal.SIGKILL), ("reporting", signal.SIGTERM)]
+
+
+@pytest.fixture(scope="module")
+def bench(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:  # noqa: F811
+    return Bench(tmp_path_factory.mktemp("faults") / "bench", finished)
+
+
+@pytest.mark.parametrize(("moment", "signum"), SHORT)
+def test_a_stop_ends_in_one_sentence_and_the_next_command_in_the_same_bits(bench: Bench, moment, signum):
+    found = campaign.stopped_at(bench, moment, signum)
+    assert found.good and found.outcome == "same bits", found
+
+
+@pytest.mark.parametrize(("fault", "place"), [("conflict of a merge", "dvc.lock"), ("emptied", "rwlock")])
+def test_what_is_damaged_is_put_back(bench: Bench, fault, place):
+    found = campaign.damaged(bench, fault, place)
+    assert found.good and found.outcome == "same bits", found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "place"), DAMAGES)
+def test_every_damage_ends_in_the_same_bits_or_one_sentence(bench: Bench, fault, place):
+    found = campaign.damaged(bench, fault, place)
+    assert found.good, found
+
+
+def test_a_stop_that_breaks_something_is_found(bench: Bench, monkeypatch):
+    """The campaign can fail: without a command that makes it good, damage is a bad end."""
+    monkeypatch.setattr(campaign, "COMMAND", ["true"])
+    project = bench.copy(bench.finished)
+    campaign.cut(project.folder / "data/runs/E4M3-adamw-0-1/metrics.json")
+    found = bench.after(project, "cut", "a run's metrics", "")
+    assert not found.good and found.outcome == "OTHER BITS"
