@@ -94,23 +94,29 @@ def operands_table(bench: Result) -> Table:
 def at_once_table(bench: Result) -> Table:
     """Runs an hour by how many share the GPU."""
     rows = [
-        [whole(row["jobs"]), whole(row["runs_per_hour"]), number(row["first_s"], 0)]
+        [whole(row["jobs"]), whole(row["runs_per_hour"]), _range(row), number(row["first_s"], 0)]
         for row in sorted(bench["at_once"], key=lambda row: row["jobs"])
     ]
     note = (
         f"Runs of `{bench['at_once'][0]['model']}`, trained and diagnosed, so many at a time on the one GPU, from when "
         "the first of each process has ended; first: seconds until then."
     )
-    return Table([Column("at a time"), Column("runs an hour"), Column("first, s")], rows, note)
+    return Table([*map(Column, ("at a time", "runs an hour", "slowest to fastest round", "first, s"))], rows, note)
+
+
+def _range(row: Result) -> str:
+    return " to ".join(map(whole, row["runs_per_hour_range"]))
 
 
 def parts_table(bench: Result) -> Table:
     """What a run of each model size is made of."""
-    names = {"step_s": "step, s", "evaluate_s": "evaluation, s", "observe_s": "look inside, s", "setup_s": "set-up, s",
-             "diagnose_s": "diagnosis, s", "first_s": "first run, s"}  # fmt: skip
+    names = {
+        "step_s": "step, s", "step_p90_s": "step (p90), s", "evaluate_s": "evaluation, s",
+        "observe_s": "look inside, s", "setup_s": "set-up, s", "diagnose_s": "diagnosis, s", "first_s": "first run, s",
+    }  # fmt: skip
     rows = [
         [f"`{row['name']}`", f"{row['parameters'] / 1e6:.3g}", whole(row["tokens_per_s"]),
-         *(number(row[key], 4 if key == "step_s" else 1) for key in names)]
+         *(number(row[key], 4 if key.startswith("step") else 1) for key in names)]
         for row in bench["parts_of_runs"]
     ]  # fmt: skip
     first = bench["parts_of_runs"][0]

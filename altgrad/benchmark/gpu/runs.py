@@ -6,8 +6,10 @@ not needed on such a machine.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,18 +30,18 @@ from altgrad.execution.local import LocalPool
 from altgrad.model import GPT, GPTConfig
 
 TOKENS = {"train": 2_000_000, "val": 300_000}
-ROUNDS = 3  # runs of each job, the first of which loads libraries and graphs and is not timed
+ROUNDS = 4  # runs of each job, the first of which loads libraries and graphs and is not timed
 FORMAT = "E4M3"
 POLL_S = 0.05
 
 
 def at_once(root: Path, model: str, jobs: int, train: dict[str, Any]) -> dict[str, Any]:
-    """Return ``runs_per_hour`` of ``model``, trained and diagnosed, ``jobs`` at a time on the GPU.
+    """Return ``runs_per_hour`` of ``model``, trained and diagnosed, ``jobs`` at a time on the GPU, and its range.
 
-    Counted from when as many have ended as run at a time until the last has; the settings ``train`` replace those of
-    params.yaml.
+    Counted in rounds of as many as run at a time, without the first round: the mean, and the slowest and the fastest.
+    The settings ``train`` replace those of params.yaml.
     """
-    grid = {"formats": ["bf16", FORMAT], "optimizers": ["adamw"], "seeds": list(range(max(2, -(-ROUNDS * jobs // 2))))}
+    grid = {"formats": ["bf16", FORMAT], "optimizers": ["adamw"], "seeds": list(range(ROUNDS * jobs // 2))}
     with project(root, model, grid, train) as keys, closing(LocalPool(jobs)) as pool:
         LOGS.mkdir(parents=True, exist_ok=True)
         pool.submit([Task("train", key, (), 1) for key in keys])
@@ -53,10 +55,12 @@ def at_once(root: Path, model: str, jobs: int, train: dict[str, Any]) -> dict[st
                     pool.submit([Task("diagnose", task.key, (), 1)])
                 else:
                     ended.append(time.perf_counter() - began)
-    timed = len(ended) - jobs
+    rounds = ended[jobs - 1 :: jobs]  # when each was over
+    rates = [3600 * jobs / (b - a) for a, b in itertools.pairwise(rounds)]
     return {
         "name": f"{jobs} at a time", "model": model, "jobs": jobs, "runs": len(ended), "took_s": round(ended[-1], 1),
-        "first_s": round(ended[0], 1), "runs_per_hour": round(3600 * timed / (ended[-1] - ended[jobs - 1])),
+        "first_s": round(ended[0], 1), "runs_per_hour": round(statistics.mean(rates)),
+        "runs_per_hour_range": [round(min(rates)), round(max(rates))],
     }  # fmt: skip
 
 
