@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh machine with Python 3.11+ and a C++ compiler:
 #   make repro   the environment, the whole pipeline, and where the report is
 #   make test    the environment and the tests
+#   make test-avx2   the tests of what is computed, as on a processor with AVX2 and neither AVX-512 nor bf16; TESTS=tests for all
 #   make lint    ruff's rules over all files, and mypy over what callers use
 #   make repro ENGINE=ray   the cells on a Ray cluster, of RAY_ADDRESS or of this machine
 #   make repro JOBS=4   four cells at a time instead of one for each core or GPU; SET='model=micro grid.seeds=[0,1,2]' changes params.yaml
@@ -22,11 +23,12 @@ KEEP ?=
 WATCH ?=
 GPU ?=
 VARY ?=
+TESTS ?= tests/numerics tests/model tests/optim
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help repro estimate watch study study-part tuning simulate planted stability gpu bench test test-slow env lint clean
+.PHONY: help repro estimate watch study study-part tuning simulate planted stability gpu bench test test-avx2 test-slow env lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -95,6 +97,13 @@ bench: env
 
 test: env
 	python -m pytest -n auto --dist loadscope --no-loadscope-reorder -m "not slow"
+
+# The vectors of torch's kernels and graphs, of its two libraries (gelu is oneDNN's), the instructions of all that is
+# compiled, and the dtype of products.
+AVX2 = ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
+	TORCHINDUCTOR_CPP_MARCH=x86-64-v3 ALTGRAD_CPU_BF16=off
+test-avx2: env
+	$(AVX2) python -m pytest -n auto --dist loadscope --no-loadscope-reorder -m "not slow" $(TESTS)
 
 test-slow: env
 	python -m pytest -n auto --dist loadscope --no-loadscope-reorder -m slow
