@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -19,23 +20,46 @@ TINY = GPTConfig(vocab_size=64, layers=1, width=16, heads=2, context=8)
 SMALL = GPTConfig(vocab_size=2048, layers=1, width=64, heads=2, context=64)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--parts", "step"], "--parts: there is no part step; did you mean steps?"),
-        (["--models", "nanoo"], "--models: nanoo is not in models:"),
-        (["--rounds", "1"], "at least 2 rounds"),
-        (["--rounds", "many"], "--rounds: invalid int value: 'many'"),
-        (["--batches", "0"], "batches of at least 1"),
-        (["--cells", "0"], "--cells and --elements: expected numbers of at least 1"),
-        (["--elements", "-4"], "--cells and --elements: expected numbers of at least 1"),
-        (["--formats", "E4M33"], "--formats: unknown format 'E4M33'"),
-    ],
-)
-def test_bad_input_is_one_sentence(arguments, words):
-    command = [sys.executable, "-m", "altgrad.benchmark", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
-    assert done.returncode == 1 and words in done.stderr and len(done.stderr.splitlines()) == 1
+MISTAKES = [
+    (["--parts", "step"], "--parts: there is no part step; did you mean steps?"),
+    (["--models", "nanoo"], "--models: nanoo is not in models:"),
+    (["--rounds", "1"], "at least 2 rounds"),
+    (["--rounds", "many"], "--rounds: invalid int value: 'many'"),
+    (["--batches", "0"], "batches of at least 1"),
+    (["--cells", "0"], "--cells and --elements: expected numbers of at least 1"),
+    (["--elements", "-4"], "--cells and --elements: expected numbers of at least 1"),
+    (["--formats", "E4M33"], "--formats: unknown format 'E4M33'"),
+]
+# As many runs of the command in one process, which loads torch once.
+SEVERAL = """
+import contextlib, io, json, runpy, sys
+told = []
+for arguments in json.loads(sys.argv[1]):
+    sys.argv[1:], errors = arguments, io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            runpy.run_module("altgrad.benchmark", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if isinstance(end.code, str):  # which Python prints
+            print(end.code, file=errors)
+        told.append([end.code if isinstance(end.code, int) else int(end.code is not None), errors.getvalue()])
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def told() -> list[tuple[int, str]]:
+    """Return the exit status of the command for each of the mistakes, and what it says."""
+    command = [sys.executable, "-c", SEVERAL, json.dumps([arguments for arguments, _ in MISTAKES])]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True)
+    assert not done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("number", range(len(MISTAKES)), ids=[" ".join(arguments) for arguments, _ in MISTAKES])
+def test_bad_input_is_one_sentence(told, number):
+    status, said = told[number]
+    assert status == 1 and MISTAKES[number][1] in said and len(said.splitlines()) == 1
 
 
 def test_every_model_has_one_batch_and_the_first_has_all():

@@ -6,6 +6,7 @@ Oracles: the record's file, the definition of operands, the pages of this checko
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -66,18 +67,20 @@ def record(**changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_the_list_is_rehearsed_and_one_that_was_killed_goes_on_where_it_was(tmp_path):
-    """In miniature and in processes of its own, as `make gpu` runs it; about a minute where nothing is compiled yet."""
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"])
+def test_the_list_is_rehearsed_and_one_that_was_killed_goes_on_where_it_was(tmp_path, compiled):
+    """In miniature and in processes of its own, as `make gpu` runs it; a minute longer where it compiles first."""
     output = tmp_path / "gpu.json"
     command = [*COMMAND, "--miniature", "--output", str(output)]
-    first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    environment = os.environ | ({} if compiled else {"TORCHDYNAMO_DISABLE": "1"})
+    first = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not (output.exists() and "limits" in json.loads(output.read_text()).get("items", {})):
         assert first.poll() is None, "it ended before it was killed"
         time.sleep(0.2)
     first.send_signal(signal.SIGKILL)
     first.wait()
     before = json.loads(output.read_text())
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(output.read_text())
     assert f"{len(before['items'])} of {len(found['items'])} items are in {output} already" in done.stdout

@@ -7,7 +7,9 @@ tested in tests/pipeline. What is no part of a report (a base, a rounding mode, 
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -109,6 +111,13 @@ class Copy(Sources):
         project.set("train.steps", 4)
         self.folder = folder
 
+    @classmethod
+    def at(cls, folder: Path) -> Copy:
+        """Return the copy that is in ``folder``, now or later."""
+        copy = cls.__new__(cls)
+        copy.folder = folder
+        return copy
+
     def repro(self, *places: tuple[str, str], then: str = "") -> tuple[str, str]:
         """Run the commands below these headings of pages, every stage, and then code, in one process.
 
@@ -184,8 +193,25 @@ except UserError as error:
 
 @pytest.fixture(scope="session")
 def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
-    """Return a project to which one of each thing has been added that a report shows."""
-    project = Copy(tmp_path_factory.mktemp("howto") / "project")
+    """Return a project to which one of each thing has been added that a report shows, for all test processes.
+
+    The first to ask makes it.
+    """
+    own = tmp_path_factory.getbasetemp()
+    shared = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "followed"
+    project, said = Copy.at(shared / "project"), shared / "said.json"
+    with open(shared.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not said.exists():
+            report, changes, printed = follow(Copy(project.folder))
+            told = [report, {thing: sorted(names) for thing, names in changes.items()}, printed]
+            said.write_text(json.dumps(told), encoding="utf-8")
+    report, changes, printed = json.loads(said.read_text(encoding="utf-8"))
+    return Followed(project, report, {thing: set(names) for thing, names in changes.items()}, printed)
+
+
+def follow(project: Copy) -> tuple[str, dict[str, set[str]], str]:
+    """Add one of each thing that a report shows; return the report, what each page changed, and what was printed."""
     for page, thing in (("formats", "a format"), ("config", "a recipe"), ("optim", "an arm"), ("data", "a corpus")):
         (settings,) = blocks(f"{page}/README.md", "yaml", f"How to add {thing}")
         project.settle(settings)
@@ -206,4 +232,4 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
     project.settle(*blocks("config/README.md", "yaml", "How to add a setting"))
     project.settle(*blocks("data/README.md", "yaml", "How to add a source"), file="elsewhere/params.yaml")
     report, said = project.repro(*places, then=ELSEWHERE)
-    return Followed(project, report, changes, said)
+    return report, changes, said

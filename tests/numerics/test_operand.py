@@ -271,8 +271,10 @@ def test_the_gradient_is_that_of_scaling_alone():
 
 
 def test_compiled_and_eager_agree_to_the_bit():
+    """Behind an operation of torch's that is exact: its others, gelu say, give other bits compiled than eager."""
+
     def both(x: Tensor, constants: Tensor) -> tuple[Tensor, ...]:
-        found = quantize_operand(torch.nn.functional.gelu(x), constants)
+        found = quantize_operand(torch.nn.functional.leaky_relu(x, 0.25), constants)
         codes = encode_operand(found.values, constants)
         return *found, codes, decode_operand(codes, constants)
 

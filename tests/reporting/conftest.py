@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from altgrad.reporting import write_report
 from altgrad.reporting.compare import Comparison, compare
 from altgrad.reporting.load import Study
 from tests.reporting.synthetic_project import SMALL, read, write_project
@@ -30,6 +31,14 @@ def study(project: Path) -> Study:
 @pytest.fixture(scope="session")
 def comparison(study: Study) -> Comparison:
     return compare(study)
+
+
+@pytest.fixture(scope="session")
+def report(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the project's report, of the revision 0123456789. Shared: tests must not change it."""
+    out = tmp_path_factory.mktemp("reports")
+    write_report(project / "data", out, "0123456789")
+    return out
 
 
 @pytest.fixture

@@ -37,13 +37,6 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-@pytest.fixture(scope="module")
-def report(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("reports")
-    write_report(project / "data", out, "0123456789")
-    return out
-
-
 def check(out: Path) -> None:
     """Assert what holds for every report."""
     page, text = (out / "index.html").read_text(), (out / "REPORT.md").read_text()

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import os
 import subprocess
 import sys
+import time
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 
 import pytest
 import torch
@@ -159,34 +163,40 @@ def test_a_cells_bits_do_not_depend_on_what_its_process_did_before(tokens, tmp_p
     assert timing["compile_s"] > 1 and timing["compile_s"] + timing["evaluate_s"] < timing["train_s"]
 
 
-WAITS = """
-import sys, time
-from altgrad.training.graphs import _compiled_by_one_process
-with _compiled_by_one_process("a graph"):
-    print(time.time(), flush=True)
-    time.sleep(float(sys.argv[1]))
-print(time.time(), flush=True)
-"""
+def compile_for(seconds: float, told: Connection) -> None:
+    """Take the time that compiling takes; tell when it begins and when it is over."""
+    with graphs._compiled_by_one_process("a graph"):
+        told.send(time.time())
+        time.sleep(seconds)
+    told.send(time.time())
 
 
-def test_one_process_compiles_and_the_others_wait_until_it_is_made(tmp_path):
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+def test_one_process_compiles_and_the_others_wait_until_it_is_made(tmp_path, monkeypatch):
+    """Processes that this one forks, which have loaded torch already."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    context = multiprocessing.get_context("fork")
 
-    def start(seconds: float) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", WAITS, str(seconds)]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    def start(seconds: float) -> tuple[BaseProcess, Connection]:
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=compile_for, args=(seconds, there))
+        process.start()
+        there.close()
+        return process, here
 
-    first = start(1)
-    began = float(first.stdout.readline())
-    second = start(0)
-    ended = float(first.communicate()[0])
-    assert float(second.communicate()[0].split()[0]) >= ended >= began + 1
+    first, told = start(1)
+    began = told.recv()
+    second, told_second = start(0)
+    ended = told.recv()
+    assert told_second.recv() >= ended >= began + 1
+    for process in (first, second):
+        process.join()
+        assert process.exitcode == 0
     third, fourth = start(5), start(5)  # it is made: nobody waits
-    late = [float(process.stdout.readline()) for process in (third, fourth)]
+    late = [told.recv() for _, told in (third, fourth)]
     assert abs(late[0] - late[1]) < 5
-    for process in (third, fourth):
+    for process, _ in (third, fourth):
         process.kill()
-        process.communicate()
+        process.join()
 
 
 @pytest.mark.parametrize("factor", [1.02, math.nan])

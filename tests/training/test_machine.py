@@ -17,6 +17,7 @@ from altgrad.config import UserError
 from altgrad.model import GPT, GPTConfig, Recipe, hardware, quantize_model
 from altgrad.model.hardware import SWITCH, multiplies_bf16
 from altgrad.model.quantized.quantizer import Quantizer
+from altgrad.numerics.cpu import kernels
 from altgrad.training import machine
 from altgrad.training.graphs import compile_model
 from altgrad.training.machine import choose_compute, compile_cache
@@ -126,6 +127,29 @@ def test_projects_can_share_what_is_compiled(monkeypatch):
     assert compile_cache(Path("project")) == Path("project/scratch/compiled")
     monkeypatch.setenv("ALTGRAD_COMPILE_CACHE", "/shared")
     assert compile_cache(Path("project")) == Path("/shared")
+
+
+@pytest.mark.parametrize("march", ["", "x86-64-v3", "x86-64-v2"])
+def test_what_is_compiled_for_another_processor_is_kept_apart(monkeypatch, tmp_path, march):
+    """The compiler is told of it; without the variable it is told of this machine."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    folders, commands = [], []
+
+    def run(command: list[str], **options: object) -> None:
+        commands.append(command)
+        raise OSError("recorded")
+
+    monkeypatch.setattr(kernels.subprocess, "run", run)
+    for name in ("x86-64-v4", march):
+        monkeypatch.setenv(kernels.MARCH, name)
+        machine.use_compile_cache(tmp_path)
+        folders.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        with pytest.warns(UserWarning, match="recorded"):
+            kernels.load.__wrapped__(kernels.SOURCE)
+    assert folders[0] != folders[1]
+    assert [word for word in commands[1] if "march" in word] == [f"-march={march or 'native'}"]
+    made = [Path(command[command.index("-o") + 1]) for command in commands]
+    assert made[0].name != made[1].name and made[1].is_relative_to(folders[1])
 
 
 COMPILED = """

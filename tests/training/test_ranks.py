@@ -72,7 +72,8 @@ def work(rank: int, meeting: Path, out: Path) -> None:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Tensor]]:
     folder = tmp_path_factory.mktemp("shared")
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # one process loads torch for all of them
+    context.set_forkserver_preload(["tests.training.test_ranks"])
     arguments = [(rank, folder / "meeting", folder / "found") for rank in range(COUNT)]
     processes = [context.Process(target=work, args=given) for given in arguments]
     for process in processes:

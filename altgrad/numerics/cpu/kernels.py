@@ -27,11 +27,14 @@ from altgrad.numerics.tracing import constant_in_graphs
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 HEADERS = Path(__file__).parent
-# For the instructions of this machine; each operation rounds by itself, and none needs to raise a flag or errno.
+# Each operation rounds by itself, and none needs to raise a flag or errno.
 FLAGS = (
-    *("-O3", "-march=native", "-mprefer-vector-width=512", "-std=c++20", "-fPIC", "-shared"),
+    *("-O3", "-mprefer-vector-width=512", "-std=c++20", "-fPIC", "-shared"),
     *("-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno"),
 )
+# Names the processor to compile for, as GCC does; without it that is this machine's. torch 2.13 reads it too, so that
+# loops and graphs have the same instructions; 2.11 compiles its graphs for this machine.
+MARCH = "TORCHINDUCTOR_CPP_MARCH"
 
 
 @constant_in_graphs
@@ -68,7 +71,7 @@ def _build(source: Path, definitions: str, path: Path) -> None:
         folders = (HEADERS, folder, root / "include", root / "include/torch/csrc/api/include")
         includes = [f"-I{place}" for place in folders]
         libraries = [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]
-        command = [_compiler(), *FLAGS, *includes, str(source), "-o", str(made), *libraries]
+        command = [_compiler(), f"-march={_march()}", *FLAGS, *includes, str(source), "-o", str(made), *libraries]
         subprocess.run(command, check=True, capture_output=True, text=True)
         digest = Path(folder, "digest")
         digest.write_text(_digest(made))
@@ -108,8 +111,18 @@ def _compiler() -> str:
     raise OSError("no C++ compiler found (g++ or clang++)")
 
 
+def _march() -> str:
+    return os.environ.get(MARCH) or "native"
+
+
 def processor() -> str:
-    """Return what -march=native stands for."""
+    """Return the kind of processor that is compiled for: what -march=native stands for, behind another name if any."""
+    if _march() != "native":
+        return f"{_march()} on {_instructions()}"
+    return _instructions()
+
+
+def _instructions() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         lines = cpuinfo.read_text().splitlines()
