@@ -10,10 +10,10 @@ if __name__ == "__main__":
 import argparse
 import math
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 from altgrad.config import UserError, load_params, run_stage
+from altgrad.execution.executor import Task
 
 
 def main(arguments: list[str]) -> None:
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
         raise UserError("ENGINE=ray: a cluster runs as many cells as it has CPUs for; leave out JOBS and --estimate")
 
     # DVC, which takes a moment to load
-    from altgrad.execution import budget, cells, gpu_memory, gpu_times, local, on_ray, plan, settings
+    from altgrad.execution import budget, cells, disk, gpu_memory, gpu_times, local, on_ray, plan, settings
     from altgrad.execution.tracking import tracked
 
     settings.change_params(Path("params.yaml"), options.set_param)
@@ -59,11 +59,19 @@ def main(arguments: list[str]) -> None:
             found = gpu_times.estimate_there(tasks, record)
         elif tasks:
             found = gpu_times.estimate_here(tasks, pool.jobs, record) if record else budget.estimate(tasks, pool.jobs)
-        print(budget.said(found, tasks, params.budget) if tasks else "no cell has to run")
+        if tasks:
+            print(f"{budget.said(found, tasks, params.budget)}; {disk.said(disk.needed(tasks, pool.jobs))}")
+        else:
+            print("no cell has to run")
         if record:
             print(gpu_times.sizes_table(record, params.budget))
         return
-    choose = partial(budget.choose, jobs=pool.jobs, budget=params.budget) if limit < math.inf else None
+
+    def choose(tasks: list[Task]) -> list[Task]:
+        chosen = budget.choose(tasks, pool.jobs, params.budget) if limit < math.inf else tasks
+        disk.require_room(chosen, pool.jobs)
+        return chosen
+
     with tracked(params.tracking), closing(pool):
         rest = cells.run_cells(executor, choose, limit, early_stop=params.budget.early_stop)
     cells.run_the_rest(rest)

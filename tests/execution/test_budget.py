@@ -190,7 +190,7 @@ def test_an_estimate_of_the_real_thing_trains_nothing_and_a_budget_leaves_out_wh
     project.set("train.steps", 600)
     command = (sys.executable, "-m", "altgrad.execution", "--jobs", "2")
     told = project.run(*command, "--estimate").stdout
-    assert "6 cells will take about" in told and "and cost" in told
+    assert "6 cells will take about" in told and "and cost" in told and " of disk, of which " in told
     assert not list((project.folder / "data/runs").glob("*")) and not list(project.folder.glob("scratch/probe-*"))
     project.set("budget.seconds", 0.85 * float(told.split("take about ")[1].split(" s ")[0]))
     told = project.run(*command, check=False).stdout
