@@ -29,6 +29,7 @@ LIMIT_S = 300
 SENTENCES = ("interrupted; run the same command again", "interrupted; the checkpoints are saved", "error: ", "note: ")
 UGLY = ("Traceback", "resource_tracker", "Exception ignored", "Error in atexit")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+EARLY = "tokenizing", "planning", "writing dvc.lock for the first time", "writing rwlock for the first time"
 MOMENTS = {
     "tokenizing": r"data/tokens/train\.bin$",
     "planning": r"data/grid/index\.json$",
@@ -36,7 +37,9 @@ MOMENTS = {
     "writing a checkpoint": r"scratch/[^/]+/step-\w+\.safetensors$",
     "training, after a checkpoint": r"scratch/[^/]+/step-0*4\.\w+$",
     "writing a run's folder": r"data/runs/[^/]+/metrics\.json$",
+    "writing dvc.lock for the first time": r"/dvc\.lock$",
     "writing dvc.lock": r"/dvc\.lock$",
+    "writing rwlock for the first time": r"\.dvc/tmp/rwlock$",
     "writing rwlock": r"\.dvc/tmp/rwlock$",
     "writing the cache": r"\.dvc/cache/files/md5/",
     "writing the run cache": r"\.dvc/cache/runs/",
@@ -56,7 +59,7 @@ class Outcome(NamedTuple):
 
 
 class Bench:
-    """The projects that cases start from: one that has never run, and one that has."""
+    """The projects that cases start from: one that has never run, one that is about to train, and one that has run."""
 
     def __init__(self, folder: Path, finished: Path | None = None) -> None:
         self.folder = folder
@@ -66,6 +69,9 @@ class Bench:
             finished = folder / "finished"
             shutil.copytree(self.fresh.folder, finished, symlinks=True)
             run(Project.at(finished))
+        self.planned = Project.at(folder / "planned")
+        shutil.copytree(self.fresh.folder, self.planned.folder, symlinks=True)
+        self.planned.repro("tokenize", "grid", "code")
         self.finished, self.expected = finished, results(Project.at(finished))
         assert self.expected
         self._count = 0
@@ -112,8 +118,8 @@ def run(project: Project, check: bool = True, **variables: str) -> subprocess.Co
 
 
 def stopped_at(bench: Bench, moment: str, signum: signal.Signals) -> Outcome:
-    """Stop a command that has never run by ``signum`` at ``moment``."""
-    project = bench.copy(bench.fresh.folder)
+    """Stop a command by ``signum`` at ``moment``, for most of which it is about to train."""
+    project = bench.copy((bench.fresh if moment in EARLY else bench.planned).folder)
     place = project.folder / "scratch/fault"
     place.mkdir(parents=True)
     path = os.pathsep.join([str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -280,7 +286,7 @@ def damaged(bench: Bench, fault: str, place: str) -> Outcome:
 
 def damaged_checkpoint(bench: Bench, fault: str) -> Outcome:
     """Interrupt training after a checkpoint, damage every checkpoint that is there, and go on."""
-    project = bench.copy(bench.fresh.folder)
+    project = bench.copy(bench.planned.folder)
     place = project.folder / "scratch/fault"
     place.mkdir(parents=True)
     run(project, check=False, PYTHONPATH=str(HOOK), FAULT=MOMENTS["training, after a checkpoint"],
@@ -294,7 +300,7 @@ def damaged_checkpoint(bench: Bench, fault: str) -> Outcome:
 
 def damaged_loops(bench: Bench, fault: str) -> Outcome:
     """Damage the loops in C++ that were built, and train anew."""
-    project = bench.copy(bench.fresh.folder)
+    project = bench.copy(bench.planned.folder)
     cache = project.folder / "scratch/compiled"
     shutil.copytree(Path(os.environ.get("ALTGRAD_COMPILE_CACHE", "scratch/compiled")), cache, dirs_exist_ok=True)
     found = list(cache.rglob("altgrad/*.so"))
@@ -307,7 +313,7 @@ def damaged_loops(bench: Bench, fault: str) -> Outcome:
 
 def worker_killed(bench: Bench) -> Outcome:
     """Kill a process that trains, as the kernel does for want of memory."""
-    project = bench.copy(bench.fresh.folder)
+    project = bench.copy(bench.planned.folder)
     process = subprocess.Popen(
         COMMAND, cwd=project.folder, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
         start_new_session=True,
