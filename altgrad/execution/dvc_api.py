@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -262,13 +263,32 @@ def reproduce(stages: list[str], *, alone: bool = False) -> None:
 
 def _stop_children() -> None:
     """End the processes that this one has started; those of a terminal have been interrupted with it."""
-    left = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=END_S)[1]
-    for child in left:
-        with suppress(psutil.NoSuchProcess):
-            child.terminate()
-    for child in psutil.wait_procs(left, timeout=10 * END_S)[1]:
-        with suppress(psutil.NoSuchProcess):
-            child.kill()
+    left = _at_work(psutil.Process().children(recursive=True), END_S)
+    for end in (psutil.Process.terminate, psutil.Process.kill):
+        for child in left:
+            with suppress(psutil.NoSuchProcess):
+                end(child)
+        left = _at_work(left, 10 * END_S)
+
+
+def _at_work(children: list[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Return which are still at work after so many seconds, or none as soon as none is.
+
+    They are looked at, not waited for: whoever else asked for the status of one, as DVC does for its stage's, would be
+    told that it had ended well.
+    """
+    ends = time.monotonic() + seconds
+    while left := [child for child in children if _works(child)]:
+        if time.monotonic() > ends:
+            break
+        time.sleep(0.05)
+    return left
+
+
+def _works(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _reproduce(stages: list[str], alone: bool) -> None:
