@@ -7,6 +7,7 @@ import csv
 import gzip
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow
@@ -21,7 +22,7 @@ from altgrad.data import documents
 from altgrad.data.splits import SPLITS, hashed_split
 
 ROWS = [f'row {i}: naïve text,\nwith "quotes"' for i in range(60)]
-CUT = gzip.compress(b"text" * 99, mtime=0)[:-9]
+packed = partial(gzip.compress, mtime=0)  # the same bytes, and so the same names of cases, in every process
 
 
 def write_table(path: Path, values: list[object], column: str = "text") -> None:
@@ -255,11 +256,11 @@ def test_a_misspelt_path_gets_a_suggestion(tmp_path: Path) -> None:
         ("number.json", b'["a", 1]', "number.json, item 2 is not a JSON object"),
         ("broken.json", b'[{"text": "a"}, ', "broken.json is not a JSON object"),
         ("column.json", b'[{"text": "a"}, {"txt": "b"}]', "column.json, item 2 has no column 'text'; did you mean txt"),
-        ("broken.txt.gz", CUT, "broken.txt.gz cannot be read .Truncated.*unpack it first"),
+        ("broken.txt.gz", packed(b"text" * 99)[:-9], "broken.txt.gz cannot be read .Truncated.*unpack it first"),
         ("broken.jsonl.zst", b"{}", "broken.jsonl.zst cannot be read"),
-        ("latin.txt.gz", gzip.compress("naïve".encode("latin-1"), mtime=0), "latin.txt.gz is not UTF-8"),
-        ("broken.jsonl.gz", gzip.compress(b'{"text": "a"}\n3', mtime=0), "broken.jsonl.gz, line 2 is not a JSON object"),
-        ("book.epub.gz", gzip.compress(b"", mtime=0), "neither a folder nor one of .txt.* compressed .\\.gz"),
+        ("latin.txt.gz", packed("naïve".encode("latin-1")), "latin.txt.gz is not UTF-8"),
+        ("broken.jsonl.gz", packed(b'{"text": "a"}\n3'), "broken.jsonl.gz, line 2 is not a JSON object"),
+        ("book.epub.gz", packed(b""), "neither a folder nor one of .txt.* compressed .\\.gz"),
         ("broken.parquet", b"no parquet", "is not a parquet file"),
         ("damaged.parquet", damaged_parquet(), "damaged.parquet cannot be read .*; write it anew"),
         ("empty.csv", b"", "has no column 'text'"),
