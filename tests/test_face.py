@@ -90,7 +90,7 @@ def test_every_program_of_the_package_ends_so() -> None:
         path = PACKAGE / name.replace(".", "/")
         source = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__main__.py"
         last = source.read_text(encoding="utf-8").split("__name__ ==")[-1]
-        assert "run_stage(main)" in last or "with while_read():" in last, name
+        assert "run_stage(main" in last or "with while_read():" in last, name
 
 
 def test_another_pipe_that_breaks_is_an_error_as_ever() -> None:

@@ -85,39 +85,36 @@ def _sentence(problem: Mapping[str, Any]) -> str:
     return f"{message}, not {problem['input']!r}"
 
 
-def _raise_when_stopped() -> None:
-    """Have an interrupt and SIGTERM raise `Stopped`; a thread beside the main one has no say in it.
+def _raise_when_stopped(stops: Iterable[signal.Signals]) -> None:
+    """Have these signals raise `Stopped`; a thread beside the main one has no say in it.
 
-    A process that is forked from this one leaves an interrupt to it, which ends a pool in good order: one that dies of
-    the signal while it holds the pool's lock would have the pool wait for ever. By SIGTERM it simply ends.
+    A process that is forked from this one leaves them to it, which ends a pool in good order.
     """
     own = os.getpid()
 
     def stop(signum: int, frame: object) -> None:
         if os.getpid() == own:
             raise Stopped(signum)
-        if signum == signal.SIGTERM:
-            signal.signal(signum, signal.SIG_DFL)
-            os.kill(os.getpid(), signum)
 
     if threading.current_thread() is threading.main_thread():
-        for signum in STOPS:
+        for signum in stops:
             signal.signal(signum, stop)
 
 
-def run_stage(main: Callable[[list[str]], None]) -> None:
+def run_stage(main: Callable[[list[str]], None], *, stops: Iterable[signal.Signals] = (signal.SIGINT,)) -> None:
     """Run a stage's ``main(argv)``; a :class:`UserError` ends the process with one line and status 1.
 
     The process is settled first, which only helps before torch is loaded: a stage imports it inside ``main``.
 
-    An interrupt and SIGTERM end it with one sentence too and status 128 + signal; without a word where DVC runs the
-    stage, since whoever runs DVC says it.
+    An interrupt ends it with one sentence too and status 128 + signal; without a word where DVC runs the stage, since
+    whoever runs DVC says it. ``stops``: all signals that do. SIGTERM may be one only where no pool is forked: it ends
+    a pool's processes with it, and one that is just being forked would miss it.
 
     A full disk is the one operating-system error with an answer of its own: every file is written
     under a temporary name first, so nothing that was complete is lost.
     """
     settle_process()
-    _raise_when_stopped()
+    _raise_when_stopped(stops)
     with while_read():
         try:
             main(sys.argv[1:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from altgrad.console import end_when_stopped
+from altgrad.console import STOPS, end_when_stopped
 
 if __name__ == "__main__":
     end_when_stopped()
@@ -78,4 +78,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_stage(main)
+    run_stage(main, stops=STOPS)

@@ -6,6 +6,7 @@ that whatever else is in it stays as it was written.
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -146,4 +147,9 @@ def _flow(value: Any) -> str:
     yaml, stream = YAML(typ="safe", pure=True), StringIO()
     yaml.default_flow_style, yaml.width, yaml.sort_base_mapping_type_on_output = True, sys.maxsize, False
     yaml.dump({"_": value}, stream)  # by itself, some values would end in a mark of the document's end
-    return stream.getvalue().strip().removeprefix("{_: ").removesuffix("}")
+    try:
+        if yaml.load(stream.getvalue()) == {"_": value}:
+            return stream.getvalue().strip().removeprefix("{_: ").removesuffix("}")
+    except YAMLError:
+        pass
+    return json.dumps(value, ensure_ascii=False)  # which is YAML: its writer leaves ":0" bare, and its reader trips

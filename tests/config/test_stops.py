@@ -18,12 +18,13 @@ READY = "print('ready', flush=True)"
 WAITING = f"""
 import time
 from altgrad.config import run_stage
+from altgrad.console import STOPS
 
 def main(_):
     {READY}
     time.sleep(60)
 
-run_stage(main)
+run_stage(main, stops=STOPS)
 """
 LOADING = f"""
 from altgrad.console import end_when_stopped
@@ -60,9 +61,14 @@ def stopped(code: str, signum: signal.Signals, **variables: str) -> tuple[int, s
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("code", [WAITING, LOADING, FORKING], ids=["at work", "loading modules", "with a pool"])
+@pytest.mark.parametrize("code", [WAITING, LOADING], ids=["at work", "loading modules"])
 def test_a_stop_is_one_sentence_and_its_own_status(code, signum):
     assert stopped(code, signum) == (128 + signum, f"{INTERRUPTED}\n")
+
+
+def test_an_interrupt_reaches_a_forked_pool_through_its_parent_alone():
+    assert stopped(FORKING, signal.SIGINT) == (128 + signal.SIGINT, f"{INTERRUPTED}\n")
+    assert stopped(FORKING, signal.SIGTERM) == (-signal.SIGTERM, "")
 
 
 def test_a_stage_that_dvc_runs_leaves_the_sentence_to_whoever_runs_dvc():

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from dvc.utils.hydra import apply_overrides
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as options
 from hypothesis import strategies as st
 
@@ -91,6 +91,7 @@ VALUES = st.recursive(
 
 @options(deadline=None, max_examples=50)
 @given(st.sampled_from(paths(BEFORE)), VALUES)
+@example(("corpus",), {"a": ":0"})
 def test_of_a_changed_setting_only_its_own_lines_differ(unchecked, where: Path_, value: Any):
     lines, content = unchecked(f"{'.'.join(where)}={in_hydra(value)}")
     expected = section = copy.deepcopy(BEFORE)
