@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -147,9 +148,8 @@ def _flow(value: Any) -> str:
     yaml, stream = YAML(typ="safe", pure=True), StringIO()
     yaml.default_flow_style, yaml.width, yaml.sort_base_mapping_type_on_output = True, sys.maxsize, False
     yaml.dump({"_": value}, stream)  # by itself, some values would end in a mark of the document's end
-    try:
-        if yaml.load(stream.getvalue()) == {"_": value}:
-            return stream.getvalue().strip().removeprefix("{_: ").removesuffix("}")
-    except YAMLError:
-        pass
+    text = stream.getvalue().strip().removeprefix("{_: ").removesuffix("}")
+    with suppress(YAMLError):
+        if yaml.load(f"_: {text}") == {"_": value}:
+            return text
     return json.dumps(value, ensure_ascii=False)  # which is YAML: its writer leaves ":0" bare, and its reader trips
