@@ -200,10 +200,6 @@ def _changed(path: Path, content: bytes) -> None:
     path.chmod(before.st_mode & 0o777)
 
 
-def _largest(folder: Path, pattern: str) -> Path:
-    return max((path for path in folder.rglob(pattern) if path.is_file()), key=lambda path: path.stat().st_size)
-
-
 def _object_of(project: Project, name: str) -> Path:
     """Return the object of the cache with the content of a file of the project."""
     content = (project.folder / name).read_bytes()
@@ -221,6 +217,12 @@ def _damage_run(project: Project, damage: Callable[[Path], None]) -> None:
     metrics = "data/runs/E4M3-adamw-0-1/model.safetensors"
     damage(_object_of(project, metrics))
     _without(project.folder, "data/runs")
+
+
+def _damage_tokens(project: Project, damage: Callable[[Path], None]) -> None:
+    path = project.folder / "data/tokens/val.bin"
+    damage(path)
+    os.utime(path)  # dated: what has no trace at all is for the checksums of a file system
 
 
 def _damage_tokens_object(project: Project, damage: Callable[[Path], None]) -> None:
@@ -257,9 +259,8 @@ DAMAGES: dict[tuple[str, str], Callable[[Project], None]] = {
     ("conflict of a merge", "dvc.lock"): _merged,
     ("cut", "rwlock"): lambda p: (p.folder / ".dvc/tmp/rwlock").write_text('{"write": {"/'),
     ("emptied", "rwlock"): lambda p: (p.folder / ".dvc/tmp/rwlock").write_text(""),
-    ("cut", "a token file"): lambda p: cut(p.folder / "data/tokens/train.bin"),
-    ("bit flipped", "a token file"): lambda p: (p.folder / "data/tokens/val.bin").touch() or flip(
-        p.folder / "data/tokens/val.bin") or (p.folder / "data/tokens/val.bin").touch(),
+    ("cut", "a token file"): lambda p: _damage_tokens(p, cut),
+    ("bit flipped", "a token file"): lambda p: _damage_tokens(p, flip),
     ("cut", "a run's object of the cache"): lambda p: _damage_run(p, cut),
     ("bit flipped", "a run's object of the cache"): lambda p: _damage_run(p, flip),
     ("bit flipped", "the tokens' object of the cache"): lambda p: _damage_tokens_object(p, flip),

@@ -43,11 +43,11 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
         return (x * (448.0 / x.abs().amax().float())).to(torch.float8_e4m3fn)
 
     def ours(
-        name: str, what: str, scale_format: str = "float32", *, by_chance: bool = False, float8: bool = False,
+        name: str, what: str, scale_format: str = "float32", *, stochastic: bool = False, float8: bool = False,
         **options: Any,
     ) -> Contestant:  # fmt: skip
         constants = [format_constants(name, device, scale_format=scale_format)]
-        streams = [torch.tensor(STREAM, device=device)] if by_chance else []
+        streams = [torch.tensor(STREAM, device=device)] if stochastic else []
         granularity = options | ({"scale_format": scale_format} if scale_format != "float32" else {})
 
         def operand(x: Tensor) -> list[Tensor | None]:
@@ -67,7 +67,7 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
         ours("E4M3", "E4M3, a scale per row", granularity="row"),
         ours("E4M3", "E4M3, blocks of 32 (MXFP8)", "E8M0", **block, block=32),
         ours("E2M1", "E2M1, two-level blocks of 16 (NVFP4)", "E4M3", **block, block=16),
-        ours("E4M3", "E4M3, a scale per tensor, stochastic", by_chance=True),
+        ours("E4M3", "E4M3, a scale per tensor, stochastic", stochastic=True),
     ]
 
 
