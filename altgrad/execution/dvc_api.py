@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import sys
 import time
 from collections import Counter
@@ -226,6 +227,8 @@ def locked_project() -> Iterator[Project]:
     """
     logging.getLogger("dvc").setLevel(logging.WARNING)  # it would say of every stage that it is cached
     dvc_files.keep_whole()
+    if not os.access(".", os.W_OK):
+        raise UserError(f"{Path.cwd()} may not be written; allow it, or copy the project to where it may")
     try:
         with Repo() as repo:
             check_members(repo, "Repo")

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -27,6 +28,7 @@ from altgrad.config.files import write_text
 
 LOCK = Path("dvc.lock")
 TMP = Path(".dvc/tmp")
+PLACES = (Path(), TMP, Path("data/diag"), Path("reports"))  # with files of their own, and not folders of one stage
 COPY, RWLOCK = TMP / "dvc.lock.whole", TMP / "rwlock"
 
 
@@ -49,8 +51,9 @@ def mend() -> list[str]:
     Whoever calls it holds DVC's lock on the project, so that nobody is writing.
     """
     said = []
-    for place in (LOCK, COPY, RWLOCK):
-        for left in place.parent.glob(f".{place.name}.*.tmp"):  # by a process that was killed
+    for left in (found for place in PLACES for found in place.glob(".*.*.tmp")):
+        number = left.name.split(".")[-2]  # of the process that was writing it, as `altgrad.config.files` has it
+        if number.isdigit() and not psutil.pid_exists(int(number)):
             left.unlink(missing_ok=True)
     if RWLOCK.exists() and not _is_json(RWLOCK):
         RWLOCK.unlink()

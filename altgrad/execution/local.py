@@ -36,6 +36,7 @@ class LocalPool:
         self._wanted, self._threads, self._gpus_each, self._cell_mb = jobs, threads, gpus, cell_mb
         self._waiting: deque[Task] = deque()
         self._workers: dict[int, _Worker] = {}  # by slot
+        self._leaving: list[_Worker] = []  # which were told to end
 
     def submit(self, tasks: Sequence[Task]) -> None:
         """Queue ``tasks`` behind those of their stage that wait."""
@@ -44,7 +45,9 @@ class LocalPool:
     def poll(self) -> Status:
         """Take what the processes answer, and give the idle ones their next task."""
         outcomes = [outcome for worker in self._workers.values() if (outcome := worker.outcome())]
-        self._workers = {slot: worker for slot, worker in self._workers.items() if worker.is_fit()}
+        fit = {slot: worker for slot, worker in self._workers.items() if worker.is_fit()}
+        self._leaving += [worker for slot, worker in self._workers.items() if slot not in fit]
+        self._workers = fit
         while self._waiting and (free := self._free()) is not None:
             self._worker(free).give(self._waiting.popleft())
         return Status([worker.task for worker in self._workers.values() if worker.task], outcomes)
@@ -59,9 +62,9 @@ class LocalPool:
 
     def close(self) -> None:
         """End the processes and wait until they are gone; one that trains writes a checkpoint first."""
-        for worker in self._workers.values():
+        for worker in (*self._workers.values(), *self._leaving):
             worker.close()
-        self._workers = {}
+        self._workers, self._leaving = {}, []
 
     def _free(self) -> int | None:
         """Return a slot whose process is idle, or else one without a process, if there is any."""

@@ -53,12 +53,19 @@ def resident_bytes() -> int:
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
 
 
+def _raise(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt(signum)
+
+
 def _run(stage: str, key: str, log: str) -> int:
     """Do what ``python -m stages.train KEY > LOG`` would do, in this process; return its exit status."""
     with open(log, "wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.argv[1:] = [key]
+    # Left to the system, SIGTERM would end the process where training does not look out for it, and what it shares with
+    # its parent would be lost with a warning.
+    signal.signal(signal.SIGTERM, _raise)
     try:
         runpy.run_module(f"stages.{stage}", run_name="__main__", alter_sys=True)
     except SystemExit as ended:
@@ -66,8 +73,8 @@ def _run(stage: str, key: str, log: str) -> int:
             return ended.code or 0
         print(ended.code, file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    except KeyboardInterrupt as stopped:
+        return 128 + (stopped.args[0] if stopped.args else signal.SIGINT)
     except Exception:  # noqa: BLE001 - whatever it is, the process that would have died of it says so
         traceback.print_exc()
         return 1

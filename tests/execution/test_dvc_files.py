@@ -15,6 +15,7 @@ from dvc.repo import Repo
 from dvc_objects.fs.local import FsspecLocalFileSystem
 from ruamel.yaml import YAML
 
+from altgrad.config import UserError
 from altgrad.config.files import write_text
 from altgrad.execution import dvc_files
 from altgrad.execution.dvc_api import locked_project
@@ -177,10 +178,15 @@ def test_what_is_whole_is_left_alone_and_nothing_is_said(trained: Path, capsys):
 
 
 def test_what_a_killed_process_left_is_removed(trained: Path):
-    left = [Path(".dvc.lock.4242.tmp"), Path(".dvc/tmp/.rwlock.4242.tmp")]
+    gone, here = 1 << 30, os.getppid()
+    left = [Path(".dvc.lock.{}.tmp"), Path(".dvc/tmp/.rwlock.{}.tmp"), Path("data/diag/.a.json.{}.tmp")]
+    Path("data/diag").mkdir()
     for path in left:
-        path.touch()
-    assert first_tasks() == ([], []) and not any(path.exists() for path in left)
+        Path(str(path).format(gone)).touch()
+        Path(str(path).format(here)).touch()
+    assert first_tasks() == ([], [])
+    assert not any(Path(str(path).format(gone)).exists() for path in left)
+    assert all(Path(str(path).format(here)).exists() for path in left), "somebody is writing it"
 
 
 def test_stages_that_are_gone_leave_the_lock_and_come_back_from_the_run_cache(trained: Path):
@@ -221,3 +227,9 @@ def test_a_flipped_bit_in_the_cache_is_found_and_the_run_made_again(trained: Pat
     assert "train@a" in {task.name for task in tasks}
     assert "copy of what train@a made was damaged" in said
     assert dvc_files.damaged(cache, oid) == []
+
+
+def test_a_folder_that_may_not_be_written_is_one_sentence(trained: Path, monkeypatch):
+    monkeypatch.setattr("altgrad.execution.dvc_api.os.access", lambda *_: False)
+    with pytest.raises(UserError, match="may not be written; allow it, or copy the project"):
+        first_tasks()
