@@ -25,6 +25,7 @@ from altgrad.model.gpt import GPT, MLP, Attention, Block
 from altgrad.model.quantized.linear import QuantizedLinear
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics.tracing import ISOLATES, compile_apart
+from altgrad.training.compiled_files import RECORDS, recorded
 
 if TYPE_CHECKING:
     from torch._dynamo.types import GuardFilterEntry
@@ -80,13 +81,15 @@ def _compiled_by_one_process(what: str) -> Iterator[None]:
     if folder is None or dist.is_initialized():
         yield
         return
-    made = Path(folder) / "made" / hashlib.sha256(what.encode()).hexdigest()[:16]
+    made = Path(folder, RECORDS, f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.json")
     made.parent.mkdir(parents=True, exist_ok=True)
-    with nullcontext() if made.exists() else open(made.with_suffix(".lock"), "w") as lock:
-        if lock is not None:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    if made.exists():
         yield
-    made.touch()
+        return
+    with open(made.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with nullcontext() if made.exists() else recorded(Path(folder), made):
+            yield
 
 
 def structure(model: nn.Module) -> Hashable | None:

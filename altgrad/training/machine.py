@@ -21,6 +21,7 @@ from altgrad.config.process import GPU_SHARE, usable_cores
 from altgrad.config.schema import Train
 from altgrad.model.hardware import SWITCH, multiplies_bf16
 from altgrad.numerics.cpu import kernels
+from altgrad.training.compiled_files import remove_damaged
 
 PEAK = Path("/proc/self/status")
 COMPILE_PAYS_AFTER = 100  # steps; below, compiling takes longer than it saves
@@ -100,13 +101,17 @@ def use_compile_cache(folder: Path) -> None:
     """Keep what is compiled in ``folder``, so that every process after the first finds it.
 
     Each kind of processor has a folder of its own in it. torch 2.13 names a graph without the vector instructions that
-    it was compiled for: one of a processor with AVX-512, found by one without, computes half of each tensor.
+    it was compiled for: one of a processor with AVX-512, found by one without, computes half of each tensor. Files that
+    were damaged since they were compiled are removed.
 
     Assigned, not defaulted: importing torch already fills the variable with a place of its own.
     """
     capability = torch.backends.cpu.get_cpu_capability()
     digest = hashlib.sha256(kernels.processor().encode()).hexdigest()[:8]
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / f"{capability}-{digest}")
+    place = folder / f"{capability}-{digest}"
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR") != str(place):  # once in a process
+        remove_damaged(place)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place)
 
 
 def is_interactive() -> bool:

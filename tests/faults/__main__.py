@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 from altgrad.config.files import write_text
 from altgrad.config.process import usable_cores
 from altgrad.numerics.check.records import environment
-from tests.faults import campaign
+from tests.faults import campaign, damages, places
 from tests.faults.campaign import Bench, Outcome
 
 OUT = Path("reports/faults.md")
@@ -26,24 +27,25 @@ def cases(bench: Bench, kills: int, seconds: float, disks: int) -> dict[str, Cal
     for moment in campaign.MOMENTS:
         for signum in campaign.SIGNALS:
             found[f"{signum.name} {moment}"] = partial(campaign.stopped_at, bench, moment, signum)
-    for fault, place in campaign.DAMAGES:
-        found[f"{fault} {place}"] = partial(campaign.damaged, bench, fault, place)
+    for fault, place in damages.DAMAGES:
+        found[f"{fault} {place}"] = partial(damages.damaged, bench, fault, place)
     for fault in ("cut", "bit flipped"):
-        found[f"{fault} checkpoints"] = partial(campaign.damaged_checkpoint, bench, fault)
-        found[f"{fault} loops"] = partial(campaign.damaged_loops, bench, fault)
+        found[f"{fault} checkpoints"] = partial(damages.damaged_checkpoint, bench, fault)
+        for what in ("loops in C++", "compiled graphs"):
+            found[f"{fault} {what}"] = partial(damages.damaged_compiled, bench, fault, what)
     found["worker killed"] = partial(campaign.worker_killed, bench)
     found["two at once"] = partial(campaign.two_at_once, bench)
-    if campaign.may_mount(bench.folder):
-        found["read-only"] = partial(campaign.read_only, bench)
+    if places.may_mount(bench.folder):
+        found["read-only"] = partial(places.read_only, bench)
         for free_mb in (round(0.02 * 1.45**i, 3) for i in range(disks)):
-            found[f"disk full {free_mb}"] = partial(campaign.disk_full, bench, free_mb)
+            found[f"disk full {free_mb}"] = partial(places.disk_full, bench, free_mb)
     for number in range(kills):
         found[f"kill by chance {number}"] = partial(campaign.killed_by_chance, bench, seconds, number)
     return found
 
 
-def page(rows: list[Outcome], command: str) -> str:
-    """Return the table."""
+def page(rows: list[Outcome], command: str, folder: str) -> str:
+    """Return the table, in which the projects' ``folder`` is the user's."""
     found = environment("tests.faults", [])
     bad = [row for row in rows if not row.good]
     lead = (
@@ -57,7 +59,8 @@ def page(rows: list[Outcome], command: str) -> str:
     ]  # fmt: skip
     for row in rows:
         cells = [row.fault, row.moment, row.stopped or "–", row.outcome, "" if row.good else "**bad**"]
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        cells = [re.sub(rf"{re.escape(folder)}/[\w-]+/?", "", cell).replace("|", "\\|") for cell in cells]
+        lines.append("| " + " | ".join(cells) + " |")
     machine = f"{found['processor']}, torch {found['torch']}"
     lines += ["", f"`{command}`, commit `{(found['commit'] or '')[:10]}`, {machine}."]
     return "\n".join(lines) + "\n"
@@ -78,14 +81,16 @@ def main() -> int:
         seconds = time.perf_counter() - began
         print(f"a run takes {seconds:.0f} s", flush=True)
         every = cases(bench, options.kills, seconds, options.disks)
-        todo, rows = [case for name, case in every.items() if options.only in name], []
+        todo, rows = {name: case for name, case in every.items() if options.only in name}, []
+        if any("compil" in name or "loops" in name for name in todo):
+            bench.compiled  # noqa: B018 - made once, before cases share it
         with ThreadPoolExecutor(options.jobs) as pool:
-            for row in pool.map(lambda case: case(), todo):
+            for row in pool.map(lambda case: case(), todo.values()):
                 rows.append(row)
                 well = "ok " if row.good else "BAD"
                 print(f"{well} {row.fault}, {row.moment}: {row.stopped} -> {row.outcome}", flush=True)
     if not options.only:
-        write_text(OUT, page(rows, " ".join(["python -m tests.faults", *sys.argv[1:]])))
+        write_text(OUT, page(rows, " ".join(["python -m tests.faults", *sys.argv[1:]]), folder))
     bad = sum(not row.good for row in rows)
     print(f"{len(rows)} faults, {bad} of them with a bad end")
     return int(bad > 0)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import campaign
-from tests.faults.campaign import DAMAGES, Bench
+from tests.faults import campaign, damages
+from tests.faults.campaign import Bench
 from tests.pipeline.conftest import finished  # noqa: F401 - a fixture
 
 SHORT = [("writing dvc.lock", signal.SIGINT), ("writing dvc.lock", signal.SIGKILL), ("reporting", signal.SIGTERM)]
@@ -30,14 +30,14 @@ def test_a_stop_ends_in_one_sentence_and_the_next_command_in_the_same_bits(bench
 
 @pytest.mark.parametrize(("fault", "place"), [("conflict of a merge", "dvc.lock"), ("emptied", "rwlock")])
 def test_what_is_damaged_is_put_back(bench: Bench, fault, place):
-    found = campaign.damaged(bench, fault, place)
+    found = damages.damaged(bench, fault, place)
     assert found.good and found.outcome == "same bits", found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "place"), DAMAGES)
+@pytest.mark.parametrize(("fault", "place"), damages.DAMAGES)
 def test_every_damage_ends_in_the_same_bits_or_one_sentence(bench: Bench, fault, place):
-    found = campaign.damaged(bench, fault, place)
+    found = damages.damaged(bench, fault, place)
     assert found.good, found
 
 
@@ -45,6 +45,6 @@ def test_a_stop_that_breaks_something_is_found(bench: Bench, monkeypatch):
     """The campaign can fail: without a command that makes it good, damage is a bad end."""
     monkeypatch.setattr(campaign, "COMMAND", ["true"])
     project = bench.copy(bench.finished)
-    campaign.cut(project.folder / "data/runs/E4M3-adamw-0-1/metrics.json")
+    damages.cut(project.folder / "data/runs/E4M3-adamw-0-1/metrics.json")
     found = bench.after(project, "cut", "a run's metrics", "")
     assert not found.good and found.outcome == "OTHER BITS"
