@@ -66,23 +66,13 @@ estimate: env
 watch: env
 	@python -m altgrad.watch $(WATCH)
 
-include reports/study/parts.mk
-
-# PART=matrix makes one part of the study, PART=ladder all whose names begin with ladder-, without it all of them.
-named = $(or $(filter $(1),$(PARTS)),$(filter $(1)-%,$(PARTS)),$(error PART=$(1): there is no such part; take $(PARTS)))
-WANTED = $(or $(foreach name,$(PART),$(call named,$(name))),$(PARTS))
+# NAME=longer-runs trains what that question's experiments lack, in checkouts of their own, and writes its page.
 study: env
-	for part in $(WANTED); do $(MAKE) --no-print-directory study-part PART=$$part || exit; done
-
-# A part leaves params.yaml as it was, so that none begins with the settings of the one before.
-study-part:
-	$(BEFORE_$(PART))
-	before=$$(mktemp) && cp params.yaml "$$before" && trap 'cat "$$before" > params.yaml; rm "$$before"' EXIT && trap 'exit 130' INT TERM && \
-	$(MAKE) repro KEEP=reports/study/$(or $(KEPT_$(PART)),$(PART)) SET='$(STUDY_$(PART))'$(if $(AFTER_$(PART)), && $(AFTER_$(PART)))
+	python -m altgrad.reporting.study --train $(if $(JOBS),--jobs "$(JOBS)") $(NAME)
 
 # What fixed the rates and the decay of the default grid, on seeds that it does not have.
 tuning: env
-	$(MAKE) study PART='tuning tuning-plain'
+	$(MAKE) study NAME=default-rates
 
 simulate: env
 	python -m altgrad.reporting.simulate

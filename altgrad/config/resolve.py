@@ -93,7 +93,7 @@ class Resolver:
             recipe = override.recipe or recipe
             sections["model"] |= override.model
             sections["arm"] |= override.arm
-            sections["train"] = _merge(sections["train"], override.train)
+            sections["train"] = merged(sections["train"], override.train)
             sections["monitor"] |= override.monitor
         recipe, rules = self._rules(entry, recipe)
         formats = self._formats(rules, recipe) | self._foreign(optimizer, sections["arm"])
@@ -153,8 +153,8 @@ class Resolver:
             ("monitor", Monitor, [params.monitor]),
         ):  # also when it selects nothing in today's grid
             for base in bases:
-                merged = _merge(base.model_dump(), getattr(override, section))
-                validated(schema, merged, f"{self.source}: {place}.{section}")
+                content = merged(base.model_dump(), getattr(override, section))
+                validated(schema, content, f"{self.source}: {place}.{section}")
         return override
 
     def _require_key(self, selector: str) -> None:
@@ -186,13 +186,13 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with ``changes`` laid over it, section within section."""
-    merged = dict(base)
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with ``changes``: mappings are merged, everything else replaces."""
+    found = dict(base)
     for key, value in changes.items():
-        nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if nested else value
-    return merged
+        both = isinstance(value, dict) and isinstance(found.get(key), dict)
+        found[key] = merged(found[key], value) if both else value
+    return found
 
 
 def write_grid(cells: list[Cell], selected: dict[str, Any], out: Path) -> None:

@@ -136,7 +136,7 @@ class _Worker:
         self._process = context.Process(target=serve, args=(theirs, environment), daemon=True)
         self._process.start()
         theirs.close()
-        self._failed = False
+        self._failed = self._stopping = False
         self._first_bytes = self._bytes = 0
 
     def give(self, task: Task) -> None:
@@ -174,11 +174,12 @@ class _Worker:
     def close(self) -> None:
         """Tell the process to end, and wait for it."""
         self._connection.close()  # which is all that one without a task waits for
-        if self.task is not None:
+        if self.task is not None and not self._stopping:  # told twice, it would end before it has put things in order
             self._process.terminate()
         self._process.join()
 
     def signal(self, signum: int) -> None:
         """Send ``signum`` to the process."""
+        self._stopping = True
         with suppress(ProcessLookupError):  # it has ended since the last poll
             os.kill(self._process.pid, signum)

@@ -26,6 +26,16 @@ def serve(connection: Connection, environment: dict[str, str]) -> None:
     os.setsid()  # an interrupt from the keyboard reaches it through its parent, once
     os.environ.update(environment)
     threading.Thread(target=_stop_with, args=(os.getppid(),), daemon=True).start()
+    # Left to the system, SIGTERM would end the process at once, and what it shares with its parent would be lost with a
+    # warning.
+    signal.signal(signal.SIGTERM, _raise)
+    try:
+        _serve(connection)
+    except KeyboardInterrupt:  # between two tasks, or before one's answer
+        sys.exit(128 + signal.SIGTERM)
+
+
+def _serve(connection: Connection) -> None:
     first = True
     while True:
         try:
@@ -63,9 +73,6 @@ def _run(stage: str, key: str, log: str) -> int:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.argv[1:] = [key]
-    # Left to the system, SIGTERM would end the process where training does not look out for it, and what it shares with
-    # its parent would be lost with a warning.
-    signal.signal(signal.SIGTERM, _raise)
     try:
         runpy.run_module(f"stages.{stage}", run_name="__main__", alter_sys=True)
     except SystemExit as ended:
@@ -82,5 +89,5 @@ def _run(stage: str, key: str, log: str) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, _raise)
     return 0

@@ -27,7 +27,7 @@ from altgrad.reporting.tuning import load_tuning
 def write_report(data: Path, out: Path, revision: str | None) -> None:
     """Write the report into ``out``, from ``data/{grid,tokens,runs,diag}`` and what ``out`` keeps beside it.
 
-    That is ``bench``, ``simulation.csv``, ``ptq.csv`` and ``study/tuning``, each if it is there.
+    That is ``bench``, ``simulation.csv``, ``ptq.csv`` and ``study``, each if it is there.
     ``revision`` is the git revision to name, ``None`` outside a checkout. Outputs of cells that left
     the grid are removed from ``data`` first. The same files give the same bytes: ``REPORT.md``,
     ``index.html``, ``cells.html``, ``metrics.json``, ``figures/`` and ``plots/``. Raises
@@ -42,7 +42,7 @@ def write_report(data: Path, out: Path, revision: str | None) -> None:
     silent = quiet(study, comparison)
     pictures = draw_all(study, comparison, benches, out / "figures", silent)
     rates = load_rates(out / "simulation.csv", study)
-    tuning = load_tuning(out / "study/tuning", study)
+    tuning = load_tuning(out / "study", study)
     spreads = load_spreads(out / "ptq.csv", study)
     ended_badly = list(cases(study))
     page = document(

@@ -1,8 +1,8 @@
-"""What an earlier run, kept beside the report, says about the learning rates of this one: `make tuning`.
+"""What the study says about learning rates: its experiment ``tuning``, which fixed those of the default grid.
 
-It counts for an arm only if it trained the same model on the same text for as long, with the arm as it is here but for
-the learning rate, on seeds that this grid does not have. Its best rate is the one of the lowest mean loss over all
-formats and seeds that it tried; a rate at which a run diverged is none.
+It counts for an arm only if it trained a model of that size on the same text for as long, with the arm as it is here
+but for the learning rate, on seeds that this grid does not have. Its best rate is the one of the lowest mean loss over
+all formats and seeds that it tried; a rate at which a run diverged is none.
 """
 
 from __future__ import annotations
@@ -13,8 +13,16 @@ from typing import Any
 
 import pandas as pd
 
-from altgrad.config import Params, UserError, load_params
+from altgrad.config import UserError
+from altgrad.config.arms import Arm
 from altgrad.reporting.load import Study
+from altgrad.reporting.study.questions import Question
+from altgrad.reporting.study.runs import Runs
+from altgrad.reporting.study.settings import params_of
+
+EXPERIMENT = "tuning"
+QUESTION = "default-rates.yaml"  # which has it
+EQUAL = {"parameters": "model", "steps": "number of steps", "tokens": "number of tokens"}
 
 
 @dataclass(frozen=True)
@@ -41,52 +49,47 @@ class Tuning:
 
 
 def load_tuning(folder: Path, study: Study) -> Tuning | None:
-    """Return what ``folder`` (``params.yaml`` and ``results.csv``) says for ``study``; ``None`` without such a run.
+    """Return what the question and the runs in ``folder`` say of ``study``; ``None`` without them.
 
-    One that today's settings cannot be read from says nothing.
+    A question that today's settings cannot be read from says nothing.
     """
-    if not (folder / "results.csv").is_file():
+    if not (folder / QUESTION).is_file():
         return None
     try:
-        params = load_params(folder / "params.yaml")
+        question = Question.read(folder / QUESTION)
+        rows = Runs.read(folder / "results").of_experiment(EXPERIMENT)
+        params = params_of(question, EXPERIMENT, folder.parents[1] / "params.yaml")
     except UserError:
         return None
-    results = pd.read_csv(folder / "results.csv")
-    elsewhere = _elsewhere(params, study)
+    elsewhere = _elsewhere(params, rows, study)
     arms = {
-        arm: _tuned(arm, params, found, elsewhere or _changed(arm, params, study))
-        for arm, found in results.groupby("optimizer")
+        arm: _tuned(params["optimizers"][arm]["lr"], found, elsewhere or _changed(arm, params, study))
+        for arm, found in rows.groupby("optimizer")
         if arm in study.optimizers
     }
-    return Tuning(tuple(params.grid.seeds), tuple(params.grid.formats), arms)
+    return Tuning(tuple(sorted(set(rows["seed"]))), tuple(dict.fromkeys(rows["format"])), arms)
 
 
-def _tuned(arm: str, params: Params, found: pd.DataFrame, against: str | None) -> Tuned:
-    # Kept results have no row of a run that diverged.
-    cells = pd.MultiIndex.from_product([params.grid.formats, params.grid.seeds, params.grid.lr_scales])
-    of_cell = found.set_index(["format", "seed", "lr_scale"])["val_loss"].reindex(cells)
-    losses = of_cell.groupby(level=2).agg(lambda values: values.mean(skipna=False)).sort_index()
-    rates = [params.optimizers[arm].lr * float(scale) for scale in losses.index]
+def _tuned(lr: float, found: pd.DataFrame, against: str | None) -> Tuned:
+    losses = found.groupby("lr_scale")["val_loss"].agg(lambda values: values.mean(skipna=False)).sort_index()
+    rates = [lr * float(scale) for scale in losses.index]
     best = rates[int(losses.reset_index(drop=True).idxmin())] if losses.notna().any() else float("nan")
     return Tuned(tuple(rates), best, against)
 
 
-def _elsewhere(params: Params, study: Study) -> str | None:
-    """Return what of the run was not as it is in this grid, if anything."""
-    tried: dict[str, Any] = {
-        "model": {params.model: params.models[params.model].model_dump(mode="json")},
-        "train": params.train.model_dump(mode="json"),
-        "text": (params.corpus, params.tokenizer.vocab_size),
-    }
-    here = {name: study.params.get(name) for name in ("model", "train")}
-    here["text"] = study.corpus.get("corpus"), study.corpus.get("vocab_size")
-    changed = [name for name in tried if tried[name] != here[name]]
-    if changed:
-        return f"with another {changed[0]}"
-    return "on seeds of this grid" if set(params.grid.seeds) & set(study.seeds) else None
+def _elsewhere(params: dict[str, Any], rows: pd.DataFrame, study: Study) -> str | None:
+    """Return what of the experiment was not as it is in this grid, if anything."""
+    for column, what in EQUAL.items():
+        if set(rows[column]) != set(study.cells[column].dropna()):
+            return f"with another {what}"
+    here = study.corpus.get("corpus"), study.corpus.get("vocab_size")
+    if (params["corpus"], params["tokenizer"]["vocab_size"]) != here:
+        return "with another text"
+    return "on seeds of this grid" if set(rows["seed"]) & set(study.seeds) else None
 
 
-def _changed(arm: str, params: Params, study: Study) -> str | None:
-    tried, here = params.optimizers[arm].model_dump(mode="json"), study.params["optimizers"][arm]
+def _changed(arm: str, params: dict[str, Any], study: Study) -> str | None:
+    tried = Arm.model_validate(params["optimizers"][arm]).model_dump(mode="json")
+    here = study.params["optimizers"][arm]
     changed = [name for name in tried if name != "lr" and tried[name] != here.get(name)]
     return f"with another {changed[0]}" if changed else None

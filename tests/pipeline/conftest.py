@@ -29,7 +29,8 @@ COPIED = [
     "reports/bench",
     "reports/simulation.csv",
     "reports/ptq.csv",
-    "reports/study/tuning",
+    "reports/study/default-rates.yaml",
+    "reports/study/results",
 ]
 CELLS = ["bf16-adamw-0-1", "E4M3-adamw-0-1"]
 

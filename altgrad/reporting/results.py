@@ -1,0 +1,106 @@
+"""What a difference in loss amounts to: the one rule by which reports and the study judge it.
+
+A difference is that of a method to its reference, so below zero is better. It is *significant* where its p-value,
+adjusted for its family by Holm's step-down, is at most 5 %, over at least five paired seeds. "No effect" is a claim of
+its own: the 95 % interval lies within the smallest effect of interest (equivalence, D. J. Schuirmann, Journal of
+Pharmacokinetics and Biopharmaceutics 15, 1987; two one-sided tests, each at 2.5 %). All else is inconclusive, and says
+which effect would have been seen nine times in ten.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from scipy.special import nctdtrinc, stdtr
+
+from altgrad.reporting.moderation import Spread, fitted
+from altgrad.reporting.multiplicity import holm
+from altgrad.reporting.statistics import Difference, t_quantile
+
+LEVEL = 0.05
+SEEDS = 5  # fewer paired seeds than this make no claim
+#: Nats per token: what a default run's seeds differ by, and what 1 % more tokens are worth there (reports/study).
+SMALLEST_EFFECT = 0.005
+SEEN = 0.9  # how often an effect is found that is called visible
+MODERATED = 5  # comparisons, from which on they share what they know of their spread
+
+LOWER, HIGHER, NO_EFFECT, INCONCLUSIVE = "lower", "higher", "no effect", "inconclusive"
+TOO_FEW, IDENTICAL = "n < 5, no test", "identical"
+
+Question = TypeVar("Question", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A mean paired difference, its 95 % interval by itself, its p-value by itself and within its family.
+
+    ``visible`` is the smallest effect that the same seeds would have found nine times in ten, by itself; NaN where
+    there is nothing to test.
+    """
+
+    difference: Difference
+    half_width: float
+    p: float
+    adjusted: float
+    visible: float
+    outcome: str
+
+    @property
+    def significant(self) -> bool:
+        """Whether the difference is one of the two."""
+        return self.outcome in (LOWER, HIGHER)
+
+
+def judged(
+    differences: Mapping[Question, Difference], contrasts: Mapping[Question, np.ndarray] | None = None
+) -> dict[Question, Result]:
+    """Return the result of each comparison of one family.
+
+    Args:
+        differences: over paired seeds.
+        contrasts: float64, (runs,): with which weight each run's loss enters a comparison. With five comparisons or
+            more their variances are moderated by one another; without it each is judged by its own alone (Student's
+            t), whatever its number of seeds: the rule that the study's first tests were registered with.
+    """
+    spread = None
+    if contrasts is not None and len(differences) >= MODERATED:
+        spread = fitted(list(differences.values()), np.array([contrasts[name] for name in differences]))
+    errors = {name: spread.error(found) if spread else _own(found) for name, found in differences.items()}
+    p = {name: _p(found.mean, *errors[name]) for name, found in differences.items()}
+    adjusted = holm({name: value for name, value in p.items() if value == value})
+    least = 2 if contrasts is None else SEEDS
+    return {
+        name: _result(found, *errors[name], p[name], adjusted.get(name, math.nan), least)
+        for name, found in differences.items()
+    }
+
+
+def _own(difference: Difference) -> tuple[float, float]:
+    """Return the standard error of a difference by its own spread, and its degrees of freedom."""
+    return Spread(0.0, 0.0, math.inf, 1, difference.n).error(difference)
+
+
+def _p(mean: float, error: float, dof: float) -> float:
+    """Return the two-sided p-value; NaN where nothing is known of the error."""
+    if not error >= 0:
+        return math.nan
+    if error == 0:
+        return 1.0 if mean == 0 else math.nan
+    return float(2 * stdtr(dof, -abs(mean) / error))
+
+
+def _result(difference: Difference, error: float, dof: float, p: float, adjusted: float, least: int) -> Result:
+    if difference.is_zero or not error > 0:
+        outcome = IDENTICAL if difference.is_zero else TOO_FEW
+        return Result(difference, math.nan, p, adjusted, math.nan, outcome)
+    half = t_quantile(dof) * error
+    visible = float(nctdtrinc(dof, 1 - SEEN, t_quantile(dof))) * error
+    if adjusted <= LEVEL:
+        outcome = LOWER if difference.mean < 0 else HIGHER
+    else:
+        outcome = NO_EFFECT if abs(difference.mean) + half <= SMALLEST_EFFECT else INCONCLUSIVE
+    return Result(difference, half, p, adjusted, visible, outcome if difference.n >= least else TOO_FEW)

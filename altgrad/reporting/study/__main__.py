@@ -1,0 +1,56 @@
+"""Write the study's pages from its questions and its table of runs: all of them, or those that are named."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from altgrad.config import UserError, did_you_mean, run_stage
+from altgrad.config.files import write_text
+from altgrad.reporting.study.answers import answered
+from altgrad.reporting.study.figure import draw
+from altgrad.reporting.study.pages import page, results
+from altgrad.reporting.study.questions import read_questions
+from altgrad.reporting.study.runs import Runs
+from altgrad.reporting.study.train import train_missing
+
+STUDY = Path("reports/study")
+ABOUT = "ABOUT.md"  # what stands above the table of results, which a person writes
+
+
+def write_pages(study: Path, names: list[str], *, train: bool = False, jobs: int | None = None) -> list[Path]:
+    """Write the pages of the named questions, or of all, and RESULTS.md above ``study``; return what was written.
+
+    ``train`` trains before what their experiments lack, ``jobs`` runs at a time.
+    """
+    questions = {question.name: question for question in read_questions(study)}
+    for name in names:
+        if name not in questions:
+            raise UserError(f"{study}: no question {name!r}{did_you_mean(name, questions)}")
+    runs = Runs.read(study / "results")
+    for name in (names or questions) if train else ():
+        runs = train_missing(questions[name], runs, study, jobs)
+    answers = {name: answered(question, runs) for name, question in questions.items()}
+    written = []
+    for name in names or questions:
+        figure = draw(answers[name], study / "figures")
+        written.append(study / f"{name}.md")
+        write_text(written[-1], page(questions[name], answers[name], runs, figure and f"figures/{figure}"))
+    written.append(study.parent / "RESULTS.md")
+    write_text(written[-1], results([answer for found in answers.values() for answer in found], study / ABOUT))
+    return written
+
+
+def main(arguments: list[str]) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(prog="python -m altgrad.reporting.study", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a question: a file reports/study/NAME.yaml")
+    parser.add_argument("--train", action="store_true", help="train first what the table of runs lacks")
+    parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time; default: what is fastest here")
+    options = parser.parse_args(arguments)
+    for path in write_pages(STUDY, options.names, train=options.train, jobs=options.jobs):
+        print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    run_stage(main)

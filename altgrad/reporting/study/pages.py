@@ -1,0 +1,142 @@
+"""The pages of the study: RESULTS.md with a row per hypothesis, and a page per question with a row per comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from altgrad.reporting.document import Column, Table, Text
+from altgrad.reporting.markdown import blocks_to_markdown
+from altgrad.reporting.results import INCONCLUSIVE, SMALLEST_EFFECT, Result
+from altgrad.reporting.study.answers import Answer, Comparison
+from altgrad.reporting.study.questions import Question
+from altgrad.reporting.study.runs import Runs
+from altgrad.reporting.wording import NONE, interval, number, p_value, signed, significant
+
+NOTHING = "no seed has all of its runs"
+RULE = (
+    "Δ loss is that of the method minus that of the reference, in nats per token of final validation loss, paired by "
+    "seed: negative is better. Intervals are of 95 % and unadjusted; p is adjusted by Holm's step-down over the "
+    f"comparisons of a hypothesis. *No effect*: the interval lies within ±{SMALLEST_EFFECT:g}. *Inconclusive* shows "
+    "the smallest effect that the same seeds would have found nine times in ten."
+)
+
+
+def page(question: Question, answers: Sequence[Answer], runs: Runs, figure: str | None) -> str:
+    """Return the page of a question; ``figure`` is the path of its figure from there."""
+    content = question.content
+    parts = [f"# {content.question}", " ".join(content.answer.split())]
+    if figure:
+        parts.append(f"![Δ loss of each comparison below, with its 95 % interval]({figure})")
+    parts.append(blocks_to_markdown([_comparisons(answers, runs), *_untested(answers)]))
+    parts += [RULE, _source(question, runs)]
+    return "\n\n".join(parts) + "\n"
+
+
+def results(answers: Sequence[Answer], about: Path) -> str:
+    """Return RESULTS.md: a row per hypothesis, after what a person wrote in the file ``about``."""
+    columns = [
+        Column("", numeric=False), Column("hypothesis", numeric=False), Column("comparisons"), Column("Δ loss"),
+        Column("95 % CI", numeric=False), Column("p"), Column("n"), Column("result", numeric=False),
+        Column("as expected", numeric=False), Column("page", numeric=False),
+    ]  # fmt: skip
+    rows = [_row(answer) for answer in answers if answer.hypothesis.registered]
+    note = (
+        "Of a hypothesis with several comparisons the one of the smallest p is shown, and of how many the result is "
+        "significant."
+    )
+    return "\n\n".join([about.read_text().strip(), RULE, blocks_to_markdown([Table(columns, rows, note)])]) + "\n"
+
+
+def _row(answer: Answer) -> list[str]:
+    hypothesis, found = answer.hypothesis, answer.first
+    link = f"[{answer.question.name}](study/{answer.question.name}.md)"
+    if found is None or found.result is None:
+        said = hypothesis.status if hypothesis.status != "tested" else hypothesis.result or NOTHING
+        return [answer.name, hypothesis.says, NONE, NONE, NONE, NONE, NONE, said, NONE, link]
+    count = len(answer.comparisons)
+    significant_of = answer.count("lower", "higher")
+    said = _outcome(found.result) if count == 1 else f"{significant_of} of {count} significant"
+    result = found.result
+    return [
+        answer.name, hypothesis.says, str(count), signed(result.difference.mean, 4),
+        interval(result.difference, result.half_width), p_value(result.adjusted), str(result.difference.n), said,
+        _yes(answer.as_expected), link,
+    ]  # fmt: skip
+
+
+def _comparisons(answers: Sequence[Answer], runs: Runs) -> Table:
+    columns = [
+        Column("", numeric=False), Column("comparison", numeric=False), Column("size, tokens", numeric=False),
+        Column("Δ loss"), Column("95 % CI", numeric=False), Column("p"), Column("n"), Column("result", numeric=False),
+        Column("expected", numeric=False),
+    ]  # fmt: skip
+    rows = []
+    for answer in answers:
+        for i, found in enumerate(answer.comparisons):
+            name = f"**{answer.name}**" if i == 0 else ""
+            expected = _expected(found) if answer.hypothesis.registered else "exploratory"
+            rows.append([name, _contrast(found), _size(found, runs), *_numbers(found.result), expected])
+    return Table(columns, rows)
+
+
+def _contrast(found: Comparison) -> str:
+    """Return a contrast as it was written; of several that are added up, how many."""
+    return f"`{found.written[0]}`" if len(found.written) == 1 else f"a sum of {len(found.written)} contrasts"
+
+
+def _numbers(result: Result | None) -> list[str]:
+    if result is None:
+        return [NONE, NONE, NONE, "0", NOTHING]
+    return [
+        signed(result.difference.mean, 4), interval(result.difference, result.half_width), p_value(result.adjusted),
+        str(result.difference.n), _outcome(result),
+    ]  # fmt: skip
+
+
+def _outcome(result: Result) -> str:
+    if result.outcome == INCONCLUSIVE:
+        return f"{INCONCLUSIVE} ({number(result.visible, 4)})"
+    return f"**{result.outcome}**" if result.significant else result.outcome
+
+
+def _expected(found: Comparison) -> str:
+    if found.expected is None:
+        return NONE
+    return found.expected if found.as_expected in (True, None) else f"{found.expected}: no"
+
+
+def _yes(value: bool | None) -> str:
+    return NONE if value is None else "yes" if value else "no"
+
+
+def _size(found: Comparison, runs: Runs) -> str:
+    """Say parameters and tokens of a comparison's runs, such as "0.17 M, 0.2 M"."""
+    rows = runs.of_experiment(*{run.experiment for run in found.runs})
+    sizes = [sorted(set(rows[name].dropna())) for name in ("parameters", "tokens")]
+    return ", ".join("/".join(f"{significant(value / 1e6, 2)} M" for value in values) for values in sizes)
+
+
+def _untested(answers: Sequence[Answer]) -> list[Text]:
+    """Say what was registered and not tested, what was decided otherwise, and what deviates from the registration."""
+    found = []
+    for answer in answers:
+        hypothesis = answer.hypothesis
+        said = [
+            f"{hypothesis.status}: {hypothesis.why}" if hypothesis.why else None, hypothesis.result,
+            f"deviation: {hypothesis.deviation}" if hypothesis.deviation else None,
+        ]  # fmt: skip
+        if any(said):
+            found.append(Text(f"**{answer.name}.** {hypothesis.says} " + " ".join(filter(None, said))))
+    return found
+
+
+def _source(question: Question, runs: Runs) -> str:
+    """Say how many runs there are, of which machines, and how to train and to read them again."""
+    rows = runs.of_experiment(*question.content.runs)
+    machines = ", ".join(sorted(set(rows["machine"].dropna())))
+    ended = int((rows["status"] == "ok").sum())
+    return (
+        f"{ended} of {len(rows)} runs ended, on {machines}. Settings: [{question.path.name}]({question.path.name}); "
+        f"losses: [runs.csv](results/runs.csv); again: `make study NAME={question.name}`."
+    )

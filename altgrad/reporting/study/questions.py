@@ -1,0 +1,134 @@
+"""The questions of the study as people write them: reports/study/<question>.yaml, checked when it is read."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from altgrad.config import UserError, did_you_mean
+from altgrad.config.errors import sentences
+from altgrad.config.files import read_yaml
+
+Expected = Literal["lower", "higher", "not significant", "no effect"]
+
+
+class Strict(BaseModel):
+    """What refuses a key that it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Hypothesis(Strict):
+    """A contrast, or a family of them, and what was expected of it before it was run.
+
+    ``contrast`` is written as :mod:`altgrad.reporting.study.runs` has it, ``{names}`` of ``over`` in braces; several
+    are added up. ``over`` makes a family, a comparison for each combination; hypotheses of one ``family`` are judged
+    together. ``of`` names the experiments. ``rate: best`` takes each run at its best learning rate. ``expected`` may
+    differ by the values of ``over``, joined by ", ". Without ``registered`` the comparisons are exploratory.
+    ``result`` is said in words where no contrast can say it, ``status`` where nothing was tested.
+    """
+
+    says: str
+    registered: date | None = None
+    commit: str | None = None
+    family: str | None = None
+    contrast: str | list[str] | None = None
+    over: dict[str, list[str]] = Field(default_factory=dict)
+    of: str | list[str] = Field(default_factory=list)
+    rate: Literal["one", "best"] = "one"
+    rule: Literal["bench", "student"] | None = None
+    expected: Expected | dict[str, Expected] | None = None
+    deviation: str | None = None
+    result: str | None = None
+    status: Literal["tested", "not run", "dropped"] = "tested"
+    why: str | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Hypothesis:
+        if self.status != "tested" and not self.why:
+            raise ValueError(f"status {self.status!r} needs `why`")
+        if self.status == "tested" and (self.contrast is None) == (self.result is None):
+            raise ValueError("needs either `contrast` or, where no contrast can say it, `result`")
+        return self
+
+
+class QuestionFile(Strict):
+    """A question, how its runs were trained, and its hypotheses.
+
+    ``base`` are settings as in params.yaml, ``runs`` by experiment what differs from them. ``rule`` is the test of
+    all hypotheses that name none.
+    """
+
+    question: str
+    answer: str
+    rule: Literal["bench", "student"] = "bench"
+    base: dict[str, Any] = Field(default_factory=dict)
+    runs: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    hypotheses: dict[str, Hypothesis] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question by the name of its file."""
+
+    name: str
+    content: QuestionFile
+    path: Path = field(repr=False)
+
+    @classmethod
+    def read(cls, path: Path) -> Question:
+        """Read and check a question; :class:`UserError` with every mistake, by its place."""
+        try:
+            content = QuestionFile.model_validate(read_yaml(path))
+        except ValidationError as error:
+            raise UserError("\n".join(sentences(error, str(path)))) from None
+        return cls(path.stem, content, path)
+
+
+def read_questions(folder: Path) -> list[Question]:
+    """Return all questions in ``folder`` by name.
+
+    Raises :class:`UserError` for an id or an experiment that stands twice, and for an experiment that nobody has.
+    """
+    found = [Question.read(path) for path in sorted(folder.glob("*.yaml"))]
+    for kind in ("hypotheses", "runs"):
+        seen: dict[str, Path] = {}
+        for question in found:
+            for name in getattr(question.content, kind):
+                if name in seen:
+                    raise UserError(f"{question.path}: {kind}.{name} stands in {seen[name]} too; give one another name")
+                seen[name] = question.path
+    for question in found:
+        for name, hypothesis in question.content.hypotheses.items():
+            for experiment in experiments(hypothesis):
+                if experiment not in seen:
+                    near = did_you_mean(experiment, seen)
+                    raise UserError(f"{question.path}: hypotheses.{name}.of: no experiment {experiment!r}{near}")
+    return found
+
+
+def experiments(hypothesis: Hypothesis) -> list[str]:
+    """Return the experiments of a hypothesis."""
+    return [hypothesis.of] if isinstance(hypothesis.of, str) else list(hypothesis.of)
+
+
+def comparisons(hypothesis: Hypothesis) -> dict[str, list[str]]:
+    """Return by label, the values of ``over`` joined by ", ", the contrast's texts with the values filled in."""
+    texts = [hypothesis.contrast] if isinstance(hypothesis.contrast, str) else hypothesis.contrast or []
+    found: dict[str, list[str]] = {}
+    if not texts:
+        return found
+    for values in itertools.product(*hypothesis.over.values()):
+        named = dict(zip(hypothesis.over, values, strict=True))
+        found[", ".join(values)] = [text.format(**named) for text in texts]
+    return found
+
+
+def expected_of(hypothesis: Hypothesis, label: str) -> str | None:
+    """Return what was expected of a comparison."""
+    return hypothesis.expected.get(label) if isinstance(hypothesis.expected, dict) else hypothesis.expected

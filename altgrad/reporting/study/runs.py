@@ -1,0 +1,168 @@
+"""The table of runs, and contrasts of their losses: sums with signs, seed by seed.
+
+A contrast is written as optimizers, then formats, each a sum of names with signs and, rarely, weights:
+
+    stiff_matched - adamw in E3M4
+    rung - adamw_sr in E3M4 - virtual.E3M4
+    stiff_matched - adamw in E3M4 of length-3200-narrow - length-3200-wide
+    adamw - stiff_matched in E3M4 at pruned-50 - pruned-0
+
+The parts multiply: the second is (rung - adamw_sr in E3M4) - (rung - adamw_sr in virtual.E3M4). ``of`` names
+experiments, where those of the hypothesis do not say which; ``at`` what the loss is of, where not of the trained
+weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from altgrad.config import UserError, did_you_mean
+from altgrad.reporting.statistics import Difference, summarised
+
+TRAINED = "trained"
+COLUMNS = [
+    "experiment", "format", "optimizer", "seed", "lr_scale", "val_loss", "status", "steps", "tokens", "parameters",
+    "machine", "torch", "commit", "purpose",
+]  # fmt: skip
+AFTER = ["experiment", "format", "optimizer", "seed", "lr_scale", "measure", "val_loss"]
+KEY = COLUMNS[:5]
+TYPES = {"seed": int, "lr_scale": float, "val_loss": float, "commit": str}
+SUM = re.compile(r"\s+([+-])\s+")
+TERM = re.compile(r"(?:(?P<weight>\d+(?:\.\d+)?)\*)?(?P<name>\w[\w.-]*)")
+CONTRAST = re.compile(r"(?P<optimizers>.+?) in (?P<formats>.+?)(?: of (?P<experiments>.+?))?(?: at (?P<measures>.+))?")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a loss is of, over all seeds; ``measure``: of the trained weights, or what was done to them afterwards."""
+
+    experiment: str
+    format: str
+    optimizer: str
+    measure: str = TRAINED
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Every run of the study.
+
+    ``table`` has a row per run (`COLUMNS`), ``after`` one per loss that was measured after training (`AFTER`), both
+    with final validation losses in nats per token, NaN for a run that did not end.
+    """
+
+    table: pd.DataFrame
+    after: pd.DataFrame
+
+    @classmethod
+    def read(cls, folder: Path) -> Runs:
+        """Read ``runs.csv`` and ``after_training.csv``; :class:`UserError` where a column is absent or a run twice."""
+        found = []
+        for name, columns, key in (("runs.csv", COLUMNS, KEY), ("after_training.csv", AFTER, AFTER[:-1])):
+            path = folder / name
+            table = pd.read_csv(path, dtype=TYPES) if path.exists() else None
+            if table is None or list(table.columns) != columns:
+                raise UserError(f"{path}: not a table with the columns {', '.join(columns)}; git checkout {path}")
+            twice = table[table.duplicated(key)]
+            if len(twice):
+                run = " ".join(str(twice.iloc[0][name]) for name in key)
+                raise UserError(f"{path}: {run} stands there twice; remove one of the two rows")
+            found.append(table)
+        return cls(*found)
+
+    @cached_property
+    def _losses(self) -> dict[Run, dict[float, pd.Series]]:
+        """By run and rate, the losses by seed."""
+        both = pd.concat([self.table.assign(measure=TRAINED), self.after])
+        found: dict[Run, dict[float, pd.Series]] = {}
+        for (experiment, fmt, optimizer, measure, rate), rows in both.groupby(
+            ["experiment", "format", "optimizer", "measure", "lr_scale"], sort=False
+        ):
+            run = Run(experiment, fmt, optimizer, measure)
+            found.setdefault(run, {})[rate] = rows.set_index("seed")["val_loss"]
+        return found
+
+    def has(self, run: Run) -> bool:
+        """Whether the table has the run."""
+        return run in self._losses
+
+    def of_experiment(self, *names: str) -> pd.DataFrame:
+        """Return the rows of experiments."""
+        return self.table[self.table["experiment"].isin(names)]
+
+    def losses(self, run: Run, *, best_rate: bool = False) -> pd.Series:
+        """Return the losses of a run by seed: at its one rate, or ``best_rate``: at that of the lowest mean.
+
+        A rate at which a seed has no loss is not the best. Raises :class:`UserError` for rates where one is asked for.
+        """
+        rates = self._losses[run]
+        if len(rates) > 1 and not best_rate:
+            raise UserError(
+                f"{run.experiment}: {run.optimizer} has {len(rates)} learning rates in {run.format}; say `rate: best`"
+            )
+        return min(rates.values(), key=lambda losses: (losses.isna().sum(), losses.mean()))
+
+    def by_seed(self, contrast: Mapping[Run, float], *, best_rate: bool = False) -> pd.Series:
+        """Return a contrast seed by seed; NaN where one of its runs has no loss."""
+        parts = [weight * self.losses(run, best_rate=best_rate) for run, weight in contrast.items()]
+        return pd.concat(parts, axis=1).sum(axis=1, skipna=False)
+
+    def difference(self, contrast: Mapping[Run, float], *, best_rate: bool = False) -> Difference | None:
+        """Return the mean of a contrast over the seeds that all of its runs have; ``None`` without one."""
+        return summarised(np.asarray(self.by_seed(contrast, best_rate=best_rate)))
+
+
+def parsed(text: str, experiments: list[str], runs: Runs) -> dict[Run, float]:
+    """Return the weight of each run in a contrast as it is written.
+
+    Each run is that of the first of ``experiments`` which has it. Raises :class:`UserError` where the text is none or
+    no experiment has a run.
+    """
+    match = CONTRAST.fullmatch(text.strip())
+    if match is None:
+        raise UserError(f"contrast {text!r}: write it as `optimizer - optimizer in format`")
+    optimizers, formats = (_sum(match[name], text) for name in ("optimizers", "formats"))
+    places = _sum(match["experiments"], text) if match["experiments"] else {"": 1.0}
+    measures = _sum(match["measures"] or TRAINED, text)
+    found: dict[Run, float] = {}
+    for (optimizer, a), (fmt, b), (place, c), (measure, d) in itertools.product(
+        optimizers.items(), formats.items(), places.items(), measures.items()
+    ):
+        run = _run([place] if place else experiments, fmt, optimizer, measure, runs)
+        found[run] = found.get(run, 0.0) + a * b * c * d
+    return {run: weight for run, weight in found.items() if weight}
+
+
+def _run(experiments: list[str], fmt: str, optimizer: str, measure: str, runs: Runs) -> Run:
+    candidates = [Run(name, fmt, optimizer, measure) for name in experiments]
+    for run in candidates:
+        if runs.has(run):
+            return run
+    rows = runs.of_experiment(*experiments)
+    for kind, name in (("format", fmt), ("optimizer", optimizer)):
+        known = list(dict.fromkeys(rows[kind]))
+        if known and name not in known:
+            raise UserError(f"{', '.join(experiments)}: no run of {kind} {name!r}{did_you_mean(name, known)}")
+    what = "" if measure == TRAINED else f" at {measure}"
+    raise UserError(f"{', '.join(experiments)}: no run of {optimizer} in {fmt}{what}; `make study` trains it")
+
+
+def _sum(text: str, whole: str) -> dict[str, float]:
+    """Return the names of a sum with their weights."""
+    first, *rest = SUM.split(text.strip())
+    signed = [("+", first), *zip(rest[::2], rest[1::2], strict=True)]
+    found: dict[str, float] = {}
+    for sign, term in signed:
+        match = TERM.fullmatch(term)
+        if match is None:
+            raise UserError(f"contrast {whole!r}: {term!r} is no name, nor a weight times one, such as 0.5*adamw")
+        weight = float(match["weight"] or 1) * (1 if sign == "+" else -1)
+        found[match["name"]] = found.get(match["name"], 0.0) + weight
+    return found

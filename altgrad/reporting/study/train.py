@@ -1,0 +1,142 @@
+"""Train what the study's table of runs lacks: each experiment in a checkout of its own, by the pipeline as it is.
+
+The checkout is of HEAD, so that a row names the code that trained it, and shares DVC's cache with the project: a run
+that was trained before is not trained again. params.yaml and the report of the project are not touched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from altgrad.config import Resolver, UserError, load_params
+from altgrad.config.files import read_json, write_text
+from altgrad.reporting.study.questions import Question
+from altgrad.reporting.study.runs import AFTER, COLUMNS, KEY, Runs
+from altgrad.reporting.study.settings import of_experiment, params_of
+
+TUNES = "tuning"  # how the name of an experiment begins that chooses learning rates
+STATUS = {"completed": "ok"}
+
+
+def train_missing(question: Question, runs: Runs, study: Path, jobs: int | None) -> Runs:
+    """Train the experiments of a question of which rows are absent, write them into the tables, and return those.
+
+    Raises :class:`UserError` where git has no commit of the code as it is, or where training fails.
+    """
+    root = study.parents[1]
+    params = root / "params.yaml"
+    missing = [name for name in question.content.runs if _lacks(params_of(question, name, params), name, runs, study)]
+    if missing:
+        _require_committed(root)
+    for name in missing:
+        print(f"{question.name}: training {name}", flush=True)
+        folder = _checkout(root, name)
+        try:
+            write_text(folder / "params.yaml", json.dumps(params_of(question, name, params)))  # JSON is YAML
+            own = of_experiment(question, name)
+            for command in own.get("before", []):
+                _run(command.split(), folder, name)
+            _run(["-m", "altgrad.execution", *(["--jobs", str(jobs)] if jobs else [])], folder, name)
+            runs = _with_rows(runs, _rows(folder, name, root), _after(folder, name, own.get("after", {})))
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", str(folder)], cwd=root, check=False)
+        write_text(study / "results/runs.csv", runs.table.to_csv(index=False))
+        write_text(study / "results/after_training.csv", runs.after.to_csv(index=False))
+    return runs
+
+
+def _lacks(params: dict[str, Any], name: str, runs: Runs, study: Path) -> bool:
+    """Whether a run of the experiment's grid has no row. Raises :class:`UserError` for settings that are refused."""
+    place = study / "results" / f".{name}.yaml"
+    write_text(place, json.dumps(params))
+    try:
+        cells = list(Resolver(load_params(place), f"{name} (with params.yaml)").cells())
+    finally:
+        place.unlink()
+    wanted = {(name, cell.format, cell.optimizer, cell.seed, float(cell.lr_scale)) for cell in cells}
+    have = runs.of_experiment(name)[KEY].itertuples(index=False, name=None)
+    return bool(wanted - set(have))
+
+
+def _require_committed(root: Path) -> None:
+    found = subprocess.run(
+        ["git", "status", "--porcelain", "altgrad", "stages", "dvc.yaml"], cwd=root, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    if found.returncode or found.stdout:
+        raise UserError("the code differs from the last commit, which new rows of the study would name: commit it")
+
+
+def _checkout(root: Path, name: str) -> Path:
+    """Return a fresh checkout of HEAD that shares the cache of ``root``."""
+    folder = root / "scratch/study" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run(["git", "worktree", "prune"], cwd=root, check=True)
+    subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(folder)], cwd=root, check=True)
+    write_text(folder / ".dvc/config.local", f"[cache]\n    dir = {root.resolve() / '.dvc/cache'}\n")
+    return folder
+
+
+def _run(arguments: list[str], folder: Path, name: str) -> None:
+    variables = {"PYTHONPATH": str(folder), "ALTGRAD_COMPILE_CACHE": str(folder.parents[1] / "compiled")}
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, env=os.environ | variables, check=False)
+    if done.returncode:
+        raise UserError(f"{name}: {' '.join(arguments)} ended with status {done.returncode}; what it said stands above")
+
+
+def _rows(folder: Path, name: str, root: Path) -> pd.DataFrame:
+    """Return a row per run of the checkout."""
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
+    rows = []
+    for path in sorted((folder / "data/runs").glob("*/metrics.json")):
+        found, timing = read_json(path), read_json(path.with_name("timing.json"))
+        ended = found["outcome"] == "completed"
+        rows.append({
+            "experiment": name, **{key: found[key] for key in KEY[1:]},
+            "val_loss": round(found["val_loss"], 6) if ended else None,
+            "status": STATUS.get(found["outcome"], found["outcome"]),
+            **{key: found[key] for key in ("steps", "tokens", "parameters")},
+            "machine": f"{timing['machine'].rsplit(',', 1)[0]} {timing['compute']}",
+            "torch": timing["versions"]["torch"], "commit": head.stdout.strip()[:10],
+            "purpose": "tune" if name.startswith(TUNES) else "test",
+        })  # fmt: skip
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _after(folder: Path, name: str, asked: dict[str, list[str]]) -> pd.DataFrame:
+    """Return the losses that were measured after training: weights set to zero, or rounded to other formats."""
+    cells = sorted(path.parent.name for path in (folder / "data/runs").glob("*/metrics.json"))
+    found = []
+    for what, formats in asked.items():
+        options = ["--weights-only", "--formats", *formats] if what == "ptq" else []
+        table = folder / f"{what}.csv"
+        _run(["-m", "altgrad.diagnostics", what, *cells, *options, "--out", str(table)], folder, name)
+        found += [_measured(row, name, what) for row in pd.read_csv(table).to_dict("records")]
+    return pd.DataFrame([row for row in found if row], columns=AFTER)
+
+
+def _measured(row: dict[str, Any], name: str, what: str) -> dict[str, Any] | None:
+    fmt, optimizer, seed, rate = row["cell"].split("-")
+    measure = f"pruned-{100 * row['share']:.0f}" if what == "prune" else f"ptq-{row['format']}"
+    if row["format"] == "as trained":
+        return None
+    return dict(zip(AFTER, (name, fmt, optimizer, int(seed), float(rate), measure, row["after"]), strict=True))
+
+
+def _with_rows(runs: Runs, rows: pd.DataFrame, after: pd.DataFrame) -> Runs:
+    """Return the tables with new rows in place of those of the same runs."""
+
+    def joined(old: pd.DataFrame, new: pd.DataFrame, key: Iterable[str]) -> pd.DataFrame:
+        both = pd.concat([old, new.astype(old.dtypes[list(new)].to_dict())]) if len(new) else old
+        return both.drop_duplicates(list(key), keep="last").sort_values(list(key), ignore_index=True)
+
+    return Runs(joined(runs.table, rows, KEY), joined(runs.after, after, AFTER[:-1]))

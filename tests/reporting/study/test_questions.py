@@ -1,0 +1,139 @@
+"""A question is refused in one sentence or becomes a page. Oracle: what stands in the made-up study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from altgrad.config import Resolver, UserError, load_params
+from altgrad.config.files import read_yaml, write_json
+from altgrad.reporting.study.__main__ import write_pages
+from altgrad.reporting.study.answers import answered
+from altgrad.reporting.study.questions import Question, read_questions
+from altgrad.reporting.study.runs import Runs
+from altgrad.reporting.study.settings import params_of, settings_of
+from tests.reporting.study.made_study import rows, write_study
+
+ROOT = Path(__file__).parents[3]
+STUDY = ROOT / "reports/study"
+SEEDS = np.arange(6) * 1e-4
+LOSSES = {
+    ("one", "E3M4", "adamw"): 3.5 + SEEDS, ("one", "E3M4", "rung"): 3.4 + SEEDS[::-1],
+    ("one", "E4M3", "adamw"): 3.5 + SEEDS, ("one", "E4M3", "rung"): 3.5 + SEEDS[::-1],
+}  # fmt: skip
+X1 = {"says": "It gains.", "registered": "2026-01-01", "of": "one", "contrast": "rung - adamw in {format}",
+      "over": {"format": ["E3M4", "E4M3"]}, "expected": {"E3M4": "lower", "E4M3": "lower"}}  # fmt: skip
+
+
+def made(tmp_path: Path, hypothesis: dict[str, Any] = X1, **content: Any) -> Path:
+    return write_study(tmp_path, rows(LOSSES), a={"hypotheses": {"X1": hypothesis}} | content)
+
+
+def test_a_page_says_what_came_and_what_was_expected(tmp_path):
+    study = made(tmp_path)
+    page, results = write_pages(study, [])
+    text = page.read_text()
+    assert "| **X1** | `rung - adamw in E3M4` | 0.17 M, 0.2 M | −0.1000 |" in text
+    assert "**lower** | lower |" in text and "no effect | lower: no |" in text
+    assert "24 of 24 runs ended, on AMD EPYC bf16." in text and (study / "figures/a.png").exists()
+    row = next(line for line in results.read_text().splitlines() if line.startswith("| X1 "))
+    assert row.startswith("| X1 | It gains. | 2 | −0.1000 |") and "| 1 of 2 significant | no |" in row
+
+
+def test_pages_are_the_same_bytes_again(tmp_path):
+    study = made(tmp_path)
+    written = [path.read_bytes() for path in write_pages(study, [])]
+    assert [path.read_bytes() for path in write_pages(study, ["a"])] == written
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"contrasts": "x"}, "hypotheses.X1.contrasts: extra inputs are not permitted"),
+        ({"contrast": None}, "needs either `contrast` or"),
+        ({"status": "dropped"}, "status 'dropped' needs `why`"),
+        ({"expected": "better"}, "hypotheses.X1.expected"),
+        ({"of": "tow"}, "hypotheses.X1.of: no experiment 'tow'"),
+        ({"over": {"fmt": ["E3M4"]}}, "hypotheses.X1: no value for 'format' in `over`"),
+        ({"over": {"format": ["E3M5"]}}, "hypotheses.X1: one: no run of format 'E3M5'; did you mean E3M4"),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_its_place(tmp_path, change, words):
+    study = made(tmp_path, X1 | change)
+    with pytest.raises(UserError) as error:
+        write_pages(study, [])
+    assert words in str(error.value) and str(study / "a.yaml") in str(error.value)
+
+
+def test_two_questions_may_not_have_one_hypothesis(tmp_path):
+    other = {"hypotheses": {"X1": X1}, "runs": {"two": {}}}
+    study = write_study(tmp_path, rows(LOSSES), a={"hypotheses": {"X1": X1}}, b=other)
+    with pytest.raises(UserError, match=r"hypotheses.X1 stands in .*a.yaml too"):
+        read_questions(study)
+
+
+def test_a_question_that_is_not_there_is_named_with_what_is_near(tmp_path):
+    with pytest.raises(UserError, match="no question 'b'"):
+        write_pages(made(tmp_path), ["b"])
+
+
+def test_hypotheses_of_one_family_are_judged_together(tmp_path):
+    alone = {name: X1 | {"over": {"format": [fmt]}, "expected": None} for name, fmt in (("A", "E3M4"), ("B", "E4M3"))}
+    study = write_study(tmp_path, rows(LOSSES), a={"hypotheses": alone})
+    runs = Runs.read(study / "results")
+    apart = [found.comparisons[0].result for found in answered(Question.read(study / "a.yaml"), runs)]
+    of_one = {name: hypothesis | {"family": "f"} for name, hypothesis in alone.items()}
+    together = write_study(tmp_path / "2", rows(LOSSES), a={"hypotheses": of_one})
+    joint = [found.comparisons[0].result for found in answered(Question.read(together / "a.yaml"), runs)]
+    assert [found.p for found in joint] == [found.p for found in apart]
+    assert joint[0].adjusted == pytest.approx(2 * apart[0].p) and apart[0].adjusted == apart[0].p
+
+
+def test_settings_are_those_of_the_experiment_it_is_like_with_its_own(tmp_path):
+    base = {"train": {"steps": 10, "batch": 2}}
+    of_runs = {"one": {"grid": {"seeds": [1], "formats": ["E3M4"]}}, "two": {"like": "one", "grid": {"seeds": [2]}}}
+    question = Question.read(made(tmp_path, base=base, runs=of_runs) / "a.yaml")
+    assert settings_of(question, "two") == {**base, "grid": {"seeds": [2], "formats": ["E3M4"]}}
+
+
+@pytest.mark.parametrize(("like", "words"), [("three", "no experiment 'three'"), ("two", "leads back to itself")])
+def test_a_like_that_leads_nowhere_is_refused(tmp_path, like, words):
+    question = Question.read(made(tmp_path, runs={"one": {}, "two": {"like": like}}) / "a.yaml")
+    with pytest.raises(UserError, match=words):
+        settings_of(question, "two")
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in STUDY.glob("*.yaml")))
+def test_every_experiment_of_the_study_resolves_and_has_its_runs(tmp_path, name):
+    """Oracle: the table, which has one row for each run of each grid."""
+    question, runs = Question.read(STUDY / f"{name}.yaml"), Runs.read(STUDY / "results")
+    for experiment in question.content.runs:
+        write_json(tmp_path / "params.yaml", params_of(question, experiment, ROOT / "params.yaml"))
+        cells = list(Resolver(load_params(tmp_path / "params.yaml")).cells())
+        rows_of = runs.of_experiment(experiment)
+        wanted = {(cell.format, cell.optimizer, cell.seed, float(cell.lr_scale)) for cell in cells}
+        columns = ["format", "optimizer", "seed", "lr_scale"]
+        assert wanted == set(rows_of[columns].itertuples(index=False, name=None)), experiment
+        assert {cell.train.steps for cell in cells} >= set(rows_of.loc[rows_of["status"] == "ok", "steps"]), experiment
+
+
+def test_the_committed_pages_are_what_the_tables_give(tmp_path, monkeypatch):
+    import shutil
+
+    shutil.copytree(STUDY, tmp_path / "reports/study", ignore=shutil.ignore_patterns("figures"))
+    name_of = "altgrad.reporting.study.__main__.draw"
+    monkeypatch.setattr(name_of, lambda answers, folder: f"{answers[0].question.name}.png")
+    for path in write_pages(tmp_path / "reports/study", []):
+        assert path.read_text() == (ROOT / path.relative_to(tmp_path)).read_text(), path.name
+
+
+def test_the_template_of_the_readme_is_a_question(tmp_path):
+    text = (STUDY / "README.md").read_text().split("```yaml\n")[1].split("```")[0]
+    (tmp_path / "template.yaml").write_text(text)
+    question = Question.read(tmp_path / "template.yaml")
+    write_json(tmp_path / "params.yaml", params_of(question, "foreign", ROOT / "params.yaml"))
+    assert len(list(Resolver(load_params(tmp_path / "params.yaml")).cells())) == 10
+    assert read_yaml(tmp_path / "params.yaml")["optimizers"]["as_E5M2"]["foreign"] == "E5M2"
