@@ -8,8 +8,7 @@
 #   make repro JOBS=4   four cells at a time instead of one for each core or GPU; SET='model=micro grid.seeds=[0,1,2]' changes params.yaml
 #   make estimate   what `make repro` would take, and cost if budget.price is set, from a few steps of each kind of cell; GPU=h100: on that GPU, as `make gpu` measured it
 #   make watch   a page that follows the cells while they train, for this machine alone; WATCH='--port 0' for a free port
-#   make study PART=matrix   a part of the evidence about the arms, PART=ladder all of that name; params.yaml stays as it was: reports/study/README.md
-#   make tuning   what fixed the learning rates and the decay of the default grid: reports/study
+#   make study NAME=own-geometry   a question of the study: trains what its table of runs lacks, writes its page; reports/study/README.md
 #   make simulate   how often the report's rules claim what is not there, minutes: reports/simulation.csv
 #   make planted   how often the first cause that is named is a planted fault, minutes: reports/first_cause
 #   make stability   the largest stable learning rate of each format and arm: reports/stability; VARY='train.warmup=0.0,0.1'
@@ -21,7 +20,7 @@ PYTHON ?= python3
 VENV ?= .venv
 JOBS ?=
 SET ?=
-KEEP ?=
+NAME ?=
 WATCH ?=
 GPU ?=
 VARY ?=
@@ -31,7 +30,7 @@ STAMP := $(VENV)/.installed
 TESTS_STAMP := $(VENV)/.installed-tests
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help repro estimate watch study study-part tuning simulate planted stability faults gpu bench test test-avx2 test-slow env env-test lint clean
+.PHONY: help repro estimate watch study simulate planted stability faults gpu bench test test-avx2 test-slow env env-test lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -57,8 +56,6 @@ repro: env
 	@git rev-parse --git-dir >/dev/null 2>&1 || dvc config --local core.no_scm true
 	@python -m altgrad.execution $(if $(ENGINE),--engine "$(ENGINE)") $(if $(JOBS),--jobs "$(JOBS)") $(if $(SET),-S '$(SET)')
 	@echo "The report: $(CURDIR)/reports/index.html"
-	@test -z "$(KEEP)" || { mkdir -p "$(KEEP)/figures" && cp reports/figures/*.png "$(KEEP)/figures" && \
-	cp params.yaml reports/REPORT.md reports/metrics.json reports/plots/results.csv "$(KEEP)"; }
 
 estimate: env
 	@python -m altgrad.execution --estimate $(if $(GPU),--gpu '$(GPU)') $(if $(JOBS),--jobs "$(JOBS)") $(if $(SET),-S '$(SET)')
@@ -69,10 +66,6 @@ watch: env
 # NAME=longer-runs trains what that question's experiments lack, in checkouts of their own, and writes its page.
 study: env
 	python -m altgrad.reporting.study --train $(if $(JOBS),--jobs "$(JOBS)") $(NAME)
-
-# What fixed the rates and the decay of the default grid, on seeds that it does not have.
-tuning: env
-	$(MAKE) study NAME=default-rates
 
 simulate: env
 	python -m altgrad.reporting.simulate

@@ -166,9 +166,9 @@ def main(arguments: list[str]) -> None:
     print(PAGE.read_text())
 
 
-def study_cells(folder: Path = Path("reports/study")) -> int:
-    """Return how many cells the committed study has: the rows of its results."""
-    return sum(len(path.read_text().splitlines()) - 1 for path in folder.rglob("results.csv"))
+def study_cells(table: Path = Path("reports/study/results/runs.csv")) -> int:
+    """Return how many runs the committed study has: the rows of its table."""
+    return len(table.read_text().splitlines()) - 1
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@
     python -m altgrad.diagnostics prune E4M3-adamw-0-1       the loss with its smallest weights set to zero
     python -m altgrad.diagnostics predict adamw              which predictor has the order of the formats' costs
     python -m altgrad.diagnostics exponent-gate              SQNR by split, as published
-    python -m altgrad.diagnostics early-warning              whether a run's first fifth tells that it will fail
 
 It reads what the pipeline left in ``data/`` and trains nothing.
 """
@@ -154,93 +153,11 @@ def prune(arguments: list[str]) -> None:
     print(mean.to_string(float_format="{:.4f}".format))
 
 
-def predict(arguments: list[str]) -> None:
-    """Say which predictor, read off the baseline's cells, has the order of what formats cost."""
-    parser = _parser("predict", "arm", "whose cells are compared, such as adamw")
-    parser.add_argument("--baseline", default="bf16", help="the entry that is predicted from (default %(default)s)")
-    parser.add_argument("--costs", type=Path, help="a study's results.csv, instead of what the grid's formats cost")
-    parser.add_argument("--out", type=Path, help="CSV file to write the table of --costs to")
-    settings = parser.parse_args(arguments)
-    from altgrad.diagnostics.costs import costs_of, measured, predicted
-    from altgrad.diagnostics.predictors import PREDICTORS, agreement, difference, over_formats
-
-    if settings.costs:
-        cost = measured(settings.costs, settings.arm, settings.baseline)
-        table = over_formats(predicted(settings.data, settings.arm, settings.baseline, list(cost.index)), cost)
-        print(table.to_string(index=False))
-        if settings.out:
-            settings.out.parent.mkdir(parents=True, exist_ok=True)
-            table.to_csv(settings.out, index=False, lineterminator="\n")
-        return
-    found = costs_of(settings.data, settings.arm, settings.baseline)
-    for label, predictions, cost, formats in (
-        ("trained so", found.predicted_trained, found.trained, found.formats),
-        ("quantized after training", found.predicted, found.after, found.all_formats),
-    ):
-        print(f"Cost when {label}, {len(cost)} seeds of {settings.arm}, {', '.join(formats)}:")
-        print("  " + "  ".join(f"{name} {value:+.4f}" for name, value in zip(formats, cost.mean(0), strict=True)))
-        for name in PREDICTORS:
-            a = agreement(predictions[name], cost)
-            print(f"  {name:<7} rank correlation {a.rho:+.2f} [{a.low:+.2f}, {a.high:+.2f}], p {a.p_value:.4f}")
-        for name in PREDICTORS[1:]:
-            d = difference(predictions[name], predictions["sqnr"], cost)
-            better = (f"{name} is better" if d.value > 0 else "sqnr is better") if d.decided else "undecided"
-            print(f"  {name} - sqnr: {d.value:+.2f} [{d.low:+.2f}, {d.high:+.2f}]: {better}")
-
-
-def exponent_gate(arguments: list[str]) -> None:
-    """Write the table of the gate of Kuzmin et al. 2022."""
-    parser = ArgumentParser("python -m altgrad.diagnostics exponent-gate", description=exponent_gate.__doc__)
-    parser.add_argument("--out", type=Path, default=Path("reports/exponent_gate.csv"), help="(default %(default)s)")
-    settings = parser.parse_args(arguments)
-    from altgrad.diagnostics.exponent import gate
-
-    found = gate()
-    settings.out.parent.mkdir(parents=True, exist_ok=True)
-    found.to_csv(settings.out, index=False, lineterminator="\n")
-    print(found.pivot(index="distribution", columns="format", values="best_db").to_string())
-    print(f"table: {settings.out}")
-
-
-def early_warning(arguments: list[str]) -> None:
-    """Say whether the first fifth of the grid's runs tells which will fail, judged on formats and rates unseen."""
-    parser = ArgumentParser("python -m altgrad.diagnostics early-warning", description=early_warning.__doc__)
-    parser.add_argument("--data", type=Path, default=Path("data"), help="what the pipeline left (default %(default)s)")
-    parser.add_argument("--out", type=Path, help="CSV file to write the counts to")
-    settings = parser.parse_args(arguments)
-    import pandas as pd
-
-    from altgrad.reporting.early_warning import sentences, verdicts
-    from altgrad.reporting.load import load_study
-
-    data = settings.data
-    found = verdicts(load_study(data / "grid", data / "tokens", data / "runs", data / "diag"))
-    if not found:
-        raise UserError(
-            f"{data}: an early warning is judged on runs of two formats and more, of which some fail and some do not; "
-            "train at rates that are too high too, as `make study PART=no-significand` does"
-        )
-    print("\n\n".join("\n".join(sentences(verdict)) for verdict in found))
-    if settings.out:
-        settings.out.parent.mkdir(parents=True, exist_ok=True)
-        rows = [
-            (" and ".join(verdict.unseen), name, *score)
-            for verdict in found
-            for name, score in (("score", verdict.score), ("loss alone", verdict.trivial))
-        ]
-        table = pd.DataFrame(rows, columns=["unseen", "rule", *found[0].score._fields])
-        table.to_csv(settings.out, index=False, lineterminator="\n")
-        print(f"table: {settings.out}")
-
-
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "explain": explain,
     "what-if": what_if,
     "ptq": ptq,
     "prune": prune,
-    "predict": predict,
-    "exponent-gate": exponent_gate,
-    "early-warning": early_warning,
 }
 
 

@@ -1,9 +1,7 @@
-"""Which runs fail, at which rates, and whether a format without significand bits fares as was foretold.
+"""Which runs fail, and at which rates.
 
-The bench began with a prediction about E7M0, whose values are powers of two: more than 90 % of its runs fail, since
-gradients vanish and losses stop falling within ten steps. A run **fails** if it diverges, or ends above the middle
-between the loss of an untrained model, ln V for a vocabulary of V, and the baseline's mean loss at its best rate in the
-same arm; in any arm, where it has none in that one.
+A run **fails** if it diverges, or ends above the middle between the loss of an untrained model, ln V for a vocabulary
+of V, and the baseline's mean loss at its best rate in the same arm; in any arm, where it has none in that one.
 """
 
 from __future__ import annotations
@@ -11,22 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 
-from altgrad.formats import Format
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.document import Block, Bullets, Column, Table, Text, of_numbers
-from altgrad.reporting.early_warning import sentences, verdicts
+from altgrad.reporting.document import Block, Column, Table, of_numbers
 from altgrad.reporting.figures.select import at_best
-from altgrad.reporting.load import COMPLETED, IDENTITY, MISSING, Study
-from altgrad.reporting.roles import is_virtual, regime
-from altgrad.reporting.statistics import wilson
+from altgrad.reporting.load import COMPLETED, MISSING, Study
 from altgrad.reporting.wording import NONE, joined, number, percent_of
-
-FORETOLD = 0.9  # the share of runs of a format without significand bits that was to fail
-STEPS, FALL = 10, 0.1  # a loss that falls less than FALL nats per token after so many steps has stopped
-REGIMES = {"master": "with master weights", "quantized": "with weights on the quantization grid"}
 
 
 def limit_of(vocabulary: int, best: float) -> float:
@@ -48,69 +37,12 @@ def failed(study: Study) -> pd.Series:
     return (cells["status"] != COMPLETED) | above
 
 
-def foretold(low: float, high: float) -> str:
-    """Return what an interval of the share that fails says of the prediction."""
-    return "holds" if low > FORETOLD else "fails" if high < FORETOLD else "is left open"
-
-
 def failures(study: Study, comparison: Comparison) -> list[Block]:
-    """Say which runs fail and whether that could be seen early; nothing where none fails and none was foretold to."""
+    """Return the table of runs that fail; nothing where none does."""
     if "vocab_size" not in study.corpus:
         return []
     fails = failed(study)
-    cells = study.cells.loc[fails.index].assign(fails=fails)
-    bare = [name for name in study.formats if _lacks_significand(study, name) and name in set(cells["format"])]
-    if fails.empty or not (fails.any() or bare):
-        return []
-    told = [Text(_as_foretold(study, cells, name)) for name in bare]
-    found = verdicts(study)
-    early = [Text("Could the first fifth of a run tell?"), *(Bullets(sentences(verdict)) for verdict in found)]
-    return [*told, _table(study, comparison, cells), *(early if found else [])]
-
-
-def _lacks_significand(study: Study, entry: str) -> bool:
-    cell = study.entry(entry)
-    weights = {rule["weight"]["format"] for rule in cell["rules"] if rule["weight"]}
-    formats = {name: Format(**fields) for name, fields in cell.get("formats", {}).items()}
-    return not is_virtual(study, entry) and any(
-        name in formats and formats[name].mantissa_bits == 0 and formats[name].exponent_bits > 0 for name in weights
-    )
-
-
-def _as_foretold(study: Study, cells: pd.DataFrame, entry: str) -> str:
-    own = cells[cells["format"] == entry]
-    count, total = int(own["fails"].sum()), len(own)
-    first = (
-        f"**{entry}** has no significand bits. It was foretold that more than {100 * FORETOLD:.0f} % of its runs fail, "
-        f"and that losses stop falling within {STEPS} steps. {percent_of(count, total)} fail: the first "
-        f"{foretold(*wilson(count, total))}."
-    )
-    said, fall = [first], _falls(study, own)
-    if len(fall):
-        stopped = int((fall < FALL).sum())
-        said.append(f"The training loss of {stopped} of {len(fall)} falls less than {FALL:g} nats after step {STEPS}.")
-    for name, words in REGIMES.items():
-        arms = [arm for arm in study.optimizers if regime(study.arm(arm)) == name]
-        mine = own[own["optimizer"].isin(arms)]
-        if len(mine) and len(arms) < len(study.optimizers):
-            said.append(f"{words.capitalize()}: {percent_of(int(mine['fails'].sum()), len(mine))}.")
-    return " ".join(said)
-
-
-def _falls(study: Study, cells: pd.DataFrame) -> np.ndarray:
-    """Return by how much each run's training loss falls after its first steps, to the last that is recorded.
-
-    A run without a record of the first steps, or one that recorded nothing after them, is left out.
-    """
-    wanted = pd.MultiIndex.from_frame(cells[IDENTITY])
-    rows = study.history.dropna(subset="train_loss")
-    rows = rows[(rows["step"] > 0) & pd.MultiIndex.from_frame(rows[IDENTITY]).isin(wanted)]
-    found = []
-    for _, run in rows.groupby(IDENTITY, sort=False):
-        first, after = run[run["step"] <= STEPS], run[run["step"] > STEPS]
-        if len(first) and len(after):
-            found.append(first["train_loss"].iloc[-1] - after["train_loss"].iloc[-1])
-    return np.array(found)
+    return [_table(study, comparison, study.cells.loc[fails.index].assign(fails=fails))] if fails.any() else []
 
 
 def _table(study: Study, comparison: Comparison, cells: pd.DataFrame) -> Table:

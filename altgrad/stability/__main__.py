@@ -20,7 +20,7 @@ from altgrad.stability.search import Ladder
 
 PARAMS, RUNS = Path("params.yaml"), Path("data/runs")
 OUT = Path("reports/stability")
-WITHIN = 0.1  # nats per token, as in `altgrad.reporting.early_warning`
+WITHIN = 0.1  # nats per token
 FEWEST, MOST = -8, 12  # rungs of a ladder that anybody may ask for
 
 

@@ -36,8 +36,6 @@ def test_the_page_says_what_was_measured_and_what_was_computed():
     assert text.index("## Computed, not measured") < text.index("| 512 |")
 
 
-def test_the_committed_study_is_counted_by_its_results(tmp_path):
-    for name, rows in (("a", 3), ("b/c", 2)):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "results.csv").write_text("format\n" + "E4M3\n" * rows)
-    assert study_cells(tmp_path) == 5
+def test_the_committed_study_is_counted_by_its_runs(tmp_path):
+    (tmp_path / "runs.csv").write_text("experiment\n" + "one\n" * 5)
+    assert study_cells(tmp_path / "runs.csv") == 5
