@@ -30,6 +30,7 @@ LOCK = Path("dvc.lock")
 TMP = Path(".dvc/tmp")
 PLACES = (Path(), TMP, Path("data/diag"), Path("reports"))  # with files of their own, and not folders of one stage
 COPY, RWLOCK = TMP / "dvc.lock.whole", TMP / "rwlock"
+RUN_CACHE = Path(".dvc/cache/runs")
 
 
 def keep_whole() -> None:
@@ -55,6 +56,8 @@ def mend() -> list[str]:
         number = left.name.split(".")[-2]  # of the process that was writing it, as `altgrad.config.files` has it
         if number.isdigit() and not psutil.pid_exists(int(number)):
             left.unlink(missing_ok=True)
+    for left in RUN_CACHE.glob("*/*/.*.tmp"):  # the newest of a folder is what DVC takes for the entry
+        left.unlink(missing_ok=True)
     if RWLOCK.exists() and not _is_json(RWLOCK):
         RWLOCK.unlink()
         said.append(f"{RWLOCK} was half-written, as a stop or a full disk leaves it: removed, nothing is lost by it")

@@ -189,6 +189,19 @@ def test_what_a_killed_process_left_is_removed(trained: Path):
     assert all(Path(str(path).format(here)).exists() for path in left), "somebody is writing it"
 
 
+def test_half_of_an_entry_of_the_run_cache_is_removed_and_dvc_goes_on(trained: Path):
+    """DVC takes the newest file of a folder for the entry, whatever it is called."""
+    for entry in list(dvc_files.RUN_CACHE.glob("*/*/*")):
+        entry.with_name(".half.tmp").write_text("cmd: python -m stages.tokenize\n")
+    dvc_files.LOCK.unlink()
+    done = subprocess.run([*DVC, "repro"], cwd=trained, env=environment(), check=False, capture_output=True, text=True)
+    assert "failed to reproduce" in done.stderr
+    with locked_project():
+        pass
+    assert not list(dvc_files.RUN_CACHE.glob("*/*/.*"))
+    subprocess.run([*DVC, "repro", "--quiet"], cwd=trained, env=environment(), check=True)
+
+
 def test_stages_that_are_gone_leave_the_lock_and_come_back_from_the_run_cache(trained: Path):
     whole = dvc_files.LOCK.read_text()
     pipeline = Path("dvc.yaml").read_text()
