@@ -85,10 +85,8 @@ faults: env-test
 gpu:
 	$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m altgrad.benchmark.gpu $(BENCH)
 
-# The report shows the record when there is one to write it into.
 bench: env
 	python -m altgrad.benchmark $(BENCH)
-	@test ! -d data/diag || dvc repro --quiet --single-item report
 
 test: env-test
 	python -m pytest -n auto --dist loadscope --no-loadscope-reorder -m "not slow"

@@ -10,9 +10,10 @@ def main(arguments: list[str]) -> None:
     """Measure, write the record, print the tables."""
     options = parse(arguments)
 
+    from altgrad.benchmark.page import write_page
     from altgrad.benchmark.session import Session  # torch, after run_stage has set what training runs under
 
-    print(f"written to {Session(options, arguments).run()}; the report shows it after `dvc repro --single-item report`")
+    print(f"written to {Session(options, arguments).run()}, and {write_page()}")
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import NoReturn
 
+from altgrad.benchmark.machines import PARTS
 from altgrad.config import UserError, did_you_mean
 from altgrad.config.models import Model
 from altgrad.config.params import load_params
-from altgrad.reporting.machines import PARTS
 
 FORMATS = ("E4M3", "E3M4", "E7M0")
 MODELS = ("nano", "micro", "mini")

@@ -10,9 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from altgrad.benchmark.machines import read_bench
 from altgrad.benchmark.tables import ROWS
 from altgrad.numerics.check.records import write_record
-from altgrad.reporting.machines import read_bench
 
 SAME = ("commit", "torch", "driver", "triton")  # of two sessions whose results need not be measured again
 

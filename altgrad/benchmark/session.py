@@ -24,13 +24,13 @@ from altgrad.benchmark import (
     study,
     tables,
 )
+from altgrad.benchmark.machines import MACHINE
 from altgrad.benchmark.record import Record
 from altgrad.config import UserError
 from altgrad.config.process import usable_cores
 from altgrad.formats import get_format
 from altgrad.model import GPTConfig
 from altgrad.numerics.check.records import environment
-from altgrad.reporting.machines import MACHINE
 from altgrad.training import machine
 
 VOCABULARY = 4096

@@ -4,8 +4,6 @@
     python -m altgrad.diagnostics what-if E4M3-adamw-0-1     every tensor in every 8-bit format, and a recipe
     python -m altgrad.diagnostics ptq bf16-adamw-0-1         the loss of its weights quantized after training
     python -m altgrad.diagnostics prune E4M3-adamw-0-1       the loss with its smallest weights set to zero
-    python -m altgrad.diagnostics predict adamw              which predictor has the order of the formats' costs
-    python -m altgrad.diagnostics exponent-gate              SQNR by split, as published
 
 It reads what the pipeline left in ``data/`` and trains nothing.
 """
@@ -86,7 +84,6 @@ def ptq(arguments: list[str]) -> None:
 
     from altgrad.diagnostics import ptq
     from altgrad.diagnostics.what_if import GRANULARITIES, SPLITS
-    from altgrad.reporting.after_training import sentence, spreads  # a command may look into all rooms
     from altgrad.reporting.wording import plural
 
     parser = _parser("ptq", "cell", "such as bf16-adamw-0-1; several seeds of it give intervals", nargs="+")
@@ -114,11 +111,6 @@ def ptq(arguments: list[str]) -> None:
     mean = table.groupby("format", sort=False)[["after", "cost", "trained_so"]].mean()
     print(f"Mean of {plural(table['cell'].nunique(), 'cell')}, nats per token; `after` is quantized after training:")
     print(mean.to_string(float_format="{:.4f}".format, na_rep="-"))
-    spread = spreads(table)
-    if spread is None:
-        print("No spread when trained so: not two finished formats of the arm, seed and rate, the same for every cell.")
-    else:
-        print(sentence(spread))
 
 
 def prune(arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Every question that a report asks of the losses, declared before any is answered, and its reading.
+"""Every question that a report asks of the losses, declared before any is answered, and its result.
 
 *Primary* questions, which share the 5 % that all of a report's claims together may err by:
 
@@ -11,8 +11,7 @@ arm that differs from it in the stiffness alone; against the same arm with a for
 rescaled to AdamW's update size against the plain arm; and what it gains in the format *beyond* what the same geometry
 gains in the virtual twin, where nothing is quantized.
 
-Everything else is *exploratory* and never firm: what null arms and profile controls gain by themselves, each arm's
-adjusted by itself.
+Everything else is *exploratory*: what null arms and profile controls gain by themselves, each arm's adjusted by itself.
 """
 
 from __future__ import annotations
@@ -27,44 +26,13 @@ from altgrad.reporting import roles
 from altgrad.reporting.load import Study
 from altgrad.reporting.moderation import Spread, fitted
 from altgrad.reporting.multiplicity import adjusted, holm
+from altgrad.reporting.results import IDENTICAL, TUNED_HERE, Result, amount
 from altgrad.reporting.runs import Contrast, Run, Runs
 from altgrad.reporting.statistics import Difference
-
-# Fewer paired seeds than this give an indication, whatever the p-value says.
-CLAIM_SEEDS = 5
-FIRM, INDICATION = 0.05, 0.10  # adjusted p-values up to these
-
-SAME, BETTER, WORSE, IDENTICAL, UNJUDGED = "not told apart", "better", "worse", "identical", "not judged"
-INDICATED, EXPLORATORY = " (indication)", " (exploratory)"
 
 COST, GAIN, BEYOND = "cost", "gain", "beyond"
 NULL, FOREIGN, MATCHED = "null", "foreign", "matched"
 Question = tuple[str, ...]  # (COST, entry), (GAIN, entry, arm), (BEYOND, entry, arm), (NULL, entry, arm, other), ...
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A difference in loss and what it amounts to.
-
-    ``p`` is the p-value by itself, ``adjusted`` for all questions of the report; NaN where there is nothing to test.
-    ``half_width`` is that of the 95 % interval of this difference by itself.
-    """
-
-    difference: Difference
-    verdict: str
-    p: float = math.nan
-    adjusted: float = math.nan
-    half_width: float = math.nan
-
-    @property
-    def firm(self) -> bool:
-        """Whether it is a finding: better or worse, and no mere indication."""
-        return self.verdict in (BETTER, WORSE)
-
-    @property
-    def told_apart(self) -> bool:
-        """Whether it is a finding or an indication of one."""
-        return self.verdict.removesuffix(INDICATED) in (BETTER, WORSE)
 
 
 @dataclass(frozen=True)
@@ -115,13 +83,13 @@ def _rescales_another(study: Study, arm: str) -> bool:
 
 @dataclass(frozen=True)
 class Answers:
-    """The reading of every question, and the spreads that they were read by: of costs, gains, differences of gains."""
+    """The result of every question, and the spreads they were found with: of costs, gains, differences of gains."""
 
-    claims: dict[Question, Claim]
+    claims: dict[Question, Result]
     spreads: dict[str, Spread | None]
 
-    def of(self, *question: str) -> Claim | None:
-        """Return the reading of a question, ``None`` if it was not asked or no seed has all of its runs."""
+    def of(self, *question: str) -> Result | None:
+        """Return the result of a question, ``None`` if it was not asked or no seed has all of its runs."""
         return self.claims.get(question)
 
     @property
@@ -132,13 +100,13 @@ class Answers:
 
 
 def answer(questions: Questions, runs: Runs, least: Mapping[str, float], *, tuned_here: bool) -> Answers:
-    """Read every question.
+    """Answer every question.
 
     Args:
         questions: from `ask`.
         runs: the losses.
         least: by arm, the difference that its tuning makes where there is nothing to gain.
-        tuned_here: whether the learning rates were chosen on the seeds that are compared. Then nothing is firm.
+        tuned_here: whether the learning rates were chosen on the seeds that are compared. Then nothing is tested.
     """
     found = {
         question: difference
@@ -174,15 +142,12 @@ def answer(questions: Questions, runs: Runs, least: Mapping[str, float], *, tune
         levels |= holm({q: p for q, p in p_values.items() if q in questions.exploratory and q[2] == arm})
     claims = {}
     for question, difference in found.items():
-        asked = repeats.get(question, question)
-        spread, level = spread_of(question), levels.get(asked, math.nan)
-        verdict = _verdict(difference, level, firm=difference.n >= CLAIM_SEEDS and not tuned_here)
-        if question in questions.exploratory and level <= FIRM:
-            verdict = (WORSE if difference.mean > 0 else BETTER) + EXPLORATORY
-        elif question in questions.exploratory and level == level:
-            verdict = SAME
-        half = spread.half_width(difference) if spread and not difference.is_zero else math.nan
-        claims[question] = Claim(difference, verdict, p_values.get(asked, math.nan), level, half)
+        asked, spread = repeats.get(question, question), spread_of(question)
+        error = spread.error(difference) if spread else (math.nan, math.nan)
+        result = amount(difference, *error, p_values.get(asked, math.nan), levels.get(asked, math.nan))
+        if tuned_here and result.outcome != IDENTICAL:
+            result = replace(result, outcome=TUNED_HERE)
+        claims[question] = replace(result, exploratory=question in questions.exploratory)
     return Answers(claims, spreads)
 
 
@@ -198,15 +163,3 @@ def _spread(runs: Runs, contrasts: Mapping[Question, Contrast], found: Mapping[Q
     if not kept:
         return None
     return fitted([found[q] for q in kept], np.array([runs.row(contrasts[q]) for q in kept]))
-
-
-def _verdict(difference: Difference, level: float, *, firm: bool) -> str:
-    """Say what a difference amounts to, ``level`` its adjusted p-value."""
-    if difference.is_zero:
-        return IDENTICAL
-    if math.isnan(level):
-        return UNJUDGED
-    if level > INDICATION:
-        return SAME
-    direction = WORSE if difference.mean > 0 else BETTER
-    return direction if firm and level <= FIRM else direction + INDICATED

@@ -11,10 +11,10 @@ from functools import cache
 
 from altgrad.config.schedule import kept_by_decay
 from altgrad.reporting import roles
-from altgrad.reporting.claims import CLAIM_SEEDS
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.control import TWINS, Control
 from altgrad.reporting.load import COMPLETED, Study
+from altgrad.reporting.results import SEEDS
 from altgrad.reporting.tuning import Tuning
 from altgrad.reporting.wording import joined, plural
 
@@ -52,12 +52,12 @@ def conditions(
 
 
 def _tuned(study: Study, comparison: Comparison, tuning: Tuning | None) -> Condition:
-    name = "Learning rate tuned per arm, optimum bracketed"
+    name = "Learning rate tuned per optimizer, optimum bracketed"
     if len(study.lr_scales) == 1:
         return _tuned_before(name, study, tuning)
     best = comparison.best
     edge, lost = best[best["bracket"] == "unbracketed"], best[best["bracket"] == "none completed"]
-    reasons = [f"{len(study.lr_scales)} learning rates for every arm"]
+    reasons = [f"{len(study.lr_scales)} learning rates for every optimizer"]
     if len(edge):
         arms = [f"{row.format} {row.optimizer} at {row.lr_scale:g}" for row in edge.itertuples()]
         reasons.append(f"optimum at an edge: {joined(arms)}")
@@ -71,12 +71,12 @@ def _tuned(study: Study, comparison: Comparison, tuning: Tuning | None) -> Condi
 def _tuned_before(name: str, study: Study, tuning: Tuning | None) -> Condition:
     """Whether the one rate of each arm is the best that an earlier run found, between others that it tried."""
     if tuning is None:
-        return Condition(name, NO, f"one learning rate for each arm in this grid (scale {study.lr_scales[0]:g})")
+        return Condition(name, NO, f"one learning rate for each optimizer in this grid (scale {study.lr_scales[0]:g})")
     good, bad = [], []
     for arm in study.optimizers:
         rate, tuned = study.arm(arm)["lr"] * study.lr_scales[0], tuning.arms.get(arm)
         if tuned is None:
-            bad.append(f"{arm}: not among the arms tuned")
+            bad.append(f"{arm}: not among the optimizers tuned")
         elif tuned.against is not None:
             bad.append(f"{arm}: tuned {tuned.against}")
         elif not math.isclose(rate, tuned.best):
@@ -93,31 +93,31 @@ def _tuned_before(name: str, study: Study, tuning: Tuning | None) -> Condition:
 def _other_seeds(study: Study) -> Condition:
     name = "Learning rates not chosen on the seeds that are compared"
     if len(study.lr_scales) > 1:
-        return Condition(name, NO, "each arm's best of several rates on these seeds; every reading is an indication")
-    return Condition(name, YES, "one rate per arm, set in params.yaml before these cells ran")
+        return Condition(name, NO, "each optimizer's best of several rates on these seeds, so nothing is tested")
+    return Condition(name, YES, "one rate per optimizer, set in params.yaml before these runs")
 
 
 def _full_schedule(study: Study) -> Condition:
     name = "Compared at the end of the full schedule"
     completed = study.cells[study.cells["status"] == COMPLETED]
     if completed.empty:
-        return Condition(name, OPEN, "no cell completed")
+        return Condition(name, OPEN, "no run completed")
     short = completed[completed["steps"] < completed["planned_steps"]]
     lengths = sorted(set(study.cells["planned_steps"].astype(int)))
     if len(short):
         return Condition(name, NO, f"stopped early: {joined(list(short.index))}")
     if len(lengths) > 1:
         return Condition(
-            name, PARTLY, f"cells have schedules of different length: {joined([str(n) for n in lengths])} steps"
+            name, PARTLY, f"runs have schedules of different length: {joined([str(n) for n in lengths])} steps"
         )
-    return Condition(name, YES, f"{lengths[0]} steps in every completed cell")
+    return Condition(name, YES, f"{lengths[0]} steps in every completed run")
 
 
 def _referred(study: Study, comparison: Comparison) -> Condition:
-    name = "Every arm held against the plain arm of its base and regime"
+    name = "Every optimizer held against the baseline optimizer of its base and weight storage"
     aware = [optimizer for optimizer in study.optimizers if not roles.is_plain(study.arm(optimizer))]
     if not aware:
-        return Condition(name, OPEN, "no geometry-aware arm in this grid")
+        return Condition(name, OPEN, "no geometry-aware optimizer in this grid")
     pairs = [f"{arm} against {comparison.references[arm]}" for arm in aware if arm in comparison.references]
     alone = [arm for arm in aware if arm not in comparison.references]
     if not alone:
@@ -128,9 +128,9 @@ def _referred(study: Study, comparison: Comparison) -> Condition:
 
 def _settings(study: Study, comparison: Comparison) -> Condition:
     """Whether arms differ from their references in anything that is not the question."""
-    name = "Arms differ from their plain arm in nothing but the geometry"
+    name = "Optimizers differ from their reference in nothing but the spacing"
     if not comparison.references:
-        return Condition(name, OPEN, "no arm is compared with a plain one")
+        return Condition(name, OPEN, "no optimizer has a reference")
     found = []
     for arm, reference in comparison.references.items():
         own, base = study.arm(arm), study.arm(reference)
@@ -154,45 +154,45 @@ def _decay(study: Study) -> Condition:
             cell["optimizer"]
         )
     ordered = {text: sorted(arms, key=study.optimizers.index) for text, arms in kept.items()}
-    name = "Decay leaves the same share of the weights in every arm, over the run"
+    name = "Decay leaves the same share of the weights under every optimizer, over the run"
     if len(ordered) == 1:
         return Condition(name, YES, next(iter(ordered)))
     return Condition(name, NO, "; ".join(f"{joined(arms)}: {text}" for text, arms in ordered.items()))
 
 
 def _matched_update(study: Study) -> Condition:
-    name = "Second control with matched update size"
+    name = "RMS-matched update"
     if all(roles.is_plain(study.arm(optimizer)) for optimizer in study.optimizers):
-        return Condition(name, OPEN, "no geometry-aware arm in this grid")
+        return Condition(name, OPEN, "no geometry-aware optimizer in this grid")
     matched = [optimizer for optimizer in study.optimizers if study.arm(optimizer).get("match_rms")]
     if matched:
         return Condition(name, YES, f"{joined(matched)}: updates of AdamW's root mean square, per tensor")
-    return Condition(name, NO, "no arm is rescaled to AdamW's update size in this grid")
+    return Condition(name, NO, "no update is rescaled to AdamW's root mean square in this grid")
 
 
 def _null_arms(study: Study) -> Condition:
-    name = "Null arms that carry no information about the weight"
+    name = "Shuffled or mean control, which knows nothing of the weight"
     if all(roles.is_plain(study.arm(optimizer)) for optimizer in study.optimizers):
-        return Condition(name, OPEN, "no geometry-aware arm in this grid")
+        return Condition(name, OPEN, "no geometry-aware optimizer in this grid")
     null = [optimizer for optimizer in study.optimizers if roles.is_null(study.arm(optimizer))]
     return Condition(name, YES if null else NO, joined(null) if null else "none in this grid")
 
 
 def _virtual(study: Study, comparison: Comparison) -> Condition:
-    name = "The same geometry without the format (virtual geometry)"
+    name = "Unquantized control (`virtual.`), the same spacing without the format"
     if not comparison.references:
-        return Condition(name, OPEN, "no arm is compared with a plain one")
+        return Condition(name, OPEN, "no optimizer has a reference")
     twins = roles.virtual_twins(study)
     quantized = [entry for entry in study.formats if roles.is_quantized(study, entry)]
     even = [entry for entry in quantized if entry not in twins and roles.has_even_grid(study, entry)]
     uneven = [entry for entry in quantized if entry not in even]
     without = [entry for entry in uneven if entry not in twins]
     if not uneven:
-        return Condition(name, OPEN, "nothing is quantized to a format with a geometry in this grid")
+        return Condition(name, OPEN, "nothing is quantized to a format of unequal spacing in this grid")
     if not without:
-        spared = f"; values lie evenly in {joined(even)}, which needs none" if even else ""
-        return Condition(name, YES, f"a virtual twin for {joined(uneven)}{spared}")
-    return Condition(name, PARTLY if twins else NO, f"no virtual twin for {joined(without)}")
+        spared = f"; the values of {joined(even)} are a uniform grid, which needs none" if even else ""
+        return Condition(name, YES, f"one for {joined(uneven)}{spared}")
+    return Condition(name, PARTLY if twins else NO, f"none for {joined(without)}")
 
 
 def _twins(control: Control | None) -> Condition:
@@ -200,32 +200,32 @@ def _twins(control: Control | None) -> Condition:
     if control is None:
         return Condition(name, OPEN, f"{TWINS[0]} and {TWINS[1]} did not both run")
     pairs = plural(control.pairs, "pair")
-    reason = f"largest difference {control.max_difference:g} over {control.values} logged values of {pairs} of cells"
+    reason = f"largest difference {control.max_difference:g} over {control.values} logged values of {pairs} of runs"
     return Condition(name, YES if control.agrees else NO, reason)
 
 
 def _seeds(study: Study, comparison: Comparison) -> Condition:
     """Whether every comparison is over enough seeds: a seed counts where all of its runs completed."""
-    name = "Paired seeds, enough for a claim"
+    name = "Paired seeds, enough for a test"
     if comparison.answers.paired_seeds is None:
         return Condition(name, OPEN, "no two runs are compared on a seed that both completed")
     fewest, most = comparison.answers.paired_seeds
-    met = YES if fewest >= CLAIM_SEEDS else PARTLY if most > 1 else NO
+    met = YES if fewest >= SEEDS else PARTLY if most > 1 else NO
     seeds = plural(most, "seed") if fewest == most else f"{fewest} to {most} seeds, by comparison,"
-    reason = f"{seeds} of the {CLAIM_SEEDS} that a claim takes; a seed fixes initial weights and data order"
+    reason = f"{seeds} of the {SEEDS} that a test takes; a seed fixes initial weights and data order"
     return Condition(name, met, reason)
 
 
 def _one_machine(study: Study) -> Condition:
     """Whether what is compared was trained where the same cell gives the same bits."""
-    name = "Cells of a seed trained on one class of machine"
+    name = "Runs of a seed trained on one class of machine"
     of_seed: dict[int, set[str]] = {}
     for key, timing in study.timing.items():
         versions = timing.get("versions", {})
         before = f"{timing.get('machine')}, torch {versions.get('torch')}"  # of records without a class
         of_seed.setdefault(study.cells.at[key, "seed"], set()).add(timing.get("machine_class", before))
     if not of_seed:
-        return Condition(name, OPEN, "no cell has trained")
+        return Condition(name, OPEN, "no run has trained")
     mixed = {seed: classes for seed, classes in sorted(of_seed.items()) if len(classes) > 1}
     if mixed:
         reason = "; ".join(f"seed {seed}: {joined(sorted(classes))}" for seed, classes in mixed.items())
@@ -234,10 +234,10 @@ def _one_machine(study: Study) -> Condition:
 
 
 def _lost(study: Study) -> Condition:
-    name = "Every cell has a final loss"
+    name = "Every run has a final loss"
     lost = study.cells[study.cells["status"] != COMPLETED]
     if lost.empty:
-        return Condition(name, YES, f"all {plural(len(study.cells), 'cell')} completed")
+        return Condition(name, YES, f"all {plural(len(study.cells), 'run')} completed")
     counts = [f"{count} {status}" for status, count in lost["status"].value_counts().items()]
-    reason = f"{joined(counts)} of {plural(len(study.cells), 'cell')}: counted as outcomes, left out of the means"
+    reason = f"{joined(counts)} of {plural(len(study.cells), 'run')}: counted as outcomes, left out of the means"
     return Condition(name, PARTLY if len(lost) < len(study.cells) else NO, reason)

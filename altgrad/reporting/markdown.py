@@ -10,7 +10,7 @@ from altgrad.reporting.document import Block, Bullets, Code, Document, Fold, Pic
 
 def to_markdown(document: Document) -> str:
     """Return the document as Markdown; figures are linked as ``figures/<name>.png``."""
-    parts = [f"# {document.title}", f"**{document.question}**", "## Answer so far", *map(_block, document.answer)]
+    parts = [f"# {document.title}", f"**{document.question}**", *map(_block, document.answer)]
     for section in document.sections:
         parts += [f"## {section.title}", *map(_block, section.blocks)]
     return "\n\n".join(parts) + "\n"

@@ -10,24 +10,24 @@ import pandas as pd
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.control import Control
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
-from altgrad.reporting.lowest import ranked
 from altgrad.reporting.runs import PRIMARY
+from altgrad.reporting.summary import ranked
 
 
 def metrics(study: Study, comparison: Comparison, control: Control | None, flags: int) -> dict[str, Any]:
     """Return the metrics: numbers, names and nulls only, the same keys whatever completed.
 
-    ``val_loss`` and ``gap_to_baseline`` are means over seeds at each arm's best learning rate, ``gain``
-    is the plain arm's loss minus the geometry-aware arm's, ``gain_beyond_virtual`` what is left of it beyond the
-    same geometry's gain without the format; losses are in nats per token. ``best`` is what the report calls the lowest:
+    ``val_loss`` and ``delta_format``, the loss minus the baseline format's, are means over seeds at each optimizer's
+    best learning rate; ``delta_optimizer`` is the loss minus the reference optimizer's, ``delta_format_specific`` that
+    minus the same without the format; in nats per token, and below zero is better. ``best`` is the report's lowest:
     of all that is quantized, over the seeds that all completed. ``noise_floor`` is the report's too: that of the
     comparison with the fewest seeds. ``control`` compares E0M7 with E1M6: its ``max_difference`` is null when no pair
     ran, or when a pair ended differently. ``flags`` is how many were raised.
     """
     table, paired = comparison.best, comparison.answers.paired_seeds
     gaps = [None if row is None else row.mean for row in table["difference"]]
-    gains = [None if claim is None else -claim.difference.mean for claim in comparison.gains["claim"]]
-    beyond = [None if claim is None else -claim.difference.mean for claim in comparison.gains["beyond"]]
+    changes = [None if claim is None else claim.difference.mean for claim in comparison.gains["claim"]]
+    beyond = [None if claim is None else claim.difference.mean for claim in comparison.gains["beyond"]]
     return {
         "cells": {
             "total": len(study.cells),
@@ -35,9 +35,9 @@ def metrics(study: Study, comparison: Comparison, control: Control | None, flags
         },
         "best": _best(study, comparison),
         "val_loss": _nested(table, table[PRIMARY]),
-        "gap_to_baseline": _nested(table, gaps),
-        "gain": _nested(comparison.gains, gains),
-        "gain_beyond_virtual": _nested(comparison.gains, beyond),
+        "delta_format": _nested(table, gaps),
+        "delta_optimizer": _nested(comparison.gains, changes),
+        "delta_format_specific": _nested(comparison.gains, beyond),
         "noise_floor": _plain(comparison.noise.floor(paired[0])) if comparison.noise and paired else None,
         "control": {
             "pairs": control.pairs if control else 0,
@@ -65,7 +65,5 @@ def _nested(table: pd.DataFrame, values: Any) -> dict[str, dict[str, float | Non
 
 def _plain(value: float | None) -> float | None:
     """Return a JSON number, or null for none; twelve digits hide what summation order leaves in the last.
-
-    Zero has no sign: a gain is a difference with its sign turned.
     """
     return None if value is None or not math.isfinite(value) else float(f"{value:.12g}") + 0.0

@@ -35,7 +35,7 @@ def validation_table(study: Study) -> pd.DataFrame:
     table = _with_outcome(study, study.history.dropna(subset=PRIMARY))[[*IDENTITY, "outcome", "step", PRIMARY]]
     keys = ["optimizer", "seed", "lr_scale", "step"]
     baseline = table[table["format"] == study.baseline].set_index(keys)[PRIMARY]
-    table["minus_baseline"] = table[PRIMARY].to_numpy() - baseline.reindex(
+    table["delta_to_baseline"] = table[PRIMARY].to_numpy() - baseline.reindex(
         pd.MultiIndex.from_frame(table[keys])
     ).to_numpy(dtype="float64")
     return table

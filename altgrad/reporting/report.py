@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from altgrad.config.files import write_json, write_text
-from altgrad.reporting.after_training import load_spreads
 from altgrad.reporting.causes import cases
 from altgrad.reporting.cells import to_cells_page
 from altgrad.reporting.compare import compare
@@ -14,7 +13,6 @@ from altgrad.reporting.figures import draw_all, quiet
 from altgrad.reporting.flags import raised
 from altgrad.reporting.html import CELLS, links_of, to_html
 from altgrad.reporting.load import load_study
-from altgrad.reporting.machines import load_benches
 from altgrad.reporting.markdown import to_markdown
 from altgrad.reporting.metrics import metrics
 from altgrad.reporting.plots import write_plots
@@ -27,7 +25,7 @@ from altgrad.reporting.tuning import load_tuning
 def write_report(data: Path, out: Path, revision: str | None) -> None:
     """Write the report into ``out``, from ``data/{grid,tokens,runs,diag}`` and what ``out`` keeps beside it.
 
-    That is ``bench``, ``simulation.csv``, ``ptq.csv`` and ``study``, each if it is there.
+    That is ``simulation.csv`` and ``study``, each if it is there.
     ``revision`` is the git revision to name, ``None`` outside a checkout. Outputs of cells that left
     the grid are removed from ``data`` first. The same files give the same bytes: ``REPORT.md``,
     ``index.html``, ``cells.html``, ``metrics.json``, ``figures/`` and ``plots/``. Raises
@@ -38,16 +36,12 @@ def write_report(data: Path, out: Path, revision: str | None) -> None:
     study = load_study(grid, data / "tokens", runs, diag)
     comparison, control = compare(study), check_twins(study)
     flags = raised(study, comparison)
-    benches = load_benches(out / "bench")
     silent = quiet(study, comparison)
-    pictures = draw_all(study, comparison, benches, out / "figures", silent)
+    pictures = draw_all(study, comparison, out / "figures", silent)
     rates = load_rates(out / "simulation.csv", study)
     tuning = load_tuning(out / "study", study)
-    spreads = load_spreads(out / "ptq.csv", study)
     ended_badly = list(cases(study))
-    page = document(
-        study, comparison, control, flags, ended_badly, pictures, silent, revision, benches, rates, tuning, spreads
-    )
+    page = document(study, comparison, control, ended_badly, pictures, revision, rates, tuning)
     write_text(out / "REPORT.md", to_markdown(page))
     write_text(out / "index.html", to_html(page, out / "figures", links_of(study)))
     write_text(out / CELLS, to_cells_page(study, flags, ended_badly))

@@ -29,7 +29,7 @@ SEEN = 0.9  # how often an effect is found that is called visible
 MODERATED = 5  # comparisons, from which on they share what they know of their spread
 
 LOWER, HIGHER, NO_EFFECT, INCONCLUSIVE = "lower", "higher", "no effect", "inconclusive"
-TOO_FEW, IDENTICAL = "n < 5, no test", "identical"
+TOO_FEW, TUNED_HERE, IDENTICAL = f"n < {SEEDS}, no test", "rates chosen on these seeds, no test", "identical"
 
 Question = TypeVar("Question", bound=Hashable)
 
@@ -48,6 +48,7 @@ class Result:
     adjusted: float
     visible: float
     outcome: str
+    exploratory: bool = False  # nobody had asked for it beforehand
 
     @property
     def significant(self) -> bool:
@@ -74,7 +75,7 @@ def judged(
     adjusted = holm({name: value for name, value in p.items() if value == value})
     least = 2 if contrasts is None else SEEDS
     return {
-        name: _result(found, *errors[name], p[name], adjusted.get(name, math.nan), least)
+        name: amount(found, *errors[name], p[name], adjusted.get(name, math.nan), least)
         for name, found in differences.items()
     }
 
@@ -93,7 +94,17 @@ def _p(mean: float, error: float, dof: float) -> float:
     return float(2 * stdtr(dof, -abs(mean) / error))
 
 
-def _result(difference: Difference, error: float, dof: float, p: float, adjusted: float, least: int) -> Result:
+def amount(
+    difference: Difference, error: float, dof: float, p: float, adjusted: float, seeds: int = SEEDS
+) -> Result:  # fmt: skip
+    """Return what a difference amounts to.
+
+    Args:
+        difference: over paired seeds.
+        error: its standard error, in its unit, with ``dof`` degrees of freedom.
+        p: its p-value by itself, and ``adjusted`` for its family.
+        seeds: the fewest that can make it significant.
+    """
     if difference.is_zero or not error > 0:
         outcome = IDENTICAL if difference.is_zero else TOO_FEW
         return Result(difference, math.nan, p, adjusted, math.nan, outcome)
@@ -103,4 +114,4 @@ def _result(difference: Difference, error: float, dof: float, p: float, adjusted
         outcome = LOWER if difference.mean < 0 else HIGHER
     else:
         outcome = NO_EFFECT if abs(difference.mean) + half <= SMALLEST_EFFECT else INCONCLUSIVE
-    return Result(difference, half, p, adjusted, visible, outcome if difference.n >= least else TOO_FEW)
+    return Result(difference, half, p, adjusted, visible, outcome if difference.n >= seeds else TOO_FEW)

@@ -1,14 +1,13 @@
 """How often the report's own rules claim what is not there, and how often they find what is: by simulation.
 
 Studies of pure chance, and studies with one known gain, are drawn and read by the code that reads real ones
-(:mod:`altgrad.reporting.claims`, :mod:`altgrad.reporting.leader`). A loss is a shift per seed, which pairing takes
+(:mod:`altgrad.reporting.claims`). A loss is a shift per seed, which pairing takes
 away, plus noise of 0.01 nats per run; what differs between the *noises* below is how that noise is spread over runs.
 
     make simulate
 
-writes a row per design and noise: the share of null studies whose report has at least one firm claim, and at least
-one indication or firm claim; the share of studies with one gain of four standard deviations of a run's noise in
-which that gain is firm; and the share of studies with an equal gain in every format in which one is said to gain most.
+writes a row per design and noise: the share of null studies whose report has at least one significant result, and the
+share of studies with one effect of four standard deviations of a run's noise in which that effect is significant.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from tqdm import tqdm
 from altgrad.console import while_read
 from altgrad.reporting import roles
 from altgrad.reporting.claims import GAIN, Answers, Questions, answer, ask
-from altgrad.reporting.leader import leading
 from altgrad.reporting.load import COLUMNS, COMPLETED, IDENTITY, NUMBERS, TEXTS, Study
 from altgrad.reporting.runs import Run, Runs
 
@@ -143,26 +141,14 @@ def rates(design: Design, noise: Spread, draws: int, seed: int = 0) -> dict[str,
     random = np.random.default_rng(seed)
     null = [design.read(design.drawn(random, noise)).claims.values() for _ in range(draws)]
     entry, arm = design.study.formats[-2], design.study.optimizers[1]
-    single, every = np.zeros((2, *design.shape[:2], 1))
-    single[-2, 1] = every[:, 1] = EFFECT * NOISE
-    found = most = 0
+    single = np.zeros((*design.shape[:2], 1))
+    single[-2, 1] = EFFECT * NOISE
+    found = 0
     for _ in range(draws):
-        claim = design.read(design.drawn(random, noise, single)).of(GAIN, entry, arm)
-        found += claim is not None and claim.firm
-        most += _names_a_leader(design, design.drawn(random, noise, 2 * every), arm)
-    return {
-        "false_firm": float(np.mean([any(claim.firm for claim in claims) for claims in null])),
-        "false_indication": float(np.mean([any(claim.told_apart for claim in claims) for claims in null])),
-        "found": found / draws,
-        "false_leader": most / draws,
-    }
-
-
-def _names_a_leader(design: Design, runs: Runs, arm: str) -> bool:
-    answers = design.read(runs)
-    gains = {entry: claim for entry in design.study.formats if (claim := answers.of(GAIN, entry, arm)) is not None}
-    found = leading(gains, runs, design.best, arm, design.references[arm], tuned_here=False)
-    return found is not None and not found.close and gains[found.entry].firm
+        result = design.read(design.drawn(random, noise, single)).of(GAIN, entry, arm)
+        found += result is not None and result.significant
+    wrong = [any(result.significant and not result.exploratory for result in results) for results in null]
+    return {"false_significant": float(np.mean(wrong)), "found": found / draws}
 
 
 def simulated(job: tuple[tuple[int, int, int], str, int]) -> dict[str, object]:

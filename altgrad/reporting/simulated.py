@@ -1,4 +1,4 @@
-"""What the simulation says of a report like this one: how often pure chance gives it a finding or an indication."""
+"""What the simulation says of a report like this one: how often chance alone gives it a significant result."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from altgrad.reporting.load import Study
 
 @dataclass(frozen=True)
 class Rates:
-    """Shares of simulated null studies of ``formats`` x ``arms`` x ``seeds`` with a firm claim, and with any."""
+    """The share of simulated null studies of ``formats`` x ``arms`` x ``seeds`` with a significant result."""
 
     formats: int
     arms: int
     seeds: int
-    firm: float
-    any_claim: float
+    significant: float
 
 
 def load_rates(file: Path, study: Study) -> Rates | None:
@@ -37,5 +36,5 @@ def load_rates(file: Path, study: Study) -> Rates | None:
     near = table[table["far"] == table["far"].min()]
     near = near[near["unlike"] == near["unlike"].min()]
     first = near.iloc[0]
-    firm, any_claim = (float(near[name].max()) for name in ("false_firm", "false_indication"))
-    return Rates(int(first["formats"]), int(first["arms"]), int(first["seeds"]), firm, any_claim)
+    shape = (int(first[name]) for name in ("formats", "arms", "seeds"))
+    return Rates(*shape, float(near["false_significant"].max()))

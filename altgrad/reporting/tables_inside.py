@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import pandas as pd
-
 from altgrad.metrics import METRICS, Metric
 from altgrad.reporting.causes import Case, tensor
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.document import Column, Table, of_numbers
+from altgrad.reporting.document import Column, Table
 from altgrad.reporting.figures.select import per_layer, shown_optimizer
-from altgrad.reporting.load import IDENTITY, Study
+from altgrad.reporting.load import Study
 from altgrad.reporting.nearness import ALONG, SHOWN, SHUFFLED, is_geometry, nearness
 from altgrad.reporting.paired import with_interval
 from altgrad.reporting.tables import words
-from altgrad.reporting.wording import NONE, absent, number, plural, significant, whole
+from altgrad.reporting.wording import NONE, absent, number, significant, whole
 
-LISTED_FLAGS = 400
 EXPLAIN = "python -m altgrad.diagnostics explain CELL"
 
 
@@ -37,7 +34,7 @@ def diagnosis_table(study: Study, comparison: Comparison) -> Table | None:
     metrics = [known[name] for name in known if name in table.index]
     body = [[metric.head, *_numbers(metric, [table.loc[metric.name, name] for name in names])] for metric in metrics]
     optimizer = shown_optimizer(study, comparison)
-    note = f"Over all layers at the end of the run, mean over seeds (`{optimizer}`). Definitions are at the end."
+    note = f"Over all layers at the end of the run, mean over seeds (`{optimizer}`)."
     cells = [comparison.behind(name, optimizer) for name in names]
     behind = [[None, *(own | {"metric": metric.name} for own in cells)] for metric in metrics]
     return Table([words("quantity"), *(Column(name) for name in names)], body, note, behind)
@@ -80,47 +77,6 @@ def geometry_table(study: Study, comparison: Comparison) -> Table | None:
         cells = comparison.behind(row.entry, optimizer)
         behind.append([None, *(cells | {"metric": name} for name in SHOWN), cells | {"metric": [ALONG, SHUFFLED]}])
     return Table(columns, rows, note, behind) if rows else None
-
-
-def flags_table(flags: pd.DataFrame) -> Table:
-    """Flags by kind, format and arm: how many layers, in how many seeds, and the worst."""
-    columns = [
-        words("what"),
-        Column("limit"),
-        words("format"),
-        words("arm"),
-        Column("layers"),
-        Column("seeds"),
-        Column("worst"),
-        words("where"),
-    ]
-    rows, behind = [], []
-    for (what, name, optimizer), group in flags.groupby(["what", "format", "optimizer"], sort=False):
-        above = (group["value"] > group["limit"]).all()
-        worst = group.loc[group["value"].idxmax() if above else group["value"].idxmin()]
-        layers = {layer for layer in group["layer"] if layer}
-        where = worst["layer"] or "whole run"
-        if not absent(worst["seed"]):
-            where += f", seed {worst['seed']:g}, lr × {worst['lr_scale']:g}"
-        limit = f"{'>' if above else '<'} {worst['limit']:g}"
-        seeds = NONE if absent(worst["seed"]) else str(group["seed"].nunique())
-        count = str(len(layers)) if layers else NONE
-        rows.append([what, limit, f"**{name}**", optimizer, count, seeds, significant(worst["value"]), where])
-        behind.append(of_numbers(columns, {"format": name, "optimizer": optimizer}))
-    return Table(columns, rows, behind=behind)
-
-
-def all_flags_table(study: Study, flags: pd.DataFrame) -> Table:
-    """Every flag, one row each."""
-    keys = dict(zip(study.cells[IDENTITY].itertuples(index=False, name=None), study.cells.index, strict=True))
-    columns = [words("what"), words("cell"), words("layer"), Column("value"), Column("limit")]
-    rows = []
-    for flag in flags.head(LISTED_FLAGS).itertuples():
-        key = keys.get((flag.format, flag.optimizer, flag.seed, flag.lr_scale))
-        cell = f"`{key}`" if key else f"{flag.format} {flag.optimizer}, all seeds, lr × {flag.lr_scale:g}"
-        rows.append([flag.what, cell, flag.layer or NONE, significant(flag.value), f"{flag.limit:g}"])
-    more = len(flags) - len(rows)
-    return Table(columns, rows, f"{plural(more, 'more flag')} not listed." if more else "")
 
 
 def causes_table(found: Sequence[Case]) -> Table | None:

@@ -20,6 +20,8 @@ import torch
 from altgrad.benchmark import steps
 from altgrad.benchmark.gpu import needs, operands, pages
 from altgrad.benchmark.gpu.session import FULL, MINIATURE, Item, Session
+from altgrad.benchmark.gpu.tables import NOT_MEASURED, gpu_blocks, gpu_sentence
+from altgrad.benchmark.page import speed_blocks
 from altgrad.config import UserError
 from altgrad.config.files import read_yaml, write_json
 from altgrad.config.schema import Budget
@@ -28,9 +30,7 @@ from altgrad.execution.budget import kind_of
 from altgrad.execution.executor import Task
 from altgrad.model import GPT, GPTConfig, quantize_model
 from altgrad.numerics import format_constants, quantize_operands
-from altgrad.reporting.gpu import NOT_MEASURED, gpu_blocks, gpu_sentence
 from altgrad.reporting.markdown import blocks_to_markdown
-from altgrad.reporting.speed import speed_blocks
 from tests.reporting.synthetic_project import write_project
 
 ROOT = Path(__file__).parents[2]

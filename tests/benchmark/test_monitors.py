@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import torch
 
 from altgrad.benchmark import monitors
+from altgrad.benchmark.speed_tables import monitors_table
 from altgrad.benchmark.tables import table
 from altgrad.config import load_params
 from altgrad.config.schema import GROUPS, Train
-from altgrad.reporting.speed_tables import monitors_table
 
 PROJECT = Path(__file__).parents[2]
 

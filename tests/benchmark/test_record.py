@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from altgrad.benchmark.gpu.tables import TABLES as GPU_TABLES
+from altgrad.benchmark.machines import PARTS, commands, read_bench
 from altgrad.benchmark.record import Record
 from altgrad.benchmark.session import Session
+from altgrad.benchmark.speed_tables import TABLES
 from altgrad.benchmark.tables import ROWS, table
-from altgrad.reporting.gpu import TABLES as GPU_TABLES
-from altgrad.reporting.machines import PARTS, commands, read_bench
-from altgrad.reporting.speed_tables import TABLES
 
 MACHINE = {"device": "A processor", "on_gpu": False, "threads": 2}
 EARLY = {**MACHINE, "command": "early", "commit": "c0", "limits": {"copy_bytes_per_s": 1},

@@ -26,9 +26,7 @@ COPIED = [
     "data/weights",
     "dvc.yaml",
     "params.yaml",
-    "reports/bench",
     "reports/simulation.csv",
-    "reports/ptq.csv",
     "reports/study/default-rates.yaml",
     "reports/study/results",
 ]

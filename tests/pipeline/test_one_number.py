@@ -35,7 +35,7 @@ def test_everything_that_shows_a_number_shows_the_same(project: Project):
 
     reported = read_json(folder / "reports/metrics.json")
     assert reported["val_loss"]["E4M3"]["adamw"] == pytest.approx(own[other], rel=1e-11)
-    assert reported["gap_to_baseline"]["E4M3"]["adamw"] == pytest.approx(gap, abs=1e-11)
+    assert reported["delta_format"]["E4M3"]["adamw"] == pytest.approx(gap, abs=1e-11)
     text, page = ((folder / "reports" / name).read_text() for name in ("REPORT.md", "index.html"))
     assert f"{own[other]:.4f}" in text and f"{own[other]:.4f}" in page
 
@@ -49,7 +49,7 @@ def test_everything_that_shows_a_number_shows_the_same(project: Project):
     curve = pd.read_csv(folder / "reports/plots/validation.csv")
     last = curve[curve["format"] == "E4M3"].iloc[-1]
     assert last["val_loss"] == pytest.approx(own[other], rel=1e-6)
-    assert last["minus_baseline"] == pytest.approx(gap, abs=1e-6)
+    assert last["delta_to_baseline"] == pytest.approx(gap, abs=1e-6)
 
     watched = Events(folder).after("", 0)["events"]
     cells = {number: values for kind, number, *rest in watched if kind == "cell" for values in rest}

@@ -1,16 +1,14 @@
-"""The metrics of a study that lost runs are those that its report tells. Oracle: its sentences, and losses by hand."""
+"""The metrics of a study that lost runs are those that its report tells. Oracle: losses by hand."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from altgrad.reporting.answer import answer
 from altgrad.reporting.compare import compare
-from altgrad.reporting.document import Text
 from altgrad.reporting.load import Study
-from altgrad.reporting.lowest import lowest
 from altgrad.reporting.metrics import metrics
+from altgrad.reporting.summary import certainty, lowest
 from altgrad.reporting.wording import significant
 from tests.reporting.made_losses import ADAMW, STIFF, study_of
 
@@ -27,7 +25,7 @@ def test_the_best_is_lowest_over_the_seeds_that_all_completed() -> None:
     }  # fmt: skip
     study = study_of(losses, {"adamw": ADAMW})
     assert numbers(study)["best"] == {"format": "B", "optimizer": "adamw", "val_loss": pytest.approx(3.1)}
-    assert lowest(study, compare(study)).run[0] == "B"
+    assert lowest(study, compare(study))[0].run[0] == "B"
 
 
 def test_the_best_is_something_that_is_quantized() -> None:
@@ -52,5 +50,4 @@ def test_the_noise_floor_is_that_of_the_report() -> None:
     comparison = compare(study)
     floor = numbers(study)["noise_floor"]
     assert floor == pytest.approx(comparison.noise.floor(3))
-    (said,) = (b.text for b in answer(study, comparison, None) if isinstance(b, Text) and "noise floor" in b.text)
-    assert f"**A/A noise floor** {significant(floor)}: " in said
+    assert f"Equal runs differ by up to {significant(floor)} 19 times in 20." in certainty(study, comparison, None)

@@ -55,11 +55,11 @@ def check(out: Path) -> None:
         assert not re.findall(rf"(?:src|href)=[\"'](?!data:image/png|#|{leads_to})", own)
         assert "<script src" not in own and "<link" not in own and "@import" not in own and "{%" not in own
     assert page.count("<script") == 1 and cells.count("<script") == 2
-    assert len(page) < 1.5e6
+    assert len(page) < 1.5e6 and len(text.splitlines()) <= 250
     numbers = json.loads((out / "metrics.json").read_text(), parse_constant=pytest.fail)
     assert set(numbers) == {
-        "cells", "best", "val_loss", "gap_to_baseline", "gain", "gain_beyond_virtual", "noise_floor", "control",
-        "flags",
+        "cells", "best", "val_loss", "delta_format", "delta_optimizer", "delta_format_specific", "noise_floor",
+        "control", "flags",
     }  # fmt: skip
 
 
@@ -114,12 +114,12 @@ def test_metrics_hold_the_numbers_of_the_runs(report: Path, project: Path) -> No
     final = json.loads((project / "data/runs/E5M2-adamw-0-1/metrics.json").read_text())["val_loss"]
     assert numbers["cells"] == {"total": 14, "completed": 12, "diverged": 1, "missing": 1}
     assert numbers["val_loss"]["E5M2"]["adamw"] == pytest.approx(final, rel=1e-11)
-    assert numbers["gap_to_baseline"]["bf16"]["adamw"] is None
+    assert numbers["delta_format"]["bf16"]["adamw"] is None
     assert numbers["best"]["format"] == "E3M4"
     assert numbers["control"] == {"pairs": 2, "max_difference": 0.0}
 
 
-def test_the_page_names_every_cell_the_revision_and_the_parameters(report: Path) -> None:
+def test_the_page_names_what_was_lost_the_revision_and_the_machine(report: Path) -> None:
     class Visible(HTMLParser):
         text = ""
 
@@ -128,5 +128,5 @@ def test_the_page_names_every_cell_the_revision_and_the_parameters(report: Path)
 
     reader = Visible()
     reader.feed((report / "index.html").read_text())
-    for expected in ("E5M2-adamw-1-1", "not trained", "0123456789", '"decay": 0.0003', "Example processor"):
+    for expected in ("E5M2-adamw-1-1", "not trained", "0123456789", "Example processor"):
         assert expected in reader.text

@@ -20,7 +20,7 @@ from altgrad.reporting.tuning import QUESTION, load_tuning
 from tests.reporting.made_losses import study_of
 
 SHIPPED = Path(__file__).parents[2] / "params.yaml"
-NAME = "Learning rate tuned per arm, optimum bracketed"
+NAME = "Learning rate tuned per optimizer, optimum bracketed"
 ARM = "adamw"
 LOSSES = {0.5: [4.0, 4.1], 1: [3.0, 3.1], 2: [3.5, 3.2]}
 SIZE = {"parameters": 168256, "steps": 200, "tokens": 204800}
@@ -103,7 +103,7 @@ def test_an_arm_that_was_not_tuned_is_named(study, tmp_path):
     cells = both.cells.assign(**SIZE)
     both = replace(both, params=both.params | {"optimizers": arms}, corpus=study.corpus, cells=cells)
     met, reason = condition(both, tried(tmp_path))
-    assert met == "partly" and reason.startswith("other: not among the arms tuned; on seeds 10 and 11")
+    assert met == "partly" and reason.startswith("other: not among the optimizers tuned; on seeds 10 and 11")
 
 
 def test_without_a_run_or_with_one_that_cannot_be_read_nothing_is_claimed(study, tmp_path):

@@ -135,7 +135,7 @@ def test_the_comparison_so_far_is_that_of_the_report(grid, tmp_path):
     assert len(rows) == sum(loss is not None for arms in reported["val_loss"].values() for loss in arms.values())
     for row in rows:
         assert row["loss"] == pytest.approx(reported["val_loss"][row["format"]][row["arm"]], abs=1e-11)
-        gap = reported["gap_to_baseline"][row["format"]][row["arm"]]
+        gap = reported["delta_format"][row["format"]][row["arm"]]
         assert (row["difference"] is None) == (gap is None)
         if gap is not None:
             assert row["difference"] == pytest.approx(gap, abs=1e-11)

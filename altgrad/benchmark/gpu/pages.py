@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from altgrad.benchmark.gpu.tables import gpu_blocks, gpu_sentence
+from altgrad.benchmark.machines import load_benches
 from altgrad.config.files import write_text
-from altgrad.reporting.gpu import gpu_blocks, gpu_sentence
-from altgrad.reporting.machines import load_benches
 from altgrad.reporting.markdown import blocks_to_markdown, text_to_markdown
 
 MARKED = re.compile(r"(<!-- make gpu -->\n).*?(<!-- -->\n)", re.DOTALL)

@@ -19,12 +19,12 @@ import torch
 
 from altgrad.benchmark import limits, memory, optimizers, steps, tables
 from altgrad.benchmark.gpu import checks, compiled, needs, operands, runs
+from altgrad.benchmark.machines import MACHINE
 from altgrad.benchmark.record import Record
 from altgrad.config import UserError, load_params
 from altgrad.config.process import usable_cores
 from altgrad.model import GPTConfig
 from altgrad.numerics.check.records import environment
-from altgrad.reporting.machines import MACHINE
 from altgrad.training import machine
 
 LIMIT_S = 115.0  # of one item; what takes longer is given up, and said

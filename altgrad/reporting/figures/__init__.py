@@ -12,17 +12,14 @@ import pkgutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from altgrad.config.process import usable_cores
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Picture
-from altgrad.reporting.figures import speed
 from altgrad.reporting.figures.plate import SPOTS, Plate
 from altgrad.reporting.figures.select import shown_optimizer
 from altgrad.reporting.figures.style import drawing, save
 from altgrad.reporting.load import Study
-from altgrad.reporting.machines import picture_name
 from altgrad.reporting.wording import joined
 
 
@@ -49,7 +46,7 @@ def at(spot: str, pictures: dict[str, Picture]) -> list[Picture]:
 
 
 def draw_all(
-    study: Study, result: Comparison, benches: list[dict[str, Any]], folder: Path, silent: Collection[Plate]
+    study: Study, result: Comparison, folder: Path, silent: Collection[Plate]
 ) -> dict[str, Picture]:
     """Draw every figure that has data as PNG and SVG in ``folder``; return their pictures by name.
 
@@ -57,7 +54,7 @@ def draw_all(
     holds what the report shows.
     """
     told = [plate for plate in PLATES if plate not in silent]
-    pictures = _machines(benches, folder) | draw(told, study, result, folder)
+    pictures = draw(told, study, result, folder)
     for path in folder.glob("*.*") if folder.is_dir() else ():
         if path.suffix in (".png", ".svg") and path.stem not in pictures:
             path.unlink()
@@ -112,24 +109,6 @@ def _begin(function: Callable[[Plate], bool], plates: Sequence[Plate]) -> None:
 def _call(index: int) -> bool:
     function, plates = _work
     return function(plates[index])
-
-
-def _machines(benches: list[dict[str, Any]], folder: Path) -> dict[str, Picture]:
-    """Draw the step times of every machine that has any."""
-    pictures = {}
-    for bench in benches:
-        with drawing():
-            figure = speed.step_times(bench)
-            if figure is not None:
-                name, device = picture_name(bench), bench["device"]
-                save(figure, folder, name)
-                pictures[name] = Picture(
-                    name,
-                    f"Time of a training step on {device} over that of the bf16 step, by contestant and size",
-                    f"{device}: time of a step over that of a bf16 step of the same round, median and quartiles. "
-                    "Left of the line is faster than bf16.",
-                )
-    return pictures
 
 
 def _words(study: Study, result: Comparison) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The result as pictures: each format's cost, each geometry-aware arm's gain, and what the cost goes with."""
+"""The result as pictures: what each format costs, what each optimizer changes, and what the cost goes with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from altgrad.reporting.claims import Claim
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.explain import MEASURES, explanation
 from altgrad.reporting.figures.plate import Plate
@@ -17,6 +16,7 @@ from altgrad.reporting.figures.select import at_best
 from altgrad.reporting.figures.style import legend, looks, panels, spread_axis, tiles
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
 from altgrad.reporting.moderation import Spread
+from altgrad.reporting.results import SMALLEST_EFFECT, Result
 from altgrad.reporting.runs import PRIMARY
 from altgrad.reporting.wording import plural
 
@@ -50,37 +50,35 @@ def final_differences(study: Study, comparison: Comparison) -> Figure | None:
 
 
 def gains(study: Study, comparison: Comparison) -> Figure | None:
-    """Loss of the plain arm minus the other's, by format, and what is left of it beyond the virtual twin's."""
+    """Loss of each optimizer minus its reference's, by format, and of that what is specific to the format."""
     table = comparison.gains.dropna(subset="claim") if len(comparison.gains) else comparison.gains
     if table.empty:
         return None
     names = [name for name in study.formats if name in set(table["format"])]
     styles = looks(study.formats)
     arms = list(dict.fromkeys(table["optimizer"]))
-    fewest = min(claim.difference.n for claim in table["claim"])
     figure, axes = tiles(len(arms), 0.6 + 0.36 * len(names), sharey=True, sharex=True)
     for axis, arm in zip(axes, arms, strict=True):
         own = table[table["optimizer"] == arm]
         for row in own.itertuples():
             style, y = styles[row.format].line(linestyle="none", markersize=7), names.index(row.format)
-            _gain(axis, y, row.claim, style)
+            _difference(axis, y, row.claim, style)
             if row.beyond is not None:
-                _gain(axis, y + 0.3, row.beyond, style | {"markersize": 5, "markerfacecolor": "white"})
-        floor = comparison.gain_noise.floor(fewest) if comparison.gain_noise else 0.0
-        axis.axvspan(-floor, floor, color="#e8e8e8", zorder=0)
+                _difference(axis, y + 0.3, row.beyond, style | {"markersize": 5, "markerfacecolor": "white"})
+        axis.axvspan(-SMALLEST_EFFECT, SMALLEST_EFFECT, color="#e8e8e8", zorder=0)
         axis.axvline(0, color="black", linewidth=0.9)
-        axis.set(title=arm, xlabel=f"gain over {own['reference'].iloc[0]} (nats per token)")
-        spread_axis(axis, "x", pd.Series([-row.difference.mean for row in table["claim"]]), narrow=len(arms) > 1)
+        axis.set(title=arm, xlabel=f"Δ loss against {own['reference'].iloc[0]}")
+        spread_axis(axis, "x", pd.Series([row.difference.mean for row in table["claim"]]), narrow=len(arms) > 1)
     _names_on_y(axes[0], names)
     return figure
 
 
-def _gain(axis: Axes, y: float, claim: Claim, style: dict[str, Any]) -> None:
-    gain = -claim.difference.mean
-    if np.isfinite(claim.half_width):
-        ends = [gain - claim.half_width, gain + claim.half_width]
+def _difference(axis: Axes, y: float, result: Result, style: dict[str, Any]) -> None:
+    mean = result.difference.mean
+    if np.isfinite(result.half_width):
+        ends = [mean - result.half_width, mean + result.half_width]
         axis.plot(ends, [y, y], color=style["color"], linewidth=1.2)
-    axis.plot(gain, y, **style)
+    axis.plot(mean, y, **style)
 
 
 def cost_against_precision(study: Study, comparison: Comparison) -> Figure | None:
@@ -159,18 +157,17 @@ PLATES = [
         order=10,
         alt="Final validation loss of {formats} minus that of {baseline}, with seeds, intervals and noise floor",
         caption="Final validation loss minus {baseline}'s: a small dot per seed, a large one for their mean, a line "
-        "for the 95 % interval of each by itself (cut at the frame). Grey: the A/A noise floor, where two equal arms "
-        "end 19 times in 20. How the differences are read, all together, stands in the table.",
+        "for the 95 % interval of each by itself (cut at the frame). Grey: the A/A noise floor, where two equal runs "
+        "end 19 times in 20.",
     ),
     Plate(
         "gains",
         gains,
         spot="gains",
         order=10,
-        alt="Gain of each geometry-aware arm over the plain one, by format",
-        caption="Final validation loss of the plain arm minus the geometry-aware arm's, each at its best learning "
-        "rate, with the 95 % interval of each by itself. Right of zero is a gain. Grey: where a gain of nothing ends "
-        "19 times in 20. {beyond}",
+        alt="Loss of each geometry-aware optimizer minus its reference's, by format",
+        caption="Final validation loss minus the reference's in the same format, nats per token, each at its best "
+        "learning rate, with its 95 % interval; left of zero is better, grey is no effect (±0.005). {beyond}",
     ),
     Plate(
         "cost_against_precision",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from altgrad.benchmark.machines import sizes
 from altgrad.reporting.document import Column, Table
-from altgrad.reporting.machines import sizes
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import NONE, number, significant, whole
 

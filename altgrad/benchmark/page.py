@@ -1,14 +1,48 @@
-"""What machines can do, from the records of `make bench`: a lead, a figure and tables for each."""
+"""The page of what machines can do, from the records of `make bench`: a lead, a figure and tables for each."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from altgrad.benchmark.figure import step_times
+from altgrad.benchmark.gpu.tables import TABLES as GPU_TABLES
+from altgrad.benchmark.machines import PARTS, commands, load_benches, picture_name
+from altgrad.benchmark.speed_tables import TABLES, memory_table, steps_table, tokens_table
+from altgrad.config.files import write_text
 from altgrad.reporting.document import Block, Bullets, Fold, Picture, Text
-from altgrad.reporting.gpu import TABLES as GPU_TABLES
-from altgrad.reporting.machines import PARTS, commands, picture_name
-from altgrad.reporting.speed_tables import TABLES, memory_table, steps_table, tokens_table
+from altgrad.reporting.figures.style import drawing, save
+from altgrad.reporting.markdown import blocks_to_markdown
 from altgrad.reporting.wording import joined
+
+BENCH = Path("reports/bench")
+LEAD = "Step times beside bf16, and what else `make bench` measured. A row is of the session that measured it last."
+
+
+def write_page(folder: Path = BENCH) -> Path:
+    """Write ``folder/README.md`` and its figures from the records in ``folder``; return the page."""
+    benches = load_benches(folder)
+    blocks = [Text(LEAD), *speed_blocks(benches, _drawn(benches, folder / "figures"))]
+    write_text(folder / "README.md", f"# What machines can do\n\n{blocks_to_markdown(blocks)}\n")
+    return folder / "README.md"
+
+
+def _drawn(benches: list[dict[str, Any]], folder: Path) -> dict[str, Picture]:
+    """Draw the step times of every machine that has any."""
+    pictures = {}
+    for bench in benches:
+        with drawing():
+            figure = step_times(bench)
+            if figure is not None:
+                name, device = picture_name(bench), bench["device"]
+                save(figure, folder, name)
+                pictures[name] = Picture(
+                    name,
+                    f"Time of a training step on {device} over that of the bf16 step, by contestant and size",
+                    f"{device}: time of a step over that of a bf16 step of the same round, median and quartiles. "
+                    "Left of the line is faster than bf16.",
+                )
+    return pictures
 
 
 def speed_blocks(benches: list[dict[str, Any]], pictures: dict[str, Picture]) -> list[Block]:

@@ -1,8 +1,9 @@
-"""What machines can do, in the report: what the records say, and what was not measured."""
+"""The page of what machines can do: what the records say, and what was not measured."""
 
 from __future__ import annotations
 
 import itertools
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,12 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text as Label
 
+from altgrad.benchmark.figure import step_times
+from altgrad.benchmark.machines import PARTS, load_benches, picture_name, sizes
+from altgrad.benchmark.page import speed_blocks, write_page
 from altgrad.config.files import write_json
-from altgrad.reporting import write_report
 from altgrad.reporting.document import Block, Fold, Picture, Table, Text
-from altgrad.reporting.figures.speed import step_times
 from altgrad.reporting.figures.style import drawing
-from altgrad.reporting.machines import PARTS, load_benches, picture_name, sizes
-from altgrad.reporting.speed import speed_blocks
-from tests.reporting.synthetic_project import SMALL, write_project
 
 EARLY = Path(__file__).parents[2] / "reports/bench/amd-epyc-2-cores-2-threads.json"
 NAMES = ("bf16", "E4M3", "E4M3, a scale per row, native")
@@ -191,13 +190,16 @@ def test_a_record_of_one_session_reads_as_its_first(tmp_path):
 
 
 def test_the_page_shows_the_machines(tmp_path):
-    write_project(tmp_path, formats=["bf16"], seeds=(0,), **SMALL)
     for name, record in {"a": bench(), "b": bench(*PARTS, device="Nothing measured")}.items():
-        write_json(tmp_path / "reports/bench" / f"{name}.json", record)
-    write_report(tmp_path / "data", tmp_path / "reports", None)
-    page, text = ((tmp_path / "reports" / name).read_text() for name in ("index.html", "REPORT.md"))
+        write_json(tmp_path / f"{name}.json", record)
+    text = write_page(tmp_path).read_text()
     assert "figures/step_times_a_processor_2_threads.png" in text and "Nothing measured" in text
-    assert (
-        "a scale per row, native" in page
-        and (tmp_path / "reports/figures/step_times_a_processor_2_threads.svg").exists()
-    )
+    assert "a scale per row, native" in text
+    assert (tmp_path / "figures/step_times_a_processor_2_threads.png").exists()
+
+
+def test_the_committed_page_is_what_the_records_give(tmp_path):
+    place = Path(__file__).parents[2] / "reports/bench"
+    for record in place.glob("*.json"):
+        shutil.copy(record, tmp_path)
+    assert write_page(tmp_path).read_text() == (place / "README.md").read_text()

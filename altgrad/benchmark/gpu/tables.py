@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from altgrad.benchmark.speed_tables import memory_table, optimizers_table, steps_table
 from altgrad.reporting.document import Block, Bullets, Column, Table, Text
-from altgrad.reporting.speed_tables import memory_table, optimizers_table, steps_table
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import NONE, number, whole
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from altgrad.benchmark.machines import sizes
 from altgrad.reporting.figures.style import Look, looks, tiles
-from altgrad.reporting.machines import sizes
 
 BASELINE = "bf16"
 

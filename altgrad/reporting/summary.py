@@ -1,0 +1,202 @@
+"""The report's first screen: one sentence of result, and the tables that it stands on.
+
+Each table has one fixed lead sentence; everything that depends on the numbers is a number.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from altgrad.reporting import roles
+from altgrad.reporting.claims import COST, GAIN
+from altgrad.reporting.compare import Comparison
+from altgrad.reporting.document import Block, Column, Table, Text, of_numbers
+from altgrad.reporting.load import Study
+from altgrad.reporting.pairwise import each_pair, from_the_lowest
+from altgrad.reporting.results import INCONCLUSIVE, LEVEL, LOWER, NO_EFFECT, SEEDS, SMALLEST_EFFECT, Result
+from altgrad.reporting.runs import Run
+from altgrad.reporting.simulated import Rates
+from altgrad.reporting.tables import words
+from altgrad.reporting.wording import NONE, interval, joined, number, p_value, signed, significant
+
+QUESTION = "Which 8-bit floating-point format gains most from geometry-aware updates, and why?"
+SHOWN = 5  # of the runs of the lowest loss
+
+
+def summary(study: Study, comparison: Comparison, rates: Rates | None) -> list[Block]:
+    """Return the tables of the first screen and the line on certainty."""
+    blocks: list[Block] = []
+    for lead, table in (
+        ("**What each format costs**", costs_table(study, comparison)),
+        ("**What the spacing-scaled update changes**", updates_table(study, comparison)),
+        ("**Lowest loss**", lowest_table(study, comparison)),
+    ):
+        if table is not None:
+            blocks += [Text(lead), table]
+    return [*blocks, Text(certainty(study, comparison, rates))]
+
+
+def verdict(study: Study, comparison: Comparison) -> str:
+    """Return the result in a sentence: which formats gain by their own spacing."""
+    aware = [name for name in comparison.references if not roles.is_control(study.arm(name))]
+    if not aware:
+        return "**Open.** This grid has no geometry-aware optimizer with a baseline optimizer beside it."
+    asked = {
+        row.format: row.beyond
+        for row in comparison.gains.itertuples()
+        if row.optimizer == aware[0] and roles.is_quantized(study, row.format) and row.beyond is not None
+    }
+    if not asked:
+        return (
+            "**Open.** Without an unquantized control (`virtual.` and the format's name in `grid.formats`) a gain is "
+            "not known to be the format's."
+        )
+    own = [name for name, result in asked.items() if result.outcome == LOWER]
+    if own:
+        return f"**`{aware[0]}` has a format-specific effect in {joined(own)}**: there it lowers the loss more."
+    none = [name for name, result in asked.items() if result.outcome == NO_EFFECT]
+    equal = f" In {joined(none)} it is shown to be none (within ±{SMALLEST_EFFECT:g})." if none else ""
+    return f"**No format is seen to gain by its own spacing**, of {joined(list(asked))} under `{aware[0]}`.{equal}"
+
+
+def costs_table(study: Study, comparison: Comparison) -> Table | None:
+    """What each format's loss is above the baseline's under the baseline optimizer."""
+    results = {entry: comparison.answers.of(COST, entry) for entry in study.formats}
+    found = {entry: result for entry, result in results.items() if result is not None}
+    if not found:
+        return None
+    columns = [words("format"), *_heads()]
+    rows = [[f"**{entry}**", *cells(result)] for entry, result in found.items()]
+    behind = [of_numbers(columns, {"format": entry, "optimizer": comparison.reference}) for entry in found]
+    note = f"Δ loss: final validation loss minus `{study.baseline}`'s under `{comparison.reference}`, nats per token."
+    return Table(columns, rows, note, behind)
+
+
+def updates_table(study: Study, comparison: Comparison) -> Table | None:
+    """What each geometry-aware optimizer changes in each format, and what its controls leave of that."""
+    gains = comparison.gains.dropna(subset="claim") if len(comparison.gains) else comparison.gains
+    kept = [
+        row for row in gains.itertuples()
+        if not roles.is_control(study.arm(row.optimizer)) and roles.is_quantized(study, row.format)
+    ]  # fmt: skip
+    if not kept:
+        return None
+    columns = [words("format"), words("optimizer"), *_heads(), Column("without the format"),
+               words("format-specific effect"), words("against the shuffled control")]  # fmt: skip
+    rows, behind = [], []
+    for row in kept:
+        twin = comparison.answers.of(GAIN, row.twin, row.optimizer) if row.twin else None
+        controls = [f"`{other}` {_short(result)}" for other, result in (row.nulls | row.foreign).items()]
+        rows.append([
+            f"**{row.format}**", row.optimizer, *cells(row.claim), signed(twin.difference.mean, 4) if twin else NONE,
+            _short(row.beyond), ", ".join(controls) or NONE,
+        ])  # fmt: skip
+        behind.append(of_numbers(columns, {"format": row.format, "optimizer": [row.optimizer, row.reference]}))
+    held = joined(list(dict.fromkeys(f"`{row.reference}`" for row in kept)))
+    note = (
+        f"Δ loss: minus {held} in the same format, each at its best learning rate. Format-specific effect: that minus "
+        "the same difference without the format (difference in differences)."
+    )
+    return Table(columns, rows, note, behind)
+
+
+def _heads() -> list[Column]:
+    return [Column("Δ loss"), words("95 % CI"), Column("p"), Column("n"), words("result")]
+
+
+def cells(result: Result) -> list[str]:
+    """Return a result as the cells of a table: Δ loss, interval, p, n and what it amounts to."""
+    return [
+        signed(result.difference.mean, 4), interval(result.difference, result.half_width), p_value(result.adjusted),
+        str(result.difference.n), outcome(result),
+    ]  # fmt: skip
+
+
+def outcome(result: Result) -> str:
+    """Return what a result amounts to; with an inconclusive one the effect that would have been seen."""
+    said = f"**{result.outcome}**" if result.significant else result.outcome
+    said += f" ({number(result.visible, 4)})" if result.outcome == INCONCLUSIVE else ""
+    return f"{said}, exploratory" if result.exploratory else said
+
+
+def _short(result: Result | None) -> str:
+    if result is None:
+        return NONE
+    return f"{signed(result.difference.mean, 4)} {interval(result.difference, result.half_width)} {outcome(result)}"
+
+
+class Lowest(NamedTuple):
+    """A run at its best rate, its mean loss, and by how much it is above the lowest, with p; none for that itself."""
+
+    run: Run
+    loss: float
+    above: float
+    adjusted: float
+
+
+def lowest(study: Study, comparison: Comparison) -> list[Lowest]:
+    """Return the quantized formats and optimizers from the lowest mean loss up.
+
+    The lowest is picked because it is that, so every pair counts as a comparison: p-values by Holm over all pairs.
+    """
+    ordered = ranked(study, comparison)
+    if not ordered:
+        return []
+    differences, levels = each_pair(ordered, lambda a, b: {a: 1, b: -1}, comparison.runs)
+    first, runs = ordered[0], comparison.runs
+    return [
+        Lowest(
+            run, float(runs.of_run(run).mean()),
+            -differences[first, run].mean if (first, run) in differences else 0.0, levels.get((first, run), math.nan),
+        ) for run in ordered
+    ]  # fmt: skip
+
+
+def ranked(study: Study, comparison: Comparison) -> list[Run]:
+    """Return the quantized entries and arms at their best rates, of which a seed completed, by mean loss, lowest first.
+
+    Those of fewer seeds than can be significant come last, where others have more: few seeds are easily lucky.
+    """
+    runs = comparison.runs
+    candidates = [
+        run
+        for (entry, _), run in comparison.best_runs.items()
+        if roles.is_quantized(study, entry) and runs.completed(run)
+    ]
+    groups = ([run for run in candidates if (runs.completed(run) >= SEEDS) == many] for many in (True, False))
+    return [run for group in groups if group for run in from_the_lowest({run: runs.by_seed({run: 1}) for run in group})]
+
+
+def lowest_table(study: Study, comparison: Comparison) -> Table | None:
+    """The runs of the lowest loss, and by how much each is above the first."""
+    found = lowest(study, comparison)
+    if len(found) < 2:
+        return None
+    columns = [words("format"), words("optimizer"), Column("loss"), Column("above the lowest"), Column("p")]
+    rows = [
+        [f"**{row.run[0]}**", row.run[1], number(row.loss, 4), signed(row.above, 4) if i else NONE,
+         p_value(row.adjusted) if i else NONE]
+        for i, row in enumerate(found[:SHOWN])
+    ]  # fmt: skip
+    behind = [of_numbers(columns, {"format": row.run[0], "optimizer": row.run[1]}) for row in found[:SHOWN]]
+    note = f"The first {len(rows)} of {len(found)}; p adjusted over all {len(found) * (len(found) - 1) // 2} pairs."
+    return Table(columns, rows, note, behind)
+
+
+def certainty(study: Study, comparison: Comparison, rates: Rates | None) -> str:
+    """Return one line: seeds, the number of comparisons, how often chance alone gives a result, the noise floor."""
+    seeds = comparison.answers.paired_seeds
+    if seeds is None:
+        return "No two runs are compared on a seed that both completed."
+    asked = sum(result.adjusted == result.adjusted for result in comparison.answers.claims.values())
+    paired = str(seeds[0]) if seeds[0] == seeds[1] else f"{seeds[0]} to {seeds[1]}"
+    said = [(
+        f"Paired seeds: {paired}; p is adjusted over {asked} comparisons, significant up to {LEVEL:g} with {SEEDS} "
+        "seeds; inconclusive: the effect in brackets would have been found nine times in ten."
+    )]  # fmt: skip
+    if rates is not None:
+        said.append(f"Of simulated studies like this one, of chance alone, {100 * rates.significant:.1f} % find any.")
+    if comparison.noise is not None:
+        said.append(f"Equal runs differ by up to {significant(comparison.noise.floor(seeds[0]))} 19 times in 20.")
+    return " ".join(said)

@@ -1,0 +1,92 @@
+"""The first screen says what the numbers say. Oracle: losses of known differences."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+from altgrad.formats import get_format
+from altgrad.reporting.compare import compare
+from altgrad.reporting.document import Table
+from altgrad.reporting.load import Study
+from altgrad.reporting.summary import certainty, costs_table, lowest, lowest_table, summary, updates_table, verdict
+from tests.reporting.made_losses import ADAMW, STIFF, study_of
+
+ARMS = {"adamw": ADAMW, "stiff": STIFF, "shuffled": STIFF | {"stiffness": "permuted"}}
+ENTRIES = ("bf16", "E4M3", "E3M4", "virtual.E4M3", "virtual.E3M4")
+
+
+def made(effects: dict[tuple[str, str], float], entries: tuple[str, ...] = ENTRIES, sd: float = 1e-4, **arms) -> Study:
+    """Return five seeds of losses 3.5 plus ``effects``, and noise of ``sd``."""
+    random, arms = np.random.default_rng(0), arms or ARMS
+    losses = {
+        (entry, arm): list(3.5 + effects.get((entry, arm), 0.0) + sd * random.standard_normal(5))
+        for entry in entries for arm in arms
+    }  # fmt: skip
+    study = study_of(losses, arms)
+    for key, cell in study.resolved.items():
+        name = key.split("-")[0].removeprefix("virtual.")
+        cell["formats"] = {name: asdict(get_format(name))} if name != "bf16" else {}
+    return study
+
+
+def said(study: Study) -> str:
+    return verdict(study, compare(study))
+
+
+def rows(table: Table | None) -> dict[str, list[str]]:
+    assert table is not None
+    return {row[0].strip("*"): row[1:] for row in table.rows}
+
+
+def test_an_effect_that_the_control_has_too_is_not_the_formats():
+    same = {(entry, "stiff"): -0.02 for entry in ENTRIES if entry != "bf16"}
+    none = "**No format is seen to gain by its own spacing**, of E4M3 and E3M4 under `stiff`."
+    assert said(made(same)).startswith(none)
+    assert "In E4M3 and E3M4 it is shown to be none (within ±0.005)" in said(made(same))
+    assert "shown to be none" not in said(made(same, sd=0.02)), "an interval that is wider shows nothing"
+
+
+def test_an_effect_that_the_control_lacks_is_the_formats():
+    own = {("E4M3", "stiff"): -0.02, ("virtual.E4M3", "stiff"): -0.005}
+    assert said(made(own)) == "**`stiff` has a format-specific effect in E4M3**: there it lowers the loss more."
+
+
+def test_without_a_control_or_an_optimizer_to_ask_about_the_question_is_open():
+    assert said(made({}, ("bf16", "E4M3"))).startswith("**Open.** Without an unquantized control")
+    assert said(made({}, adamw=ADAMW)).startswith("**Open.** This grid has no geometry-aware optimizer")
+
+
+def test_costs_are_losses_minus_the_baselines():
+    found = rows(costs_table(study := made({("E4M3", "adamw"): 0.01}), compare(study)))
+    assert list(found) == ["E4M3", "E3M4"]
+    assert found["E4M3"][0].startswith("+0.0") and found["E4M3"][-1] == "**higher**"
+    assert found["E3M4"][-1] == "no effect"
+
+
+def test_updates_stand_beside_their_controls():
+    effects = {("E4M3", "stiff"): -0.03, ("E4M3", "shuffled"): -0.02, ("virtual.E4M3", "stiff"): -0.03}
+    found = rows(updates_table(study := made(effects), compare(study)))
+    row = found["E4M3"]
+    assert list(found) == ["E4M3", "E3M4"] and row[0] == "stiff" and row[1].startswith("−0.03")
+    assert row[5] == "**lower**" and row[6].startswith("−0.03") and row[7].endswith("no effect")
+    assert row[8].startswith("`shuffled` −0.0099") and row[8].endswith("**lower**")
+
+
+def test_the_lowest_is_listed_with_what_is_above_it():
+    study = made({("E3M4", "stiff"): -0.05, ("E4M3", "stiff"): -0.04})
+    found = lowest(study, compare(study))
+    assert [row.run[:2] for row in found[:2]] == [("E3M4", "stiff"), ("E4M3", "stiff")]
+    assert found[1].above == pytest.approx(0.01, abs=1e-3) and found[1].adjusted < 0.05
+    table = lowest_table(study, compare(study))
+    assert table.rows[0][3] == "–" and table.note == "The first 5 of 6; p adjusted over all 15 pairs."
+
+
+def test_every_table_has_a_lead_and_one_line_is_on_certainty():
+    study = made({})
+    blocks = summary(study, compare(study), None)
+    assert sum(isinstance(block, Table) for block in blocks) == 3
+    assert blocks[-1].text == certainty(study, compare(study), None)
+    assert "Paired seeds: 5; p is adjusted over" in blocks[-1].text
