@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from altgrad.config.arms import ADAPTIVE, OWN_UNIT, Arm
+from altgrad.config.arms import Arm
+from altgrad.config.bases import BASES
 from altgrad.numerics import permutation
 from altgrad.numerics.tracing import compile_apart
 from altgrad.optim import update, update_cpu
@@ -45,7 +46,7 @@ class ArmOptimizer(torch.optim.Optimizer):
         linear: Iterable[nn.Parameter] = (), steps: int = 1, seed: int = 0, compiled: bool = False,
         reference: bool = False,
     ) -> None:  # fmt: skip
-        self.arm, self.steps, self.seed = arm, steps, seed
+        self.arm, self.base, self.steps, self.seed = arm, BASES[arm.base], steps, seed
         self.skipped = 0
         self.grids = dict(weights) if arm.looks_at_grid else {}
         linear = [*(p for p in weights if p not in self.grids), *linear]
@@ -53,7 +54,7 @@ class ArmOptimizer(torch.optim.Optimizer):
         plain = [p for p in plain if p not in inside]
         shared = {"betas": arm.betas, "eps": arm.eps, "momentum": arm.momentum}
         plain_lr = arm.lr if arm.plain_lr is None else arm.plain_lr
-        linear_lr = plain_lr if arm.base in OWN_UNIT else arm.lr
+        linear_lr = arm.lr if self.base.unit == "weight" else plain_lr
         groups = [
             {"params": list(self.grids), "lr": arm.lr, "decay": arm.decay, "quantized": True},
             {"params": linear, "lr": linear_lr, "decay": arm.decay},
@@ -62,7 +63,7 @@ class ArmOptimizer(torch.optim.Optimizer):
         ]
         groups = [{"quantized": False, "initial_lr": group["lr"], **shared, **group} for group in groups]
         for group in groups:
-            group["fused"] = arm.base in ADAPTIVE and not group["quantized"]
+            group["fused"] = self.base.plain == "adamw" and not group["quantized"]
         super().__init__([group for group in groups if group["params"]], {})
         self._names = update.state_names(arm, reference)
         self._stiffness = {p: self._stiffness_of(grid, p.device) for p, grid in self.grids.items()}
@@ -103,7 +104,7 @@ class ArmOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             if group["quantized"]:
                 self._step_quantized(group)
-            elif self.arm.base in ADAPTIVE:
+            elif self.base.plain == "adamw":
                 self._step_adamw(group)
             else:
                 self._step_sgd(group)
@@ -196,7 +197,7 @@ class ArmOptimizer(torch.optim.Optimizer):
     def _numbers(self, group: dict[str, Any], step: float, refinement: int, device: torch.device) -> Tensor:
         beta1, beta2 = group["betas"]
         arm, numbers = self.arm, [0.0] * 11
-        per_rung = refinement if arm.base == "rung" else 1  # its settings count the format's own rungs
+        per_rung = refinement if self.base.unit == "rungs" else 1  # its settings count the format's own rungs
         numbers[update.LR] = group["lr"] * per_rung
         numbers[update.DECAY] = _kept(group)
         numbers[update.BETA1], numbers[update.BETA2] = beta1, beta2

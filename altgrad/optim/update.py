@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from altgrad.config.arms import RIEMANNIAN, Arm
+from altgrad.config.arms import Arm
+from altgrad.config.bases import BASES
 from altgrad.numerics import (
     at_coordinate,
     coordinate,
@@ -63,11 +64,7 @@ Rule = Callable[[Tensor, Tensor, State, Tensor, GridTensors], None]
 
 def state_names(arm: Arm, reference: bool) -> tuple[str, ...]:
     """Return the float32 tensors of a weight's shape that ``arm`` keeps between steps."""
-    own = {
-        "madam": ("exp_avg_sq",), "sgd": (), "riemann_sgd": (), "muon": (),
-    }.get(arm.base, ("exp_avg", "exp_avg_sq"))  # fmt: skip
-    if arm.momentum:
-        own = ("momentum_buffer",)
+    own = tuple(name for name in BASES[arm.base].state if arm.momentum or name != "momentum_buffer")
     needs_reference = (reference or arm.match_rms) and not arm.has_adam_moments
     return (*own, *(("reference_avg", "reference_avg_sq") if needs_reference else ()))
 
@@ -81,7 +78,7 @@ def rule_of(arm: Arm, reference: bool) -> Rule:
         if keeps_reference:
             _moments(state["reference_avg"], state["reference_avg_sq"], g, h)
         target = _target(arm, p, g, state, h, grid, factor)
-        if arm.base in RIEMANNIAN:
+        if BASES[arm.base].metric:
             _transport(arm, p, target, state, h, grid, factor)
         written = target if arm.weights == "master" else _written_back(arm, target, grid)
         if arm.feedback:
@@ -142,45 +139,45 @@ def _target(
     whole: bool = True,
 ) -> Tensor:  # fmt: skip
     """Advance the moments and return the weight after the step; not ``whole``: of rungs parts too."""
-    step = _step(arm, p, g, state, h, factor)
+    step, unit = _step(arm, p, g, state, h, factor), BASES[arm.base].unit
     if arm.match_rms:
-        size = _rms(step * p if arm.base == "madam" else step)  # madam's step is one in log |w|
+        size = _rms(step * p if unit == "log" else step)
         step = step * (_rms(adamw_direction(state, h)) / size).nan_to_num(nan=1.0, posinf=1.0)
-    if arm.base == "rung":
+    if unit == "rungs":
         return _moved_rungs(p, step, h, grid, whole)
-    if arm.base == "madam":
+    if unit == "log":
         return p * h[DECAY] * torch.exp(-h[LR] * step)
     return p * h[DECAY] - h[LR] * step
 
 
 def _step(arm: Arm, p: Tensor, g: Tensor, state: State, h: Tensor, factor: Tensor | None) -> Tensor:
     """Advance the moments and return the direction of the step, before the learning rate."""
-    power = factor if factor is None or arm.power == 1 else factor.square()
-    if arm.base == "madam":
-        v = state["exp_avg_sq"]
-        v.copy_(v * h[BETA2] + g * g * (1 - h[BETA2]))
-        ratio = (g / (v * h[UNBIAS2]).sqrt()).nan_to_num(nan=0.0).clamp(-MADAM_CLIP, MADAM_CLIP)
-        return ratio * p.sign()
-    if arm.base in RIEMANNIAN:
+    base, power = BASES[arm.base], factor if factor is None or arm.power == 1 else factor.square()
+    if base.metric:
         g = factor.square() * g
     elif factor is not None and arm.acts == "gradient":
         g = power * g
-    if arm.base in ("sgd", "riemann_sgd", "muon"):
-        step = g
-        if arm.momentum:
-            step = state["momentum_buffer"]
-            step.copy_(step * h[MOMENTUM] + g)
-        if arm.base == "muon":
-            step = _orthogonal(g + step * h[MOMENTUM])  # Nesterov's; of its size nothing is left
-    elif arm.base == "riemann_adam":
+    if base.direction == "adam":
+        _moments(state["exp_avg"], state["exp_avg_sq"], g, h)
+        step = _adam(state["exp_avg"], state["exp_avg_sq"], h)
+    elif base.direction == "riemann_adam":
         m, v = state["exp_avg"], state["exp_avg_sq"]
         m.copy_(m * h[BETA1] + g * (1 - h[BETA1]))
         v.copy_(v * h[BETA2] + (g / factor).square() * (1 - h[BETA2]))  # the square of a length under the metric
         step = _adam(m, v, h)
+    elif base.direction == "madam":
+        v = state["exp_avg_sq"]
+        v.copy_(v * h[BETA2] + g * g * (1 - h[BETA2]))
+        ratio = (g / (v * h[UNBIAS2]).sqrt()).nan_to_num(nan=0.0).clamp(-MADAM_CLIP, MADAM_CLIP)
+        step = ratio * p.sign()
     else:
-        _moments(state["exp_avg"], state["exp_avg_sq"], g, h)
-        step = _adam(state["exp_avg"], state["exp_avg_sq"], h)
-    if factor is not None and arm.acts == "update" and arm.base not in RIEMANNIAN:
+        step = g
+        if arm.momentum:
+            step = state["momentum_buffer"]
+            step.copy_(step * h[MOMENTUM] + g)
+        if base.direction == "orthogonal":
+            step = _orthogonal(g + step * h[MOMENTUM])  # Nesterov's; of its size nothing is left
+    if factor is not None and arm.acts == "update" and not base.metric:
         step = power * step
     return step
 
@@ -210,9 +207,9 @@ def _orthogonal(m: Tensor) -> Tensor:
 
 def _transport(arm: Arm, p: Tensor, target: Tensor, state: State, h: Tensor, grid: GridTensors, factor: Tensor) -> None:
     """Carry the first moment along to ``target``: the same number of rungs there."""
-    name = "momentum_buffer" if arm.base == "riemann_sgd" else "exp_avg"
-    if name in state:
-        state[name].copy_(state[name] * (_factor(arm, p, h, grid, at=target) / factor))
+    first = state.get("momentum_buffer", state.get("exp_avg"))
+    if first is not None:
+        first.copy_(first * (_factor(arm, p, h, grid, at=target) / factor))
 
 
 def _moved_rungs(p: Tensor, step: Tensor, h: Tensor, grid: GridTensors, whole: bool) -> Tensor:
@@ -240,7 +237,7 @@ def _written_back(arm: Arm, target: Tensor, grid: GridTensors) -> Tensor:
     amax = torch.where(amax > 0, amax, present)  # of weights that all began at zero
     grid.held.copy_(amax.expand_as(grid.held))
     scale = _scale_of(amax, grid)
-    if arm.rounding == "stochastic" and arm.base != "rung":
+    if arm.rounding == "stochastic" and BASES[arm.base].unit != "rungs":
         return round_to_grid_stochastic(target * scale, grid.constants, uniform(target.shape, grid.stream)) / scale
     return round_to_grid(target * scale, grid.constants) / scale
 
@@ -254,7 +251,7 @@ def _feed_back(arm: Arm, target: Tensor, written: Tensor, state: State, h: Tenso
     """
     top = grid.constants[MAX] / _scale_of(grid.held.max(), grid)
     error = torch.maximum(torch.minimum(target, top), -top) - written
-    if arm.base == "sgd":
+    if "momentum_buffer" in state:
         m, beta, rate = state["momentum_buffer"], h[MOMENTUM], h[LR]
     else:
         m, beta = state["exp_avg"], h[BETA1]

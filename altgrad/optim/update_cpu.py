@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from altgrad.config.arms import BASES, FORMULAS, RIEMANNIAN, Arm
+from altgrad.config.arms import FORMULAS, Arm
+from altgrad.config.bases import BASES
 from altgrad.numerics import scale_rule
 from altgrad.numerics.cpu import definitions, kernels
 from altgrad.optim import update
@@ -33,15 +34,19 @@ from altgrad.optim.update import State
 from altgrad.optim.weight_grid import WeightGrid
 
 SOURCE = Path(__file__).with_name("update_cpu.cpp")
+DIRECTIONS = [*dict.fromkeys(base.direction for base in BASES.values())]
+UNITS = ("weight", "rungs", "log")
 WEIGHTS = ("master", "nearest", "stochastic")
 OF_THE_TENSOR = ("permuted", "profile", "rms")  # how stiff a weight is depends on the others
 # What `update_cpu.cpp` has to know of an arm, in the order in which it is passed.
 SETTINGS = (
-    "base", "formula", "on_gradient", "power", "rms", "momentum", "match_rms", "weights", "reestimated", "scale_rule",
+    "direction", "unit", "metric", "formula", "on_gradient", "power", "rms", "momentum", "match_rms", "weights",
+    "reestimated", "scale_rule",
 )  # fmt: skip
 DEFINITIONS = "".join([
     definitions.enumeration("setting", SETTINGS),
-    definitions.enumeration("base", BASES),
+    definitions.enumeration("direction", DIRECTIONS),
+    definitions.enumeration("unit", UNITS),
     definitions.enumeration("formula", ("none", *FORMULAS)),
     definitions.enumeration("weights", WEIGHTS),
     definitions.of_module("number", update, "LR DECAY BETA1 BETA2 UNBIAS1 UNBIAS2 EPS MOMENTUM MAX_RUNGS"),
@@ -74,9 +79,9 @@ def available(arm: Arm, p: Tensor, grid: WeightGrid) -> bool:
     if p.device.type != "cpu" or p.dtype != torch.float32 or not p.is_contiguous():
         return False
     one_scale = grid.options.get("granularity", "tensor") == "tensor"
-    of_the_tensor = arm.stiffness in OF_THE_TENSOR and arm.base in RIEMANNIAN
+    of_the_tensor = arm.stiffness in OF_THE_TENSOR and BASES[arm.base].metric
     taken = one_scale and arm.stiffness != "row_rms" and not of_the_tensor and arm.schedule == "constant"
-    taken = taken and arm.feedback is None and arm.base != "muon"
+    taken = taken and arm.feedback is None and BASES[arm.base].loops
     return taken and kernels.load(SOURCE, DEFINITIONS) is None
 
 
@@ -113,8 +118,11 @@ class Loops:
 
 def _settings(arm: Arm, rule: int) -> dict[str, int]:
     """Return the numbers of `SETTINGS`."""
+    base = BASES[arm.base]
     return {
-        "base": BASES.index(arm.base),
+        "direction": DIRECTIONS.index(base.direction),
+        "unit": UNITS.index(base.unit),
+        "metric": base.metric,
         "formula": 0 if arm.stiffness is None else 1 + FORMULAS.index(arm.stiffness),
         "on_gradient": arm.acts == "gradient",
         "power": arm.power,
