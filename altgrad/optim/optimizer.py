@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from altgrad.numerics.tracing import compile_apart
 from altgrad.optim import update, update_cpu
 from altgrad.optim.stiffness import Stiffness, exponent
 from altgrad.optim.weight_grid import WeightGrid
+
+Loss = TypeVar("Loss", bound=Tensor | float)
 
 
 class ArmOptimizer(torch.optim.Optimizer):
@@ -83,8 +85,14 @@ class ArmOptimizer(torch.optim.Optimizer):
 
     # --- a step --------------------------------------------------------------------------------------
 
+    @overload
+    def step(self, closure: None = None, *, norm: float | None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], Loss], *, norm: float | None = None) -> Loss: ...
+
     @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None, *, norm: float | None = None) -> Tensor | None:
+    def step(self, closure: Callable[[], Loss] | None = None, *, norm: float | None = None) -> Loss | None:
         """Take a step; ``closure`` computes the loss anew, as torch's optimizers allow.
 
         ``norm`` is the norm of all gradients, for a caller who knows it from clipping them. A finite norm means finite
@@ -222,9 +230,9 @@ class ArmOptimizer(torch.optim.Optimizer):
         )
 
     def _stiffness_of(self, grid: WeightGrid, device: torch.device) -> Stiffness | None:
-        if self.arm.stiffness is None:
-            return None
         arm = self.arm
+        if arm.stiffness is None:
+            return None
         return Stiffness(grid.format, arm.stiffness, arm.foreign, knee=arm.knee, slope=arm.slope).to(device)
 
     @torch.no_grad()

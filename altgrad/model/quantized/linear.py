@@ -52,7 +52,7 @@ class QuantizedLinear(nn.Module):
     @classmethod
     def from_linear(cls, linear: nn.Module, recipe: LayerRecipe, *, transposed: bool = False) -> QuantizedLinear:
         """Return a quantized layer on the same parameters as ``linear``, which it keeps as ``replaced``."""
-        layer = cls(linear.weight, linear.bias, recipe, transposed=transposed)
+        layer = cls(*weight_and_bias(linear), recipe, transposed=transposed)
         layer.replaced = (linear,)
         return layer
 
@@ -88,26 +88,37 @@ class QuantizedLinear(nn.Module):
         fast_bf16 = multiplies_bf16(self.weight.device.type)
         # A tensor that is not quantized keeps the precision of the compute dtype.
         low = self.exact and fast_bf16 and (compute_dtype == torch.bfloat16 or len(self.quantizers) == len(ROLES))
+        input, weight, grad = map(self.quantizer, ("input", "weight", "grad"))
         return MatmulSettings(
             operand_dtype=torch.bfloat16 if low else torch.float32,
             output_dtype=torch.float32 if accumulate_fp32 else compute_dtype,
             accumulate_fp32=accumulate_fp32,
             clipped=self.recipe.gradient == "clipped",
             save=self.recipe.save,
+            input=None if input is None else input.scaling,
+            weight=None if weight is None else weight.scaling,
+            grad=None if grad is None else grad.scaling,
             grad_learns=self.learns("grad"),
-            **{role: self.quantizers[role].scaling if role in self.quantizers else None for role in ROLES},
         )
+
+    def quantizer(self, role: str) -> Quantizer | None:
+        """Return the quantizer of ``role``, ``None`` where nothing is quantized."""
+        found = self.quantizers[role] if role in self.quantizers else None
+        assert found is None or isinstance(found, Quantizer)
+        return found
 
     def learns(self, role: str) -> str:
         """Return what a forward pass at hand, and its backward pass, leave in the history of ``role``."""
-        return self.quantizers[role].learns if self.training and role in self.quantizers else "nothing"
+        quantizer = self.quantizer(role)
+        return quantizer.learns if quantizer is not None and self.training else "nothing"
 
     def source(self, role: str) -> Source:
         """Return what the operands of ``role`` are made with in the forward pass at hand and its backward pass.
 
         When the layer does not train, all is rounded to nearest.
         """
-        return self.quantizers[role].source(self.training) if role in self.quantizers else Source()
+        quantizer = self.quantizer(role)
+        return Source() if quantizer is None else quantizer.source(self.training)
 
     def _product(self, x: Tensor, settings: MatmulSettings) -> Tensor:
         weight = self.ready or weight_operands([self], settings)[0]
@@ -131,6 +142,11 @@ class QuantizedLinear(nn.Module):
         """Sizes and formats, for ``print(model)``."""
         formats = ", ".join(f"{role}={name}" for role, name in self.recipe.format_names().items())
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {formats}"
+
+
+def weight_and_bias(layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter | None]:
+    """Return the parameters of a linear layer."""
+    return layer.get_parameter("weight"), None if layer.bias is None else layer.get_parameter("bias")
 
 
 def weight_operands(layers: Sequence[QuantizedLinear], settings: MatmulSettings) -> list[Operands]:
