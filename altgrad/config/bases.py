@@ -1,8 +1,4 @@
-"""The base optimizers of arms, a row each: how they move weights, what they keep, and what of an arm goes with them.
-
-`altgrad.optim` has the formula of each ``direction``, and ADD_A_BASE.md there adds a row. Nothing else tells bases
-apart.
-"""
+"""The base optimizers of arms, a row each; `altgrad.optim` has their formulas, and its ADD_A_BASE.md adds a row."""
 
 from __future__ import annotations
 

@@ -42,10 +42,9 @@ struct Arm {
 
   explicit Arm(const int32_t* s) : scale_rule(s[setting::kScaleRule]) {
     direction = s[setting::kDirection], unit = s[setting::kUnit], metric = s[setting::kMetric];
-    formula = s[setting::kFormula], on_gradient = s[setting::kOnGradient];
-    power = s[setting::kPower], rms = s[setting::kRms], momentum = s[setting::kMomentum];
-    match_rms = s[setting::kMatchRms], weights = s[setting::kWeights];
-    reestimated = s[setting::kReestimated];
+    formula = s[setting::kFormula], on_gradient = s[setting::kOnGradient], power = s[setting::kPower];
+    rms = s[setting::kRms], momentum = s[setting::kMomentum], match_rms = s[setting::kMatchRms];
+    weights = s[setting::kWeights], reestimated = s[setting::kReestimated];
     if (weights != weights::kMaster && weights != weights::kNearest && weights != weights::kStochastic) {
       unknown("weights", weights);
     }
