@@ -53,11 +53,12 @@ def cluster(nodes: int, cpus: int, **variables: str) -> Iterator[str]:
 def training(project: Path, turns: int, cache: Path) -> dict[str, Any]:
     """Return seconds of a grid that trains, by two local jobs and by two nodes, in turns."""
     variables = {"ALTGRAD_COMPILE_CACHE": str(cache.resolve())}
-    local, remote = [], []
+    local: list[float] = []
+    remote: list[float] = []
     with tempfile.TemporaryDirectory(prefix="altgrad-cluster-") as name, cluster(2, 1, **variables) as address:
         folder = Path(name)
         copy_without_report(project, folder)
-        study.set_grid(folder, MODEL, **study.WARM_UP)
+        study.set_grid(folder, MODEL, *study.WARM_UP)
         run_all(folder, "--jobs", "2", **variables)
         count = len(study.SEEDS)
         for turn in range(turns):

@@ -7,6 +7,7 @@ session they are from; sessions that nothing refers to any more are dropped.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class Record:
         self._number = str(1 + max((int(number) for number in self.content["sessions"]), default=0))
         self._session = session
 
-    def put_limits(self, limits: dict[str, float]) -> None:
+    def put_limits(self, limits: Mapping[str, float]) -> None:
         """Replace the limits of the machine and write."""
         self.content["limits"] = {**limits, "session": self._number}
         self._write()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +96,12 @@ class Session:
         model, batch = self.options.models[0], command_line.BATCH
         found = []
         for name in tqdm(self.names, desc=f"{model}: compile time, two processes each", leave=False):
-            result = compiling.cold_and_warm(
-                lambda cache, name=name: self._alone(model, batch, name, cache)["first_step_s"]
-            )
+            result = compiling.cold_and_warm(partial(self._first_step_s, model, batch, name))
             found.append({"model": model, "batch": batch, "name": name, **result})
         self._put("compile", found)
+
+    def _first_step_s(self, model: str, batch: int, name: str, cache: Path) -> float:
+        return self._alone(model, batch, name, cache)["first_step_s"]
 
     def _optimizers(self) -> None:
         model = self.options.models[-1]

@@ -73,7 +73,7 @@ def on_gpu() -> list[Contestant]:
 
 def torchao(name: str) -> Recipe:
     """Return the recipe that hands every layer but the head to torchao, as params.yaml does."""
-    return Recipe((LayerRecipe(torchao=name).on("blocks.*"),))
+    return Recipe(rules=(LayerRecipe(torchao=name).on("blocks.*"),))
 
 
 class Step:

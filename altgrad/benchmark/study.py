@@ -17,7 +17,7 @@ from altgrad.benchmark.pipeline import copy_without_report, run_all
 from altgrad.config.files import read_json, read_yaml, write_text
 
 FORMATS, ARMS, STEPS = ["bf16", "E4M3", "E3M4", "E5M2"], ["adamw", "stiff_update"], 300
-SEEDS, WARM_UP = [1, 2, 3], {"seeds": [0], "steps": 100}  # as few steps as are compiled for
+SEEDS, WARM_UP = [1, 2, 3], ([0], 100)  # as few steps as are compiled for
 PARTS = ("steps_s", "loading_s", "observe_s", "evaluate_s", "around_s", "outside_s")
 
 
@@ -33,7 +33,7 @@ def measure(project: Path, model: str, jobs: int, cache: Path) -> dict[str, Any]
         folder = Path(name)
         copy_without_report(project, folder)
         variables = {"ALTGRAD_COMPILE_CACHE": str(cache.resolve())}
-        set_grid(folder, model, **WARM_UP)
+        set_grid(folder, model, *WARM_UP)
         run_all(folder, "--jobs", str(jobs), **variables)
         shutil.rmtree(folder / "data/runs")
         set_grid(folder, model, SEEDS, STEPS)

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
+from altgrad.config.bases import BASES, MOMENTUM, PLAIN
 from altgrad.config.section import FormatSetting, Section
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 LearningRate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
-Base = Literal["adamw", "sgd", "riemann_adam", "riemann_sgd", "rung", "madam", "muon"]
 Formula = Literal["ulp", "mantissa", "smooth", "range", "mean", "permuted", "foreign", "profile", "rms", "row_rms"]
 Schedule = Literal["constant", "linear", "cosine"]
 
-BASES, FORMULAS, SCHEDULES = get_args(Base), get_args(Formula), get_args(Schedule)
-ADAPTIVE = ("adamw", "riemann_adam", "rung", "madam", "muon")  # what they leave plain is AdamW's, not SGD's
-OWN_STEP = ("rung", "madam", "muon")  # they move quantized weights unlike plain ones even without a stiffness
-PLAIN = ("adamw", "sgd")  # without a stiffness they do not look at the quantization grid
-OWN_UNIT = ("rung", "madam")  # their learning rate is in rungs, or in log |w|
-RIEMANNIAN = ("riemann_adam", "riemann_sgd")
+FORMULAS, SCHEDULES = get_args(Formula), get_args(Schedule)
+if TYPE_CHECKING:
+    BaseName = str
+else:
+    BaseName = Literal[tuple(BASES)]
 
 
 class Arm(Section):
@@ -51,7 +50,7 @@ class Arm(Section):
         description="peak learning rate, which the cell's lr_scale multiplies; in rungs per step for rung, in log |w| "
         "for madam"
     )
-    base: Base = Field("adamw", description="the optimizer")
+    base: BaseName = Field("adamw", description="the optimizer")
     plain_lr: LearningRate | None = Field(
         None, description="peak learning rate of all but the weights of linear layers; default: lr"
     )
@@ -107,7 +106,7 @@ class Arm(Section):
 
     @model_validator(mode="after")
     def _settings_go_together(self) -> Arm:
-        base = self.base
+        base, row = self.base, BASES[self.base]
         if (self.stiffness == "foreign") != (self.foreign is not None):
             raise ValueError("stiffness: foreign and foreign: FORMAT need each other")
         if {self.knee is not None, self.slope is not None} != {self.stiffness == "profile"}:
@@ -115,24 +114,24 @@ class Arm(Section):
         if self.stiffness == "rms" and (self.normalise == "rms" or self.match_rms):
             setting, off = ("match_rms", "false") if self.match_rms else ("normalise: rms", "none")
             raise ValueError(f"stiffness: rms is one number per tensor, which {setting} takes out; set it to {off}")
-        if self.stiffness is None or base in RIEMANNIAN:
+        if self.stiffness is None or row.metric:
             for name in ("acts", "power"):
                 if name in self.changed():
                     why = "takes its metric from the stiffness" if self.stiffness else "has no stiffness"
                     raise ValueError(f"{name}: {getattr(self, name)} means nothing to an arm that {why}; remove it")
-        if base in RIEMANNIAN and self.stiffness is None:
+        if row.metric and self.stiffness is None:
             raise ValueError(f"base {base} takes its metric from a stiffness; name a formula")
         if self.stiffness is None and not self.looks_at_grid and base not in PLAIN:
             raise ValueError(f"base {base} without a stiffness would be its plain form; name a formula")
-        if base in ("rung", "madam") and self.stiffness is not None:
+        if row.unit != "weight" and self.stiffness is not None:
             raise ValueError(f"base {base} has its own idea of a step; remove stiffness")
-        if base == "rung" and self.weights != "quantized":
-            raise ValueError("base rung moves weights that live on the quantization grid; set weights: quantized")
-        if base == "rung" and self.match_rms:
-            raise ValueError("base rung counts its steps in rungs; match_rms has nothing to match")
-        if base == "rung" and self.rounding != "stochastic":
-            raise ValueError("base rung rounds its steps stochastically; set rounding: stochastic")
-        if base not in ("sgd", "riemann_sgd", "muon") and self.momentum:
+        if row.unit == "rungs" and self.weights != "quantized":
+            raise ValueError(f"base {base} moves weights that live on the quantization grid; set weights: quantized")
+        if row.unit == "rungs" and self.match_rms:
+            raise ValueError(f"base {base} counts its steps in rungs; match_rms has nothing to match")
+        if row.unit == "rungs" and self.rounding != "stochastic":
+            raise ValueError(f"base {base} rounds its steps stochastically; set rounding: stochastic")
+        if self.momentum and row.state != MOMENTUM:
             raise ValueError(f"base {base} has betas, no momentum")
         if self.weights == "master" and self.rounding != "nearest":
             raise ValueError("rounding is of weights on the quantization grid; set weights: quantized or remove it")
@@ -140,17 +139,17 @@ class Arm(Section):
             raise ValueError("feedback is of rounding to the quantization grid; set weights: quantized or remove it")
         if self.feedback and (base not in PLAIN or self.stiffness is not None or self.match_rms):
             raise ValueError("feedback: momentum is of adamw and sgd, without stiffness and match_rms; remove it")
-        if self.feedback and not (self.betas[0] if base == "adamw" else self.momentum):
+        if self.feedback and not (self.momentum if row.state == MOMENTUM else self.betas[0]):
             raise ValueError("feedback: momentum needs one; set momentum, or with adamw the first of betas, above 0")
         return self
 
     @property
     def looks_at_grid(self) -> bool:
         """Whether quantized weights are treated unlike others."""
-        return self.stiffness is not None or self.weights == "quantized" or self.base in OWN_STEP
+        return self.stiffness is not None or self.weights == "quantized" or BASES[self.base].own_step
 
     @property
     def has_adam_moments(self) -> bool:
         """Whether the arm's own moments are those of AdamW on the same gradients."""
         untouched = self.feedback is None and (self.stiffness is None or self.acts == "update")
-        return self.base == "rung" or (self.base == "adamw" and untouched)
+        return BASES[self.base].direction == "adam" and untouched

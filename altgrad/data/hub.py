@@ -32,7 +32,8 @@ def documents(corpus: HubCorpus, split: Split) -> Iterator[str]:
     if name not in dataset:
         if split == "test" and (name is None or "splits" not in corpus.model_fields_set):
             return
-        raise _refusal(corpus, f"{corpus.path} has no split {name!r} (for {split}){did_you_mean(name, dataset)}")
+        hint = did_you_mean(name or split, dataset)
+        raise _refusal(corpus, f"{corpus.path} has no split {name!r} (for {split}){hint}")
     rows = dataset[name]
     if corpus.text not in rows.column_names:
         hint = did_you_mean(corpus.text, rows.column_names)

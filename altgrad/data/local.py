@@ -87,10 +87,10 @@ def _from_folder(folder: Path, split: Split) -> Iterator[str]:
             f"{folder} holds no {' or '.join(TEXT_SUFFIXES)} file; name a table by its own path, "
             "or use source: hub for a folder in the hub's layout"
         )
-    for identity, path in sorted(files):
-        if hashed_split(identity) == split:
-            with _opened(path) as file:
-                yield io.TextIOWrapper(file, encoding="utf-8-sig").read()
+    for name, path in sorted(files):
+        if hashed_split(name) == split:
+            with _opened(path) as opened:
+                yield io.TextIOWrapper(opened, encoding="utf-8-sig").read()
 
 
 def _from_text_file(path: Path, split: Split) -> Iterator[str]:

@@ -7,7 +7,7 @@ Documents pass through in batches, so memory stays bounded whatever the size of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import filterfalse
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ def write_tokens(
     return meta
 
 
-def _require_no_documents(corpus_name: str, corpus: Corpus, split: Split, found: dict[str, Any]) -> None:
+def _require_no_documents(corpus_name: str, corpus: Corpus, split: Split, found: Mapping[Split, Any]) -> None:
     """Raise unless ``split`` may be empty, as test may, or is refused for its size, as validation in local texts."""
     if split == "test" or (corpus.source == "local" and found):
         return

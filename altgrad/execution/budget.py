@@ -49,10 +49,10 @@ class Kind:
         def mean(name: str) -> float:
             return sum(probe[name] for probe in probes) / len(probes)
 
-        parts = [mean(f"{name}_s") for name in ("step", "evaluate", "observe", "setup", "diagnose")]
-        step, evaluate, observe, setup, _ = parts
+        parts = ("step", "evaluate", "observe", "setup", "diagnose")
+        step, evaluate, observe, setup, diagnose = (mean(f"{name}_s") for name in parts)
         again = setup + mean("steps") * step + 2 * evaluate + 3 * observe
-        return cls(*parts, load=max(0.0, mean("first_s") - again))
+        return cls(step, evaluate, observe, setup, diagnose, load=max(0.0, mean("first_s") - again))
 
     def seconds(self, task: Task, cell: Settings) -> float:
         """Return what ``task`` of ``cell`` takes."""

@@ -41,7 +41,8 @@ def keep_whole() -> None:
     if not hasattr(getattr(local, "FsspecLocalFileSystem", None), "open"):
         return
     if not hasattr(local.FsspecLocalFileSystem.open, "whole"):
-        local.FsspecLocalFileSystem.open = _whole(local.FsspecLocalFileSystem.open)
+        whole = _whole(local.FsspecLocalFileSystem.open)
+        local.FsspecLocalFileSystem.open = whole  # type: ignore[method-assign]
         if hasattr(dvc.dvcfile, "modify_yaml"):
             dvc.dvcfile.modify_yaml = _quick(dvc.dvcfile.modify_yaml)
 

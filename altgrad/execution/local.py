@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import cached_property
-from multiprocessing.context import BaseContext
+from multiprocessing.context import ForkServerContext, SpawnContext
 
 from altgrad.config.process import GPU_SHARE, usable_cores
 from altgrad.execution.executor import Outcome, Status, Task
@@ -102,7 +102,7 @@ class LocalPool:
         return max(1, min(cells_on(total, self._cell_mb), cores))
 
     @cached_property
-    def context(self) -> BaseContext:
+    def context(self) -> ForkServerContext | SpawnContext:
         """What starts the processes: CUDA works in none that is forked from one that has loaded torch's compiler."""
         if self._gpus:
             return multiprocessing.get_context("spawn")
@@ -130,7 +130,7 @@ class LocalPool:
 class _Worker:
     """A process of the pool and what it is at."""
 
-    def __init__(self, context: BaseContext, environment: dict[str, str]) -> None:
+    def __init__(self, context: ForkServerContext | SpawnContext, environment: dict[str, str]) -> None:
         self.task: Task | None = None
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, environment), daemon=True)
@@ -181,5 +181,6 @@ class _Worker:
     def signal(self, signum: int) -> None:
         """Send ``signum`` to the process."""
         self._stopping = True
+        assert self._process.pid is not None
         with suppress(ProcessLookupError):  # it has ended since the last poll
             os.kill(self._process.pid, signum)

@@ -137,7 +137,9 @@ class Node:
         """Return what has happened since the last call."""
         self._polled()
         over, self._over = self._over, {}
-        grown, kept, gone = {}, {}, []
+        grown: dict[str, Growth] = {}
+        kept: dict[str, Parcel] = {}
+        gone: list[str] = []
         for name, task in self._tasks.items():
             scratch = scratch_of(task.key) if task.stage == "train" else None
             rows = [path for path in sorted(scratch.iterdir()) if path.suffix in GROWING] if scratch else []

@@ -7,6 +7,7 @@ task is, who gets which, what is kept of it and what happens when a machine is l
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shutil
 import socket
@@ -53,6 +54,12 @@ class _Machine:
     answer: Any = None  # of a call that is under way
     asked: float = 0.0
     used: bool = True  # False for one whose disk is full
+
+    @property
+    def known(self) -> About:
+        """What a machine is that has said so."""
+        assert self.about is not None
+        return self.about
 
 
 class RayCluster:
@@ -120,7 +127,9 @@ class RayCluster:
             variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
             environment = {"working_dir": str(_code()), "env_vars": variables}
             try:
-                ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False, runtime_env=environment)
+                ray.init(
+                    log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False, runtime_env=environment
+                )  # fmt: skip
             except (ConnectionError, ValueError, RuntimeError) as error:
                 address = os.environ.get("RAY_ADDRESS", "this machine")
                 raise UserError(f"no Ray cluster answers at {address}: {str(error).splitlines()[0]}") from None
@@ -224,23 +233,23 @@ class RayCluster:
         if self._machines and all(machine.about and not machine.used for machine in self._machines.values()):
             return self._give_up("the disk of every machine is full; free some space and run the same command again")
         ready = [machine for machine in self._machines.values() if machine.about and machine.used]
-        free = [machine for machine in ready if len(machine.tasks) < machine.about.slots]
+        free = [machine for machine in ready if len(machine.tasks) < machine.known.slots]
         waiting: list[Task] = []
         for place, task in enumerate(self._waiting):
             if not free:
                 waiting += self._waiting[place:]
                 break
             wanted = self._class(task, ready)
-            fit = [machine for machine in free if machine.about.machine_class == wanted]
+            fit = [machine for machine in free if machine.known.machine_class == wanted]
             if not fit:
                 waiting.append(task)
                 continue
-            machine = max(fit, key=lambda m: m.about.slots - len(m.tasks))
+            machine = max(fit, key=lambda m: m.known.slots - len(m.tasks))
             scratch = scratch_of(task.key) if task.stage == "train" else None
             reads = pack(Path(), [*places(READS, task), *([str(scratch)] if scratch else [])])
             machine.tasks[task.name] = task
             machine.actor.run.remote(task, reads, str(scratch) if scratch else None)
-            free = [machine for machine in free if len(machine.tasks) < machine.about.slots]
+            free = [machine for machine in free if len(machine.tasks) < machine.known.slots]
         self._waiting = waiting
         return None
 
@@ -259,12 +268,12 @@ class RayCluster:
             self._before = _classes_before()
         seed, classes = self._seeds[task.key], Counter[str]()
         for machine in ready:
-            classes[machine.about.machine_class] += machine.about.slots
+            classes[machine.known.machine_class] += machine.known.slots
         if self._class_of.get(seed) not in classes:
             before = self._class_of.get(seed) or self._before.get(seed)
             if before is not None and before not in classes:
                 _say(f"seed {seed}: no machine like {before} is left; its other cells run on another class")
-            if before in classes:
+            if before is not None and before in classes:
                 self._class_of[seed] = before
             else:
                 taken = Counter(self._class_of.values())

@@ -24,7 +24,7 @@ class Parcel(NamedTuple):
 
 def pack(root: Path, names: Iterable[str]) -> Parcel:
     """Return the files ``names``, and those in folders of ``names``, below ``root``; what is not there is left out."""
-    files = {}
+    files: dict[str, bytes] = {}
     for name in names:
         path = root / name
         found = sorted(path.rglob("*")) if path.is_dir() else [path]

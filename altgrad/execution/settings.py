@@ -20,7 +20,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
+from ruamel.yaml.nodes import CollectionNode, MappingNode, Node
 
 from altgrad.config import UserError
 from altgrad.config.errors import did_you_mean
@@ -124,13 +124,14 @@ def _changed(text: str, content: dict[str, Any], setting: Override) -> str:
     return f"{text[:end]}{newline}{indent}{_flow(added)[1:-1]}{text[end:]}"
 
 
-def _replaced(text: str, key: Node, node: Node, value: Any) -> str:
+def _replaced(text: str, key: Node | None, node: Node, value: Any) -> str:
     """Return ``text`` with ``value`` in place of ``node``, the value of ``key``."""
+    assert key is not None
     start, end = node.start_mark.index, _end(text, node)
     if start == node.end_mark.index:  # nothing, which a parser finds where the next thing begins
         start = text.index(":", key.end_mark.index) + 1
         return f"{text[:start]} {_flow(value)}{text[start:]}"
-    if not isinstance(node, ScalarNode) and not node.flow_style:  # the last line of a block may end in a comment
+    if isinstance(node, CollectionNode) and not node.flow_style:  # the last line of a block may end in a comment
         end += len(text[end:].partition("\n")[0].rstrip())
     indent = " " * (key.start_mark.column + 2 - node.start_mark.column)  # lists may begin where their keys do
     return text[:start] + indent + _flow(value) + text[end:]
@@ -138,7 +139,7 @@ def _replaced(text: str, key: Node, node: Node, value: Any) -> str:
 
 def _end(text: str, node: Node) -> int:
     """Return where ``node`` ends; what has lines of its own ends, as a parser has it, where the next thing begins."""
-    if isinstance(node, ScalarNode) or node.flow_style:
+    if not isinstance(node, CollectionNode) or node.flow_style:
         return len(text[: node.end_mark.index].rstrip())
     return _end(text, node.value[-1][1] if isinstance(node, MappingNode) else node.value[-1])
 
@@ -146,7 +147,8 @@ def _end(text: str, node: Node) -> int:
 def _flow(value: Any) -> str:
     """Return ``value`` as YAML on one line."""
     yaml, stream = YAML(typ="safe", pure=True), StringIO()
-    yaml.default_flow_style, yaml.width, yaml.sort_base_mapping_type_on_output = True, sys.maxsize, False
+    yaml.default_flow_style, yaml.width = True, sys.maxsize
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # declared by its default alone, None
     yaml.dump({"_": value}, stream)  # by itself, some values would end in a mark of the document's end
     text = stream.getvalue().strip().removeprefix("{_: ").removesuffix("}")
     with suppress(YAMLError):

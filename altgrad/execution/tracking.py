@@ -36,6 +36,7 @@ def tracked(trackers: Sequence[str]) -> Iterator[None]:
     try:
         yield
     finally:
+        assert process.stdin is not None
         process.stdin.close()
         try:
             status = process.wait(PATIENCE)

@@ -93,20 +93,21 @@ class Metric:
     @property
     def text(self) -> str:
         """The definition, and when it is flagged."""
-        return self.definition if self.limit is None else f"{self.definition} Flagged {self._flagged()}."
+        return self.definition if self.limit is None else f"{self.definition} Flagged {self._flagged(self.limit)}."
 
     @property
     def level(self) -> str:
         """The limit as it is read: ``1 %``, ``10 dB``, ``0.4``."""
+        assert self.limit is not None
         return self._level(self.limit.value)
 
-    def _flagged(self) -> str:
-        flagged = f"{'above' if self.limit.above else 'below'} {self.level}"
+    def _flagged(self, limit: Limit) -> str:
+        flagged = f"{'above' if limit.above else 'below'} {self._level(limit.value)}"
         roles = [*self.watched, *([self.offline] if self.offline else [])]
         if not set(self.live) <= set(roles):
             flagged += f" in {' and '.join(ROLES[role] for role in roles)}"
-        if self.limit.strict is not None:
-            flagged += f" ({self._level(self.limit.strict)} in {' and '.join(STRICT_LAYERS.values())})"
+        if limit.strict is not None:
+            flagged += f" ({self._level(limit.strict)} in {' and '.join(STRICT_LAYERS.values())})"
         return flagged
 
     def _level(self, value: float) -> str:

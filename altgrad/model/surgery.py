@@ -12,7 +12,7 @@ from altgrad.config.recipe import LayerRecipe, Recipe
 from altgrad.formats import Format
 from altgrad.model.account import account
 from altgrad.model.layers import is_transposed, layer_recipe, linear_layers, virtual_weight
-from altgrad.model.quantized.linear import QuantizedLinear
+from altgrad.model.quantized.linear import QuantizedLinear, weight_and_bias
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.model.quantized.weights import WeightsTogether
 
@@ -87,7 +87,7 @@ def quantize_model(model: Model, recipe: Recipe, *, seed: int = 0, verbose: bool
     _replace(model, replaced)
     _share_constants(model)
     _set_streams(model, seed)
-    model.weights_together = WeightsTogether(model)
+    vars(model)["weights_together"] = WeightsTogether(model)
     if verbose:
         print(account(model))
     return model
@@ -102,8 +102,8 @@ def unquantize_model(model: Model) -> Model:
         elif virtual_weight(layer):
             del layer.virtual_weight
     _replace(model, replaced)
-    if hasattr(model, "weights_together"):
-        model.weights_together.stop()
+    if "weights_together" in vars(model):
+        vars(model)["weights_together"].stop()
     return model
 
 
@@ -137,7 +137,9 @@ def _share_constants(model: nn.Module) -> None:
     shared: dict[tuple[str, Format], Tensor] = {}
     for layer in model.modules():
         if isinstance(layer, QuantizedLinear):
-            for role, quantizer in layer.quantizers.items():
+            for role in layer.quantizers:
+                quantizer = layer.quantizer(role)
+                assert quantizer is not None
                 quantizer.constants = shared.setdefault((role, quantizer.recipe.format), quantizer.constants)
 
 
@@ -154,14 +156,16 @@ def _quantized(layer: nn.Module, recipe: LayerRecipe) -> nn.Module:
         return QuantizedLinear.from_linear(layer, recipe, transposed=is_transposed(layer))
     from altgrad.model.torchao import torchao_linear  # which imports torchao
 
+    assert isinstance(layer, nn.Linear)  # as `matched_layers` has seen to
     return torchao_linear(layer, recipe)
 
 
-def _plain(layer: nn.Module) -> nn.Module:
+def _plain(layer: QuantizedLinear | nn.Linear) -> nn.Module:
     """Return an unquantized layer on the parameters of ``layer``."""
     if isinstance(layer, QuantizedLinear) and layer.replaced:
         plain = layer.replaced[0].train(layer.training)
     else:
         plain = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
-    plain.weight, plain.bias = layer.weight, layer.bias
+    for name, parameter in zip(("weight", "bias"), weight_and_bias(layer), strict=True):
+        plain.register_parameter(name, parameter)
     return plain

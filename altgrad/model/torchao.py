@@ -58,6 +58,7 @@ def torchao_linear(linear: nn.Linear, recipe: LayerRecipe) -> nn.Module:
     The device of the weight decides between native products and emulated ones, for good: move a model first
     and quantize it then. Under autocast inputs are cast to its dtype, and so are outputs.
     """
+    assert recipe.torchao is not None
     float8 = _torchao_float8()
     config = dataclasses.replace(_config(recipe.torchao), emulate=not _has_native(recipe.torchao, linear.weight.device))
     layer = float8.convert_to_float8_training(linear, config=config)
@@ -99,7 +100,7 @@ def _tensor_recipe(cast: CastConfig, powers_of_two: bool) -> TensorRecipe | None
         return None
     granularity = {"tensorwise": "tensor", "axiswise": "row"}[cast.scaling_granularity.value]
     return TensorRecipe(
-        get_format(FORMATS[cast.target_dtype]),
+        format=get_format(FORMATS[cast.target_dtype]),
         scaling=cast.scaling_type.value, granularity=granularity, scale="E8M0" if powers_of_two else "float32",
     )  # fmt: skip
 

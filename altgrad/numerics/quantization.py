@@ -86,14 +86,14 @@ def quantize(
     _require_choice("gradient", gradient, GRADIENTS)
     if rounding == "stochastic":
         _require_randomness(generator, random_bits)
-    constants = None
+    known = constants = None
     if isinstance(fmt, Tensor):
         _require_kernel(x, rounding, overflow)
-        fmt, constants = None, fmt
+        constants = fmt
     else:
-        fmt = get_format(fmt)
-        require_holds("x", x.dtype, fmt)
-    plan = _Plan(fmt, rounding, overflow, gradient, generator, random_bits)
+        known = get_format(fmt)
+        require_holds("x", x.dtype, known)
+    plan = _Plan(known, rounding, overflow, gradient, generator, random_bits)
     scale = _as_scale(scale, x)
     if torch.compiler.is_compiling():
         return _Quantize.apply(x, scale, constants, plan)
@@ -120,33 +120,41 @@ class _Plan(NamedTuple):
                 _require_positive(scale)
             if not has_kernel:
                 return map_chunks(x, scale, self._round_in_place, piece=PIECE // 2)  # allocates as it goes
-            packed = packed_constants(self.fmt) if constants is None else constants.tolist()
+            packed = packed_constants(_known(self.fmt)) if constants is None else constants.tolist()
             return map_chunks(x, scale, InPlaceRounder(packed))
         wide = x if x.dtype == torch.float64 else x.float()
         scaled = wide if scale is None else wide * scale
         if has_kernel:
-            rounded = round_to_grid(scaled, format_constants(self.fmt, x.device) if constants is None else constants)
+            constants = format_constants(_known(self.fmt), x.device) if constants is None else constants
+            rounded = round_to_grid(scaled, constants)
         else:
             rounded = self._round(scaled)
         return converted(rounded if scale is None else rounded / scale, x.dtype)
 
     def _has_kernel(self, x: Tensor) -> bool:
         default = self.rounding == "nearest-even" and self.overflow == "saturate"
-        return default and x.dtype != torch.float64 and self.fmt.rounds_in_float32
+        return default and x.dtype != torch.float64 and _known(self.fmt).rounds_in_float32
 
     def _round(self, x: Tensor) -> Tensor:
         """Round float32 or float64 by the general path."""
         random = None
         if self.rounding == "stochastic":
+            assert self.generator is not None
             drawn = torch.randint(
                 1 << self.random_bits, x.shape, generator=self.generator, device=self.generator.device
             )
             random = drawn.to(x.device)
-        rounded = round_float64(x.double(), self.fmt, self.rounding, self.overflow, random, self.random_bits)
+        rounded = round_float64(x.double(), _known(self.fmt), self.rounding, self.overflow, random, self.random_bits)
         return converted(rounded, x.dtype)
 
     def _round_in_place(self, work: Tensor) -> None:
         work.copy_(self._round(work))
+
+
+def _known(fmt: Format | None) -> Format:
+    """Return the format of a plan for tensors that come without packed constants."""
+    assert fmt is not None
+    return fmt
 
 
 class _Quantize(torch.autograd.Function):
@@ -181,7 +189,7 @@ class _Quantize(torch.autograd.Function):
         if x_dim is None:
             x, x_dim = x.expand(info.batch_size, *x.shape), 0
         x = x.movedim(x_dim, 0)
-        if scale_dim is not None:
+        if scale is not None and scale_dim is not None:
             scale = scale.movedim(scale_dim, 0)
             missing = x.dim() - scale.dim()
             scale = scale.reshape(scale.shape[0], *[1] * missing, *scale.shape[1:])

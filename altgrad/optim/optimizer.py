@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from altgrad.config.arms import ADAPTIVE, OWN_UNIT, Arm
+from altgrad.config.arms import Arm
+from altgrad.config.bases import BASES
 from altgrad.numerics import permutation
 from altgrad.numerics.tracing import compile_apart
 from altgrad.optim import update, update_cpu
 from altgrad.optim.stiffness import Stiffness, exponent
 from altgrad.optim.weight_grid import WeightGrid
+
+Loss = TypeVar("Loss", bound=Tensor | float)
 
 
 class ArmOptimizer(torch.optim.Optimizer):
@@ -45,7 +48,7 @@ class ArmOptimizer(torch.optim.Optimizer):
         linear: Iterable[nn.Parameter] = (), steps: int = 1, seed: int = 0, compiled: bool = False,
         reference: bool = False,
     ) -> None:  # fmt: skip
-        self.arm, self.steps, self.seed = arm, steps, seed
+        self.arm, self.base, self.steps, self.seed = arm, BASES[arm.base], steps, seed
         self.skipped = 0
         self.grids = dict(weights) if arm.looks_at_grid else {}
         linear = [*(p for p in weights if p not in self.grids), *linear]
@@ -53,7 +56,7 @@ class ArmOptimizer(torch.optim.Optimizer):
         plain = [p for p in plain if p not in inside]
         shared = {"betas": arm.betas, "eps": arm.eps, "momentum": arm.momentum}
         plain_lr = arm.lr if arm.plain_lr is None else arm.plain_lr
-        linear_lr = plain_lr if arm.base in OWN_UNIT else arm.lr
+        linear_lr = arm.lr if self.base.unit == "weight" else plain_lr
         groups = [
             {"params": list(self.grids), "lr": arm.lr, "decay": arm.decay, "quantized": True},
             {"params": linear, "lr": linear_lr, "decay": arm.decay},
@@ -62,7 +65,7 @@ class ArmOptimizer(torch.optim.Optimizer):
         ]
         groups = [{"quantized": False, "initial_lr": group["lr"], **shared, **group} for group in groups]
         for group in groups:
-            group["fused"] = arm.base in ADAPTIVE and not group["quantized"]
+            group["fused"] = self.base.plain == "adamw" and not group["quantized"]
         super().__init__([group for group in groups if group["params"]], {})
         self._names = update.state_names(arm, reference)
         self._stiffness = {p: self._stiffness_of(grid, p.device) for p, grid in self.grids.items()}
@@ -82,8 +85,14 @@ class ArmOptimizer(torch.optim.Optimizer):
 
     # --- a step --------------------------------------------------------------------------------------
 
+    @overload
+    def step(self, closure: None = None, *, norm: float | None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], Loss], *, norm: float | None = None) -> Loss: ...
+
     @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None, *, norm: float | None = None) -> Tensor | None:
+    def step(self, closure: Callable[[], Loss] | None = None, *, norm: float | None = None) -> Loss | None:
         """Take a step; ``closure`` computes the loss anew, as torch's optimizers allow.
 
         ``norm`` is the norm of all gradients, for a caller who knows it from clipping them. A finite norm means finite
@@ -103,7 +112,7 @@ class ArmOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             if group["quantized"]:
                 self._step_quantized(group)
-            elif self.arm.base in ADAPTIVE:
+            elif self.base.plain == "adamw":
                 self._step_adamw(group)
             else:
                 self._step_sgd(group)
@@ -196,7 +205,7 @@ class ArmOptimizer(torch.optim.Optimizer):
     def _numbers(self, group: dict[str, Any], step: float, refinement: int, device: torch.device) -> Tensor:
         beta1, beta2 = group["betas"]
         arm, numbers = self.arm, [0.0] * 11
-        per_rung = refinement if arm.base == "rung" else 1  # its settings count the format's own rungs
+        per_rung = refinement if self.base.unit == "rungs" else 1  # its settings count the format's own rungs
         numbers[update.LR] = group["lr"] * per_rung
         numbers[update.DECAY] = _kept(group)
         numbers[update.BETA1], numbers[update.BETA2] = beta1, beta2
@@ -221,9 +230,9 @@ class ArmOptimizer(torch.optim.Optimizer):
         )
 
     def _stiffness_of(self, grid: WeightGrid, device: torch.device) -> Stiffness | None:
-        if self.arm.stiffness is None:
-            return None
         arm = self.arm
+        if arm.stiffness is None:
+            return None
         return Stiffness(grid.format, arm.stiffness, arm.foreign, knee=arm.knee, slope=arm.slope).to(device)
 
     @torch.no_grad()

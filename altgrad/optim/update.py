@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from altgrad.config.arms import RIEMANNIAN, Arm
+from altgrad.config.arms import Arm
+from altgrad.config.bases import BASES
 from altgrad.numerics import (
     at_coordinate,
     coordinate,
@@ -63,11 +64,7 @@ Rule = Callable[[Tensor, Tensor, State, Tensor, GridTensors], None]
 
 def state_names(arm: Arm, reference: bool) -> tuple[str, ...]:
     """Return the float32 tensors of a weight's shape that ``arm`` keeps between steps."""
-    own = {
-        "madam": ("exp_avg_sq",), "sgd": (), "riemann_sgd": (), "muon": (),
-    }.get(arm.base, ("exp_avg", "exp_avg_sq"))  # fmt: skip
-    if arm.momentum:
-        own = ("momentum_buffer",)
+    own = tuple(name for name in BASES[arm.base].state if arm.momentum or name != "momentum_buffer")
     needs_reference = (reference or arm.match_rms) and not arm.has_adam_moments
     return (*own, *(("reference_avg", "reference_avg_sq") if needs_reference else ()))
 
@@ -81,7 +78,7 @@ def rule_of(arm: Arm, reference: bool) -> Rule:
         if keeps_reference:
             _moments(state["reference_avg"], state["reference_avg_sq"], g, h)
         target = _target(arm, p, g, state, h, grid, factor)
-        if arm.base in RIEMANNIAN:
+        if factor is not None and BASES[arm.base].metric:
             _transport(arm, p, target, state, h, grid, factor)
         written = target if arm.weights == "master" else _written_back(arm, target, grid)
         if arm.feedback:
@@ -123,13 +120,14 @@ def _factor(arm: Arm, p: Tensor, h: Tensor, grid: GridTensors, at: Tensor | None
 
     S is the stiffness, and a the schedule's exponent: at 0 the factor is 1, and the arm its plain form.
     """
-    if arm.stiffness is None:
+    formula, constants, numbers = arm.stiffness, grid.stiff_constants, grid.numbers
+    if formula is None or constants is None or numbers is None:
         return None
     scale = operand_scale(p, grid.constants, grid.remembered, **grid.options)
 
     def of(t: Tensor) -> Tensor:
         dim = grid.options.get("dim", -1)
-        found = evaluate(arm.stiffness, t, scale, grid.stiff_constants, grid.numbers, grid.order, dim)
+        found = evaluate(formula, t, scale, constants, numbers, grid.order, dim)
         return found if arm.schedule == "constant" else found.pow(h[EXPONENT])
 
     found = of(p)
@@ -142,45 +140,46 @@ def _target(
     whole: bool = True,
 ) -> Tensor:  # fmt: skip
     """Advance the moments and return the weight after the step; not ``whole``: of rungs parts too."""
-    step = _step(arm, p, g, state, h, factor)
+    step, unit = _step(arm, p, g, state, h, factor), BASES[arm.base].unit
     if arm.match_rms:
-        size = _rms(step * p if arm.base == "madam" else step)  # madam's step is one in log |w|
+        size = _rms(step * p if unit == "log" else step)
         step = step * (_rms(adamw_direction(state, h)) / size).nan_to_num(nan=1.0, posinf=1.0)
-    if arm.base == "rung":
+    if unit == "rungs":
         return _moved_rungs(p, step, h, grid, whole)
-    if arm.base == "madam":
+    if unit == "log":
         return p * h[DECAY] * torch.exp(-h[LR] * step)
     return p * h[DECAY] - h[LR] * step
 
 
 def _step(arm: Arm, p: Tensor, g: Tensor, state: State, h: Tensor, factor: Tensor | None) -> Tensor:
     """Advance the moments and return the direction of the step, before the learning rate."""
-    power = factor if factor is None or arm.power == 1 else factor.square()
-    if arm.base == "madam":
-        v = state["exp_avg_sq"]
-        v.copy_(v * h[BETA2] + g * g * (1 - h[BETA2]))
-        ratio = (g / (v * h[UNBIAS2]).sqrt()).nan_to_num(nan=0.0).clamp(-MADAM_CLIP, MADAM_CLIP)
-        return ratio * p.sign()
-    if arm.base in RIEMANNIAN:
+    base, power = BASES[arm.base], factor if factor is None or arm.power == 1 else factor.square()
+    if factor is not None and base.metric:
         g = factor.square() * g
-    elif factor is not None and arm.acts == "gradient":
+    elif power is not None and arm.acts == "gradient":
         g = power * g
-    if arm.base in ("sgd", "riemann_sgd", "muon"):
-        step = g
-        if arm.momentum:
-            step = state["momentum_buffer"]
-            step.copy_(step * h[MOMENTUM] + g)
-        if arm.base == "muon":
-            step = _orthogonal(g + step * h[MOMENTUM])  # Nesterov's; of its size nothing is left
-    elif arm.base == "riemann_adam":
+    if base.direction == "adam":
+        _moments(state["exp_avg"], state["exp_avg_sq"], g, h)
+        step = _adam(state["exp_avg"], state["exp_avg_sq"], h)
+    elif base.direction == "riemann_adam":
+        assert factor is not None
         m, v = state["exp_avg"], state["exp_avg_sq"]
         m.copy_(m * h[BETA1] + g * (1 - h[BETA1]))
         v.copy_(v * h[BETA2] + (g / factor).square() * (1 - h[BETA2]))  # the square of a length under the metric
         step = _adam(m, v, h)
+    elif base.direction == "madam":
+        v = state["exp_avg_sq"]
+        v.copy_(v * h[BETA2] + g * g * (1 - h[BETA2]))
+        ratio = (g / (v * h[UNBIAS2]).sqrt()).nan_to_num(nan=0.0).clamp(-MADAM_CLIP, MADAM_CLIP)
+        step = ratio * p.sign()
     else:
-        _moments(state["exp_avg"], state["exp_avg_sq"], g, h)
-        step = _adam(state["exp_avg"], state["exp_avg_sq"], h)
-    if factor is not None and arm.acts == "update" and arm.base not in RIEMANNIAN:
+        step = g
+        if arm.momentum:
+            step = state["momentum_buffer"]
+            step.copy_(step * h[MOMENTUM] + g)
+        if base.direction == "orthogonal":
+            step = _orthogonal(g + step * h[MOMENTUM])  # Nesterov's; of its size nothing is left
+    if power is not None and arm.acts == "update" and not base.metric:
         step = power * step
     return step
 
@@ -210,19 +209,31 @@ def _orthogonal(m: Tensor) -> Tensor:
 
 def _transport(arm: Arm, p: Tensor, target: Tensor, state: State, h: Tensor, grid: GridTensors, factor: Tensor) -> None:
     """Carry the first moment along to ``target``: the same number of rungs there."""
-    name = "momentum_buffer" if arm.base == "riemann_sgd" else "exp_avg"
-    if name in state:
-        state[name].copy_(state[name] * (_factor(arm, p, h, grid, at=target) / factor))
+    first, there = state.get("momentum_buffer", state.get("exp_avg")), _factor(arm, p, h, grid, at=target)
+    if first is not None and there is not None:
+        first.copy_(first * (there / factor))
 
 
 def _moved_rungs(p: Tensor, step: Tensor, h: Tensor, grid: GridTensors, whole: bool) -> Tensor:
     """Return the weight after its rungs, ``max_rungs`` at most, and the decay; ``whole``: a number by chance."""
-    scale = _scale_of(grid.held.max(), grid)
+    scale = _scale_of(_held(grid).max(), grid)
     u = coordinate(p * scale, grid.constants).round()
     wanted = (-h[LR] * step).clamp(-h[MAX_RUNGS], h[MAX_RUNGS])
     wanted = wanted + (coordinate(p * h[DECAY] * scale, grid.constants) - u)
-    moved = (wanted + uniform(p.shape, grid.stream)).floor() if whole else wanted
+    moved = (wanted + _random(p, grid)).floor() if whole else wanted
     return at_coordinate(u + moved, grid.constants) / scale
+
+
+def _held(grid: GridTensors) -> Tensor:
+    """Return the buffer of the amax of weights that live on the quantization grid."""
+    assert grid.held is not None
+    return grid.held
+
+
+def _random(t: Tensor, grid: GridTensors) -> Tensor:
+    """Return this step's random numbers, in the shape of ``t``."""
+    assert grid.stream is not None
+    return uniform(t.shape, grid.stream)
 
 
 def _scale_of(amax: Tensor, grid: GridTensors) -> Tensor:
@@ -233,15 +244,16 @@ def _scale_of(amax: Tensor, grid: GridTensors) -> Tensor:
 
 def _written_back(arm: Arm, target: Tensor, grid: GridTensors) -> Tensor:
     """Return ``target`` on the quantization grid, whose scale is changed first where that is asked for and due."""
-    amax, present = grid.held.max(), target.abs().amax()
+    held = _held(grid)
+    amax, present = held.max(), target.abs().amax()
     if arm.held_scale == "reestimated":
         amax = torch.where(present > amax * GROWS_ABOVE, 2 * amax, amax)
         amax = torch.where(present < amax * SHRINKS_BELOW, 0.5 * amax, amax)
     amax = torch.where(amax > 0, amax, present)  # of weights that all began at zero
-    grid.held.copy_(amax.expand_as(grid.held))
+    held.copy_(amax.expand_as(held))
     scale = _scale_of(amax, grid)
-    if arm.rounding == "stochastic" and arm.base != "rung":
-        return round_to_grid_stochastic(target * scale, grid.constants, uniform(target.shape, grid.stream)) / scale
+    if arm.rounding == "stochastic" and BASES[arm.base].unit != "rungs":
+        return round_to_grid_stochastic(target * scale, grid.constants, _random(target, grid)) / scale
     return round_to_grid(target * scale, grid.constants) / scale
 
 
@@ -252,9 +264,9 @@ def _feed_back(arm: Arm, target: Tensor, written: Tensor, state: State, h: Tenso
     ``w - rate beta / (1 - beta) m`` goes its way as if nothing had been rounded when m loses
     ``(1 - beta) / (beta rate)`` times the error. What of a weight lies beyond the largest value is no error.
     """
-    top = grid.constants[MAX] / _scale_of(grid.held.max(), grid)
+    top = grid.constants[MAX] / _scale_of(_held(grid).max(), grid)
     error = torch.maximum(torch.minimum(target, top), -top) - written
-    if arm.base == "sgd":
+    if "momentum_buffer" in state:
         m, beta, rate = state["momentum_buffer"], h[MOMENTUM], h[LR]
     else:
         m, beta = state["exp_avg"], h[BETA1]

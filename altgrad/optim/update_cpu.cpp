@@ -35,21 +35,20 @@ static_assert(kChunk % Stream::kRow == 0);
 }
 
 struct Arm {
-  int32_t base, formula, on_gradient, power, rms, momentum, match_rms, weights, reestimated;
+  int32_t direction, unit, metric, formula, on_gradient, power, rms, momentum, match_rms, weights, reestimated;
   ScaleRule scale_rule;
 
   explicit Arm(const Tensor& settings) : Arm(static_cast<const int32_t*>(settings.const_data_ptr())) {}
 
   explicit Arm(const int32_t* s) : scale_rule(s[setting::kScaleRule]) {
-    base = s[setting::kBase], formula = s[setting::kFormula], on_gradient = s[setting::kOnGradient];
-    power = s[setting::kPower], rms = s[setting::kRms], momentum = s[setting::kMomentum];
-    match_rms = s[setting::kMatchRms], weights = s[setting::kWeights];
-    reestimated = s[setting::kReestimated];
+    direction = s[setting::kDirection], unit = s[setting::kUnit], metric = s[setting::kMetric];
+    formula = s[setting::kFormula], on_gradient = s[setting::kOnGradient], power = s[setting::kPower];
+    rms = s[setting::kRms], momentum = s[setting::kMomentum], match_rms = s[setting::kMatchRms];
+    weights = s[setting::kWeights], reestimated = s[setting::kReestimated];
     if (weights != weights::kMaster && weights != weights::kNearest && weights != weights::kStochastic) {
       unknown("weights", weights);
     }
   }
-  bool riemannian() const { return base == base::kRiemannAdam || base == base::kRiemannSgd; }
 };
 
 struct Numbers {
@@ -389,34 +388,32 @@ void direct(const Arm& arm, const Numbers& h, const Tensors& t, int64_t first, i
   const float* g = t.g + first;
   float *m = t.m == nullptr ? nullptr : t.m + first, *v = t.v == nullptr ? nullptr : t.v + first;
   float scaled[kChunk];
-  const bool squared = arm.base == base::kRiemannSgd || arm.power == 2;
-  if (factor != nullptr && (arm.base == base::kRiemannSgd || arm.on_gradient)) {
+  const bool squared = arm.metric || arm.power == 2;
+  if (factor != nullptr && (arm.metric || arm.on_gradient) && arm.direction != direction::kRiemannAdam) {
     for (int64_t i = 0; i < n; ++i) scaled[i] = (squared ? factor[i] * factor[i] : factor[i]) * g[i];
     g = scaled;
   }
-  switch (arm.base) {
-    case base::kSgd:
-    case base::kRiemannSgd:
+  switch (arm.direction) {
+    case direction::kMomentum:
       if (arm.momentum) {
         for (int64_t i = 0; i < n; ++i) m[i] = m[i] * h.momentum + g[i];
         g = m;
       }
       std::copy_n(g, n, step);
       break;
-    case base::kRiemannAdam:
+    case direction::kRiemannAdam:
       direct_riemannian(m, v, g, factor, step, n, h);
       break;
-    case base::kMadam:
+    case direction::kMadam:
       direct_madam(t.p + first, v, g, step, n, h);
       break;
-    case base::kAdamw:
-    case base::kRung:
+    case direction::kAdam:
       direct_adam(m, v, g, step, n, h);
       break;
     default:
-      unknown("base", arm.base);
+      unknown("direction", arm.direction);
   }
-  if (factor != nullptr && !arm.on_gradient && !arm.riemannian()) {
+  if (factor != nullptr && !arm.on_gradient && !arm.metric) {
     for (int64_t i = 0; i < n; ++i) step[i] = (squared ? factor[i] * factor[i] : factor[i]) * step[i];
   }
 }
@@ -435,8 +432,8 @@ void move_by_rungs(const Numbers h, float* __restrict p, const float* __restrict
 // Moves the weights of a chunk.
 void move(const Arm& arm, const Numbers h, float* __restrict p, const float* __restrict step, int64_t first, int64_t n,
           const Grid& grid, const Line line, const float held_scale, const Stream& stream) {
-  switch (arm.base) {
-    case base::kRung: {
+  switch (arm.unit) {
+    case unit::kRungs: {
       float random[kChunk];
       stream.uniform(first, n, random);
       with_division(grid, held_scale, [&](const auto divided) {
@@ -444,17 +441,14 @@ void move(const Arm& arm, const Numbers h, float* __restrict p, const float* __r
       });
       break;
     }
-    case base::kMadam:
+    case unit::kLog:
       for (int64_t i = 0; i < n; ++i) p[i] = p[i] * h.decay * exponential(-h.lr * step[i]);
       break;
-    case base::kAdamw:
-    case base::kSgd:
-    case base::kRiemannAdam:
-    case base::kRiemannSgd:
+    case unit::kWeight:
       for (int64_t i = 0; i < n; ++i) p[i] = p[i] * h.decay - h.lr * step[i];
       break;
     default:
-      unknown("base", arm.base);
+      unknown("unit", arm.unit);
   }
 }
 
@@ -500,7 +494,7 @@ class Step {
       const float* v = (t_.reference_v != nullptr ? t_.reference_v : t_.v) + first;
       advance(first, n, factor, step);
       own[chunk] = chunk_sum(n, [&](int64_t i) {
-        const float moved = arm_.base == base::kMadam ? step[i] * weight[i] : step[i];  // madam's is one in log |w|
+        const float moved = arm_.unit == unit::kLog ? step[i] * weight[i] : step[i];
         return moved * moved;
       });
       wanted[chunk] = chunk_sum(n, [&](int64_t i) {
@@ -519,11 +513,11 @@ class Step {
       advance(first, n, factor, step);
     } else {
       step = directions_.get() + first;
-      if (arm_.riemannian()) (*stiffness_)(weight, first, n, factor);
+      if (arm_.metric) (*stiffness_)(weight, first, n, factor);
       for (int64_t i = 0; i < n; ++i) step[i] *= ratio_;
     }
     move(arm_, h_, weight, step, first, n, grid_, line_, held_scale_, stream_);
-    if (arm_.riemannian() && t_.m != nullptr) {
+    if (arm_.metric && t_.m != nullptr) {
       float there[kChunk];
       (*stiffness_)(weight, first, n, there);
       carry(t_.m + first, factor, there, n);
@@ -540,9 +534,9 @@ class Step {
       if (present < amax * rule::kShrinksBelow) amax = 0.5f * amax;
     }
     if (!(amax > 0)) amax = present;  // of weights that all began at zero
-    if (arm_.base == base::kRung && amax == *held_ && present <= amax) return;  // whole rungs at the same scale
+    if (arm_.unit == unit::kRungs && amax == *held_ && present <= amax) return;  // whole rungs at the same scale
     *held_ = amax;
-    if (arm_.weights == weights::kStochastic && arm_.base != base::kRung) {
+    if (arm_.weights == weights::kStochastic && arm_.unit != unit::kRungs) {
       const StochasticRounder round(grid_);
       round_weights<true>([=](float x, float random) { return round(x, random); });
     } else if (grid_.root == 0) {

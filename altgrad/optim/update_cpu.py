@@ -7,50 +7,60 @@ products. For those, on other devices and without a C++ compiler there are the r
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from altgrad.config.arms import BASES, FORMULAS, RIEMANNIAN, Arm
+from altgrad.config.arms import FORMULAS, Arm
+from altgrad.config.bases import BASES
 from altgrad.numerics import scale_rule
 from altgrad.numerics.cpu import definitions, kernels
 from altgrad.optim import update
-from altgrad.optim.stiffness import (
-    FLOOR,
-    KNEE,
-    LARGEST,
-    LEAST_RMS,
-    PER_BINADE,
-    PER_RANGE,
-    SLOPE,
-    SMALLEST,
-    SMALLEST_NORMAL,
-    TINY,
-    Stiffness,
-)
+from altgrad.optim.stiffness import Stiffness
 from altgrad.optim.update import State
 from altgrad.optim.weight_grid import WeightGrid
 
 SOURCE = Path(__file__).with_name("update_cpu.cpp")
+DIRECTIONS = [*dict.fromkeys(base.direction for base in BASES.values())]
+UNITS = ("weight", "rungs", "log")
 WEIGHTS = ("master", "nearest", "stochastic")
 OF_THE_TENSOR = ("permuted", "profile", "rms")  # how stiff a weight is depends on the others
-# What `update_cpu.cpp` has to know of an arm, in the order in which it is passed.
-SETTINGS = (
-    "base", "formula", "on_gradient", "power", "rms", "momentum", "match_rms", "weights", "reestimated", "scale_rule",
-)  # fmt: skip
+
+
+def _settings(arm: Arm, rule: int) -> dict[str, int]:
+    """Return what `update_cpu.cpp` has to know of an arm, in the order in which it is passed."""
+    base = BASES[arm.base]
+    return {
+        "direction": DIRECTIONS.index(base.direction),
+        "unit": UNITS.index(base.unit),
+        "metric": base.metric,
+        "formula": 0 if arm.stiffness is None else 1 + FORMULAS.index(arm.stiffness),
+        "on_gradient": arm.acts == "gradient",
+        "power": arm.power,
+        "rms": arm.normalise == "rms",
+        "momentum": arm.momentum > 0,
+        "match_rms": arm.match_rms,
+        "weights": WEIGHTS.index("master" if arm.weights == "master" else arm.rounding),
+        "reestimated": arm.held_scale == "reestimated",
+        "scale_rule": rule,
+    }
+
+
+SETTINGS = tuple(_settings(Arm(lr=1.0), 0))
 DEFINITIONS = "".join([
     definitions.enumeration("setting", SETTINGS),
-    definitions.enumeration("base", BASES),
+    definitions.enumeration("direction", DIRECTIONS),
+    definitions.enumeration("unit", UNITS),
     definitions.enumeration("formula", ("none", *FORMULAS)),
     definitions.enumeration("weights", WEIGHTS),
     definitions.of_module("number", update, "LR DECAY BETA1 BETA2 UNBIAS1 UNBIAS2 EPS MOMENTUM MAX_RUNGS"),
     definitions.of_module("rule", update, "MADAM_CLIP GROWS_ABOVE SHRINKS_BELOW"),
-    definitions.numbers("stiffness", {
-        "PER_BINADE": PER_BINADE, "SMALLEST_NORMAL": SMALLEST_NORMAL, "PER_RANGE": PER_RANGE, "KNEE": KNEE,
-        "SLOPE": SLOPE, "FLOOR": FLOOR, "SMALLEST": SMALLEST, "LARGEST": LARGEST, "TINY": TINY,
-        "LEAST_RMS": LEAST_RMS,
-    }),
+    definitions.of_module(  # the function of this name hides the module
+        "stiffness", import_module("altgrad.optim.stiffness"),
+        "PER_BINADE SMALLEST_NORMAL PER_RANGE KNEE SLOPE FLOOR SMALLEST LARGEST TINY LEAST_RMS",
+    ),
 ])  # fmt: skip
 
 torch.library.define(
@@ -74,9 +84,9 @@ def available(arm: Arm, p: Tensor, grid: WeightGrid) -> bool:
     if p.device.type != "cpu" or p.dtype != torch.float32 or not p.is_contiguous():
         return False
     one_scale = grid.options.get("granularity", "tensor") == "tensor"
-    of_the_tensor = arm.stiffness in OF_THE_TENSOR and arm.base in RIEMANNIAN
+    of_the_tensor = arm.stiffness in OF_THE_TENSOR and BASES[arm.base].metric
     taken = one_scale and arm.stiffness != "row_rms" and not of_the_tensor and arm.schedule == "constant"
-    taken = taken and arm.feedback is None and arm.base != "muon"
+    taken = taken and arm.feedback is None and BASES[arm.base].loops
     return taken and kernels.load(SOURCE, DEFINITIONS) is None
 
 
@@ -85,10 +95,8 @@ class Loops:
 
     def __init__(self, arm: Arm, grid: WeightGrid, stiff: Stiffness | None, order: Tensor | None) -> None:
         self._nothing = grid.constants[:0]
-        settings = _settings(
-            arm, scale_rule(grid.options.get("scale_format", "float32"), grid.options.get("scale_rounding", "down"))
-        )
-        self._settings = torch.tensor([settings[name] for name in SETTINGS], dtype=torch.int32)
+        rule = scale_rule(grid.options.get("scale_format", "float32"), grid.options.get("scale_rounding", "down"))
+        self._settings = torch.tensor([*_settings(arm, rule).values()], dtype=torch.int32)
         self._held = grid.held if arm.weights == "quantized" else self._nothing
         self._remembered = grid.remembered if grid.held is None else lambda: grid.held
         self._constants = grid.constants
@@ -109,19 +117,3 @@ class Loops:
             self._settings, numbers, self._constants, nothing if remembered is None else remembered,
             *self._stiffness, *stream,
         )  # fmt: skip
-
-
-def _settings(arm: Arm, rule: int) -> dict[str, int]:
-    """Return the numbers of `SETTINGS`."""
-    return {
-        "base": BASES.index(arm.base),
-        "formula": 0 if arm.stiffness is None else 1 + FORMULAS.index(arm.stiffness),
-        "on_gradient": arm.acts == "gradient",
-        "power": arm.power,
-        "rms": arm.normalise == "rms",
-        "momentum": arm.momentum > 0,
-        "match_rms": arm.match_rms,
-        "weights": WEIGHTS.index("master" if arm.weights == "master" else arm.rounding),
-        "reestimated": arm.held_scale == "reestimated",
-        "scale_rule": rule,
-    }

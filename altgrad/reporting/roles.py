@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from altgrad.config.arms import ADAPTIVE, BASES, PLAIN
+from altgrad.config.bases import BASES, PLAIN
 from altgrad.reporting.load import Study
 
 #: The plain optimizer whose form each base takes where it looks at no format, so the one to hold it against.
-PLAIN_FORM = {base: "adamw" if base in ADAPTIVE else "sgd" for base in BASES}
+PLAIN_FORM = {name: base.plain for name, base in BASES.items()}
 NULL_STIFFNESS = ("mean", "permuted")  # they carry no information about the weight
 FOREIGN_STIFFNESS = ("foreign",)
 PROFILE_STIFFNESS = ("profile", "rms", "row_rms")  # functions of the weights' sizes, which look at no format

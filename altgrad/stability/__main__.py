@@ -7,9 +7,11 @@ import itertools
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -17,6 +19,9 @@ from altgrad.config import UserError, load_params, run_stage
 from altgrad.config.files import write_text
 from altgrad.config.schema import Params
 from altgrad.stability.search import Ladder
+
+if TYPE_CHECKING:
+    from altgrad.execution.executor import Task
 
 PARAMS, RUNS = Path("params.yaml"), Path("data/runs")
 OUT = Path("reports/stability")
@@ -76,9 +81,13 @@ def search(ladder: Ladder, within: float, jobs: int | None) -> pd.DataFrame:
     grid = params.grid
     found = Search(grid.formats, grid.optimizers, grid.seeds, ladder, within)
     while needed := found.needed():
-        cells.run_cells(pool, lambda tasks, needed=needed: [task for task in tasks if task.key in needed])
+        cells.run_cells(pool, partial(_of, needed))
         found.judge(RUNS)
     return pd.DataFrame(found.rows(RUNS))
+
+
+def _of(keys: Container[str], tasks: list[Task]) -> list[Task]:
+    return [task for task in tasks if task.key in keys]
 
 
 def _trained(params: Params) -> str:

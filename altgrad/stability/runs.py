@@ -48,8 +48,8 @@ class Search:
     def judge(self, runs: Path) -> None:
         """Take in what the needed cells that are in ``runs`` came to."""
         for pair, rung in dict.fromkeys(self.needed().values()):
-            of_rung = [metrics_of(runs, key) for key in self.cells(pair, rung)]
-            if all(of_rung):
+            of_rung = [metrics for key in self.cells(pair, rung) if (metrics := metrics_of(runs, key))]
+            if len(of_rung) == len(self.seeds):
                 stable = [self.is_stable(metrics, runs) for metrics in of_rung]
                 self.known.setdefault(pair, {})[rung] = all(stable)
 

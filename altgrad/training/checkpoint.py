@@ -48,7 +48,7 @@ def save(directory: Path, step: int, tensors: dict[str, Tensor], state: dict[str
 
 def load_newest(directory: Path) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest checkpoint that verifies, and a sentence about each newer one that did not."""
-    problems = []
+    problems: list[str] = []
     for step in sorted(_steps(directory), reverse=True):
         path = directory / f"step-{step:08d}.safetensors"
         try:

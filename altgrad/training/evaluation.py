@@ -45,7 +45,8 @@ class Evaluation:
         with torch.set_grad_enabled(same):
             for start in range(0, len(inputs), self._batch):
                 given = [t[start : start + self._batch] for t in (inputs, targets)]
-                count, loss_of = len(given[0]), self._model  # for a last, smaller batch, that each process does whole
+                loss_of: Callable[..., Tensor] = self._model
+                count = len(given[0])  # for a last, smaller batch, that each process does whole
                 if count == self._batch:
                     given, loss_of = [self._ranks.share(t) for t in given], self._loss_of
                 began = time.perf_counter()

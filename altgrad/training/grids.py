@@ -24,11 +24,11 @@ REFINEMENT = 256  # finer for weights whose format is virtual: 8 more bits, so t
 
 def quantizer_of(layer: nn.Module, role: str) -> Quantizer | None:
     """Return what quantizes ``role`` in a layer, or does the same as what does; None where nothing is quantized."""
-    if isinstance(layer, QuantizedLinear) and role in layer.quantizers:
-        return layer.quantizers[role]
+    if isinstance(layer, QuantizedLinear):
+        return layer.quantizer(role)
     recipe = layer_recipe(layer)
     if recipe is not None and recipe.torchao is not None:  # quantizes by itself, and shows nothing
-        return torchao_quantizer(recipe, role, layer.weight.device)
+        return torchao_quantizer(recipe, role, layer.get_parameter("weight").device)
     return None
 
 
@@ -72,8 +72,8 @@ def _virtual_grid(name: str, layer: nn.Linear, virtual: TensorRecipe, on_grid: b
         raise ValueError(
             "weights on the quantization grid hold one scale that their optimizer sets; use granularity: tensor"
         )
-    layer.register_buffer("held_amax", torch.zeros(1, device=device))  # saved with the weight, whose codes need it
-    held = layer.held_amax
+    held = torch.zeros(1, device=device)
+    layer.register_buffer("held_amax", held)  # saved with the weight, whose codes need it
     try:
         return WeightGrid(fmt, options, remembered=lambda: held[0], held=held, device=device, refinement=REFINEMENT)
     except ValueError as error:

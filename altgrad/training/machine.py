@@ -44,7 +44,7 @@ def make_deterministic() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Left on, each new tensor is filled with NaN before it is written: 0.3 ms in a step of `nano`.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_tf32 = False
 
@@ -154,7 +154,9 @@ def peak_memory_mb(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     if PEAK.exists():
-        return int(re.search(r"^VmHWM:\s+(\d+) kB$", PEAK.read_text(), re.MULTILINE)[1]) * 1024 / 1e6
+        found = re.search(r"^VmHWM:\s+(\d+) kB$", PEAK.read_text(), re.MULTILINE)
+        assert found is not None
+        return int(found[1]) * 1024 / 1e6
     unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 

@@ -13,7 +13,7 @@ Every measurement is a row (step, layer, role, metric, value). Adding one is a l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from altgrad.model import QuantizedLinear, linear_layers, matrix_of
+from altgrad.model.gpt import Block
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics.block_statistics import block_statistics
 from altgrad.numerics.sums import excess_kurtosis, magnitudes, rounding_sums
@@ -96,7 +97,7 @@ PASS = {"tensors", "outputs"}  # the groups of `monitor:` that take an instrumen
 class Monitor:
     """Makes the rows of ``model``; ``blocks`` are those whose outputs and attention are watched too."""
 
-    def __init__(self, model: nn.Module, blocks: dict[str, nn.Module]) -> None:
+    def __init__(self, model: nn.Module, blocks: Mapping[str, Block]) -> None:
         self.model = model
         self.layers = linear_layers(model)
         self.blocks = blocks

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from typing import Any
 
 SMOOTHING = 0.9  # share of the old value in the running mean of the loss
 DRIFT_RATIO = 1.2  # a smoothed loss this far above its minimum ...
@@ -45,8 +46,8 @@ class OutcomeTracker:
         old = loss if self.smoothed is None else self.smoothed
         self.smoothed = SMOOTHING * old + (1 - SMOOTHING) * loss
         self.minimum = min(self.minimum, self.smoothed)
-        self.spike_start = self._since(self.spike_start, step, self.spike)
-        self.drift_start = self._since(self.drift_start, step, DRIFT_RATIO)
+        self.spike_start = _since(self.spike_start, step, self.smoothed > self.spike * self.minimum)
+        self.drift_start = _since(self.drift_start, step, self.smoothed > DRIFT_RATIO * self.minimum)
         if self.spike_start is not None and step - self.spike_start >= self.window:
             return self._diverge("spike", self.spike_start)
         if self.drift_start is not None and step - self.drift_start >= DRIFT_WINDOWS * self.window:
@@ -71,24 +72,25 @@ class OutcomeTracker:
         """Whether the run is over because it diverged."""
         return self.outcome == "diverged"
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, Any]:
         """Return every field, as plain values; ``OutcomeTracker(**state)`` restores it."""
         state = asdict(self)
         state["minimum"] = None if math.isinf(self.minimum) else self.minimum
         return state
 
     @classmethod
-    def restore(cls, state: dict[str, object]) -> OutcomeTracker:
+    def restore(cls, state: dict[str, Any]) -> OutcomeTracker:
         """Return the tracker that :meth:`state` described."""
         return cls(**{**state, "minimum": math.inf if state["minimum"] is None else state["minimum"]})
-
-    def _since(self, start: int | None, step: int, ratio: float) -> int | None:
-        if self.smoothed <= ratio * self.minimum:
-            return None
-        return step if start is None else start
 
     def _diverge(self, signature: str, step: int) -> bool:
         self.outcome = "diverged"
         self.signature = "saturation" if self.saturated else signature
         self.outcome_step = step
         return True
+
+
+def _since(start: int | None, step: int, above: bool) -> int | None:
+    if not above:
+        return None
+    return step if start is None else start

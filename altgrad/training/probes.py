@@ -67,7 +67,7 @@ def moved(path: Path, model: nn.Module) -> dict[str, Tensor]:
 
 def layer_formats(model: nn.Module) -> dict[str, dict[str, str | None]]:
     """Return the format's name, or ``None``, of each role of each linear layer."""
-    unquantized = {"weight": None, "input": None, "grad": None}
+    unquantized: dict[str, str | None] = {"weight": None, "input": None, "grad": None}
     return {
         name: recipe.format_names() if (recipe := layer_recipe(layer)) else unquantized
         for name, layer in linear_layers(model).items()

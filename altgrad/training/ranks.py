@@ -39,6 +39,7 @@ class Ranks:
     def __init__(self, rank: int = 0, count: int = 1) -> None:
         self.rank, self.count = rank, count
         self._loss_of: Callable[..., Tensor] | None = None
+        self._parallel: DistributedDataParallel | None = None  # which is `_loss_of` then
 
     @property
     def first(self) -> bool:
@@ -61,21 +62,22 @@ class Ranks:
         if self.count == 1:
             return
         torch._dynamo.config.optimize_ddp = False  # a graph for each bucket would round elsewhere than the whole one
-        parallel = DistributedDataParallel(_Loss(model, loss_of), forward_sync_buffers=False)
-        parallel.register_comm_hook(None, _summed)
-        self._loss_of = parallel
+        self._loss_of = self._parallel = DistributedDataParallel(_Loss(model, loss_of), forward_sync_buffers=False)
+        # torch takes no annotations that are texts, as those of `_summed` are.
+        self._parallel.register_comm_hook(None, lambda state, bucket: _summed(bucket))
 
     def loss(self, *inputs: Tensor) -> Tensor:
         """Return the loss of a share of a micro-batch, as `train` says."""
+        assert self._loss_of is not None
         return self._loss_of(*inputs)
 
     def sync(self, *, last: bool) -> AbstractContextManager[None]:
         """Return where a micro-batch is run: only the ``last`` one's backward pass waits for the other processes."""
-        return nullcontext() if last or self.count == 1 else self._loss_of.no_sync()
+        return nullcontext() if last or self._parallel is None else self._parallel.no_sync()
 
     def leave(self) -> None:
         """Part from the other processes."""
-        self._loss_of = None  # which would wait for them when it is freed, and for ever once they are gone
+        self._loss_of = self._parallel = None  # which waits for them when it is freed, for ever once they are gone
         gc.collect()
         dist.destroy_process_group()
 
@@ -117,7 +119,7 @@ class _Loss(nn.Module):
         return self.loss_of[0](*inputs)
 
 
-def _summed(_, bucket):  # noqa: ANN001, ANN202 - torch takes no annotations that are texts
+def _summed(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """Sum a bucket of gradients. The loss is a share of the mean already, so that nothing is left to divide."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
@@ -160,10 +162,13 @@ def started(cell: Cell, tokens: Path, scratch: Path, root: Path, device: torch.d
     meeting.unlink(missing_ok=True)
     write_text(scratch / CELL, cell.to_json())
     command = [sys.executable, "-m", "altgrad.training.replica", str(scratch), str(tokens), str(root)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    others = [subprocess.Popen([*command, str(rank)], **pipes) for rank in range(1, count)]
+    others = [
+        subprocess.Popen([*command, str(rank)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for rank in range(1, count)
+    ]
     try:
-        if not all(other.stdout.readline() for other in others):  # else it would be waited for at the meeting
+        # One that has ended would be waited for at the meeting.
+        if not all(other.stdout and other.stdout.readline() for other in others):
             raise RuntimeError("a process ended before it met the others")
         with joined(meeting, 0, count, device) as ranks:
             yield ranks

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -135,7 +135,7 @@ def _write_probes(trainer: Trainer, path: Path) -> None:
     probes.write_probes(path, snapshots, quantized, plain, trainer.step, formats)
 
 
-def _metrics(trainer: Trainer, history: list[list[object]]) -> dict[str, object]:
+def _metrics(trainer: Trainer, history: list[list[Any]]) -> dict[str, object]:
     """Return what ``metrics.json`` holds; a number that could not be measured is null."""
     cell, tracker = trainer.cell, trainer.tracker
     layers = linear_layers(trainer.model)

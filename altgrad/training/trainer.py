@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tqdm import tqdm
 from altgrad.config import Cell
 from altgrad.config.schedule import learning_rate
 from altgrad.data import TokenFile, training_batch
+from altgrad.model.gpt import GPT, Block
 from altgrad.optim import ArmOptimizer, WeightGrid
 from altgrad.training import checkpoint, machine, probes
 from altgrad.training.evaluation import Evaluation
@@ -49,7 +51,7 @@ class Trainer:
     """Trains ``model`` as ``cell`` says; everything that must outlive the process is in ``scratch``."""
 
     def __init__(
-        self, cell: Cell, model: nn.Module, optimizer: ArmOptimizer, grids: dict[nn.Parameter, WeightGrid],
+        self, cell: Cell, model: GPT, optimizer: ArmOptimizer, grids: dict[nn.Parameter, WeightGrid],
         train_tokens: TokenFile, val_tokens: TokenFile, device: torch.device, scratch: Path, compute: str,
         compiled: bool, ranks: Ranks | None = None,
     ) -> None:  # fmt: skip
@@ -59,7 +61,8 @@ class Trainer:
         self.ranks.share_batches(model)  # of which the graph is made
         self.loss_of = compile_model(model) if compiled else model
         self.ranks.train(model, self.loss_of)
-        self.monitor = Monitor(model, {f"blocks.{i}": block for i, block in enumerate(model.blocks)})
+        blocks = {f"blocks.{i}": block for i, block in enumerate(model.blocks) if isinstance(block, Block)}
+        self.monitor = Monitor(model, blocks)
         self.updates = UpdateMonitor(model, optimizer, grids)
         self.evaluation = Evaluation(cell, model, self.loss_of, val_tokens, device, compute, self.ranks)
         self.probe_steps = probes.probe_steps(cell.train.steps, cell.monitor.probes)
@@ -140,14 +143,15 @@ class Trainer:
         due = self.cell.monitor.due(step) if self.ranks.first else set()
         rows = self._observe(step, due) if due & PASS else []
         began = time.perf_counter()
-        schedule = {"steps": train.steps, "warmup": train.warmup, "final": train.final_lr}
-        lr = learning_rate(step, peak=self.cell.peak_lr, **schedule)
+        rate = partial(learning_rate, step, steps=train.steps, warmup=train.warmup, final=train.final_lr)
+        lr = rate(peak=self.cell.peak_lr)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(step, peak=group["initial_lr"], **schedule)
+            group["lr"] = rate(peak=group["initial_lr"])
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.ranks.sum(sum(self._backward(step, micro) for micro in range(train.grad_accumulation)))
+        losses = [self._backward(step, micro) for micro in range(train.grad_accumulation)]
+        loss = self.ranks.sum(sum(losses[1:], losses[0]))
         parameters = [p for p in self.model.parameters() if p.grad is not None]
-        total_norm = nn.utils.get_total_norm([p.grad for p in parameters])
+        total_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         loss, norm = torch.stack([loss.float(), total_norm.float()]).tolist()  # the one wait for the device
         if "gradients" in due:
             rows += self.monitor.gradients(step)

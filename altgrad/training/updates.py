@@ -64,6 +64,7 @@ class UpdateMonitor:
         return _Before(old, self.grids[weight].scale(old), self.optimizer.wanted(weight))
 
     def _on_grid(self, weight: nn.Parameter, old: _Before) -> dict[str, float]:
+        assert weight.grad is not None and old.scale is not None
         grid, new = self.grids[weight], weight.detach()
         sums = update_sums(
             old.weight, new, new if old.wanted is None else old.wanted, weight.grad, old.scale, grid.scale(new),

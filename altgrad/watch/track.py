@@ -37,7 +37,7 @@ class Told:
     def tell(self, run: str, change: Change) -> None:
         """Pass on what is new of a run: its rows, and its end."""
         last, cell = self._steps.get(run, -1), change.cell
-        if last == ENDED:
+        if isinstance(last, str):  # `ENDED`
             return
         rows = [row for row in change.rows if row.step > last]
         if (rows or cell.is_over) and run not in self._open:
@@ -96,6 +96,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _set_at_end_of_input(over: threading.Event) -> None:
+    sys.stdin.read()
+    over.set()
+
+
 def main(arguments: list[str]) -> None:
     """Tell the trackers of all that they have not been told of."""
     parser = argparse.ArgumentParser(prog="python -m altgrad.watch.track", description=__doc__.split("\n")[0])
@@ -115,7 +120,7 @@ def main(arguments: list[str]) -> None:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda signum, frame: over.set())
     if options.until_closed:
-        threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+        threading.Thread(target=_set_at_end_of_input, args=(over,), daemon=True).start()
     with ExitStack() as stack:
         told = [stack.enter_context(closing(Told(open_tracker(n), FOLDER / f"{n}.json"))) for n in dict.fromkeys(names)]
         tracking = Tracking(Path(), told)

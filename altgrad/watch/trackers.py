@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -167,7 +167,7 @@ class Trackio:
 
 
 # By the names that `tracking:` takes: the adapter, the package it needs, and what installs that.
-TRACKERS: dict[str, tuple[type[Tracker], str]] = {
+TRACKERS: dict[str, tuple[Callable[[Path], Tracker], str]] = {
     "tensorboard": (TensorBoard, "tensorboard"), "mlflow": (MLflow, "mlflow"), "wandb": (WandB, "wandb"),
     "trackio": (Trackio, "trackio"),
 }  # fmt: skip

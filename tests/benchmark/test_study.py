@@ -37,7 +37,7 @@ def test_a_study_is_measured_on_a_copy(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for name, value in {"FORMATS": ["bf16"], "ARMS": ["adamw"], "SEEDS": [1], "STEPS": 2}.items():
         monkeypatch.setattr(study, name, value)
-    monkeypatch.setattr(study, "WARM_UP", {"seeds": [0], "steps": 1})
+    monkeypatch.setattr(study, "WARM_UP", ([0], 1))
     found = study.measure(PROJECT, "pico", 1, tmp_path / "cache")
     assert (found["cells"], found["steps"]) == (1, 2) and json.dumps(found)
     assert found["cells_per_hour"] == pytest.approx(3600 / found["took_s"], rel=0.02)

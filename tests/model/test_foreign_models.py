@@ -247,5 +247,5 @@ def test_its_history_has_every_call_and_its_weight_once_per_forward_pass():
     for _ in range(2):
         model(torch.randn(8, 16)).square().sum().backward()
     for role, expected in seen.items():
-        assert model.first.history(role).tolist() == pytest.approx(expected)
-    assert (model.first.history("weight") != 0).tolist() == [True, True, False, False]
+        assert model.first.quantizers[role].history.tolist() == pytest.approx(expected)
+    assert (model.first.quantizers["weight"].history != 0).tolist() == [True, True, False, False]

@@ -72,7 +72,7 @@ def test_native_operands_are_the_emulated_ones_to_the_bit(granularity):
             layer.quantizers[role] for layer in layers(recipe, 47, 33).values()
         )  # in the order emulated, native
         for dim in (0, 1):
-            a, b = (Operand.of(t, q.scaling, q.constants, None, dim, torch.bfloat16) for q in (emulated, native))
+            a, b = (Operand.of(t, q.scaling, q.source(False), dim, torch.bfloat16) for q in (emulated, native))
             assert b.values.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
             assert torch.equal(a.values.float(), b.values.float()) and torch.equal(a.scale, b.scale)
 

@@ -140,7 +140,8 @@ def test_a_copy_of_a_model_quantizes_its_own_weights():
 
 
 def test_layers_of_one_format_share_its_constants():
-    roles = {role: {layer.constants(role).data_ptr() for layer in layers(model()) if layer.constants(role) is not None}
+    quantizers = [layer.quantizers for layer in layers(model())]
+    roles = {role: {found[role].constants.data_ptr() for found in quantizers if role in found}
              for role in ("input", "weight", "grad")}  # fmt: skip
     assert all(len(found) == 1 for found in roles.values())
 

@@ -5,6 +5,7 @@ import importlib
 import pytest
 import torch
 
+from altgrad.config.bases import ADAM, Base
 from altgrad.optim import update_cpu
 from tests.optim.arms import ARMS, arm_named, final, make, normal_weights, step
 
@@ -124,15 +125,16 @@ def threads(request):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"base": "nesterov", "weights": "quantized"}, "update_cpu.cpp has no base of number 7"),
-        ({"base": "nesterov", "stiffness": "ulp"}, "update_cpu.cpp has no base of number 7"),
+        ({"base": "nesterov", "weights": "quantized"}, "update_cpu.cpp has no direction of number 5"),
+        ({"base": "nesterov", "stiffness": "ulp"}, "update_cpu.cpp has no direction of number 5"),
         ({"stiffness": "cubic"}, "update_cpu.cpp has no stiffness of number 11"),
         ({"stiffness": "cubic", "normalise": "none"}, "update_cpu.cpp has no stiffness of number 11"),
     ],
 )
 def test_an_arm_that_the_loops_do_not_know_is_an_error(monkeypatch, threads, settings, words, match_rms):
     """A base or a formula that someone adds in Python alone. Neither weights nor moments have moved by then."""
-    monkeypatch.setattr(update_cpu, "BASES", (*update_cpu.BASES, "nesterov"))
+    monkeypatch.setitem(update_cpu.BASES, "nesterov", Base("nesterov", ADAM, plain="adamw"))
+    monkeypatch.setattr(update_cpu, "DIRECTIONS", (*update_cpu.DIRECTIONS, "nesterov"))
     for room in (update_cpu, importlib.import_module("altgrad.optim.stiffness")):
         monkeypatch.setattr(room, "FORMULAS", (*room.FORMULAS, "cubic"))
     arm = arm_named("adamw", match_rms=match_rms).model_copy(update=settings)
@@ -152,10 +154,10 @@ def test_a_rounding_that_the_loops_do_not_know_is_an_error():
 
 
 def test_every_setting_and_number_of_an_arm_has_its_name_in_cpp():
-    """As `definitions.h` has them: a base that moved in Python's list moves there too."""
+    """As `definitions.h` has them: a direction that moved in Python's list moves there too."""
     text = update_cpu.DEFINITIONS
     assert (
-        "namespace altgrad::base {\nenum Name : int { kAdamw, kSgd, kRiemannAdam, kRiemannSgd, kRung, kMadam, kMuon };"
+        "namespace altgrad::direction {\nenum Name : int { kAdam, kMomentum, kRiemannAdam, kMadam, kOrthogonal };"
     ) in text
     assert (
         "enum Name : int { kNone, kUlp, kMantissa, kSmooth, kRange, kMean, kPermuted, kForeign, kProfile, kRms, "

@@ -30,7 +30,8 @@ def compile_all(names: Sequence[str], config: GPTConfig, batch: int, cache: Path
 
     What fails says why when the session takes the step itself.
     """
-    waiting, running = list(names), []
+    waiting = list(names)
+    running: list[subprocess.Popen[bytes]] = []
     quiet = subprocess.DEVNULL
     try:
         while waiting or running:

@@ -56,7 +56,6 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
 
         return Contestant(what, compile_apart(operand, dynamic=False), 1 if float8 else dtype.itemsize)
 
-    block = {"granularity": "block"}
     return [
         Contestant(COPY, Tensor.clone, dtype.itemsize),
         Contestant("torch, cast to E4M3", compile_apart(cast, dynamic=False), 1),
@@ -65,8 +64,8 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
         ours("E4M3", "E4M3, a scale per tensor, to float8", float8=True),
         ours("E3M4", "E3M4, a scale per tensor"),
         ours("E4M3", "E4M3, a scale per row", granularity="row"),
-        ours("E4M3", "E4M3, blocks of 32 (MXFP8)", "E8M0", **block, block=32),
-        ours("E2M1", "E2M1, two-level blocks of 16 (NVFP4)", "E4M3", **block, block=16),
+        ours("E4M3", "E4M3, blocks of 32 (MXFP8)", "E8M0", granularity="block", block=32),
+        ours("E2M1", "E2M1, two-level blocks of 16 (NVFP4)", "E4M3", granularity="block", block=16),
         ours("E4M3", "E4M3, a scale per tensor, stochastic", stochastic=True),
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 from altgrad.benchmark.gpu.tables import gpu_blocks, gpu_sentence
@@ -32,11 +33,15 @@ def pages(root: Path) -> dict[Path, str]:
     said = {}
     for name, text in zip(PAGES, (sentence, whole), strict=True):
         page = root / name
-        found, count = MARKED.subn(lambda match, text=text: f"{match[1]}{text}\n{match[2]}", page.read_text())
+        found, count = MARKED.subn(partial(_filled, text), page.read_text())
         if count != 1:
             raise ValueError(f"{page} has {count} places for what GPUs can do, not one")
         said[page] = found
     return said
+
+
+def _filled(text: str, place: re.Match[str]) -> str:
+    return f"{place[1]}{text}\n{place[2]}"
 
 
 def _wrapped(text: str) -> list[str]:

@@ -24,6 +24,7 @@ import torch
 
 from altgrad.config import Resolver, write_grid
 from altgrad.config.files import read_yaml, write_json, write_text
+from altgrad.config.models import Model
 from altgrad.config.params import load_params
 from altgrad.execution.executor import LOGS, Task
 from altgrad.execution.local import LocalPool
@@ -45,7 +46,8 @@ def at_once(root: Path, model: str, jobs: int, train: dict[str, Any]) -> dict[st
     with project(root, model, grid, train) as keys, closing(LocalPool(jobs)) as pool:
         LOGS.mkdir(parents=True, exist_ok=True)
         pool.submit([Task("train", key, (), 1) for key in keys])
-        began, ended = time.perf_counter(), []
+        began = time.perf_counter()
+        ended: list[float] = []
         while len(ended) < len(keys):
             time.sleep(POLL_S)
             for task, status in pool.poll().ended:
@@ -77,7 +79,9 @@ def parts_of(root: Path, model: str, vocabulary: int, train: dict[str, Any]) -> 
             raise RuntimeError(done.stderr.strip().splitlines()[-1])
         found = json.loads(done.stdout.strip().splitlines()[-1])
         settings = load_params()
-    sizes, batch = settings.models[model].sizes, settings.train.batch * settings.train.grad_accumulation
+    preset = settings.models[model]
+    assert isinstance(preset, Model)
+    sizes, batch = preset.sizes, settings.train.batch * settings.train.grad_accumulation
     with torch.device("meta"):
         parameters = sum(p.numel() for p in GPT(GPTConfig(vocab_size=vocabulary, **sizes)).parameters())
     seconds = {name: round(value, 5) for name, value in found.items() if name.endswith("_s")}

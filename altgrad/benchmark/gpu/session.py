@@ -87,6 +87,11 @@ class Item(NamedTuple):
     measure: Callable[[], dict[str, list[dict[str, Any]]]]
 
 
+def _row_of(part: str, measure: Callable[[], dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return what ``measure`` finds as the one row of a part."""
+    return {part: [measure()]}
+
+
 class Session:
     """A GPU, its record, and the list; ``miniature`` rehearses it on whatever device there is.
 
@@ -157,10 +162,10 @@ class Session:
         yield from (Item(f"optimizer: {name}", partial(self._optimizer, name)) for name in sizes.optimizers)
         for jobs in sizes.jobs:
             measure = partial(runs.at_once, self.root, "pico", jobs, sizes.train)
-            yield Item(f"runs: {jobs} at a time", lambda measure=measure: {"at_once": [measure()]})
+            yield Item(f"runs: {jobs} at a time", partial(_row_of, "at_once", measure))
         for model, vocabulary in sizes.parts_of.items():
             measure = partial(runs.parts_of, self.root, model, vocabulary, sizes.train)
-            yield Item(f"a run of {model}", lambda measure=measure: {"parts_of_runs": [measure()]})
+            yield Item(f"a run of {model}", partial(_row_of, "parts_of_runs", measure))
         yield from (self._check(name, tests) for name, tests in sizes.later_checks.items())
 
     def entries(self) -> list[steps.Contestant]:

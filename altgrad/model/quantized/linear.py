@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +10,9 @@ from torch import Tensor, nn
 from altgrad.config.recipe import ROLES, LayerRecipe, TensorRecipe
 from altgrad.formats import Format
 from altgrad.model.hardware import multiplies_bf16
-from altgrad.model.quantized.matmul import Given, MatmulSettings, QuantizedMatmul
-from altgrad.model.quantized.operand import Operand
-from altgrad.model.quantized.quantizer import Quantizer
+from altgrad.model.quantized.matmul import MatmulSettings, QuantizedMatmul
+from altgrad.model.quantized.operand import Operand, Operands
+from altgrad.model.quantized.quantizer import Quantizer, Source
 from altgrad.numerics.operand import owned
 
 # Significant bits, exponents of the smallest subnormal number and of the largest binade.
@@ -46,14 +45,14 @@ class QuantizedLinear(nn.Module):
         native = recipe.backend == "native"
         self.quantizers = nn.ModuleDict({role: Quantizer(spec, native) for role, spec in specs.items()})
         self.quantizers.to(weight.device)
-        self.ready: WeightOperands | None = None  # made beforehand, for the forward pass under way
+        self.ready: Operands | None = None  # made beforehand, for the forward pass under way
         self.exact = all(exact_in_bfloat16(spec.format, spec.block_scale) for spec in specs.values())
         self.replaced: tuple[nn.Module, ...] = ()  # in a tuple, so that it is no part of this module
 
     @classmethod
     def from_linear(cls, linear: nn.Module, recipe: LayerRecipe, *, transposed: bool = False) -> QuantizedLinear:
         """Return a quantized layer on the same parameters as ``linear``, which it keeps as ``replaced``."""
-        layer = cls(linear.weight, linear.bias, recipe, transposed=transposed)
+        layer = cls(*weight_and_bias(linear), recipe, transposed=transposed)
         layer.replaced = (linear,)
         return layer
 
@@ -89,54 +88,55 @@ class QuantizedLinear(nn.Module):
         fast_bf16 = multiplies_bf16(self.weight.device.type)
         # A tensor that is not quantized keeps the precision of the compute dtype.
         low = self.exact and fast_bf16 and (compute_dtype == torch.bfloat16 or len(self.quantizers) == len(ROLES))
+        input, weight, grad = map(self.quantizer, ("input", "weight", "grad"))
         return MatmulSettings(
             operand_dtype=torch.bfloat16 if low else torch.float32,
             output_dtype=torch.float32 if accumulate_fp32 else compute_dtype,
             accumulate_fp32=accumulate_fp32,
             clipped=self.recipe.gradient == "clipped",
             save=self.recipe.save,
+            input=None if input is None else input.scaling,
+            weight=None if weight is None else weight.scaling,
+            grad=None if grad is None else grad.scaling,
             grad_learns=self.learns("grad"),
-            **{role: self.quantizers[role].scaling if role in self.quantizers else None for role in ROLES},
         )
+
+    def quantizer(self, role: str) -> Quantizer | None:
+        """Return the quantizer of ``role``, ``None`` where nothing is quantized."""
+        found = self.quantizers[role] if role in self.quantizers else None
+        assert found is None or isinstance(found, Quantizer)
+        return found
 
     def learns(self, role: str) -> str:
         """Return what a forward pass at hand, and its backward pass, leave in the history of ``role``."""
-        return self.quantizers[role].learns if self.training and role in self.quantizers else "nothing"
+        quantizer = self.quantizer(role)
+        return quantizer.learns if quantizer is not None and self.training else "nothing"
+
+    def source(self, role: str) -> Source:
+        """Return what the operands of ``role`` are made with in the forward pass at hand and its backward pass.
+
+        When the layer does not train, all is rounded to nearest.
+        """
+        quantizer = self.quantizer(role)
+        return Source() if quantizer is None else quantizer.source(self.training)
 
     def _product(self, x: Tensor, settings: MatmulSettings) -> Tensor:
+        weight = self.ready or weight_operands([self], settings)[0]
+        return QuantizedMatmul.apply(
+            x, self.matrix, settings, self._input_operands(x, settings), weight, self.source("grad")
+        )
+
+    def _input_operands(self, x: Tensor, settings: MatmulSettings) -> Operands:
+        scaling, source, dtype = settings.input, self.source("input"), settings.operand_dtype
+        used_again = scaling is not None and not scaling.per_tensor and torch.is_grad_enabled()
         # A clipped gradient and the operands of the backward products read the input again.
-        once = settings.input is not None and settings.input.per_tensor and not settings.clipped
+        once = scaling is not None and scaling.per_tensor and not settings.clipped
         own, free = owned(x) if once else (x, False)
-        x_stream = self.draw("input")
-        x_q = Operand.of(
-            own, settings.input, self.constants("input"), self.history("input"), 1, settings.operand_dtype,
-            stream=x_stream, learns=self.learns("input"), overwrite=free,
-        )  # fmt: skip
-        weight_q, weight_back = self.ready or weight_operands([self], settings)[0]
-        given = Given(
-            x_q=x_q.values, x_scale=x_q.scale, x_constants=self.constants("input"),
-            weight_q=weight_q.values, weight_scale=weight_q.scale,
-            weight_back=weight_back.values, weight_back_scale=weight_back.scale,
-            weight_constants=self.constants("weight"),
-            grad_constants=self.constants("grad"), grad_history=self.history("grad"),
-            x_stream=x_stream, grad_stream=self.draw("grad"),
-        )  # fmt: skip
-        return QuantizedMatmul.apply(x, self.matrix, settings, *given)
-
-    def constants(self, role: str) -> Tensor | None:
-        """Return the constants of the format of ``role``, ``None`` where nothing is quantized."""
-        return self.quantizers[role].constants if role in self.quantizers else None
-
-    def history(self, role: str) -> Tensor | None:
-        """Return the amax history that sets the scale of ``role``, ``None`` if its own amax does."""
-        return self.quantizers[role].history if role in self.quantizers else None
-
-    def draw(self, role: str) -> Tensor | None:
-        """Return the stream by which ``role`` is rounded by chance in the forward pass at hand and its backward pass.
-
-        ``None`` where it is rounded to nearest, as all are when the layer does not train.
-        """
-        return self.quantizers[role].draw() if self.training and role in self.quantizers else None
+        forward = Operand.of(own, scaling, source, 1, dtype, learns=self.learns("input"), overwrite=free)
+        if not used_again:
+            return Operands(forward, forward)
+        own, free = owned(x)
+        return Operands(forward, Operand.of(own, scaling, source, 0, dtype, overwrite=free))
 
     def extra_repr(self) -> str:
         """Sizes and formats, for ``print(model)``."""
@@ -144,26 +144,19 @@ class QuantizedLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {formats}"
 
 
-class WeightOperands(NamedTuple):
-    """A weight's operands in the forward product and in the backward one, without values if that takes the same."""
-
-    forward: Operand
-    backward: Operand
+def weight_and_bias(layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter | None]:
+    """Return the parameters of a linear layer."""
+    return layer.get_parameter("weight"), None if layer.bias is None else layer.get_parameter("bias")
 
 
-def weight_operands(layers: Sequence[QuantizedLinear], settings: MatmulSettings) -> list[WeightOperands]:
+def weight_operands(layers: Sequence[QuantizedLinear], settings: MatmulSettings) -> list[Operands]:
     """Return the operands of the layers' weights, for layers that ``settings`` fits alike."""
     weights, scaling, dtype = [layer.matrix for layer in layers], settings.weight, settings.operand_dtype
     if scaling is None:
-        return [WeightOperands(Operand.of(w, None, None, None, 1, dtype), Operand(None)) for w in weights]
-    constants = [layer.constants("weight") for layer in layers]
-    histories = [layer.history("weight") for layer in layers]
-    histories = [] if histories[0] is None else histories
-    drawn = [layer.draw("weight") for layer in layers]
-    streams = [stream for stream in drawn if stream is not None]
-    learns = layers[0].learns("weight")
-    forward = Operand.of_each(weights, scaling, constants, histories, streams, 1, dtype, learns=learns)
-    backward = [Operand(None)] * len(layers)
+        cast = [Operand.of(w, None, Source(), 1, dtype) for w in weights]
+        return list(map(Operands, cast, cast))
+    sources, learns = [layer.source("weight") for layer in layers], layers[0].learns("weight")
+    forward = backward = Operand.of_each(weights, scaling, sources, 1, dtype, learns=learns)
     if not scaling.per_tensor and torch.is_grad_enabled():
-        backward = Operand.of_each(weights, scaling, constants, (), streams, 0, dtype)
-    return list(map(WeightOperands, forward, backward))
+        backward = Operand.of_each(weights, scaling, sources, 0, dtype)
+    return list(map(Operands, forward, backward))

@@ -33,15 +33,14 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from altgrad.model.quantized.native import native_product
-from altgrad.model.quantized.operand import Operand
-from altgrad.model.quantized.quantizer import FLOAT8, Scaling
-from altgrad.numerics import decode_operand, encode_operand
+from altgrad.model.quantized.operand import Operand, Operands
+from altgrad.model.quantized.quantizer import FLOAT8, Scaling, Source
 from altgrad.numerics.operand import owned
 from altgrad.numerics.operand_definition import materialized
 from altgrad.numerics.rounding import overflows
@@ -67,6 +66,61 @@ class MatmulSettings:
     weight: Scaling | None
     grad: Scaling | None
     grad_learns: str
+
+
+class QuantizedMatmul(torch.autograd.Function):
+    """``x @ weight.T`` for ``x`` (n, k) and ``weight`` (m, k), by the operands ``input`` and ``weight_q`` made of them.
+
+    The gradient through the rounding is the straight-through estimator; ``grad`` is what its own operands are made
+    with. `torch.compile` and autograd want ``x`` and ``weight`` by themselves, and take other tensors in tuples.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, settings: MatmulSettings, input: Operands, weight_q: Operands, grad: Source
+    ) -> Tensor:
+        ctx.settings, ctx.dtypes = settings, (x.dtype, weight.dtype)
+        ctx.autocast = torch.is_autocast_enabled(x.device.type)
+        if any(ctx.needs_input_grad):
+            x_saved = _saved(x, input.backward, settings.input, settings)
+            ctx.save_for_backward(*x_saved, *_saved(weight, weight_q.backward, settings.weight, settings), *grad)
+        y_dtype, fp32 = settings.output_dtype, settings.accumulate_fp32
+        return _product(input.forward, weight_q.forward.t(), y_dtype, fp32, ctx.autocast)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        tensors, settings, (x_dtype, weight_dtype) = ctx.saved_tensors, ctx.settings, ctx.dtypes
+        n = len(Operand._fields)
+        x, weight, source = Operand(*tensors[:n]), Operand(*tensors[n : 2 * n]), Source(*tensors[2 * n :])
+        rows, columns = _grad_operands(grad, source, settings)
+        x_q, weight_q = x.decoded(settings.operand_dtype), weight.decoded(settings.operand_dtype)
+        dx = dw = None  # what no caller asks for
+        if ctx.needs_input_grad[0]:
+            dx = _product(rows, weight_q, x_dtype, settings.accumulate_fp32, ctx.autocast)
+            dx = dx if x.kept is None else dx * x.kept
+        if ctx.needs_input_grad[1]:
+            dw = _product(columns.t(), x_q, weight_dtype, settings.accumulate_fp32, ctx.autocast)
+            dw = dw if weight.kept is None else dw * weight.kept
+        return dx, dw, None, None, None, None
+
+
+def _saved(t: Tensor, operand: Operand, scaling: Scaling | None, settings: MatmulSettings) -> Operand:
+    """Return what the backward pass needs of ``t``: its operand, perhaps as codes, and where it was not clamped."""
+    if scaling is None or not scaling.per_tensor:
+        return operand  # row and block scales are those of the tensor at hand, and clamp what their rounding does
+    assert operand.scale is not None and operand.constants is not None
+    if settings.clipped:
+        operand = operand._replace(kept=~overflows(t.float() * operand.scale, operand.constants))
+    return operand.encoded() if settings.save == "codes" else operand
+
+
+def _grad_operands(grad: Tensor, source: Source, settings: MatmulSettings) -> tuple[Operand, Operand]:
+    """Return the incoming gradient (n, m) for the product that sums over its columns, and over its rows."""
+    grad, free = owned(grad)
+    scaling, dtype, learns = settings.grad, settings.operand_dtype, settings.grad_learns
+    used_twice = scaling is not None and not scaling.per_tensor
+    rows = Operand.of(grad, scaling, source, 1, dtype, learns=learns, overwrite=free and not used_twice)
+    return rows, Operand.of(grad, scaling, source, 0, dtype, overwrite=free) if used_twice else rows
 
 
 def _product(a: Operand, b: Operand, dtype: torch.dtype, fp32: bool, autocast: bool) -> Tensor:
@@ -113,147 +167,3 @@ def _times(y: Tensor, factor: Tensor) -> Tensor:
     elsewhere than eager mode does.
     """
     return (y.unsqueeze(0) * factor).squeeze(0)
-
-
-def _unclamped(t: Tensor, scale: Tensor, constants: Tensor) -> Tensor:
-    """Return where ``t`` lies within its format's range, for the clipped straight-through estimator."""
-    return ~overflows(t.float() * scale, constants)
-
-
-class Given(NamedTuple):
-    """What the products read besides ``x`` (n, k) and ``weight`` (m, k); autograd wants each tensor by itself.
-
-    ``x_q`` and ``weight_q`` are the values of their operands in the forward product, ``weight_back`` those of the
-    weight in the backward one, ``None`` if they are the same, each with its scale if it has one. ``constants`` are a
-    tensor's format, ``None`` for one that is not quantized. ``grad_history`` holds the amax that sets the incoming
-    gradient's scale; its own does where that is ``None`` or has seen none. The streams are of what is rounded by
-    chance, here and in the backward pass; where a tensor has another operand there, both draw the same numbers.
-    """
-
-    x_q: Tensor
-    x_scale: Tensor | None
-    x_constants: Tensor | None
-    weight_q: Tensor
-    weight_scale: Tensor | None
-    weight_back: Tensor | None
-    weight_back_scale: Tensor | None
-    weight_constants: Tensor | None
-    grad_constants: Tensor | None
-    grad_history: Tensor | None
-    x_stream: Tensor | None
-    grad_stream: Tensor | None
-
-
-class Saved(NamedTuple):
-    """What the backward pass needs: its operands, perhaps as codes, and where ``x`` and the weight were clamped."""
-
-    x: Tensor | None
-    x_scale: Tensor | None
-    x_constants: Tensor | None
-    x_kept: Tensor | None
-    weight: Tensor | None
-    weight_scale: Tensor | None
-    weight_constants: Tensor | None
-    weight_kept: Tensor | None
-    grad_constants: Tensor | None
-    grad_history: Tensor | None
-    grad_stream: Tensor | None
-
-
-class QuantizedMatmul(torch.autograd.Function):
-    """``x @ weight.T`` through the quantized GEMMs; the tensors are those of `Given`, in its order.
-
-    The gradient through the rounding is the straight-through estimator.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, settings: MatmulSettings, *tensors: Tensor | None) -> Tensor:
-        given = Given(*tensors)
-        x_q, weight_q = Operand(given.x_q, given.x_scale), Operand(given.weight_q, given.weight_scale)
-        ctx.settings, ctx.dtypes = settings, (x.dtype, weight.dtype)
-        ctx.autocast = torch.is_autocast_enabled(x.device.type)
-        ctx.save_for_backward(*_saved(x, weight, given, settings, backward=any(ctx.needs_input_grad)))
-        return _product(x_q, weight_q.t(), settings.output_dtype, settings.accumulate_fp32, ctx.autocast)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        saved, settings = Saved(*ctx.saved_tensors), ctx.settings
-        grad_rows, grad_columns = _grad_operands(grad, saved, settings)
-        x_q = _restored(saved.x, saved.x_scale, saved.x_constants, settings.input, settings)
-        weight_q = _restored(saved.weight, saved.weight_scale, saved.weight_constants, settings.weight, settings)
-        dx = dw = None  # what no caller asks for
-        if ctx.needs_input_grad[0]:
-            dx = _product(grad_rows, weight_q, ctx.dtypes[0], settings.accumulate_fp32, ctx.autocast)
-        if ctx.needs_input_grad[1]:
-            dw = _product(grad_columns.t(), x_q, ctx.dtypes[1], settings.accumulate_fp32, ctx.autocast)
-        if dx is not None and saved.x_kept is not None:
-            dx = dx * saved.x_kept
-        if dw is not None and saved.weight_kept is not None:
-            dw = dw * saved.weight_kept
-        return dx, dw, None, *(None for _ in Given._fields)
-
-
-def _saved(x: Tensor, weight: Tensor, given: Given, settings: MatmulSettings, *, backward: bool) -> Saved:
-    """Return what the backward pass needs, if there is one: operands for products that sum over the other dimension."""
-    x_kept = weight_kept = None
-    if settings.clipped:  # row and block scales are those of the tensor at hand, and clamp what their rounding does
-        if _has_one_scale(settings.input):
-            x_kept = _unclamped(x, given.x_scale, given.x_constants)
-        if _has_one_scale(settings.weight):
-            weight_kept = _unclamped(weight, given.weight_scale, given.weight_constants)
-    x_q = weight_q = Operand(None)
-    if backward:
-        x_q, weight_q = Operand(given.x_q, given.x_scale), Operand(given.weight_q, given.weight_scale)
-        if settings.input is not None and not settings.input.per_tensor:
-            t, free = owned(x)
-            x_q = Operand.of(
-                t, settings.input, given.x_constants, None, 0, settings.operand_dtype,
-                stream=given.x_stream, overwrite=free,
-            )  # fmt: skip
-        if given.weight_back is not None:
-            weight_q = Operand(given.weight_back, given.weight_back_scale)
-        x_q = _kept(x_q, given.x_constants, settings.input, settings)
-        weight_q = _kept(weight_q, given.weight_constants, settings.weight, settings)
-    return Saved(
-        x_q.values, x_q.scale, given.x_constants, x_kept, weight_q.values, weight_q.scale, given.weight_constants,
-        weight_kept, given.grad_constants, given.grad_history, given.grad_stream,
-    )  # fmt: skip
-
-
-def _grad_operands(grad: Tensor, saved: Saved, settings: MatmulSettings) -> tuple[Operand, Operand]:
-    """Return the incoming gradient (n, m) for the product that sums over its columns, and over its rows."""
-    grad, free = owned(grad)
-    used_twice = settings.grad is not None and not settings.grad.per_tensor
-    rows = columns = Operand.of(
-        grad, settings.grad, saved.grad_constants, saved.grad_history, 1, settings.operand_dtype,
-        stream=saved.grad_stream, learns=settings.grad_learns, overwrite=free and not used_twice,
-    )  # fmt: skip
-    if used_twice:
-        columns = Operand.of(
-            grad, settings.grad, saved.grad_constants, None, 0, settings.operand_dtype,
-            stream=saved.grad_stream, overwrite=free,
-        )  # fmt: skip
-    return rows, columns
-
-
-def _has_one_scale(scaling: Scaling | None) -> bool:
-    return scaling is not None and scaling.per_tensor
-
-
-def _kept(operand: Operand, constants: Tensor | None, scaling: Scaling | None, settings: MatmulSettings) -> Operand:
-    """Return what is kept of a backward product's operand: its values perhaps as codes."""
-    if _as_codes(scaling, settings):
-        return operand._replace(values=encode_operand(operand.values, constants))
-    return operand
-
-
-def _as_codes(scaling: Scaling | None, settings: MatmulSettings) -> bool:
-    return settings.save == "codes" and _has_one_scale(scaling)
-
-
-def _restored(
-    saved: Tensor, scale: Tensor | None, constants: Tensor | None, scaling: Scaling | None, settings: MatmulSettings
-) -> Operand:
-    """Return the operand, for a product that sums over dimension 0, of which `_kept` returned this."""
-    values = decode_operand(saved, constants, settings.operand_dtype) if _as_codes(scaling, settings) else saved
-    return Operand(values, scale)

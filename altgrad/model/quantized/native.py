@@ -24,6 +24,7 @@ def native_product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
 
     Scales are one each, and the result is in ``dtype``; or (n, 1) and (1, m), with which torch gives bfloat16 alone.
     """
+    assert a.scale is not None and b.scale is not None
     rows, columns = a.values.shape[0], b.values.shape[1]
     left, right = _padded(a.values), _padded(b.values.t()).t()
     one_scale = a.scale.ndim == 0

@@ -10,49 +10,73 @@ import torch.distributed as dist
 from torch import Tensor
 
 from altgrad.model.quantized.data_parallel import whole_history
-from altgrad.model.quantized.quantizer import Scaling
-from altgrad.numerics import quantize_operands
+from altgrad.model.quantized.quantizer import Scaling, Source
+from altgrad.numerics import decode_operand, encode_operand, quantize_operands
+
+CODES = torch.uint8  # no operand's own dtype
 
 
 class Operand(NamedTuple):
-    """A factor of a product: its values, and the scale that the result is divided by: 0-d, or one per row or column."""
+    """A factor of a product: its values, and the scale that the result is divided by: 0-d, or one per row or column.
 
-    values: Tensor | None
+    ``constants`` are its format, ``None`` if it was only cast. ``kept``, for a clipped gradient: where the tensor was
+    within the format's range.
+    """
+
+    values: Tensor
     scale: Tensor | None = None
+    constants: Tensor | None = None
+    kept: Tensor | None = None
 
     @classmethod
     def of(
-        cls, t: Tensor, scaling: Scaling | None, constants: Tensor | None, history: Tensor | None, dim: int,
-        dtype: torch.dtype, *, stream: Tensor | None = None, learns: str = "nothing", overwrite: bool = False,
+        cls, t: Tensor, scaling: Scaling | None, source: Source, dim: int, dtype: torch.dtype, *,
+        learns: str = "nothing", overwrite: bool = False,
     ) -> Operand:  # fmt: skip
-        """Return the 2-d ``t`` on its quantization grid, to be summed over ``dim``; without a format, cast.
-
-        With a ``stream`` it is rounded by chance.
-        """
+        """Return the 2-d ``t`` on its quantization grid, to be summed over ``dim``; without a scaling, cast."""
         if scaling is None:
             return cls(t.detach().to(dtype))
-        given = [constants], [] if history is None else [history], [] if stream is None else [stream]
-        return cls.of_each([t], scaling, *given, dim, dtype, learns=learns, overwrite=overwrite)[0]
+        return cls.of_each([t], scaling, [source], dim, dtype, learns=learns, overwrite=overwrite)[0]
 
     @classmethod
     def of_each(
-        cls, ts: Sequence[Tensor], scaling: Scaling, constants: Sequence[Tensor], histories: Sequence[Tensor],
-        streams: Sequence[Tensor], dim: int, dtype: torch.dtype, *, learns: str = "nothing", overwrite: bool = False,
+        cls, ts: Sequence[Tensor], scaling: Scaling, sources: Sequence[Source], dim: int, dtype: torch.dtype, *,
+        learns: str = "nothing", overwrite: bool = False,
     ) -> list[Operand]:  # fmt: skip
-        """Return the same for tensors that are scaled alike, each with its format, history and stream, all at once."""
+        """Return the same for tensors that are scaled alike, all at once."""
         options = {"dim": dim, "dtype": dtype, "overwrite": overwrite, **scaling.options}
         ts, method, first = [t.detach() for t in ts], scaling.method, 0
+        constants, histories, streams = ([t for t in kind if t is not None] for kind in zip(*sources, strict=True))
         if scaling.ranks > 1:
-            given = histories or [None] * len(ts)
-            wholes = [whole_history(t, scaling, h, dim, learns) for t, h in zip(ts, given, strict=True)]
+            wholes = [whole_history(t, scaling, s.history, dim, learns) for t, s in zip(ts, sources, strict=True)]
             histories, method, learns = [h for h in wholes if h is not None], "most-recent", "nothing"
             first = dist.get_rank() * ts[0].numel() if streams else 0
         found = quantize_operands(
             ts, constants, histories, streams, method=method, learns=learns, first=first, **options
         )
-        return [cls(v if scaling.float8 is None else v.to(scaling.float8), scale) for v, scale in found]
+        values = [q.values if scaling.float8 is None else q.values.to(scaling.float8) for q in found]
+        return [cls(v, q.scale, c) for v, q, c in zip(values, found, constants, strict=True)]
 
     def t(self) -> Operand:
         """Return the transposed operand."""
         scale = self.scale if self.scale is None or self.scale.ndim == 0 else self.scale.t()
         return Operand(self.values.t(), scale)
+
+    def encoded(self) -> Operand:
+        """Return the operand with codes, of a byte each, for its values; they have one scale."""
+        assert self.constants is not None
+        return self._replace(values=encode_operand(self.values, self.constants))
+
+    def decoded(self, dtype: torch.dtype) -> Operand:
+        """Return the operand, with its values in ``dtype``, that `encoded` returned this of; else itself."""
+        if self.values.dtype != CODES:
+            return self
+        assert self.constants is not None
+        return self._replace(values=decode_operand(self.values, self.constants, dtype))
+
+
+class Operands(NamedTuple):
+    """A tensor's operands in the forward product, and in the backward one, which sums over its other dimension."""
+
+    forward: Operand
+    backward: Operand

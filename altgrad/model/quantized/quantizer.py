@@ -8,7 +8,7 @@ checkpoint.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,18 @@ class Scaling:
     def options(self) -> dict[str, Any]:
         """The scale as `operand_scale` takes it."""
         return dict(self.scale)
+
+
+class Source(NamedTuple):
+    """What a tensor's operands are made with in one pass, besides its `Scaling`; nothing where it is not quantized.
+
+    ``constants`` are its format. ``history`` holds the amax that sets the scale; the tensor's own does where that is
+    ``None`` or has seen none. With a ``stream`` of random numbers it is rounded by chance, all operands by the same.
+    """
+
+    constants: Tensor | None = None
+    history: Tensor | None = None
+    stream: Tensor | None = None
 
 
 class Quantizer(nn.Module):
@@ -98,6 +110,10 @@ class Quantizer(nn.Module):
             return None
         self.stream[2] += 1
         return self.stream.clone()
+
+    def source(self, training: bool) -> Source:
+        """Return what one pass makes operands with; by chance only in ``training``."""
+        return Source(self.constants, self.history, self.draw() if training else None)
 
     def remembered_amax(self) -> Tensor | None:
         """Return the amax (0-d float32) that sets the scale, 0 before the first step; ``None`` if dynamic."""

@@ -45,7 +45,7 @@ class WeightsTogether:
             # has no history.
             groups: dict[tuple[bool, bool], list[QuantizedLinear]] = {}
             for layer in alike:
-                groups.setdefault((layer.training, layer.history("weight") is None), []).append(layer)
+                groups.setdefault((layer.training, layer.quantizers["weight"].history is None), []).append(layer)
             for layers in groups.values():
                 settings = layers[0].settings(torch.get_autocast_dtype(device) if autocast else torch.float32)
                 for layer, operands in zip(layers, weight_operands(layers, settings), strict=True):

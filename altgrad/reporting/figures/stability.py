@@ -12,16 +12,21 @@ from altgrad.reporting.figures.style import drawing, looks, panels, save
 class Edge(Protocol):
     """Where stability ends, see `altgrad.stability.search.Edge`."""
 
-    stable: int | None
-    unstable: int | None
+    @property
+    def stable(self) -> int | None: ...
+    @property
+    def unstable(self) -> int | None: ...
 
 
 class Ladder(Protocol):
     """The rates that were looked through, see `altgrad.stability.search.Ladder`."""
 
-    low: int
-    high: int
-    factor: float
+    @property
+    def low(self) -> int: ...
+    @property
+    def high(self) -> int: ...
+    @property
+    def factor(self) -> float: ...
 
 
 def draw_stability(edges: Mapping[tuple[str, str, str], Edge], ladder: Ladder, folder: Path) -> None:
