@@ -41,7 +41,7 @@ def noise_additivity(view: LayerView) -> float | None:
 def noise_bias(view: LayerView) -> float | None:
     """``None`` where there is no noise, before the last step, and where one sequence was all there was."""
     power = view.noise.bias + view.noise.scatter
-    return view.noise.bias / power if power > 0 else None  # of NaN too: where the two were not told apart
+    return view.noise.bias / power if power > 0 else None  # of NaN too: where the two were not known by themselves
 
 
 def _share(role: str) -> Callable[[LayerView], float | None]:
