@@ -51,6 +51,9 @@ class TensorRecipe(Section):
     Scales of blocks stay in the operands of a product, so they are in E8M0, or in a format such as ``E4M3`` that is
     small enough for exact products; then they stand under a float32 scale of the tensor, as in NVFP4. Rows and blocks
     lie along the sum of each product, so that a tensor has other scales in the backward products.
+
+    In place of a tensor's recipe the name of a block format stands for all of it: MXFP8, MXFP8_E5M2, MXFP6 (E2M3),
+    MXFP6_E3M2, MXFP4 and NVFP4.
     """
 
     renamed_values: ClassVar[dict[tuple[str, str], str]] = {
@@ -133,10 +136,21 @@ class TensorRecipe(Section):
         }  # fmt: skip
 
 
+_MX = {"granularity": "block", "block": 32, "scale": "E8M0"}
+#: Formats of blocks by the names that they have elsewhere, for the place of a format's: OCP Microscaling Formats v1.0,
+#: and NVFP4 (NVIDIA, arXiv 2509.25149), whose scales stand under a float32 one of the tensor.
+BLOCK_FORMATS: dict[str, dict[str, Any]] = {
+    "MXFP8": {"format": "E4M3", **_MX}, "MXFP8_E5M2": {"format": "E5M2", **_MX},
+    "MXFP6": {"format": "E2M3", **_MX}, "MXFP6_E3M2": {"format": "E3M2", **_MX},
+    "MXFP4": {"format": "E2M1", **_MX},
+    "NVFP4": {"format": "E2M1", "granularity": "block", "block": 16, "scale": "E4M3"},
+}  # fmt: skip
+
+
 def _tensor(value: Any) -> Any:
-    """Let ``weight: E4M3`` stand for ``weight: {format: E4M3}``, and ``none`` for not quantized."""
+    """Let ``weight: E4M3`` stand for ``weight: {format: E4M3}``, a block format for all of it, ``none`` for none."""
     if isinstance(value, str):
-        return None if value.lower() == "none" else {"format": value}
+        return None if value.lower() == "none" else BLOCK_FORMATS.get(value, {"format": value})
     return {"format": value} if isinstance(value, Format) else value
 
 

@@ -75,7 +75,7 @@ def test_numbers_follow_yaml_1_2(tmp_path):
         ("torchao: rowwise}", "accumulate: fp32}", "recipes.ao_rowwise[0]", "write accumulate: float32"),
         ("granularity: block, scale: E8M0", "granularity: block, scale: BF16", "weight.scale", "take one such as E4M3"),
         ("granularity: block, scale: E8M0", "granularity: row, scale: E4M3", "weight", "take float32 or E8M0"),
-        ("format: E2M1,", "format: E2M1, scale_rounding: even,", "uniform_nvfp4[0].weight", "needs scale E8M0"),
+        ("format: E2M1,", "format: E2M1, scale_rounding: even,", "NVFP4[0].grad", "needs scale E8M0"),
         ("granularity: block, scale: E8M0", "granularity: block", "uniform_block[0].weight", "needs scale E8M0"),
         ("recipe: uniform ", "recipe: uniforn ", "grid.recipe", "did you mean uniform"),
         ("width: 128, heads: 4", "width: 130, heads: 4", "models.nano", "heads: 5"),

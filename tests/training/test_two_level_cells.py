@@ -26,7 +26,7 @@ def cell_of(entry: str, arm: str = "adamw") -> Cell:
                                    "formats": resolved.formats})  # fmt: skip
 
 
-@pytest.mark.parametrize(("entry", "arm"), [("uniform_nvfp4", "adamw"), ("uniform_two_level.E4M3", "stiff_matched")])
+@pytest.mark.parametrize(("entry", "arm"), [("NVFP4", "adamw"), ("uniform_two_level.E4M3", "stiff_matched")])
 def test_a_cell_trains(entry, arm, tokens, tmp_path, products):
     train_cell(cell_of(entry, arm), tokens, tmp_path / "out", tmp_path)
     found = json.loads((tmp_path / "out" / "metrics.json").read_text())
@@ -37,4 +37,4 @@ def test_what_cannot_train_is_one_sentence_before_training():
     with pytest.raises(UserError, match="^params.yaml: recipe of cell uniform_two_level.FP16-adamw-0-1: weight: no op"):
         check_cells([cell_of("uniform_two_level.FP16")], VOCABULARY, "bf16")
     with pytest.raises(UserError, match="hold one scale that their optimizer sets"):
-        check_cells([cell_of("uniform_nvfp4", "rung")], VOCABULARY, "bf16")
+        check_cells([cell_of("NVFP4", "rung")], VOCABULARY, "bf16")
