@@ -2,7 +2,7 @@
 #   make repro   the environment, the whole pipeline, and where the report is
 #   make test    the tests, with what they need besides: oracles, trackers, Ray, a browser's driver
 #   make test-avx2   the tests of what is computed, as on a processor with AVX2 and neither AVX-512 nor bf16; TESTS=tests for all
-#   make lint    ruff's rules over all files, and mypy over all but reporting, diagnostics and tests
+#   make lint    ruff's rules over all files, and mypy over the package and the stages
 #   make env     what `make repro` needs; make env-test: what the tests need too
 #   make repro ENGINE=ray   the cells on a Ray cluster, of RAY_ADDRESS or of this machine
 #   make repro JOBS=4   four cells at a time instead of one for each core or GPU; SET='model=micro grid.seeds=[0,1,2]' changes params.yaml

@@ -13,6 +13,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from altgrad.config import Cell, UserError, run_stage
 from altgrad.config.errors import did_you_mean
@@ -153,7 +154,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 }
 
 
-def _parser(command: str, argument: str, meaning: str, **options: str) -> ArgumentParser:
+def _parser(command: str, argument: str, meaning: str, **options: Any) -> ArgumentParser:
     parser = ArgumentParser(f"python -m altgrad.diagnostics {command}", description=COMMANDS[command].__doc__)
     parser.add_argument(argument, metavar=argument.upper(), help=meaning, **options)
     parser.add_argument("--data", type=Path, default=Path("data"), help="what the pipeline left (default %(default)s)")

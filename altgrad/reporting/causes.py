@@ -90,7 +90,7 @@ def ended_worse(study: Study) -> dict[str, Worse]:
             reference = own.min()
             than = f"that of {formats[own.argmin()]}, the best of its arm, where no baseline completed"
         gap = 100 * (cell["val_loss"] / reference - 1)
-        if METRICS["val_gap"].limit.crossed("", gap):
+        if METRICS["val_gap"].bound.crossed("", gap):
             worse[key] = Worse(gap, than)
     return worse
 
@@ -134,7 +134,7 @@ def _value(first: Excursion) -> str:
         return "a healthy tensor has none" if np.isnan(first.value) else f"{first.value:g}, a healthy tensor has none"
     value = "not finite" if not np.isfinite(first.value) else significant(first.value) + unit
     if np.isnan(first.low):
-        return f"{value}, beyond the limit of {METRICS[first.metric].limit.of(first.layer):g}"
+        return f"{value}, beyond the limit of {METRICS[first.metric].bound.of(first.layer):g}"
     return f"{value}, where healthy runs have {significant(first.low)} to {significant(first.high)}{unit}"
 
 
@@ -156,9 +156,11 @@ class _Traces:
         if key not in self.known:
             cell = self.study.cells.loc[key]
             empty = (self.study.monitors.iloc[:0], self.study.history.iloc[:0])
-            own = [frames.get(tuple(cell[IDENTITY]), none) for frames, none in zip(self.frames, empty, strict=True)]
+            monitors, history = (
+                frames.get(tuple(cell[IDENTITY]), none) for frames, none in zip(self.frames, empty, strict=True)
+            )
             diverged = int(cell["outcome_step"]) if cell["status"] == DIVERGED else None
-            self.known[key] = Trace(*own, diverged, cell["first_nonfinite"])
+            self.known[key] = Trace(monitors, history, diverged, cell["first_nonfinite"])
         return self.known[key]
 
     def peers(self, keys: Iterable[str]) -> Peers:

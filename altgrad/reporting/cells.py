@@ -106,7 +106,7 @@ def _cause(case: Case) -> str:
 
 def _flat(cell: dict[str, Any]) -> dict[str, str]:
     """Return a resolved cell's settings by dotted names, each as text; without what its key says."""
-    found = {}
+    found: dict[str, str] = {}
     for section, value in cell.items():
         if section in ("key", *IDENTITY):
             continue

@@ -23,7 +23,6 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -82,7 +81,8 @@ class Trace:
         return np.log2(self.history.set_index("step")[LOSSES].astype("float64").T)
 
 
-class Healthy(NamedTuple):
+@dataclass(frozen=True)
+class Healthy:
     """The finite values of several runs, in binades, of which one may lack keys or steps that another has.
 
     All but ``index`` (keys) and ``columns`` (steps) are (keys, steps): how many runs have a value, their median, the
@@ -332,7 +332,7 @@ def _limits_crossed(monitors: pd.DataFrame) -> list[Excursion]:
     for metric in METRICS.values():
         rows = monitors[(monitors["metric"] == metric.name) & monitors["role"].isin(metric.watched)]
         for row in rows.itertuples() if metric.name not in OMITTED else ():
-            if metric.limit.crossed(row.layer, row.value):
+            if metric.bound.crossed(row.layer, row.value):
                 ends = (row.value, np.nan, np.nan, 0.0)
                 found.append(Excursion(row.layer, row.role, metric.name, int(row.step), *ends))
     return found

@@ -72,12 +72,12 @@ def document(
     )
 
 
-def _shown(pictures: Pictures, *spots: str) -> list[Block]:
+def _shown(pictures: Pictures, *spots: str) -> list[Picture]:
     return [picture for spot in spots for picture in at(spot, pictures)]
 
 
-def _with_table(blocks: list[Block], table: Block | None) -> list[Block]:
-    return blocks + ([table] if table else [])
+def _with_table(blocks: Sequence[Block], table: Block | None) -> list[Block]:
+    return [*blocks, *([table] if table else [])]
 
 
 def _result(study: Study, comparison: Comparison, pictures: Pictures) -> list[Block]:

@@ -33,14 +33,14 @@ Thresholds = tuple[float, float]  # of tensors and of updates
 
 def judged(runs: list[Run]) -> tuple[Thresholds, pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Return the thresholds, what each one tried gave, and of the other half a row per run and one per condition."""
-    *thresholds, tried = score.choose(runs)
+    tensors, updates, tried = score.choose(runs)
     half = [run for run in runs if run.seed % 2]
-    rows = {condition: score.named(half, condition, *thresholds) for condition in score.CONDITIONS}
+    rows = {condition: score.named(half, condition, tensors, updates) for condition in score.CONDITIONS}
     tables = [
         score.table(found).assign(peers=condition.peers, every=condition.every) for condition, found in rows.items()
     ]
     rows, table = (pd.concat(parts, ignore_index=True) for parts in (rows.values(), tables))
-    return tuple(thresholds), tried, rows, table
+    return (tensors, updates), tried, rows, table
 
 
 def page(thresholds: Thresholds, tried: pd.DataFrame, table: pd.DataFrame) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -20,14 +21,15 @@ def first_cause_figure(found: Case) -> Figure:
     Without an excursion, or one of NaN that has no curve, it is the loss alone.
     """
     first, loss_step = found.found.excursion, found.found.loss_step
-    curve = first is not None and first.metric != "nonfinite"
-    figure, axes = panels(1 + curve, 1, 2.6 * (1 + curve), sharex=True)
-    if curve:
+    curve = None if first is None or first.metric == "nonfinite" else first
+    count = 1 if curve is None else 2
+    figure, axes = panels(count, 1, 2.6 * count, sharex=True)
+    if curve is not None:
         bands = tensor_bands(found.run, found.peers) if found.found.peers else None
-        series = [_of(trace.tensors, (first.layer, first.role, first.metric)) for trace in (found.run, *found.peers)]
-        reach = threshold_of(first.role)
-        _draw(axes[0, 0], first.metric, series, bands, (first.layer, first.role, first.metric), reach)
-        axes[0, 0].set(title=tensor(first), ylabel=METRICS[first.metric].unit)
+        key = (curve.layer, curve.role, curve.metric)
+        series = [_of(trace.tensors, key) for trace in (found.run, *found.peers)]
+        _draw(axes[0, 0], curve.metric, series, bands, key, threshold_of(curve.role))
+        axes[0, 0].set(title=tensor(curve), ylabel=METRICS[curve.metric].unit)
     bands = loss_bands(found.run, found.peers) if found.found.peers else None
     series = [_of(trace.losses, "train_loss") for trace in (found.run, *found.peers)]
     _draw(axes[-1, 0], "train_loss", series, bands, "train_loss", LOSS_THRESHOLD)
@@ -42,7 +44,7 @@ def first_cause_figure(found: Case) -> Figure:
     return figure
 
 
-def _of(table: object, key: object) -> tuple[np.ndarray, np.ndarray]:
+def _of(table: pd.DataFrame, key: object) -> tuple[np.ndarray, np.ndarray]:
     """Return steps and values, in binades, of a row; empty where the table has none."""
     if key not in table.index:
         return np.array([]), np.array([])
