@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from altgrad.metrics import METRICS, Metric
-from altgrad.reporting.causes import Case, tensor
+from altgrad.reporting.anomalies import Case, tensor
 from altgrad.reporting.html import environment
 from altgrad.reporting.load import IDENTITY, MISSING, Study
 from altgrad.reporting.wording import significant

@@ -16,7 +16,7 @@ from altgrad.diagnostics.planted import runs, score
 from altgrad.diagnostics.planted.__main__ import main
 from altgrad.diagnostics.planted.faults import FORMAT, HEALTHY, KINDS, LATE, NAN, OF_UPDATES, RATE, SCALE, Fault, drawn
 from altgrad.diagnostics.planted.runs import TENSORS
-from altgrad.reporting.first_cause import THRESHOLD, UPDATE_THRESHOLD
+from altgrad.metrics.first_anomaly import THRESHOLD, UPDATE_THRESHOLD
 
 KEPT = Path(__file__).parents[2] / "reports/first_cause"
 PLACE = ["layer", "role", "metric"]

@@ -19,7 +19,8 @@ import pandas as pd
 
 from altgrad.diagnostics.planted.faults import HEALTHY, KINDS, OF_UPDATES
 from altgrad.diagnostics.planted.runs import EVERY, Run
-from altgrad.reporting.first_cause import Peers, Trace, first_cause
+from altgrad.metrics.bands import Peers, Trace
+from altgrad.metrics.first_anomaly import first_anomaly
 
 THRESHOLDS = (4, 6, 8, 10, 12, 16, 24, 32)  # tried for tensors, with updates left out, then for updates
 ALL = "all"
@@ -55,7 +56,7 @@ def named(runs: Sequence[Run], condition: Condition, threshold: float, update_th
     for run in runs:
         others = [seed for seed in healthy if seed != run.seed and seed % 2 == run.seed % 2]
         drawn = np.random.default_rng(run.seed).permutation(others)[: condition.peers]
-        found = first_cause(traces[run.seed], Peers(traces[seed] for seed in drawn), threshold, update_threshold)
+        found = first_anomaly(traces[run.seed], Peers(traces[seed] for seed in drawn), threshold, update_threshold)
         first = found.excursion
         named = {"layer": first.layer, "role": first.role, "metric": first.metric, "step": first.step} if first else {}
         right_role = first is not None and first.role == run.fault.role
