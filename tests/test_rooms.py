@@ -55,6 +55,7 @@ def test_a_stage_depends_on_the_rooms_that_it_imports_and_on_no_other(stage: str
 
 
 @pytest.mark.parametrize(("room", "allowed"), [
+    ("diagnostics", {"formats", "config", "numerics", "data", "model", "optim", "metrics", "diagnostics"}),
     ("reporting", {"formats", "config", "metrics", "reporting"}),
 ])  # fmt: skip
 def test_diagnoses_and_reports_import_not_each_other(room: str, allowed: set[str]) -> None:
