@@ -2,7 +2,7 @@
 #   make repro   the environment, the whole pipeline, and where the report is
 #   make test    the tests, with what they need besides: oracles, trackers, Ray, a browser's driver
 #   make test-avx2   the tests of what is computed, as on a processor with AVX2 and neither AVX-512 nor bf16; TESTS=tests for all
-#   make lint    ruff's rules over all files, and mypy over all but reporting, diagnostics and tests
+#   make lint    ruff's rules over all files, and mypy over the package and the stages
 #   make env     what `make repro` needs; make env-test: what the tests need too
 #   make repro ENGINE=ray   the cells on a Ray cluster, of RAY_ADDRESS or of this machine
 #   make repro JOBS=4   four cells at a time instead of one for each core or GPU; SET='model=micro grid.seeds=[0,1,2]' changes params.yaml
@@ -10,7 +10,7 @@
 #   make watch   a page that follows the cells while they train, for this machine alone; WATCH='--port 0' for a free port
 #   make study NAME=own-geometry   a question of the study: trains what its table of runs lacks, writes its page; reports/study/README.md
 #   make simulate   how often the report's rules claim what is not there, minutes: reports/simulation.csv
-#   make planted   how often the first cause that is named is a planted fault, minutes: reports/first_cause
+#   make injected   how often the first anomalous tensor is the one with an injected fault, minutes: reports/first_anomaly
 #   make stability   the largest stable learning rate of each format and arm: reports/stability; VARY='train.warmup=0.0,0.1'
 #   make faults   kills, full disks and damaged files at chosen moments, and what came of each, an hour: reports/faults.md
 #   make gpu   what the GPU of this machine can do, ten minutes in parts that go on where they stopped; installs nothing
@@ -30,7 +30,7 @@ STAMP := $(VENV)/.installed
 TESTS_STAMP := $(VENV)/.installed-tests
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help repro estimate watch study simulate planted stability faults gpu bench test test-avx2 test-slow env env-test lint clean
+.PHONY: help repro estimate watch study simulate injected stability faults gpu bench test test-avx2 test-slow env env-test lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -70,8 +70,8 @@ study: env
 simulate: env
 	python -m altgrad.reporting.simulate
 
-planted: env
-	python -m altgrad.diagnostics.planted
+injected: env
+	python -m tests.diagnostics.injected
 
 # SET and VARY change settings for the search alone.
 stability: env

@@ -54,6 +54,16 @@ def test_a_stage_depends_on_the_rooms_that_it_imports_and_on_no_other(stage: str
     assert named == rooms_of(ROOT / f"stages/{stage}.py")
 
 
+@pytest.mark.parametrize(("room", "allowed"), [
+    ("diagnostics", {"formats", "config", "numerics", "data", "model", "optim", "metrics", "diagnostics"}),
+    ("reporting", {"formats", "config", "metrics", "reporting"}),
+])  # fmt: skip
+def test_diagnoses_and_reports_import_not_each_other(room: str, allowed: set[str]) -> None:
+    for source in (ROOT / "altgrad" / room).rglob("*.py"):
+        parts = [file.relative_to(ROOT / "altgrad").parts for file in imported(source)]
+        assert {part[0] for part in parts if len(part) > 1} <= allowed, source
+
+
 def test_the_digests_are_made_anew_when_any_of_what_they_stand_for_changes() -> None:
     of_packages = {f"altgrad/{name}" for names in PACKAGES.values() for name in names}
     scripts = {f"stages/{stage}.py" for stage in PACKAGES}

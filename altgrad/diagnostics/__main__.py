@@ -5,7 +5,8 @@
     python -m altgrad.diagnostics ptq bf16-adamw-0-1         the loss of its weights quantized after training
     python -m altgrad.diagnostics prune E4M3-adamw-0-1       the loss with its smallest weights set to zero
 
-It reads what the pipeline left in ``data/`` and trains nothing.
+It reads what the pipeline left in ``data/`` and trains nothing. The figures are drawn by `altgrad.reporting`, which
+this package may not import: `altgrad.__main__` finds the command that draws by its name.
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ from __future__ import annotations
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from altgrad.__main__ import main_of
 from altgrad.config import Cell, UserError, run_stage
 from altgrad.config.errors import did_you_mean
 from altgrad.formats import UnknownFormatError, get_format
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def main(arguments: list[str]) -> None:
@@ -31,21 +37,7 @@ def main(arguments: list[str]) -> None:
 
 def explain(arguments: list[str]) -> None:
     """Tell which tensor of a run left its band first, and how long before the loss showed it; draw it."""
-    parser = _parser("explain", "cell", "such as E4M3-adamw-0-1")
-    parser.add_argument("--out", type=Path, default=Path("scratch/explain"), help="folder (default %(default)s)")
-    settings = parser.parse_args(arguments)
-    # A command may look into all rooms; nothing imports this module.
-    from altgrad.reporting.causes import case, sentences
-    from altgrad.reporting.figures.first_cause import first_cause_figure
-    from altgrad.reporting.figures.style import drawing, save
-    from altgrad.reporting.load import load_study
-
-    data = settings.data
-    found = case(load_study(data / "grid", data / "tokens", data / "runs", data / "diag"), settings.cell)
-    print("\n".join(sentences(found)))
-    with drawing():
-        save(first_cause_figure(found), settings.out, found.key)
-    print(f"figure: {settings.out / found.key}.png")
+    main_of("reporting.figures.first_anomaly")(arguments)
 
 
 def what_if(arguments: list[str]) -> None:
@@ -66,11 +58,7 @@ def what_if(arguments: list[str]) -> None:
     table, recipe = (settings.out / f"{cell.key}.{end}" for end in ("csv", "yaml"))
     found.to_csv(table, index=False)
     recipe.write_text(text, encoding="utf-8")
-    from altgrad.reporting.figures.style import drawing, save
-    from altgrad.reporting.figures.what_if import what_if_map
-
-    with drawing():
-        save(what_if_map(found, settings.granularity), settings.out, cell.key)
+    main_of("reporting.figures.what_if")([str(table), settings.granularity])
     shown = found[(found.granularity == settings.granularity) & (found.rounding == "nearest-even")]
     print(f"Mean SQNR in dB over layers, one scale per {settings.granularity}, rounded to nearest:")
     print(shown.pivot_table(index="role", columns="format", values="sqnr_db", sort=False).round(1).to_string())
@@ -84,7 +72,6 @@ def ptq(arguments: list[str]) -> None:
 
     from altgrad.diagnostics import ptq
     from altgrad.diagnostics.what_if import GRANULARITIES, SPLITS
-    from altgrad.reporting.wording import plural
 
     parser = _parser("ptq", "cell", "such as bf16-adamw-0-1; several seeds of it give intervals", nargs="+")
     parser.add_argument("--granularity", choices=list(GRANULARITIES), default="tensor")
@@ -109,7 +96,7 @@ def ptq(arguments: list[str]) -> None:
         settings.out.parent.mkdir(parents=True, exist_ok=True)
         table.round(6).to_csv(settings.out, index=False, lineterminator="\n")
     mean = table.groupby("format", sort=False)[["after", "cost", "trained_so"]].mean()
-    print(f"Mean of {plural(table['cell'].nunique(), 'cell')}, nats per token; `after` is quantized after training:")
+    print(f"Mean of {_cells(table)}, nats per token; `after` is quantized after training:")
     print(mean.to_string(float_format="{:.4f}".format, na_rep="-"))
 
 
@@ -118,7 +105,6 @@ def prune(arguments: list[str]) -> None:
     import pandas as pd
 
     from altgrad.diagnostics import prune
-    from altgrad.reporting.wording import plural
 
     parser = _parser("prune", "cell", "such as E4M3-adamw-0-1; several seeds and arms are compared", nargs="+")
     parser.add_argument(
@@ -139,9 +125,7 @@ def prune(arguments: list[str]) -> None:
         settings.out.parent.mkdir(parents=True, exist_ok=True)
         table.round(6).to_csv(settings.out, index=False, lineterminator="\n")
     mean = table.groupby(["format", "optimizer", "share"], sort=False)[["after", "cost"]].mean()
-    print(
-        f"Mean of {plural(table['cell'].nunique(), 'cell')}, nats per token; this share of each layer's weights zero:"
-    )
+    print(f"Mean of {_cells(table)}, nats per token; this share of each layer's weights zero:")
     print(mean.to_string(float_format="{:.4f}".format))
 
 
@@ -153,11 +137,17 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 }
 
 
-def _parser(command: str, argument: str, meaning: str, **options: str) -> ArgumentParser:
+def _parser(command: str, argument: str, meaning: str, **options: Any) -> ArgumentParser:
     parser = ArgumentParser(f"python -m altgrad.diagnostics {command}", description=COMMANDS[command].__doc__)
     parser.add_argument(argument, metavar=argument.upper(), help=meaning, **options)
     parser.add_argument("--data", type=Path, default=Path("data"), help="what the pipeline left (default %(default)s)")
     return parser
+
+
+def _cells(table: pd.DataFrame) -> str:
+    """Return how many cells a table is of: ``1 cell``, ``2 cells``."""
+    count = table["cell"].nunique()
+    return f"{count} cell{'' if count == 1 else 's'}"
 
 
 def _share(text: str) -> float:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from altgrad.diagnostics.analysis import QUANTIZED, Analysis
-from altgrad.diagnostics.view import Histogram, LayerView, entropy
+from altgrad.diagnostics.view import Histogram, LayerView, entropy, needed
 
 WIDEST_SHOWN = 8  # bits; a wider format has about as many codes as a layer has weights
 
 
 def code_usage(view: LayerView) -> Histogram | None:
     """x is the rung. ``None`` for formats of over 8 bits."""
-    if view.grid.format.bits > WIDEST_SHOWN:
+    if needed(view.grid).format.bits > WIDEST_SHOWN:
         return None
     rungs, counts = view.rung_counts
     return Histogram(rungs.tolist(), (counts / counts.sum()).tolist())
@@ -21,7 +21,7 @@ def code_usage(view: LayerView) -> Histogram | None:
 def code_used_frac(view: LayerView) -> float:
     """+0 and -0 are one value."""
     rungs, _ = view.rung_counts
-    return len(rungs) / len(view.grid.format.values)
+    return len(rungs) / len(needed(view.grid).format.values)
 
 
 def code_entropy(view: LayerView) -> float:
@@ -36,14 +36,15 @@ def bit_activity(view: LayerView) -> Histogram:
     """
     counts = view.code_counts
     codes = np.arange(len(counts))
-    bits = range(view.grid.format.bits)
+    bits = range(needed(view.grid).format.bits)
     ones = [counts[(codes >> bit) & 1 == 1].sum() for bit in bits]
     return Histogram(list(bits), [entropy(np.array([one, counts.sum() - one])) for one in ones])
 
 
 def code_stale_frac(view: LayerView) -> float:
     """Each snapshot is on the quantization grid of its own scale, as the forward pass sees it."""
-    now, before = view.grid.rungs(view.weight), view.previous_grid.rungs(view.previous)
+    now = needed(view.grid).rungs(needed(view.weight))
+    before = needed(view.previous_grid).rungs(needed(view.previous))
     return (now == before).double().mean().item()
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from altgrad.diagnostics.analysis import Analysis
-from altgrad.diagnostics.view import LayerView
+from altgrad.diagnostics.view import LayerView, needed
 from altgrad.metrics import Limit, Metric, mean
 
 
 def dead_unit_frac(view: LayerView) -> float:
     """A row of the weight is an output unit; rounding its incoming gradient to zero kills it, as a unit's own zero."""
-    return (view.grad_quantized == 0).all(dim=1).double().mean().item()
+    return (needed(view.grad_quantized) == 0).all(dim=1).double().mean().item()
 
 
 ORDER = 64

@@ -32,7 +32,7 @@ from altgrad.diagnostics.noise_sources import gradient_noises
 from altgrad.diagnostics.rebuilt import RebuiltModel
 from altgrad.diagnostics.registry import ANALYSES
 from altgrad.diagnostics.saved import SavedRun
-from altgrad.diagnostics.view import Histogram, LayerView
+from altgrad.diagnostics.view import Histogram, LayerView, needed
 from altgrad.metrics import Metric
 
 OK, NONFINITE = "ok", "nonfinite"
@@ -112,7 +112,7 @@ def measure(view: LayerView) -> Iterator[Row]:
         if any(getattr(view, need) is None for need in analysis.needs):
             continue
         found = analysis.compute(view)
-        identity = (view.layer, analysis.metric.offline, view.step, analysis.name)
+        identity = (view.layer, needed(analysis.metric.offline), view.step, analysis.name)
         if isinstance(found, Histogram):
             yield from (Row(*identity, float(x), float(value)) for x, value in zip(*found, strict=True))
         elif found is not None and math.isfinite(found):
@@ -172,15 +172,15 @@ def _tensors(view: LayerView) -> dict[str, Tensor]:
 
 def _finite(view: LayerView) -> LayerView:
     """Return ``view`` without its tensors that hold NaN or infinity: itself when there is none."""
-    bad = [name for name, t in _tensors(view).items() if not t.isfinite().all()]
-    return replace(view, **dict.fromkeys(bad)) if bad else view
+    without: dict[str, Any] = {name: None for name, t in _tensors(view).items() if not t.isfinite().all()}
+    return replace(view, **without) if without else view
 
 
 def _summary(metric: Metric, last: list[Row], layers: dict[str, dict[str, Any]]) -> float | None:
     """Return the metric over all layers that have a value at the last step, ``None`` without any."""
     own = [row for row in last if row.metric == metric.name]
     sizes = [math.prod(layers[row.layer]["shape"]) if row.layer != WHOLE_MODEL else 1 for row in own]
-    return metric.summary([row.value for row in own], sizes) if own else None
+    return metric.summary([row.value for row in own], sizes) if own and metric.summary else None
 
 
 def _course(numbers: list[Row], layers: dict[str, dict[str, Any]]) -> dict[str, dict[int, float | None]]:

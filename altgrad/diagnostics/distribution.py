@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from altgrad.diagnostics.analysis import QUANTIZED, WEIGHT, Analysis
-from altgrad.diagnostics.view import Histogram, LayerView
+from altgrad.diagnostics.view import Histogram, LayerView, needed
 
 BINS_PER_BINADE = 4
 LOWEST_LOG2, HIGHEST_LOG2 = -40, 8  # the outermost bins take what lies beyond
@@ -18,7 +18,8 @@ def log2_magnitude(view: LayerView) -> Histogram | None:
     The bins are the same for every layer, run and format, so two histograms can be compared bin by
     bin, by Kullback-Leibler divergence for one.
     """
-    magnitude = view.weight[view.weight != 0].abs().double()
+    weight = needed(view.weight)
+    magnitude = weight[weight != 0].abs().double()
     if not len(magnitude):
         return None
     bins = (BINS_PER_BINADE * magnitude.log2()).floor()
@@ -33,7 +34,7 @@ def binade_usage(view: LayerView) -> Histogram:
     The spacing stops shrinking below the smallest normal value, 2^emin, so all that is below it is
     one bin, at emin - 1.
     """
-    fmt = view.grid.format
+    fmt = needed(view.grid).format
     # frexp's exponent is that of the next binade up: 1 = 0.5 * 2^1.
     exponent = torch.frexp(view.scaled.abs()).exponent - 1
     exponent = torch.where(view.scaled == 0, fmt.emin - 1, exponent).clamp(fmt.emin - 1, fmt.emax)

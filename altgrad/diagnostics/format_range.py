@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 
 from altgrad.diagnostics.analysis import GEOMETRY, Analysis
-from altgrad.diagnostics.view import LayerView
+from altgrad.diagnostics.view import LayerView, needed
 from altgrad.metrics import Metric
 
 
 def range_low_log2(view: LayerView) -> float:
     """The left edge of `log2_magnitude`'s weights that have a value of their own."""
-    return _edge(view, view.geometry.format.smallest)
+    return _edge(view, needed(view.geometry).format.smallest)
 
 
 def range_high_log2(view: LayerView) -> float:
     """The right edge: what lies beyond it saturates."""
-    return _edge(view, view.geometry.format.max)
+    return _edge(view, needed(view.geometry).format.max)
 
 
 def _edge(view: LayerView, value: float) -> float:
-    return math.log2(value / view.geometry.scale.double().median().item())
+    return math.log2(value / needed(view.geometry).scale.double().median().item())
 
 
 ORDER = 12

@@ -13,19 +13,19 @@ from collections.abc import Callable
 
 from altgrad.config.recipe import ROLES
 from altgrad.diagnostics.analysis import Analysis
-from altgrad.diagnostics.view import LayerView
+from altgrad.diagnostics.view import LayerView, needed
 from altgrad.metrics import Metric, mean
 
 
 def gradient_to_noise(view: LayerView) -> float | None:
     """``None`` where quantization changes nothing."""
-    noise = view.noise
+    noise = needed(view.noise)
     return math.sqrt(noise.signal / noise.together) if noise.together else None
 
 
 def cosine_exact(view: LayerView) -> float | None:
     """``None`` where quantization changes nothing, and where either gradient is zero."""
-    noise = view.noise
+    noise = needed(view.noise)
     quantized = noise.signal + 2 * noise.along + noise.together  # squared norm of the gradient with its noise
     if not noise.together or not noise.signal or quantized <= 0:
         return None
@@ -34,20 +34,23 @@ def cosine_exact(view: LayerView) -> float | None:
 
 def noise_additivity(view: LayerView) -> float | None:
     """``None`` where no cause makes any noise."""
-    alone = sum(view.noise.causes.values())
-    return view.noise.together / alone if alone else None
+    noise = needed(view.noise)
+    alone = sum(noise.causes.values())
+    return noise.together / alone if alone else None
 
 
 def noise_bias(view: LayerView) -> float | None:
     """``None`` where there is no noise, before the last step, and where one sequence was all there was."""
-    power = view.noise.bias + view.noise.scatter
-    return view.noise.bias / power if power > 0 else None  # of NaN too: where the two were not known by themselves
+    noise = needed(view.noise)
+    power = noise.bias + noise.scatter
+    return noise.bias / power if power > 0 else None  # of NaN too: where the two were not known by themselves
 
 
 def _share(role: str) -> Callable[[LayerView], float | None]:
     def compute(view: LayerView) -> float | None:
-        alone = sum(view.noise.causes.values())
-        return view.noise.causes.get(role, 0.0) / alone if alone else None
+        causes = needed(view.noise).causes
+        alone = sum(causes.values())
+        return causes.get(role, 0.0) / alone if alone else None
 
     compute.__name__ = f"noise_from_{role}"
     return compute

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from altgrad.diagnostics.analysis import GEOMETRY, Analysis
 from altgrad.diagnostics.correlation import cosine, shuffled, spearman
-from altgrad.diagnostics.view import LayerView
+from altgrad.diagnostics.view import LayerView, needed
 from altgrad.metrics import Metric, mean
 
 NEEDS = (*GEOMETRY, "grad_quantized")
@@ -12,7 +12,7 @@ NEEDS = (*GEOMETRY, "grad_quantized")
 
 def gradient_stiffness_rho(view: LayerView) -> float | None:
     """``None`` where the stiffness or the gradient is the same everywhere."""
-    return spearman(view.grad_quantized.abs(), view.stiffness)
+    return spearman(needed(view.grad_quantized).abs(), view.stiffness)
 
 
 def descent_share(view: LayerView) -> float | None:
@@ -22,12 +22,14 @@ def descent_share(view: LayerView) -> float | None:
     -r <g, S g>/|S g|; their ratio <g, S g>/(|g| |S g|) is the cosine of the two directions, 1 for a constant S.
     ``None`` for a gradient of zero.
     """
-    return cosine(view.grad_quantized, view.stiffness * view.grad_quantized)
+    grad = needed(view.grad_quantized)
+    return cosine(grad, view.stiffness * grad)
 
 
 def descent_share_shuffled(view: LayerView) -> float | None:
     """The control of :func:`descent_share`: S with the same histogram and no place. ``None`` for a zero gradient."""
-    return cosine(view.grad_quantized, shuffled(view.stiffness) * view.grad_quantized)
+    grad = needed(view.grad_quantized)
+    return cosine(grad, shuffled(view.stiffness) * grad)
 
 
 ORDER = 62

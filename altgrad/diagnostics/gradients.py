@@ -8,17 +8,18 @@ from __future__ import annotations
 from altgrad.diagnostics.analysis import GRADIENTS, Analysis
 from altgrad.diagnostics.correlation import cosine
 from altgrad.diagnostics.rounding_error import ratio_db
-from altgrad.diagnostics.view import LayerView
+from altgrad.diagnostics.view import LayerView, needed
 
 
 def grad_snr_db(view: LayerView) -> float | None:
     """``None`` if the two agree."""
-    return ratio_db(view.grad_float, view.grad_quantized.double() - view.grad_float.double())
+    exact = needed(view.grad_float)
+    return ratio_db(exact, needed(view.grad_quantized).double() - exact.double())
 
 
 def grad_cosine(view: LayerView) -> float | None:
     """``None`` when one of them is zero."""
-    return cosine(view.grad_quantized, view.grad_float)
+    return cosine(needed(view.grad_quantized), needed(view.grad_float))
 
 
 ORDER = 60

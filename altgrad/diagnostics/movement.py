@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from altgrad.diagnostics.analysis import QUANTIZED, WEIGHT, Analysis
-from altgrad.diagnostics.view import LayerView
+from altgrad.diagnostics.view import LayerView, needed
 from altgrad.numerics import rung
 
 
 def init_distance(view: LayerView) -> float | None:
     """``None`` if the initial weights are all zero."""
-    initial = view.initial.double()
+    initial = needed(view.initial).double()
     length = initial.norm().item()
-    return (view.weight.double() - initial).norm().item() / length if length else None
+    return (needed(view.weight).double() - initial).norm().item() / length if length else None
 
 
 def init_distance_kept(view: LayerView) -> float | None:
     """It can exceed 1 where small steps cross from one value to the next. ``None`` for weights that have not moved."""
-    grid = view.grid
-    moved = (view.scaled.double() - grid.scaled(view.initial).double()).norm().item()
-    shown = (view.on_grid.double() - grid.rounded(view.initial).double()).norm().item()
+    grid, initial = needed(view.grid), needed(view.initial)
+    moved = (view.scaled.double() - grid.scaled(initial).double()).norm().item()
+    shown = (view.on_grid.double() - grid.rounded(initial).double()).norm().item()
     return shown / moved if moved else None
 
 
 def init_distance_rungs(view: LayerView) -> float:
     """Both are on the quantization grid of the weights as they are now."""
-    moved = rung(view.on_grid, view.grid.format) - view.grid.rungs(view.initial)
+    grid = needed(view.grid)
+    moved = rung(view.on_grid, grid.format) - grid.rungs(needed(view.initial))
     return moved.abs().double().mean().item()
 
 

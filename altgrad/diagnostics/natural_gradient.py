@@ -14,7 +14,7 @@ from torch import Tensor
 from altgrad.diagnostics.analysis import GEOMETRY, Analysis
 from altgrad.diagnostics.correlation import cosine, shuffled, spearman
 from altgrad.diagnostics.fisher import DAMPING
-from altgrad.diagnostics.view import LayerView
+from altgrad.diagnostics.view import LayerView, needed
 from altgrad.metrics import Metric, mean
 
 FISHER = (*GEOMETRY, "fisher")
@@ -35,12 +35,12 @@ APPROXIMATIONS = {
 
 def fisher_trace(view: LayerView) -> float:
     """Of the true Fisher information, so comparable with the trace of the Hessian."""
-    return view.fisher.diagonal.double().sum().item()
+    return needed(view.fisher).diagonal.double().sum().item()
 
 
 def fisher_stiffness_rho(view: LayerView) -> float | None:
     """-1 where weights that matter most to the loss have the finest spacing. ``None`` where either is constant."""
-    return spearman(view.fisher.diagonal, view.stiffness)
+    return spearman(needed(view.fisher).diagonal, view.stiffness)
 
 
 def _alignment(approximation: str, direction: str) -> Analysis:
@@ -48,8 +48,9 @@ def _alignment(approximation: str, direction: str) -> Analysis:
     short, words, along = DIRECTIONS[direction]
 
     def compute(view: LayerView) -> float | None:
-        natural: Tensor = getattr(view.fisher, f"natural_{approximation}")
-        return cosine(natural, along(view.stiffness, view.fisher.gradient))
+        fisher = needed(view.fisher)
+        natural: Tensor = getattr(fisher, f"natural_{approximation}")
+        return cosine(natural, along(view.stiffness, fisher.gradient))
 
     compute.__name__ = f"natural_{approximation}_{direction}"
     definition = (

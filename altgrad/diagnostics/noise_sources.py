@@ -60,9 +60,9 @@ def gradient_noises(
     """
     recipe = recipe_of(cell)
     model, inputs, targets = plain_model(cell, saved, tokens, most)
-    found = recipe.match(linear_layers(model)).values()
-    roles = [role for role in ROLES if any(_quantized(layer, role) for layer in found)]
-    if not roles or any(layer.torchao for layer in found):
+    recipes = recipe.match(linear_layers(model)).values()
+    roles = [role for role in ROLES if any(_quantized(layer, role) for layer in recipes)]
+    if not roles or any(layer.torchao for layer in recipes):
         return {}
     found = noises(model, recipe, roles, saved, inputs, targets)
     if not apart:

@@ -66,6 +66,7 @@ def probe(cell: Cell, run_dir: Path, tokens: Path, most: int = TOKENS) -> dict[s
     found = {}
     for name, layer in layers.items():
         inputs, output = seen[layer]
+        assert output.grad is not None  # which a layer that the loss does not depend on would lack
         tensors = (layer.weight.detach(), inputs, output.grad)
         found[name] = Probed(*(t.reshape(-1, t.shape[-1]) for t in tensors))
         if not all(t.isfinite().all() for t in found[name]):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from altgrad.diagnostics.analysis import WEIGHT, Analysis
-from altgrad.diagnostics.view import LayerView, singular_values
+from altgrad.diagnostics.view import LayerView, needed, singular_values
 
 
 def stable_rank(view: LayerView) -> float | None:
@@ -22,7 +22,7 @@ def effective_rank(view: LayerView) -> float | None:
 
 def effective_rank_kept(view: LayerView) -> float | None:
     """``None`` when either matrix is all zeros."""
-    now, then = effective_rank(view), _effective_rank(singular_values(view.initial))
+    now, then = effective_rank(view), _effective_rank(singular_values(needed(view.initial)))
     return now / then if now and then else None
 
 

@@ -38,21 +38,22 @@ ROUNDED = ("weight", "input")
 class StraightThroughLinear(nn.Module):
     """``round(x) @ round(weight).T + bias`` on the parameters of ``linear``, differentiable as often as one likes.
 
-    ``quantizers`` are those of the roles ``weight`` and ``input`` that are rounded. While ``seen`` is a list, it
-    gets the (rounded) inputs and the outputs of each call.
+    ``quantizers`` are those of the roles ``weight`` and ``input`` that are rounded. While it ``records``, ``seen`` gets
+    the (rounded) inputs and the outputs of each call.
     """
 
     def __init__(self, linear: nn.Linear, quantizers: Mapping[str, Quantizer]) -> None:
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
         self.quantizers = nn.ModuleDict(dict(quantizers))
-        self.seen: list[tuple[Tensor, Tensor]] | None = None
+        self.records = False
+        self.seen: list[tuple[Tensor, Tensor]] = []
 
     def forward(self, x: Tensor) -> Tensor:
         """Return outputs (..., out) for ``x`` (..., in)."""
         x, weight = self._rounded(x, "input"), self._rounded(self.weight, "weight")
         y = F.linear(x, weight, self.bias)
-        if self.seen is not None:
+        if self.records:
             self.seen.append((x, y))
         return y
 
@@ -60,6 +61,7 @@ class StraightThroughLinear(nn.Module):
         if role not in self.quantizers:
             return t
         quantizer = self.quantizers[role]
+        assert isinstance(quantizer, Quantizer)
         with torch.no_grad():
             flat = t.reshape(-1, t.shape[-1])
             scale = quantizer.scales(flat)
@@ -101,12 +103,12 @@ class RebuiltModel:
     def recording(self) -> Iterator[None]:
         """Let the layers remember inputs and outputs, in ``seen``."""
         for layer in self.layers.values():
-            layer.seen = []
+            layer.records = True
         try:
             yield
         finally:
             for layer in self.layers.values():
-                layer.seen = None
+                layer.records, layer.seen = False, []
 
 
 def plain_model(cell: Cell, saved: Mapping[str, Tensor], tokens: Path, most: int) -> tuple[GPT, Tensor, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from altgrad.diagnostics.analysis import QUANTIZED, Analysis
-from altgrad.diagnostics.view import Histogram, LayerView
+from altgrad.diagnostics.view import Histogram, LayerView, needed
 from altgrad.numerics import ulp
 
 MISALIGNMENT_BINS = 16  # on [0, 1/2]
@@ -37,12 +37,12 @@ def misalignment(view: LayerView) -> Histogram:
 
 def boundary_frac(view: LayerView) -> float:
     """The edge is min(max, 2^16), which the amax is scaled to."""
-    return (view.on_grid.abs() >= view.grid.format.scale_target).double().mean().item()
+    return (view.on_grid.abs() >= needed(view.grid).format.scale_target).double().mean().item()
 
 
 def underflow_frac(view: LayerView) -> float:
     """0 if every weight is zero."""
-    nonzero = view.weight != 0
+    nonzero = needed(view.weight) != 0
     lost = nonzero & (view.on_grid == 0)
     return int(lost.sum()) / max(1, int(nonzero.sum()))
 
@@ -56,7 +56,7 @@ def ratio_db(signal: Tensor, noise: Tensor) -> float | None:
 
 
 def _misalignment(view: LayerView) -> Tensor:
-    return (view.scaled.double() - view.on_grid).abs() / ulp(view.scaled, view.grid.format)
+    return (view.scaled.double() - view.on_grid).abs() / ulp(view.scaled, needed(view.grid).format)
 
 
 ORDER = 30

@@ -25,7 +25,7 @@ from altgrad.config import Cell, UserError
 from altgrad.config.files import read_json
 from altgrad.config.recipe import TensorRecipe
 from altgrad.diagnostics.view import Grid, LayerView
-from altgrad.formats import Format
+from altgrad.model.from_cell import recipe_of
 
 
 class SavedRun:
@@ -36,6 +36,7 @@ class SavedRun:
 
     def __init__(self, cell: Cell, folder: Path) -> None:
         self.cell, self.folder = cell, folder
+        self._rules = recipe_of(cell).rules
         self.last_step: int = read_json(folder / "metrics.json")["steps"]
         self._probes, self._model = (_open(folder / f"{name}.safetensors") for name in ("probes", "model"))
         self._steps: dict[str, dict[str, dict[int, str]]] = {}  # kind -> layer or entry -> step -> tensor name
@@ -113,10 +114,9 @@ class SavedRun:
         if name is None:
             return None
         spec = self._spec(layer)
-        if spec is None or spec.format != name:
+        if spec is None or spec.format.name != name:
             raise UserError(f"{self.folder} is not a run of today's {self.cell.key}; run `dvc repro` to train it again")
-        fmt = Format(**self.cell.formats[name])
-        return Grid.of(weight, fmt, remembered, **spec.scale_options)
+        return Grid.of(weight, spec.format, remembered, **spec.scale_options)
 
     def _virtual_grid(self, layer: str, weight: Tensor) -> Grid | None:
         """Return the quantization grid that the arm of ``weight`` sees and no product uses, at the weight's own amax.
@@ -126,11 +126,11 @@ class SavedRun:
         spec = self._spec(layer)
         if spec is None or not spec.virtual:
             return None
-        return Grid.of(weight, Format(**self.cell.formats[spec.format]), **spec.scale_options)
+        return Grid.of(weight, spec.format, **spec.scale_options)
 
     def _spec(self, layer: str) -> TensorRecipe | None:
         """Return how the weight of ``layer`` is quantized, if at all: the last rule that matches decides."""
-        matching = [rule.weight for rule in self.cell.rules if fnmatchcase(layer, rule.layers)]
+        matching = [rule.weight for rule in self._rules if fnmatchcase(layer, rule.layers)]
         return matching[-1] if matching else None
 
 

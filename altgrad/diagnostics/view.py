@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,14 @@ from altgrad.diagnostics.hessian import Curvature
 from altgrad.diagnostics.noise_sources import GradientNoise
 from altgrad.formats import Format
 from altgrad.numerics import decode, encode, format_constants, operand_scale, quantize, rung, ulp
+
+T = TypeVar("T")
+
+
+def needed(field: T | None) -> T:
+    """Return a field of a view that the analysis says it needs: without it `measure` does not call the function."""
+    assert field is not None
+    return field
 
 
 class Histogram(NamedTuple):
@@ -95,29 +103,30 @@ class LayerView:
     @cached_property
     def stiffness(self) -> Tensor:
         """The spacing of `geometry` at each weight, in the weight's own unit: float32, shape (out, in)."""
-        return ulp(self.geometry.scaled(self.weight), self.geometry.format) / self.geometry.scale
+        grid = needed(self.geometry)
+        return ulp(grid.scaled(needed(self.weight)), grid.format) / grid.scale
 
     @cached_property
     def scaled(self) -> Tensor:
         """Weights times scale, float32: what is rounded."""
-        return self.grid.scaled(self.weight)
+        return needed(self.grid).scaled(needed(self.weight))
 
     @cached_property
     def on_grid(self) -> Tensor:
         """The rounded weights on the format's own quantization grid, not divided by the scale again."""
-        return quantize(self.scaled, self.grid.format)
+        return quantize(self.scaled, needed(self.grid).format)
 
     @cached_property
     def code_counts(self) -> np.ndarray:
         """How many weights have each code: int64, shape (2^bits,)."""
-        bits = self.grid.format.bits
-        codes = encode(self.on_grid, self.grid.format).flatten().long() & ((1 << bits) - 1)
-        return torch.bincount(codes, minlength=1 << bits).numpy()
+        fmt = needed(self.grid).format
+        codes = encode(self.on_grid, fmt).flatten().long() & ((1 << fmt.bits) - 1)
+        return torch.bincount(codes, minlength=1 << fmt.bits).numpy()
 
     @cached_property
     def rung_counts(self) -> tuple[np.ndarray, np.ndarray]:
         """The rungs in use, ascending, and how many weights are on each; +0 and -0 are one rung."""
-        fmt = self.grid.format
+        fmt = needed(self.grid).format
         codes = torch.from_numpy(np.flatnonzero(self.code_counts))
         rungs, owner = np.unique(rung(decode(codes, fmt), fmt).numpy(), return_inverse=True)
         return rungs, np.bincount(owner, weights=self.code_counts[codes.numpy()])
@@ -125,7 +134,7 @@ class LayerView:
     @cached_property
     def singular_values(self) -> Tensor:
         """Singular values of the weight, float64, ascending."""
-        return singular_values(self.weight)
+        return singular_values(needed(self.weight))
 
 
 def entropy(counts: np.ndarray) -> float:

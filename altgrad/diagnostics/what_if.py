@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from io import StringIO
+from typing import Any
 
 import pandas as pd
 from ruamel.yaml import YAML
@@ -23,7 +24,7 @@ from altgrad.formats import get_format
 ROUNDINGS = ("nearest-even", "stochastic")
 #: What may have a scale of its own, as settings of a recipe. Blocks are those of OCP MX, their scale rounded as the
 #: bench does by default, and as the specification says, which saturates.
-GRANULARITIES = {
+GRANULARITIES: dict[str, dict[str, Any]] = {
     "tensor": {},
     "row": {"granularity": "row"},
     "block": {"granularity": "block", "block": 32, "scale": "E8M0"},

@@ -98,8 +98,13 @@ class Metric:
     @property
     def level(self) -> str:
         """The limit as it is read: ``1 %``, ``10 dB``, ``0.4``."""
+        return self._level(self.bound.value)
+
+    @property
+    def bound(self) -> Limit:
+        """The limit of a metric that has one."""
         assert self.limit is not None
-        return self._level(self.limit.value)
+        return self.limit
 
     def _flagged(self, limit: Limit) -> str:
         flagged = f"{'above' if limit.above else 'below'} {self._level(limit.value)}"

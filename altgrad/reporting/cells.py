@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from altgrad.metrics import METRICS, Metric
-from altgrad.reporting.causes import Case, tensor
+from altgrad.reporting.anomalies import Case, tensor
 from altgrad.reporting.html import environment
 from altgrad.reporting.load import IDENTITY, MISSING, Study
 from altgrad.reporting.wording import significant
@@ -106,7 +106,7 @@ def _cause(case: Case) -> str:
 
 def _flat(cell: dict[str, Any]) -> dict[str, str]:
     """Return a resolved cell's settings by dotted names, each as text; without what its key says."""
-    found = {}
+    found: dict[str, str] = {}
     for section, value in cell.items():
         if section in ("key", *IDENTITY):
             continue

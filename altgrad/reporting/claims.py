@@ -61,12 +61,14 @@ def ask(study: Study, best: Mapping[tuple[str, str], Run], references: Mapping[s
         foreign = [] if settings.get("stiffness") in (*roles.NULL_STIFFNESS, *roles.FOREIGN_STIFFNESS) else foreign
         for entry in study.formats:
             own, base = best[entry, arm], best[entry, reference]
-            gain = (GAIN, entry, arm)
+            gain: Question = (GAIN, entry, arm)
             contrasts[gain] = {own: 1, base: -1}
             if roles.is_control(settings) or _rescales_another(study, arm) or not study.entry(entry)["rules"]:
                 exploratory.add(gain)
                 continue
-            asked = {(NULL, entry, arm, other): {own: 1, best[entry, other]: -1} for other in nulls}
+            asked: dict[Question, Contrast] = {
+                (NULL, entry, arm, other): {own: 1, best[entry, other]: -1} for other in nulls
+            }
             asked |= {(FOREIGN, entry, arm, other): {own: 1, best[entry, other]: -1} for other in foreign}
             asked |= {(MATCHED, entry, arm, other): {best[entry, other]: 1, base: -1} for other in matched[:1]}
             if entry in twins:
@@ -142,9 +144,9 @@ def answer(questions: Questions, runs: Runs, least: Mapping[str, float], *, tune
         levels |= holm({q: p for q, p in p_values.items() if q in questions.exploratory and q[2] == arm})
     claims = {}
     for question, difference in found.items():
-        asked, spread = repeats.get(question, question), spread_of(question)
+        first, spread = repeats.get(question, question), spread_of(question)
         error = spread.error(difference) if spread else (math.nan, math.nan)
-        result = amount(difference, *error, p_values.get(asked, math.nan), levels.get(asked, math.nan))
+        result = amount(difference, *error, p_values.get(first, math.nan), levels.get(first, math.nan))
         if tuned_here and result.outcome != IDENTICAL:
             result = replace(result, outcome=TUNED_HERE)
         claims[question] = replace(result, exploratory=question in questions.exploratory)

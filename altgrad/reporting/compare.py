@@ -21,6 +21,7 @@ from altgrad.reporting.claims import BEYOND, COST, FOREIGN, GAIN, MATCHED, NULL,
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
 from altgrad.reporting.moderation import Spread
 from altgrad.reporting.runs import PRIMARY, RUN, Run, Runs
+from altgrad.reporting.statistics import Difference
 
 
 @dataclass(frozen=True)
@@ -112,13 +113,14 @@ def _results(study: Study, runs: Runs) -> pd.DataFrame:
     table["perplexity"] = [math.exp(loss) for loss in table[PRIMARY]]
     losses = {name: completed.set_index(pd.MultiIndex.from_frame(cells[[*RUN, "seed"]]))[name].to_dict()
               for name in (PRIMARY, "train_loss")}  # fmt: skip
-    differences, gaps = [], {"val_gap": [], "train_gap": []}
+    differences: list[Difference | None] = []
+    gaps: dict[str, list[float]] = {"val_gap": [], "train_gap": []}
     for entry, arm, rate in zip(*(table[name] for name in RUN), strict=True):
-        paired = study.baseline is not None and entry != study.baseline
-        own, base = (entry, arm, rate), (study.baseline, arm, rate)
-        differences.append(runs.difference({own: 1, base: -1}) if paired else None)
+        own: Run = (entry, arm, rate)
+        base = None if study.baseline in (None, entry) else (study.baseline, arm, rate)
+        differences.append(runs.difference({own: 1, base: -1}) if base else None)
         for gap, name in (("val_gap", PRIMARY), ("train_gap", "train_loss")):
-            gaps[gap].append(_gap(losses[name], own, base, study.seeds) if paired else math.nan)
+            gaps[gap].append(_gap(losses[name], own, base, study.seeds) if base else math.nan)
     return table.assign(difference=pd.Series(differences, dtype=object), **gaps)
 
 
@@ -140,12 +142,11 @@ def _best(
     at = dict(zip(keys, results.to_dict("records"), strict=True))
     plain = roles.main_plain(study)
     for (entry, arm), run in best.items():
-        base = best.get((study.baseline, arm))
-        paired = base is not None and entry != study.baseline
+        base = None if study.baseline in (None, entry) else best.get((study.baseline, arm))
         rows.append(at[run] | {
-            "difference": runs.difference({run: 1, base: -1}) if paired else None,
+            "difference": runs.difference({run: 1, base: -1}) if base else None,
             "claim": answers.of(COST, entry) if arm == plain else None,
-            "val_gap": _gap(by_cell, run, base, study.seeds) if paired else math.nan,
+            "val_gap": _gap(by_cell, run, base, study.seeds) if base else math.nan,
             "bracket": _bracket(study, run, runs),
         })  # fmt: skip
     return pd.DataFrame(rows)

@@ -51,7 +51,7 @@ def raised(study: Study, comparison: Comparison) -> pd.DataFrame:
 def _watched(study: Study, role: str, metric: Metric) -> pd.DataFrame:
     """Flag a layer when any instrumented pass was beyond the metric's limit."""
     rows = study.monitors[(study.monitors["role"] == role) & (study.monitors["metric"] == metric.name)]
-    limit = metric.limit
+    limit = metric.bound
     crossed = [limit.crossed(layer, value) for layer, value in zip(rows["layer"], rows["value"], strict=True)]
     layers = rows.loc[crossed].groupby([*IDENTITY, "layer"], sort=False)["value"]
     worst = (layers.max() if limit.above else layers.min()).reset_index()
@@ -73,7 +73,7 @@ def _gradient_ratio(study: Study) -> pd.DataFrame:
 
 def _beyond(runs: pd.DataFrame, name: str) -> pd.DataFrame:
     """Flag the rows, each of a whole run or arm, whose column ``name`` is beyond that metric's limit."""
-    limit = METRICS[name].limit
+    limit = METRICS[name].bound
     rows = runs.loc[[limit.crossed("", value) for value in runs[name]]].rename(columns={name: "value"})
     return rows.assign(what=WHAT["", name], layer="", limit=limit.value)
 

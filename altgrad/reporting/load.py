@@ -117,7 +117,8 @@ def load_study(grid_dir: Path, tokens_dir: Path, runs_dir: Path, diag_dir: Path)
     broken. A cell without a usable run is no error: it is recorded as missing.
     """
     index = read_json(grid_dir / "index.json")
-    rows, resolved, timing, own = [], {}, {}, {}
+    rows, resolved, timing = [], {}, {}
+    own: dict[str, dict[str, Any]] = {}
     parts: dict[str, list[pa.Table]] = {name: [] for name in COLUMNS}
     for key in index["cells"]:
         cell = read_json(grid_dir / f"{key}.json")

@@ -22,7 +22,7 @@ def write_vega(folder: Path) -> Path:
     The bundle is wrapped in a function: at the top of a page its many short names would collide with
     the variables of DVC's own scripts.
     """
-    bundle = vl_convert.javascript_bundle(vl_version=VEGA_LITE)
+    bundle = vl_convert.javascript_bundle(vl_version=VEGA_LITE)  # type: ignore[call-arg] # the stub lacks a default
     path = folder / "vega.js"
     write_text(path, "(function () {\n" + bundle + "\n})();\n")
     return path

@@ -5,6 +5,8 @@ A difference is NaN where one of its two runs has no loss: it says nothing of ei
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 import pandas as pd
 from scipy.special import stdtr
@@ -12,7 +14,7 @@ from scipy.special import stdtr
 from altgrad.reporting.statistics import summarised, t_quantile
 from altgrad.reporting.wording import signed
 
-Differences = np.ndarray | pd.Series  # one per seed
+Differences: TypeAlias = np.ndarray | pd.Series  # one per seed
 
 
 def mean(differences: Differences) -> float:

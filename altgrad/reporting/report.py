@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from altgrad.config.files import write_json, write_text
-from altgrad.reporting.causes import cases
+from altgrad.reporting.anomalies import cases
 from altgrad.reporting.cells import to_cells_page
 from altgrad.reporting.compare import compare
 from altgrad.reporting.control import check_twins

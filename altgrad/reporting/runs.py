@@ -42,8 +42,8 @@ class Runs:
         """Return those of cells given as (entry, arm, rate, seed, loss), NaN for one that did not complete."""
         positions = {seed: i for i, seed in enumerate(seeds)}
         rows: dict[Run, np.ndarray] = {}
-        for *run, seed, loss in losses:
-            rows.setdefault(tuple(run), np.full(len(positions), np.nan))[positions[seed]] = loss
+        for entry, arm, rate, seed, loss in losses:
+            rows.setdefault((entry, arm, rate), np.full(len(positions), np.nan))[positions[seed]] = loss
         distinct: dict[bytes, int] = {}
         place = {run: distinct.setdefault(row.tobytes(), len(distinct)) for run, row in rows.items()}
         table = np.array([np.frombuffer(row) for row in distinct]).reshape(len(distinct), len(positions))

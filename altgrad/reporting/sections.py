@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from altgrad.reporting import tables, tables_inside
-from altgrad.reporting.causes import Case
+from altgrad.reporting.anomalies import Case
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.control import Control
 from altgrad.reporting.document import Block, Document, Picture, Section, Text
@@ -37,7 +37,7 @@ def document(
 ) -> Document:
     """Return the whole report.
 
-    ``ended_badly`` are those of :func:`altgrad.reporting.causes.cases`, ``rates`` of simulated studies like this one,
+    ``ended_badly`` are those of `altgrad.reporting.anomalies.cases`, ``rates`` of simulated studies like this one,
     ``tuning`` is that of the run that fixed its learning rates.
     """
     first = [picture for picture in _shown(pictures, "gains") if picture.name == FIRST]
@@ -72,12 +72,12 @@ def document(
     )
 
 
-def _shown(pictures: Pictures, *spots: str) -> list[Block]:
+def _shown(pictures: Pictures, *spots: str) -> list[Picture]:
     return [picture for spot in spots for picture in at(spot, pictures)]
 
 
-def _with_table(blocks: list[Block], table: Block | None) -> list[Block]:
-    return blocks + ([table] if table else [])
+def _with_table(blocks: Sequence[Block], table: Block | None) -> list[Block]:
+    return [*blocks, *([table] if table else [])]
 
 
 def _result(study: Study, comparison: Comparison, pictures: Pictures) -> list[Block]:
@@ -91,7 +91,7 @@ def _lost(study: Study, ended_badly: Sequence[Case]) -> list[Block]:
     lost = study.cells[study.cells["status"] != COMPLETED]
     if lost.empty:
         return []
-    return _with_table([tables.outcomes_table(lost)], tables_inside.causes_table(ended_badly))
+    return _with_table([tables.outcomes_table(lost)], tables_inside.anomalies_table(ended_badly))
 
 
 def _scope(study: Study) -> str:

@@ -92,7 +92,9 @@ class Design:
     def of(cls, formats: int, arms: int, seeds: int) -> Design:
         """Return the grid of so many quantized formats, the first the baseline, optimizers, and seeds."""
         study = made_study(FORMATS[:formats], made_arms(arms), range(seeds))
-        best = {pair: (*pair, 1) for pair in itertools.product(study.formats, study.optimizers)}
+        best: dict[tuple[str, str], Run] = {
+            (entry, arm): (entry, arm, 1) for entry, arm in itertools.product(study.formats, study.optimizers)
+        }
         references = roles.references(study)
         place = {run: i for i, run in enumerate(best.values())}
         return cls(study, ask(study, best, references), best, references, place)
@@ -116,7 +118,7 @@ class Design:
 
 def made_arms(count: int) -> dict[str, dict]:
     """Return a baseline optimizer and ``count - 1`` others, none of which is another's control."""
-    arms = {"adamw": {"base": "adamw", "stiffness": None}}
+    arms: dict[str, dict] = {"adamw": {"base": "adamw", "stiffness": None}}
     for i in range(count - 1):
         arms[f"arm{i}"] = {"base": "adamw", "stiffness": FORMULAS[i % len(FORMULAS)], "power": 1 + i // len(FORMULAS)}
     return arms

@@ -36,5 +36,5 @@ def load_rates(file: Path, study: Study) -> Rates | None:
     near = table[table["far"] == table["far"].min()]
     near = near[near["unlike"] == near["unlike"].min()]
     first = near.iloc[0]
-    shape = (int(first[name]) for name in ("formats", "arms", "seeds"))
-    return Rates(*shape, float(near["false_significant"].max()))
+    formats, arms, seeds = (int(first[name]) for name in ("formats", "arms", "seeds"))
+    return Rates(formats, arms, seeds, float(near["false_significant"].max()))

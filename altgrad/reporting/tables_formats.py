@@ -19,7 +19,8 @@ SPECIALS_IN_WORDS = {
 
 def formats_table(study: Study) -> Table | None:
     """A row per format that the grid quantizes to, derived from its defining fields."""
-    formats, used = {}, {}
+    formats: dict[str, Format] = {}
+    used: dict[str, set[str]] = {}
     for cell in study.resolved.values():
         for name, fields in cell["formats"].items():
             formats.setdefault(name, Format(**fields))

@@ -1,4 +1,4 @@
-"""The report's tables of what happened inside the runs: diagnoses at a glance, flags raised, first causes."""
+"""The report's tables of what happened inside the runs: diagnoses, flags raised, first anomalous tensors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from altgrad.metrics import METRICS, Metric
-from altgrad.reporting.causes import Case, tensor
+from altgrad.reporting.anomalies import Case, tensor
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Column, Table
 from altgrad.reporting.figures.select import per_layer, shown_optimizer
@@ -79,7 +79,7 @@ def geometry_table(study: Study, comparison: Comparison) -> Table | None:
     return Table(columns, rows, note, behind) if rows else None
 
 
-def causes_table(found: Sequence[Case]) -> Table | None:
+def anomalies_table(found: Sequence[Case]) -> Table | None:
     """Each run that diverged or ended worse: which tensor left its band first, and when the loss showed it."""
     columns = [
         words("cell"), words("what became of it"), words("first to leave its band"), Column("at step"),

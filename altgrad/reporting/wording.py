@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeGuard
 
 from altgrad.reporting.statistics import Difference, wilson
 
@@ -12,19 +13,24 @@ MINUS = "−"
 LEVEL = 0.05  # below which a p-value tells apart
 
 
+def shown(value: float | None) -> TypeGuard[float]:
+    """Whether there is a number to show."""
+    return value is not None and math.isfinite(value)
+
+
 def absent(value: float | None) -> bool:
     """Whether there is no number to show."""
-    return value is None or not math.isfinite(value)
+    return not shown(value)
 
 
 def number(value: float | None, digits: int) -> str:
     """Return ``value`` with this many decimals, a dash for none."""
-    return NONE if absent(value) else f"{value:.{digits}f}".replace("-", MINUS)
+    return f"{value:.{digits}f}".replace("-", MINUS) if shown(value) else NONE
 
 
 def signed(value: float | None, digits: int) -> str:
     """Return ``value`` with its sign and this many decimals; zero after rounding has no sign."""
-    if absent(value):
+    if not shown(value):
         return NONE
     text = f"{value:+.{digits}f}"
     return text[1:] if float(text) == 0 else text.replace("-", MINUS)
@@ -32,17 +38,17 @@ def signed(value: float | None, digits: int) -> str:
 
 def significant(value: float | None, digits: int = 3) -> str:
     """Return ``value`` with this many significant digits, in scientific form when very large or small."""
-    return NONE if absent(value) else f"{value:.{digits}g}".replace("-", MINUS)
+    return f"{value:.{digits}g}".replace("-", MINUS) if shown(value) else NONE
 
 
 def whole(value: float | None) -> str:
     """Return a count with thin spaces between thousands."""
-    return NONE if absent(value) else f"{int(value):,}".replace(",", "\u202f")
+    return f"{int(value):,}".replace(",", "\u202f") if shown(value) else NONE
 
 
 def interval(difference: Difference | None, half_width: float | None, digits: int = 4) -> str:
     """Return ``[low, high]``; a dash where one seed leaves none."""
-    if difference is None or absent(half_width):
+    if difference is None or not shown(half_width):
         return NONE
     low, high = difference.mean - half_width, difference.mean + half_width
     return f"[{signed(low, digits)}, {signed(high, digits)}]"
@@ -50,10 +56,10 @@ def interval(difference: Difference | None, half_width: float | None, digits: in
 
 def p_value(p: float | None) -> str:
     """Return a p-value with two significant digits, or as many as show its side of 5 %; ``< 0.0001`` below that."""
-    if absent(p):
+    if not shown(p):
         return NONE
-    shown = (f"{p:.{digits}g}" for digits in range(2, 6))
-    told = next((text for text in shown if float(text) != LEVEL), f"{p:.2g}")
+    texts = (f"{p:.{digits}g}" for digits in range(2, 6))
+    told = next((text for text in texts if float(text) != LEVEL), f"{p:.2g}")
     return "< 0.0001" if p < 1e-4 else told if p < 0.995 else "1"
 
 
@@ -73,7 +79,7 @@ def percent_of(count: int, total: int) -> str:
 
 def duration(seconds: float | None) -> str:
     """Return seconds as ``42 s``, ``3 min 05 s`` or ``2 h 07 min``."""
-    if absent(seconds):
+    if not shown(seconds):
         return NONE
     if seconds < 60:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"

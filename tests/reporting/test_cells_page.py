@@ -18,7 +18,7 @@ import pytest
 
 from altgrad.config.files import read_json
 from altgrad.reporting import write_report
-from altgrad.reporting.causes import cases
+from altgrad.reporting.anomalies import cases
 from altgrad.reporting.cells import contents, to_cells_page
 from altgrad.reporting.compare import compare
 from altgrad.reporting.flags import raised

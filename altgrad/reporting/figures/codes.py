@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from altgrad.formats import Format
@@ -25,7 +26,7 @@ def code_usage(study: Study, comparison: Comparison) -> Figure | None:
         return None
     figure, axes = tiles(len(names), 2.0)
     for axis, name in zip(axes, names, strict=True):
-        fmt, layers = weight_format(study, name, rows["layer"])
+        fmt, layers = _format_of(study, name, rows)
         own = rows[(rows["format"] == name) & rows["layer"].isin(layers)]
         runs, highest = own.groupby(["seed", "layer"]).ngroups, fmt.max_code
         rungs = np.arange(-highest, highest + 1)
@@ -51,7 +52,7 @@ def bit_activity(study: Study, comparison: Comparison) -> Figure | None:
     bits = sorted(rows["x"].unique(), reverse=True)
     table, text, labels = np.full((len(names), len(bits)), np.nan), np.full((len(names), len(bits)), "", object), []
     for row, name in enumerate(names):
-        fmt, layers = weight_format(study, name, rows["layer"])
+        fmt, layers = _format_of(study, name, rows)
         own = rows[(rows["format"] == name) & rows["layer"].isin(layers)].groupby("x")["value"].mean()
         table[row] = own.reindex(bits)
         text[row] = [f"{_field(fmt, bit)}  {own[bit]:.2f}" if bit in own.index else "" for bit in bits]
@@ -61,6 +62,13 @@ def bit_activity(study: Study, comparison: Comparison) -> Figure | None:
     mesh = heat_map(axes[0, 0], table, labels, columns, low=0.0, high=1.0, text=text, rotate=len(bits) > 8)
     figure.colorbar(mesh, ax=axes, label="entropy (bits)", aspect=20, pad=0.02)
     return figure
+
+
+def _format_of(study: Study, name: str, rows: pd.DataFrame) -> tuple[Format, list[str]]:
+    """Return the format of an entry with rows on codes, which only quantized weights have, and its layers in it."""
+    found = weight_format(study, name, rows["layer"])
+    assert found is not None
+    return found
 
 
 def _field(fmt: Format, bit: float) -> str:

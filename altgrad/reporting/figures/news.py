@@ -29,7 +29,7 @@ class News:
 
 def beyond_limit(metric: str, otherwise: str) -> News:
     """News where the mean over seeds of some layer and role crosses the limit of ``metric``."""
-    limit = METRICS[metric].limit
+    limit = METRICS[metric].bound
 
     def found(study: Study, comparison: Comparison) -> bool:
         frames = [late(per_layer(study.monitors, study, comparison)), per_layer(study.diagnosis, study, comparison)]
@@ -58,7 +58,7 @@ def moves(metric: str, least: float, otherwise: str) -> News:
 
 def _noise_matters(study: Study, comparison: Comparison) -> bool:
     over = course(study, comparison, "gradient_to_noise")
-    return bool((over.min(axis=1) < NEAR_THE_LINE * METRICS["gradient_to_noise"].limit.value).any())
+    return bool((over.min(axis=1) < NEAR_THE_LINE * METRICS["gradient_to_noise"].bound.value).any())
 
 
 def _holds_values(study: Study, comparison: Comparison) -> bool:

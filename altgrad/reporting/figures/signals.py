@@ -42,7 +42,7 @@ def gradients(study: Study, comparison: Comparison) -> Figure | None:
             axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axis.xaxis.set_minor_locator(NullLocator())
         elif "SNR" in label:
-            axis.axvline(METRICS["grad_snr_db"].limit.value, color="black", linewidth=0.9, linestyle=":")
+            axis.axvline(METRICS["grad_snr_db"].bound.value, color="black", linewidth=0.9, linestyle=":")
     axes[0, 0].set_yticks(range(len(layers)), layers, fontsize=7.5)
     axes[0, 0].set_ylim(len(layers) - 0.4, -0.6)
     legend(figure, styles, names, linestyle="none")
@@ -61,7 +61,7 @@ def gradient_noise(study: Study, comparison: Comparison) -> Figure | None:
             axis.plot(values.index, values, **styles[name].line())
         axis.set_xlabel("optimizer step")
     size, direction = axes[0]
-    size.axhline(METRICS["gradient_to_noise"].limit.value, color="black", linewidth=0.9, linestyle=":")
+    size.axhline(METRICS["gradient_to_noise"].bound.value, color="black", linewidth=0.9, linestyle=":")
     size.set(yscale="log", ylabel="gradient over its noise")
     size.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     size.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -77,7 +77,7 @@ def kurtosis(study: Study, comparison: Comparison) -> Figure | None:
     rows = rows[rows["metric"] == "kurtosis"].dropna(subset="value")
     if rows.empty:
         return None
-    limit = METRICS["kurtosis"].limit.value
+    limit = METRICS["kurtosis"].bound.value
     blocks = list(rows["layer"].unique())
     count = min(4, len(blocks))
     shown = [blocks[round(i * (len(blocks) - 1) / max(count - 1, 1))] for i in range(count)]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import matplotlib
 import numpy as np
@@ -29,6 +29,9 @@ from PIL import Image
 from altgrad.config.entries import JOINT
 from altgrad.config.files import replacing
 
+if TYPE_CHECKING:
+    from matplotlib.typing import RcKeyType
+
 
 @dataclass(frozen=True)
 class Look:
@@ -40,7 +43,8 @@ class Look:
 
     def lighter(self) -> Look:
         """Return the same look, its colour half way to white."""
-        return replace(self, color=to_hex([0.5 + 0.5 * part for part in to_rgb(self.color)]))
+        red, green, blue = (0.5 + 0.5 * part for part in to_rgb(self.color))
+        return replace(self, color=to_hex((red, green, blue)))
 
     def line(self, **changes: Any) -> dict[str, Any]:
         """Keyword arguments for ``Axes.plot``."""
@@ -66,7 +70,7 @@ RESERVE = (
     Look("#44AA99", "d", (1, 1, 3, 1)),
 )
 
-RC = {
+RC: dict[RcKeyType, Any] = {
     "figure.dpi": 160,
     "figure.facecolor": "white",
     "font.family": "sans-serif",
@@ -145,7 +149,7 @@ def legend(figure: Figure, styles: dict[str, Look], names: list[str], **line: An
     figure.legend(handles=handles, loc="outside upper center", ncols=-(-len(names) // rows), columnspacing=1.4)
 
 
-def spread_axis(axes: Axes, which: str, values: pd.Series, *, narrow: bool = False) -> None:
+def spread_axis(axes: Axes, which: Literal["x", "y"], values: pd.Series, *, narrow: bool = False) -> None:
     """Make the "x" or "y" axis logarithmic away from zero when one of ``values`` would squeeze the others together.
 
     The part around zero, up to about twice the median magnitude, stays linear; the axis' label says so.
@@ -201,7 +205,7 @@ def heat_map(axes: Axes, table: np.ndarray, rows: list[str], columns: list[str],
         for (row, column), value in np.ndenumerate(table):
             shade = colors((value - low) / (high - low)) if np.isfinite(value) else (0.9, 0.9, 0.9, 1)
             light = 0.299 * shade[0] + 0.587 * shade[1] + 0.114 * shade[2] > 0.5
-            axes.text(column + 0.5, row + 0.5, text[row, column], ha="center", va="center", fontsize=6.5,
+            axes.text(column + 0.5, row + 0.5, text.item(row, column), ha="center", va="center", fontsize=6.5,
                       color="black" if light else "white")  # fmt: skip
     return mesh
 

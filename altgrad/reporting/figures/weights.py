@@ -76,7 +76,7 @@ def divergences(study: Study, comparison: Comparison) -> pd.DataFrame:
     histograms = dict(bins.iterrows())
     layers, seeds = layer_order(study, rows), list(rows["seed"].unique())
     following = dict(zip(seeds, seeds[1:] + seeds[:1], strict=True))
-    pairs = {
+    pairs: dict[str, tuple[str | None, dict[int, int]]] = {
         name: (name, dict(zip(seeds, seeds, strict=True))) for name in in_order(study, rows) if name != study.baseline
     }
     if len(seeds) > 1 and pairs:

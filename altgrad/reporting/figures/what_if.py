@@ -1,6 +1,12 @@
-"""Which format suits each tensor of a finished cell best: SQNR, layer by format, a panel per role, the best framed."""
+"""Which format suits each tensor of a finished cell best: SQNR, layer by format, a panel per role, the best framed.
+
+Not of the report but of ``python -m altgrad.diagnostics what-if``, which writes the table and calls `main`.
+"""
 
 from __future__ import annotations
+
+from argparse import ArgumentParser
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -8,7 +14,18 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from altgrad.reporting.figures.health import ROLES
-from altgrad.reporting.figures.style import heat_map, panels
+from altgrad.reporting.figures.style import drawing, heat_map, panels, save
+
+
+def main(arguments: list[str]) -> None:
+    """Draw a table of `altgrad.diagnostics.what_if`, a CSV file, beside it."""
+    parser = ArgumentParser("altgrad.reporting.figures.what_if", description=main.__doc__)
+    parser.add_argument("table", type=Path)
+    parser.add_argument("granularity")
+    settings = parser.parse_args(arguments)
+    table = pd.read_csv(settings.table, float_precision="round_trip")
+    with drawing():
+        save(what_if_map(table, settings.granularity), settings.table.parent, settings.table.stem)
 
 
 def what_if_map(table: pd.DataFrame, granularity: str = "tensor") -> Figure:

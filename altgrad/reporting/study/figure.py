@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.axes import Axes
+
 from altgrad.reporting.figures.style import drawing, panels, save
 from altgrad.reporting.results import SMALLEST_EFFECT, Result
 from altgrad.reporting.study.answers import Answer
@@ -36,7 +38,7 @@ def draw(answers: Sequence[Answer], folder: Path) -> str | None:
     return f"{name}.png"
 
 
-def _row(axes: object, y: int, result: Result) -> None:
+def _row(axes: Axes, y: int, result: Result) -> None:
     color = (LOW if result.difference.mean < 0 else HIGH) if result.significant else OPEN
     mean, half = result.difference.mean, result.half_width
     axes.errorbar(mean, y, xerr=half, color=color, marker="o", markersize=4, linewidth=1.1)

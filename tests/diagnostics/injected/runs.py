@@ -17,9 +17,9 @@ from tqdm import tqdm
 
 from altgrad.config import Cell
 from altgrad.config.files import read_json, write_json
-from altgrad.diagnostics.planted.faults import BAD_FORMAT, HEALTHY, KINDS, Fault, drawn, planted, planted_in
 from altgrad.formats import get_format
 from altgrad.training import train_cell
+from tests.diagnostics.injected.faults import BAD_FORMAT, HEALTHY, KINDS, Fault, drawn, injected, injected_in
 
 VOCABULARY = 64
 STEPS, EVERY = 160, 10  # of a run, and between its instrumented passes and logged losses
@@ -27,7 +27,7 @@ BLOCKS = 2
 LAYERS = [f"blocks.{i}.{name}" for i in range(BLOCKS) for name in ("attn.qkv", "attn.out", "mlp.up", "mlp.down")]
 TENSORS = [(layer, role) for layer in LAYERS for role in ("input", "weight", "grad")]
 TENSORS += [("head", "weight"), ("head", "grad")]  # whose input is not quantized
-FIRST_PLANTED = 1000  # the seeds of runs with a fault start here, so no healthy run is their twin
+FIRST_INJECTED = 1000  # the seeds of runs with a fault start here, so no healthy run is their twin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ def cell_of(seed: int, fault: Fault) -> Cell:
         },
         "monitor": {"every": EVERY, "probes": 1},
     })  # fmt: skip
-    return planted_in(cell, fault, dataclasses.asdict(get_format(BAD_FORMAT)))
+    return injected_in(cell, fault, dataclasses.asdict(get_format(BAD_FORMAT)))
 
 
 def trained(folder: Path, healthy: int, each: int) -> Iterator[Run]:
@@ -67,16 +67,16 @@ def trained(folder: Path, healthy: int, each: int) -> Iterator[Run]:
         write_tokens(tokens)
     faults = [(seed, Fault(HEALTHY)) for seed in range(healthy)]
     for place, kind in enumerate(KINDS):
-        seeds = [FIRST_PLANTED * (place + 1) + i for i in range(each)]
+        seeds = [FIRST_INJECTED * (place + 1) + i for i in range(each)]
         faults += [(seed, drawn(kind, np.random.default_rng(seed), TENSORS, STEPS)) for seed in seeds]
     for seed, fault in tqdm(faults, desc="runs", unit="run", mininterval=5):
         cell = cell_of(seed, fault)
         out, stamp = folder / cell.key, {"sha256": cell.sha256(), "fault": dataclasses.asdict(fault)}
-        if not (out / "planted.json").is_file() or read_json(out / "planted.json") != stamp:
+        if not (out / "fault.json").is_file() or read_json(out / "fault.json") != stamp:
             _forget(folder, cell)
-            with planted(fault), contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            with injected(fault), contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
                 train_cell(cell, tokens, out, folder)
-            write_json(out / "planted.json", stamp)
+            write_json(out / "fault.json", stamp)
             _forget(folder, cell)
         yield Run(seed, fault, out)
 

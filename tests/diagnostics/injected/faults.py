@@ -1,4 +1,4 @@
-"""The faults that are planted: into the cell before it trains, or around the loop's updates while it does.
+"""The faults that are injected: into the cell before it trains, or around the loop's updates while it does.
 
 Nothing of this is an option of training: the loop is the one that trains every cell, and a fault is a patch of this
 process around it, as a test has them.
@@ -64,7 +64,7 @@ def _middle(random: np.random.Generator, steps: int) -> int:
     return int(random.integers(steps // 4, 3 * steps // 4))
 
 
-def planted_in(cell: Cell, fault: Fault, bad_format: dict[str, object]) -> Cell:
+def injected_in(cell: Cell, fault: Fault, bad_format: dict[str, object]) -> Cell:
     """Return ``cell`` with a fault of its settings; any other fault leaves it. ``bad_format`` defines E7M0."""
     content = cell.model_dump(mode="json")
     if fault.kind == RATE:
@@ -77,8 +77,8 @@ def planted_in(cell: Cell, fault: Fault, bad_format: dict[str, object]) -> Cell:
 
 
 @contextmanager
-def planted(fault: Fault) -> Iterator[None]:
-    """Plant a fault into the training inside: a wrong scale or rate for good, a NaN for the one step."""
+def injected(fault: Fault) -> Iterator[None]:
+    """Inject a fault into the training inside: a wrong scale or rate for good, a NaN for the one step."""
     update = Trainer.update
 
     def disturbed(trainer: Trainer, step: int) -> None:

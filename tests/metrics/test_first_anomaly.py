@@ -1,4 +1,4 @@
-"""What is named as the first cause of a bad run. Oracle: histories made by hand, with excursions put into them."""
+"""What is named as the first anomaly of a bad run. Oracle: histories made by hand, with excursions put into them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,8 @@ import pandas as pd
 import pytest
 
 from altgrad.metrics import METRICS
-from altgrad.reporting.first_cause import (
-    LEAST_PEERS,
-    THRESHOLD,
-    UPDATE_THRESHOLD,
-    Peers,
-    Trace,
-    first_cause,
-    from_binades,
-    tensor_bands,
-    threshold_of,
-    to_binades,
-)
+from altgrad.metrics.bands import LEAST_PEERS, Peers, Trace, from_binades, tensor_bands, to_binades
+from altgrad.metrics.first_anomaly import THRESHOLD, UPDATE_THRESHOLD, first_anomaly, threshold_of
 
 STEPS = [1, 10, 20, 30, 40, 50]
 LAYERS = ["blocks.0.attn.qkv", "blocks.0.mlp.up", "blocks.1.mlp.up"]
@@ -57,21 +47,21 @@ PLACE = ("blocks.0.mlp.up", "weight", "sqnr_db")
 
 
 def named(run: Trace, peers=PEERS) -> tuple | None:
-    first = first_cause(run, Peers(peers)).excursion
+    first = first_anomaly(run, Peers(peers)).excursion
     return None if first is None else (first.layer, first.role, first.metric, first.step)
 
 
 def test_a_healthy_run_has_none_and_its_loss_shows_nothing() -> None:
     for i, run in enumerate(PEERS):
-        found = first_cause(run, Peers(PEERS[:i] + PEERS[i + 1 :]))
+        found = first_anomaly(run, Peers(PEERS[:i] + PEERS[i + 1 :]))
         assert found.excursion is None and found.loss_step is None and found.lead is None and found.peers == 4
 
 
 @pytest.mark.parametrize(("layer", "role"), zip(LAYERS, ROLES, strict=True))
 @pytest.mark.parametrize(("metric", "value"), FAR)
-def test_a_planted_excursion_is_named_with_its_range_and_the_steps_before_the_loss(layer, role, metric, value) -> None:
+def test_an_injected_excursion_is_named_with_its_range_and_its_lead_on_the_loss(layer, role, metric, value) -> None:
     run = made(changed=[(layer, role, metric, 20, value, 99)], losses={40: 9.0, 50: 9.0})
-    found = first_cause(run, PEERS)
+    found = first_anomaly(run, PEERS)
     first = found.excursion
     assert (first.layer, first.role, first.metric, first.step) == (layer, role, metric, 20)
     assert first.value == pytest.approx(value)
@@ -81,11 +71,11 @@ def test_a_planted_excursion_is_named_with_its_range_and_the_steps_before_the_lo
     assert found.loss_step == 40 and found.lead == 20
 
 
-def test_an_excursion_after_the_loss_rose_is_not_the_cause() -> None:
+def test_an_excursion_after_the_loss_rose_is_not_named() -> None:
     changed = [(*PLACE, 30, 12.0, 99)]
-    late = first_cause(made(changed=changed, losses=dict.fromkeys((20, 30, 40, 50), 9.0)), PEERS)
+    late = first_anomaly(made(changed=changed, losses=dict.fromkeys((20, 30, 40, 50), 9.0)), PEERS)
     assert late.excursion is None and late.loss_step == 20
-    same = first_cause(made(changed=changed, losses=dict.fromkeys((30, 40, 50), 9.0)), PEERS)
+    same = first_anomaly(made(changed=changed, losses=dict.fromkeys((30, 40, 50), 9.0)), PEERS)
     assert same.excursion.step == 30 and same.lead == 0
     assert named(made(changed=changed, diverged=29)) is None and named(made(changed=changed, diverged=30)) is not None
 
@@ -118,7 +108,7 @@ def test_nan_needs_no_next_pass_and_no_peers() -> None:
         assert named(run, peers) == ("blocks.1.mlp.up", "input", "nonfinite", 30)
     ended = made(diverged=23, nonfinite="blocks.1.mlp.up grad", last=20)
     assert named(ended) == named(ended, []) == ("blocks.1.mlp.up", "grad", "nonfinite", 23)
-    assert first_cause(ended, PEERS).lead == 0
+    assert first_anomaly(ended, PEERS).lead == 0
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -140,7 +130,7 @@ def test_missing_metrics_and_missing_steps_are_no_excursions() -> None:
 def test_without_enough_healthy_runs_the_limits_of_the_rows_decide() -> None:
     limit = METRICS["overflow_frac"].limit.value
     changed = [("blocks.0.mlp.up", "input", "overflow_frac", 30, 2 * limit, 1), (*PLACE, 10, 1.0, 99)]
-    found = first_cause(made(changed=changed), Peers(PEERS[: LEAST_PEERS - 1]))
+    found = first_anomaly(made(changed=changed), Peers(PEERS[: LEAST_PEERS - 1]))
     first = found.excursion
     assert (first.layer, first.metric, first.step) == ("blocks.0.mlp.up", "overflow_frac", 30)
     assert math.isnan(first.low) and found.peers == 0

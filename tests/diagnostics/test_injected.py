@@ -1,4 +1,4 @@
-"""Faults are where they are said to be, and what stands in reports/first_cause is what the command counts.
+"""Faults are where they are said to be, and what stands in reports/first_anomaly is what the command counts.
 
 Oracle: the bits of a healthy run of the same seed, and the committed table of runs.
 """
@@ -12,13 +12,13 @@ import pandas as pd
 import pytest
 
 from altgrad.config.files import read_json
-from altgrad.diagnostics.planted import runs, score
-from altgrad.diagnostics.planted.__main__ import main
-from altgrad.diagnostics.planted.faults import FORMAT, HEALTHY, KINDS, LATE, NAN, OF_UPDATES, RATE, SCALE, Fault, drawn
-from altgrad.diagnostics.planted.runs import TENSORS
-from altgrad.reporting.first_cause import THRESHOLD, UPDATE_THRESHOLD
+from altgrad.metrics.first_anomaly import THRESHOLD, UPDATE_THRESHOLD
+from tests.diagnostics.injected import runs, score
+from tests.diagnostics.injected.__main__ import main
+from tests.diagnostics.injected.faults import FORMAT, HEALTHY, KINDS, LATE, NAN, OF_UPDATES, RATE, SCALE, Fault, drawn
+from tests.diagnostics.injected.runs import TENSORS
 
-KEPT = Path(__file__).parents[2] / "reports/first_cause"
+KEPT = Path(__file__).parents[2] / "reports/first_anomaly"
 PLACE = ["layer", "role", "metric"]
 
 
@@ -35,7 +35,7 @@ def trained_with(folder: Path, monkeypatch: pytest.MonkeyPatch, *faults: Fault) 
     for fault in (Fault(HEALTHY), *faults):
         monkeypatch.setattr(runs, "KINDS", {fault.kind: ""} if fault.kind != HEALTHY else {})
         monkeypatch.setattr(runs, "drawn", lambda *_, fault=fault: fault)
-        monkeypatch.setattr(runs, "FIRST_PLANTED", 0)  # the seed of the healthy run
+        monkeypatch.setattr(runs, "FIRST_INJECTED", 0)  # the seed of the healthy run
         (run,) = runs.trained(folder, int(fault.kind == HEALTHY), 1)
         rows = score.trace_of(run, 1).monitors
         found.append(rows.set_index([*PLACE, "step"])["value"].unstack("step"))
@@ -45,9 +45,9 @@ def trained_with(folder: Path, monkeypatch: pytest.MonkeyPatch, *faults: Fault) 
 @pytest.mark.slow
 def test_a_wrong_scale_is_that_of_one_tensor_from_its_step_on(short, tmp_path, monkeypatch) -> None:
     fault = Fault(SCALE, "blocks.0.mlp.up", "input", step=4, size=-3.0)
-    healthy, planted = trained_with(tmp_path, monkeypatch, fault)
-    assert planted[[1, 2]].equals(healthy[[1, 2]])
-    ratio = (planted[4] / healthy[4]).xs("scale", level="metric")
+    healthy, faulty = trained_with(tmp_path, monkeypatch, fault)
+    assert faulty[[1, 2]].equals(healthy[[1, 2]])
+    ratio = (faulty[4] / healthy[4]).xs("scale", level="metric")
     assert ratio.pop((fault.layer, fault.role)) == 2.0**-3
     earlier = ratio.loc[["blocks.0.attn.qkv", "blocks.0.attn.out"]].drop("grad", level="role")
     weights = ratio.xs("weight", level="role")
@@ -55,9 +55,9 @@ def test_a_wrong_scale_is_that_of_one_tensor_from_its_step_on(short, tmp_path, m
 
 
 def test_a_rate_that_goes_wrong_late_makes_all_updates_larger_from_its_step_on(short, tmp_path, monkeypatch) -> None:
-    healthy, planted = trained_with(tmp_path, monkeypatch, Fault(LATE, role="update", step=4, size=8.0))
-    assert planted[[1, 2]].reindex(healthy.index).equals(healthy[[1, 2]])
-    ratio = (planted[4] / healthy[4]).xs("update", level="role").xs("update_l2", level="metric")
+    healthy, faulty = trained_with(tmp_path, monkeypatch, Fault(LATE, role="update", step=4, size=8.0))
+    assert faulty[[1, 2]].reindex(healthy.index).equals(healthy[[1, 2]])
+    ratio = (faulty[4] / healthy[4]).xs("update", level="role").xs("update_l2", level="metric")
     assert ratio.pop("head") == 1  # the embedding's weight, whose rate is another
     assert len(ratio) == 8 and np.allclose(ratio, 8, rtol=1e-2)  # weights' shares of decay are as they were
 
@@ -121,7 +121,7 @@ def test_the_kept_table_is_of_the_kept_runs_judged_at_todays_threshold() -> None
 
 
 @pytest.mark.slow
-def test_planted_faults_are_named_and_healthy_runs_are_not(short, tmp_path, monkeypatch, capsys) -> None:
+def test_injected_faults_are_named_and_healthy_runs_are_not(short, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(runs, "STEPS", 24)
     monkeypatch.setattr(score, "THRESHOLDS", (THRESHOLD,))
     main(["--healthy", "10", "--each", "2", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")])

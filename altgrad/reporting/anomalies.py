@@ -1,4 +1,4 @@
-"""The first cause of every run that diverged or ended worse: which healthy runs it is held against, and in words."""
+"""The first anomalous tensor of every run that ended badly: which healthy runs it is held against, and in words."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pandas as pd
 from altgrad.config import UserError
 from altgrad.config.errors import did_you_mean
 from altgrad.metrics import METRICS
+from altgrad.metrics.bands import LEAST_PEERS, Peers, Trace
+from altgrad.metrics.first_anomaly import Excursion, FirstAnomaly, first_anomaly
 from altgrad.metrics.metric import ROLES
-from altgrad.reporting.first_cause import LEAST_PEERS, Excursion, FirstCause, Peers, Trace, first_cause
 from altgrad.reporting.load import COMPLETED, DIVERGED, IDENTITY, MISSING, Study
 from altgrad.reporting.wording import number, plural, significant
 
@@ -40,14 +41,14 @@ class Worse(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """A run, what became of it (a clause), and the first cause, with the traces that it was found from.
+    """A run, what became of it (a clause), and its first anomaly, with the traces that it was found from.
 
     ``rows``: a sentence on the rows of a layer that a divergence was in, "" where they are not known.
     """
 
     key: str
     ended: str
-    found: FirstCause
+    found: FirstAnomaly
     run: Trace
     peers: Peers
     circle: str
@@ -90,32 +91,32 @@ def ended_worse(study: Study) -> dict[str, Worse]:
             reference = own.min()
             than = f"that of {formats[own.argmin()]}, the best of its arm, where no baseline completed"
         gap = 100 * (cell["val_loss"] / reference - 1)
-        if METRICS["val_gap"].limit.crossed("", gap):
+        if METRICS["val_gap"].bound.crossed("", gap):
             worse[key] = Worse(gap, than)
     return worse
 
 
 def sentences(found: Case) -> list[str]:
     """Return the case in a few plain sentences."""
-    cause, first = found.found, found.found.excursion
+    result, first = found.found, found.found.excursion
     told = list(filter(None, [f"{found.key} {found.ended}.", found.rows]))
-    if cause.peers:
-        held = f"{plural(cause.peers, 'healthy run')} {found.circle}"
+    if result.peers:
+        held = f"{plural(result.peers, 'healthy run')} {found.circle}"
     else:
         held = f"the limits of the metrics, as fewer than {LEAST_PEERS} healthy runs are like it"
     if first is None:
-        until = " before the loss did" if cause.loss_step is not None else ""
+        until = " before the loss did" if result.loss_step is not None else ""
         told.append(f"Held against {held}, no tensor left its band{until}.")
-        if cause.loss_step is not None:
-            told.append(f"The loss showed it at step {cause.loss_step}; instrumented passes: {_passes(found.run)}.")
+        if result.loss_step is not None:
+            told.append(f"The loss showed it at step {result.loss_step}; instrumented passes: {_passes(found.run)}.")
         return told
     told.append(f"The first to leave its band was the {tensor(first)}, at step {first.step}: {_value(first)}.")
     told.append(f"It was held against {held}.")
-    if cause.lead is None:
+    if result.lead is None:
         told.append("The loss never left its own band.")
     else:
-        later = "at the same step" if cause.lead == 0 else f"{plural(cause.lead, 'step')} later"
-        told.append(f"The loss showed it at step {cause.loss_step}, {later}.")
+        later = "at the same step" if result.lead == 0 else f"{plural(result.lead, 'step')} later"
+        told.append(f"The loss showed it at step {result.loss_step}, {later}.")
     return told
 
 
@@ -134,7 +135,7 @@ def _value(first: Excursion) -> str:
         return "a healthy tensor has none" if np.isnan(first.value) else f"{first.value:g}, a healthy tensor has none"
     value = "not finite" if not np.isfinite(first.value) else significant(first.value) + unit
     if np.isnan(first.low):
-        return f"{value}, beyond the limit of {METRICS[first.metric].limit.of(first.layer):g}"
+        return f"{value}, beyond the limit of {METRICS[first.metric].bound.of(first.layer):g}"
     return f"{value}, where healthy runs have {significant(first.low)} to {significant(first.high)}{unit}"
 
 
@@ -156,9 +157,11 @@ class _Traces:
         if key not in self.known:
             cell = self.study.cells.loc[key]
             empty = (self.study.monitors.iloc[:0], self.study.history.iloc[:0])
-            own = [frames.get(tuple(cell[IDENTITY]), none) for frames, none in zip(self.frames, empty, strict=True)]
+            monitors, history = (
+                frames.get(tuple(cell[IDENTITY]), none) for frames, none in zip(self.frames, empty, strict=True)
+            )
             diverged = int(cell["outcome_step"]) if cell["status"] == DIVERGED else None
-            self.known[key] = Trace(*own, diverged, cell["first_nonfinite"])
+            self.known[key] = Trace(monitors, history, diverged, cell["first_nonfinite"])
         return self.known[key]
 
     def peers(self, keys: Iterable[str]) -> Peers:
@@ -175,7 +178,7 @@ def _case(study: Study, key: str, traces: _Traces, worse: dict[str, Worse]) -> C
     circles = [(healthy[(healthy[shared] == cell[shared]).all(axis=1)].index, name) for shared, name in CIRCLES]
     like, circle = next((found for found in circles if len(found[0]) >= LEAST_PEERS), circles[-1])
     peers = traces.peers(like)
-    found = first_cause(traces[key], peers)
+    found = first_anomaly(traces[key], peers)
     return Case(key, _ended(cell, worse.get(key)), found, traces[key], peers, circle, _rows(cell))
 
 

@@ -1,9 +1,9 @@
-"""Trains runs with a planted fault and healthy ones, and counts how often the first cause is the one planted.
+"""Trains runs with an injected fault and healthy ones, and counts how often the first anomaly is the tensor with it.
 
-    make planted
+    make injected
 
-writes ``reports/first_cause``: ``README.md`` with the tables, ``table.csv`` with the same numbers, ``runs.csv`` with a
-row per run and condition. Runs that the folder has are not trained again.
+writes ``reports/first_anomaly``: ``README.md`` with the tables, ``table.csv`` with the same numbers, ``runs.csv`` with
+a row per run and condition. Runs that the folder has are not trained again.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 
 from altgrad.config import run_stage
 from altgrad.config.files import replacing, write_text
-from altgrad.diagnostics.planted import score
-from altgrad.diagnostics.planted.faults import KINDS
-from altgrad.diagnostics.planted.runs import EVERY, STEPS, Run, trained
 from altgrad.reporting.document import Block, Bullets, Column, Document, Section, Table, Text
 from altgrad.reporting.markdown import to_markdown
 from altgrad.reporting.wording import NONE, number, significant
+from tests.diagnostics.injected import score
+from tests.diagnostics.injected.faults import KINDS
+from tests.diagnostics.injected.runs import EVERY, STEPS, Run, trained
 
-COMMAND = "make planted"
+COMMAND = "make injected"
 COUNTS = ("runs", "named", "right_layer", "right_role", "right")
 
 
@@ -33,14 +33,14 @@ Thresholds = tuple[float, float]  # of tensors and of updates
 
 def judged(runs: list[Run]) -> tuple[Thresholds, pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Return the thresholds, what each one tried gave, and of the other half a row per run and one per condition."""
-    *thresholds, tried = score.choose(runs)
+    tensors, updates, tried = score.choose(runs)
     half = [run for run in runs if run.seed % 2]
-    rows = {condition: score.named(half, condition, *thresholds) for condition in score.CONDITIONS}
+    rows = {condition: score.named(half, condition, tensors, updates) for condition in score.CONDITIONS}
     tables = [
         score.table(found).assign(peers=condition.peers, every=condition.every) for condition, found in rows.items()
     ]
     rows, table = (pd.concat(parts, ignore_index=True) for parts in (rows.values(), tables))
-    return tuple(thresholds), tried, rows, table
+    return (tensors, updates), tried, rows, table
 
 
 def page(thresholds: Thresholds, tried: pd.DataFrame, table: pd.DataFrame) -> str:
@@ -72,8 +72,8 @@ def page(thresholds: Thresholds, tried: pd.DataFrame, table: pd.DataFrame) -> st
         ),
         Bullets([f"**{kind}**: {what}." for kind, what in KINDS.items()]),
     ]
-    question = "Is the first cause that is named the one that was planted?"
-    document = Document("Planted faults", question, answer, sections)
+    question = "Is the first anomalous tensor the one with the injected fault?"
+    document = Document("Injected faults", question, answer, sections)
     return to_markdown(document).replace("## Answer so far\n\n", "", 1)
 
 
@@ -91,11 +91,11 @@ def _table(rows: pd.DataFrame) -> Table:
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m altgrad.diagnostics.planted", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.diagnostics.injected", description=__doc__.split("\n")[0])
     parser.add_argument("--healthy", type=int, default=56, help="runs without a fault (default %(default)s)")
     parser.add_argument("--each", type=int, default=20, help="runs with a fault of each kind (default %(default)s)")
-    parser.add_argument("--runs", type=Path, default=Path("scratch/planted"), help="their folder (default %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("reports/first_cause"), help="results (default %(default)s)")
+    parser.add_argument("--runs", type=Path, default=Path("scratch/injected"), help="folder (default %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("reports/first_anomaly"), help="results (default %(default)s)")
     settings = parser.parse_args(arguments)
     torch.set_num_threads(1)
     thresholds, tried, rows, table = judged(list(trained(settings.runs, settings.healthy, settings.each)))

@@ -1,4 +1,4 @@
-"""Which runs are asked for a first cause, which healthy ones they are held against, and how it is told.
+"""Which runs are asked for their first anomalous tensor, which healthy ones they are held against, and how it is told.
 
 Oracle: made-up projects with an excursion put into one run's measurements.
 """
@@ -12,9 +12,9 @@ import pytest
 
 from altgrad.config import UserError
 from altgrad.diagnostics.__main__ import main
-from altgrad.reporting.causes import case, cases, ended_worse, sentences
+from altgrad.reporting.anomalies import case, cases, ended_worse, sentences
 from altgrad.reporting.load import IDENTITY, MISSING
-from altgrad.reporting.tables_inside import EXPLAIN, causes_table
+from altgrad.reporting.tables_inside import EXPLAIN, anomalies_table
 from tests.reporting.synthetic_project import SMALL, read, write_project
 
 BAD = "E4M3-adamw-0-1"
@@ -24,7 +24,7 @@ LAYER = "blocks.0.mlp.up"
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     """Five seeds in two formats, one cell diverged and one missing. Shared: tests must not change it."""
-    root = tmp_path_factory.mktemp("causes")
+    root = tmp_path_factory.mktemp("anomalies")
     settings = {"seeds": range(5), "missing": ("bf16-adamw-4-1",), "diverged": {BAD: 55}}
     write_project(root, ["bf16", "E4M3"], **SMALL | settings)
     return root
@@ -35,7 +35,7 @@ def study(project):
     return read(project)
 
 
-def planted(study, key=BAD, metric="sqnr_db", value=3.0):
+def injected(study, key=BAD, metric="sqnr_db", value=3.0):
     """Return the study with a metric of one run's weight in one layer set at every step."""
     cell, rows = study.cells.loc[key], study.monitors
     here = (rows[IDENTITY] == cell[IDENTITY].tolist()).all(axis=1) & (rows["layer"] == LAYER)
@@ -51,16 +51,16 @@ def with_loss(study, key, factor):
 
 
 def test_a_diverged_run_is_told_with_its_tensor_its_step_and_the_loss(study) -> None:
-    (found,) = cases(planted(study))
+    (found,) = cases(injected(study))
     told = " ".join(sentences(found))
     assert f"{BAD} diverged at step 55 (spike)." in told
     assert f"sqnr_db of the weights of {LAYER}, at step 0: 3 dB, where healthy runs have" in told
     assert "4 healthy runs of the same format, arm and learning rate" in told
     assert found.found.loss_step == 30 and "The loss showed it at step 30, 30 steps later." in told
-    (row,) = causes_table([found]).rows
+    (row,) = anomalies_table([found]).rows
     assert row[:3] == [f"`{BAD}`", "diverged at step 55 (spike)", f"sqnr_db of the weights of {LAYER}"]
     assert row[3:] == ["0", "30", "30", "4"]
-    assert EXPLAIN in causes_table([found]).note and causes_table([]) is None
+    assert EXPLAIN in anomalies_table([found]).note and anomalies_table([]) is None
 
 
 def test_the_rows_that_a_divergence_was_in_are_told(study) -> None:
@@ -92,7 +92,7 @@ def test_worse_is_beyond_the_limit_above_the_baselines_median_and_nothing_else(s
     worse = with_loss(study, key, 1.101 * base / own)
     assert ended_worse(worse) == {key: (pytest.approx(10.1), "the baseline's")}
     assert [found.key for found in cases(worse)] == [BAD, key]
-    told = sentences(case(planted(worse, key), key))
+    told = sentences(case(injected(worse, key), key))
     assert told[0] == f"{key} ended with a validation loss 10 % above the baseline's."
     assert told[-1] == "The loss never left its own band."
 

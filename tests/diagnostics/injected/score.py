@@ -1,8 +1,8 @@
-"""Is the first cause that is named the fault that was planted? Counted by kind of fault.
+"""Is the first anomalous tensor the one with the injected fault? Counted by kind of fault.
 
 The runs are split by their seed: with the even ones the thresholds are chosen, on the odd ones they are judged. Peers
 are drawn from the healthy runs of the same half. What is named is right if layer and role are those of the fault; of a
-learning rate, if the role is. Recall is the share of planted faults that are named right, precision the share of named
+learning rate, if the role is. Recall is the share of injected faults that are named right, precision the share of named
 runs, a healthy one that is named included in `all`, that are named right.
 """
 
@@ -17,9 +17,10 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
-from altgrad.diagnostics.planted.faults import HEALTHY, KINDS, OF_UPDATES
-from altgrad.diagnostics.planted.runs import EVERY, Run
-from altgrad.reporting.first_cause import Peers, Trace, first_cause
+from altgrad.metrics.bands import Peers, Trace
+from altgrad.metrics.first_anomaly import first_anomaly
+from tests.diagnostics.injected.faults import HEALTHY, KINDS, OF_UPDATES
+from tests.diagnostics.injected.runs import EVERY, Run
 
 THRESHOLDS = (4, 6, 8, 10, 12, 16, 24, 32)  # tried for tensors, with updates left out, then for updates
 ALL = "all"
@@ -48,14 +49,14 @@ def trace_of(run: Run, every: int = EVERY) -> Trace:
 
 
 def named(runs: Sequence[Run], condition: Condition, threshold: float, update_threshold: float) -> pd.DataFrame:
-    """Return a row per run: its fault, the first cause that is named, and whether that is right."""
+    """Return a row per run: its fault, the first anomaly that is named, and whether that is right."""
     traces = {run.seed: trace_of(run, condition.every) for run in runs}
     healthy = [run.seed for run in runs if run.fault.kind == HEALTHY]
     rows = []
     for run in runs:
         others = [seed for seed in healthy if seed != run.seed and seed % 2 == run.seed % 2]
         drawn = np.random.default_rng(run.seed).permutation(others)[: condition.peers]
-        found = first_cause(traces[run.seed], Peers(traces[seed] for seed in drawn), threshold, update_threshold)
+        found = first_anomaly(traces[run.seed], Peers(traces[seed] for seed in drawn), threshold, update_threshold)
         first = found.excursion
         named = {"layer": first.layer, "role": first.role, "metric": first.metric, "step": first.step} if first else {}
         right_role = first is not None and first.role == run.fault.role
@@ -105,13 +106,13 @@ def _best(tried: pd.DataFrame, name: str) -> float:
 
 
 def _row(rows: pd.DataFrame, kind: str) -> dict[str, object]:
-    planted, found = rows[rows["kind"] != HEALTHY], rows[rows["named"]]
-    harmed = planted[planted["loss_step"].notna()]
+    faulty, found = rows[rows["kind"] != HEALTHY], rows[rows["named"]]
+    harmed = faulty[faulty["loss_step"].notna()]
     return {
         "kind": kind, "runs": len(rows), "named": len(found),
-        **{column: int(planted[column].sum()) for column in ("right_layer", "right_role", "right")},
-        "precision": planted["right"].sum() / len(found) if len(found) and len(planted) else np.nan,
-        "recall": planted["right"].mean() if len(planted) else np.nan,
+        **{column: int(faulty[column].sum()) for column in ("right_layer", "right_role", "right")},
+        "precision": faulty["right"].sum() / len(found) if len(found) and len(faulty) else np.nan,
+        "recall": faulty["right"].mean() if len(faulty) else np.nan,
         "harmed": len(harmed), "recall_harmed": harmed["right"].mean() if len(harmed) else np.nan,
-        "lead": planted.loc[planted["right"], "lead"].median(),
+        "lead": faulty.loc[faulty["right"], "lead"].median(),
     }  # fmt: skip
