@@ -20,8 +20,12 @@ from altgrad import __version__
 from altgrad.console import while_read
 
 PACKAGE = Path(__file__).parent
-# What runs as a module and is no command of its own, and who runs it.
+# What runs as a module and is no command of its own, and who runs it or which page tells of it.
 INTERNAL = {
+    "data.docstrings": "make study, for the question of other texts",
+    "numerics.check.bench": "altgrad/numerics/README.md",
+    "reporting.simulate": "make simulate",
+    "watch.track": "altgrad/watch/README.md",
     "benchmark.alone": "altgrad.benchmark, in a process for each contestant",
     "benchmark.gpu.compiled": "altgrad.benchmark.gpu, in a process for each step",
     "benchmark.optimizers": "altgrad.benchmark, in a process for each arm",
@@ -30,8 +34,6 @@ INTERNAL = {
     "training.machine": "altgrad.execution, for the class of a cluster's machine",
     "reporting.offline": "make, once, with the environment",
 }
-# Options that are a command's other half; each is listed where the command's source has it.
-OPTIONS = {"config": {"--reference": "Every setting of params.yaml with its type, unit, range and default."}}
 # Rooms in the order in which they help: what a format is, what can be set, what is measured, then the rest by name.
 # A room that is not listed has nothing to run. Diagnoses are made by the stage, `python -m stages.diagnose CELL`.
 FIRST = ("formats", "config", "metrics")
@@ -50,14 +52,12 @@ def runnable(package: Path = PACKAGE) -> dict[str, Path]:
 
 
 def commands() -> dict[str, str]:
-    """Return each command, or command with an option, and the line that says what it does."""
+    """Return each command and the line that says what it does."""
     lines = {}
     for name, source in runnable().items():
         if name in INTERNAL:
             continue
         lines[name] = _line(source)
-        text = source.read_text(encoding="utf-8")
-        lines |= {f"{name} {option}": line for option, line in OPTIONS.get(name, {}).items() if f'"{option}"' in text}
     return lines
 
 
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help()
         return 0
-    names = [name for name in lines if " " not in name]
+    names = list(lines)
     if options.command not in names:
         print(f"error: altgrad has no command {options.command!r}; {_nearest(options.command, names)}", file=sys.stderr)
         return 2

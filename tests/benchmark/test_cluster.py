@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from altgrad.benchmark.cluster import CPUS_PER_NODE, NODES, PRICE, page, projected, study_cells
+from tests.benchmark.cluster import CPUS_PER_NODE, NODES, PRICE, page, projected, study_cells
 
 RECORD = {
     "machine": "Example, 2 cores", "date": "2026-01-01",

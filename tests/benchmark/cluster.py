@@ -1,6 +1,6 @@
 """What a Ray cluster costs beside the local pool, and what a large one would take.
 
-    python -m altgrad.benchmark.cluster [--cells N] [--turns N]
+    python -m tests.benchmark.cluster [--cells N] [--turns N]
 
 Nodes are Ray's own, all on this machine, so that nothing is won: what is measured is what it costs. Two nodes of one
 CPU train the grid of the bench's part `study` that two local jobs train, in turns. Four nodes of two CPUs take a grid
@@ -120,7 +120,7 @@ def page(record: dict[str, Any], cells: int) -> str:
     local, remote = (statistics.median(trained[name]) for name in ("local_s", "ray_s"))
     return f"""# What a cluster costs
 
-Made by `python -m altgrad.benchmark.cluster` on {record["machine"]}, {record["date"]}. All nodes are on that machine,
+Made by `python -m tests.benchmark.cluster` on {record["machine"]}, {record["date"]}. All nodes are on that machine,
 so that nothing is won by them.
 
 - **A grid that trains.** {trained["cells"]} cells of `{MODEL}`, {trained["steps"]} steps each, in turns: two local jobs
@@ -148,7 +148,7 @@ def _duration(hours: float) -> str:
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m altgrad.benchmark.cluster", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmark.cluster", description=__doc__.split("\n")[0])
     parser.add_argument("--cells", type=int, default=1000, metavar="N", help="cells that train nothing; default 1000")
     parser.add_argument("--turns", type=int, default=3, metavar="N", help="runs that train, of each kind; default 3")
     options = parser.parse_args(arguments)
