@@ -5,6 +5,8 @@ from pathlib import Path
 
 from altgrad.config import discard_finished, project_root, run_stage
 
+NEXT = "dvc exp run -S 'grid.formats=[bf16,E5M2]' asks another question; reports/study/README.md keeps the answer"
+
 
 def git_revision() -> str | None:
     """Return the short revision of HEAD, or None outside a git checkout."""
@@ -18,9 +20,9 @@ def git_revision() -> str | None:
 def main(arguments: list[str]) -> None:
     from altgrad.reporting import write_report
 
-    write_report(Path("data"), Path("reports"), git_revision())
+    result = write_report(Path("data"), Path("reports"), git_revision())
     discard_finished(project_root())
-    print(f"report: {Path('reports/index.html').resolve()}")
+    print(f"{result}\nreport: {Path('reports/index.html').resolve()}\nnext: {NEXT}")
 
 
 if __name__ == "__main__":

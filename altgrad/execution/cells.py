@@ -20,7 +20,7 @@ from altgrad.config.files import read_json, write_text
 from altgrad.execution import dvc_api
 from altgrad.execution.draft import Draft
 from altgrad.execution.early_stop import LOOK_EVERY, EarlyStop
-from altgrad.execution.executor import BEGAN, LOGS, Executor, Status, Task
+from altgrad.execution.executor import BEGAN, LOGS, Executor, Outcome, Status, Task
 from altgrad.execution.handover import HandOver
 from altgrad.execution.plan import first_tasks, rest
 from altgrad.execution.progress import Progress, why_it_failed
@@ -46,7 +46,7 @@ def run_cells(
         return after
     judge = EarlyStop(read_json(Path("data/grid/index.json"))["cells"]) if early_stop else None
     chosen = choose(tasks) if choose else tasks
-    failures = run_tasks(chosen, executor, limit, judge) if chosen else {}
+    failures = TaskRun(executor, limit, judge).run(chosen) if chosen else {}
     if limit < math.inf and not failures and not any(Path("data/diag").glob("*.json")):
         failures = {"budget": "its time was over before a cell was done; the checkpoints are kept"}
     if failures:
@@ -63,90 +63,120 @@ def run_the_rest(stages: Sequence[str]) -> None:
         dvc_api.reproduce(list(stages), alone=len(stages) == 1)
 
 
-def run_tasks(
-    tasks: Sequence[Task], executor: Executor, limit: float = math.inf, judge: EarlyStop | None = None
-) -> dict[str, str]:
-    """Run tasks, and the diagnoses of what they train, and hand them to DVC; return what went wrong, by name.
+class TaskRun:
+    """Tasks on their way through an executor to DVC, and the diagnoses of what they train.
 
     After ``limit`` seconds nothing more is trained, and cells that train write a checkpoint and stop. So do those that
     ``judge`` gives up, and what it gives up beforehand is not begun.
-    An interrupt or SIGTERM reaches every task that is running, which writes a checkpoint and stops; then this process
-    ends with status 128 + signal.
     """
-    LOGS.mkdir(parents=True, exist_ok=True)
-    failures: dict[str, str] = {}
-    hand_over, passed_on, over = HandOver(), 0, False
-    unfinished: dict[str, Task] = {}  # what was submitted and has not ended, by name
-    ends, out_of_time, status = time.monotonic() + limit, False, Status([], [])
-    stopped: dict[str, Task] = {}  # what was given up
-    looked = -LOOK_EVERY
-    if judge:
-        stopped = {task.name: task for task in judge.given_up(tasks)}
-        tasks = [task for task in tasks if task.name not in stopped]
 
-    def start(more: Sequence[Task]) -> None:
-        for task in more:
+    def __init__(self, executor: Executor, limit: float = math.inf, judge: EarlyStop | None = None) -> None:
+        self._executor, self._judge = executor, judge
+        self._ends, self._out_of_time = time.monotonic() + limit, False
+        self._received: list[int] = []  # signals, of which so many have been passed on
+        self._passed_on = 0
+        self._unfinished: dict[str, Task] = {}  # what was submitted and has not ended, by name
+        self._given_up: dict[str, Task] = {}
+        self._failures: dict[str, str] = {}
+        self._status = Status([], [])
+        self._looked = -LOOK_EVERY
+
+    def run(self, tasks: Sequence[Task]) -> dict[str, str]:
+        """Run tasks and hand them to DVC; return what went wrong, by name.
+
+        An interrupt or SIGTERM reaches every task that is running, which writes a checkpoint and stops; then this
+        process ends with status 128 + signal.
+        """
+        LOGS.mkdir(parents=True, exist_ok=True)
+        if self._judge:
+            self._given_up = {task.name: task for task in self._judge.given_up(tasks)}
+        begun = [task for task in tasks if task.name not in self._given_up]
+        with _caught_signals() as self._received, _began(), closing(Progress()) as progress, closing(Draft()) as draft:
+            hand_over = HandOver()
+            progress.add(begun)
+            self._start(begun)
+            while not self._turn(progress, hand_over):
+                if not (self._received or self._out_of_time):
+                    draft.when_due(progress.seconds_left())
+                if not self._status.ended:
+                    time.sleep(POLL_SECONDS)
+        self._tell()
+        failures = self._failures | hand_over.failures
+        return {name: f"{problem} (its output is in {LOGS / name}.log)" for name, problem in failures.items()}
+
+    def _start(self, tasks: Sequence[Task]) -> None:
+        for task in tasks:
             task.log.unlink(missing_ok=True)
             task.failed.unlink(missing_ok=True)
-            unfinished[task.name] = task
-        executor.submit(more)
+            self._unfinished[task.name] = task
+        self._executor.submit(tasks)
 
-    with _caught_signals() as received, _began(), closing(Progress()) as progress, closing(Draft()) as draft:
-        progress.add(tasks)
-        start(tasks)
-        while not over:
-            for signum in received[passed_on:]:  # before the poll, which may start the next task
-                executor.cancel(signum)
-                passed_on += 1
-            if not out_of_time and time.monotonic() > ends:
-                out_of_time = True
-                executor.cancel(signal.SIGTERM)
-                running = {task.name for task in status.running}
-                forgotten = [task for name, task in unfinished.items() if name not in running]
-                unfinished = {name: task for name, task in unfinished.items() if name in running}
-                start([task for task in forgotten if task.stage == "diagnose"])  # so that what is trained counts
-            status = executor.poll()
-            for outcome in status.ended:
-                task = unfinished.pop(outcome.task.name)
-                progress.ended(outcome)
-                if outcome.status == 0:
-                    hand_over.add(task)
-                elif task.name in stopped and outcome.status in TOLD_TO_STOP:
-                    progress.drop(task)
-                elif outcome.status not in TOLD_TO_STOP or not (received or out_of_time):
-                    failures[task.name] = why_it_failed(outcome)
-                    write_text(task.failed, failures[task.name])
-                elif task.stage == "diagnose" and not received:
-                    start([task])
-            if judge and time.monotonic() - looked > LOOK_EVERY and not (received or out_of_time):
-                looked = time.monotonic()
-                beaten = [task for task in judge.given_up(status.running) if task.name not in stopped]
-                if beaten:
-                    stopped |= {task.name: task for task in beaten}
-                    executor.cancel(signal.SIGTERM, [task.name for task in beaten])
-            idle = not status.running and (passed_on > 0 or not unfinished)
-            following = hand_over.when_due(last=idle)
-            if following and not received:
-                progress.add(following)
-                start(following)
-            over = idle and (passed_on > 0 or not unfinished)
-            progress.show(status.running, last=over)
-            if not (over or received or out_of_time):
-                draft.when_due(progress.seconds_left())
-            if not status.ended:
-                time.sleep(POLL_SECONDS)
-    if received:
-        print("interrupted; the checkpoints are saved, run the same command to resume", file=sys.stderr)
-        sys.exit(128 + received[0])
-    if out_of_time:
-        print("the budget's time is over; the next run goes on with what is left", file=sys.stderr)
-    if stopped:
-        print(
-            f"given up, since another learning rate had beaten them by a fifth of the steps: {len(stopped)} "
-            f"({', '.join(sorted(task.key for task in stopped.values()))})", file=sys.stderr,
-        )  # fmt: skip
-    failures |= hand_over.failures
-    return {name: f"{problem} (its output is in {LOGS / name}.log)" for name, problem in failures.items()}
+    def _turn(self, progress: Progress, hand_over: HandOver) -> bool:
+        """Pass on what came from outside, take what ended, start what follows; return whether that was all."""
+        for signum in self._received[self._passed_on :]:  # before the poll, which may start the next task
+            self._executor.cancel(signum)
+            self._passed_on += 1
+        if not self._out_of_time and time.monotonic() > self._ends:
+            self._end_training()
+        self._status = self._executor.poll()
+        for outcome in self._status.ended:
+            self._ended(outcome, progress, hand_over)
+        self._look_for_beaten()
+        idle = not self._status.running and (self._passed_on > 0 or not self._unfinished)
+        following = hand_over.when_due(last=idle)
+        if following and not self._received:
+            progress.add(following)
+            self._start(following)
+        over = idle and (self._passed_on > 0 or not self._unfinished)
+        progress.show(self._status.running, last=over)
+        return over
+
+    def _end_training(self) -> None:
+        """Have what runs stop, and of what waits run the diagnoses alone, so that what is trained counts."""
+        self._out_of_time = True
+        self._executor.cancel(signal.SIGTERM)
+        running = {task.name for task in self._status.running}
+        forgotten = [task for name, task in self._unfinished.items() if name not in running]
+        self._unfinished = {name: task for name, task in self._unfinished.items() if name in running}
+        self._start([task for task in forgotten if task.stage == "diagnose"])
+
+    def _ended(self, outcome: Outcome, progress: Progress, hand_over: HandOver) -> None:
+        task = self._unfinished.pop(outcome.task.name)
+        progress.ended(outcome)
+        if outcome.status == 0:
+            hand_over.add(task)
+        elif task.name in self._given_up and outcome.status in TOLD_TO_STOP:
+            progress.drop(task)
+        elif outcome.status not in TOLD_TO_STOP or not (self._received or self._out_of_time):
+            self._failures[task.name] = why_it_failed(outcome)
+            write_text(task.failed, self._failures[task.name])
+        elif task.stage == "diagnose" and not self._received:
+            self._start([task])
+
+    def _look_for_beaten(self) -> None:
+        """Give up, now and then, the cells that another learning rate has clearly beaten."""
+        due = time.monotonic() - self._looked > LOOK_EVERY and not (self._received or self._out_of_time)
+        if self._judge is None or not due:
+            return
+        self._looked = time.monotonic()
+        beaten = [task for task in self._judge.given_up(self._status.running) if task.name not in self._given_up]
+        if beaten:
+            self._given_up |= {task.name: task for task in beaten}
+            self._executor.cancel(signal.SIGTERM, [task.name for task in beaten])
+
+    def _tell(self) -> None:
+        """Say why not everything was run; end the process where it was stopped."""
+        if self._received:
+            print("interrupted; the checkpoints are saved, run the same command to resume", file=sys.stderr)
+            sys.exit(128 + self._received[0])
+        if self._out_of_time:
+            print("the budget's time is over; the next run goes on with what is left", file=sys.stderr)
+        if self._given_up:
+            keys = ", ".join(sorted(task.key for task in self._given_up.values()))
+            print(
+                f"given up, since another learning rate had beaten them by a fifth of the steps: "
+                f"{len(self._given_up)} ({keys})", file=sys.stderr,
+            )  # fmt: skip
 
 
 @contextmanager

@@ -1,8 +1,12 @@
-"""What a person sees of tasks while they run: a bar, a line for each cell that has trained, and why one failed."""
+"""What a person sees of tasks while they run: a bar, a line for each run that has trained, and why one failed.
+
+Where nobody watches the output is a file: there is no bar to redraw in it, but a line now and then.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import re
 import signal
 import sys
@@ -19,6 +23,7 @@ from altgrad.config.files import read_json
 from altgrad.execution.executor import Outcome, Task
 
 SHOWN_EVERY = {True: 0.5, False: 30}  # seconds, by whether someone watches or the output is a file
+COMPILING = "compiling the model, half a minute or so, once: the first run takes longer"
 _STEPS_DONE = re.compile(rb" (\d+)/\d+ \[")
 
 
@@ -26,7 +31,9 @@ class Progress:
     """The bar of all tasks: steps if cells train, else cells that are diagnosed. Read off the tasks' logs."""
 
     def __init__(self) -> None:
-        self._bar = tqdm(total=0, unit_scale=True)
+        self._watched = sys.stderr.isatty()
+        self._bar = tqdm(total=0, unit_scale=True, disable=not self._watched)
+        self._total = 0
         self._count: Counter[str] = Counter()
         self._ended: Counter[str] = Counter()
         self._done, self._unit = 0, ""
@@ -35,10 +42,12 @@ class Progress:
 
     def add(self, tasks: Sequence[Task]) -> None:
         """Take in tasks that are to be run."""
+        if not self._count and any(task.stage == "train" for task in tasks) and not _compiled():
+            self._bar.write(COMPILING)
         self._count.update(task.stage for task in tasks)
         self._unit = self._unit or ("train" if self._count["train"] else "diagnose")
         self._bar.unit = {"train": "step", "diagnose": "cell"}[self._unit]
-        self._bar.total += sum(task.size for task in tasks if task.stage == self._unit)
+        self._total += sum(task.size for task in tasks if task.stage == self._unit)
 
     def ended(self, outcome: Outcome) -> None:
         """Count a task that has ended; of a cell that has trained, print what came of it."""
@@ -52,16 +61,20 @@ class Progress:
         """Take out a task that is not to be finished: its steps are not to come."""
         done = steps_done(task.log)
         self._done += done - task.size * (task.stage == self._unit)
-        self._bar.total -= task.size - done
+        self._total -= task.size - done
 
     def show(self, running: Sequence[Task], *, last: bool = False) -> None:
         """Draw the bar if it is time to."""
-        if not last and time.monotonic() - self._shown <= SHOWN_EVERY[sys.stderr.isatty()]:
+        if not last and time.monotonic() - self._shown <= SHOWN_EVERY[self._watched]:
             return
         self._shown = time.monotonic()
         going = [task for task in running if task.stage == self._unit == "train"]
-        self._bar.n = self._done + sum(steps_done(task.log) for task in going)
+        done = self._done + sum(steps_done(task.log) for task in going)
         counts = " ".join(f"{stage} {self._ended[stage]}/{count}" for stage, count in self._count.items())
+        if not self._watched:
+            tqdm.write(f"{counts}: {100 * done / self._total if self._total else 100:.0f} %", file=sys.stderr)
+            return
+        self._bar.n, self._bar.total = done, self._total
         self._bar.set_description(counts, refresh=False)
         self._bar.set_postfix_str(" ".join(task.key for task in running), refresh=False)
         self._bar.refresh()
@@ -70,11 +83,17 @@ class Progress:
         """Return for how long the tasks will go on if they go on as before; infinity before the first has ended."""
         if not self._done:
             return math.inf
-        return (time.monotonic() - self._began) * (self._bar.total / self._done - 1)
+        return (time.monotonic() - self._began) * (self._total / self._done - 1)
 
     def close(self) -> None:
         """Leave the bar as it stands."""
         self._bar.close()
+
+
+def _compiled() -> bool:
+    """Whether a graph was compiled here before, of any model; `altgrad.training.machine` has the place too."""
+    cache = Path(os.environ.get("ALTGRAD_COMPILE_CACHE") or "scratch/compiled")
+    return any(cache.glob("*/made/*.json"))
 
 
 def result_line(key: str, data: Path = Path("data")) -> str:

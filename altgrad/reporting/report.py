@@ -19,13 +19,14 @@ from altgrad.reporting.plots import write_plots
 from altgrad.reporting.prune import prune
 from altgrad.reporting.sections import document
 from altgrad.reporting.simulated import load_rates
+from altgrad.reporting.summary import headline
 from altgrad.reporting.tuning import load_tuning
 
 
-def write_report(data: Path, out: Path, revision: str | None) -> None:
-    """Write the report into ``out``, from ``data/{grid,tokens,runs,diag}`` and what ``out`` keeps beside it.
+def write_report(data: Path, out: Path, revision: str | None) -> str:
+    """Write the report into ``out`` and return its result in a sentence.
 
-    That is ``simulation.csv`` and ``study``, each if it is there.
+    It is of ``data/{grid,tokens,runs,diag}``, and of ``simulation.csv`` and ``study`` in ``out``, each if it is there.
     ``revision`` is the git revision to name, ``None`` outside a checkout. Outputs of cells that left
     the grid are removed from ``data`` first. The same files give the same bytes: ``REPORT.md``,
     ``index.html``, ``cells.html``, ``metrics.json``, ``figures/`` and ``plots/``. Raises
@@ -47,3 +48,4 @@ def write_report(data: Path, out: Path, revision: str | None) -> None:
     write_text(out / CELLS, to_cells_page(study, flags, ended_badly))
     write_json(out / "metrics.json", metrics(study, comparison, control, len(flags)))
     write_plots(study, out / "plots")
+    return headline(study, comparison).replace("**", "").replace("`", "")

@@ -19,7 +19,7 @@ from altgrad.config.files import read_json
 from altgrad.config.schema import Budget, Monitor
 from altgrad.execution import budget, handover
 from altgrad.execution.budget import Estimate, Kind, choose, duration, kind_of, said
-from altgrad.execution.cells import run_tasks
+from altgrad.execution.cells import TaskRun
 from altgrad.execution.executor import Task
 from tests.execution.test_loop import TASKS, Scripted, handed  # noqa: F401 - a fixture
 from tests.pipeline.conftest import Project
@@ -163,7 +163,7 @@ def test_when_the_time_is_over_what_trains_is_stopped_and_what_was_trained_is_di
     # When the time is over a and b are trained, c and the diagnosis of a run, and that of b waits.
     tasks = [*TASKS, Task("train", "d", (), 10)]
     executor = Stopped({}, {"a": 0}, {"b": 0}, lambda: time.sleep(0.3), {})
-    assert run_tasks(tasks, executor, limit=0.2) == {}
+    assert TaskRun(executor, limit=0.2).run(tasks) == {}
     assert executor.signals == [signal.SIGTERM]
     assert sorted(name for names in handed for name in names) == ["diagnose@a", "diagnose@b", "train@a", "train@b"]
     assert not any(task.failed.exists() for task in TASKS)
@@ -172,7 +172,7 @@ def test_when_the_time_is_over_what_trains_is_stopped_and_what_was_trained_is_di
 
 def test_the_time_that_is_left_stops_nothing(handed, capsys):  # noqa: F811
     executor = Scripted({}, {"a": 0, "b": 0, "c": 0})
-    assert set(run_tasks(TASKS, executor, limit=3600)) == {"train@c"}, "which the fixture's DVC refuses"
+    assert set(TaskRun(executor, limit=3600).run(TASKS)) == {"train@c"}, "which the fixture's DVC refuses"
     assert executor.signals == [] and "budget" not in capsys.readouterr().err
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from altgrad.execution import early_stop
-from altgrad.execution.cells import run_tasks
+from altgrad.execution.cells import TaskRun
 from altgrad.execution.early_stop import EarlyStop
 from altgrad.execution.executor import Outcome, Status, Task
 from tests.execution.test_loop import handed  # noqa: F401 # a fixture
@@ -123,7 +123,7 @@ def test_what_is_beaten_while_it_runs_is_stopped_and_the_others_are_handed_over(
     executor = Told()
     judge = EarlyStop(KEYS)
     found, judge.given_up = judge.given_up, lambda tasks: found(tasks) if executor.submitted else []
-    assert run_tasks([task_of(key) for key in KEYS[3:]], executor, judge=judge) == {}
+    assert TaskRun(executor, judge=judge).run([task_of(key) for key in KEYS[3:]]) == {}
     assert executor.told == [(signal.SIGTERM, [task_of(KEYS[3]).name])]
     assert handed == [KEYS[4:]]
     assert f"had beaten them by a fifth of the steps: 1 ({KEYS[3]})" in capsys.readouterr().err
@@ -134,6 +134,6 @@ def test_what_was_beaten_before_is_not_begun_again(handed, grid, capsys):  # noq
         trains(key, loss)
     executor = Told()
     executor.told.append((0, None))  # so that everything ends well
-    assert run_tasks([task_of(key) for key in KEYS[3:]], executor, judge=EarlyStop(KEYS)) == {}
+    assert TaskRun(executor, judge=EarlyStop(KEYS)).run([task_of(key) for key in KEYS[3:]]) == {}
     assert [task.key for task in executor.submitted] == KEYS[4:] and handed == [KEYS[4:]]
     assert "1 (E4M3-adamw-8-1)" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from altgrad.execution import cells, draft, handover
-from altgrad.execution.cells import run_tasks
+from altgrad.execution.cells import TaskRun
 from altgrad.execution.draft import Draft
 from altgrad.execution.executor import BEGAN, Outcome, Status, Task
 from altgrad.execution.progress import result_line, steps_done, why_it_failed
@@ -67,7 +67,7 @@ def handed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 def test_what_ended_well_is_handed_over_and_what_did_not_is_named(handed):
     executor = Scripted({}, {"b": 0}, lambda: TASKS[0].log.write_text("hm\nerror: no luck\n"), {"a": 1, "c": 0})
-    failures = run_tasks(TASKS, executor)
+    failures = TaskRun(executor).run(TASKS)
     assert handed == [["b", "c"]]
     assert failures == {
         "train@a": "error: no luck (its output is in scratch/workers/train@a.log)",
@@ -80,7 +80,7 @@ def test_who_watches_sees_since_when_tasks_run_and_why_one_failed(handed):
     TASKS[2].failed.write_text("of an earlier run")
     seen = []
     executor = Scripted({}, lambda: seen.append((BEGAN.exists(), TASKS[2].failed.exists())), {"a": 1, "b": 0, "c": 0})
-    run_tasks(TASKS, executor)
+    TaskRun(executor).run(TASKS)
     assert seen == [(True, False)] and not BEGAN.exists()
     assert TASKS[0].failed.read_text() == "it said nothing" and not TASKS[1].failed.exists()
 
@@ -88,7 +88,7 @@ def test_who_watches_sees_since_when_tasks_run_and_why_one_failed(handed):
 def test_an_interrupted_cell_has_not_failed(handed):
     executor = Scripted({}, lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(SystemExit):
-        run_tasks(TASKS, executor)
+        TaskRun(executor).run(TASKS)
     assert not any(task.failed.exists() for task in TASKS) and not BEGAN.exists()
 
 
@@ -101,7 +101,7 @@ def test_what_was_trained_is_diagnosed_while_others_train(handed, monkeypatch):
     monkeypatch.setattr(handover, "EVERY", 0)
     monkeypatch.setattr(handover, "TIMES_AS_LONG", 0)
     executor = Scripted({"a": 0}, {"a": 0}, {"b": 0, "c": 0}, {"c": 0}, {"b": 0})
-    assert run_tasks(TASKS, executor) == {}
+    assert TaskRun(executor).run(TASKS) == {}
     assert handed == [["train@a"], ["diagnose@a"], ["train@b", "train@c"], ["diagnose@c"], ["diagnose@b"]]
 
 
@@ -110,7 +110,7 @@ def test_an_interrupt_reaches_the_executor_and_what_was_finished_is_handed_over(
     before = signal.getsignal(signum)
     executor = Scripted({}, {"b": 0}, lambda: os.kill(os.getpid(), signum), {"a": 0, "c": 0})
     with pytest.raises(SystemExit) as stopped:
-        run_tasks(TASKS, executor)
+        TaskRun(executor).run(TASKS)
     assert executor.signals == [signum] and stopped.value.code == 128 + signum
     assert handed == [["b"]]
     assert capsys.readouterr().err.endswith("the checkpoints are saved, run the same command to resume\n")
@@ -120,7 +120,7 @@ def test_an_interrupt_reaches_the_executor_and_what_was_finished_is_handed_over(
 def test_a_log_of_an_earlier_run_is_no_progress(handed):
     TASKS[0].log.parent.mkdir(parents=True)
     TASKS[0].log.write_text("9/10 [")
-    run_tasks(TASKS[:1], Scripted(lambda: None, {"a": 1}))
+    TaskRun(Scripted(lambda: None, {"a": 1})).run(TASKS[:1])
     assert not TASKS[0].log.exists()
 
 
