@@ -26,7 +26,7 @@ class Arm(Section):
     """An optimizer arm: what happens to quantized weights. Everything else takes the base's plain form.
 
     Bases: ``adamw`` (Loshchilov & Hutter, ICLR 2019), ``sgd``, ``riemann_adam`` and ``riemann_sgd`` (Becigneul & Ganea,
-    ICLR 2019, as in geoopt) on `FormatManifold`, ``rung`` (moves whole rungs, stochastically rounded), ``madam``
+    ICLR 2019, as in geoopt) on `FormatManifold`, ``rung`` (moves whole code steps, stochastically rounded), ``madam``
     (Bernstein et al., NeurIPS 2020: multiplicative), ``muon`` (Jordan et al. 2024: the momentum made orthogonal, at
     the size of AdamW's updates as Liu et al. 2025 have it).
 

@@ -305,7 +305,7 @@ class Recipe(Section):
         return cls(rules=tuple(rules))
 
     def match(self, layers: Iterable[str]) -> dict[str, LayerRecipe]:
-        """Return the recipe of each layer that is quantized at all, or whose weight has virtual geometry.
+        """Return the recipe of each layer that is quantized at all, or whose weight lends its spacing alone.
 
         Raises ``ValueError`` when a required pattern matches none of ``layers``.
         """

@@ -43,7 +43,7 @@ def noise_bias(view: LayerView) -> float | None:
     """``None`` where there is no noise, before the last step, and where one sequence was all there was."""
     noise = needed(view.noise)
     power = noise.bias + noise.scatter
-    return noise.bias / power if power > 0 else None  # of NaN too: where the two were not told apart
+    return noise.bias / power if power > 0 else None  # of NaN too: where the two were not known by themselves
 
 
 def _share(role: str) -> Callable[[LayerView], float | None]:

@@ -37,7 +37,7 @@ ANALYSES = (
         Metric(
             "stiffness_field", "share of weights",
             "Share of the weights by floor(log2 S), S = ulp(w · s) / s the spacing of the representable values at w; "
-            "with virtual geometry of those that its arm sees.",
+            "in an unquantized control of those that its optimizer sees.",
             offline="weight",
         ),
     ),

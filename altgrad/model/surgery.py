@@ -65,7 +65,7 @@ def quantize_model(model: Model, recipe: Recipe, *, seed: int = 0, verbose: bool
     weight is virtual, but for a note that :func:`virtual_weight` returns. A torchao layer is made for the device
     that it is on (see :func:`altgrad.model.torchao.torchao_linear`).
 
-    ``seed`` (below 2^32) fixes what is rounded by chance, where the recipe says ``rounding: stochastic``; every tensor
+    ``seed`` (below 2^32) fixes stochastic rounding, where the recipe says ``rounding: stochastic``; every tensor
     of every layer has numbers of its own.
 
     :func:`altgrad.model.account` returns what was quantized, what was left and why; ``verbose`` prints it. Where

@@ -42,7 +42,7 @@ class WeightGrid:
         held: that amax as a buffer of one element, set by an optimizer that keeps its weights there; else None.
         device: of the weight.
         refinement: steps of the quantization grid that the weight lies on, per rung of the format; a power of two,
-            above 1 for virtual geometry alone.
+            above 1 for an unquantized control alone.
     """
 
     format: Format

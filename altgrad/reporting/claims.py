@@ -1,17 +1,17 @@
 """Every question that a report asks of the losses, declared before any is answered, and its result.
 
-*Primary* questions, which share the 5 % that all of a report's claims together may err by:
+*Primary* questions, which share the 5 % that all of a report's results together may err by:
 
-- the cost of each quantized entry against the baseline, under the plain arm that stands for formats;
-- the gain of each arm that is neither plain nor a control over the plain arm of its base and regime, in each entry
-  where it sees a quantization grid.
+- the cost of each quantized entry against the baseline, under the baseline optimizer;
+- what each optimizer that is neither baseline nor control changes against the baseline optimizer of its base and weight
+  storage, in each entry where it sees a format's spacing.
 
-*Controls* of a gain, asked once it is answered (see :mod:`altgrad.reporting.multiplicity`): the arm against each null
-arm that differs from it in the stiffness alone; against the same arm with a foreign format's stiffness; its form
-rescaled to AdamW's update size against the plain arm; and what it gains in the format *beyond* what the same geometry
-gains in the virtual twin, where nothing is quantized.
+*Controls* of that, asked once it is answered (see :mod:`altgrad.reporting.multiplicity`): the optimizer against each
+shuffled or mean control that differs from it in the stiffness alone; against the same with a foreign format's spacing;
+its RMS-matched form against the baseline optimizer; and the format-specific effect, what it changes in the format
+beyond what it changes in the unquantized control.
 
-Everything else is *exploratory*: what null arms and profile controls gain by themselves, each arm's adjusted by itself.
+Everything else is *exploratory*: what controls change by themselves, each adjusted by itself.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def ask(study: Study, best: Mapping[tuple[str, str], Run], references: Mapping[s
     contrasts: dict[Question, Contrast] = {}
     controls: dict[Question, list[Question]] = {}
     exploratory: set[Question] = set()
-    plain, twins = roles.main_plain(study), roles.virtual_twins(study)
+    plain, twins = roles.main_plain(study), roles.unquantized_controls(study)
     for entry in study.formats:
         if plain and study.baseline and entry != study.baseline and roles.is_quantized(study, entry):
             contrasts[COST, entry] = {best[entry, plain]: 1, best[study.baseline, plain]: -1}

@@ -31,7 +31,7 @@ class Comparison:
     ``results``: a row per run with counts, means over seeds and the paired difference to the baseline at the same
     optimizer and learning rate. ``best``: a row per (format, optimizer) at its own best learning rate, against the
     baseline at its own, with ``claim`` where that is one of the report's questions. ``gains``: a row per (format, arm
-    that is not plain), see :func:`_gains`. ``references`` names the plain arm that each arm is held against,
+    that is not plain), see :func:`_gains`. ``references`` names the baseline optimizer of each,
     ``reference`` the one whose cells stand for a format. ``best_runs`` has the run behind each row of ``best``,
     ``least`` by arm what its tuning alone makes, see :func:`_tuning_error`.
     """
@@ -163,7 +163,7 @@ def _bracket(study: Study, run: Run, runs: Runs) -> str:
 def _gains(
     study: Study, best: Mapping[tuple[str, str], Run], references: Mapping[str, str], answers: Answers
 ) -> pd.DataFrame:
-    """Return a row per format and arm that is not plain and has a plain arm to be held against, ``reference``.
+    """Return a row per format and optimizer that has a baseline optimizer to be held against, ``reference``.
 
     ``claim`` is the arm's loss minus the reference's, so below zero is a gain; None if no pair of cells completed.
     ``nulls`` and ``foreign`` map each such control of the grid to the claim of the arm against it; ``matched`` is the
@@ -172,10 +172,10 @@ def _gains(
     of both lie inside the grid's.
     """
     columns = [
-        "format", "optimizer", "kind", "reference", "claim", "nulls", "foreign", "matched", "twin", "beyond",
+        "format", "optimizer", "reference", "claim", "nulls", "foreign", "matched", "twin", "beyond",
         "bracketed",
     ]  # fmt: skip
-    twins = roles.virtual_twins(study)
+    twins = roles.unquantized_controls(study)
     inside = set(study.lr_scales) - {min(study.lr_scales), max(study.lr_scales)}
     rows = []
     for entry, arm in itertools.product(study.formats, references):
@@ -185,7 +185,7 @@ def _gains(
             return {q[3]: claim for q, claim in answers.claims.items() if q[:3] == (kind, entry, arm)}
 
         rows.append((
-            entry, arm, roles.kind(study.arm(arm)), reference, answers.of(GAIN, entry, arm), against(NULL),
+            entry, arm, reference, answers.of(GAIN, entry, arm), against(NULL),
             against(FOREIGN), next(iter(against(MATCHED).values()), None), twins.get(entry),
             answers.of(BEYOND, entry, arm), {best[entry, arm][2], best[entry, reference][2]} <= inside,
         ))  # fmt: skip

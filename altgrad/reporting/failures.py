@@ -1,7 +1,7 @@
 """Which runs fail, and at which rates.
 
-A run **fails** if it diverges, or ends above the middle between the loss of an untrained model, ln V for a vocabulary
-of V, and the baseline's mean loss at its best rate in the same arm; in any arm, where it has none in that one.
+A run **fails** if it diverges, or its loss is higher than the middle between that of an untrained model, ln V for a
+vocabulary of V, and the baseline's mean loss at its best rate with the same optimizer; with any, where it has none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Block, Column, Table, of_numbers
 from altgrad.reporting.figures.select import at_best
 from altgrad.reporting.load import COMPLETED, MISSING, Study
-from altgrad.reporting.wording import NONE, joined, number, percent_of
+from altgrad.reporting.wording import NONE, number, percent_of
 
 
 def limit_of(vocabulary: int, best: float) -> float:
@@ -64,14 +64,11 @@ def _table(study: Study, comparison: Comparison, cells: pd.DataFrame) -> Table:
         Column("format", numeric=False), Column("arm", numeric=False), Column("runs that fail"),
         Column("most fail from"), Column("gradients to zero, %"), Column("updates that change no code, %"),
     ]  # fmt: skip
-    arms = joined([f"`{arm}`" for arm in dict.fromkeys(cells["optimizer"])])
     note = (
-        f"A run fails if it diverges, or ends above the middle between ln {study.corpus['vocab_size']}, the loss of an "
-        f"untrained model, and {study.baseline}'s best in the same arm ({arms}), in any if it has none there. Shares "
-        "with 95 % intervals (Wilson 1927) as if runs were independent, which those of one rate are not; the lowest "
-        "rate, as a multiple of the arm's, at which more than half of the seeds fail; elements of incoming gradients "
-        "that the format rounds to zero, and updates that leave the weight's code: means over layers, watched steps "
-        "and seeds at the best rate."
+        f"A run fails if it diverges, or ends nearer to ln {study.corpus['vocab_size']}, an untrained model's loss, "
+        f"than to {study.baseline}'s best. Shares with 95 % intervals (Wilson 1927); the lowest multiple of the rate "
+        "at which most seeds fail; elements of incoming gradients that the format rounds to zero, and updates that "
+        "leave the weight's code: means over layers, watched steps and seeds at the best rate."
     )
     behind = [of_numbers(columns, {"format": name, "optimizer": arm}) for (name, arm), _ in groups]
     return Table(columns, rows, note, behind)

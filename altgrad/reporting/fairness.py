@@ -182,7 +182,7 @@ def _virtual(study: Study, comparison: Comparison) -> Condition:
     name = "Unquantized control (`virtual.`), the same spacing without the format"
     if not comparison.references:
         return Condition(name, OPEN, "no optimizer has a reference")
-    twins = roles.virtual_twins(study)
+    twins = roles.unquantized_controls(study)
     quantized = [entry for entry in study.formats if roles.is_quantized(study, entry)]
     even = [entry for entry in quantized if entry not in twins and roles.has_even_grid(study, entry)]
     uneven = [entry for entry in quantized if entry not in even]

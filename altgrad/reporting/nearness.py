@@ -53,7 +53,7 @@ class Nearness:
 
 
 def nearness(study: Study, comparison: Comparison) -> list[Nearness]:
-    """Return a row per quantized entry whose values do not lie evenly, in grid order; none without diagnoses of it."""
+    """Return a row per quantized entry whose values are no uniform grid, in grid order, of what was diagnosed."""
     rows = per_layer(study.summary, study, comparison)
     rows = rows[rows["metric"].isin(SHOWN)].dropna(subset="value")
     table = rows.pivot_table(index=["format", "seed"], columns="metric", values="value").reindex(columns=list(SHOWN))

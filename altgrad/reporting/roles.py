@@ -14,7 +14,7 @@ FOREIGN_STIFFNESS = ("foreign",)
 PROFILE_STIFFNESS = ("profile", "rms", "row_rms")  # functions of the weights' sizes, which look at no format
 # Settings in which arms that are compared may differ without another being the cause: what an arm is tuned by.
 TUNED = ("lr", "plain_lr")
-# Settings that have nothing to do with the geometry, in which an arm and its plain arm should not differ.
+# Settings that have nothing to do with the geometry, in which an optimizer and its reference should not differ.
 SHARED = ("betas", "eps", "momentum", "decay", "plain_decay", "plain_lr")
 
 Arm = dict[str, Any]
@@ -45,23 +45,6 @@ def is_control(arm: Arm) -> bool:
     return is_null(arm) or is_profile(arm)
 
 
-def kind(arm: Arm) -> str:
-    """Return what the arm is, in two words at most."""
-    if is_plain(arm):
-        return "plain"
-    if is_null(arm):
-        return "null arm"
-    if is_profile(arm):
-        return "profile control"
-    if arm.get("feedback"):
-        return "error feedback"
-    if arm["base"] == "muon" and arm.get("stiffness") is None:
-        return "other base"
-    if arm.get("stiffness") in FOREIGN_STIFFNESS:
-        return "foreign geometry"
-    return "matched size" if arm.get("match_rms") else "geometry-aware"
-
-
 def references(study: Study) -> dict[str, str]:
     """Return for each arm that is not plain the plain one to hold it against; those without one are left out.
 
@@ -81,7 +64,7 @@ def references(study: Study) -> dict[str, str]:
 
 
 def main_plain(study: Study) -> str | None:
-    """Return the plain arm whose cells stand for a format: with master weights where there is one."""
+    """Return the baseline optimizer whose runs stand for a format: with master weights where there is one."""
     plain = [name for name in study.optimizers if is_plain(study.arm(name))]
     return min(plain, key=lambda name: regime(study.arm(name)) != "master", default=None)
 
@@ -133,7 +116,7 @@ def has_even_grid(study: Study, entry: str) -> bool:
     return bool(formats) and all(name in own and own[name]["exponent_bits"] <= 1 for name in formats)
 
 
-def virtual_twins(study: Study) -> dict[str, str]:
+def unquantized_controls(study: Study) -> dict[str, str]:
     """Return for each entry that quantizes weights the one with the same geometry on weights that are not."""
     seen = {entry: geometry(study, entry) for entry in study.formats}
     lent = {formats: entry for entry, (formats, virtual) in seen.items() if virtual}

@@ -15,7 +15,7 @@ from altgrad.reporting.figures import at
 from altgrad.reporting.gain_course import course_table
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
 from altgrad.reporting.simulated import Rates
-from altgrad.reporting.summary import QUESTION, summary, verdict
+from altgrad.reporting.summary import QUESTION, headline, summary
 from altgrad.reporting.tables_formats import formats_table
 from altgrad.reporting.tuning import Tuning
 from altgrad.reporting.updates import updates_table
@@ -67,7 +67,7 @@ def document(
     return Document(
         "AltGrad report",
         QUESTION,
-        [Text(verdict(study, comparison)), *first, *summary(study, comparison, rates)],
+        [Text(headline(study, comparison)), *first, *summary(study, comparison, rates)],
         [section for section in sections if section.blocks],
     )
 

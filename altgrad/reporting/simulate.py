@@ -70,7 +70,7 @@ NOISES: dict[str, Spread] = {
     "one arm 5 times as noisy": _louder((slice(None), -1), 5),
     "one run 10 times as noisy": _louder((-1, -1), 10),
     "baseline 3 times as noisy": _louder((0, slice(None)), 3),
-    "plain arm 3 times as noisy": _louder((slice(None), 0), 3),
+    "baseline optimizer 3 times as noisy": _louder((slice(None), 0), 3),
     "unequal from run to run": _unlike_by_run,
     "unequal from format to format": _unlike_by_format,
     "heavy tails (t, 3 degrees)": _heavy_tails,
@@ -90,7 +90,7 @@ class Design:
 
     @classmethod
     def of(cls, formats: int, arms: int, seeds: int) -> Design:
-        """Return the grid of so many quantized formats, the first the baseline, a plain arm and others, and seeds."""
+        """Return the grid of so many quantized formats, the first the baseline, optimizers, and seeds."""
         study = made_study(FORMATS[:formats], made_arms(arms), range(seeds))
         best: dict[tuple[str, str], Run] = {
             (entry, arm): (entry, arm, 1) for entry, arm in itertools.product(study.formats, study.optimizers)
@@ -117,7 +117,7 @@ class Design:
 
 
 def made_arms(count: int) -> dict[str, dict]:
-    """Return a plain arm and ``count - 1`` others, none of which is another's control."""
+    """Return a baseline optimizer and ``count - 1`` others, none of which is another's control."""
     arms: dict[str, dict] = {"adamw": {"base": "adamw", "stiffness": None}}
     for i in range(count - 1):
         arms[f"arm{i}"] = {"base": "adamw", "stiffness": FORMULAS[i % len(FORMULAS)], "power": 1 + i // len(FORMULAS)}

@@ -9,7 +9,7 @@ import math
 from typing import NamedTuple
 
 from altgrad.reporting import roles
-from altgrad.reporting.claims import COST, GAIN
+from altgrad.reporting.claims import COST
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Block, Column, Table, Text, of_numbers
 from altgrad.reporting.load import Study
@@ -37,7 +37,7 @@ def summary(study: Study, comparison: Comparison, rates: Rates | None) -> list[B
     return [*blocks, Text(certainty(study, comparison, rates))]
 
 
-def verdict(study: Study, comparison: Comparison) -> str:
+def headline(study: Study, comparison: Comparison) -> str:
     """Return the result in a sentence: which formats gain by their own spacing."""
     aware = [name for name in comparison.references if not roles.is_control(study.arm(name))]
     if not aware:
@@ -82,21 +82,23 @@ def updates_table(study: Study, comparison: Comparison) -> Table | None:
     ]  # fmt: skip
     if not kept:
         return None
-    columns = [words("format"), words("optimizer"), *_heads(), Column("without the format"),
-               words("format-specific effect"), words("against the shuffled control")]  # fmt: skip
+    several = len({row.optimizer for row in kept}) > 1
+    columns = [words("format"), *[words("optimizer")] * several, *_heads(), words("format-specific effect"),
+               words("against controls")]  # fmt: skip
     rows, behind = [], []
     for row in kept:
-        twin = comparison.answers.of(GAIN, row.twin, row.optimizer) if row.twin else None
         controls = [f"`{other}` {_short(result)}" for other, result in (row.nulls | row.foreign).items()]
+        controls += [f"RMS-matched {_short(row.matched)}"] if row.matched is not None else []
         rows.append([
-            f"**{row.format}**", row.optimizer, *cells(row.claim), signed(twin.difference.mean, 4) if twin else NONE,
-            _short(row.beyond), ", ".join(controls) or NONE,
+            f"**{row.format}**", *[row.optimizer] * several, *cells(row.claim), _short(row.beyond),
+            ", ".join(controls) or NONE,
         ])  # fmt: skip
         behind.append(of_numbers(columns, {"format": row.format, "optimizer": [row.optimizer, row.reference]}))
     held = joined(list(dict.fromkeys(f"`{row.reference}`" for row in kept)))
+    of = "each optimizer's" if several else f"`{kept[0].optimizer}`'s"
     note = (
-        f"Δ loss: minus {held} in the same format, each at its best learning rate. Format-specific effect: that minus "
-        "the same difference without the format (difference in differences)."
+        f"Δ loss: {of} minus {held}'s in the same format, each at its best learning rate. Format-specific effect: that "
+        "minus the same difference where nothing is quantized (difference in differences)."
     )
     return Table(columns, rows, note, behind)
 

@@ -87,7 +87,7 @@ def fairness_table(conditions: Iterable[Condition]) -> Table:
 
 
 def recipe_table(study: Study) -> Table | None:
-    """The quantization rules of the grid's first quantized cell, and of its first one with virtual geometry."""
+    """The quantization rules of the grid's first quantized cell, and of its first unquantized control."""
     first: dict[bool, dict[str, Any]] = {}
     for cell in study.resolved.values():
         if cell["rules"]:

@@ -67,7 +67,7 @@ def geometry_table(study: Study, comparison: Comparison) -> Table | None:
         Column("F⁻¹g with g"), Column("with S·g"), Column("with S·g, S shuffled"), Column("S·g minus shuffled [95 %]"),
     ]  # fmt: skip
     note = (
-        "S is the spacing of the format's values at each weight; where values lie evenly S is one number, and no row. "
+        "S is the spacing of the format's values at each weight; on a uniform grid S is one number, and no row. "
         "Rank correlations of S with the gradient and with the diagonal of the Fisher information, then cosines of the "
         "natural gradient F⁻¹g (Kronecker factors) with three directions of descent. Mean over layers and seeds at the "
         f"end of the run (`{optimizer}`); each interval by itself, over seeds."

@@ -83,6 +83,6 @@ class Evaluation:
         return self._ranks.sum(loss.detach() / self._ranks.count).item()
 
     def _is_as_in_training(self) -> bool:
-        """Whether training and evaluation compute the same: nothing dropped, remembered or rounded by chance."""
+        """Whether training and evaluation compute the same: nothing dropped, remembered or stochastically rounded."""
         changes = (module.changes for module in self._model.modules() if isinstance(module, Quantizer))
         return not self._dropout and not any(changes)

@@ -1,9 +1,9 @@
 """The quantization grids of a model's weights, for its optimizer and for what is recorded about their updates.
 
-With virtual geometry a weight has the quantization grid of a format that no product quantizes it to. Its optimizer sees
-the same rungs, scales and stiffness as in the format. A weight that lives on its quantization grid is on one 256 times
-finer: what an arm gains there owes nothing to the format's rounding. Products in bf16 round such a weight as they round
-a float32 one, to 8 significant bits.
+In an unquantized control a weight has the quantization grid of a format that no product quantizes it to. Its optimizer
+sees the same rungs, scales and stiffness as in the format. A weight that lives on its quantization grid is on one 256
+times finer: what an arm gains there owes nothing to the format's rounding. Products in bf16 round such a weight as they
+round a float32 one, to 8 significant bits.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def test_a_new_base_takes_three_files_and_is_held_to_the_law_of_the_loops(tmp_pa
     (command,) = blocks(PAGE, "console")
     said = project.run(*command.removeprefix("$ python ").split(), "-p", "no:cacheprovider", "-m", "not slow")
     assert " passed" in said and "skipped" not in said
-    assert "| `E4M3-lion-0-1` | completed |" in project.repro()[0]
+    assert "| **E4M3** | lion |" in project.repro()[0]
     assert (project.folder / "data/runs/E4M3-lion-0-1/metrics.json").is_file()
 
 

@@ -13,8 +13,8 @@ def test_it_is_measured_in_one_place_and_defined_in_another(followed) -> None:
     assert followed.changes["a live metric"] == {"altgrad/training/monitor.py", "altgrad/metrics/table.py"}
 
 
-def test_the_report_defines_it(followed) -> None:
-    (definition,) = [line for line in followed.report.splitlines() if line.startswith("- **crest**: ")]
+def test_the_command_defines_it(followed) -> None:
+    definition = followed.project.run("-m", "altgrad.metrics").split("crest [")[1].splitlines()[1]
     assert definition.endswith("over its root mean square. Flagged above 30 in inputs.")
 
 

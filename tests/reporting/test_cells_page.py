@@ -151,7 +151,7 @@ def test_every_link_to_cells_finds_some(project: Path) -> None:
         measured = [cell["summary"] for cell in found["cells"] if cell["key"] in rows.index and "summary" in cell]
         assert all(any(summary[index.index(metric)] is not None for summary in measured) for metric in metrics), text
     captions = re.findall(r"<figcaption>(.*)</figcaption>", page_of(project))
-    assert all(re.search(r' <a class="behind" href="cells\.html#[^"]*">Its cells</a>$', text) for text in captions)
+    assert all(re.search(r' <a class="behind" href="cells\.html#[^"]*">Its runs</a>$', text) for text in captions)
     assert len(captions) > 5
     assert sum("metric=" in text for text in wanted) > 20
 
@@ -223,10 +223,10 @@ def test_figures_enlarge_and_close(opened) -> None:
 
 def test_the_contents_stay_in_sight(opened) -> None:
     page = opened("index.html")
-    page.locator("nav a", has_text="Definitions").click()
+    page.locator("nav a", has_text="What it was").click()
     page.wait_for_timeout(800)
     assert page.locator("nav").bounding_box()["y"] == pytest.approx(0, abs=1)
-    heading = page.locator("h2#definitions").bounding_box()
+    heading = page.locator("h2#settings").bounding_box()
     assert heading["y"] >= page.locator("nav").bounding_box()["height"] - 1, "and hide no heading"
 
 

@@ -157,18 +157,12 @@ def test_a_foreign_geometry_is_a_question_and_no_null_arm() -> None:
     found = gains[(gains["format"] == "E3M4") & (gains["optimizer"] == "stiff")].iloc[0]
     assert set(found["nulls"]) == {"shuffled"} and set(found["foreign"]) == {"foreign"}
     assert isinstance(found["matched"], Result) and found["beyond"] is None
-    kinds = dict(zip(gains["optimizer"], gains["kind"], strict=True))
-    assert kinds == {"stiff": "geometry-aware", "shuffled": "null arm", "foreign": "foreign geometry",
-                     "matched": "matched size", "elsewhere": "null arm", "profile": "profile control",
-                     "profile_matched": "profile control"}  # fmt: skip
 
 
-def test_a_plain_arm_is_one_that_others_are_held_against() -> None:
+def test_a_baseline_optimizer_is_one_that_others_are_held_against() -> None:
     plain = ADAMW | {"weights": "quantized"}
-    kinds = {"plain": plain, "error feedback": plain | {"feedback": "momentum"}, "other base": {"base": "muon"}}
-    assert {words: roles.kind(arm) for words, arm in kinds.items()} == {words: words for words in kinds}
-    assert roles.kind({"base": "muon", "stiffness": "ulp"}) == "geometry-aware"
-    assert [roles.is_plain(arm) for arm in kinds.values()] == [True, False, False]
+    arms = [plain, plain | {"feedback": "momentum"}, {"base": "muon"}]
+    assert [roles.is_plain(arm) for arm in arms] == [True, False, False]
 
 
 def test_what_a_control_gains_is_exploratory() -> None:
@@ -217,7 +211,7 @@ def test_the_gain_of_the_format_is_what_its_virtual_twin_does_not_have() -> None
 def test_a_twin_must_have_the_format_of_the_weights() -> None:
     arms = {"adamw": ADAMW, "stiff": STIFF}
     study = study_of(losses_of(arms, None, ["E3M4", "virtual.E4M3"]), arms, "E3M4")
-    assert roles.virtual_twins(study) == {}
+    assert roles.unquantized_controls(study) == {}
 
 
 def test_the_spread_between_two_gains_is_that_of_four_runs() -> None:

@@ -52,7 +52,7 @@ def test_noises_are_what_they_are_called() -> None:
     assert spread["one arm 5 times as noisy"][:, -1] == pytest.approx(5, rel=0.1)
     assert spread["one run 10 times as noisy"].max() == pytest.approx(10, rel=0.1)
     assert spread["baseline 3 times as noisy"][0] == pytest.approx(3, rel=0.1)
-    assert spread["plain arm 3 times as noisy"][:, 0] == pytest.approx(3, rel=0.1)
+    assert spread["baseline optimizer 3 times as noisy"][:, 0] == pytest.approx(3, rel=0.1)
     assert spread["unequal from run to run"].max() > 1.5 * spread["unequal from run to run"].min()
     by_format = spread["unequal from format to format"]
     assert (by_format.std(axis=1) / by_format.mean(axis=1)).max() < 0.1 < by_format.std() / by_format.mean()

@@ -23,7 +23,7 @@ FLOAT8 = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
 class Scaling:
     """What a compiled graph is made for: a tensor's recipe without its format and its history.
 
-    ``scale`` is the recipe's `scale_options` as pairs, by which graphs, and layers that share one, are told apart.
+    ``scale`` is the recipe's `scale_options` as pairs, by which graphs, and layers that share one, are distinguished.
     With more than one of ``ranks`` the tensor is this process's share of the rows of one, and has its scales.
     """
 
@@ -54,7 +54,7 @@ class Source(NamedTuple):
     """What a tensor's operands are made with in one pass, besides its `Scaling`; nothing where it is not quantized.
 
     ``constants`` are its format. ``history`` holds the amax that sets the scale; the tensor's own does where that is
-    ``None`` or has seen none. With a ``stream`` of random numbers it is rounded by chance, all operands by the same.
+    ``None`` or has seen none. With a ``stream`` of random numbers it is stochastically rounded, all operands by one.
     """
 
     constants: Tensor | None = None
@@ -68,7 +68,7 @@ class Quantizer(nn.Module):
     ``constants`` carries the format into the compiled graph as a tensor, with that of its block scales, so that one
     graph serves every format. ``history`` holds amax values (delayed: the last ones; static: the first) and is
     saved with the model; 0 stands for a step that has not happened. ``stream`` is that of the random numbers of the
-    last rounding by chance: seed, tensor, and which it was. It is saved with the model too, so that a run goes on with
+    last stochastic rounding: seed, tensor, and which it was. It is saved with the model too, so that a run goes on with
     the numbers that it would have had.
     """
 
@@ -101,7 +101,7 @@ class Quantizer(nn.Module):
         return self.get_buffer("history")
 
     def draw(self) -> Tensor | None:
-        """Go on to the next stream and return it (3,), for one rounding by chance; ``None`` if it is to nearest.
+        """Go on to the next stream and return it (3,), for one stochastic rounding; ``None`` if it is to nearest.
 
         In this order: a compiled graph (torch 2.13) has the buffer itself, as its forward pass leaves it, stand for a
         copy that was made earlier, and would so draw other numbers in its backward pass than eager mode.

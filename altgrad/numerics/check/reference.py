@@ -112,7 +112,7 @@ def decode_scalar(code: int, fmt: Format) -> float:
 
 
 def encode_scalar(x: float, fmt: Format) -> int:
-    """The lowest code with exactly this value, -0 and 0 told apart.
+    """The lowest code with exactly this value, -0 and 0 being two.
 
     Raises:
         ValueError: no code has it.

@@ -117,7 +117,7 @@ def _words(study: Study, result: Comparison) -> dict[str, str]:
     same = f"Incoming gradients are in {next(iter(grads))} in every column." if len(grads) == 1 else ""
     gains = result.gains
     twins = len(gains) > 0 and gains.dropna(subset="claim")["beyond"].notna().any()
-    hollow = "Small hollow marks: what is left of the gain beyond that of the same geometry without the format."
+    hollow = "Small hollow marks: the format-specific effect."
     others = [name for name in study.formats if name != study.baseline] or study.formats
     return {
         "baseline": study.baseline or "the baseline",

@@ -15,7 +15,7 @@ from altgrad.reporting.load import Study
 
 A_BIT = 6.02  # dB of SQNR
 IDLE_BIT = 0.05  # bits of entropy: a bit of the code that next to no weight changes
-NEAR_THE_LINE = 2  # times the level at which a gradient is no longer told from its quantization noise
+NEAR_THE_LINE = 2  # times the level at which a gradient is lost in its quantization noise
 EVEN = 0.25, 0.01  # the mean distance to the rounded value where weights ignore the grid, and how near counts as that
 
 
@@ -88,4 +88,4 @@ NOISE_MATTERS = News(_noise_matters, "no format's gradient comes near its quanti
 HEAVY_TAILS = beyond_limit("kurtosis", "the mean over seeds of no block is above {level}")
 HELD_VALUES = News(_holds_values, "the weights shown are float32 masters, which need not keep to the values")
 IDLE_BITS = News(_idle_bits, "no bit of a code is idle")
-UNEVEN = News(_uneven, "weights lie evenly between the values, a quarter of a spacing off on average")
+UNEVEN = News(_uneven, "weights lie between the values as chance has it, a quarter of a spacing off on average")

@@ -26,7 +26,7 @@ def of_completed(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
 
 
 def shown_optimizer(study: Study, comparison: Comparison) -> str:
-    """Return the optimizer whose cells the per-layer figures show: the plain arm where there is one."""
+    """Return the optimizer whose cells the per-layer figures show: the baseline optimizer where there is one."""
     return comparison.reference or study.optimizers[0]
 
 

@@ -114,7 +114,11 @@ def _size(found: Comparison, runs: Runs) -> str:
     """Say parameters and tokens of a comparison's runs, such as "0.17 M, 0.2 M"."""
     rows = runs.of_experiment(*{run.experiment for run in found.runs})
     sizes = [sorted(set(rows[name].dropna())) for name in ("parameters", "tokens")]
-    return ", ".join("/".join(f"{significant(value / 1e6, 2)} M" for value in values) for values in sizes)
+    return ", ".join("/".join(f"{_millions(value / 1e6)} M" for value in values) for values in sizes)
+
+
+def _millions(value: float) -> str:
+    return significant(value, 2) if value < 100 else number(value, 0)
 
 
 def _untested(answers: Sequence[Answer]) -> list[Text]:
