@@ -18,6 +18,7 @@ GONE = {
     "masterless": "without master weights", "foretold": "predicted", "where resolution binds": "at low bit widths",
     "lie evenly": "uniform grid", "lost cell": "diverged or failed run", "ends above": "loss higher by",
     "ends below": "loss lower by", "indication": "p < 0.10, or no test", "whole rungs": "whole code steps",
+    "first cause": "first anomalous tensor", "planted fault": "injected fault",
 }  # fmt: skip
 PLACES = ("README.md", "CONTRIBUTING.md", "params.yaml", "dvc.yaml", "Makefile", "reports", "altgrad", "stages")
 READ = {".md", ".py", ".yaml", ".html", ".j2", ".js", ""}
