@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from altgrad.config import UserError
-from altgrad.reporting.results import INCONCLUSIVE, NO_EFFECT, Result, judged
+from altgrad.reporting.results import INCONCLUSIVE, NO_EFFECT, TOO_FEW, Result, judged
 from altgrad.reporting.study.questions import Hypothesis, Question, comparisons, expected_of, experiments
 from altgrad.reporting.study.runs import Run, Runs, parsed
 
@@ -25,7 +25,7 @@ class Comparison:
     @property
     def as_expected(self) -> bool | None:
         """Whether it came as was expected; ``None`` where nothing was, or nothing came."""
-        if self.expected is None or self.result is None:
+        if self.expected is None or self.result is None or self.result.outcome == TOO_FEW:
             return None
         if self.expected == "not significant":
             return not self.result.significant

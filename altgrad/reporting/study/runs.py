@@ -25,6 +25,7 @@ import numpy as np
 import pandas as pd
 
 from altgrad.config import UserError, did_you_mean
+from altgrad.config.files import write_text
 from altgrad.reporting.statistics import Difference, summarised
 
 TRAINED = "trained"
@@ -34,7 +35,10 @@ COLUMNS = [
 ]  # fmt: skip
 AFTER = ["experiment", "format", "optimizer", "seed", "lr_scale", "measure", "val_loss"]
 KEY = COLUMNS[:5]
-TYPES = {"seed": int, "lr_scale": float, "val_loss": float, "commit": str}
+TYPES = {
+    "seed": int, "lr_scale": float, "val_loss": float, "steps": "Int64", "tokens": "Int64", "parameters": "Int64",
+    "torch": str, "commit": str,
+}  # fmt: skip
 SUM = re.compile(r"\s+([+-])\s+")
 TERM = re.compile(r"(?:(?P<weight>\d+(?:\.\d+)?)\*)?(?P<name>\w[\w.-]*)")
 CONTRAST = re.compile(r"(?P<optimizers>.+?) in (?P<formats>.+?)(?: of (?P<experiments>.+?))?(?: at (?P<measures>.+))?")
@@ -76,6 +80,12 @@ class Runs:
                 raise UserError(f"{path}: {run} stands there twice; remove one of the two rows")
             found.append(table)
         return cls(*found)
+
+    def write(self, folder: Path) -> None:
+        """Write both files in one order, so that a new run changes no line but its own."""
+        for name, table, key in (("runs.csv", self.table, KEY), ("after_training.csv", self.after, AFTER[:-1])):
+            ordered = table.sort_values(key).assign(lr_scale=lambda rows: rows["lr_scale"].map("{:g}".format))
+            write_text(folder / name, ordered.to_csv(index=False, lineterminator="\n"))
 
     @cached_property
     def _losses(self) -> dict[Run, dict[float, pd.Series]]:

@@ -40,17 +40,14 @@ def train_missing(question: Question, runs: Runs, study: Path, jobs: int | None)
     for name in missing:
         print(f"{question.name}: training {name}", flush=True)
         folder = _checkout(root, name)
-        try:
-            write_text(folder / "params.yaml", json.dumps(params_of(question, name, params)))  # JSON is YAML
-            own = of_experiment(question, name)
-            for command in own.get("before", []):
-                _run(command.split(), folder, name)
-            _run(["-m", "altgrad.execution", *(["--jobs", str(jobs)] if jobs else [])], folder, name)
-            runs = _with_rows(runs, _rows(folder, name, root), _after(folder, name, own.get("after", {})))
-        finally:
-            subprocess.run(["git", "worktree", "remove", "--force", str(folder)], cwd=root, check=False)
-        write_text(study / "results/runs.csv", runs.table.to_csv(index=False))
-        write_text(study / "results/after_training.csv", runs.after.to_csv(index=False))
+        write_text(folder / "params.yaml", json.dumps(params_of(question, name, params)))  # JSON is YAML
+        own = of_experiment(question, name)
+        for command in own.get("before", []):
+            _run(command.split(), folder, name)
+        _run(["-m", "altgrad.execution", *(["--jobs", str(jobs)] if jobs else [])], folder, name)
+        runs = _with_rows(runs, _rows(folder, name, root), _after(folder, name, own.get("after", {})))
+        runs.write(study / "results")
+        _git(root, "worktree", "remove", "--force", str(folder.resolve()))
     return runs
 
 
@@ -68,22 +65,28 @@ def _lacks(params: dict[str, Any], name: str, runs: Runs, study: Path) -> bool:
 
 
 def _require_committed(root: Path) -> None:
-    found = subprocess.run(
-        ["git", "status", "--porcelain", "altgrad", "stages", "dvc.yaml"], cwd=root, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    if found.returncode or found.stdout:
+    if _git(root, "status", "--porcelain", "altgrad", "stages", "dvc.yaml"):
         raise UserError("the code differs from the last commit, which new rows of the study would name: commit it")
 
 
 def _checkout(root: Path, name: str) -> Path:
-    """Return a fresh checkout of HEAD that shares the cache of ``root``."""
+    """Return a checkout of HEAD that shares the cache of ``root``: the one that an interrupted command left, if any."""
     folder = root / "scratch/study" / name
+    if (folder / ".git").exists() and _git(folder, "rev-parse", "HEAD") == _git(root, "rev-parse", "HEAD"):
+        return folder
     shutil.rmtree(folder, ignore_errors=True)
-    subprocess.run(["git", "worktree", "prune"], cwd=root, check=True)
-    subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(folder)], cwd=root, check=True)
+    _git(root, "worktree", "prune")
+    _git(root, "worktree", "add", "--quiet", "--detach", str(folder.resolve()))
     write_text(folder / ".dvc/config.local", f"[cache]\n    dir = {root.resolve() / '.dvc/cache'}\n")
     return folder
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """Return what git prints. Raises :class:`UserError` where it fails."""
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"git {' '.join(arguments)}: {done.stderr.strip() or done.returncode}; the study needs git")
+    return done.stdout.strip()
 
 
 def _run(arguments: list[str], folder: Path, name: str) -> None:
@@ -95,7 +98,7 @@ def _run(arguments: list[str], folder: Path, name: str) -> None:
 
 def _rows(folder: Path, name: str, root: Path) -> pd.DataFrame:
     """Return a row per run of the checkout."""
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
+    head = _git(root, "rev-parse", "HEAD")
     rows = []
     for path in sorted((folder / "data/runs").glob("*/metrics.json")):
         found, timing = read_json(path), read_json(path.with_name("timing.json"))
@@ -106,7 +109,7 @@ def _rows(folder: Path, name: str, root: Path) -> pd.DataFrame:
             "status": STATUS.get(found["outcome"], found["outcome"]),
             **{key: found[key] for key in ("steps", "tokens", "parameters")},
             "machine": f"{timing['machine'].rsplit(',', 1)[0]} {timing['compute']}",
-            "torch": timing["versions"]["torch"], "commit": head.stdout.strip()[:10],
+            "torch": timing["versions"]["torch"], "commit": head[:10],
             "purpose": "tune" if name.startswith(TUNES) else "test",
         })  # fmt: skip
     return pd.DataFrame(rows, columns=COLUMNS)
@@ -118,9 +121,9 @@ def _after(folder: Path, name: str, asked: dict[str, list[str]]) -> pd.DataFrame
     found = []
     for what, formats in asked.items():
         options = ["--weights-only", "--formats", *formats] if what == "ptq" else []
-        table = folder / f"{what}.csv"
-        _run(["-m", "altgrad.diagnostics", what, *cells, *options, "--out", str(table)], folder, name)
-        found += [_measured(row, name, what) for row in pd.read_csv(table).to_dict("records")]
+        table = f"{what}.csv"
+        _run(["-m", "altgrad.diagnostics", what, *cells, *options, "--out", table], folder, name)
+        found += [_measured(row, name, what) for row in pd.read_csv(folder / table).to_dict("records")]
     return pd.DataFrame([row for row in found if row], columns=AFTER)
 
 
@@ -137,6 +140,6 @@ def _with_rows(runs: Runs, rows: pd.DataFrame, after: pd.DataFrame) -> Runs:
 
     def joined(old: pd.DataFrame, new: pd.DataFrame, key: Iterable[str]) -> pd.DataFrame:
         both = pd.concat([old, new.astype(old.dtypes[list(new)].to_dict())]) if len(new) else old
-        return both.drop_duplicates(list(key), keep="last").sort_values(list(key), ignore_index=True)
+        return both.drop_duplicates(list(key), keep="last")
 
     return Runs(joined(runs.table, rows, KEY), joined(runs.after, after, AFTER[:-1]))

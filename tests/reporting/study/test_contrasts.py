@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -122,3 +124,11 @@ def test_five_comparisons_moderate_one_another():
     moderated, alone = judged(differences, contrasts), judged(differences)
     widths = [np.array([result.half_width for result in found.values()]) for found in (moderated, alone)]
     assert widths[0].std() < widths[1].std() and widths[0].max() < widths[1].max()
+
+
+def test_the_committed_tables_are_as_they_are_written(tmp_path):
+    """So that a run that is trained adds a line and changes no other."""
+    place = Path(__file__).parents[3] / "reports/study/results"
+    Runs.read(place).write(tmp_path)
+    for name in ("runs.csv", "after_training.csv"):
+        assert (tmp_path / name).read_text() == (place / name).read_text(), name

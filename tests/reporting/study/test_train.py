@@ -1,0 +1,115 @@
+"""What the table lacks is trained, and nothing else; the project stays as it is. Oracle: the rows of made runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from altgrad.config import UserError
+from altgrad.reporting.study import train
+from altgrad.reporting.study.questions import Question
+from altgrad.reporting.study.runs import Runs
+from tests.reporting.study.made_study import rows, write_study
+
+SHIPPED = Path(__file__).parents[3] / "params.yaml"
+GRID = {"formats": ["E3M4"], "optimizers": ["adamw"], "seeds": [0, 1], "lr_scales": [1], "baseline": "E3M4"}
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a project under git whose question has two runs, of which the table has none."""
+    monkeypatch.chdir(tmp_path)
+    write_study(tmp_path, rows({}), a={"runs": {"one": {"grid": GRID, "after": {"prune": []}}}})
+    shutil.copy(SHIPPED, tmp_path / "params.yaml")
+    for name in ("altgrad/code.py", "stages/code.py", "dvc.yaml", ".dvc/config"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / ".gitignore").write_text("scratch/\n")
+    git("init", "--quiet")
+    git("add", "--all")
+    git("-c", "user.name=t", "-c", "user.email=t@t", "commit", "--quiet", "--message", "start")
+    return tmp_path
+
+
+def git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def make_runs(arguments: list[str], folder: Path, name: str) -> None:
+    """Stand in for the commands: two runs, of which the second diverged, and what pruning made of the first."""
+    if "altgrad.execution" in arguments:
+        for seed in (0, 1):
+            run = folder / f"data/runs/E3M4-adamw-{seed}-1"
+            run.mkdir(parents=True)
+            ended = "diverged" if seed else "completed"
+            (run / "metrics.json").write_text(json.dumps({
+                "format": "E3M4", "optimizer": "adamw", "seed": seed, "lr_scale": 1, "outcome": ended,
+                "val_loss": None if seed else 3.25, "steps": 200, "tokens": 204800, "parameters": 168256,
+            }))  # fmt: skip
+            timing = {"machine": "A processor, 2 cores", "compute": "bf16", "versions": {"torch": "2.13.0"}}
+            (run / "timing.json").write_text(json.dumps(timing))
+    else:
+        table = [{"cell": "E3M4-adamw-0-1", "format": "E3M4", "share": share, "after": 3.3} for share in (0.0, 0.5)]
+        pd.DataFrame(table).to_csv(folder / arguments[-1], index=False)
+
+
+def trained(root: Path) -> Runs:
+    study = root / "reports/study"
+    return train.train_missing(Question.read(study / "a.yaml"), Runs.read(study / "results"), study, None)
+
+
+def test_rows_name_the_commit_and_how_runs_ended(root, monkeypatch):
+    before = (root / "params.yaml").read_bytes()
+    monkeypatch.setattr(train, "_run", make_runs)
+    found = trained(root)
+    assert [tuple(row) for row in found.table[["seed", "val_loss", "status", "machine"]].fillna(0).to_numpy()] == [
+        (0, 3.25, "ok", "A processor bf16"), (1, 0, "diverged", "A processor bf16"),
+    ]  # fmt: skip
+    assert set(found.table["commit"]) == {git("rev-parse", "HEAD")[:10]}
+    assert list(found.after["measure"]) == ["pruned-0", "pruned-50"]
+    written = Runs.read(root / "reports/study/results")
+    assert len(written.table) == 2 and len(written.after) == 2
+    assert (root / "params.yaml").read_bytes() == before and not (root / "scratch/study/one").exists()
+
+
+def test_what_is_there_is_not_trained_again(root, monkeypatch):
+    monkeypatch.setattr(train, "_run", make_runs)
+    trained(root)
+    monkeypatch.setattr(train, "_run", lambda *_: pytest.fail("trained again"))
+    trained(root)
+
+
+def test_a_command_that_was_interrupted_goes_on_in_its_checkout(root, monkeypatch):
+    def interrupted(arguments: list[str], folder: Path, name: str) -> None:
+        (folder / "checkpoint").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "_run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trained(root)
+    assert (root / "scratch/study/one/checkpoint").exists()
+
+    def goes_on(arguments: list[str], folder: Path, name: str) -> None:
+        assert (folder / "checkpoint").exists()
+        make_runs(arguments, folder, name)
+
+    monkeypatch.setattr(train, "_run", goes_on)
+    assert len(trained(root).table) == 2
+
+
+def test_code_that_no_commit_has_is_refused(root):
+    (root / "altgrad/code.py").write_text("changed")
+    with pytest.raises(UserError, match="differs from the last commit"):
+        trained(root)
+
+
+def test_settings_that_are_refused_are_named_before_anything_trains(root):
+    study = root / "reports/study"
+    (study / "a.yaml").write_text((study / "a.yaml").read_text().replace("- E3M4", "- E3M4x"))
+    with pytest.raises(UserError, match=r"one \(with params.yaml\): grid.formats\[0\]: unknown format 'E3M4x'"):
+        trained(root)
