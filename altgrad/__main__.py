@@ -34,8 +34,8 @@ INTERNAL = {
     "training.machine": "altgrad.execution, for the class of a cluster's machine",
     "reporting.offline": "make, once, with the environment",
 }
-# Rooms in the order in which they help: what a format is, what can be set, what is measured, then the rest by name.
-# A room that is not listed has nothing to run. Diagnoses are made by the stage, `python -m stages.diagnose CELL`.
+# Packages in the order in which they help: what a format is, what can be set, what is measured, then the rest by name.
+# A package that is not listed has nothing to run. Diagnoses are made by the stage, `python -m stages.diagnose CELL`.
 FIRST = ("formats", "config", "metrics")
 
 
@@ -47,7 +47,7 @@ def runnable(package: Path = PACKAGE) -> dict[str, Path]:
         if source.name == "__main__.py" or _runs(source):
             found[name.removesuffix("__main__").rstrip(".")] = source
     found.pop("")  # this module
-    rank = {room: place for place, room in enumerate(FIRST)}
+    rank = {package: place for place, package in enumerate(FIRST)}
     return dict(sorted(found.items(), key=lambda item: rank.get(item[0].split(".")[0], len(rank))))
 
 

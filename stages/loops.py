@@ -8,7 +8,7 @@ from altgrad.config import project_root
 
 
 def main() -> None:
-    """Build the loops of all rooms where training looks for them, those first that a step takes first."""
+    """Build the loops of all packages where training looks for them, those first that a step takes first."""
     from altgrad.numerics.cpu import kernels, sums
     from altgrad.optim import update_cpu
     from altgrad.training import machine

@@ -31,7 +31,7 @@ os.environ.setdefault("ALTGRAD_COMPILE_CACHE", str(Path(tempfile.gettempdir()) /
 machine.use_compile_cache(machine.compile_cache(Path()))
 
 WAYS = {"bfloat16": "on", "float32": "off"}
-LONGEST = ("execution", "pipeline", "howto")  # the rooms whose modules train whole pipelines, of a minute or two each
+LONGEST = ("execution", "pipeline", "howto")  # packages whose tests train whole pipelines, a minute or two each
 
 
 @pytest.fixture(params=WAYS)

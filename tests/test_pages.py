@@ -1,4 +1,4 @@
-"""The pages of the rooms: each file of a room is in its table, and what a page names is there.
+"""The pages of the packages: each file of a package is in its table, and what a page names is there.
 
 Oracle: the files of this checkout.
 """
@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = sorted(path.parent for path in (ROOT / "altgrad").glob("*/__init__.py"))
+PACKAGES = sorted(path.parent for path in (ROOT / "altgrad").glob("*/__init__.py"))
 PAGES = sorted((ROOT / "altgrad").rglob("*.md"))
-READMES = [room / "README.md" for room in ROOMS]
+READMES = [package / "README.md" for package in PACKAGES]
 SOURCES = (".py", ".cpp", ".h", ".j2", ".html", ".css", ".js")
 SOURCE = re.compile(r"`([\w./]+\.(?:py|cpp|h|j2|html|css|js))`")
 
@@ -34,18 +34,18 @@ def named(page: Path) -> set[str]:
     return in_the_table(page) | {folder + name for folder, text in rows for name in SOURCE.findall(text)}
 
 
-def test_every_room_has_a_page() -> None:
+def test_every_package_has_a_page() -> None:
     assert [page for page in READMES if not page.is_file()] == []
 
 
 @pytest.mark.parametrize("page", READMES, ids=identity)
-def test_the_table_has_every_file_of_the_room_and_no_other(page: Path) -> None:
+def test_the_table_has_every_file_of_the_package_and_no_other(page: Path) -> None:
     files = {path.relative_to(page.parent).as_posix() for path in page.parent.rglob("*.*") if path.suffix in SOURCES}
     assert named(page) == {file for file in files if not file.endswith("__init__.py")}
 
 
 @pytest.mark.parametrize("page", READMES, ids=identity)
-def test_a_page_says_what_the_room_is_for_its_names_its_files_and_how_to_add_to_it(page: Path) -> None:
+def test_a_page_says_what_the_package_is_for_its_names_its_files_and_how_to_add_to_it(page: Path) -> None:
     lines = page.read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith(f"# altgrad/{page.parent.name}: ")
     headings = [line for line in lines if line.startswith("## ")]

@@ -1,4 +1,4 @@
-"""The examples of every page give what it says they give: the README's, and those of the rooms."""
+"""The examples of every page give what it says they give: the README's, and those of the packages."""
 
 from __future__ import annotations
 

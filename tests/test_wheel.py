@@ -23,7 +23,7 @@ from altgrad.numerics.cpu import kernels
 
 PROJECT = Path(__file__).parents[1]
 SOURCES = ("altgrad", "stages", "tests", "pyproject.toml", "README.md", "LICENSE")
-SUFFIXES = (".py", ".cpp", ".h", ".j2", ".typed", ".html", ".css", ".js")  # of what a room has besides pages to read
+SUFFIXES = (".py", ".cpp", ".h", ".j2", ".typed", ".html", ".css", ".js")  # of what a package has besides pages to read
 
 PROGRAM = """
 import sys

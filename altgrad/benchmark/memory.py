@@ -1,4 +1,4 @@
-"""Peak memory of a training step, in MB of 10^6 bytes; this room's README says what counts.
+"""Peak memory of a training step, in MB of 10^6 bytes; this package's README says what counts.
 
 On the CPU the high-water mark is the kernel's ``VmHWM``, which can be set back; ``ru_maxrss`` cannot, and starts at the
 size of the process that started this one.

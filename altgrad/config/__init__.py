@@ -1,6 +1,6 @@
 """Settings: the schema of params.yaml, the resolved cells, and errors worth reading.
 
-This room imports no other room of AltGrad, and nothing that is slow to import.
+This package imports no other package of AltGrad, and nothing that is slow to import.
 """
 
 from altgrad.config.cell import Cell, cell_key

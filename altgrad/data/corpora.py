@@ -21,5 +21,5 @@ def documents(corpus: Corpus, split: Split) -> Iterator[str]:
 
 
 def _module_of(corpus: Corpus) -> ModuleType:
-    """Return the module of this room that is called like the source, and has ``documents`` for it."""
+    """Return the module of this package that is called like the source, and has ``documents`` for it."""
     return importlib.import_module(f"altgrad.data.{corpus.source}")

@@ -6,6 +6,6 @@
     __main__ -> local -> worker
                 local               -> executor
 
-The command, ``python -m altgrad.execution``, imports this room, and the rooms around a run: `altgrad.stability`, which
-has cells run, and `altgrad.watch`, which looks at them. README.md says how to add an executor.
+The command, ``python -m altgrad.execution``, imports this package. So do the two around a run: `altgrad.stability`,
+which has cells run, and `altgrad.watch`, which looks at them. README.md says how to add an executor.
 """

@@ -1,7 +1,7 @@
 """What an executor is: something that runs the stages of cells, here or on other machines.
 
 An executor knows nothing of DVC. It is given tasks, runs each, and says which ended and how; what to run and what
-becomes of the results is decided elsewhere in this room. Everything that another engine needs is in this file.
+becomes of the results is decided elsewhere in this package. Everything that another engine needs is in this file.
 
 **Running a task** means the command ``python -m stages.<stage> <key>`` in the project's top folder, with standard
 output and error in the task's log. It has ended well when the command's exit status is 0.

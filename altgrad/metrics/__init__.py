@@ -1,4 +1,4 @@
-"""What each metric is: its name, unit, definition, limit and summary. Pure Python, so every room may read it.
+"""What each metric is: its name, unit, definition, limit and summary. Pure Python, so every package may read it.
 
     metric.Metric -> the rows in table.METRICS
 

@@ -6,7 +6,7 @@ from altgrad.metrics.table import METRICS
 
 def main() -> None:
     """Print the table of metrics, then those whose row stands beside their function."""
-    from altgrad.diagnostics import ANALYSES  # a command may look into all rooms; nothing imports this module
+    from altgrad.diagnostics import ANALYSES  # a command may look into all packages; nothing imports this module
 
     for metric in [*METRICS.values(), *(analysis.row for analysis in ANALYSES if analysis.row)]:
         print(f"{metric.name} [{metric.unit}]\n    {metric.text}")

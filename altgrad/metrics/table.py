@@ -1,4 +1,4 @@
-"""The table of metrics that more than one room speaks of: those that training records, and those that texts, figures
+"""The table of metrics that more than one package speaks of: those that training records, and those that texts, figures
 and tables of the report name. A metric of the diagnosis alone has its row beside its function.
 
 Definitions speak of a tensor x, its scale s and its rounding q; w are weights, w₀ the initial ones, g a gradient.

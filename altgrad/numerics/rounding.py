@@ -1,4 +1,4 @@
-"""Rounding to a format's quantization grid. This room's README says why it is exact, and which rounding runs when.
+"""Rounding to a format's quantization grid. This package's README says why it is exact, and which rounding runs when.
 
 `round_to_grid` is the hot path: nearest-even with saturation, in float32, about fifteen element-wise operations on the
 magnitude that a compiler fuses into one pass. The spacing of values comes from float32's own, ``succ(x) - x``; adding

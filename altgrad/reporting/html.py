@@ -40,7 +40,7 @@ def to_html(document: Document, figures: Path, links: Mapping[str, str] | None =
 
 
 def environment() -> jinja2.Environment:
-    """Return what this room's pages are made with: templates that escape what they are given."""
+    """Return what this package's pages are made with: templates that escape what they are given."""
     return jinja2.Environment(
         loader=jinja2.PackageLoader("altgrad.reporting", "."), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,

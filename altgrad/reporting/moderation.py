@@ -2,7 +2,7 @@
 
 The moderated t statistic (G. K. Smyth, Statistical Applications in Genetics and Molecular Biology 3, 2004): a
 comparison's variance is the mean of its own and one that all share, ``s0^2``, weighted by their degrees of freedom.
-STATISTICS.md in this room says why, and what is done more carefully than there. Its rates of error are simulated:
+STATISTICS.md in this package says why, and what is done more carefully than there. Its rates of error are simulated:
 ``python -m altgrad.reporting.simulate``.
 """
 

@@ -72,8 +72,8 @@ def document(
     )
 
 
-def _shown(pictures: Pictures, *spots: str) -> list[Picture]:
-    return [picture for spot in spots for picture in at(spot, pictures)]
+def _shown(pictures: Pictures, *sections: str) -> list[Picture]:
+    return [picture for section in sections for picture in at(section, pictures)]
 
 
 def _with_table(blocks: Sequence[Block], table: Block | None) -> list[Block]:

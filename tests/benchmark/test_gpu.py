@@ -235,15 +235,15 @@ def test_a_record_is_shown_on_both_pages_and_its_absence_too(tmp_path):
     assert all(text.startswith("before") and "old" not in text and "not measured" in text for text in texts)
     write_json(tmp_path / "reports/bench/gpu_imaginary.json", record())
     pages.write_pages(tmp_path)
-    readme, room = [(tmp_path / name).read_text() for name in pages.PAGES]
+    readme, package = [(tmp_path / name).read_text() for name in pages.PAGES]
     said = " ".join(readme.split())
     assert "takes 40.0 ms in bf16 (38 % of its bf16 products), and times as long: E3M4 1.07;" in said
     assert "50 % of a copy's bandwidth" in said and "8 runs of `pico` at a time make 3 000 an hour" in said
     assert "(driver 580.1, torch 2.11.0, commit 0123456789)" in said and NOT_MEASURED not in said
     assert max(map(len, readme.splitlines())) <= 120
-    assert "step: E7M0: had not ended after 115 s" in room and "failed: no kernel" in room
+    assert "step: E7M0: had not ended after 115 s" in package and "failed: no kernel" in package
     for head in ("checked", "operand", "at a time", "model", "step"):
-        assert f"| {head} |" in room, head
+        assert f"| {head} |" in package, head
     assert "not measured" not in " ".join(str(block) for block in speed_blocks([record()], {})).partition("Not meas")[0]
 
 

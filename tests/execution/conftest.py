@@ -1,4 +1,4 @@
-"""The miniature of the real pipeline, and the executor that the room's README shows how to write."""
+"""The miniature of the real pipeline, and the executor that the package's README shows how to write."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ class AtOnce:
 
 
 def example() -> str:
-    """Return the Python code in the room's README."""
+    """Return the Python code in the package's README."""
     (code,) = re.findall(r"^```python\n(.*?)^```$", (PROJECT / "altgrad/execution/README.md").read_text(), re.M | re.S)
     return code

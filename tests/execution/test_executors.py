@@ -1,4 +1,4 @@
-"""Laws of every executor, and the one from the room's README put to work on the real pipeline.
+"""Laws of every executor, and the one from the package's README put to work on the real pipeline.
 
 Oracle: stages of one's own, which do what the key says and write down that they did.
 """

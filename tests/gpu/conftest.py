@@ -1,4 +1,4 @@
-"""The tests of this room run on a GPU if there is one, else on the CPU, with less to do, so that none goes stale."""
+"""The tests of this package run on a GPU if there is one, else on the CPU, with less to do, so that none goes stale."""
 
 from __future__ import annotations
 

@@ -93,9 +93,9 @@ class Sources:
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         return done.stdout
 
-    def take_tests(self, room: str) -> None:
-        """Take the tests of a room along."""
-        for name in ("__init__.py", "conftest.py", room):
+    def take_tests(self, package: str) -> None:
+        """Take the tests of a package along."""
+        for name in ("__init__.py", "conftest.py", package):
             source, target = ROOT / "tests" / name, self.folder / "tests" / name
             target.parent.mkdir(exist_ok=True)
             (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
@@ -217,17 +217,17 @@ def follow(project: Copy) -> tuple[str, dict[str, set[str]], str]:
         project.settle(settings)
     assert project.changed() == set()  # params.yaml alone
     changes: dict[str, set[str]] = {}
-    for room, thing, has_file in (
+    for package, thing, has_file in (
         ("diagnostics", "a metric", True), ("reporting", "a figure", True), ("config", "a setting", False),
         ("training", "a live metric", False), ("benchmark", "a part", True), ("data", "a source", True),
     ):  # fmt: skip
-        page, heading, before = f"{room}/README.md", f"How to add {thing}", project.contents()
+        page, heading, before = f"{package}/README.md", f"How to add {thing}", project.contents()
         project.patch(page, heading)
         if has_file:
             name, source = own_file(page, heading)
-            (project.folder / "altgrad" / room / name).write_text(source)
+            (project.folder / "altgrad" / package / name).write_text(source)
         changes[thing] = {name for name, now in project.contents().items() if now != before.get(name)}
-    places = [(f"{room}/README.md", f"How to add {thing}") for room, thing in (("config", "a setting"),
+    places = [(f"{package}/README.md", f"How to add {thing}") for package, thing in (("config", "a setting"),
               ("benchmark", "a part"), ("data", "a source"))]  # fmt: skip
     project.settle(*blocks("config/README.md", "yaml", "How to add a setting"))
     project.settle(*blocks("data/README.md", "yaml", "How to add a source"), file="elsewhere/params.yaml")

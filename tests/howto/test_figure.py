@@ -2,8 +2,8 @@
 
 import pytest
 
-from altgrad.reporting.figures import PLATES
-from altgrad.reporting.figures.plate import SPOTS, Plate
+from altgrad.reporting.figures import FIGURES
+from altgrad.reporting.figures.spec import SECTIONS, FigureSpec
 
 
 def test_it_is_one_file_and_stands_where_it_says(followed) -> None:
@@ -16,10 +16,10 @@ def test_it_is_one_file_and_stands_where_it_says(followed) -> None:
 
 
 def test_a_spot_that_the_report_does_not_have_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no spot 'curve' in the report; there are .*curves"):
-        Plate("mine", lambda *_: None, spot="curve", order=10, alt="", caption="")
+    with pytest.raises(ValueError, match="no section 'curve' in the report; there are .*curves"):
+        FigureSpec("mine", lambda *_: None, section="curve", order=10, alt="", caption="")
 
 
 def test_figures_stand_in_the_order_that_they_say_whatever_their_files_are_called() -> None:
-    places = [(SPOTS.index(plate.spot), plate.order) for plate in PLATES]
+    places = [(SECTIONS.index(spec.section), spec.order) for spec in FIGURES]
     assert places == sorted(places) and len(set(places)) == len(places)

@@ -7,7 +7,7 @@ import torch
 
 from altgrad.formats import get_format
 from altgrad.numerics import format_constants, permutation, round_to_grid_stochastic, uniform
-from altgrad.numerics import random as philox_room
+from altgrad.numerics import random as philox_module
 from altgrad.numerics.random import BITS, LANES, philox, words
 
 LARGEST_SEED, LARGEST_STEP = 2**31 - 1, 10**7
@@ -49,7 +49,7 @@ def test_no_two_places_of_any_streams_share_a_word_of_a_counter(monkeypatch):
         counters.append((torch.stack(torch.broadcast_tensors(*counter), dim=-1).reshape(-1, 4), key))
         return philox(counter, key)
 
-    monkeypatch.setattr(philox_room, "philox", recorded)
+    monkeypatch.setattr(philox_module, "philox", recorded)
     parts = ((0, 1, LARGEST_SEED), (0, 1, 100), (0, 1, LARGEST_STEP))
     for seed, tensor, step in itertools.product(*parts):
         words(1000, stream(seed, tensor, step))

@@ -22,9 +22,9 @@ def test_a_graph_holds_what_the_function_returned():
     assert [double(torch.tensor(1.0)).item() for _ in range(2)] == [2.0, 2.0]
 
 
-def test_no_room_loads_the_compiler_or_geoopt():
+def test_no_package_loads_the_compiler_or_geoopt():
     heavy = ("torch._dynamo", "torch._inductor", "geoopt")
-    rooms = "altgrad.optim, altgrad.training, altgrad.diagnostics"  # which import all others that train
-    code = f"import sys, {rooms}; print([name for name in {heavy} if name in sys.modules])"
+    packages = "altgrad.optim, altgrad.training, altgrad.diagnostics"  # which import all others that train
+    code = f"import sys, {packages}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

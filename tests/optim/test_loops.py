@@ -135,8 +135,8 @@ def test_an_arm_that_the_loops_do_not_know_is_an_error(monkeypatch, threads, set
     """A base or a formula that someone adds in Python alone. Neither weights nor moments have moved by then."""
     monkeypatch.setitem(update_cpu.BASES, "nesterov", Base("nesterov", ADAM, plain="adamw"))
     monkeypatch.setattr(update_cpu, "DIRECTIONS", (*update_cpu.DIRECTIONS, "nesterov"))
-    for room in (update_cpu, importlib.import_module("altgrad.optim.stiffness")):
-        monkeypatch.setattr(room, "FORMULAS", (*room.FORMULAS, "cubic"))
+    for package in (update_cpu, importlib.import_module("altgrad.optim.stiffness")):
+        monkeypatch.setattr(package, "FORMULAS", (*package.FORMULAS, "cubic"))
     arm = arm_named("adamw", match_rms=match_rms).model_copy(update=settings)
     weights, optimizer = make(arm, weights=normal_weights((700, 513)))  # more than one thread's share
     start = weights[0].detach().clone()

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from altgrad.reporting.compare import compare
-from altgrad.reporting.figures import PLATES
+from altgrad.reporting.figures import FIGURES
 from altgrad.reporting.figures.style import drawing
 from altgrad.reporting.gain_course import course_table, courses
 from altgrad.reporting.load import IDENTITY, Study
@@ -78,17 +78,17 @@ def test_a_gain_of_one_seed_has_no_interval():
 
 def test_there_is_neither_table_nor_figure_without_an_arm_that_could_gain():
     study = study_of({("bf16", "adamw"): [3.0, 3.1], ("E3M4", "adamw"): [3.0, 3.1]}, {"adamw": ADAMW})
-    (plate,) = [plate for plate in PLATES if plate.name == "gains_over_run"]
+    (spec,) = [spec for spec in FIGURES if spec.name == "gains_over_run"]
     assert course_table(study, compare(study)) is None
-    assert plate.draw(study, compare(study)) is None
+    assert spec.draw(study, compare(study)) is None
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_the_figure_draws_the_mean_of_the_seeds(seeds):
     study = made(seeds=seeds)
-    (plate,) = [plate for plate in PLATES if plate.name == "gains_over_run"]
+    (spec,) = [spec for spec in FIGURES if spec.name == "gains_over_run"]
     with drawing():
-        (axis,) = plate.draw(study, compare(study)).axes
+        (axis,) = spec.draw(study, compare(study)).axes
     drawn = [line.get_ydata() for line in axis.lines]
     means = [-rises_and_falls(step) - np.mean(NOISE[:seeds]) for step in STEPS[1:]]
     assert any(len(line) == len(means) and line == pytest.approx(means) for line in drawn)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from altgrad.reporting.compare import compare
-from altgrad.reporting.figures import PLATES, draw
+from altgrad.reporting.figures import FIGURES, draw
 from altgrad.reporting.figures.curves import loss_differences
 from altgrad.reporting.figures.select import labelled, weight_format
 from altgrad.reporting.figures.style import LOOKS, RESERVE, drawing, looks, panels, spread_axis
@@ -23,22 +23,22 @@ from altgrad.reporting.statistics import kl_divergence
 from tests.reporting.made_losses import ADAMW, STIFF, study_of
 
 
-@pytest.mark.parametrize("plate", [plate for plate in PLATES if plate.spot != "gains"], ids=lambda plate: plate.name)
-def test_no_text_leaves_its_figure(plate, study, comparison) -> None:
+@pytest.mark.parametrize("spec", [spec for spec in FIGURES if spec.section != "gains"], ids=lambda spec: spec.name)
+def test_no_text_leaves_its_figure(spec, study, comparison) -> None:
     with drawing():
-        figure = plate.draw(study, comparison)
+        figure = spec.draw(study, comparison)
         if figure is None:
-            assert plate.name == "overflow"  # nothing overflowed
+            assert spec.name == "overflow"  # nothing overflowed
             return
         assert _outside(figure) == []
 
 
-@pytest.mark.parametrize("plate", [plate for plate in PLATES if plate.spot == "gains"], ids=lambda plate: plate.name)
-def test_no_text_leaves_a_figure_of_gains(plate, made) -> None:
+@pytest.mark.parametrize("spec", [spec for spec in FIGURES if spec.section == "gains"], ids=lambda spec: spec.name)
+def test_no_text_leaves_a_figure_of_gains(spec, made) -> None:
     arms = {"stiff_update": {"stiffness": "ulp"}}
     study = made(["bf16", "E4M3", "E3M4"], ["adamw", "stiff_update"], (0, 1, 2), arms=arms)
     with drawing():
-        assert _outside(plate.draw(study, compare(study))) == []
+        assert _outside(spec.draw(study, compare(study))) == []
 
 
 def _outside(figure: Figure) -> list[str]:
@@ -59,11 +59,11 @@ def test_the_caption_of_the_gains_speaks_of_hollow_marks_where_there_are_some(tm
     losses = {(entry, arm): [3.5, 3.6, 3.55] for entry in entries for arm in arms}
     losses["E3M4", "stiff"] = [3.3, 3.42, 3.34]
     study = study_of(losses, arms)
-    (plate,) = [plate for plate in PLATES if plate.name == "gains"]
+    (spec,) = [spec for spec in FIGURES if spec.name == "gains"]
     with drawing():
-        figure = plate.draw(study, compare(study))
+        figure = spec.draw(study, compare(study))
     marks = [line.get_markerfacecolor() for axis in figure.axes for line in axis.lines]
-    caption = draw([plate], study, compare(study), tmp_path)["gains"].caption
+    caption = draw([spec], study, compare(study), tmp_path)["gains"].caption
     assert ("white" in marks) == twin == ("hollow" in caption) and "{" not in caption
 
 

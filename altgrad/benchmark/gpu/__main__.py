@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--again", action="store_true", help="measure also what the record has")
     parser.add_argument("--miniature", action="store_true", help="rehearse the list with small sizes, on any device")
     parser.add_argument("--output", type=Path, help="the record; default: reports/bench/gpu_<name>.json")
-    parser.add_argument("--pages", action="store_true", help="only write what README.md and this room's page say of it")
+    parser.add_argument("--pages", action="store_true", help="only write what the two READMEs say of it")
     options = parser.parse_args(arguments)
 
     from altgrad.benchmark.gpu.pages import write_pages

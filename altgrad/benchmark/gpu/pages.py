@@ -1,4 +1,4 @@
-"""What README.md and this room's page say of GPUs, between marks, read from the records."""
+"""What README.md and this package's page say of GPUs, between marks, read from the records."""
 
 from __future__ import annotations
 

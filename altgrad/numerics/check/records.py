@@ -44,7 +44,7 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 
 def _git(*arguments: str) -> str | None:
     try:
-        # The whole package: what is measured is more than this room.
+        # All of AltGrad: what is measured is more than this package.
         folder = Path(__file__).parents[1]
         done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Building and loading loops in C++ for CPUs: `kernels.cpp`, behind the operators of `operand`, and other rooms' own.
+"""Building and loading loops in C++ for CPUs: `kernels.cpp`, behind the operators of `operand`, and other packages'.
 
 A source is compiled once per machine, in a few seconds, by the compiler that `torch.compile` needs too,
 into the folder where that keeps its kernels (``TORCHINDUCTOR_CACHE_DIR``, else the user's cache). It uses
@@ -47,7 +47,7 @@ def available() -> bool:
 def load(source: Path, definitions: str = "") -> str | None:
     """Build and load ``source``; return what stands in the way, with a warning, if anything.
 
-    ``definitions``: C++ for ``definitions.h``, beside those of this room.
+    ``definitions``: C++ for ``definitions.h``, beside those of this package.
     """
     definitions = NUMERICS + definitions
     try:

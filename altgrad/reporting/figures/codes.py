@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 
 from altgrad.formats import Format
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.figures.news import HELD_VALUES, IDLE_BITS, UNEVEN
-from altgrad.reporting.figures.plate import Plate
+from altgrad.reporting.figures.findings import HELD_VALUES, IDLE_BITS, UNEVEN
 from altgrad.reporting.figures.select import in_order, labelled, per_layer, weight_format
+from altgrad.reporting.figures.spec import FigureSpec
 from altgrad.reporting.figures.style import heat_map, legend, looks, panels, tiles
 from altgrad.reporting.load import Study
 
@@ -100,35 +100,35 @@ def misalignment(study: Study, comparison: Comparison) -> Figure | None:
     return figure
 
 
-PLATES = [
-    Plate(
+FIGURES = [
+    FigureSpec(
         "code_usage",
         code_usage,
-        spot="weights",
+        section="weights",
         order=20,
         alt="Share of weights on each code of each format",
         caption="How often each representable value is used at the end of training, from the most negative rung to the "
         "most positive (`{optimizer}`, every layer and seed alike). Dotted: all used alike.",
-        news=HELD_VALUES,
+        findings=HELD_VALUES,
     ),
-    Plate(
+    FigureSpec(
         "bit_activity",
         bit_activity,
-        spot="weights",
+        section="weights",
         order=30,
         alt="Entropy of each bit of the weight codes of each format",
         caption="What each bit of the weight code carries at the end of training, by itself: 1 is a bit set in half of "
         "the weights, 0 one that never changes (`{optimizer}`). S sign, E exponent, M mantissa.",
-        news=IDLE_BITS,
+        findings=IDLE_BITS,
     ),
-    Plate(
+    FigureSpec(
         "misalignment",
         misalignment,
-        spot="weights",
+        section="weights",
         order=40,
         alt="Distribution of the distance of each weight from its rounded value",
         caption="Distance from each weight to its rounded value at the end of training (`{optimizer}`). Weights that "
         "pay no heed to the quantization grid spread evenly between 0 and ½ (dotted).",
-        news=UNEVEN,
+        findings=UNEVEN,
     ),
 ]

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.explain import MEASURES, explanation
-from altgrad.reporting.figures.plate import Plate
 from altgrad.reporting.figures.select import at_best
+from altgrad.reporting.figures.spec import FigureSpec
 from altgrad.reporting.figures.style import legend, looks, panels, spread_axis, tiles
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
 from altgrad.reporting.moderation import Spread
@@ -149,30 +149,30 @@ def _names_on_y(axis: Axes, names: list[str]) -> None:
     axis.set_ylim(len(names) - 0.4, -0.6)
 
 
-PLATES = [
-    Plate(
+FIGURES = [
+    FigureSpec(
         "final_differences",
         final_differences,
-        spot="costs",
+        section="costs",
         order=10,
         alt="Final validation loss of {formats} minus that of {baseline}, with seeds, intervals and noise floor",
         caption="Final validation loss minus {baseline}'s: a small dot per seed, a large one for their mean, a line "
         "for the 95 % interval of each by itself (cut at the frame). Grey: the A/A noise floor, where two equal runs "
         "end 19 times in 20.",
     ),
-    Plate(
+    FigureSpec(
         "gains",
         gains,
-        spot="gains",
+        section="gains",
         order=10,
         alt="Loss of each geometry-aware optimizer minus its reference's, by format",
         caption="Final validation loss minus the reference's in the same format, nats per token, each at its best "
         "learning rate, with its 95 % interval; left of zero is better, grey is no effect (±0.005). {beyond}",
     ),
-    Plate(
+    FigureSpec(
         "cost_against_precision",
         cost_against_precision,
-        spot="precision",
+        section="precision",
         order=10,
         alt="Cost of each format against its mean signal-to-noise ratio for weights, inputs and gradients",
         caption="Each format's cost against the mean precision with which it held each kind of tensor (`{optimizer}`). "

@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.figures.plate import Plate
 from altgrad.reporting.figures.select import at_best
+from altgrad.reporting.figures.spec import FigureSpec
 from altgrad.reporting.figures.style import Look, legend, looks, panels, spread_axis
 from altgrad.reporting.load import DIVERGED, IDENTITY, Study
 
@@ -106,20 +106,20 @@ def _end(axis: Axes, lost: pd.DataFrame, finished: pd.DataFrame, loss: str, styl
                   clip_on=False, color=styles[name].color, zorder=5)  # fmt: skip
 
 
-PLATES = [
-    Plate(
+FIGURES = [
+    FigureSpec(
         "loss_curves",
         loss_curves,
-        spot="curves",
+        section="curves",
         order=10,
         alt="Training and validation loss by optimizer step for {entries}",
         caption="Thin lines are seeds, thick ones their mean; of validation the second half of the run, where formats "
         "part. A thin line that ends in a cross is a run that diverged; it enters no mean.",
     ),
-    Plate(
+    FigureSpec(
         "loss_differences",
         loss_differences,
-        spot="curves",
+        section="curves",
         order=20,
         alt="Training and validation loss minus those of {baseline} by optimizer step",
         caption="The same losses minus {baseline}'s with the same seed at the same step. Both saw the same batches "

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.figures.plate import Plate
+from altgrad.reporting.figures.spec import FigureSpec
 from altgrad.reporting.figures.style import legend, looks, tiles
 from altgrad.reporting.gain_course import courses
 from altgrad.reporting.load import Study
@@ -35,11 +35,11 @@ def gains_over_run(study: Study, comparison: Comparison) -> Figure | None:
     return figure
 
 
-PLATES = [
-    Plate(
+FIGURES = [
+    FigureSpec(
         "gains_over_run",
         gains_over_run,
-        spot="gains",
+        section="gains",
         order=20,
         alt="Validation loss of each optimizer minus its reference's by step, for {entries}",
         caption="Validation loss minus the reference's after the same step with the same seed, mean and 95 % interval "

@@ -10,9 +10,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.figures.news import PRECISION_MOVES, ROUNDS_TO_ZERO
-from altgrad.reporting.figures.plate import Plate
+from altgrad.reporting.figures.findings import PRECISION_MOVES, ROUNDS_TO_ZERO
 from altgrad.reporting.figures.select import in_order, late, layer_order, per_layer
+from altgrad.reporting.figures.spec import FigureSpec
 from altgrad.reporting.figures.style import heat_map, legend, looks, panels
 from altgrad.reporting.load import Study
 
@@ -114,42 +114,42 @@ def last_values(study: Study, comparison: Comparison, role: str, metric: str) ->
     return table.reindex(index=layers, columns=names)
 
 
-PLATES = [
-    Plate(
+FIGURES = [
+    FigureSpec(
         "sqnr",
         partial(health_map, metric="sqnr_db"),
-        spot="layers",
+        section="layers",
         order=10,
         alt="Heat map of signal-to-quantization-noise ratio by layer, format and role",
         caption="Precision by layer: mean SQNR over the second half of the run and over seeds (`{optimizer}`). "
         "Brighter is better. {grad}",
     ),
-    Plate(
+    FigureSpec(
         "underflow",
         partial(health_map, metric="underflow_frac"),
-        spot="layers",
+        section="layers",
         order=20,
         alt="Heat map of the share of non-zero elements that rounded to zero, by layer, format and role",
         caption="Share of the non-zero elements that the format rounded to zero (`{optimizer}`). Darker is worse. "
         "{grad}",
-        news=ROUNDS_TO_ZERO,
+        findings=ROUNDS_TO_ZERO,
     ),
-    Plate(
+    FigureSpec(
         "overflow",
         partial(health_map, metric="overflow_frac"),
-        spot="layers",
+        section="layers",
         order=30,
         alt="Heat map of the share of elements beyond the format's maximum, by layer, format and role",
         caption="Share of the elements whose scaled magnitude exceeded the format's maximum before clamping "
         "(`{optimizer}`). Darker is worse.",
     ),
-    Plate(
+    FigureSpec(
         "health_over_time",
         health_over_time,
-        spot="over time",
+        section="over time",
         order=10,
         alt="Signal-to-noise ratio and underflow by optimizer step for weights, inputs and gradients",
         caption="The median layer over training, mean over seeds (`{optimizer}`). {grad}",
-        news=PRECISION_MOVES,
+        findings=PRECISION_MOVES,
     ),
 ]

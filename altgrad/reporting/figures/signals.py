@@ -9,10 +9,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from altgrad.metrics import METRICS
 from altgrad.reporting.compare import Comparison
+from altgrad.reporting.figures.findings import HEAVY_TAILS, NOISE_MATTERS, NOISY_GRADIENT
 from altgrad.reporting.figures.health import last_values
-from altgrad.reporting.figures.news import HEAVY_TAILS, NOISE_MATTERS, NOISY_GRADIENT
-from altgrad.reporting.figures.plate import Plate
 from altgrad.reporting.figures.select import course, in_order, per_layer
+from altgrad.reporting.figures.spec import FigureSpec
 from altgrad.reporting.figures.style import Look, legend, looks, panels
 from altgrad.reporting.load import Study
 
@@ -111,36 +111,36 @@ def _dots(axis: Axes, table: pd.DataFrame, styles: dict[str, Look], names: list[
         axis.axhspan(y - 0.5, y + 0.5, color="#f5f5f5", zorder=0)
 
 
-PLATES = [
-    Plate(
+FIGURES = [
+    FigureSpec(
         "gradients",
         gradients,
-        spot="signals",
+        section="signals",
         order=10,
         alt="Gradient norm, gradient signal-to-noise ratio and cosine by layer",
         caption="Weight gradients by layer, input to output (`{optimizer}`): norm, and agreement of the quantized path "
         "with the float32 path on one batch. Dotted: the level at which the report flags a layer.",
-        news=NOISY_GRADIENT,
+        findings=NOISY_GRADIENT,
     ),
-    Plate(
+    FigureSpec(
         "gradient_noise",
         gradient_noise,
-        spot="signals",
+        section="signals",
         order=15,
         alt="Norm of the weight gradient over that of its quantization noise, and its cosine, by step, for {formats}",
         caption="Norm of the weight gradient over that of its quantization noise on one batch, and the cosine of the "
         "gradient with that noise and without it (`{optimizer}`, mean over layers and seeds) at each snapshot. Dotted: "
         "√3, below which Chmiel et al. 2025 (arXiv 2505.19115) find that quantized training becomes less effective.",
-        news=NOISE_MATTERS,
+        findings=NOISE_MATTERS,
     ),
-    Plate(
+    FigureSpec(
         "kurtosis",
         kurtosis,
-        spot="signals",
+        section="signals",
         order=20,
         alt="Excess kurtosis of each block's output by step",
         caption="Excess kurtosis of each block's output (`{optimizer}`, mean over seeds): heavy tails cost a "
         "per-tensor scale its resolution. Dotted: the flag at 10.",
-        news=HEAVY_TAILS,
+        findings=HEAVY_TAILS,
     ),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.figures.plate import Plate
+from altgrad.reporting.figures.spec import FigureSpec
 from altgrad.reporting.figures.style import legend, looks, tiles
 from altgrad.reporting.load import Study
 from altgrad.reporting.updates import by_binade, recorded
@@ -34,11 +34,11 @@ def rungs_by_binade(study: Study, comparison: Comparison) -> Figure | None:
     return figure
 
 
-PLATES = [
-    Plate(
+FIGURES = [
+    FigureSpec(
         "rungs_by_binade",
         rungs_by_binade,
-        spot="updates",
+        section="updates",
         order=10,
         alt="Rungs that a step moves weights by, against the size of the weight, for each arm and format",
         caption="How far a step moves a weight, in rungs of its quantization grid, by the binade of its magnitude: "

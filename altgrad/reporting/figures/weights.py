@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 
 from altgrad.formats import Format
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.figures.news import News
-from altgrad.reporting.figures.plate import Plate
+from altgrad.reporting.figures.findings import Findings
 from altgrad.reporting.figures.select import in_order, labelled, last, layer_order, per_layer, weight_format
+from altgrad.reporting.figures.spec import FigureSpec
 from altgrad.reporting.figures.style import Look, heat_map, looks, panels, tiles
 from altgrad.reporting.load import Study
 from altgrad.reporting.magnitudes import BINS_PER_BINADE, LOWEST, relative_histogram
@@ -129,11 +129,11 @@ def _format_panel(axis: Axes, look: Look, fmt: Format, shares: np.ndarray) -> No
     bits.set_ylabel("significant bits", fontsize=7.5)
 
 
-PLATES = [
-    Plate(
+FIGURES = [
+    FigureSpec(
         "weight_grid",
         weight_grid,
-        spot="weights",
+        section="weights",
         order=10,
         alt="Histogram of weight magnitudes against the range and precision of each format",
         caption="Weights at the end of training by magnitude, in binades below the largest of their layer, which "
@@ -141,15 +141,15 @@ PLATES = [
         "values; light ground: subnormal ones; white: rounds to zero. Black line: significant bits of the format at "
         "that magnitude.",
     ),
-    Plate(
+    FigureSpec(
         "weight_kl",
         weight_kl,
-        spot="weights",
+        section="weights",
         order=50,
         alt="Heat map of the divergence of each layer's weight distribution from the baseline's",
         caption="How far each layer's distribution of weight magnitudes is from {baseline}'s with the same seed: "
         "Kullback-Leibler divergence over quarter binades at the end of training (`{optimizer}`). A last column, where "
         "there are two seeds, shows how far {baseline} is from itself with another seed.",
-        news=News(_beyond_a_seed, "no format moves them further than another seed does"),
+        findings=Findings(_beyond_a_seed, "no format moves them further than another seed does"),
     ),
 ]

@@ -20,15 +20,15 @@ EVEN = 0.25, 0.01  # the mean distance to the rounded value where weights ignore
 
 
 @dataclass(frozen=True)
-class News:
-    """Whether a study has news for a figure, and ``otherwise``, what is said in its place where it has none."""
+class Findings:
+    """Whether a study has findings for a figure, and ``otherwise``, what is said in its place where it has none."""
 
     found: Callable[[Study, Comparison], bool]
     otherwise: str
 
 
-def beyond_limit(metric: str, otherwise: str) -> News:
-    """News where the mean over seeds of some layer and role crosses the limit of ``metric``."""
+def beyond_limit(metric: str, otherwise: str) -> Findings:
+    """Findings where the mean over seeds of some layer and role crosses the limit of ``metric``."""
     limit = METRICS[metric].bound
 
     def found(study: Study, comparison: Comparison) -> bool:
@@ -41,11 +41,11 @@ def beyond_limit(metric: str, otherwise: str) -> News:
                 return True
         return False
 
-    return News(found, otherwise.format(level=METRICS[metric].level))
+    return Findings(found, otherwise.format(level=METRICS[metric].level))
 
 
-def moves(metric: str, least: float, otherwise: str) -> News:
-    """News where the median layer of some format and role moves by ``least`` or more from first pass to last."""
+def moves(metric: str, least: float, otherwise: str) -> Findings:
+    """Findings where the median layer of some format and role moves by ``least`` or more from first pass to last."""
 
     def found(study: Study, comparison: Comparison) -> bool:
         rows = per_layer(study.monitors, study, comparison)
@@ -53,7 +53,7 @@ def moves(metric: str, least: float, otherwise: str) -> News:
         middle = rows.groupby(["format", "role", "step"])["value"].median().groupby(level=["format", "role"])
         return bool(((middle.last() - middle.first()).abs() >= least).any())
 
-    return News(found, otherwise)
+    return Findings(found, otherwise)
 
 
 def _noise_matters(study: Study, comparison: Comparison) -> bool:
@@ -84,8 +84,8 @@ def _diagnosed(study: Study, comparison: Comparison, metric: str) -> pd.DataFram
 PRECISION_MOVES = moves("sqnr_db", A_BIT, "the precision of no role moves by as much as a bit during training")
 ROUNDS_TO_ZERO = beyond_limit("underflow_frac", "in no layer does more than {level} round to zero")
 NOISY_GRADIENT = beyond_limit("grad_snr_db", "the gradients of all layers agree with float32's to {level} or better")
-NOISE_MATTERS = News(_noise_matters, "no format's gradient comes near its quantization noise, on average over layers")
+NOISE_MATTERS = Findings(_noise_matters, "no gradient comes near its quantization noise, on average over layers")
 HEAVY_TAILS = beyond_limit("kurtosis", "the mean over seeds of no block is above {level}")
-HELD_VALUES = News(_holds_values, "the weights shown are float32 masters, which need not keep to the values")
-IDLE_BITS = News(_idle_bits, "no bit of a code is idle")
-UNEVEN = News(_uneven, "weights lie between the values as chance has it, a quarter of a spacing off on average")
+HELD_VALUES = Findings(_holds_values, "the weights shown are float32 masters, which need not keep to the values")
+IDLE_BITS = Findings(_idle_bits, "no bit of a code is idle")
+UNEVEN = Findings(_uneven, "weights lie between the values as chance has it, a quarter of a spacing off on average")

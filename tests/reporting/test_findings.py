@@ -1,4 +1,4 @@
-"""A figure stands in the report of a study that has news for it, and elsewhere it says why not. Oracle: made rows."""
+"""A figure stands in the report of a study that has findings for it; elsewhere it says why not. Oracle: made rows."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 from altgrad.reporting.compare import compare
-from altgrad.reporting.figures import PLATES, draw_all, quiet
+from altgrad.reporting.figures import FIGURES, draw_all, quiet
 from altgrad.reporting.load import IDENTITY
 from tests.reporting.made_losses import ADAMW, study_of
 
-NEWS = {plate.name: plate.news for plate in PLATES if plate.news}
+FINDINGS = {spec.name: spec.findings for spec in FIGURES if spec.findings}
 
 
 def study_with(monitors: list[tuple] = (), diagnosis: list[tuple] = (), **arm):
@@ -30,14 +30,14 @@ def study_with(monitors: list[tuple] = (), diagnosis: list[tuple] = (), **arm):
 
 
 def told(name: str, study) -> bool:
-    return NEWS[name].found(study, compare(study))
+    return FINDINGS[name].found(study, compare(study))
 
 
-@pytest.mark.parametrize(("share", "news"), [(0.09, False), (0.11, True)])
-def test_a_limit_decides_for_what_has_one(share: float, news: bool) -> None:
+@pytest.mark.parametrize(("share", "findings"), [(0.09, False), (0.11, True)])
+def test_a_limit_decides_for_what_has_one(share: float, findings: bool) -> None:
     rows = [("a", "grad", step, "underflow_frac", share) for step in (50, 100)]
-    assert told("underflow", study_with(rows)) == news
-    assert "more than 10 %" in NEWS["underflow"].otherwise
+    assert told("underflow", study_with(rows)) == findings
+    assert "more than 10 %" in FINDINGS["underflow"].otherwise
 
 
 def test_what_was_beyond_a_limit_early_alone_is_no_news() -> None:
@@ -45,27 +45,27 @@ def test_what_was_beyond_a_limit_early_alone_is_no_news() -> None:
     assert not told("underflow", study_with(rows))
 
 
-@pytest.mark.parametrize(("value", "news"), [(9.0, True), (11.0, False)])
-def test_the_limit_of_a_diagnosis_counts_too(value: float, news: bool) -> None:
-    assert told("gradients", study_with(diagnosis=[("a", "weight_grad", None, "grad_snr_db", value)])) == news
+@pytest.mark.parametrize(("value", "findings"), [(9.0, True), (11.0, False)])
+def test_the_limit_of_a_diagnosis_counts_too(value: float, findings: bool) -> None:
+    assert told("gradients", study_with(diagnosis=[("a", "weight_grad", None, "grad_snr_db", value)])) == findings
 
 
-@pytest.mark.parametrize(("last", "news"), [(26.0, False), (23.0, True), (37.0, True)])
-def test_precision_that_moves_by_a_bit_is_news(last: float, news: bool) -> None:
+@pytest.mark.parametrize(("last", "findings"), [(26.0, False), (23.0, True), (37.0, True)])
+def test_precision_that_moves_by_a_bit_is_a_finding(last: float, findings: bool) -> None:
     rows = [("a", "weight", 0, "sqnr_db", 30.0), ("a", "weight", 100, "sqnr_db", last)]
-    assert told("health_over_time", study_with(rows)) == news
+    assert told("health_over_time", study_with(rows)) == findings
 
 
-@pytest.mark.parametrize(("least", "news"), [(3.4, True), (3.5, False)])
-def test_a_gradient_that_came_near_its_noise_at_any_snapshot_is_news(least: float, news: bool) -> None:
+@pytest.mark.parametrize(("least", "findings"), [(3.4, True), (3.5, False)])
+def test_a_gradient_that_came_near_its_noise_at_any_snapshot_is_a_finding(least: float, findings: bool) -> None:
     study = study_with()
     rows = [["E4M3", "adamw", seed, 1, "gradient_to_noise", step, x]
             for seed in (0, 1) for step, x in ((0, least), (100, 9.0))]  # fmt: skip
     study.__dict__["course"] = pd.DataFrame(rows, columns=[*IDENTITY, "metric", "step", "value"])
-    assert told("gradient_noise", study) == news
+    assert told("gradient_noise", study) == findings
 
 
-def test_what_the_weights_do_to_the_values_is_news_where_they_are_held_as_values() -> None:
+def test_what_the_weights_do_to_the_values_is_a_finding_where_they_are_held_as_values() -> None:
     assert told("code_usage", study_with(weights="quantized")) and not told("code_usage", study_with())
 
 
@@ -77,10 +77,10 @@ def test_an_idle_bit_and_an_uneven_spread_are_news() -> None:
 
 
 def test_the_report_draws_nothing_of_what_it_leaves_out(report, study, comparison, tmp_path) -> None:
-    plates = quiet(study, comparison)
-    silent = {plate.name for plate in plates}
-    assert silent and silent < set(NEWS)
-    assert not silent & set(draw_all(study, comparison, tmp_path / "figures", plates))
+    specs = quiet(study, comparison)
+    silent = {spec.name for spec in specs}
+    assert silent and silent < set(FINDINGS)
+    assert not silent & set(draw_all(study, comparison, tmp_path / "figures", specs))
     text = (report / "REPORT.md").read_text()
     assert not any(f"figures/{name}.png" in text for name in silent)
 

@@ -1,4 +1,4 @@
-"""No stage depends on this room, it depends on the settings alone, and two files of it on DVC. Oracle: the imports."""
+"""No stage depends on `altgrad.execution`, which needs only the settings; two files need DVC. Oracle: the imports."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_rooms import ROOT, imported
+from tests.test_packages import ROOT, imported
 
-ROOM = ROOT / "altgrad/execution"
-FILES = sorted(ROOM.glob("*.py"))
+PACKAGE = ROOT / "altgrad/execution"
+FILES = sorted(PACKAGE.glob("*.py"))
 
 
 def names_imported(source: Path) -> set[str]:
@@ -21,17 +21,17 @@ def names_imported(source: Path) -> set[str]:
     return {module.split(".")[0] for module in modules}
 
 
-def test_no_stage_imports_it_and_of_the_rooms_only_those_around_a_run():
+def test_no_stage_imports_it_and_of_the_packages_only_those_around_a_run():
     sources = [*(ROOT / "altgrad").rglob("*.py"), *(ROOT / "stages").rglob("*.py")]
-    outside = [source for source in sources if ROOM not in source.parents]
-    users = [source for source in outside if any(ROOM in file.parents for file in imported(source))]
+    outside = [source for source in sources if PACKAGE not in source.parents]
+    users = [source for source in outside if any(PACKAGE in file.parents for file in imported(source))]
     assert {file.relative_to(ROOT / "altgrad").parts[0] for file in users} == {"benchmark", "stability", "watch"}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_it_imports_the_settings_and_no_other_room(file: Path):
-    rooms = {found.relative_to(ROOT / "altgrad").parts[0] for found in imported(file)}
-    assert rooms <= {"execution", "config", "formats", "console.py"}
+def test_it_imports_the_settings_and_no_other_package(file: Path):
+    packages = {found.relative_to(ROOT / "altgrad").parts[0] for found in imported(file)}
+    assert packages <= {"execution", "config", "formats", "console.py"}
 
 
 def test_two_files_use_the_inner_modules_of_dvc():
@@ -48,5 +48,5 @@ def test_its_files_import_one_another_in_one_direction():
 
 
 def test_the_readme_has_a_row_for_every_file():
-    text = (ROOM / "README.md").read_text()
+    text = (PACKAGE / "README.md").read_text()
     assert not [file.name for file in FILES if file.name != "__init__.py" and f"| `{file.name}` |" not in text]

@@ -1,4 +1,4 @@
-"""A stage depends on the rooms that it imports, so that DVC reruns what a change can affect and nothing else.
+"""A stage depends on the packages that it imports, so that DVC reruns what a change can affect and nothing else.
 
 Oracle: the import statements of the stage's script and of what they lead to.
 """
@@ -35,7 +35,7 @@ def imported(source: Path) -> set[Path]:
 
 
 def rooms_of(script: Path) -> set[str]:
-    """Return the rooms that ``script`` imports, directly or through others."""
+    """Return the packages that ``script`` imports, directly or through others."""
     seen, left = set(), {script}
     while left:
         seen |= left
@@ -44,7 +44,7 @@ def rooms_of(script: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "code"])
-def test_a_stage_depends_on_the_rooms_that_it_imports_and_on_no_other(stage: str) -> None:
+def test_a_stage_depends_on_the_packages_that_it_imports_and_on_no_other(stage: str) -> None:
     """Stages with a run each name one file, which stands for the packages that `altgrad.config.sources` lists."""
     if stage in PACKAGES:
         assert f"data/code/{stage}.json" in STAGES[stage]["deps"]
@@ -54,12 +54,12 @@ def test_a_stage_depends_on_the_rooms_that_it_imports_and_on_no_other(stage: str
     assert named == rooms_of(ROOT / f"stages/{stage}.py")
 
 
-@pytest.mark.parametrize(("room", "allowed"), [
+@pytest.mark.parametrize(("package", "allowed"), [
     ("diagnostics", {"formats", "config", "numerics", "data", "model", "optim", "metrics", "diagnostics"}),
     ("reporting", {"formats", "config", "metrics", "reporting"}),
 ])  # fmt: skip
-def test_diagnoses_and_reports_import_not_each_other(room: str, allowed: set[str]) -> None:
-    for source in (ROOT / "altgrad" / room).rglob("*.py"):
+def test_diagnoses_and_reports_import_not_each_other(package: str, allowed: set[str]) -> None:
+    for source in (ROOT / "altgrad" / package).rglob("*.py"):
         parts = [file.relative_to(ROOT / "altgrad").parts for file in imported(source)]
         assert {part[0] for part in parts if len(part) > 1} <= allowed, source
 
