@@ -16,7 +16,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,9 @@ def mend() -> list[str]:
             left.unlink(missing_ok=True)
     for left in RUN_CACHE.glob("*/*/.*.tmp"):  # the newest of a folder is what DVC takes for the entry
         left.unlink(missing_ok=True)
+    for folder in RUN_CACHE.glob("*/*"):  # and where it has made the folder and no entry yet, it ends in a traceback
+        with suppress(OSError):
+            folder.rmdir()  # which only an empty one lets happen
     if RWLOCK.exists() and not _is_json(RWLOCK):
         RWLOCK.unlink()
         said.append(f"{RWLOCK} was half-written, as a stop or a full disk leaves it: removed, nothing is lost by it")

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from torch import nn
 
 from altgrad.config.recipe import ROLES
-from altgrad.model.layers import embedded_weights, is_linear, layer_recipe, linear_layers, virtual_weight
+from altgrad.model.layers import (
+    embedded_weights,
+    has_own_forward,
+    is_linear,
+    layer_recipe,
+    linear_layers,
+    virtual_weight,
+)
 
 LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)
 ELEMENTWISE = (nn.LayerNorm, nn.RMSNorm)  # whose parameters may be matrices, and take part in no product
@@ -67,7 +74,7 @@ def account(model: nn.Module) -> Account:
         if isinstance(module, LOOKED_UP):
             left[name] = "looked up, no product"
     unknown = dict(_unknown(model))
-    left |= {name: f"{type(module).__name__}: its products are not known" for name, (_, module) in unknown.items()}
+    left |= {name: f"{type(module).__name__}: {_why_unknown(module)}" for name, (_, module) in unknown.items()}
     weights = {layer.weight for layer in layers.values()}
     done = sum(w.numel() for w in {layers[name].weight for name in quantized})
     out_of_reach = sum(p.numel() for p, _ in unknown.values())
@@ -89,6 +96,10 @@ def _unknown(model: nn.Module) -> Iterator[tuple[str, tuple[nn.Parameter, nn.Mod
             if parameter.ndim >= 2 and parameter not in seen:
                 seen.add(parameter)
                 yield f"{prefix}.{name}".removeprefix("."), (parameter, module)
+
+
+def _why_unknown(module: nn.Module) -> str:
+    return "its forward is not nn.Linear's" if has_own_forward(module) else "its products are not known"
 
 
 def _table(header: tuple[str, ...], entries: dict[str, tuple[str, ...]]) -> Iterable[str]:

@@ -1,8 +1,9 @@
 """Which modules are linear layers, and what was done to them.
 
 A layer is known if its whole work is one product of its input with one weight, plus a bias: ``nn.Linear``, and the
-``Conv1D`` of Hugging Face's transformers, which is one whose weight is stored transposed. This is the one place that
-knows them.
+``Conv1D`` of Hugging Face's transformers, which is one whose weight is stored transposed. One whose ``forward`` is not
+that of ``nn.Linear``, a subclass's or its own, does something else, which a quantized layer in its place would lose.
+This is the one place that knows them.
 """
 
 from __future__ import annotations
@@ -27,13 +28,21 @@ def _is_stored_transposed(module: nn.Module) -> bool:
     return isinstance(weight, Tensor) and weight.ndim == 2 and weight.shape[1] == outputs
 
 
+def has_own_forward(module: nn.Module) -> bool:
+    """Return whether ``module`` is an ``nn.Linear`` that nobody quantized and that computes something else."""
+    if not isinstance(module, nn.Linear) or layer_recipe(module) is not None:
+        return False
+    return "forward" in vars(module) or type(module).forward is not nn.Linear.forward
+
+
 def is_linear(module: nn.Module) -> bool:
     """Return whether ``module`` is a linear layer that a recipe can address, quantized already or not.
 
     The one inside ``nn.MultiheadAttention`` is none: it is never called, its weight is read by the module around it.
     """
-    known = isinstance(module, nn.Linear | QuantizedLinear) and not isinstance(module, NonDynamicallyQuantizableLinear)
-    return known or _is_stored_transposed(module)
+    if isinstance(module, NonDynamicallyQuantizableLinear) or has_own_forward(module):
+        return False
+    return isinstance(module, nn.Linear | QuantizedLinear) or _is_stored_transposed(module)
 
 
 def is_transposed(layer: nn.Module) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
 from typing import TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from altgrad.config.recipe import LayerRecipe, Recipe
@@ -22,6 +22,11 @@ TORCHAO_DIVISOR = 16  # of a layer's dimensions: what torch._scaled_mm, and so F
 EVERY_LAYER = "*"  # the pattern that claims all of a model
 FIRST_STREAM = 1 << 31  # of an operand's random numbers: optimizers number a model's parameters, from 0
 MOST = 0.5  # of the weights that take part in products
+#: Where a module keeps what others have hung on its calls.
+HOOKS = (
+    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks",
+)  # fmt: skip
 
 
 def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
@@ -59,11 +64,11 @@ def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
 def quantize_model(model: Model, recipe: Recipe, *, seed: int = 0, verbose: bool = False) -> Model:
     """Replace the linear layers that ``recipe`` matches, in place, and return ``model``.
 
-    Parameters are shared with the layers that are replaced, so weights, ties between them (an
-    embedding and a head) and optimizers that already hold them stay valid. A layer that has several places in
-    the model is replaced in each. Embeddings, norms and every other module are left alone, and so is a layer whose
-    weight is virtual, but for a note that :func:`virtual_weight` returns. A torchao layer is made for the device
-    that it is on (see :func:`altgrad.model.torchao.torchao_linear`).
+    Parameters are shared with the layers that are replaced, so weights, ties between them (an embedding and a head) and
+    optimizers that already hold them stay valid; so do hooks on their calls. A layer that has several places in the
+    model is replaced in each. Embeddings, norms and every other module are left alone, and so is a layer whose weight
+    is virtual, but for a note that :func:`virtual_weight` returns. A torchao layer is made for the device that it is on
+    (see :func:`altgrad.model.torchao.torchao_linear`).
 
     ``seed`` (below 2^32) fixes stochastic rounding, where the recipe says ``rounding: stochastic``; every tensor
     of every layer has numbers of its own.
@@ -147,17 +152,28 @@ def _set_streams(model: nn.Module, seed: int) -> None:
     """Give every quantizer random numbers of its own."""
     quantizers = (module for module in model.modules() if isinstance(module, Quantizer))
     for number, quantizer in enumerate(quantizers, FIRST_STREAM):
-        if quantizer.stream is not None:
-            quantizer.stream[:2] = torch.tensor([seed, number])
+        quantizer.count_from(seed, number)
 
 
 def _quantized(layer: nn.Module, recipe: LayerRecipe) -> nn.Module:
     if recipe.torchao is None:
-        return QuantizedLinear.from_linear(layer, recipe, transposed=is_transposed(layer))
+        return _with_hooks_of(layer, QuantizedLinear.from_linear(layer, recipe, transposed=is_transposed(layer)))
     from altgrad.model.torchao import torchao_linear  # which imports torchao
 
     assert isinstance(layer, nn.Linear)  # as `matched_layers` has seen to
-    return torchao_linear(layer, recipe)
+    return _with_hooks_of(layer, torchao_linear(layer, recipe))
+
+
+def _with_hooks_of(layer: nn.Module, quantized: nn.Module) -> nn.Module:
+    """Return ``quantized`` with the hooks on calls of ``layer``, ahead of its own.
+
+    Where it has none of its own, the two share them, so that a hook's handle removes it from both.
+    """
+    for name in HOOKS:
+        kept, own = getattr(layer, name), getattr(quantized, name)
+        setattr(quantized, name, OrderedDict([*kept.items(), *own.items()]) if own else kept)
+    quantized._is_full_backward_hook = layer._is_full_backward_hook
+    return quantized
 
 
 def _plain(layer: QuantizedLinear | nn.Linear) -> nn.Module:

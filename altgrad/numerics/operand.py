@@ -64,7 +64,7 @@ def quantize_operands(
     No gradient flows; `quantize_operand` has one.
 
     Args:
-        xs: each (n, k), float tensors of at most 32 bits.
+        xs: each (n, k), float tensors; float64 is rounded to float32 first.
         constants: their formats, from `format_constants`; ``dtype`` must hold their values.
         histories: float32 (length, ...) each, amax of earlier steps, the newest first and 0 for a step that has not
             been: they set the tensors' one scale, or that of two levels which is above the blocks', or those of rows
@@ -90,7 +90,7 @@ def quantize_operands(
     Returns:
         ``values`` (n, k) and ``scale`` float32: 0-d, (n, 1) or (1, k), None for blocks but with two levels.
     """
-    xs = [x.float() if x.dtype == torch.float16 else x for x in xs]
+    xs = list(map(_read_by_loops, xs))
     block = block_code(granularity, block)
     rule = scale_rule(scale_format, scale_rounding, granularity)
     of_others = len(histories) > 0 and block != ONE_SCALE  # the loops know only what one scale remembers
@@ -124,13 +124,17 @@ def quantize_operand(
     That is the gradient of ``x * scale`` with a constant scale: the straight-through estimator. ``remembered`` (0-d
     float32) is the amax that sets the tensor's one scale; that of ``x`` does where it is 0 or None.
     """
-    if x.dtype == torch.float16:
-        x = x.float()
+    x = _read_by_loops(x)
     block = block_code(granularity, block)
     rule = scale_rule(scale_format, scale_rounding, granularity)
     remembered = x.new_zeros((), dtype=torch.float32) if remembered is None else remembered
     values, scale = torch.ops.altgrad.quantize_operand(x, constants, remembered, block, dim, rule, dtype)
     return Quantized(values, scale if has_scale(block, rule) else None)
+
+
+def _read_by_loops(x: Tensor) -> Tensor:
+    """Return ``x`` in a dtype that the loops read, themselves or in a compiled graph's stead."""
+    return x if x.dtype in (torch.float32, torch.bfloat16) else x.float()
 
 
 def owned(x: Tensor) -> tuple[Tensor, bool]:

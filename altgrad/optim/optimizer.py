@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
@@ -19,16 +20,19 @@ from altgrad.optim.stiffness import Stiffness, exponent
 from altgrad.optim.weight_grid import WeightGrid
 
 Loss = TypeVar("Loss", bound=Tensor | float)
+#: What a group of parameters may say.
+GROUP = ("params", "lr", "decay", "betas", "eps", "momentum", "quantized")
 
 
 class ArmOptimizer(torch.optim.Optimizer):
     """Steps quantized weights as their arm says and everything else as the arm's plain form does.
 
-    A step in which some gradient is not finite changes nothing and is counted in ``skipped``. Random numbers are a
-    function of seed, weight, step and place, so a run that is resumed from ``state_dict`` repeats them.
+    A step in which some gradient is not finite changes nothing and is counted in ``skipped``.
+    Random numbers are a function of seed, weight, step and place, so a run that is resumed from ``state_dict`` repeats
+    them. Gradients are dense, in any strides.
 
-    A schedule sets each group's ``lr``, as torch's do, between 0 and its ``initial_lr``. A matrix decays by its group's
-    ``decay`` times that ratio: by the schedule alone, whatever the learning rate is.
+    A schedule sets each group's ``lr``, as torch's do. A matrix decays by its group's ``decay`` times ``lr / peak_lr``,
+    with the ``lr`` that the group began with as ``peak_lr``: by the schedule alone, whatever the learning rate is.
 
     Args:
         weights: quantized weights, (out, in), with their quantization grids, where ``weights: quantized`` puts them.
@@ -54,7 +58,6 @@ class ArmOptimizer(torch.optim.Optimizer):
         linear = [*(p for p in weights if p not in self.grids), *linear]
         inside = set(linear)
         plain = [p for p in plain if p not in inside]
-        shared = {"betas": arm.betas, "eps": arm.eps, "momentum": arm.momentum}
         plain_lr = arm.lr if arm.plain_lr is None else arm.plain_lr
         linear_lr = arm.lr if self.base.unit == "weight" else plain_lr
         groups = [
@@ -63,10 +66,9 @@ class ArmOptimizer(torch.optim.Optimizer):
             {"params": [p for p in plain if p.ndim >= 2], "lr": plain_lr, "decay": arm.plain_decay},
             {"params": [p for p in plain if p.ndim < 2], "lr": plain_lr, "decay": 0.0},
         ]
-        groups = [{"quantized": False, "initial_lr": group["lr"], **shared, **group} for group in groups]
-        for group in groups:
-            group["fused"] = self.base.plain == "adamw" and not group["quantized"]
-        super().__init__([group for group in groups if group["params"]], {})
+        # What OneCycleLR cycles it looks for here, the betas before the momentum, and sets in the groups.
+        cycled = {"betas": arm.betas} if self.base.plain == "adamw" else {"momentum": arm.momentum}
+        super().__init__([group for group in groups if group["params"]], {"lr": plain_lr, "quantized": False, **cycled})
         self._names = update.state_names(arm, reference)
         self._stiffness = {p: self._stiffness_of(grid, p.device) for p, grid in self.grids.items()}
         self._orders = {
@@ -83,6 +85,33 @@ class ArmOptimizer(torch.optim.Optimizer):
         if arm.weights == "quantized":
             self._put_on_grid()
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters that are stepped in the plain form; settings that the group lacks are the arm's.
+
+        A group of matrices decays by ``plain_decay``, one with a vector in it not at all, unless it says ``decay``.
+        Raises ``ValueError`` for a setting that no step looks at, and for weights of a format in float16, whose
+        updates are below its smallest number.
+        """
+        group = dict(param_group)
+        params = group["params"] = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+        if unknown := group.keys() - GROUP:
+            known = ", ".join(GROUP)
+            raise ValueError(f"no setting {sorted(unknown)[0]!r} of a group of parameters; there are {known}")
+        quantized = group.setdefault("quantized", False)
+        for p in params:
+            if quantized and p.dtype == torch.float16:
+                raise ValueError(
+                    f"a weight of shape {tuple(p.shape)} is float16, in which its updates are lost: keep parameters in "
+                    "float32 and use autocast, or have them in bfloat16"
+                )
+        matrices = all(p.ndim >= 2 for p in params)
+        group.setdefault("lr", self.defaults["lr"])
+        group.setdefault("decay", self.arm.plain_decay if matrices else 0.0)
+        group |= {"initial_lr": group["lr"], "peak_lr": group["lr"]}
+        group = {"betas": self.arm.betas, "eps": self.arm.eps, "momentum": self.arm.momentum, **group}
+        group["fused"] = self.base.plain == "adamw" and not quantized
+        super().add_param_group(group)
+
     # --- a step --------------------------------------------------------------------------------------
 
     @overload
@@ -97,6 +126,7 @@ class ArmOptimizer(torch.optim.Optimizer):
 
         ``norm`` is the norm of all gradients, for a caller who knows it from clipping them. A finite norm means finite
         gradients, so that they need not be read to find out; reading them takes a fifth of the time of an AdamW step.
+        Who does not give it is warned of the first step that is skipped. Raises ``RuntimeError`` for a sparse gradient.
         """
         loss = None
         if closure is not None:
@@ -105,9 +135,20 @@ class ArmOptimizer(torch.optim.Optimizer):
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         if not gradients:
             return loss
+        for g in gradients:
+            if g.layout != torch.strided:
+                raise RuntimeError(
+                    f"a gradient of shape {tuple(g.shape)} is sparse, and gradients must be dense here: make its "
+                    "embedding with sparse=False, or step that parameter with torch.optim.SparseAdam"
+                )
         known = norm is not None and math.isfinite(norm)
         if not (known or _all_finite(gradients)):
             self.skipped += 1
+            if self.skipped == 1 and norm is None:
+                warnings.warn(
+                    "a gradient is not finite, so this step changes nothing; the optimizer's `skipped` counts such "
+                    "steps, and no more is said of them", stacklevel=2,
+                )  # fmt: skip
             return loss
         for group in self.param_groups:
             if group["quantized"]:
@@ -141,11 +182,18 @@ class ArmOptimizer(torch.optim.Optimizer):
         # torch's fused step counts on the device, which load_state_dict knows by the group's name for it.
         states = [self._state(p, ("exp_avg", "exp_avg_sq"), p.device) for p in present]
         beta1, beta2 = group["betas"]
+        # It goes through memory in one order, whatever the strides: what lies otherwise than its state is copied.
+        moments = [state["exp_avg"] for state in states]
+        weights = [_laid_out(p, m) for p, m in zip(present, moments, strict=True)]
+        gradients = [_laid_out(p.grad, m) for p, m in zip(present, moments, strict=True)]
         adamw(
-            present, [p.grad for p in present], [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states], [],
+            weights, gradients, moments, [s["exp_avg_sq"] for s in states], [],
             [s["step"] for s in states], fused=True, amsgrad=False, beta1=beta1, beta2=beta2, lr=group["lr"],
-            weight_decay=group["decay"] / group["initial_lr"], eps=group["eps"], maximize=False,
+            weight_decay=_per_rate(group), eps=group["eps"], maximize=False,
         )  # fmt: skip
+        for p, w in zip(present, weights, strict=True):
+            if w is not p:
+                p.copy_(w)
 
     def _step_sgd(self, group: dict[str, Any]) -> None:
         present = [p for p in group["params"] if p.grad is not None]
@@ -157,7 +205,7 @@ class ArmOptimizer(torch.optim.Optimizer):
             torch._foreach_mul_(steps, group["momentum"])
             torch._foreach_add_(steps, [p.grad for p in present])
         torch._foreach_mul_(present, _kept(group))
-        torch._foreach_add_(present, steps, alpha=-group["lr"])
+        torch._foreach_add_(present, steps, alpha=-float(group["lr"]))
 
     # --- what it is made of --------------------------------------------------------------------------
 
@@ -254,4 +302,14 @@ def _all_finite(gradients: list[Tensor]) -> bool:
 
 def _kept(group: dict[str, Any]) -> float:
     """Return the share of a weight that the decay of this step leaves."""
-    return 1 - group["lr"] * (group["decay"] / group["initial_lr"])
+    return 1 - float(group["lr"]) * _per_rate(group)
+
+
+def _per_rate(group: dict[str, Any]) -> float:
+    """Return the group's decay per unit of its learning rate; a group at rate 0 moves nothing."""
+    return float(group["decay"] / group["peak_lr"]) if group["peak_lr"] else 0.0
+
+
+def _laid_out(t: Tensor, like: Tensor) -> Tensor:
+    """Return ``t`` with the strides of ``like``, which has no gaps."""
+    return t if t.stride() == like.stride() else torch.empty_like(like).copy_(t)

@@ -202,6 +202,19 @@ def test_half_of_an_entry_of_the_run_cache_is_removed_and_dvc_goes_on(trained: P
     subprocess.run([*DVC, "repro", "--quiet"], cwd=trained, env=environment(), check=True)
 
 
+def test_a_folder_of_the_run_cache_without_an_entry_is_removed_and_dvc_goes_on(trained: Path):
+    """As a kill leaves it where DVC has made the folder and not yet put its entry there."""
+    for entry in list(dvc_files.RUN_CACHE.glob("*/*/*")):
+        entry.unlink()
+    dvc_files.LOCK.unlink()
+    done = subprocess.run([*DVC, "repro"], cwd=trained, env=environment(), check=False, capture_output=True, text=True)
+    assert "failed to reproduce" in done.stderr or "TypeError" in done.stderr
+    with locked_project():
+        pass
+    assert not list(dvc_files.RUN_CACHE.glob("*/*"))
+    subprocess.run([*DVC, "repro", "--quiet"], cwd=trained, env=environment(), check=True)
+
+
 def test_stages_that_are_gone_leave_the_lock_and_come_back_from_the_run_cache(trained: Path):
     whole = dvc_files.LOCK.read_text()
     pipeline = Path("dvc.yaml").read_text()

@@ -180,7 +180,7 @@ def test_what_is_recorded_of_a_step_is_what_its_weights_and_gradient_say(name):
         down = flips & (g * (q[1] - q[0]) < 0)
         assert found[layer, "update_success"] == pytest.approx((down.sum() / flips.sum()).item(), rel=1e-6)
         (group,) = [group for group in optimizer.param_groups if any(p is module.weight for p in group["params"])]
-        kept = 1 - group["lr"] * group["decay"] / group["initial_lr"]
+        kept = 1 - group["lr"] * group["decay"] / group["peak_lr"]
         wanted = new if name == "adamw" else old * kept - group["lr"] * g.sign()
         stalled = ((wanted != old) & ~flips).sum() / (wanted != old).sum()
         assert 0 < found[layer, "stall_ratio"] == pytest.approx(stalled.item(), rel=1e-6)

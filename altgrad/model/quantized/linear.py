@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +56,12 @@ class QuantizedLinear(nn.Module):
         layer = cls(*weight_and_bias(linear), recipe, transposed=transposed)
         layer.replaced = (linear,)
         return layer
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        # A checkpoint that was assigned to a model without memory has brought parameters, and no constants.
+        if any(buffer.is_meta for buffer in self.quantizers.buffers()) and not self.weight.is_meta:
+            self.quantizers.to_empty(device=self.weight.device)
 
     @property
     def matrix(self) -> Tensor:

@@ -7,6 +7,7 @@ checkpoint.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -70,6 +71,10 @@ class Quantizer(nn.Module):
     saved with the model; 0 stands for a step that has not happened. ``stream`` is that of the random numbers of the
     last stochastic rounding: seed, tensor, and which it was. It is saved with the model too, so that a run goes on with
     the numbers that it would have had.
+
+    They follow the model to a device and keep their dtypes and values when it is cast. What the ``meta`` device does
+    not hold is made anew where the model gets its memory: constants from the format, the rest as before the first step.
+    A checkpoint without a history or a stream leaves them as they are, and one that has more than there is loads too.
     """
 
     constants: Tensor
@@ -84,7 +89,48 @@ class Quantizer(nn.Module):
         self.register_buffer("constants", constants, persistent=False)
         length = {"dynamic": None, "static": 1, "delayed": recipe.history}[recipe.scaling]
         self.register_buffer("history", None if length is None else torch.zeros(length))
-        self.register_buffer("stream", torch.zeros(3, dtype=torch.int64) if self.scaling.stochastic else None)
+        self.first = (0, 0)
+        self.register_buffer("stream", self._new("stream") if self.scaling.stochastic else None)
+
+    def _new(self, name: str) -> Tensor:
+        """Return a buffer as it is before the first step."""
+        if name == "constants":
+            return format_constants(self.recipe.format, scale_format=self.recipe.scale)
+        if name == "stream":
+            return torch.tensor([*self.first, 0])
+        return torch.zeros(1 if self.history is None else len(self.history))
+
+    def count_from(self, seed: int, tensor: int) -> None:
+        """Draw the random numbers of ``tensor`` under ``seed`` from now on, from the first on."""
+        self.first = (seed, tensor)
+        if self.stream is not None:
+            self.stream.copy_(self._new("stream"))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Quantizer:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, was in before.items():
+            now = self._buffers[name]
+            if was is None or now is None or now is was:
+                continue
+            if now.is_meta:
+                self._buffers[name] = now.to(was.dtype)
+            else:
+                self._buffers[name] = (self._new(name) if was.is_meta else was).to(now.device)
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        remembered = {prefix + "history", prefix + "stream"}
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        if self.recipe.scaling == "dynamic" and self.history is not None:
+            remembered.discard(prefix + "history")  # of weights that lie on the quantization grid of that amax
+        for keys in (missing_keys, unexpected_keys):
+            keys[:] = [key for key in keys if key not in remembered]
 
     def hold(self) -> Tensor:
         """Stop following the tensor; return the buffer (1,) of the amax that sets the scale from now on.

@@ -103,6 +103,7 @@ def _raise_rate(trainer: Trainer, factor: float) -> None:
     for group in trainer.optimizer.param_groups:
         if weights.intersection(group["params"]):
             group["initial_lr"] *= factor
+            group["peak_lr"] *= factor
 
 
 @contextmanager
