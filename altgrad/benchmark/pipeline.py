@@ -28,10 +28,11 @@ from altgrad.config.files import read_yaml, write_text
 COPIED = ("altgrad", "stages", "params.yaml", ".dvcignore")  # what runs, what it reads, and what DVC passes over
 KEY = "${key}"
 REPEATS = 3
-# What `altgrad.execution` asks of a cell's file, of the grid's index and of a cell's metrics, all in one.
+# What `altgrad.execution` asks of a cell's file, the tokens', the grid's index and a cell's metrics, all in one.
 LINE = json.dumps({
     "train": {"steps": 1}, "format": "E4M3", "cells": [], "params": {"grid": {"baseline": "E4M3"}},
-    "optimizer": "adamw", "seed": 0, "lr_scale": 1, "val_loss": 1.0,
+    "optimizer": "adamw", "seed": 0, "lr_scale": 1, "val_loss": 1.0, "vocab_size": 2, "monitor": {"probes": 0},
+    "model": {"width": 1, "context": 1, "layers": 1, "mlp_ratio": 1},
 })  # fmt: skip
 INDEX = "data/grid/index.json"  # which no stage depends on by its name
 TOUCH = f'for f; do mkdir -p "${{f%/*}}"; echo \'{LINE}\' > "$f"; done\n'  # in the shell's own words: no process
