@@ -19,14 +19,11 @@ def start() -> nn.Parameter:
     return normal_weights((8, 16))[0]
 
 
-def pair(lr: float | torch.Tensor = LR) -> tuple[nn.Parameter, ArmOptimizer, nn.Parameter, torch.optim.AdamW]:
+def pair() -> tuple[nn.Parameter, ArmOptimizer, nn.Parameter, torch.optim.AdamW]:
     """Return a weight with our AdamW, and the same with torch's."""
     ours, theirs = start(), start()
-    arm = ADAMW
-    reference = torch.optim.AdamW(
-        [theirs], lr=lr, betas=arm.betas, eps=arm.eps, weight_decay=WEIGHT_DECAY, fused=True
-    )  # fmt: skip
-    return ours, ArmOptimizer({}, [ours], arm), theirs, reference
+    shared = {"lr": LR, "betas": ADAMW.betas, "eps": ADAMW.eps, "weight_decay": WEIGHT_DECAY}
+    return ours, ArmOptimizer({}, [ours], ADAMW), theirs, torch.optim.AdamW([theirs], fused=True, **shared)
 
 
 def gradient(number: int) -> torch.Tensor:

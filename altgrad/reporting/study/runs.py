@@ -4,8 +4,8 @@ A contrast is written as optimizers, then formats, each a sum of names with sign
 
     stiff_matched - adamw in E3M4
     rung - adamw_sr in E3M4 - virtual.E3M4
-    stiff_matched - adamw in E3M4 of length-3200-narrow - length-3200-wide
-    adamw - stiff_matched in E3M4 at pruned-50 - pruned-0
+    stiff_matched - adamw in E3M4 of EXPERIMENT - ANOTHER
+    adamw - stiff_matched in E3M4 at MEASURE - ANOTHER
 
 The parts multiply: the second is (rung - adamw_sr in E3M4) - (rung - adamw_sr in virtual.E3M4). ``of`` names
 experiments, where those of the hypothesis do not say which; ``at`` what the loss is of, where not of the trained
