@@ -164,11 +164,11 @@ def test_a_cells_bits_do_not_depend_on_what_its_process_did_before(tokens, tmp_p
 
 
 def compile_for(seconds: float, told: Connection) -> None:
-    """Take the time that compiling takes; tell when it begins and when it is over."""
+    """Take the time that compiling takes; tell when it begins and when it is over, before another may begin."""
     with graphs._compiled_by_one_process("a graph"):
         told.send(time.time())
         time.sleep(seconds)
-    told.send(time.time())
+        told.send(time.time())
 
 
 def test_one_process_compiles_and_the_others_wait_until_it_is_made(tmp_path, monkeypatch):
