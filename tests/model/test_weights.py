@@ -58,14 +58,14 @@ def alike(products: str) -> list[int]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of layers in each call that quantizes weights."""
     found: list[int] = []
-    original = layer_module.weight_operands
+    original = layer_module.ready_weights
 
     def counted(layers, settings):
         found.append(len(layers))
         return original(layers, settings)
 
-    monkeypatch.setattr(layer_module, "weight_operands", counted)
-    monkeypatch.setattr("altgrad.model.quantized.weights.weight_operands", counted)
+    monkeypatch.setattr(layer_module, "ready_weights", counted)
+    monkeypatch.setattr("altgrad.model.quantized.weights.ready_weights", counted)
     return found
 
 

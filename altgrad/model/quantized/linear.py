@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from altgrad.model.hardware import multiplies_bf16
 from altgrad.model.quantized.matmul import MatmulSettings, QuantizedMatmul
 from altgrad.model.quantized.operand import Operand, Operands
 from altgrad.model.quantized.quantizer import Quantizer, Source
+from altgrad.model.quantized.recompute import Passes, traced_in_checkpoint
 from altgrad.numerics.operand import owned
 
 # Significant bits, exponents of the smallest subnormal number and of the largest binade.
@@ -23,6 +24,21 @@ BFLOAT16 = (8, -126 - 7, 127)
 def exact_in_bfloat16(format: Format, scales: Format | None = None) -> bool:
     """Return whether every finite value of ``format``, times any scale in ``scales``, is a bfloat16 value."""
     return format.fits(*BFLOAT16, scales=scales)
+
+
+class Sources(NamedTuple):
+    """What the operands of one pass of a layer are made with: those of its forward pass as they were before it."""
+
+    input: Source
+    weight: Source
+    grad: Source
+
+
+class Ready(NamedTuple):
+    """Operands of a weight that were made beforehand, for the forward pass under way, and what they were made with."""
+
+    operands: Operands
+    source: Source
 
 
 class QuantizedLinear(nn.Module):
@@ -46,7 +62,8 @@ class QuantizedLinear(nn.Module):
         native = recipe.backend == "native"
         self.quantizers = nn.ModuleDict({role: Quantizer(spec, native) for role, spec in specs.items()})
         self.quantizers.to(weight.device)
-        self.ready: Operands | None = None  # made beforehand, for the forward pass under way
+        self.ready: Ready | None = None
+        self.passes: Passes[Sources] = Passes()
         self.exact = all(exact_in_bfloat16(spec.format, spec.block_scale) for spec in specs.values())
         self.replaced: tuple[nn.Module, ...] = ()  # in a tuple, so that it is no part of this module
 
@@ -114,6 +131,11 @@ class QuantizedLinear(nn.Module):
         assert found is None or isinstance(found, Quantizer)
         return found
 
+    @property
+    def changes(self) -> bool:
+        """Whether a training step leaves its mark in a quantizer of this layer."""
+        return any(quantizer.changes for quantizer in self.quantizers.values())
+
     def learns(self, role: str) -> str:
         """Return what a forward pass at hand, and its backward pass, leave in the history of ``role``."""
         quantizer = self.quantizer(role)
@@ -128,18 +150,33 @@ class QuantizedLinear(nn.Module):
         return Source() if quantizer is None else quantizer.source(self.training)
 
     def _product(self, x: Tensor, settings: MatmulSettings) -> Tensor:
-        weight = self.ready or weight_operands([self], settings)[0]
-        return QuantizedMatmul.apply(
-            x, self.matrix, settings, self._input_operands(x, settings), weight, self.source("grad")
-        )
+        may_repeat = self.training and self.changes
+        if may_repeat and torch.compiler.is_compiling():
+            if traced_in_checkpoint():
+                torch._dynamo.graph_break(
+                    msg="a checkpoint inside a compiled graph cannot repeat stochastic rounding or delayed scaling: "
+                    "compile without fullgraph, or take a recipe that rounds to nearest and scales dynamically"
+                )
+            may_repeat = False
+        again = self.passes.again() if may_repeat else None
+        if again is not None:
+            weight = weight_operands([self], settings, [again.weight], learns="nothing")[0]
+            input = self._input_operands(x, settings, again.input, learns="nothing")
+            return QuantizedMatmul.apply(x, self.matrix, settings, input, weight, again.grad)
+        ready = self.ready or ready_weights([self], settings)[0]
+        source, grad = self.source("input"), self.source("grad")
+        if may_repeat:
+            self.passes.note(Sources(source.kept(), ready.source, grad))
+        input = self._input_operands(x, settings, source, learns=self.learns("input"))
+        return QuantizedMatmul.apply(x, self.matrix, settings, input, ready.operands, grad)
 
-    def _input_operands(self, x: Tensor, settings: MatmulSettings) -> Operands:
-        scaling, source, dtype = settings.input, self.source("input"), settings.operand_dtype
+    def _input_operands(self, x: Tensor, settings: MatmulSettings, source: Source, *, learns: str) -> Operands:
+        scaling, dtype = settings.input, settings.operand_dtype
         used_again = scaling is not None and not scaling.per_tensor and torch.is_grad_enabled()
         # A clipped gradient and the operands of the backward products read the input again.
         once = scaling is not None and scaling.per_tensor and not settings.clipped
         own, free = owned(x) if once else (x, False)
-        forward = Operand.of(own, scaling, source, 1, dtype, learns=self.learns("input"), overwrite=free)
+        forward = Operand.of(own, scaling, source, 1, dtype, learns=learns, overwrite=free)
         if not used_again:
             return Operands(forward, forward)
         own, free = owned(x)
@@ -156,14 +193,23 @@ def weight_and_bias(layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter | None
     return layer.get_parameter("weight"), None if layer.bias is None else layer.get_parameter("bias")
 
 
-def weight_operands(layers: Sequence[QuantizedLinear], settings: MatmulSettings) -> list[Operands]:
+def weight_operands(
+    layers: Sequence[QuantizedLinear], settings: MatmulSettings, sources: Sequence[Source], *, learns: str
+) -> list[Operands]:
     """Return the operands of the layers' weights, for layers that ``settings`` fits alike."""
     weights, scaling, dtype = [layer.matrix for layer in layers], settings.weight, settings.operand_dtype
     if scaling is None:
         cast = [Operand.of(w, None, Source(), 1, dtype) for w in weights]
         return list(map(Operands, cast, cast))
-    sources, learns = [layer.source("weight") for layer in layers], layers[0].learns("weight")
     forward = backward = Operand.of_each(weights, scaling, sources, 1, dtype, learns=learns)
     if not scaling.per_tensor and torch.is_grad_enabled():
         backward = Operand.of_each(weights, scaling, sources, 0, dtype)
     return list(map(Operands, forward, backward))
+
+
+def ready_weights(layers: Sequence[QuantizedLinear], settings: MatmulSettings) -> list[Ready]:
+    """Return `weight_operands` of a forward pass that begins, and what they were made with."""
+    sources, learns = [layer.source("weight") for layer in layers], layers[0].learns("weight")
+    keep = learns != "nothing" and not torch.compiler.is_compiling()
+    kept = [source.kept() for source in sources] if keep else sources
+    return list(map(Ready, weight_operands(layers, settings, sources, learns=learns), kept))

@@ -62,6 +62,10 @@ class Source(NamedTuple):
     history: Tensor | None = None
     stream: Tensor | None = None
 
+    def kept(self) -> Source:
+        """Return it as it is now, whatever the history learns later."""
+        return self if self.history is None else self._replace(history=self.history.clone())
+
 
 class Quantizer(nn.Module):
     """The scale of a tensor that is quantized as ``recipe`` says.

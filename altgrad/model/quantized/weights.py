@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from altgrad.model.quantized.linear import QuantizedLinear, weight_operands
+from altgrad.model.quantized.linear import QuantizedLinear, ready_weights
+from altgrad.model.quantized.recompute import in_backward
 
 COMPUTE_DTYPES = torch.bfloat16, torch.float32
 
@@ -34,8 +35,11 @@ class WeightsTogether:
         """Quantize the weights of all layers, before the first of them is called.
 
         The dtype of the operands must be known by then. It is under autocast, and where it does not depend on the
-        dtype of the input; other layers quantize their own weight when they are called.
+        dtype of the input; other layers quantize their own weight when they are called, as all do when a checkpoint
+        runs the model again.
         """
+        if not torch.compiler.is_compiling() and in_backward():
+            return
         for alike in self._alike:
             device = alike[0].weight.device.type
             autocast = torch.is_autocast_enabled(device)
@@ -48,8 +52,8 @@ class WeightsTogether:
                 groups.setdefault((layer.training, layer.quantizers["weight"].history is None), []).append(layer)
             for layers in groups.values():
                 settings = layers[0].settings(torch.get_autocast_dtype(device) if autocast else torch.float32)
-                for layer, operands in zip(layers, weight_operands(layers, settings), strict=True):
-                    layer.ready = operands
+                for layer, ready in zip(layers, ready_weights(layers, settings), strict=True):
+                    layer.ready = ready
 
     def drop(self, model: nn.Module, inputs: tuple[Any, ...], output: object) -> None:
         """Forget the operands, which the weights' next update outdates."""
