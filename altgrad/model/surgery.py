@@ -12,6 +12,7 @@ from altgrad.config.recipe import LayerRecipe, Recipe
 from altgrad.formats import Format
 from altgrad.model.account import account
 from altgrad.model.layers import is_transposed, layer_recipe, linear_layers, virtual_weight
+from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.model.quantized.linear import QuantizedLinear, weight_and_bias
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.model.quantized.weights import WeightsTogether
@@ -42,6 +43,11 @@ def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
         _require_most(model)
     matched = recipe.match(layers)
     for name, found in matched.items():
+        if is_sharded(layers[name].weight):
+            raise ValueError(
+                f"the weight of layer {name} is split over processes already: quantize the model first, and shard it "
+                "then by fully_shard"
+            )
         if found.torchao is None:
             continue
         if is_transposed(layers[name]):

@@ -13,9 +13,11 @@ from torch.optim.adamw import adamw
 
 from altgrad.config.arms import Arm
 from altgrad.config.bases import BASES
+from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.numerics import permutation
 from altgrad.numerics.tracing import compile_apart
 from altgrad.optim import update, update_cpu
+from altgrad.optim.sharded import all_agree, is_elementwise, keep_part, largest, local, whole
 from altgrad.optim.stiffness import Stiffness, exponent
 from altgrad.optim.weight_grid import WeightGrid
 
@@ -29,7 +31,8 @@ class ArmOptimizer(torch.optim.Optimizer):
 
     A step in which some gradient is not finite changes nothing and is counted in ``skipped``.
     Random numbers are a function of seed, weight, step and place, so a run that is resumed from ``state_dict`` repeats
-    them. Gradients are dense, in any strides.
+    them. Gradients are dense, in any strides. Parameters may be DTensors, as FSDP2 shards them: the steps of all
+    processes together are those of one on the whole tensors, to the bit.
 
     A schedule sets each group's ``lr``, as torch's do. A matrix decays by its group's ``decay`` times ``lr / peak_lr``,
     with the ``lr`` that the group began with as ``peak_lr``: by the schedule alone, whatever the learning rate is.
@@ -77,7 +80,7 @@ class ArmOptimizer(torch.optim.Optimizer):
         }
         self._loops = {
             p: update_cpu.Loops(arm, grid, self._stiffness[p], self._orders[p])
-            for p, grid in self.grids.items() if update_cpu.available(arm, p, grid)
+            for p, grid in self.grids.items() if update_cpu.available(arm, local(p), grid)
         }  # fmt: skip
         self._rule: update.Rule = update.rule_of(arm, reference)
         if compiled:
@@ -142,7 +145,7 @@ class ArmOptimizer(torch.optim.Optimizer):
                     "embedding with sparse=False, or step that parameter with torch.optim.SparseAdam"
                 )
         known = norm is not None and math.isfinite(norm)
-        if not (known or _all_finite(gradients)):
+        if not (known or all_agree(_all_finite(gradients), gradients)):
             self.skipped += 1
             if self.skipped == 1 and norm is None:
                 warnings.warn(
@@ -170,12 +173,29 @@ class ArmOptimizer(torch.optim.Optimizer):
             which = step, self.grids[p].refinement
             if which not in numbers:
                 numbers[which] = self._numbers(group, *which, p.device)
-            stream = (self.seed, index, step)
-            if p in self._loops:
-                self._loops[p].step(p, p.grad, state, numbers[which], stream)
-            else:
-                tensors = {name: state[name] for name in self._names}
-                self._rule(p, p.grad, tensors, numbers[which], self._grid_tensors(p, stream))
+            moments = {name: state[name] for name in self._names}
+            self._step_weight(p, p.grad, moments, numbers[which], (self.seed, index, step))
+
+    def _step_weight(
+        self, p: nn.Parameter, g: Tensor, state: update.State, numbers: Tensor, stream: tuple[int, int, int]
+    ) -> None:
+        """Step a weight, or what this process has of it."""
+        remembered, w = self.grids[p].remembered(), p
+        sharded, in_parts = is_sharded(p), False
+        kept = state
+        if sharded:
+            in_parts = is_elementwise(self.arm, self.grids[p])
+            if in_parts:
+                remembered = largest(p) if remembered is None else torch.where(remembered > 0, remembered, largest(p))
+            take = local if in_parts else whole
+            w, g, state = take(p), take(g), {name: take(t) for name, t in state.items()}
+        if p in self._loops:
+            self._loops[p].step(w, g, state, numbers, stream, remembered)
+        else:
+            self._rule(w, g, state, numbers, self._grid_tensors(p, stream)._replace(remembered=remembered))
+        if sharded and not in_parts:
+            for target, t in ((p, w), *((kept[name], state[name]) for name in kept)):
+                keep_part(target, t)
 
     def _step_adamw(self, group: dict[str, Any]) -> None:
         present = [p for p in group["params"] if p.grad is not None]
@@ -183,29 +203,30 @@ class ArmOptimizer(torch.optim.Optimizer):
         states = [self._state(p, ("exp_avg", "exp_avg_sq"), p.device) for p in present]
         beta1, beta2 = group["betas"]
         # It goes through memory in one order, whatever the strides: what lies otherwise than its state is copied.
-        moments = [state["exp_avg"] for state in states]
-        weights = [_laid_out(p, m) for p, m in zip(present, moments, strict=True)]
-        gradients = [_laid_out(p.grad, m) for p, m in zip(present, moments, strict=True)]
+        moments = [local(state["exp_avg"]) for state in states]
+        weights = [_laid_out(local(p), m) for p, m in zip(present, moments, strict=True)]
+        gradients = [_laid_out(local(p.grad), m) for p, m in zip(present, moments, strict=True)]
         adamw(
-            weights, gradients, moments, [s["exp_avg_sq"] for s in states], [],
+            weights, gradients, moments, [local(s["exp_avg_sq"]) for s in states], [],
             [s["step"] for s in states], fused=True, amsgrad=False, beta1=beta1, beta2=beta2, lr=group["lr"],
             weight_decay=_per_rate(group), eps=group["eps"], maximize=False,
         )  # fmt: skip
-        for p, w in zip(present, weights, strict=True):
-            if w is not p:
+        for p, w in zip(map(local, present), weights, strict=True):
+            if w is not p and w.data_ptr() != p.data_ptr():
                 p.copy_(w)
 
     def _step_sgd(self, group: dict[str, Any]) -> None:
         present = [p for p in group["params"] if p.grad is not None]
         if not present:
             return
-        steps = [p.grad for p in present]
+        weights, steps = [local(p) for p in present], [local(p.grad) for p in present]
         if group["momentum"]:
-            steps = [self._state(p, ("momentum_buffer",))["momentum_buffer"] for p in present]
-            torch._foreach_mul_(steps, group["momentum"])
-            torch._foreach_add_(steps, [p.grad for p in present])
-        torch._foreach_mul_(present, _kept(group))
-        torch._foreach_add_(present, steps, alpha=-float(group["lr"]))
+            moments = [local(self._state(p, ("momentum_buffer",))["momentum_buffer"]) for p in present]
+            torch._foreach_mul_(moments, group["momentum"])
+            torch._foreach_add_(moments, steps)
+            steps = moments
+        torch._foreach_mul_(weights, _kept(group))
+        torch._foreach_add_(weights, steps, alpha=-float(group["lr"]))
 
     # --- what it is made of --------------------------------------------------------------------------
 
@@ -289,12 +310,13 @@ class ArmOptimizer(torch.optim.Optimizer):
         for p, grid in self.grids.items():
             if grid.held is None:
                 raise ValueError("weights on the quantization grid need a buffer that holds the amax of their scale")
-            grid.held.fill_(p.abs().amax())
-            p.copy_(grid.on_grid(p))
+            grid.held.fill_(largest(p))
+            local(p).copy_(grid.on_grid(local(p)))
 
 
 def _all_finite(gradients: list[Tensor]) -> bool:
     """Tell by the sums, which are read once at the speed of memory; finite numbers may still have an infinite one."""
+    gradients = [local(g) for g in gradients]
     if bool(torch.stack([g.sum(dtype=torch.float32) for g in gradients]).isfinite().all()):
         return True
     return all(bool(g.isfinite().all()) for g in gradients)

@@ -98,7 +98,7 @@ class Loops:
         rule = scale_rule(grid.options.get("scale_format", "float32"), grid.options.get("scale_rounding", "down"))
         self._settings = torch.tensor([*_settings(arm, rule).values()], dtype=torch.int32)
         self._held = grid.held if arm.weights == "quantized" else self._nothing
-        self._remembered = grid.remembered if grid.held is None else lambda: grid.held
+        self._sets_scale = grid.held
         self._constants = grid.constants
         self._stiffness = (
             self._nothing if stiff is None else stiff.constants,
@@ -106,11 +106,17 @@ class Loops:
             self._settings[:0] if order is None else order,
         )
 
-    def step(self, p: Tensor, g: Tensor, state: State, numbers: Tensor, stream: tuple[int, int, int]) -> None:
-        """Do to ``p``, its state and its held amax what a rule of `update` does; ``stream`` as in `random.uniform`."""
+    def step(
+        self, p: Tensor, g: Tensor, state: State, numbers: Tensor, stream: tuple[int, int, int],
+        remembered: Tensor | None,
+    ) -> None:  # fmt: skip
+        """Do to ``p``, its state and its held amax what a rule of `update` does; ``stream`` as in `random.uniform`.
+
+        ``remembered`` is the amax (0-d float32) that sets the scale, None where it is that of ``p``.
+        """
         nothing = self._nothing
+        remembered = remembered if self._sets_scale is None else self._sets_scale
         m = state.get("exp_avg", nothing)
-        remembered = self._remembered()
         arm_step(
             p, g.contiguous(), state.get("momentum_buffer", m), state.get("exp_avg_sq", nothing),
             state.get("reference_avg", nothing), state.get("reference_avg_sq", nothing), self._held,

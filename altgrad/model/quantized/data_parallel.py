@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 SHARED_ROLES = ("input", "grad")  # a weight is the same in every process
 
 
+def is_sharded(t: Tensor) -> bool:
+    """Return whether ``t`` is a DTensor, of which this process may have a part alone."""
+    return hasattr(t, "device_mesh")
+
+
 @torch.library.custom_op("altgrad::max_over_ranks", mutates_args=())
 def max_over_ranks(x: Tensor) -> Tensor:
     """Return the largest of each element over all processes, in each of them."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from altgrad.config.recipe import ROLES, LayerRecipe, TensorRecipe
 from altgrad.formats import Format
 from altgrad.model.hardware import multiplies_bf16
+from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.model.quantized.matmul import MatmulSettings, QuantizedMatmul
 from altgrad.model.quantized.operand import Operand, Operands
 from altgrad.model.quantized.quantizer import Quantizer, Source
@@ -150,6 +151,11 @@ class QuantizedLinear(nn.Module):
         return Source() if quantizer is None else quantizer.source(self.training)
 
     def _product(self, x: Tensor, settings: MatmulSettings) -> Tensor:
+        if is_sharded(self.weight) or is_sharded(x):
+            raise RuntimeError(
+                "a quantized layer runs on a weight or an input that is split over processes, whose scale no process "
+                "knows: shard the model by torch.distributed.fsdp.fully_shard, not by tensor parallelism"
+            )
         may_repeat = self.training and self.changes
         if may_repeat and torch.compiler.is_compiling():
             if traced_in_checkpoint():

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.model.quantized.linear import QuantizedLinear, ready_weights
 from altgrad.model.quantized.recompute import in_backward
 
@@ -49,6 +50,8 @@ class WeightsTogether:
             # has no history.
             groups: dict[tuple[bool, bool], list[QuantizedLinear]] = {}
             for layer in alike:
+                if is_sharded(layer.weight):
+                    continue  # until the layer's own turn
                 groups.setdefault((layer.training, layer.quantizers["weight"].history is None), []).append(layer)
             for layers in groups.values():
                 settings = layers[0].settings(torch.get_autocast_dtype(device) if autocast else torch.float32)

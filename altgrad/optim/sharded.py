@@ -1,0 +1,69 @@
+"""Parameters that several processes have parts of, as FSDP2 (`torch.distributed.fsdp.fully_shard`) leaves them.
+
+They are DTensors. What treats each element by itself steps the part at hand; what looks at the whole tensor gathers it,
+steps it in each process alike, and keeps the part. Either way the bits are those of one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from altgrad.config.arms import Arm
+from altgrad.config.bases import BASES
+from altgrad.model.quantized.data_parallel import is_sharded
+from altgrad.optim.weight_grid import WeightGrid
+
+ELEMENTWISE = (None, "ulp", "smooth", "range")  # stiffness that looks at one weight and the tensor's scale
+
+
+def local(t: Any) -> Tensor:
+    """Return this process's part of ``t``, which shares its memory; ``t`` itself where it is whole."""
+    return t.to_local() if is_sharded(t) else t
+
+
+def whole(t: Any) -> Tensor:
+    """Return all of ``t``, gathered from all processes."""
+    return t.full_tensor() if is_sharded(t) else t
+
+
+def keep_part(sharded: Any, t: Tensor) -> None:
+    """Write this process's part of the whole tensor ``t``, which all processes have, into ``sharded``."""
+    from torch.distributed.tensor import distribute_tensor
+
+    part: Any = distribute_tensor(t, sharded.device_mesh, sharded.placements, src_data_rank=None)
+    local(sharded).copy_(part.to_local())
+
+
+def largest(t: Tensor) -> Tensor:
+    """Return the largest magnitude (0-d float32) of all of ``t``."""
+    part = local(t).detach().abs()
+    found = part.amax().float() if part.numel() else part.new_zeros((), dtype=torch.float32)
+    return _reduced(found, t, dist.ReduceOp.MAX)
+
+
+def all_agree(finite: bool, gradients: Iterable[Tensor]) -> bool:
+    """Return whether ``finite`` holds in every process that has parts of ``gradients``; of whole ones, itself."""
+    for g in gradients:
+        if is_sharded(g):  # whose mesh has all processes that the others have
+            return bool(_reduced(torch.tensor(float(finite), device=local(g).device), g, dist.ReduceOp.MIN))
+    return finite
+
+
+def is_elementwise(arm: Arm, grid: WeightGrid) -> bool:
+    """Return whether a step of ``arm`` needs of a weight's other elements the amax of its scale alone."""
+    return (
+        arm.stiffness in ELEMENTWISE and arm.normalise != "rms" and not arm.match_rms and arm.weights == "master"
+        and BASES[arm.base].direction != "orthogonal" and grid.options.get("granularity", "tensor") == "tensor"
+    )  # fmt: skip
+
+
+def _reduced(t: Tensor, like: Any, op: dist.ReduceOp.RedOpType) -> Tensor:
+    if is_sharded(like):
+        for dimension in range(like.device_mesh.ndim):
+            dist.all_reduce(t, op=op, group=like.device_mesh.get_group(dimension))
+    return t
