@@ -6,13 +6,14 @@ import warnings
 from collections import OrderedDict
 from typing import TypeVar
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from altgrad.config.recipe import LayerRecipe, Recipe
 from altgrad.formats import Format
 from altgrad.model.account import account
 from altgrad.model.layers import is_transposed, layer_recipe, linear_layers, virtual_weight
-from altgrad.model.quantized.data_parallel import is_sharded
+from altgrad.model.quantized.data_parallel import is_sharded, share_rows
 from altgrad.model.quantized.linear import QuantizedLinear, weight_and_bias
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.model.quantized.weights import WeightsTogether
@@ -67,7 +68,9 @@ def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
     return matched
 
 
-def quantize_model(model: Model, recipe: Recipe, *, seed: int = 0, verbose: bool = False) -> Model:
+def quantize_model(
+    model: Model, recipe: Recipe, *, seed: int = 0, sync_amax: bool = False, verbose: bool = False
+) -> Model:
     """Replace the linear layers that ``recipe`` matches, in place, and return ``model``.
 
     Parameters are shared with the layers that are replaced, so weights, ties between them (an embedding and a head) and
@@ -78,6 +81,10 @@ def quantize_model(model: Model, recipe: Recipe, *, seed: int = 0, verbose: bool
 
     ``seed`` (below 2^32) fixes stochastic rounding, where the recipe says ``rounding: stochastic``; every tensor
     of every layer has numbers of its own.
+
+    ``sync_amax`` is for processes that share a batch, by DistributedDataParallel or fully_shard, each with equally many
+    of its rows: scales of inputs and gradients are then those of the whole batch, as one process would have them, which
+    takes a message per tensor. Shard a model after it is quantized.
 
     :func:`altgrad.model.account` returns what was quantized, what was left and why; ``verbose`` prints it. Where
     the pattern ``*`` leaves out weights of modules whose products are not known, a warning names them. Raises
@@ -98,6 +105,10 @@ def quantize_model(model: Model, recipe: Recipe, *, seed: int = 0, verbose: bool
     _replace(model, replaced)
     _share_constants(model)
     _set_streams(model, seed)
+    if sync_amax:
+        if not dist.is_initialized():
+            raise ValueError("sync_amax needs torch.distributed.init_process_group before the model is quantized")
+        share_rows(model, dist.get_world_size())
     vars(model)["weights_together"] = WeightsTogether(model)
     if verbose:
         print(account(model))

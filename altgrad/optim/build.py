@@ -27,4 +27,5 @@ def build_optimizer(
     weights = {p: grids[p] for p in parameters if p in grids}
     plain = [p for p in parameters if p not in weights]
     linear = {layer.weight for layer in linear_layers(model).values()} - embedded_weights(model)
-    return ArmOptimizer(weights, plain, arm, linear=[p for p in plain if p in linear], **options)
+    names = {p: name for name, p in model.named_parameters()}
+    return ArmOptimizer(weights, plain, arm, linear=[p for p in plain if p in linear], names=names, **options)

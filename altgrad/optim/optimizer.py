@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,14 @@ from altgrad.config.bases import BASES
 from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.numerics import permutation
 from altgrad.numerics.tracing import compile_apart
-from altgrad.optim import update, update_cpu
+from altgrad.optim import loading, update, update_cpu
 from altgrad.optim.sharded import all_agree, is_elementwise, keep_part, largest, local, whole
 from altgrad.optim.stiffness import Stiffness, exponent
 from altgrad.optim.weight_grid import WeightGrid
 
 Loss = TypeVar("Loss", bound=Tensor | float)
+HELD = "held_amax"
+LAYOUT_OF = Tensor.layout.__get__  # type: ignore[attr-defined] # a property's, which is called for every gradient
 #: What a group of parameters may say.
 GROUP = ("params", "lr", "decay", "betas", "eps", "momentum", "quantized")
 
@@ -47,16 +49,19 @@ class ArmOptimizer(torch.optim.Optimizer):
         steps: of the run, for ``schedule``.
         seed: of the shuffle of ``permuted`` and of stochastic rounding.
         compiled: compile the rule, once, for what the CPU's own loops do not take.
+        names: of parameters, for a state dict that is loaded in any order of groups.
         reference: keep AdamW's moments beside an arm that has others, for `adamw_direction`.
     """
 
     def __init__(
         self, weights: Mapping[nn.Parameter, WeightGrid], plain: Iterable[nn.Parameter], arm: Arm, *,
         linear: Iterable[nn.Parameter] = (), steps: int = 1, seed: int = 0, compiled: bool = False,
-        reference: bool = False,
+        reference: bool = False, names: Mapping[nn.Parameter, str] | None = None,
     ) -> None:  # fmt: skip
         self.arm, self.base, self.steps, self.seed = arm, BASES[arm.base], steps, seed
         self.skipped = 0
+        self.names = dict(names or {})
+        self._sharded = False  # whether some parameters are
         self.grids = dict(weights) if arm.looks_at_grid else {}
         linear = [*(p for p in weights if p not in self.grids), *linear]
         inside = set(linear)
@@ -112,8 +117,54 @@ class ArmOptimizer(torch.optim.Optimizer):
         group.setdefault("decay", self.arm.plain_decay if matrices else 0.0)
         group |= {"initial_lr": group["lr"], "peak_lr": group["lr"]}
         group = {"betas": self.arm.betas, "eps": self.arm.eps, "momentum": self.arm.momentum, **group}
+        self._sharded = self._sharded or any(map(is_sharded, params))
         group["fused"] = self.base.plain == "adamw" and not quantized
         super().add_param_group(group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` takes: groups with the names of their parameters, if those are known.
+
+        The state of weights that live on their quantization grid has the amax of their scale, ``held_amax``.
+        """
+        found = super().state_dict()
+        for kept, group in zip(found["param_groups"], self.param_groups, strict=True):
+            if all(p in self.names for p in group["params"]):
+                kept["param_names"] = [self.names[p] for p in group["params"]]
+            for i, p in zip(kept["params"], group["params"], strict=True):
+                if self._holds(p):
+                    found["state"][i] = {**found["state"].get(i, {}), HELD: self.grids[p].held}
+        return found
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on as the optimizer would have that ``state_dict`` is of.
+
+        By the names of parameters where both know them, else in their order. Moments keep the dtype that they have
+        here, where torch casts those of bfloat16 weights to bfloat16. Raises ``ValueError`` for other parameters.
+        """
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        state_dict = loading.in_order(state_dict, self.state_dict())
+        loading.require_shapes(state_dict, parameters)
+        super().load_state_dict({**state_dict, "state": {}})
+        for i, p in enumerate(parameters):
+            kept = dict(state_dict["state"].get(i, {}))
+            held = kept.pop(HELD, None)
+            if held is not None and self._holds(p):
+                self.grids[p].held.copy_(held)  # type: ignore[union-attr] # as `_holds` says
+            for name, t in kept.items():
+                if name == "step":
+                    kept[name] = t.float().to("cpu" if p in self.grids else p.device, copy=True)
+                else:
+                    kept[name] = t.to(p.device, self._dtype(p), copy=True)
+            if kept:
+                self.state[p] = kept
+
+    def _holds(self, p: nn.Parameter) -> bool:
+        """Return whether ``p`` lives on its quantization grid, whose amax this optimizer sets."""
+        return self.arm.weights == "quantized" and p in self.grids
+
+    def _dtype(self, p: nn.Parameter) -> torch.dtype:
+        """Return the dtype of the moments of ``p``: float32 at least for weights with a format, else its own."""
+        return torch.promote_types(p.dtype, torch.float32) if p in self.grids else p.dtype
 
     # --- a step --------------------------------------------------------------------------------------
 
@@ -138,14 +189,14 @@ class ArmOptimizer(torch.optim.Optimizer):
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         if not gradients:
             return loss
-        for g in gradients:
-            if g.layout != torch.strided:
-                raise RuntimeError(
-                    f"a gradient of shape {tuple(g.shape)} is sparse, and gradients must be dense here: make its "
-                    "embedding with sparse=False, or step that parameter with torch.optim.SparseAdam"
-                )
+        if any(layout != torch.strided for layout in set(map(LAYOUT_OF, gradients))):
+            g = next(g for g in gradients if g.layout != torch.strided)
+            raise RuntimeError(
+                f"a gradient of shape {tuple(g.shape)} is sparse, and gradients must be dense here: make its "
+                "embedding with sparse=False, or step that parameter with torch.optim.SparseAdam"
+            )
         known = norm is not None and math.isfinite(norm)
-        if not (known or all_agree(_all_finite(gradients), gradients)):
+        if not (known or all_agree(_all_finite(self._parts(gradients)), gradients)):
             self.skipped += 1
             if self.skipped == 1 and norm is None:
                 warnings.warn(
@@ -180,7 +231,7 @@ class ArmOptimizer(torch.optim.Optimizer):
         self, p: nn.Parameter, g: Tensor, state: update.State, numbers: Tensor, stream: tuple[int, int, int]
     ) -> None:
         """Step a weight, or what this process has of it."""
-        remembered, w = self.grids[p].remembered(), p
+        remembered, w = self.grids[p].remembered(), cast("Tensor", p)
         sharded, in_parts = is_sharded(p), False
         kept = state
         if sharded:
@@ -189,13 +240,17 @@ class ArmOptimizer(torch.optim.Optimizer):
                 remembered = largest(p) if remembered is None else torch.where(remembered > 0, remembered, largest(p))
             take = local if in_parts else whole
             w, g, state = take(p), take(g), {name: take(t) for name, t in state.items()}
+        target = w if w.dtype == self._dtype(p) else w.to(self._dtype(p))
         if p in self._loops:
-            self._loops[p].step(w, g, state, numbers, stream, remembered)
+            self._loops[p].step(target, g, state, numbers, stream, remembered)
         else:
-            self._rule(w, g, state, numbers, self._grid_tensors(p, stream)._replace(remembered=remembered))
+            grid = self._grid_tensors(p, stream)._replace(remembered=remembered)
+            self._rule(target, g.to(target.dtype), state, numbers, grid)
+        if target is not w:
+            w.copy_(target)
         if sharded and not in_parts:
-            for target, t in ((p, w), *((kept[name], state[name]) for name in kept)):
-                keep_part(target, t)
+            for part, t in ((p, w), *((kept[name], state[name]) for name in kept)):
+                keep_part(part, t)
 
     def _step_adamw(self, group: dict[str, Any]) -> None:
         present = [p for p in group["params"] if p.grad is not None]
@@ -203,30 +258,37 @@ class ArmOptimizer(torch.optim.Optimizer):
         states = [self._state(p, ("exp_avg", "exp_avg_sq"), p.device) for p in present]
         beta1, beta2 = group["betas"]
         # It goes through memory in one order, whatever the strides: what lies otherwise than its state is copied.
-        moments = [local(state["exp_avg"]) for state in states]
-        weights = [_laid_out(local(p), m) for p, m in zip(present, moments, strict=True)]
-        gradients = [_laid_out(local(p.grad), m) for p, m in zip(present, moments, strict=True)]
+        parts, gradients = self._parts(present), self._parts([p.grad for p in present])
+        moments, squares = (self._parts([state[name] for state in states]) for name in ("exp_avg", "exp_avg_sq"))
+        weights = parts
+        if not all(map(Tensor.is_contiguous, (*parts, *gradients, *moments))):
+            weights, gradients = (list(map(_laid_out, ts, moments)) for ts in (parts, gradients))
         adamw(
-            weights, gradients, moments, [local(s["exp_avg_sq"]) for s in states], [],
+            weights, gradients, moments, squares, [],
             [s["step"] for s in states], fused=True, amsgrad=False, beta1=beta1, beta2=beta2, lr=group["lr"],
             weight_decay=_per_rate(group), eps=group["eps"], maximize=False,
         )  # fmt: skip
-        for p, w in zip(map(local, present), weights, strict=True):
-            if w is not p and w.data_ptr() != p.data_ptr():
-                p.copy_(w)
+        if weights is not parts:
+            for p, w in zip(parts, weights, strict=True):
+                if w is not p:
+                    p.copy_(w)
 
     def _step_sgd(self, group: dict[str, Any]) -> None:
         present = [p for p in group["params"] if p.grad is not None]
         if not present:
             return
-        weights, steps = [local(p) for p in present], [local(p.grad) for p in present]
+        weights, steps = self._parts(present), self._parts([p.grad for p in present])
         if group["momentum"]:
-            moments = [local(self._state(p, ("momentum_buffer",))["momentum_buffer"]) for p in present]
+            moments = self._parts([self._state(p, ("momentum_buffer",))["momentum_buffer"] for p in present])
             torch._foreach_mul_(moments, group["momentum"])
             torch._foreach_add_(moments, steps)
             steps = moments
         torch._foreach_mul_(weights, _kept(group))
         torch._foreach_add_(weights, steps, alpha=-float(group["lr"]))
+
+    def _parts(self, ts: list[Any]) -> list[Tensor]:
+        """Return what this process has of each tensor."""
+        return list(map(local, ts)) if self._sharded else ts
 
     # --- what it is made of --------------------------------------------------------------------------
 
@@ -251,7 +313,8 @@ class ArmOptimizer(torch.optim.Optimizer):
         if self.arm.weights != "quantized" or p not in self.grids or p.grad is None:
             return None
         kept = self.state.get(p, {})
-        state = {name: kept[name].clone() if name in kept else torch.zeros_like(p) for name in self._names}
+        zeros = torch.zeros_like(p, dtype=self._dtype(p))
+        state = {name: kept[name].clone() if name in kept else zeros.clone() for name in self._names}
         step = 1 + (kept["step"].item() if "step" in kept else 0)
         numbers = self._numbers(self._group_of(p), step, self.grids[p].refinement, p.device)
         return update.wanted(self.arm, p, p.grad, state, numbers, self._grid_tensors(p, (0, 0, 0)))
@@ -268,7 +331,7 @@ class ArmOptimizer(torch.optim.Optimizer):
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=counter)
             for name in names:
-                state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
+                state[name] = torch.zeros_like(p, dtype=self._dtype(p), memory_format=torch.preserve_format)
         return state
 
     def _numbers(self, group: dict[str, Any], step: float, refinement: int, device: torch.device) -> Tensor:
@@ -311,12 +374,11 @@ class ArmOptimizer(torch.optim.Optimizer):
             if grid.held is None:
                 raise ValueError("weights on the quantization grid need a buffer that holds the amax of their scale")
             grid.held.fill_(largest(p))
-            local(p).copy_(grid.on_grid(local(p)))
+            local(p).copy_(grid.on_grid(local(p).to(self._dtype(p))))
 
 
-def _all_finite(gradients: list[Tensor]) -> bool:
+def _all_finite(gradients: Sequence[Tensor]) -> bool:
     """Tell by the sums, which are read once at the speed of memory; finite numbers may still have an infinite one."""
-    gradients = [local(g) for g in gradients]
     if bool(torch.stack([g.sum(dtype=torch.float32) for g in gradients]).isfinite().all()):
         return True
     return all(bool(g.isfinite().all()) for g in gradients)

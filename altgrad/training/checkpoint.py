@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from altgrad.config.files import write_json
 from altgrad.optim import ArmOptimizer, WeightGrid
+from altgrad.optim.optimizer import HELD
 from altgrad.training.tensors import write_tensors
 
 KEPT = 2
@@ -90,7 +91,8 @@ def pack(model: nn.Module, optimizer: ArmOptimizer) -> dict[str, Tensor]:
         tensors[f"codes/{name}"] = grid.encode(weight)
     state = optimizer.state_dict()["state"]
     for index, entries in state.items():
-        tensors.update({f"optimizer/{index}/{name}": value for name, value in entries.items()})
+        own = {name: value for name, value in entries.items() if name != HELD}  # which is the model's here
+        tensors.update({f"optimizer/{index}/{name}": value for name, value in own.items()})
     tensors["rng/cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["rng/cuda"] = torch.cuda.get_rng_state()
@@ -125,7 +127,9 @@ def _on_grid(model: nn.Module, optimizer: ArmOptimizer) -> dict[str, tuple[nn.Pa
 
 
 def unique_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict with each storage under its first name only."""
+    """Return the state dict, and the amax of weights on the quantization grid, each storage under its first name."""
     seen: dict[int, str] = {}
-    tensors = model.state_dict().items()
+    state = model.state_dict()
+    held = {name: t for name, t in model.named_buffers() if name.rpartition(".")[2] in ("history", HELD)}
+    tensors = (held | state).items()
     return {name: tensor for name, tensor in tensors if seen.setdefault(tensor.data_ptr(), name) == name}

@@ -73,7 +73,7 @@ def _virtual_grid(name: str, layer: nn.Linear, virtual: TensorRecipe, on_grid: b
             "weights on the quantization grid hold one scale that their optimizer sets; use granularity: tensor"
         )
     held = torch.zeros(1, device=device)
-    layer.register_buffer("held_amax", held)  # saved with the weight, whose codes need it
+    layer.register_buffer("held_amax", held, persistent=False)
     try:
         return WeightGrid(fmt, options, remembered=lambda: held[0], held=held, device=device, refinement=REFINEMENT)
     except ValueError as error:

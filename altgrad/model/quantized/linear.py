@@ -77,6 +77,9 @@ class QuantizedLinear(nn.Module):
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
+        weight, state = self.quantizer("weight"), arguments[0]
+        if weight is not None and weight.holds and arguments[1] + "weight" in state:
+            weight.follow(state.get(arguments[1] + "quantizers.weight.history", self.weight.detach().abs().amax()))
         # A checkpoint that was assigned to a model without memory has brought parameters, and no constants.
         if any(buffer.is_meta for buffer in self.quantizers.buffers()) and not self.weight.is_meta:
             self.quantizers.to_empty(device=self.weight.device)

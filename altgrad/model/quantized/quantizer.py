@@ -131,8 +131,6 @@ class Quantizer(nn.Module):
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-        if self.recipe.scaling == "dynamic" and self.history is not None:
-            remembered.discard(prefix + "history")  # of weights that lie on the quantization grid of that amax
         for keys in (missing_keys, unexpected_keys):
             keys[:] = [key for key in keys if key not in remembered]
 
@@ -147,8 +145,19 @@ class Quantizer(nn.Module):
                 "weights on the quantization grid hold one scale that their optimizer sets; quantize them with "
                 "granularity: tensor and scaling: dynamic"
             )
-        self.register_buffer("history", torch.zeros(1, device=self.constants.device))
+        # Its optimizer saves it. A model has the same keys whoever steps its weights.
+        self.register_buffer("history", torch.zeros(1, device=self.constants.device), persistent=False)
         return self.get_buffer("history")
+
+    @property
+    def holds(self) -> bool:
+        """Whether `hold` was called."""
+        return self.recipe.scaling == "dynamic" and self.history is not None
+
+    def follow(self, amax: Tensor) -> None:
+        """Set the amax that is held."""
+        assert self.history is not None
+        self.history.copy_(amax.expand_as(self.history))
 
     def draw(self) -> Tensor | None:
         """Go on to the next stream and return it (3,), for one stochastic rounding; ``None`` if it is to nearest.

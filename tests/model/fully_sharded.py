@@ -1,0 +1,180 @@
+"""What the processes of tests/model/test_fully_shard.py do together: PROGRAM FOLDER RANK COUNT."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from altgrad.model import Recipe, quantize_model
+from altgrad.optim import Arm, build_optimizer
+from altgrad.training.grids import weight_grids
+from tests.optim.arms import ARMS, arm_named
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "tensor": {},
+    "row": {"granularity": "row"},
+    "block": {"granularity": "block", "scale": "E8M0"},
+    "two-level": {"granularity": "block", "scale": "E4M3", "block": 16},
+    "delayed": {"scaling": "delayed"},
+    "stochastic": {"rounding": "stochastic"},
+}
+STEPS, ROWS = 4, 128  # so that no block of rows is in two processes
+
+
+def model_of(recipe: str, *, sync: bool = False) -> nn.Sequential:
+    torch.manual_seed(0)
+    # Of sizes that are whole vectors in each process: torch rounds AdamW otherwise in what is left over.
+    plain = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    return quantize_model(plain, Recipe.uniform("E3M4", grad="E5M2", **RECIPES[recipe]), sync_amax=sync)
+
+
+def sharded(model: nn.Sequential) -> nn.Sequential:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in (model[0], model[2], model[4]):
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def batch(number: int) -> Tensor:
+    return torch.randn(ROWS, 32, generator=torch.Generator().manual_seed(number))
+
+
+def whole(t: Any) -> Tensor:
+    return (t.full_tensor() if hasattr(t, "full_tensor") else t).detach().clone()
+
+
+def trained(model: nn.Module, rank: int = 0, count: int = 1) -> dict[str, Any]:
+    """Return losses, first gradients and last weights of some steps of AdamW on shares of the batch."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses, gradients = [], []
+    for number in range(STEPS):
+        rows = batch(number).chunk(count)[rank]
+        loss = model(rows).square().sum() / ROWS
+        (loss * count).backward()  # FSDP2 takes the mean over processes
+        gradients.append([whole(p.grad) for p in model.parameters()])
+        optimizer.step()
+        optimizer.zero_grad()
+        total = loss.detach().clone()
+        if count > 1:
+            dist.all_reduce(total)
+        losses.append(total.item())
+    state = {name: whole(t) for name, t in model.state_dict().items()}
+    return {"losses": losses, "gradients": gradients[0], "state": state}
+
+
+def stepped(model: nn.Module, arm: Arm, first: int = 0, steps: int = STEPS, at: Any = None) -> dict[str, Any]:
+    """Return weights and optimizer after steps on given gradients, which are sharded as the parameters are."""
+    from torch.distributed.tensor import distribute_tensor
+
+    optimizer = build_optimizer(model, arm, weight_grids(model, on_grid=arm.weights == "quantized"), seed=3)
+    if at is not None:
+        at(model, optimizer)
+    for number in range(first, steps):
+        generator = torch.Generator().manual_seed(number)
+        for p in model.parameters():
+            g = 0.01 * torch.randn(p.shape, generator=generator)
+            spread = hasattr(p, "device_mesh")
+            p.grad = distribute_tensor(g, p.device_mesh, p.placements) if spread else g  # type: ignore[attr-defined]
+        optimizer.step()
+    weights = {name: whole(p) for name, p in model.named_parameters()}
+    return {"weights": weights, "optimizer": optimizer}
+
+
+def arm_of(name: str) -> Arm:
+    return Arm(lr=0.01) if name == "plain" else arm_named(name)
+
+
+def main(folder: Path, rank: int, count: int) -> None:
+    """Do all of it and have the first process save what came of it."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder / f'meeting{count}'}", rank=rank, world_size=count)
+    found: dict[str, Any] = {"trained": {}, "stepped": {}}
+    for recipe in RECIPES:
+        found["trained"][recipe] = trained(sharded(model_of(recipe, sync=True)), rank, count)
+    for name in ["plain", *ARMS]:
+        found["stepped"][name] = stepped(sharded(model_of("tensor")), arm_of(name))["weights"]
+    found["skipped"] = skipped(rank)
+    found["saved"] = saved(folder, count)
+    found["refused"] = refused()
+    if rank == 0:
+        torch.save(found, folder / f"found{count}")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def skipped(rank: int) -> tuple[int, bool]:
+    """One process has a gradient that is not finite: none may step."""
+    model = sharded(model_of("tensor"))
+    optimizer = build_optimizer(model, arm_of("plain"))
+    before = {name: whole(p) for name, p in model.named_parameters()}
+    model(batch(0)).sum().backward()
+    for p in model.parameters():
+        if rank == 1:
+            p.grad.to_local().fill_(torch.inf)  # type: ignore[union-attr]
+    optimizer.step(norm=torch.inf)
+    return optimizer.skipped, all(torch.equal(whole(p), before[name]) for name, p in model.named_parameters())
+
+
+RESUMED = "stiff_matched"
+
+
+def saved(folder: Path, count: int) -> dict[str, Tensor]:
+    """Two processes save after half of the steps; as many as there are load it, and take the other half."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    model = sharded(model_of("delayed"))
+    if count == 2:
+        optimizer = stepped(model, arm_of(RESUMED), steps=STEPS // 2)["optimizer"]
+        weights, state = get_state_dict(model, optimizer)
+        dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder / "checkpoint")
+
+    def load(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        weights, state = get_state_dict(model, optimizer)
+        dcp.load({"model": weights, "optimizer": state}, checkpoint_id=folder / "checkpoint")
+        set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
+
+    again = sharded(model_of("delayed"))
+    return stepped(again, arm_of(RESUMED), first=STEPS // 2, at=load)["weights"]
+
+
+def refused() -> dict[str, str]:
+    """What is refused, and in which words."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    said = {}
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+
+    def then_quantized(model: nn.Module) -> None:
+        quantize_model(model, Recipe.uniform("E3M4"))
+
+    def tensor_parallel() -> nn.Module:
+        return parallelize_module(nn.Sequential(nn.Linear(32, 64)), mesh, {"0": ColwiseParallel()})
+
+    tries = {
+        "fully_shard, then quantized": lambda: then_quantized(fully_shard(nn.Sequential(nn.Linear(32, 64)), mesh=mesh)),
+        "tensor parallel, then quantized": lambda: then_quantized(tensor_parallel()),
+        "quantized, then tensor parallel": lambda: parallelize_module(
+            model_of("tensor"), mesh, {"0": ColwiseParallel()}
+        ),
+    }
+    for name, attempt in tries.items():
+        try:
+            attempt()
+        except (ValueError, RuntimeError, NotImplementedError) as error:
+            said[name] = str(error)
+    return said
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,80 @@
+"""FSDP2: processes that have parts of the weights and of the batch train what one process trains.
+
+Oracle: one process with the whole batch, without torch.distributed. Steps of optimizers on the same gradients are the
+same to the bit. Where processes sum gradients, sums are rounded in another order: by float32's last digits, of which a
+rounding to the format can make a whole spacing, but rarely.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.model import fully_sharded
+from tests.optim.arms import ARMS
+
+ROOT = Path(__file__).parents[2]
+Found = dict[int, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    folder = tmp_path_factory.mktemp("processes")
+    results = {}
+    for count in (2, 4):
+        command = [sys.executable, "-m", "tests.model.fully_sharded", str(folder)]
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        processes = [
+            subprocess.Popen([*command, str(rank), str(count)], cwd=ROOT, env=environment) for rank in range(count)
+        ]
+        assert not any(process.wait(300) for process in processes)
+        results[count] = torch.load(folder / f"found{count}", weights_only=False)
+    return results
+
+
+@pytest.mark.parametrize("recipe", fully_sharded.RECIPES)
+@pytest.mark.parametrize("count", [2, 4])
+def test_sharded_layers_train_as_one_process_with_the_whole_batch(found: Found, count: int, recipe: str) -> None:
+    one, several = fully_sharded.trained(fully_sharded.model_of(recipe)), found[count]["trained"][recipe]
+    assert several["losses"] == pytest.approx(one["losses"], rel=2e-6)
+    for a, b in zip(one["gradients"], several["gradients"], strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-6 * a.abs().max().item())
+    assert one["state"].keys() == several["state"].keys()
+    for name, t in one["state"].items():
+        own = count if "grad.history" in name else 1  # the loss of each process, of which FSDP2 takes the mean
+        torch.testing.assert_close(several["state"][name], t * own, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["plain", *ARMS])
+@pytest.mark.parametrize("count", [2, 4])
+def test_every_arm_steps_its_parts_as_one_process_to_the_bit(found: Found, count: int, name: str) -> None:
+    one = fully_sharded.stepped(fully_sharded.model_of("tensor"), fully_sharded.arm_of(name))["weights"]
+    for weight, expected in one.items():
+        assert torch.equal(found[count]["stepped"][name][weight], expected), weight
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_what_two_processes_saved_goes_on_in_as_many_as_there_are(found: Found, count: int) -> None:
+    expected = fully_sharded.stepped(
+        fully_sharded.model_of("delayed"), fully_sharded.arm_of(fully_sharded.RESUMED)
+    )["weights"]  # fmt: skip
+    for weight, t in found[count]["saved"].items():
+        assert torch.equal(t, expected[weight]), weight
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_gradient_that_is_not_finite_in_one_process_stops_the_step_of_all(found: Found, count: int) -> None:
+    assert found[count]["skipped"] == (1, True)
+
+
+def test_what_is_split_otherwise_is_refused_in_a_sentence(found: Found) -> None:
+    said = found[2]["refused"]
+    for first in ("fully_shard", "tensor parallel"):
+        assert "quantize the model first, and shard it then by fully_shard" in said[f"{first}, then quantized"]
+    assert "only support nn.Linear" in said["quantized, then tensor parallel"]
