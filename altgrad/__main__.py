@@ -26,6 +26,7 @@ INTERNAL = {
     "numerics.check.bench": "altgrad/numerics/README.md",
     "reporting.simulate": "make simulate",
     "watch.track": "altgrad/watch/README.md",
+    "benchmark.gpu": "make gpu",
     "benchmark.alone": "altgrad.benchmark, in a process for each contestant",
     "benchmark.gpu.compiled": "altgrad.benchmark.gpu, in a process for each step",
     "benchmark.optimizers": "altgrad.benchmark, in a process for each arm",

@@ -26,7 +26,7 @@ from altgrad.reporting import roles
 from altgrad.reporting.load import Study
 from altgrad.reporting.moderation import Spread, fitted
 from altgrad.reporting.multiplicity import adjusted, holm
-from altgrad.reporting.results import IDENTICAL, TUNED_HERE, Result, amount
+from altgrad.reporting.results import IDENTICAL, SEEDS, SMALLEST_EFFECT, TUNED_HERE, Result, amount
 from altgrad.reporting.runs import Contrast, Run, Runs
 from altgrad.reporting.statistics import Difference
 
@@ -101,7 +101,10 @@ class Answers:
         return (min(counts), max(counts)) if counts else None
 
 
-def answer(questions: Questions, runs: Runs, least: Mapping[str, float], *, tuned_here: bool) -> Answers:
+def answer(
+    questions: Questions, runs: Runs, least: Mapping[str, float], *, tuned_here: bool,
+    smallest_effect: float = SMALLEST_EFFECT,
+) -> Answers:  # fmt: skip
     """Answer every question.
 
     Args:
@@ -109,6 +112,7 @@ def answer(questions: Questions, runs: Runs, least: Mapping[str, float], *, tune
         runs: the losses.
         least: by arm, the difference that its tuning makes where there is nothing to gain.
         tuned_here: whether the learning rates were chosen on the seeds that are compared. Then nothing is tested.
+        smallest_effect: of interest, in the unit of the losses.
     """
     found = {
         question: difference
@@ -146,7 +150,8 @@ def answer(questions: Questions, runs: Runs, least: Mapping[str, float], *, tune
     for question, difference in found.items():
         first, spread = repeats.get(question, question), spread_of(question)
         error = spread.error(difference) if spread else (math.nan, math.nan)
-        result = amount(difference, *error, p_values.get(first, math.nan), levels.get(first, math.nan))
+        p, level = p_values.get(first, math.nan), levels.get(first, math.nan)
+        result = amount(difference, *error, p, level, SEEDS, smallest_effect)
         if tuned_here and result.outcome != IDENTICAL:
             result = replace(result, outcome=TUNED_HERE)
         claims[question] = replace(result, exploratory=question in questions.exploratory)

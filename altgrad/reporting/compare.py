@@ -71,7 +71,8 @@ def compare(study: Study) -> Comparison:
     references = roles.references(study)
     tuned_here = len(study.lr_scales) > 1
     least = _tuning_error(study, runs, best, references)
-    answers = answer(ask(study, best, references), runs, least, tuned_here=tuned_here)
+    smallest = study.measure.smallest_effect
+    answers = answer(ask(study, best, references), runs, least, tuned_here=tuned_here, smallest_effect=smallest)
     results = _results(study, runs)
     return Comparison(
         results, _best(study, results, runs, best, answers), _gains(study, best, references, answers), answers, runs,
@@ -110,7 +111,7 @@ def _results(study: Study, runs: Runs) -> pd.DataFrame:
         diverged=(DIVERGED, "sum"), missing=(MISSING, "sum"), **{name: (name, "mean") for name in measured},
         val_loss_sd=(PRIMARY, "std"),
     ).reset_index()  # fmt: skip
-    table["perplexity"] = [math.exp(loss) for loss in table[PRIMARY]]
+    table["perplexity"] = [math.exp(loss) if study.measure.in_nats else math.nan for loss in table[PRIMARY]]
     losses = {name: completed.set_index(pd.MultiIndex.from_frame(cells[[*RUN, "seed"]]))[name].to_dict()
               for name in (PRIMARY, "train_loss")}  # fmt: skip
     differences: list[Difference | None] = []
@@ -126,7 +127,7 @@ def _results(study: Study, runs: Runs) -> pd.DataFrame:
 
 def _gap(losses: Mapping[tuple, float], own: Run, base: Run, seeds: list[int]) -> float:
     """Return the mean over shared seeds of how far the loss is above the baseline's, in percent; NaN without any."""
-    ratios = [losses[*own, seed] / losses[*base, seed] for seed in seeds if (*base, seed) in losses]
+    ratios = [losses[*own, seed] / losses[*base, seed] for seed in seeds if losses.get((*base, seed))]
     known = [ratio for ratio in ratios if ratio == ratio]
     return 100 * (sum(known) / len(known) - 1) if known else math.nan
 

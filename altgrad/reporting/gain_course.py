@@ -50,7 +50,7 @@ def course_table(study: Study, comparison: Comparison) -> Table | None:
         return None
     steps = sorted(set().union(*(own.index for own in found.values())))
     shown = dict.fromkeys(max(step for step in steps if step <= max(steps[0], share * steps[-1])) for share in SHARES)
-    columns = [words("format"), words("optimizer"), *(Column(f"after {step:g} steps") for step in shown)]
+    columns = [words(study.measure.entry), words("optimizer"), *(Column(f"after {step:g} steps") for step in shown)]
     rows = [
         [f"**{entry}**", arm, *map(_said, own.reindex(list(shown)).to_numpy())] for (entry, arm), own in found.items()
     ]

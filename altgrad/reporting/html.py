@@ -24,11 +24,13 @@ CELLS = "cells.html"  # the page of all cells, beside the report's
 MARKS = re.compile(r"(`[^`]+`|\*\*.+?\*\*)")
 
 
-def to_html(document: Document, figures: Path, links: Mapping[str, str] | None = None) -> str:
+def to_html(
+    document: Document, figures: Path, links: Mapping[str, str] | None = None, *, cells: bool = True
+) -> str:  # fmt: skip
     """Return the document as a page; the PNG files of its pictures are read from ``figures``.
 
     What stands in ``links``, where it is all of a strong or code text, leads to what it has there on the page of all
-    cells; numbers of a table lead to the cells behind them.
+    cells; numbers of a table lead to the cells behind them. Without ``cells`` there is no such page.
     """
     pages = environment()
     known = links or {}
@@ -36,7 +38,7 @@ def to_html(document: Document, figures: Path, links: Mapping[str, str] | None =
     pages.filters["behind"] = address
     pages.filters["kind"] = lambda block: type(block).__name__
     pages.filters["embed"] = lambda name: _embed(figures / f"{name}.png")
-    return pages.get_template("page.html.j2").render(document=document)
+    return pages.get_template("page.html.j2").render(document=document, cells=cells)
 
 
 def environment() -> jinja2.Environment:

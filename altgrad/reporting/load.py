@@ -21,6 +21,7 @@ from pyarrow import csv, parquet
 
 from altgrad.config.files import read_json
 from altgrad.metrics import Metric
+from altgrad.reporting.measure import Measure
 
 COMPLETED, DIVERGED, MISSING = "completed", "diverged", "missing"
 IDENTITY = ["format", "optimizer", "seed", "lr_scale"]
@@ -54,7 +55,7 @@ class Study:
     every number of the run's metrics and timing (NaN where there is none; texts are then empty). ``history``,
     ``monitors``, ``diagnosis`` (each metric at its last step), ``summary``, ``course`` (the summary at
     every step) and ``flags`` are tidy, with the identity in front. ``metrics`` are those of the diagnoses
-    that ``altgrad.metrics`` does not know.
+    that ``altgrad.metrics`` does not know, ``measure`` what is compared.
     """
 
     params: dict[str, Any]
@@ -69,6 +70,7 @@ class Study:
     flags: pd.DataFrame
     timing: dict[str, dict[str, Any]]
     metrics: dict[str, Metric] = field(default_factory=dict)
+    measure: Measure = field(default_factory=Measure)
 
     @cached_property
     def formats(self) -> list[str]:

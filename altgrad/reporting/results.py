@@ -95,7 +95,8 @@ def _p(mean: float, error: float, dof: float) -> float:
 
 
 def amount(
-    difference: Difference, error: float, dof: float, p: float, adjusted: float, seeds: int = SEEDS
+    difference: Difference, error: float, dof: float, p: float, adjusted: float, seeds: int = SEEDS,
+    smallest_effect: float = SMALLEST_EFFECT,
 ) -> Result:  # fmt: skip
     """Return what a difference amounts to.
 
@@ -104,6 +105,7 @@ def amount(
         error: its standard error, in its unit, with ``dof`` degrees of freedom.
         p: its p-value by itself, and ``adjusted`` for its family.
         seeds: the fewest that can make it significant.
+        smallest_effect: of interest, in the unit of the difference; an interval within it is no effect.
     """
     if difference.is_zero or not error > 0:
         outcome = IDENTICAL if difference.is_zero else TOO_FEW
@@ -113,5 +115,5 @@ def amount(
     if adjusted <= LEVEL:
         outcome = LOWER if difference.mean < 0 else HIGHER
     else:
-        outcome = NO_EFFECT if abs(difference.mean) + half <= SMALLEST_EFFECT else INCONCLUSIVE
+        outcome = NO_EFFECT if abs(difference.mean) + half <= smallest_effect else INCONCLUSIVE
     return Result(difference, half, p, adjusted, visible, outcome if difference.n >= seeds else TOO_FEW)

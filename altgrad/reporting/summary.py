@@ -18,7 +18,7 @@ from altgrad.reporting.results import INCONCLUSIVE, LEVEL, LOWER, NO_EFFECT, SEE
 from altgrad.reporting.runs import Run
 from altgrad.reporting.simulated import Rates
 from altgrad.reporting.tables import words
-from altgrad.reporting.wording import NONE, interval, joined, number, p_value, signed, significant
+from altgrad.reporting.wording import NONE, interval, joined, number, p_value, plural, signed, significant
 
 QUESTION = "Which 8-bit floating-point format gains most from geometry-aware updates, and why?"
 SHOWN = 5  # of the runs of the lowest loss
@@ -66,7 +66,7 @@ def costs_table(study: Study, comparison: Comparison) -> Table | None:
     found = {entry: result for entry, result in results.items() if result is not None}
     if not found:
         return None
-    columns = [words("format"), *_heads()]
+    columns = [words(study.measure.entry), *_heads(study)]
     rows = [[f"**{entry}**", *cells(result)] for entry, result in found.items()]
     behind = [of_numbers(columns, {"format": entry, "optimizer": comparison.reference}) for entry in found]
     note = f"Δ loss: final validation loss minus `{study.baseline}`'s under `{comparison.reference}`, nats per token."
@@ -83,28 +83,33 @@ def updates_table(study: Study, comparison: Comparison) -> Table | None:
     if not kept:
         return None
     several = len({row.optimizer for row in kept}) > 1
-    columns = [words("format"), *[words("optimizer")] * several, *_heads(), words("format-specific effect"),
-               words("against controls")]  # fmt: skip
+    own = any(row.beyond is not None for row in kept)
+    held_against = any(row.nulls or row.foreign or row.matched is not None for row in kept)
+    entry = study.measure.entry
+    columns = [words(entry), *[words("optimizer")] * several, *_heads(study),
+               *[words(f"{entry}-specific effect")] * own, *[words("against controls")] * held_against]  # fmt: skip
     rows, behind = [], []
     for row in kept:
         controls = [f"`{other}` {_short(result)}" for other, result in (row.nulls | row.foreign).items()]
         controls += [f"RMS-matched {_short(row.matched)}"] if row.matched is not None else []
         rows.append([
-            f"**{row.format}**", *[row.optimizer] * several, *cells(row.claim), _short(row.beyond),
-            ", ".join(controls) or NONE,
+            f"**{row.format}**", *[row.optimizer] * several, *cells(row.claim), *[_short(row.beyond)] * own,
+            *[", ".join(controls) or NONE] * held_against,
         ])  # fmt: skip
         behind.append(of_numbers(columns, {"format": row.format, "optimizer": [row.optimizer, row.reference]}))
     held = joined(list(dict.fromkeys(f"`{row.reference}`" for row in kept)))
     of = "each optimizer's" if several else f"`{kept[0].optimizer}`'s"
-    note = (
-        f"Δ loss: {of} minus {held}'s in the same format, each at its best learning rate. Format-specific effect: that "
-        "minus the same difference where nothing is quantized (difference in differences)."
-    )
+    note = f"Δ loss: {of} minus {held}'s in the same format, each at its best learning rate."
+    if own:
+        note += (
+            " Format-specific effect: that minus the same difference where nothing is quantized (difference in "
+            "differences)."
+        )
     return Table(columns, rows, note, behind)
 
 
-def _heads() -> list[Column]:
-    return [Column("Δ loss"), words("95 % CI"), Column("p"), Column("n"), words("result")]
+def _heads(study: Study) -> list[Column]:
+    return [Column(study.measure.delta), words("95 % CI"), Column("p"), Column("n"), words("result")]
 
 
 def cells(result: Result) -> list[str]:
@@ -129,7 +134,7 @@ def _short(result: Result | None) -> str:
 
 
 class Lowest(NamedTuple):
-    """A run at its best rate, its mean loss, and by how much it is above the lowest, with p; none for that itself."""
+    """A run at its best rate, its mean loss, and by how much it differs from the best, with p; none for that itself."""
 
     run: Run
     loss: float
@@ -138,9 +143,9 @@ class Lowest(NamedTuple):
 
 
 def lowest(study: Study, comparison: Comparison) -> list[Lowest]:
-    """Return the quantized formats and optimizers from the lowest mean loss up.
+    """Return the quantized formats and optimizers from the best mean loss on.
 
-    The lowest is picked because it is that, so every pair counts as a comparison: p-values by Holm over all pairs.
+    The best is picked because it is that, so every pair counts as a comparison: p-values by Holm over all pairs.
     """
     ordered = ranked(study, comparison)
     if not ordered:
@@ -156,33 +161,36 @@ def lowest(study: Study, comparison: Comparison) -> list[Lowest]:
 
 
 def ranked(study: Study, comparison: Comparison) -> list[Run]:
-    """Return the quantized entries and arms at their best rates, of which a seed completed, by mean loss, lowest first.
+    """Return the quantized entries and arms at their best rates, of which a seed completed, the best mean loss first.
 
     Those of fewer seeds than can be significant come last, where others have more: few seeds are easily lucky.
     """
-    runs = comparison.runs
+    runs, sign = comparison.runs, -1 if study.measure.higher_is_better else 1
     candidates = [
         run
         for (entry, _), run in comparison.best_runs.items()
         if roles.is_quantized(study, entry) and runs.completed(run)
     ]
     groups = ([run for run in candidates if (runs.completed(run) >= SEEDS) == many] for many in (True, False))
-    return [run for group in groups if group for run in from_the_lowest({run: runs.by_seed({run: 1}) for run in group})]
+    losses = ({run: runs.by_seed({run: sign}) for run in group} for group in groups if group)
+    return [run for group in losses for run in from_the_lowest(group)]
 
 
 def lowest_table(study: Study, comparison: Comparison) -> Table | None:
-    """The runs of the lowest loss, and by how much each is above the first."""
+    """The runs of the best loss, and by how much each differs from the first."""
     found = lowest(study, comparison)
     if len(found) < 2:
         return None
-    columns = [words("format"), words("optimizer"), Column("loss"), Column("above the lowest"), Column("p")]
+    measure = study.measure
+    columns = [words(measure.entry), words("optimizer"), Column(measure.noun), Column(measure.from_best), Column("p")]
     rows = [
         [f"**{row.run[0]}**", row.run[1], number(row.loss, 4), signed(row.above, 4) if i else NONE,
          p_value(row.adjusted) if i else NONE]
         for i, row in enumerate(found[:SHOWN])
     ]  # fmt: skip
     behind = [of_numbers(columns, {"format": row.run[0], "optimizer": row.run[1]}) for row in found[:SHOWN]]
-    note = f"The first {len(rows)} of {len(found)}; p adjusted over all {len(found) * (len(found) - 1) // 2} pairs."
+    pairs = plural(len(found) * (len(found) - 1) // 2, "pair")
+    note = f"The first {len(rows)} of {len(found)}; p adjusted over {'all ' if len(found) > 2 else ''}{pairs}."
     return Table(columns, rows, note, behind)
 
 
@@ -194,8 +202,8 @@ def certainty(study: Study, comparison: Comparison, rates: Rates | None) -> str:
     asked = sum(result.adjusted == result.adjusted for result in comparison.answers.claims.values())
     paired = str(seeds[0]) if seeds[0] == seeds[1] else f"{seeds[0]} to {seeds[1]}"
     said = [(
-        f"Paired seeds: {paired}; p is adjusted over {asked} comparisons, significant up to {LEVEL:g} with {SEEDS} "
-        "seeds; inconclusive: the effect in brackets would have been found nine times in ten."
+        f"Paired seeds: {paired}; p is adjusted over {plural(asked, 'comparison')}, significant up to {LEVEL:g} with "
+        f"{SEEDS} seeds; inconclusive: the effect in brackets would have been found nine times in ten."
     )]  # fmt: skip
     if rates is not None:
         said.append(f"Of simulated studies like this one, of chance alone, {100 * rates.significant:.1f} % find any.")

@@ -34,21 +34,23 @@ def words(head: str) -> Column:
 
 def results_table(study: Study, comparison: Comparison) -> Table:
     """Format x optimizer at its best learning rate: seeds, loss, paired difference to the baseline format."""
-    rates = len(study.lr_scales) > 1
-    columns = [words("format"), words("optimizer"), *[Column("peak lr")] * rates, words("seeds"),
-               Column("loss ± sd"), Column("Δ loss"), words("95 % CI"), Column("perplexity")]  # fmt: skip
+    rates, measure = len(study.lr_scales) > 1, study.measure
+    paired = not comparison.best["difference"].isna().all()
+    columns = [words(measure.entry), words("optimizer"), *[Column("peak lr")] * rates, words("seeds"),
+               Column(f"{measure.noun} ± sd"), *[Column(measure.delta), words("95 % CI")] * paired,
+               *[Column("perplexity")] * measure.in_nats]  # fmt: skip
     rows, behind, noise = [], [], comparison.noise
     for row in comparison.best.itertuples():
         mean = None if row.difference is None else row.difference.mean
         half = noise.half_width(row.difference) if noise and row.difference else None
         rows.append([
             f"**{row.format}**", row.optimizer, *[f"{row.peak_lr:.3g}"] * rates, _seeds(row),
-            _mean_sd(row.val_loss, row.val_loss_sd), signed(mean, 4), interval(row.difference, half),
-            number(row.perplexity, 2),
+            _mean_sd(row.val_loss, row.val_loss_sd), *[signed(mean, 4), interval(row.difference, half)] * paired,
+            *[number(row.perplexity, 2)] * measure.in_nats,
         ])  # fmt: skip
         behind.append(of_numbers(columns, dict(zip(RUN, (row.format, row.optimizer, row.lr_scale), strict=True))))
-    baseline = f" Δ loss: minus `{study.baseline}` with the same optimizer, over shared seeds."
-    note = "Means over completed seeds." + (baseline if study.baseline else "")
+    baseline = f" {measure.delta}: minus `{study.baseline}` with the same optimizer, over shared seeds."
+    note = "Means over completed seeds." + (baseline if paired else "")
     return Table(columns, rows, note, behind)
 
 

@@ -16,7 +16,7 @@ from altgrad.reporting.figures.spec import FigureSpec
 from altgrad.reporting.figures.style import legend, looks, panels, spread_axis, tiles
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
 from altgrad.reporting.moderation import Spread
-from altgrad.reporting.results import SMALLEST_EFFECT, Result
+from altgrad.reporting.results import Result
 from altgrad.reporting.runs import PRIMARY
 from altgrad.reporting.wording import plural
 
@@ -41,7 +41,7 @@ def final_differences(study: Study, comparison: Comparison) -> Figure | None:
             if name in own.index:
                 mine = dots[(dots["format"] == name) & (dots["optimizer"] == optimizer)]["difference"]
                 _row(axis, y, own.loc[name], mine, styles[name].line(linestyle="none"), comparison.noise)
-        axis.set(title=optimizer, xlabel=f"minus {study.baseline}'s (nats per token)")
+        axis.set(title=optimizer, xlabel=study.measure.labelled(f"minus {study.baseline}'s"))
         low = min(0.0, dots["difference"].min()) - 0.12 * dots["difference"].abs().median()
         axis.set_xlim(min(low, -1.3 * _floor(comparison.noise, rows)), reach)
         spread_axis(axis, "x", dots["difference"], narrow=len(optimizers) > 1)
@@ -65,9 +65,9 @@ def gains(study: Study, comparison: Comparison) -> Figure | None:
             _difference(axis, y, row.claim, style)
             if row.beyond is not None:
                 _difference(axis, y + 0.3, row.beyond, style | {"markersize": 5, "markerfacecolor": "white"})
-        axis.axvspan(-SMALLEST_EFFECT, SMALLEST_EFFECT, color="#e8e8e8", zorder=0)
+        axis.axvspan(-study.measure.smallest_effect, study.measure.smallest_effect, color="#e8e8e8", zorder=0)
         axis.axvline(0, color="black", linewidth=0.9)
-        axis.set(title=arm, xlabel=f"Δ loss against {own['reference'].iloc[0]}")
+        axis.set(title=arm, xlabel=f"{study.measure.delta} against {own['reference'].iloc[0]}")
         spread_axis(axis, "x", pd.Series([row.difference.mean for row in table["claim"]]), narrow=len(arms) > 1)
     _names_on_y(axes[0], names)
     return figure

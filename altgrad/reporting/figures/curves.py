@@ -16,10 +16,15 @@ LOSSES = {"train_loss": "training loss", "val_loss": "validation loss"}
 
 
 def loss_curves(study: Study, comparison: Comparison) -> Figure | None:
-    """Training loss of the whole run, and validation loss of its second half, where formats part."""
+    """Training loss of the whole run, and validation loss of its second half, where formats part.
+
+    A study without training losses has the one loss that it has in both.
+    """
     history = at_best(study.history, comparison)
     if history.empty:
         return None
+    losses = _losses(study, history)
+    (whole, of_whole), (half, of_half) = (*losses.items(),)[0], (*losses.items(),)[-1]
     optimizers, names = _present(study, history)
     styles = looks(study.formats)
     figure, axes = panels(len(optimizers), 2, 0.7 + 2.7 * len(optimizers))
@@ -27,13 +32,14 @@ def loss_curves(study: Study, comparison: Comparison) -> Figure | None:
         own = history[history["optimizer"] == optimizer]
         finished, lost = _split(study, own)
         training, validation = axes[row]
-        _lines(training, finished, "train_loss", styles)
-        _lines(validation, finished[finished["step"] >= finished["step"].max() / 2], "val_loss", styles)
+        _lines(training, finished, whole, styles)
+        middle = (finished["step"].min() + finished["step"].max()) / 2
+        _lines(validation, finished[finished["step"] >= middle], half, styles)
         if finished.empty:
             validation.text(0.5, 0.5, "no run completed", transform=validation.transAxes, ha="center")
-        _end(training, lost, finished, "train_loss", styles)
-        training.set(title=f"{optimizer}: training loss", ylabel="nats per token")
-        validation.set(title=f"{optimizer}: validation loss")
+        _end(training, lost, finished, whole, styles)
+        training.set(title=f"{optimizer}: {of_whole}", ylabel=study.measure.unit or study.measure.noun)
+        validation.set(title=f"{optimizer}: {of_half}")
     for axis in axes[-1]:
         axis.set_xlabel("optimizer step")
     legend(figure, styles, names)
@@ -45,29 +51,36 @@ def loss_differences(study: Study, comparison: Comparison) -> Figure | None:
     history, _ = _split(study, at_best(study.history, comparison))
     if study.baseline is None or history.empty:
         return None
-    keys = ["optimizer", "seed", "step"]
-    baseline = history[history["format"] == study.baseline].set_index(keys)[list(LOSSES)]
-    others = history[history["format"] != study.baseline].set_index(["format", *keys])[list(LOSSES)]
+    keys, losses = ["optimizer", "seed", "step"], _losses(study, history)
+    baseline = history[history["format"] == study.baseline].set_index(keys)[list(losses)]
+    others = history[history["format"] != study.baseline].set_index(["format", *keys])[list(losses)]
     differences = (others - baseline.reindex(others.index.droplevel("format")).to_numpy()).reset_index()
-    differences = differences.dropna(subset=list(LOSSES), how="all")
+    differences = differences.dropna(subset=list(losses), how="all")
     if differences.empty:
         return None
     optimizers, names = _present(study, differences)
     styles = looks(study.formats)
-    figure, axes = panels(len(optimizers), 2, 0.7 + 2.7 * len(optimizers), sharex=True, sharey="row")
+    figure, axes = panels(len(optimizers), len(losses), 0.7 + 2.7 * len(optimizers), sharex=True, sharey="row")
     for row, optimizer in enumerate(optimizers):
         own = differences[differences["optimizer"] == optimizer]
-        for axis, (loss, label) in zip(axes[row], LOSSES.items(), strict=True):
+        for axis, (loss, label) in zip(axes[row], losses.items(), strict=True):
             _lines(axis, own, loss, styles)
             axis.axhline(0, color="black", linewidth=0.9)
             axis.set_title(f"{optimizer}: {label} minus {study.baseline}'s")
-        last = own.dropna(subset="train_loss").groupby("format")["train_loss"].last()
-        axes[row, 0].set_ylabel("nats per token")
+        first = next(iter(losses))
+        last = own.dropna(subset=first).groupby("format")[first].last()
+        axes[row, 0].set_ylabel(study.measure.unit or study.measure.delta)
         spread_axis(axes[row, 0], "y", last)
     for axis in axes[-1]:
         axis.set_xlabel("optimizer step")
     legend(figure, styles, names)
     return figure
+
+
+def _losses(study: Study, history: pd.DataFrame) -> dict[str, str]:
+    """Return the losses that ``history`` has, by column, and what each is called; one alone is what is compared."""
+    found = {loss: label for loss, label in LOSSES.items() if history[loss].notna().any()}
+    return found if len(found) > 1 else {"val_loss": study.measure.noun}
 
 
 def _present(study: Study, frame: pd.DataFrame) -> tuple[list[str], list[str]]:

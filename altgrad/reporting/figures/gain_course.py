@@ -30,7 +30,7 @@ def gains_over_run(study: Study, comparison: Comparison) -> Figure | None:
                 axis.plot(own.index, own.mean(axis="columns"), **styles[name].line(markevery=max(1, len(own) // 8)))
         axis.axhline(0, color="black", linewidth=0.9)
         axis.set(title=arm, xlabel="optimizer step")
-    axes[0].set_ylabel("Δ loss (nats per token)")
+    axes[0].set_ylabel(study.measure.labelled(study.measure.delta))
     legend(figure, styles, names)
     return figure
 

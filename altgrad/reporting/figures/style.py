@@ -100,6 +100,8 @@ SEQUENTIAL = "cividis"
 def looks(entries: list[str]) -> dict[str, Look]:
     """Return the look of each of the grid's entries; those without one of their own take the reserve in order.
 
+    Beyond the reserve they take the looks of formats that the grid does not have.
+
     The first entry that joins a recipe and a format, as ``virtual.E3M4`` does, has its format's look, but lighter.
     Always pass all entries of the grid, so that an entry looks alike in figures that show only some.
     """
@@ -109,7 +111,8 @@ def looks(entries: list[str]) -> dict[str, Look]:
         if fmt in LOOKS and LOOKS[fmt].lighter() not in known.values():
             known[name] = LOOKS[fmt].lighter()
     unknown = [name for name in entries if name not in known]
-    return {name: known.get(name) or RESERVE[unknown.index(name) % len(RESERVE)] for name in entries}
+    spare = [*RESERVE, *(look for look in LOOKS.values() if look not in known.values())]
+    return {name: known.get(name) or spare[unknown.index(name) % len(spare)] for name in entries}
 
 
 @contextmanager

@@ -1,0 +1,115 @@
+"""``altgrad.record``: a row of a table of runs, from any script; ``altgrad compare`` reads such tables.
+
+Nothing heavy is imported here: a training script should not wait for it.
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import fcntl
+import io
+import math
+import operator
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, SupportsFloat, SupportsIndex
+
+KEY, STEP = ["configuration", "optimizer", "seed"], "step"
+DIVERGED = "diverged"  # in place of a loss that is not finite
+
+
+def record(
+    path: str | os.PathLike[str],
+    *,
+    configuration: str,
+    optimizer: str,
+    seed: SupportsIndex,
+    loss: SupportsFloat,
+    step: SupportsIndex | None = None,
+    **others: SupportsFloat,
+) -> None:
+    """Add a run's loss to the CSV file ``path``, which is made with its folder if it is not there.
+
+    Several processes may do so at once, and `altgrad compare` read meanwhile: all see whole rows. A run that is there
+    already, by configuration, optimizer, seed and step, gets its row replaced: a script that is run again leaves no
+    second row.
+
+    Args:
+        path: the table. All rows of a file have the same columns, those of its first row.
+        configuration: what the run was, as the report will name it.
+        optimizer: likewise.
+        seed: runs of one seed are paired, so it should fix the same weights and batches in all of them.
+        loss: final, or after ``step``; one that is not finite is written as "diverged".
+        step: for a table of curves, apart from that of the final losses.
+        others: more columns, such as ``accuracy``.
+
+    Raises:
+        ValueError: for an empty name or one of two lines, and for a file that has other columns.
+    """
+    for name, text in {"configuration": configuration, "optimizer": optimizer}.items():
+        if not text or text != text.strip() or len(text.splitlines()) > 1:
+            raise ValueError(f"{name}: expected a name on one line, without spaces around it, got {text!r}")
+    steps = {} if step is None else {STEP: operator.index(step)}
+    key = [configuration, optimizer, operator.index(seed), *steps.values()]
+    losses = {name: float(value) for name, value in {"loss": loss, **others}.items()}
+    header = _line([*KEY, *steps, *losses])
+    start, row = _line(key)[:-1] + b",", _line([*key, *(_said(value) for value in losses.values())])
+    with _locked(Path(os.path.realpath(path))) as file:
+        lines = file.read().splitlines(keepends=True) or [header]
+        if lines[0].rstrip() != header.rstrip():
+            columns = lines[0].decode(errors="replace").strip()
+            raise ValueError(f"{path} has the columns {columns}; this row has {header.decode().strip()}")
+        kept = [line for line in lines if not line.startswith(start)]
+        if len(kept) == len(lines) and lines[-1].endswith(b"\n") and file.tell():
+            _append(file, row)
+        else:
+            _replace(Path(file.name), b"".join(line.rstrip(b"\r\n") + b"\n" for line in kept) + row)
+
+
+def whole(path: Path) -> bytes:
+    """Return what is in ``path`` between two calls of `record`: a row is not written in one piece for every reader."""
+    with open(path, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        return file.read()
+
+
+def _said(value: float) -> str:
+    return repr(value) if math.isfinite(value) else DIVERGED
+
+
+def _line(values: Sequence[object]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(values)
+    return text.getvalue().encode()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[BinaryIO]:
+    """Open ``path`` for this process alone; one that was replaced while it waited is opened anew."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with open(path, "a+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                file.seek(0)
+                yield file
+                return
+
+
+def _append(file: BinaryIO, row: bytes) -> None:
+    size = file.tell()
+    if file.write(row) < len(row):  # what a full disk leaves of it
+        file.truncate(size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

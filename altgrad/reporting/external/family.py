@@ -1,0 +1,134 @@
+"""What is asked of a table of runs, declared in YAML or by flags, and the study that the report's code reads."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from altgrad.config import UserError, did_you_mean
+from altgrad.config.errors import sentences
+from altgrad.config.files import read_yaml
+from altgrad.reporting.external.rows import Row
+from altgrad.reporting.load import COLUMNS, COMPLETED, DIVERGED, IDENTITY, MISSING, NUMBERS, TEXTS, Study
+from altgrad.reporting.measure import Measure
+from altgrad.reporting.results import SMALLEST_EFFECT
+
+
+class Family(BaseModel):
+    """What each configuration and each optimizer is compared with, and what the numbers are.
+
+    ``reference`` is a configuration. Controls are named with what they are the control of: an optimizer with the same
+    steps in another order, say, or a configuration that lends an optimizer a format and quantizes nothing. In those
+    that are ``unquantized`` all optimizers are their reference's form, so that what differs there is their tuning, and
+    no smaller effect counts anywhere.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    reference: str | None = None
+    reference_optimizer: str | None = None
+    optimizer_controls: dict[str, str] = Field(default_factory=dict)
+    configuration_controls: dict[str, str] = Field(default_factory=dict)
+    unquantized: list[str] = Field(default_factory=list)
+    metric: str = "loss"
+    unit: str = ""
+    higher_is_better: bool = False
+    smallest_effect: float = Field(SMALLEST_EFFECT, gt=0, allow_inf_nan=False)
+
+    @classmethod
+    def read(cls, path: Path | None, flags: Mapping[str, Any]) -> Family:
+        """Return the family in the YAML file ``path``, if there is one, with the flags that are given in its place.
+
+        Raises :class:`altgrad.config.UserError` with every mistake, by its place.
+        """
+        given = {name: value for name, value in flags.items() if value is not None}
+        try:
+            return cls.model_validate((read_yaml(path) if path else {}) | given)
+        except ValidationError as error:
+            raise UserError("\n".join(sentences(error, str(path or "flags")))) from None
+
+    def checked(self, rows: Sequence[Row], source: str) -> Family:
+        """Return the family with its references filled in; where there is one alone it need not be named.
+
+        Raises :class:`altgrad.config.UserError` for a name that no run has, and where a reference is not known.
+        """
+        configurations, optimizers = _named(rows)
+        if len(configurations) == len(optimizers) == 1:
+            raise UserError(f"{source}: one configuration under one optimizer; there is nothing to compare it with")
+        found = {}
+        for name, known in (("reference", configurations), ("reference_optimizer", optimizers)):
+            kind = "configuration" if known is configurations else "optimizer"
+            value = getattr(self, name) or (known[0] if len(known) == 1 else None)
+            if value is None:
+                flag = f"--{name.replace('_', '-')}"
+                raise UserError(f"{source}: which {kind} is the reference? Say {flag} {' or '.join(known)}")
+            found[name] = value
+            controls = getattr(self, f"{kind}_controls")
+            for used in (value, *controls, *controls.values(), *(self.unquantized if kind == "configuration" else ())):
+                if used not in known:
+                    raise UserError(f"{source}: no run of {kind} {used!r}{did_you_mean(used, known)}")
+            for control, of in controls.items():
+                if control in (of, value) or of in controls or of == value:
+                    raise UserError(f"{kind}_controls: {control!r} cannot be the control of {of!r}; "
+                                    "neither may be the reference, nor a control have one")  # fmt: skip
+        return self.model_copy(update=found)
+
+
+def study_of(rows: Sequence[Row], curves: Sequence[Row], family: Family) -> Study:
+    """Return the study of ``rows``: a run that a configuration and an optimizer lack for a seed is missing.
+
+    Of each run no settings are known but the part that `family` gives it, so these are settings with which
+    `altgrad.reporting.roles` sees that part.
+    """
+    losses = {row.run: row.loss for row in rows}
+    cells, resolved = [], {}
+    for run in itertools.product(*_named(rows), dict.fromkeys(row.seed for row in rows)):
+        key = f"{run[0]}-{run[1]}-{run[2]}"
+        loss = losses.get(run, math.nan)
+        status = MISSING if run not in losses else COMPLETED if math.isfinite(loss) else DIVERGED
+        cells.append({"key": key, **_identity(run), "status": status, "val_loss": loss})
+        resolved[key] = {"format": run[0], "arm": _arm(run[1], family), "rules": _rules(run[0], family)}
+    table = pd.DataFrame(cells).set_index("key").reindex(columns=[*IDENTITY, *TEXTS, *NUMBERS])
+    table[NUMBERS] = table[NUMBERS].astype("float64")
+    frames = {name: pd.DataFrame(columns=[*IDENTITY, *columns]) for name, columns in COLUMNS.items()}
+    frames["history"] = _history(curves)
+    measure = Measure(
+        family.metric, family.unit, "configuration", family.higher_is_better, family.smallest_effect
+    )  # fmt: skip
+    return Study({"grid": {"baseline": family.reference}}, {}, resolved, table, timing={}, **frames, measure=measure)
+
+
+def _named(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
+    """Return the configurations and the optimizers in the order of the file."""
+    return list(dict.fromkeys(row.configuration for row in rows)), list(dict.fromkeys(row.optimizer for row in rows))
+
+
+def _identity(run: tuple[str, str, int]) -> dict[str, Any]:
+    return dict(zip(IDENTITY, (*run, 1), strict=True))
+
+
+def _arm(optimizer: str, family: Family) -> dict[str, Any]:
+    if optimizer == family.reference_optimizer:
+        return {"base": "adamw"}
+    of = family.optimizer_controls.get(optimizer)
+    return {"base": "adamw", "stiffness": "permuted" if of else "own", "of": of or optimizer}
+
+
+def _rules(configuration: str, family: Family) -> list[dict[str, Any]]:
+    if configuration in family.unquantized:
+        return []
+    of = family.configuration_controls.get(configuration)
+    weight = {"format": of or configuration, "virtual": bool(of)}
+    return [{"layers": "*", "weight": weight, "input": None, "grad": None}]
+
+
+def _history(curves: Iterable[Row]) -> pd.DataFrame:
+    found = [{**_identity(row.run), "step": row.step, "val_loss": row.loss} for row in curves]
+    history = pd.DataFrame(found, columns=[*IDENTITY, *COLUMNS["history"]])
+    return history.astype(dict.fromkeys(COLUMNS["history"], "float64")).sort_values("step", ignore_index=True)

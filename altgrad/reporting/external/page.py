@@ -1,0 +1,169 @@
+"""The page of runs that something else has trained: the report's tables and figures, of a table of losses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from altgrad.config import UserError
+from altgrad.config.files import write_text
+from altgrad.reporting.claims import BEYOND, COST, GAIN
+from altgrad.reporting.compare import Comparison, compare
+from altgrad.reporting.document import Block, Document, Picture, Section, Table, Text
+from altgrad.reporting.external.family import Family, study_of
+from altgrad.reporting.external.rows import read_curves, read_rows
+from altgrad.reporting.figures import FIGURES, draw
+from altgrad.reporting.gain_course import course_table
+from altgrad.reporting.html import to_html
+from altgrad.reporting.load import Study
+from altgrad.reporting.markdown import to_markdown
+from altgrad.reporting.results import HIGHER, LOWER, SEEDS
+from altgrad.reporting.roles import is_control, is_quantized
+from altgrad.reporting.summary import certainty, costs_table, lowest_table, updates_table
+from altgrad.reporting.tables import results_table, words
+from altgrad.reporting.wording import NONE, joined
+
+QUESTION = "What does each configuration change, and what each optimizer?"
+#: The report's figures that need nothing but losses, and their words here.
+CAPTIONS = {
+    "gains": "Each optimizer minus `{reference_optimizer}` in the same configuration, with its 95 % interval. Grey is "
+    "no effect (±{smallest_effect:g}); {side} of zero is better.{hollow}",
+    "final_differences": "Each configuration minus `{reference}`: a small dot per seed, a large one for their mean, a "
+    "line for the 95 % interval of each by itself. Grey: where two equal runs end 19 times in 20.",
+    "gains_over_run": "Each optimizer minus `{reference_optimizer}` after the same step with the same seed, mean and "
+    "95 % interval over seeds.",
+    "loss_curves": "The {metric} by step, on the right in the second half. Thin lines are seeds, thick ones their "
+    "mean; one that ends in a cross is a run that diverged, and enters no mean.",
+    "loss_differences": "Each configuration minus `{reference}` with the same seed at the same step: a thin line per "
+    "seed, a thick one for their mean.",
+}
+
+
+def write_comparison(results: Path, family: Family, curves: Path | None, out: Path) -> str:
+    """Write ``REPORT.md``, ``index.html`` and ``figures/`` of the runs in ``results`` into ``out``.
+
+    Args:
+        results: final losses, a row per run.
+        family: what is asked of them.
+        curves: losses by step, a row per run and step.
+        out: a folder, which is made once everything has been read and compared.
+
+    Returns:
+        The result in a sentence.
+
+    Raises:
+        UserError: for a mistake in a file, a name that no run has, or runs of which none share two seeds.
+    """
+    rows = read_rows(results, family.metric)
+    family = family.checked(rows, str(results))
+    study = study_of(rows, read_curves(curves, family.metric, rows) if curves else [], family)
+    comparison = compare(study)
+    if max((claim.difference.n for claim in comparison.answers.claims.values()), default=0) < 2:
+        raise UserError(f"{results}: no comparison has two seeds in common; an interval takes two, a test {SEEDS}")
+    drawn = draw([spec for spec in FIGURES if spec.name in CAPTIONS], study, comparison, out / "figures")
+    page = _document(results, family, study, comparison, _told(drawn.values(), study, family))
+    write_text(out / "REPORT.md", to_markdown(page))
+    write_text(out / "index.html", to_html(page, out / "figures", cells=False))
+    return headline(study, comparison).replace("**", "").replace("`", "")
+
+
+def headline(study: Study, comparison: Comparison) -> str:
+    """Return which configurations and optimizers were better, worse, without effect, inconclusive, or not tested.
+
+    Those that are no controls count, and of optimizers the configurations that are none.
+    """
+    named: dict[str, dict[str, list[str]]] = {}
+    for (kind, entry, *arm), result in comparison.answers.claims.items():
+        if kind in (COST, GAIN) and not result.exploratory and is_quantized(study, entry):
+            places = named.setdefault(result.outcome, {}).setdefault(arm[0] if arm else entry, [])
+            places += [f"`{entry}`"] if arm and len(study.formats) > 1 else []
+    better, worse = (HIGHER, LOWER) if study.measure.higher_is_better else (LOWER, HIGHER)
+    labels = {better: "**Better than the reference", worse: "Worse"}
+    said = []
+    for outcome in (better, worse, *(other for other in named if other not in labels)):
+        groups = named.get(outcome, {}).items()
+        found = [f"`{name}`" + (f" in {joined(places)}" if places else "") for name, places in groups]
+        said.append(f"{labels.get(outcome, outcome.capitalize())}: {'; '.join(found) or 'none'}.")
+    return " ".join([f"{said[0]}**", *said[1:]])
+
+
+def _told(pictures: Iterable[Picture], study: Study, family: Family) -> dict[str, Picture]:
+    """Return the pictures by name with the words of this page."""
+    hollow = f" Small hollow marks: the {study.measure.entry}-specific effect." if family.configuration_controls else ""
+    filled = family.model_dump() | {"side": "right" if family.higher_is_better else "left", "hollow": hollow}
+    told = {}
+    for picture in pictures:
+        caption = CAPTIONS[picture.name].format(**filled)
+        told[picture.name] = replace(picture, alt=caption.split(".")[0].replace("`", ""), caption=caption)
+    return told
+
+
+def _document(
+    results: Path, family: Family, study: Study, comparison: Comparison, pictures: dict[str, Picture]
+) -> Document:  # fmt: skip
+    measure = study.measure
+    delta = measure.labelled(f"{measure.delta} is method minus reference, paired by seed")
+    delta += f": {'above' if measure.higher_is_better else 'below'} zero is better."
+    costs = _noted(costs_table(study, comparison), f"{measure.delta}: minus `{family.reference}` under "
+                   f"`{family.reference_optimizer}`.")  # fmt: skip
+    updates = _noted(updates_table(study, comparison), f"{measure.delta}: minus `{family.reference_optimizer}` in the "
+                     "same configuration." + _beyond(study, comparison))  # fmt: skip
+    first = [
+        ("**What each configuration changes**", costs), (f"**What {_method(study, comparison)} changes**", updates),
+        (f"**{measure.best.capitalize()} {measure.noun}**", lowest_table(study, comparison)),
+    ]  # fmt: skip
+    course = _noted(course_table(study, comparison), f"{measure.delta}: minus `{family.reference_optimizer}` after the "
+                    "same step with the same seed, with the 95 % interval of each by itself.")  # fmt: skip
+
+    def shown(*names: str) -> list[Block]:
+        return [pictures[name] for name in names if name in pictures]
+
+    return Document(
+        f"Comparison of {results.name}", QUESTION,
+        [
+            Text(headline(study, comparison)), Text(delta), *shown("gains"),
+            *(block for lead, table in first if table for block in (Text(lead), table)),
+            Text(certainty(study, comparison, None)),
+        ],
+        [section for section in (
+            Section("Result in detail", "result", [
+                *shown("gains_over_run"), *([course] if course else []), *shown("final_differences"),
+                results_table(study, comparison),
+            ]),
+            Section("Curves", "curves", shown("loss_curves", "loss_differences")),
+            Section("What was asked", "family", [_family_table(results, family)]),
+        ) if section.blocks],
+    )  # fmt: skip
+
+
+def _method(study: Study, comparison: Comparison) -> str:
+    """Return the one optimizer that the table does not name, or that there are several."""
+    methods = [name for name in comparison.references if not is_control(study.arm(name))]
+    return f"`{methods[0]}`" if len(methods) == 1 else "each optimizer"
+
+
+def _noted(table: Table | None, note: str) -> Table | None:
+    return replace(table, note=note) if table else None
+
+
+def _beyond(study: Study, comparison: Comparison) -> str:
+    if all(question[0] != BEYOND for question in comparison.answers.claims):
+        return ""
+    entry = study.measure.entry.capitalize()
+    return f" {entry}-specific effect: that minus the same in the configuration's control (difference in differences)."
+
+
+def _family_table(results: Path, family: Family) -> Table:
+    """Everything that was declared, with the defaults."""
+    said = {name.replace("_", " "): value for name, value in family.model_dump().items()}
+    rows = [["results", results.name], *([name, _value(value)] for name, value in said.items())]
+    return Table([words("what"), words("value")], rows, "Controls stand with what they are controls of.")
+
+
+def _value(value: object) -> str:
+    if isinstance(value, dict):
+        return joined([f"{control} ({of})" for control, of in value.items()]) or NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return joined(value) or NONE if isinstance(value, list) else str(value) or NONE

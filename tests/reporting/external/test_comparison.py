@@ -1,0 +1,218 @@
+"""What a table of runs is compared by, and what the page says of it. Oracle: SciPy's tests.
+
+muon.csv and muon_curves.csv are numbers of another project, github.com/KellerJordan/modded-nanogpt, in
+records/track_3_optimization/results: 20260715_bimaxwell_baseline_3210/summary.tsv (seeds 0 to 7) and
+20260722_muonh_power04_3150/README.md (seeds 0 to 11), validation losses of a GPT-2 small after 3150 to 3250 steps.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from altgrad import compare as command
+from tests.reporting.external.written import report, rows_of, table
+
+HERE = Path(__file__).parent
+PUBLISHED, CURVES = HERE / "muon.csv", HERE / "muon_curves.csv"
+BASE, METHOD = "muon_bimaxwell", "muonh_power04"
+
+
+def copied(folder: Path) -> Path:
+    path = folder / "results.csv"
+    path.write_bytes(PUBLISHED.read_bytes())
+    return path
+
+
+def number(text: str) -> float:
+    return float(text.replace("−", "-").strip("*"))
+
+
+def ends(text: str) -> list[float]:
+    return [number(end) for end in text.strip("[]").split(", ")]
+
+
+def pairs(step: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the losses of the method and of its reference with the seeds that both have."""
+    rows = pd.read_csv(PUBLISHED if step is None else CURVES)
+    rows = rows if step is None else rows[rows["step"] == step]
+    losses = rows.pivot(index="seed", columns="optimizer", values="loss").dropna()
+    return losses[METHOD].to_numpy(), losses[BASE].to_numpy()
+
+
+def test_a_published_table_has_the_difference_the_interval_and_the_p_value_that_scipy_finds(tmp_path):
+    page = report(copied(tmp_path), "--reference-optimizer", BASE, "--curves", CURVES)
+    oracle = stats.ttest_rel(*pairs())
+    ((_, delta, interval, p, n, result),) = rows_of(page, "changes**")
+    assert number(delta) == pytest.approx(oracle.statistic * stats.sem(np.subtract(*pairs())), abs=5e-5)
+    assert ends(interval) == pytest.approx(list(oracle.confidence_interval()), abs=5e-5)
+    assert float(p) == pytest.approx(oracle.pvalue, rel=0.05) and n == "8"
+    one_sided = [stats.ttest_1samp(np.subtract(*pairs()), bound, alternative=side).pvalue
+                 for bound, side in ((-0.005, "greater"), (0.005, "less"))]  # fmt: skip
+    assert max(one_sided) < 0.025 and result == "no effect"
+    assert "No effect: `muonh_power04`." in page and "8 of 12 (4 missing)" in page
+
+
+def test_the_curves_have_the_interval_of_every_step_that_is_shown(tmp_path):
+    page = report(copied(tmp_path), "--reference-optimizer", BASE, "--curves", CURVES)
+    head = page[: page.index("*Δ loss: minus `muon_bimaxwell` after")].rsplit("| configuration |", 1)[1]
+    assert "after 3150 steps | after 3250 steps" in head
+    ((_, _, *shown),) = rows_of(page, "## Result in detail")
+    for step, text in zip((3150, 3250), shown, strict=True):
+        low, high = stats.ttest_rel(*pairs(step)).confidence_interval()
+        assert ends(text.split(" ", 1)[1]) == pytest.approx([low, high], abs=5e-5)
+    drawn = {path.stem for path in (tmp_path / "out/figures").glob("*.png")}
+    assert drawn == {"gains", "gains_over_run", "loss_curves"}
+
+
+def test_a_smaller_effect_of_interest_leaves_it_inconclusive_with_what_would_have_been_seen(tmp_path):
+    page = report(copied(tmp_path), "--reference-optimizer", BASE, "--smallest-effect", "0.001")
+    ((*_, result),) = rows_of(page, "changes**")
+    differences = np.subtract(*pairs())
+    seen = float(result.removeprefix("inconclusive (").rstrip(")"))
+    t = stats.t.ppf(0.975, 7)
+    assert 1 - stats.nct.cdf(t, 7, seen / stats.sem(differences)) == pytest.approx(0.9, abs=0.01)
+    assert "(±0.001)" in page
+
+
+def accuracies(sign: int) -> list[tuple[str, str, int, float]]:
+    random = np.random.default_rng(1)
+    means = {("base", "sgd"): 90, ("mixup", "sgd"): 92, ("base", "muon"): 89, ("mixup", "muon"): 91}
+    return [(*run, seed, sign * (mean + 0.1 * random.standard_normal()))
+            for run, mean in means.items() for seed in range(5)]  # fmt: skip
+
+
+def test_where_higher_is_better_the_sign_stays_and_the_better_end_is_the_other(tmp_path):
+    flags = ("--reference", "base", "--reference-optimizer", "sgd")
+    (tmp_path / "up").mkdir()
+    up = report(table(tmp_path / "up/results.csv", accuracies(1)), *flags, "--higher-is-better")
+    down = report(table(tmp_path / "results.csv", accuracies(-1)), *flags)
+    first = "**Better than the reference: `mixup`.** Worse: `muon` in `base` and `mixup`."
+    assert first in up and first in down
+    assert "above zero is better" in up and "below zero is better" in down
+    flip = str.maketrans("+−", "−+")
+    for lead in ("**What each configuration changes**", "**What `muon` changes**"):
+        for above, below in zip(rows_of(up, lead), rows_of(down, lead), strict=True):
+            assert above[1] == below[1].translate(flip) and above[3:5] == below[3:5]
+            assert {above[5], below[5]} == {"**higher**", "**lower**"}
+    ups, downs = rows_of(up, "**Highest loss**"), rows_of(down, "**Lowest loss**")
+    assert [row[:2] for row in ups] == [row[:2] for row in downs] and ups[0][:2] == ["**mixup**", "sgd"]
+    assert [row[4] for row in ups] == [row[4] for row in downs]
+
+
+def test_a_metric_is_a_column_and_names_the_page(tmp_path):
+    rows = pd.DataFrame(accuracies(1), columns=["configuration", "optimizer", "seed", "accuracy"])
+    rows.to_csv(tmp_path / "results.csv", index=False)
+    page = report(tmp_path / "results.csv", "--metric", "accuracy", "--higher-is-better", "--reference", "base",
+                  "--reference-optimizer", "sgd")  # fmt: skip
+    assert "Δ accuracy" in page and "Highest accuracy" in page
+    assert "loss" not in page.replace("final_differences", "") and "perplexity" not in page
+
+
+def test_a_diverged_run_is_counted_and_enters_no_mean(tmp_path):
+    rows = accuracies(1)
+    lost = [(*row[:3], "diverged") if row[:3] == ("mixup", "sgd", 2) else row for row in rows]
+    page = report(table(tmp_path / "results.csv", lost), "--reference", "base", "--reference-optimizer", "sgd")
+    found = {row[0]: row for row in rows_of(page, "**What each configuration changes**")}["**mixup**"]
+    own = {seed: loss for *run, seed, loss in rows if run == ["mixup", "sgd"] and seed != 2}
+    base = {seed: loss for *run, seed, loss in rows if run == ["base", "sgd"]}
+    assert number(found[1]) == pytest.approx(np.mean([own[s] - base[s] for s in own]), abs=5e-5) and found[4] == "4"
+    assert "4 of 5 (1 diverged)" in page and "n &lt; 5, no test" in page
+
+
+def test_without_a_page_of_all_runs_nothing_leads_there(tmp_path):
+    report(copied(tmp_path), "--reference-optimizer", BASE)
+    html = (tmp_path / "out/index.html").read_text(encoding="utf-8")
+    assert "cells.html" not in html and "data:image/png;base64," in html and 'class="behind"' not in html
+
+
+def test_a_flag_goes_before_the_family_in_the_file(tmp_path):
+    (tmp_path / "family.yaml").write_text("reference_optimizer: muonh_power04\nmetric: loss\n")
+    page = report(copied(tmp_path), "--family", tmp_path / "family.yaml", "--reference-optimizer", BASE)
+    assert "minus `muon_bimaxwell`" in page and "minus `muonh_power04`" not in page
+
+
+A = "configuration,optimizer,seed,loss\n"
+GOOD = A + "a,sgd,0,1.0\na,sgd,1,2.0\nb,sgd,0,1.5\nb,sgd,1,2.25\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "said"),
+    [
+        ("", (), "results.csv is empty; expected the columns configuration, optimizer, seed, loss in its first line"),
+        (A, (), "results.csv: no row below the names of the columns"),
+        ("configuration,optimizer,seed,los\n", (), "results.csv, line 1: no column 'loss'; did you mean los?"),
+        ("loss," + A, (), "results.csv, line 1: 2 column 'loss'"),
+        (GOOD + "b,sgd,2\n", (), "results.csv, line 6: 3 values for 4 columns"),
+        (GOOD + "b,sgd,2,low\n", (), "results.csv, line 6: loss is 'low'; expected a finite number, or 'diverged'"),
+        (GOOD + "b,sgd,2,nan\n", (), "results.csv, line 6: loss is 'nan'; expected a finite number, or 'diverged'"),
+        (GOOD + "b,sgd,2,\n", (), "results.csv, line 6: loss is ''"),
+        (GOOD + "b,sgd,two,1.0\n", (), "results.csv, line 6: seed is 'two'; expected a whole number"),
+        (GOOD + ",sgd,2,1.0\n", (), "results.csv, line 6: configuration is empty"),
+        (GOOD + "a,sgd,1,3.0\n", (), "results.csv, line 6: 'a' under 'sgd' with seed 1 stands in line 3 too"),
+        (GOOD, (), "results.csv: which configuration is the reference? Say --reference a or b"),
+        (GOOD + "a,adamw,0,1.0\n", ("--reference", "a"), "which optimizer is the reference? Say --reference-optimizer"),
+        (GOOD, ("--reference", "A"), "results.csv: no run of configuration 'A'; did you mean a?"),
+        (A + "a,sgd,0,1.0\na,sgd,1,1.0\n", (), "one configuration under one optimizer; there is nothing to compare"),
+        (A + "a,sgd,0,1.0\nb,sgd,0,1.0\n", ("--reference", "a"), "no comparison has two seeds in common"),
+        (A + "a,sgd,0,1.0\na,sgd,1,1.0\nb,sgd,2,1.0\nb,sgd,3,1.0\n", ("--reference", "a"), "two seeds in common"),
+        (GOOD, ("--smallest-effect", "0"), "flags: smallest_effect: input should be greater than 0, not 0.0"),
+        (GOOD, ("--metric", "acc"), "results.csv, line 1: no column 'acc'"),
+        (GOOD, ("--family", "none.yaml"), "none.yaml does not exist"),
+        (GOOD, ("--reference", "a", "--curves", "none.csv"), "none.csv cannot be read: No such file or directory"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_nothing_is_written(tmp_path, capsys, monkeypatch, text, flags, said):
+    monkeypatch.chdir(tmp_path)
+    Path("results.csv").write_text(text)
+    refused(["results.csv", *flags], said, capsys, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        ("reference: a\noptimizer_controls: {sgd2: sgd}\n", "results.csv: no run of optimizer 'sgd2'"),
+        ("reference: a\nunquantized: [c]\n", "results.csv: no run of configuration 'c'; known: a, b"),
+        ("reference: a\nconfiguration_controls: {a: b}\n", "'a' cannot be the control of 'b'"),
+        ("referense: a\n", "family.yaml: referense: extra inputs are not permitted"),
+        ("reference: [a\n", "family.yaml, line 2, column 1 is not valid YAML"),
+    ],
+)
+def test_a_mistake_in_the_family_is_one_sentence(tmp_path, capsys, monkeypatch, family, said):
+    monkeypatch.chdir(tmp_path)
+    Path("results.csv").write_text(GOOD)
+    Path("family.yaml").write_text(family)
+    refused(["results.csv", "--family", "family.yaml"], said, capsys, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("c,sgd,0,10,1.0", "curves.csv, line 2: the results have no run of 'c' under 'sgd' with seed 0 at step 10"),
+        ("a,sgd,0,first,1.0", "curves.csv, line 2: step is 'first'; expected a whole number"),
+        ("a,sgd,0,10,1.0\na,sgd,0,10,1.0", "line 3: 'a' under 'sgd' with seed 0 at step 10 stands in line 2"),
+    ],
+)
+def test_a_mistake_in_the_curves_is_one_sentence(tmp_path, capsys, monkeypatch, row, said):
+    monkeypatch.chdir(tmp_path)
+    Path("results.csv").write_text(GOOD)
+    Path("curves.csv").write_text(f"configuration,optimizer,seed,step,loss\n{row}\n")
+    refused(["results.csv", "--reference", "a", "--curves", "curves.csv"], said, capsys, monkeypatch)
+
+
+def refused(arguments, said, capsys, monkeypatch):
+    """Run the command as a user does: a sentence on stderr, a status, no file."""
+    from altgrad.config import errors
+
+    monkeypatch.setattr("sys.argv", ["altgrad compare", *arguments])
+    monkeypatch.setattr(errors, "_raise_when_stopped", lambda stops: None)  # of the process of the tests
+    before = sorted(Path().rglob("*"))
+    with pytest.raises(SystemExit) as ended:
+        errors.run_stage(command.main)
+    message = str(ended.value)
+    assert message.startswith("error: ") and said in message and "\n" not in message
+    assert sorted(Path().rglob("*")) == before and capsys.readouterr().out == ""

@@ -1,0 +1,105 @@
+"""Rows of a grid, given as a table of runs, have the numbers and figures of the grid's report.
+
+Oracles: the committed report and the losses of its runs in cells.html; the comparison of a study in memory. The family
+and the script are those of COMPARE.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from altgrad.reporting.claims import Answers
+from altgrad.reporting.compare import compare
+from altgrad.reporting.external.family import Family, study_of
+from altgrad.reporting.external.rows import read_curves, read_rows
+from altgrad.reporting.figures import FIGURES, draw
+from tests.reporting.external.written import report, rows_of, table
+from tests.reporting.made_losses import ADAMW, STIFF
+from tests.reporting.made_losses import study_of as made_study
+
+REPORTS = Path(__file__).parents[3] / "reports"
+PAGE = (REPORTS.parent / "altgrad/reporting/COMPARE.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    """Return the examples of the page."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def committed() -> list[dict]:
+    """Return the runs of the committed report."""
+    page = (REPORTS / "cells.html").read_text(encoding="utf-8")
+    return json.JSONDecoder().raw_decode(page[page.index('{"baseline"') :])[0]["cells"]
+
+
+def test_the_first_screen_of_the_committed_report_has_the_same_numbers(tmp_path):
+    family = tmp_path / "family.yaml"
+    family.write_text(blocks("yaml")[0])
+    runs = [(run["format"], run["optimizer"], run["seed"], run["results"]["val_loss"]) for run in committed()]
+    theirs = report(table(tmp_path / "results.csv", runs), "--family", family)
+    ours = (REPORTS / "REPORT.md").read_text(encoding="utf-8")
+    for own, lead in (("What each format costs", "What each configuration changes"),
+                      ("What the spacing-scaled update changes", "What `stiff_matched` changes"),
+                      ("Lowest loss", "Lowest loss")):  # fmt: skip
+        assert rows_of(theirs, f"**{lead}**") == rows_of(ours, f"**{own}**"), own
+    certain = next(line for line in theirs.splitlines() if line.startswith("Paired seeds"))
+    for sentence in certain.split(". "):
+        assert sentence in ours
+
+
+def test_the_script_of_the_page_writes_the_columns_that_the_command_reads(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(blocks("python")[0], {})
+    (final,) = read_rows(Path("results.csv"), "loss")
+    (later,) = read_curves(Path("curves.csv"), "loss", [final])
+    assert final.run == later.run == ("fp8", "muon", 0) and (final.loss, later.loss, later.step) == (3.276, 4.18, 100)
+
+
+def losses(seed: int = 3) -> dict[tuple[str, str], list[float | None]]:
+    """Return the losses of six seeds; one run has diverged."""
+    random = np.random.default_rng(seed)
+    effects = {("E4M3", "stiff"): -0.03, ("E3M4", "stiff"): -0.01, ("E4M3", "adamw"): 0.02}
+    entries, arms = ("bf16", "E4M3", "E3M4", "virtual.E4M3"), ("adamw", "stiff", "shuffled")
+    found = {
+        run: list(3.5 + effects.get(run, 0.0) + 0.004 * random.standard_normal(6))
+        for run in itertools.product(entries, arms)
+    }
+    found["E3M4", "stiff"][2] = None
+    return found
+
+
+def numbers(answers: Answers) -> dict[tuple, list]:
+    return {
+        question: [*(getattr(result, field.name) for field in fields(result)[1:]), *vars(result.difference).values()]
+        for question, result in answers.claims.items()
+    }
+
+
+def test_every_question_of_a_grid_has_the_same_answer_and_every_figure_the_same_bytes(tmp_path):
+    made = losses()
+    grid = made_study(made, {"adamw": ADAMW, "stiff": STIFF, "shuffled": STIFF | {"stiffness": "permuted"}})
+    rows = [(*run, seed, "diverged" if loss is None else loss)
+            for run, of_run in made.items() for seed, loss in enumerate(of_run)]  # fmt: skip
+    read = read_rows(table(tmp_path / "results.csv", rows), "loss")
+    family = Family(
+        reference="bf16", reference_optimizer="adamw", optimizer_controls={"shuffled": "stiff"},
+        configuration_controls={"virtual.E4M3": "E4M3"}, unquantized=["bf16"], unit="nats per token",
+    )  # fmt: skip
+    given = study_of(read, [], family.checked(read, "results.csv"))
+    ours, theirs = compare(grid), compare(given)
+    assert theirs.answers.claims.keys() == ours.answers.claims.keys() and len(ours.answers.claims) > 10
+    for question, expected in numbers(ours.answers).items():
+        assert numbers(theirs.answers)[question] == pytest.approx(expected, nan_ok=True), question
+    specs = [spec for spec in FIGURES if spec.name in ("gains", "final_differences")]
+    for folder, study, comparison in (("grid", grid, ours), ("given", given, theirs)):
+        draw(specs, study, comparison, tmp_path / folder)
+    for spec in specs:
+        name = f"{spec.name}.png"
+        assert (tmp_path / "grid" / name).read_bytes() == (tmp_path / "given" / name).read_bytes(), name
