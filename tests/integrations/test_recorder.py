@@ -5,6 +5,7 @@ Oracles: the same loop without a recorder; the readers of `make watch`, of track
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,14 +20,14 @@ from altgrad.config.files import read_json, write_json
 from altgrad.config.schema import Monitor
 from altgrad.integrations import Recorder
 from altgrad.metrics import METRICS
-from altgrad.reporting import write_report
-from altgrad.watch import track
 from altgrad.watch.project import DIAGNOSED, TRAINS, Project
 from altgrad.watch.track import Told, Tracking
 from tests.integrations.conftest import KEY, NAMED, arm_of, column, rows, small
 from tests.reporting.synthetic_project import read
 from tests.watch.conftest import started
 from tests.watch.test_trackers import Written
+
+TOP = Path(__file__).parents[2]
 
 
 def monitors(root: Path) -> pd.DataFrame:
@@ -88,13 +89,17 @@ def test_watch_follows_a_run_while_it_trains_and_a_tracker_is_told_of_it(train, 
     assert tracker.ended[KEY][0]["val_loss"] == cell.metrics["val_loss"]
 
 
-def test_the_page_and_the_trackers_need_no_params_yaml(train, tmp_path, monkeypatch):
+def command(folder: Path, *module: str) -> None:
+    """Run a command in a folder of recorded runs, as its user does."""
+    subprocess.run([sys.executable, "-m", *module], cwd=folder, env={**os.environ, "PYTHONPATH": str(TOP)}, check=True)
+
+
+def test_the_page_and_the_trackers_need_no_params_yaml(train, tmp_path):
     pytest.importorskip("tensorboard", reason="needs tensorboard")
     train(tmp_path)
     with started(tmp_path, "--port", "0") as url, urlopen(url) as page:
         assert page.status == 200
-    monkeypatch.chdir(tmp_path)
-    track.main(["--tracker", "tensorboard"])
+    command(tmp_path, "altgrad.watch.track", "--tracker", "tensorboard")
     assert [path.name for path in (tmp_path / "scratch/tracking/tensorboard").iterdir()] == [KEY]
 
 
@@ -105,7 +110,7 @@ def test_the_report_compares_the_runs_of_a_folder(train, tmp_path):
     study = read(tmp_path)
     assert set(study.cells["status"]) == {"completed"} and study.baseline == "bf16" and len(study.cells) == 4
     assert study.cells["planned_steps"].tolist() == [8.0] * 4
-    write_report(tmp_path / "data", tmp_path / "reports", None)
+    command(tmp_path, "stages.report")
     assert "E3M4" in (tmp_path / "reports/REPORT.md").read_text()
 
 
