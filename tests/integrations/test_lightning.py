@@ -85,7 +85,7 @@ def run(
     recorder = RecorderCallback(root, tokens_per_step=60, when=Monitor(every=3), **NAMED)
     checkpoint = pl.callbacks.ModelCheckpoint(root / "checkpoints", every_n_train_steps=4, save_top_k=-1)
     trainer = pl.Trainer(
-        max_steps=steps, accelerator="cpu", precision="bf16-mixed", logger=False, log_every_n_steps=1,
+        max_steps=steps, max_epochs=1, accelerator="cpu", precision="bf16-mixed", logger=False, log_every_n_steps=1,
         callbacks=[QuantizeCallback(RECIPE), *([recorder] if recorded else []), checkpoint], enable_progress_bar=False,
         enable_model_summary=False, val_check_interval=3 * accumulate, gradient_clip_val=clip,
         accumulate_grad_batches=accumulate,

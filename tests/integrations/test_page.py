@@ -15,7 +15,7 @@ SECTION = re.compile(r"^## (.*?)\n.*?^```python\n(.*?)^```$", re.DOTALL | re.MUL
 NEEDED = {"Hugging Face": ("transformers", "accelerate"), "PEFT": ("transformers", "peft"),
           "Lightning": ("lightning",), "Accelerate": ("transformers", "accelerate")}  # fmt: skip
 RECORDED = {"A loop of your own": ("runs", 20), "Hugging Face": ("runs-huggingface", 4),
-            "Lightning": ("runs-lightning", 4)}  # fmt: skip
+            "Lightning": ("runs-lightning", 4), "Accelerate": ("runs-accelerate", 4)}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")

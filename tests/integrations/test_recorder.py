@@ -14,6 +14,7 @@ from urllib.request import urlopen
 import pandas as pd
 import pytest
 import torch
+from torch import distributed as dist
 
 from altgrad.config import UserError
 from altgrad.config.files import read_json, write_json
@@ -64,6 +65,18 @@ def test_a_resumed_run_has_the_files_of_one_that_was_not_interrupted(train, tmp_
     pd.testing.assert_frame_equal(monitors(parts), monitors(whole))
     of = [read_json(root / "data/runs" / KEY / "metrics.json") for root in (whole, parts)]
     assert of[0] == of[1] and of[0]["outcome"] == "completed" and of[0]["val_loss"] is not None
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_several_processes_the_first_records_without_monitors(rank, train, tmp_path, monkeypatch):
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "get_rank", lambda: rank)
+    losses = train(tmp_path)
+    if rank:
+        assert not (tmp_path / "data").exists() and len(losses) == 8
+    else:
+        assert column(tmp_path, "train_loss") == losses and monitors(tmp_path).empty
 
 
 def test_a_run_that_blew_up_is_recorded_as_diverged(train, tmp_path):
