@@ -144,6 +144,9 @@ def _settings(study: Study, comparison: Comparison) -> Condition:
 
 def _decay(study: Study) -> Condition:
     """Whether decay alone leaves the same share of a weight in every arm."""
+    name = "Decay leaves the same share of the weights under every optimizer, over the run"
+    if any("warmup" not in cell["train"] for cell in study.resolved.values()):
+        return Condition(name, PARTLY, "not known: other programs trained the runs, by schedules of their own")
     kept: dict[str, set[str]] = {}
     left = cache(kept_by_decay)  # hundreds of cells have a few schedules
     for cell in study.resolved.values():
@@ -154,7 +157,6 @@ def _decay(study: Study) -> Condition:
             cell["optimizer"]
         )
     ordered = {text: sorted(arms, key=study.optimizers.index) for text, arms in kept.items()}
-    name = "Decay leaves the same share of the weights under every optimizer, over the run"
     if len(ordered) == 1:
         return Condition(name, YES, next(iter(ordered)))
     return Condition(name, NO, "; ".join(f"{joined(arms)}: {text}" for text, arms in ordered.items()))

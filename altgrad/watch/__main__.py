@@ -23,7 +23,8 @@ def main(arguments: list[str]) -> None:
     if not 0 <= options.port <= 65_535:
         raise UserError(f"--port: expected 0 to 65535, got {options.port}")
     try:
-        server = Server(Events(Path(), load_params().budget.price), options.port)
+        price = load_params().budget.price if Path("params.yaml").exists() else 0.0  # else runs of other programs
+        server = Server(Events(Path(), price), options.port)
     except OSError as error:
         if error.errno not in (errno.EADDRINUSE, errno.EACCES):
             raise

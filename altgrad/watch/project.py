@@ -86,6 +86,7 @@ class Project:
         self._grid = root / "data/grid/index.json"
         self.cells: dict[str, Seen] = {}
         self.baseline = ""
+        self.recorded = False  # whether another program trains the runs, and `altgrad.integrations` records them
         self.restarted = False  # whether the last look found another grid than the one before
         self._index: tuple[int, int] | None = None
         self._followed: dict[str, _Followed] = {}
@@ -115,6 +116,7 @@ class Project:
     def _begin(self, index: Path) -> None:
         content = read_json(index)
         self.baseline = content["params"]["grid"]["baseline"]
+        self.recorded = content.get("recorded", False)
         self.cells = {key: Seen(key, read_json(index.with_name(f"{key}.json"))) for key in content["cells"]}
         self._followed = {key: _Followed(self.root, cell) for key, cell in self.cells.items()}
 

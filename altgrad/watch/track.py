@@ -20,7 +20,7 @@ from altgrad.config import Cell, UserError, load_params, run_stage
 from altgrad.config.files import write_json
 from altgrad.config.scratch import run_names
 from altgrad.watch.project import Change, Project, Row
-from altgrad.watch.trackers import FOLDER, Tracker, open_tracker, require
+from altgrad.watch.trackers import FOLDER, TRACKERS, Tracker, open_tracker, require
 
 EVERY = 2.0  # seconds between two looks
 ENDED = "ended"
@@ -78,7 +78,9 @@ class Tracking:
         changes = self._project.look()
         if self._project.restarted:
             self._runs = {}
-        if changes and not self._runs:  # not before: while nothing trains, the tokens may still be made
+        if changes and self._project.recorded:
+            self._runs = {key: key for key in self._project.cells}
+        elif changes and not self._runs:  # not before: while nothing trains, the tokens may still be made
             cells = (Cell.model_validate(cell.settings) for cell in self._project.cells.values())
             self._runs = run_names(cells, self._root / "data/tokens")
         for one in self._told:
@@ -108,8 +110,9 @@ def main(arguments: list[str]) -> None:
     group.add_argument("--follow", action="store_true", help="and of what cells do from now on, until interrupted")
     group.add_argument("--until-closed", action="store_true", help="the same, until standard input is closed")
     group.add_argument("--check", action="store_true", help="tell nobody, but fail if a tracker is not installed")
+    parser.add_argument("--tracker", action="append", choices=TRACKERS, help="instead of those in params.yaml")
     options = parser.parse_args(arguments)
-    names = load_params().tracking
+    names = options.tracker or load_params().tracking
     if not names:
         raise UserError("tracking in params.yaml names no tracker; name one, such as tracking: [tensorboard]")
     for name in names:

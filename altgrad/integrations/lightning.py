@@ -1,0 +1,124 @@
+"""Lightning: a callback that quantizes the module, and one that records its run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from altgrad.integrations.recorder import Recorder
+from altgrad.model import Recipe, layer_recipe, linear_layers, quantize_model
+
+
+class QuantizeCallback(Callback):
+    """Quantizes the linear layers of the module that ``recipe`` matches, as `quantize_model` does, with any precision.
+
+    It does so before a checkpoint is loaded and the optimizer is made. (A precision plugin converts the module after
+    a checkpoint is loaded, which then lacks what remembered scales need.)
+    """
+
+    def __init__(self, recipe: Recipe, *, seed: int = 0) -> None:
+        self._recipe, self._seed = recipe, seed
+
+    def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        """Quantize ``module`` in place, the first time that it is given."""
+        if not any(layer_recipe(layer) for layer in linear_layers(module).values()):
+            quantize_model(module, self._recipe, seed=self._seed)
+
+
+class RecorderCallback(Callback):
+    """Records the run of a Trainer below ``folder``; ``settings`` are those of a `Recorder`, without ``steps``.
+
+    Every ``log_every_n_steps`` of the Trainer there is a row, with the loss of that step. Where the monitors look,
+    ``training_step`` is called once more, without its logs. ``val_loss`` is what the module logs its validation loss
+    as. For automatic optimization with one optimizer.
+    """
+
+    def __init__(self, folder: str | Path, *, val_loss: str = "val_loss", **settings: Any) -> None:
+        self._folder, self._val_loss, self._settings = folder, val_loss, settings
+        self._recorder: Recorder | None = None
+        self._loss, self._logged = 0.0, 0  # of the step under way; the last step with its loss in a row
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        """Begin, or go on from the checkpoint that was loaded."""
+        if not module.automatic_optimization or len(trainer.optimizers) != 1:
+            raise ValueError("to be recorded, a module needs automatic optimization and one optimizer")
+        self._close()
+        self._loss, self._logged = 0.0, trainer.global_step
+        self._recorder = Recorder(
+            self._folder, module, trainer.optimizers[0], steps=int(trainer.estimated_stepping_batches),
+            resume_step=trainer.global_step or None, **self._settings,
+        )  # fmt: skip
+
+    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Have the monitors look at the step's first batch."""
+        step = module.training_step
+        inputs = (batch, batch_idx)[: len(inspect.signature(step).parameters)]
+
+        def loss() -> torch.Tensor:
+            found: Any = step(*inputs)
+            return found["loss"] if isinstance(found, dict) else found
+
+        if self._recorder:
+            with trainer.precision_plugin.train_step_context(), _silent(module):
+                self._recorder.observe(loss)
+
+    def on_before_optimizer_step(self, trainer: Trainer, module: LightningModule, optimizer: Any) -> None:
+        """Take in the gradients, which the step's closure has just computed."""
+        if self._recorder:
+            self._recorder.before_step()
+
+    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, outputs: Any, *batch: Any) -> None:
+        """Take in the batch's share of the step's loss; write a row where one is due."""
+        if not self._recorder:
+            return
+        self._loss += float(outputs["loss"])
+        step = self._recorder.step
+        if step == self._logged:  # the step has more batches
+            return
+        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if step % every == 0 or step == trainer.estimated_stepping_batches:
+            self._recorder.log(self._loss)
+        self._loss, self._logged = 0.0, step
+
+    def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
+        """Take in the validation loss."""
+        if self._recorder and not trainer.sanity_checking and self._val_loss in trainer.callback_metrics:
+            self._recorder.log(val_loss=trainer.callback_metrics[self._val_loss])
+
+    def on_save_checkpoint(self, *arguments: Any) -> None:
+        """Have all rows on disk with the checkpoint."""
+        if self._recorder:
+            self._recorder.sync()
+
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
+        """Write the output files."""
+        if self._recorder:
+            self._recorder.finish()
+        self._close()
+
+    def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
+        """Leave what there is to a run that resumes."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._recorder:
+            self._recorder.close()
+            self._recorder = None
+
+
+@contextmanager
+def _silent(module: LightningModule) -> Iterator[None]:
+    """Leave out what ``module`` logs: a batch that is looked at has its own log later."""
+    for name in ("log", "log_dict"):
+        vars(module)[name] = lambda *arguments, **options: None
+    try:
+        yield
+    finally:
+        for name in ("log", "log_dict"):
+            del vars(module)[name]

@@ -1,0 +1,65 @@
+"""PEFT: LoRA adapters beside quantized layers, whichever comes first."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+from peft import LoraConfig
+from peft.tuners.lora import Linear, LoraLayer
+from torch import nn
+
+from altgrad.model import QuantizedLinear, Recipe, linear_layers
+from altgrad.model import quantize_model as quantize_plain_model
+
+Model = TypeVar("Model", bound=nn.Module)
+BASE = ".base_layer"
+
+
+class LoraQuantizedLinear(Linear):
+    """LoRA beside a quantized layer, whose weight is frozen: the adapter's own two products stay unquantized.
+
+    Merged, the sum of weight and adapter is quantized in the place of the weight, so outputs differ by its rounding.
+    """
+
+    def __init__(self, base_layer: nn.Module, adapter_name: str, config: LoraConfig, **options: Any) -> None:
+        quantized: Any = base_layer.get_base_layer() if isinstance(base_layer, LoraLayer) else base_layer
+        config = copy.copy(config)
+        config.fan_in_fan_out = quantized.transposed  # how the weight is stored, as LoRA calls it
+        super().__init__(base_layer, adapter_name, config=config, **options)
+
+    def _get_in_out_features(self, module: Any) -> tuple[int, int]:
+        return module.in_features, module.out_features
+
+    @property
+    def lora_variants(self) -> dict[tuple[str, ...], None]:
+        """Plain LoRA alone: PEFT refuses its variants here, which compute with the weight itself."""
+        return {(): None}
+
+
+def lora_config(config: LoraConfig) -> LoraConfig:
+    """Return ``config``, with which `get_peft_model` and `PeftModel.from_pretrained` take a quantized model.
+
+    Raises ``ValueError`` for ``target_modules="all-linear"``, which would find no quantized layer.
+    """
+    if isinstance(config.target_modules, str) and config.target_modules.lower() == "all-linear":
+        raise ValueError('target_modules="all-linear" finds no quantized layer; name the modules, or add LoRA first')
+    config._register_custom_module({QuantizedLinear: LoraQuantizedLinear})
+    return config
+
+
+def quantize_model(model: Model, recipe: Recipe, *, seed: int = 0) -> Model:
+    """Quantize a model that has LoRA adapters, in place, as `altgrad.model.quantize_model` does one without.
+
+    The patterns of ``recipe`` match the names that the layers had before, and the adapters stay as they are. Raises
+    ``ValueError`` as `altgrad.model.quantize_model` does.
+    """
+    adapters = [name for name, module in model.named_modules() if isinstance(module, LoraLayer)]
+    inside = tuple(f"{name}.lora_" for name in adapters)
+    names = {
+        name.removeprefix("base_model.model.").removesuffix(BASE): name
+        for name in linear_layers(model)
+        if not name.startswith(inside)
+    }
+    rules = [found.on(names[name]) for name, found in recipe.match(names).items()]
+    return quantize_plain_model(model, Recipe(rules=tuple(rules)), seed=seed)
