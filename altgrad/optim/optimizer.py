@@ -158,6 +158,18 @@ class ArmOptimizer(torch.optim.Optimizer):
             if kept:
                 self.state[p] = kept
 
+    def _follow_replaced(self) -> None:
+        """Know weights again whose place in their group another parameter has taken, as Accelerate's shards do."""
+        for group in self.param_groups:
+            if not group["quantized"] or group["params"][0] in self.grids:
+                continue
+            new = dict(zip(self.grids, group["params"], strict=True))
+            for kept in (self.grids, self._stiffness, self._orders, self._loops, self.names):
+                moved = {new.get(p, p): value for p, value in kept.items()}
+                kept.clear()
+                kept.update(moved)
+            self._sharded = self._sharded or any(map(is_sharded, group["params"]))
+
     def _holds(self, p: nn.Parameter) -> bool:
         """Return whether ``p`` lives on its quantization grid, whose amax this optimizer sets."""
         return self.arm.weights == "quantized" and p in self.grids
@@ -186,6 +198,7 @@ class ArmOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._follow_replaced()
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         if not gradients:
             return loss

@@ -25,7 +25,7 @@ from altgrad.diagnostics.what_if import GRANULARITIES, SPLITS, as_yaml, recommen
 from altgrad.formats import Format
 from altgrad.model import QuantizedLinear
 from altgrad.model.from_cell import recipe_of
-from altgrad.model.quantized.linear import weight_operands
+from altgrad.model.quantized.linear import ready_weights
 from altgrad.numerics import quantize
 
 ROOT = Path(__file__).parents[2]
@@ -182,7 +182,7 @@ def test_the_recommended_recipe_is_read_by_params_and_quantizes_as_it_says(granu
     made = QuantizedLinear.from_linear(torch.nn.Linear(32, 16, bias=False), read["blocks.0.mlp.up"])
     with torch.no_grad():
         made.weight.copy_(normal(16, 32))
-    taken = weight_operands([made], made.settings(torch.float32))[0].forward
+    taken = ready_weights([made], made.settings(torch.float32))[0].operands.forward
     values = taken.values.float() / (1 if taken.scale is None else taken.scale)
     assert torch.equal(values, rounded(made.weight.detach(), read["blocks.0.mlp.up"].weight))
 

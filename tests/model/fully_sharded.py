@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from altgrad.model import Recipe, quantize_model
-from altgrad.optim import Arm, build_optimizer
+from altgrad.optim import Arm, ArmOptimizer, build_optimizer
 from altgrad.training.grids import weight_grids
 from tests.optim.arms import ARMS, arm_named
 
@@ -70,11 +70,17 @@ def trained(model: nn.Module, rank: int = 0, count: int = 1) -> dict[str, Any]:
     return {"losses": losses, "gradients": gradients[0], "state": state}
 
 
-def stepped(model: nn.Module, arm: Arm, first: int = 0, steps: int = STEPS, at: Any = None) -> dict[str, Any]:
+def optimizer_of(model: nn.Module, arm: Arm) -> ArmOptimizer:
+    return build_optimizer(model, arm, weight_grids(model, on_grid=arm.weights == "quantized"), seed=3)
+
+
+def stepped(
+    model: nn.Module, arm: Arm, first: int = 0, steps: int = STEPS, at: Any = None, optimizer: Any = None
+) -> dict[str, Any]:
     """Return weights and optimizer after steps on given gradients, which are sharded as the parameters are."""
     from torch.distributed.tensor import distribute_tensor
 
-    optimizer = build_optimizer(model, arm, weight_grids(model, on_grid=arm.weights == "quantized"), seed=3)
+    optimizer = optimizer or optimizer_of(model, arm)
     if at is not None:
         at(model, optimizer)
     for number in range(first, steps):
@@ -101,6 +107,7 @@ def main(folder: Path, rank: int, count: int) -> None:
         found["trained"][recipe] = trained(sharded(model_of(recipe, sync=True)), rank, count)
     for name in ["plain", *ARMS]:
         found["stepped"][name] = stepped(sharded(model_of("tensor")), arm_of(name))["weights"]
+    found["replaced"] = {name: replaced(name) for name in REPLACED}
     found["skipped"] = skipped(rank)
     found["saved"] = saved(folder, count)
     found["refused"] = refused()
@@ -108,6 +115,20 @@ def main(folder: Path, rank: int, count: int) -> None:
         torch.save(found, folder / f"found{count}")
     dist.barrier()
     dist.destroy_process_group()
+
+
+REPLACED = ("stiff_update", "stiff_matched", "adamw_sr")
+
+
+def replaced(name: str) -> dict[str, Tensor]:
+    """Put shards in the place of the parameters that an optimizer has, as Accelerate does."""
+    model = model_of("tensor")
+    optimizer = optimizer_of(model, arm_of(name))
+    names = {p: key for key, p in model.named_parameters()}
+    shards = dict(sharded(model).named_parameters())
+    for group in optimizer.param_groups:
+        group["params"] = [shards[names[p]] for p in group["params"]]
+    return stepped(model, arm_of(name), optimizer=optimizer)["weights"]
 
 
 def skipped(rank: int) -> tuple[int, bool]:

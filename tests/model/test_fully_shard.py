@@ -59,6 +59,13 @@ def test_every_arm_steps_its_parts_as_one_process_to_the_bit(found: Found, count
         assert torch.equal(found[count]["stepped"][name][weight], expected), weight
 
 
+@pytest.mark.parametrize("name", fully_sharded.REPLACED)
+def test_an_optimizer_goes_on_with_shards_that_are_put_in_its_parameters_places(found: Found, name: str) -> None:
+    one = fully_sharded.stepped(fully_sharded.model_of("tensor"), fully_sharded.arm_of(name))["weights"]
+    for weight, expected in one.items():
+        assert torch.equal(found[2]["replaced"][name][weight], expected), weight
+
+
 @pytest.mark.parametrize("count", [2, 4])
 def test_what_two_processes_saved_goes_on_in_as_many_as_there_are(found: Found, count: int) -> None:
     expected = fully_sharded.stepped(

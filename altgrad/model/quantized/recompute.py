@@ -34,7 +34,6 @@ MOST = 256
 FIRST, AGAIN = "_checkpoint_hook", "_recomputation_hook"
 
 
-@torch._dynamo.assume_constant_result
 def traced_in_checkpoint() -> bool:
     """Return whether the compiler traces what is inside of a checkpoint, or is itself inside of one."""
     tracer: Any = torch._dynamo.symbolic_convert.InstructionTranslator.current_tx().output.current_tracer
@@ -43,6 +42,10 @@ def traced_in_checkpoint() -> bool:
             return True
         tracer = tracer.parent
     return _hook() is not None
+
+
+# What torch.compiler.assume_constant_result says of a function, which would load the compiler.
+traced_in_checkpoint._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def in_backward() -> bool:
