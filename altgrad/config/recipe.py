@@ -58,7 +58,10 @@ class TensorRecipe(Section):
 
     renamed_values: ClassVar[dict[tuple[str, str], str]] = {
         ("scale", "fp32"): "float32; write scale: float32",
-        ("scale", "pow2"): "a format; write scale: E8M0, which is rounded down unless scale_rounding says otherwise",
+        ("scale", "pow2"): "a format; write scale: E8M0, whose scale_rounding is rceil unless it says otherwise",
+        ("scale_rounding", "down"): "rceil; write scale_rounding: rceil",
+        ("scale_rounding", "ocp"): "floor; write scale_rounding: floor",
+        ("scale_rounding", "up"): "left out; write scale_rounding: floor, the rule that may saturate as it did",
     }
 
     format: FormatSetting = Field(description="a format's name; FORMAT in params.yaml is that of the grid's entry")
@@ -76,10 +79,10 @@ class TensorRecipe(Section):
         description="format of the scale: float32 or E8M0; for granularity: block E8M0, or a format such as E4M3 under "
         "a float32 scale per tensor",
     )
-    scale_rounding: Literal["down", "up", "even", "ocp"] = Field(
-        "down",
-        description="scale: E8M0: to a power of two; down never saturates, even is the nearest, ocp is the OCP MX "
-        "specification's rule",
+    scale_rounding: Literal["floor", "ceil", "rceil", "even"] = Field(
+        "rceil",
+        description="scale: E8M0: to a power of two, as the field names it; floor is the OCP MX specification's rule, "
+        "ceil and rceil never saturate, even is floor of the amax rounded to the format's spacing",
     )
     rounding: Literal["nearest", "stochastic"] = Field(
         "nearest",
@@ -96,7 +99,7 @@ class TensorRecipe(Section):
             raise ValueError(
                 "granularity block needs scale E8M0, or a small format such as E4M3: block scales stay in the operands"
             )
-        if self.scale != "E8M0" and self.scale_rounding != "down":
+        if self.scale != "E8M0" and self.scale_rounding != "rceil":
             raise ValueError(f"scale_rounding {self.scale_rounding} is to a power of two; it needs scale E8M0")
         self._require_exact_operands()
         if self.virtual and self.rounding != "nearest":
