@@ -148,7 +148,7 @@ def scale_by_constants(amax: Tensor, constants: Tensor, rule: int) -> Tensor:
     """`scale_by_rule` with the target and the spacing there read from `format_constants`."""
     target, spacing = constants[TARGET].double(), None
     if SCALE_RULES[rule] == "even":
-        spacing = power_of_two(_floor_log2(target)) * constants[ULPS].double() * 2.0**-FLOAT32_MANTISSA
+        spacing = power_of_two(floor_log2(target)) * constants[ULPS].double() * 2.0**-FLOAT32_MANTISSA
         spacing = torch.maximum(spacing, constants[SPACING].double())
     return scale_by_rule(amax.detach(), target, rule, spacing)
 
@@ -171,19 +171,19 @@ def scale_by_rule(amax: Tensor, target: Tensor, rule: int, spacing: Tensor | Non
 
 def _shared_exponent(amax: Tensor, target: Tensor, spacing: Tensor | None, rounding: str) -> Tensor:
     """Return that of X, int64, as the module's docstring says."""
-    exponent, significand = _floor_log2(amax) - _floor_log2(target), _significand(amax)
+    exponent, significand = floor_log2(amax) - floor_log2(target), _significand(amax)
     if rounding == "ceil":
         return exponent + (significand > 1)
     if rounding == "rceil":
         return exponent + (significand > _significand(target))
     if rounding == "even":
         assert spacing is not None
-        half_spacing = spacing / power_of_two(_floor_log2(target) + 1)
+        half_spacing = spacing / power_of_two(floor_log2(target) + 1)
         return exponent + (significand + half_spacing >= 2)
     return exponent
 
 
-def _floor_log2(x: Tensor) -> Tensor:
+def floor_log2(x: Tensor) -> Tensor:
     """Exponent of positive normal float64 values: int64."""
     return (x.view(torch.int64) >> 52) - 1023
 

@@ -41,8 +41,8 @@ from torch import Tensor
 from altgrad.model.quantized.native import native_product
 from altgrad.model.quantized.operand import Operand, Operands
 from altgrad.model.quantized.quantizer import FLOAT8, Scaling, Source
+from altgrad.model.quantized.unscaling import unscaled
 from altgrad.numerics.operand import owned
-from altgrad.numerics.operand_definition import materialized
 from altgrad.numerics.rounding import overflows
 from altgrad.numerics.tracing import converted
 
@@ -149,21 +149,4 @@ def _emulated_product(a: Operand, b: Operand, fp32: bool) -> Tensor:
         y = a.values.float() @ b.values.float()
     else:
         y = (a.values @ b.values).float()
-    # The scales' product can leave float32's range when both tensors are tiny; float64 holds it.
-    common = None
-    for scale in (a.scale, b.scale):
-        if scale is not None and scale.ndim == 0:
-            common = scale.double() if common is None else common * scale.double()
-        elif scale is not None:
-            y = _times(y, materialized(scale.reciprocal()))
-    return y if common is None else _times(y, materialized(common.reciprocal().float()))
-
-
-def _times(y: Tensor, factor: Tensor) -> Tensor:
-    """Return ``y * factor``, for ``y`` (n, k), in a shape that hides it from the compiler's rewriting of softmax.
-
-    Inductor makes of ``softmax(y * factor)`` the softmax of ``y`` and multiplies later (its ``mul_softmax_pattern``),
-    to save what overflows in float16. In float32 that takes 20 of the 27 ms of a head's loss on CPU, and rounds
-    elsewhere than eager mode does.
-    """
-    return (y.unsqueeze(0) * factor).squeeze(0)
+    return unscaled(y, (a.scale, b.scale))
