@@ -2,8 +2,8 @@
 
 The result is multiplied by the reciprocals of the scales one after the other, and what is between may leave float32
 though the end lies inside: after a row of 1e35, before a column of 1e-35. So the reciprocal of an unusual scale is
-taken apart into a power of two with half its exponent, the ``rest``, and a ``factor``. All factors come first, and then the
-product of the rests: it goes half of the way from ``y`` to the result, and then the other half. A power of two that
+taken apart into a power of two with half its exponent, the ``rest``, and a ``factor``. All factors come first, and then
+the product of the rests: it goes half of the way from ``y`` to the result, and then the other half. A power of two that
 comes later changes no bit but of what would have left the range, or of a result below 2^-126, rounded once more there.
 
 A reciprocal in 2^-62..2^62 is a factor itself, with 1 for its rest: that and half of any exponent leave a sum between
