@@ -11,7 +11,7 @@ quantized model's name.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -299,10 +299,36 @@ class Rule(LayerRecipe):
         return LayerRecipe.model_construct(**{name: getattr(self, name) for name in LayerRecipe.model_fields})
 
 
-class Recipe(Section):
-    """An ordered list of rules."""
+_RULES = "such as Rule(layers='*', weight='E4M3')"
 
-    rules: tuple[Rule, ...]
+
+def _listed(value: Any) -> Any:
+    """Return rules as a tuple; refuse what is one rule, or a name."""
+    if isinstance(value, (str, Mapping, Section)) or not isinstance(value, Iterable):
+        raise ValueError(f"expected a list of rules, [{_RULES.removeprefix('such as ')}], not {_shown(value)}")
+    return tuple(value)
+
+
+def _rule(value: Any) -> Any:
+    """Refuse what is no rule, with what to write instead."""
+    if isinstance(value, (Rule, Mapping)):
+        return value
+    if isinstance(value, LayerRecipe):
+        raise ValueError("a LayerRecipe names no layers; add .on('*'), or the pattern of those that it is for")
+    raise ValueError(f"expected a rule, {_RULES}, not {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    return f"a {type(value).__name__}" if isinstance(value, (Section, Mapping)) else repr(value)
+
+
+class Recipe(Section):
+    """An ordered list of rules: ``Recipe([Rule(layers="*", weight="E4M3"), ...])``.
+
+    A rule may also be the mapping of its settings. Raises ``ValueError``, a sentence that names the rule by its place.
+    """
+
+    rules: Annotated[tuple[Annotated[Rule, BeforeValidator(_rule)], ...], BeforeValidator(_listed)]
 
     @classmethod
     def uniform(cls, format: str | Format, *, grad: str | Format | None = "E5M2", **options: Any) -> Recipe:
