@@ -14,6 +14,7 @@ from altgrad.model.hardware import multiplies_bf16
 from altgrad.model.quantized.matmul import MatmulSettings, QuantizedMatmul
 from altgrad.model.quantized.operand import Operand, Operands
 from altgrad.model.quantized.quantizer import Quantizer, Source
+from altgrad.model.quantized.transforms import transformed, transformed_product
 from altgrad.numerics.operand import owned
 
 # Significant bits, exponents of the smallest subnormal number and of the largest binade.
@@ -128,6 +129,8 @@ class QuantizedLinear(nn.Module):
         return Source() if quantizer is None else quantizer.source(self.training)
 
     def _product(self, x: Tensor, settings: MatmulSettings) -> Tensor:
+        if transformed():
+            return transformed_product(self, x, settings)
         weight = self.ready or weight_operands([self], settings)[0]
         return QuantizedMatmul.apply(
             x, self.matrix, settings, self._input_operands(x, settings), weight, self.source("grad")

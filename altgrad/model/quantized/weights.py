@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from altgrad.model.quantized.linear import QuantizedLinear, weight_operands
+from altgrad.model.quantized.transforms import transformed
 
 COMPUTE_DTYPES = torch.bfloat16, torch.float32
 
@@ -36,6 +37,8 @@ class WeightsTogether:
         The dtype of the operands must be known by then. It is under autocast, and where it does not depend on the
         dtype of the input; other layers quantize their own weight when they are called.
         """
+        if transformed():
+            return  # wrapped tensors, which each layer's product takes as they are
         for alike in self._alike:
             device = alike[0].weight.device.type
             autocast = torch.is_autocast_enabled(device)
