@@ -11,7 +11,7 @@ quantized model's name.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -58,7 +58,10 @@ class TensorRecipe(Section):
 
     renamed_values: ClassVar[dict[tuple[str, str], str]] = {
         ("scale", "fp32"): "float32; write scale: float32",
-        ("scale", "pow2"): "a format; write scale: E8M0, which is rounded down unless scale_rounding says otherwise",
+        ("scale", "pow2"): "a format; write scale: E8M0, whose scale_rounding is rceil unless it says otherwise",
+        ("scale_rounding", "down"): "rceil; write scale_rounding: rceil",
+        ("scale_rounding", "ocp"): "floor; write scale_rounding: floor",
+        ("scale_rounding", "up"): "left out; write scale_rounding: floor, the rule that may saturate as it did",
     }
 
     format: FormatSetting = Field(description="a format's name; FORMAT in params.yaml is that of the grid's entry")
@@ -76,10 +79,10 @@ class TensorRecipe(Section):
         description="format of the scale: float32 or E8M0; for granularity: block E8M0, or a format such as E4M3 under "
         "a float32 scale per tensor",
     )
-    scale_rounding: Literal["down", "up", "even", "ocp"] = Field(
-        "down",
-        description="scale: E8M0: to a power of two; down never saturates, even is the nearest, ocp is the OCP MX "
-        "specification's rule",
+    scale_rounding: Literal["floor", "ceil", "rceil", "even"] = Field(
+        "rceil",
+        description="scale: E8M0: to a power of two, as the field names it; floor is the OCP MX specification's rule, "
+        "ceil and rceil never saturate, even is floor of the amax rounded to the format's spacing",
     )
     rounding: Literal["nearest", "stochastic"] = Field(
         "nearest",
@@ -96,7 +99,7 @@ class TensorRecipe(Section):
             raise ValueError(
                 "granularity block needs scale E8M0, or a small format such as E4M3: block scales stay in the operands"
             )
-        if self.scale != "E8M0" and self.scale_rounding != "down":
+        if self.scale != "E8M0" and self.scale_rounding != "rceil":
             raise ValueError(f"scale_rounding {self.scale_rounding} is to a power of two; it needs scale E8M0")
         self._require_exact_operands()
         if self.virtual and self.rounding != "nearest":
@@ -296,10 +299,36 @@ class Rule(LayerRecipe):
         return LayerRecipe.model_construct(**{name: getattr(self, name) for name in LayerRecipe.model_fields})
 
 
-class Recipe(Section):
-    """An ordered list of rules."""
+_RULES = "such as Rule(layers='*', weight='E4M3')"
 
-    rules: tuple[Rule, ...]
+
+def _listed(value: Any) -> Any:
+    """Return rules as a tuple; refuse what is one rule, or a name."""
+    if isinstance(value, (str, Mapping, Section)) or not isinstance(value, Iterable):
+        raise ValueError(f"expected a list of rules, [{_RULES.removeprefix('such as ')}], not {_shown(value)}")
+    return tuple(value)
+
+
+def _rule(value: Any) -> Any:
+    """Refuse what is no rule, with what to write instead."""
+    if isinstance(value, (Rule, Mapping)):
+        return value
+    if isinstance(value, LayerRecipe):
+        raise ValueError("a LayerRecipe names no layers; add .on('*'), or the pattern of those that it is for")
+    raise ValueError(f"expected a rule, {_RULES}, not {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    return f"a {type(value).__name__}" if isinstance(value, (Section, Mapping)) else repr(value)
+
+
+class Recipe(Section):
+    """An ordered list of rules: ``Recipe([Rule(layers="*", weight="E4M3"), ...])``.
+
+    A rule may also be the mapping of its settings. Raises ``ValueError``, a sentence that names the rule by its place.
+    """
+
+    rules: Annotated[tuple[Annotated[Rule, BeforeValidator(_rule)], ...], BeforeValidator(_listed)]
 
     @classmethod
     def uniform(cls, format: str | Format, *, grad: str | Format | None = "E5M2", **options: Any) -> Recipe:

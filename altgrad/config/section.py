@@ -73,7 +73,13 @@ class _FromPython(ModelMetaclass):
         names = list(section.model_fields)
         if len(values) > len(names):
             raise TypeError(f"{cls.__name__} has {len(names)} settings, and {len(values)} values were given")
-        settings = dict(zip(names, values, strict=False)) | settings
+        by_position = dict(zip(names, values, strict=False))
+        for name in by_position.keys() & settings.keys():
+            raise TypeError(
+                f"{cls.__name__}: {name} is given twice, by its name and as {by_position[name]!r}; the settings by "
+                f"position are {', '.join(names[: len(values)])}"
+            )
+        settings = by_position | settings
         try:
             return section.model_validate(settings, context=REGISTERED)
         except ValidationError as error:

@@ -28,7 +28,7 @@ GRANULARITIES: dict[str, dict[str, Any]] = {
     "tensor": {},
     "row": {"granularity": "row"},
     "block": {"granularity": "block", "block": 32, "scale": "E8M0"},
-    "block_ocp": {"granularity": "block", "block": 32, "scale": "E8M0", "scale_rounding": "ocp"},
+    "block_floor": {"granularity": "block", "block": 32, "scale": "E8M0", "scale_rounding": "floor"},
 }
 COLUMNS = (
     "layer", "role", "format", "granularity", "rounding",

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from altgrad.numerics.constants import SPACING, TARGET, TWO_LEVEL, scale_constants
+from altgrad.numerics.constants import SPACING, TWO_LEVEL, scale_constants
 from altgrad.numerics.rounding import overflows
-from altgrad.numerics.scaling import HIGHEST, LOWEST, amax, scale_by_rule, scale_rule
+from altgrad.numerics.scaling import HIGHEST, LOWEST, amax, scale_by_constants, scale_rule
 from altgrad.numerics.two_level import element_scale, two_level_scales
 
 OUTER = 0.01  # of the blocks, at either end, that a spread leaves out
@@ -29,7 +29,7 @@ class BlockStatistics(NamedTuple):
 
 
 def block_statistics(
-    x: Tensor, constants: Tensor, *, block: int, scale_format: str = "E8M0", scale_rounding: str = "down"
+    x: Tensor, constants: Tensor, *, block: int, scale_format: str = "E8M0", scale_rounding: str = "rceil"
 ) -> BlockStatistics:
     """Return the `BlockStatistics` of ``x`` (n, k), float, with blocks along its rows; what is not finite counts as 0.
 
@@ -44,7 +44,7 @@ def block_statistics(
         scale = element_scale(whole, scales)
         at_limit = scales == scale_constants(constants)[SPACING]
     else:
-        scale = scale_by_rule(largest, constants[TARGET].double(), rule)
+        scale = scale_by_constants(largest, constants, rule)
         at_limit = (scale == LOWEST) | (scale == HIGHEST)
     filled, count = largest > 0, largest.numel()
     present = int(filled.sum())

@@ -22,7 +22,7 @@ SIZE = 7
 
 NAN_CODE = 0x80  # of 8-bit codes in products: that of -0, which no product needs
 LEARNS = ("nothing", "each", "first")  # what a history keeps of its tensor's amax
-SCALE_RULES = ("float32", "down", "up", "even", "ocp")  # no rounding to a power of two, and the ways to do it
+SCALE_RULES = ("float32", "floor", "ceil", "rceil", "even")  # no rounding to a power of two, and the ways to do it
 FLOAT32_RULE = SCALE_RULES.index("float32")
 TWO_LEVEL = len(SCALE_RULES)  # in place of a rule, and known to no loop in C++: see `two_level`
 SCALE_FORMATS = ("float32", "E8M0")  # of a scale alone

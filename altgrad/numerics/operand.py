@@ -54,7 +54,7 @@ def quantize_operands(
     block: int = 32,
     dim: int = 1,
     scale_format: str = "float32",
-    scale_rounding: str = "down",
+    scale_rounding: str = "rceil",
     dtype: torch.dtype = torch.bfloat16,
     overwrite: bool = False,
     first: int = 0,
@@ -116,7 +116,7 @@ def quantize_operand(
     block: int = 32,
     dim: int = 1,
     scale_format: str = "float32",
-    scale_rounding: str = "down",
+    scale_rounding: str = "rceil",
     dtype: torch.dtype = torch.bfloat16,
 ) -> Quantized:
     """Return what `quantize_operands` makes of ``x`` (n, k), with a gradient.

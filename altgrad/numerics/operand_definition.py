@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from altgrad.numerics.constants import NAN_CODE, SPACING, TARGET, TWO_LEVEL, ULPS
+from altgrad.numerics.constants import NAN_CODE, SPACING, TWO_LEVEL, ULPS
 from altgrad.numerics.random import uniform
 from altgrad.numerics.rounding import round_to_grid, round_to_grid_stochastic
-from altgrad.numerics.scaling import amax, broadcast_scale, scale_by_rule, scale_rule, update_amax_history
+from altgrad.numerics.scaling import amax, broadcast_scale, scale_by_constants, scale_rule, update_amax_history
 from altgrad.numerics.two_level import element_scale, two_level_scales
 
 ONE_SCALE, ROWS = 0, -1  # in place of the number of elements per block
@@ -38,7 +38,7 @@ def has_scale(block: int, rule: int) -> bool:
 def operand_scale(
     x: Tensor, constants: Tensor, remembered: Tensor | None = None, *,
     granularity: str = "tensor", block: int = 32, dim: int = 1,
-    scale_format: str = "float32", scale_rounding: str = "down",
+    scale_format: str = "float32", scale_rounding: str = "rceil",
 ) -> Tensor:  # fmt: skip
     """Return the scale that `quantize_operand` takes, of two levels both in one: float32, broadcastable to ``x``."""
     rule = scale_rule(scale_format, scale_rounding, granularity)
@@ -55,7 +55,7 @@ def _operand_scale(
     if granularity != "block" and remembered is not None:
         # Delayed scaling that began with scale 1 would send every gradient of the first step to zero.
         largest = torch.where(remembered > 0, remembered, largest)
-    scale = scale_by_rule(largest.detach(), constants[TARGET].double(), rule)
+    scale = scale_by_constants(largest, constants, rule)
     return broadcast_scale(scale, x.shape[dim], block=block, dim=dim) if granularity == "block" else scale
 
 

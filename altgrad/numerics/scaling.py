@@ -7,30 +7,39 @@ or NaN gives 1, and the range is limited to 2^-126..2^127, where neither the sca
 overflows or vanishes in float32 (a subnormal amax would otherwise ask for an infinite scale).
 
 A scale is stored in a format too: ``float32``, or ``E8M0``, the powers of two of the OCP MX formats, by which
-multiplying is exact. How the ratio is rounded to a power of two is a choice with consequences, so it is stated by
-name:
+multiplying is exact. How it becomes a power of two is a choice with consequences, and has the field's names. They are
+those of X, which a block of the MX formats stores and divides its values by: the scale here is ``1 / X``. With ``emax``
+the exponent of the target:
 
-- ``down``: never saturates. (torchao calls this RCEIL, after the reciprocal.)
-- ``up``: uses the whole range and may saturate values within a factor two of amax.
-- ``even``: to the nearest, ties to the even exponent code.
-- ``ocp``: ``2^(floor(log2 target) - floor(log2 amax))``, the OCP MX specification's rule; like
-  ``up`` it may saturate.
+- ``floor``: ``X = 2^(floor(log2 amax) - emax)``, the rule of OCP MX v1.0. It saturates where amax / X is beyond the
+  target, which is less than a factor of two.
+- ``ceil``: ``X = 2^(ceil(log2 amax) - emax)``. It never saturates, and may leave a binade empty.
+- ``rceil``: ``X = 2^ceil(log2(amax / target))``, the smallest that never saturates (NVIDIA, arXiv:2506.08027).
+- ``even``: ``floor`` of amax after rounding it to the format's spacing below the target's next power of two, ties up,
+  since that power is the even one.
+
+torchao 0.18 has them by these names (``ScaleCalculationMode``), with the same X; but its ``rceil`` takes a logarithm in
+float32 and can miss a power of two by an ulp. A block of zeros has another X there, and one with an Inf or a NaN none.
 
 Scales of blocks in any other format stand under a float32 scale of the tensor: `two_level`.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from altgrad.formats import Format, get_format
+from altgrad.formats.format import FLOAT32_MANTISSA
 from altgrad.numerics.codes import decode, encode
-from altgrad.numerics.constants import FLOAT32_RULE, SCALE_FORMATS, SCALE_RULES, TARGET, TWO_LEVEL
+from altgrad.numerics.constants import FLOAT32_RULE, SCALE_FORMATS, SCALE_RULES, SPACING, TARGET, TWO_LEVEL, ULPS
 from altgrad.numerics.rounding import power_of_two
 
 GRANULARITIES = ("tensor", "row", "block")
 SCALE_ROUNDINGS = SCALE_RULES[1:]
+FORMER_SCALE_ROUNDINGS = {"down": "rceil", "ocp": "floor", "up": "floor"}  # names of earlier versions
 HISTORY_METHODS = ("max", "most-recent")
 
 _LOWEST_EXPONENT, _HIGHEST_EXPONENT = -126, 127
@@ -81,7 +90,7 @@ def compute_scale(
     target: str | Format | float,
     *,
     scale_format: str = "float32",
-    scale_rounding: str = "down",
+    scale_rounding: str = "rceil",
 ) -> Tensor:
     """Return the scale that brings ``amax`` to the target.
 
@@ -89,29 +98,34 @@ def compute_scale(
         amax: largest magnitudes, any shape.
         target: a format or its name, for ``min(max, 2^16)``; or the target itself, positive.
         scale_format: ``float32``, or ``E8M0`` (a power of two).
-        scale_rounding: to a power of two, ``down``, ``up``, ``even`` or ``ocp``; see the module's docstring.
+        scale_rounding: to a power of two, ``floor``, ``ceil``, ``rceil`` or ``even``; see the module's docstring.
 
     Returns:
         float32, the shape of ``amax``, positive and finite; 1 where ``amax`` is zero, negative, Inf
         or NaN.
 
     Raises:
-        ValueError: an unknown choice, or a target that is not positive and finite.
+        ValueError: an unknown choice, a target that is not positive and finite, or ``even`` without a format.
     """
+    rule, spacing = scale_rule(scale_format, scale_rounding), None
     if isinstance(target, (str, Format)):
-        target = get_format(target).scale_target
+        fmt = get_format(target)
+        target, smallest = fmt.scale_target, 2.0 ** (fmt.emin - fmt.mantissa_bits)
+        spacing = max(2.0 ** (math.frexp(target)[1] - 1 - fmt.mantissa_bits), smallest)
     if not 0 < target < float("inf"):
         raise ValueError(f"target: expected a positive finite number, got {target}")
+    if SCALE_RULES[rule] == "even" and spacing is None:
+        raise ValueError(f"target: scale_rounding even rounds to the spacing of a format; give one, not {target}")
     amax = torch.as_tensor(amax).detach()
-    rule = scale_rule(scale_format, scale_rounding)
-    return scale_by_rule(amax, amax.new_tensor(target, dtype=torch.float64), rule)
+    values = amax.new_tensor([target, spacing or 0.0], dtype=torch.float64)
+    return scale_by_rule(amax, values[0], rule, values[1])
 
 
 def scale_from_amax(
-    amax: Tensor, constants: Tensor, *, scale_format: str = "float32", scale_rounding: str = "down"
+    amax: Tensor, constants: Tensor, *, scale_format: str = "float32", scale_rounding: str = "rceil"
 ) -> Tensor:
-    """`compute_scale` for compiled graphs, the target read from `format_constants`."""
-    return scale_by_rule(amax.detach(), constants[TARGET].double(), scale_rule(scale_format, scale_rounding))
+    """`compute_scale` for compiled graphs, the format as `format_constants`."""
+    return scale_by_constants(amax, constants, scale_rule(scale_format, scale_rounding))
 
 
 def scale_rule(scale_format: str, scale_rounding: str, granularity: str = "tensor") -> int:
@@ -120,6 +134,9 @@ def scale_rule(scale_format: str, scale_rounding: str, granularity: str = "tenso
     Raises:
         ValueError: an unknown rounding, or a format that no scale of this granularity is computed in.
     """
+    if scale_rounding in FORMER_SCALE_ROUNDINGS:
+        now = FORMER_SCALE_ROUNDINGS[scale_rounding]
+        raise ValueError(f"scale_rounding: {scale_rounding!r} is a name of earlier versions; write {now!r}")
     _require("scale_rounding", scale_rounding, SCALE_ROUNDINGS)
     if granularity == "block" and scale_format not in SCALE_FORMATS:
         return TWO_LEVEL
@@ -127,36 +144,53 @@ def scale_rule(scale_format: str, scale_rounding: str, granularity: str = "tenso
     return FLOAT32_RULE if scale_format == "float32" else SCALE_RULES.index(scale_rounding)
 
 
-def scale_by_rule(amax: Tensor, target: Tensor, rule: int) -> Tensor:
-    """`compute_scale` with ``target`` as a tensor (float64) and the `scale_rule` by its number."""
+def scale_by_constants(amax: Tensor, constants: Tensor, rule: int) -> Tensor:
+    """`scale_by_rule` with the target and the spacing there read from `format_constants`."""
+    target, spacing = constants[TARGET].double(), None
+    if SCALE_RULES[rule] == "even":
+        spacing = power_of_two(floor_log2(target)) * constants[ULPS].double() * 2.0**-FLOAT32_MANTISSA
+        spacing = torch.maximum(spacing, constants[SPACING].double())
+    return scale_by_rule(amax.detach(), target, rule, spacing)
+
+
+def scale_by_rule(amax: Tensor, target: Tensor, rule: int, spacing: Tensor | None = None) -> Tensor:
+    """`compute_scale` by the number of the `scale_rule`.
+
+    ``target`` and the format's ``spacing`` there, which ``even`` alone reads, are 0-d float64.
+    """
     amax = amax.double()
     usable = (amax > 0) & (amax < torch.inf)
     amax = torch.where(usable, amax, target)
     if rule == FLOAT32_RULE:
         scale = (target / amax).clamp(LOWEST, HIGHEST)
     else:
-        exponent = _exponent_of(amax, target, SCALE_RULES[rule])
+        exponent = -_shared_exponent(amax, target, spacing, SCALE_RULES[rule])
         scale = power_of_two(exponent.clamp(_LOWEST_EXPONENT, _HIGHEST_EXPONENT))
     return torch.where(usable, scale, 1.0).float()
 
 
-def _exponent_of(amax: Tensor, target: Tensor, rounding: str) -> Tensor:
-    if rounding == "ocp":
-        return _floor_log2(target) - _floor_log2(amax)
-    ratio = target / amax
-    exponent = _floor_log2(ratio)
-    significand = ratio / power_of_two(exponent.clamp(-1022, 1023))
-    if rounding == "up":
+def _shared_exponent(amax: Tensor, target: Tensor, spacing: Tensor | None, rounding: str) -> Tensor:
+    """Return that of X, int64, as the module's docstring says."""
+    exponent, significand = floor_log2(amax) - floor_log2(target), _significand(amax)
+    if rounding == "ceil":
         return exponent + (significand > 1)
+    if rounding == "rceil":
+        return exponent + (significand > _significand(target))
     if rounding == "even":
-        # E8M0 codes exponent + 127, so the even code is the odd exponent.
-        return exponent + ((significand > 1.5) | ((significand == 1.5) & (exponent % 2 == 0)))
+        assert spacing is not None
+        half_spacing = spacing / power_of_two(floor_log2(target) + 1)
+        return exponent + (significand + half_spacing >= 2)
     return exponent
 
 
-def _floor_log2(x: Tensor) -> Tensor:
+def floor_log2(x: Tensor) -> Tensor:
     """Exponent of positive normal float64 values: int64."""
     return (x.view(torch.int64) >> 52) - 1023
+
+
+def _significand(x: Tensor) -> Tensor:
+    """Positive normal float64 values over their power of two, in [1, 2): float64."""
+    return ((x.view(torch.int64) & ((1 << 52) - 1)) | (1023 << 52)).view(torch.float64)
 
 
 def update_amax_history(history: Tensor, amax: Tensor) -> Tensor:
@@ -191,7 +225,7 @@ def scale_from_history(
     *,
     method: str = "max",
     scale_format: str = "float32",
-    scale_rounding: str = "down",
+    scale_rounding: str = "rceil",
 ) -> Tensor:
     """`compute_scale` of `amax_from_history`: delayed scaling."""
     remembered = amax_from_history(history, method)

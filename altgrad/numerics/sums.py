@@ -51,7 +51,7 @@ def magnitudes(x: Tensor) -> Magnitudes:
 
 def rounding_sums(
     x: Tensor, constants: Tensor, remembered: Tensor | None = None, *,
-    granularity: str = "tensor", block: int = 32, scale_format: str = "float32", scale_rounding: str = "down",
+    granularity: str = "tensor", block: int = 32, scale_format: str = "float32", scale_rounding: str = "rceil",
 ) -> tuple[Magnitudes, RoundingSums]:  # fmt: skip
     """Return what ``x`` is, and what rounding it does, at the scales that it has without what is not finite.
 

@@ -36,7 +36,7 @@ static_assert(kChunk % Stream::kRow == 0);
 
 struct Arm {
   int32_t direction, unit, metric, formula, on_gradient, power, rms, momentum, match_rms, weights, reestimated;
-  ScaleRule scale_rule;
+  int64_t scale_rule;
 
   explicit Arm(const Tensor& settings) : Arm(static_cast<const int32_t*>(settings.const_data_ptr())) {}
 
@@ -205,7 +205,7 @@ class Stiffness {
       : formula_(arm.formula), spacing_(Grid(constants)), scale_(scale) {
     const float* of_format = numbers.const_data_ptr<float>();
     per_binade_ = of_format[stiffness::kPerBinade];
-    if (formula_ == formula::kForeign) scale_ = scale_of(amax, Grid(constants).target, ScaleRule(scale_rule::kFloat32));
+    if (formula_ == formula::kForeign) scale_ = scale_of(amax, ScaleRule(scale_rule::kFloat32, Grid(constants)));
     smallest_normal_ = of_format[stiffness::kSmallestNormal] / scale_;
     floor_ = power_of_two_below(amax) * per_binade_ * stiffness::kFloor;
     largest_ = std::max(amax, stiffness::kTiny), least_share_ = amax > 0 ? 0.0f : 1.0f;
@@ -467,7 +467,7 @@ class Step {
 
   void take() {
     if (arm_.match_rms) match();
-    if (arm_.weights != weights::kMaster) held_scale_ = scale_of(*held_, grid_.target, arm_.scale_rule);
+    if (arm_.weights != weights::kMaster) held_scale_ = scale_of(*held_, ScaleRule(arm_.scale_rule, grid_));
     std::vector<uint32_t> largest_of((n_ + kChunk - 1) / kChunk);
     over_chunks(n_, [&](int64_t chunk, int64_t first, int64_t n) { largest_of[chunk] = finish(first, n); });
     if (arm_.weights != weights::kMaster) write_back(from_order(*std::ranges::max_element(largest_of)));
@@ -550,7 +550,7 @@ class Step {
 
   template <bool kRandom, class F>
   void round_weights(const F& rounded) {
-    const float scale = scale_of(*held_, grid_.target, arm_.scale_rule);
+    const float scale = scale_of(*held_, ScaleRule(arm_.scale_rule, grid_));
     over_chunks(n_, [&](int64_t, int64_t first, int64_t n) {
       float random[kChunk];
       if constexpr (kRandom) stream_.uniform(first, n, random);
@@ -599,7 +599,7 @@ void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor
     const bool needs_own = !(known > 0) || arm.formula == formula::kForeign || arm.formula == formula::kMantissa ||
                            arm.formula == formula::kProfile;
     const float own = needs_own ? amax_of(t.p, n) : 0.0f;
-    const float scale = scale_of(known > 0 ? known : own, grid.target, arm.scale_rule);
+    const float scale = scale_of(known > 0 ? known : own, ScaleRule(arm.scale_rule, grid));
     const int32_t* shuffle = order.numel() == 0 ? nullptr : static_cast<const int32_t*>(order.const_data_ptr());
     stiffness = std::make_unique<Stiffness>(arm, t.p, n, own, scale, stiff_constants, stiff_numbers, shuffle);
   }

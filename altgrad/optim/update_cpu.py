@@ -95,7 +95,7 @@ class Loops:
 
     def __init__(self, arm: Arm, grid: WeightGrid, stiff: Stiffness | None, order: Tensor | None) -> None:
         self._nothing = grid.constants[:0]
-        rule = scale_rule(grid.options.get("scale_format", "float32"), grid.options.get("scale_rounding", "down"))
+        rule = scale_rule(grid.options.get("scale_format", "float32"), grid.options.get("scale_rounding", "rceil"))
         self._settings = torch.tensor([*_settings(arm, rule).values()], dtype=torch.int32)
         self._held = grid.held if arm.weights == "quantized" else self._nothing
         self._sets_scale = grid.held

@@ -71,6 +71,8 @@ def test_numbers_follow_yaml_1_2(tmp_path):
         ),
         ("max_rungs: 8", "grid_scale: fixed", "optimizers.rung", "grid_scale is now held_scale; write"),
         ("granularity: block, scale: E8M0", "granularity: block, scale: pow2", "weight", "write scale: E8M0"),
+        ("block, scale: E8M0", "block, scale: E8M0, scale_rounding: down", "weight", "write scale_rounding: rceil"),
+        ("block, scale: E8M0", "block, scale: E8M0, scale_rounding: ocp", "weight", "write scale_rounding: floor"),
         ("compute: bf16 ", "compute: fp32 ", "params.yaml: train: ", "compute: fp32 is now float32"),
         ("torchao: rowwise}", "accumulate: fp32}", "recipes.ao_rowwise[0]", "write accumulate: float32"),
         ("granularity: block, scale: E8M0", "granularity: block, scale: BF16", "weight.scale", "take one such as E4M3"),

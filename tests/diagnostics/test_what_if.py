@@ -74,10 +74,10 @@ def test_the_rule_of_ocp_saturates_and_rounding_down_does_not() -> None:
     # An amax of 1.9 has floor(log2) 0, so the OCP scale is 2^8 in E4M3: 486.4 exceeds 448; down takes 2^7.
     t = torch.tensor([[1.9, 0.5] + [0.25] * 30])
     overflow = {}
-    for granularity in ("block", "block_ocp"):
+    for granularity in ("block", "block_floor"):
         spec = spec_of("E4M3", granularity)
         overflow[granularity] = tensor_error(t, rounded(t, spec), spec).overflow_frac
-    assert overflow == {"block": 0, "block_ocp": 1 / 32}
+    assert overflow == {"block": 0, "block_floor": 1 / 32}
 
 
 @pytest.mark.parametrize(("fmt", "finer"), [("E2M1", "E2M3"), ("E3M2", "E3M4"), ("E2M3", "E2M5"), ("E4M1", "E4M2")])

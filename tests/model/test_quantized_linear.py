@@ -142,7 +142,7 @@ def test_impossible_granularities_are_refused(options):
     ("options", "words"),
     [
         ({"granularity": "row"}, "scale E4M3 needs granularity block; for granularity row take float32 or E8M0"),
-        ({"scale_rounding": "up"}, "it needs scale E8M0"),
+        ({"scale_rounding": "floor"}, "it needs scale E8M0"),
         ({"scale": "E0M8"}, "no operand holds E2M5 times a scale in E0M8 exactly: .* 12 significant bits"),
         ({"scale": "BF16"}, "scales in BF16 span more than float32 can round"),
         ({"scale": "E4M"}, "'E4M' is no format of a scale"),

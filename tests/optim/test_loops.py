@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from altgrad.config.bases import ADAM, Base
+from altgrad.config.recipe import TensorRecipe
+from altgrad.numerics.scaling import SCALE_ROUNDINGS
 from altgrad.optim import update_cpu
+from tests.optim import arms
 from tests.optim.arms import ARMS, arm_named, final, make, normal_weights, step
 
 FORMULAS = {formula: ("stiff_update", {"stiffness": formula}) for formula in ("mantissa", "smooth", "range")}
@@ -37,9 +40,12 @@ def by_rules(monkeypatch):
     assert update_cpu.kernels.load(update_cpu.SOURCE, update_cpu.DEFINITIONS) is None, "no C++ compiler"
     own = update_cpu.available
 
-    def run(arm, fmt, rules, steps=6, **options):
+    def run(arm, fmt, rules, steps=6, amax=None, **options):
         monkeypatch.setattr(update_cpu, "available", (lambda *_: False) if rules else own)
-        weights, optimizer = make(arm, fmt, normal_weights(SHAPE), steps=20, seed=3, reference=True, **options)
+        weights = normal_weights(SHAPE)
+        if amax is not None:
+            weights[0].data *= amax / weights[0].detach().abs().max()
+        weights, optimizer = make(arm, fmt, weights, steps=20, seed=3, reference=True, **options)
         assert bool(optimizer._loops) != rules
         for i in range(steps):
             step(weights, optimizer, seed=i)
@@ -69,6 +75,17 @@ def test_the_loops_do_what_the_rules_say(by_rules, case, fmt):
         assert state.keys() == expected_state.keys()
         for key, tensor in state.items():
             agree(tensor, expected_state[key], share)
+
+
+@pytest.mark.parametrize("rounding", SCALE_ROUNDINGS)
+@pytest.mark.parametrize("name", ["stiff_update", "adamw_sr"])
+def test_the_loops_have_each_rule_for_powers_of_two(by_rules, monkeypatch, name, rounding):
+    """At three amax, between which the rules for E4M3 go from one power of two to the next."""
+    monkeypatch.setattr(arms, "OPTIONS", TensorRecipe("E4M3", scale="E8M0", scale_rounding=rounding).scale_options)
+    arm = arm_named(name, **({"rounding": "nearest"} if name == "adamw_sr" else {}))
+    for amax in (1.5, 1.9, 1.95):
+        found, expected = (by_rules(arm, "E4M3", rules, 1, amax)[0] for rules in (False, True))
+        agree(found, expected, 1.0)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from altgrad.model.quantized.matmul import MatmulSettings, QuantizedMatmul
 from altgrad.model.quantized.operand import Operand, Operands
 from altgrad.model.quantized.quantizer import Quantizer, Source
 from altgrad.model.quantized.recompute import Passes, traced_in_checkpoint
+from altgrad.model.quantized.transforms import transformed, transformed_product
 from altgrad.numerics.operand import owned
 
 # Significant bits, exponents of the smallest subnormal number and of the largest binade.
@@ -159,6 +160,8 @@ class QuantizedLinear(nn.Module):
                 "a quantized layer runs on a weight or an input that is split over processes, whose scale no process "
                 "knows: shard the model by torch.distributed.fsdp.fully_shard, not by tensor parallelism"
             )
+        if transformed():
+            return transformed_product(self, x, settings)
         may_repeat = self.training and self.changes
         if may_repeat and torch.compiler.is_compiling():
             if traced_in_checkpoint():

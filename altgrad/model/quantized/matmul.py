@@ -31,6 +31,7 @@ and round elementwise operations alike. Operands of the two kinds have the same 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -41,8 +42,8 @@ from torch import Tensor
 from altgrad.model.quantized.native import native_product
 from altgrad.model.quantized.operand import Operand, Operands
 from altgrad.model.quantized.quantizer import FLOAT8, Scaling, Source
+from altgrad.model.quantized.unscaling import unscaled
 from altgrad.numerics.operand import owned
-from altgrad.numerics.operand_definition import materialized
 from altgrad.numerics.rounding import overflows
 from altgrad.numerics.tracing import converted
 
@@ -82,29 +83,42 @@ class QuantizedMatmul(torch.autograd.Function):
         ctx.settings, ctx.dtypes = settings, (x.dtype, weight.dtype)
         ctx.autocast = torch.is_autocast_enabled(x.device.type)
         if any(ctx.needs_input_grad):
-            x_saved = _saved(x, input.backward, settings.input, settings)
-            ctx.save_for_backward(*x_saved, *_saved(weight, weight_q.backward, settings.weight, settings), *grad)
+            x_saved = saved(x, input.backward, settings.input, settings)
+            ctx.save_for_backward(*x_saved, *saved(weight, weight_q.backward, settings.weight, settings), *grad)
         y_dtype, fp32 = settings.output_dtype, settings.accumulate_fp32
-        return _product(input.forward, weight_q.forward.t(), y_dtype, fp32, ctx.autocast)
+        return product(input.forward, weight_q.forward.t(), y_dtype, fp32, ctx.autocast)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        tensors, settings, (x_dtype, weight_dtype) = ctx.saved_tensors, ctx.settings, ctx.dtypes
+        tensors, settings = ctx.saved_tensors, ctx.settings
         n = len(Operand._fields)
         x, weight, source = Operand(*tensors[:n]), Operand(*tensors[n : 2 * n]), Source(*tensors[2 * n :])
-        rows, columns = _grad_operands(grad, source, settings)
-        x_q, weight_q = x.decoded(settings.operand_dtype), weight.decoded(settings.operand_dtype)
-        dx = dw = None  # what no caller asks for
-        if ctx.needs_input_grad[0]:
-            dx = _product(rows, weight_q, x_dtype, settings.accumulate_fp32, ctx.autocast)
-            dx = dx if x.kept is None else dx * x.kept
-        if ctx.needs_input_grad[1]:
-            dw = _product(columns.t(), x_q, weight_dtype, settings.accumulate_fp32, ctx.autocast)
-            dw = dw if weight.kept is None else dw * weight.kept
+        dx, dw = gradients(grad, x, weight, source, settings, ctx.dtypes, ctx.autocast, ctx.needs_input_grad)
         return dx, dw, None, None, None, None
 
 
-def _saved(t: Tensor, operand: Operand, scaling: Scaling | None, settings: MatmulSettings) -> Operand:
+def gradients(
+    grad: Tensor, x: Operand, weight: Operand, source: Source, settings: MatmulSettings,
+    dtypes: tuple[torch.dtype, torch.dtype], autocast: bool, needed: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """Return the gradients of ``x`` (n, k) and ``weight`` (m, k), in their ``dtypes``, for that of the product (n, m).
+
+    ``x`` and ``weight`` are the operands that `saved` returned, ``source`` what those of ``grad`` are made with; what
+    is not ``needed`` is ``None``.
+    """
+    rows, columns = _grad_operands(grad, source, settings)
+    x_q, weight_q = x.decoded(settings.operand_dtype), weight.decoded(settings.operand_dtype)
+    dx = dw = None  # what no caller asks for
+    if needed[0]:
+        dx = product(rows, weight_q, dtypes[0], settings.accumulate_fp32, autocast)
+        dx = dx if x.kept is None else dx * x.kept
+    if needed[1]:
+        dw = product(columns.t(), x_q, dtypes[1], settings.accumulate_fp32, autocast)
+        dw = dw if weight.kept is None else dw * weight.kept
+    return dx, dw
+
+
+def saved(t: Tensor, operand: Operand, scaling: Scaling | None, settings: MatmulSettings) -> Operand:
     """Return what the backward pass needs of ``t``: its operand, perhaps as codes, and where it was not clamped."""
     if scaling is None or not scaling.per_tensor:
         return operand  # row and block scales are those of the tensor at hand, and clamp what their rounding does
@@ -123,7 +137,7 @@ def _grad_operands(grad: Tensor, source: Source, settings: MatmulSettings) -> tu
     return rows, Operand.of(grad, scaling, source, 0, dtype, overwrite=free) if used_twice else rows
 
 
-def _product(a: Operand, b: Operand, dtype: torch.dtype, fp32: bool, autocast: bool) -> Tensor:
+def product(a: Operand, b: Operand, dtype: torch.dtype, fp32: bool, autocast: bool) -> Tensor:
     """Return ``a @ b / (scale_a scale_b)`` in ``dtype``.
 
     Autocast would send float32 products through bfloat16, and so the native product on CPU, which torch makes of one:
@@ -149,21 +163,4 @@ def _emulated_product(a: Operand, b: Operand, fp32: bool) -> Tensor:
         y = a.values.float() @ b.values.float()
     else:
         y = (a.values @ b.values).float()
-    # The scales' product can leave float32's range when both tensors are tiny; float64 holds it.
-    common = None
-    for scale in (a.scale, b.scale):
-        if scale is not None and scale.ndim == 0:
-            common = scale.double() if common is None else common * scale.double()
-        elif scale is not None:
-            y = _times(y, materialized(scale.reciprocal()))
-    return y if common is None else _times(y, materialized(common.reciprocal().float()))
-
-
-def _times(y: Tensor, factor: Tensor) -> Tensor:
-    """Return ``y * factor``, for ``y`` (n, k), in a shape that hides it from the compiler's rewriting of softmax.
-
-    Inductor makes of ``softmax(y * factor)`` the softmax of ``y`` and multiplies later (its ``mul_softmax_pattern``),
-    to save what overflows in float16. In float32 that takes 20 of the 27 ms of a head's loss on CPU, and rounds
-    elsewhere than eager mode does.
-    """
-    return (y.unsqueeze(0) * factor).squeeze(0)
+    return unscaled(y, (a.scale, b.scale))

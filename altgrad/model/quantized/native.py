@@ -2,7 +2,8 @@
 
 The operands are those of the emulated product, so that a cast to an 8-bit dtype is exact, and so are the
 products of two values; what differs is the order of the sum, and that the two scales are multiplied and
-applied in float32. On CPU torch emulates the operator, slowly, which is enough to test against.
+applied in float32, unusual ones but for a power of two (`unscaling`). On CPU torch emulates the operator,
+slowly, which is enough to test against.
 
 The operator wants its first factor stored by rows, the second by columns, and every dimension divisible
 by 16: factors are laid out so, and padded with zeros, which add nothing.
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from altgrad.model.quantized.operand import Operand
+from altgrad.model.quantized.unscaling import factor_and_rest, multiplied
 
 DIVISOR = 16
 
@@ -27,15 +29,17 @@ def native_product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
     assert a.scale is not None and b.scale is not None
     rows, columns = a.values.shape[0], b.values.shape[1]
     left, right = _padded(a.values), _padded(b.values.t()).t()
-    one_scale = a.scale.ndim == 0
+    (factor_a, rest_a), (factor_b, rest_b) = factor_and_rest(a.scale), factor_and_rest(b.scale)
+    # What is divided by unusual scales afterwards needs the range of float32 until then.
+    wide = dtype if dtype == torch.bfloat16 else torch.float32
     y = torch._scaled_mm(
         left,
         right,
-        scale_a=_reciprocal(a.scale, left.shape[0], 0),
-        scale_b=_reciprocal(b.scale, right.shape[1], 1),
-        out_dtype=dtype if one_scale else torch.bfloat16,
+        scale_a=_filled_up(factor_a, left.shape[0], 0),
+        scale_b=_filled_up(factor_b, right.shape[1], 1),
+        out_dtype=wide if a.scale.ndim == 0 else torch.bfloat16,
     )
-    return y[:rows, :columns]
+    return multiplied(y[:rows, :columns], [], [rest_a, rest_b])
 
 
 def _padded(t: Tensor) -> Tensor:
@@ -47,8 +51,8 @@ def _padded(t: Tensor) -> Tensor:
     return t.contiguous()
 
 
-def _reciprocal(scale: Tensor, length: int, dim: int) -> Tensor:
-    if scale.ndim == 0:
-        return scale.reciprocal()
-    missing = length - scale.shape[dim]
-    return pad(scale.reciprocal(), (0, 0, 0, missing) if dim == 0 else (0, missing)).contiguous()
+def _filled_up(factor: Tensor, length: int, dim: int) -> Tensor:
+    if factor.ndim == 0:
+        return factor
+    missing = length - factor.shape[dim]
+    return pad(factor, (0, 0, 0, missing) if dim == 0 else (0, missing)).contiguous()

@@ -14,6 +14,7 @@ from torch import nn
 from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.model.quantized.linear import QuantizedLinear, ready_weights
 from altgrad.model.quantized.recompute import in_backward
+from altgrad.model.quantized.transforms import transformed
 
 COMPUTE_DTYPES = torch.bfloat16, torch.float32
 
@@ -39,6 +40,8 @@ class WeightsTogether:
         dtype of the input; other layers quantize their own weight when they are called, as all do when a checkpoint
         runs the model again.
         """
+        if transformed():
+            return  # wrapped tensors, which each layer's product takes as they are
         if not torch.compiler.is_compiling() and in_backward():
             return
         for alike in self._alike:

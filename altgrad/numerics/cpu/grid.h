@@ -207,39 +207,39 @@ Order<T> largest(const T* x, int64_t n) {
 
 // --- scales --------------------------------------------------------------------------------------
 
-// How the ratio of target and amax becomes a scale: as a float32, or as a power of two. Each number is 0 or 1 and takes
-// part in the exponent of such a power, so that loops over scales have no branch on the rule.
+// How amax becomes a scale of a format: the ratio as a float32, or a power of two. The exponent of that is the
+// difference of those of target and amax, one less where the mantissa of amax is beyond a limit, which is all that
+// rules differ in: loops over scales have no branch on them.
 struct ScaleRule {
   bool float32;
-  int64_t below, up, even;
+  double target;
+  int64_t exponent, limit;
 
-  explicit ScaleRule(int64_t rule)
-      : float32(rule == scale_rule::kFloat32), below(rule != scale_rule::kOcp), up(rule == scale_rule::kUp),
-        even(rule == scale_rule::kEven) {}
+  ScaleRule(int64_t rule, const Grid& grid) : float32(rule == scale_rule::kFloat32), target(grid.target) {
+    const uint64_t bits = std::bit_cast<uint64_t>(target);
+    exponent = static_cast<int64_t>(bits >> 52);
+    // With half a spacing on it amax reaches the next power of two, whose mantissa is the even one.
+    const double half_spacing = std::ldexp(Spacing(grid)(grid.target), static_cast<int>(1022 - exponent));
+    limit = rule == scale_rule::kCeil    ? 0
+            : rule == scale_rule::kRceil ? static_cast<int64_t>(bits & kMantissa)
+            : rule == scale_rule::kEven  ? static_cast<int64_t>((1 - half_spacing) * (kMantissa + 1)) - 1
+                                         : static_cast<int64_t>(kMantissa);
+  }
+
+  static constexpr uint64_t kMantissa = (uint64_t{1} << 52) - 1;
 };
 
 // compute_scale of scaling.py. Without a branch on amax, so that loops over it are vectorized.
-inline float scale_of(float amax, float target, ScaleRule rule) {
+inline float scale_of(float amax, const ScaleRule& rule) {
   float scale;
   if (!rule.float32) {
-    // The exponent of the ratio is the difference of theirs, one less where the dividend has the smaller mantissa.
-    const uint64_t dividend = std::bit_cast<uint64_t>(static_cast<double>(target));
-    const uint64_t divisor = std::bit_cast<uint64_t>(static_cast<double>(amax));
-    constexpr uint64_t kOne = uint64_t{1} << 52;
-    const int64_t above = static_cast<int64_t>((dividend & (kOne - 1)) | kOne);
-    const int64_t under = static_cast<int64_t>((divisor & (kOne - 1)) | kOne);
-    const int64_t less = above < under ? 1 : 0;
-    const int64_t difference = static_cast<int64_t>(dividend >> 52) - static_cast<int64_t>(divisor >> 52);
-    const int64_t floor = difference - rule.below * less;
-    // The ratio's significand against 1.5, both times twice the divisor's. E8M0 codes the exponent plus 127, so that
-    // a tie goes up from an even exponent.
-    const int64_t half = ((above << less) << 1) - 3 * under;
-    const int64_t nearer = half > 0 || (half == 0 && floor % 2 == 0) ? 1 : 0;
-    const int64_t exponent = floor + rule.up * (above != under ? 1 : 0) + rule.even * nearer;
+    const uint64_t bits = std::bit_cast<uint64_t>(static_cast<double>(amax));
+    const int64_t beyond = static_cast<int64_t>(bits & ScaleRule::kMantissa) > rule.limit ? 1 : 0;
+    const int64_t exponent = rule.exponent - static_cast<int64_t>(bits >> 52) - beyond;
     const int64_t bounded = std::min<int64_t>(std::max<int64_t>(exponent, -126), 127);
     scale = std::bit_cast<float>(static_cast<uint32_t>(bounded + 127) << 23);
   } else {
-    const double ratio = static_cast<double>(target) / static_cast<double>(amax);
+    const double ratio = rule.target / static_cast<double>(amax);
     scale = static_cast<float>(std::min(std::max(ratio, 0x1p-126), 0x1p127));
   }
   const bool usable = (amax > 0) & (amax < std::numeric_limits<float>::infinity());

@@ -138,7 +138,7 @@ uint32_t round_and_find_largest(const T* x, U* y, int64_t n, float scale, const 
 // All tensors as if they were one long one, so that small ones keep every thread busy too. Where the scale is known
 // beforehand, amax is found on the way. Otherwise it is looked for from the end, which was written last and is in the
 // cache, back to the beginning, where rounding finds in the cache what was just read.
-void round_tensors(std::span<Range> ranges, ScaleRule rule) {
+void round_tensors(std::span<Range> ranges, int64_t rule) {
   std::vector<Span> spans;
   for (size_t i = 0; i < ranges.size(); ++i) {
     const int64_t n = ranges[i].x->numel();
@@ -167,7 +167,7 @@ void round_tensors(std::span<Range> ranges, ScaleRule rule) {
     gather_amax(false);
   }
   for (Range& range : ranges) {
-    range.scale = scale_of(range.is_known() ? range.known : range.amax, range.grid.target, rule);
+    range.scale = scale_of(range.is_known() ? range.known : range.amax, ScaleRule(rule, range.grid));
   }
   each_span(false, [](const Span& span, const Range& range, uint32_t& found_here) {
     dispatch(*range.x, *range.y, range.grid, [&](const auto* from, auto* to, const auto& round) {
@@ -189,7 +189,7 @@ void round_tensors(std::span<Range> ranges, ScaleRule rule) {
 // wait for each other. Without `scales` the scale is taken off again, as block scales are. L: int64_t, or a length
 // that the compiler knows.
 template <class T, class U, class R, class L>
-void round_blocks(const T* x, U* y, int64_t blocks, const L length, float* scales, ScaleRule rule, float target,
+void round_blocks(const T* x, U* y, int64_t blocks, const L length, float* scales, const ScaleRule& rule,
                   const R round) {
   float amax[kTogether], scale[kTogether];
   const int64_t together = std::clamp<int64_t>(kFirstCache / length, 1, kTogether);
@@ -198,7 +198,7 @@ void round_blocks(const T* x, U* y, int64_t blocks, const L length, float* scale
     const T* from = x + first * length;
     U* to = y + first * length;
     for (int64_t i = 0; i < count; ++i) amax[i] = from_order(largest(from + i * length, length));
-    for (int64_t i = 0; i < count; ++i) scale[i] = scale_of(amax[i], target, rule);
+    for (int64_t i = 0; i < count; ++i) scale[i] = scale_of(amax[i], rule);
     bool unusual = false;
     for (int64_t i = 0; i < count; ++i) {
       unusual |= scales != nullptr ? round.saturates(amax[i], scale[i]) : !round.can_move(amax[i], scale[i]);
@@ -218,7 +218,7 @@ void round_blocks(const T* x, U* y, int64_t blocks, const L length, float* scale
 
 // Scales along rows: a row is one block, or some and perhaps a shorter one.
 template <class T, class U, class R>
-void round_rows(const T* x, U* y, Shape shape, int64_t length, float* scales, ScaleRule rule, float target,
+void round_rows(const T* x, U* y, Shape shape, int64_t length, float* scales, const ScaleRule& rule,
                 const R& round) {
   const int64_t whole = shape.columns / length, rest = shape.columns % length;
   if (rest == 0) {
@@ -226,7 +226,7 @@ void round_rows(const T* x, U* y, Shape shape, int64_t length, float* scales, Sc
       float* to_scales = scales == nullptr ? nullptr : scales + begin;
       const int64_t offset = begin * length;
       auto run = [&](auto known) {
-        round_blocks(x + offset, y + offset, end - begin, known, to_scales, rule, target, round);
+        round_blocks(x + offset, y + offset, end - begin, known, to_scales, rule, round);
       };
       length == kUsualBlock ? run(std::integral_constant<int64_t, kUsualBlock>{}) : run(length);
     });
@@ -235,8 +235,8 @@ void round_rows(const T* x, U* y, Shape shape, int64_t length, float* scales, Sc
   over(shape.rows, shape.columns, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const int64_t offset = row * shape.columns, last = offset + whole * length;
-      round_blocks(x + offset, y + offset, whole, length, nullptr, rule, target, round);
-      round_blocks(x + last, y + last, 1, rest, nullptr, rule, target, round);
+      round_blocks(x + offset, y + offset, whole, length, nullptr, rule, round);
+      round_blocks(x + last, y + last, 1, rest, nullptr, rule, round);
     }
   });
 }
@@ -252,7 +252,7 @@ void find_largest_of_columns(const T* x, int64_t rows, int64_t columns, int64_t 
 
 // A scale per column: in strips of rows, first to find the scales and then to round.
 template <class T, class U, class R>
-void round_columns(const T* x, U* y, Shape shape, float* scales, ScaleRule rule, float target, const R& round) {
+void round_columns(const T* x, U* y, Shape shape, float* scales, const ScaleRule& rule, const R& round) {
   const int64_t columns = shape.columns, elements = shape.rows * columns;
   const int64_t strips = std::clamp<int64_t>(elements / kGrain, 1, kStrips);
   const int64_t rows = (shape.rows + strips - 1) / strips;
@@ -271,7 +271,7 @@ void round_columns(const T* x, U* y, Shape shape, float* scales, ScaleRule rule,
       largest_here = std::max(largest_here, found[strip * columns + i]);
     }
     const float amax = from_order(largest_here);
-    natural[i].factor = scales[i] = scale_of(amax, target, rule);
+    natural[i].factor = scales[i] = scale_of(amax, rule);
     clamps |= round.saturates(amax, scales[i]);
   }
   arrange<T, U>(natural.data(), columns, places.data());
@@ -287,7 +287,7 @@ void round_columns(const T* x, U* y, Shape shape, float* scales, ScaleRule rule,
 
 // A scale per block of a column, which is taken off again: in tiles as high as a block.
 template <class T, class U, class R>
-void round_blocks_of_columns(const T* x, U* y, Shape shape, int64_t block, ScaleRule rule, float target,
+void round_blocks_of_columns(const T* x, U* y, Shape shape, int64_t block, const ScaleRule& rule,
                              const R& round) {
   const int64_t stripes = (shape.columns + kStripe - 1) / kStripe, strips = (shape.rows + block - 1) / block;
   over(strips * stripes, block * kStripe, [&](int64_t begin, int64_t end) {
@@ -300,7 +300,7 @@ void round_blocks_of_columns(const T* x, U* y, Shape shape, int64_t block, Scale
       const T* from = x + top * shape.columns + left;
       U* to = y + top * shape.columns + left;
       find_largest_of_columns(from, rows, n, shape.columns, found);
-      for (int64_t i = 0; i < n; ++i) scale[i] = scale_of(from_order(found[i]), target, rule);
+      for (int64_t i = 0; i < n; ++i) scale[i] = scale_of(from_order(found[i]), rule);
       bool usual = true;
       for (int64_t i = 0; i < n; ++i) usual &= round.can_move(from_order(found[i]), scale[i]);
       for (int64_t i = 0; i < n; ++i) natural[i] = round.moved(scale[i]);
@@ -352,7 +352,7 @@ struct History {
 struct Scaling {
   int64_t block;
   bool rows;  // blocks and scales lie along rows, not columns
-  ScaleRule rule;
+  int64_t rule;
 
   std::vector<int64_t> sizes(const Tensor& x) const {
     if (block == 0) return {};
@@ -365,13 +365,14 @@ struct Scaling {
 // Writes the operand of a tensor with several scales into values, which may be that tensor.
 void round_parts(const Tensor& from, Tensor& values, const Grid& grid, const Scaling& scaling, float* scales) {
   const Shape shape{from.size(0), from.size(1)};
-  const auto [block, rows, rule] = scaling;
+  const auto [block, rows, number] = scaling;
+  const ScaleRule rule(number, grid);
   dispatch(from, values, grid, [&](const auto* x, auto* y, const auto& round) {
     const int64_t length = block > 0 ? block : std::max<int64_t>(1, shape.columns);
     float* to = block > 0 ? nullptr : scales;
-    rows        ? round_rows(x, y, shape, length, to, rule, grid.target, round)
-    : block > 0 ? round_blocks_of_columns(x, y, shape, block, rule, grid.target, round)
-                : round_columns(x, y, shape, to, rule, grid.target, round);
+    rows        ? round_rows(x, y, shape, length, to, rule, round)
+    : block > 0 ? round_blocks_of_columns(x, y, shape, block, rule, round)
+                : round_columns(x, y, shape, to, rule, round);
   });
 }
 
@@ -409,20 +410,20 @@ struct Call {
 // stable operator.)
 Tensor quantize_in_place(Tensor values, Tensor constants, std::vector<Tensor> histories, bool newest, int64_t learns,
                          int64_t block, int64_t dim, int64_t rule) {
-  return Call{{block, dim != 0, ScaleRule(rule)}, newest, learns}.quantize(values, values, constants, histories);
+  return Call{{block, dim != 0, rule}, newest, learns}.quantize(values, values, constants, histories);
 }
 
 Tensor quantize_into(Tensor x, Tensor values, Tensor constants, std::vector<Tensor> histories, bool newest,
                      int64_t learns, int64_t block, int64_t dim, int64_t rule) {
   if (!x.is_contiguous()) x = torch::stable::contiguous(x);
-  return Call{{block, dim != 0, ScaleRule(rule)}, newest, learns}.quantize(x, values, constants, histories);
+  return Call{{block, dim != 0, rule}, newest, learns}.quantize(x, values, constants, histories);
 }
 
 // Several at once; their scales in a row.
 Tensor quantize_each_into(std::vector<Tensor> xs, std::vector<Tensor> values, std::vector<Tensor> constants,
                           std::vector<Tensor> histories, bool newest, int64_t learns, int64_t block, int64_t dim,
                           int64_t rule) {
-  const Scaling scaling{block, dim != 0, ScaleRule(rule)};
+  const Scaling scaling{block, dim != 0, rule};
   int64_t count = 0;
   for (Tensor& x : xs) {
     if (!x.is_contiguous()) x = torch::stable::contiguous(x);

@@ -7,7 +7,7 @@ operator.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -152,3 +152,21 @@ def _straight_through(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor
 
 
 torch.library.register_autograd(f"{NAMESPACE}::quantize_operand", _straight_through, setup_context=_keep_scale)
+
+
+def _one_by_one(name: str) -> Callable[..., tuple[Any, Any]]:
+    """Return the rule for ``vmap`` of an operator: one by one, each with an amax and a scale of its own."""
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
+        pairs = list(zip(arguments, in_dims, strict=True))
+        operator = getattr(torch.ops.altgrad, name)
+        each = [operator(*(a if d is None else a.select(d, i) for a, d in pairs)) for i in range(info.batch_size)]
+        if isinstance(each[0], Tensor):
+            return torch.stack(each), 0
+        return tuple(map(torch.stack, zip(*each, strict=True))), (0, 0)
+
+    return rule
+
+
+for _name in ("quantize_operand", "encode_operand", "decode_operand"):
+    torch.library.register_vmap(f"{NAMESPACE}::{_name}", _one_by_one(_name))

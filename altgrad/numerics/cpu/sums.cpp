@@ -212,7 +212,7 @@ Tensor one_scale_sums(Tensor x, Tensor constants, Tensor remembered, int64_t rul
   const Grid grid(constants);
   const Found<4> seen = magnitudes_of(x);
   const float known = remembered.numel() == 1 ? *remembered.const_data_ptr<float>() : 0.0f;
-  const float scale = scale_of(known > 0 ? known : static_cast<float>(seen[0]), grid.target, ScaleRule(rule));
+  const float scale = scale_of(known > 0 ? known : static_cast<float>(seen[0]), ScaleRule(rule, grid));
   const double taken[] = {scale};
   return packed_numbers(x, {seen, taken, rounding_of(x, grid, {&scale, 1})});
 }

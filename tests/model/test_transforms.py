@@ -1,0 +1,174 @@
+"""Quantized layers under `torch.func`. Oracle: the layers by themselves, one sample or one model after the other.
+
+What is between them is exact (relu, no bias), so that a batch of it has the bits of its parts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, hessian, jacrev, jvp, stack_module_state, vmap
+
+from altgrad.model import Recipe, hardware, quantize_model
+from altgrad.numerics import decode_operand, encode_operand, format_constants, quantize_operand
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "tensor": {}, "row": {"granularity": "row"}, "block": {"granularity": "block", "block": 16, "scale": "E8M0"},
+    "two-level": {"granularity": "block", "block": 16, "scale": "E4M3"}, "codes": {"save": "codes"},
+    "clipped": {"gradient": "clipped"}, "float32": {"accumulate": "float32"},
+}  # fmt: skip
+
+
+@pytest.fixture(params=[True, False], ids=["bf16", "float32"], autouse=True)
+def operands(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operands in either dtype."""
+    monkeypatch.setattr(hardware, "_cpu_multiplies_bf16", lambda: request.param)
+
+
+def model(seed: int = 0, **options: Any) -> nn.Module:
+    torch.manual_seed(seed)
+    layers = nn.Sequential(nn.Linear(32, 48, bias=False), nn.ReLU(), nn.Linear(48, 8, bias=False))
+    return quantize_model(layers, Recipe.uniform("E4M3", grad="E5M2", **options))
+
+
+def samples(n: int = 5) -> Tensor:
+    """Return n samples of six rows whose magnitudes differ, so that scales of their own show."""
+    torch.manual_seed(1)
+    return torch.randn(n, 6, 32) * torch.logspace(-2, 2, n)[:, None, None]
+
+
+def loss(m: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+    return functional_call(m, parameters, (x,)).square().mean()
+
+
+def by_autograd(m: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Return the gradients of an ordinary step, that of ``x`` among them."""
+    m.zero_grad()
+    x = x.clone().requires_grad_()
+    m(x).square().mean().backward()
+    return {"x": x.grad} | {name: p.grad.clone() for name, p in m.named_parameters()}
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert torch.equal(found[name], expected[name]), name
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_grad_has_the_bits_of_backward(recipe: str) -> None:
+    m, x = model(**RECIPES[recipe]), samples()[0]
+    found, of_x = grad(lambda p, x: loss(m, p, x), argnums=(0, 1))(dict(m.named_parameters()), x)
+    assert_equal({"x": of_x} | found, by_autograd(m, x))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_gradients_of_samples_by_vmap_are_those_of_a_loop_to_the_bit(recipe: str) -> None:
+    m, xs = model(**RECIPES[recipe]), samples()
+    each = vmap(grad(lambda p, x: loss(m, p, x), argnums=(0, 1)), in_dims=(None, 0))
+    found, of_x = each(dict(m.named_parameters()), xs)
+    for i, x in enumerate(xs):
+        assert_equal({"x": of_x[i]} | {name: g[i] for name, g in found.items()}, by_autograd(m, x))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_models_of_several_seeds_by_vmap_are_those_of_a_loop_to_the_bit(recipe: str) -> None:
+    models, x = [model(seed, **RECIPES[recipe]) for seed in range(3)], samples()[0]
+    parameters, buffers = stack_module_state(models)
+    found, outputs = vmap(
+        lambda p, b: (grad(lambda p: loss(models[0], p | b, x))(p), functional_call(models[0], p | b, (x,)))
+    )(parameters, buffers)
+    for i, m in enumerate(models):
+        assert torch.equal(outputs[i], m(x))
+        expected = by_autograd(m, x)
+        assert_equal({name: g[i] for name, g in found.items()} | {"x": expected["x"]}, expected)
+
+
+def test_models_by_samples_are_those_of_two_loops_to_the_bit() -> None:
+    models, xs = [model(seed) for seed in range(2)], samples(3)
+    parameters, _ = stack_module_state(models)
+    of_samples = vmap(grad(lambda p, x: loss(models[0], p, x)), in_dims=(None, 0))
+    found = vmap(of_samples, in_dims=(0, None))(parameters, xs)
+    for i, m in enumerate(models):
+        for j, x in enumerate(xs):
+            expected = by_autograd(m, x)
+            assert_equal({name: g[i, j] for name, g in found.items()} | {"x": expected["x"]}, expected)
+
+
+def test_any_dimension_may_be_the_batch_and_backward_goes_through_vmap() -> None:
+    m, xs = model(), samples()
+    last = xs.permute(1, 2, 0).clone().requires_grad_()
+    outputs = vmap(m, in_dims=2, out_dims=1)(last)
+    outputs.square().mean(dim=(0, 2)).sum().backward()
+    for i, x in enumerate(xs):
+        assert torch.equal(outputs[:, i], m(x))
+        assert torch.equal(last.grad[..., i], by_autograd(m, x)["x"])
+
+
+def test_a_jacobian_is_that_of_its_rows() -> None:
+    """Its products are of each output's own incoming gradient, with the scales of that."""
+    m, x = model(), samples()[0][:1]
+    found = jacrev(m)(x)
+    for i in range(8):
+        leaf = x.clone().requires_grad_()
+        m(leaf)[0, i].backward()
+        assert torch.equal(found[0, i], leaf.grad)
+
+
+def test_autocast_is_that_of_the_call() -> None:
+    m, xs = model(), samples()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = vmap(m)(xs)
+        assert found.dtype == torch.bfloat16 and torch.equal(found, torch.stack([m(x) for x in xs]))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"rounding": "stochastic"}, "no rounding: stochastic while"), ({"scaling": "delayed"}, "no scaling: delayed"),
+     ({"scaling": "static"}, "no scaling: static while")],
+)  # fmt: skip
+def test_what_changes_with_every_call_is_refused_while_training_alone(options: dict[str, Any], words: str) -> None:
+    m, xs = model(**options), samples()
+    with pytest.raises(NotImplementedError, match=f"{words}.*or call model.eval") as error:
+        vmap(m)(xs)
+    assert "\n" not in str(error.value)
+    m(xs[0])  # a history of its own
+    before = {name: t.clone() for name, t in m.state_dict().items()}
+    m.eval()
+    assert torch.equal(vmap(m)(xs), torch.stack([m(x) for x in xs]))
+    assert all(torch.equal(t, before[name]) for name, t in m.state_dict().items())
+
+
+def test_forward_mode_and_second_derivatives_are_refused_in_a_sentence() -> None:
+    m, x = model(), samples()[0]
+    with pytest.raises(NotImplementedError, match=r"no forward mode .*; take .*, torch\.func\.vjp or jacrev$"):
+        jvp(m, (x,), (x,))
+    for second in (lambda: jacrev(grad(lambda x: m(x).sum()))(x), lambda: hessian(lambda x: m(x).sum())(x)):
+        with pytest.raises(NotImplementedError) as error:
+            second()
+        assert "\n" not in str(error.value) and "take " in str(error.value)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_compiled_function_leaves_the_transform_to_eager_mode_with_its_bits() -> None:
+    m, xs = model(), samples()
+
+    def each(parameters: dict[str, Tensor], xs: Tensor) -> dict[str, Tensor]:
+        return vmap(grad(lambda p, x: loss(m, p, x)), in_dims=(None, 0))(parameters, xs)
+
+    parameters = dict(m.named_parameters())
+    assert_equal(torch.compile(each)(parameters, xs), each(parameters, xs))
+
+
+def test_operators_have_the_bits_of_a_loop_under_vmap() -> None:
+    constants, xs = format_constants("E4M3"), samples()
+    for options in ({"granularity": "block", "scale_format": "E8M0"}, {"granularity": "row"}, {}):
+        found = vmap(lambda x, options=options: quantize_operand(x, constants, **options).values)(xs)
+        expected = torch.stack([quantize_operand(x, constants, **options).values for x in xs])
+        assert torch.equal(found, expected)
+    codes = vmap(lambda v: encode_operand(v, constants))(found)
+    assert torch.equal(codes, torch.stack([encode_operand(v, constants) for v in found]))
+    assert torch.equal(vmap(lambda c: decode_operand(c, constants))(codes), found)
