@@ -155,14 +155,18 @@ def _replace(model: nn.Module, replaced: dict[nn.Module, nn.Module]) -> None:
 
 
 def _share_constants(model: nn.Module) -> None:
-    """Let quantizers of one role and format have the same constants, which a compiled graph then takes in once."""
-    shared: dict[tuple[str, Format], Tensor] = {}
+    """Let quantizers of one role, with one format and one of scales, have the same constants.
+
+    A compiled graph then takes them in once.
+    """
+    shared: dict[tuple[str, Format, str], Tensor] = {}
     for layer in model.modules():
         if isinstance(layer, QuantizedLinear):
             for role in layer.quantizers:
                 quantizer = layer.quantizer(role)
                 assert quantizer is not None
-                quantizer.constants = shared.setdefault((role, quantizer.recipe.format), quantizer.constants)
+                alike = role, quantizer.recipe.format, quantizer.recipe.scale
+                quantizer.constants = shared.setdefault(alike, quantizer.constants)
 
 
 def _set_streams(model: nn.Module, seed: int) -> None:

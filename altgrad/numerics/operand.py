@@ -58,6 +58,7 @@ def quantize_operands(
     dtype: torch.dtype = torch.bfloat16,
     overwrite: bool = False,
     first: int = 0,
+    in_memory: bool = False,
 ) -> list[Quantized]:
     """Return for each tensor ``round(x * scale)``, unscaled, and the scale, for a product that sums over ``dim``.
 
@@ -86,6 +87,7 @@ def quantize_operands(
         overwrite: have the values where ``x`` was, if it is the only one and has their dtype; without loops of our
             own, nothing changes.
         first: place in its ``stream`` of a tensor's first element, for a part of one.
+        in_memory: they are inputs of a compiled graph, such as weights, which it need not store first.
 
     Returns:
         ``values`` (n, k) and ``scale`` float32: 0-d, (n, 1) or (1, k), None for blocks but with two levels.
@@ -98,7 +100,7 @@ def quantize_operands(
         found = quantize_by_loops(xs, constants, histories, method, learns, block, dim, rule, dtype, overwrite)
     else:
         found = []
-        for i, x in enumerate(map(materialized, xs)):
+        for i, x in enumerate(xs if in_memory else map(materialized, xs)):
             remembered = amax_from_history(histories[i], method) if histories else None
             stream = streams[i] if streams else None
             found.append(quantize_by_tensors(x, constants[i], remembered, block, dim, rule, dtype, stream, first))

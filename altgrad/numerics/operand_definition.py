@@ -65,12 +65,15 @@ def materialized(t: Tensor) -> Tensor:
     Left alone, Inductor repeats what makes a tensor (a GELU, a softmax) in the loop that finds its amax
     and again in the loop that quantizes it, and repeats a scale's divisions for every vector of
     elements. The result is that of ``t`` either way; without a compiler nothing happens.
+
+    The two signs make it a tensor of the graph's own. Where ``t`` is an input of the graph, such as a weight, torch
+    2.13 would else take the result for memory that nobody has, and the backward pass would write into the weight.
     """
     if not torch.compiler.is_compiling():
         return t
     from torch._inductor.inductor_prims import force_stride_order  # a second's import, and of no use in eager mode
 
-    return force_stride_order(t, t.stride())
+    return force_stride_order(t.neg().neg(), t.stride())
 
 
 def quantize_by_tensors(

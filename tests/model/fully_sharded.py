@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,9 @@ RECIPES: dict[str, dict[str, Any]] = {
     "two-level": {"granularity": "block", "scale": "E4M3", "block": 16},
     "delayed": {"scaling": "delayed"},
     "stochastic": {"rounding": "stochastic"},
+    "native": {"backend": "native"},
 }
+ROOT = Path(__file__).parents[2]
 STEPS, ROWS = 4, 128  # so that no block of rows is in two processes
 
 
@@ -30,7 +34,7 @@ def model_of(recipe: str, *, sync: bool = False) -> nn.Sequential:
     torch.manual_seed(0)
     # Of sizes that are whole vectors in each process: torch rounds AdamW otherwise in what is left over.
     plain = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
-    return quantize_model(plain, Recipe.uniform("E3M4", grad="E5M2", **RECIPES[recipe]), sync_amax=sync)
+    return quantize_model(plain, Recipe.uniform("E4M3", grad="E5M2", **RECIPES[recipe]), sync_amax=sync)
 
 
 def sharded(model: nn.Sequential) -> nn.Sequential:
@@ -102,14 +106,16 @@ def main(folder: Path, rank: int, count: int) -> None:
     """Do all of it and have the first process save what came of it."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / f'meeting{count}'}", rank=rank, world_size=count)
-    found: dict[str, Any] = {"trained": {}, "stepped": {}}
+    found: dict[str, Any] = {kind: {} for kind in ("trained", "ddp", "stepped", "saved", "parallel")}
     for recipe in RECIPES:
         found["trained"][recipe] = trained(sharded(model_of(recipe, sync=True)), rank, count)
+        found["ddp"][recipe] = trained(nn.parallel.DistributedDataParallel(model_of(recipe, sync=True)), rank, count)
+        found["saved"][recipe] = saved(folder / recipe, recipe, count)
+        found["parallel"][recipe] = parallel(recipe)
     for name in ["plain", *ARMS]:
         found["stepped"][name] = stepped(sharded(model_of("tensor")), arm_of(name))["weights"]
     found["replaced"] = {name: replaced(name) for name in REPLACED}
     found["skipped"] = skipped(rank)
-    found["saved"] = saved(folder, count)
     found["refused"] = refused()
     if rank == 0:
         torch.save(found, folder / f"found{count}")
@@ -147,12 +153,12 @@ def skipped(rank: int) -> tuple[int, bool]:
 RESUMED = "stiff_matched"
 
 
-def saved(folder: Path, count: int) -> dict[str, Tensor]:
+def saved(folder: Path, recipe: str, count: int) -> dict[str, Tensor]:
     """Two processes save after half of the steps; as many as there are load it, and take the other half."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-    model = sharded(model_of("delayed"))
+    model = sharded(model_of(recipe))
     if count == 2:
         optimizer = stepped(model, arm_of(RESUMED), steps=STEPS // 2)["optimizer"]
         weights, state = get_state_dict(model, optimizer)
@@ -163,8 +169,22 @@ def saved(folder: Path, count: int) -> dict[str, Tensor]:
         dcp.load({"model": weights, "optimizer": state}, checkpoint_id=folder / "checkpoint")
         set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
 
-    again = sharded(model_of("delayed"))
+    again = sharded(model_of(recipe))
     return stepped(again, arm_of(RESUMED), first=STEPS // 2, at=load)["weights"]
+
+
+def parallel(recipe: str) -> list[str]:
+    """Return what is said of tensor parallelism of quantized layers."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh, said = init_device_mesh("cpu", (dist.get_world_size(),)), []
+    for style in (ColwiseParallel(), RowwiseParallel()):
+        try:
+            parallelize_module(model_of(recipe), mesh, {"0": style})
+        except NotImplementedError as error:
+            said.append(str(error))
+    return said
 
 
 def refused() -> dict[str, str]:
@@ -185,9 +205,6 @@ def refused() -> dict[str, str]:
     tries = {
         "fully_shard, then quantized": lambda: then_quantized(fully_shard(nn.Sequential(nn.Linear(32, 64)), mesh=mesh)),
         "tensor parallel, then quantized": lambda: then_quantized(tensor_parallel()),
-        "quantized, then tensor parallel": lambda: parallelize_module(
-            model_of("tensor"), mesh, {"0": ColwiseParallel()}
-        ),
     }
     for name, attempt in tries.items():
         try:
@@ -195,6 +212,20 @@ def refused() -> dict[str, str]:
         except (ValueError, RuntimeError, NotImplementedError) as error:
             said[name] = str(error)
     return said
+
+
+def run(folder: Path) -> dict[int, dict[str, Any]]:
+    """Return what two processes found, and four."""
+    results = {}
+    for count in (2, 4):
+        command = [sys.executable, "-m", "tests.model.fully_sharded", str(folder)]
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        processes = [
+            subprocess.Popen([*command, str(rank), str(count)], cwd=ROOT, env=environment) for rank in range(count)
+        ]
+        assert not any(process.wait(300) for process in processes)
+        results[count] = torch.load(folder / f"found{count}", weights_only=False)
+    return results
 
 
 if __name__ == "__main__":

@@ -7,35 +7,20 @@ rounding to the format can make a whole spacing, but rarely.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.model import fully_sharded
+from tests.model import fully_sharded, stacks
 from tests.optim.arms import ARMS
 
-ROOT = Path(__file__).parents[2]
 Found = dict[int, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    folder = tmp_path_factory.mktemp("processes")
-    results = {}
-    for count in (2, 4):
-        command = [sys.executable, "-m", "tests.model.fully_sharded", str(folder)]
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        processes = [
-            subprocess.Popen([*command, str(rank), str(count)], cwd=ROOT, env=environment) for rank in range(count)
-        ]
-        assert not any(process.wait(300) for process in processes)
-        results[count] = torch.load(folder / f"found{count}", weights_only=False)
-    return results
+    return fully_sharded.run(tmp_path_factory.mktemp("processes"))
 
 
 @pytest.mark.parametrize("recipe", fully_sharded.RECIPES)
@@ -66,13 +51,20 @@ def test_an_optimizer_goes_on_with_shards_that_are_put_in_its_parameters_places(
         assert torch.equal(found[2]["replaced"][name][weight], expected), weight
 
 
+@pytest.mark.parametrize("recipe", fully_sharded.RECIPES)
 @pytest.mark.parametrize("count", [2, 4])
-def test_what_two_processes_saved_goes_on_in_as_many_as_there_are(found: Found, count: int) -> None:
-    expected = fully_sharded.stepped(
-        fully_sharded.model_of("delayed"), fully_sharded.arm_of(fully_sharded.RESUMED)
-    )["weights"]  # fmt: skip
-    for weight, t in found[count]["saved"].items():
+def test_what_two_processes_saved_goes_on_in_as_many_as_there_are(found: Found, count: int, recipe: str) -> None:
+    arm = fully_sharded.arm_of(fully_sharded.RESUMED)
+    expected = fully_sharded.stepped(fully_sharded.model_of(recipe), arm)["weights"]
+    for weight, t in found[count]["saved"][recipe].items():
         assert torch.equal(t, expected[weight]), weight
+
+
+@pytest.mark.parametrize("what", stacks.OF_PROCESSES.values())
+def test_the_page_of_stacks_says_so(found: Found, what: str) -> None:
+    cells = [stacks.cell_of_processes(found, what, recipe) for recipe in stacks.RECIPES]
+    said = next(said for said, name in stacks.OF_PROCESSES.items() if name == what)
+    assert f"| {said} | {' | '.join(cells)} |" in stacks.PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -84,4 +76,3 @@ def test_what_is_split_otherwise_is_refused_in_a_sentence(found: Found) -> None:
     said = found[2]["refused"]
     for first in ("fully_shard", "tensor parallel"):
         assert "quantize the model first, and shard it then by fully_shard" in said[f"{first}, then quantized"]
-    assert "only support nn.Linear" in said["quantized, then tensor parallel"]

@@ -213,9 +213,9 @@ def weight_operands(
     if scaling is None:
         cast = [Operand.of(w, None, Source(), 1, dtype) for w in weights]
         return list(map(Operands, cast, cast))
-    forward = backward = Operand.of_each(weights, scaling, sources, 1, dtype, learns=learns)
+    forward = backward = Operand.of_each(weights, scaling, sources, 1, dtype, learns=learns, in_memory=True)
     if not scaling.per_tensor and torch.is_grad_enabled():
-        backward = Operand.of_each(weights, scaling, sources, 0, dtype)
+        backward = Operand.of_each(weights, scaling, sources, 0, dtype, in_memory=True)
     return list(map(Operands, forward, backward))
 
 

@@ -41,9 +41,9 @@ class Operand(NamedTuple):
     @classmethod
     def of_each(
         cls, ts: Sequence[Tensor], scaling: Scaling, sources: Sequence[Source], dim: int, dtype: torch.dtype, *,
-        learns: str = "nothing", overwrite: bool = False,
+        learns: str = "nothing", overwrite: bool = False, in_memory: bool = False,
     ) -> list[Operand]:  # fmt: skip
-        """Return the same for tensors that are scaled alike, all at once."""
+        """Return the same for tensors that are scaled alike, all at once; ``in_memory`` as in `quantize_operands`."""
         options = {"dim": dim, "dtype": dtype, "overwrite": overwrite, **scaling.options}
         ts, method, first = [t.detach() for t in ts], scaling.method, 0
         constants, histories, streams = ([t for t in kind if t is not None] for kind in zip(*sources, strict=True))
@@ -52,7 +52,8 @@ class Operand(NamedTuple):
             histories, method, learns = [h for h in wholes if h is not None], "most-recent", "nothing"
             first = dist.get_rank() * ts[0].numel() if streams else 0
         found = quantize_operands(
-            ts, constants, histories, streams, method=method, learns=learns, first=first, **options
+            ts, constants, histories, streams, method=method, learns=learns, first=first, in_memory=in_memory,
+            **options,
         )
         values = [q.values if scaling.float8 is None else q.values.to(scaling.float8) for q in found]
         return [cls(v, q.scale, c) for v, q, c in zip(values, found, constants, strict=True)]

@@ -1,0 +1,16 @@
+"""STACKS.md says what is found: every stack in one process with every recipe. Those of several: test_fully_shard.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.model import stacks
+
+
+@pytest.mark.parametrize("stack", stacks.STACKS, ids=lambda stack: stack.__name__)
+def test_the_page_of_stacks_says_what_a_stack_does(stack: Callable[[str], None]) -> None:
+    cells = [stacks.cell_of(stack, recipe) for recipe in stacks.RECIPES]
+    line = f"| {(stack.__doc__ or '').rstrip('.')} | {' | '.join(cells)} |"
+    assert line in stacks.PAGE.read_text(encoding="utf-8")
