@@ -62,6 +62,7 @@ class ArmOptimizer(torch.optim.Optimizer):
         self.skipped = 0
         self.names = dict(names or {})
         self._sharded = False  # whether some parameters are
+        self._known: list[list[nn.Parameter]] = []  # of each group
         self.grids = dict(weights) if arm.looks_at_grid else {}
         linear = [*(p for p in weights if p not in self.grids), *linear]
         inside = set(linear)
@@ -96,12 +97,15 @@ class ArmOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters that are stepped in the plain form; settings that the group lacks are the arm's.
 
-        A group of matrices decays by ``plain_decay``, one with a vector in it not at all, unless it says ``decay``.
-        Raises ``ValueError`` for a setting that no step looks at, and for weights of a format in float16, whose
-        updates are below its smallest number.
+        They may be pairs of a name and a parameter, as `Module.named_parameters` has them. A group of matrices decays
+        by ``plain_decay``, one with a vector in it not at all, unless it says ``decay``. Raises ``ValueError`` for a
+        setting that no step looks at, and for weights of a format in float16, whose updates are below its smallest
+        number.
         """
         group = dict(param_group)
-        params = group["params"] = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+        params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+        self.names.update((p, name) for name, p in filter(_is_named, params))
+        params = group["params"] = [p[1] if _is_named(p) else p for p in params]
         if unknown := group.keys() - GROUP:
             known = ", ".join(GROUP)
             raise ValueError(f"no setting {sorted(unknown)[0]!r} of a group of parameters; there are {known}")
@@ -117,6 +121,7 @@ class ArmOptimizer(torch.optim.Optimizer):
         group.setdefault("decay", self.arm.plain_decay if matrices else 0.0)
         group |= {"initial_lr": group["lr"], "peak_lr": group["lr"]}
         group = {"betas": self.arm.betas, "eps": self.arm.eps, "momentum": self.arm.momentum, **group}
+        self._known.append(list(params))
         self._sharded = self._sharded or any(map(is_sharded, params))
         group["fused"] = self.base.plain == "adamw" and not quantized
         super().add_param_group(group)
@@ -159,16 +164,18 @@ class ArmOptimizer(torch.optim.Optimizer):
                 self.state[p] = kept
 
     def _follow_replaced(self) -> None:
-        """Know weights again whose place in their group another parameter has taken, as Accelerate's shards do."""
-        for group in self.param_groups:
-            if not group["quantized"] or group["params"][0] in self.grids:
+        """Know parameters again whose place in their group others have taken, as Accelerate's shards do."""
+        for i, group in enumerate(self.param_groups):
+            before, now = self._known[i], group["params"]
+            if not now or now[0] is before[0]:
                 continue
-            new = dict(zip(self.grids, group["params"], strict=True))
+            new = dict(zip(before, now, strict=True))
             for kept in (self.grids, self._stiffness, self._orders, self._loops, self.names):
                 moved = {new.get(p, p): value for p, value in kept.items()}
                 kept.clear()
                 kept.update(moved)
-            self._sharded = self._sharded or any(map(is_sharded, group["params"]))
+            self._known[i] = list(now)
+            self._sharded = self._sharded or any(map(is_sharded, now))
 
     def _holds(self, p: nn.Parameter) -> bool:
         """Return whether ``p`` lives on its quantization grid, whose amax this optimizer sets."""
@@ -395,6 +402,10 @@ def _all_finite(gradients: Sequence[Tensor]) -> bool:
     if bool(torch.stack([g.sum(dtype=torch.float32) for g in gradients]).isfinite().all()):
         return True
     return all(bool(g.isfinite().all()) for g in gradients)
+
+
+def _is_named(p: object) -> bool:
+    return isinstance(p, tuple)
 
 
 def _kept(group: dict[str, Any]) -> float:

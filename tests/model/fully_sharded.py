@@ -123,7 +123,7 @@ def main(folder: Path, rank: int, count: int) -> None:
     dist.destroy_process_group()
 
 
-REPLACED = ("stiff_update", "stiff_matched", "adamw_sr")
+REPLACED = ("adamw", "stiff_update", "stiff_matched", "adamw_sr")
 
 
 def replaced(name: str) -> dict[str, Tensor]:
@@ -134,7 +134,9 @@ def replaced(name: str) -> dict[str, Tensor]:
     shards = dict(sharded(model).named_parameters())
     for group in optimizer.param_groups:
         group["params"] = [shards[names[p]] for p in group["params"]]
-    return stepped(model, arm_of(name), optimizer=optimizer)["weights"]
+    weights = stepped(model, arm_of(name), optimizer=optimizer)["weights"]
+    assert all(group["param_names"] for group in optimizer.state_dict()["param_groups"])
+    return weights
 
 
 def skipped(rank: int) -> tuple[int, bool]:

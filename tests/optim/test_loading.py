@@ -136,3 +136,10 @@ def test_weights_in_bfloat16_keep_moments_in_float32_and_after_loading_too(name:
     assert {t.dtype for t in moments.values()} == {torch.float32} and p.dtype == torch.bfloat16
     assert all(torch.equal(t, optimizer.state[p][name]) for name, t in moments.items())
     assert any(not torch.equal(t, t.bfloat16().float()) for t in moments.values())
+
+
+def test_a_group_of_named_parameters_is_known_by_its_names() -> None:
+    model = model_of(None)
+    optimizer = ArmOptimizer({}, [nn.Parameter(torch.zeros(2))], Arm(lr=0.01))
+    optimizer.add_param_group({"params": list(model.named_parameters())})
+    assert optimizer.state_dict()["param_groups"][1]["param_names"] == [name for name, _ in model.named_parameters()]
