@@ -221,7 +221,7 @@ class ArmOptimizer(torch.optim.Optimizer):
             if self.skipped == 1 and norm is None:
                 warnings.warn(
                     "a gradient is not finite, so this step changes nothing; the optimizer's `skipped` counts such "
-                    "steps, and no more is said of them", stacklevel=2,
+                    "steps, and no more is said of them", stacklevel=4,
                 )  # fmt: skip
             return loss
         for group in self.param_groups:
