@@ -9,7 +9,12 @@ import pytest
 from tests.model import stacks
 
 
-@pytest.mark.parametrize("stack", stacks.STACKS, ids=lambda stack: stack.__name__)
+# Compiling takes a minute for all recipes.
+SLOW = {stacks.compiled: pytest.mark.slow}
+CASES = [pytest.param(stack, id=stack.__name__, marks=SLOW.get(stack, ())) for stack in stacks.STACKS]
+
+
+@pytest.mark.parametrize("stack", CASES)
 def test_the_page_of_stacks_says_what_a_stack_does(stack: Callable[[str], None]) -> None:
     cells = [stacks.cell_of(stack, recipe) for recipe in stacks.RECIPES]
     line = f"| {(stack.__doc__ or '').rstrip('.')} | {' | '.join(cells)} |"
