@@ -8,7 +8,6 @@ import pytest
 
 from tests.model import stacks
 
-
 # Compiling takes a minute for all recipes.
 SLOW = {stacks.compiled: pytest.mark.slow}
 CASES = [pytest.param(stack, id=stack.__name__, marks=SLOW.get(stack, ())) for stack in stacks.STACKS]
