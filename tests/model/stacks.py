@@ -8,6 +8,7 @@ are in `OF_PROCESSES`, of what tests/model/fully_sharded.py found. ``python -m t
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import sys
 import tempfile
@@ -46,7 +47,7 @@ def passes(model: Any, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     found: list[Tensor] = []
     for x in INPUTS:
         model.zero_grad()
-        y = model(x.to(dtype))
+        y = model(x.to(dtype).clone().requires_grad_())
         y.float().square().sum().backward()
         found += [y.detach(), *(p.grad.clone() for p in model.parameters() if p.ndim == 2)]
     return found
@@ -129,7 +130,7 @@ class Checkpointed(nn.Module):
         self.inner, self.reentrant = inner, reentrant
 
     def forward(self, x: Tensor) -> Any:
-        return checkpoint(self.inner, x.requires_grad_(), use_reentrant=self.reentrant)
+        return checkpoint(self.inner, x, use_reentrant=self.reentrant)
 
 
 def around_each(recipe: str, reentrant: bool = False) -> nn.Sequential:
@@ -283,6 +284,7 @@ that is not compiled ends in torch's `CheckpointError`: compile the model around
 """
 
 if __name__ == "__main__":
+    os.environ |= fully_sharded.PRODUCTS
     with tempfile.TemporaryDirectory() as folder:
         PAGE.write_text(page(fully_sharded.run(Path(folder))), encoding="utf-8")
     print(PAGE, file=sys.stderr)

@@ -18,6 +18,13 @@ from tests.optim.arms import ARMS
 Found = dict[int, dict[str, Any]]
 
 
+@pytest.fixture(autouse=True)
+def products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the processes multiply."""
+    for name, value in fully_sharded.PRODUCTS.items():
+        monkeypatch.setenv(name, value)
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return fully_sharded.run(tmp_path_factory.mktemp("processes"))

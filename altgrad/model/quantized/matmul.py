@@ -140,13 +140,15 @@ def _grad_operands(grad: Tensor, source: Source, settings: MatmulSettings) -> tu
 def product(a: Operand, b: Operand, dtype: torch.dtype, fp32: bool, autocast: bool) -> Tensor:
     """Return ``a @ b / (scale_a scale_b)`` in ``dtype``.
 
-    Autocast would send float32 products through bfloat16, and so the native product on CPU, which torch makes of one:
-    it is switched off for these. ``autocast`` says whether it was on in the forward pass: ``torch.compile`` traces the
-    backward pass under it too, where eager mode runs it outside.
+    Autocast would send float32 products through bfloat16, and so the native product on CPU, which torch makes of one,
+    and those of bfloat16 through float16, beyond whose range they are: it is switched off for these. ``autocast`` says
+    whether it was on in the forward pass: ``torch.compile`` traces the backward pass under it too, where eager mode
+    runs it outside.
     """
     device_type, native = a.values.device.type, a.values.dtype in FLOAT8.values()
     as_given: AbstractContextManager[Any] = nullcontext()
-    if (native or fp32 or a.values.dtype == torch.float32) and (autocast or torch.is_autocast_enabled(device_type)):
+    cast = fp32 or a.values.dtype != torch.bfloat16 or torch.get_autocast_dtype(device_type) != torch.bfloat16
+    if cast and (autocast or torch.is_autocast_enabled(device_type)):
         as_given = torch.autocast(device_type, enabled=False)
     with as_given:
         y = native_product(a, b, dtype) if native else _emulated_product(a, b, fp32)
