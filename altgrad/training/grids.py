@@ -18,6 +18,7 @@ from altgrad.model.layers import is_transposed
 from altgrad.model.quantized.quantizer import Quantizer, Scaling
 from altgrad.model.torchao import torchao_quantizer
 from altgrad.optim import WeightGrid
+from altgrad.optim.optimizer import HELD
 
 REFINEMENT = 256  # finer for weights whose format is virtual: 8 more bits, so that 8-bit formats take 16
 
@@ -73,7 +74,7 @@ def _virtual_grid(name: str, layer: nn.Linear, virtual: TensorRecipe, on_grid: b
             "weights on the quantization grid hold one scale that their optimizer sets; use granularity: tensor"
         )
     held = torch.zeros(1, device=device)
-    layer.register_buffer("held_amax", held, persistent=False)
+    layer.register_buffer(HELD, held, persistent=False)
     try:
         return WeightGrid(fmt, options, remembered=lambda: held[0], held=held, device=device, refinement=REFINEMENT)
     except ValueError as error:
