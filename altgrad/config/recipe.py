@@ -11,6 +11,7 @@ quantized model's name.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, Literal
@@ -48,12 +49,13 @@ class TensorRecipe(Section):
 
     A scale is a format too. In ``float32`` it brings the tensor's largest magnitude to the format's largest value; in
     ``E8M0``, the powers of two of the OCP MX formats, it does so up to a rounding, and multiplying by it is exact.
-    Scales of blocks stay in the operands of a product, so they are in E8M0, or in a format such as ``E4M3`` that is
-    small enough for exact products; then they stand under a float32 scale of the tensor, as in NVFP4. Rows and blocks
-    lie along the sum of each product, so that a tensor has other scales in the backward products.
+    Scales of blocks and tiles stay in the operands of a product. In E8M0 and in a format such as ``E4M3``, which then
+    stand under a float32 scale of the tensor as in NVFP4, operands hold them exactly; in float32, as DeepSeek-V3 has
+    them, each operand is a quotient rounded to float32 once, and products take float32 operands. Rows and blocks lie
+    along the sum of each product, so that a tensor has other scales in the backward products; tiles have the same.
 
-    In place of a tensor's recipe the name of a block format stands for all of it: MXFP8, MXFP8_E5M2, MXFP6 (E2M3),
-    MXFP6_E3M2, MXFP4 and NVFP4.
+    In place of a tensor's recipe the name of a block format stands for all of it: MXFP8, MXFP8_E5M2, MXFP6_E2M3,
+    MXFP6_E3M2, MXFP4, NVFP4 and, for weights, NVFP4_16x16.
     """
 
     renamed_values: ClassVar[dict[tuple[str, str], str]] = {
@@ -68,21 +70,26 @@ class TensorRecipe(Section):
     scaling: Literal["dynamic", "delayed", "static"] = Field(
         "dynamic", description="the amax that sets the scale: this tensor's, those of earlier steps, the first one seen"
     )
-    granularity: Literal["tensor", "row", "block"] = Field(
-        "tensor", description="what has a scale of its own; row and block only with scaling: dynamic"
+    granularity: Literal["tensor", "row", "block", "tile"] = Field(
+        "tensor",
+        description="what has a scale of its own; all but tensor only with scaling: dynamic; of tiles, block x block "
+        "elements, forward and backward products get the same values",
     )
-    block: int = Field(32, ge=1, le=1 << 20, description="granularity: block: elements along the sum of a product")
+    block: int = Field(
+        32, ge=1, le=1 << 20, description="granularity: block: elements along the sum of a product; tile: of a side"
+    )
     history: int = Field(16, ge=1, le=1024, description="scaling: delayed: steps whose amax is remembered")
     reduce: Literal["max", "most-recent"] = Field("max", description="scaling: delayed: how the history is read")
     scale: Annotated[str, BeforeValidator(_scale_format)] = Field(
         "float32",
-        description="format of the scale: float32 or E8M0; for granularity: block E8M0, or a format such as E4M3 under "
+        description="format of the scale: float32 or E8M0; for granularity: block or tile also one such as E4M3, under "
         "a float32 scale per tensor",
     )
-    scale_rounding: Literal["floor", "ceil", "rceil", "even"] = Field(
+    scale_rounding: Literal["floor", "ceil", "rceil", "even", "4/6"] = Field(
         "rceil",
         description="scale: E8M0: to a power of two, as the field names it; floor is the OCP MX specification's rule, "
-        "ceil and rceil never saturate, even is floor of the amax rounded to the format's spacing",
+        "ceil and rceil never saturate, even is floor of the amax rounded to the format's spacing. Scales in a format "
+        "such as E4M3: 4/6, of two for each block that with the smaller squared error",
     )
     rounding: Literal["nearest", "stochastic"] = Field(
         "nearest",
@@ -95,12 +102,15 @@ class TensorRecipe(Section):
     def _settings_go_together(self) -> TensorRecipe:
         if self.granularity != "tensor" and self.scaling != "dynamic":
             raise ValueError(f"granularity {self.granularity} needs scaling dynamic, not {self.scaling}")
-        if self.granularity == "block" and self.scale == "float32":
-            raise ValueError(
-                "granularity block needs scale E8M0, or a small format such as E4M3: block scales stay in the operands"
-            )
-        if self.scale != "E8M0" and self.scale_rounding != "rceil":
+        if self.scale_rounding == "4/6":
+            if self.scale in SCALE_FORMATS:
+                raise ValueError(f"scale_rounding 4/6 chooses between scales in a format such as E4M3, not {self.scale}")
+            if self.rounding != "nearest":
+                raise ValueError("scale_rounding 4/6 compares errors of rounding to nearest; it needs rounding nearest")
+        elif self.scale != "E8M0" and self.scale_rounding != "rceil":
             raise ValueError(f"scale_rounding {self.scale_rounding} is to a power of two; it needs scale E8M0")
+        if self.granularity == "tile" and self.block < 2:
+            raise ValueError(f"granularity tile needs block 2 or more, not {self.block}")
         self._require_exact_operands()
         if self.virtual and self.rounding != "nearest":
             raise ValueError(f"virtual needs rounding nearest, not {self.rounding}: nothing is rounded")
@@ -114,9 +124,10 @@ class TensorRecipe(Section):
         scales = self.block_scale
         if scales is None:
             return
-        if self.granularity != "block":
+        if not self.keeps_scales:
             raise ValueError(
-                f"scale {self.scale} needs granularity block; for granularity {self.granularity} take float32 or E8M0"
+                f"scale {self.scale} needs granularity block or tile; for granularity {self.granularity} take float32 "
+                "or E8M0"
             )
         if isinstance(self.format, Format) and not self.format.fits(*FLOAT32_OPERAND, scales=scales):
             bits, lowest, _ = FLOAT32_OPERAND
@@ -129,6 +140,11 @@ class TensorRecipe(Section):
     def block_scale(self) -> Format | None:
         """The format of the blocks' scales under a float32 scale of the tensor, ``None`` for scales of one level."""
         return None if self.scale in SCALE_FORMATS else get_format(self.scale)
+
+    @property
+    def keeps_scales(self) -> bool:
+        """Whether the operands keep scales that the products' results are not divided by."""
+        return self.granularity in ("block", "tile")
 
     @property
     def scale_options(self) -> dict[str, Any]:
@@ -144,9 +160,10 @@ _MX = {"granularity": "block", "block": 32, "scale": "E8M0"}
 #: and NVFP4 (NVIDIA, arXiv 2509.25149), whose scales stand under a float32 one of the tensor.
 BLOCK_FORMATS: dict[str, dict[str, Any]] = {
     "MXFP8": {"format": "E4M3", **_MX}, "MXFP8_E5M2": {"format": "E5M2", **_MX},
-    "MXFP6": {"format": "E2M3", **_MX}, "MXFP6_E3M2": {"format": "E3M2", **_MX},
+    "MXFP6_E2M3": {"format": "E2M3", **_MX}, "MXFP6_E3M2": {"format": "E3M2", **_MX},
     "MXFP4": {"format": "E2M1", **_MX},
     "NVFP4": {"format": "E2M1", "granularity": "block", "block": 16, "scale": "E4M3"},
+    "NVFP4_16x16": {"format": "E2M1", "granularity": "tile", "block": 16, "scale": "E4M3"},
 }  # fmt: skip
 
 
@@ -197,6 +214,9 @@ class LayerRecipe(Section):
     backend: Literal["emulated", "native"] = Field(
         "emulated", description="who multiplies: bf16 or float32 products, any format; or torch._scaled_mm"
     )
+    hadamard: Literal[0, 16] = Field(
+        0, description="input and gradient are rotated for the weight's gradient, so many tokens at a time; 0: not"
+    )
     torchao: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] | None = Field(
         None, description="torchao's float8 recipe, as a baseline"
     )
@@ -211,6 +231,8 @@ class LayerRecipe(Section):
             self._require_codes()
         if self.backend == "native":
             self._require_native()
+        if self.hadamard:
+            self._require_rotatable()
         return self
 
     def _leave_it_to_torchao(self, name: str, info: ValidationInfo) -> None:
@@ -220,7 +242,7 @@ class LayerRecipe(Section):
             if getattr(self, role) not in (None, tensor):
                 raise ValueError(f"torchao: {name} decides {role} itself; remove {role} or torchao")
             object.__setattr__(self, role, tensor)  # the section is frozen from here on
-        for setting in ("gradient", "accumulate", "save", "backend"):
+        for setting in ("gradient", "accumulate", "save", "backend", "hadamard"):
             if setting in self.changed():
                 raise ValueError(f"torchao: {name} has no setting {setting}; remove {setting} or torchao")
 
@@ -254,13 +276,24 @@ class LayerRecipe(Section):
             if names[role] is not None and names[role] not in NATIVE_FORMATS:
                 raise ValueError(f"{needed}; {role} is {names[role]}")
         granularities = {tensor.granularity for tensor in tensors.values() if tensor is not None}
-        if len(granularities) > 1 or "block" in granularities:
+        if len(granularities) > 1 or not granularities <= {"tensor", "row"}:
             raise ValueError("backend native needs one granularity for weight, input and grad: tensor or row")
         for a, b in (("input", "weight"), ("grad", "weight"), ("grad", "input")):
             if names[a] == names[b] == "E5M2":
                 raise ValueError(f"backend native has no product of E5M2 and E5M2, which {a} and {b} both are")
         if self.save == "codes":
             raise ValueError("backend native keeps 8-bit operands as it is; leave out save codes")
+
+    def _require_rotatable(self) -> None:
+        needed = f"hadamard {self.hadamard} needs"
+        for role in ("input", "grad"):
+            tensor = getattr(self, role)
+            if tensor is None:
+                raise ValueError(f"{needed} input and grad quantized, and {role} is not")
+            if tensor.scaling != "dynamic":
+                raise ValueError(f"{needed} scaling dynamic, and {role} has {tensor.scaling}: rotated, its amax is another")
+        if self.gradient != "straight-through" or self.backend != "emulated":
+            raise ValueError(f"{needed} gradient straight-through and backend emulated")
 
     def tensors(self) -> dict[str, TensorRecipe | None]:
         """Return how each of :data:`ROLES` is quantized."""
@@ -292,6 +325,9 @@ class Rule(LayerRecipe):
 
     layers: str = Field(min_length=1, description="glob over names such as blocks.0.attn.qkv")
     required: bool = Field(True, description="false: the pattern may match no layer")
+    last: float = Field(
+        1.0, gt=0, le=1, description="of the layers that match, in the model's order, the last share, rounded up"
+    )
 
     @property
     def layer(self) -> LayerRecipe:
@@ -360,6 +396,6 @@ class Recipe(Section):
                 near = difflib.get_close_matches(rule.layers, names, n=1, cutoff=0.0)
                 hint = f"; the nearest layer is {near[0]}" if near else "; the model has no linear layer"
                 raise ValueError(f"pattern {rule.layers!r} matches no layer{hint}")
-            matched.update(dict.fromkeys(hits, rule.layer))
+            matched.update(dict.fromkeys(hits[-math.ceil(len(hits) * rule.last) :], rule.layer))
         kept = [name for name in names if name in matched]
         return {name: found for name in kept if (found := matched[name]).quantizes or found.virtual_weight}

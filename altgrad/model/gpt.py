@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from altgrad.numerics.operand_definition import materialized
+from altgrad.numerics.tracing import materialized
 
 INITIAL_STD = 0.02
 SHORT_CONTEXT = 128  # tokens

@@ -7,6 +7,7 @@ from altgrad.formats import Format, get_format
 from altgrad.numerics.codes import decode, encode, neighbours, rung, ulp
 from altgrad.numerics.constants import format_constants
 from altgrad.numerics.coordinate import at_coordinate, coordinate
+from altgrad.numerics.hadamard import rotate_rows
 from altgrad.numerics.operand import decode_operand, encode_operand, quantize_operand, quantize_operands
 from altgrad.numerics.operand_definition import operand_scale
 from altgrad.numerics.quantization import quantize
@@ -65,6 +66,7 @@ __all__ = [
     "refined_format",
     "round_to_grid",
     "round_to_grid_stochastic",
+    "rotate_rows",
     "rung",
     "scale_from_amax",
     "scale_from_history",

@@ -10,7 +10,7 @@ from torch import Tensor
 from altgrad.numerics.constants import SPACING, TWO_LEVEL, scale_constants
 from altgrad.numerics.rounding import overflows
 from altgrad.numerics.scaling import HIGHEST, LOWEST, amax, scale_by_constants, scale_rule
-from altgrad.numerics.two_level import element_scale, two_level_scales
+from altgrad.numerics.two_level import element_scale, scales_of_both_levels
 
 OUTER = 0.01  # of the blocks, at either end, that a spread leaves out
 
@@ -29,18 +29,21 @@ class BlockStatistics(NamedTuple):
 
 
 def block_statistics(
-    x: Tensor, constants: Tensor, *, block: int, scale_format: str = "E8M0", scale_rounding: str = "rceil"
-) -> BlockStatistics:
-    """Return the `BlockStatistics` of ``x`` (n, k), float, with blocks along its rows; what is not finite counts as 0.
+    x: Tensor, constants: Tensor, *, block: int, granularity: str = "block", scale_format: str = "E8M0",
+    scale_rounding: str = "rceil",
+) -> BlockStatistics:  # fmt: skip
+    """Return the `BlockStatistics` of ``x`` (n, k), float, with blocks along its rows or tiles; what is not finite counts
+    as 0.
 
     The limits of a scale in E8M0 are 2^-126 and 2^127; of one in a format under a scale of the tensor, the format's
     smallest positive value: its largest is that of the largest block, always. The other arguments are those of
     `quantize_operands`.
     """
-    rule = scale_rule(scale_format, scale_rounding, "block")
-    largest = amax(torch.where(x.isfinite(), x, 0), "block", block=block, dim=1)
-    if rule == TWO_LEVEL:
-        whole, scales = two_level_scales(largest, constants)
+    rule, options = scale_rule(scale_format, scale_rounding, granularity), {"granularity": granularity, "block": block}
+    x = torch.where(x.isfinite(), x, 0)
+    largest = amax(x, dim=1, **options)
+    if rule >= TWO_LEVEL:
+        whole, scales = scales_of_both_levels(x, largest, constants, None, rule, dim=1, **options)
         scale = element_scale(whole, scales)
         at_limit = scales == scale_constants(constants)[SPACING]
     else:

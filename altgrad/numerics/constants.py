@@ -24,8 +24,10 @@ NAN_CODE = 0x80  # of 8-bit codes in products: that of -0, which no product need
 LEARNS = ("nothing", "each", "first")  # what a history keeps of its tensor's amax
 SCALE_RULES = ("float32", "floor", "ceil", "rceil", "even")  # no rounding to a power of two, and the ways to do it
 FLOAT32_RULE = SCALE_RULES.index("float32")
-TWO_LEVEL = len(SCALE_RULES)  # in place of a rule, and known to no loop in C++: see `two_level`
+# In place of a rule, for scales of blocks under one of the tensor: see `two_level`.
+TWO_LEVEL, FOUR_OVER_SIX = len(SCALE_RULES), len(SCALE_RULES) + 1
 SCALE_FORMATS = ("float32", "E8M0")  # of a scale alone
+HADAMARD_SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)  # Transformer Engine's and torchao's
 
 # A float32 whose ulp is one, in the middle of its binade; it is even.
 _EVEN_ANCHOR = 1.5 * 2.0**FLOAT32_MANTISSA

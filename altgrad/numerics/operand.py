@@ -20,19 +20,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from altgrad.numerics.constants import TWO_LEVEL
-from altgrad.numerics.cpu.operators import has_loops, quantize_by_loops
+from altgrad.numerics.cpu.operators import has_loops, needs_groups, quantize_by_loops, quantize_groups_by_loops
 from altgrad.numerics.operand_definition import (
-    ONE_SCALE,
+    ROWS,
     block_code,
     decode_by_tensors,
     encode_by_tensors,
     has_scale,
     learn,
-    materialized,
     quantize_by_tensors,
 )
 from altgrad.numerics.scaling import amax, amax_from_history, scale_rule
+from altgrad.numerics.tracing import materialized
 
 
 class Quantized(NamedTuple):
@@ -95,17 +94,23 @@ def quantize_operands(
     xs = list(map(_read_by_loops, xs))
     block = block_code(granularity, block)
     rule = scale_rule(scale_format, scale_rounding, granularity)
-    of_others = len(histories) > 0 and block != ONE_SCALE  # the loops know only what one scale remembers
-    if rule != TWO_LEVEL and not streams and not of_others and all(map(has_loops, xs)):
+    groups, by_loops = needs_groups(block, rule, len(streams) > 0), all(map(has_loops, xs))
+    of_rows = len(histories) > 0 and block == ROWS  # what no loop knows
+    if by_loops and not groups and not of_rows:
         found = quantize_by_loops(xs, constants, histories, method, learns, block, dim, rule, dtype, overwrite)
     else:
         found = []
-        for i, x in enumerate(xs if in_memory else map(materialized, xs)):
+        for i, x in enumerate(xs if in_memory or by_loops else map(materialized, xs)):
             remembered = amax_from_history(histories[i], method) if histories else None
             stream = streams[i] if streams else None
-            found.append(quantize_by_tensors(x, constants[i], remembered, block, dim, rule, dtype, stream, first))
-            if learns != "nothing":
-                learn(histories[i], amax(x), learns)
+            largest = amax(x) if learns != "nothing" else None
+            arguments = (x, constants[i], remembered, block, dim, rule, dtype, stream, first)
+            if by_loops and not of_rows:
+                found.append(quantize_groups_by_loops(*arguments, overwrite))
+            else:
+                found.append(quantize_by_tensors(*arguments))
+            if largest is not None:
+                learn(histories[i], largest, learns)
     return [Quantized(values, scale if has_scale(block, rule) else None) for values, scale in found]
 
 

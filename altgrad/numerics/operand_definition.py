@@ -10,29 +10,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from altgrad.numerics.constants import NAN_CODE, SPACING, TWO_LEVEL, ULPS
+from altgrad.numerics.constants import FLOAT32_RULE, NAN_CODE, SPACING, TWO_LEVEL, ULPS
 from altgrad.numerics.random import uniform
 from altgrad.numerics.rounding import round_to_grid, round_to_grid_stochastic
-from altgrad.numerics.scaling import amax, broadcast_scale, scale_by_constants, scale_rule, update_amax_history
-from altgrad.numerics.two_level import element_scale, two_level_scales
+from altgrad.numerics.scaling import amax, scale_by_constants, scale_rule, update_amax_history
+from altgrad.numerics.tracing import materialized
+from altgrad.numerics.two_level import element_scale, per_element, scales_of_both_levels
 
-ONE_SCALE, ROWS = 0, -1  # in place of the number of elements per block
+ONE_SCALE, ROWS = 0, -1  # in place of the number of elements per block; below that it is a tile's, negative
 
 
 # Operators take numbers, so that granularity and block are one there; it is said here what they mean.
 def block_code(granularity: str, block: int) -> int:
-    """Return the elements per block, or `ONE_SCALE` or `ROWS`."""
-    return {"tensor": ONE_SCALE, "row": ROWS}.get(granularity, block)
+    """Return the elements per block, or `ONE_SCALE` or `ROWS`; of tiles the negative length of a side, 2 or more."""
+    if granularity == "tile" and block < 2:
+        raise ValueError(f"block: expected 2 or more for tiles, got {block}")
+    return {"tensor": ONE_SCALE, "row": ROWS, "tile": -block}.get(granularity, block)
 
 
 def of_block_code(code: int) -> dict[str, Any]:
     """Return ``granularity`` and ``block`` of a `block_code`, as arguments of `amax`."""
-    return {"granularity": {ONE_SCALE: "tensor", ROWS: "row"}.get(code, "block"), "block": max(code, 1)}
+    own = {ONE_SCALE: "tensor", ROWS: "row"}.get(code, "block" if code > 0 else "tile")
+    return {"granularity": own, "block": max(abs(code), 1)}
 
 
 def has_scale(block: int, rule: int) -> bool:
     """Whether an operand has a scale that the product's result is divided by: all but that of blocks alone."""
-    return block <= 0 or rule == TWO_LEVEL
+    return block in (ONE_SCALE, ROWS) or rule >= TWO_LEVEL
 
 
 def operand_scale(
@@ -48,32 +52,17 @@ def operand_scale(
 def _operand_scale(
     x: Tensor, constants: Tensor, remembered: Tensor | None, rule: int, *, granularity: str, block: int, dim: int
 ) -> Tensor:
+    options = {"granularity": granularity, "block": block, "dim": dim}
     largest = amax(x, granularity, block=block, dim=dim)
-    if rule == TWO_LEVEL:
-        scale = element_scale(*two_level_scales(largest, constants, remembered))
-        return broadcast_scale(scale, x.shape[dim], block=block, dim=dim)
-    if granularity != "block" and remembered is not None:
+    if rule >= TWO_LEVEL:
+        found = scales_of_both_levels(x, largest, constants, remembered, rule, **options)
+        return per_element(element_scale(*found), x.shape, **options)
+    several = granularity in ("block", "tile")
+    if not several and remembered is not None:
         # Delayed scaling that began with scale 1 would send every gradient of the first step to zero.
         largest = torch.where(remembered > 0, remembered, largest)
     scale = scale_by_constants(largest, constants, rule)
-    return broadcast_scale(scale, x.shape[dim], block=block, dim=dim) if granularity == "block" else scale
-
-
-def materialized(t: Tensor) -> Tensor:
-    """Have the compiler store ``t`` instead of computing it anew in each loop that reads it.
-
-    Left alone, Inductor repeats what makes a tensor (a GELU, a softmax) in the loop that finds its amax
-    and again in the loop that quantizes it, and repeats a scale's divisions for every vector of
-    elements. The result is that of ``t`` either way; without a compiler nothing happens.
-
-    The two signs make it a tensor of the graph's own. Where ``t`` is an input of the graph, such as a weight, torch
-    2.13 would else take the result for memory that nobody has, and the backward pass would write into the weight.
-    """
-    if not torch.compiler.is_compiling():
-        return t
-    from torch._inductor.inductor_prims import force_stride_order  # a second's import, and of no use in eager mode
-
-    return force_stride_order(t.neg().neg(), t.stride())
+    return per_element(scale, x.shape, **options) if several else scale
 
 
 def quantize_by_tensors(
@@ -84,25 +73,19 @@ def quantize_by_tensors(
 
     To nearest even, or by chance with the numbers of ``stream`` from place ``first`` on, as `random.uniform` takes it.
     """
-    if rule == TWO_LEVEL:
-        return _quantize_two_level(x, constants, remembered, block, dim, dtype, stream, first)
     options = of_block_code(block) | {"dim": dim}
+    if rule >= TWO_LEVEL:
+        whole, blocks = scales_of_both_levels(x, amax(x, **options), constants, remembered, rule, **options)
+        scale = materialized(element_scale(whole, blocks))
+        scale, blocks = (per_element(t, x.shape, **options) for t in (scale, blocks))
+        return (_rounded(x.float() * scale, constants, stream, first) * blocks).to(dtype), whole
     scale = materialized(_operand_scale(x, constants, remembered, rule, **options))
     values = _rounded(x.float() * scale, constants, stream, first)
-    if block > 0:
-        return (values / scale).to(dtype), x.new_empty(0, dtype=torch.float32)
-    return values.to(dtype), scale
-
-
-def _quantize_two_level(
-    x: Tensor, constants: Tensor, remembered: Tensor | None, block: int, dim: int, dtype: torch.dtype,
-    stream: Tensor | None, first: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    largest = amax(x, "block", block=block, dim=dim)
-    whole, blocks = map(materialized, two_level_scales(largest, constants, remembered))
-    scale = materialized(element_scale(whole, blocks))
-    scale, blocks = (broadcast_scale(t, x.shape[dim], block=block, dim=dim) for t in (scale, blocks))
-    return (_rounded(x.float() * scale, constants, stream, first) * blocks).to(dtype), whole
+    if has_scale(block, rule):
+        return values.to(dtype), scale
+    if rule == FLOAT32_RULE:  # in float64, whose quotient is not rounded twice, whatever divides in float32
+        return (values.double() / scale.double()).to(torch.float32).to(dtype), x.new_empty(0, dtype=torch.float32)
+    return (values / scale).to(dtype), x.new_empty(0, dtype=torch.float32)
 
 
 def _rounded(scaled: Tensor, constants: Tensor, stream: Tensor | None, first: int) -> Tensor:

@@ -34,11 +34,21 @@ from torch import Tensor
 from altgrad.formats import Format, get_format
 from altgrad.formats.format import FLOAT32_MANTISSA
 from altgrad.numerics.codes import decode, encode
-from altgrad.numerics.constants import FLOAT32_RULE, SCALE_FORMATS, SCALE_RULES, SPACING, TARGET, TWO_LEVEL, ULPS
+from altgrad.numerics.constants import (
+    FLOAT32_RULE,
+    FOUR_OVER_SIX,
+    SCALE_FORMATS,
+    SCALE_RULES,
+    SPACING,
+    TARGET,
+    TWO_LEVEL,
+    ULPS,
+)
 from altgrad.numerics.rounding import power_of_two
 
-GRANULARITIES = ("tensor", "row", "block")
+GRANULARITIES = ("tensor", "row", "block", "tile")
 SCALE_ROUNDINGS = SCALE_RULES[1:]
+OF_TWO = "4/6"  # scales of blocks: see `two_level`
 FORMER_SCALE_ROUNDINGS = {"down": "rceil", "ocp": "floor", "up": "floor"}  # names of earlier versions
 HISTORY_METHODS = ("max", "most-recent")
 
@@ -52,13 +62,14 @@ def amax(x: Tensor, granularity: str = "tensor", *, block: int = 32, dim: int = 
     Args:
         x: a float tensor.
         granularity: ``tensor`` (one), ``row`` (one per row along ``dim``: per output channel of a
-            weight, per token of an activation) or ``block`` (one per ``block`` neighbours along
-            ``dim``, the last block may be shorter).
+            weight, per token of an activation), ``block`` (one per ``block`` neighbours along
+            ``dim``, the last block may be shorter) or ``tile`` (one per ``block`` x ``block`` elements of the last two
+            dimensions, whatever ``dim``).
         block: elements per block; 32 in the OCP MX formats.
         dim: the dimension of the matrix product's sum.
 
     Returns:
-        Shape (), or that of ``x`` with ``dim`` of length 1, or with ``dim`` of length
+        Shape (), or that of ``x`` with ``dim`` of length 1, or with ``dim`` (of tiles: the last two) of length
         ceil(n / block). float64 for float64, else float32. NaN where NaN was seen, 0 for nothing.
     """
     _require("granularity", granularity, GRANULARITIES)
@@ -72,10 +83,16 @@ def amax(x: Tensor, granularity: str = "tensor", *, block: int = 32, dim: int = 
         return magnitude.amax().to(wide)
     if granularity == "row":
         return magnitude.amax(dim=dim, keepdim=True).to(wide)
+    for along in (-2, -1) if granularity == "tile" else (dim,):
+        magnitude = _largest_of_blocks(magnitude, block, along)
+    return magnitude.to(wide)
+
+
+def _largest_of_blocks(magnitude: Tensor, block: int, dim: int) -> Tensor:
     magnitude = magnitude.movedim(dim, -1)
     padding = -magnitude.shape[-1] % block
     magnitude = torch.nn.functional.pad(magnitude, (0, padding))
-    return magnitude.unflatten(-1, (-1, block)).amax(dim=-1).movedim(-1, dim).to(wide)
+    return magnitude.unflatten(-1, (-1, block)).amax(dim=-1).movedim(-1, dim)
 
 
 def broadcast_scale(scale: Tensor, length: int, *, block: int = 32, dim: int = -1) -> Tensor:
@@ -83,6 +100,11 @@ def broadcast_scale(scale: Tensor, length: int, *, block: int = 32, dim: int = -
     # Not repeat_interleave and narrow: torch 2.13 compiles those for CPU into a loop that leaves out a shorter
     # last block.
     return scale.index_select(dim, torch.arange(length, device=scale.device) // block)
+
+
+def broadcast_tiles(scale: Tensor, shape: torch.Size, *, block: int) -> Tensor:
+    """Repeat one scale per ``block`` x ``block`` elements into one per element of the last two dimensions."""
+    return broadcast_scale(broadcast_scale(scale, shape[-2], block=block, dim=-2), shape[-1], block=block, dim=-1)
 
 
 def compute_scale(
@@ -137,10 +159,12 @@ def scale_rule(scale_format: str, scale_rounding: str, granularity: str = "tenso
     if scale_rounding in FORMER_SCALE_ROUNDINGS:
         now = FORMER_SCALE_ROUNDINGS[scale_rounding]
         raise ValueError(f"scale_rounding: {scale_rounding!r} is a name of earlier versions; write {now!r}")
-    _require("scale_rounding", scale_rounding, SCALE_ROUNDINGS)
-    if granularity == "block" and scale_format not in SCALE_FORMATS:
-        return TWO_LEVEL
+    _require("scale_rounding", scale_rounding, (*SCALE_ROUNDINGS, OF_TWO))
+    if granularity in ("block", "tile") and scale_format not in SCALE_FORMATS:
+        return FOUR_OVER_SIX if scale_rounding == OF_TWO else TWO_LEVEL
     _require("scale_format", scale_format, SCALE_FORMATS)
+    if scale_rounding == OF_TWO:
+        raise ValueError("scale_rounding: 4/6 is a choice between scales of blocks in a small format such as E4M3")
     return FLOAT32_RULE if scale_format == "float32" else SCALE_RULES.index(scale_rounding)
 
 

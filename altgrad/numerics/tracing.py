@@ -36,6 +36,23 @@ def converted(t: Tensor, dtype: torch.dtype) -> Tensor:
     return t if t.dtype == dtype else t.to(dtype)
 
 
+def materialized(t: Tensor) -> Tensor:
+    """Have the compiler store ``t`` instead of computing it anew in each loop that reads it.
+
+    Left alone, Inductor repeats what makes a tensor (a GELU, a softmax) in the loop that finds its amax
+    and again in the loop that quantizes it, and repeats a scale's divisions for every vector of
+    elements. The result is that of ``t`` either way; without a compiler nothing happens.
+
+    The two signs make it a tensor of the graph's own. Where ``t`` is an input of the graph, such as a weight, torch
+    2.13 would else take the result for memory that nobody has, and the backward pass would write into the weight.
+    """
+    if not torch.compiler.is_compiling():
+        return t
+    from torch._inductor.inductor_prims import force_stride_order  # a second's import, and of no use in eager mode
+
+    return force_stride_order(t.neg().neg(), t.stride())
+
+
 def compile_apart(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """Return ``torch.compile(function)``, with graphs that no other function made of the same code is given.
 

@@ -17,42 +17,120 @@ more digits that none of them is rounded twice, and every compiler and device ge
   comes out at least as near. A block of zeros has that scale too.
 - Of a tensor with an Inf or a NaN s is 1, as every scale with such an amax, and d_b is m in the blocks with one.
 - s stays so far inside float32 that no ``s / d_b`` leaves 2^-126..2^127.
+
+**4/6** (Cook et al. 2025, "Four Over Six", arXiv:2512.02010) tries two scales for each block, one that brings a_b to e
+and one that brings it to p, the largest power of two below e (in E2M1 6 and 4), and takes the second where its elements
+come out with a smaller squared error. Its m is the largest power of two that leaves room for the second scale, which is
+e / p times the first: 256 in E4M3. Errors are summed in float32, of each block as a tree, so in one order everywhere.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from altgrad.formats import Format
 from altgrad.numerics.codes import decode, encode
-from altgrad.numerics.constants import FLOAT32_RULE, SPACING, TARGET, format_constants, scale_constants
-from altgrad.numerics.rounding import round_to_grid
-from altgrad.numerics.scaling import HIGHEST, LOWEST, amax, broadcast_scale, scale_by_rule
+from altgrad.numerics.constants import (
+    FLOAT32_RULE,
+    FOUR_OVER_SIX,
+    SPACING,
+    TARGET,
+    TWO_LEVEL,
+    format_constants,
+    scale_constants,
+)
+from altgrad.numerics.rounding import power_of_two, round_to_grid
+from altgrad.numerics.scaling import (
+    HIGHEST,
+    LOWEST,
+    amax,
+    broadcast_scale,
+    broadcast_tiles,
+    floor_log2,
+    scale_by_rule,
+)
+from altgrad.numerics.tracing import materialized
 
 
-def two_level_scales(amaxes: Tensor, constants: Tensor, whole: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return s (0-d) and d_b (the shape of ``amaxes``), float32 and positive.
+def two_level_scales(
+    amaxes: Tensor, constants: Tensor, whole: Tensor | None = None, rule: int = TWO_LEVEL
+) -> tuple[Tensor, Tensor]:
+    """Return s (0-d) and d_b (the shape of ``amaxes``), float32 and positive; of 4/6, the first of the two.
 
     Args:
         amaxes: of the blocks of one tensor, from `amax`.
         constants: from `format_constants`, with those of the scales' format.
         whole: amax of the tensor (0-d), if these are not all of its blocks; their own where it is 0.
+        rule: `TWO_LEVEL` or `FOUR_OVER_SIX`.
 
     Raises:
         ValueError: ``constants`` are of the elements alone.
     """
     own = scale_constants(constants)
     target, top = constants[TARGET].double(), own[TARGET].double()
+    if rule == FOUR_OVER_SIX:
+        top = power_of_two(floor_log2(top * _power_below(target) / target))
     largest = amax(amaxes)
     largest = largest if whole is None else torch.where(whole > 0, whole, largest)
     whole = scale_by_rule(largest, target * top, FLOAT32_RULE)
     whole = whole.clamp(LOWEST * own[TARGET], HIGHEST * own[SPACING])
-    wanted = torch.where(amaxes.isfinite(), amaxes.double() * whole.double() / target, top).float()
+    return whole, _block_scales(amaxes, whole, target, own)
+
+
+def _block_scales(amaxes: Tensor, whole: Tensor, target: Tensor, own: Tensor) -> Tensor:
+    wanted = torch.where(amaxes.isfinite(), amaxes.double() * whole.double() / target, own[TARGET].double()).float()
     blocks = round_to_grid(torch.minimum(wanted, own[TARGET]), own)
-    return whole, torch.maximum(blocks, own[SPACING])
+    return torch.maximum(blocks, own[SPACING])
+
+
+def _power_below(target: Tensor) -> Tensor:
+    """Return the largest power of two below ``target``, float64."""
+    return power_of_two(floor_log2(target * (1 - 2.0**-52)))
+
+
+def scales_of_both_levels(
+    x: Tensor, amaxes: Tensor, constants: Tensor, whole: Tensor | None, rule: int, *,
+    granularity: str, block: int, dim: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return s and d_b of ``x``, whose blocks or tiles have the ``amaxes``: `two_level_scales`, or those of 4/6."""
+    whole, blocks = map(materialized, two_level_scales(amaxes, constants, whole, rule))
+    if rule != FOUR_OVER_SIX:
+        return whole, blocks
+    options = {"granularity": granularity, "block": block, "dim": dim}
+    lower = _block_scales(amaxes, whole, _power_below(constants[TARGET].double()), scale_constants(constants))
+    first, second = (_squared_errors(x, whole, choice, constants, options) for choice in (blocks, lower))
+    return whole, materialized(torch.where(second < first, lower, blocks))
+
+
+def _squared_errors(x: Tensor, whole: Tensor, blocks: Tensor, constants: Tensor, options: dict[str, Any]) -> Tensor:
+    factors, back = (per_element(t, x.shape, **options) for t in (element_scale(whole, blocks), blocks))
+    scaled = x.float() * factors
+    off = (round_to_grid(scaled, constants) - scaled) * back
+    sums = materialized(off * off)
+    for along in (-2, -1) if options["granularity"] == "tile" else (options["dim"],):
+        sums = _sums_of_blocks(sums, options["block"], along)
+    return sums
+
+
+def _sums_of_blocks(x: Tensor, block: int, dim: int) -> Tensor:
+    """Return the sums of ``block`` neighbours each, as trees: of both halves of the next power of two, and so on."""
+    x = x.movedim(dim, -1)
+    x = torch.nn.functional.pad(x, (0, -x.shape[-1] % block)).unflatten(-1, (-1, block))
+    x = torch.nn.functional.pad(x, (0, (1 << (block - 1).bit_length()) - block))
+    while x.shape[-1] > 1:
+        low, high = x.chunk(2, dim=-1)
+        x = low + high
+    return x.squeeze(-1).movedim(-1, dim)
+
+
+def per_element(scale: Tensor, shape: torch.Size, *, granularity: str, block: int, dim: int) -> Tensor:
+    """Repeat one scale per block or tile into one per element of ``shape``."""
+    if granularity == "tile":
+        return broadcast_tiles(scale, shape, block=block)
+    return broadcast_scale(scale, shape[dim], block=block, dim=dim)
 
 
 def element_scale(whole: Tensor, blocks: Tensor) -> Tensor:

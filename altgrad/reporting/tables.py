@@ -101,8 +101,9 @@ def recipe_table(study: Study) -> Table | None:
     def spec(value: dict[str, Any] | None) -> str:
         if value is None:
             return "not quantized"
-        per = f"block of {value['block']}" if value["granularity"] == "block" else value["granularity"]
-        if value["granularity"] == "block" and value["scale"] not in SCALE_FORMATS:
+        of_group = {"block": f"block of {value['block']}", "tile": f"tile of {value['block']} x {value['block']}"}
+        per = of_group.get(value["granularity"], value["granularity"])
+        if value["scale"] not in SCALE_FORMATS:
             per += " under a float32 one per tensor"
         seen = " (the arm sees it, no product does)" if value.get("virtual") else ""
         return f"{value['format']}, {value['scaling']} scaling, {value['scale']} scale per {per}{seen}"

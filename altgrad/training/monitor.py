@@ -70,7 +70,7 @@ def tensor_statistics(t: Tensor, quantizer: Quantizer | None) -> dict[str, float
 
 def _of_blocks(t: Tensor, quantizer: Quantizer) -> dict[str, float]:
     options = quantizer.scaling.options
-    if options.pop("granularity", "tensor") != "block":
+    if options["granularity"] not in ("block", "tile"):
         return {}
     found = block_statistics(t, quantizer.constants, **options)
     return {

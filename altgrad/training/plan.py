@@ -92,10 +92,11 @@ def _check_devices(cell: Cell) -> None:
             raise UserError(f"{where}: torchao's layers scale by what one process sees; remove torchao, or set it to 1")
         for role in ("input", "grad"):
             tensor = getattr(rule, role)
-            if tensor is not None and tensor.granularity == "block" and share % tensor.block:
+            together = max(tensor.block if tensor is not None and tensor.keeps_scales else 1, rule.hadamard)
+            if share % together:
                 raise UserError(
-                    f"{where} leaves each process {share} tokens, which are no whole blocks of {tensor.block}; take "
-                    "fewer devices or a larger train.batch"
+                    f"{where} leaves each process {share} tokens, which are no whole blocks of {together}; take fewer "
+                    "devices or a larger train.batch"
                 )
 
 

@@ -11,14 +11,17 @@ from altgrad.config import Resolver, load_params
 from altgrad.config.recipe import BLOCK_FORMATS, Recipe, TensorRecipe
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
-RECIPES = {"MXFP8", "MXFP6", "MXFP4", "NVFP4", "FP8_ROWWISE", "FP8_BLOCKWISE"}
+RECIPES = {
+    *("MXFP8", "MXFP8_E5M2", "MXFP6_E2M3", "MXFP6_E3M2", "MXFP4", "NVFP4", "NVFP4_4_6"),
+    *("FP8_TENSORWISE", "FP8_ROWWISE", "FP8_BLOCKWISE"),
+}
 
 
 @pytest.mark.parametrize(
     ("name", "info"),
     [
         ("MXFP8", theirs.format_info_mxfp8_e4m3), ("MXFP8_E5M2", theirs.format_info_mxfp8_e5m2),
-        ("MXFP6", theirs.format_info_mxfp6_e2m3), ("MXFP6_E3M2", theirs.format_info_mxfp6_e3m2),
+        ("MXFP6_E2M3", theirs.format_info_mxfp6_e2m3), ("MXFP6_E3M2", theirs.format_info_mxfp6_e3m2),
         ("MXFP4", theirs.format_info_mxfp4_e2m1),
     ],
 )  # fmt: skip

@@ -17,8 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from altgrad.config.recipe import SCALE_FORMATS
 from altgrad.numerics import amax, amax_from_history
-from altgrad.numerics.operand_definition import learn, materialized
+from altgrad.numerics.operand_definition import learn
+from altgrad.numerics.tracing import materialized
 
 if TYPE_CHECKING:
     from altgrad.model.quantized.quantizer import Quantizer, Scaling
@@ -69,8 +71,9 @@ def whole_history(t: Tensor, scaling: Scaling, history: Tensor | None, dim: int,
     `quantize_operands`.
     """
     granularity = scaling.options["granularity"]
-    two_level = granularity == "block" and scaling.options["scale_format"] != "E8M0"
-    if (granularity == "row" and dim == 1) or (granularity == "block" and not two_level):
+    in_groups = granularity in ("block", "tile")
+    two_level = in_groups and scaling.options["scale_format"] not in SCALE_FORMATS
+    if (granularity == "row" and dim == 1) or (in_groups and not two_level):
         return None
     largest = max_over_ranks(amax(materialized(t), "row" if granularity == "row" else "tensor", dim=dim))
     if history is None:

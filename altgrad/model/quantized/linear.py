@@ -12,7 +12,7 @@ from altgrad.config.recipe import ROLES, LayerRecipe, TensorRecipe
 from altgrad.formats import Format
 from altgrad.model.hardware import multiplies_bf16
 from altgrad.model.quantized.data_parallel import is_sharded
-from altgrad.model.quantized.matmul import MatmulSettings, QuantizedMatmul
+from altgrad.model.quantized.matmul import MatmulSettings, QuantizedMatmul, rotated
 from altgrad.model.quantized.operand import Operand, Operands
 from altgrad.model.quantized.quantizer import Quantizer, Source
 from altgrad.model.quantized.recompute import Passes, traced_in_checkpoint
@@ -66,7 +66,10 @@ class QuantizedLinear(nn.Module):
         self.quantizers.to(weight.device)
         self.ready: Ready | None = None
         self.passes: Passes[Sources] = Passes()
-        self.exact = all(exact_in_bfloat16(spec.format, spec.block_scale) for spec in specs.values())
+        self.exact = all(
+            exact_in_bfloat16(spec.format, spec.block_scale) and not (spec.keeps_scales and spec.scale == "float32")
+            for spec in specs.values()
+        )
         self.replaced: tuple[nn.Module, ...] = ()  # in a tuple, so that it is no part of this module
 
     @classmethod
@@ -124,6 +127,7 @@ class QuantizedLinear(nn.Module):
             accumulate_fp32=accumulate_fp32,
             clipped=self.recipe.gradient == "clipped",
             save=self.recipe.save,
+            hadamard=self.recipe.hadamard,
             input=None if input is None else input.scaling,
             weight=None if weight is None else weight.scaling,
             grad=None if grad is None else grad.scaling,
@@ -184,14 +188,14 @@ class QuantizedLinear(nn.Module):
 
     def _input_operands(self, x: Tensor, settings: MatmulSettings, source: Source, *, learns: str) -> Operands:
         scaling, dtype = settings.input, settings.operand_dtype
-        used_again = scaling is not None and not scaling.per_tensor and torch.is_grad_enabled()
+        differs = scaling is not None and (not scaling.once or settings.hadamard > 0)
+        used_again = differs and torch.is_grad_enabled()
         # A clipped gradient and the operands of the backward products read the input again.
-        once = scaling is not None and scaling.per_tensor and not settings.clipped
-        own, free = owned(x) if once else (x, False)
+        own, free = owned(x) if scaling is not None and not differs and not settings.clipped else (x, False)
         forward = Operand.of(own, scaling, source, 1, dtype, learns=learns, overwrite=free)
         if not used_again:
             return Operands(forward, forward)
-        own, free = owned(x)
+        own, free = (rotated(x, settings), True) if settings.hadamard else owned(x)
         return Operands(forward, Operand.of(own, scaling, source, 0, dtype, overwrite=free))
 
     def extra_repr(self) -> str:
@@ -214,7 +218,7 @@ def weight_operands(
         cast = [Operand.of(w, None, Source(), 1, dtype) for w in weights]
         return list(map(Operands, cast, cast))
     forward = backward = Operand.of_each(weights, scaling, sources, 1, dtype, learns=learns, in_memory=True)
-    if not scaling.per_tensor and torch.is_grad_enabled():
+    if not scaling.once and torch.is_grad_enabled():
         backward = Operand.of_each(weights, scaling, sources, 0, dtype, in_memory=True)
     return list(map(Operands, forward, backward))
 

@@ -43,6 +43,7 @@ from altgrad.model.quantized.native import native_product
 from altgrad.model.quantized.operand import Operand, Operands
 from altgrad.model.quantized.quantizer import FLOAT8, Scaling, Source
 from altgrad.model.quantized.unscaling import unscaled
+from altgrad.numerics import rotate_rows
 from altgrad.numerics.operand import owned
 from altgrad.numerics.rounding import overflows
 from altgrad.numerics.tracing import converted
@@ -54,6 +55,7 @@ class MatmulSettings:
 
     ``operand_dtype``: bfloat16 when it holds every operand's format exactly and is fast, else float32.
     ``save``: what the backward pass is left with of tensors with one scale, ``operands`` or ``codes``.
+    ``hadamard``: tokens that are rotated together for the weight's gradient, or 0.
     ``input``, ``weight``, ``grad``: how the tensor is scaled, ``None`` if it is not quantized.
     ``grad_learns``: what the gradient's history keeps, as in `quantize_operands`.
     """
@@ -63,6 +65,7 @@ class MatmulSettings:
     accumulate_fp32: bool
     clipped: bool
     save: str
+    hadamard: int
     input: Scaling | None
     weight: Scaling | None
     grad: Scaling | None
@@ -132,9 +135,20 @@ def _grad_operands(grad: Tensor, source: Source, settings: MatmulSettings) -> tu
     """Return the incoming gradient (n, m) for the product that sums over its columns, and over its rows."""
     grad, free = owned(grad)
     scaling, dtype, learns = settings.grad, settings.operand_dtype, settings.grad_learns
-    used_twice = scaling is not None and not scaling.per_tensor
+    used_twice = scaling is not None and (not scaling.once or settings.hadamard > 0)
+    over_rows = rotated(grad, settings)
     rows = Operand.of(grad, scaling, source, 1, dtype, learns=learns, overwrite=free and not used_twice)
-    return rows, Operand.of(grad, scaling, source, 0, dtype, overwrite=free) if used_twice else rows
+    free = free or settings.hadamard > 0
+    return rows, Operand.of(over_rows, scaling, source, 0, dtype, overwrite=free) if used_twice else rows
+
+
+def rotated(t: Tensor, settings: MatmulSettings) -> Tensor:
+    """Return ``t`` (n, k) as the operand of the weight's gradient is made of it, with the rows that fill the last 16.
+
+    Both operands are rotated alike along the sum, which stays what it is; what is large in one token alone is spread
+    over 16 and so costs the others' elements less of their precision.
+    """
+    return rotate_rows(t.detach()) if settings.hadamard else t
 
 
 def product(a: Operand, b: Operand, dtype: torch.dtype, fp32: bool, autocast: bool) -> Tensor:

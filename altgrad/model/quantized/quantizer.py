@@ -46,6 +46,11 @@ class Scaling:
         return self.options["granularity"] == "tensor"
 
     @property
+    def once(self) -> bool:
+        """Whether the tensor has the same values in all the products that it takes part in."""
+        return self.options["granularity"] in ("tensor", "tile")
+
+    @property
     def options(self) -> dict[str, Any]:
         """The scale as `operand_scale` takes it."""
         return dict(self.scale)

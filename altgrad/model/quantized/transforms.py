@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from altgrad.model.quantized.matmul import MatmulSettings, gradients, product, saved
+from altgrad.model.quantized.matmul import MatmulSettings, gradients, product, rotated, saved
 from altgrad.model.quantized.operand import Operand
 from altgrad.model.quantized.quantizer import Scaling, Source
 
@@ -96,7 +96,8 @@ class _Gradients(torch.autograd.Function):
         *sources, settings, autocast, of_input, of_the_weight = rest
         of_x, of_weight, of_grad = _sources(sources)
         needed = (of_input, of_the_weight)
-        a = saved(x, _backward_operand(x, settings.input, of_x, settings), settings.input, settings)
+        own = rotated(x, settings)
+        a = saved(own, _backward_operand(own, settings.input, of_x, settings), settings.input, settings)
         b = saved(weight, _backward_operand(weight, settings.weight, of_weight, settings), settings.weight, settings)
         found = gradients(grad, a, b, of_grad, settings, (x.dtype, weight.dtype), autocast, needed)
         return tuple(t for t in found if t is not None)
@@ -127,7 +128,7 @@ def _sources(tensors: Sequence[Tensor | None]) -> list[Source]:
 
 def _backward_operand(t: Tensor, scaling: Scaling | None, source: Source, settings: MatmulSettings) -> Operand:
     """Return that of the backward product, which sums over rows, with one scale for the tensor that of both."""
-    return Operand.of(t, scaling, source, 1 if scaling is None or scaling.per_tensor else 0, settings.operand_dtype)
+    return Operand.of(t, scaling, source, 1 if scaling is None or scaling.once else 0, settings.operand_dtype)
 
 
 def _one_by_one(

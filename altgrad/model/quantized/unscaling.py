@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from altgrad.numerics.operand_definition import materialized
+from altgrad.numerics.tracing import materialized
 from altgrad.numerics.rounding import power_of_two
 from altgrad.numerics.scaling import floor_log2
 

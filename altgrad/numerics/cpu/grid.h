@@ -37,8 +37,9 @@ constexpr int64_t kGrain = 1 << 17;  // elements per thread, some 30 us: waking 
 struct Grid {
   float max, ulps, spacing, root, zero, target;
 
-  explicit Grid(const Tensor& constants) {
-    const float* c = constants.const_data_ptr<float>();
+  // first: where they begin, behind those of another format.
+  explicit Grid(const Tensor& constants, int64_t first = 0) {
+    const float* c = constants.const_data_ptr<float>() + first;
     max = c[packed::kMax], ulps = c[packed::kUlps], spacing = c[packed::kSpacing];
     root = c[packed::kRoot], zero = c[packed::kZero], target = c[packed::kTarget];
   }

@@ -10,12 +10,14 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <iterator>
 #include <new>
 #include <span>
 #include <type_traits>
 #include <vector>
 
 #include "grid.h"
+#include "groups.h"
 
 namespace altgrad {
 namespace {
@@ -435,6 +437,111 @@ Tensor quantize_each_into(std::vector<Tensor> xs, std::vector<Tensor> values, st
   return scales;
 }
 
+// Groups of any shape, by any rule and rounding, of one tensor: what the operators above do not do. known: amax that sets
+// the tensor's scale, 0 for that of x. stream: of random numbers, three, or empty for rounding to nearest; first: place
+// of the first element in it.
+Tensor quantize_groups_into(Tensor x, Tensor values, Tensor constants, Tensor known, Tensor stream, int64_t first,
+                            int64_t block, int64_t dim, int64_t rule) {
+  if (!x.is_contiguous()) x = torch::stable::contiguous(x);
+  const int64_t rows = x.size(0), columns = x.size(1);
+  const bool one = block == 0, of_rows = block == -1, along_rows = dim != 0;
+  const int64_t side = std::abs(block);
+  const int64_t high = one ? rows : of_rows ? (along_rows ? 1 : rows) : block < 0 || !along_rows ? side : 1;
+  const int64_t wide = one ? columns : of_rows ? (along_rows ? columns : 1) : block < 0 || along_rows ? side : 1;
+  const Groups groups{rows, columns, std::clamp<int64_t>(high, 1, std::max<int64_t>(1, rows)),
+                      std::clamp<int64_t>(wide, 1, std::max<int64_t>(1, columns))};
+  Scales scales(constants, rule, !one && !of_rows);
+  const bool keeps_whole = one || scales.two_level();
+  std::vector<int64_t> sizes{0};
+  if (keeps_whole) sizes = {};
+  if (of_rows && !keeps_whole) sizes = along_rows ? std::vector<int64_t>{rows, 1} : std::vector<int64_t>{1, columns};
+  Tensor found = small_float(sizes);
+  float* to_scales = static_cast<float*>(found.mutable_data_ptr());
+  std::vector<float> amaxes(std::max<int64_t>(1, groups.down() * groups.across()), 0.0f);
+  const float remembered = *known.const_data_ptr<float>();
+  with_input(x, [&](const auto* from) { group_amaxes(from, groups, amaxes.data()); });
+  if (one && remembered > 0) amaxes[0] = remembered;
+  if (scales.two_level()) {
+    uint32_t whole = 0;
+    for (const float amax : amaxes) whole = std::max(whole, order(amax));
+    scales.set_whole(remembered > 0 ? remembered : from_order(whole));
+    *to_scales = scales.whole();
+  } else if (one) {
+    *to_scales = scale_of(amaxes[0], ScaleRule(rule, scales.grid()));
+  }
+  float* factors = of_rows && !keeps_whole ? to_scales : nullptr;
+  const bool by_chance = stream.numel() > 0;
+  const int64_t* numbers = by_chance ? stream.const_data_ptr<int64_t>() : nullptr;
+  const Stream counter = by_chance ? Stream{static_cast<uint32_t>(numbers[0]), static_cast<uint32_t>(numbers[1]),
+                                            static_cast<uint32_t>(numbers[2])}
+                                   : Stream{};
+  with_input(x, [&](const auto* from) {
+    with_output(values, [&](auto* to) {
+      auto run = [&](const auto& round) {
+        auto go = [&](auto back) {
+          round_groups<decltype(back)::value>(from, to, groups, amaxes.data(), scales, by_chance ? &counter : nullptr,
+                                              first, factors, round);
+        };
+        using Back = Scales::Back;
+        scales.back() == Back::kTimes  ? go(std::integral_constant<Back, Back::kTimes>{})
+        : scales.back() == Back::kOver ? go(std::integral_constant<Back, Back::kOver>{})
+                                       : go(std::integral_constant<Back, Back::kNone>{});
+      };
+      if (by_chance) {
+        run(ByChance(scales.grid()));
+      } else if (scales.grid().root == 0) {
+        run(ToNearest<Rounder<false>>{Rounder<false>(scales.grid())});
+      } else {
+        run(ToNearest<Rounder<true>>{Rounder<true>(scales.grid())});
+      }
+    });
+  });
+  return found;
+}
+
+// hadamard.py: 16 rows at a time, in stripes of columns that stay in the first cache.
+Tensor rotate_rows(Tensor x) {
+  constexpr int64_t kSize = std::size(hadamard::kSigns);
+  if (!x.is_contiguous()) x = torch::stable::contiguous(x);
+  const int64_t rows = x.size(0), columns = x.size(1), strips = (rows + kSize - 1) / kSize;
+  const int64_t stripes = (columns + kStripe - 1) / kStripe;
+  Tensor y = torch::stable::new_empty(x, {strips * kSize, columns}, ScalarType::Float);
+  float* to = static_cast<float*>(y.mutable_data_ptr());
+  with_input(x, [&](const auto* from) {
+    over(strips * stripes, kSize * kStripe, [&](int64_t begin, int64_t end) {
+      float block[kSize][kStripe];
+      for (int64_t at = begin; at < end; ++at) {
+        const int64_t top = at / stripes * kSize, left = at % stripes * kStripe;
+        const int64_t n = std::min(kStripe, columns - left);
+        for (int64_t i = 0; i < kSize; ++i) {
+          const bool there = top + i < rows;
+          const auto* line = from + (there ? (top + i) * columns + left : 0);
+          const float sign = there ? hadamard::kSigns[i] : 0.0f;
+          EACH_ALONE
+          for (int64_t j = 0; j < n; ++j) block[i][j] = there ? load(line[j]) * sign : 0.0f;
+        }
+        for (int64_t step = 1; step < kSize; step *= 2) {
+          for (int64_t i = 0; i < kSize; ++i) {
+            if ((i & step) != 0) continue;
+            float *low = block[i], *high = block[i + step];
+            EACH_ALONE
+            for (int64_t j = 0; j < n; ++j) {
+              const float a = low[j], b = high[j];
+              low[j] = a + b, high[j] = a - b;
+            }
+          }
+        }
+        for (int64_t i = 0; i < kSize; ++i) {
+          float* line = to + (top + i) * columns + left;
+          EACH_ALONE
+          for (int64_t j = 0; j < n; ++j) line[j] = block[i][j] * 0.25f;
+        }
+      }
+    });
+  });
+  return y;
+}
+
 // --- one byte per value -----------------------------------------------------------------------------
 
 // Between code and float32 bits, without a branch, so that the loops over them are vectorized.
@@ -510,6 +617,8 @@ STABLE_TORCH_LIBRARY_IMPL(altgrad, CPU, m) {
   m.impl("quantize_into", TORCH_BOX(&altgrad::quantize_into));
   m.impl("quantize_in_place", TORCH_BOX(&altgrad::quantize_in_place));
   m.impl("quantize_each_into", TORCH_BOX(&altgrad::quantize_each_into));
+  m.impl("quantize_groups_into", TORCH_BOX(&altgrad::quantize_groups_into));
+  m.impl("rotate_rows", TORCH_BOX(&altgrad::rotate_rows));
   m.impl("encode_operand", TORCH_BOX(&altgrad::encode_operand));
   m.impl("decode_operand", TORCH_BOX(&altgrad::decode_operand));
 }

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from altgrad.numerics.constants import LEARNS, TWO_LEVEL
+from altgrad.numerics.constants import FLOAT32_RULE, HADAMARD_SIGNS, LEARNS, TWO_LEVEL, scale_constants
 from altgrad.numerics.cpu import kernels
 from altgrad.numerics.operand_definition import (
     ONE_SCALE,
@@ -33,6 +33,9 @@ SCHEMAS = {
     "quantize_into": f"(Tensor x, Tensor(a!) values, Tensor constants, {_REST}) -> Tensor",
     "quantize_in_place": f"(Tensor(a!) values, Tensor constants, {_REST}) -> Tensor",
     "quantize_each_into": f"(Tensor[] xs, Tensor(a!)[] values, Tensor[] constants, {_REST}) -> Tensor",
+    "quantize_groups_into": "(Tensor x, Tensor(a!) values, Tensor constants, Tensor known, Tensor stream, int first, "
+    "int block, int dim, int rule) -> Tensor",
+    "rotate_rows": "(Tensor x) -> Tensor",
     "encode_operand": "(Tensor values, Tensor constants) -> Tensor",
     "decode_operand": "(Tensor codes, Tensor constants, ScalarType dtype) -> Tensor",
 }
@@ -43,6 +46,11 @@ for _name, _schema in SCHEMAS.items():
 def has_loops(t: Tensor) -> bool:
     """Whether there are loops for where ``t`` lies, which this loads."""
     return t.device.type == "cpu" and kernels.available()
+
+
+def needs_groups(block: int, rule: int, stochastic: bool = False) -> bool:
+    """Whether these are the business of `quantize_groups_by_loops`, and not of `quantize_by_loops`."""
+    return stochastic or rule >= TWO_LEVEL or block < ROWS or (block > 0 and rule == FLOAT32_RULE)
 
 
 def quantize_by_loops(
@@ -63,11 +71,26 @@ def quantize_by_loops(
     return [(values, operators.quantize_into(x, values, *constants, *options))]
 
 
+def quantize_groups_by_loops(
+    x: Tensor, constants: Tensor, known: Tensor | None, block: int, dim: int, rule: int, dtype: torch.dtype,
+    stream: Tensor | None, first: int, overwrite: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return what `quantize_by_tensors` does for these arguments, by the loops."""
+    if rule >= TWO_LEVEL:
+        scale_constants(constants)  # which must be there
+    known = x.new_zeros((), dtype=torch.float32) if known is None else known
+    stream = x.new_empty(0, dtype=torch.int64) if stream is None else stream
+    values = x if overwrite and x.dtype == dtype and x.is_contiguous() else torch.empty(x.shape, dtype=dtype)
+    return values, torch.ops.altgrad.quantize_groups_into(x, values, constants, known, stream, first, block, dim, rule)
+
+
 def _quantize(
     x: Tensor, constants: Tensor, remembered: Tensor, block: int, dim: int, rule: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    if rule == TWO_LEVEL or not has_loops(x):
+    if not has_loops(x):
         return quantize_by_tensors(x, constants, remembered, block, dim, rule, dtype)
+    if needs_groups(block, rule):
+        return quantize_groups_by_loops(x, constants, remembered, block, dim, rule, dtype, None, 0, False)
     history = [remembered.reshape(1)] if block == ONE_SCALE else []
     return quantize_by_loops([x], [constants], history, "max", "nothing", block, dim, rule, dtype, False)[0]
 
@@ -79,7 +102,9 @@ def _split(scales: Tensor, xs: Sequence[Tensor], block: int, dim: int) -> list[T
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def _scale_shape(x: Tensor, block: int, dim: int) -> tuple[int, ...]:
+def _scale_shape(x: Tensor, block: int, dim: int, rule: int = FLOAT32_RULE) -> tuple[int, ...]:
+    if rule >= TWO_LEVEL:
+        return ()
     of_rows = (x.shape[0], 1) if dim != 0 else (1, x.shape[1])
     return {ONE_SCALE: (), ROWS: of_rows}.get(block, (0,))
 
@@ -99,7 +124,7 @@ for _name, _function in (
 def _(
     x: Tensor, constants: Tensor, remembered: Tensor, block: int, dim: int, rule: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    shape = () if rule == TWO_LEVEL else _scale_shape(x, block, dim)
+    shape = _scale_shape(x, block, dim, rule)
     return x.new_empty(x.shape, dtype=dtype), x.new_empty(shape, dtype=torch.float32)
 
 
@@ -126,6 +151,20 @@ def _(
 ) -> Tensor:  # fmt: skip
     count = sum(math.prod(_scale_shape(x, block, dim)) for x in values)
     return values[0].new_empty(count, dtype=torch.float32)
+
+
+@torch.library.register_fake(f"{NAMESPACE}::quantize_groups_into")
+def _(
+    x: Tensor, values: Tensor, constants: Tensor, known: Tensor, stream: Tensor, first: int,
+    block: int, dim: int, rule: int,
+) -> Tensor:  # fmt: skip
+    return x.new_empty(_scale_shape(x, block, dim, rule), dtype=torch.float32)
+
+
+@torch.library.register_fake(f"{NAMESPACE}::rotate_rows")
+def _(x: Tensor) -> Tensor:
+    size = len(HADAMARD_SIGNS)
+    return x.new_empty(((x.shape[0] + size - 1) // size * size, x.shape[1]), dtype=torch.float32)
 
 
 @torch.library.register_fake(f"{NAMESPACE}::encode_operand")
