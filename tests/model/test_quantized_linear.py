@@ -14,7 +14,8 @@ from torch import nn
 from altgrad.formats import format_names, get_format
 from altgrad.model import LayerRecipe, QuantizedLinear, TensorRecipe
 from altgrad.model.quantized.linear import exact_in_bfloat16
-from altgrad.numerics import amax, broadcast_scale, compute_scale, decode, encode_two_level, quantize
+from altgrad.numerics import amax, broadcast_scale, compute_scale, decode, encode_two_level, quantize, rotate_rows
+from altgrad.numerics.scaling import broadcast_tiles
 
 pytestmark = pytest.mark.usefixtures("products")
 
@@ -75,6 +76,8 @@ def finely_on_grid(t: torch.Tensor, format: str, dim: int, spec: TensorRecipe) -
     scale = compute_scale(amax(t.detach(), spec.granularity, block=spec.block, dim=dim), fmt, scale_format=spec.scale)
     if spec.granularity == "block":
         scale = broadcast_scale(scale, t.shape[dim], block=spec.block, dim=dim)
+    if spec.granularity == "tile":
+        scale = broadcast_tiles(scale, t.shape, block=spec.block)
     return quantize(t.detach() * scale, fmt).double() / scale.double()
 
 
@@ -86,8 +89,10 @@ def finely_on_grid(t: torch.Tensor, format: str, dim: int, spec: TensorRecipe) -
         {"granularity": "row"},
         {"granularity": "block", "block": 9, "scale": "E8M0"},
         {"granularity": "block", "block": 9, "scale": "E4M3"},
+        {"granularity": "block", "block": 9},
+        {"granularity": "tile", "block": 9, "scale": "E8M0"},
     ],
-    ids=["row", "block", "two levels"],
+    ids=["row", "block", "two levels", "block, float32", "tile"],
 )
 def test_fine_scales_are_taken_along_the_sum_of_each_product(format, accumulate, bound, fine):
     """40, 24 and 21 are no multiples of 9."""
@@ -128,7 +133,6 @@ def test_roles_may_have_different_granularities():
     [
         {"granularity": "row", "scaling": "delayed"},
         {"granularity": "block", "scaling": "static", "scale": "E8M0"},
-        {"granularity": "block"},
         {"granularity": "column"},
         {"block": 0},
     ],
@@ -141,7 +145,7 @@ def test_impossible_granularities_are_refused(options):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"granularity": "row"}, "scale E4M3 needs granularity block; for granularity row take float32 or E8M0"),
+        ({"granularity": "row"}, "scale E4M3 needs granularity block or tile; for granularity row take float32 or E8M0"),
         ({"scale_rounding": "floor"}, "it needs scale E8M0"),
         ({"scale": "E0M8"}, "no operand holds E2M5 times a scale in E0M8 exactly: .* 12 significant bits"),
         ({"scale": "BF16"}, "scales in BF16 span more than float32 can round"),
@@ -308,19 +312,27 @@ def test_compiled_equals_eager_to_the_bit(options, dtype):
     require_compiled_equals_eager(options, dtype)
 
 
-@pytest.mark.slow  # compiles tensor operations, where other scales have loops
-def test_compiled_equals_eager_to_the_bit_with_scales_of_two_levels():
-    require_compiled_equals_eager({"granularity": "block", "block": 9, "scale": "E5M2"}, torch.bfloat16)
+@pytest.mark.parametrize(
+    ("options", "others"),
+    [
+        ({"granularity": "block", "block": 9, "scale": "E5M2"}, {}),
+        ({"granularity": "tile", "block": 9, "scale": "E4M3", "scale_rounding": "4/6"}, {"hadamard": 16}),
+        ({"granularity": "block", "block": 16, "scale": "E5M2", "rounding": "stochastic"}, {"hadamard": 16}),
+    ],
+    ids=["two levels", "4/6", "stochastic"],
+)
+def test_compiled_equals_eager_to_the_bit_with_scales_of_two_levels(options, others):
+    require_compiled_equals_eager(options, torch.bfloat16, others)
 
 
-def require_compiled_equals_eager(options, dtype):
+def require_compiled_equals_eager(options, dtype, others=None):
     torch._dynamo.reset()  # or the cases together exceed its limit on graphs of one function
     x, g = inputs()
     found = []
     for wrap in (lambda f: f, lambda f: torch.compile(f, fullgraph=True)):
         layer = layer_of("E3M4")
         forward, backward = (TensorRecipe(get_format(name), **options) for name in ("E3M4", "E5M2"))
-        layer = QuantizedLinear(layer.weight, None, LayerRecipe(forward, forward, backward))
+        layer = QuantizedLinear(layer.weight, None, LayerRecipe(forward, forward, backward, **others or {}))
         run = wrap(layer)
         own = x.to(dtype).requires_grad_()
         for _ in range(2):  # the second with a history
@@ -349,3 +361,24 @@ def test_autocast_changes_no_product_in_float32(wrap, inside):
             y.backward(g)
         found.append((y.detach(), own.grad, layer.weight.grad))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_the_weights_gradient_is_made_of_rotated_operands():
+    """That is the definition; and its sum is over 32 tokens, of which the last 11 are zeros."""
+    tensor = {"format": "E3M4", "granularity": "block", "block": 16, "scale": "E4M3"}
+    recipe = LayerRecipe(input=tensor, weight="E3M4", grad=tensor, accumulate="float32", hadamard=16)
+    layer = QuantizedLinear(layer_of("E3M4").weight, None, recipe)
+    x, g = inputs()
+    x.requires_grad_()
+    layer(x).backward(g)
+    spec = recipe.input
+    a, b = (finely_on_grid(rotate_rows(t.detach().flatten(0, 1)), "E3M4", 0, spec) for t in (g, x))
+    found = layer.weight.grad.double()
+    assert ((found - a.t() @ b).abs() <= 1e-6 * (a.abs().t() @ b.abs())).all()
+    plain = g.flatten(0, 1).double().t() @ x.detach().flatten(0, 1).double()
+    assert (found - plain).norm() < 0.03 * plain.norm() and not torch.equal(a, a * 0)
+    # The other products know nothing of it.
+    other = QuantizedLinear(layer_of("E3M4").weight, None, recipe.model_copy(update={"hadamard": 0}))
+    again = x.detach().requires_grad_()
+    other(again).backward(g)
+    assert torch.equal(again.grad, x.grad) and not torch.equal(other.weight.grad, layer.weight.grad)

@@ -23,7 +23,7 @@ from altgrad.numerics import (
     scale_from_history,
     update_amax_history,
 )
-from altgrad.numerics.scaling import SCALE_FORMATS, SCALE_ROUNDINGS
+from altgrad.numerics.scaling import OF_TWO, SCALE_FORMATS, SCALE_ROUNDINGS
 from tests.numerics.numerics_oracles import EIGHT_BIT_SPLITS, KERNEL_FORMATS, name_of, random_patterns
 
 AMAXES = random_patterns(4000).abs()
@@ -180,4 +180,4 @@ def test_errors_name_the_argument(match, call):
 def test_the_settings_of_a_recipe_name_every_scale_that_is_computed_and_no_other():
     """They stand in `altgrad.config`, which is read without torch and cannot ask here."""
     assert recipe.SCALE_FORMATS == SCALE_FORMATS
-    assert get_args(recipe.TensorRecipe.model_fields["scale_rounding"].annotation) == SCALE_ROUNDINGS
+    assert get_args(recipe.TensorRecipe.model_fields["scale_rounding"].annotation) == (*SCALE_ROUNDINGS, OF_TWO)
