@@ -291,7 +291,7 @@ class LayerRecipe(Section):
             if tensor is None:
                 raise ValueError(f"{needed} input and grad quantized, and {role} is not")
             if tensor.scaling != "dynamic":
-                raise ValueError(f"{needed} scaling dynamic, and {role} has {tensor.scaling}: rotated, its amax is another")
+                raise ValueError(f"{needed} scaling dynamic, not {tensor.scaling} of {role}: rotated, its amax is another")
         if self.gradient != "straight-through" or self.backend != "emulated":
             raise ValueError(f"{needed} gradient straight-through and backend emulated")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,14 +32,16 @@ def block_statistics(
     x: Tensor, constants: Tensor, *, block: int, granularity: str = "block", scale_format: str = "E8M0",
     scale_rounding: str = "rceil",
 ) -> BlockStatistics:  # fmt: skip
-    """Return the `BlockStatistics` of ``x`` (n, k), float, with blocks along its rows or tiles; what is not finite counts
-    as 0.
+    """Return the `BlockStatistics` of ``x`` (n, k), float, whose blocks lie along its rows.
+
+    What is not finite counts as 0.
 
     The limits of a scale in E8M0 are 2^-126 and 2^127; of one in a format under a scale of the tensor, the format's
     smallest positive value: its largest is that of the largest block, always. The other arguments are those of
     `quantize_operands`.
     """
-    rule, options = scale_rule(scale_format, scale_rounding, granularity), {"granularity": granularity, "block": block}
+    rule = scale_rule(scale_format, scale_rounding, granularity)
+    options: dict[str, Any] = {"granularity": granularity, "block": block}
     x = torch.where(x.isfinite(), x, 0)
     largest = amax(x, dim=1, **options)
     if rule >= TWO_LEVEL:

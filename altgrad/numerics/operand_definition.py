@@ -52,7 +52,7 @@ def operand_scale(
 def _operand_scale(
     x: Tensor, constants: Tensor, remembered: Tensor | None, rule: int, *, granularity: str, block: int, dim: int
 ) -> Tensor:
-    options = {"granularity": granularity, "block": block, "dim": dim}
+    options: dict[str, Any] = {"granularity": granularity, "block": block, "dim": dim}
     largest = amax(x, granularity, block=block, dim=dim)
     if rule >= TWO_LEVEL:
         found = scales_of_both_levels(x, largest, constants, remembered, rule, **options)

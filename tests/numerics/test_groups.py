@@ -5,6 +5,7 @@ Oracles: exact fractions; torchao's DeepSeek blocks in tensor operations; scipy'
 
 from __future__ import annotations
 
+import importlib
 import sys
 from fractions import Fraction
 from unittest import mock
@@ -97,9 +98,8 @@ def test_a_tile_has_one_scale_and_the_values_of_both_products(name, scale_format
 
 
 def test_blocks_of_deepseek_are_those_of_torchao():
-    """Inputs and gradients 1x128, weights 128x128, in E4M3: the same codes, and the scale's reciprocal for the way back."""
-    import torch._inductor.utils  # which asks for triton, before there seems to be one
-
+    """Inputs and gradients 1x128, weights 128x128, in E4M3: the same codes, and the scale's reciprocal beside them."""
+    importlib.import_module("torch._inductor.utils")  # asks for triton, before there seems to be one
     # Its kernels in triton stand in the same module, and are not called.
     with mock.patch.dict(sys.modules, {name: mock.MagicMock() for name in ("triton", "triton.language")}):
         kernels = pytest.importorskip("torchao.prototype.blockwise_fp8_training.kernels")
