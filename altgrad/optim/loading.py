@@ -1,11 +1,100 @@
-"""A saved optimizer's state in the order of the one that loads it."""
+"""What an optimizer saves and goes on from, in the order of the one that loads it; parameters that are replaced."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from altgrad.config.arms import Arm
+from altgrad.model.quantized.data_parallel import is_sharded
+from altgrad.optim.weight_grid import WeightGrid
+
+HELD = "held_amax"
+
+
+class Resumable(torch.optim.Optimizer):
+    """An optimizer that is saved and loaded by the names of its parameters.
+
+    Attributes:
+        arm: the settings.
+        grids: weights with a format, and their quantization grids.
+        names: of parameters, as far as they are known.
+        known: the parameters of each group, as they were at the last step.
+        sharded: whether some of them are.
+    """
+
+    arm: Arm
+    grids: dict[nn.Parameter, WeightGrid]
+    names: dict[nn.Parameter, str]
+    known: list[list[nn.Parameter]]
+    sharded: bool
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` takes: groups with the names of their parameters, if those are known.
+
+        The state of weights that live on their quantization grid has the amax of their scale, ``held_amax``.
+        """
+        found = super().state_dict()
+        for kept, group in zip(found["param_groups"], self.param_groups, strict=True):
+            if all(p in self.names for p in group["params"]):
+                kept["param_names"] = [self.names[p] for p in group["params"]]
+            for i, p in zip(kept["params"], group["params"], strict=True):
+                if self.holds(p):
+                    found["state"][i] = {**found["state"].get(i, {}), HELD: self.grids[p].held}
+        return found
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on as the optimizer would have that ``state_dict`` is of.
+
+        By the names of parameters where both know them, else in their order. Moments keep the dtype that they have
+        here, where torch casts those of bfloat16 weights to bfloat16. Raises ``ValueError`` for other parameters.
+        """
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        state_dict = in_order(state_dict, self.state_dict())
+        require_shapes(state_dict, parameters)
+        super().load_state_dict({**state_dict, "state": {}})
+        for i, p in enumerate(parameters):
+            kept = dict(state_dict["state"].get(i, {}))
+            held = kept.pop(HELD, None)
+            if held is not None and self.holds(p):
+                self.grids[p].held.copy_(held)  # type: ignore[union-attr] # as `holds` says
+            for name, t in kept.items():
+                if name == "step":
+                    kept[name] = t.float().to("cpu" if p in self.grids else p.device, copy=True)
+                else:
+                    kept[name] = t.to(p.device, self.moment_dtype(p), copy=True)
+            if kept:
+                self.state[p] = kept
+
+    def know(self, group: Sequence[nn.Parameter]) -> None:
+        """Take note of the parameters of a new group."""
+        self.known.append(list(group))
+        self.sharded = self.sharded or any(map(is_sharded, group))
+
+    def follow_replaced(self, *kept: dict[nn.Parameter, Any]) -> None:
+        """Have ``kept`` know parameters again whose place in their group others took, as Accelerate's shards do."""
+        for i, group in enumerate(self.param_groups):
+            before, now = self.known[i], group["params"]
+            if not now or now[0] is before[0]:
+                continue
+            new = dict(zip(before, now, strict=True))
+            for of_each in kept:
+                moved = {new.get(p, p): value for p, value in of_each.items()}
+                of_each.clear()
+                of_each.update(moved)
+            self.known[i] = list(now)
+            self.sharded = self.sharded or any(map(is_sharded, now))
+
+    def holds(self, p: nn.Parameter) -> bool:
+        """Return whether ``p`` lives on its quantization grid, whose amax this optimizer sets."""
+        return self.arm.weights == "quantized" and p in self.grids
+
+    def moment_dtype(self, p: nn.Parameter) -> torch.dtype:
+        """Return the dtype of the moments of ``p``: float32 at least for weights with a format, else its own."""
+        return torch.promote_types(p.dtype, torch.float32) if p in self.grids else p.dtype
 
 
 def in_order(saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

@@ -16,19 +16,19 @@ from altgrad.config.bases import BASES
 from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.numerics import permutation
 from altgrad.numerics.tracing import compile_apart
-from altgrad.optim import loading, update, update_cpu
+from altgrad.optim import update, update_cpu
+from altgrad.optim.loading import Resumable
 from altgrad.optim.sharded import all_agree, is_elementwise, keep_part, largest, local, whole
 from altgrad.optim.stiffness import Stiffness, exponent
 from altgrad.optim.weight_grid import WeightGrid
 
 Loss = TypeVar("Loss", bound=Tensor | float)
-HELD = "held_amax"
 LAYOUT_OF = Tensor.layout.__get__  # type: ignore[attr-defined] # a property's, which is called for every gradient
 #: What a group of parameters may say.
 GROUP = ("params", "lr", "decay", "betas", "eps", "momentum", "quantized")
 
 
-class ArmOptimizer(torch.optim.Optimizer):
+class ArmOptimizer(Resumable):
     """Steps quantized weights as their arm says and everything else as the arm's plain form does.
 
     A step in which some gradient is not finite changes nothing and is counted in ``skipped``.
@@ -60,10 +60,8 @@ class ArmOptimizer(torch.optim.Optimizer):
     ) -> None:  # fmt: skip
         self.arm, self.base, self.steps, self.seed = arm, BASES[arm.base], steps, seed
         self.skipped = 0
-        self.names = dict(names or {})
-        self._sharded = False  # whether some parameters are
-        self._known: list[list[nn.Parameter]] = []  # of each group
         self.grids = dict(weights) if arm.looks_at_grid else {}
+        self.names, self.known, self.sharded = dict(names or {}), [], False
         linear = [*(p for p in weights if p not in self.grids), *linear]
         inside = set(linear)
         plain = [p for p in plain if p not in inside]
@@ -121,69 +119,9 @@ class ArmOptimizer(torch.optim.Optimizer):
         group.setdefault("decay", self.arm.plain_decay if matrices else 0.0)
         group |= {"initial_lr": group["lr"], "peak_lr": group["lr"]}
         group = {"betas": self.arm.betas, "eps": self.arm.eps, "momentum": self.arm.momentum, **group}
-        self._known.append(list(params))
-        self._sharded = self._sharded or any(map(is_sharded, params))
+        self.know(params)
         group["fused"] = self.base.plain == "adamw" and not quantized
         super().add_param_group(group)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` takes: groups with the names of their parameters, if those are known.
-
-        The state of weights that live on their quantization grid has the amax of their scale, ``held_amax``.
-        """
-        found = super().state_dict()
-        for kept, group in zip(found["param_groups"], self.param_groups, strict=True):
-            if all(p in self.names for p in group["params"]):
-                kept["param_names"] = [self.names[p] for p in group["params"]]
-            for i, p in zip(kept["params"], group["params"], strict=True):
-                if self._holds(p):
-                    found["state"][i] = {**found["state"].get(i, {}), HELD: self.grids[p].held}
-        return found
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on as the optimizer would have that ``state_dict`` is of.
-
-        By the names of parameters where both know them, else in their order. Moments keep the dtype that they have
-        here, where torch casts those of bfloat16 weights to bfloat16. Raises ``ValueError`` for other parameters.
-        """
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        state_dict = loading.in_order(state_dict, self.state_dict())
-        loading.require_shapes(state_dict, parameters)
-        super().load_state_dict({**state_dict, "state": {}})
-        for i, p in enumerate(parameters):
-            kept = dict(state_dict["state"].get(i, {}))
-            held = kept.pop(HELD, None)
-            if held is not None and self._holds(p):
-                self.grids[p].held.copy_(held)  # type: ignore[union-attr] # as `_holds` says
-            for name, t in kept.items():
-                if name == "step":
-                    kept[name] = t.float().to("cpu" if p in self.grids else p.device, copy=True)
-                else:
-                    kept[name] = t.to(p.device, self._dtype(p), copy=True)
-            if kept:
-                self.state[p] = kept
-
-    def _follow_replaced(self) -> None:
-        """Know parameters again whose place in their group others have taken, as Accelerate's shards do."""
-        for i, group in enumerate(self.param_groups):
-            before, now = self._known[i], group["params"]
-            if not now or now[0] is before[0]:
-                continue
-            new = dict(zip(before, now, strict=True))
-            for kept in (self.grids, self._stiffness, self._orders, self._loops, self.names):
-                moved = {new.get(p, p): value for p, value in kept.items()}
-                kept.clear()
-                kept.update(moved)
-            self._known[i] = list(now)
-            self._sharded = self._sharded or any(map(is_sharded, now))
-
-    def _holds(self, p: nn.Parameter) -> bool:
-        """Return whether ``p`` lives on its quantization grid, whose amax this optimizer sets."""
-        return self.arm.weights == "quantized" and p in self.grids
-
-    def _dtype(self, p: nn.Parameter) -> torch.dtype:
-        """Return the dtype of the moments of ``p``: float32 at least for weights with a format, else its own."""
-        return torch.promote_types(p.dtype, torch.float32) if p in self.grids else p.dtype
 
     # --- a step --------------------------------------------------------------------------------------
 
@@ -205,7 +143,7 @@ class ArmOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._follow_replaced()
+        self.follow_replaced(self.grids, self._stiffness, self._orders, self._loops, self.names)
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         if not gradients:
             return loss
@@ -260,7 +198,7 @@ class ArmOptimizer(torch.optim.Optimizer):
                 remembered = largest(p) if remembered is None else torch.where(remembered > 0, remembered, largest(p))
             take = local if in_parts else whole
             w, g, state = take(p), take(g), {name: take(t) for name, t in state.items()}
-        target = w if w.dtype == self._dtype(p) else w.to(self._dtype(p))
+        target = w if w.dtype == self.moment_dtype(p) else w.to(self.moment_dtype(p))
         if p in self._loops:
             self._loops[p].step(target, g, state, numbers, stream, remembered)
         else:
@@ -308,7 +246,7 @@ class ArmOptimizer(torch.optim.Optimizer):
 
     def _parts(self, ts: list[Any]) -> list[Tensor]:
         """Return what this process has of each tensor."""
-        return list(map(local, ts)) if self._sharded else ts
+        return list(map(local, ts)) if self.sharded else ts
 
     # --- what it is made of --------------------------------------------------------------------------
 
@@ -333,7 +271,7 @@ class ArmOptimizer(torch.optim.Optimizer):
         if self.arm.weights != "quantized" or p not in self.grids or p.grad is None:
             return None
         kept = self.state.get(p, {})
-        zeros = torch.zeros_like(p, dtype=self._dtype(p))
+        zeros = torch.zeros_like(p, dtype=self.moment_dtype(p))
         state = {name: kept[name].clone() if name in kept else zeros.clone() for name in self._names}
         step = 1 + (kept["step"].item() if "step" in kept else 0)
         numbers = self._numbers(self._group_of(p), step, self.grids[p].refinement, p.device)
@@ -351,7 +289,7 @@ class ArmOptimizer(torch.optim.Optimizer):
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=counter)
             for name in names:
-                state[name] = torch.zeros_like(p, dtype=self._dtype(p), memory_format=torch.preserve_format)
+                state[name] = torch.zeros_like(p, dtype=self.moment_dtype(p), memory_format=torch.preserve_format)
         return state
 
     def _numbers(self, group: dict[str, Any], step: float, refinement: int, device: torch.device) -> Tensor:
@@ -394,7 +332,7 @@ class ArmOptimizer(torch.optim.Optimizer):
             if grid.held is None:
                 raise ValueError("weights on the quantization grid need a buffer that holds the amax of their scale")
             grid.held.fill_(largest(p))
-            local(p).copy_(grid.on_grid(local(p).to(self._dtype(p))))
+            local(p).copy_(grid.on_grid(local(p).to(self.moment_dtype(p))))
 
 
 def _all_finite(gradients: Sequence[Tensor]) -> bool:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from altgrad.config.files import write_json
 from altgrad.optim import ArmOptimizer, WeightGrid
-from altgrad.optim.optimizer import HELD
+from altgrad.optim.loading import HELD
 from altgrad.training.tensors import write_tensors
 
 KEPT = 2

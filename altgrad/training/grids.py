@@ -18,7 +18,7 @@ from altgrad.model.layers import is_transposed
 from altgrad.model.quantized.quantizer import Quantizer, Scaling
 from altgrad.model.torchao import torchao_quantizer
 from altgrad.optim import WeightGrid
-from altgrad.optim.optimizer import HELD
+from altgrad.optim.loading import HELD
 
 REFINEMENT = 256  # finer for weights whose format is virtual: 8 more bits, so that 8-bit formats take 16
 
