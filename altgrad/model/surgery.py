@@ -6,6 +6,7 @@ import warnings
 from collections import OrderedDict
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -14,6 +15,7 @@ from altgrad.formats import Format
 from altgrad.model.account import account
 from altgrad.model.layers import is_transposed, layer_recipe, linear_layers, virtual_weight
 from altgrad.model.quantized.data_parallel import is_sharded, share_rows
+from altgrad.model.quantized.gathered import ByCodes, LargestOfParts
 from altgrad.model.quantized.linear import QuantizedLinear, weight_and_bias
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.model.quantized.weights import WeightsTogether
@@ -23,6 +25,7 @@ Model = TypeVar("Model", bound=nn.Module)
 TORCHAO_DIVISOR = 16  # of a layer's dimensions: what torch._scaled_mm, and so FP8 hardware, asks for
 EVERY_LAYER = "*"  # the pattern that claims all of a model
 FIRST_STREAM = 1 << 31  # of an operand's random numbers: optimizers number a model's parameters, from 0
+BYTE = 8  # bits
 MOST = 0.5  # of the weights that take part in products
 #: Where a module keeps what others have hung on its calls.
 HOOKS = (
@@ -69,7 +72,8 @@ def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
 
 
 def quantize_model(
-    model: Model, recipe: Recipe, *, seed: int = 0, sync_amax: bool = False, verbose: bool = False
+    model: Model, recipe: Recipe, *, seed: int = 0, sync_amax: bool = False, gather_codes: bool = False,
+    verbose: bool = False,
 ) -> Model:
     """Replace the linear layers that ``recipe`` matches, in place, and return ``model``.
 
@@ -86,6 +90,10 @@ def quantize_model(
     of its rows: scales of inputs and gradients are then those of the whole batch, as one process would have them, which
     takes a message per tensor. Shard a model after it is quantized.
 
+    ``gather_codes`` has fully_shard gather weights as codes, a byte per element, and their scales. Products have the
+    bits that they have without it; a process has its part of the master weights as ever, and of a whole weight its
+    codes alone. What other modules read too, as an embedding does a head's weight, is gathered as it is.
+
     :func:`altgrad.model.account` returns what was quantized, what was left and why; ``verbose`` prints it. Where
     the pattern ``*`` leaves out weights of modules whose products are not known, a warning names them. Raises
     ``ValueError`` as :func:`matched_layers` does, and when the model is already quantized.
@@ -98,6 +106,8 @@ def quantize_model(
     for name, found in matched_layers(model, recipe).items():
         if not name:
             raise ValueError("the model is itself a linear layer; put it in a module to quantize it")
+        if gather_codes:
+            _require_gatherable(name, found)
         if found.virtual_weight:
             layers[name].virtual_weight = found.virtual_weight
         else:
@@ -109,6 +119,8 @@ def quantize_model(
         if not dist.is_initialized():
             raise ValueError("sync_amax needs torch.distributed.init_process_group before the model is quantized")
         share_rows(model, dist.get_world_size())
+    if gather_codes:
+        _gather_codes(model)
     vars(model)["weights_together"] = WeightsTogether(model)
     if verbose:
         print(account(model))
@@ -120,6 +132,8 @@ def unquantize_model(model: Model) -> Model:
     replaced: dict[nn.Module, nn.Module] = {}
     for layer in linear_layers(model).values():
         if layer_recipe(layer) is not None:
+            if isinstance(layer.weight, ByCodes):
+                torch.utils.swap_tensors(layer.weight, nn.Parameter(layer.weight.master))
             replaced[layer] = _plain(layer)
         elif virtual_weight(layer):
             del layer.virtual_weight
@@ -127,6 +141,43 @@ def unquantize_model(model: Model) -> Model:
     if "weights_together" in vars(model):
         vars(model)["weights_together"].stop()
     return model
+
+
+def _require_gatherable(name: str, recipe: LayerRecipe) -> None:
+    """Raise ``ValueError`` for a layer whose products need more of its weight than codes and one scale."""
+    weight, why = recipe.weight, None
+    if recipe.torchao is not None:
+        why = "torchao gathers the weights of its layers by a config of its own"
+    elif weight is None:
+        return
+    elif weight.granularity != "tensor":
+        why = f"with granularity {weight.granularity} the backward product has other codes; take granularity tensor"
+    elif weight.scaling != "dynamic":
+        why = f"with scaling {weight.scaling} the weight's history is not known to each process; take scaling dynamic"
+    elif weight.rounding == "stochastic":
+        why = "each process would draw random numbers for its part alone; take rounding nearest for weights"
+    elif recipe.gradient == "clipped":
+        why = "codes do not tell which weights were clipped; take gradient straight-through"
+    elif weight.format.bits > BYTE:
+        why = f"{weight.format.name} has more than {BYTE} bits"
+    if why is not None:
+        raise ValueError(f"gather_codes cannot gather the weight of layer {name}: {why}, or leave gather_codes out")
+
+
+def _gather_codes(model: nn.Module) -> None:
+    """Have `fully_shard` gather as codes the weights that quantized layers of one recipe alone read."""
+    readers: dict[nn.Parameter, list[nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                readers.setdefault(parameter, []).append(module)
+    for parameter, modules in readers.items():
+        layers = [m for m in modules if isinstance(m, QuantizedLinear) and m.weight is parameter]
+        recipes = [layer.recipe.weight for layer in layers]
+        if len(layers) == len(modules) and recipes[0] is not None and recipes.count(recipes[0]) == len(recipes):
+            for layer in layers:
+                layer.largest_of_parts = LargestOfParts()
+            torch.utils.swap_tensors(parameter, nn.Parameter(ByCodes(parameter.detach())))
 
 
 def _require_most(model: nn.Module) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from altgrad.config.arms import Arm
 from altgrad.config.bases import BASES
 from altgrad.model.quantized.data_parallel import is_sharded
+from altgrad.model.quantized.gathered import master_of
 from altgrad.optim.weight_grid import WeightGrid
 
 ELEMENTWISE = (None, "ulp", "smooth", "range")  # stiffness that looks at one weight and the tensor's scale
@@ -23,7 +24,7 @@ ELEMENTWISE = (None, "ulp", "smooth", "range")  # stiffness that looks at one we
 
 def local(t: Any) -> Tensor:
     """Return this process's part of ``t``, which shares its memory; ``t`` itself where it is whole."""
-    return t.to_local() if is_sharded(t) else t
+    return master_of(t.to_local()) if is_sharded(t) else t
 
 
 def whole(t: Any) -> Tensor:

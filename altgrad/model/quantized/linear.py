@@ -12,6 +12,7 @@ from altgrad.config.recipe import ROLES, LayerRecipe, TensorRecipe
 from altgrad.formats import Format
 from altgrad.model.hardware import multiplies_bf16
 from altgrad.model.quantized.data_parallel import is_sharded
+from altgrad.model.quantized.gathered import LargestOfParts, gathered_operands, is_gathered
 from altgrad.model.quantized.matmul import MatmulSettings, QuantizedMatmul, rotated
 from altgrad.model.quantized.operand import Operand, Operands
 from altgrad.model.quantized.quantizer import Quantizer, Source
@@ -66,6 +67,7 @@ class QuantizedLinear(nn.Module):
         self.quantizers.to(weight.device)
         self.ready: Ready | None = None
         self.passes: Passes[Sources] = Passes()
+        self.largest_of_parts: LargestOfParts | None = None  # of a weight that is gathered as codes
         self.exact = all(
             exact_in_bfloat16(spec.format, spec.block_scale) and not (spec.keeps_scales and spec.scale == "float32")
             for spec in specs.values()
@@ -213,6 +215,8 @@ def weight_operands(
     layers: Sequence[QuantizedLinear], settings: MatmulSettings, sources: Sequence[Source], *, learns: str
 ) -> list[Operands]:
     """Return the operands of the layers' weights, for layers that ``settings`` fits alike."""
+    if is_gathered(layers[0].weight):
+        return [gathered_operands(layer, settings) for layer in layers]
     weights, scaling, dtype = [layer.matrix for layer in layers], settings.weight, settings.operand_dtype
     if scaling is None:
         cast = [Operand.of(w, None, Source(), 1, dtype) for w in weights]

@@ -65,6 +65,8 @@ class Operand(NamedTuple):
 
     def encoded(self) -> Operand:
         """Return the operand with codes, of a byte each, for its values; they have one scale."""
+        if self.values.dtype == CODES:
+            return self
         assert self.constants is not None
         return self._replace(values=encode_operand(self.values, self.constants))
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from altgrad.model.quantized.data_parallel import is_sharded
+from altgrad.model.quantized.gathered import find_largest, is_gathered
 from altgrad.model.quantized.linear import QuantizedLinear, ready_weights
 from altgrad.model.quantized.recompute import in_backward
 from altgrad.model.quantized.transforms import transformed
@@ -44,6 +45,7 @@ class WeightsTogether:
             return  # wrapped tensors, which each layer's product takes as they are
         if not torch.compiler.is_compiling() and in_backward():
             return
+        find_largest([layer for alike in self._alike for layer in alike])
         for alike in self._alike:
             device = alike[0].weight.device.type
             autocast = torch.is_autocast_enabled(device)
@@ -53,7 +55,7 @@ class WeightsTogether:
             # has no history.
             groups: dict[tuple[bool, bool], list[QuantizedLinear]] = {}
             for layer in alike:
-                if is_sharded(layer.weight):
+                if is_sharded(layer.weight) or is_gathered(layer.weight):
                     continue  # until the layer's own turn
                 groups.setdefault((layer.training, layer.quantizers["weight"].history is None), []).append(layer)
             for layers in groups.values():
@@ -66,6 +68,8 @@ class WeightsTogether:
         for layers in self._alike:
             for layer in layers:
                 layer.ready = None
+                if layer.largest_of_parts is not None:
+                    layer.largest_of_parts.known = False
 
     def stop(self) -> None:
         """Leave the layers alone from now on: they are no longer the model's."""

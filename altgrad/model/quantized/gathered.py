@@ -1,0 +1,197 @@
+"""FSDP2 gathers a weight as codes: one byte per element, and its scale, in place of the master weight.
+
+`fully_shard` leaves each process a part of each master weight, and gathers all of it before a layer's turn. A layer
+with one scale per weight needs no more than the operand of its products. So each process puts its part on the
+quantization grid, under the scale of the largest magnitude in all parts, and sends codes. What comes together is that
+operand, bit for bit but for the sign of a zero. Between the forward and the backward product nothing is kept: the codes
+are gathered again, as FSDP2 gathers weights.
+
+torchao does so for its own layers (``enable_fsdp_float8_all_gather``), with a call after each step of the optimizer
+that finds the scales of all weights at once. Here the model does that as its forward pass begins, which nobody can
+forget. A weight that is gathered by itself finds its own.
+
+FSDP2 asks a tensor's class for this: `ByCodes` is a part, and before sharding the weight; `GatheredCodes` the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from altgrad.model.quantized.data_parallel import is_sharded
+from altgrad.model.quantized.operand import Operand, Operands
+from altgrad.model.quantized.recompute import in_backward
+from altgrad.numerics import encode_operand, quantize_operands
+
+if TYPE_CHECKING:
+    from altgrad.model.quantized.linear import QuantizedLinear
+    from altgrad.model.quantized.matmul import MatmulSettings
+
+aten = torch.ops.aten
+#: What FSDP2, a module's moves and checkpoints make of a part, which is a part too; all else makes plain tensors.
+KEEPS_CLASS = {
+    aten.detach.default, aten.clone.default, aten.view.default, aten.as_strided.default, aten.slice.Tensor,
+    aten.new_zeros.default, aten.empty_like.default, aten._to_copy.default, aten._pin_memory.default,
+}  # fmt: skip
+
+
+@dataclass
+class LargestOfParts:
+    """The largest magnitude (0-d float32) in all parts of a layer's weight, as it was last found.
+
+    It is ``known`` in a forward pass of the model that found it, and in the backward pass of what found it.
+    """
+
+    value: Tensor | None = None
+    known: bool = False
+
+
+class ByCodes(torch.Tensor):
+    """A master weight, or a part of one, in ``master``, that FSDP2 gathers as codes."""
+
+    master: Tensor
+
+    @staticmethod
+    def __new__(cls, master: Tensor) -> ByCodes:
+        return _wrapper(cls, master, master.dtype)
+
+    def __init__(self, master: Tensor) -> None:
+        self.master = master
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain_args, plain_kwargs = tree_map_only(ByCodes, lambda t: t.master, (args, kwargs or {}))
+        found = func(*plain_args, **plain_kwargs)
+        if func in KEEPS_CLASS:
+            return ByCodes(found)
+        in_place = bool(args) and isinstance(args[0], ByCodes) and found is plain_args[0]
+        return args[0] if in_place else found
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Be saved as a plain tensor: a checkpoint does not say how it is gathered."""
+        return self.master.__reduce_ex__(protocol)
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"ByCodes({self.master})"
+
+    def fsdp_pre_all_gather(
+        self, mesh: Any, outer_size: torch.Size, outer_stride: Any, module: Any, mp_policy: Any
+    ) -> tuple[tuple[Tensor, ...], Any]:
+        """Return the codes of this part, filled up to the size of the others, and the scale with the whole's shape."""
+        if self.shape[1:] != outer_size[1:]:
+            raise NotImplementedError(
+                "weights that are gathered as codes are split over processes by dimension 0 alone; call fully_shard "
+                "without shard_placement_fn, or quantize_model without gather_codes"
+            )
+        quantizer, largest = module.quantizer("weight"), module.largest_of_parts
+        if not (largest.known or (in_backward() and largest.value is not None)):
+            largest.value = _largest([self.master])[0]
+            dist.all_reduce(largest.value, op=dist.ReduceOp.MAX, group=mesh.get_group())
+        part = self.master if mp_policy.param_dtype is None else self.master.to(mp_policy.param_dtype)
+        amax = largest.value.to(part.dtype).float()  # as rounding keeps order, that of the rounded weight
+        remembered = quantizer.remembered_amax()
+        if remembered is not None:
+            amax = torch.where(remembered > 0, remembered, amax)
+        options = {"method": "most-recent", "dtype": torch.float32, **quantizer.scaling.options}
+        (found,) = quantize_operands([part], [quantizer.constants], [amax.reshape(1)], **options)
+        codes = encode_operand(found.values, quantizer.constants)
+        missing = -(-outer_size[0] // mesh.size()) - len(codes)
+        if missing:
+            codes = torch.cat([codes, codes.new_zeros(missing, *outer_size[1:])])
+        return (codes,), (found.scale, outer_size)
+
+    def fsdp_post_all_gather(
+        self, outputs: tuple[Tensor, ...], metadata: Any, param_dtype: torch.dtype, *, out: Any = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+        """Return the whole weight, or have ``out``, whose codes are ``outputs``, be it again."""
+        scale, outer_size = metadata
+        if out is not None:
+            out.scale = scale
+            return None
+        return GatheredCodes(outputs[0][: outer_size[0]], scale, param_dtype), ()
+
+
+class GatheredCodes(torch.Tensor):
+    """A whole weight of which this process has the ``codes`` of its operand and the operand's ``scale``."""
+
+    codes: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def __new__(cls, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> GatheredCodes:
+        return _wrapper(cls, codes, dtype)
+
+    def __init__(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
+        self.codes, self.scale = codes, scale
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        whole = args[0]
+        if func in (aten.detach.default, aten.as_strided.default):  # FSDP2 gives it the strides that it has
+            return cls(whole.codes, whole.scale, whole.dtype)
+        if func is aten.t.default:
+            return cls(whole.codes.t(), whole.scale, whole.dtype)
+        if func is aten.zeros_like.default:
+            return torch.zeros(whole.shape, dtype=whole.dtype, device=whole.device)
+        raise RuntimeError(
+            f"{func} was called on a weight that is gathered as codes, which its own layer alone reads: call "
+            "quantize_model without gather_codes"
+        )
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"GatheredCodes({self.codes}, scale={self.scale})"
+
+
+def is_gathered(weight: Tensor) -> bool:
+    """Return whether ``weight`` is here as codes alone."""
+    return isinstance(weight, GatheredCodes)
+
+
+def gathered_operands(layer: QuantizedLinear, settings: MatmulSettings) -> Operands:
+    """Return the operands of a layer's weight that is here as codes."""
+    weight, quantizer = layer.matrix, layer.quantizer("weight")
+    assert isinstance(weight, GatheredCodes) and quantizer is not None
+    # The same memory as FSDP2's, which empties it after the forward pass and fills it again for the backward pass.
+    backward = Operand(weight.codes, weight.scale, quantizer.constants)
+    forward = backward.decoded(settings.operand_dtype)
+    if quantizer.scaling.float8 is not None:
+        forward = backward = forward._replace(values=forward.values.to(quantizer.scaling.float8))
+    return Operands(forward, backward)
+
+
+def find_largest(layers: Sequence[Any]) -> None:
+    """Find the largest magnitudes of the weights of quantized ``layers`` that are gathered as codes, by one message per mesh."""
+    by_mesh: dict[Any, list[Any]] = {}
+    for layer in layers:
+        if layer.largest_of_parts is not None and is_sharded(layer.weight):
+            by_mesh.setdefault(layer.weight.device_mesh, []).append(layer)
+    for mesh, of_mesh in by_mesh.items():
+        found = _largest([master_of(layer.weight.detach().to_local()) for layer in of_mesh])
+        for dimension in range(mesh.ndim):
+            dist.all_reduce(found, op=dist.ReduceOp.MAX, group=mesh.get_group(dimension))
+        for layer, value in zip(of_mesh, found, strict=True):
+            layer.largest_of_parts = LargestOfParts(value, known=True)
+
+
+def master_of(t: Tensor) -> Tensor:
+    """Return a plain tensor that shares the memory of ``t``."""
+    return t.master if isinstance(t, ByCodes) else t
+
+
+def _largest(parts: Sequence[Tensor]) -> Tensor:
+    """Return the largest magnitude of each (n,), float32; infinity for NaN, of which a reduction makes anything."""
+    found = [t.detach().abs().amax().float() if t.numel() else t.new_zeros((), dtype=torch.float32) for t in parts]
+    return torch.stack(found).nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def _wrapper(cls: Any, like: Tensor, dtype: torch.dtype) -> Any:
+    return torch.Tensor._make_wrapper_subclass(
+        cls, like.size(), strides=like.stride(), storage_offset=like.storage_offset(), dtype=dtype,
+        layout=like.layout, device=like.device,
+    )  # type: ignore[attr-defined] # fmt: skip
