@@ -153,9 +153,9 @@ def _require_gatherable(name: str, recipe: LayerRecipe) -> None:
     elif weight.granularity != "tensor":
         why = f"with granularity {weight.granularity} the backward product has other codes; take granularity tensor"
     elif weight.scaling != "dynamic":
-        why = f"with scaling {weight.scaling} the weight's history is not known to each process; take scaling dynamic"
+        why = f"scaling {weight.scaling} takes up an amax that codes do not tell; take scaling dynamic"
     elif weight.rounding == "stochastic":
-        why = "each process would draw random numbers for its part alone; take rounding nearest for weights"
+        why = "codes gathered again for the backward product would be drawn anew; take rounding nearest for weights"
     elif recipe.gradient == "clipped":
         why = "codes do not tell which weights were clipped; take gradient straight-through"
     elif weight.format.bits > BYTE:

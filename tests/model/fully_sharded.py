@@ -33,11 +33,12 @@ PRODUCTS = {SWITCH: "off"}
 STEPS, ROWS = 4, 128  # so that no block of rows is in two processes
 
 
-def model_of(recipe: str, *, sync: bool = False) -> nn.Sequential:
+def model_of(recipe: str, *, sync: bool = False, codes: bool = False) -> nn.Sequential:
     torch.manual_seed(0)
     # Of sizes that are whole vectors in each process: torch rounds AdamW otherwise in what is left over.
     plain = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
-    return quantize_model(plain, Recipe.uniform("E4M3", grad="E5M2", **RECIPES[recipe]), sync_amax=sync)
+    made = Recipe.uniform("E4M3", grad="E5M2", **RECIPES[recipe])
+    return quantize_model(plain, made, sync_amax=sync, gather_codes=codes)
 
 
 def sharded(model: nn.Sequential) -> nn.Sequential:
@@ -77,6 +78,14 @@ def trained(model: nn.Module, rank: int = 0, count: int = 1) -> dict[str, Any]:
     return {"losses": losses, "gradients": gradients[0], "state": state}
 
 
+def gathered(recipe: str, rank: int, count: int) -> dict[str, Any] | str:
+    """Return what `trained` does where weights are gathered as codes, or what is said of it."""
+    try:
+        return trained(sharded(model_of(recipe, sync=True, codes=True)), rank, count)
+    except ValueError as error:
+        return str(error)
+
+
 def optimizer_of(model: nn.Module, arm: Arm) -> ArmOptimizer:
     return build_optimizer(model, arm, weight_grids(model, on_grid=arm.weights == "quantized"), seed=3)
 
@@ -109,9 +118,10 @@ def main(folder: Path, rank: int, count: int) -> None:
     """Do all of it and have the first process save what came of it."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / f'meeting{count}'}", rank=rank, world_size=count)
-    found: dict[str, Any] = {kind: {} for kind in ("trained", "ddp", "stepped", "saved", "parallel")}
+    found: dict[str, Any] = {kind: {} for kind in ("trained", "gathered", "ddp", "stepped", "saved", "parallel")}
     for recipe in RECIPES:
         found["trained"][recipe] = trained(sharded(model_of(recipe, sync=True)), rank, count)
+        found["gathered"][recipe] = gathered(recipe, rank, count)
         found["ddp"][recipe] = trained(nn.parallel.DistributedDataParallel(model_of(recipe, sync=True)), rank, count)
         found["saved"][recipe] = saved(folder / recipe, recipe, count)
         found["parallel"][recipe] = parallel(recipe)
@@ -219,11 +229,11 @@ def refused() -> dict[str, str]:
     return said
 
 
-def run(folder: Path) -> dict[int, dict[str, Any]]:
+def run(folder: Path, program: str = "tests.model.fully_sharded") -> dict[int, dict[str, Any]]:
     """Return what two processes found, and four."""
     results = {}
     for count in (2, 4):
-        command = [sys.executable, "-m", "tests.model.fully_sharded", str(folder)]
+        command = [sys.executable, "-m", program, str(folder)]
         environment = {**os.environ, **PRODUCTS, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         environment["PYTHONPATH"] = str(ROOT)
         processes = [

@@ -214,6 +214,7 @@ STACKS: tuple[Callable[[str], None], ...] = (
 OF_PROCESSES: dict[str, str] = {
     "DistributedDataParallel, `sync_amax=True` (losses within 2e-6)": "ddp",
     "FSDP2's `fully_shard`, `sync_amax=True` (losses within 2e-6)": "trained",
+    "The same with `gather_codes=True` (losses and weights to the bit as without)": "gathered",
     "DCP: saved by two processes, loaded by two and by four": "saved",
     "`ColwiseParallel`, `RowwiseParallel`": "parallel",
 }
@@ -221,6 +222,7 @@ HOW = {
     "nested": "one checkpoint around the layers",
     "recomputed_in_a_graph": "without `fullgraph`: the checkpoint then runs in eager mode",
     "per_sample": "`model.eval()`, or a recipe that remembers nothing",
+    "gathered": "`fully_shard` without `gather_codes`",
     "parallel": "`fully_shard`",
 }
 
@@ -248,7 +250,14 @@ def cell_of_processes(found: dict[int, dict[str, Any]], what: str, recipe: str) 
         return REFUSED
     for count in (2, 4):
         several = found[count][what][recipe]
-        if what == "saved":
+        if isinstance(several, str):
+            assert "or leave gather_codes out" in several
+            return REFUSED
+        if what == "gathered":
+            as_they_are = found[count]["trained"][recipe]
+            assert several["losses"] == as_they_are["losses"]
+            assert all(torch.equal(t, as_they_are["state"][name]) for name, t in several["state"].items())
+        elif what == "saved":
             arm = fully_sharded.arm_of(fully_sharded.RESUMED)
             weights = fully_sharded.stepped(fully_sharded.model_of(recipe), arm)["weights"]
             assert all(torch.equal(t, weights[name]) for name, t in several.items())
@@ -278,8 +287,10 @@ they find on a CPU.
 
 Hugging Face's Trainer, PEFT, Lightning, torchtitan and Accelerate have
 [a page of their own](../integrations/README.md). With FSDP2 quantize the model first and shard it then; optimizers
-step the shards to the bit as one process would (`altgrad/optim/sharded.py`). A compiled block inside of a checkpoint
-that is not compiled ends in torch's `CheckpointError`: compile the model around its checkpoints.
+step the shards to the bit as one process would (`altgrad/optim/sharded.py`). With
+`quantize_model(..., gather_codes=True)` it gathers a weight as codes, one byte per element, with four bytes in each
+forward pass for the scale; an integer `reshard_after_forward` torch does not have for such weights. A compiled block
+inside of a checkpoint that is not compiled ends in torch's `CheckpointError`: compile the model around its checkpoints.
 
 """
 

@@ -58,14 +58,14 @@ class ByCodes(torch.Tensor):
     master: Tensor
 
     @staticmethod
-    def __new__(cls, master: Tensor) -> ByCodes:
+    def __new__(cls: type[ByCodes], master: Tensor) -> ByCodes:
         return _wrapper(cls, master, master.dtype)
 
     def __init__(self, master: Tensor) -> None:
         self.master = master
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         plain_args, plain_kwargs = tree_map_only(ByCodes, lambda t: t.master, (args, kwargs or {}))
         found = func(*plain_args, **plain_kwargs)
         if func in KEEPS_CLASS:
@@ -124,14 +124,14 @@ class GatheredCodes(torch.Tensor):
     scale: Tensor
 
     @staticmethod
-    def __new__(cls, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> GatheredCodes:
+    def __new__(cls: type[GatheredCodes], codes: Tensor, scale: Tensor, dtype: torch.dtype) -> GatheredCodes:
         return _wrapper(cls, codes, dtype)
 
     def __init__(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
         self.codes, self.scale = codes, scale
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         whole = args[0]
         if func in (aten.detach.default, aten.as_strided.default):  # FSDP2 gives it the strides that it has
             return cls(whole.codes, whole.scale, whole.dtype)
@@ -166,7 +166,7 @@ def gathered_operands(layer: QuantizedLinear, settings: MatmulSettings) -> Opera
 
 
 def find_largest(layers: Sequence[Any]) -> None:
-    """Find the largest magnitudes of the weights of quantized ``layers`` that are gathered as codes, by one message per mesh."""
+    """Find the largest magnitudes of those weights of ``layers`` that are gathered as codes, by a message per mesh."""
     by_mesh: dict[Any, list[Any]] = {}
     for layer in layers:
         if layer.largest_of_parts is not None and is_sharded(layer.weight):
@@ -191,7 +191,8 @@ def _largest(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _wrapper(cls: Any, like: Tensor, dtype: torch.dtype) -> Any:
-    return torch.Tensor._make_wrapper_subclass(
+    make = torch.Tensor._make_wrapper_subclass
+    return make(
         cls, like.size(), strides=like.stride(), storage_offset=like.storage_offset(), dtype=dtype,
         layout=like.layout, device=like.device,
-    )  # type: ignore[attr-defined] # fmt: skip
+    )  # fmt: skip

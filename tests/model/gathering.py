@@ -1,0 +1,310 @@
+"""What the processes of tests/model/test_gather_codes.py do together: PROGRAM FOLDER RANK COUNT.
+
+Each case trains twice, with weights gathered as they are and as codes, and returns what must be the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from altgrad.model import Recipe, quantize_model
+from tests.model.fully_sharded import arm_of, optimizer_of, stepped, whole
+
+FORMATS = ("E4M3", "E5M2", "E3M4", "E7M0", "E2M1", "E2M3", "E4M3FNUZ")
+# Each way of stepping a part: torch's, by element, of the whole tensor, and weights on their quantization grid.
+ARMS = ("plain", "stiff_update", "stiff_matched", "muon", "adamw_sr", "eco", "rung")
+ROWS, WIDTH = 64, 32
+Made = list[Any]
+
+
+class Transposed(nn.Module):
+    """As transformers' Conv1D stores its weight."""
+
+    def __init__(self, inputs: int, nf: int) -> None:
+        super().__init__()
+        self.nf, self.weight, self.bias = nf, nn.Parameter(torch.randn(inputs, nf) / 8), nn.Parameter(torch.zeros(nf))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
+
+
+Transposed.__name__ = "Conv1D"
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+class Tied(nn.Module):
+    """A head whose weight is an embedding's, and a layer between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.middle = nn.Embedding(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.middle(self.embedding(x.argmax(1))))
+
+
+def layers(*sizes: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    made: list[nn.Module] = []
+    for inputs, outputs in pairwise(sizes):
+        made += [nn.Linear(inputs, outputs), nn.GELU()]
+    return nn.Sequential(*made[:-1])
+
+
+def shard(model: Any, by: Any = None, **options: Any) -> Any:
+    options = {"mesh": init_device_mesh("cpu", (dist.get_world_size(),)), **options}
+    for layer in model.children() if by is None else by:
+        if list(layer.parameters()):
+            fully_shard(layer, **options)
+    return fully_shard(model, **options)
+
+
+def quantized(codes: bool, model: Any = None, recipe: Recipe | None = None) -> Any:
+    model = layers(WIDTH, 64, 64, WIDTH) if model is None else model
+    recipe = recipe or Recipe.uniform("E4M3", grad="E5M2")
+    return quantize_model(model, recipe, sync_amax=True, gather_codes=codes)
+
+
+def batch(number: int) -> Tensor:
+    rows = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(number))
+    return rows.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def train(model: Any, optimizer: Any = None, steps: int = 3, clip: float | None = None, passes: int = 1) -> Made:
+    """Return losses, gradients and last weights."""
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-2)
+    found: Made = []
+    for number in range(steps):
+        for i in range(passes):
+            if passes > 1:
+                model.set_requires_gradient_sync(i == passes - 1)
+            loss = model(batch(passes * number + i)).float().square().mean()
+            loss.backward()
+            found.append(loss.detach().clone())
+        if clip is not None:
+            found.append(whole(nn.utils.clip_grad_norm_(model.parameters(), clip)))
+        found += [whole(p.grad) for p in model.parameters() if p.grad is not None]
+        optimizer.step()
+        optimizer.zero_grad()
+    return found + [whole(p) for p in model.parameters()]
+
+
+def of_format(name: str, codes: bool) -> Made:
+    return train(shard(quantized(codes, recipe=Recipe.uniform(name, grad="E5M2"))))
+
+
+def of_settings(settings: dict[str, Any], codes: bool) -> Made:
+    return train(shard(quantized(codes, recipe=Recipe.uniform("E4M3", grad="E5M2", **settings))))
+
+
+def kept_unsharded(codes: bool) -> Made:
+    return train(shard(quantized(codes), reshard_after_forward=False))
+
+
+def in_one_group(codes: bool) -> Made:
+    return train(shard(quantized(codes), by=[]))
+
+
+def mixed(codes: bool, reduced: torch.dtype = torch.float32) -> Made:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced)
+    return train(shard(quantized(codes), mp_policy=policy))
+
+
+def autocast(codes: bool) -> Made:
+    with torch.autocast("cpu", torch.bfloat16):
+        return train(shard(quantized(codes)))
+
+
+def accumulated(codes: bool) -> Made:
+    return train(shard(quantized(codes)), passes=2)
+
+
+def checkpointed(codes: bool) -> Made:
+    model = quantized(codes)
+    return train(shard(nn.Sequential(*(Checkpointed(layer) for layer in model))))
+
+
+def clipped_norm(codes: bool) -> Made:
+    return train(shard(quantized(codes)), clip=0.01)
+
+
+def transposed(codes: bool) -> Made:
+    torch.manual_seed(0)
+    return train(shard(quantized(codes, nn.Sequential(Transposed(WIDTH, 64), nn.GELU(), Transposed(64, WIDTH)))))
+
+
+def uneven(codes: bool) -> Made:
+    """Parts of several sizes, and processes without any, loaded before the first forward pass."""
+    model = shard(quantized(codes, layers(WIDTH, 5, 3, 2)))
+    model.load_state_dict({name: 0.5 * t for name, t in model.state_dict().items()})
+    return train(model)
+
+
+def of_an_embedding(codes: bool) -> Made:
+    torch.manual_seed(0)
+    model = Tied()
+    return train(shard(quantized(codes, model), by=[model.middle]))
+
+
+def made_on_meta(codes: bool) -> Made:
+    with torch.device("meta"):
+        model = quantized(codes)
+    shard(model).to_empty(device="cpu")
+    with torch.no_grad():
+        for p in model.parameters():
+            torch.nn.init.constant_(p, 0.25)
+            p[0].fill_(1.1)
+    return train(model)
+
+
+def replicated(codes: bool) -> Made:
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
+    return train(shard(quantized(codes), mesh=mesh))
+
+
+def alone(codes: bool) -> Made:
+    """A layer is called by itself after its weight was changed, so that the model knows no scale for it."""
+    model = shard(quantized(codes))
+    found = train(model, steps=1)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(3)
+    y = model[0](batch(0))
+    y.square().mean().backward()
+    model.unshard()  # of all layers
+    model.reshard()
+    return [*found, y.detach(), whole(model[0].weight.grad)]
+
+
+def evaluated(codes: bool) -> Made:
+    model = shard(quantized(codes))
+    train(model, steps=1)
+    with torch.no_grad():
+        return [model.eval()(batch(0))]
+
+
+def not_a_number(codes: bool) -> Made:
+    """The first process alone sees what is not finite."""
+    found: Made = []
+    for value in (torch.nan, torch.inf):
+        model = shard(quantized(codes))
+        with torch.no_grad():
+            part = model[2].weight.to_local()
+            if dist.get_rank() == 0:
+                getattr(part, "master", part)[0, 0] = value
+            found.append(model(batch(0)))
+    return found
+
+
+def of_arm(name: str, codes: bool) -> Made:
+    model, arm = quantized(codes), arm_of(name)
+    optimizer = optimizer_of(model, arm)
+    names = {p: key for key, p in model.named_parameters()}
+    shards = dict(shard(model).named_parameters())
+    for group in optimizer.param_groups:
+        group["params"] = [shards[names[p]] for p in group["params"]]
+    return train(model, optimizer) if arm.weights == "master" else train(model, optimizer_of(model, arm))
+
+
+def resumed(folder: Path, codes: bool) -> Made:
+    """What is saved with codes goes on without, and the other way round."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    model, name = shard(quantized(codes)), "stiff_matched"
+    weights, state = get_state_dict(model, stepped(model, arm_of(name), steps=2)["optimizer"])
+    place = folder / f"{dist.get_world_size()}-{codes}"
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=place)
+    other = shard(quantized(not codes))
+    optimizer = optimizer_of(other, arm_of(name))
+    weights, state = get_state_dict(other, optimizer)
+    dcp.load({"model": weights, "optimizer": state}, checkpoint_id=place)
+    set_state_dict(other, optimizer, model_state_dict=weights, optim_state_dict=state)
+    return [sorted(weights), *train(other, optimizer)]
+
+
+class Carried(TorchDispatchMode):
+    """Bytes that this process sends, by the kind of collective."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            name = func._schema.name.removeprefix("c10d::").strip("_")
+            sent = args[1] if "base" in name else args[0]
+            self.bytes[name] += sum(t.nbytes for t in (sent if isinstance(sent, list | tuple) else [sent]))
+            self.calls[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def carried(codes: bool, **options: Any) -> dict[str, Any]:
+    """Return what one forward and backward pass sends, of weights without biases and unshared scales."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(3)))
+    model = shard(quantize_model(model, Recipe.uniform("E4M3", grad="E5M2"), gather_codes=codes), **options)
+    x = torch.randn(16, 64)
+    model(x).square().mean().backward()  # which sets FSDP2 up
+    with Carried() as seen:
+        model(x).square().mean().backward()
+    masters = {str(p.dtype) for p in model.parameters()}
+    return {"bytes": dict(seen.bytes), "calls": dict(seen.calls), "masters": masters}
+
+
+CASES: dict[str, Callable[[bool], Made]] = {
+    **{name: partial(of_format, name) for name in FORMATS},
+    **{f"{key} {value}": partial(of_settings, {key: value}) for key, value in
+       {"save": "codes", "backend": "native", "accumulate": "float32", "scale": "E8M0"}.items()},
+    **{case.__name__: case for case in (
+        kept_unsharded, in_one_group, mixed, autocast, accumulated, checkpointed, clipped_norm,
+        transposed, uneven, of_an_embedding, made_on_meta, replicated, alone, evaluated, not_a_number,
+    )},
+    "reduced in bfloat16": partial(mixed, reduced=torch.bfloat16),
+    **{f"arm {name}": partial(of_arm, name) for name in ARMS},
+}  # fmt: skip
+
+
+def main(folder: Path, rank: int, count: int) -> None:
+    """Do all of it and have the first process save what came of it."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder / f'meeting{count}'}", rank=rank, world_size=count)
+    found: dict[str, Any] = {}
+    for name, case in {**CASES, "resumed": partial(resumed, folder)}.items():
+        found[name] = [case(codes) for codes in (False, True)]
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    for name, options in {"float32": {}, "bfloat16": {"mp_policy": policy}}.items():
+        found[f"carried {name}"] = [carried(codes, **options) for codes in (False, True)]
+    if rank == 0:
+        torch.save(found, folder / f"found{count}")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
