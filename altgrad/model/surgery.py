@@ -155,7 +155,7 @@ def _require_gatherable(name: str, recipe: LayerRecipe) -> None:
     elif weight.scaling != "dynamic":
         why = f"scaling {weight.scaling} takes up an amax that codes do not tell; take scaling dynamic"
     elif weight.rounding == "stochastic":
-        why = "codes gathered again for the backward product would be drawn anew; take rounding nearest for weights"
+        why = "codes gathered again for the backward product would be drawn anew; take rounding nearest"
     elif recipe.gradient == "clipped":
         why = "codes do not tell which weights were clipped; take gradient straight-through"
     elif weight.format.bits > BYTE:

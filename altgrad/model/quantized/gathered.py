@@ -15,13 +15,14 @@ FSDP2 asks a tensor's class for this: `ByCodes` is a part, and before sharding t
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from altgrad.model.quantized.data_parallel import is_sharded
@@ -73,9 +74,15 @@ class ByCodes(torch.Tensor):
         in_place = bool(args) and isinstance(args[0], ByCodes) and found is plain_args[0]
         return args[0] if in_place else found
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        made: Tensor = ByCodes(copy.deepcopy(self.master, memo))
+        memo[id(self)] = made = nn.Parameter(made, self.requires_grad) if isinstance(self, nn.Parameter) else made
+        return made
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Be saved as a plain tensor: a checkpoint does not say how it is gathered."""
-        return self.master.__reduce_ex__(protocol)
+        """Be saved as a plain tensor or parameter: a checkpoint does not say how it is gathered."""
+        plain = nn.Parameter(self.master, self.requires_grad) if isinstance(self, nn.Parameter) else self.master
+        return plain.__reduce_ex__(protocol)
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"ByCodes({self.master})"
