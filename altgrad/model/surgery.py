@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import OrderedDict
 from typing import TypeVar
 
 import torch
@@ -239,11 +238,12 @@ def _quantized(layer: nn.Module, recipe: LayerRecipe) -> nn.Module:
 def _with_hooks_of(layer: nn.Module, quantized: nn.Module) -> nn.Module:
     """Return ``quantized`` with the hooks on calls of ``layer``, ahead of its own.
 
-    Where it has none of its own, the two share them, so that a hook's handle removes it from both.
+    The two share them, so that a hook's handle removes it from both.
     """
     for name in HOOKS:
-        kept, own = getattr(layer, name), getattr(quantized, name)
-        setattr(quantized, name, OrderedDict([*kept.items(), *own.items()]) if own else kept)
+        kept = getattr(layer, name)
+        kept.update(getattr(quantized, name))
+        setattr(quantized, name, kept)
     quantized._is_full_backward_hook = layer._is_full_backward_hook
     return quantized
 
