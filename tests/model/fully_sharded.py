@@ -229,10 +229,12 @@ def refused() -> dict[str, str]:
     return said
 
 
-def run(folder: Path, program: str = "tests.model.fully_sharded") -> dict[int, dict[str, Any]]:
-    """Return what two processes found, and four."""
+def run(
+    folder: Path, program: str = "tests.model.fully_sharded", counts: tuple[int, ...] = (2, 4)
+) -> dict[int, dict[Any, Any]]:
+    """Return what so many processes found together, by their number."""
     results = {}
-    for count in (2, 4):
+    for count in counts:
         command = [sys.executable, "-m", program, str(folder)]
         environment = {**os.environ, **PRODUCTS, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         environment["PYTHONPATH"] = str(ROOT)

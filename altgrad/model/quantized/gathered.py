@@ -74,6 +74,10 @@ class ByCodes(torch.Tensor):
         in_place = bool(args) and isinstance(args[0], ByCodes) and found is plain_args[0]
         return args[0] if in_place else found
 
+    def data_ptr(self) -> int:
+        """Return where ``master`` lies, by which Accelerate knows a parameter again whose part replaces it."""
+        return self.master.data_ptr()
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         made: Tensor = ByCodes(copy.deepcopy(self.master, memo))
         memo[id(self)] = made = nn.Parameter(made, self.requires_grad) if isinstance(self, nn.Parameter) else made
