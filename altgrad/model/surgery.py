@@ -150,7 +150,7 @@ def _require_gatherable(name: str, recipe: LayerRecipe) -> None:
     elif weight is None:
         return
     elif weight.granularity != "tensor":
-        why = f"with granularity {weight.granularity} the backward product has other codes; take granularity tensor"
+        why = f"granularity {weight.granularity} has several scales, and codes come with one; take granularity tensor"
     elif weight.scaling != "dynamic":
         why = f"scaling {weight.scaling} takes up an amax that codes do not tell; take scaling dynamic"
     elif weight.rounding == "stochastic":

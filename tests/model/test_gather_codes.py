@@ -55,6 +55,7 @@ def test_a_byte_per_weight_and_four_per_scale_are_sent(found: Found, count: int,
     [
         ({"granularity": "row"}, "take granularity tensor"),
         ({"granularity": "block", "scale": "E8M0"}, "take granularity tensor"),
+        ({"granularity": "tile", "scale": "E8M0"}, "take granularity tensor"),
         ({"scaling": "delayed"}, "take scaling dynamic"),
         ({"scaling": "static"}, "take scaling dynamic"),
         ({"rounding": "stochastic"}, "take rounding nearest"),
