@@ -55,11 +55,6 @@ class Comparison:
         """Return which cells stand for an entry and an arm, as `altgrad.reporting.document` has it."""
         return dict(zip(RUN, self.best_runs[entry, arm], strict=True))
 
-    @property
-    def gain_noise(self) -> Spread | None:
-        """The spread of the gains: between arms in one format."""
-        return self.answers.spreads[GAIN]
-
 
 def compare(study: Study) -> Comparison:
     """Return the comparison of everything that completed in ``study``."""

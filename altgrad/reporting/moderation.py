@@ -8,7 +8,6 @@ STATISTICS.md in this package says why, and what is done more carefully than the
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from altgrad.reporting.statistics import Difference, t_quantile
 
 DOUBT = 0.1  # chance that log variances as unequal as they are taken to be show no more inequality than was found
 UNLIKE = 0.05  # chance of a spread like that of a difference that stands alone, if it were one of the others
-MOST_SEEDS = 1000  # as many as `Spread.seeds_for` looks at
 
 
 @dataclass(frozen=True)
@@ -77,14 +75,6 @@ class Spread:
     def floor(self, n: int) -> float:
         """Return the difference that two equal arms stay below 19 times in 20, over ``n`` seeds."""
         return max(self.least, t_quantile(self.dof) * math.sqrt(self.variance / n))
-
-    def seeds_for(self, difference: float) -> int | None:
-        """Return how many seeds bring the floor down to ``difference``; ``None`` above 1,000."""
-        for n in range(2, MOST_SEEDS + 1):
-            dof = self.dof * (n - 1) / (self.seeds - 1)
-            if dataclasses.replace(self, dof=dof).floor(n) <= difference:
-                return n
-        return None
 
 
 def fitted(differences: Sequence[Difference], contrasts: np.ndarray) -> Spread | None:

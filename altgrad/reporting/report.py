@@ -9,7 +9,7 @@ from altgrad.reporting.anomalies import cases
 from altgrad.reporting.cells import to_cells_page
 from altgrad.reporting.compare import compare
 from altgrad.reporting.control import check_twins
-from altgrad.reporting.figures import draw_all, quiet
+from altgrad.reporting.figures import FIGURES, draw
 from altgrad.reporting.flags import raised
 from altgrad.reporting.html import CELLS, links_of, to_html
 from altgrad.reporting.load import load_study
@@ -37,8 +37,7 @@ def write_report(data: Path, out: Path, revision: str | None) -> str:
     study = load_study(grid, data / "tokens", runs, diag)
     comparison, control = compare(study), check_twins(study)
     flags = raised(study, comparison)
-    silent = quiet(study, comparison)
-    pictures = draw_all(study, comparison, out / "figures", silent)
+    pictures = draw(FIGURES, study, comparison, out / "figures")
     rates = load_rates(out / "simulation.csv", study)
     tuning = load_tuning(out / "study", study)
     ended_badly = list(cases(study))

@@ -47,7 +47,7 @@ def document(
             tables.fairness_table(conditions(study, comparison, control, tuning))
         ]),
         Section("Which runs fail", "failures", [*failures(study, comparison), *_lost(study, ended_badly)]),
-        Section("Precision and range", "precision", _shown(pictures, "precision", "layers", "over time")),
+        Section("Precision and range", "precision", _shown(pictures, "precision", "layers")),
         Section("Weights", "weights", _with_table(
             _shown(pictures, "weights"), tables_inside.diagnosis_table(study, comparison)
         )),
@@ -108,7 +108,7 @@ def _scope(study: Study) -> str:
             f" Each trains a GPT of {significant(completed['parameters'].max() / 1e6)} M parameters for "
             f"{whole(study.cells['planned_steps'].max())} steps ({significant(completed['tokens'].max() / 1e6)} M "
             f"tokens) on `{study.corpus['corpus']}`. Settings: params.yaml; every run: cells.html; definitions: "
-            "`python -m altgrad.metrics`; figures that have no findings here: `python -m altgrad.reporting.figures`."
+            "`python -m altgrad.metrics`."
         )
     if study.count(MISSING):
         text += " `dvc repro` runs what is missing or stale, and writes this report again."

@@ -1,4 +1,4 @@
-"""The statistics of a single comparison: paired differences, divergence of distributions, rank correlation.
+"""The statistics of a single comparison: paired differences, and shares.
 
 Seeds are blocks. A seed fixes the initial weights and the order of the batches in every arm, so two
 arms are compared seed by seed and what a seed does to both cancels. What many comparisons know of each
@@ -12,12 +12,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from scipy.special import ndtri, stdtrit
 
 CONFIDENCE = 0.95
-# Share of p that is mixed into q before KL(p || q), so that one empty bin is not an infinite divergence.
-KL_MIXTURE = 1e-6
 
 
 def t_quantile(dof: float) -> float:
@@ -58,27 +55,3 @@ def wilson(count: int, total: int) -> tuple[float, float]:
     middle = (share + z**2 / (2 * total)) / (1 + z**2 / total)
     half = z / (1 + z**2 / total) * math.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
     return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def kl_divergence(p: pd.Series, q: pd.Series) -> float:
-    """Return KL(p || q) in bits for two histograms indexed by bin; NaN if either is empty.
-
-    Both are normalised over the union of their bins, and ``q`` is mixed with :data:`KL_MIXTURE` of
-    ``p``: the result is exactly 0 for equal histograms and at most ``log2(1 / KL_MIXTURE)``, 20 bits.
-    """
-    p, q = p.align(q, fill_value=0.0)
-    if not (p.sum() > 0 and q.sum() > 0):
-        return math.nan
-    p_mass = (p / p.sum()).to_numpy(dtype="float64")
-    q_mass = (q / q.sum()).to_numpy(dtype="float64")
-    q_mass = q_mass + KL_MIXTURE * (p_mass - q_mass)
-    present = p_mass > 0
-    return float((p_mass[present] * np.log2(p_mass[present] / q_mass[present])).sum())
-
-
-def rank_correlation(x: pd.Series, y: pd.Series) -> tuple[float, int]:
-    """Return Spearman's rho over the labels where both have a value, and their number (NaN below 3)."""
-    both = pd.concat([x, y], axis=1, keys=["x", "y"]).dropna()
-    if len(both) < 3 or both["x"].nunique() < 2 or both["y"].nunique() < 2:
-        return math.nan, len(both)
-    return float(both["x"].rank().corr(both["y"].rank())), len(both)

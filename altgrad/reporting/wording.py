@@ -63,12 +63,6 @@ def p_value(p: float | None) -> str:
     return "< 0.0001" if p < 1e-4 else told if p < 0.995 else "1"
 
 
-def stated_p(p: float) -> str:
-    """Return a p-value as a sentence has it: "p = 0.066", "p < 0.0001"."""
-    text = p_value(p)
-    return f"p {text}" if text.startswith("<") else f"p = {text}"
-
-
 def percent_of(count: int, total: int) -> str:
     """Return a share with its 95 % interval, such as "3 of 30 [3 %, 26 %]"."""
     if not total:

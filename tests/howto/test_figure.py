@@ -3,7 +3,7 @@
 import pytest
 
 from altgrad.reporting.figures import FIGURES
-from altgrad.reporting.figures.spec import SECTIONS, FigureSpec
+from altgrad.reporting.figures.spec import SECTIONS, in_report
 
 
 def test_it_is_one_file_and_stands_where_it_says(followed) -> None:
@@ -17,7 +17,15 @@ def test_it_is_one_file_and_stands_where_it_says(followed) -> None:
 
 def test_a_spot_that_the_report_does_not_have_is_an_error() -> None:
     with pytest.raises(ValueError, match="no section 'curve' in the report; there are .*curves"):
-        FigureSpec("mine", lambda *_: None, section="curve", order=10, alt="", caption="")
+        in_report(section="curve", order=10, alt="", caption="")(lambda *_: None)
+
+
+def test_two_figures_of_one_name_are_an_error() -> None:
+    def gains(*_: object) -> None:
+        """Named like one of the report's."""
+
+    with pytest.raises(ValueError, match="two figures are called gains"):
+        in_report(section="gains", order=99, alt="", caption="")(gains)
 
 
 def test_figures_stand_in_the_order_that_they_say_whatever_their_files_are_called() -> None:

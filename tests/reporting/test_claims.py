@@ -218,7 +218,7 @@ def test_the_spread_between_two_gains_is_that_of_four_runs() -> None:
     arms = {"adamw": ADAMW, "stiff": STIFF}
     losses = losses_of(arms, {("E3M4", "stiff"): 0.5}, seeds=400)
     comparison = compare(study_of(losses, arms, "E5M2"))
-    assert math.sqrt(comparison.gain_noise.variance) == pytest.approx(0.01 * math.sqrt(2), rel=0.05)
+    assert math.sqrt(comparison.answers.spreads[GAIN].variance) == pytest.approx(0.01 * math.sqrt(2), rel=0.05)
     there = {("virtual.E3M4", arm): noisy(3.5, 400, key) for key, arm in enumerate(arms, start=50)}
     comparison = compare(study_of(losses | there, arms, "E5M2"))
     assert comparison.answers.of(BEYOND, "E3M4", "stiff").difference.sd == pytest.approx(0.02, rel=0.15)

@@ -6,12 +6,11 @@ import json
 import math
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from altgrad.reporting.compare import compare
 from altgrad.reporting.control import check_twins
-from altgrad.reporting.explain import correlations, explanation
+from altgrad.reporting.figures.comparison import costs_and_precision
 from altgrad.reporting.flags import raised
 
 
@@ -102,20 +101,13 @@ def test_without_both_twins_there_is_no_control(made) -> None:
     assert check_twins(made(["bf16", "E1M6"])) is None
 
 
-def test_cost_and_precision_are_ranked_over_distinct_formats(study, comparison) -> None:
-    table = explanation(study, comparison)
-    rho, n = correlations(table)["weight_sqnr"]
-    assert n == 5 and rho < 0  # six formats beside the baseline; E0M7 repeats E1M6
-    assert "grad_sqnr" not in correlations(table)  # every format's gradients are in E5M2
-
-
-def test_a_format_without_a_cost_does_not_make_ranks_of_noise_a_finding() -> None:
-    """Precisions a hundredth of a dB apart, but for a format that has no cost, and so no rank."""
-    table = pd.DataFrame(
-        {"cost": [0.1, 0.2, 0.3, math.nan], "weight_sqnr": [30.0, 20.0, 10.0, 5.0], "input_sqnr": math.nan,
-         "grad_sqnr": [20.02, 20.01, 20.0, 5.0]}
-    )  # fmt: skip
-    assert correlations(table) == {"weight_sqnr": (pytest.approx(-1), 3)}
+def test_costs_stand_beside_the_mean_precision_of_the_second_half(study, comparison) -> None:
+    table = costs_and_precision(study, comparison)
+    assert list(table.index) == ["E4M3", "E5M2", "E3M4", "E1M6", "E0M7", "E7M0"]
+    rows = study.monitors[(study.monitors["format"] == "E4M3") & (study.monitors["metric"] == "sqnr_db")]
+    late = rows[(rows["step"] >= rows["step"].max() / 2) & (rows["role"] == "input")]
+    assert table.loc["E4M3", "input"] == pytest.approx(late["value"].mean(), rel=1e-12)
+    assert table.loc["E4M3", "cost"] == row(comparison.best, format="E4M3")["difference"].mean
 
 
 def test_flags_are_raised_beyond_a_limit_and_only_there(study, comparison) -> None:

@@ -8,13 +8,19 @@ from matplotlib.figure import Figure
 
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.figures.select import at_best
-from altgrad.reporting.figures.spec import FigureSpec
+from altgrad.reporting.figures.spec import in_report
 from altgrad.reporting.figures.style import Look, legend, looks, panels, spread_axis
 from altgrad.reporting.load import DIVERGED, IDENTITY, Study
 
 LOSSES = {"train_loss": "training loss", "val_loss": "validation loss"}
 
 
+@in_report(
+    section="curves", order=10,
+    alt="Training and validation loss by optimizer step for {entries}",
+    caption="Thin lines are seeds, thick ones their mean; of validation the second half of the run, where formats "
+    "part. A thin line that ends in a cross is a run that diverged; it enters no mean.",
+)  # fmt: skip
 def loss_curves(study: Study, comparison: Comparison) -> Figure | None:
     """Training loss of the whole run, and validation loss of its second half, where formats part.
 
@@ -46,6 +52,13 @@ def loss_curves(study: Study, comparison: Comparison) -> Figure | None:
     return figure
 
 
+@in_report(
+    section="curves", order=20,
+    alt="Training and validation loss minus those of {baseline} by optimizer step",
+    caption="The same losses minus {baseline}'s with the same seed at the same step. Both saw the same batches "
+    "from the same initial weights, so batch noise cancels. What stays is the format and the chaos of training, "
+    "whose size the thin lines, one per seed, show.",
+)  # fmt: skip
 def loss_differences(study: Study, comparison: Comparison) -> Figure | None:
     """Loss minus the baseline's of the same seed at the same step: the noise of the batches cancels."""
     history, _ = _split(study, at_best(study.history, comparison))
@@ -117,26 +130,3 @@ def _end(axis: Axes, lost: pd.DataFrame, finished: pd.DataFrame, loss: str, styl
         top = axis.get_ylim()[1] if len(finished) else run[loss].iloc[-1]
         axis.plot(run["step"].iloc[-1], min(run[loss].iloc[-1], top), marker="x", markersize=9, markeredgewidth=2.2,
                   clip_on=False, color=styles[name].color, zorder=5)  # fmt: skip
-
-
-FIGURES = [
-    FigureSpec(
-        "loss_curves",
-        loss_curves,
-        section="curves",
-        order=10,
-        alt="Training and validation loss by optimizer step for {entries}",
-        caption="Thin lines are seeds, thick ones their mean; of validation the second half of the run, where formats "
-        "part. A thin line that ends in a cross is a run that diverged; it enters no mean.",
-    ),
-    FigureSpec(
-        "loss_differences",
-        loss_differences,
-        section="curves",
-        order=20,
-        alt="Training and validation loss minus those of {baseline} by optimizer step",
-        caption="The same losses minus {baseline}'s with the same seed at the same step. Both saw the same batches "
-        "from the same initial weights, so batch noise cancels. What stays is the format and the chaos of training, "
-        "whose size the thin lines, one per seed, show.",
-    ),
-]

@@ -6,13 +6,19 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.figures.spec import FigureSpec
+from altgrad.reporting.figures.spec import in_report
 from altgrad.reporting.figures.style import legend, looks, tiles
 from altgrad.reporting.gain_course import courses
 from altgrad.reporting.load import Study
 from altgrad.reporting.paired import interval
 
 
+@in_report(
+    section="gains", order=20,
+    alt="Validation loss of each optimizer minus its reference's by step, for {entries}",
+    caption="Validation loss minus the reference's after the same step with the same seed, mean and 95 % interval "
+    "over seeds; below zero is better. The learning rate has fallen all the way at the last step only.",
+)  # fmt: skip
 def gains_over_run(study: Study, comparison: Comparison) -> Figure | None:
     """Δ loss against the reference by step: a panel per optimizer, a line and its band per format."""
     found = courses(study, comparison)
@@ -33,16 +39,3 @@ def gains_over_run(study: Study, comparison: Comparison) -> Figure | None:
     axes[0].set_ylabel(study.measure.labelled(study.measure.delta))
     legend(figure, styles, names)
     return figure
-
-
-FIGURES = [
-    FigureSpec(
-        "gains_over_run",
-        gains_over_run,
-        section="gains",
-        order=20,
-        alt="Validation loss of each optimizer minus its reference's by step, for {entries}",
-        caption="Validation loss minus the reference's after the same step with the same seed, mean and 95 % interval "
-        "over seeds; below zero is better. The learning rate has fallen all the way at the last step only.",
-    ),
-]

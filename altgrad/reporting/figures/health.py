@@ -1,4 +1,4 @@
-"""Numerical health of every layer and role: precision, overflow and underflow as heat maps and over time."""
+"""Numerical health of every layer and role: precision, overflow and underflow as heat maps."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from altgrad.metrics import METRICS
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.figures.findings import PRECISION_MOVES, ROUNDS_TO_ZERO
 from altgrad.reporting.figures.select import in_order, late, layer_order, per_layer
-from altgrad.reporting.figures.spec import FigureSpec
-from altgrad.reporting.figures.style import heat_map, legend, looks, panels
+from altgrad.reporting.figures.spec import in_report
+from altgrad.reporting.figures.style import heat_map, panels
 from altgrad.reporting.load import Study
 
 ROLES = {"weight": "weights", "input": "inputs", "grad": "incoming gradients"}
@@ -21,25 +21,29 @@ ROLES = {"weight": "weights", "input": "inputs", "grad": "incoming gradients"}
 
 @dataclass(frozen=True)
 class Quantity:
-    """A monitored metric: label with unit, decimals in a cell, factor from the stored value, colours."""
+    """A monitored metric: label with unit, decimals in a cell, factor from the stored value, colours.
+
+    A figure of it has a cell of ``least`` or more.
+    """
 
     label: str
     decimals: int
     scale: float = 1.0
     cmap: str = "Blues"
+    least: float = 0.0
 
 
 QUANTITIES = {
     "sqnr_db": Quantity("SQNR (dB)", 0, cmap="cividis"),
-    "underflow_frac": Quantity("rounded to zero (%)", 2, 100.0),
+    "underflow_frac": Quantity("rounded to zero (%)", 2, 100.0, least=100 * METRICS["underflow_frac"].bound.value),
     "overflow_frac": Quantity("beyond the maximum (%)", 2, 100.0),
 }
 
 
-def health_map(study: Study, comparison: Comparison, metric: str) -> Figure | None:
+def _health_map(study: Study, comparison: Comparison, metric: str) -> Figure | None:
     """Layer by format, a panel per role: the mean over the second half of the run and over seeds.
 
-    ``None`` for a share that is zero everywhere at the decimals shown: there is nothing to see.
+    ``None`` for a share that is zero everywhere at the decimals shown, or nowhere as large as is worth a look.
     """
     quantity = QUANTITIES[metric]
     rows = late(per_layer(study.monitors, study, comparison))
@@ -50,7 +54,7 @@ def health_map(study: Study, comparison: Comparison, metric: str) -> Figure | No
     names = [name for name in in_order(study, rows) if name != study.baseline] or in_order(study, rows)
     layers = layer_order(study, rows)
     table = quantity.scale * rows.pivot_table(index="layer", columns=["role", "format"], values="value", sort=False)
-    if table.abs().max().max() < 0.5 * 10.0**-quantity.decimals:
+    if table.abs().max().max() < max(0.5 * 10.0**-quantity.decimals, quantity.least):
         return None
     low, high = 0.0, max(table.max().max(), 0.1)
     if metric == "sqnr_db":
@@ -76,35 +80,6 @@ def _written(value: float, decimals: int) -> str:
     return f"<{least:g}" if abs(value) < least / 2 else f"{value:.{decimals}f}"
 
 
-def health_over_time(study: Study, comparison: Comparison) -> Figure | None:
-    """Precision and underflow by step: the median layer, a panel per role, the mean over seeds."""
-    rows = per_layer(study.monitors, study, comparison)
-    rows = rows[rows["role"].isin(list(ROLES)) & rows["metric"].isin(["sqnr_db", "underflow_frac"])]
-    roles = [role for role in ROLES if role in set(rows["role"].unique())]
-    if not roles:
-        return None
-    names = in_order(study, rows)
-    styles = looks(study.formats)
-    figure, axes = panels(2, len(roles), 4.6, sharex=True, sharey="row")
-    for row, metric in enumerate(("sqnr_db", "underflow_frac")):
-        quantity = QUANTITIES[metric]
-        for column, role in enumerate(roles):
-            axis = axes[row, column]
-            own = rows[(rows["metric"] == metric) & (rows["role"] == role)]
-            middle = own.groupby(["format", "seed", "step"])["value"].median().groupby(["format", "step"]).mean()
-            for name in names:
-                if name in middle.index:
-                    line = quantity.scale * middle[name]
-                    axis.plot(line.index, line, **styles[name].line(markevery=max(1, len(line) // 6)))
-            if row == 0:
-                axis.set_title(ROLES[role])
-        axes[row, 0].set_ylabel({"sqnr_db": "SQNR (dB)", "underflow_frac": "rounded to zero (%)"}[metric])
-    for axis in axes[-1]:
-        axis.set_xlabel("optimizer step")
-    legend(figure, styles, names)
-    return figure
-
-
 def last_values(study: Study, comparison: Comparison, role: str, metric: str) -> pd.DataFrame:
     """Return layer x format: the mean over seeds and over the second half of the run."""
     rows = late(per_layer(study.monitors, study, comparison))
@@ -114,42 +89,34 @@ def last_values(study: Study, comparison: Comparison, role: str, metric: str) ->
     return table.reindex(index=layers, columns=names)
 
 
-FIGURES = [
-    FigureSpec(
-        "sqnr",
-        partial(health_map, metric="sqnr_db"),
-        section="layers",
-        order=10,
-        alt="Heat map of signal-to-quantization-noise ratio by layer, format and role",
-        caption="Precision by layer: mean SQNR over the second half of the run and over seeds (`{optimizer}`). "
-        "Brighter is better. {grad}",
-    ),
-    FigureSpec(
-        "underflow",
-        partial(health_map, metric="underflow_frac"),
-        section="layers",
-        order=20,
-        alt="Heat map of the share of non-zero elements that rounded to zero, by layer, format and role",
-        caption="Share of the non-zero elements that the format rounded to zero (`{optimizer}`). Darker is worse. "
-        "{grad}",
-        findings=ROUNDS_TO_ZERO,
-    ),
-    FigureSpec(
-        "overflow",
-        partial(health_map, metric="overflow_frac"),
-        section="layers",
-        order=30,
-        alt="Heat map of the share of elements beyond the format's maximum, by layer, format and role",
-        caption="Share of the elements whose scaled magnitude exceeded the format's maximum before clamping "
-        "(`{optimizer}`). Darker is worse.",
-    ),
-    FigureSpec(
-        "health_over_time",
-        health_over_time,
-        section="over time",
-        order=10,
-        alt="Signal-to-noise ratio and underflow by optimizer step for weights, inputs and gradients",
-        caption="The median layer over training, mean over seeds (`{optimizer}`). {grad}",
-        findings=PRECISION_MOVES,
-    ),
-]
+@in_report(
+    section="layers", order=10,
+    alt="Heat map of signal-to-quantization-noise ratio by layer, format and role",
+    caption="Precision by layer: mean SQNR over the second half of the run and over seeds (`{optimizer}`). "
+    "Brighter is better. {grad}",
+)  # fmt: skip
+def sqnr(study: Study, comparison: Comparison) -> Figure | None:
+    """Precision."""
+    return _health_map(study, comparison, "sqnr_db")
+
+
+@in_report(
+    section="layers", order=20,
+    alt="Heat map of the share of non-zero elements that rounded to zero, by layer, format and role",
+    caption="Share of the non-zero elements that the format rounded to zero (`{optimizer}`). Darker is worse. "
+    "{grad}",
+)  # fmt: skip
+def underflow(study: Study, comparison: Comparison) -> Figure | None:
+    """What is rounded to zero."""
+    return _health_map(study, comparison, "underflow_frac")
+
+
+@in_report(
+    section="layers", order=30,
+    alt="Heat map of the share of elements beyond the format's maximum, by layer, format and role",
+    caption="Share of the elements whose scaled magnitude exceeded the format's maximum before clamping "
+    "(`{optimizer}`). Darker is worse.",
+)  # fmt: skip
+def overflow(study: Study, comparison: Comparison) -> Figure | None:
+    """What exceeds the format's maximum."""
+    return _health_map(study, comparison, "overflow_frac")

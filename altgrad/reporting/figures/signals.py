@@ -1,4 +1,4 @@
-"""What flows through the network: gradients by layer, tails of the activations by block."""
+"""What flows back through the network: gradients by layer, and over their quantization noise."""
 
 from __future__ import annotations
 
@@ -9,24 +9,33 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from altgrad.metrics import METRICS
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.figures.findings import HEAVY_TAILS, NOISE_MATTERS, NOISY_GRADIENT
 from altgrad.reporting.figures.health import last_values
-from altgrad.reporting.figures.select import course, in_order, per_layer
-from altgrad.reporting.figures.spec import FigureSpec
+from altgrad.reporting.figures.select import course, per_layer
+from altgrad.reporting.figures.spec import in_report
 from altgrad.reporting.figures.style import Look, legend, looks, panels
 from altgrad.reporting.load import Study
 
+SNR = "gradient SNR (dB)"
+NEAR = 2  # times the level at which a gradient is lost in its quantization noise
 
+
+@in_report(
+    section="signals", order=10,
+    alt="Gradient norm, gradient signal-to-noise ratio and cosine by layer",
+    caption="Weight gradients by layer, input to output (`{optimizer}`): norm, and agreement of the quantized path "
+    "with the float32 path on one batch. Dotted: the level at which the report flags a layer.",
+)  # fmt: skip
 def gradients(study: Study, comparison: Comparison) -> Figure | None:
-    """Norm of the weight gradient, and its agreement with the float32 path, by layer."""
+    """Norm of the weight gradient, and its agreement with the float32 path, by layer; None where all agree well."""
     norms = last_values(study, comparison, "weight_grad", "l2")
     diagnosis = per_layer(study.diagnosis, study, comparison)
     tables = {"L2 norm of the weight gradient": norms} if norms.size else {}
-    for metric, label in (("grad_snr_db", "gradient SNR (dB)"), ("grad_cosine", "cosine with the float32 gradient")):
+    for metric, label in (("grad_snr_db", SNR), ("grad_cosine", "cosine with the float32 gradient")):
         rows = diagnosis[diagnosis["metric"] == metric].dropna(subset="value")
         if len(rows):
             tables[label] = rows.pivot_table(index="layer", columns="format", values="value")
-    if not tables:
+    limit = METRICS["grad_snr_db"].bound.value
+    if SNR not in tables or not tables[SNR].min().min() < limit:
         return None
     layers = list(dict.fromkeys(name for table in tables.values() for name in table.index))
     names = [name for name in study.formats if any(name in table for table in tables.values())]
@@ -41,18 +50,29 @@ def gradients(study: Study, comparison: Comparison) -> Figure | None:
             axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
             axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axis.xaxis.set_minor_locator(NullLocator())
-        elif "SNR" in label:
-            axis.axvline(METRICS["grad_snr_db"].bound.value, color="black", linewidth=0.9, linestyle=":")
+        elif label == SNR:
+            axis.axvline(limit, color="black", linewidth=0.9, linestyle=":")
     axes[0, 0].set_yticks(range(len(layers)), layers, fontsize=7.5)
     axes[0, 0].set_ylim(len(layers) - 0.4, -0.6)
     legend(figure, styles, names, linestyle="none")
     return figure
 
 
+@in_report(
+    section="signals", order=15,
+    alt="Norm of the weight gradient over that of its quantization noise, and its cosine, by step, for {formats}",
+    caption="Norm of the weight gradient over that of its quantization noise on one batch, and the cosine of the "
+    "gradient with that noise and without it (`{optimizer}`, mean over layers and seeds) at each snapshot. Dotted: "
+    "√3, below which Chmiel et al. 2025 (arXiv 2505.19115) find that quantized training becomes less effective.",
+)  # fmt: skip
 def gradient_noise(study: Study, comparison: Comparison) -> Figure | None:
-    """How far the gradient is above its quantization noise at each snapshot, and how it turns it, mean over layers."""
+    """How far the gradient is above its quantization noise at each snapshot, and how it turns it, mean over layers.
+
+    None where no gradient comes near its noise.
+    """
     over, cosine = (course(study, comparison, name) for name in ("gradient_to_noise", "cosine_exact"))
-    if len(over.columns) < 2:
+    limit = METRICS["gradient_to_noise"].bound.value
+    if len(over.columns) < 2 or not over.min().min() < NEAR * limit:
         return None
     styles = looks(study.formats)
     figure, axes = panels(1, 2, 3.0)
@@ -61,38 +81,13 @@ def gradient_noise(study: Study, comparison: Comparison) -> Figure | None:
             axis.plot(values.index, values, **styles[name].line())
         axis.set_xlabel("optimizer step")
     size, direction = axes[0]
-    size.axhline(METRICS["gradient_to_noise"].bound.value, color="black", linewidth=0.9, linestyle=":")
+    size.axhline(limit, color="black", linewidth=0.9, linestyle=":")
     size.set(yscale="log", ylabel="gradient over its noise")
     size.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     size.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     size.yaxis.set_minor_locator(NullLocator())
     direction.set_ylabel("cosine with the exact gradient")
     legend(figure, styles, list(over.index))
-    return figure
-
-
-def kurtosis(study: Study, comparison: Comparison) -> Figure | None:
-    """Excess kurtosis by step: a panel per block, four at most, spread from the first to the last."""
-    rows = per_layer(study.monitors, study, comparison)
-    rows = rows[rows["metric"] == "kurtosis"].dropna(subset="value")
-    if rows.empty:
-        return None
-    limit = METRICS["kurtosis"].bound.value
-    blocks = list(rows["layer"].unique())
-    count = min(4, len(blocks))
-    shown = [blocks[round(i * (len(blocks) - 1) / max(count - 1, 1))] for i in range(count)]
-    names, styles = in_order(study, rows), looks(study.formats)
-    figure, axes = panels(1, count, 3.0, sharex=True, sharey=True)
-    for axis, block in zip(axes[0], shown, strict=True):
-        means = rows[rows["layer"] == block].groupby(["format", "step"])["value"].mean()
-        for name in names:
-            if name in means.index:
-                axis.plot(means[name].index, means[name], **styles[name].line(markevery=max(1, len(means[name]) // 5)))
-        if rows["value"].max() > 0.6 * limit:
-            axis.axhline(limit, color="black", linewidth=0.9, linestyle=":")
-        axis.set(title=block, xlabel="optimizer step")
-    axes[0, 0].set_ylabel("excess kurtosis")
-    legend(figure, styles, names)
     return figure
 
 
@@ -109,38 +104,3 @@ def _dots(axis: Axes, table: pd.DataFrame, styles: dict[str, Look], names: list[
     axis.grid(axis="y", visible=False)
     for y in range(0, len(table), 2):
         axis.axhspan(y - 0.5, y + 0.5, color="#f5f5f5", zorder=0)
-
-
-FIGURES = [
-    FigureSpec(
-        "gradients",
-        gradients,
-        section="signals",
-        order=10,
-        alt="Gradient norm, gradient signal-to-noise ratio and cosine by layer",
-        caption="Weight gradients by layer, input to output (`{optimizer}`): norm, and agreement of the quantized path "
-        "with the float32 path on one batch. Dotted: the level at which the report flags a layer.",
-        findings=NOISY_GRADIENT,
-    ),
-    FigureSpec(
-        "gradient_noise",
-        gradient_noise,
-        section="signals",
-        order=15,
-        alt="Norm of the weight gradient over that of its quantization noise, and its cosine, by step, for {formats}",
-        caption="Norm of the weight gradient over that of its quantization noise on one batch, and the cosine of the "
-        "gradient with that noise and without it (`{optimizer}`, mean over layers and seeds) at each snapshot. Dotted: "
-        "√3, below which Chmiel et al. 2025 (arXiv 2505.19115) find that quantized training becomes less effective.",
-        findings=NOISE_MATTERS,
-    ),
-    FigureSpec(
-        "kurtosis",
-        kurtosis,
-        section="signals",
-        order=20,
-        alt="Excess kurtosis of each block's output by step",
-        caption="Excess kurtosis of each block's output (`{optimizer}`, mean over seeds): heavy tails cost a "
-        "per-tensor scale its resolution. Dotted: the flag at 10.",
-        findings=HEAVY_TAILS,
-    ),
-]

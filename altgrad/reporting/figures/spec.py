@@ -8,24 +8,18 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.figures.findings import Findings
 from altgrad.reporting.load import Study
 
 Draw = Callable[[Study, Comparison], Figure | None]
 
 #: Where a figure may stand, in the report's order; :mod:`altgrad.reporting.sections` says what stands around it.
-SECTIONS = ("gains", "costs", "updates", "curves", "precision", "layers", "over time", "weights", "signals")
+SECTIONS = ("gains", "costs", "updates", "curves", "precision", "layers", "weights", "signals")
+DECLARED: dict[str, FigureSpec] = {}
 
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """One figure. ``draw`` returns None where the study has no data for it, and it is left out.
-
-    ``name`` is that of its files. ``section`` is one of `SECTIONS`, where figures stand by ``order``, then by name.
-    ``{baseline}``, ``{optimizer}``, ``{formats}``, ``{entries}``, ``{grad}`` and ``{beyond}`` in ``alt`` and
-    ``caption`` are filled in from the study; the last two are empty where there is nothing to say. One with
-    ``findings`` stands in the report of studies alone that have any for it.
-    """
+    """One figure: ``name`` is that of its files and of the function that draws it; `in_report` says the rest."""
 
     name: str
     draw: Draw
@@ -33,9 +27,23 @@ class FigureSpec:
     order: int
     alt: str
     caption: str
-    findings: Findings | None = None
 
-    def __post_init__(self) -> None:
-        if self.section not in SECTIONS:
-            known = ", ".join(SECTIONS)
-            raise ValueError(f"figure {self.name}: no section {self.section!r} in the report; there are {known}")
+
+def in_report(section: str, order: int, alt: str, caption: str) -> Callable[[Draw], Draw]:
+    """Declare the function below as a figure of the report; it returns None where the study has nothing to show.
+
+    ``section`` is one of `SECTIONS`, where figures stand by ``order``. ``{baseline}``, ``{optimizer}``, ``{formats}``,
+    ``{entries}``, ``{grad}`` and ``{beyond}`` in ``alt`` and ``caption`` are filled in from the study; the last two are
+    empty where there is nothing to say. Raises ValueError for another section, and for a name that is taken.
+    """
+
+    def declared(draw: Draw) -> Draw:
+        name = draw.__name__
+        if section not in SECTIONS:
+            raise ValueError(f"figure {name}: no section {section!r} in the report; there are {', '.join(SECTIONS)}")
+        if name in DECLARED:
+            raise ValueError(f"two figures are called {name}")
+        DECLARED[name] = FigureSpec(name, draw, section, order, alt, caption)
+        return draw
+
+    return declared

@@ -5,12 +5,19 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.figures.spec import FigureSpec
+from altgrad.reporting.figures.spec import in_report
 from altgrad.reporting.figures.style import legend, looks, tiles
 from altgrad.reporting.load import Study
 from altgrad.reporting.updates import by_binade, recorded
 
 
+@in_report(
+    section="updates", order=10,
+    alt="Rungs that a step moves weights by, against the size of the weight, for each arm and format",
+    caption="How far a step moves a weight, in rungs of its quantization grid, by the binade of its magnitude: "
+    "mean over quantized weights, the watched steps of the second half of the run, layers and seeds. A flat line "
+    "is a step that is the same in rungs for small weights and large ones.",
+)  # fmt: skip
 def rungs_by_binade(study: Study, comparison: Comparison) -> Figure | None:
     """Mean rungs per step against the binade of |w|: a panel per arm, a line per format."""
     rows = recorded(study, comparison)
@@ -32,17 +39,3 @@ def rungs_by_binade(study: Study, comparison: Comparison) -> Figure | None:
     axes[0].set_ylabel("rungs per step")
     legend(figure, styles, names)
     return figure
-
-
-FIGURES = [
-    FigureSpec(
-        "rungs_by_binade",
-        rungs_by_binade,
-        section="updates",
-        order=10,
-        alt="Rungs that a step moves weights by, against the size of the weight, for each arm and format",
-        caption="How far a step moves a weight, in rungs of its quantization grid, by the binade of its magnitude: "
-        "mean over quantized weights, the watched steps of the second half of the run, layers and seeds. A flat line "
-        "is a step that is the same in rungs for small weights and large ones.",
-    ),
-]

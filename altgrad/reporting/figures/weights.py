@@ -1,4 +1,4 @@
-"""Where the weights lie: against the range and precision of each format, and against the baseline's."""
+"""Where the weights lie: against the range and precision of each format, its bits, and the baseline's."""
 
 from __future__ import annotations
 
@@ -6,20 +6,29 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.special import rel_entr
 
 from altgrad.formats import Format
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.figures.findings import Findings
 from altgrad.reporting.figures.select import in_order, labelled, last, layer_order, per_layer, weight_format
-from altgrad.reporting.figures.spec import FigureSpec
+from altgrad.reporting.figures.spec import in_report
 from altgrad.reporting.figures.style import Look, heat_map, looks, panels, tiles
 from altgrad.reporting.load import Study
 from altgrad.reporting.magnitudes import BINS_PER_BINADE, LOWEST, relative_histogram
-from altgrad.reporting.statistics import kl_divergence
 
 OTHER_SEED = "other seed"  # heads the column of the baseline against itself
+KL_MIXTURE = 1e-6  # share of p that is mixed into q before KL(p || q), so that one empty bin is no infinite divergence
+IDLE_BIT = 0.05  # bits of entropy: a bit of the code that next to no weight changes
 
 
+@in_report(
+    section="weights", order=10,
+    alt="Histogram of weight magnitudes against the range and precision of each format",
+    caption="Weights at the end of training by magnitude, in binades below the largest of their layer, which "
+    "scaling puts on the format's largest value (`{optimizer}`, every layer and seed alike). Dark ground: normal "
+    "values; light ground: subnormal ones; white: rounds to zero. Black line: significant bits of the format at "
+    "that magnitude.",
+)  # fmt: skip
 def weight_grid(study: Study, comparison: Comparison) -> Figure | None:
     """Weight magnitudes in binades below the layer's largest, with each format's precision at that magnitude.
 
@@ -47,18 +56,63 @@ def weight_grid(study: Study, comparison: Comparison) -> Figure | None:
     return figure
 
 
-def weight_kl(study: Study, comparison: Comparison) -> Figure | None:
-    """Divergence of each layer's log-magnitude histogram from the baseline's with the same seed."""
-    table = divergences(study, comparison)
-    if table.empty:
+@in_report(
+    section="weights", order=30,
+    alt="Entropy of each bit of the weight codes of each format",
+    caption="What each bit of the weight code carries at the end of training, by itself: 1 is a bit set in half of "
+    "the weights, 0 one that never changes (`{optimizer}`). S sign, E exponent, M mantissa.",
+)  # fmt: skip
+def bit_activity(study: Study, comparison: Comparison) -> Figure | None:
+    """Entropy of each bit of the weight code, format by format, the sign on the left; None where no bit is idle."""
+    rows = per_layer(study.diagnosis, study, comparison)
+    rows = rows[rows["metric"] == "bit_activity"]
+    if rows.empty:
         return None
-    layers, names = list(table.index), list(table.columns)
-    figure, axes = panels(1, 1, 1.2 + min(0.2 * len(layers), 12))
-    values = table.to_numpy()
-    text = np.vectorize(lambda v: "" if np.isnan(v) else f"{v:.3f}")(values) if len(layers) <= 36 else None
-    mesh = heat_map(
-        axes[0, 0], values, layers, names, low=0.0, high=max(float(np.nanmax(values)), 1e-3), text=text, cmap="Blues"
-    )
+    names = in_order(study, rows)
+    bits = sorted(rows["x"].unique(), reverse=True)
+    table, text, labels = np.full((len(names), len(bits)), np.nan), np.full((len(names), len(bits)), "", object), []
+    for row, name in enumerate(names):
+        of_entry = weight_format(study, name, rows["layer"])
+        assert of_entry is not None  # only quantized weights have codes
+        fmt, layers = of_entry
+        own = rows[(rows["format"] == name) & rows["layer"].isin(layers)].groupby("x")["value"].mean()
+        table[row] = own.reindex(bits)
+        text[row] = [f"{_field(fmt, bit)}  {own[bit]:.2f}" if bit in own.index else "" for bit in bits]
+        labels.append(labelled(name, fmt))
+    if not np.nanmin(table) < IDLE_BIT:
+        return None
+    figure, axes = panels(1, 1, 1.0 + 0.32 * len(names))
+    columns = [f"bit {int(bit)}" for bit in bits]
+    mesh = heat_map(axes[0, 0], table, labels, columns, low=0.0, high=1.0, text=text, rotate=len(bits) > 8)
+    figure.colorbar(mesh, ax=axes, label="entropy (bits)", aspect=20, pad=0.02)
+    return figure
+
+
+def _field(fmt: Format, bit: float) -> str:
+    """Return the field of a code that the bit belongs to: S, E or M."""
+    if bit < fmt.mantissa_bits:
+        return "M"
+    return "E" if bit < fmt.mantissa_bits + fmt.exponent_bits else "S"
+
+
+@in_report(
+    section="weights", order=50,
+    alt="Heat map of the divergence of each layer's weight distribution from the baseline's",
+    caption="How far each layer's distribution of weight magnitudes is from {baseline}'s with the same seed: "
+    "Kullback-Leibler divergence over quarter binades at the end of training (`{optimizer}`). A last column, where "
+    "there are two seeds, shows how far {baseline} is from itself with another seed.",
+)  # fmt: skip
+def weight_kl(study: Study, comparison: Comparison) -> Figure | None:
+    """Divergence of each layer's log-magnitude histogram from the baseline's; None where another seed does as much."""
+    table = divergences(study, comparison)
+    means = table.mean()
+    seed = means.filter(like=OTHER_SEED)
+    if table.empty or (len(seed) and not (means.drop(seed.index) > seed.iloc[0]).any()):
+        return None
+    figure, axes = panels(1, 1, 1.2 + min(0.2 * len(table), 12))
+    values, high = table.to_numpy(), max(float(np.nanmax(table)), 1e-3)
+    text = np.vectorize(lambda v: "" if np.isnan(v) else f"{v:.3f}")(values) if len(table) <= 36 else None
+    mesh = heat_map(axes[0, 0], values, list(table.index), list(table), low=0.0, high=high, text=text, cmap="Blues")
     figure.colorbar(mesh, ax=axes, label="KL divergence (bits)", aspect=40, pad=0.02)
     return figure
 
@@ -71,33 +125,23 @@ def divergences(study: Study, comparison: Comparison) -> pd.DataFrame:
     """
     rows = per_layer(study.diagnosis, study, comparison)
     rows = rows[rows["metric"] == "log2_magnitude"]
-    # All over the same bins, so that none has to be aligned with another.
-    bins = rows.pivot_table(index=["format", "seed", "layer"], columns="x", values="value", fill_value=0.0)
-    histograms = dict(bins.iterrows())
-    layers, seeds = layer_order(study, rows), list(rows["seed"].unique())
-    following = dict(zip(seeds, seeds[1:] + seeds[:1], strict=True))
-    pairs: dict[str, tuple[str | None, dict[int, int]]] = {
-        name: (name, dict(zip(seeds, seeds, strict=True))) for name in in_order(study, rows) if name != study.baseline
-    }
-    if len(seeds) > 1 and pairs:
-        pairs[f"{study.baseline},\n{OTHER_SEED}"] = (study.baseline, following)
-    table = pd.DataFrame(np.nan, index=pd.Index(layers), columns=list(pairs))
-    for label, (name, partner) in pairs.items():
-        for layer in layers:
-            found = [
-                kl_divergence(histograms[name, seed, layer], histograms[study.baseline, partner[seed], layer])
-                for seed in seeds
-                if (name, seed, layer) in histograms and (study.baseline, partner[seed], layer) in histograms
-            ]
-            table.loc[layer, label] = np.mean(found) if found else np.nan
-    return table.dropna(axis="columns", how="all") if study.baseline else table.iloc[:0]
+    counts = rows.pivot_table(index=["format", "seed", "layer"], columns="x", values="value", fill_value=0.0)
+    names = in_order(study, rows)
+    if study.baseline not in names:
+        return pd.DataFrame()
+    shares = counts.div(counts.sum(axis=1), axis=0)
+    baseline, seeds = shares.loc[study.baseline], list(rows["seed"].unique())
 
+    def bits(own: pd.DataFrame) -> pd.Series:
+        p, q = own.to_numpy(), baseline.reindex(own.index).to_numpy()
+        found = rel_entr(p, q + KL_MIXTURE * (p - q)).sum(axis=1) / np.log(2)
+        return pd.Series(found, own.index).groupby("layer").mean()
 
-def _beyond_a_seed(study: Study, comparison: Comparison) -> bool:
-    """Whether some format moves the weights further from the baseline's than another seed does."""
-    means = divergences(study, comparison).mean()
-    own = means.filter(like=OTHER_SEED)
-    return len(own) == 0 or bool((means.drop(own.index) > own.iloc[0]).any())
+    found = {name: bits(shares.loc[name]) for name in names if name != study.baseline}
+    if len(seeds) > 1 and found:
+        following = dict(zip(seeds, seeds[1:] + seeds[:1], strict=True))
+        found[f"{study.baseline},\n{OTHER_SEED}"] = bits(baseline.rename(index=following, level="seed"))
+    return pd.DataFrame(found).reindex(layer_order(study, rows)).dropna(axis="columns", how="all")
 
 
 def significant_bits(fmt: Format, binades: np.ndarray) -> np.ndarray:
@@ -127,29 +171,3 @@ def _format_panel(axis: Axes, look: Look, fmt: Format, shares: np.ndarray) -> No
     bits.spines["right"].set_visible(True)
     bits.grid(False)
     bits.set_ylabel("significant bits", fontsize=7.5)
-
-
-FIGURES = [
-    FigureSpec(
-        "weight_grid",
-        weight_grid,
-        section="weights",
-        order=10,
-        alt="Histogram of weight magnitudes against the range and precision of each format",
-        caption="Weights at the end of training by magnitude, in binades below the largest of their layer, which "
-        "scaling puts on the format's largest value (`{optimizer}`, every layer and seed alike). Dark ground: normal "
-        "values; light ground: subnormal ones; white: rounds to zero. Black line: significant bits of the format at "
-        "that magnitude.",
-    ),
-    FigureSpec(
-        "weight_kl",
-        weight_kl,
-        section="weights",
-        order=50,
-        alt="Heat map of the divergence of each layer's weight distribution from the baseline's",
-        caption="How far each layer's distribution of weight magnitudes is from {baseline}'s with the same seed: "
-        "Kullback-Leibler divergence over quarter binades at the end of training (`{optimizer}`). A last column, where "
-        "there are two seeds, shows how far {baseline} is from itself with another seed.",
-        findings=Findings(_beyond_a_seed, "no format moves them further than another seed does"),
-    ),
-]

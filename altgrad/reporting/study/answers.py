@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from altgrad.config import UserError
-from altgrad.reporting.results import INCONCLUSIVE, NO_EFFECT, TOO_FEW, Result, judged
+from altgrad.reporting.results import TOO_FEW, Result, judged
 from altgrad.reporting.study.questions import Hypothesis, Question, comparisons, expected_of, experiments
 from altgrad.reporting.study.runs import Run, Runs, parsed
 
@@ -56,11 +56,6 @@ class Answer:
     def count(self, *outcomes: str) -> int:
         """How many of the comparisons have one of these outcomes."""
         return sum(found.result is not None and found.result.outcome in outcomes for found in self.comparisons)
-
-    @property
-    def none_significant(self) -> bool:
-        """Whether the family was tested and nothing in it is significant."""
-        return self.count(NO_EFFECT, INCONCLUSIVE) == len(self.comparisons) > 0
 
 
 def _order(found: Comparison) -> tuple[float, float]:
