@@ -12,7 +12,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,18 @@ def measure(
         "device": device, "threads": threads, "cache": str(cache),
     }  # fmt: skip
     return run_module("altgrad.benchmark.alone", job, f"{name}, width {config.width}, batch {batch}")
+
+
+def cold_and_warm(first_step_in: Callable[[Path], float]) -> dict[str, Any]:
+    """Return ``cold_s`` and ``warm_s``, from two new processes that share a compile cache, empty at first.
+
+    ``first_step_in`` starts a process with the cache in the folder that it is given and returns the
+    seconds from the call of the first step to its end, the compiler's own imports included: what is
+    waited for, once the model is built.
+    """
+    with tempfile.TemporaryDirectory(prefix="altgrad-compile-") as folder:
+        cold, warm = (first_step_in(Path(folder)) for _ in range(2))
+    return {"cold_s": round(cold, 1), "warm_s": round(warm, 1)}
 
 
 def run_module(module: str, job: dict[str, Any], what: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The records of `make bench`: one file per machine, read into one shape whatever wrote it."""
+"""The records of `make bench`: one file per machine."""
 
 from __future__ import annotations
 
@@ -24,26 +24,7 @@ PARTS = {
 
 def load_benches(folder: Path) -> list[dict[str, Any]]:
     """Return the records in ``folder``, one per machine."""
-    return [read_bench(path) for path in sorted(folder.glob("*.json"))]
-
-
-def read_bench(path: Path) -> dict[str, Any]:
-    """Return the record in ``path``: machine, ``sessions``, and the parts that were measured.
-
-    Early records were of one session, whose command and commit stand beside the machine; it becomes
-    session 1 of all that they hold.
-    """
-    record = read_json(path)
-    if "sessions" in record:
-        return record
-    machine = {key: record[key] for key in MACHINE if key in record}
-    parts = {part: record[part] for part in PARTS if part in record}
-    session = {key: value for key, value in record.items() if key not in {*machine, *parts}}
-    for part, results in parts.items():
-        parts[part] = (
-            {**results, "session": "1"} if part == "limits" else [{**result, "session": "1"} for result in results]
-        )
-    return {**machine, "sessions": {"1": session}, **parts}
+    return [read_json(path) for path in sorted(folder.glob("*.json"))]
 
 
 def sizes(results: list[dict[str, Any]]) -> list[tuple[str, int]]:

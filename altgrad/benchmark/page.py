@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from altgrad.benchmark.figure import step_times
-from altgrad.benchmark.gpu.tables import TABLES as GPU_TABLES
 from altgrad.benchmark.machines import PARTS, commands, load_benches, picture_name
-from altgrad.benchmark.speed_tables import TABLES, memory_table, steps_table, tokens_table
+from altgrad.benchmark.tables import tables_of
 from altgrad.config.files import write_text
 from altgrad.reporting.document import Block, Bullets, Fold, Picture, Text
 from altgrad.reporting.figures.style import drawing, save
@@ -61,12 +60,7 @@ def _machine(bench: dict[str, Any], pictures: dict[str, Picture]) -> list[Block]
     blocks: list[Block] = [Text(f"**{bench['device']}, {bench['threads']} threads.** {_lead(bench)}")]
     name = picture_name(bench)
     blocks += [pictures[name]] if name in pictures else []
-    if bench.get("steps"):
-        blocks += [steps_table(bench), Fold("Tokens per second", [tokens_table(bench)])]
-    if bench.get("memory") or bench.get("compile"):
-        blocks.append(memory_table(bench))
-    blocks += [table(bench) for part, table in (GPU_TABLES | TABLES).items() if bench.get(part)]
-    return [*blocks, *_absent(bench), _source(bench)]
+    return [*blocks, *tables_of(bench), *_absent(bench), _source(bench)]
 
 
 def _lead(bench: dict[str, Any]) -> str:

@@ -11,11 +11,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from altgrad.benchmark.machines import read_bench
-from altgrad.benchmark.tables import ROWS
+from altgrad.config.files import read_json
 from altgrad.numerics.check.records import write_record
 
 SAME = ("commit", "torch", "driver", "triton")  # of two sessions whose results need not be measured again
+
+#: The keys that tell which results of a part a new measurement replaces: those measured together, or a ratio would join
+#: two sessions.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "checks": (), "operands": ("elements",), "steps": ("model", "batch"), "memory": ("model", "batch"),
+    "compile": ("model",), "at_once": ("model",), "parts_of_runs": (), "optimizers": ("model", "name"),
+    "quantizers": ("elements",), "pipeline": ("cells",), "monitors": ("model",), "study": ("model",),
+}  # fmt: skip
 
 
 class Record:
@@ -29,7 +36,7 @@ class Record:
 
     def __init__(self, path: Path, machine: dict[str, Any], session: dict[str, Any]) -> None:
         self.path = path
-        self.content = read_bench(path) if path.exists() else {"sessions": {}}
+        self.content = read_json(path) if path.exists() else {"sessions": {}}
         self.content |= machine
         self._number = str(1 + max((int(number) for number in self.content["sessions"]), default=0))
         self._session = session
@@ -44,7 +51,7 @@ class Record:
 
         With ``each``, only those of the same names: results that were measured beside the baseline one by one.
         """
-        keys = dict.fromkeys([*ROWS[part].group, *(["name"] if each else [])])
+        keys = dict.fromkeys([*GROUPS[part], *(["name"] if each else [])])
 
         def group(result: dict[str, Any]) -> tuple[Any, ...]:
             return tuple(result[key] for key in keys)
@@ -69,7 +76,7 @@ class Record:
         return all(session.get(key) == self._session.get(key) for key in SAME)
 
     def _write(self) -> None:
-        results = [result for part in ROWS for result in self.content.get(part, [])]
+        results = [result for part in GROUPS for result in self.content.get(part, [])]
         results += self.content.get("items", {}).values()
         used = {result["session"] for result in [*results, self.content.get("limits", {})] if result}
         sessions = self.content["sessions"] | {self._number: self._session}

@@ -15,7 +15,6 @@ from tqdm import tqdm
 from altgrad.benchmark import (
     alone,
     command_line,
-    compiling,
     limits,
     monitors,
     optimizers,
@@ -96,7 +95,7 @@ class Session:
         model, batch = self.options.models[0], command_line.BATCH
         found = []
         for name in tqdm(self.names, desc=f"{model}: compile time, two processes each", leave=False):
-            result = compiling.cold_and_warm(partial(self._first_step_s, model, batch, name))
+            result = alone.cold_and_warm(partial(self._first_step_s, model, batch, name))
             found.append({"model": model, "batch": batch, "name": name, **result})
         self._put("compile", found)
 
@@ -133,7 +132,7 @@ class Session:
 
     def _put(self, part: str, results: list[dict[str, Any]]) -> None:
         self.record.put(part, results)
-        tqdm.write(tables.table(part, results))
+        tqdm.write(tables.as_text(part, results, self.record.content))
         sys.stdout.flush()  # a long session may be written to a file
 
     def _config(self, model: str) -> GPTConfig:

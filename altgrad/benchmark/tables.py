@@ -1,101 +1,308 @@
-"""Results as lines for the terminal, while a session runs, and which of them belong together."""
+"""What was measured as tables: of a record for the page, of a few results for the terminal while a session runs."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
-NAME = 34
+from altgrad.benchmark.machines import sizes
+from altgrad.reporting.document import Column, Table
+from altgrad.reporting.tables import words
+from altgrad.reporting.wording import NONE, number, significant, whole
 
+BASELINE = "bf16"
+NOT_MEASURED = "not measured"
+BYTES_MOVED = 8  # per element of a quantization: a float32 read and one written
 
-class Rows(NamedTuple):
-    """The results of a part: rows with a ``name``, measured together for one ``size``.
-
-    ``group`` are the keys that tell which rows a new measurement replaces: those measured together, or a ratio would
-    join two sessions. ``columns`` follow the name: head, key of the row, format.
-    """
-
-    size: str
-    group: tuple[str, ...]
-    columns: tuple[tuple[str, str, str], ...]
-
-
-OF_A_STEP = "{model}, batch {batch}"
-ROWS = {
-    "steps": Rows(
-        OF_A_STEP,
-        ("model", "batch"),
-        (("ms per step", "step_ms", ".1f"), ("over bf16", "over_bf16", ".3f"), ("tokens/s", "tokens_per_s", ",")),
-    ),
-    "memory": Rows(
-        OF_A_STEP,
-        ("model", "batch"),
-        (("peak MB", "peak_mb", ".0f"), ("at rest MB", "state_mb", ".0f")),
-    ),
-    "compile": Rows(
-        OF_A_STEP,
-        ("model",),
-        (("cold s", "cold_s", ".1f"), ("warm s", "warm_s", ".1f")),
-    ),
-    "optimizers": Rows(
-        "{model}",
-        ("model", "name"),
-        (("ms per step", "step_ms", ".2f"), ("over AdamW", "over_adamw", ".2f"), ("peak MB", "peak_mb", ".0f")),
-    ),
-    "quantizers": Rows(
-        "{elements:,} elements",
-        ("elements",),
-        (("ns per element", "median_ns_per_element", ".3g"),),
-    ),
-    "checks": Rows("tests", (), (("passed", "passed", "d"), ("skipped", "skipped", "d"), ("failed", "failed", ""))),
-    "operands": Rows(
-        "{elements:,} elements",
-        ("elements",),
-        (("ms", "call_ms", ".3f"), ("GB/s", "gb_per_s", ",.0f"), ("of a copy", "over_copy", ".0%")),
-    ),
-    "at_once": Rows("{model}", ("model",), (("runs an hour", "runs_per_hour", ",d"), ("first s", "first_s", ".0f"))),
-    "parts_of_runs": Rows(
-        "a run",
-        (),
-        (("tokens/s", "tokens_per_s", ","), ("step s", "step_s", ".4f"), ("first s", "first_s", ".0f")),
-    ),
-    "pipeline": Rows(
-        "{cells} cells",
-        ("cells",),
-        (("first s", "first_s", ".1f"), ("per cell s", "per_cell_s", ".2f"), ("no-op s", "no_op_s", ".1f")),
-    ),
-    "monitors": Rows(
-        "{model}",
-        ("model",),
-        (("ms per step", "step_ms", ".1f"), ("watched ms", "watched_ms", ".1f"), ("share of time", "share", ".1%")),
-    ),
-    "study": Rows(
-        "{cells} cells of {model}",
-        ("model",),
-        (("cells an hour", "cells_per_hour", ".0f"), ("a cell s", "cell_s", ".1f"), ("its steps s", "steps_s", ".1f")),
-    ),
-}
+Result = dict[str, Any]
+Cell = Callable[[Result], str]
 
 
-def lines(part: str, results: list[dict[str, Any]]) -> list[str]:
-    """Return a line for each result by itself: its name, then head and value of each column."""
-    columns = ROWS[part].columns
-    of_each = [[f"{head} {_cell(result, key, style)}" for head, key, style in columns] for result in results]
-    return [f"{result['name']}: {', '.join(found)}" for result, found in zip(results, of_each, strict=True)]
+def tables_of(bench: Result) -> list[Table]:
+    """Return the tables of what the record has, in the page's order; memory and compile time share one."""
+    return [table(bench) for table in dict.fromkeys(table for part, table in TABLES.items() if bench.get(part))]
 
 
-def table(part: str, results: list[dict[str, Any]]) -> str:
-    """Return the results of one size: a head line that names it, then a line each."""
-    rows = ROWS[part]
-    head = f"{part}: {rows.size.format(**results[0])}"
-    lines = [head.ljust(NAME) + "".join(f"{head:>16}" for head, _, _ in rows.columns)]
-    for result in results:
-        cells = (_cell(result, key, style) for _, key, style in rows.columns)
-        lines.append(result.get("name", "make repro").ljust(NAME) + "".join(f"{cell:>16}" for cell in cells))
-    return "\n".join(lines)
+def as_text(part: str, results: list[Result], bench: Result) -> str:
+    """Return results of a part as the terminal shows them, held against the limits in ``bench``."""
+    table = TABLES[part]({part: results, "limits": bench.get("limits", {})})
+    rows = [[column.head for column in table.columns], *table.rows]
+    plain = [[cell.replace("*", "").replace("`", "") for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*plain, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in plain)
+    return "\n".join([f"{part}:", *(f"  {line.rstrip()}" for line in lines)])
 
 
-def _cell(result: dict[str, Any], key: str, style: str) -> str:
-    value = result.get(key)
-    if isinstance(value, list):
-        return ", ".join(value) or "none"
-    return result.get("absent", "not measured") if value is None else format(value, style)
+def checks_table(bench: Result) -> Table:
+    """Tests that hold the GPU against the CPU: how many passed."""
+    note = "Tests of `tests/gpu`: bits of operands, scales and random numbers, whole runs, steps of every optimizer."
+    return _table(
+        bench["checks"], note, (words("checked"), _code), (Column("passed"), _whole("passed")),
+        (words("failed"), lambda row: ", ".join(row["failed"]) or NONE), (Column("s"), _number("took_s", 0)),
+    )  # fmt: skip
+
+
+def operands_table(bench: Result) -> Table:
+    """Operands of products: the rate at which they are made, and its share of a copy's."""
+
+    def known(cell: Cell) -> Cell:
+        return lambda row: NONE if "absent" in row else cell(row)
+
+    note = (
+        f"A bfloat16 tensor of {whole(bench['operands'][0]['elements'])} elements, quantized and written in bfloat16, "
+        "or in float8 where it says so; compiled. Bytes: the tensor read once and the values written once. Of a copy: "
+        "median over rounds of the rate over that of a copy in the same round."
+    )
+    return _table(
+        bench["operands"], note, (words("operand"), _strong),
+        (Column("ms"), lambda row: row.get("absent") or number(row["call_ms"], 3)),
+        (Column("GB/s"), known(_whole("gb_per_s"))), (Column("of a copy"), known(_number("over_copy", 2))),
+        (Column("quartiles"), known(_quartiles("over_copy"))),
+    )  # fmt: skip
+
+
+def steps_table(bench: Result) -> Table:
+    """Contestants by sizes: the time of a step over that of bf16, and its milliseconds."""
+    note = (
+        "Time of a training step over that of a bf16 step of the same round, median, and its milliseconds; compiled. "
+        "Weights and inputs are quantized in the format, gradients in E5M2, with a scale per tensor of the present "
+        "step unless said. Share: the operations of the linear layers against the bf16 limit above."
+    )
+    columns, rows = _by_size(bench["steps"], lambda step: f"{step['over_bf16']:.2f} ({_ms(step['step_ms'])})")
+    baseline = {_size(step): step["matmul_operations_per_s"] for step in bench["steps"] if step["name"] == BASELINE}
+    if baseline:
+        rate = bench.get("limits", {}).get("bf16_gemm_operations_per_s")
+        shares = (
+            f"{100 * baseline[size] / rate:.0f} %" if rate and size in baseline else NOT_MEASURED
+            for size in sizes(bench["steps"])
+        )
+        rows.append(["bf16 step, share of the limit", *shares])
+    return Table([words("step"), *columns], rows, note)
+
+
+def memory_table(bench: Result) -> Table:
+    """Contestants: peak memory by size, and seconds to the first step, cold and warm, as far as they were measured."""
+    memory, compiled = bench.get("memory", []), bench.get("compile", [])
+    peaks = {(_size(result), result["name"]): result["peak_mb"] for result in memory}
+
+    def cell(result: Result) -> str:
+        base = peaks.get((_size(result), BASELINE))
+        if result["peak_mb"] is None:
+            return NOT_MEASURED
+        return whole(round(result["peak_mb"])) + (f" ({result['peak_mb'] / base:.2f})" if base else "")
+
+    columns, rows = _by_size(memory, cell)
+    seconds = {f"**{result['name']}**": [number(result[key], 1) for key in ("cold_s", "warm_s")] for result in compiled}
+    shown = {row[0]: row[1:] for row in rows}
+    body = [
+        [name, *shown.get(name, [NONE] * len(columns)), *seconds.get(name, [NOT_MEASURED] * 2 if seconds else [])]
+        for name in dict.fromkeys([*shown, *seconds])
+    ]
+    heads = ["peak MB"] * bool(memory) + ["first step s"] * bool(compiled)
+    return Table(
+        [words(", ".join(heads)), *columns, *(Column(head) for head in ("cold, s", "warm, s") if compiled)], body,
+        _memory_note(memory, compiled),
+    )  # fmt: skip
+
+
+def _memory_note(memory: list[Result], compiled: list[Result]) -> str:
+    notes = []
+    if memory:
+        notes.append(
+            "MB (10^6 bytes) at the peak of three warm steps, and over bf16's, each in a process of its own: "
+            "parameters, optimizer state, gradients, activations and quantized copies. On a CPU, the growth of the "
+            "resident set, freed tensors given back at once, plus what lies there between steps; on a GPU, what torch "
+            "has allocated."
+        )
+    if compiled:
+        size = f"{compiled[0]['model']}, batch {compiled[0]['batch']}"
+        notes.append(
+            f"First step: seconds from its call to its end in a new process ({size}), compiling included; cold with "
+            "an empty compile cache, warm with the cache that this left."
+        )
+    return " ".join(notes)
+
+
+def at_once_table(bench: Result) -> Table:
+    """Runs an hour by how many share the GPU."""
+    note = (
+        f"Runs of `{bench['at_once'][0]['model']}`, trained and diagnosed, so many at a time on the one GPU, from when "
+        "the first of each process has ended; first: seconds until then."
+    )
+    return _table(
+        sorted(bench["at_once"], key=lambda row: row["jobs"]), note, (Column("at a time"), _whole("jobs")),
+        (Column("runs an hour"), _whole("runs_per_hour")),
+        (Column("slowest to fastest round"), lambda row: " to ".join(map(whole, row["runs_per_hour_range"]))),
+        (Column("first, s"), _number("first_s", 0)),
+    )  # fmt: skip
+
+
+def parts_table(bench: Result) -> Table:
+    """What a run of each model size is made of."""
+    names = {
+        "step_s": "step, s", "step_p90_s": "step (p90), s", "evaluate_s": "evaluation, s",
+        "observe_s": "look inside, s", "setup_s": "set-up, s", "diagnose_s": "diagnosis, s", "first_s": "first run, s",
+    }  # fmt: skip
+    first = bench["parts_of_runs"][0]
+    note = (
+        f"Runs of {first['steps']} steps in {first['format']}, the second of two in one process; first run: with "
+        "compiling. `make estimate` takes its seconds from here."
+    )
+    return _table(
+        bench["parts_of_runs"], note, (words("model"), _code),
+        (Column("M parameters"), lambda row: f"{row['parameters'] / 1e6:.3g}"),
+        (Column("tokens/s"), _whole("tokens_per_s")),
+        *((Column(name), _number(key, 4 if key.startswith("step") else 1)) for key, name in names.items()),
+    )  # fmt: skip
+
+
+def optimizers_table(bench: Result) -> Table:
+    """Arms: the time of a step over that of torch's fused AdamW, and the memory that a step takes."""
+    first = bench["optimizers"][0]
+    note = (
+        "A step of the optimizer alone, told the norm of the gradients as in training, on the "
+        f"{significant(first['parameters'] / 1e6)} M parameters of `{first['model']}`, weights in {first['format']}, "
+        "over torch's fused AdamW in the same round, median. "
+        "State: the optimizer's tensors; peak: with what a step takes besides, weights and gradients aside."
+    )
+    return _table(
+        bench["optimizers"], note, (words("arm"), _strong), (Column("over AdamW"), _number("over_adamw", 2)),
+        (Column("quartiles"), _quartiles("over_adamw")), (Column("step"), lambda row: _ms(row["step_ms"])),
+        (Column("state MB"), lambda row: whole(round(row["state_mb"]))),
+        (Column("peak MB"), lambda row: NOT_MEASURED if row["peak_mb"] is None else whole(round(row["peak_mb"]))),
+    )  # fmt: skip
+
+
+def quantizers_table(bench: Result) -> Table:
+    """Ways to quantize by tensor size: nanoseconds per element, and the share of the copy bandwidth reached."""
+    results = bench["quantizers"]
+    elements = sorted({result["elements"] for result in results})
+    largest = max(elements)
+    medians = {(result["name"], result["elements"]): result.get("median_ns_per_element") for result in results}
+    absent = {result["name"]: result["absent"] for result in results if "absent" in result}
+    rate = bench.get("limits", {}).get("copy_bytes_per_s")
+    rows = []
+    for name in dict.fromkeys(result["name"] for result in results):
+        cells = [absent.get(name) or significant(medians.get((name, size))) for size in elements]
+        shown = f"**{name}**" if name.startswith("ours") else name
+        rows.append([shown, *cells, _share(medians.get((name, largest)), rate)])
+    columns = [words("round(x · s) / s"), *(Column(f"{_elements(size)}, ns") for size in elements)]
+    note = (
+        f"Nanoseconds per element, median, float32 in and out, elements by column; ours in {results[0]['format']}. "
+        f"Share: {BYTES_MOVED} bytes per element of the largest tensor against the copy limit above. "
+        f"{NONE}: too slow for tensors of this size."
+    )
+    return Table([*columns, Column("share of the limit")], rows, note)
+
+
+def pipeline_table(bench: Result) -> Table:
+    """What the pipeline takes by number of cells."""
+    note = (
+        "`make repro` on a throw-away pipeline of this shape (two stages per cell), whose stages only write a line: "
+        "with nothing to do (median of 3), and the first time, as a whole and divided by the cells."
+    )
+    return _table(
+        sorted(bench["pipeline"], key=lambda row: row["cells"]), note, (Column("cells"), _whole("cells")),
+        (Column("nothing to do, s"), _number("no_op_s", 1)), (Column("every stage run, s"), _number("first_s", 1)),
+        (Column("per cell, s"), _number("per_cell_s", 2)),
+    )  # fmt: skip
+
+
+def monitors_table(bench: Result) -> Table:
+    """What is recorded inside a run, by format and settings: a step without it, one with it, its share of the time."""
+
+    def share(row: Result) -> str:
+        return f"{100 * row['share']:.1f} % ({' to '.join(f'{100 * end:.1f}' for end in row['share_quartiles'])})"
+
+    first = bench["monitors"][0]
+    note = (
+        f"Steps of `{first['model']}` that the settings of `monitor:` have watched, beside steps of the same run that "
+        f"they do not; {first['rounds']} of each, medians. Share: the difference over the steps from one look to the "
+        "next, of the step's time with nothing watched; quartiles."
+    )
+    return _table(
+        bench["monitors"], note, (words("recorded"), _strong), (Column("every, steps"), _whole("every")),
+        (Column("step, ms"), _number("step_ms", 1)), (Column("watched step, ms"), _number("watched_ms", 1)),
+        (Column("share"), share),
+    )  # fmt: skip
+
+
+def study_table(bench: Result) -> Table:
+    """What a cell of a study takes, by model, and in what."""
+    parts = {
+        "steps": "steps_s", "loading a graph": "loading_s", "instrumented passes": "observe_s",
+        "evaluations": "evaluate_s", "rest of training": "around_s", "outside": "outside_s",
+    }  # fmt: skip
+    first = bench["study"][0]
+    note = (
+        f"A grid of {first['cells']} cells of {first['steps']} steps, {first['jobs']} at a time, really trained and "
+        "diagnosed in a throw-away copy of the project whose graphs were compiled before; no report. A cell: the "
+        "seconds of one of the jobs, and where they go on the mean cell. Outside: diagnosis, hand-over to DVC, waiting."
+    )
+    return _table(
+        bench["study"], note, (words("model"), lambda row: f"`{row['model']}`"),
+        (Column("cells an hour"), _whole("cells_per_hour")), (Column("a cell, s"), _number("cell_s", 1)),
+        *((Column(f"{name}, s"), _number(key, 2)) for name, key in parts.items()),
+    )  # fmt: skip
+
+
+#: The table of each part, in the page's order; those of the first two are of `make gpu`.
+TABLES: dict[str, Callable[[Result], Table]] = {
+    "checks": checks_table, "operands": operands_table, "steps": steps_table, "memory": memory_table,
+    "compile": memory_table, "at_once": at_once_table, "parts_of_runs": parts_table, "optimizers": optimizers_table,
+    "quantizers": quantizers_table, "pipeline": pipeline_table, "monitors": monitors_table, "study": study_table,
+}  # fmt: skip
+
+
+def _table(results: Iterable[Result], note: str, *columns: tuple[Column, Cell]) -> Table:
+    """Return a table of a row per result, each column with what it shows of one."""
+    return Table([column for column, _ in columns], [[cell(row) for _, cell in columns] for row in results], note)
+
+
+def _strong(row: Result) -> str:
+    return f"**{row['name']}**"
+
+
+def _code(row: Result) -> str:
+    return f"`{row['name']}`"
+
+
+def _whole(key: str) -> Cell:
+    return lambda row: whole(row[key])
+
+
+def _number(key: str, digits: int) -> Cell:
+    return lambda row: number(row[key], digits)
+
+
+def _quartiles(key: str) -> Cell:
+    return lambda row: " to ".join(f"{end:.2f}" for end in row[f"{key}_quartiles"])
+
+
+def _by_size(results: list[Result], cell: Callable[[Result], str]) -> tuple[list[Column], list[list[str]]]:
+    """Return a column per size and a row per contestant, its name first, ``cell`` saying what it shows."""
+    found = {(result["name"], *_size(result)): cell(result) for result in results}
+    names, columns = dict.fromkeys(result["name"] for result in results), sizes(results)
+    rows = [[f"**{name}**", *(found.get((name, *size), NONE) for size in columns)] for name in names]
+    return [Column(f"{model}, batch {batch}") for model, batch in columns], rows
+
+
+def _size(result: Result) -> tuple[str, int]:
+    return result["model"], result["batch"]
+
+
+def _ms(milliseconds: float) -> str:
+    return f"{milliseconds:.0f} ms" if milliseconds >= 10 else f"{milliseconds:.1f} ms"
+
+
+def _elements(count: int) -> str:
+    for power, unit in ((20, "Mi"), (10, "Ki")):
+        if count >= 1 << power:
+            return f"{count / (1 << power):g} {unit}"
+    return str(count)
+
+
+def _share(nanoseconds: float | None, rate: float | None) -> str:
+    if nanoseconds is None:
+        return NONE
+    return f"{100 * BYTES_MOVED / nanoseconds * 1e9 / rate:.0f} %" if rate else NOT_MEASURED

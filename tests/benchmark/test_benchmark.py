@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from altgrad.benchmark import alone, command_line, compiling, memory, quantizers
+from altgrad.benchmark import alone, command_line, memory, quantizers
 from altgrad.benchmark.limits import gemm_rate
 from altgrad.benchmark.steps import Contestant, Step, contestants, matmul_operations, measure, random_tokens
 from altgrad.model import GPTConfig, Recipe
@@ -115,7 +115,7 @@ def test_the_second_process_finds_the_cache_of_the_first():
         (cache / "kernel").touch()
         return 20.04 / len(found)
 
-    assert compiling.cold_and_warm(first_step_in) == {"cold_s": 20.0, "warm_s": 10.0}
+    assert alone.cold_and_warm(first_step_in) == {"cold_s": 20.0, "warm_s": 10.0}
     assert found == [[], ["kernel"]]
 
 

@@ -19,8 +19,8 @@ import torch
 
 from altgrad.benchmark import steps
 from altgrad.benchmark.gpu import needs, operands, pages
+from altgrad.benchmark.gpu.pages import NOT_MEASURED, gpu_blocks, gpu_sentence
 from altgrad.benchmark.gpu.session import FULL, MINIATURE, Item, Session
-from altgrad.benchmark.gpu.tables import NOT_MEASURED, gpu_blocks, gpu_sentence
 from altgrad.benchmark.page import speed_blocks
 from altgrad.config import UserError
 from altgrad.config.files import read_yaml, write_json
@@ -117,7 +117,8 @@ class Listed(Session):
         self.measured.append(name)
         if name == "b" and self.fails:
             raise RuntimeError("no kernel\nfor this card")
-        return {"at_once": [{"name": name, "model": "pico", "jobs": 1, "runs_per_hour": 1, "first_s": 1.0}]}
+        return {"at_once": [{"name": name, "model": "pico", "jobs": 1, "runs_per_hour": 1, "first_s": 1.0,
+                             "runs_per_hour_range": [1, 1]}]}
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import json
 
 FILES = {
     "altgrad/benchmark/calls.py", "altgrad/benchmark/session.py", "altgrad/benchmark/tables.py",
-    "altgrad/benchmark/machines.py", "altgrad/benchmark/speed_tables.py",
+    "altgrad/benchmark/machines.py", "altgrad/benchmark/record.py",
 }  # fmt: skip
 
 

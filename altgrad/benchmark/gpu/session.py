@@ -147,7 +147,7 @@ class Session:
             for part, rows in found.items():
                 self.record.put_limits(rows[0]) if part == "limits" else self.record.put(part, rows, each=True)
             self.record.put_item(item.name, took := time.perf_counter() - started)
-            print(f"{number} {item.name}: {took:.0f} s{_said(found)}", flush=True)
+            print(f"{number} {item.name}: {took:.0f} s{_said(found, self.record.content)}", flush=True)
         return [item.name for item in items if not self.record.has(item.name)]
 
     def items(self) -> Iterator[Item]:
@@ -238,10 +238,10 @@ def _is_there(entry: steps.Contestant) -> bool:
     return not ("torchao" in entry.name and "torchao" in needs.left_out())
 
 
-def _said(found: dict[str, list[dict[str, Any]]]) -> str:
-    """Return the rows as the terminal shows them: in the line if there is one, else below it."""
-    lines = [line for part, rows in found.items() if part in tables.ROWS for line in tables.lines(part, rows)]
-    return "".join(f"\n    {line}" for line in lines)
+def _said(found: dict[str, list[dict[str, Any]]], bench: dict[str, Any]) -> str:
+    """Return the rows as the terminal shows them."""
+    parts = {part: rows for part, rows in found.items() if part in tables.TABLES}
+    return "".join(f"\n{tables.as_text(part, rows, bench)}" for part, rows in parts.items())
 
 
 def _versions(device: torch.device) -> dict[str, str | None]:
