@@ -12,7 +12,6 @@ from functools import cache
 from altgrad.config.schedule import kept_by_decay
 from altgrad.reporting import roles
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.control import TWINS, Control
 from altgrad.reporting.load import COMPLETED, Study
 from altgrad.reporting.results import SEEDS
 from altgrad.reporting.tuning import Tuning
@@ -30,9 +29,7 @@ class Condition:
     reason: str
 
 
-def conditions(
-    study: Study, comparison: Comparison, control: Control | None, tuning: Tuning | None = None
-) -> list[Condition]:
+def conditions(study: Study, comparison: Comparison, tuning: Tuning | None = None) -> list[Condition]:
     """Return the conditions in a fixed order; ``tuning`` is an earlier run that fixed the learning rates."""
     return [
         _tuned(study, comparison, tuning),
@@ -47,7 +44,6 @@ def conditions(
         _matched_update(study),
         _null_arms(study),
         _virtual(study, comparison),
-        _twins(control),
     ]
 
 
@@ -195,15 +191,6 @@ def _virtual(study: Study, comparison: Comparison) -> Condition:
         spared = f"; the values of {joined(even)} are a uniform grid, which needs none" if even else ""
         return Condition(name, YES, f"one for {joined(uneven)}{spared}")
     return Condition(name, PARTLY if twins else NO, f"none for {joined(without)}")
-
-
-def _twins(control: Control | None) -> Condition:
-    name = f"{TWINS[0]} and {TWINS[1]} agree to the bit"
-    if control is None:
-        return Condition(name, OPEN, f"{TWINS[0]} and {TWINS[1]} did not both run")
-    pairs = plural(control.pairs, "pair")
-    reason = f"largest difference {control.max_difference:g} over {control.values} logged values of {pairs} of runs"
-    return Condition(name, YES if control.agrees else NO, reason)
 
 
 def _seeds(study: Study, comparison: Comparison) -> Condition:

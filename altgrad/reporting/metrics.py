@@ -8,21 +8,19 @@ from typing import Any
 import pandas as pd
 
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.control import Control
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
 from altgrad.reporting.runs import PRIMARY
 from altgrad.reporting.summary import ranked
 
 
-def metrics(study: Study, comparison: Comparison, control: Control | None, flags: int) -> dict[str, Any]:
+def metrics(study: Study, comparison: Comparison, flags: int) -> dict[str, Any]:
     """Return the metrics: numbers, names and nulls only, the same keys whatever completed.
 
     ``val_loss`` and ``delta_format``, the loss minus the baseline format's, are means over seeds at each optimizer's
     best learning rate; ``delta_optimizer`` is the loss minus the reference optimizer's, ``delta_format_specific`` that
     minus the same without the format; in nats per token, and below zero is better. ``best`` is the report's lowest:
     of all that is quantized, over the seeds that all completed. ``noise_floor`` is the report's too: that of the
-    comparison with the fewest seeds. ``control`` compares E0M7 with E1M6: its ``max_difference`` is null when no pair
-    ran, or when a pair ended differently. ``flags`` is how many were raised.
+    comparison with the fewest seeds. ``flags`` is how many were raised.
     """
     table, paired = comparison.best, comparison.answers.paired_seeds
     gaps = [None if row is None else row.mean for row in table["difference"]]
@@ -39,10 +37,6 @@ def metrics(study: Study, comparison: Comparison, control: Control | None, flags
         "delta_optimizer": _nested(comparison.gains, changes),
         "delta_format_specific": _nested(comparison.gains, beyond),
         "noise_floor": _plain(comparison.noise.floor(paired[0])) if comparison.noise and paired else None,
-        "control": {
-            "pairs": control.pairs if control else 0,
-            "max_difference": _plain(control.max_difference) if control else None,
-        },
         "flags": flags,
     }
 

@@ -8,7 +8,6 @@ from altgrad.config.files import write_json, write_text
 from altgrad.reporting.anomalies import cases
 from altgrad.reporting.cells import to_cells_page
 from altgrad.reporting.compare import compare
-from altgrad.reporting.control import check_twins
 from altgrad.reporting.figures import FIGURES, draw
 from altgrad.reporting.flags import raised
 from altgrad.reporting.html import CELLS, links_of, to_html
@@ -18,7 +17,7 @@ from altgrad.reporting.metrics import metrics
 from altgrad.reporting.plots import write_plots
 from altgrad.reporting.prune import prune
 from altgrad.reporting.sections import document
-from altgrad.reporting.simulated import load_rates
+from altgrad.reporting.simulate import worst_rate
 from altgrad.reporting.summary import headline
 from altgrad.reporting.tuning import load_tuning
 
@@ -35,16 +34,16 @@ def write_report(data: Path, out: Path, revision: str | None) -> str:
     grid, runs, diag = data / "grid", data / "runs", data / "diag"
     prune(grid, runs, diag)
     study = load_study(grid, data / "tokens", runs, diag)
-    comparison, control = compare(study), check_twins(study)
+    comparison = compare(study)
     flags = raised(study, comparison)
     pictures = draw(FIGURES, study, comparison, out / "figures")
-    rates = load_rates(out / "simulation.csv", study)
+    chance = worst_rate(out / "simulation.csv", study)
     tuning = load_tuning(out / "study", study)
     ended_badly = list(cases(study))
-    page = document(study, comparison, control, ended_badly, pictures, revision, rates, tuning)
+    page = document(study, comparison, ended_badly, pictures, revision, chance, tuning)
     write_text(out / "REPORT.md", to_markdown(page))
     write_text(out / "index.html", to_html(page, out / "figures", links_of(study)))
     write_text(out / CELLS, to_cells_page(study, flags, ended_badly))
-    write_json(out / "metrics.json", metrics(study, comparison, control, len(flags)))
+    write_json(out / "metrics.json", metrics(study, comparison, len(flags)))
     write_plots(study, out / "plots")
     return headline(study, comparison).replace("**", "").replace("`", "")

@@ -7,16 +7,12 @@ from collections.abc import Sequence
 from altgrad.reporting import tables, tables_inside
 from altgrad.reporting.anomalies import Case
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.control import Control
 from altgrad.reporting.document import Block, Document, Picture, Section, Text
 from altgrad.reporting.failures import failures
 from altgrad.reporting.fairness import conditions
 from altgrad.reporting.figures import at
-from altgrad.reporting.gain_course import course_table
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
-from altgrad.reporting.simulated import Rates
 from altgrad.reporting.summary import QUESTION, headline, summary
-from altgrad.reporting.tables_formats import formats_table
 from altgrad.reporting.tuning import Tuning
 from altgrad.reporting.updates import updates_table
 from altgrad.reporting.wording import joined, plural, significant, whole
@@ -28,23 +24,22 @@ FIRST = "gains"  # the figure of the first screen
 def document(
     study: Study,
     comparison: Comparison,
-    control: Control | None,
     ended_badly: Sequence[Case],
     pictures: Pictures,
     revision: str | None,
-    rates: Rates | None = None,
+    chance: float | None = None,
     tuning: Tuning | None = None,
 ) -> Document:
     """Return the whole report.
 
-    ``ended_badly`` are those of `altgrad.reporting.anomalies.cases`, ``rates`` of simulated studies like this one,
-    ``tuning`` is that of the run that fixed its learning rates.
+    ``ended_badly`` are those of `altgrad.reporting.anomalies.cases`, ``chance`` how often simulated studies like
+    this one find what is not there, ``tuning`` is that of the run that fixed its learning rates.
     """
     first = [picture for picture in _shown(pictures, "gains") if picture.name == FIRST]
     sections = [
         Section("Result in detail", "result", _result(study, comparison, pictures)),
         Section("What makes it fair", "fairness", [
-            tables.fairness_table(conditions(study, comparison, control, tuning))
+            tables.fairness_table(conditions(study, comparison, tuning))
         ]),
         Section("Which runs fail", "failures", [*failures(study, comparison), *_lost(study, ended_badly)]),
         Section("Precision and range", "precision", _shown(pictures, "precision", "layers")),
@@ -58,7 +53,7 @@ def document(
         Section("Gradients and activations", "signals", _shown(pictures, "signals")),
         Section("Loss curves", "curves", _shown(pictures, "curves")),
         Section("Formats and recipe", "formats", [
-            table for table in (formats_table(study), tables.recipe_table(study)) if table is not None
+            table for table in (tables.formats_table(study), tables.recipe_table(study)) if table is not None
         ]),
         Section("What it was", "settings", [
             Text(_scope(study)), tables.machine_table(study, revision), tables.corpus_table(study)
@@ -67,7 +62,7 @@ def document(
     return Document(
         "AltGrad report",
         QUESTION,
-        [Text(headline(study, comparison)), *first, *summary(study, comparison, rates)],
+        [Text(headline(study, comparison)), *first, *summary(study, comparison, chance)],
         [section for section in sections if section.blocks],
     )
 
@@ -83,8 +78,7 @@ def _with_table(blocks: Sequence[Block], table: Block | None) -> list[Block]:
 def _result(study: Study, comparison: Comparison, pictures: Pictures) -> list[Block]:
     """The course of what each optimizer changes, and every format and optimizer in one table."""
     gains = [picture for picture in _shown(pictures, "gains") if picture.name != FIRST]
-    course = course_table(study, comparison)
-    return [*gains, *([course] if course else []), *_shown(pictures, "costs"), tables.results_table(study, comparison)]
+    return [*gains, *_shown(pictures, "costs"), tables.results_table(study, comparison)]
 
 
 def _lost(study: Study, ended_badly: Sequence[Case]) -> list[Block]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -28,14 +28,16 @@ from tqdm import tqdm
 from altgrad.console import while_read
 from altgrad.reporting import roles
 from altgrad.reporting.claims import GAIN, Answers, Questions, answer, ask
-from altgrad.reporting.load import COLUMNS, COMPLETED, IDENTITY, NUMBERS, TEXTS, Study
+from altgrad.reporting.external.family import Family, study_of
+from altgrad.reporting.external.rows import Row
+from altgrad.reporting.load import Study
+from altgrad.reporting.results import SMALLEST_EFFECT
 from altgrad.reporting.runs import Run, Runs
 
 NOISE, SEED_SHIFT, EFFECT = 0.01, 0.03, 4.0  # nats, nats, standard deviations of a run's noise
 TABLE = "reports/simulation.csv"
 DESIGNS = [(formats, arms, seeds) for formats, arms in ((5, 2), (8, 8)) for seeds in (2, 3, 5, 10)]
 FORMATS = ("E0M7", "E1M6", "E2M5", "E3M4", "E4M3", "E5M2", "E6M1", "E7M0")
-FORMULAS = ("ulp", "mantissa", "smooth", "range")
 
 Spread = Callable[[np.random.Generator, np.ndarray], np.ndarray]
 
@@ -91,7 +93,7 @@ class Design:
     @classmethod
     def of(cls, formats: int, arms: int, seeds: int) -> Design:
         """Return the grid of so many quantized formats, the first the baseline, optimizers, and seeds."""
-        study = made_study(FORMATS[:formats], made_arms(arms), range(seeds))
+        study = made_study(FORMATS[:formats], arms, seeds)
         best: dict[tuple[str, str], Run] = {
             (entry, arm): (entry, arm, 1) for entry, arm in itertools.product(study.formats, study.optimizers)
         }
@@ -116,26 +118,30 @@ class Design:
         return answer(self.questions, runs, {}, tuned_here=False)
 
 
-def made_arms(count: int) -> dict[str, dict]:
-    """Return a baseline optimizer and ``count - 1`` others, none of which is another's control."""
-    arms: dict[str, dict] = {"adamw": {"base": "adamw", "stiffness": None}}
-    for i in range(count - 1):
-        arms[f"arm{i}"] = {"base": "adamw", "stiffness": FORMULAS[i % len(FORMULAS)], "power": 1 + i // len(FORMULAS)}
-    return arms
+def made_study(formats: Sequence[str], arms: int, seeds: int) -> Study:
+    """Return a study without losses: what is held against the first format, and against the optimizer ``plain``.
+
+    Every format is quantized, and no other arm is another's control.
+    """
+    names = ["plain", *(f"arm{i}" for i in range(arms - 1))]
+    rows = [Row(*run, loss=0.0) for run in itertools.product(formats, names, range(seeds))]
+    family = Family(reference=formats[0], reference_optimizer="plain", smallest_effect=SMALLEST_EFFECT)
+    return study_of(rows, [], family)
 
 
-def made_study(formats: tuple[str, ...], arms: dict[str, dict], seeds: range) -> Study:
-    """Return a study of completed cells without losses: every format quantizes weights, the first is the baseline."""
-    rows, resolved = [], {}
-    for name, arm, seed in itertools.product(formats, arms, seeds):
-        key = f"{name}-{arm}-{seed}-1"
-        rule = {"layers": "*", "weight": {"format": name}, "input": None, "grad": None}
-        resolved[key] = {"format": name, "arm": arms[arm], "rules": [rule]}
-        rows.append({"key": key, "format": name, "optimizer": arm, "seed": seed, "lr_scale": 1, "status": COMPLETED})
-    cells = pd.DataFrame(rows).set_index("key")
-    cells = cells.reindex(columns=[*IDENTITY, *TEXTS, *NUMBERS])
-    empty = {name: pd.DataFrame(columns=[*IDENTITY, *columns]) for name, columns in COLUMNS.items()}
-    return Study({"grid": {"baseline": formats[0]}}, {}, resolved, cells, timing={}, **empty)
+def worst_rate(file: Path, study: Study) -> float | None:
+    """Return how often chance alone gives a significant result in the design that is most like ``study``.
+
+    Of the table that `make simulate` writes, ``None`` without it. Most like: nearest in seeds, then in the number of
+    runs; of all noises the worst.
+    """
+    table = pd.read_csv(file) if file.is_file() else pd.DataFrame()
+    if table.empty:
+        return None
+    runs = table["formats"] * table["arms"] - len(study.formats) * len(study.optimizers)
+    for distance in ((table["seeds"] - len(study.seeds)).abs(), runs.abs()):
+        table = table[distance[table.index] == distance[table.index].min()]
+    return float(table["false_significant"].max())
 
 
 def rates(design: Design, noise: Spread, draws: int, seed: int = 0) -> dict[str, float]:

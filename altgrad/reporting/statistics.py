@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from scipy.special import ndtri, stdtrit
 
 CONFIDENCE = 0.95
@@ -46,6 +47,15 @@ def summarised(differences: np.ndarray) -> Difference | None:
     if len(known) == 0:
         return None
     return Difference(len(known), float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else math.nan)
+
+
+def interval(differences: np.ndarray | pd.Series) -> tuple[float, float, float]:
+    """Return the mean over seeds and the ends of its 95 % interval by Student's t; NaN with fewer than two."""
+    found = summarised(np.asarray(differences))
+    if found is None or found.n < 2:
+        return math.nan, math.nan, math.nan
+    half = t_quantile(found.n - 1) * found.sd / math.sqrt(found.n)
+    return found.mean, found.mean - half, found.mean + half
 
 
 def wilson(count: int, total: int) -> tuple[float, float]:

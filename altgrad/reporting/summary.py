@@ -5,18 +5,22 @@ Each table has one fixed lead sentence; everything that depends on the numbers i
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
+
+import numpy as np
 
 from altgrad.reporting import roles
 from altgrad.reporting.claims import COST
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Block, Column, Table, Text, of_numbers
 from altgrad.reporting.load import Study
-from altgrad.reporting.pairwise import each_pair, from_the_lowest
+from altgrad.reporting.moderation import fitted
+from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.results import INCONCLUSIVE, LEVEL, LOWER, NO_EFFECT, SEEDS, SMALLEST_EFFECT, Result
-from altgrad.reporting.runs import Run
-from altgrad.reporting.simulated import Rates
+from altgrad.reporting.runs import Contrast, Run
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import NONE, interval, joined, number, p_value, plural, signed, significant
 
@@ -24,7 +28,7 @@ QUESTION = "Which 8-bit floating-point format gains most from geometry-aware upd
 SHOWN = 5  # of the runs of the lowest loss
 
 
-def summary(study: Study, comparison: Comparison, rates: Rates | None) -> list[Block]:
+def summary(study: Study, comparison: Comparison, chance: float | None) -> list[Block]:
     """Return the tables of the first screen and the line on certainty."""
     blocks: list[Block] = []
     for lead, table in (
@@ -34,7 +38,7 @@ def summary(study: Study, comparison: Comparison, rates: Rates | None) -> list[B
     ):
         if table is not None:
             blocks += [Text(lead), table]
-    return [*blocks, Text(certainty(study, comparison, rates))]
+    return [*blocks, Text(certainty(study, comparison, chance))]
 
 
 def headline(study: Study, comparison: Comparison) -> str:
@@ -150,8 +154,12 @@ def lowest(study: Study, comparison: Comparison) -> list[Lowest]:
     ordered = ranked(study, comparison)
     if not ordered:
         return []
-    differences, levels = each_pair(ordered, lambda a, b: {a: 1, b: -1}, comparison.runs)
     first, runs = ordered[0], comparison.runs
+    contrasts: dict[tuple[Run, Run], Contrast] = {(a, b): {a: 1, b: -1} for a, b in itertools.combinations(ordered, 2)}
+    differences = {pair: found for pair, contrast in contrasts.items()
+                   if (found := runs.difference(contrast)) is not None and not found.is_zero}  # fmt: skip
+    spread = fitted(list(differences.values()), np.array([runs.row(contrasts[pair]) for pair in differences]))
+    levels = holm({pair: spread.p_value(found) for pair, found in differences.items()}) if spread else {}
     return [
         Lowest(
             run, float(runs.of_run(run).mean()),
@@ -173,7 +181,18 @@ def ranked(study: Study, comparison: Comparison) -> list[Run]:
     ]
     groups = ([run for run in candidates if (runs.completed(run) >= SEEDS) == many] for many in (True, False))
     losses = ({run: runs.by_seed({run: sign}) for run in group} for group in groups if group)
-    return [run for group in losses for run in from_the_lowest(group)]
+    return [run for group in losses for run in _from_the_lowest(group)]
+
+
+def _from_the_lowest(values: Mapping[Run, np.ndarray]) -> list[Run]:
+    """Return the runs by their mean over the seeds that all have a value of; over each one's own if they share none.
+
+    One that lost a seed in which all are high would else look lower than it is.
+    """
+    table = np.array(list(values.values()))
+    shared = np.isfinite(table).all(axis=0)
+    means = table[:, shared].mean(axis=1) if shared.any() else np.nanmean(table, axis=1)
+    return [list(values)[place] for place in np.argsort(means, kind="stable")]
 
 
 def lowest_table(study: Study, comparison: Comparison) -> Table | None:
@@ -194,7 +213,7 @@ def lowest_table(study: Study, comparison: Comparison) -> Table | None:
     return Table(columns, rows, note, behind)
 
 
-def certainty(study: Study, comparison: Comparison, rates: Rates | None) -> str:
+def certainty(study: Study, comparison: Comparison, chance: float | None) -> str:
     """Return one line: seeds, the number of comparisons, how often chance alone gives a result, the noise floor."""
     seeds = comparison.answers.paired_seeds
     if seeds is None:
@@ -205,8 +224,8 @@ def certainty(study: Study, comparison: Comparison, rates: Rates | None) -> str:
         f"Paired seeds: {paired}; p is adjusted over {plural(asked, 'comparison')}, significant up to {LEVEL:g} with "
         f"{SEEDS} seeds; inconclusive: the effect in brackets would have been found nine times in ten."
     )]  # fmt: skip
-    if rates is not None:
-        said.append(f"Of simulated studies like this one, of chance alone, {100 * rates.significant:.1f} % find any.")
+    if chance is not None:
+        said.append(f"Of simulated studies like this one, of chance alone, {100 * chance:.1f} % find any.")
     if comparison.noise is not None:
         said.append(f"Equal runs differ by up to {significant(comparison.noise.floor(seeds[0]))} 19 times in 20.")
     return " ".join(said)

@@ -8,23 +8,23 @@ from typing import Any
 import pandas as pd
 
 from altgrad.config.recipe import SCALE_FORMATS
+from altgrad.formats import Format
 from altgrad.reporting import roles
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Column, Table, of_numbers
 from altgrad.reporting.fairness import Condition
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
 from altgrad.reporting.runs import RUN
-from altgrad.reporting.wording import (
-    NONE,
-    absent,
-    interval,
-    joined,
-    number,
-    signed,
-    whole,
-)
+from altgrad.reporting.wording import NONE, absent, interval, joined, number, signed, significant, whole
 
 FLAG = "⚑"
+SPECIALS_IN_WORDS = {
+    "finite": "every code is a number",
+    "fn": "all-ones magnitude is NaN",
+    "ieee": "top exponent is Inf and NaN",
+    "fnuz": "only 0x80 is NaN, no −0",
+    "p3109": "0x80 is NaN, top code is ±Inf",
+}
 
 
 def words(head: str) -> Column:
@@ -86,6 +86,40 @@ def fairness_table(conditions: Iterable[Condition]) -> Table:
     """The conditions of a fair comparison."""
     rows = [[condition.name, f"**{condition.met}**", condition.reason] for condition in conditions]
     return Table([words("condition"), words("met"), words("because")], rows)
+
+
+def formats_table(study: Study) -> Table | None:
+    """A row per format that the grid quantizes to, derived from its defining fields."""
+    formats: dict[str, Format] = {}
+    used: dict[str, set[str]] = {}
+    for cell in study.resolved.values():
+        for name, fields in cell["formats"].items():
+            formats.setdefault(name, Format(**fields))
+        for rule in cell["rules"]:
+            for role in ("weight", "input", "grad"):
+                if rule[role] is not None and not rule[role].get("virtual"):
+                    used.setdefault(rule[role]["format"], set()).add(role)
+    if not formats:
+        return None
+    columns = [
+        words("format"), words("E/M"), Column("bias"), Column("largest"), Column("min normal"),
+        Column("min subnormal"), Column("binades"), Column("worst rounding"), Column("values"),
+        words("top codes"), words("used for"),
+    ]  # fmt: skip
+    rows = []
+    for fmt in sorted(formats.values(), key=lambda fmt: (fmt.bits, fmt.exponent_bits, fmt.name)):
+        step = NONE if fmt.half_step is None else f"{100 * fmt.half_step:.3g} %"
+        rows.append([
+            f"**{fmt.name}**", f"{fmt.exponent_bits}/{fmt.mantissa_bits}", number(fmt.bias, 0),
+            significant(fmt.max, 6), significant(fmt.min_normal, 5), significant(fmt.min_subnormal, 5),
+            number(fmt.binades, 1), step, whole(len(fmt.values)), SPECIALS_IN_WORDS[fmt.specials],
+            joined([role for role in ("weight", "input", "grad") if role in used.get(fmt.name, ())]),
+        ])  # fmt: skip
+    note = (
+        "Before scaling. Worst rounding: largest relative error of a normal value, 2^-(M+1). Binades: log2 of the "
+        "largest over the smallest positive value."
+    )
+    return Table(columns, rows, note)
 
 
 def recipe_table(study: Study) -> Table | None:

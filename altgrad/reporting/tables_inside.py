@@ -6,27 +6,30 @@ import math
 from collections.abc import Sequence
 
 from altgrad.metrics import METRICS, Metric
+from altgrad.reporting import roles
 from altgrad.reporting.anomalies import Case, tensor
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Column, Table
 from altgrad.reporting.figures.select import per_layer, shown_optimizer
 from altgrad.reporting.load import Study
-from altgrad.reporting.nearness import ALONG, SHOWN, SHUFFLED, is_geometry, nearness
-from altgrad.reporting.paired import with_interval
+from altgrad.reporting.statistics import interval
 from altgrad.reporting.tables import words
-from altgrad.reporting.wording import NONE, absent, number, significant, whole
+from altgrad.reporting.wording import NONE, absent, number, signed, significant, whole
 
 EXPLAIN = "python -m altgrad.diagnostics explain CELL"
-
-
 COSINE_DECIMALS = 4  # two cosines near 1 differ late
+ALONG, SHUFFLED = "natural_kfac_s", "natural_kfac_shuffled"
+#: The metrics of the section on geometry that its table shows, and with how many decimals.
+GEOMETRY = {"stiffness_spread": 2, "gradient_stiffness_rho": 3, "fisher_stiffness_rho": 3, "natural_kfac_plain": 3,
+            ALONG: 3, SHUFFLED: 3}  # fmt: skip
+OF_GEOMETRY = ("natural_", "stiffness_", "descent_share", "gradient_stiffness", "fisher_")  # how their names begin
 
 
 def diagnosis_table(study: Study, comparison: Comparison) -> Table | None:
     """Format x summary metric at the end of the run, mean over seeds, but for what the section on geometry shows."""
     rows = per_layer(study.summary, study, comparison).dropna(subset="value")
     known = METRICS | study.metrics
-    rows = rows[[name in known and not is_geometry(known[name]) for name in rows["metric"]]]
+    rows = rows[[name in known and not name.startswith(OF_GEOMETRY) for name in rows["metric"]]]
     if rows.empty:
         return None
     table = rows.pivot_table(index="metric", columns="format", values="value")
@@ -53,15 +56,26 @@ def _numbers(metric: Metric, values: list[float]) -> list[str]:
 
 
 def geometry_table(study: Study, comparison: Comparison) -> Table | None:
-    """What the diagnoses say of each format's geometry beside the loss's; None where none was diagnosed."""
-    found, optimizer = nearness(study, comparison), shown_optimizer(study, comparison)
-    rows = [
-        [
-            f"**{row.entry}**", number(row.spread, 2), number(row.gradient_rho, 3), number(row.fisher_rho, 3),
-            number(row.plain, 3), number(row.along, 3), number(row.shuffled, 3), with_interval(row.differences),
-        ]
-        for row in found
-    ]  # fmt: skip
+    """What the diagnoses say of each format's geometry beside the loss's; None where none was diagnosed.
+
+    A geometry-aware arm descends along S·g, S the spacing of the format's values at each weight. If that geometry were
+    the loss's, S·g would lie nearer to the natural gradient F⁻¹g than with the spacings shuffled among the weights.
+    """
+    optimizer = shown_optimizer(study, comparison)
+    found = per_layer(study.summary, study, comparison).dropna(subset="value")
+    table = found.pivot_table(index=["format", "seed"], columns="metric", values="value")
+    table = table.reindex(columns=list(GEOMETRY)).dropna(subset=[ALONG, SHUFFLED])
+    present, rows, behind = set(table.index.get_level_values("format")), [], []
+    for entry in study.formats:
+        if entry in present and roles.is_quantized(study, entry) and not roles.has_even_grid(study, entry):
+            own = table.loc[entry]
+            mean, low, high = (signed(value, 4) for value in interval(own[ALONG] - own[SHUFFLED]))
+            rows.append([
+                f"**{entry}**", *(number(own[name].mean(), digits) for name, digits in GEOMETRY.items()),
+                "not measured" if low == NONE else f"{mean} [{low}, {high}]",
+            ])  # fmt: skip
+            cells = comparison.behind(entry, optimizer)
+            behind.append([None, *(cells | {"metric": shown} for shown in (*GEOMETRY, [ALONG, SHUFFLED]))])
     columns = [
         words("format"), Column("spread of S, binades"), Column("|g| with S"), Column("Fisher with S"),
         Column("F⁻¹g with g"), Column("with S·g"), Column("with S·g, S shuffled"), Column("S·g minus shuffled [95 %]"),
@@ -72,10 +86,6 @@ def geometry_table(study: Study, comparison: Comparison) -> Table | None:
         "natural gradient F⁻¹g (Kronecker factors) with three directions of descent. Mean over layers and seeds at the "
         f"end of the run (`{optimizer}`); each interval by itself, over seeds."
     )
-    behind = []
-    for row in found:
-        cells = comparison.behind(row.entry, optimizer)
-        behind.append([None, *(cells | {"metric": name} for name in SHOWN), cells | {"metric": [ALONG, SHUFFLED]}])
     return Table(columns, rows, note, behind) if rows else None
 
 

@@ -19,8 +19,8 @@ def standing(cells: Iterable[Seen], baseline: str) -> list[dict[str, Any]]:
     the seeds that both completed, each at its own best rate, with the ends ``low`` and ``high`` of its 95 % interval.
     ``None`` where there is nothing yet, or for the baseline itself.
     """
-    from altgrad.reporting.paired import interval  # which loads pandas, and nobody needs before a cell is there
     from altgrad.reporting.runs import Runs
+    from altgrad.reporting.statistics import interval  # which loads pandas, and nobody needs before a cell is there
 
     of = [(cell, cell.settings) for cell in cells]
     seeds = list(dict.fromkeys(own["seed"] for _, own in of))

@@ -14,7 +14,7 @@ from tests.reporting.made_losses import ADAMW, STIFF, study_of
 
 
 def numbers(study: Study) -> dict:
-    return metrics(study, compare(study), None, 0)
+    return metrics(study, compare(study), 0)
 
 
 def test_the_best_is_lowest_over_the_seeds_that_all_completed() -> None:

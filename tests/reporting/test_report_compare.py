@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from altgrad.reporting.compare import compare
-from altgrad.reporting.control import check_twins
 from altgrad.reporting.figures.comparison import costs_and_precision
 from altgrad.reporting.flags import raised
 
@@ -72,33 +71,6 @@ def test_learning_rates_are_compared_on_the_seeds_that_they_share(made) -> None:
 def test_a_rate_that_lost_all_its_seeds_is_never_the_best(made) -> None:
     lost = {f"bf16-adamw-{seed}-1": 40 for seed in (0, 1)}
     assert row(compare(made(["bf16"], lr_scales=(0.25, 1), diverged=lost)).best, format="bf16")["lr_scale"] == 0.25
-
-
-def test_twins_that_repeat_each_other_agree_to_the_bit(study) -> None:
-    control = check_twins(study)
-    assert control.agrees and control.pairs == 2 and control.values > 20
-
-
-def change(study, key: str, column: str, edit) -> None:
-    name, _, seed, _ = key.split("-")
-    rows = (study.history["format"] == name) & (study.history["seed"] == int(seed))
-    position = study.history.index[rows & study.history[column].notna()][-1]
-    study.history.loc[position, column] = edit(study.history.loc[position, column])
-
-
-def test_twins_that_differ_in_the_last_bit_disagree(made) -> None:
-    study = made(["E0M7", "E1M6"])
-    change(study, "E0M7-adamw-1-1", "grad_norm", lambda x: math.nextafter(x, 9))
-    control = check_twins(study)
-    assert not control.agrees and 0 < control.max_difference < 1e-12
-
-
-def test_twins_that_end_differently_disagree_without_bound(made) -> None:
-    assert check_twins(made(["E0M7", "E1M6"], diverged={"E0M7-adamw-0-1": 40})).max_difference == math.inf
-
-
-def test_without_both_twins_there_is_no_control(made) -> None:
-    assert check_twins(made(["bf16", "E1M6"])) is None
 
 
 def test_costs_stand_beside_the_mean_precision_of_the_second_half(study, comparison) -> None:

@@ -59,7 +59,7 @@ def check(out: Path) -> None:
     numbers = json.loads((out / "metrics.json").read_text(), parse_constant=pytest.fail)
     assert set(numbers) == {
         "cells", "best", "val_loss", "delta_format", "delta_optimizer", "delta_format_specific", "noise_floor",
-        "control", "flags",
+        "flags",
     }  # fmt: skip
 
 
@@ -116,7 +116,6 @@ def test_metrics_hold_the_numbers_of_the_runs(report: Path, project: Path) -> No
     assert numbers["val_loss"]["E5M2"]["adamw"] == pytest.approx(final, rel=1e-11)
     assert numbers["delta_format"]["bf16"]["adamw"] is None
     assert numbers["best"]["format"] == "E3M4"
-    assert numbers["control"] == {"pairs": 2, "max_difference": 0.0}
 
 
 def test_the_page_names_what_was_lost_the_revision_and_the_machine(report: Path) -> None:

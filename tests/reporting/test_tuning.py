@@ -61,7 +61,7 @@ def tried(
 
 
 def condition(study: Study, folder: Path) -> tuple[str, str]:
-    found = {c.name: c for c in conditions(study, compare(study), None, load_tuning(folder, study))}
+    found = {c.name: c for c in conditions(study, compare(study), load_tuning(folder, study))}
     return found[NAME].met, found[NAME].reason
 
 

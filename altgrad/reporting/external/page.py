@@ -14,7 +14,6 @@ from altgrad.reporting.document import Block, Document, Picture, Section, Table,
 from altgrad.reporting.external.family import Family, study_of
 from altgrad.reporting.external.rows import read_curves, read_rows
 from altgrad.reporting.figures import FIGURES, draw
-from altgrad.reporting.gain_course import course_table
 from altgrad.reporting.html import to_html
 from altgrad.reporting.load import Study
 from altgrad.reporting.markdown import to_markdown
@@ -113,8 +112,6 @@ def _document(
         ("**What each configuration changes**", costs), (f"**What {_method(study, comparison)} changes**", updates),
         (f"**{measure.best.capitalize()} {measure.noun}**", lowest_table(study, comparison)),
     ]  # fmt: skip
-    course = _noted(course_table(study, comparison), f"{measure.delta}: minus `{family.reference_optimizer}` after the "
-                    "same step with the same seed, with the 95 % interval of each by itself.")  # fmt: skip
 
     def shown(*names: str) -> list[Block]:
         return [pictures[name] for name in names if name in pictures]
@@ -128,8 +125,7 @@ def _document(
         ],
         [section for section in (
             Section("Result in detail", "result", [
-                *shown("gains_over_run"), *([course] if course else []), *shown("final_differences"),
-                results_table(study, comparison),
+                *shown("gains_over_run", "final_differences"), results_table(study, comparison),
             ]),
             Section("Curves", "curves", shown("loss_curves", "loss_differences")),
             Section("What was asked", "family", [_family_table(results, family)]),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from altgrad.reporting.compare import Comparison
+from altgrad.reporting.figures.select import at_best, of_completed
 from altgrad.reporting.figures.spec import in_report
 from altgrad.reporting.figures.style import legend, looks, tiles
-from altgrad.reporting.gain_course import courses
 from altgrad.reporting.load import Study
-from altgrad.reporting.paired import interval
+from altgrad.reporting.statistics import interval
 
 
 @in_report(
@@ -39,3 +40,27 @@ def gains_over_run(study: Study, comparison: Comparison) -> Figure | None:
     axes[0].set_ylabel(study.measure.labelled(study.measure.delta))
     legend(figure, styles, names)
     return figure
+
+
+def courses(study: Study, comparison: Comparison) -> dict[tuple[str, str], pd.DataFrame]:
+    """Return the difference of each optimizer to its reference in the same format, with the same seed, at each step.
+
+    Each is at its best learning rate, and only completed runs count: what a diverged one lost would bend a mean.
+
+    Returns:
+        By format and optimizer, in the grid's order, a row per step at which both have a validation loss and a column
+        per seed, in nats per token. The step before training, where nothing differs, is left out.
+    """
+    history = of_completed(at_best(study.history, comparison), study)
+    history = history[history["step"] > 0]
+    losses = {
+        run: own.pivot(index="step", columns="seed", values="val_loss")
+        for run, own in history.dropna(subset="val_loss").groupby(["format", "optimizer"], sort=False)
+    }
+    found = {
+        (entry, arm): (losses[entry, arm] - losses[entry, plain]).dropna(how="all")
+        for entry in study.formats
+        for arm, plain in comparison.references.items()
+        if (entry, arm) in losses and (entry, plain) in losses
+    }
+    return {run: own for run, own in found.items() if len(own)}
