@@ -107,24 +107,21 @@ def _results(study: Study, runs: Runs) -> pd.DataFrame:
         val_loss_sd=(PRIMARY, "std"),
     ).reset_index()  # fmt: skip
     table["perplexity"] = [math.exp(loss) if study.measure.in_nats else math.nan for loss in table[PRIMARY]]
-    losses = {name: completed.set_index(pd.MultiIndex.from_frame(cells[[*RUN, "seed"]]))[name].to_dict()
-              for name in (PRIMARY, "train_loss")}  # fmt: skip
+    of_losses = {"val_gap": runs, "train_gap": Runs.of(study, "train_loss")}
     differences: list[Difference | None] = []
-    gaps: dict[str, list[float]] = {"val_gap": [], "train_gap": []}
+    gaps: dict[str, list[float]] = {name: [] for name in of_losses}
     for entry, arm, rate in zip(*(table[name] for name in RUN), strict=True):
         own: Run = (entry, arm, rate)
         base = None if study.baseline in (None, entry) else (study.baseline, arm, rate)
         differences.append(runs.difference({own: 1, base: -1}) if base else None)
-        for gap, name in (("val_gap", PRIMARY), ("train_gap", "train_loss")):
-            gaps[gap].append(_gap(losses[name], own, base, study.seeds) if base else math.nan)
+        for name, losses in of_losses.items():
+            gaps[name].append(_gap(losses, own, base))
     return table.assign(difference=pd.Series(differences, dtype=object), **gaps)
 
 
-def _gap(losses: Mapping[tuple, float], own: Run, base: Run, seeds: list[int]) -> float:
+def _gap(runs: Runs, own: Run, base: Run | None) -> float:
     """Return the mean over shared seeds of how far the loss is above the baseline's, in percent; NaN without any."""
-    ratios = [losses[*own, seed] / losses[*base, seed] for seed in seeds if losses.get((*base, seed))]
-    known = [ratio for ratio in ratios if ratio == ratio]
-    return 100 * (sum(known) / len(known) - 1) if known else math.nan
+    return math.nan if base is None else float(100 * (runs.of_run(own) / runs.of_run(base) - 1).mean())
 
 
 def _best(
@@ -132,8 +129,6 @@ def _best(
 ) -> pd.DataFrame:
     """Return a row per (format, optimizer) at its best learning rate."""
     rows = []
-    losses = study.cells[PRIMARY].where(study.cells["status"] == COMPLETED)
-    by_cell = dict(zip(zip(*(study.cells[name] for name in (*RUN, "seed")), strict=True), losses, strict=True))
     keys = zip(*(results[name] for name in RUN), strict=True)
     at = dict(zip(keys, results.to_dict("records"), strict=True))
     plain = roles.main_plain(study)
@@ -142,7 +137,7 @@ def _best(
         rows.append(at[run] | {
             "difference": runs.difference({run: 1, base: -1}) if base else None,
             "claim": answers.of(COST, entry) if arm == plain else None,
-            "val_gap": _gap(by_cell, run, base, study.seeds) if base else math.nan,
+            "val_gap": _gap(runs, run, base),
             "bracket": _bracket(study, run, runs),
         })  # fmt: skip
     return pd.DataFrame(rows)

@@ -112,12 +112,13 @@ class Study:
         return int((self.cells["status"] == status).sum())
 
 
-def load_study(grid_dir: Path, tokens_dir: Path, runs_dir: Path, diag_dir: Path) -> Study:
-    """Read every cell of ``grid_dir/index.json``.
+def load_study(data: Path) -> Study:
+    """Read every cell of the grid in ``data``, the pipeline's folder.
 
     Raises :class:`altgrad.config.UserError` when the grid or the tokens are not there or a JSON file is
     broken. A cell without a usable run is no error: it is recorded as missing.
     """
+    grid_dir, runs_dir, diag_dir = (data / name for name in ("grid", "runs", "diag"))
     index = read_json(grid_dir / "index.json")
     rows, resolved, timing = [], {}, {}
     own: dict[str, dict[str, Any]] = {}
@@ -148,7 +149,7 @@ def load_study(grid_dir: Path, tokens_dir: Path, runs_dir: Path, diag_dir: Path)
     cells[TEXTS] = cells[TEXTS].fillna("")
     return Study(
         params=index["params"],
-        corpus=read_json(tokens_dir / "meta.json"),
+        corpus=read_json(data / "tokens/meta.json"),
         resolved=resolved,
         cells=cells,
         timing=timing,

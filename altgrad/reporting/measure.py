@@ -12,7 +12,7 @@ class Measure:
     """What is measured of each run, and what tables and axes call it.
 
     Attributes:
-        noun: the field's word for it, as in "Δ loss".
+        noun: the field's word for it, as in "Δ loss"; ``full`` where there is room.
         unit: its unit; empty where nobody has said it.
         entry: what the runs differ by besides optimizer and seed.
         higher_is_better: which way is better.
@@ -20,6 +20,7 @@ class Measure:
     """
 
     noun: str = "loss"
+    full: str = "validation loss"
     unit: str = "nats per token"
     entry: str = "format"
     higher_is_better: bool = False
@@ -44,6 +45,10 @@ class Measure:
     def from_best(self) -> str:
         """How a run stands to the best, as a column's head has it."""
         return f"minus the {self.best}" if self.higher_is_better else f"above the {self.best}"
+
+    def with_unit(self, text: str) -> str:
+        """Return a sentence with the unit at its end."""
+        return f"{text}, {self.unit}" if self.unit else text
 
     def labelled(self, text: str) -> str:
         """Return an axis' label with the unit behind it."""

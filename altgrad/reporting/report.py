@@ -31,9 +31,8 @@ def write_report(data: Path, out: Path, revision: str | None) -> str:
     ``index.html``, ``cells.html``, ``metrics.json``, ``figures/`` and ``plots/``. Raises
     :class:`altgrad.config.UserError` when the grid or the tokens are missing.
     """
-    grid, runs, diag = data / "grid", data / "runs", data / "diag"
-    prune(grid, runs, diag)
-    study = load_study(grid, data / "tokens", runs, diag)
+    prune(data)
+    study = load_study(data)
     comparison = compare(study)
     flags = raised(study, comparison)
     pictures = draw(FIGURES, study, comparison, out / "figures")

@@ -30,10 +30,10 @@ class Runs:
     losses: np.ndarray
 
     @classmethod
-    def of(cls, study: Study) -> Runs:
-        """Return those of every cell in ``study`` that completed."""
+    def of(cls, study: Study, loss: str = PRIMARY) -> Runs:
+        """Return those of every cell in ``study`` that completed; ``loss`` is another column of its cells."""
         cells = study.cells
-        losses = cells[PRIMARY].where(cells["status"] == COMPLETED).to_numpy(dtype="float64")
+        losses = cells[loss].where(cells["status"] == COMPLETED).to_numpy(dtype="float64")
         identity = (cells["format"], cells["optimizer"], cells["lr_scale"], cells["seed"])
         return cls.of_losses(zip(*identity, losses, strict=True), study.seeds)
 

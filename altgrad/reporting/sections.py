@@ -11,10 +11,10 @@ from altgrad.reporting.document import Block, Document, Picture, Section, Text
 from altgrad.reporting.failures import failures
 from altgrad.reporting.fairness import conditions
 from altgrad.reporting.figures import at
+from altgrad.reporting.figures.updates import updates_table
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
 from altgrad.reporting.summary import QUESTION, headline, summary
 from altgrad.reporting.tuning import Tuning
-from altgrad.reporting.updates import updates_table
 from altgrad.reporting.wording import joined, plural, significant, whole
 
 Pictures = dict[str, Picture]
@@ -42,7 +42,7 @@ def document(
             tables.fairness_table(conditions(study, comparison, tuning))
         ]),
         Section("Which runs fail", "failures", [*failures(study, comparison), *_lost(study, ended_badly)]),
-        Section("Precision and range", "precision", _shown(pictures, "precision", "layers")),
+        Section("Precision and range", "precision", _shown(pictures, "layers")),
         Section("Weights", "weights", _with_table(
             _shown(pictures, "weights"), tables_inside.diagnosis_table(study, comparison)
         )),

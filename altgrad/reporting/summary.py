@@ -70,11 +70,12 @@ def costs_table(study: Study, comparison: Comparison) -> Table | None:
     found = {entry: result for entry, result in results.items() if result is not None}
     if not found:
         return None
-    columns = [words(study.measure.entry), *_heads(study)]
+    columns = [words(study.measure.entry), *heads(study.measure.delta)]
     rows = [[f"**{entry}**", *cells(result)] for entry, result in found.items()]
     behind = [of_numbers(columns, {"format": entry, "optimizer": comparison.reference}) for entry in found]
-    note = f"Δ loss: final validation loss minus `{study.baseline}`'s under `{comparison.reference}`, nats per token."
-    return Table(columns, rows, note, behind)
+    measure = study.measure
+    note = f"{measure.delta}: final {measure.full} minus `{study.baseline}`'s under `{comparison.reference}`"
+    return Table(columns, rows, f"{measure.with_unit(note)}.", behind)
 
 
 def updates_table(study: Study, comparison: Comparison) -> Table | None:
@@ -90,7 +91,7 @@ def updates_table(study: Study, comparison: Comparison) -> Table | None:
     own = any(row.beyond is not None for row in kept)
     held_against = any(row.nulls or row.foreign or row.matched is not None for row in kept)
     entry = study.measure.entry
-    columns = [words(entry), *[words("optimizer")] * several, *_heads(study),
+    columns = [words(entry), *[words("optimizer")] * several, *heads(study.measure.delta),
                *[words(f"{entry}-specific effect")] * own, *[words("against controls")] * held_against]  # fmt: skip
     rows, behind = [], []
     for row in kept:
@@ -103,17 +104,17 @@ def updates_table(study: Study, comparison: Comparison) -> Table | None:
         behind.append(of_numbers(columns, {"format": row.format, "optimizer": [row.optimizer, row.reference]}))
     held = joined(list(dict.fromkeys(f"`{row.reference}`" for row in kept)))
     of = "each optimizer's" if several else f"`{kept[0].optimizer}`'s"
-    note = f"Δ loss: {of} minus {held}'s in the same format, each at its best learning rate."
+    note = f"{study.measure.delta}: {of} minus {held}'s in the same {entry}."
     if own:
-        note += (
-            " Format-specific effect: that minus the same difference where nothing is quantized (difference in "
-            "differences)."
-        )
+        twins = joined(list(dict.fromkeys(f"`{row.twin}`" for row in kept if row.beyond is not None)))
+        note += f" {entry.capitalize()}-specific effect: that minus the same in the control (difference in differences)"
+        note += f", {twins}."
     return Table(columns, rows, note, behind)
 
 
-def _heads(study: Study) -> list[Column]:
-    return [Column(study.measure.delta), words("95 % CI"), Column("p"), Column("n"), words("result")]
+def heads(delta: str) -> list[Column]:
+    """Return the columns of `cells`."""
+    return [Column(delta), words("95 % CI"), Column("p"), Column("n"), words("result")]
 
 
 def cells(result: Result) -> list[str]:

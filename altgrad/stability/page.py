@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
 
 from altgrad.config.files import replacing, write_text
 from altgrad.reporting.document import Block, Code, Column, Document, Picture, Section, Table, Text
-from altgrad.reporting.figures.stability import draw_stability
+from altgrad.reporting.figures.style import drawing, looks, panels, save
 from altgrad.reporting.markdown import to_markdown
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import joined, number, plural
@@ -57,9 +58,37 @@ def edges_of(rows: pd.DataFrame) -> dict[tuple[str, str, str], Edge]:
     return {key: edge_of({int(rung): bool(value) for rung, value in stable[key].items()}) for key in keys}
 
 
-def table_of(
-    rows: pd.DataFrame, edges: dict[tuple[str, str, str], Edge], ladder: Ladder, note: str
-) -> Table:
+def draw_stability(edges: Mapping[tuple[str, str, str], Edge], ladder: Ladder, folder: Path) -> None:
+    """Draw the edge of each (variant, format, arm), a panel per variant, as ``folder/stability``."""
+    variants = list(dict.fromkeys(variant for variant, _, _ in edges))
+    entries = list(dict.fromkeys(entry for _, entry, _ in edges))
+    arms = list(dict.fromkeys(arm for _, _, arm in edges))
+    rows = [(entry, arm) for entry in entries for arm in arms]
+    with drawing():
+        figure, grid = panels(len(variants), 1, 0.7 + 0.32 * len(rows), width=7.0)
+        for axes, variant in zip(grid[:, 0], variants, strict=True):
+            for y, (entry, arm) in enumerate(rows):
+                edge, look = edges.get((variant, entry, arm)), looks(entries)[entry]
+                if edge is None:
+                    continue
+                if edge.stable is not None:
+                    end = edge.unstable if edge.unstable is not None else edge.stable
+                    axes.plot([ladder.low, edge.stable], [y, y], color=look.color, linewidth=1.2)
+                    axes.plot([edge.stable, end], [y, y], color=look.color, linewidth=0.9, linestyle=":")
+                    marker = ">" if edge.unstable is None else look.marker
+                    axes.plot(edge.stable, y, color=look.color, marker=marker, markersize=7)
+                if edge.unstable is not None:
+                    hollow = {"color": look.color, "markerfacecolor": "white", "markersize": 7}
+                    axes.plot(edge.unstable, y, marker=look.marker, **hollow)
+            axes.set_yticks(range(len(rows)), [f"{entry} {arm}" for entry, arm in rows])
+            axes.set_ylim(len(rows) - 0.5, -0.5)
+            ticks = range(ladder.low, ladder.high + 1)
+            axes.set_xticks(ticks, [f"{ladder.factor**rung:g}" for rung in ticks])
+            axes.set(xlabel="learning rate as a multiple of the arm's own", title=variant)
+        save(figure, folder, "stability")
+
+
+def table_of(rows: pd.DataFrame, edges: dict[tuple[str, str, str], Edge], ladder: Ladder, note: str) -> Table:
     """Return the table: a row per variant, format and arm."""
     varied = any(variant for variant, *_ in edges)
     lines = []

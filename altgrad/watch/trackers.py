@@ -130,22 +130,23 @@ class WandB:
         self._runs[run].log(dict(numbers), step=step)
 
     def end(self, run: str, numbers: Numbers, outcome: str) -> None:
-        final = {f"final/{name}": value for name, value in numbers.items()}
-        self._runs[run].summary.update(final | {"outcome": outcome})
+        self._last(self._runs[run], {f"final/{name}": value for name, value in numbers.items()}, outcome)
         self._runs.pop(run).finish()
+
+    def _last(self, run: Any, final: dict[str, float], outcome: str) -> None:
+        run.summary.update(final | {"outcome": outcome})
 
     def close(self) -> None:
         for run in self._runs.values():
             run.finish()
 
 
-class Trackio:
+class Trackio(WandB):
     """Runs of the project ``altgrad``, where ``TRACKIO_DIR`` says or in a folder: ``trackio show``."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        super().__init__(folder)
         os.environ.setdefault("TRACKIO_DIR", str(folder.resolve()))
-        self._runs: dict[str, Any] = {}
 
     def begin(self, run: str, settings: Mapping[str, Any]) -> None:
         import trackio
@@ -154,16 +155,8 @@ class Trackio:
             project=PROJECT, name=run, resume="allow", config=flat(settings), embed=False, auto_log_gpu=False
         )
 
-    def log(self, run: str, step: int, numbers: Numbers) -> None:
-        self._runs[run].log(dict(numbers), step=step)
-
-    def end(self, run: str, numbers: Numbers, outcome: str) -> None:
-        self._runs[run].log({f"final/{name}": value for name, value in numbers.items()})
-        self._runs.pop(run).finish()
-
-    def close(self) -> None:
-        for run in self._runs.values():
-            run.finish()
+    def _last(self, run: Any, final: dict[str, float], outcome: str) -> None:
+        run.log(final)
 
 
 # By the names that `tracking:` takes: the adapter, the package it needs, and what installs that.

@@ -82,8 +82,7 @@ def write_project(
 
 def read(root: Path) -> Study:
     """Return the study under ``root``."""
-    data = root / "data"
-    return load_study(data / "grid", data / "tokens", data / "runs", data / "diag")
+    return load_study(root / "data")
 
 
 def _cell(

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from altgrad.reporting.compare import compare
+from altgrad.reporting.figures.updates import by_binade, recorded, updates_table
 from altgrad.reporting.load import IDENTITY
-from altgrad.reporting.updates import by_binade, recorded, updates_table
 
 LOST = "E4M3-stiff_update-1-1"
 ARMS = {"stiff_update": {"stiffness": "ulp"}}

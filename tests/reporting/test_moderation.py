@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import special, stats
+from scipy.special import polygamma
 
-from altgrad.reporting.moderation import DOUBT, UNLIKE, Spread, _inverse_trigamma, fitted
+from altgrad.reporting.moderation import DOUBT, Spread, _inverse_trigamma, _prior, fitted
 from altgrad.reporting.statistics import Difference
+
+NEAR = 1e-6
 
 
 def drawn(variances: list[float], seeds: int, key: int = 0) -> list[Difference]:
@@ -76,34 +80,63 @@ def test_the_degrees_of_freedom_of_a_shared_baseline_match_simulation() -> None:
     assert 2 * pooled.mean() ** 2 / pooled.var() == pytest.approx(spread.dof, rel=0.09)
 
 
-def test_a_difference_that_spreads_unlike_the_others_is_read_by_itself() -> None:
-    spread = Spread(variance=1.0, prior=math.inf, dof=40, comparisons=10, seeds=5)
-    limit = math.sqrt(stats.f.isf(UNLIKE, 4, 40))
-    inside, outside = (Difference(5, 0.1, limit * (1 + sign * 1e-6)) for sign in (-1, 1))
-    assert spread.error(inside) == pytest.approx((math.sqrt(1 / 5), 40))
-    assert spread.error(outside) == pytest.approx((outside.sd / math.sqrt(5), 4))
+@pytest.mark.parametrize("prior", [math.inf, 6.0, 40.0])
+@pytest.mark.parametrize(("n", "all_dof"), [(2, 20.0), (5, 20.0), (10, 20.0), (10, 3.0)])
+def test_a_spread_that_one_in_twenty_of_the_others_has_stands_alone(prior: float, n: int, all_dof: float) -> None:
+    """The F distribution's upper 5 %, at the degrees of freedom that the shared variance is known with."""
+    spread = Spread(variance=0.25, prior=prior, dof=all_dof, comparisons=6, seeds=n)
+    known = min(prior, all_dof)
+    edge = 0.25 * stats.f.isf(0.05, n - 1, known)
+    alike, unlike = (Difference(n, 0.0, math.sqrt(edge * (1 + side * NEAR))) for side in (-1, 1))
+    assert spread.error(unlike) == (pytest.approx(unlike.sd / math.sqrt(n)), n - 1)
+    weight = 1.0 if math.isinf(prior) else prior / (prior + n - 1)
+    shared = weight * 0.25 + (1 - weight) * alike.sd**2
+    dof = max(n - 1, min(prior + n - 1, all_dof))  # never fewer than its own
+    assert spread.error(alike) == (pytest.approx(math.sqrt(shared / n)), dof)
+
+
+@pytest.mark.parametrize("own", [3, 4])
+def test_variances_are_taken_to_be_as_unequal_as_one_time_in_ten_would_hide(own: int) -> None:
+    """With the 10 % quantile of chi square in place of its mean, and trigamma inverted by bisection."""
+    dof, variances = np.full(6, float(own)), np.array([0.2, 1.0, 5.0, 0.4, 2.5, 9.0])
+    centre, prior = _prior(variances, dof, np.eye(6))
+    at_most = np.log(variances).var(ddof=1) * 5 / stats.chi2.ppf(0.1, 5)
+    excess = at_most - polygamma(1, own / 2)
+    low, high = 1e-3, 1e3
+    for _ in range(100):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if polygamma(1, middle) > excess else (low, middle)
+    assert prior == pytest.approx(2 * low, rel=1e-8)
+    bias = stats.chi2(own).expect(lambda x: np.log(x / own))  # of the logarithm of a variance estimate
+    assert centre == pytest.approx(math.exp(np.log(variances).mean() - bias), rel=1e-4)
 
 
 def test_one_seed_says_nothing() -> None:
     spread = Spread(variance=1.0, prior=math.inf, dof=40, comparisons=10, seeds=5)
-    assert spread.p_value(Difference(1, 9.0, math.nan)) == 1
     assert math.isnan(spread.half_width(Difference(1, 9.0, math.nan)))
     assert fitted([Difference(1, 9.0, math.nan)], np.eye(1)) is None
 
 
-def test_what_counts_as_none_is_taken_off_the_difference() -> None:
-    """H0: |delta| <= least, whose most likely place is its edge."""
-    spread = Spread(variance=1.0, prior=math.inf, dof=30, comparisons=9, seeds=5, least=0.5)
-    found = spread.p_value(Difference(5, -2.0, 1.0))
-    error = 1 / math.sqrt(5)
-    assert found == pytest.approx(stats.t.sf(1.5 / error, 30) + stats.t.sf(2.5 / error, 30))
-    assert spread.p_value(Difference(5, 0.4, 1.0)) > 0.5
-    assert spread.floor(10**9) == 0.5
+def test_a_p_value_is_that_of_the_nearer_end_of_what_no_seed_takes_away() -> None:
+    """``least`` to either side of no difference, so two tails that lie apart."""
+    spread = Spread(variance=0.04, prior=math.inf, dof=12.0, comparisons=4, seeds=4, least=0.05)
+    error = math.sqrt(0.04 / 4)
+    for mean in (0.0, 0.05, 0.2, -0.3):
+        tails = stats.t.cdf((0.05 - abs(mean)) / error, 12) + stats.t.cdf((-0.05 - abs(mean)) / error, 12)
+        assert spread.p_value(Difference(4, mean, 0.2)) == pytest.approx(min(1.0, tails))
+
+
+def test_differences_that_do_not_spread_are_certain_where_they_are_more_than_none() -> None:
+    spread = Spread(variance=0.0, prior=0.0, dof=4.0, comparisons=1, seeds=3, least=0.05)
+    for mean, p in ((0.06, 0.0), (-0.06, 0.0), (0.05, 1.0), (0.0, 1.0)):
+        assert spread.p_value(Difference(3, mean, 0.0)) == p
+    assert spread.p_value(Difference(1, 0.06, math.nan)) == 1.0
 
 
 def test_the_floor_is_the_two_sided_quantile() -> None:
     spread = Spread(variance=0.04, prior=math.inf, dof=12, comparisons=5, seeds=3)
     assert spread.floor(3) == pytest.approx(stats.t.ppf(0.975, 12) * 0.2 / math.sqrt(3))
+    assert replace(spread, least=0.5).floor(10**9) == 0.5
 
 
 @pytest.mark.parametrize("variances", [[1.0] * 12, [1.0] * 11 + [25.0], list(np.geomspace(0.1, 10, 12))])

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from altgrad.reporting.compare import compare
-from altgrad.reporting.figures.comparison import costs_and_precision
 from altgrad.reporting.flags import raised
 
 
@@ -71,15 +70,6 @@ def test_learning_rates_are_compared_on_the_seeds_that_they_share(made) -> None:
 def test_a_rate_that_lost_all_its_seeds_is_never_the_best(made) -> None:
     lost = {f"bf16-adamw-{seed}-1": 40 for seed in (0, 1)}
     assert row(compare(made(["bf16"], lr_scales=(0.25, 1), diverged=lost)).best, format="bf16")["lr_scale"] == 0.25
-
-
-def test_costs_stand_beside_the_mean_precision_of_the_second_half(study, comparison) -> None:
-    table = costs_and_precision(study, comparison)
-    assert list(table.index) == ["E4M3", "E5M2", "E3M4", "E1M6", "E0M7", "E7M0"]
-    rows = study.monitors[(study.monitors["format"] == "E4M3") & (study.monitors["metric"] == "sqnr_db")]
-    late = rows[(rows["step"] >= rows["step"].max() / 2) & (rows["role"] == "input")]
-    assert table.loc["E4M3", "input"] == pytest.approx(late["value"].mean(), rel=1e-12)
-    assert table.loc["E4M3", "cost"] == row(comparison.best, format="E4M3")["difference"].mean
 
 
 def test_flags_are_raised_beyond_a_limit_and_only_there(study, comparison) -> None:

@@ -94,11 +94,13 @@ def test_prune_removes_what_left_the_grid_and_nothing_else(root: Path) -> None:
     for folder in ("runs", "diag"):
         (data / folder / ".gitignore").write_text("/x\n")
     before = {path for path in data.rglob("*") if old not in str(path)}
-    removed = prune(data / "grid", data / "runs", data / "diag")
+    removed = prune(data)
     assert [path.name for path in removed] == [f"{old}.json", f"{old}.parquet", old]
     assert set(data.rglob("*")) == before
-    assert prune(data / "grid", data / "runs", data / "diag") == []
+    assert prune(data) == []
 
 
 def test_prune_needs_no_folders_to_prune(root: Path) -> None:
-    assert prune(root / "data/grid", root / "no-runs", root / "no-diag") == []
+    for folder in ("runs", "diag"):
+        shutil.rmtree(root / "data" / folder)
+    assert prune(root / "data") == []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from altgrad.reporting.statistics import Difference, summarised
+from altgrad.reporting.statistics import Difference, summarised, t_quantile
 
 
 def test_a_difference_is_the_mean_and_spread_of_the_seeds_that_both_have() -> None:
@@ -34,3 +34,8 @@ def test_negation_turns_a_difference_round() -> None:
 def test_only_equal_losses_are_no_difference_at_all() -> None:
     assert Difference(2, 0.0, 0.0).is_zero and Difference(1, 0.0, math.nan).is_zero
     assert not Difference(2, 0.0, 0.1).is_zero and not Difference(2, 0.1, 0.0).is_zero
+
+
+@pytest.mark.parametrize("dof", [1.0, 4.0, 30.0])
+def test_intervals_leave_out_one_in_forty_on_either_side(dof: float) -> None:
+    assert t_quantile(dof) == pytest.approx(stats.t.ppf(0.975, dof))

@@ -98,9 +98,8 @@ def study_of(rows: Sequence[Row], curves: Sequence[Row], family: Family) -> Stud
     table[NUMBERS] = table[NUMBERS].astype("float64")
     frames = {name: pd.DataFrame(columns=[*IDENTITY, *columns]) for name, columns in COLUMNS.items()}
     frames["history"] = _history(curves)
-    measure = Measure(
-        family.metric, family.unit, "configuration", family.higher_is_better, family.smallest_effect
-    )  # fmt: skip
+    what = (family.metric, family.metric, family.unit, "configuration")
+    measure = Measure(*what, family.higher_is_better, family.smallest_effect)
     return Study({"grid": {"baseline": family.reference}}, {}, resolved, table, timing={}, **frames, measure=measure)
 
 

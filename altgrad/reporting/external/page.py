@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from altgrad.config import UserError
 from altgrad.config.files import write_text
-from altgrad.reporting.claims import BEYOND, COST, GAIN
+from altgrad.reporting.claims import COST, GAIN
 from altgrad.reporting.compare import Comparison, compare
 from altgrad.reporting.document import Block, Document, Picture, Section, Table, Text
 from altgrad.reporting.external.family import Family, study_of
@@ -24,20 +22,7 @@ from altgrad.reporting.tables import results_table, words
 from altgrad.reporting.wording import NONE, joined
 
 QUESTION = "What does each configuration change, and what each optimizer?"
-#: The report's figures that need nothing but losses, and their words here.
-CAPTIONS = {
-    "gains": "Each optimizer minus `{reference_optimizer}` in the same configuration, with its 95 % interval. Grey is "
-    "no effect (±{smallest_effect:g}); {side} of zero is better.{hollow}",
-    "final_differences": "Each configuration minus `{reference}`: a small dot per seed, a large one for their mean, a "
-    "line for the 95 % interval of each by itself. Grey: where two equal runs end 19 times in 20.",
-    "gains_over_run": "Each optimizer minus `{reference_optimizer}` after the same step with the same seed, mean and "
-    "95 % interval over seeds.",
-    "loss_curves": "The {metric} by step, on the right in the second half. Thin lines are seeds, thick ones their "
-    "mean; one that ends in a cross is a run that diverged, and enters no mean.",
-    "loss_differences": "Each configuration minus `{reference}` with the same seed at the same step: a thin line per "
-    "seed, a thick one for their mean.",
-}
-
+SECTIONS = ("gains", "costs", "curves")  # whose figures need nothing but losses
 
 def write_comparison(results: Path, family: Family, curves: Path | None, out: Path) -> str:
     """Write ``REPORT.md``, ``index.html`` and ``figures/`` of the runs in ``results`` into ``out``.
@@ -60,8 +45,8 @@ def write_comparison(results: Path, family: Family, curves: Path | None, out: Pa
     comparison = compare(study)
     if max((claim.difference.n for claim in comparison.answers.claims.values()), default=0) < 2:
         raise UserError(f"{results}: no comparison has two seeds in common; an interval takes two, a test {SEEDS}")
-    drawn = draw([spec for spec in FIGURES if spec.name in CAPTIONS], study, comparison, out / "figures")
-    page = _document(results, family, study, comparison, _told(drawn.values(), study, family))
+    drawn = draw([spec for spec in FIGURES if spec.section in SECTIONS], study, comparison, out / "figures")
+    page = _document(results, family, study, comparison, drawn)
     write_text(out / "REPORT.md", to_markdown(page))
     write_text(out / "index.html", to_html(page, out / "figures", cells=False))
     return headline(study, comparison).replace("**", "").replace("`", "")
@@ -87,29 +72,15 @@ def headline(study: Study, comparison: Comparison) -> str:
     return " ".join([f"{said[0]}**", *said[1:]])
 
 
-def _told(pictures: Iterable[Picture], study: Study, family: Family) -> dict[str, Picture]:
-    """Return the pictures by name with the words of this page."""
-    hollow = f" Small hollow marks: the {study.measure.entry}-specific effect." if family.configuration_controls else ""
-    filled = family.model_dump() | {"side": "right" if family.higher_is_better else "left", "hollow": hollow}
-    told = {}
-    for picture in pictures:
-        caption = CAPTIONS[picture.name].format(**filled)
-        told[picture.name] = replace(picture, alt=caption.split(".")[0].replace("`", ""), caption=caption)
-    return told
-
-
 def _document(
     results: Path, family: Family, study: Study, comparison: Comparison, pictures: dict[str, Picture]
 ) -> Document:  # fmt: skip
     measure = study.measure
     delta = measure.labelled(f"{measure.delta} is method minus reference, paired by seed")
     delta += f": {'above' if measure.higher_is_better else 'below'} zero is better."
-    costs = _noted(costs_table(study, comparison), f"{measure.delta}: minus `{family.reference}` under "
-                   f"`{family.reference_optimizer}`.")  # fmt: skip
-    updates = _noted(updates_table(study, comparison), f"{measure.delta}: minus `{family.reference_optimizer}` in the "
-                     "same configuration." + _beyond(study, comparison))  # fmt: skip
     first = [
-        ("**What each configuration changes**", costs), (f"**What {_method(study, comparison)} changes**", updates),
+        ("**What each configuration changes**", costs_table(study, comparison)),
+        (f"**What {_method(study, comparison)} changes**", updates_table(study, comparison)),
         (f"**{measure.best.capitalize()} {measure.noun}**", lowest_table(study, comparison)),
     ]  # fmt: skip
 
@@ -137,17 +108,6 @@ def _method(study: Study, comparison: Comparison) -> str:
     """Return the one optimizer that the table does not name, or that there are several."""
     methods = [name for name in comparison.references if not is_control(study.arm(name))]
     return f"`{methods[0]}`" if len(methods) == 1 else "each optimizer"
-
-
-def _noted(table: Table | None, note: str) -> Table | None:
-    return replace(table, note=note) if table else None
-
-
-def _beyond(study: Study, comparison: Comparison) -> str:
-    if all(question[0] != BEYOND for question in comparison.answers.claims):
-        return ""
-    entry = study.measure.entry.capitalize()
-    return f" {entry}-specific effect: that minus the same in the configuration's control (difference in differences)."
 
 
 def _family_table(results: Path, family: Family) -> Table:

@@ -51,7 +51,7 @@ def draw(specs: Sequence[FigureSpec], study: Study, result: Comparison, folder: 
     words = _words(study, result)
     pictures = {
         spec.name: Picture(
-            spec.name, spec.alt.format(**words), spec.caption.format(**words).strip(),
+            spec.name, _sentence(spec.alt.format(**words)), _sentence(spec.caption.format(**words)),
             {"optimizer": words["optimizer"]} if "{optimizer}" in spec.caption else {},
         ) for spec, found in zip(specs, _on_all_cores(drawn, specs), strict=True) if found
     }  # fmt: skip
@@ -59,6 +59,10 @@ def draw(specs: Sequence[FigureSpec], study: Study, result: Comparison, folder: 
         if path.suffix in (".png", ".svg") and path.stem not in pictures:
             path.unlink()
     return pictures
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].strip()
 
 
 def _on_all_cores(function: Callable[[FigureSpec], bool], specs: Sequence[FigureSpec]) -> list[bool]:
@@ -79,18 +83,18 @@ def _call(spec: FigureSpec) -> bool:
 
 
 def _words(study: Study, result: Comparison) -> dict[str, str]:
-    optimizer = shown_optimizer(study, result)
     grads = {rule["grad"]["format"] for cell in study.resolved.values() for rule in cell["rules"] if rule["grad"]}
     same = f"Incoming gradients are in {next(iter(grads))} in every column." if len(grads) == 1 else ""
-    gains = result.gains
+    gains, measure = result.gains, study.measure
     twins = len(gains) > 0 and gains.dropna(subset="claim")["beyond"].notna().any()
-    hollow = "Small hollow marks: the format-specific effect."
     others = [name for name in study.formats if name != study.baseline] or study.formats
     return {
         "baseline": study.baseline or "the baseline",
-        "optimizer": optimizer,
+        "optimizer": shown_optimizer(study, result),
         "formats": joined(others),
         "entries": joined(study.formats),
         "grad": same,
-        "beyond": hollow if twins else "",
-    }
+        "beyond": f"Small hollow marks: the {measure.entry}-specific effect." if twins else "",
+        "noun": measure.full, "entry": measure.entry, "unit": measure.with_unit(""),
+        "better": "right" if measure.higher_is_better else "left", "effect": f"{measure.smallest_effect:g}",
+    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The result as pictures: what each format costs, what each optimizer changes, and what the cost goes with."""
+"""The result as pictures: what each format costs, and what each optimizer changes."""
 
 from __future__ import annotations
 
@@ -10,26 +10,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.figures.health import ROLES
-from altgrad.reporting.figures.select import at_best, late, per_layer, shown_optimizer
+from altgrad.reporting.figures.select import at_best
 from altgrad.reporting.figures.spec import in_report
-from altgrad.reporting.figures.style import legend, looks, panels, spread_axis, tiles
+from altgrad.reporting.figures.style import looks, spread_axis, tiles
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
 from altgrad.reporting.moderation import Spread
 from altgrad.reporting.results import Result
-from altgrad.reporting.roles import is_quantized
 from altgrad.reporting.runs import PRIMARY
 from altgrad.reporting.wording import plural
-
-LEAST_SPAN_DB = 8.0
 
 
 @in_report(
     section="costs", order=10,
-    alt="Final validation loss of {formats} minus that of {baseline}, with seeds, intervals and noise floor",
-    caption="Final validation loss minus {baseline}'s: a small dot per seed, a large one for their mean, a line "
-    "for the 95 % interval of each by itself (cut at the frame). Grey: the A/A noise floor, where two equal runs "
-    "end 19 times in 20.",
+    alt="{noun} of {formats} minus that of {baseline}, with seeds, intervals and noise floor",
+    caption="Final {noun} minus {baseline}'s: a small dot per seed, a large one for their mean, a line for the 95 % "
+    "interval of each by itself (cut at the frame). Grey: the A/A noise floor, where two equal runs end 19 times "
+    "in 20.",
 )  # fmt: skip
 def final_differences(study: Study, comparison: Comparison) -> Figure | None:
     """Final validation loss minus the baseline's: a dot per seed, the mean, its interval, the noise floor."""
@@ -59,9 +55,9 @@ def final_differences(study: Study, comparison: Comparison) -> Figure | None:
 
 @in_report(
     section="gains", order=10,
-    alt="Loss of each geometry-aware optimizer minus its reference's, by format",
-    caption="Final validation loss minus the reference's in the same format, nats per token, each at its best "
-    "learning rate, with its 95 % interval; left of zero is better, grey is no effect (±0.005). {beyond}",
+    alt="{noun} of each optimizer minus its reference's, by {entry}",
+    caption="Final {noun} minus the reference's in the same {entry}{unit}, with its 95 % interval; {better} of zero is "
+    "better, grey is no effect (±{effect}). {beyond}",
 )  # fmt: skip
 def gains(study: Study, comparison: Comparison) -> Figure | None:
     """Loss of each optimizer minus its reference's, by format, and of that what is specific to the format."""
@@ -93,52 +89,6 @@ def _difference(axis: Axes, y: float, result: Result, style: dict[str, Any]) -> 
         ends = [mean - result.half_width, mean + result.half_width]
         axis.plot(ends, [y, y], color=style["color"], linewidth=1.2)
     axis.plot(mean, y, **style)
-
-
-@in_report(
-    section="precision", order=10,
-    alt="Cost of each format against its mean signal-to-noise ratio for weights, inputs and gradients",
-    caption="Each format's cost against the mean precision with which it held each kind of tensor (`{optimizer}`). "
-    "A hint where the cost comes from, not a proof: precision and range trade off against each other in 8 bits. "
-    "{grad}",
-)  # fmt: skip
-def cost_against_precision(study: Study, comparison: Comparison) -> Figure | None:
-    """Each format's cost against its mean signal-to-quantization-noise ratio, for each quantized role."""
-    table = costs_and_precision(study, comparison)
-    roles = [role for role in ROLES if role in table and table[role].notna().any()]
-    if table["cost"].notna().sum() < 3 or not roles:
-        return None
-    names = list(table.index)
-    styles = looks(study.formats)
-    figure, axes = panels(1, len(roles), 3.3, sharey=True)
-    for axis, role in zip(axes[0], roles, strict=True):
-        for name in names:
-            axis.plot(
-                table.loc[name, role], table.loc[name, "cost"], **styles[name].line(linestyle="none", markersize=7)
-            )
-        axis.axhline(0, color="black", linewidth=0.9)
-        axis.set(title=ROLES[role], xlabel="SQNR (dB)")
-        low, high = axis.get_xlim()
-        if high - low < LEAST_SPAN_DB:  # formats alike to a fraction of a dB must look alike
-            axis.set_xlim((low + high - LEAST_SPAN_DB) / 2, (low + high + LEAST_SPAN_DB) / 2)
-    axes[0, 0].set_ylabel(f"cost against {study.baseline} (nats per token)")
-    spread_axis(axes[0, 0], "y", table["cost"])
-    legend(figure, styles, names, linestyle="none")
-    return figure
-
-
-def costs_and_precision(study: Study, comparison: Comparison) -> pd.DataFrame:
-    """Return a row per format: ``cost``, the paired difference in loss to the baseline, and the mean SQNR by role.
-
-    The mean over layers, over the instrumented passes of the second half of the run and over seeds. The baseline has no
-    row, and neither has an entry that quantizes nothing.
-    """
-    best = comparison.best[comparison.best["optimizer"] == shown_optimizer(study, comparison)].set_index("format")
-    names = [name for name in study.formats if name != study.baseline and is_quantized(study, name)]
-    cost = {name: best.loc[name, "difference"].mean for name in names if best.loc[name, "difference"] is not None}
-    monitors = late(per_layer(study.monitors, study, comparison))
-    precision = monitors[monitors["metric"] == "sqnr_db"].groupby(["format", "role"])["value"].mean().unstack()
-    return precision.reindex(pd.Index(names, name="format")).assign(cost=pd.Series(cost, dtype="float64"))
 
 
 def _seed_differences(study: Study, comparison: Comparison) -> pd.DataFrame:

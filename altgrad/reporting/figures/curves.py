@@ -17,9 +17,9 @@ LOSSES = {"train_loss": "training loss", "val_loss": "validation loss"}
 
 @in_report(
     section="curves", order=10,
-    alt="Training and validation loss by optimizer step for {entries}",
-    caption="Thin lines are seeds, thick ones their mean; of validation the second half of the run, where formats "
-    "part. A thin line that ends in a cross is a run that diverged; it enters no mean.",
+    alt="{noun} by step for {entries}",
+    caption="Thin lines are seeds, thick ones their mean; on the right the second half of the run. A thin line that "
+    "ends in a cross is a run that diverged; it enters no mean.",
 )  # fmt: skip
 def loss_curves(study: Study, comparison: Comparison) -> Figure | None:
     """Training loss of the whole run, and validation loss of its second half, where formats part.
@@ -54,10 +54,10 @@ def loss_curves(study: Study, comparison: Comparison) -> Figure | None:
 
 @in_report(
     section="curves", order=20,
-    alt="Training and validation loss minus those of {baseline} by optimizer step",
-    caption="The same losses minus {baseline}'s with the same seed at the same step. Both saw the same batches "
-    "from the same initial weights, so batch noise cancels. What stays is the format and the chaos of training, "
-    "whose size the thin lines, one per seed, show.",
+    alt="{noun} minus that of {baseline} by step",
+    caption="The same minus {baseline}'s with the same seed at the same step. A seed fixes batches and initial "
+    "weights, whose noise cancels. What stays is the {entry} and the chaos of training, whose size the thin lines, one "
+    "per seed, show.",
 )  # fmt: skip
 def loss_differences(study: Study, comparison: Comparison) -> Figure | None:
     """Loss minus the baseline's of the same seed at the same step: the noise of the batches cancels."""

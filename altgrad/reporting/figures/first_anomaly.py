@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--data", type=Path, default=Path("data"), help="what the pipeline left (default %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("scratch/explain"), help="folder (default %(default)s)")
     settings = parser.parse_args(arguments)
-    found = case(load_study(*(settings.data / part for part in ("grid", "tokens", "runs", "diag"))), settings.cell)
+    found = case(load_study(settings.data), settings.cell)
     print("\n".join(sentences(found)))
     with drawing():
         save(first_anomaly_figure(found), settings.out, found.key)

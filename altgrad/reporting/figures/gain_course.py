@@ -16,9 +16,9 @@ from altgrad.reporting.statistics import interval
 
 @in_report(
     section="gains", order=20,
-    alt="Validation loss of each optimizer minus its reference's by step, for {entries}",
-    caption="Validation loss minus the reference's after the same step with the same seed, mean and 95 % interval "
-    "over seeds; below zero is better. The learning rate has fallen all the way at the last step only.",
+    alt="{noun} of each optimizer minus its reference's by step, for {entries}",
+    caption="{noun} minus the reference's after the same step with the same seed, mean and 95 % interval over seeds. A "
+    "learning rate that falls has fallen all the way at the last step only.",
 )  # fmt: skip
 def gains_over_run(study: Study, comparison: Comparison) -> Figure | None:
     """Δ loss against the reference by step: a panel per optimizer, a line and its band per format."""

@@ -13,7 +13,7 @@ from altgrad.reporting.load import Study
 Draw = Callable[[Study, Comparison], Figure | None]
 
 #: Where a figure may stand, in the report's order; :mod:`altgrad.reporting.sections` says what stands around it.
-SECTIONS = ("gains", "costs", "updates", "curves", "precision", "layers", "weights", "signals")
+SECTIONS = ("gains", "costs", "updates", "curves", "layers", "weights", "signals")
 DECLARED: dict[str, FigureSpec] = {}
 
 
@@ -33,8 +33,9 @@ def in_report(section: str, order: int, alt: str, caption: str) -> Callable[[Dra
     """Declare the function below as a figure of the report; it returns None where the study has nothing to show.
 
     ``section`` is one of `SECTIONS`, where figures stand by ``order``. ``{baseline}``, ``{optimizer}``, ``{formats}``,
-    ``{entries}``, ``{grad}`` and ``{beyond}`` in ``alt`` and ``caption`` are filled in from the study; the last two are
-    empty where there is nothing to say. Raises ValueError for another section, and for a name that is taken.
+    ``{entries}`` and the words of its measure (``{noun}``, ``{unit}``, ``{entry}``, ``{better}``, ``{effect}``) are
+    filled in from the study in ``alt`` and ``caption``, as are ``{grad}`` and ``{beyond}`` where there is something to
+    say. Raises ValueError for another section, and for a name that is taken.
     """
 
     def declared(draw: Draw) -> Draw:

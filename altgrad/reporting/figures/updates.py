@@ -1,14 +1,20 @@
-"""How far updates move weights, in rungs, by the size of the weight."""
+"""What the arms' updates did to quantized weights: how far in rungs, how like AdamW's, and how many codes stayed."""
 
 from __future__ import annotations
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from altgrad.reporting.compare import Comparison
+from altgrad.reporting.document import Column, Table
+from altgrad.reporting.figures.select import at_best, in_order, of_completed
 from altgrad.reporting.figures.spec import in_report
 from altgrad.reporting.figures.style import legend, looks, tiles
-from altgrad.reporting.load import Study
-from altgrad.reporting.updates import by_binade, recorded
+from altgrad.reporting.load import DIVERGED, Study
+from altgrad.reporting.tables import words
+from altgrad.reporting.wording import NONE, number, significant
+
+RUNGS, BINADE, COSINE, STALL = "rungs", "rungs_2^", "cosine_adamw", "stall_ratio"
 
 
 @in_report(
@@ -39,3 +45,52 @@ def rungs_by_binade(study: Study, comparison: Comparison) -> Figure | None:
     axes[0].set_ylabel("rungs per step")
     legend(figure, styles, names)
     return figure
+
+
+def recorded(study: Study, comparison: Comparison) -> pd.DataFrame:
+    """Return the recorded updates on quantization grids in the second half of each run, arms at their best rate.
+
+    Of completed runs: what one does as it diverges, even in a single tensor, is larger than all else in a mean.
+    """
+    rows = study.monitors[study.monitors["role"] == "update"]
+    rows = rows[rows["metric"].str.startswith((RUNGS, COSINE, STALL))]
+    if len(rows):
+        rows = of_completed(at_best(rows, comparison), study)
+    last = rows.groupby(["format", "optimizer", "seed"])["step"].transform("max")
+    return rows[rows["step"] >= last / 2].dropna(subset="value")
+
+
+def by_binade(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the mean rungs moved, indexed by optimizer and format, a column per binade of |w| (its exponent)."""
+    mine = rows[rows["metric"].str.startswith(BINADE)]
+    binade = mine["metric"].str.removeprefix(BINADE).astype(int)
+    return mine.assign(binade=binade).pivot_table(index=["optimizer", "format"], columns="binade", values="value")
+
+
+def updates_table(study: Study, comparison: Comparison) -> Table | None:
+    """Arm x format: the cosine with AdamW's update, the rungs moved per step, and the updates that changed no code."""
+    rows = recorded(study, comparison)
+    if rows.empty:
+        return None
+    means = rows.groupby(["metric", "optimizer", "format"])["value"].mean()
+    formats = in_order(study, rows)
+
+    def cell(arm: str, name: str) -> str:
+        cosine, rungs, stall = (means.get((metric, arm, name)) for metric in (COSINE, RUNGS, STALL))
+        if rungs is None:
+            return NONE
+        return f"{number(cosine, 2)} / {significant(rungs, 2)} / {number(None if stall is None else 100 * stall, 0)}"
+
+    arms = [arm for arm in study.optimizers if arm in set(rows["optimizer"].unique())]
+    body = [[f"**{arm}**", *(cell(arm, name) for name in formats)] for arm in arms]
+    behind = [[None, *(comparison.behind(name, arm) for name in formats)] for arm in arms]
+    note = (
+        "Cosine between the update, weight decay aside, and AdamW's on the same gradients / rungs that a weight moves "
+        "in a step / updates that leave the weight's code, in %: of master weights the code of their quantized view, "
+        "and a later step may change it. Means over quantized weights, layers, the watched steps of the second half of "
+        "the run, and seeds."
+    )
+    if study.count(DIVERGED):
+        note += " Runs that diverged are left out."
+    columns = [words("arm"), *(Column(name) for name in formats)]
+    return Table(columns, body, note, behind)

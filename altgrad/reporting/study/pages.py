@@ -7,13 +7,17 @@ from pathlib import Path
 
 from altgrad.reporting.document import Column, Table, Text
 from altgrad.reporting.markdown import blocks_to_markdown
-from altgrad.reporting.results import INCONCLUSIVE, SMALLEST_EFFECT, Result
+from altgrad.reporting.measure import Measure
+from altgrad.reporting.results import SMALLEST_EFFECT
 from altgrad.reporting.study.answers import Answer, Comparison
 from altgrad.reporting.study.questions import Question
 from altgrad.reporting.study.runs import Runs
-from altgrad.reporting.wording import NONE, interval, number, p_value, signed, significant
+from altgrad.reporting.summary import cells, heads
+from altgrad.reporting.tables import words
+from altgrad.reporting.wording import NONE, number, significant
 
 NOTHING = "no seed has all of its runs"
+NUMBERS = heads(Measure().delta)
 RULE = (
     "Δ loss is that of the method minus that of the reference, in nats per token of final validation loss, paired by "
     "seed: negative is better. Intervals are of 95 % and unadjusted; p is adjusted by Holm's step-down over the "
@@ -35,11 +39,7 @@ def page(question: Question, answers: Sequence[Answer], runs: Runs, figure: str 
 
 def results(answers: Sequence[Answer], about: Path) -> str:
     """Return RESULTS.md: a row per hypothesis, after what a person wrote in the file ``about``."""
-    columns = [
-        Column("", numeric=False), Column("hypothesis", numeric=False), Column("comparisons"), Column("Δ loss"),
-        Column("95 % CI", numeric=False), Column("p"), Column("n"), Column("result", numeric=False),
-        Column("as expected", numeric=False), Column("page", numeric=False),
-    ]  # fmt: skip
+    columns = [words(""), words("hypothesis"), Column("comparisons"), *NUMBERS, words("as expected"), words("page")]
     rows = [_row(answer) for answer in answers if answer.hypothesis.registered]
     note = (
         "Of a hypothesis with several comparisons the one of the smallest p is shown, and of how many the result is "
@@ -56,48 +56,26 @@ def _row(answer: Answer) -> list[str]:
         return [answer.name, hypothesis.says, NONE, NONE, NONE, NONE, NONE, said, NONE, link]
     count = len(answer.comparisons)
     significant_of = answer.count("lower", "higher")
-    said = _outcome(found.result) if count == 1 else f"{significant_of} of {count} significant"
-    result = found.result
-    return [
-        answer.name, hypothesis.says, str(count), signed(result.difference.mean, 4),
-        interval(result.difference, result.half_width), p_value(result.adjusted), str(result.difference.n), said,
-        _yes(answer.as_expected), link,
-    ]  # fmt: skip
+    *numbers, said = cells(found.result)
+    said = said if count == 1 else f"{significant_of} of {count} significant"
+    return [answer.name, hypothesis.says, str(count), *numbers, said, _yes(answer.as_expected), link]
 
 
 def _comparisons(answers: Sequence[Answer], runs: Runs) -> Table:
-    columns = [
-        Column("", numeric=False), Column("comparison", numeric=False), Column("size, tokens", numeric=False),
-        Column("Δ loss"), Column("95 % CI", numeric=False), Column("p"), Column("n"), Column("result", numeric=False),
-        Column("expected", numeric=False),
-    ]  # fmt: skip
+    columns = [words(""), words("comparison"), words("size, tokens"), *NUMBERS, words("expected")]
     rows = []
     for answer in answers:
         for i, found in enumerate(answer.comparisons):
             name = f"**{answer.name}**" if i == 0 else ""
             expected = _expected(found) if answer.hypothesis.registered else "exploratory"
-            rows.append([name, _contrast(found), _size(found, runs), *_numbers(found.result), expected])
+            numbers = cells(found.result) if found.result else [NONE, NONE, NONE, "0", NOTHING]
+            rows.append([name, _contrast(found), _size(found, runs), *numbers, expected])
     return Table(columns, rows)
 
 
 def _contrast(found: Comparison) -> str:
     """Return a contrast as it was written; of several that are added up, how many."""
     return f"`{found.written[0]}`" if len(found.written) == 1 else f"a sum of {len(found.written)} contrasts"
-
-
-def _numbers(result: Result | None) -> list[str]:
-    if result is None:
-        return [NONE, NONE, NONE, "0", NOTHING]
-    return [
-        signed(result.difference.mean, 4), interval(result.difference, result.half_width), p_value(result.adjusted),
-        str(result.difference.n), _outcome(result),
-    ]  # fmt: skip
-
-
-def _outcome(result: Result) -> str:
-    if result.outcome == INCONCLUSIVE:
-        return f"{INCONCLUSIVE} ({number(result.visible, 4)})"
-    return f"**{result.outcome}**" if result.significant else result.outcome
 
 
 def _expected(found: Comparison) -> str:
