@@ -128,7 +128,7 @@ def test_five_hundred_cells_stay_below_100_kb_an_answer(tmp_path):
 def test_the_comparison_so_far_is_that_of_the_report(grid, tmp_path):
     write_project(tmp_path, steps=60, blocks=1, **grid)
     study = read(tmp_path)
-    reported = metrics(study, compare(study), None, 0)
+    reported = metrics(study, compare(study), 0)
     project = Project(tmp_path)
     project.look()
     rows = standing(project.cells.values(), project.baseline)
