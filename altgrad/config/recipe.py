@@ -104,7 +104,7 @@ class TensorRecipe(Section):
             raise ValueError(f"granularity {self.granularity} needs scaling dynamic, not {self.scaling}")
         if self.scale_rounding == "4/6":
             if self.scale in SCALE_FORMATS:
-                raise ValueError(f"scale_rounding 4/6 chooses between scales in a format such as E4M3, not {self.scale}")
+                raise ValueError(f"scale_rounding 4/6 is for scales in a format such as E4M3, not {self.scale}")
             if self.rounding != "nearest":
                 raise ValueError("scale_rounding 4/6 compares errors of rounding to nearest; it needs rounding nearest")
         elif self.scale != "E8M0" and self.scale_rounding != "rceil":
@@ -291,7 +291,7 @@ class LayerRecipe(Section):
             if tensor is None:
                 raise ValueError(f"{needed} input and grad quantized, and {role} is not")
             if tensor.scaling != "dynamic":
-                raise ValueError(f"{needed} scaling dynamic, not {tensor.scaling} of {role}: rotated, its amax is another")
+                raise ValueError(f"{needed} scaling dynamic, not {tensor.scaling} of {role}, which is rotated")
         if self.gradient != "straight-through" or self.backend != "emulated":
             raise ValueError(f"{needed} gradient straight-through and backend emulated")
 
