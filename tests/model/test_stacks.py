@@ -8,8 +8,9 @@ import pytest
 
 from tests.model import stacks
 
-# Compiling takes a minute for all recipes.
-SLOW = {stacks.compiled: pytest.mark.slow}
+# Compiling takes a minute for all recipes. That checkpoints in a graph run in eager mode, or are refused,
+# test_checkpointing has too.
+SLOW = dict.fromkeys((stacks.compiled, stacks.recomputed_compiled, stacks.recomputed_in_a_graph), pytest.mark.slow)
 CASES = [pytest.param(stack, id=stack.__name__, marks=SLOW.get(stack, ())) for stack in stacks.STACKS]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import cache
 
 import pytest
 import torch
@@ -56,11 +57,15 @@ def exactly(value: float, fmt: Format, rounding: str) -> float:
     if rounding == "ceil":
         return float(1 / power(ceil_log2(largest) - emax))
     if rounding == "even":  # to the spacing that the format's largest binade has, here in the binade of amax
-        values = [Fraction(v) for v in fmt.values if power(emax) <= Fraction(v) < 2 * power(emax)]
-        spacing = values[1] - values[0] if len(values) > 1 else power(emax)
-        unit = spacing / power(emax) * power(floor_log2(largest))
+        unit = largest_spacing(fmt, emax) / power(emax) * power(floor_log2(largest))
         largest = round(largest / unit) * unit  # a Fraction's round goes to even at a tie
     return float(1 / power(floor_log2(largest) - emax))
+
+
+@cache
+def largest_spacing(fmt: Format, emax: int) -> Fraction:
+    values = [Fraction(v) for v in fmt.values if power(emax) <= Fraction(v) < 2 * power(emax)]
+    return values[1] - values[0] if len(values) > 1 else power(emax)
 
 
 def power(exponent: int) -> Fraction:
