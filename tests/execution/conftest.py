@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from tests.pipeline.conftest import PROJECT, finished, project
+from tests.pipeline.conftest import PROJECT, finished, planned, project
 
-__all__ = ["example", "finished", "project"]
+__all__ = ["example", "finished", "planned", "project"]
 
 
 class AtOnce:

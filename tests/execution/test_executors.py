@@ -6,6 +6,7 @@ Oracle: stages of one's own, which do what the key says and write down that they
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -182,8 +183,8 @@ run_stage(lambda _: run_cells(Recording()))
 """
 
 
-def test_an_executor_written_as_the_readme_says_trains_cells_that_dvc_then_has(project: Project, tmp_path):
-    other = Project(tmp_path / "other")
+def test_an_executor_written_as_the_readme_says_trains_cells_that_dvc_then_has(planned, project: Project, tmp_path):
+    other = Project.at(shutil.copytree(planned, tmp_path / "other", symlinks=True))
     (other.folder / "example.py").write_text(example() + WITH_THE_EXAMPLE)
     done = other.run(sys.executable, "example.py")
     given = {word for word in done.stdout.split() if "@" in word}

@@ -64,7 +64,7 @@ class Outcome(NamedTuple):
 class Bench:
     """The projects that cases start from: one that has never run, one that is about to train, and one that has run."""
 
-    def __init__(self, folder: Path, finished: Path | None = None) -> None:
+    def __init__(self, folder: Path, finished: Path | None = None, planned: Path | None = None) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.fresh = Project(folder / "fresh")
@@ -72,9 +72,10 @@ class Bench:
             finished = folder / "finished"
             shutil.copytree(self.fresh.folder, finished, symlinks=True)
             run(Project.at(finished))
-        self.planned = Project.at(folder / "planned")
-        shutil.copytree(self.fresh.folder, self.planned.folder, symlinks=True)
-        self.planned.repro("tokenize", "grid", "code")
+        self.planned = Project.at(planned or folder / "planned")
+        if planned is None:
+            shutil.copytree(self.fresh.folder, self.planned.folder, symlinks=True)
+            self.planned.repro("tokenize", "grid", "code")
         self.finished, self._expected = finished, results(Project.at(finished))
         assert self._expected
         self._count, self._lock = 0, Lock()

@@ -12,14 +12,14 @@ import pytest
 
 from tests.faults import campaign, damages
 from tests.faults.campaign import Bench
-from tests.pipeline.conftest import finished  # noqa: F401 - a fixture
+from tests.pipeline.conftest import finished, planned  # noqa: F401 - fixtures
 
 SHORT = [("writing dvc.lock", signal.SIGINT), ("writing dvc.lock", signal.SIGKILL), ("reporting", signal.SIGTERM)]
 
 
 @pytest.fixture(scope="module")
-def bench(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:  # noqa: F811
-    return Bench(tmp_path_factory.mktemp("faults") / "bench", finished)
+def bench(finished: Path, planned: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:  # noqa: F811
+    return Bench(tmp_path_factory.mktemp("faults") / "bench", finished, planned)
 
 
 @pytest.mark.parametrize(("moment", "signum"), SHORT)

@@ -53,13 +53,13 @@ def operands(
 @pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS)
 def test_operands_have_the_bits_of_the_cpu(device, formats, scaling, streams, compiled):
     torch._dynamo.reset()
-    for name in (*formats, "E2M1"):
-        for dim in (0, 1):
-            found = operands(wide(), name, scaling, dim, device, compiled, streams)
-            expected = operands(wide(), name, scaling, dim, "cpu", False, streams)
-            assert len(found) == len(expected), name
-            for a, b in zip(found, expected, strict=True):
-                assert same(a.cpu(), b), f"{name}, dim {dim}: {(a.cpu() != b).sum()} of {b.numel()}"
+    cases = [(name, dim) for name in (*formats, "E2M1") for dim in (0, 1)]
+    for name, dim in cases if device.type == "cuda" or not compiled else cases[-1:]:  # a graph of a CPU has other tests
+        found = operands(wide(), name, scaling, dim, device, compiled, streams)
+        expected = operands(wide(), name, scaling, dim, "cpu", False, streams)
+        assert len(found) == len(expected), name
+        for a, b in zip(found, expected, strict=True):
+            assert same(a.cpu(), b), f"{name}, dim {dim}: {(a.cpu() != b).sum()} of {b.numel()}"
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])

@@ -302,13 +302,27 @@ def test_nothing_is_clipped_under_dynamic_scaling(format):
     assert all(torch.equal(a, b) for a, b in zip(found[:20], found[20:], strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+SAME_DTYPE = [("float32", torch.float32), ("bfloat16", torch.bfloat16)]
+OTHER_DTYPE = [("float32", torch.bfloat16), ("bfloat16", torch.float32)]
+COMPILED: list[tuple[dict[str, str], list[tuple[str, torch.dtype]]]] = [
+    ({}, SAME_DTYPE + OTHER_DTYPE),
+    ({"scale": "E8M0"}, SAME_DTYPE),
+    ({"scaling": "delayed"}, OTHER_DTYPE),
+    ({"granularity": "row"}, SAME_DTYPE),
+    ({"granularity": "block", "scale": "E8M0"}, OTHER_DTYPE),
+]
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"scale": "E8M0"}, {"scaling": "delayed"}, {"granularity": "row"}, {"granularity": "block", "scale": "E8M0"}],
-    ids=lambda options: "-".join(options.values()) or "tensor",
-)
-def test_compiled_equals_eager_to_the_bit(options, dtype):
+    ("options", "products", "dtype"),
+    [
+        pytest.param(options, products, dtype, id=f"{'-'.join(options.values()) or 'tensor'}-{products}-{dtype}")
+        for options, cases in COMPILED for products, dtype in cases
+    ],
+    indirect=["products"],
+)  # fmt: skip
+def test_compiled_equals_eager_to_the_bit(options, products, dtype):
+    """Every option with products and with inputs of either dtype; all four pairs without options."""
     require_compiled_equals_eager(options, dtype)
 
 

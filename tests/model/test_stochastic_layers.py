@@ -22,7 +22,7 @@ def recipe(*by_chance: str, **options: object) -> Recipe:
     return Recipe(rules=[{"layers": "*", "accumulate": "float32", **tensors}])
 
 
-def model_of(found: Recipe, seed: int = 0) -> nn.Module:
+def model_of(found: Recipe, seed: int = 0) -> nn.Sequential:
     torch.manual_seed(0)
     return quantize_model(nn.Sequential(nn.Linear(24, 16), nn.Linear(16, 32)), found, seed=seed)
 
@@ -68,14 +68,19 @@ def test_gradients_are_right_on_average() -> None:
 
 def test_a_compiled_graph_draws_what_eager_mode_does() -> None:
     """In the backward pass too, and where that comes after other forward passes."""
-    x, eager, model = x_of(), model_of(recipe(*ROLES)), model_of(recipe(*ROLES))
-    compiled = torch.compile(model, dynamic=False)
-    direction = torch.randn(20, 32, generator=torch.Generator().manual_seed(2))
-    expected = [gradients(eager, x) for _ in range(3)]
+    x, eager, layer = x_of().requires_grad_(), model_of(recipe(*ROLES))[0], model_of(recipe(*ROLES))[0]
+    compiled = torch.compile(layer, dynamic=False)
+    direction = torch.randn(20, 16, generator=torch.Generator().manual_seed(2))
+
+    def gradients_of(loss: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(loss, [x, weight])
+
+    expected = [gradients_of((eager(x) * direction).sum(), eager.weight) for _ in range(3)]
     losses = [(compiled(x) * direction).sum() for _ in range(3)]
     for loss, both in zip(losses, expected, strict=True):
-        found = torch.autograd.grad(loss, [layer.weight for layer in model])
+        found = gradients_of(loss, layer.weight)
         assert all(torch.equal(a, b) for a, b in zip(found, both, strict=True))
+    assert not torch.equal(expected[0][1], expected[1][1])
 
 
 def test_every_tensor_has_numbers_of_its_own_and_the_seed_changes_them_all() -> None:

@@ -152,6 +152,7 @@ def test_forward_mode_and_second_derivatives_are_refused_in_a_sentence() -> None
         assert "\n" not in str(error.value) and "take " in str(error.value)
 
 
+@pytest.mark.parametrize("operands", [True], ids=["bf16"], indirect=True)  # eager mode has both
 @pytest.mark.usefixtures("compiler")
 def test_a_compiled_function_leaves_the_transform_to_eager_mode_with_its_bits() -> None:
     m, xs = model(), samples()

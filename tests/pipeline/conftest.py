@@ -123,15 +123,27 @@ def stages_of(*cells: str) -> set[str]:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a project whose pipeline has run once, for all test processes; the first to ask makes it."""
+    """Return the folder of a project whose pipeline has run once, for all test processes; the first to ask makes it.
+
+    Beside it is ``planned``, the same before a cell was trained.
+    """
     own = tmp_path_factory.getbasetemp()
     shared = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "finished"
     with open(shared.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (shared / "done").exists():
-            assert Project(shared).repro() == {"tokenize", "grid", "code", "report"} | stages_of(*CELLS)
+            project, early = Project(shared), {"tokenize", "grid", "code"}
+            assert project.repro(*early) == early
+            shutil.copytree(shared, shared.with_name("planned"), symlinks=True)
+            assert project.repro() == {"report"} | stages_of(*CELLS)
             (shared / "done").touch()
     return shared
+
+
+@pytest.fixture(scope="session")
+def planned(finished: Path) -> Path:
+    """Return the folder of a project that is about to train, for all test processes."""
+    return finished.with_name("planned")
 
 
 @pytest.fixture(scope="module")

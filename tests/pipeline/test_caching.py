@@ -36,18 +36,15 @@ def test_a_preset_that_is_not_picked_trains_nothing(project: Project):
     assert project.repro("diagnose") <= {"grid"}
 
 
-def test_an_override_reruns_its_cell_alone_and_its_undoing_nothing(project: Project):
-    project.set("overrides", {"E4M3": {"train": {"clip": 0.5}}})
-    assert project.repro() == {"grid", "report"} | stages_of("E4M3-adamw-0-1")
-    assert json.loads((project.folder / "data/grid/E4M3-adamw-0-1.json").read_text())["train"]["clip"] == 0.5
-    project.set("overrides", {})
-    assert project.repro("diagnose") <= {"grid"}
-
-
-def test_an_added_format_runs_its_cell_and_a_removed_one_only_the_report(project: Project):
+def test_an_override_and_an_added_format_run_their_cells_alone_and_their_undoing_only_the_report(project: Project):
     added = "E3M4-adamw-0-1"
+    project.set("overrides", {"E4M3": {"train": {"clip": 0.5}}})
     project.set("grid.formats", ["bf16", "E4M3", "E3M4"])
-    assert project.repro() == {"grid", "report"} | stages_of(added)
+    assert project.repro() == {"grid", "report"} | stages_of("E4M3-adamw-0-1", added)
+    clip = {key: json.loads((project.folder / f"data/grid/{key}.json").read_text())["train"]["clip"]
+            for key in (*CELLS, added)}  # fmt: skip
+    assert clip["E4M3-adamw-0-1"] == 0.5 and 0.5 not in (clip["bf16-adamw-0-1"], clip[added])
+    project.set("overrides", {})
     project.set("grid.formats", ["bf16", "E4M3"])
     assert project.repro() <= {"grid", "report"}
     assert not (project.folder / "data/runs" / added).exists(), "a cell that left the grid is pruned"

@@ -11,45 +11,50 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.conftest import CELLS, Project, environment
+from altgrad.config import UserError
+from stages import grid, tokenize
+from tests.pipeline.conftest import CELLS, Project, environment, stages_of
 
 RUN = Path("data/runs/E4M3-adamw-0-1")
+
+
+def test_a_mistake_stops_the_pipeline_before_training(project: Project):
+    before = (project.folder / "params.yaml").read_text()
+    project.set("grid.formats", ["bf16", "E4M4x"])
+    done = project.run("dvc", "repro", check=False)
+    (project.folder / "params.yaml").write_text(before)
+    assert done.returncode != 0
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1 and "grid.formats[1]: unknown format 'E4M4x'" in errors[0], done.stderr
+    assert "Traceback" not in done.stderr and "train@" not in done.stdout.replace("Stage 'train@", "")
 
 
 @pytest.mark.parametrize(
     ("setting", "value", "words"),
     [
-        ("grid.formats", ["bf16", "E4M4x"], "grid.formats[1]: unknown format 'E4M4x'"),
         ("overrides", {"E9": {"train": {"clip": 1.0}}}, "overrides"),
         ("train.device", "cuda", "no CUDA device"),
         ("recipes.uniform", [{"layers": "block.*", "weight": "FORMAT"}], "matches no layer"),
         ("corpora.mine", {"source": "local", "path": "nowhere"}, "nowhere"),
         ("models.tiny.heads", 3, "not divisible"),
+        ("models.tiny.context", 65536, "context + 1"),  # longer than the corpus
     ],
 )
-def test_a_mistake_stops_the_pipeline_before_training(project: Project, setting, value, words):
-    before = (project.folder / "params.yaml").read_text()
+def test_every_mistake_is_refused_before_training(project: Project, monkeypatch, setting, value, words):
+    """By the stages that come before it."""
+    monkeypatch.chdir(project.folder)
+    before = Path("params.yaml").read_text()
     project.set(setting, value)
-    done = project.run("dvc", "repro", check=False)
-    (project.folder / "params.yaml").write_text(before)
-    assert done.returncode != 0
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-    assert len(errors) == 1 and words in errors[0], done.stderr
-    assert "Traceback" not in done.stderr and "train@" not in done.stdout.replace("Stage 'train@", "")
+    with pytest.raises(UserError) as error:
+        tokenize.main([])
+        grid.main([])
+    Path("params.yaml").write_text(before)
+    assert words in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_corpus_shorter_than_the_context_says_so(project: Project):
-    before = (project.folder / "params.yaml").read_text()
-    project.set("models.tiny.context", 65536)
-    done = project.run("dvc", "repro", check=False)
-    (project.folder / "params.yaml").write_text(before)
-    assert done.returncode != 0 and "Traceback" not in done.stderr
-    assert "context + 1" in done.stderr
-
-
-def test_killed_while_training_it_resumes_and_ends_with_the_same_bits(tmp_path):
+def test_killed_while_training_it_resumes_and_ends_with_the_same_bits(planned: Path, tmp_path):
     """SIGKILL to DVC and its whole process group in the middle of a cell, then ``dvc repro`` again."""
-    project = Project(tmp_path / "killed")
+    project = Project.at(shutil.copytree(planned, tmp_path / "killed", symlinks=True))
     project.set("train.steps", 60)
     project.set("train.checkpoint_every", 5)
     stage = f"train@{CELLS[1]}"
@@ -75,8 +80,9 @@ def test_killed_while_training_it_resumes_and_ends_with_the_same_bits(tmp_path):
     assert {p.name: p.read_bytes() for p in (project.folder / RUN).iterdir() if p.name != "timing.json"} == expected
 
 
-def test_without_git_the_pipeline_still_runs(tmp_path):
-    project = Project(tmp_path / "archive", git=False)
+def test_without_git_the_pipeline_still_runs(planned: Path, tmp_path):
+    folder = shutil.copytree(planned, tmp_path / "archive", symlinks=True, ignore=shutil.ignore_patterns(".git"))
+    project = Project.at(folder)
     project.run("dvc", "config", "--local", "core.no_scm", "true")
-    assert "report" in project.repro()
+    assert project.repro() == {"report"} | stages_of(*CELLS)
     assert "not a git checkout" in (project.folder / "reports/REPORT.md").read_text()
