@@ -77,13 +77,18 @@ class Project:
 
     def set(self, path: str, value: Any) -> None:
         """Set ``section.setting`` of params.yaml, leaving its comments and its order alone."""
+        self.set_all({path: value})
+
+    def set_all(self, settings: dict[str, Any]) -> None:
+        """Set all of them: the file is read and written once."""
         yaml, file = YAML(), self.folder / "params.yaml"
         content = yaml.load(file)
-        *sections, setting = path.split(".")
-        section = content
-        for name in sections:
-            section = section[name]
-        section[setting] = value
+        for path, value in settings.items():
+            *sections, setting = path.split(".")
+            section = content
+            for name in sections:
+                section = section[name]
+            section[setting] = value
         with open(file, "w") as stream:
             yaml.dump(content, stream)
 
@@ -97,16 +102,14 @@ class Project:
         words = words.split()
         text = "\n\n".join(" ".join(words[i % 13 :] + words[: i % 7]) + f" {i}." for i in range(400))
         (self.folder / "data/corpus/mine.txt").write_text(text)
-        self.set("corpora.mine", {"source": "local", "path": "data/corpus/mine.txt"})
-        self.set("models.tiny", {"layers": 1, "width": 16, "heads": 2, "context": 16})
-        settings = {
+        self.set_all({
+            "corpora.mine": {"source": "local", "path": "data/corpus/mine.txt"},
+            "models.tiny": {"layers": 1, "width": 16, "heads": 2, "context": 16},
             "corpus": "mine", "model": "tiny", "tokenizer.vocab_size": 300,
             "grid.formats": ["bf16", "E4M3"], "grid.optimizers": ["adamw"], "grid.seeds": [0],
             "train.steps": 6, "train.batch": 4, "train.log_every": 2, "train.eval_every": 3,
             "train.eval_sequences": 8, "train.checkpoint_every": 2, "monitor.every": 3,
-        }  # fmt: skip
-        for path, value in settings.items():
-            self.set(path, value)
+        })  # fmt: skip
 
 
 def results(project: Project) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from altgrad.config import Resolver, UserError, load_params
-from altgrad.config.files import read_yaml, write_json
+from altgrad.config.files import read_json, read_yaml, write_json
 from altgrad.reporting.study.__main__ import write_pages
 from altgrad.reporting.study.answers import answered
 from altgrad.reporting.study.questions import Question, read_questions
@@ -107,8 +108,10 @@ def test_a_like_that_leads_nowhere_is_refused(tmp_path, like, words):
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in STUDY.glob("*.yaml")))
-def test_every_experiment_of_the_study_resolves_and_has_its_runs(tmp_path, name):
+def test_every_experiment_of_the_study_resolves_and_has_its_runs(tmp_path, monkeypatch, name):
     """Oracle: the table, which has one row for each run of each grid."""
+    monkeypatch.setattr("altgrad.reporting.study.settings.read_yaml", cache(read_yaml))  # it is read into another
+    monkeypatch.setattr("altgrad.config.params.read_yaml", read_json)  # which the file below is as well
     question, runs = Question.read(STUDY / f"{name}.yaml"), Runs.read(STUDY / "results")
     for experiment in question.content.runs:
         write_json(tmp_path / "params.yaml", params_of(question, experiment, ROOT / "params.yaml"))
