@@ -18,6 +18,7 @@ from torch import nn
 from tqdm import tqdm
 
 from altgrad.benchmark.limits import synchronize
+from altgrad.config.recipe import BLOCK_FORMATS, Rule
 from altgrad.model import GPT, GPTConfig, LayerRecipe, Recipe, linear_layers, quantize_model
 from altgrad.optim import Arm, build_optimizer
 from altgrad.training.graphs import compile_model
@@ -25,7 +26,6 @@ from altgrad.training.machine import choose_compute
 
 BASELINE = "bf16"
 CLIP = 1.0
-TWO_LEVEL = {"granularity": "block", "block": 16, "scale": "E4M3"}
 TORCHAO = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 
 
@@ -50,6 +50,9 @@ def contestants(formats: Sequence[str], device: torch.device) -> list[Contestant
         Contestant(f"{first}, delayed scaling", Recipe.uniform(first, scaling="delayed")),
         Contestant(f"{first}, a scale per row", Recipe.uniform(first, granularity="row")),
         Contestant(f"{first}, a scale per block", Recipe.uniform(first, granularity="block", scale="E8M0")),
+        Contestant("E4M3, stochastic gradients", stochastic()),
+        *[Contestant(f"{name}, all tensors", of_blocks(name)) for name in ("MXFP8", "MXFP4", "NVFP4")],
+        Contestant("NVFP4 as published", nvfp4()),
         Contestant(f"{first}, codes kept", Recipe.uniform(first, save="codes")),
         *[Contestant(f"E4M3, torchao {name}", torchao(name)) for name in ("tensorwise", "rowwise")],
         *([Contestant("E4M3, native", Recipe.uniform("E4M3", backend="native"))] if device.type == "cuda" else []),
@@ -62,13 +65,33 @@ def on_gpu() -> list[Contestant]:
     return [
         Contestant(BASELINE),
         *[Contestant(name, Recipe.uniform(name)) for name in ("E4M3", "E3M4", "E7M0")],
-        Contestant("E4M3, blocks of 32 (MXFP8)", Recipe.uniform("E4M3", granularity="block", scale="E8M0")),
-        Contestant("E2M1, two-level blocks of 16 (NVFP4)", Recipe.uniform("E2M1", grad="E2M1", **TWO_LEVEL)),
+        Contestant("E4M3, blocks of 32 (MXFP8)", of_blocks("MXFP8")),
+        Contestant("E2M1, two-level blocks of 16 (NVFP4)", of_blocks("NVFP4")),
+        Contestant("NVFP4 as published", nvfp4()),
         Contestant("E4M3, native tensorwise", Recipe.uniform("E4M3", **native)),
         Contestant("E4M3, native rowwise", Recipe.uniform("E4M3", grad="E4M3", granularity="row", **native)),
         *[Contestant(f"E4M3, torchao {name}", torchao(name)) for name in TORCHAO],
         Contestant("E4M3, codes kept", Recipe.uniform("E4M3", save="codes")),
     ]
+
+
+def of_blocks(name: str) -> Recipe:
+    """Return the recipe with a block format for all tensors, of the head for its weight and gradient."""
+    return Recipe([Rule(layers="*", weight=name, input=name, grad=name), Rule(layers="head", weight=name, grad=name)])
+
+
+def stochastic() -> Recipe:
+    """Return the recipe with all tensors in E4M3, and gradients stochastically rounded."""
+    grad = {"format": "E4M3", "rounding": "stochastic"}
+    return Recipe([
+        Rule(layers="*", weight="E4M3", input="E4M3", grad=grad), Rule(layers="head", weight="E4M3", grad=grad),
+    ])  # fmt: skip
+
+
+def nvfp4() -> Recipe:
+    """Return what params.yaml calls NVFP4, with all layers but the head in it."""
+    grad = {**BLOCK_FORMATS["NVFP4"], "rounding": "stochastic"}
+    return Recipe([Rule(layers="blocks.*", weight="NVFP4_16x16", input="NVFP4", grad=grad, hadamard=16)])
 
 
 def torchao(name: str) -> Recipe:

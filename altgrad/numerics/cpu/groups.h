@@ -54,15 +54,13 @@ class Scales {
   // Of groups with these amaxes.
   void of(const float* amax, int64_t n, Group* groups) const {
     if (two_level_) {
-      for (int64_t i = 0; i < n; ++i) groups[i] = at(amax[i], target_);
+      at_target(amax, n, target_, groups);
     } else {
       for (int64_t i = 0; i < n; ++i) groups[i].factor = groups[i].back = scale_of(amax[i], rule_);
     }
   }
   // The second choice.
-  void lower(const float* amax, int64_t n, Group* groups) const {
-    for (int64_t i = 0; i < n; ++i) groups[i] = at(amax[i], lower_);
-  }
+  void lower(const float* amax, int64_t n, Group* groups) const { at_target(amax, n, lower_, groups); }
 
  private:
   Grid grid_, own_;
@@ -71,16 +69,23 @@ class Scales {
   Back back_;
   double target_, lower_;
   float whole_ = 1;
-  Rounder<false> rounder_{own_};
-  Rounder<true> alternating_{own_};
 
-  Group at(float amax, double target) const {
-    const bool finite = amax < std::numeric_limits<float>::infinity();
-    const float wanted = finite ? static_cast<float>(static_cast<double>(amax) * whole_ / target) : own_.target;
-    const float bounded = std::min(wanted, own_.target);
-    const float rounded = own_.root == 0 ? rounder_(bounded) : alternating_(bounded);
-    const float scale = std::max(rounded, own_.spacing);
-    return {static_cast<float>(static_cast<double>(whole_) / static_cast<double>(scale)), scale};
+  void at_target(const float* amax, int64_t n, double target, Group* groups) const {
+    own_.root == 0 ? at_target(amax, n, target, groups, Rounder<false>(own_))
+                   : at_target(amax, n, target, groups, Rounder<true>(own_));
+  }
+
+  template <class R>
+  void at_target(const float* amax, int64_t n, double target, Group* groups, const R round) const {
+    const double whole = whole_;
+    const float top = own_.target, lowest = own_.spacing;
+    EACH_ALONE
+    for (int64_t i = 0; i < n; ++i) {
+      const float wanted = static_cast<float>(static_cast<double>(amax[i]) * whole / target);
+      const float bounded = amax[i] < std::numeric_limits<float>::infinity() ? std::min(wanted, top) : top;
+      const float scale = std::max(round(bounded), lowest);
+      groups[i] = {static_cast<float>(whole / static_cast<double>(scale)), scale};
+    }
   }
 };
 
@@ -88,6 +93,7 @@ class Scales {
 
 // To one of the two neighbours, up where the random number lies below the share of the way.
 struct ByChance {
+  static constexpr bool kDraws = true;
   Spacing spacing_of;
   float max, zero;
 
@@ -106,9 +112,17 @@ struct ByChance {
 
 template <class R>
 struct ToNearest {
+  static constexpr bool kDraws = false;
   R round;
   float operator()(float x, float) const { return round(x); }
 };
+
+// Numbers are there if they are asked for: without a branch in the loops.
+template <class R>
+float drawn(const float* random, int64_t i) {
+  if constexpr (R::kDraws) return random[i];
+  return 0;
+}
 
 template <Scales::Back kBack>
 float taken_back(float value, float back) {
@@ -122,7 +136,7 @@ template <Scales::Back kBack, class T, class U, class R>
 void round_group(const T* x, U* y, int64_t n, Group group, const float* random, const R round) {
   EACH_ALONE
   for (int64_t i = 0; i < n; ++i) {
-    store(y + i, taken_back<kBack>(round(load(x[i]) * group.factor, random == nullptr ? 0.0f : random[i]), group.back));
+    store(y + i, taken_back<kBack>(round(load(x[i]) * group.factor, drawn<R>(random, i)), group.back));
   }
 }
 
@@ -131,7 +145,7 @@ void round_columns_of(const T* x, U* y, int64_t n, const float* factor, const fl
                       const R round) {
   EACH_ALONE
   for (int64_t i = 0; i < n; ++i) {
-    store(y + i, taken_back<kBack>(round(load(x[i]) * factor[i], random == nullptr ? 0.0f : random[i]), back[i]));
+    store(y + i, taken_back<kBack>(round(load(x[i]) * factor[i], drawn<R>(random, i)), back[i]));
   }
 }
 
@@ -188,29 +202,42 @@ inline void add_halves(float* x, int64_t n, int64_t step, int64_t count) {
   }
 }
 
+template <class T, class R, class S>
+void square_errors(const T* x, float* errors, int64_t n, const float* factor, const float* back, const S step,
+                   const R round) {
+  EACH_ALONE
+  for (int64_t i = 0; i < n; ++i) {
+    const float scaled = load(x[i]) * factor[i * step];
+    const float off = (round(scaled) - scaled) * back[i * step];
+    errors[i] = off * off;
+  }
+}
+
 // One strip of groups, whose scales are chosen between two by the squared error.
 template <class T, class R>
 void choose_groups(const T* x, int64_t rows, const Groups& g, const Scales& scales, const float* amaxes, Group* groups,
                    const R& round, std::vector<float>& errors, std::vector<Group>& others) {
   const int64_t across = g.across();
+  const std::integral_constant<int64_t, 0> for_all{};
+  const std::integral_constant<int64_t, 1> one_each{};
+  std::vector<float> factor(across), back(across);
   errors.resize(2 * rows * g.columns);
   others.resize(across);
   scales.lower(amaxes, across, others.data());
   for (int choice = 0; choice < 2; ++choice) {
     const Group* tried = choice == 0 ? groups : others.data();
     float* error = errors.data() + choice * rows * g.columns;
+    for (int64_t i = 0; i < across; ++i) factor[i] = tried[i].factor, back[i] = tried[i].back;
     for (int64_t row = 0; row < rows; ++row) {
-      for (int64_t i = 0; i < across; ++i) {
-        const int64_t left = i * g.wide, n = std::min(g.wide, g.columns - left);
-        const T* from = x + row * g.columns + left;
-        float* to = error + row * g.columns + left;
-        const Group group = tried[i];
-        EACH_ALONE
-        for (int64_t j = 0; j < n; ++j) {
-          const float scaled = load(from[j]) * group.factor;
-          const float off = (round(scaled) - scaled) * group.back;
-          to[j] = off * off;
-        }
+      const T* from = x + row * g.columns;
+      float* to = error + row * g.columns;
+      if (g.wide == 1) {
+        square_errors(from, to, g.columns, factor.data(), back.data(), one_each, round);
+        continue;
+      }
+      for (int64_t i = 0, left = 0; i < across; ++i, left += g.wide) {
+        const int64_t n = std::min(g.wide, g.columns - left);
+        square_errors(from + left, to + left, n, &factor[i], &back[i], for_all, round);
       }
     }
     add_halves(error, rows, g.columns, g.columns);
