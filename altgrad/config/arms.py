@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from altgrad.config.bases import BASES, MOMENTUM, PLAIN
 from altgrad.config.section import FormatSetting, Section
+from altgrad.config.state import State
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -103,6 +104,7 @@ class Arm(Section):
         "weight has left the range or its upper quarter",
     )
     max_rungs: int = Field(8, ge=1, le=1 << 15, description="rung: the most rungs that a weight moves in a step")
+    state: State | None = Field(None, description="formats of the moments of all parameters; none: float32")
 
     @model_validator(mode="after")
     def _settings_go_together(self) -> Arm:
@@ -141,12 +143,30 @@ class Arm(Section):
             raise ValueError("feedback: momentum is of adamw and sgd, without stiffness and match_rms; remove it")
         if self.feedback and not (self.momentum if row.state == MOMENTUM else self.betas[0]):
             raise ValueError("feedback: momentum needs one; set momentum, or with adamw the first of betas, above 0")
+        self._require_kept_state()
         return self
+
+    def _require_kept_state(self) -> None:
+        kept = {*BASES[self.base].state, *BASES[BASES[self.base].plain].state}
+        if not self.momentum:
+            kept.discard(*MOMENTUM)
+        for name, held in (("m", {"exp_avg", *MOMENTUM}), ("v", {"exp_avg_sq"})):
+            if self.state is not None and getattr(self.state, name) is not None and not kept & held:
+                without = " without momentum" if name == "m" else ""
+                raise ValueError(f"base {self.base}{without} keeps no {name}; remove state.{name}")
 
     @property
     def looks_at_grid(self) -> bool:
         """Whether quantized weights are treated unlike others."""
         return self.stiffness is not None or self.weights == "quantized" or BASES[self.base].own_step
+
+    @property
+    def plain_form(self) -> Arm:
+        """What steps all that the arm does not treat by its quantization grid."""
+        shared = ("lr", "betas", "eps", "momentum", "state")
+        row = BASES[self.base]
+        kept = {name: getattr(self, name) for name in shared if name != "momentum" or row.plain == "sgd"}
+        return Arm(base=row.plain, **kept)
 
     @property
     def has_adam_moments(self) -> bool:

@@ -25,7 +25,7 @@ def training_format(name: str, custom: CustomFormat | None = None) -> Format:
     """
     found = get_format(name) if custom is None else Format(name, **custom.model_dump())
     if not found.signed:
-        raise ValueError(f"{name} is a scale format without sign, which cannot hold weights or gradients")
+        raise ValueError(f"{name} is unsigned, and weights and gradients have a sign")
     if not found.rounds_in_float32:
         raise ValueError(
             f"{name} spans more than training can round in float32; up to 7 exponent bits with the usual bias fit"

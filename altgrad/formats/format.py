@@ -11,8 +11,8 @@ Exponent field 0 holds the subnormals, ``m / 2^M * 2^emin`` with ``emin = 1 - bi
 - ``E = 0`` has no exponent field, so every value is subnormal: a uniform quantization grid. Its bias is 1 by
   convention, which puts ``emin`` at 0 and the values at ``m / 2^M``, below one.
 - ``M = 0`` has no subnormals: a magnitude is zero or a power of two.
-- An unsigned format is a scale format (OCP E8M0): no sign, no mantissa and no zero, so that field 0
-  is an ordinary exponent and ``emin = -bias``.
+- An unsigned format has no negative numbers, and the sign's bit for something else. Without mantissa it is
+  a scale format (OCP E8M0) and has no zero: field 0 is an ordinary exponent and ``emin = -bias``.
 
 ``specials`` names the five rules for the top codes that hardware and standards use:
 
@@ -73,7 +73,7 @@ class Format:
         mantissa_bits: M, at least 0.
         bias: exponent bias; None takes `default_bias`.
         specials: what the top codes mean, one of `SPECIALS`.
-        signed: False for a scale format without sign and zero (M = 0, finite or fn).
+        signed: False for a format without negative numbers (finite or fn), and without zero if M = 0.
 
     Raises:
         ValueError: naming the field at fault.
@@ -105,8 +105,8 @@ class Format:
         self._require_consistent_fields()
 
     def _require_consistent_fields(self) -> None:
-        if not self.signed and (self.mantissa_bits or self.specials not in ("finite", "fn")):
-            raise ValueError(f"signed: the unsigned {self.name} needs mantissa_bits 0 and specials finite or fn")
+        if not self.signed and self.specials not in ("finite", "fn"):
+            raise ValueError(f"signed: the unsigned {self.name} needs specials finite or fn")
         if self.specials == "ieee" and 0 in (self.exponent_bits, self.mantissa_bits):
             raise ValueError(f"specials: {self.name} needs exponent and mantissa bits to code Inf and NaN as ieee does")
         if self.max_code < 1:
@@ -171,7 +171,7 @@ class Format:
 
     @property
     def has_zero(self) -> bool:
-        return self.signed
+        return self.signed or self.mantissa_bits > 0
 
     @property
     def has_negative_zero(self) -> bool:
@@ -182,7 +182,7 @@ class Format:
     @property
     def emin(self) -> int:
         """Exponent of the lowest binade; below ``2^emin`` the spacing no longer shrinks."""
-        return 1 - self.bias if self.signed else -self.bias
+        return 1 - self.bias if self.has_zero else -self.bias
 
     @property
     def emax(self) -> int:
@@ -227,12 +227,12 @@ class Format:
     def _exponent_of(self, code: int) -> int:
         """Exponent of the spacing unit's binade for a magnitude code."""
         field = code >> self.mantissa_bits
-        return self.emin + max(field - int(self.signed), 0)
+        return self.emin + max(field - int(self.has_zero), 0)
 
     def _value_of(self, code: int) -> float:
         """Value of a finite magnitude code."""
         field, mantissa = divmod(code, 1 << self.mantissa_bits)
-        implicit = field > 0 or not self.signed
+        implicit = field > 0 or not self.has_zero
         significand = mantissa + (implicit << self.mantissa_bits)
         return math.ldexp(significand, self._exponent_of(code) - self.mantissa_bits)
 

@@ -2,8 +2,8 @@
 
 A name is looked up among the registered formats first and then read as ``E<e>M<m>``, optionally
 followed by ``FN``, ``IEEE`` or ``FNUZ`` for its special codes; without a suffix every code is a
-number. Names are case-sensitive: the bench calls its unquantized baseline ``bf16``, and that word
-must never silently mean the format BF16.
+number. ``UE<e>M<m>`` is unsigned, as NVIDIA writes it (UE4M3, UE8M0). Names are case-sensitive: the
+bench calls its unquantized baseline ``bf16``, and that word must never silently mean the format BF16.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache
 
 from altgrad.formats.format import MAX_BITS, Format
 
-_SPLIT_NAME = re.compile(r"E(0|[1-9]\d?)M(0|[1-9]\d?)(FN|IEEE|FNUZ)?")
+_SPLIT_NAME = re.compile(r"(U?)E(0|[1-9]\d?)M(0|[1-9]\d?)(FN|IEEE|FNUZ)?")
 
 
 class UnknownFormatError(ValueError):
@@ -51,6 +51,7 @@ _FORMATS = [
 _BY_NAME = {fmt.name: fmt for fmt in _FORMATS}
 _ALIASES = {
     "E4M3FN": "E4M3",
+    "UE8M0": "E8M0",
     "E5M10": "FP16",
     "E8M7": "BF16",
     **{f"binary8p{precision}": f"binary8p{precision}e" for precision in range(1, 9)},
@@ -82,12 +83,13 @@ def _parse(name: str) -> Format:
     parsed = _SPLIT_NAME.fullmatch(name)
     if parsed is None:
         raise UnknownFormatError(f"unknown format {name!r}{_near_matches(name)}")
-    exponent_bits, mantissa_bits = int(parsed[1]), int(parsed[2])
-    width = 1 + exponent_bits + mantissa_bits
+    signed, exponent_bits, mantissa_bits = not parsed[1], int(parsed[2]), int(parsed[3])
+    width = int(signed) + exponent_bits + mantissa_bits
     if width > MAX_BITS:
         raise UnknownFormatError(f"unknown format {name!r}: it takes {width} bits, at most {MAX_BITS} are supported")
     try:
-        return Format(name, exponent_bits, mantissa_bits, specials=(parsed[3] or "finite").lower())
+        specials = (parsed[4] or "finite").lower()
+        return Format(name, exponent_bits, mantissa_bits, specials=specials, signed=signed)
     except ValueError as error:
         raise UnknownFormatError(f"unknown format {name!r} ({error})") from None
 

@@ -175,7 +175,7 @@ def _magnitude_code(on_grid: Tensor, fmt: Format) -> Tensor:
     magnitude = on_grid.abs()
     rebias = (1023 - fmt.bias) << fmt.mantissa_bits
     normal = (magnitude.view(torch.int64) >> (52 - fmt.mantissa_bits)) - rebias
-    if not fmt.signed:
+    if not fmt.has_zero:
         return normal
     subnormal = (magnitude * 2.0 ** (fmt.mantissa_bits - fmt.emin)).long()
     return torch.where(magnitude < 2.0**fmt.emin, subnormal, normal)

@@ -163,12 +163,12 @@ def power_of_two(exponent: Tensor) -> Tensor:
 def _magnitude(x: Tensor, fmt: Format) -> Tensor:
     """|x|, kept off values so small that dividing by the spacing could underflow to zero.
 
-    Everything in (0, 2^-64 spacing) rounds alike in each mode. An unsigned format has no zero and no
-    negative numbers: non-negative values start at its smallest, the others become NaN.
+    Everything in (0, 2^-64 spacing) rounds alike in each mode. In an unsigned format negative numbers
+    become NaN, and in one without zero the others start at its smallest value.
     """
-    magnitude = x.abs()
-    if not fmt.signed:
-        return torch.where(x >= 0, magnitude.clamp_min(fmt.smallest), torch.nan)
+    magnitude = x.abs() if fmt.signed else torch.where(x >= 0, x.abs(), torch.nan)
+    if not fmt.has_zero:
+        return magnitude.clamp_min(fmt.smallest)
     return torch.where(magnitude > 0, magnitude.clamp_min(fmt.smallest * 2.0**-64), magnitude)
 
 
@@ -177,7 +177,7 @@ def _code_is_odd(whole: Tensor, exponent: Tensor, fmt: Format) -> Tensor:
     if fmt.mantissa_bits > 0:
         halves = whole * 0.5
         return halves.floor() != halves
-    field = exponent - fmt.emin + int(fmt.signed)
+    field = exponent - fmt.emin + int(fmt.has_zero)
     return (whole > 0) & (field % 2 == 1)
 
 

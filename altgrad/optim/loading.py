@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from altgrad.config.arms import Arm
+from altgrad.config.state import State
 from altgrad.model.quantized.data_parallel import is_sharded
+from altgrad.optim.coded import MOMENTS, POWER, SCALE, Coding, Codings, parts_of
 from altgrad.optim.weight_grid import WeightGrid
 
 HELD = "held_amax"
+STORED = "stored"  # of a saved group: the arm's ``state``, by which its codes are read
 
 
 class Resumable(torch.optim.Optimizer):
@@ -24,6 +27,7 @@ class Resumable(torch.optim.Optimizer):
         names: of parameters, as far as they are known.
         known: the parameters of each group, as they were at the last step.
         sharded: whether some of them are.
+        codings: how moments are stored.
     """
 
     arm: Arm
@@ -31,16 +35,20 @@ class Resumable(torch.optim.Optimizer):
     names: dict[nn.Parameter, str]
     known: list[list[nn.Parameter]]
     sharded: bool
+    codings: Codings
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `load_state_dict` takes: groups with the names of their parameters, if those are known.
 
-        The state of weights that live on their quantization grid has the amax of their scale, ``held_amax``.
+        The state of weights that live on their quantization grid has the amax of their scale, ``held_amax``. Moments
+        that are stored as codes have beside them ``<name>_scale`` and, with range expansion, ``<name>_power``.
         """
         found = super().state_dict()
         for kept, group in zip(found["param_groups"], self.param_groups, strict=True):
             if all(p in self.names for p in group["params"]):
                 kept["param_names"] = [self.names[p] for p in group["params"]]
+            if self.arm.state is not None:
+                kept[STORED] = self.arm.state.model_dump()
             for i, p in zip(kept["params"], group["params"], strict=True):
                 if self.holds(p):
                     found["state"][i] = {**found["state"].get(i, {}), HELD: self.grids[p].held}
@@ -55,15 +63,21 @@ class Resumable(torch.optim.Optimizer):
         parameters = [p for group in self.param_groups for p in group["params"]]
         state_dict = in_order(state_dict, self.state_dict())
         require_shapes(state_dict, parameters)
+        stored = [group.get(STORED) for group in state_dict["param_groups"] for _ in group["params"]]
+        for group in state_dict["param_groups"]:
+            group.pop(STORED, None)
         super().load_state_dict({**state_dict, "state": {}})
         for i, p in enumerate(parameters):
-            kept = dict(state_dict["state"].get(i, {}))
+            kept = as_stored(state_dict["state"].get(i, {}), stored[i], self.codings, p)
             held = kept.pop(HELD, None)
             if held is not None and self.holds(p):
                 self.grids[p].held.copy_(held)  # type: ignore[union-attr] # as `holds` says
             for name, t in kept.items():
                 if name == "step":
-                    kept[name] = t.float().to("cpu" if p in self.grids else p.device, copy=True)
+                    on_cpu = p in self.grids or self.codings.of(p)
+                    kept[name] = t.float().to("cpu" if on_cpu else p.device, copy=True)
+                elif self.codings.of(p).keys() & {name, name.removesuffix(SCALE), name.removesuffix(POWER)}:
+                    kept[name] = t.to(p.device, copy=True)
                 else:
                     kept[name] = t.to(p.device, self.moment_dtype(p), copy=True)
             if kept:
@@ -93,8 +107,8 @@ class Resumable(torch.optim.Optimizer):
         return self.arm.weights == "quantized" and p in self.grids
 
     def moment_dtype(self, p: nn.Parameter) -> torch.dtype:
-        """Return the dtype of the moments of ``p``: float32 at least for weights with a format, else its own."""
-        return torch.promote_types(p.dtype, torch.float32) if p in self.grids else p.dtype
+        """Return the dtype of moments of ``p`` that are no codes: float32 at least with a format, else its own."""
+        return torch.promote_types(p.dtype, torch.float32) if p in self.grids or self.codings.of(p) else p.dtype
 
 
 def in_order(saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
@@ -137,6 +151,33 @@ def require_shapes(saved: dict[str, Any], parameters: Sequence[nn.Parameter]) ->
                     f"the saved {name} of parameter {i} is {tuple(t.shape)}, and the parameter {tuple(p.shape)}: it is "
                     "of parameters in another order"
                 )
+
+
+def decoded(state: dict[str, Tensor], codings: Mapping[str, Coding], p: Tensor) -> dict[str, Tensor]:
+    """Return ``state`` of ``p`` with the moments that are stored as codes in float32."""
+    found = {name: t for name, t in state.items() if not name.endswith((SCALE, POWER))}
+    coded = [name for name in codings if name + SCALE in state]
+    return found | {name: codings[name].decode(parts_of(state, name), p.shape) for name in coded}
+
+
+def as_stored(
+    saved: dict[str, Tensor], stored: dict[str, Any] | None, own: Codings, p: Tensor
+) -> dict[str, Tensor]:
+    """Return the ``saved`` state of ``p`` as ``own`` codings store it; what becomes codes is rounded to nearest.
+
+    ``stored``: the section ``state`` of the arm that saved it, None if its moments are float32.
+    """
+    theirs = None if stored is None else State(**stored)
+    if theirs == own.state:
+        return dict(saved)
+    codings = {} if theirs is None else {
+        name: Coding(moment, p.device) for name in MOMENTS if (moment := theirs.of(name)) is not None
+    }  # fmt: skip
+    found = decoded({name: t.to(p.device) for name, t in saved.items()}, codings, p)
+    for name in own.of(p).keys() & found.keys():
+        parts = own.of(p)[name].encode(found.pop(name).float(), nearest=True)
+        found.update((name + part, t) for part, t in parts.items())
+    return found
 
 
 def _names(state: dict[str, Any]) -> dict[str, tuple[int, int]] | None:

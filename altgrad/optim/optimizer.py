@@ -13,11 +13,13 @@ from torch.optim.adamw import adamw
 
 from altgrad.config.arms import Arm
 from altgrad.config.bases import BASES
+from altgrad.formats import get_format
 from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.numerics import permutation
 from altgrad.numerics.tracing import compile_apart
 from altgrad.optim import update, update_cpu
-from altgrad.optim.loading import Resumable
+from altgrad.optim.coded import Codings, opened
+from altgrad.optim.loading import Resumable, decoded
 from altgrad.optim.sharded import all_agree, is_elementwise, keep_part, largest, local, whole
 from altgrad.optim.stiffness import Stiffness, exponent
 from altgrad.optim.weight_grid import WeightGrid
@@ -60,6 +62,7 @@ class ArmOptimizer(Resumable):
     ) -> None:  # fmt: skip
         self.arm, self.base, self.steps, self.seed = arm, BASES[arm.base], steps, seed
         self.skipped = 0
+        self.codings = Codings(arm)
         self.grids = dict(weights) if arm.looks_at_grid else {}
         self.names, self.known, self.sharded = dict(names or {}), [], False
         linear = [*(p for p in weights if p not in self.grids), *linear]
@@ -77,18 +80,23 @@ class ArmOptimizer(Resumable):
         cycled = {"betas": arm.betas} if self.base.plain == "adamw" else {"momentum": arm.momentum}
         super().__init__([group for group in groups if group["params"]], {"lr": plain_lr, "quantized": False, **cycled})
         self._names = update.state_names(arm, reference)
+        self._plain = arm.plain_form
+        self._coded_loops: update_cpu.Loops | None = None
+        self._plain_names, self._plain_rule = update.state_names(self._plain, False), update.rule_of(self._plain, False)
         self._stiffness = {p: self._stiffness_of(grid, p.device) for p, grid in self.grids.items()}
         self._orders = {
             p: permutation(p.numel(), seed, i).to(p.device) if arm.stiffness == "permuted" else None
             for i, p in enumerate(self.grids)
         }
         self._loops = {
-            p: update_cpu.Loops(arm, grid, self._stiffness[p], self._orders[p])
+            p: update_cpu.Loops(arm, grid, self._stiffness[p], self._orders[p], self.codings.of(p))
             for p, grid in self.grids.items() if update_cpu.available(arm, local(p), grid)
         }  # fmt: skip
         self._rule: update.Rule = update.rule_of(arm, reference)
         if compiled:
             self._rule = compile_apart(self._rule, dynamic=True, fullgraph=True)
+            if arm.state is not None:
+                self._plain_rule = compile_apart(self._plain_rule, dynamic=True, fullgraph=True)
         if arm.weights == "quantized":
             self._put_on_grid()
 
@@ -165,10 +173,15 @@ class ArmOptimizer(Resumable):
         for group in self.param_groups:
             if group["quantized"]:
                 self._step_quantized(group)
-            elif self.base.plain == "adamw":
-                self._step_adamw(group)
+                continue
+            coded = [p for p in group["params"] if p.grad is not None and self.codings.of(p)]
+            if coded:
+                self._step_coded(group, coded)
+            present = [p for p in group["params"] if p.grad is not None and not any(p is q for q in coded)]
+            if self.base.plain == "adamw":
+                self._step_adamw(group, present)
             else:
-                self._step_sgd(group)
+                self._step_sgd(group, present)
         return loss
 
     def _step_quantized(self, group: dict[str, Any]) -> None:
@@ -182,8 +195,12 @@ class ArmOptimizer(Resumable):
             which = step, self.grids[p].refinement
             if which not in numbers:
                 numbers[which] = self._numbers(group, *which, p.device)
-            moments = {name: state[name] for name in self._names}
-            self._step_weight(p, p.grad, moments, numbers[which], (self.seed, index, step))
+            stream = self.seed, index, step
+            if p in self._loops and self._loops[p].reads_codes:
+                self._step_weight(p, p.grad, state, numbers[which], stream)
+                continue
+            with opened(self.codings.of(p), state, self._names, p, stream) as moments:
+                self._step_weight(p, p.grad, moments, numbers[which], stream)
 
     def _step_weight(
         self, p: nn.Parameter, g: Tensor, state: update.State, numbers: Tensor, stream: tuple[int, int, int]
@@ -210,8 +227,40 @@ class ArmOptimizer(Resumable):
             for part, t in ((p, w), *((kept[name], state[name]) for name in kept)):
                 keep_part(part, t)
 
-    def _step_adamw(self, group: dict[str, Any]) -> None:
-        present = [p for p in group["params"] if p.grad is not None]
+    def _step_coded(self, group: dict[str, Any], present: list[nn.Parameter]) -> None:
+        """Step parameters in the plain form whose moments are codes."""
+        first = next(i for i, g in enumerate(self.param_groups) if g is group)
+        before = sum(len(g["params"]) for g in self.param_groups[:first])
+        numbers: dict[int, Tensor] = {}
+        for index, p in enumerate(group["params"], before):
+            if not any(p is q for q in present):
+                continue
+            loops = self._plain_loops(p)
+            state = self._state(p, self._plain_names)
+            state["step"] += 1
+            step = int(state["step"].item())
+            if step not in numbers:
+                numbers[step] = self._numbers(group, step, 1, p.device)
+            g = cast("Tensor", p.grad)
+            if loops is not None:
+                loops.step(p, g, state, numbers[step], (self.seed, index, step), None)
+                continue
+            w = p if p.dtype == torch.float32 else p.float()
+            with opened(self.codings.of(p), state, self._plain_names, p, (self.seed, index, step)) as moments:
+                self._plain_rule(w, g.to(w.dtype), moments, numbers[step], update.NO_GRID)
+            if w is not p:
+                p.copy_(w)
+
+    def _plain_loops(self, p: nn.Parameter) -> update_cpu.Loops | None:
+        """Return the loops for the plain form of ``p``, whose moments are codes, if they take it."""
+        if not update_cpu.available(self._plain, p, None):
+            return None
+        if self._coded_loops is None:  # the quantization grid is one that nobody looks at
+            grid = WeightGrid(get_format("E4M3"))
+            self._coded_loops = update_cpu.Loops(self._plain, grid, None, None, self.codings.of(p))
+        return self._coded_loops if self._coded_loops.reads_codes else None
+
+    def _step_adamw(self, group: dict[str, Any], present: list[nn.Parameter]) -> None:
         # torch's fused step counts on the device, which load_state_dict knows by the group's name for it.
         states = [self._state(p, ("exp_avg", "exp_avg_sq"), p.device) for p in present]
         beta1, beta2 = group["betas"]
@@ -231,8 +280,7 @@ class ArmOptimizer(Resumable):
                 if w is not p:
                     p.copy_(w)
 
-    def _step_sgd(self, group: dict[str, Any]) -> None:
-        present = [p for p in group["params"] if p.grad is not None]
+    def _step_sgd(self, group: dict[str, Any], present: list[nn.Parameter]) -> None:
         if not present:
             return
         weights, steps = self._parts(present), self._parts([p.grad for p in present])
@@ -260,7 +308,7 @@ class ArmOptimizer(Resumable):
             return None
         group = self._group_of(p)
         numbers = self._numbers(group, self.state[p]["step"].item(), 1, p.device)
-        return update.adamw_direction(self.state[p], numbers)
+        return update.adamw_direction(self._decoded(p), numbers)
 
     @torch.no_grad()
     def wanted(self, p: nn.Parameter) -> Tensor | None:
@@ -281,6 +329,10 @@ class ArmOptimizer(Resumable):
         """Return what the last step multiplied ``p`` with before the update."""
         return _kept(self._group_of(p))
 
+    def _decoded(self, p: nn.Parameter) -> dict[str, Tensor]:
+        """Return the state of ``p`` with its moments in float32."""
+        return decoded(self.state.get(p, {}), self.codings.of(p), p)
+
     def _group_of(self, p: nn.Parameter) -> dict[str, Any]:
         return next(group for group in self.param_groups if any(p is q for q in group["params"]))
 
@@ -288,8 +340,12 @@ class ArmOptimizer(Resumable):
         state = self.state[p]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=counter)
+            codings = self.codings.of(p)
             for name in names:
-                state[name] = torch.zeros_like(p, dtype=self.moment_dtype(p), memory_format=torch.preserve_format)
+                if name in codings:
+                    state.update((name + part, t) for part, t in codings[name].zeros(p.shape).items())
+                else:
+                    state[name] = torch.zeros_like(p, dtype=self.moment_dtype(p), memory_format=torch.preserve_format)
         return state
 
     def _numbers(self, group: dict[str, Any], step: float, refinement: int, device: torch.device) -> Tensor:

@@ -58,6 +58,7 @@ class GridTensors(NamedTuple):
     held: Tensor | None
 
 
+NO_GRID = GridTensors(*[None] * 8)  # type: ignore[arg-type] # of an arm that looks at none
 State = dict[str, Tensor]
 Rule = Callable[[Tensor, Tensor, State, Tensor, GridTensors], None]
 

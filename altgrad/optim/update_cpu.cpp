@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "codec.h"
 #include "definitions.h"
 #include "grid.h"
 #include "philox.h"
@@ -87,19 +88,6 @@ struct StochasticRounder {
     const float steps = magnitude * inverse(step), below = std::floor(steps);
     const float up = random < steps - below ? 1.0f : 0.0f;
     return with_sign_of(std::min((below + up) * step, spacing.max), x) + zero;
-  }
-};
-
-// x / divisor, correctly rounded, for many x and one divisor: a product and two fused multiply-adds (Brisebarre, Muller
-// and Raina 2004, "Accelerating correctly rounded floating-point division when the divisor is known in advance").
-struct FusedDivision {
-  float divisor, reciprocal;
-
-  explicit FusedDivision(float divisor) : divisor(divisor), reciprocal(1.0f / divisor) {}
-
-  float operator()(float x) const {
-    const float quotient = x * reciprocal;
-    return std::fma(std::fma(-quotient, divisor, x), reciprocal, quotient);
   }
 };
 
@@ -378,15 +366,35 @@ void direct_madam(const float* __restrict p, float* __restrict v, const float* _
 }
 
 struct Tensors {
-  float *p, *m, *v, *reference_m, *reference_v;  // m also the momentum; null where the arm has none
+  float *p, *m, *v, *reference_m, *reference_v;  // m also the momentum; null where the arm has none, or codes of it
   const float* g;
+  Codec coded_m, coded_v;
+};
+
+// The moments of a chunk: where they lie, or decoded.
+struct Moments {
+  float *m, *v, room_m[kChunk], room_v[kChunk];
+
+  Moments(const Tensors& t, int64_t first, int64_t n) {
+    m = open(t.m, t.coded_m, first, n, room_m), v = open(t.v, t.coded_v, first, n, room_v);
+  }
+  void store(const Tensors& t, int64_t first, int64_t n, const Stream& stream) {
+    if (t.coded_m) t.coded_m.store(first, n, m, stream);
+    if (t.coded_v) t.coded_v.store(first, n, v, stream);
+  }
+
+ private:
+  static float* open(float* whole, const Codec& coded, int64_t first, int64_t n, float* room) {
+    if (!coded) return whole == nullptr ? nullptr : whole + first;
+    coded.load(first, n, room);
+    return room;
+  }
 };
 
 // Advances the moments of a chunk and writes the direction of its step, before the learning rate.
-void direct(const Arm& arm, const Numbers& h, const Tensors& t, int64_t first, int64_t n, const float* factor,
-            float* __restrict step) {
+void direct(const Arm& arm, const Numbers& h, const Tensors& t, float* m, float* v, int64_t first, int64_t n,
+            const float* factor, float* __restrict step) {
   const float* g = t.g + first;
-  float *m = t.m == nullptr ? nullptr : t.m + first, *v = t.v == nullptr ? nullptr : t.v + first;
   float scaled[kChunk];
   const bool squared = arm.metric || arm.power == 2;
   if (factor != nullptr && (arm.metric || arm.on_gradient) && arm.direction != direction::kRiemannAdam) {
@@ -475,12 +483,12 @@ class Step {
 
  private:
   // Advances all moments of a chunk and writes the direction, and the factor if there is a stiffness.
-  void advance(int64_t first, int64_t n, float* factor, float* step) const {
+  void advance(const Moments& moments, int64_t first, int64_t n, float* factor, float* step) const {
     if (stiffness_ != nullptr) (*stiffness_)(t_.p + first, first, n, factor);
     if (t_.reference_m != nullptr) {
       advance_moments(t_.reference_m + first, t_.reference_v + first, t_.g + first, n, h_);
     }
-    direct(arm_, h_, t_, first, n, stiffness_ != nullptr ? factor : nullptr, step);
+    direct(arm_, h_, t_, moments.m, moments.v, first, n, stiffness_ != nullptr ? factor : nullptr, step);
   }
 
   // Finds what brings the step to the size of AdamW's; so the directions of all chunks come before any weight moves.
@@ -490,9 +498,10 @@ class Step {
     over_chunks(n_, [&](int64_t chunk, int64_t first, int64_t n) {
       float factor[kChunk], *step = directions_.get() + first;
       const float* weight = t_.p + first;
-      const float* m = (t_.reference_m != nullptr ? t_.reference_m : t_.m) + first;
-      const float* v = (t_.reference_v != nullptr ? t_.reference_v : t_.v) + first;
-      advance(first, n, factor, step);
+      Moments moments(t_, first, n);
+      const float* m = t_.reference_m != nullptr ? t_.reference_m + first : moments.m;
+      const float* v = t_.reference_v != nullptr ? t_.reference_v + first : moments.v;
+      advance(moments, first, n, factor, step);
       own[chunk] = chunk_sum(n, [&](int64_t i) {
         const float moved = arm_.unit == unit::kLog ? step[i] * weight[i] : step[i];
         return moved * moved;
@@ -501,6 +510,7 @@ class Step {
         const float adam = adam_direction(m[i], v[i], h_);
         return adam * adam;
       });
+      moments.store(t_, first, n, stream_);
     });
     const float found = static_cast<float>(std::sqrt(total(wanted) / total(own)));
     ratio_ = std::isfinite(found) ? found : 1.0f;
@@ -510,7 +520,9 @@ class Step {
   uint32_t finish(int64_t first, int64_t n) const {
     float factor[kChunk], fresh[kChunk], *weight = t_.p + first, *step = fresh;
     if (directions_ == nullptr) {
-      advance(first, n, factor, step);
+      Moments moments(t_, first, n);
+      advance(moments, first, n, factor, step);
+      moments.store(t_, first, n, stream_);
     } else {
       step = directions_.get() + first;
       if (arm_.metric) (*stiffness_)(weight, first, n, factor);
@@ -581,18 +593,32 @@ class Step {
 
 // --- the operator -------------------------------------------------------------------------------------------
 
+Codec codec_of(Tensor& codes, Tensor& scales, const Tensor& coding, int64_t n) {
+  if (coding.numel() == 0) return {};
+  return {coding.const_data_ptr<float>(), codes.mutable_data_ptr(), scales.mutable_data_ptr(), n};
+}
+float* floats_or_null(Tensor& t, const Tensor& coding) {
+  return t.numel() == 0 || coding.numel() > 0 ? nullptr : static_cast<float*>(t.mutable_data_ptr());
+}
 float* data_or_null(Tensor& t) { return t.numel() == 0 ? nullptr : static_cast<float*>(t.mutable_data_ptr()); }
 
 void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor reference_v, Tensor held,
               Tensor settings, Tensor numbers, Tensor constants, Tensor remembered, Tensor stiff_constants,
-              Tensor stiff_numbers, Tensor order, int64_t seed, int64_t tensor, int64_t step) {
+              Tensor stiff_numbers, Tensor order, Tensor m_scale, Tensor v_scale, Tensor m_coding, Tensor v_coding,
+              int64_t seed, int64_t tensor, int64_t step) {
   const int64_t n = p.numel();
   if (n == 0) return;
   const Arm arm(settings);
   const Numbers h(numbers);
   const Grid grid(constants);
-  const Tensors t{data_or_null(p),           data_or_null(m),           data_or_null(v),
-                  data_or_null(reference_m), data_or_null(reference_v), g.const_data_ptr<float>()};
+  const Tensors t{data_or_null(p),
+                  floats_or_null(m, m_coding),
+                  floats_or_null(v, v_coding),
+                  data_or_null(reference_m),
+                  data_or_null(reference_v),
+                  g.const_data_ptr<float>(),
+                  codec_of(m, m_scale, m_coding, n),
+                  codec_of(v, v_scale, v_coding, n)};
   std::unique_ptr<Stiffness> stiffness;
   if (arm.formula != formula::kNone) {
     const float known = remembered.numel() == 1 ? *remembered.const_data_ptr<float>() : 0.0f;

@@ -7,6 +7,7 @@ products. For those, on other devices and without a C++ compiler there are the r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from altgrad.config.arms import FORMULAS, Arm
 from altgrad.config.bases import BASES
 from altgrad.numerics import scale_rule
 from altgrad.numerics.cpu import definitions, kernels
-from altgrad.optim import update
+from altgrad.optim import state_cpu, update
+from altgrad.optim.coded import SCALE, Coding
 from altgrad.optim.stiffness import Stiffness
 from altgrad.optim.update import State
 from altgrad.optim.weight_grid import WeightGrid
@@ -50,6 +52,7 @@ def _settings(arm: Arm, rule: int) -> dict[str, int]:
 
 SETTINGS = tuple(_settings(Arm(lr=1.0), 0))
 DEFINITIONS = "".join([
+    state_cpu.DEFINITIONS,
     definitions.enumeration("setting", SETTINGS),
     definitions.enumeration("direction", DIRECTIONS),
     definitions.enumeration("unit", UNITS),
@@ -67,7 +70,8 @@ torch.library.define(
     "altgrad::arm_step",
     "(Tensor(a!) p, Tensor g, Tensor(b!) m, Tensor(c!) v, Tensor(d!) reference_m, Tensor(e!) reference_v, "
     "Tensor(f!) held, Tensor settings, Tensor numbers, Tensor constants, Tensor remembered, Tensor stiff_constants, "
-    "Tensor stiff_numbers, Tensor order, int seed, int tensor, int step) -> ()",
+    "Tensor stiff_numbers, Tensor order, Tensor(g!) m_scale, Tensor(h!) v_scale, Tensor m_coding, Tensor v_coding, "
+    "int seed, int tensor, int step) -> ()",
 )
 
 
@@ -79,11 +83,11 @@ def _traced(*arguments: object) -> None:
 arm_step = torch.ops.altgrad.arm_step.default
 
 
-def available(arm: Arm, p: Tensor, grid: WeightGrid) -> bool:
-    """Whether the loops can step ``p`` (out, in)."""
+def available(arm: Arm, p: Tensor, grid: WeightGrid | None) -> bool:
+    """Whether the loops can step ``p`` (out, in); without a grid, of an arm that looks at none."""
     if p.device.type != "cpu" or p.dtype != torch.float32 or not p.is_contiguous():
         return False
-    one_scale = grid.options.get("granularity", "tensor") == "tensor"
+    one_scale = grid is None or grid.options.get("granularity", "tensor") == "tensor"
     of_the_tensor = arm.stiffness in OF_THE_TENSOR and BASES[arm.base].metric
     taken = one_scale and arm.stiffness != "row_rms" and not of_the_tensor and arm.schedule == "constant"
     taken = taken and arm.feedback is None and BASES[arm.base].loops
@@ -93,8 +97,15 @@ def available(arm: Arm, p: Tensor, grid: WeightGrid) -> bool:
 class Loops:
     """The loops for one weight: its arm and quantization grid as the operator wants them."""
 
-    def __init__(self, arm: Arm, grid: WeightGrid, stiff: Stiffness | None, order: Tensor | None) -> None:
+    def __init__(
+        self, arm: Arm, grid: WeightGrid, stiff: Stiffness | None, order: Tensor | None,
+        codings: Mapping[str, Coding] | None = None,
+    ) -> None:  # fmt: skip
         self._nothing = grid.constants[:0]
+        codings = codings or {}
+        taken = not BASES[arm.base].metric and all(map(state_cpu.takes, codings.values()))
+        self._codings = {name: state_cpu.packed(name, coding) for name, coding in codings.items()} if taken else {}
+        self.reads_codes = bool(self._codings)
         rule = scale_rule(grid.options.get("scale_format", "float32"), grid.options.get("scale_rounding", "rceil"))
         self._settings = torch.tensor([*_settings(arm, rule).values()], dtype=torch.int32)
         self._held = grid.held if arm.weights == "quantized" else self._nothing
@@ -116,10 +127,12 @@ class Loops:
         """
         nothing = self._nothing
         remembered = remembered if self._sets_scale is None else self._sets_scale
-        m = state.get("exp_avg", nothing)
+        first = "momentum_buffer" if "momentum_buffer" in state else "exp_avg"
         arm_step(
-            p, g.contiguous(), state.get("momentum_buffer", m), state.get("exp_avg_sq", nothing),
+            p, g.contiguous(), state.get(first, nothing), state.get("exp_avg_sq", nothing),
             state.get("reference_avg", nothing), state.get("reference_avg_sq", nothing), self._held,
             self._settings, numbers, self._constants, nothing if remembered is None else remembered,
-            *self._stiffness, *stream,
+            *self._stiffness,
+            *(state.get(name + SCALE, nothing) for name in (first, "exp_avg_sq")),
+            *(self._codings.get(name, nothing) for name in (first, "exp_avg_sq")), *stream,
         )  # fmt: skip

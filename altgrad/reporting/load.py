@@ -41,7 +41,7 @@ NUMBERS = [
     "outcome_step", "steps", "planned_steps", "tokens", "parameters", "quantized_parameters", "peak_lr",
     "train_loss", "val_loss", "val_loss_best", "val_loss_best_step", "perplexity", "clipped_frac",
     "tokens_per_s", "compile_s", "train_s", "total_s", "step_ms_median", "step_ms_p90",
-    "peak_memory_mb", "checkpoint_mb",
+    "peak_memory_mb", "checkpoint_mb", "bytes_per_parameter",
 ]  # fmt: skip
 TEXTS = ["status", "reason", "signature", "first_nonfinite", "first_rows"]
 

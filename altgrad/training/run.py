@@ -21,6 +21,7 @@ from altgrad.optim import build_optimizer
 from altgrad.training import machine, probes, ranks
 from altgrad.training.checkpoint import unique_state
 from altgrad.training.grids import weight_grids
+from altgrad.training.held_bytes import bytes_per_parameter
 from altgrad.training.plan import arm_of, start_from
 from altgrad.training.ranks import Ranks
 from altgrad.training.records import write_history, write_monitors
@@ -174,6 +175,7 @@ def _timing(trainer: Trainer, compiled: bool, total_s: float) -> dict[str, objec
         "step_ms_median": None if median is None else 1e3 * median,
         "step_ms_p90": 1e3 * sorted(seconds)[math.ceil(0.9 * len(seconds)) - 1] if seconds else None,
         "peak_memory_mb": machine.peak_memory_mb(trainer.device),
+        **bytes_per_parameter(trainer.model, trainer.optimizer),
         "checkpoint_mb": checkpoints[-1].stat().st_size / 1e6 if checkpoints else None,
         "resumed": trainer.totals["resumed"],
         "versions": machine.versions(),

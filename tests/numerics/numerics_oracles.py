@@ -50,7 +50,7 @@ def gfloat_format(fmt: Format) -> FormatInfo:
         domain=Domain.Extended if fmt.has_inf else Domain.Finite,
         has_nz=fmt.has_negative_zero,
         num_high_nans=high_nans.get(fmt.specials, 0),
-        has_subnormals=fmt.signed,
+        has_subnormals=fmt.signed or fmt.mantissa_bits > 0,
         is_twos_complement=False,
     )
 

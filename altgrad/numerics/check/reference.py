@@ -19,11 +19,11 @@ def magnitude_of_code(code: int, fmt: Format) -> Fraction:
     """The value of a magnitude code, as if every code were a number.
 
     Field 0 holds ``m / 2^M * 2^(1 - bias)``, a field e >= 1 ``(1 + m / 2^M) * 2^(e - bias)``; an
-    unsigned format has the second form throughout.
+    format without sign and mantissa has the second form throughout.
     """
     field, mantissa = divmod(code, 2**fmt.mantissa_bits)
     fraction = Fraction(mantissa, 2**fmt.mantissa_bits)
-    if field == 0 and fmt.signed:
+    if field == 0 and (fmt.signed or fmt.mantissa_bits):
         return fraction * Fraction(2) ** (1 - fmt.bias)
     return (1 + fraction) * Fraction(2) ** (field - fmt.bias)
 

@@ -1,0 +1,101 @@
+"""The settings of an optimizer's state that is stored in a format: section ``state`` of an arm."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, model_validator
+
+from altgrad.config.section import Section, as_format
+from altgrad.formats import Format
+from altgrad.formats.codebook import Codebook, codebook, map_names
+
+#: What torchao and bitsandbytes leave in float32 too.
+LEAST = 4096
+
+
+def _format_or_map(value: Any, info: ValidationInfo) -> Format | str:
+    if isinstance(value, str) and value in map_names():
+        return value
+    if isinstance(value, str) and info.context is not None and value not in info.context:
+        codebook(value)  # whose error has near matches among maps too
+    return as_format(value, info)
+
+
+class Moment(Section):
+    """How one moment is stored: as the codes of a format or a map, and their scales.
+
+    Besides formats, unsigned ones such as ``UE4M4`` among them, there are the maps of bitsandbytes and torchao:
+    ``dynamic8`` and ``unsigned_dynamic8`` (Dettmers et al. 2021, arXiv:2110.02861), ``dynamic4`` and
+    ``unsigned_linear4`` (Li et al. 2023, arXiv:2309.01507). Codes of up to 4 bits are stored two in a byte.
+    """
+
+    format: Annotated[
+        Any, BeforeValidator(_format_or_map), PlainSerializer(lambda f: getattr(f, "name", f), return_type=str)
+    ] = Field(description="a format's name or a map's")
+    granularity: Literal["tensor", "row", "block"] = Field(
+        "block", description="what has a scale of its own: the tensor, a row of its last dimension, a block"
+    )
+    block: int = Field(256, ge=2, le=1 << 20, description="granularity: block: elements of the flattened tensor")
+    scale: Literal["float32", "E8M0"] = Field("float32", description="format of the scale; E8M0 is rounded up")
+    rounding: Literal["nearest", "stochastic"] = Field(
+        "nearest", description="to the nearest value, or to one of the two neighbours by chance, right on average"
+    )
+    root: bool = Field(False, description="v: its square root is stored")
+    expand: bool = Field(
+        False,
+        description="COAT's range expansion (Xi et al. 2024, arXiv:2410.19313): magnitudes are raised to the power "
+        "that gives them the range of the format",
+    )
+
+    @model_validator(mode="after")
+    def _settings_go_together(self) -> Moment:
+        if self.granularity != "block" and self.block != 256:
+            raise ValueError(f"block: {self.block} is of granularity block, not {self.granularity}; remove it")
+        if self.expand and self.scale != "float32":
+            raise ValueError("expand keeps the largest magnitude itself; it needs scale float32")
+        if self.granularity == "block" and self.block % 2:
+            raise ValueError(f"block: {self.block} is odd, and two codes of 4 bits share a byte; take an even number")
+        if isinstance(self.format, Format):
+            codebook(self.format)
+        return self
+
+    @property
+    def codebook(self) -> Codebook:
+        """What its codes stand for."""
+        return codebook(self.format)
+
+
+def _moment(value: Any) -> Any:
+    """Let ``m: E4M3`` stand for ``m: {format: E4M3}``, ``float32`` for none."""
+    if isinstance(value, str):
+        return None if value == "float32" else {"format": value}
+    return {"format": value} if isinstance(value, Format) else value
+
+
+StoredMoment = Annotated[Moment | None, BeforeValidator(_moment)]
+
+
+class State(Section):
+    """What the optimizer keeps of each parameter between steps, and in what; float32 where nothing is said."""
+
+    m: StoredMoment = Field(None, description="the first moment, or the momentum; a format's name or a section")
+    v: StoredMoment = Field(None, description="the second moment, which is not negative")
+    least: int = Field(LEAST, ge=0, le=1 << 40, description="parameters of fewer elements keep a float32 state")
+
+    @model_validator(mode="after")
+    def _settings_go_together(self) -> State:
+        if self.m is None and self.v is None:
+            raise ValueError("name a format for m, for v or for both, or remove state")
+        if self.m is not None:
+            if self.m.root:
+                raise ValueError("m.root: only v, which is not negative, has a root; remove it")
+            if not isinstance(self.m.format, str) or self.m.format in map_names():
+                book = self.m.codebook
+                if not book.signed:
+                    raise ValueError(f"m.format: {book.name} is unsigned, and a first moment has a sign")
+        return self
+
+    def of(self, name: str) -> Moment | None:
+        """Return how the state tensor of that name is stored; None: as it is."""
+        return {"exp_avg": self.m, "momentum_buffer": self.m, "exp_avg_sq": self.v}.get(name)

@@ -1,0 +1,230 @@
+// A moment as codes and scales of blocks, in loops: altgrad/optim/coded.py, with the same bits.
+//
+// Codes of formats come from the bits of a float32, those of maps from a table of its upper bits, in each entry of which
+// lies one threshold at most. Header, values and thresholds are packed by update_cpu.py, and the table behind them.
+
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "definitions.h"
+#include "philox.h"
+
+namespace altgrad {
+
+// x / divisor, correctly rounded, for many x and one divisor: a product and two fused multiply-adds (Brisebarre, Muller
+// and Raina 2004, "Accelerating correctly rounded floating-point division when the divisor is known in advance").
+struct FusedDivision {
+  float divisor, reciprocal;
+
+  explicit FusedDivision(float divisor) : divisor(divisor), reciprocal(1.0f / divisor) {}
+
+  float operator()(float x) const {
+    const float quotient = x * reciprocal;
+    return std::fma(std::fma(-quotient, divisor, x), reciprocal, quotient);
+  }
+};
+
+class Codec {
+ public:
+  Codec() = default;
+  Codec(const float* packed, void* codes, void* scales, int64_t n)
+      : codes_(static_cast<uint8_t*>(codes)), scales_(scales), n_(n), values_(packed + codec::kHeader) {
+    const auto whole = [packed](int place) { return static_cast<int32_t>(packed[place]); };
+    mapped_ = whole(codec::kMapped), packed_ = whole(codec::kBits) <= 4, root_ = whole(codec::kRoot);
+    stochastic_ = whole(codec::kStochastic), power_of_two_ = whole(codec::kPowerOfTwo), block_ = whole(codec::kBlock);
+    shift_ = 23 - whole(codec::kMantissaBits), first_normal_ = 1u << whole(codec::kMantissaBits);
+    rebias_ = static_cast<uint32_t>(127 - whole(codec::kBias)) << 23;
+    sign_code_ = static_cast<uint32_t>(whole(codec::kSignCode)), sign_shift_ = 32 - whole(codec::kBits);
+    negative_zero_ = whole(codec::kNegativeZero);
+    largest_ = packed[codec::kLargest], spacing_ = packed[codec::kSpacing], max_ = packed[codec::kMax];
+    stream_ = static_cast<uint32_t>(whole(codec::kStream)) << 30;
+    thresholds_ = values_ + (int64_t{1} << whole(codec::kBits));
+    lowest_ = static_cast<uint32_t>(whole(codec::kLowest)) << 23, entry_ = whole(codec::kEntry);
+    entries_ = static_cast<uint32_t>(whole(codec::kEntries));
+    table_ = reinterpret_cast<const uint8_t*>(thresholds_ + (int64_t{1} << whole(codec::kBits)));
+  }
+
+  explicit operator bool() const { return codes_ != nullptr; }
+
+  // Writes the numbers that codes from place `first` on stand for; `first` is where a block begins.
+  void load(int64_t first, int64_t n, float* __restrict out) const {
+    const uint8_t* codes = codes_ + first;
+    uint8_t unpacked[kRoom];
+    if (packed_) {
+      for (int64_t i = 0; i < n; ++i) {
+        const uint8_t pair = codes_[(first + i) / 2];
+        unpacked[i] = i % 2 == 0 ? pair >> 4 : pair & 15;
+      }
+      codes = unpacked;
+    }
+    for (int64_t begin = 0; begin < n; begin += block_) {
+      const int64_t count = std::min(block_, n - begin);
+      const float scale = scale_at((first + begin) / block_);
+      if (mapped_) {
+        for (int64_t i = 0; i < count; ++i) out[begin + i] = values_[codes[begin + i]] * scale;
+      } else {
+        decode(codes + begin, count, scale, out + begin);
+      }
+    }
+    if (root_) {
+      for (int64_t i = 0; i < n; ++i) out[i] *= out[i];
+    }
+  }
+
+  // Stores numbers from place `first` on, and is done with x, which it overwrites.
+  void store(int64_t first, int64_t n, float* __restrict x, const Stream& stream) const {
+    float random[kRoom];
+    if (stochastic_) Stream{stream.seed, stream.tensor + stream_, stream.step}.uniform(first, n, random);
+    uint8_t unpacked[kRoom], *codes = packed_ ? unpacked : codes_ + first;
+    if (root_) {
+      for (int64_t i = 0; i < n; ++i) x[i] = std::sqrt(std::min(x[i], std::numeric_limits<float>::max()));
+    }
+    for (int64_t begin = 0; begin < n; begin += block_) {
+      const int64_t count = std::min(block_, n - begin);
+      uint32_t found = 0;
+      for (int64_t i = 0; i < count; ++i) found = std::max(found, std::bit_cast<uint32_t>(x[begin + i]) & kMagnitude);
+      const float amax = std::max(std::min(std::bit_cast<float>(found), std::numeric_limits<float>::max()),
+                                  codec::kLeastAmax);
+      const float scale = power_of_two_ ? power_above(amax) : amax / largest_;
+      keep_scale((first + begin) / block_, scale);
+      if (mapped_) {
+        look_up(x + begin, count, scale, codes + begin);
+      } else if (stochastic_) {
+        encode<true>(x + begin, random + begin, count, scale, codes + begin);
+      } else {
+        encode<false>(x + begin, random, count, scale, codes + begin);
+      }
+    }
+    if (packed_) {
+      if (n % 2 == 1) unpacked[n] = 0;
+      for (int64_t i = 0; i < n; i += 2) codes_[(first + i) / 2] = static_cast<uint8_t>(codes[i] << 4 | codes[i + 1]);
+    }
+  }
+
+ private:
+  static constexpr int64_t kRoom = 512 + Stream::kRow;
+  static constexpr uint32_t kMagnitude = 0x7fffffffu;
+
+  void decode(const uint8_t* __restrict codes, int64_t n, const float scale, float* __restrict out) const {
+    const uint32_t sign_code = sign_code_, first_normal = first_normal_, rebias = rebias_;
+    const int shift = shift_, sign_shift = sign_shift_;
+    const float spacing = spacing_;
+    for (int64_t i = 0; i < n; ++i) {
+      const uint32_t code = codes[i], magnitude = code & ~sign_code;
+      const uint32_t normal = (magnitude << shift) + rebias;
+      const uint32_t subnormal = std::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(magnitude)) * spacing);
+      const uint32_t value = (magnitude < first_normal ? subnormal : normal) | ((code & sign_code) << sign_shift);
+      out[i] = std::bit_cast<float>(value) * scale;
+    }
+  }
+
+  // Calls encode_with with a function that divides by scale: fused where no quotient that matters, which is not far
+  // below the smallest value, comes near the ends of float32.
+  template <bool kStochastic>
+  void encode(const float* x, const float* random, int64_t n, const float scale, uint8_t* codes) const {
+#ifdef __FP_FAST_FMAF
+    if (spacing_ >= 0x1p-40f && scale >= 0x1p-60f && scale <= 0x1p60f) {
+      encode_with<kStochastic>(x, random, n, FusedDivision(scale), codes);
+      return;
+    }
+#endif
+    encode_with<kStochastic>(x, random, n, [scale](float y) { return y / scale; }, codes);
+  }
+
+  template <bool kStochastic, class D>
+  void encode_with(const float* x, const float* random, int64_t n, const D divided, uint8_t* codes) const {
+    if (stochastic_ || shift_ < 23) {
+      signed_encode<kStochastic, false>(x, random, n, divided, codes);
+    } else {
+      signed_encode<kStochastic, true>(x, random, n, divided, codes);
+    }
+    if (!negative_zero_ && sign_code_ != 0) {
+      for (int64_t i = 0; i < n; ++i) codes[i] = codes[i] == sign_code_ ? 0 : codes[i];
+    }
+  }
+
+  // A code is the number of spacings in its binade, and 2^M more for each binade from the lowest up. Without mantissa
+  // the even one of two codes alternates with the binade, and the halfway point of bits, less their offset, tells it.
+  template <bool kStochastic, bool kAlternating, class D>
+  void signed_encode(const float* __restrict x, const float* __restrict random, int64_t n, const D divided,
+                     uint8_t* __restrict codes) const {
+    const int shift = shift_, sign_shift = sign_shift_;
+    const uint32_t sign_code = sign_code_, rebias = rebias_, to_anchor = static_cast<uint32_t>(shift) << 23;
+    const uint32_t lowest = std::bit_cast<uint32_t>(spacing_ * static_cast<float>(static_cast<int32_t>(first_normal_)));
+    const float max = max_, half = 0.5f * spacing_;
+    for (int64_t i = 0; i < n; ++i) {
+      const float scaled = divided(x[i]);
+      const uint32_t sign = std::bit_cast<uint32_t>(scaled) >> sign_shift;
+      float magnitude = std::bit_cast<float>(std::bit_cast<uint32_t>(scaled) & kMagnitude);
+      magnitude = magnitude < max ? magnitude : max;
+      const uint32_t bits = std::bit_cast<uint32_t>(magnitude);
+      uint32_t code;
+      if constexpr (kAlternating && !kStochastic) {
+        const uint32_t place = bits - rebias;
+        const uint32_t normal = (place + 0x3fffffu + ((place >> 23) & 1u)) >> 23;
+        code = bits < lowest ? (magnitude > half ? 1u : 0u) : normal;
+      } else {
+        const uint32_t binade = std::max(bits & 0x7f800000u, lowest), anchor = binade + to_anchor;
+        float sum = magnitude + std::bit_cast<float>(anchor);
+        if constexpr (kStochastic) {
+          const float below = std::bit_cast<float>(anchor) - sum;  // what rounding added, less the magnitude
+          const float over = magnitude + below, step = std::bit_cast<float>(binade - ((23u - shift) << 23));
+          const float rest = over < 0.0f ? over + step : over;
+          const uint32_t floored = std::bit_cast<uint32_t>(sum) - (over < 0.0f ? 1u : 0u);
+          sum = std::bit_cast<float>(floored + (random[i] * step < rest ? 1u : 0u));
+        }
+        code = ((binade - lowest) >> shift) + (std::bit_cast<uint32_t>(sum) - anchor);
+      }
+      codes[i] = static_cast<uint8_t>(code | (sign & sign_code));
+    }
+  }
+
+  void look_up(const float* __restrict x, int64_t n, const float scale, uint8_t* __restrict codes) const {
+    constexpr uint32_t kOne = 0x3f800000u;
+    for (int64_t i = 0; i < n; ++i) {
+      const float scaled = x[i] / scale;
+      const uint32_t bits = std::bit_cast<uint32_t>(scaled);
+      const uint32_t bounded = std::min(std::max(bits & kMagnitude, lowest_), kOne);
+      const uint32_t code = table_[((bounded - lowest_) >> entry_) + (bits >> 31) * entries_];
+      codes[i] = static_cast<uint8_t>(code + (scaled >= thresholds_[code] ? 1u : 0u));
+    }
+  }
+
+  // The power of two at or above amax / largest.
+  float power_above(float amax) const {
+    const auto a = std::bit_cast<uint32_t>(amax), t = std::bit_cast<uint32_t>(largest_);
+    const int32_t beyond = (a & 0x7fffffu) > (t & 0x7fffffu) ? 1 : 0;
+    const int32_t exponent = static_cast<int32_t>(a >> 23) - static_cast<int32_t>(t >> 23) + beyond;
+    return std::bit_cast<float>(static_cast<uint32_t>(std::min(std::max(exponent, -126), 126) + 127) << 23);
+  }
+
+  float scale_at(int64_t block) const {
+    if (power_of_two_) return std::bit_cast<float>(static_cast<uint32_t>(static_cast<uint8_t*>(scales_)[block]) << 23);
+    return static_cast<float*>(scales_)[block];
+  }
+  void keep_scale(int64_t block, float scale) const {
+    if (power_of_two_) {
+      static_cast<uint8_t*>(scales_)[block] = static_cast<uint8_t>(std::bit_cast<uint32_t>(scale) >> 23);
+    } else {
+      static_cast<float*>(scales_)[block] = scale;
+    }
+  }
+
+  uint8_t* codes_ = nullptr;
+  void* scales_ = nullptr;
+  int64_t n_ = 0, block_ = 1;
+  const float *values_ = nullptr, *thresholds_ = nullptr;
+  const uint8_t* table_ = nullptr;
+  bool mapped_ = false, packed_ = false, root_ = false, stochastic_ = false, power_of_two_ = false;
+  bool negative_zero_ = false;
+  int shift_ = 0, sign_shift_ = 0, entry_ = 0;
+  uint32_t first_normal_ = 0, rebias_ = 0, sign_code_ = 0, stream_ = 0, lowest_ = 0, entries_ = 0;
+  float largest_ = 1, spacing_ = 1, max_ = 1;
+};
+
+}  // namespace altgrad

@@ -1,0 +1,194 @@
+"""A moment as codes and scales: the definition, in tensor operations; `update_cpu.cpp` does the same in a step's loops.
+
+A float32 tensor is divided into groups: the whole of it, rows of its last dimension, or blocks of the flattened
+tensor, the last of which may be shorter. The scale of a group is ``max(amax, 1e-12) / largest``, with the codebook's
+largest value, in float32 as torchao has it, or the next power of two (E8M0). The codes are of ``x / scale``, and stand
+for ``value * scale``. With ``root`` the square root is stored.
+
+COAT's range expansion (Xi et al. 2024, arXiv:2410.19313, section 4) raises magnitudes to a power k per group,
+``log(R of the codebook) / log(R of the group)`` with R the largest over the smallest magnitude that is not zero. It is
+computed as ``(|x| / amax)^k * largest``, which is the same and leaves no range; the scale kept is the amax itself.
+
+Infinities saturate. NaN, which no finite gradient brings, is stored as the largest value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from altgrad.config.arms import Arm
+from altgrad.config.state import Moment
+from altgrad.model.quantized.data_parallel import is_sharded
+from altgrad.numerics import compute_scale, uniform
+
+#: Of an amax, as in torchao and bitsandbytes; the scale of a group of zeros.
+LEAST_AMAX = 1e-12
+INFINITE = torch.finfo(torch.float32).max
+SCALE, POWER = "_scale", "_power"  # beside the codes, behind their name
+#: The moments that may be codes, and what their streams of random numbers have in front of a parameter's number.
+STREAMS = {"exp_avg": 1 << 30, "momentum_buffer": 1 << 30, "exp_avg_sq": 1 << 31}
+MOMENTS = tuple(STREAMS)
+
+
+class Coding:
+    """How a moment is stored, on one device."""
+
+    def __init__(self, moment: Moment, device: torch.device | None = None) -> None:
+        self.moment, self.book = moment, moment.codebook
+        self.packed = self.book.bits <= 4
+        self.values = torch.tensor(self.book.values, device=device)
+        self.thresholds = torch.tensor(self.book.thresholds, device=device)
+        self.code_values = torch.tensor(self.book.code_values, device=device)
+
+    def zeros(self, shape: torch.Size) -> dict[str, Tensor]:
+        """Return the parts of a moment of zeros; a map without a zero has one in its scale."""
+        parts = self.encode(self.values.new_zeros(shape), nearest=True)
+        if self.moment.scale == "float32":
+            parts[SCALE].zero_()
+        return parts
+
+    def encode(self, x: Tensor, stream: Tensor | None = None, *, nearest: bool = False) -> dict[str, Tensor]:
+        """Return codes and scales.
+
+        Args:
+            x: float32, any shape.
+            stream: of the random numbers of stochastic rounding, as `uniform` takes it.
+            nearest: round to nearest whatever the settings say.
+
+        Returns:
+            By what is put behind the moment's name: ``""``: codes of the shape of ``x``, uint8, or int16 beyond 8 bits;
+            of at most 4 bits two in a byte, the first in its upper half, shape (ceil(n / 2),). ``_scale``: (groups,)
+            float32, or uint8 for E8M0. ``_power``: (groups,) float32, with ``expand``.
+        """
+        groups = self._groups(x.clamp(-INFINITE, INFINITE))
+        if self.moment.root:
+            groups = groups.double().sqrt().float()  # torch's own in float32 is not rounded correctly everywhere
+        amax = groups.abs().amax(-1, keepdim=True).clamp(LEAST_AMAX, INFINITE)
+        parts = {}
+        if self.moment.expand:
+            k, scale = self._power(groups, amax), amax
+            scaled = torch.copysign((groups.abs() / amax).pow(k) * self.book.largest, groups)
+            parts[POWER] = k.flatten()
+        else:
+            scale = amax / self.book.largest
+            if self.moment.scale == "E8M0":
+                scale = 1 / compute_scale(amax, self.book.largest, scale_format="E8M0")
+            scaled = groups / scale
+        by_chance = self.moment.rounding == "stochastic" and not nearest
+        found = self._rounded(self._flat(scaled, x.numel()), stream if by_chance else None)
+        found = found.to(torch.uint8 if self.book.bits <= 8 else torch.int16)
+        parts[SCALE] = scale.flatten()
+        if self.moment.scale == "E8M0":
+            parts[SCALE] = ((parts[SCALE].view(torch.int32) >> 23) & 255).to(torch.uint8)
+        if self.packed:
+            found = pad(found, (0, found.numel() % 2))
+            return {"": found[::2] << 4 | found[1::2], **parts}
+        return {"": found.view(x.shape), **parts}
+
+    def decode(self, parts: dict[str, Tensor], shape: torch.Size) -> Tensor:
+        """Return the moment that ``parts`` stand for: float32, ``shape``."""
+        codes, count = parts[""].flatten(), math.prod(shape)
+        if self.packed:
+            codes = torch.stack([codes >> 4, codes & 15], -1).flatten()[:count]
+        values = self._groups(self.code_values[codes.int() & 0xFFFF].view(shape))
+        scale = parts[SCALE]
+        if self.moment.scale == "E8M0":
+            scale = (scale.int() << 23).view(torch.float32)
+        scale = scale.unsqueeze(-1)
+        if self.moment.expand:
+            share = (values.abs() / self.book.largest).pow(1 / parts[POWER].unsqueeze(-1))
+            found = torch.copysign(share * scale, values)
+        else:
+            found = values * scale
+        if self.moment.root:
+            found = found.square()
+        return self._flat(found, count).view(shape)
+
+    def _groups(self, x: Tensor) -> Tensor:
+        """Return ``x`` as (groups, elements), a last short block filled up with zeros."""
+        if self.moment.granularity == "tensor" or (x.ndim < 2 and self.moment.granularity == "row"):
+            return x.reshape(1, -1)
+        if self.moment.granularity == "row":
+            return x.reshape(-1, x.shape[-1])
+        return pad(x.flatten(), (0, -x.numel() % self.moment.block)).view(-1, self.moment.block)
+
+    def _flat(self, groups: Tensor, count: int) -> Tensor:
+        return groups.flatten()[:count]
+
+    def _power(self, groups: Tensor, amax: Tensor) -> Tensor:
+        magnitude = groups.abs()
+        least = torch.where(magnitude > 0, magnitude, amax).amin(-1, keepdim=True)
+        binades = (amax.double() / least.double()).log2()
+        k = math.log2(self.book.largest / self.book.smallest) / binades
+        return torch.where(binades > 0, k, 1.0).float()
+
+    def _rounded(self, x: Tensor, stream: Tensor | None) -> Tensor:
+        """Return the codes of scaled numbers, int64."""
+        magnitude = x.abs() if self.book.sign_code else x
+        if stream is None:
+            codes = torch.bucketize(magnitude, self.thresholds, right=True)
+        else:
+            magnitude = magnitude.clamp(self.values[0], self.values[-1])
+            codes = torch.bucketize(magnitude, self.values[1:], right=True)
+            below, above = self.values[codes], self.values[(codes + 1).clamp_max(len(self.values) - 1)]
+            share = ((magnitude - below) / (above - below)).nan_to_num(0.0)
+            codes = codes + (uniform(x.shape, stream) < share)
+        if self.book.sign_code:
+            negative = torch.signbit(x) if self.book.negative_zero else (x < 0) & (codes > 0)
+            codes = codes + self.book.sign_code * negative
+        return codes
+
+
+def parts_of(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Return the parts of the moment ``name`` that ``state`` has, as `Coding.decode` takes them."""
+    return {part: state[name + part] for part in ("", SCALE, POWER) if name + part in state}
+
+
+class Codings:
+    """How an arm stores the moments of each parameter."""
+
+    def __init__(self, arm: Arm) -> None:
+        self.state = arm.state
+        self._known: dict[torch.device, dict[str, Coding]] = {}
+
+    def of(self, p: Tensor) -> dict[str, Coding]:
+        """Return the coding of each moment of ``p`` that is stored as codes, by its name.
+
+        Raises ``ValueError`` for a parameter of which this process has a part.
+        """
+        if self.state is None or p.numel() < self.state.least:
+            return {}
+        if is_sharded(p):
+            raise ValueError(
+                f"a parameter of shape {tuple(p.shape)} is sharded, and scales of its state would be of parts of it: "
+                "remove state from the arm, or set its least above the largest parameter"
+            )
+        if p.device not in self._known:
+            named = ((name, self.state.of(name)) for name in MOMENTS)
+            self._known[p.device] = {name: Coding(moment, p.device) for name, moment in named if moment is not None}
+        return self._known[p.device]
+
+
+@contextmanager
+def opened(
+    codings: dict[str, Coding], state: dict[str, Tensor], names: Iterable[str], p: Tensor, stream: tuple[int, int, int]
+) -> Iterator[dict[str, Tensor]]:
+    """Give the moments ``names`` of ``p`` in float32, and store what has become of them."""
+    moments = {
+        name: codings[name].decode(parts_of(state, name), p.shape) if name in codings else state[name] for name in names
+    }
+    yield moments
+    for name in moments.keys() & codings.keys():
+        for part, t in codings[name].encode(moments[name], _stream_of(name, stream, p.device)).items():
+            state[name + part].copy_(t)
+
+
+def _stream_of(name: str, stream: tuple[int, int, int], device: torch.device) -> Tensor:
+    seed, tensor, step = stream
+    return torch.tensor([seed, tensor + STREAMS[name], step], device=device)

@@ -1,0 +1,69 @@
+"""What `codec.h` has to know of a moment that is stored as codes: the numbers of its codebook, and which it takes."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from altgrad.formats.codebook import Codebook
+from altgrad.numerics.cpu import definitions
+from altgrad.optim.coded import LEAST_AMAX, STREAMS, Coding
+
+CHUNK = 512  # update_cpu.cpp's, in which whole blocks lie
+FIELDS = (
+    "mapped", "bits", "mantissa_bits", "bias", "sign_code", "negative_zero", "root", "stochastic", "power_of_two",
+    "block", "stream", "lowest", "entry", "entries", "largest", "spacing", "max",
+)  # fmt: skip
+HEADER = 32
+DEFINITIONS = definitions.enumeration("codec", FIELDS) + definitions.numbers(
+    "codec", {"header": HEADER, "least_amax": float(np.float32(LEAST_AMAX))}
+)
+
+
+def takes(coding: Coding) -> bool:
+    """Whether the loops read and write such codes: of blocks, in formats with a zero and in maps, of up to 8 bits."""
+    moment, book = coding.moment, coding.book
+    blocks = moment.granularity == "block" and CHUNK % moment.block == 0 and not moment.expand
+    if book.fmt is None:
+        return blocks and moment.rounding == "nearest"
+    return blocks and book.bits <= 8 and book.fmt.has_zero and book.smallest >= 2.0**-100
+
+
+def packed(name: str, coding: Coding) -> Tensor:
+    """Return the coding of the moment ``name``: float32, the header, values, thresholds, and a map's table in bytes."""
+    moment, book, fmt = coding.moment, coding.book, coding.book.fmt
+    lowest, entry, table = (0, 0, np.zeros(0, np.uint8)) if fmt else _table(book)
+    fields = {
+        "mapped": fmt is None, "bits": book.bits, "sign_code": book.sign_code, "negative_zero": book.negative_zero,
+        "mantissa_bits": 0 if fmt is None else fmt.mantissa_bits, "bias": 0 if fmt is None else fmt.bias,
+        "root": moment.root, "stochastic": moment.rounding == "stochastic", "power_of_two": moment.scale == "E8M0",
+        "block": moment.block, "stream": STREAMS[name] >> 30, "lowest": lowest >> 23, "entry": entry,
+        "entries": len(table) // 2, "largest": book.largest, "max": float(book.values[-1]),
+        "spacing": book.smallest,
+    }  # fmt: skip
+    size = 1 << book.bits
+    numbers = np.zeros(HEADER + 2 * size, np.float32)
+    numbers[: len(FIELDS)] = [fields[field] for field in FIELDS]
+    numbers[HEADER : HEADER + size] = book.code_values
+    numbers[HEADER + size :] = np.inf
+    numbers[HEADER + size :][: len(book.thresholds)] = book.thresholds
+    return torch.from_numpy(np.concatenate([numbers, np.pad(table, (0, -len(table) % 4)).view(np.float32)]))
+
+
+def _table(book: Codebook) -> tuple[int, int, np.ndarray]:
+    """Return the code of the lowest number of each of the float32 intervals from 2^-24 to 1, then of those below zero.
+
+    The intervals are of numbers that have their upper bits in common, so few that each has a threshold at most.
+    """
+    lowest, one = (int(np.float32(x).view(np.uint32)) for x in (2.0**-24, 1.0))
+    for entry in range(17, 8, -1):
+        starts = np.arange(lowest, one + 1, 1 << entry, dtype=np.uint32)
+        ends = starts + np.uint32((1 << entry) - 1)
+        ends[-1] = one
+        low = np.concatenate([starts.view(np.float32), -ends.view(np.float32)])
+        high = np.concatenate([ends.view(np.float32), -starts.view(np.float32)])
+        codes, last = (np.searchsorted(book.thresholds, x, side="right") for x in (low, high))
+        if (last - codes).max() <= 1:
+            return lowest, entry, codes.astype(np.uint8)
+    raise ValueError(f"{book.name} has values closer together than its table can tell")
