@@ -11,6 +11,7 @@ from altgrad.config import reference
 from altgrad.config.recipe import TensorRecipe
 from altgrad.config.reference import COMMAND, FOLDER, PAGES, pages, settings
 from altgrad.config.schema import Arm, Params
+from altgrad.config.state import Moment, State
 
 SECTIONS = [section for page in PAGES for section in page.sections] + [TensorRecipe]
 
@@ -38,7 +39,8 @@ def test_a_row_has_values_range_default_and_words():
     assert "| `base` | `adamw` or `sgd` or `riemann_adam`" in page
     assert "| `betas` | 2 x number, at least 0, below 1 | `[0.9, 0.95]` |" in page
     assert "| `plain_lr` | number, above 0, at most 1000000 or none | none |" in page
-    assert len(Arm.model_fields) == sum(line.startswith("| `") for line in page.splitlines())
+    settings = sum(len(section.model_fields) for section in (Arm, State, Moment))
+    assert settings == sum(line.startswith("| `") for line in page.splitlines())
     assert "## TensorRecipe" in pages()["recipes.md"]
 
 
