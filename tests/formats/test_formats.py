@@ -178,7 +178,7 @@ def test_something_that_is_no_name_is_refused():
         ("specials", {"specials": "none"}),
         ("specials", {"specials": "ieee", "mantissa_bits": 0}),
         ("signed", {"signed": 1}),
-        ("signed", {"signed": False}),
+        ("signed", {"signed": False, "specials": "ieee"}),
     ],
 )
 def test_invalid_fields_are_named(field, change):
