@@ -77,21 +77,23 @@ def on_gpu() -> list[Contestant]:
 
 def of_blocks(name: str) -> Recipe:
     """Return the recipe with a block format for all tensors, of the head for its weight and gradient."""
-    return Recipe([Rule(layers="*", weight=name, input=name, grad=name), Rule(layers="head", weight=name, grad=name)])
+    return Recipe(rules=(
+        Rule(layers="*", weight=name, input=name, grad=name), Rule(layers="head", weight=name, grad=name),
+    ))  # fmt: skip
 
 
 def stochastic() -> Recipe:
     """Return the recipe with all tensors in E4M3, and gradients stochastically rounded."""
     grad = {"format": "E4M3", "rounding": "stochastic"}
-    return Recipe([
+    return Recipe(rules=(
         Rule(layers="*", weight="E4M3", input="E4M3", grad=grad), Rule(layers="head", weight="E4M3", grad=grad),
-    ])  # fmt: skip
+    ))  # fmt: skip
 
 
 def nvfp4() -> Recipe:
     """Return what params.yaml calls NVFP4, with all layers but the head in it."""
     grad = {**BLOCK_FORMATS["NVFP4"], "rounding": "stochastic"}
-    return Recipe([Rule(layers="blocks.*", weight="NVFP4_16x16", input="NVFP4", grad=grad, hadamard=16)])
+    return Recipe(rules=(Rule(layers="blocks.*", weight="NVFP4_16x16", input="NVFP4", grad=grad, hadamard=16),))
 
 
 def torchao(name: str) -> Recipe:
