@@ -100,12 +100,13 @@ def quantize_operands(
         found = quantize_by_loops(xs, constants, histories, method, learns, block, dim, rule, dtype, overwrite)
     else:
         found = []
+        by_loops = by_loops and not of_rows
         for i, x in enumerate(xs if in_memory or by_loops else map(materialized, xs)):
             remembered = amax_from_history(histories[i], method) if histories else None
             stream = streams[i] if streams else None
             largest = amax(x) if learns != "nothing" else None
             arguments = (x, constants[i], remembered, block, dim, rule, dtype, stream, first)
-            if by_loops and not of_rows:
+            if by_loops:
                 found.append(quantize_groups_by_loops(*arguments, overwrite))
             else:
                 found.append(quantize_by_tensors(*arguments))

@@ -499,6 +499,11 @@ Tensor quantize_groups_into(Tensor x, Tensor values, Tensor constants, Tensor kn
   return found;
 }
 
+Tensor quantize_groups_in_place(Tensor values, Tensor constants, Tensor known, Tensor stream, int64_t first,
+                                int64_t block, int64_t dim, int64_t rule) {
+  return quantize_groups_into(values, values, constants, known, stream, first, block, dim, rule);
+}
+
 // hadamard.py: 16 rows at a time, in stripes of columns that stay in the first cache.
 Tensor rotate_rows(Tensor x) {
   constexpr int64_t kSize = std::size(hadamard::kSigns);
@@ -618,6 +623,7 @@ STABLE_TORCH_LIBRARY_IMPL(altgrad, CPU, m) {
   m.impl("quantize_in_place", TORCH_BOX(&altgrad::quantize_in_place));
   m.impl("quantize_each_into", TORCH_BOX(&altgrad::quantize_each_into));
   m.impl("quantize_groups_into", TORCH_BOX(&altgrad::quantize_groups_into));
+  m.impl("quantize_groups_in_place", TORCH_BOX(&altgrad::quantize_groups_in_place));
   m.impl("rotate_rows", TORCH_BOX(&altgrad::rotate_rows));
   m.impl("encode_operand", TORCH_BOX(&altgrad::encode_operand));
   m.impl("decode_operand", TORCH_BOX(&altgrad::decode_operand));

@@ -27,14 +27,15 @@ from altgrad.numerics.operand_definition import (
 NAMESPACE = "altgrad"
 
 _REST = "Tensor(b!)[] histories, bool newest, int learns, int block, int dim, int rule"
+_GROUPS = "Tensor constants, Tensor known, Tensor stream, int first, int block, int dim, int rule"
 SCHEMAS = {
     "quantize_operand": "(Tensor x, Tensor constants, Tensor remembered, int block, int dim, int rule, "
     "ScalarType dtype) -> (Tensor, Tensor)",
     "quantize_into": f"(Tensor x, Tensor(a!) values, Tensor constants, {_REST}) -> Tensor",
     "quantize_in_place": f"(Tensor(a!) values, Tensor constants, {_REST}) -> Tensor",
     "quantize_each_into": f"(Tensor[] xs, Tensor(a!)[] values, Tensor[] constants, {_REST}) -> Tensor",
-    "quantize_groups_into": "(Tensor x, Tensor(a!) values, Tensor constants, Tensor known, Tensor stream, int first, "
-    "int block, int dim, int rule) -> Tensor",
+    "quantize_groups_into": f"(Tensor x, Tensor(a!) values, {_GROUPS}) -> Tensor",
+    "quantize_groups_in_place": f"(Tensor(a!) values, {_GROUPS}) -> Tensor",
     "rotate_rows": "(Tensor x) -> Tensor",
     "encode_operand": "(Tensor values, Tensor constants) -> Tensor",
     "decode_operand": "(Tensor codes, Tensor constants, ScalarType dtype) -> Tensor",
@@ -80,8 +81,11 @@ def quantize_groups_by_loops(
         scale_constants(constants)  # which must be there
     known = x.new_zeros((), dtype=torch.float32) if known is None else known
     stream = x.new_empty(0, dtype=torch.int64) if stream is None else stream
-    values = x if overwrite and x.dtype == dtype and x.is_contiguous() else torch.empty(x.shape, dtype=dtype)
-    return values, torch.ops.altgrad.quantize_groups_into(x, values, constants, known, stream, first, block, dim, rule)
+    options = (constants, known, stream, first, block, dim, rule)
+    if overwrite and x.dtype == dtype and x.is_contiguous():
+        return x, torch.ops.altgrad.quantize_groups_in_place(x, *options)
+    values = torch.empty(x.shape, dtype=dtype)
+    return values, torch.ops.altgrad.quantize_groups_into(x, values, *options)
 
 
 def _quantize(
@@ -159,6 +163,13 @@ def _(
     block: int, dim: int, rule: int,
 ) -> Tensor:  # fmt: skip
     return x.new_empty(_scale_shape(x, block, dim, rule), dtype=torch.float32)
+
+
+@torch.library.register_fake(f"{NAMESPACE}::quantize_groups_in_place")
+def _(
+    values: Tensor, constants: Tensor, known: Tensor, stream: Tensor, first: int, block: int, dim: int, rule: int
+) -> Tensor:
+    return values.new_empty(_scale_shape(values, block, dim, rule), dtype=torch.float32)
 
 
 @torch.library.register_fake(f"{NAMESPACE}::rotate_rows")
