@@ -9,7 +9,8 @@ const NAMES = {
   val_loss: "final validation loss (nats per token)", val_loss_best: "lowest validation loss", val_loss_best_step: "at step",
   train_loss: "training loss", perplexity: "perplexity", clipped_frac: "share of steps clipped", peak_lr: "peak learning rate",
   steps: "steps", tokens: "tokens", tokens_per_s: "tokens per second", step_ms_median: "median step (ms)",
-  total_s: "seconds in all", peak_memory_mb: "peak memory (MB)", signature: "signature", outcome_step: "ended at step",
+  total_s: "seconds in all", peak_memory_mb: "peak memory (MB)", bytes_per_parameter: "bytes per parameter",
+  signature: "signature", outcome_step: "ended at step",
   first_nonfinite: "first tensor that was not finite", first_rows: "rows of it", reason: "why it is missing",
 };
 

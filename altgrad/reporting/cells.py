@@ -24,7 +24,7 @@ CURVE = ["step", "train_loss", "val_loss", "grad_norm"]
 OUTCOME = ["signature", "outcome_step", "first_nonfinite", "first_rows"]
 RESULTS = [
     "val_loss", "val_loss_best", "val_loss_best_step", "train_loss", "perplexity", "clipped_frac", "peak_lr", "steps",
-    "tokens", "tokens_per_s", "step_ms_median", "total_s", "peak_memory_mb",
+    "tokens", "tokens_per_s", "step_ms_median", "total_s", "peak_memory_mb", "bytes_per_parameter",
 ]  # fmt: skip
 
 
