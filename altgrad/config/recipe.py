@@ -288,9 +288,7 @@ class LayerRecipe(Section):
         needed = f"hadamard {self.hadamard} needs"
         for role in ("input", "grad"):
             tensor = getattr(self, role)
-            if tensor is None:
-                raise ValueError(f"{needed} input and grad quantized, and {role} is not")
-            if tensor.scaling != "dynamic":
+            if tensor is not None and tensor.scaling != "dynamic":
                 raise ValueError(f"{needed} scaling dynamic, not {tensor.scaling} of {role}, which is rotated")
         if self.gradient != "straight-through" or self.backend != "emulated":
             raise ValueError(f"{needed} gradient straight-through and backend emulated")

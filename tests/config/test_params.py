@@ -81,7 +81,7 @@ def test_numbers_follow_yaml_1_2(tmp_path):
         ("granularity: block, scale: E8M0", "granularity: tile, block: 1", "uniform_block[0].weight", "2 or more"),
         ("granularity: block, scale: E8M0", "granularity: block, scale_rounding: 4/6", "weight", "such as E4M3"),
         ("hadamard: 16", "hadamard: 32", "recipes.NVFP4", "0 or 16"),
-        ("input: NVFP4\n", "input: none\n", "recipes.NVFP4[0]", "input is not"),
+        ("input: NVFP4\n", "input: {format: E2M1, scaling: delayed}\n", "recipes.NVFP4[0]", "which is rotated"),
         ("{layers: \"blocks.*\", last: 0.15}", "{layers: \"blocks.*\", last: 0}", "recipes.NVFP4[1].last", "0"),
         ("recipe: uniform ", "recipe: uniforn ", "grid.recipe", "did you mean uniform"),
         ("width: 128, heads: 4", "width: 130, heads: 4", "models.nano", "heads: 5"),

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from altgrad.config.recipe import ROLES
+from altgrad.config.recipe import ROLES, Rule
 from altgrad.diagnostics.gradient_noise import cosine_exact
 from altgrad.diagnostics.noise_sources import bias_and_scatter, noises, only
 from altgrad.diagnostics.view import LayerView
 from altgrad.model import GPT, GPTConfig, Recipe, linear_layers, quantize_model, unquantize_model
-from altgrad.numerics import compute_scale, quantize
+from altgrad.numerics import compute_scale, quantize, rotate_rows
 
 LAST = "blocks.0.mlp.down"
 
@@ -80,6 +80,23 @@ def test_that_of_inputs_and_gradients_is_what_rounding_them_by_hand_changes() ->
     by_grad = rounded(g, "E2M3").T @ x - g.T @ x
     assert noise.causes["grad"] == pytest.approx(by_grad.double().square().sum().item(), rel=1e-3)
     assert noise.causes["input"] > 0 and noise.causes["weight"] > 0
+
+
+def test_that_of_rotated_gradients_is_what_rounding_them_rotated_changes() -> None:
+    """As in NVFP4: the other factor is rotated too, and not rounded, so that nothing else is to be seen of it."""
+    model, inputs, targets = made(1)
+    seen: dict[str, Tensor] = {}
+    layer = model.get_submodule(LAST)
+    layer.register_forward_hook(lambda _, x, y: seen.update(x=x[0].detach(), y=y) or y.retain_grad())
+    model(inputs, targets).backward()
+    x, g = (t.flatten(0, 1) for t in (seen["x"], seen["y"].grad))
+    layer._forward_hooks.clear()
+    recipe = Recipe(rules=(Rule(layers=LAST, weight="E3M2", input="E3M2", grad="E2M1", hadamard=16),))
+    noise = noises(model, recipe, ROLES, {}, inputs, targets)[LAST]
+    by_grad = rounded(rotate_rows(g), "E2M1").T @ rotate_rows(x) - g.T @ x
+    assert noise.causes["grad"] == pytest.approx(by_grad.double().square().sum().item(), rel=1e-3)
+    plain = rounded(g, "E2M1").T @ x - g.T @ x
+    assert plain.square().sum().item() != pytest.approx(by_grad.square().sum().item(), rel=0.05)
 
 
 def test_what_is_not_quantized_is_no_cause_and_one_cause_is_all_there_is() -> None:

@@ -190,7 +190,7 @@ class QuantizedLinear(nn.Module):
 
     def _input_operands(self, x: Tensor, settings: MatmulSettings, source: Source, *, learns: str) -> Operands:
         scaling, dtype = settings.input, settings.operand_dtype
-        differs = scaling is not None and (not scaling.once or settings.hadamard > 0)
+        differs = settings.hadamard > 0 or (scaling is not None and not scaling.once)
         used_again = differs and torch.is_grad_enabled()
         # A clipped gradient and the operands of the backward products read the input again.
         own, free = owned(x) if scaling is not None and not differs and not settings.clipped else (x, False)

@@ -135,7 +135,7 @@ def _grad_operands(grad: Tensor, source: Source, settings: MatmulSettings) -> tu
     """Return the incoming gradient (n, m) for the product that sums over its columns, and over its rows."""
     grad, free = owned(grad)
     scaling, dtype, learns = settings.grad, settings.operand_dtype, settings.grad_learns
-    used_twice = scaling is not None and (not scaling.once or settings.hadamard > 0)
+    used_twice = settings.hadamard > 0 or (scaling is not None and not scaling.once)
     over_rows = rotated(grad, settings)
     rows = Operand.of(grad, scaling, source, 1, dtype, learns=learns, overwrite=free and not used_twice)
     free = free or settings.hadamard > 0
