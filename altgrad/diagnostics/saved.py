@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -36,7 +35,6 @@ class SavedRun:
 
     def __init__(self, cell: Cell, folder: Path) -> None:
         self.cell, self.folder = cell, folder
-        self._rules = recipe_of(cell).rules
         self.last_step: int = read_json(folder / "metrics.json")["steps"]
         self._probes, self._model = (_open(folder / f"{name}.safetensors") for name in ("probes", "model"))
         self._steps: dict[str, dict[str, dict[int, str]]] = {}  # kind -> layer or entry -> step -> tensor name
@@ -45,10 +43,10 @@ class SavedRun:
         for name in probes:
             kind, step, layer = name.split("/", 2)
             self._steps.setdefault(kind, {}).setdefault(layer, {})[int(step)] = name
+        layers: dict[str, dict[str, str | None]] = json.loads(self._probes.metadata()["layers"])
         #: layer -> role -> format name or None, in the order of the model's blocks
-        self.formats: dict[str, dict[str, str | None]] = dict(
-            sorted(json.loads(self._probes.metadata()["layers"]).items(), key=lambda item: _natural(item[0]))
-        )
+        self.formats = dict(sorted(layers.items(), key=lambda item: _natural(item[0])))
+        self._recipes = recipe_of(cell).match(layers)
 
     def __enter__(self) -> SavedRun:
         return self
@@ -129,9 +127,8 @@ class SavedRun:
         return Grid.of(weight, spec.format, **spec.scale_options)
 
     def _spec(self, layer: str) -> TensorRecipe | None:
-        """Return how the weight of ``layer`` is quantized, if at all: the last rule that matches decides."""
-        matching = [rule.weight for rule in self._rules if fnmatchcase(layer, rule.layers)]
-        return matching[-1] if matching else None
+        """Return how the weight of ``layer`` is quantized, if at all."""
+        return self._recipes[layer].weight if layer in self._recipes else None
 
 
 def _open(path: Path) -> Any:

@@ -101,4 +101,4 @@ def write_probes(
     tensors = {name: t for name, t in tensors.items() if not name.startswith(f"state/{step}/")}
     for label, found in (("grad_quantized", quantized), ("grad_float", plain)):
         tensors |= {f"{label}/{step}/{name}": g for name, g in found.items()}
-    write_tensors(path, tensors, {"layers": json.dumps(formats, sort_keys=True)})
+    write_tensors(path, tensors, {"layers": json.dumps(formats)})

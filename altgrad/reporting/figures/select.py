@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from typing import Any
 
 import pandas as pd
 
@@ -81,11 +83,16 @@ def weight_format(study: Study, name: str, layers: Iterable[str]) -> tuple[Forma
     A recipe may mix formats; codes of different ones share no axis. ``None`` when no weight is quantized.
     """
     cell = next(cell for cell in study.resolved.values() if cell["format"] == name)
+    every = list(dict.fromkeys([*study.monitors["layer"][study.monitors["role"] == "weight"], *layers]))
+    weights: dict[str, dict[str, Any] | None] = {}
+    for rule in cell["rules"]:  # the last one that matches wins
+        hits = [layer for layer in every if fnmatchcase(layer, rule["layers"])]
+        last = hits[-math.ceil(len(hits) * rule.get("last", 1)) :]
+        weights.update(dict.fromkeys(last, rule["weight"]))
     by_format: dict[str, list[str]] = {}
     for layer in dict.fromkeys(layers):
-        matching = [rule for rule in cell["rules"] if fnmatchcase(layer, rule["layers"])]
-        if matching and matching[-1]["weight"] is not None:  # the last rule wins
-            by_format.setdefault(matching[-1]["weight"]["format"], []).append(layer)
+        if (weight := weights.get(layer)) is not None:
+            by_format.setdefault(weight["format"], []).append(layer)
     if not by_format:
         return None
     used = max(by_format, key=lambda fmt: len(by_format[fmt]))
