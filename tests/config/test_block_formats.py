@@ -55,3 +55,13 @@ def test_the_named_recipes_are_entries_of_a_grid(tmp_path):
     assert set(params.recipes) >= RECIPES
     assert {cell.format for cell in Resolver(params.model_copy(update={
         "grid": params.grid.model_copy(update={"baseline": "MXFP8"})})).cells()} == RECIPES  # fmt: skip
+
+
+def test_a_rule_may_be_for_the_last_share_of_the_layers_that_match():
+    names = [f"blocks.{i}.{name}" for i in range(4) for name in ("attn.qkv", "attn.out", "mlp.up", "mlp.down")] + ["head"]
+    recipe = Recipe(rules=[
+        {"layers": "*", "weight": "E4M3"}, {"layers": "blocks.*", "last": 0.15}, {"layers": "head", "weight": "E5M2"},
+    ])  # fmt: skip
+    matched = recipe.match(names)
+    assert list(matched) == [*names[:13], "head"]  # 15 % of 16 layers are 2.4
+    assert matched["head"].weight.format.name == "E5M2"
