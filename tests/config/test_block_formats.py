@@ -58,7 +58,8 @@ def test_the_named_recipes_are_entries_of_a_grid(tmp_path):
 
 
 def test_a_rule_may_be_for_the_last_share_of_the_layers_that_match():
-    names = [f"blocks.{i}.{name}" for i in range(4) for name in ("attn.qkv", "attn.out", "mlp.up", "mlp.down")] + ["head"]
+    parts = ("attn.qkv", "attn.out", "mlp.up", "mlp.down")
+    names = [*(f"blocks.{i}.{part}" for i in range(4) for part in parts), "head"]
     recipe = Recipe(rules=[
         {"layers": "*", "weight": "E4M3"}, {"layers": "blocks.*", "last": 0.15}, {"layers": "head", "weight": "E5M2"},
     ])  # fmt: skip
