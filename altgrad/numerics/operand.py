@@ -74,14 +74,15 @@ def quantize_operands(
         method: ``max`` or ``most-recent``, as in `amax_from_history`.
         learns: whether the histories, in place, take up the ``amax`` of their tensors: ``nothing``, that of ``each``
             step, or the ``first`` and no other. Of tensors with one scale.
-        granularity: ``tensor``, ``row`` (a scale for each index outside the sum) or ``block`` (one per
-            ``block`` neighbours along the sum; the scales are taken off again, so they should be ``E8M0``, or in a
-            format whose products with the values ``dtype`` holds, under one scale of the tensor: `two_level`).
-        block: elements per block.
+        granularity: ``tensor``, ``row`` (a scale for each index outside the sum), ``block`` (one per ``block``
+            neighbours along the sum) or ``tile`` (one per ``block`` x ``block`` elements, the same for either ``dim``).
+            Scales of blocks and tiles are taken off again: exactly in ``E8M0``, and in a format whose products with the
+            values ``dtype`` holds, under one scale of the tensor (`two_level`); with one more rounding in ``float32``.
+        block: elements per block, or of a tile's side.
         dim: 0 or 1.
         scale_format: ``float32``, ``E8M0`` for powers of two, or for blocks the format whose constants are put behind
             the tensor's own.
-        scale_rounding: of powers of two, as in `compute_scale`.
+        scale_rounding: of powers of two, as in `compute_scale`; ``4/6`` of two levels.
         dtype: of the values.
         overwrite: have the values where ``x`` was, if it is the only one and has their dtype; without loops of our
             own, nothing changes.
@@ -89,7 +90,7 @@ def quantize_operands(
         in_memory: they are inputs of a compiled graph, such as weights, which it need not store first.
 
     Returns:
-        ``values`` (n, k) and ``scale`` float32: 0-d, (n, 1) or (1, k), None for blocks but with two levels.
+        ``values`` (n, k) and ``scale`` float32: 0-d, (n, 1) or (1, k), None for blocks and tiles of one level.
     """
     xs = list(map(_read_by_loops, xs))
     block = block_code(granularity, block)
