@@ -36,6 +36,16 @@ def rounded(t: Tensor, fmt: str) -> Tensor:
     return quantize(t * scale, fmt) / scale
 
 
+def factors(model: GPT, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what the last layer is called with, and the gradient of its output, (tokens, features) each."""
+    seen: dict[str, Tensor] = {}
+    layer = model.get_submodule(LAST)
+    layer.register_forward_hook(lambda _, x, y: seen.update(x=x[0].detach(), y=y) or y.retain_grad())
+    model(inputs, targets).backward()
+    layer._forward_hooks.clear()
+    return seen["x"].flatten(0, 1), seen["y"].grad.flatten(0, 1)
+
+
 def gradient(model: GPT, name: str, inputs: Tensor, targets: Tensor) -> Tensor:
     return torch.autograd.grad(model(inputs, targets), model.get_submodule(name).weight)[0]
 
@@ -69,12 +79,7 @@ def test_the_cosine_is_that_of_the_two_gradients() -> None:
 def test_that_of_inputs_and_gradients_is_what_rounding_them_by_hand_changes() -> None:
     """Of one layer that alone is quantized: dW is the product of its incoming gradient and its input."""
     model, inputs, targets = made(1)
-    seen: dict[str, Tensor] = {}
-    layer = model.get_submodule(LAST)
-    layer.register_forward_hook(lambda _, x, y: seen.update(x=x[0].detach(), y=y) or y.retain_grad())
-    model(inputs, targets).backward()
-    x, g = seen["x"].flatten(0, 1), seen["y"].grad.flatten(0, 1)
-    layer._forward_hooks.clear()
+    x, g = factors(model, inputs, targets)
     recipe = Recipe(rules=tuple(rule.but(layers=LAST) for rule in Recipe.uniform("E3M2", grad="E2M3").rules[:1]))
     noise = noises(model, recipe, ROLES, {}, inputs, targets)[LAST]
     by_grad = rounded(g, "E2M3").T @ x - g.T @ x
@@ -85,12 +90,7 @@ def test_that_of_inputs_and_gradients_is_what_rounding_them_by_hand_changes() ->
 def test_that_of_rotated_gradients_is_what_rounding_them_rotated_changes() -> None:
     """As in NVFP4: the other factor is rotated too, and not rounded, so that nothing else is to be seen of it."""
     model, inputs, targets = made(1)
-    seen: dict[str, Tensor] = {}
-    layer = model.get_submodule(LAST)
-    layer.register_forward_hook(lambda _, x, y: seen.update(x=x[0].detach(), y=y) or y.retain_grad())
-    model(inputs, targets).backward()
-    x, g = (t.flatten(0, 1) for t in (seen["x"], seen["y"].grad))
-    layer._forward_hooks.clear()
+    x, g = factors(model, inputs, targets)
     recipe = Recipe(rules=(Rule(layers=LAST, weight="E3M2", input="E3M2", grad="E2M1", hadamard=16),))
     noise = noises(model, recipe, ROLES, {}, inputs, targets)[LAST]
     by_grad = rounded(rotate_rows(g), "E2M1").T @ rotate_rows(x) - g.T @ x

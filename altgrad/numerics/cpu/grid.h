@@ -206,6 +206,15 @@ Order<T> largest(const T* x, int64_t n) {
   return found;
 }
 
+template <class T>
+void find_largest_of_columns(const T* x, int64_t rows, int64_t columns, int64_t stride, Order<T>* found) {
+  std::fill_n(found, columns, Order<T>{0});
+  for (int64_t row = 0; row < rows; ++row, x += stride) {
+    EACH_ALONE
+    for (int64_t i = 0; i < columns; ++i) found[i] = std::max(found[i], order(x[i]));
+  }
+}
+
 // --- scales --------------------------------------------------------------------------------------
 
 // How amax becomes a scale of a format: the ratio as a float32, or a power of two. The exponent of that is the

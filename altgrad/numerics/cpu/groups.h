@@ -169,12 +169,7 @@ void group_amaxes(const T* x, const Groups& g, float* amaxes) {
       const T* from = x + top * g.columns;
       float* to = amaxes + strip * across;
       if (rows > 1) {
-        std::fill(found.begin(), found.end(), Order<T>{0});
-        for (int64_t row = 0; row < rows; ++row) {
-          const T* line = from + row * g.columns;
-          EACH_ALONE
-          for (int64_t i = 0; i < g.columns; ++i) found[i] = std::max(found[i], order(line[i]));
-        }
+        find_largest_of_columns(from, rows, g.columns, g.columns, found.data());
         for (int64_t i = 0; i < across; ++i) {
           const int64_t left = i * g.wide, n = std::min(g.wide, g.columns - left);
           to[i] = from_order(*std::max_element(found.begin() + left, found.begin() + left + n));

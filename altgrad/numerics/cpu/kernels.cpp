@@ -243,15 +243,6 @@ void round_rows(const T* x, U* y, Shape shape, int64_t length, float* scales, co
   });
 }
 
-template <class T>
-void find_largest_of_columns(const T* x, int64_t rows, int64_t columns, int64_t stride, Order<T>* found) {
-  std::fill_n(found, columns, Order<T>{0});
-  for (int64_t row = 0; row < rows; ++row, x += stride) {
-    EACH_ALONE
-    for (int64_t i = 0; i < columns; ++i) found[i] = std::max(found[i], order(x[i]));
-  }
-}
-
 // A scale per column: in strips of rows, first to find the scales and then to round.
 template <class T, class U, class R>
 void round_columns(const T* x, U* y, Shape shape, float* scales, const ScaleRule& rule, const R& round) {
