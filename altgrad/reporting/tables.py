@@ -14,6 +14,7 @@ from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Column, Table, of_numbers
 from altgrad.reporting.fairness import Condition
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
+from altgrad.reporting.memory import memory
 from altgrad.reporting.runs import RUN
 from altgrad.reporting.wording import NONE, absent, interval, joined, number, signed, significant, whole
 
@@ -35,10 +36,11 @@ def words(head: str) -> Column:
 def results_table(study: Study, comparison: Comparison) -> Table:
     """Format x optimizer at its best learning rate: seeds, loss, paired difference to the baseline format."""
     rates, measure = len(study.lr_scales) > 1, study.measure
-    paired = not comparison.best["difference"].isna().all()
+    paired, kept = not comparison.best["difference"].isna().all(), memory(study, comparison)
     columns = [words(measure.entry), words("optimizer"), *[Column("peak lr")] * rates, words("seeds"),
                Column(f"{measure.noun} ± sd"), *[Column(measure.delta), words("95 % CI")] * paired,
-               *[Column("perplexity")] * measure.in_nats]  # fmt: skip
+               *[Column("perplexity")] * measure.in_nats,
+               *[Column("bytes"), Column("ms")] * bool(len(kept))]  # fmt: skip
     rows, behind, noise = [], [], comparison.noise
     for row in comparison.best.itertuples():
         mean = None if row.difference is None else row.difference.mean
@@ -47,10 +49,12 @@ def results_table(study: Study, comparison: Comparison) -> Table:
             f"**{row.format}**", row.optimizer, *[f"{row.peak_lr:.3g}"] * rates, _seeds(row),
             _mean_sd(row.val_loss, row.val_loss_sd), *[signed(mean, 4), interval(row.difference, half)] * paired,
             *[number(row.perplexity, 2)] * measure.in_nats,
+            *[number(kept[name].get((row.format, row.optimizer)), 2) for name in kept if len(kept)],
         ])  # fmt: skip
         behind.append(of_numbers(columns, dict(zip(RUN, (row.format, row.optimizer, row.lr_scale), strict=True))))
     baseline = f" {measure.delta}: minus `{study.baseline}` with the same optimizer, over shared seeds."
-    note = "Means over completed seeds." + (baseline if paired else "")
+    costs = " bytes: of a parameter in training; ms: a step's median time." if len(kept) else ""
+    note = "Means over completed seeds." + (baseline if paired else "") + costs
     return Table(columns, rows, note, behind)
 
 
