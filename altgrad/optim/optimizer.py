@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 
 from altgrad.config.arms import Arm
-from altgrad.config.bases import BASES
+from altgrad.config.bases import ADAM, BASES, MOMENTUM
 from altgrad.formats import get_format
 from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.numerics import permutation
 from altgrad.numerics.tracing import compile_apart
 from altgrad.optim import update, update_cpu
 from altgrad.optim.coded import Codings, opened
+from altgrad.optim.groups import completed, initial_groups, share_kept, step_numbers
 from altgrad.optim.loading import Resumable, decoded
-from altgrad.optim.sharded import all_agree, is_elementwise, keep_part, largest, local, whole
-from altgrad.optim.stiffness import Stiffness, exponent
+from altgrad.optim.plain import step_adamw, step_sgd
+from altgrad.optim.sharded import all_finite, is_elementwise, keep_part, largest, local, whole
+from altgrad.optim.stiffness import Stiffness
 from altgrad.optim.weight_grid import WeightGrid
 
 Loss = TypeVar("Loss", bound=Tensor | float)
 LAYOUT_OF = Tensor.layout.__get__  # type: ignore[attr-defined] # a property's, which is called for every gradient
-#: What a group of parameters may say.
-GROUP = ("params", "lr", "decay", "betas", "eps", "momentum", "quantized")
 
 
 class ArmOptimizer(Resumable):
@@ -66,19 +65,10 @@ class ArmOptimizer(Resumable):
         self.grids = dict(weights) if arm.looks_at_grid else {}
         self.names, self.known, self.sharded = dict(names or {}), [], False
         linear = [*(p for p in weights if p not in self.grids), *linear]
-        inside = set(linear)
-        plain = [p for p in plain if p not in inside]
-        plain_lr = arm.lr if arm.plain_lr is None else arm.plain_lr
-        linear_lr = arm.lr if self.base.unit == "weight" else plain_lr
-        groups = [
-            {"params": list(self.grids), "lr": arm.lr, "decay": arm.decay, "quantized": True},
-            {"params": linear, "lr": linear_lr, "decay": arm.decay},
-            {"params": [p for p in plain if p.ndim >= 2], "lr": plain_lr, "decay": arm.plain_decay},
-            {"params": [p for p in plain if p.ndim < 2], "lr": plain_lr, "decay": 0.0},
-        ]
+        groups, plain_lr = initial_groups(arm, list(self.grids), linear, plain)
         # What OneCycleLR cycles it looks for here, the betas before the momentum, and sets in the groups.
         cycled = {"betas": arm.betas} if self.base.plain == "adamw" else {"momentum": arm.momentum}
-        super().__init__([group for group in groups if group["params"]], {"lr": plain_lr, "quantized": False, **cycled})
+        super().__init__(groups, {"lr": plain_lr, "quantized": False, **cycled})
         self._names = update.state_names(arm, reference)
         self._plain = arm.plain_form
         self._coded_loops: update_cpu.Loops | None = None
@@ -108,27 +98,8 @@ class ArmOptimizer(Resumable):
         setting that no step looks at, and for weights of a format in float16, whose updates are below its smallest
         number.
         """
-        group = dict(param_group)
-        params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
-        self.names.update((p, name) for name, p in filter(_is_named, params))
-        params = group["params"] = [p[1] if _is_named(p) else p for p in params]
-        if unknown := group.keys() - GROUP:
-            known = ", ".join(GROUP)
-            raise ValueError(f"no setting {sorted(unknown)[0]!r} of a group of parameters; there are {known}")
-        quantized = group.setdefault("quantized", False)
-        for p in params:
-            if quantized and p.dtype == torch.float16:
-                raise ValueError(
-                    f"a weight of shape {tuple(p.shape)} is float16, in which its updates are lost: keep parameters in "
-                    "float32 and use autocast, or have them in bfloat16"
-                )
-        matrices = all(p.ndim >= 2 for p in params)
-        group.setdefault("lr", self.defaults["lr"])
-        group.setdefault("decay", self.arm.plain_decay if matrices else 0.0)
-        group |= {"initial_lr": group["lr"], "peak_lr": group["lr"]}
-        group = {"betas": self.arm.betas, "eps": self.arm.eps, "momentum": self.arm.momentum, **group}
-        self.know(params)
-        group["fused"] = self.base.plain == "adamw" and not quantized
+        group = completed(param_group, self.arm, self.defaults["lr"], self.names)
+        self.know(group["params"])
         super().add_param_group(group)
 
     # --- a step --------------------------------------------------------------------------------------
@@ -162,7 +133,7 @@ class ArmOptimizer(Resumable):
                 "embedding with sparse=False, or step that parameter with torch.optim.SparseAdam"
             )
         known = norm is not None and math.isfinite(norm)
-        if not (known or all_agree(_all_finite(self._parts(gradients)), gradients)):
+        if not (known or all_finite(gradients, self.sharded)):
             self.skipped += 1
             if self.skipped == 1 and norm is None:
                 warnings.warn(
@@ -179,9 +150,11 @@ class ArmOptimizer(Resumable):
                 self._step_coded(group, coded)
             present = [p for p in group["params"] if p.grad is not None and not any(p is q for q in coded)]
             if self.base.plain == "adamw":
-                self._step_adamw(group, present)
+                # torch's fused step counts on the device, which load_state_dict knows by the group's name for it.
+                step_adamw(group, present, [self._state(p, ADAM, p.device) for p in present], self.sharded)
             else:
-                self._step_sgd(group, present)
+                states = [self._state(p, MOMENTUM) for p in present] if group["momentum"] else []
+                step_sgd(group, present, states, self.sharded)
         return loss
 
     def _step_quantized(self, group: dict[str, Any]) -> None:
@@ -260,42 +233,6 @@ class ArmOptimizer(Resumable):
             self._coded_loops = update_cpu.Loops(self._plain, grid, None, None, self.codings.of(p))
         return self._coded_loops if self._coded_loops.reads_codes else None
 
-    def _step_adamw(self, group: dict[str, Any], present: list[nn.Parameter]) -> None:
-        # torch's fused step counts on the device, which load_state_dict knows by the group's name for it.
-        states = [self._state(p, ("exp_avg", "exp_avg_sq"), p.device) for p in present]
-        beta1, beta2 = group["betas"]
-        # It goes through memory in one order, whatever the strides: what lies otherwise than its state is copied.
-        parts, gradients = self._parts(present), self._parts([p.grad for p in present])
-        moments, squares = (self._parts([state[name] for state in states]) for name in ("exp_avg", "exp_avg_sq"))
-        weights = parts
-        if not all(map(Tensor.is_contiguous, (*parts, *gradients, *moments))):
-            weights, gradients = (list(map(_laid_out, ts, moments)) for ts in (parts, gradients))
-        adamw(
-            weights, gradients, moments, squares, [],
-            [s["step"] for s in states], fused=True, amsgrad=False, beta1=beta1, beta2=beta2, lr=group["lr"],
-            weight_decay=_per_rate(group), eps=group["eps"], maximize=False,
-        )  # fmt: skip
-        if weights is not parts:
-            for p, w in zip(parts, weights, strict=True):
-                if w is not p:
-                    p.copy_(w)
-
-    def _step_sgd(self, group: dict[str, Any], present: list[nn.Parameter]) -> None:
-        if not present:
-            return
-        weights, steps = self._parts(present), self._parts([p.grad for p in present])
-        if group["momentum"]:
-            moments = self._parts([self._state(p, ("momentum_buffer",))["momentum_buffer"] for p in present])
-            torch._foreach_mul_(moments, group["momentum"])
-            torch._foreach_add_(moments, steps)
-            steps = moments
-        torch._foreach_mul_(weights, _kept(group))
-        torch._foreach_add_(weights, steps, alpha=-float(group["lr"]))
-
-    def _parts(self, ts: list[Any]) -> list[Tensor]:
-        """Return what this process has of each tensor."""
-        return list(map(local, ts)) if self.sharded else ts
-
     # --- what it is made of --------------------------------------------------------------------------
 
     def adamw_direction(self, p: nn.Parameter) -> Tensor | None:
@@ -327,7 +264,7 @@ class ArmOptimizer(Resumable):
 
     def decay(self, p: nn.Parameter) -> float:
         """Return what the last step multiplied ``p`` with before the update."""
-        return _kept(self._group_of(p))
+        return share_kept(self._group_of(p))
 
     def _decoded(self, p: nn.Parameter) -> dict[str, Tensor]:
         """Return the state of ``p`` with its moments in float32."""
@@ -349,18 +286,7 @@ class ArmOptimizer(Resumable):
         return state
 
     def _numbers(self, group: dict[str, Any], step: float, refinement: int, device: torch.device) -> Tensor:
-        beta1, beta2 = group["betas"]
-        arm, numbers = self.arm, [0.0] * 11
-        per_rung = refinement if self.base.unit == "rungs" else 1  # its settings count the format's own rungs
-        numbers[update.LR] = group["lr"] * per_rung
-        numbers[update.DECAY] = _kept(group)
-        numbers[update.BETA1], numbers[update.BETA2] = beta1, beta2
-        numbers[update.UNBIAS1], numbers[update.UNBIAS2] = 1 / (1 - beta1**step), 1 / (1 - beta2**step)
-        numbers[update.EPS], numbers[update.MOMENTUM] = group["eps"], group["momentum"]
-        numbers[update.MAX_RUNGS] = arm.max_rungs * per_rung
-        numbers[update.UNBIAS_LATER] = update.unbias_later(beta1, step) if arm.feedback else 0.0
-        numbers[update.EXPONENT] = exponent(arm.schedule, min(1.0, (step - 1) / max(1, self.steps - 1)))
-        return torch.tensor(numbers, dtype=torch.float32, device=device)
+        return step_numbers(group, self.arm, step, self.steps, refinement).to(device)
 
     def _grid_tensors(self, p: nn.Parameter, stream: tuple[int, int, int]) -> update.GridTensors:
         grid, stiff = self.grids[p], self._stiffness[p]
@@ -389,29 +315,3 @@ class ArmOptimizer(Resumable):
                 raise ValueError("weights on the quantization grid need a buffer that holds the amax of their scale")
             grid.held.fill_(largest(p))
             local(p).copy_(grid.on_grid(local(p).to(self.moment_dtype(p))))
-
-
-def _all_finite(gradients: Sequence[Tensor]) -> bool:
-    """Tell by the sums, which are read once at the speed of memory; finite numbers may still have an infinite one."""
-    if bool(torch.stack([g.sum(dtype=torch.float32) for g in gradients]).isfinite().all()):
-        return True
-    return all(bool(g.isfinite().all()) for g in gradients)
-
-
-def _is_named(p: object) -> bool:
-    return isinstance(p, tuple)
-
-
-def _kept(group: dict[str, Any]) -> float:
-    """Return the share of a weight that the decay of this step leaves."""
-    return 1 - float(group["lr"]) * _per_rate(group)
-
-
-def _per_rate(group: dict[str, Any]) -> float:
-    """Return the group's decay per unit of its learning rate; a group at rate 0 moves nothing."""
-    return float(group["decay"] / group["peak_lr"]) if group["peak_lr"] else 0.0
-
-
-def _laid_out(t: Tensor, like: Tensor) -> Tensor:
-    """Return ``t`` with the strides of ``like``, which has no gaps."""
-    return t if t.stride() == like.stride() else torch.empty_like(like).copy_(t)

@@ -6,7 +6,6 @@ steps it in each process alike, and keeps the part. Either way the bits are thos
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -25,6 +24,11 @@ ELEMENTWISE = (None, "ulp", "smooth", "range")  # stiffness that looks at one we
 def local(t: Any) -> Tensor:
     """Return this process's part of ``t``, which shares its memory; ``t`` itself where it is whole."""
     return master_of(t.to_local()) if is_sharded(t) else t
+
+
+def parts(ts: list[Any], sharded: bool) -> list[Tensor]:
+    """Return this process's part of each; ``sharded``: whether there may be other than whole ones."""
+    return list(map(local, ts)) if sharded else ts
 
 
 def whole(t: Any) -> Tensor:
@@ -47,9 +51,15 @@ def largest(t: Tensor) -> Tensor:
     return _reduced(found, t, dist.ReduceOp.MAX)
 
 
-def all_agree(finite: bool, gradients: Iterable[Tensor]) -> bool:
-    """Return whether ``finite`` holds in every process that has parts of ``gradients``; of whole ones, itself."""
-    for g in gradients:
+def all_finite(gradients: list[Tensor], sharded: bool) -> bool:
+    """Return whether ``gradients`` are finite, in every process that has parts of them.
+
+    Told by their sums, which are read once at the speed of memory; finite numbers may still have an infinite one.
+    """
+    own = parts(gradients, sharded)
+    finite = bool(torch.stack([g.sum(dtype=torch.float32) for g in own]).isfinite().all())
+    finite = finite or all(bool(g.isfinite().all()) for g in own)
+    for g in gradients if sharded else ():
         if is_sharded(g):  # whose mesh has all processes that the others have
             return bool(_reduced(torch.tensor(float(finite), device=local(g).device), g, dist.ReduceOp.MIN))
     return finite

@@ -1,0 +1,101 @@
+"""Groups of parameters: what they may say, what they take from the arm, and what a step reads from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from altgrad.config.arms import Arm
+from altgrad.config.bases import BASES
+from altgrad.optim import update
+from altgrad.optim.stiffness import exponent
+
+#: What a group may say.
+SETTINGS = ("params", "lr", "decay", "betas", "eps", "momentum", "quantized")
+
+
+def initial_groups(
+    arm: Arm, quantized: Sequence[nn.Parameter], linear: Sequence[nn.Parameter], plain: Iterable[nn.Parameter]
+) -> tuple[list[dict[str, Any]], float]:
+    """Return the groups that are not empty, and the learning rate of what is none of the first two.
+
+    Args:
+        arm: the settings.
+        quantized: weights that the arm steps by their quantization grid.
+        linear: other weights of linear layers.
+        plain: all other parameters, which may have those of ``linear`` among them.
+    """
+    inside = set(linear)
+    plain = [p for p in plain if p not in inside]
+    plain_lr = arm.lr if arm.plain_lr is None else arm.plain_lr
+    linear_lr = arm.lr if BASES[arm.base].unit == "weight" else plain_lr
+    groups = [
+        {"params": list(quantized), "lr": arm.lr, "decay": arm.decay, "quantized": True},
+        {"params": list(linear), "lr": linear_lr, "decay": arm.decay},
+        {"params": [p for p in plain if p.ndim >= 2], "lr": plain_lr, "decay": arm.plain_decay},
+        {"params": [p for p in plain if p.ndim < 2], "lr": plain_lr, "decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]], plain_lr
+
+
+def completed(group: dict[str, Any], arm: Arm, lr: float, names: dict[nn.Parameter, str]) -> dict[str, Any]:
+    """Return ``group`` with the arm's settings for what it lacks; ``names`` get those of its named parameters.
+
+    Raises ``ValueError`` as `ArmOptimizer.add_param_group` says.
+    """
+    group = dict(group)
+    params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+    names.update((p, name) for name, p in filter(_is_named, params))
+    params = group["params"] = [p[1] if _is_named(p) else p for p in params]
+    if unknown := group.keys() - SETTINGS:
+        known = ", ".join(SETTINGS)
+        raise ValueError(f"no setting {sorted(unknown)[0]!r} of a group of parameters; there are {known}")
+    quantized = group.setdefault("quantized", False)
+    for p in params:
+        if quantized and p.dtype == torch.float16:
+            raise ValueError(
+                f"a weight of shape {tuple(p.shape)} is float16, in which its updates are lost: keep parameters in "
+                "float32 and use autocast, or have them in bfloat16"
+            )
+    matrices = all(p.ndim >= 2 for p in params)
+    group.setdefault("lr", lr)
+    group.setdefault("decay", arm.plain_decay if matrices else 0.0)
+    group |= {"initial_lr": group["lr"], "peak_lr": group["lr"]}
+    group["fused"] = BASES[arm.base].plain == "adamw" and not quantized
+    return {"betas": arm.betas, "eps": arm.eps, "momentum": arm.momentum, **group}
+
+
+def share_kept(group: dict[str, Any]) -> float:
+    """Return the share of a weight that the decay of this step leaves."""
+    return 1 - float(group["lr"]) * decay_per_rate(group)
+
+
+def step_numbers(group: dict[str, Any], arm: Arm, step: float, steps: int, refinement: int) -> Tensor:
+    """Return what `update` reads of ``group`` in a ``step`` from 1, of ``steps``, at the places that it names.
+
+    ``refinement`` is of the weight's quantization grid, whose rungs the settings of an arm in rungs do not count.
+    """
+    beta1, beta2 = group["betas"]
+    numbers = [0.0] * 11
+    per_rung = refinement if BASES[arm.base].unit == "rungs" else 1
+    numbers[update.LR] = group["lr"] * per_rung
+    numbers[update.DECAY] = share_kept(group)
+    numbers[update.BETA1], numbers[update.BETA2] = beta1, beta2
+    numbers[update.UNBIAS1], numbers[update.UNBIAS2] = 1 / (1 - beta1**step), 1 / (1 - beta2**step)
+    numbers[update.EPS], numbers[update.MOMENTUM] = group["eps"], group["momentum"]
+    numbers[update.MAX_RUNGS] = arm.max_rungs * per_rung
+    numbers[update.UNBIAS_LATER] = update.unbias_later(beta1, step) if arm.feedback else 0.0
+    numbers[update.EXPONENT] = exponent(arm.schedule, min(1.0, (step - 1) / max(1, steps - 1)))
+    return torch.tensor(numbers, dtype=torch.float32)
+
+
+def decay_per_rate(group: dict[str, Any]) -> float:
+    """Return the group's decay per unit of its learning rate; a group at rate 0 moves nothing."""
+    return float(group["decay"] / group["peak_lr"]) if group["peak_lr"] else 0.0
+
+
+def _is_named(p: object) -> bool:
+    return isinstance(p, tuple)
