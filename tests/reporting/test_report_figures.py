@@ -18,8 +18,7 @@ from altgrad.reporting.figures import FIGURES, draw
 from altgrad.reporting.figures.curves import loss_differences
 from altgrad.reporting.figures.select import labelled, weight_format
 from altgrad.reporting.figures.style import LOOKS, RESERVE, drawing, looks, panels, spread_axis
-from altgrad.reporting.figures.weights import divergences
-from altgrad.reporting.magnitudes import BINS_PER_BINADE, LOWEST, relative_histogram
+from altgrad.reporting.figures.weights import BINS_PER_BINADE, LOWEST, divergences, relative_histogram
 from tests.reporting.made_losses import ADAMW, STIFF, study_of
 
 

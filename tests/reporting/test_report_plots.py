@@ -5,20 +5,17 @@ from __future__ import annotations
 import csv
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import vl_convert
 from dvc_render.vega import VegaRenderer
 
 from altgrad.reporting.figures.style import LOOKS
-from altgrad.reporting.load import COMPLETED, IDENTITY
+from altgrad.reporting.load import IDENTITY
 from altgrad.reporting.offline import VEGA_LITE, write_vega
-from altgrad.reporting.plots import MEASURES, TABLES, write_plots
-from tests.reporting.made_losses import study_of
+from altgrad.reporting.plots import TABLES, write_plots
 
 TEMPLATES = Path(__file__).parents[2] / ".dvc/plots"
 PLOTS = {  # template, table, x, y
@@ -27,9 +24,6 @@ PLOTS = {  # template, table, x, y
     "results": ("finals", "results", "format", "val_loss"),
     "precision": ("layers", "layers", "format", "sqnr_db"),
     "heat": ("heat", "results", "format", "val_loss"),
-    "parallel": ("parallel", "measures", "measure", "value"),
-    "binades": ("curves", "binades", "binade", "log2_rungs"),
-    "usage": ("curves", "usage", "binade", "weights"),
 }
 
 
@@ -119,7 +113,7 @@ def test_a_format_has_its_colour_in_every_revision(plot: str, tables: Path) -> N
             assert LOOKS[name].color.lower() in svg
 
 
-@pytest.mark.parametrize("template", ["curves", "finals", "parallel"])
+@pytest.mark.parametrize("template", ["curves", "finals"])
 def test_templates_have_the_colours_of_the_figures(template: str) -> None:
     text = (TEMPLATES / f"{template}.json").read_text()
     found = dict(re.findall(r"(\w+): '(#[0-9A-Fa-f]{6})'", text))
@@ -152,28 +146,6 @@ def test_layers_hold_the_mean_of_the_second_half(study, tables: Path) -> None:
     assert table.loc[("E3M4", 1, "head", "weight"), "sqnr_db"] == pytest.approx(rows["value"].mean(), rel=1e-6)
 
 
-def test_rungs_by_binade_are_the_mean_over_layers_of_the_second_half(study, tables: Path) -> None:
-    table = pd.read_csv(tables / "binades.csv")
-    rows = study.monitors[study.monitors["metric"].str.startswith("rungs_2^")]
-    first = table.iloc[0]
-    own = rows[(rows[IDENTITY] == first[IDENTITY]).all(axis=1) & (rows["metric"] == f"rungs_2^{first['binade']}")]
-    late = own[own["step"] >= rows[(rows[IDENTITY] == first[IDENTITY]).all(axis=1)]["step"].max() / 2]
-    assert len(late) > 1 and first["log2_rungs"] == pytest.approx(np.log2(late["value"].mean()), rel=1e-6)
-
-
-def test_measures_are_those_of_each_completed_cell(study, tables: Path) -> None:
-    table = pd.read_csv(tables / "measures.csv").set_index([*IDENTITY, "measure"])["value"]
-    cells = study.cells[study.cells["status"] == COMPLETED]
-    for cell in cells.to_dict("records"):
-        identity = tuple(cell[name] for name in IDENTITY)
-        assert table[(*identity, "final loss")] == pytest.approx(cell["val_loss"], rel=1e-6)
-        assert table[(*identity, "tokens/s")] == pytest.approx(cell["tokens_per_s"], rel=1e-6)
-        rows = study.history[(study.history[IDENTITY] == list(identity)).all(axis=1)].dropna(subset="grad_norm")
-        late = rows[rows["step"] >= rows["step"].max() / 2]
-        assert table[(*identity, "gradient norm")] == pytest.approx(late["grad_norm"].mean(), rel=1e-6)
-    assert set(table.index.get_level_values("measure")) <= set(MEASURES)
-
-
 def test_vega_is_one_script_that_leaks_no_names_and_closes_no_tag(tmp_path: Path) -> None:
     script = write_vega(tmp_path).read_text()
     assert script.startswith("(function") and script.endswith("})();\n")
@@ -183,19 +155,3 @@ def test_vega_is_one_script_that_leaks_no_names_and_closes_no_tag(tmp_path: Path
     page = (TEMPLATES / "offline.html").read_text()
     assert all(page.count(mark) == 1 for mark in ("{plot_divs}", "{scripts}", "{refresh_tag}", 'vega.js"'))
     assert "vega.js" in (TEMPLATES / ".gitignore").read_text()
-
-
-def test_code_usage_puts_each_layers_largest_weight_at_the_formats_largest_value() -> None:
-    """Two layers whose weights have one size each, a binade and a half, and three and a half, below their largest."""
-    study = study_of({("E4M3", "adamw"): [3.0]}, {"adamw": {"base": "adamw", "lr": 1e-3}}, "E4M3")
-    cell = list(study.cells[IDENTITY].iloc[0])
-    monitors = [[*cell, step, layer, "weight", "amax", amax] for step, layer, amax in
-                ((0, "up", 99.0), (10, "up", 2.0), (10, "down", 0.5))]  # fmt: skip
-    diagnosis = [[*cell, layer, "log2_magnitude", x, 1.0] for layer, x in (("up", -0.5), ("down", -4.5))]
-    study = replace(
-        study, monitors=pd.DataFrame(monitors, columns=[*IDENTITY, "step", "layer", "role", "metric", "value"]),
-        diagnosis=pd.DataFrame(diagnosis, columns=[*IDENTITY, "layer", "metric", "x", "value"]),
-    )  # fmt: skip
-    found = TABLES["usage"](study).set_index("binade")["weights"]
-    assert list(found.index) == list(range(-15, 1)) and found.sum() == pytest.approx(100)
-    assert found[found > 0].to_dict() == {-1: 50.0, -3: 50.0}

@@ -14,8 +14,9 @@ from altgrad.reporting.figures.select import in_order, labelled, last, layer_ord
 from altgrad.reporting.figures.spec import in_report
 from altgrad.reporting.figures.style import Look, heat_map, looks, panels, tiles
 from altgrad.reporting.load import Study
-from altgrad.reporting.magnitudes import BINS_PER_BINADE, LOWEST, relative_histogram
 
+BINS_PER_BINADE = 4  # of the histogram that the diagnosis writes
+LOWEST = -16  # binades below the largest weight of a layer, which a scale puts on the format's largest value
 OTHER_SEED = "other seed"  # heads the column of the baseline against itself
 KL_MIXTURE = 1e-6  # share of p that is mixed into q before KL(p || q), so that one empty bin is no infinite divergence
 IDLE_BIT = 0.05  # bits of entropy: a bit of the code that next to no weight changes
@@ -142,6 +143,25 @@ def divergences(study: Study, comparison: Comparison) -> pd.DataFrame:
         following = dict(zip(seeds, seeds[1:] + seeds[:1], strict=True))
         found[f"{study.baseline},\n{OTHER_SEED}"] = bits(baseline.rename(index=following, level="seed"))
     return pd.DataFrame(found).reindex(layer_order(study, rows)).dropna(axis="columns", how="all")
+
+
+def relative_histogram(rows: pd.DataFrame, amax: pd.Series) -> np.ndarray:
+    """Return the share of weights per quarter binade below the layer's largest, every layer counting alike.
+
+    Entry i covers [LOWEST + i/4, LOWEST + (i+1)/4). A layer's bins are moved by its own log2(amax),
+    which is no multiple of a quarter, so each is split between the two that it then overlaps. A layer
+    whose amax was not finite, as after a divergence, is left out.
+    """
+    total = np.zeros(-LOWEST * BINS_PER_BINADE + 2)
+    groups = {key: group for key, group in rows.groupby(["format", "seed", "layer"], sort=False) if key in amax.index}
+    for key, group in groups.items():
+        position = BINS_PER_BINADE * (group["x"].to_numpy() - np.log2(amax[key]) - LOWEST)
+        floor = np.floor(position)
+        part, share = position - floor, group["value"].to_numpy()
+        index = np.clip(floor.astype(int), 0, len(total) - 2)
+        np.add.at(total, index, (1 - part) * share)
+        np.add.at(total, index + 1, part * share)
+    return total[: -LOWEST * BINS_PER_BINADE] / max(len(groups), 1)
 
 
 def significant_bits(fmt: Format, binades: np.ndarray) -> np.ndarray:
