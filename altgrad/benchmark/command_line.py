@@ -17,9 +17,8 @@ BATCHES = (8, 16, 32, 64)
 STUDY = "pico"
 BATCH = 16  # of every model; the first one has the other batches too
 ELEMENTS = tuple(1 << exponent for exponent in (16, 20, 22, 25))
-CELLS = (10, 50, 200)
 EPILOG = (
-    "A short session: --models micro --batches --formats E4M3 --rounds 10 --cells 10. Each part can also be "
+    "A short session: --models micro --batches --formats E4M3 --rounds 10. Each part can also be "
     "measured on its own, later; what the record holds already stays."
 )
 
@@ -41,10 +40,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--batches", nargs="*", type=int, default=BATCHES, help="more batches of the first model")
     parser.add_argument("--rounds", type=int, default=30, help="timed steps, and calls of each quantizer")
     parser.add_argument("--elements", nargs="+", type=int, default=ELEMENTS, help="sizes of the quantized tensors")
-    parser.add_argument("--cells", nargs="+", type=int, default=CELLS, help="cells of the throw-away pipelines")
-    parser.add_argument(
-        "--study", default=STUDY, metavar="MODEL", help="model of the throw-away study and the monitors"
-    )
+    parser.add_argument("--study", default=STUDY, metavar="MODEL", help="model of the throw-away study")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--output", type=Path, help="default: reports/bench/<machine>.json")
     options = parser.parse_args(arguments)
@@ -66,8 +62,8 @@ def _check(options: argparse.Namespace) -> None:
             )
     if options.rounds < 2 or min(options.batches, default=1) < 1:
         raise UserError("--rounds and --batches: expected at least 2 rounds and batches of at least 1")
-    if min(options.cells) < 1 or min(options.elements) < 1:
-        raise UserError("--cells and --elements: expected numbers of at least 1")
+    if min(options.elements) < 1:
+        raise UserError("--elements: expected numbers of at least 1")
 
 
 def sizes(options: argparse.Namespace) -> list[tuple[str, int]]:

@@ -16,8 +16,6 @@ PARTS = {
     "compile": "compile time",
     "optimizers": "steps of the optimizer arms",
     "quantizers": "quantizers beside their peers",
-    "pipeline": "the pipeline's own cost",
-    "monitors": "the cost of watching a run",
     "study": "cells an hour",
 }
 

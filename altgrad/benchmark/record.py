@@ -21,7 +21,7 @@ SAME = ("commit", "torch", "driver", "triton")  # of two sessions whose results 
 GROUPS: dict[str, tuple[str, ...]] = {
     "checks": (), "operands": ("elements",), "steps": ("model", "batch"), "memory": ("model", "batch"),
     "compile": ("model",), "at_once": ("model",), "parts_of_runs": (), "optimizers": ("model", "name"),
-    "quantizers": ("elements",), "pipeline": ("cells",), "monitors": ("model",), "study": ("model",),
+    "quantizers": ("elements",), "study": ("model",),
 }  # fmt: skip
 
 

@@ -16,9 +16,7 @@ from altgrad.benchmark import (
     alone,
     command_line,
     limits,
-    monitors,
     optimizers,
-    pipeline,
     quantizers,
     steps,
     study,
@@ -115,15 +113,6 @@ class Session:
         for size in tqdm(self.options.elements, desc="quantizers", leave=False):
             found = quantizers.measure(self.formats[0], size, self.options.rounds, self.device)
             self._put("quantizers", found)
-
-    def _pipeline(self) -> None:
-        for cells in tqdm(self.options.cells, desc="throw-away pipelines", leave=False):
-            self._put("pipeline", [pipeline.measure(Path.cwd(), cells)])
-
-    def _monitors(self) -> None:
-        name, formats = self.options.study, ["bf16", self.formats[0]]
-        found = monitors.measure(self.options.params, name, formats, self.options.rounds, self.device)
-        self._put("monitors", found)
 
     def _study(self) -> None:
         name = self.options.study

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from altgrad.benchmark.pipeline import copy_without_report, run_all
+from altgrad.benchmark.copied import copy_without_report, run_all
 from altgrad.config.files import read_json, read_yaml, write_text
 
 FORMATS, ARMS, STEPS = ["bf16", "E4M3", "E3M4", "E5M2"], ["adamw", "stiff_update"], 300

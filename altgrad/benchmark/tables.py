@@ -195,38 +195,6 @@ def quantizers_table(bench: Result) -> Table:
     return Table([*columns, Column("share of the limit")], rows, note)
 
 
-def pipeline_table(bench: Result) -> Table:
-    """What the pipeline takes by number of cells."""
-    note = (
-        "`make repro` on a throw-away pipeline of this shape (two stages per cell), whose stages only write a line: "
-        "with nothing to do (median of 3), and the first time, as a whole and divided by the cells."
-    )
-    return _table(
-        sorted(bench["pipeline"], key=lambda row: row["cells"]), note, (Column("cells"), _whole("cells")),
-        (Column("nothing to do, s"), _number("no_op_s", 1)), (Column("every stage run, s"), _number("first_s", 1)),
-        (Column("per cell, s"), _number("per_cell_s", 2)),
-    )  # fmt: skip
-
-
-def monitors_table(bench: Result) -> Table:
-    """What is recorded inside a run, by format and settings: a step without it, one with it, its share of the time."""
-
-    def share(row: Result) -> str:
-        return f"{100 * row['share']:.1f} % ({' to '.join(f'{100 * end:.1f}' for end in row['share_quartiles'])})"
-
-    first = bench["monitors"][0]
-    note = (
-        f"Steps of `{first['model']}` that the settings of `monitor:` have watched, beside steps of the same run that "
-        f"they do not; {first['rounds']} of each, medians. Share: the difference over the steps from one look to the "
-        "next, of the step's time with nothing watched; quartiles."
-    )
-    return _table(
-        bench["monitors"], note, (words("recorded"), _strong), (Column("every, steps"), _whole("every")),
-        (Column("step, ms"), _number("step_ms", 1)), (Column("watched step, ms"), _number("watched_ms", 1)),
-        (Column("share"), share),
-    )  # fmt: skip
-
-
 def study_table(bench: Result) -> Table:
     """What a cell of a study takes, by model, and in what."""
     parts = {
@@ -250,7 +218,7 @@ def study_table(bench: Result) -> Table:
 TABLES: dict[str, Callable[[Result], Table]] = {
     "checks": checks_table, "operands": operands_table, "steps": steps_table, "memory": memory_table,
     "compile": memory_table, "at_once": at_once_table, "parts_of_runs": parts_table, "optimizers": optimizers_table,
-    "quantizers": quantizers_table, "pipeline": pipeline_table, "monitors": monitors_table, "study": study_table,
+    "quantizers": quantizers_table, "study": study_table,
 }  # fmt: skip
 
 

@@ -45,13 +45,9 @@ def bench(*without: str, **changes: Any) -> dict[str, Any]:
                         "session": "2"} for name, peak in (("stiff_update", 110.0), ("rung", None))],
         "quantizers": [{"name": "ours, compiled", "median_ns_per_element": 0.8, **quantizer},
                        {"name": "QPyTorch", "absent": "not installed", **quantizer}],
-        "pipeline": [{"cells": cells, "first_s": 4.9, "per_cell_s": 0.49, "no_op_s": 1.1, "session": "2"}
-                     for cells in (50, 10)],
         "study": [{"model": "pico", "name": "a grid of cells", "cells": 24, "steps": 300, "jobs": 2, "took_s": 90.0,
                    "cells_per_hour": 960, "cell_s": 7.5, "steps_s": 5.0, "loading_s": 0.1, "observe_s": 0.6,
                    "evaluate_s": 0.5, "around_s": 0.3, "outside_s": 1.0, "session": "2"}],
-        "monitors": [{"model": "pico", "name": "E4M3, default", "every": 50, "rounds": 30, "step_ms": 15.0,
-                      "watched_ms": 48.0, "share": 0.044, "share_quartiles": [0.04, 0.05], "session": "2"}],
     }  # fmt: skip
     sessions = {
         number: {"command": f"python -m altgrad.benchmark {number}", "commit": "0123456789abcdef"} for number in "12"
@@ -79,7 +75,7 @@ def test_what_a_gpu_multiplies_is_told_in_a_larger_unit():
 def test_a_machine_is_a_lead_and_a_table_per_part():
     blocks = speed_blocks([bench()], {})
     found = tables(blocks)
-    assert len(found) == 7
+    assert len(found) == 5
     steps = found["step"]
     assert [column.head for column in steps.columns[1:]] == ["nano, batch 8", "nano, batch 16", "micro, batch 16"]
     assert steps.rows[1] == ["**E4M3**", *["1.10 (66 ms)"] * 3] and steps.rows[-1][1:] == ["25 %"] * 3
@@ -88,9 +84,7 @@ def test_a_machine_is_a_lead_and_a_table_per_part():
     assert found["arm"].rows == [["**stiff_update**", "1.25", "1.20 to 1.30", "20 ms", "97", "110"],
                                  ["**rung**", "1.25", "1.20 to 1.30", "20 ms", "97", "not measured"]]  # fmt: skip
     assert found["round(x · s) / s"].rows == [["**ours, compiled**", "0.8", "50 %"], ["QPyTorch", "not installed", "–"]]
-    assert found["cells"].rows == [["10", "1.1", "4.9", "0.49"], ["50", "1.1", "4.9", "0.49"]]
     assert found["model"].rows == [["`pico`", "960", "7.5", "5.00", "0.10", "0.60", "0.50", "0.30", "1.00"]]
-    assert found["recorded"].rows == [["**E4M3, default**", "50", "15.0", "48.0", "4.4 % (4.0 to 5.0)"]]
     assert "A processor, 2 threads" in words(blocks) and "20 GB/s" in words(blocks) and "100 GFLOP/s" in words(blocks)
     assert "Not measured" not in words(blocks) and "GPU: not measured" in words(blocks)
 
@@ -104,7 +98,7 @@ def test_a_part_that_is_missing_is_named_and_the_rest_is_shown(missing):
         assert "limits were not measured" in said and "not measured" in shown["step"].rows[-1]
     else:
         assert f"--parts {missing}`" in said or missing == "all"
-        assert len(shown) == (0 if missing == "all" else 7 if missing in ("memory", "compile") else 6)
+        assert len(shown) == (0 if missing == "all" else 5 if missing in ("memory", "compile") else 4)
     if missing == "compile":
         assert shown["peak MB"].rows[0] == ["**bf16**", *["120 (1.00)"] * 3]
 
