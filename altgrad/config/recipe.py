@@ -202,8 +202,10 @@ class LayerRecipe(Section):
     weight: Quantized = Field(None, description="of the layer; none: not quantized")
     input: Quantized = Field(None, description="what the layer is called with; none: not quantized")
     grad: Quantized = Field(None, description="the incoming gradient of the layer's output; none: not quantized")
-    gradient: Literal["straight-through", "clipped"] = Field(
-        "straight-through", description="through the rounding; clipped is zero where the tensor was clamped"
+    gradient: Literal["straight-through", "clipped", "relu"] = Field(
+        "straight-through",
+        description="through the rounding; clipped is zero where the tensor was clamped, relu that of the input where "
+        "it is not positive",
     )
     accumulate: Literal["bf16", "float32"] = Field(
         "bf16", description="of the layer's products on the way out; bf16 is what FP8 hardware training does"

@@ -4,7 +4,7 @@ The rebuilt model is the loss as the straight-through estimator sees it: weights
 are rounded as its recipe says, and rounding has the derivative 1. So every derivative of the loss is that of a smooth
 function whose rounding errors are constants, the Hessian is symmetric, and what is measured at the quantized weights is
 measured there. The rounding of incoming gradients is no part of a loss and is left out, and so are the zeros that
-``gradient: clipped`` puts where a tensor saturates. Products are in float32.
+``gradient: clipped`` or ``relu`` puts into gradients. Products are in float32.
 
 NNGeometry 0.4 computes Fisher information and Kronecker factors too, but not of these layers: it knows layers by the
 name of their class, a list that has neither embeddings nor quantized layers, its sums for linear layers take inputs of

@@ -6,7 +6,8 @@ takes the float32 kernel of `rounding.round_to_grid`, eagerly in cache-sized chu
 
 Rounding has derivative zero almost everywhere, so training uses a straight-through estimator
 (Bengio et al. 2013, arXiv:1308.3432): the gradient of the result is passed to ``x`` as it is, or
-zeroed where ``x * s`` lay outside the format's range. Either is linear in the incoming gradient, so
+zeroed where ``x * s`` lay outside the format's range, or where ``x`` is not positive (Yin et al. 2019,
+arXiv:1903.05662, compare the three). Each is linear in the incoming gradient, so
 second derivatives through it are those of the surrounding function, as Hessians need.
 """
 
@@ -25,7 +26,7 @@ from altgrad.numerics.constants import MAX, format_constants, packed_constants
 from altgrad.numerics.rounding import OVERFLOW_POLICIES, ROUNDING_MODES, round_float64, round_to_grid
 from altgrad.numerics.tracing import converted
 
-GRADIENTS = ("straight-through", "clipped")
+GRADIENTS = ("straight-through", "clipped", "relu")
 
 # Significant bits, exponent of the smallest positive number, exponent of the largest binade.
 _DTYPE_LIMITS = {
@@ -64,8 +65,8 @@ def quantize(
         overflow: ``saturate`` gives the largest value of the sign, also for infinities; ``overflow``
             gives Inf where the format has it, else NaN. Rounding comes first in either: what rounds
             to the largest value is in range.
-        gradient: ``straight-through`` (identity) or ``clipped`` (zero where ``|x * scale|`` exceeds
-            the largest value).
+        gradient: ``straight-through`` (identity), ``clipped`` (zero where ``|x * scale|`` exceeds
+            the largest value) or ``relu`` (zero where ``x <= 0``).
         generator: required by stochastic rounding, and read by it alone. A CPU generator gives the
             same bits whatever the device of ``x``.
         random_bits: stochastic only: bits drawn per element, 1 to 31. The probability of rounding
@@ -168,7 +169,7 @@ class _Quantize(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         *tensors, plan = inputs
         ctx.plan = plan
-        if plan.gradient == "clipped":
+        if plan.gradient != "straight-through":
             ctx.save_for_backward(*tensors)
             ctx.save_for_forward(*tensors)
 
@@ -208,6 +209,8 @@ def _through(ctx: Any, derivative: Tensor) -> Tensor:
     if ctx.plan.gradient == "straight-through":
         return derivative.view_as(derivative)
     x, scale, constants = ctx.saved_tensors
+    if ctx.plan.gradient == "relu":
+        return derivative * (x > 0)
     largest = ctx.plan.fmt.max if constants is None else constants[MAX]
     inside = (x if scale is None else x.to(scale.dtype) * scale).abs() <= largest
     return derivative * inside

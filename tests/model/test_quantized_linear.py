@@ -272,7 +272,29 @@ def test_the_clipped_estimator_stops_gradients_where_values_saturate():
     assert torch.equal(x.grad, torch.tensor([[1.0, 0.0, 0.0, 1.0]]))
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient": "clipped"}, {"save": "codes"}], ids=str)
+@pytest.mark.parametrize("wrap", [lambda f: f, lambda f: torch.compile(f, fullgraph=True)], ids=["eager", "compiled"])
+@pytest.mark.parametrize("finer", [{}, {"granularity": "row"}], ids=["tensor", "row"])
+def test_the_relu_estimator_is_autograd_of_what_defines_it(wrap, finer):
+    """A layer that is straight-through, behind what has the values of its argument and the derivative of ReLU."""
+    torch._dynamo.reset()
+    x, g = inputs()
+    x[0, 0, :3] = torch.tensor([0.0, -0.0, 1e-20])
+    found = []
+    for gradient in ("relu", "straight-through"):
+        spec = TensorRecipe(get_format("E4M3"), **finer)
+        layer = QuantizedLinear(layer_of("E4M3").weight, None, LayerRecipe(spec, spec, spec, gradient=gradient))
+        own = x.clone().requires_grad_()
+        if gradient == "relu":
+            y = wrap(layer)(own)
+        else:
+            y = layer(own.relu() + (own - own.relu()).detach())
+        y.backward(g)
+        found.append((y.detach(), own.grad, layer.weight.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert torch.equal(own.grad != 0, x > 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient": "clipped"}, {"gradient": "relu"}, {"save": "codes"}], ids=str)
 def test_a_gradient_that_nobody_asks_for_changes_no_other(options):
     """Of a frozen weight, and of an input that is data; each alone is what it is with the other."""
     layer, (x, grad) = layer_of("E4M3", **options), inputs()

@@ -18,7 +18,7 @@ from altgrad.numerics import decode_operand, encode_operand, format_constants, q
 RECIPES: dict[str, dict[str, Any]] = {
     "tensor": {}, "row": {"granularity": "row"}, "block": {"granularity": "block", "block": 16, "scale": "E8M0"},
     "two-level": {"granularity": "block", "block": 16, "scale": "E4M3"}, "codes": {"save": "codes"},
-    "clipped": {"gradient": "clipped"}, "float32": {"accumulate": "float32"},
+    "clipped": {"gradient": "clipped"}, "relu": {"gradient": "relu"}, "float32": {"accumulate": "float32"},
 }  # fmt: skip
 
 

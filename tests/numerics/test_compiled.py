@@ -62,7 +62,7 @@ def test_one_compiled_graph_gives_the_eager_bits_in_every_format(no_recompilatio
         assert_identical(results[1][2], quantize(INPUTS, fmt), INPUTS)
 
 
-@pytest.mark.parametrize("gradient", ["straight-through", "clipped"])
+@pytest.mark.parametrize("gradient", ["straight-through", "clipped", "relu"])
 def test_one_compiled_graph_differentiates_every_format(no_recompilation, gradient):
     compiled = torch.compile(lambda x, constants: quantize(x, constants, scale=1.7, gradient=gradient), fullgraph=True)
     x = torch.linspace(-40, 40, 999).requires_grad_()

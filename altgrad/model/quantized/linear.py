@@ -127,7 +127,7 @@ class QuantizedLinear(nn.Module):
             operand_dtype=torch.bfloat16 if low else torch.float32,
             output_dtype=torch.float32 if accumulate_fp32 else compute_dtype,
             accumulate_fp32=accumulate_fp32,
-            clipped=self.recipe.gradient == "clipped",
+            gradient=self.recipe.gradient,
             save=self.recipe.save,
             hadamard=self.recipe.hadamard,
             input=None if input is None else input.scaling,
@@ -192,8 +192,9 @@ class QuantizedLinear(nn.Module):
         scaling, dtype = settings.input, settings.operand_dtype
         differs = settings.hadamard > 0 or (scaling is not None and not scaling.once)
         used_again = differs and torch.is_grad_enabled()
-        # A clipped gradient and the operands of the backward products read the input again.
-        own, free = owned(x) if scaling is not None and not differs and not settings.clipped else (x, False)
+        # A gated gradient and the operands of the backward products read the input again.
+        once = scaling is not None and not differs and settings.gradient == "straight-through"
+        own, free = owned(x) if once else (x, False)
         forward = Operand.of(own, scaling, source, 1, dtype, learns=learns, overwrite=free)
         if not used_again:
             return Operands(forward, forward)

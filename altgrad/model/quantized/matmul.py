@@ -54,6 +54,7 @@ class MatmulSettings:
     """Static choices of one layer's product; see :class:`altgrad.config.recipe.LayerRecipe`.
 
     ``operand_dtype``: bfloat16 when it holds every operand's format exactly and is fast, else float32.
+    ``gradient``: through the rounding, as in `LayerRecipe`.
     ``save``: what the backward pass is left with of tensors with one scale, ``operands`` or ``codes``.
     ``hadamard``: tokens that are rotated together for the weight's gradient, or 0.
     ``input``, ``weight``, ``grad``: how the tensor is scaled, ``None`` if it is not quantized.
@@ -63,7 +64,7 @@ class MatmulSettings:
     operand_dtype: torch.dtype
     output_dtype: torch.dtype
     accumulate_fp32: bool
-    clipped: bool
+    gradient: str
     save: str
     hadamard: int
     input: Scaling | None
@@ -75,8 +76,10 @@ class MatmulSettings:
 class QuantizedMatmul(torch.autograd.Function):
     """``x @ weight.T`` for ``x`` (n, k) and ``weight`` (m, k), by the operands ``input`` and ``weight_q`` made of them.
 
-    The gradient through the rounding is the straight-through estimator; ``grad`` is what its own operands are made
-    with. `torch.compile` and autograd want ``x`` and ``weight`` by themselves, and take other tensors in tuples.
+    The gradient through the rounding is a straight-through estimator, of the three that Yin et al. 2019
+    (arXiv:1903.05662) compare: that of the identity; of the clipped ReLU, here zero beyond both ends of the format; of
+    the ReLU, 1 where the input is positive and else 0, which like theirs is of inputs alone: a negative weight would
+    never learn. ``grad`` is what its own operands are made with. `torch.compile` and autograd want ``x`` and ``weight`` by themselves, and take other tensors in tuples.
     """
 
     @staticmethod
@@ -86,7 +89,7 @@ class QuantizedMatmul(torch.autograd.Function):
         ctx.settings, ctx.dtypes = settings, (x.dtype, weight.dtype)
         ctx.autocast = torch.is_autocast_enabled(x.device.type)
         if any(ctx.needs_input_grad):
-            x_saved = saved(x, input.backward, settings.input, settings)
+            x_saved = saved(x, input.backward, settings.input, settings, of_input=True)
             ctx.save_for_backward(*x_saved, *saved(weight, weight_q.backward, settings.weight, settings), *grad)
         y_dtype, fp32 = settings.output_dtype, settings.accumulate_fp32
         return product(input.forward, weight_q.forward.t(), y_dtype, fp32, ctx.autocast)
@@ -121,12 +124,16 @@ def gradients(
     return dx, dw
 
 
-def saved(t: Tensor, operand: Operand, scaling: Scaling | None, settings: MatmulSettings) -> Operand:
-    """Return what the backward pass needs of ``t``: its operand, perhaps as codes, and where it was not clamped."""
+def saved(
+    t: Tensor, operand: Operand, scaling: Scaling | None, settings: MatmulSettings, *, of_input: bool = False
+) -> Operand:  # fmt: skip
+    """Return what the backward pass needs of ``t``: its operand, perhaps as codes, and where its gradient passes."""
+    if scaling is not None and settings.gradient == "relu" and of_input:
+        operand = operand._replace(kept=t > 0)
     if scaling is None or not scaling.per_tensor:
         return operand  # row and block scales are those of the tensor at hand, and clamp what their rounding does
     assert operand.scale is not None and operand.constants is not None
-    if settings.clipped:
+    if settings.gradient == "clipped":
         operand = operand._replace(kept=~overflows(t.float() * operand.scale, operand.constants))
     return operand.encoded() if settings.save == "codes" else operand
 

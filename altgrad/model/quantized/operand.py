@@ -19,8 +19,7 @@ CODES = torch.uint8  # no operand's own dtype
 class Operand(NamedTuple):
     """A factor of a product: its values, and the scale that the result is divided by: 0-d, or one per row or column.
 
-    ``constants`` are its format, ``None`` if it was only cast. ``kept``, for a clipped gradient: where the tensor was
-    within the format's range.
+    ``constants`` are its format, ``None`` if it was only cast. ``kept``, for a gated gradient: where it passes.
     """
 
     values: Tensor

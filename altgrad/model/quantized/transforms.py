@@ -97,7 +97,7 @@ class _Gradients(torch.autograd.Function):
         of_x, of_weight, of_grad = _sources(sources)
         needed = (of_input, of_the_weight)
         own = rotated(x, settings)
-        a = saved(own, _backward_operand(own, settings.input, of_x, settings), settings.input, settings)
+        a = saved(own, _backward_operand(own, settings.input, of_x, settings), settings.input, settings, of_input=True)
         b = saved(weight, _backward_operand(weight, settings.weight, of_weight, settings), settings.weight, settings)
         found = gradients(grad, a, b, of_grad, settings, (x.dtype, weight.dtype), autocast, needed)
         return tuple(t for t in found if t is not None)
