@@ -10,10 +10,13 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from pydantic import model_validator
+
 from altgrad.config.files import canonical_json, read_json
 from altgrad.config.models import CellModel
 from altgrad.config.params import validated
 from altgrad.config.schema import Arm, Monitor, Rule, Section, Train
+from altgrad.config.switches import CellSwitch
 
 
 def cell_key(format: str, optimizer: str, seed: int, lr_scale: int | float) -> str:
@@ -26,6 +29,7 @@ class Cell(Section):
 
     ``format`` is the grid's entry: a format's name, a recipe's, or both, as in ``virtual.E3M4``. ``rules`` name the
     formats that are used and ``formats`` define each of them in full (the fields of ``altgrad.numerics.Format``).
+    ``schedule`` has the recipes that take over from them; without one it is not in the file.
     """
 
     key: str
@@ -35,10 +39,26 @@ class Cell(Section):
     lr_scale: int | float
     model: CellModel
     rules: list[Rule]
+    schedule: list[CellSwitch] = []
     formats: dict[str, dict[str, Any]]
     arm: Arm
     train: Train
     monitor: Monitor
+
+    @model_validator(mode="after")
+    def _can_change_its_recipe(self) -> Cell:
+        if self.schedule and self.arm.weights == "quantized":
+            raise ValueError(
+                f"weights: quantized keeps the weights of {self.optimizer} in one format, and {self.format} changes it "
+                "during the run; take an arm with weights: master, or a recipe without a schedule"
+            )
+        for switch in self.schedule:
+            steps = self.train.steps
+            if switch.after is not None and not 0 < round(switch.after * steps) < steps:
+                raise ValueError(f"after {switch.after} leaves one of the recipes no step of {steps}; take more steps")
+            if switch.when is not None and switch.when.overflow is not None and "tensors" not in self.monitor.groups:
+                raise ValueError("when overflow needs tensors in monitor.groups, which see it; name it there")
+        return self
 
     @classmethod
     def read(cls, path: Path) -> Cell:
@@ -47,11 +67,15 @@ class Cell(Section):
 
     def to_json(self) -> str:
         """Return the canonical text of the cell's file."""
-        return canonical_json(self.model_dump(mode="json"))
+        return canonical_json(self.model_dump(mode="json", exclude=None if self.schedule else {"schedule"}))
 
     def sha256(self) -> str:
         """Return the SHA-256 of the cell's file, the identity that checkpoints and diagnoses carry."""
         return hashlib.sha256(self.to_json().encode("utf-8")).hexdigest()
+
+    def under(self, place: int) -> Cell:
+        """Return the cell with the rules that it begins with (0), or those of a place in its schedule, from 1."""
+        return self.model_copy(update={"rules": self.schedule[place - 1].rules}) if place else self
 
     @property
     def peak_lr(self) -> float:

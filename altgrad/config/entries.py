@@ -12,6 +12,7 @@ from typing import Any
 from altgrad.config.errors import UserError, did_you_mean
 from altgrad.config.recipe import ROLES
 from altgrad.config.schema import CustomFormat, Params
+from altgrad.config.switches import ChangingRecipe
 from altgrad.formats import Format, get_format
 
 PLACEHOLDER = "FORMAT"  # in a recipe, stands for the format of the grid's entry
@@ -43,6 +44,9 @@ class Entries:
         self.params = params
         self.source = source
         self._require_distinct_names()
+        for name, recipe in params.recipes.items():
+            for setting, entry in recipe.names.items() if isinstance(recipe, ChangingRecipe) else ():
+                self._require_rules(entry, f"recipes.{name}.{setting}")
 
     def parts(self, entry: str) -> tuple[str, str | None]:
         """Return the recipe that ``entry`` stands for, and the format in it: none where the recipe names its own."""
@@ -68,10 +72,10 @@ class Entries:
     def has(self, name: str) -> bool:
         """Return whether ``name`` is an entry."""
         if name in self.params.recipes:
-            return not self._is_template(name)
+            return not self.is_template(name)
         recipe, fmt = self.parts(name)
         fmt = fmt or name
-        joint_fits = JOINT not in name or (recipe in self.params.recipes and self._is_template(recipe))
+        joint_fits = JOINT not in name or (recipe in self.params.recipes and self.is_template(recipe))
         return joint_fits and self._is_known_format(fmt, self.params.formats.get(fmt))
 
     def describe(self, name: str, setting: str) -> dict[str, Any]:
@@ -89,16 +93,26 @@ class Entries:
             swapped = f"; did you mean {fmt}{JOINT}{recipe}?" if fmt in self.params.recipes else None
             hint = swapped or did_you_mean(recipe, self.params.recipes)
             raise UserError(f"{where}: {recipe!r} is not in recipes{hint}")
-        if not self._is_template(recipe):
+        if not self.is_template(recipe):
             raise UserError(
                 f"{where}: recipes.{recipe} does not use {PLACEHOLDER}, so it takes no format; write {recipe} alone"
             )
         self.describe(fmt, f"{setting}: {entry}")
 
-    def _is_template(self, recipe: str) -> bool:
+    def is_template(self, recipe: str) -> bool:
         """Return whether a recipe waits for a format, and so cannot be a grid entry itself."""
-        specs = [getattr(rule, role) for rule in self.params.recipes[recipe] for role in ROLES]
+        found = self.params.recipes[recipe]
+        if isinstance(found, ChangingRecipe):
+            return any(name in self.params.recipes and self.is_template(name) for name in found.names.values())
+        specs = [getattr(rule, role) for rule in found for role in ROLES]
         return any(spec is not None and spec.format == PLACEHOLDER for spec in specs)
+
+    def _require_rules(self, entry: str, setting: str) -> None:
+        """Raise unless ``entry``, which a recipe names at ``setting``, is one whose recipe is a list of rules."""
+        own = self.parts(entry)[0]
+        if isinstance(self.params.recipes.get(own), ChangingRecipe):
+            raise UserError(f"{self.source}: {setting}: recipes.{own} changes during a run itself; name one of its own")
+        self.require(entry, setting)
 
     def _require_distinct_names(self) -> None:
         """Raise unless a name in the grid can mean one thing only, and every format of one's own is sound."""

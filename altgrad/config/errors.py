@@ -64,7 +64,7 @@ def sentences(error: ValidationError, source: str) -> list[str]:
 
 def _place(location: tuple[int | str, ...]) -> str:
     """Return ``grid.formats[2]`` for ``("grid", "formats", 2)``."""
-    if location[:1] in (("corpora",), ("models",)):
+    if location[:1] in (("corpora",), ("models",), ("recipes",)):
         location = (*location[:2], *location[3:])  # the third part is the union's tag, not a setting
     place = ""
     for part in location:

@@ -16,6 +16,7 @@ from altgrad.config.recipe import Rule
 from altgrad.config.resolve import Override
 from altgrad.config.schema import CORPORA, Arm, Budget, CustomFormat, Diagnose, Grid, Monitor, Params, Tokenizer, Train
 from altgrad.config.section import as_format
+from altgrad.config.switches import ChangingRecipe
 
 FOLDER = Path(__file__).with_name("settings")
 COMMAND = "python -m altgrad.config --reference"
@@ -41,7 +42,7 @@ PAGES = (
     Page("diagnose", "The section", (Diagnose,)),
     Page("budget", "The section", (Budget,)),
     Page("optimizers", "An entry is an arm", (Arm,)),
-    Page("recipes", "An entry is a list of rules", (Rule,)),
+    Page("recipes", "An entry is a list of rules, or recipes that a run goes through", (Rule, ChangingRecipe)),
     Page("formats", "An entry is a format of your own", (CustomFormat,)),
     Page("overrides", "An entry is chosen by a grid entry, an arm or a cell's key", (Override,)),
 )

@@ -25,6 +25,7 @@ from altgrad.config.params import require_name, validated
 from altgrad.config.published import cell_model
 from altgrad.config.recipe import ROLES
 from altgrad.config.schema import Arm, Monitor, Params, Rule, Section, Train
+from altgrad.config.switches import CellSwitch, ChangingRecipe
 
 
 class Override(Section):
@@ -66,7 +67,9 @@ class Resolver:
         params = self.params.model_dump(mode="json")
         grid = params["grid"]
         recipes = {grid["recipe"]} | {self.entries.parts(entry)[0] for entry in grid["formats"]}
-        recipes |= {override.recipe for override in self.overrides.values()}
+        recipes |= {override.recipe for override in self.overrides.values() if override.recipe}
+        changing = [found for name in recipes if isinstance(found := self.params.recipes[name], ChangingRecipe)]
+        recipes |= {self.entries.parts(entry)[0] for found in changing for entry in found.names.values()}
         return {
             "model": {params["model"]: params["models"][params["model"]]},
             "grid": grid,
@@ -95,37 +98,57 @@ class Resolver:
             sections["arm"] |= override.arm
             sections["train"] = merged(sections["train"], override.train)
             sections["monitor"] |= override.monitor
-        recipe, rules = self._rules(entry, recipe)
-        formats = self._formats(rules, recipe) | self._foreign(optimizer, sections["arm"])
+        recipe, rules, schedule = self._recipe(entry, recipe)
+        every = [*rules, *(rule for switch in schedule for rule in switch.rules)]
+        formats = self._formats(every, recipe) | self._foreign(optimizer, sections["arm"])
         values = {
             "key": key, "format": entry, "optimizer": optimizer, "seed": seed, "lr_scale": lr_scale,
-            "rules": rules, "formats": formats, **sections,
+            "rules": rules, "schedule": schedule, "formats": formats, **sections,
         }  # fmt: skip
         where = ", ".join(f"overrides.{selector}" for selector in applied) or f"cell {key}"
         return validated(Cell, values, f"{self.source}: {where}")
 
-    def _rules(self, entry: str, recipe: str | None) -> tuple[str, list[Rule]]:
-        """Return the recipe's name and the rules of ``entry``, with the placeholder replaced by its format."""
+    def _recipe(self, entry: str, recipe: str | None) -> tuple[str, list[Rule], list[CellSwitch]]:
+        """Return the recipe's name, the rules of ``entry`` and what takes over from them.
+
+        The placeholder is replaced by its format.
+        """
         own, fmt = self.entries.parts(entry)
         if recipe is not None and JOINT in entry:
             raise UserError(f"{self.source}: overrides: {entry} names its recipe itself, which cannot be {recipe}")
         name = recipe or own
-        rules = [rule.model_dump() for rule in self.params.recipes[name]]
-        specs = [rule[role] for rule in rules for role in ROLES if rule[role] is not None]
-        open_specs = [spec for spec in specs if spec["format"] == PLACEHOLDER]
-        if fmt is None and open_specs:
+        is_open = self.entries.is_template(name)
+        if fmt is None and is_open:
             raise UserError(
                 f"{self.source}: recipes.{name} uses {PLACEHOLDER}, so it cannot be a grid entry itself; "
                 f"name a format with it in grid.formats, such as {name}{JOINT}E4M3"
             )
-        if fmt is not None and not open_specs:
+        if fmt is not None and not is_open:
             raise UserError(
                 f"{self.source}: recipes.{name} does not use {PLACEHOLDER}, so every format would train "
                 f"alike; write {PLACEHOLDER} in it, or name it in grid.formats instead"
             )
-        for spec in open_specs:
-            spec["format"] = fmt
-        return name, [Rule.model_validate(rule) for rule in rules]
+        found = self.params.recipes[name]
+        if not isinstance(found, ChangingRecipe):
+            return name, self._rules(name, fmt), []
+        schedule = []
+        for switch in found.schedule:
+            own, its = self.entries.parts(switch.recipe)
+            joined = f"{own}{JOINT}{fmt}" if its is None and self.entries.is_template(own) else switch.recipe
+            rules = self._rules(own, its or fmt)
+            schedule.append(CellSwitch.model_validate(switch.model_dump() | {"recipe": joined, "rules": rules}))
+        own, its = self.entries.parts(found.recipe)
+        return name, self._rules(own, its or fmt), schedule
+
+    def _rules(self, recipe: str, fmt: str | None) -> list[Rule]:
+        """Return the rules of ``recipe`` with the placeholder replaced by ``fmt``."""
+        found = self.params.recipes[recipe]
+        assert isinstance(found, list)
+        rules = [rule.model_dump() for rule in found]
+        for spec in (rule[role] for rule in rules for role in ROLES):
+            if spec is not None and spec["format"] == PLACEHOLDER:
+                spec["format"] = fmt
+        return [Rule.model_validate(rule) for rule in rules]
 
     def _formats(self, rules: list[Rule], recipe: str) -> dict[str, dict[str, Any]]:
         specs = [getattr(rule, role) for rule in rules for role in ROLES]

@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BeforeValidator, Field, StrictInt, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, StrictInt, Tag, model_validator
 
 from altgrad.config.arms import Arm
 from altgrad.config.models import Preset
 from altgrad.config.recipe import Rule
 from altgrad.config.section import Fraction, Name, Section
+from altgrad.config.switches import ChangingRecipe
 
 UINT16_VOCABULARY = 65_536
 GPT2_VOCABULARY = 50_257
@@ -255,6 +256,15 @@ class Grid(Section):
         return self
 
 
+def _kind_of_recipe(value: Any) -> str:
+    return "changing" if isinstance(value, dict | ChangingRecipe) else "rules"
+
+
+OneRecipe = Annotated[
+    Annotated[list[Rule], Tag("rules")] | Annotated[ChangingRecipe, Tag("changing")], Discriminator(_kind_of_recipe)
+]  # fmt: skip
+
+
 def _empty(value: Any) -> Any:
     """Let a section that was emptied stand for one without entries."""
     return {} if value is None else value
@@ -270,7 +280,7 @@ class Params(Section):
     models: dict[str, Preset] = Field(description="models to choose from")
     grid: Grid = Field(description="the cells")
     formats: Annotated[dict[Name, CustomFormat], BeforeValidator(_empty)] = Field({}, description="formats of your own")
-    recipes: dict[Name, list[Rule]] = Field(description="which layer is quantized how")
+    recipes: dict[Name, OneRecipe] = Field(description="which layer is quantized how")
     optimizers: dict[Name, Arm] = Field(description="arms to choose from")
     train: Train = Field(Train(), description="the training schedule")
     monitor: Monitor = Field(Monitor(), description="what is recorded inside a run")

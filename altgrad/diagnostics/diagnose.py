@@ -132,7 +132,7 @@ def _around(run: SavedRun, tokens: Path, settings: Diagnose) -> dict[tuple[str, 
     for step in run.model_steps:
         if _rebuilt(run, tokens, settings.noise_tokens, step):
             state, most = run.model(step), settings.noise_tokens
-            for name, noise in gradient_noises(run.cell, state, tokens, most, apart=step == last).items():
+            for name, noise in gradient_noises(run.cell_at(step), state, tokens, most, apart=step == last).items():
                 around[name, step]["noise"] = noise
     if rebuilt := _rebuilt(run, tokens, settings.hessian_tokens, last):
         layers, whole = curvatures(rebuilt, settings.lanczos, settings.hutchinson)
@@ -147,7 +147,7 @@ def _rebuilt(run: SavedRun, tokens: Path, count: int, step: int) -> RebuiltModel
     saved = run.model(step) if count else {}
     if not saved or not all(t.isfinite().all() for t in saved.values()):
         return None
-    rebuilt = RebuiltModel.of(run.cell, saved, tokens, count)
+    rebuilt = RebuiltModel.of(run.cell_at(step), saved, tokens, count)
     with torch.no_grad():
         return rebuilt if rebuilt.loss().isfinite() else None
 

@@ -24,9 +24,8 @@ class Evaluated:
     """
 
     def __init__(self, cell: Cell, run_dir: Path, tokens: Path) -> None:
-        self.cell = cell
         with SavedRun(cell, run_dir) as run:
-            self.saved = run.model()
+            self.cell, self.saved = run.cell, run.model()
         val = TokenFile(tokens, "val")
         self._config = config_of(cell, val.vocab_size)
         self._sample = validation_sample(val, cell.train.eval_sequences, cell.model.context)

@@ -27,7 +27,7 @@ def losses(cell: Cell, run_dir: Path, tokens: Path, shares: Sequence[float] = SH
     :class:`altgrad.config.UserError` when a file of the run is missing or damaged.
     """
     evaluated = Evaluated(cell, run_dir, tokens)
-    recipe = recipe_of(cell)
+    recipe = recipe_of(evaluated.cell)
     model = evaluated.model(recipe)
     embedded = embedded_weights(model)
     layers = [f"{name}.weight" for name, layer in linear_layers(model).items() if layer.weight not in embedded]

@@ -37,7 +37,7 @@ def losses(
     :class:`UserError` when a file of the run is missing or damaged.
     """
     evaluated = Evaluated(cell, run_dir, tokens)
-    recipes = {AS_TRAINED: recipe_of(cell), UNQUANTIZED: Recipe(rules=())}
+    recipes = {AS_TRAINED: recipe_of(evaluated.cell), UNQUANTIZED: Recipe(rules=())}
     options = GRANULARITIES[granularity]
     for name in formats:
         if weights_only:

@@ -34,8 +34,10 @@ class SavedRun:
     """
 
     def __init__(self, cell: Cell, folder: Path) -> None:
-        self.cell, self.folder = cell, folder
-        self.last_step: int = read_json(folder / "metrics.json")["steps"]
+        self.folder, metrics = folder, read_json(folder / "metrics.json")
+        self.last_step: int = metrics["steps"]
+        self._began, self._switches = cell, metrics.get("switches", [])
+        self.cell = self.cell_at(self.last_step)
         self._probes, self._model = (_open(folder / f"{name}.safetensors") for name in ("probes", "model"))
         self._steps: dict[str, dict[str, dict[int, str]]] = {}  # kind -> layer or entry -> step -> tensor name
         self._model_names = frozenset(self._model.keys())
@@ -46,7 +48,7 @@ class SavedRun:
         layers: dict[str, dict[str, str | None]] = json.loads(self._probes.metadata()["layers"])
         #: layer -> role -> format name or None, in the order of the model's blocks
         self.formats = dict(sorted(layers.items(), key=lambda item: _natural(item[0])))
-        self._recipes = recipe_of(cell).match(layers)
+        self._recipes = {place: recipe_of(cell.under(place)).match(layers) for place in {0, *self._places()}}
 
     def __enter__(self) -> SavedRun:
         return self
@@ -71,12 +73,22 @@ class SavedRun:
             if weight is None and not gradients:
                 continue
             remembered = self._probes.get_tensor(steps["amax"][step]) if step in steps.get("amax", {}) else None
-            grid = None if weight is None else self._grid(layer, weight, remembered)
-            virtual = None if weight is None else self._virtual_grid(layer, weight)
+            grid = None if weight is None else self._grid(layer, step, weight, remembered)
+            virtual = None if weight is None else self._virtual_grid(layer, step, weight)
             yield LayerView(layer, step, weight, grid, initial, previous, previous_grid, **gradients, virtual=virtual)
             if weight is not None:
                 previous, previous_grid = weight, grid
                 initial = weight if step == 0 else initial
+
+    def cell_at(self, step: int) -> Cell:
+        """Return the cell with the rules that were on after ``step``; `cell` has those that the run ended with."""
+        return self._began.under(self._place(step))
+
+    def _places(self) -> list[int]:
+        return [switch["place"] for switch in self._switches]
+
+    def _place(self, step: int) -> int:
+        return max((switch["place"] for switch in self._switches if switch["step"] <= step), default=0)
 
     @property
     def model_steps(self) -> list[int]:
@@ -106,29 +118,31 @@ class SavedRun:
             return self._model.get_tensor(final)
         return None
 
-    def _grid(self, layer: str, weight: Tensor, remembered: Tensor | None) -> Grid | None:
-        """Return the quantization grid that the next forward pass puts ``weight`` on."""
-        name = self.formats[layer]["weight"]
+    def _grid(self, layer: str, step: int, weight: Tensor, remembered: Tensor | None) -> Grid | None:
+        """Return the quantization grid that the forward pass of ``step`` would put ``weight`` on."""
+        name, spec = self.formats[layer]["weight"], self._spec(layer, step)
+        if self._place(step) != self._place(self.last_step):
+            name = None if spec is None or spec.virtual else spec.format.name
         if name is None:
             return None
-        spec = self._spec(layer)
         if spec is None or spec.format.name != name:
             raise UserError(f"{self.folder} is not a run of today's {self.cell.key}; run `dvc repro` to train it again")
         return Grid.of(weight, spec.format, remembered, **spec.scale_options)
 
-    def _virtual_grid(self, layer: str, weight: Tensor) -> Grid | None:
+    def _virtual_grid(self, layer: str, step: int, weight: Tensor) -> Grid | None:
         """Return the quantization grid that the arm of ``weight`` sees and no product uses, at the weight's own amax.
 
         Weights that live on a finer one hold an amax of up to twice that, which the snapshots do not tell.
         """
-        spec = self._spec(layer)
+        spec = self._spec(layer, step)
         if spec is None or not spec.virtual:
             return None
         return Grid.of(weight, spec.format, **spec.scale_options)
 
-    def _spec(self, layer: str) -> TensorRecipe | None:
-        """Return how the weight of ``layer`` is quantized, if at all."""
-        return self._recipes[layer].weight if layer in self._recipes else None
+    def _spec(self, layer: str, step: int) -> TensorRecipe | None:
+        """Return how the weight of ``layer`` is quantized after ``step``, if at all."""
+        found = self._recipes[self._place(step)].get(layer)
+        return None if found is None else found.weight
 
 
 def _open(path: Path) -> Any:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +99,13 @@ class Estimate:
 
 def kind_of(cell: Settings) -> str:
     """Return a text that cells which take equally long have in common."""
-    rules = json.loads(json.dumps(cell["rules"]))
-    for rule in rules:
+    recipes = json.loads(json.dumps([of["rules"] for of in (cell, *cell.get("schedule", []))]))
+    for rule in chain.from_iterable(recipes):
         for tensor in rule.values():
             if isinstance(tensor, dict):
                 tensor.pop("format", None)
     arm = {name: value for name, value in cell["arm"].items() if not isinstance(value, float | list)}
-    return json.dumps([cell["model"], cell["train"], cell["monitor"], arm, rules], sort_keys=True)
+    return json.dumps([cell["model"], cell["train"], cell["monitor"], arm, *recipes], sort_keys=True)
 
 
 def estimate(

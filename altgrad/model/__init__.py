@@ -6,7 +6,7 @@ from altgrad.model.gpt import GPT, GPTConfig
 from altgrad.model.layers import embedded_weights, layer_recipe, linear_layers, matrix_of, virtual_weight
 from altgrad.model.published import load_published, save_published
 from altgrad.model.quantized.linear import QuantizedLinear
-from altgrad.model.surgery import matched_layers, quantize_model, unquantize_model
+from altgrad.model.surgery import matched_layers, quantize_model, requantize_model, unquantize_model
 
 __all__ = [
     "GPT",
@@ -25,6 +25,7 @@ __all__ = [
     "matched_layers",
     "matrix_of",
     "quantize_model",
+    "requantize_model",
     "save_published",
     "unquantize_model",
     "virtual_weight",

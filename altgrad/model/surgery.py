@@ -23,6 +23,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 TORCHAO_DIVISOR = 16  # of a layer's dimensions: what torch._scaled_mm, and so FP8 hardware, asks for
 EVERY_LAYER = "*"  # the pattern that claims all of a model
+MOST_STREAMS = 1 << 20  # of a model
 FIRST_STREAM = 1 << 31  # of an operand's random numbers: optimizers number a model's parameters, from 0
 BYTE = 8  # bits
 MOST = 0.5  # of the weights that take part in products
@@ -142,6 +143,28 @@ def unquantize_model(model: Model) -> Model:
     return model
 
 
+def requantize_model(model: Model, recipe: Recipe, *, seed: int = 0, change: int = 1) -> Model:
+    """Quantize ``model`` by another recipe from now on, in place, and return it; it may be plain before or after.
+
+    Parameters stay what they are. The amax history of a tensor goes on where its new recipe scales it by one of the
+    same kind and length, since an amax is the tensor's whatever the format; else its scale begins anew. ``change``
+    (below 2^11) counts the changes of this model, so that stochastic rounding draws no number again that a tensor had
+    before. Raises ``ValueError`` as `matched_layers` does, with the model as it was.
+    """
+    matched_layers(model, recipe)
+    before = _quantizers(model)
+    quantize_model(unquantize_model(model), recipe)
+    _set_streams(model, seed, FIRST_STREAM + change * MOST_STREAMS)
+    for name, quantizer in _quantizers(model).items():
+        if name in before:
+            quantizer.go_on_from(before[name])
+    return model
+
+
+def _quantizers(model: nn.Module) -> dict[str, Quantizer]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, Quantizer)}
+
+
 def _require_gatherable(name: str, recipe: LayerRecipe) -> None:
     """Raise ``ValueError`` for a layer whose products need more of its weight than codes and one scale."""
     weight, why = recipe.weight, None
@@ -219,10 +242,9 @@ def _share_constants(model: nn.Module) -> None:
                 quantizer.constants = shared.setdefault(alike, quantizer.constants)
 
 
-def _set_streams(model: nn.Module, seed: int) -> None:
+def _set_streams(model: nn.Module, seed: int, first: int = FIRST_STREAM) -> None:
     """Give every quantizer random numbers of its own."""
-    quantizers = (module for module in model.modules() if isinstance(module, Quantizer))
-    for number, quantizer in enumerate(quantizers, FIRST_STREAM):
+    for number, quantizer in enumerate(_quantizers(model).values(), first):
         quantizer.count_from(seed, number)
 
 

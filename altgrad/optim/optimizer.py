@@ -73,15 +73,11 @@ class ArmOptimizer(Resumable):
         self._plain = arm.plain_form
         self._coded_loops: update_cpu.Loops | None = None
         self._plain_names, self._plain_rule = update.state_names(self._plain, False), update.rule_of(self._plain, False)
-        self._stiffness = {p: self._stiffness_of(grid, p.device) for p, grid in self.grids.items()}
         self._orders = {
             p: permutation(p.numel(), seed, i).to(p.device) if arm.stiffness == "permuted" else None
             for i, p in enumerate(self.grids)
         }
-        self._loops = {
-            p: update_cpu.Loops(arm, grid, self._stiffness[p], self._orders[p], self.codings.of(p))
-            for p, grid in self.grids.items() if update_cpu.available(arm, local(p), grid)
-        }  # fmt: skip
+        self.look_at(weights)
         self._rule: update.Rule = update.rule_of(arm, reference)
         if compiled:
             self._rule = compile_apart(self._rule, dynamic=True, fullgraph=True)
@@ -89,6 +85,15 @@ class ArmOptimizer(Resumable):
                 self._plain_rule = compile_apart(self._plain_rule, dynamic=True, fullgraph=True)
         if arm.weights == "quantized":
             self._put_on_grid()
+
+    def look_at(self, weights: Mapping[nn.Parameter, WeightGrid]) -> None:
+        """See these quantization grids from now on, of the same weights as before; what is known of steps is kept."""
+        self.grids = {p: weights[p] for p in self.grids}
+        self._stiffness = {p: self._stiffness_of(grid, p.device) for p, grid in self.grids.items()}
+        self._loops = {
+            p: update_cpu.Loops(self.arm, grid, self._stiffness[p], self._orders[p], self.codings.of(p))
+            for p, grid in self.grids.items() if update_cpu.available(self.arm, local(p), grid)
+        }  # fmt: skip
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters that are stepped in the plain form; settings that the group lacks are the arm's.

@@ -23,10 +23,10 @@ class Evaluation:
     """Evaluates ``model``, or ``loss_of`` which is it or its compiled graph, in ``compute``: bf16 or float32."""
 
     def __init__(
-        self, cell: Cell, model: nn.Module, loss_of: Callable[..., Tensor], tokens: TokenFile, device: torch.device,
-        compute: str, ranks: Ranks,
+        self, cell: Cell, model: nn.Module, tokens: TokenFile, device: torch.device, compute: str, ranks: Ranks
     ) -> None:  # fmt: skip
-        self._model, self._loss_of, self._ranks = model, loss_of, ranks
+        self._model, self._ranks = model, ranks
+        self.loss_of: Callable[..., Tensor] = model
         self._device, self._compute = device, compute
         self._batch = cell.train.batch
         self._sample = validation_sample(tokens, cell.train.eval_sequences, cell.model.context)
@@ -48,7 +48,7 @@ class Evaluation:
                 loss_of: Callable[..., Tensor] = self._model
                 count = len(given[0])  # for a last, smaller batch, that each process does whole
                 if count == self._batch:
-                    given, loss_of = [self._ranks.share(t) for t in given], self._loss_of
+                    given, loss_of = [self._ranks.share(t) for t in given], self.loss_of
                 began = time.perf_counter()
                 total += self._of(loss_of, given) * count
                 self.seconds.append(time.perf_counter() - began)
@@ -63,10 +63,10 @@ class Evaluation:
         changes nothing of the model's.
         """
         first = [t[: self._batch] for t in self._sample]
-        if self._loss_of is self._model or len(first[0]) < self._batch or not self._is_as_in_training():
+        if self.loss_of is self._model or len(first[0]) < self._batch or not self._is_as_in_training():
             return
         given = [self._ranks.share(t) for t in first]
-        compiled = self._of(self._loss_of, given)
+        compiled = self._of(self.loss_of, given)
         with torch.no_grad():
             plain = self._of(self._model, given)
         if math.isfinite(plain) and not abs(compiled - plain) <= TOLERANCE * abs(plain):

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from altgrad.config import Cell, UserError
 from altgrad.config.published import weights_sha256
-from altgrad.model import GPT, Recipe, matched_layers, quantize_model
+from altgrad.model import GPT, Recipe, Rule, matched_layers, quantize_model, requantize_model
 from altgrad.model.from_cell import config_of, formats_of, recipe_of
 from altgrad.model.published import read_published
 from altgrad.model.surgery import TORCHAO_DIVISOR
@@ -59,19 +59,26 @@ def check_cells(cells: list[Cell], vocab_size: int, baseline: str) -> None:
         with torch.device("meta"), _Undrawn():
             model = GPT(config_of(cell, vocab_size))
         start_from(cell, model)
+        recipes = []
         try:
-            recipe = recipe_of(cell)
-            matched_layers(model, recipe)
+            for place in range(1 + len(cell.schedule)):
+                recipes.append(recipe_of(cell.under(place)))
+                matched_layers(model, recipes[-1])
         except ValueError as error:
             raise UserError(f"params.yaml: recipe of cell {cell.key}: {error}") from None
-        _check_arm(cell, model, recipe, baseline)
+        _check_arm(cell, model, recipes, baseline)
         _check_devices(cell)
         tokens = cell.train.batch * cell.model.context
-        if tokens % TORCHAO_DIVISOR and any(rule.torchao for rule in cell.rules):
+        if tokens % TORCHAO_DIVISOR and any(rule.torchao for rule in _every_rule(cell)):
             raise UserError(
                 f"params.yaml: cell {cell.key}: train.batch {cell.train.batch} times context {cell.model.context} is "
                 f"{tokens} tokens, and torchao's recipes need a multiple of {TORCHAO_DIVISOR}; change one of the two"
             )
+
+
+def _every_rule(cell: Cell) -> list[Rule]:
+    """Return the rules of a cell, those too that take over during its run."""
+    return [*cell.rules, *(rule for switch in cell.schedule for rule in switch.rules)]
 
 
 def _check_devices(cell: Cell) -> None:
@@ -80,6 +87,8 @@ def _check_devices(cell: Cell) -> None:
         return
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
         raise UserError(f"{where}: torch {torch.__version__} cannot; install torch 2.13 or newer, or set devices to 1")
+    if cell.schedule:
+        raise UserError(f"{where}: a recipe that changes during a run is for one process alone; set devices to 1")
     if train.batch % train.devices:
         raise UserError(f"{where} must divide train.batch {train.batch}; change one of the two")
     if machine.select_device(train.device).type == "cuda" and train.devices > torch.cuda.device_count():
@@ -118,7 +127,7 @@ class _Undrawn(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _check_arm(cell: Cell, model: GPT, recipe: Recipe, baseline: str) -> None:
+def _check_arm(cell: Cell, model: GPT, recipes: list[Recipe], baseline: str) -> None:
     where = f"params.yaml: optimizers.{cell.optimizer}"
     try:
         arm = arm_of(cell)
@@ -127,7 +136,13 @@ def _check_arm(cell: Cell, model: GPT, recipe: Recipe, baseline: str) -> None:
     if not arm.looks_at_grid:
         return
     try:
-        grids = weight_grids(quantize_model(model, recipe), on_grid=arm.weights == "quantized")
+        grids = weight_grids(quantize_model(model, recipes[0]), on_grid=arm.weights == "quantized")
+        for switch, recipe in zip(cell.schedule, recipes[1:], strict=True):
+            if weight_grids(requantize_model(model, recipe), on_grid=False).keys() != grids.keys():
+                raise ValueError(
+                    f"the arm sees the spacing of a weight's format, and under {switch.recipe} other weights have one "
+                    "than at first; let a format that no product quantizes to stand in, as virtual: true does"
+                )
     except ValueError as error:
         raise UserError(f"{where}: cell {cell.key}: {error}") from None
     if not grids and (cell.format != baseline or arm.weights == "quantized"):

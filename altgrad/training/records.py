@@ -70,8 +70,12 @@ def _step(line: str) -> float:
 
 
 def write_history(path: Path, rows: list[list[Any]]) -> None:
-    """Write ``history.csv``: one row per logged step, empty where a value was not measured."""
-    frame = pd.DataFrame(rows, columns=HISTORY_COLUMNS)
+    """Write ``history.csv``: one row per logged step, empty where a value was not measured.
+
+    A run whose recipe changes has a column more: the ``recipe`` that is on.
+    """
+    columns = [*HISTORY_COLUMNS, "recipe"]
+    frame = pd.DataFrame(rows, columns=columns[: len(rows[0])] if rows else HISTORY_COLUMNS)
     with replacing(path) as temporary:
         frame.to_csv(temporary, index=False, lineterminator="\n")
 

@@ -145,6 +145,7 @@ def _metrics(trainer: Trainer, history: list[list[Any]]) -> dict[str, object]:
     last = history[-1]
     val_loss = None if tracker.diverged else last[4]
     quantized = {layer.weight for layer in layers.values() if layer_recipe(layer)}
+    changes = {"switches": trainer.switches.made} if cell.schedule else {}
     return {
         "key": cell.key, "format": cell.format, "optimizer": cell.optimizer,
         "seed": cell.seed, "lr_scale": cell.lr_scale,
@@ -157,7 +158,7 @@ def _metrics(trainer: Trainer, history: list[list[Any]]) -> dict[str, object]:
         "train_loss": last[3], "val_loss": val_loss,
         "val_loss_best": best[0], "val_loss_best_step": best[1],
         "perplexity": None if val_loss is None else math.exp(min(val_loss, LARGEST_EXPONENT)),
-        "clipped_frac": trainer.totals["clipped"] / max(1, trainer.step),
+        "clipped_frac": trainer.totals["clipped"] / max(1, trainer.step), **changes,
     }  # fmt: skip
 
 

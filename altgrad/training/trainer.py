@@ -26,16 +26,20 @@ from tqdm import tqdm
 from altgrad.config import Cell
 from altgrad.config.schedule import learning_rate
 from altgrad.data import TokenFile, training_batch
+from altgrad.model import requantize_model
+from altgrad.model.from_cell import recipe_of
 from altgrad.model.gpt import GPT, Block
 from altgrad.optim import ArmOptimizer, WeightGrid
 from altgrad.training import checkpoint, machine, probes
 from altgrad.training.evaluation import Evaluation
 from altgrad.training.graphs import compile_model
+from altgrad.training.grids import weight_grids
 from altgrad.training.monitor import PASS, Monitor, Row, Where, first_nonfinite, largest_overflow
 from altgrad.training.outcome import OutcomeTracker
 from altgrad.training.ranks import Ranks
 from altgrad.training.records import RowLog
 from altgrad.training.rows import outstanding_rows
+from altgrad.training.switches import Switches
 from altgrad.training.updates import UpdateMonitor
 
 
@@ -58,18 +62,33 @@ class Trainer:
         self.cell, self.model, self.optimizer, self.ranks = cell, model, optimizer, ranks or Ranks()
         self.tokens, self.device, self.scratch = train_tokens, device, scratch
         self.compute = compute  # bf16 or float32: dtype of the products outside the formats, on this machine
-        self.ranks.share_batches(model)  # of which the graph is made
-        self.loss_of = compile_model(model) if compiled else model
-        self.ranks.train(model, self.loss_of)
-        blocks = {f"blocks.{i}": block for i, block in enumerate(model.blocks) if isinstance(block, Block)}
-        self.monitor = Monitor(model, blocks)
-        self.updates = UpdateMonitor(model, optimizer, grids)
-        self.evaluation = Evaluation(cell, model, self.loss_of, val_tokens, device, compute, self.ranks)
+        self.compiled = compiled
+        self.evaluation = Evaluation(cell, model, val_tokens, device, compute, self.ranks)
+        self._quantized(grids)
         self.probe_steps = probes.probe_steps(cell.train.steps, cell.monitor.probes)
         self.tokens_per_step = cell.train.grad_accumulation * cell.train.batch * cell.model.context
         self.step_seconds: list[float] = []
+        self.first_calls = [0]  # of a graph, among these steps
         self.interrupted = 0  # the signal
         self._resume()
+
+    def _quantized(self, grids: dict[nn.Parameter, WeightGrid]) -> None:
+        """Make what depends on how the model is quantized; ``grids`` are its weights' quantization grids."""
+        model = self.model
+        self.ranks.share_batches(model)  # of which the graph is made
+        self.loss_of = compile_model(model) if self.compiled else model
+        self.evaluation.loss_of = self.loss_of
+        self.ranks.train(model, self.loss_of)
+        blocks = {f"blocks.{i}": block for i, block in enumerate(model.blocks) if isinstance(block, Block)}
+        self.monitor = Monitor(model, blocks)
+        self.updates = UpdateMonitor(model, self.optimizer, grids)
+
+    def _requantize(self) -> None:
+        """Quantize the model by the recipe that is on from now on; weights and the optimizer's state stay."""
+        requantize_model(self.model, recipe_of(self.switches.cell), seed=self.cell.seed, change=self.switches.place)
+        grids = weight_grids(self.model, on_grid=False)
+        self.optimizer.look_at(grids)
+        self._quantized(grids)
 
     # --- state that a checkpoint carries ---------------------------------------------------------
 
@@ -80,10 +99,14 @@ class Trainer:
         divergence = self.cell.train.divergence
         self.step = 0
         self.tracker = OutcomeTracker(divergence.spike, divergence.window)
+        self.switches = Switches(self.cell)
         # Sums since the last logged row, and over the whole run.
         self.totals: dict[str, Any] = {"loss": 0.0, "seen": 0, "seen_clipped": 0, "clipped": 0}
         self.totals |= {"train_s": 0.0, "check_s": 0.0, "observe_s": 0.0, "evaluate_s": 0.0, "resumed": 0}
         if found is not None:
+            self.switches = Switches(self.cell, **found.state["switches"])
+            if self.switches.place:
+                self._requantize()
             checkpoint.unpack(found.tensors, self.model, self.optimizer)
             self.step = found.step
             self.tracker = OutcomeTracker.restore(found.state["tracker"])
@@ -104,7 +127,7 @@ class Trainer:
             return
         self.history.sync()
         self.monitors.sync()
-        state = {"tracker": self.tracker.state(), "totals": self.totals}
+        state = {"tracker": self.tracker.state(), "totals": self.totals, "switches": self.switches.state()}
         checkpoint.save(self.scratch, self.step, checkpoint.pack(self.model, self.optimizer), state)
 
     # --- the loop --------------------------------------------------------------------------------
@@ -139,25 +162,27 @@ class Trainer:
 
     def update(self, step: int) -> None:
         """Do update ``step`` (1-based) and what is due at it."""
-        train = self.cell.train
+        train, changes = self.cell.train, len(self.switches.made)
+        if self.switches.before(step, self.tracker.smoothed):
+            self._change()
         due = self.cell.monitor.due(step) if self.ranks.first else set()
         rows = self._observe(step, due) if due & PASS else []
+        if self.switches.overflowed(step, largest_overflow(rows)):
+            self._change()
         began = time.perf_counter()
         rate = partial(learning_rate, step, steps=train.steps, warmup=train.warmup, final=train.final_lr)
         lr = rate(peak=self.cell.peak_lr)
         for group in self.optimizer.param_groups:
             group["lr"] = rate(peak=group["initial_lr"])
-        self.optimizer.zero_grad(set_to_none=True)
-        losses = [self._backward(step, micro) for micro in range(train.grad_accumulation)]
-        loss = self.ranks.sum(sum(losses[1:], losses[0]))
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        total_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        loss, norm = torch.stack([loss.float(), total_norm.float()]).tolist()  # the one wait for the device
+        loss, total_norm, norm = self._gradients(step)
+        while not (math.isfinite(loss) and math.isfinite(norm)) and self.switches.failed(step):
+            self._change()
+            loss, total_norm, norm = self._gradients(step)
         if "gradients" in due:
             rows += self.monitor.gradients(step)
         diverged = self.tracker.update(step, loss, norm)
         if not diverged:
-            nn.utils.clip_grads_with_norm_(parameters, train.clip, total_norm)
+            nn.utils.clip_grads_with_norm_(self.model.parameters(), train.clip, total_norm)
             with self.updates.watching(step, rows) if "updates" in due else nullcontext():
                 self.optimizer.step(norm=norm)
             self._count(loss, norm > train.clip)
@@ -167,10 +192,29 @@ class Trainer:
         self.step = step
         if rows:
             self.monitors.extend(rows)
-        if step % train.log_every == 0 or step % train.eval_every == 0 or step == train.steps or diverged:
+        logged = step % train.log_every == 0 or step % train.eval_every == 0 or step == train.steps
+        if logged or diverged or len(self.switches.made) > changes:
             self._at_rest(step, lr, norm)
         if step in self.probe_steps or self.tracker.diverged:
             self._save_probe(step)
+
+    def _gradients(self, step: int) -> tuple[float, Tensor, float]:
+        """Compute the gradients of ``step``; return its loss, and their norm on the device and off it."""
+        self.optimizer.zero_grad(set_to_none=True)
+        losses = [self._backward(step, micro) for micro in range(self.cell.train.grad_accumulation)]
+        loss = self.ranks.sum(sum(losses[1:], losses[0]))
+        total_norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        found, norm = torch.stack([loss.float(), total_norm.float()]).tolist()  # the one wait for the device
+        return found, total_norm, norm
+
+    def _change(self) -> None:
+        """Go on in the recipe that has just taken over."""
+        made = self.switches.made[-1]
+        tqdm.write(f"{self.cell.key}: {made['recipe']} from step {made['step']} on ({made['why']})")
+        self._requantize()
+        self.first_calls.append(len(self.step_seconds))
+        with self._timed("check_s"):
+            self.evaluation.check_graph()
 
     def _backward(self, step: int, micro: int) -> Tensor:
         """Run this process's part of one micro-batch; return its share of the loss, on the device."""
@@ -236,7 +280,8 @@ class Trainer:
         clipped = totals["seen_clipped"] / seen if seen else None
         norm = norm if norm is not None and math.isfinite(norm) else None
         if self.ranks.first:
-            self.history.append([step, step * self.tokens_per_step, lr, train_loss, val_loss, norm, clipped])
+            row = [step, step * self.tokens_per_step, lr, train_loss, val_loss, norm, clipped]
+            self.history.append([*row, self.switches.recipe] if self.cell.schedule else row)
         totals |= {"loss": 0.0, "seen": 0, "seen_clipped": 0}
 
     def _save_probe(self, step: int) -> None:
@@ -275,11 +320,11 @@ class Trainer:
         Compiling is the check of the graph, and by how much the first calls of this process exceeded the median ones;
         the time of evaluations is without it. It is None where nothing was compiled.
         """
-        compiled = self.loss_of is not self.model
-        steps, evaluations = (_excess(s) if compiled else 0.0 for s in (self.step_seconds, self.evaluation.seconds))
+        steps = _excess(self.step_seconds, self.first_calls) if self.compiled else 0.0
+        evaluations = _excess(self.evaluation.seconds, [0]) if self.compiled else 0.0
         return {
             "train_s": self.totals["train_s"],
-            "compile_s": self.totals["check_s"] + steps + evaluations if compiled else None,
+            "compile_s": self.totals["check_s"] + steps + evaluations if self.compiled else None,
             "observe_s": self.totals["observe_s"],
             "evaluate_s": self.totals["evaluate_s"] - evaluations,
         }
@@ -309,6 +354,6 @@ class Trainer:
                 signal.signal(s, handler)
 
 
-def _excess(seconds: list[float]) -> float:
-    """Return by how much the first call exceeded the median one."""
-    return max(0.0, seconds[0] - statistics.median(seconds)) if seconds else 0.0
+def _excess(seconds: list[float], first: list[int]) -> float:
+    """Return by how much the ``first`` calls exceeded the median one."""
+    return sum(max(0.0, seconds[i] - statistics.median(seconds)) for i in first if i < len(seconds))

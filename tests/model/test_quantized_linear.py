@@ -284,10 +284,7 @@ def test_the_relu_estimator_is_autograd_of_what_defines_it(wrap, finer):
         spec = TensorRecipe(get_format("E4M3"), **finer)
         layer = QuantizedLinear(layer_of("E4M3").weight, None, LayerRecipe(spec, spec, spec, gradient=gradient))
         own = x.clone().requires_grad_()
-        if gradient == "relu":
-            y = wrap(layer)(own)
-        else:
-            y = layer(own.relu() + (own - own.relu()).detach())
+        y = wrap(layer)(own) if gradient == "relu" else layer(own.relu() + (own - own.relu()).detach())
         y.backward(g)
         found.append((y.detach(), own.grad, layer.weight.grad))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

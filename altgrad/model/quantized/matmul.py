@@ -76,10 +76,11 @@ class MatmulSettings:
 class QuantizedMatmul(torch.autograd.Function):
     """``x @ weight.T`` for ``x`` (n, k) and ``weight`` (m, k), by the operands ``input`` and ``weight_q`` made of them.
 
-    The gradient through the rounding is a straight-through estimator, of the three that Yin et al. 2019
-    (arXiv:1903.05662) compare: that of the identity; of the clipped ReLU, here zero beyond both ends of the format; of
-    the ReLU, 1 where the input is positive and else 0, which like theirs is of inputs alone: a negative weight would
-    never learn. ``grad`` is what its own operands are made with. `torch.compile` and autograd want ``x`` and ``weight`` by themselves, and take other tensors in tuples.
+    The gradient through the rounding is one of the three straight-through estimators that Yin et al. 2019
+    (arXiv:1903.05662) compare, the derivative of: the identity; the clipped ReLU, here zero beyond both ends of the
+    format; the ReLU, 1 where the input is positive and else 0, which as theirs is for inputs alone, since a negative
+    weight would never learn. ``grad`` is what its own operands are made with. `torch.compile` and autograd want ``x``
+    and ``weight`` by themselves, and take other tensors in tuples.
     """
 
     @staticmethod

@@ -164,6 +164,13 @@ class Quantizer(nn.Module):
         assert self.history is not None
         self.history.copy_(amax.expand_as(self.history))
 
+    def go_on_from(self, other: Quantizer) -> None:
+        """Take over the amax history of ``other``, of the same tensor, if it is of one kind with this one's."""
+        if self.history is None or other.history is None or self.learns != other.learns:
+            return
+        if self.history.shape == other.history.shape:
+            self.history.copy_(other.history)
+
     def draw(self) -> Tensor | None:
         """Go on to the next stream and return it (3,), for one stochastic rounding; ``None`` if it is to nearest.
 

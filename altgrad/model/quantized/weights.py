@@ -31,8 +31,9 @@ class WeightsTogether:
                 dtypes = [layer.settings(dtype).operand_dtype for dtype in COMPUTE_DTYPES]
                 alike.setdefault((quantizer.scaling, quantizer.learns, *dtypes), []).append(layer)
         self._alike = list(alike.values())
-        model.register_forward_pre_hook(self.make)
-        model.register_forward_hook(self.drop, always_call=True)
+        self._hooks = (
+            model.register_forward_pre_hook(self.make), model.register_forward_hook(self.drop, always_call=True)
+        )  # fmt: skip
 
     def make(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Quantize the weights of all layers, before the first of them is called.
@@ -73,4 +74,5 @@ class WeightsTogether:
 
     def stop(self) -> None:
         """Leave the layers alone from now on: they are no longer the model's."""
-        self._alike = []
+        for hook in self._hooks:
+            hook.remove()

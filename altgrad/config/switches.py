@@ -1,0 +1,81 @@
+"""A recipe that changes during a run: which entry it begins with, and when another takes over.
+
+The settings of ``recipes:`` are here; what a resolved cell has of them is `CellSwitch`, with the rules in place of a
+name. A run goes forward through the list only. It is in the last switch whose share of the steps has passed; what one
+waits ``when`` for takes the next of that kind. So a run that needed no help changes at its share all the same.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from altgrad.config.recipe import Rule
+from altgrad.config.section import Section
+
+
+class Trigger(Section):
+    """What makes a run change its recipe; any of them does."""
+
+    overflow: float | None = Field(
+        None, gt=0, lt=1, description="an instrumented pass saw more than this share of a tensor beyond its format's "
+        "largest value"
+    )  # fmt: skip
+    spike: float | None = Field(
+        None, gt=1, le=1e9, description="the smoothed loss is above this multiple of its least in the recipe that is on"
+    )
+    nonfinite: bool = Field(False, description="a loss or gradient is NaN or infinite; the step is done again")
+
+    @model_validator(mode="after")
+    def _waits_for_something(self) -> Trigger:
+        if not self.changed():
+            raise ValueError("waits for nothing; write overflow: 0.01, spike: 1.5 or nonfinite: true")
+        return self
+
+
+class Switch(Section):
+    """A change of recipe, ``after`` a share of the steps or ``when`` something happens. All weights are kept, and so is
+    the optimizer's state; an amax history is where the tensor still has one of its length; other scales begin anew.
+    """
+
+    recipe: str = Field(min_length=1, description="entry of a grid, such as bf16, E5M2 or uniform_row.E5M2")
+    after: float | None = Field(None, gt=0, lt=1, description="share of the steps before it, rounded to whole steps")
+    when: Trigger | None = Field(None, description="what it waits for")
+
+    @model_validator(mode="after")
+    def _has_one_cause(self) -> Switch:
+        if (self.after is None) == (self.when is None):
+            raise ValueError("needs either after, a share of the steps, or when")
+        return self
+
+
+class ChangingRecipe(Section):
+    """A recipe that changes during a run. ``FORMAT`` in the recipes that it names is the format of the grid's entry."""
+
+    recipe: str = Field(min_length=1, description="entry of a grid that a run begins with, such as NVFP4")
+    schedule: Annotated[list[Switch], Field(min_length=1)] = Field(description="what takes over, in order")
+
+    @model_validator(mode="after")
+    def _goes_forward(self) -> ChangingRecipe:
+        shares = [switch.after for switch in self.schedule if switch.after is not None]
+        for earlier, later in pairwise(shares):
+            if later <= earlier:
+                raise ValueError(f"schedule has after {later} behind after {earlier}; list them in their order")
+        return self
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The entries that it names, by the place of the setting."""
+        return {"recipe": self.recipe} | {f"schedule[{i}].recipe": s.recipe for i, s in enumerate(self.schedule)}
+
+
+class CellSwitch(Switch):
+    """A change of recipe in a resolved cell."""
+
+    rules: list[Rule]
+
+    def is_over(self, done: int, steps: int) -> bool:
+        """Whether its share of a run's ``steps`` is over when ``done`` of them are."""
+        return self.after is not None and done >= round(self.after * steps)

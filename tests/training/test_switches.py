@@ -1,0 +1,194 @@
+"""Runs whose recipe changes. Oracles: the run that nobody disturbed, and runs that keep one recipe, step by step."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from altgrad.config import Cell, UserError
+from altgrad.diagnostics.saved import SavedRun
+from altgrad.training import train_cell
+from altgrad.training.monitor import Monitor, Row
+from altgrad.training.plan import check_cells
+from altgrad.training.switches import Switches
+from altgrad.training.trainer import Trainer
+from tests.training.conftest import VOCABULARY, interruption, make_cell
+from tests.training.test_run import trained
+
+DELAYED = {"format": "E5M2", "scaling": "delayed"}
+STOCHASTIC = {"format": "E5M2", "rounding": "stochastic"}
+WIDE = [{"layers": "*", "weight": "E5M2", "input": DELAYED, "grad": STOCHASTIC}]
+STEP = 7  # the first in the second recipe, of runs that change after half of their 12 steps
+
+
+def changing(*schedule: dict[str, Any], of: Cell | None = None, **settings: Any) -> Cell:
+    """Return a cell that goes through ``schedule``: to the rules of WIDE by the name E5M2, or to none."""
+    cell = of or make_cell(scaling="delayed", **settings)
+    switches = [{"recipe": "E5M2", "rules": WIDE} | switch for switch in schedule]
+    return Cell.model_validate(cell.model_dump() | {"schedule": switches})
+
+
+@pytest.fixture(scope="module")
+def cell() -> Cell:
+    """One recipe after the other, with histories that go on and streams that begin."""
+    return changing({"after": 0.5}, {"after": 0.75, "recipe": "bf16", "rules": []})
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cell, tokens, tmp_path_factory) -> dict[str, bytes]:
+    return trained(cell, tokens, tmp_path_factory.mktemp("undisturbed"))
+
+
+@pytest.mark.parametrize("step", [STEP - 2, STEP - 1, STEP, 8, 9, 10])
+def test_interrupted_on_either_side_of_a_change_it_ends_with_the_same_bits(
+    cell, tokens, undisturbed, tmp_path, monkeypatch, step
+):
+    with interruption(monkeypatch, step):
+        train_cell(cell, tokens, tmp_path / "out", tmp_path)
+    assert trained(cell, tokens, tmp_path) == undisturbed
+
+
+def test_until_the_change_it_is_the_run_that_keeps_its_recipe_and_no_longer(cell, tokens, undisturbed, tmp_path):
+    found = pd.read_csv(io.BytesIO(undisturbed["history.csv"]))
+    kept = pd.read_csv(io.BytesIO(trained(make_cell(scaling="delayed"), tokens, tmp_path)["history.csv"]))
+    assert list(kept) == list(found)[:-1] and list(found)[-1] == "recipe"
+    assert found["step"].tolist() == [0, 2, 4, 6, 7, 8, 10, 12]  # a change logs its step
+    assert found["recipe"].tolist() == ["E4M3"] * 4 + ["E5M2"] * 2 + ["bf16"] * 2
+    same = kept["step"] <= STEP - 1
+    pd.testing.assert_frame_equal(found[:4].drop(columns="recipe"), kept[same])
+    assert found.iloc[-1]["val_loss"] != kept.iloc[-1]["val_loss"]
+    made = json.loads(undisturbed["metrics.json"])["switches"]
+    assert made == [
+        {"step": 7, "recipe": "E5M2", "place": 1, "why": "after"},
+        {"step": 10, "recipe": "bf16", "place": 2, "why": "after"},
+    ]
+
+
+def test_a_change_keeps_weights_state_and_histories_and_draws_new_numbers(cell, tokens, tmp_path, monkeypatch):
+    """And what looks at the run looks at the recipe that is on."""
+    seen = []
+    change = Trainer._requantize
+
+    def watched(trainer: Trainer) -> None:
+        layer = trainer.model.blocks[0].mlp.up
+        before = [p.detach().clone() for p in trainer.model.parameters()]
+        state = [t.clone() for s in trainer.optimizer.state.values() for t in s.values()]
+        history = layer.quantizer("input").history.clone()
+        change(trainer)
+        assert all(map(torch.equal, before, trainer.model.parameters()))
+        assert all(map(torch.equal, state, [t for s in trainer.optimizer.state.values() for t in s.values()]))
+        now = trainer.model.blocks[0].mlp.up
+        assert trainer.monitor.layers["blocks.0.mlp.up"] is now and now.weight is layer.weight
+        if trainer.switches.place == 1:
+            assert torch.equal(now.quantizer("input").history, history) and history.count_nonzero() > 1
+            assert now.quantizer("weight").recipe.format.name == "E5M2"
+            streams = [m.stream.tolist() for m in trainer.model.modules() if getattr(m, "stream", None) is not None]
+            assert len({number for _, number, _ in streams}) == 5
+        else:
+            assert isinstance(now, torch.nn.Linear) and not trainer.updates.grids
+        seen.append(trainer.switches.place)
+
+    monkeypatch.setattr(Trainer, "_requantize", watched)
+    train_cell(cell, tokens, tmp_path / "out", tmp_path)
+    assert seen == [1, 2]
+    with SavedRun(cell, tmp_path / "out") as run:
+        views = list(run.views("blocks.0.mlp.up"))
+    assert {v.step: v.grid and v.grid.format.name for v in views} == {0: "E4M3", 6: "E4M3", 12: None}
+    assert run.cell.rules == [] and run.cell_at(STEP).rules == cell.schedule[0].rules
+
+
+WHEN = [{"overflow": 0.3}, {"spike": 1.5}, {"nonfinite": True}]
+
+
+@pytest.mark.parametrize("when", WHEN, ids=lambda when: next(iter(when)))
+def test_what_happens_changes_the_recipe_and_a_run_that_resumes_too(tokens, tmp_path, monkeypatch, when):
+    """The fault is one of step 5, as a run in E4M3 sees it; what it is in does not matter."""
+    why = next(iter(when))
+    observe, gradients, update = Monitor.observe, Trainer._gradients, Trainer.update
+
+    def overflowing(self: Monitor, step: int, *rest: Any) -> list[Row]:
+        return [*observe(self, step, *rest), Row(step, "head", "input", "overflow_frac", 0.31 if step == 5 else 0.29)]
+
+    def failing(self: Trainer, step: int) -> tuple[float, torch.Tensor, float]:
+        loss, norm, known = gradients(self, step)
+        fails = step == 5 and self.switches.place == 0
+        return (float("nan") if fails else loss), norm, known
+
+    def rising(self: Trainer, step: int) -> None:
+        self.tracker.smoothed = 1.8 * self.tracker.minimum if step == 5 else self.tracker.smoothed
+        update(self, step)
+
+    if why == "overflow":
+        monkeypatch.setattr(Monitor, "observe", overflowing)
+    elif why == "nonfinite":
+        monkeypatch.setattr(Trainer, "_gradients", failing)
+    else:
+        monkeypatch.setattr(Trainer, "update", rising)
+    cell = changing({"when": when}, {"when": when, "recipe": "bf16", "rules": []}, {"after": 0.75, "recipe": "E4M3"})
+    once = trained(cell, tokens, tmp_path / "once")
+    made = json.loads(once["metrics.json"])
+    assert [(s["step"], s["recipe"], s["why"]) for s in made["switches"]] == [(5, "E5M2", why), (10, "E4M3", "after")]
+    assert made["outcome"] == "completed" and made["steps"] == 12
+    for step in (4, 5):
+        root = tmp_path / f"{step}"
+        with interruption(monkeypatch, step):
+            train_cell(cell, tokens, root / "out", root)
+        assert trained(cell, tokens, root) == once
+
+
+def test_a_failure_that_the_last_recipe_does_not_mend_is_a_divergence(tokens, tmp_path, monkeypatch):
+    monkeypatch.setattr(Trainer, "_gradients", lambda self, step: (float("inf"), torch.tensor(1.0), 1.0))
+    found = json.loads(trained(changing({"when": {"nonfinite": True}}), tokens, tmp_path)["metrics.json"])
+    assert (found["outcome"], found["outcome_step"], len(found["switches"])) == ("diverged", 1, 1)
+
+
+def test_a_run_goes_forward_only_and_each_spike_is_one_of_the_recipe_that_is_on():
+    spike, bf16 = {"spike": 2.0}, {"recipe": "bf16", "rules": []}
+    switches = Switches(changing({"when": spike}, {"after": 0.5}, {"when": spike} | bf16, {"when": {"overflow": 0.1}}))
+    losses = {2: 1.0, 3: 2.0, 4: 2.1, 5: 2.1, 6: 4.1, 7: 4.1, 8: 8.3, 9: 9.9}
+    assert [step for step, loss in losses.items() if switches.before(step, loss)] == [4, 7, 8]
+    assert [s["place"] for s in switches.made] == [1, 2, 3]
+    assert not switches.failed(9) and not switches.overflowed(9, 0.1) and switches.overflowed(9, 0.11)
+    assert not switches.overflowed(10, 1.0)
+
+
+STIFF = {"lr": 1e-2, "stiffness": "ulp"}
+
+
+@pytest.mark.parametrize(
+    ("cell", "sentence"),
+    [
+        (lambda: changing({"after": 0.5, "recipe": "bf16", "rules": []}, arm=STIFF), "under bf16 other weights"),
+        (lambda: changing({"after": 0.5, "rules": [{"layers": "haed", "weight": "E4M3"}]}), "pattern 'haed' matches"),
+        (lambda: changing({"after": 0.5}, batch=4, devices=2), "is for one process alone"),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused_before_training(cell, sentence):
+    with pytest.raises(UserError, match=sentence):
+        check_cells([cell()], VOCABULARY, "bf16")
+
+
+def test_an_arm_sees_the_spacing_of_the_format_that_is_on(tokens, tmp_path, monkeypatch):
+    """With state that goes on: the first steps are those without a change, and the scales are resumed."""
+    cell = changing({"after": 0.5}, arm=STIFF)
+    check_cells([cell], VOCABULARY, "bf16")
+    formats = []
+    update = Trainer.update
+    monkeypatch.setattr(Trainer, "update", lambda self, step: (
+        update(self, step), formats.append({grid.format.name for grid in self.optimizer.grids.values()})))  # fmt: skip
+    once = trained(cell, tokens, tmp_path / "once")
+    assert formats == [{"E4M3"}] * 6 + [{"E5M2"}] * 6
+    with interruption(monkeypatch, STEP):
+        train_cell(cell, tokens, tmp_path / "out", tmp_path)
+    assert trained(cell, tokens, tmp_path) == once
+
+
+def test_a_cell_without_a_schedule_has_the_file_that_it_had():
+    cell = make_cell()
+    assert "schedule" not in json.loads(cell.to_json()) and cell.under(0) is cell
+    assert Cell.model_validate(json.loads(changing({"after": 0.5}).to_json())) == changing({"after": 0.5})
