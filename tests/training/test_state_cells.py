@@ -1,11 +1,18 @@
 """A cell whose optimizer state is stored in a format: it resumes to the same bits, and its bytes are what it says."""
 
 import json
+import math
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
+from altgrad.model import GPT, GPTConfig, Recipe, embedded_weights, linear_layers, quantize_model
+from altgrad.optim import build_optimizer
+from altgrad.training.grids import weight_grids
+from altgrad.training.held_bytes import bytes_per_parameter
 from altgrad.training.run import train_cell
+from tests.optim.arms import ARMS, arm_named
 from tests.training.conftest import interruption, make_cell
 from tests.training.test_run import outputs, trained
 
@@ -26,3 +33,33 @@ def test_a_run_with_codes_for_state_resumes_to_the_same_bits(tokens, tmp_path, m
     timing = json.loads((root / "out" / "timing.json").read_text())
     assert timing["bytes_weights"] + timing["bytes_masters"] == timing["bytes_grads"] == 4
     assert 1 < timing["bytes_m"] == timing["bytes_v"] < 1.2
+
+
+CONFIG = GPTConfig(vocab_size=64, layers=1, width=32, heads=2, context=16)
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"), [*((name, "E4M3") for name in ARMS), ("adamw", "bf16"), ("adamw", "virtual")]
+)
+def test_bytes_per_parameter_are_those_of_every_tensor_there_is(name, recipe):
+    """Storages, each once; masters are the weights that a product quantizes and their optimizer does not keep so."""
+    model, arm = GPT(CONFIG), arm_named(name)
+    if recipe != "bf16":
+        weight = {"format": "E4M3", "virtual": recipe == "virtual"}
+        quantize_model(model, Recipe(rules=[{"layers": "*", "weight": weight}]))
+    optimizer = build_optimizer(model, arm, weight_grids(model, on_grid=arm.weights == "quantized"))
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    found = bytes_per_parameter(model, optimizer)
+    parameters = list(model.parameters())
+    kept = [t for state in optimizer.state.values() for t in state.values()]
+    storages = {t.data_ptr(): t.untyped_storage() for t in (*parameters, *(p.grad for p in parameters), *kept)}
+    count = sum(p.numel() for p in parameters)
+    assert math.isclose(found["bytes_per_parameter"], sum(s.nbytes() for s in storages.values()) / count)
+    assert math.isclose(found["bytes_per_parameter"] * 2, sum(found.values()))
+    quantized = {layer.weight for layer in linear_layers(model).values()} if recipe == "E4M3" else set()
+    kept_so = set() if arm.weights == "master" else quantized - embedded_weights(model)
+    masters = sum(p.nbytes for p in quantized - kept_so)
+    assert math.isclose(found["bytes_masters"], masters / count)
+    assert math.isclose(found["bytes_masters"] + found["bytes_weights"], 4)
