@@ -23,7 +23,6 @@ PACKAGE = Path(__file__).parent
 # What runs as a module and is no command of its own, and who runs it or which page tells of it.
 INTERNAL = {
     "data.docstrings": "make study, for the question of other texts",
-    "numerics.check.bench": "altgrad/numerics/README.md",
     "reporting.simulate": "make simulate",
     "watch.track": "altgrad/watch/README.md",
     "benchmark.gpu": "make gpu",

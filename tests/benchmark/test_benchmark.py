@@ -120,7 +120,7 @@ def test_the_second_process_finds_the_cache_of_the_first():
 
 def test_quantizers_that_are_not_installed_are_named(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr(quantizers.bench, "absent_peers", lambda: ["QPyTorch"])
+    monkeypatch.setattr(quantizers, "PEERS", {"no_such_module": "QPyTorch"} | quantizers.PEERS)
     found = {result["name"]: result for result in quantizers.measure("E4M3", 1024, 2, CPU)}
     assert found["QPyTorch"] == {"format": "E4M3", "name": "QPyTorch", "elements": 1024, "absent": "not installed"}
     assert found["ours, compiled"]["median_ns_per_element"] > 0
