@@ -24,13 +24,11 @@ from tests.reporting.made_losses import ADAMW, STIFF, study_of
 
 @pytest.fixture(scope="module")
 def troubled(study):
-    """The study with what figures are there to show: tensors rounded to zero or clamped, noise, an idle bit."""
-    monitors, diagnosis, course = study.monitors.copy(), study.diagnosis.copy(), study.course.copy()
+    """The study with what figures are there to show: tensors rounded to zero or clamped, noise."""
+    monitors, course = study.monitors.copy(), study.course.copy()
     monitors.loc[monitors["metric"].isin(["underflow_frac", "overflow_frac"]), "value"] = 0.11
-    diagnosis.loc[diagnosis["metric"] == "grad_snr_db", "value"] = 9.0
-    diagnosis.loc[(diagnosis["metric"] == "bit_activity") & (diagnosis["x"] == 6), "value"] = 0.01
     course.loc[course["metric"] == "gradient_to_noise", "value"] = 3.4
-    return dataclasses.replace(study, monitors=monitors, diagnosis=diagnosis, course=course)
+    return dataclasses.replace(study, monitors=monitors, course=course)
 
 
 @pytest.mark.parametrize("spec", [spec for spec in FIGURES if spec.section != "gains"], ids=lambda spec: spec.name)
@@ -42,11 +40,10 @@ def test_no_text_leaves_its_figure(spec, troubled, comparison) -> None:
 @pytest.mark.parametrize(
     ("name", "frame", "metric", "last"),
     [("underflow", "monitors", "underflow_frac", 0.099), ("overflow", "monitors", "overflow_frac", 0.00004),
-     ("gradients", "diagnosis", "grad_snr_db", 10.1), ("bit_activity", "diagnosis", "bit_activity", 0.051),
      ("gradient_noise", "course", "gradient_to_noise", 3.5)],
 )  # fmt: skip
 def test_a_figure_is_left_out_where_nothing_is_out_of_the_ordinary(troubled, comparison, name, frame, metric, last):
-    """Oracles: the metrics' limits; twice one for a gradient near its noise, a twentieth of a bit for an idle one."""
+    """Oracles: the metrics' limits; twice one for a gradient near its noise."""
     rows = getattr(troubled, frame)
     value = rows["value"].where(rows["metric"] != metric, last)
     calm = dataclasses.replace(troubled, **{frame: rows.assign(value=value)})

@@ -101,10 +101,10 @@ def test_a_changed_limit_changes_the_flags(study, comparison, monkeypatch) -> No
 
 
 def test_a_figure_draws_the_limit_that_is_flagged(study, comparison, monkeypatch) -> None:
-    with_limit(monkeypatch, "grad_snr_db", 40.0)
-    axes = signals.gradients(study, comparison).axes
+    with_limit(monkeypatch, "gradient_to_noise", 40.0)
+    axes = signals.gradient_noise(study, comparison).axes
     dotted = [line for own in axes for line in own.lines if line.get_linestyle() == ":"]
-    assert [set(line.get_xdata()) for line in dotted] == [{40.0}]
+    assert [set(line.get_ydata()) for line in dotted] == [{40.0}]
 
 
 def test_a_diagnosis_of_an_unknown_metric_keeps_its_name(study, comparison) -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 
 from altgrad.metrics import METRICS
@@ -78,15 +77,6 @@ def _written(value: float, decimals: int) -> str:
         return "" if np.isnan(value) else "0"
     least = 10.0**-decimals
     return f"<{least:g}" if abs(value) < least / 2 else f"{value:.{decimals}f}"
-
-
-def last_values(study: Study, comparison: Comparison, role: str, metric: str) -> pd.DataFrame:
-    """Return layer x format: the mean over seeds and over the second half of the run."""
-    rows = late(per_layer(study.monitors, study, comparison))
-    rows = rows[(rows["role"] == role) & (rows["metric"] == metric)]
-    layers, names = layer_order(study, rows), in_order(study, rows)
-    table = rows.pivot_table(index="layer", columns="format", values="value")
-    return table.reindex(index=layers, columns=names)
 
 
 @in_report(

@@ -19,7 +19,6 @@ BINS_PER_BINADE = 4  # of the histogram that the diagnosis writes
 LOWEST = -16  # binades below the largest weight of a layer, which a scale puts on the format's largest value
 OTHER_SEED = "other seed"  # heads the column of the baseline against itself
 KL_MIXTURE = 1e-6  # share of p that is mixed into q before KL(p || q), so that one empty bin is no infinite divergence
-IDLE_BIT = 0.05  # bits of entropy: a bit of the code that next to no weight changes
 
 
 @in_report(
@@ -55,45 +54,6 @@ def weight_grid(study: Study, comparison: Comparison) -> Figure | None:
     for axis in axes[-3:]:
         axis.set_xlabel("binades below the largest weight")
     return figure
-
-
-@in_report(
-    section="weights", order=30,
-    alt="Entropy of each bit of the weight codes of each format",
-    caption="What each bit of the weight code carries at the end of training, by itself: 1 is a bit set in half of "
-    "the weights, 0 one that never changes (`{optimizer}`). S sign, E exponent, M mantissa.",
-)  # fmt: skip
-def bit_activity(study: Study, comparison: Comparison) -> Figure | None:
-    """Entropy of each bit of the weight code, format by format, the sign on the left; None where no bit is idle."""
-    rows = per_layer(study.diagnosis, study, comparison)
-    rows = rows[rows["metric"] == "bit_activity"]
-    if rows.empty:
-        return None
-    names = in_order(study, rows)
-    bits = sorted(rows["x"].unique(), reverse=True)
-    table, text, labels = np.full((len(names), len(bits)), np.nan), np.full((len(names), len(bits)), "", object), []
-    for row, name in enumerate(names):
-        of_entry = weight_format(study, name, rows["layer"])
-        assert of_entry is not None  # only quantized weights have codes
-        fmt, layers = of_entry
-        own = rows[(rows["format"] == name) & rows["layer"].isin(layers)].groupby("x")["value"].mean()
-        table[row] = own.reindex(bits)
-        text[row] = [f"{_field(fmt, bit)}  {own[bit]:.2f}" if bit in own.index else "" for bit in bits]
-        labels.append(labelled(name, fmt))
-    if not np.nanmin(table) < IDLE_BIT:
-        return None
-    figure, axes = panels(1, 1, 1.0 + 0.32 * len(names))
-    columns = [f"bit {int(bit)}" for bit in bits]
-    mesh = heat_map(axes[0, 0], table, labels, columns, low=0.0, high=1.0, text=text, rotate=len(bits) > 8)
-    figure.colorbar(mesh, ax=axes, label="entropy (bits)", aspect=20, pad=0.02)
-    return figure
-
-
-def _field(fmt: Format, bit: float) -> str:
-    """Return the field of a code that the bit belongs to: S, E or M."""
-    if bit < fmt.mantissa_bits:
-        return "M"
-    return "E" if bit < fmt.mantissa_bits + fmt.exponent_bits else "S"
 
 
 @in_report(
