@@ -5,7 +5,7 @@ An event is a JSON array: its kind, then its values.
 - ``["grid", {...}]``: the cells and the settings that they share; first, and again never: another grid is another list.
 - ``["rows", cell, again, [[step, train_loss, val_loss, grad_norm], ...]]``: logged steps of the cell with that number;
   ``again`` is 1 where its earlier ones no longer hold.
-- ``["cell", cell, {...}]``: state, step, outcome, losses and flags of a cell.
+- ``["cell", cell, {...}]``: state, step, outcome, losses and flags of a cell, and the recipes that it changed to.
 - ``["standing", [...]]``: the comparison so far, as :func:`altgrad.watch.standing.standing` has it.
 """
 
@@ -124,6 +124,8 @@ def _cell(cell: Seen) -> dict[str, Any]:
         names = ("outcome", "outcome_step", "signature", "val_loss")
         found |= {name: cell.metrics[name] for name in names}
         found["seconds"] = cell.timing["total_s"]
+    if len(cell.recipes) > 1:
+        found["changes"] = cell.recipes[1:]
     if cell.flags:
         found["flags"] = [[flag["layer"], flag["metric"], _short(flag["value"])] for flag in cell.flags]
     if cell.why:

@@ -27,10 +27,14 @@ SILENT = 120  # seconds without a row and without a word in its log, after which
 
 @dataclass
 class Row:
-    """A logged step of a cell: the columns of history.csv, ``None`` where nothing was measured."""
+    """A logged step of a cell: the columns of history.csv, ``None`` where nothing was measured.
+
+    ``recipe`` is the one that is on, in a run that changes it.
+    """
 
     step: int
     values: dict[str, float | None]
+    recipe: str = ""
 
 
 @dataclass
@@ -38,7 +42,8 @@ class Seen:
     """A cell as it was at the last look.
 
     ``settings`` are those of its resolved file. ``outcome`` is empty until it has trained; ``metrics`` is then its
-    metrics.json, and ``timing`` its timing.json. ``why`` says what it failed of.
+    metrics.json, and ``timing`` its timing.json. ``why`` says what it failed of. ``recipes`` are those that it went
+    through so far, each with the first step that is logged of it.
     """
 
     key: str
@@ -49,6 +54,7 @@ class Seen:
     timing: dict[str, Any] = field(default_factory=dict)
     flags: list[dict[str, Any]] = field(default_factory=list)
     why: str = ""
+    recipes: list[tuple[int, str]] = field(default_factory=list)
 
     @property
     def steps(self) -> int:
@@ -153,6 +159,10 @@ class _Followed:
             cell.why = self._failures[0].read_text(encoding="utf-8").strip() if cell.state == FAILED else ""
             if again:
                 self._read_to = -1
+        cell.recipes = [] if again else cell.recipes
+        for row in rows:
+            if row.recipe and (not cell.recipes or cell.recipes[-1][1] != row.recipe):
+                cell.recipes.append((row.step, row.recipe))
         self._read_to = rows[-1].step if rows else self._read_to
         cell.step = max(0, self._read_to)
         return Change(cell, rows, again) if rows or again or _facts(cell) != before else None
@@ -164,7 +174,10 @@ class _Followed:
         cell.state, cell.why, self._lines = TRAINED, "", None
         with open(self._run / "history.csv", encoding="utf-8", newline="") as file:
             found = csv.DictReader(file)
-            rows = [_row([float(line[name]) if line[name] else None for name in HISTORY]) for line in found]
+            rows = [
+                _row([*(float(line[name]) if line[name] else None for name in HISTORY), line.get("recipe", "")])
+                for line in found
+            ]
         return [row for row in rows if row.step > self._read_to]
 
     def _diagnose(self) -> None:
@@ -201,8 +214,8 @@ def _facts(cell: Seen) -> tuple[object, ...]:
 
 
 def _row(values: list[Any]) -> Row:
-    named = dict(zip(HISTORY, values, strict=True))
-    return Row(int(named.pop("step")), named)
+    named = dict(zip(HISTORY, values[: len(HISTORY)], strict=True))
+    return Row(int(named.pop("step")), named, *values[len(HISTORY) :])
 
 
 def _changed(path: Path) -> float:

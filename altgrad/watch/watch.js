@@ -42,7 +42,7 @@ function take(found) {
   for (const [kind, ...values] of found.events) {
     if (kind === "grid") begin(values[0]);
     else if (kind === "rows") add(...values);
-    else if (kind === "cell") Object.assign(cells[values[0]], { flags: [], why: "", outcome: "", val_loss: null }, values[1]);
+    else if (kind === "cell") Object.assign(cells[values[0]], { flags: [], changes: [], why: "", outcome: "", val_loss: null }, values[1]);
     else if (kind === "standing") standing = values[0];
   }
   if (found.events.length) {
@@ -56,7 +56,7 @@ function take(found) {
 function begin(grid) {
   baseline = grid.baseline;
   cells = grid.cells.map(([key, format, arm, seed, rate, steps]) => ({
-    key, format, arm, seed, rate, steps, state: "waits", step: 0, rows: [], flags: [], why: "", outcome: "", val_loss: null,
+    key, format, arm, seed, rate, steps, state: "waits", step: 0, rows: [], flags: [], changes: [], why: "", outcome: "", val_loss: null,
   }));
   const byIdentity = new Map(cells.map((cell) => [identity(cell.format, cell), cell]));
   for (const cell of cells) cell.base = cell.format === baseline ? null : byIdentity.get(identity(baseline, cell));
@@ -221,10 +221,14 @@ function drawNow() {
     line.places = line.points.map(([step, value]) => [x(step), y(value)]);
     for (const [px, py] of line.places) paint.lineTo(px, py);
     paint.stroke();
+    for (const [step] of line.cell.changes) {
+      const i = line.points.findIndex((point) => point[0] >= step);
+      if (i >= 0) segment(paint, line.places[i][0], line.places[i][1] - 7, line.places[i][0], line.places[i][1] + 7);
+    }
     if (line.places.length === 1) paint.fillRect(line.places[0][0] - 2, line.places[0][1] - 2, 4, 4);
   }
   paint.restore();
-  if (!$("under").textContent) $("under").textContent = "steps; dashed: without the format. Point at a line to read it.";
+  if (!$("under").textContent) $("under").textContent = "steps; dashed: without the format; a stroke across: another recipe. Point at a line to read it.";
 }
 
 // The first loss, that of an untrained model, would leave the rest of a curve a flat line.
@@ -285,7 +289,9 @@ function fillCells() {
   if (!all) wanted.sort((a, b) => (rank[a.state] ?? 3) - (rank[b.state] ?? 3));
   $("cells").querySelector("tbody").replaceChildren(...wanted.map((cell) => {
     const state = cell.outcome === "diverged" ? `diverged at step ${cell.outcome_step} (${cell.signature})` : cell.state;
-    const said = cell.why || cell.flags.map(([layer, metric, value]) => `${metric} ${value}${layer ? ` in ${layer}` : ""}`).join("; ");
+    const changed = cell.changes.map(([step, recipe]) => `${recipe} from step ${step}`);
+    const flagged = cell.flags.map(([layer, metric, value]) => `${metric} ${value}${layer ? ` in ${layer}` : ""}`);
+    const said = cell.why || [...changed, ...flagged].join("; ");
     const row = tableRow([
       cell.key, state, `${cell.step} of ${cell.steps}`, number(lastOf(MEASURES.train(cell))),
       number(cell.outcome ? cell.val_loss : lastOf(MEASURES.val(cell))), number(aboveBaseline(cell), true), said,

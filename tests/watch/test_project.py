@@ -5,15 +5,18 @@ Oracle: the files of the finished run.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
 
+import pandas as pd
 import pytest
 
 from altgrad.config import UserError
 from altgrad.config.files import read_json, write_json
 from altgrad.execution.executor import Task
+from altgrad.watch.events import _cell
 from altgrad.watch.project import DIAGNOSED, FAILED, HISTORY, PAUSED, TRAINED, TRAINS, WAITS, Project
 
 
@@ -156,6 +159,27 @@ def test_another_grid_is_another_beginning(play):
     write_json(index, read_json(index) | {"cells": game.keys[1:]})
     reader.look()
     assert reader.project.restarted and list(reader.project.cells) == game.keys[1:]
+
+
+def test_a_change_of_recipe_is_seen_while_a_cell_trains_after_it_resumed_and_when_it_is_over(play):
+    game = play(seeds=(0,))
+    key, early = game.keys[1], Project(game.root)
+    rows = [[*row, "E4M3" if row[0] < 30 else "bf16"] for row in game.history(key)]
+    game.log(key).parent.mkdir(parents=True)
+    for stop in (20, 40, 20, 60):
+        game.log(key).write_text("".join(json.dumps(row) + "\n" for row in rows if row[0] <= stop))
+        early.look()
+        assert early.cells[key].recipes == [(0, "E4M3"), (30, "bf16")][: 1 + (stop > 20)]
+    game.finish(key)
+    kept = game.root / "data/runs" / key / "history.csv"
+    frame = pd.read_csv(kept)
+    frame.assign(recipe=[row[-1] for row in rows]).to_csv(kept, index=False)
+    late = Project(game.root)
+    for project in (early, late):
+        project.look()
+        assert project.cells[key].recipes == [(0, "E4M3"), (30, "bf16")]
+        assert _cell(project.cells[key])["changes"] == [(30, "bf16")]
+        assert "changes" not in _cell(project.cells[game.keys[0]])
 
 
 def test_without_a_grid_one_sentence_says_so(tmp_path):
