@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from altgrad.reporting import roles
-from altgrad.reporting.load import Study
+from altgrad.reporting.load import Study, every_rule
 from altgrad.reporting.moderation import Spread, fitted
 from altgrad.reporting.multiplicity import adjusted, holm
 from altgrad.reporting.results import IDENTICAL, SEEDS, SMALLEST_EFFECT, TUNED_HERE, Result, amount
@@ -63,7 +63,7 @@ def ask(study: Study, best: Mapping[tuple[str, str], Run], references: Mapping[s
             own, base = best[entry, arm], best[entry, reference]
             gain: Question = (GAIN, entry, arm)
             contrasts[gain] = {own: 1, base: -1}
-            if roles.is_control(settings) or _rescales_another(study, arm) or not study.entry(entry)["rules"]:
+            if roles.is_control(settings) or _rescales_another(study, arm) or not every_rule(study.entry(entry)):
                 exploratory.add(gain)
                 continue
             asked: dict[Question, Contrast] = {

@@ -18,7 +18,7 @@ import pandas as pd
 
 from altgrad.reporting import roles
 from altgrad.reporting.claims import BEYOND, COST, FOREIGN, GAIN, MATCHED, NULL, Answers, answer, ask
-from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
+from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study, every_rule
 from altgrad.reporting.moderation import Spread
 from altgrad.reporting.runs import PRIMARY, RUN, Run, Runs
 from altgrad.reporting.statistics import Difference
@@ -84,7 +84,7 @@ def _tuning_error(
     closer to the best one than those of another: a grid of rates a factor of two apart hits it by luck. That says
     nothing about arms of another base, which differ there by more than their rates.
     """
-    unquantized = [entry for entry in study.formats if not study.entry(entry)["rules"]]
+    unquantized = [entry for entry in study.formats if not every_rule(study.entry(entry))]
     sizes: dict[str, float] = {}
     for arm, reference in references.items():
         base = study.arm(reference)["base"]

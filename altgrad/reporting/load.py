@@ -55,7 +55,8 @@ class Study:
     every number of the run's metrics and timing (NaN where there is none; texts are then empty). ``history``,
     ``monitors``, ``diagnosis`` (each metric at its last step), ``summary``, ``course`` (the summary at
     every step) and ``flags`` are tidy, with the identity in front. ``metrics`` are those of the diagnoses
-    that ``altgrad.metrics`` does not know, ``measure`` what is compared.
+    that ``altgrad.metrics`` does not know, ``measure`` what is compared. ``switches`` are the changes of recipe of
+    each run that could have some, as in its metrics.json.
     """
 
     params: dict[str, Any]
@@ -71,6 +72,7 @@ class Study:
     timing: dict[str, dict[str, Any]]
     metrics: dict[str, Metric] = field(default_factory=dict)
     measure: Measure = field(default_factory=Measure)
+    switches: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     @cached_property
     def formats(self) -> list[str]:
@@ -107,9 +109,20 @@ class Study:
         """The resolved settings of a grid entry (of its first cell in the grid)."""
         return self.resolved[self.cells.index[self.cells["format"] == name][0]]
 
+    def last_rules(self, name: str) -> list[dict[str, Any]]:
+        """The rules that a grid entry ended with (in its first cell in the grid)."""
+        key = self.cells.index[self.cells["format"] == name][0]
+        made = self.switches.get(key)
+        return self.resolved[key]["schedule"][made[-1]["place"] - 1]["rules"] if made else self.resolved[key]["rules"]
+
     def count(self, status: str) -> int:
         """Number of cells with this status."""
         return int((self.cells["status"] == status).sum())
+
+
+def every_rule(cell: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rules of a resolved cell, those too that take over during its run."""
+    return [rule for recipe in (cell, *cell.get("schedule", [])) for rule in recipe["rules"]]
 
 
 def load_study(data: Path) -> Study:
@@ -120,7 +133,7 @@ def load_study(data: Path) -> Study:
     """
     grid_dir, runs_dir, diag_dir = (data / name for name in ("grid", "runs", "diag"))
     index = read_json(grid_dir / "index.json")
-    rows, resolved, timing = [], {}, {}
+    rows, resolved, timing, switches = [], {}, {}, {}
     own: dict[str, dict[str, Any]] = {}
     parts: dict[str, list[pa.Table]] = {name: [] for name in COLUMNS}
     for key in index["cells"]:
@@ -136,6 +149,8 @@ def load_study(data: Path) -> Study:
             row |= {name: value for name, value in timing[key].items() if name in NUMBERS}
             row |= {name: value for name, value in metrics.items() if name in NUMBERS + TEXTS}
             row["status"] = metrics["outcome"]
+            if "switches" in metrics:
+                switches[key] = metrics["switches"]
             diagnosis = read_json(diag_dir / f"{key}.json")
             own |= diagnosis.get("metrics", {})  # which those of a kept study need not have
             for name, table in _tables(runs_dir / key, diagnosis, diag_dir / f"{key}.parquet").items():
@@ -153,6 +168,7 @@ def load_study(data: Path) -> Study:
         resolved=resolved,
         cells=cells,
         timing=timing,
+        switches=switches,
         metrics={name: Metric.from_json(name, content) for name, content in own.items()},
         **{name: _joined(tables, COLUMNS[name]) for name, tables in parts.items()},
     )

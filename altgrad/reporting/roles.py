@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from altgrad.config.bases import BASES, PLAIN
-from altgrad.reporting.load import Study
+from altgrad.reporting.load import Study, every_rule
 
 #: The plain optimizer whose form each base takes where it looks at no format, so the one to hold it against.
 PLAIN_FORM = {name: base.plain for name, base in BASES.items()}
@@ -92,8 +92,9 @@ def relatives(study: Study, optimizer: str, **changed: tuple[Any, ...]) -> list[
 
 def geometry(study: Study, entry: str) -> tuple[frozenset[str], bool]:
     """Return the formats whose geometry the arms see in ``entry``, and whether that is all: nothing is quantized."""
-    specs = [rule[role] for rule in study.entry(entry)["rules"] for role in ("weight", "input", "grad") if rule[role]]
-    formats = frozenset(rule["weight"]["format"] for rule in study.entry(entry)["rules"] if rule["weight"])
+    rules = every_rule(study.entry(entry))
+    specs = [rule[role] for rule in rules for role in ("weight", "input", "grad") if rule[role]]
+    formats = frozenset(rule["weight"]["format"] for rule in rules if rule["weight"])
     return formats, bool(specs) and all(spec.get("virtual") for spec in specs)
 
 
@@ -104,7 +105,7 @@ def is_virtual(study: Study, entry: str) -> bool:
 
 def is_quantized(study: Study, entry: str) -> bool:
     """Whether anything is quantized in ``entry``."""
-    return bool(study.entry(entry)["rules"]) and not is_virtual(study, entry)
+    return bool(every_rule(study.entry(entry))) and not is_virtual(study, entry)
 
 
 def has_even_grid(study: Study, entry: str) -> bool:

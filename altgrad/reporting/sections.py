@@ -53,7 +53,8 @@ def document(
         Section("Gradients and activations", "signals", _shown(pictures, "signals")),
         Section("Loss curves", "curves", _shown(pictures, "curves")),
         Section("Formats and recipe", "formats", [
-            table for table in (tables.formats_table(study), tables.recipe_table(study)) if table is not None
+            made for table in (tables.formats_table, tables.recipe_table, tables.changes_table)
+            if (made := table(study)) is not None
         ]),
         Section("What it was", "settings", [
             Text(_scope(study)), tables.machine_table(study, revision), tables.corpus_table(study)

@@ -13,7 +13,7 @@ from altgrad.reporting import roles
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Column, Table, of_numbers
 from altgrad.reporting.fairness import Condition
-from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
+from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study, every_rule
 from altgrad.reporting.memory import memory
 from altgrad.reporting.runs import RUN
 from altgrad.reporting.wording import NONE, absent, interval, joined, number, signed, significant, whole
@@ -99,7 +99,7 @@ def formats_table(study: Study) -> Table | None:
     for cell in study.resolved.values():
         for name, fields in cell["formats"].items():
             formats.setdefault(name, Format(**fields))
-        for rule in cell["rules"]:
+        for rule in every_rule(cell):
             for role in ("weight", "input", "grad"):
                 if rule[role] is not None and not rule[role].get("virtual"):
                     used.setdefault(rule[role]["format"], set()).add(role)
@@ -127,11 +127,14 @@ def formats_table(study: Study) -> Table | None:
 
 
 def recipe_table(study: Study) -> Table | None:
-    """The quantization rules of the grid's first quantized cell, and of its first unquantized control."""
-    first: dict[bool, dict[str, Any]] = {}
+    """The quantization rules of the grid's first quantized cell, of its first unquantized control, and of each entry
+    whose recipe changes.
+    """
+    first: dict[bool | str, dict[str, Any]] = {}
     for cell in study.resolved.values():
-        if cell["rules"]:
-            first.setdefault(roles.is_virtual(study, cell["format"]), cell)
+        if every_rule(cell):
+            changes = cell["format"] if cell.get("schedule") else False
+            first.setdefault(changes or roles.is_virtual(study, cell["format"]), cell)
     cells = list(first.values())
     if not cells:
         return None
@@ -149,13 +152,35 @@ def recipe_table(study: Study) -> Table | None:
     heads = ("layers", "weight", "input", "incoming gradient", "through rounding", "output", "product by")
     columns = [words(head) for head in heads]
     rows = []
-    for rule in (rule for cell in cells for rule in cell["rules"]):
-        quantized = [spec(rule[role]) for role in ("weight", "input", "grad")]
-        by = f"torchao, {rule['torchao']}" if rule.get("torchao") else rule.get("backend", "emulated")
-        rows.append([f"`{rule['layers']}`", *quantized, rule["gradient"], rule["accumulate"], by])
+    for cell in cells:
+        recipes = [("", cell["rules"]), *((f"{s['recipe']}: ", s["rules"]) for s in cell.get("schedule", []))]
+        for name, rule in ((name, rule) for name, rules in recipes for rule in rules):
+            quantized = [spec(rule[role]) for role in ("weight", "input", "grad")]
+            by = f"torchao, {rule['torchao']}" if rule.get("torchao") else rule.get("backend", "emulated")
+            rows.append([f"{name}`{rule['layers']}`", *quantized, rule["gradient"], rule["accumulate"], by])
     resolved = joined([f"`{cell['key']}`" for cell in cells])
     note = f"As resolved for {resolved}; the last matching rule wins. Everything else stays in the compute dtype."
     return Table(columns, rows, note)
+
+
+def changes_table(study: Study) -> Table | None:
+    """What each recipe that changes during a run changes to, and in which runs it did."""
+    rows = []
+    for entry in study.formats:
+        keys = study.cells.index[study.cells["format"] == entry]
+        runs = [study.switches[key] for key in keys if key in study.switches]
+        for place, switch in enumerate(study.entry(entry).get("schedule", []), 1):
+            steps = sorted({made["step"] for run in runs for made in run if made["place"] == place})
+            count = sum(made["place"] == place for run in runs for made in run)
+            waits = {name: limit for name, limit in (switch["when"] or {}).items() if limit}
+            due = [f"{name} > {limit:g}" if limit is not True else name for name, limit in waits.items()]
+            due = due or [f"after {100 * switch['after']:g} % of the steps"]
+            seen = " to ".join(whole(step) for step in dict.fromkeys([*steps[:1], *steps[-1:]])) or NONE
+            rows.append([entry, switch["recipe"], " or ".join(due), f"{count} of {len(runs)}", seen])
+    if not rows:
+        return None
+    columns = [words("recipe"), words("changes to"), words("when"), Column("runs"), Column("first step in it")]
+    return Table(columns, rows, "Weights and optimizer state go on; overflow is what instrumented passes see.")
 
 
 def machine_table(study: Study, revision: str | None) -> Table:

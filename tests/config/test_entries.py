@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from altgrad.config import Resolver, UserError, cell_key, load_params, write_grid
+from altgrad.config import Cell, Resolver, UserError, cell_key, load_params, write_grid
 from altgrad.config.resolve import position_in_grid
 from tests.config.test_resolve import changed
 
@@ -66,6 +66,54 @@ def test_the_recipes_that_entries_name_are_kept_with_the_grid(tmp_path):
     assert position_in_grid(tmp_path, "virtual.E3M4-adamw-0-1") == "[2/2]"
 
 
+def schedule(**switch):
+    """Return a change to params.yaml: a recipe called new, which changes after half of the steps unless told."""
+    return {"recipes": {"new": {"recipe": "uniform", "schedule": [{"recipe": "bf16", "after": 0.5} | switch]}}}
+
+
+def test_a_recipe_that_changes_has_the_rules_of_the_entries_that_it_names():
+    sections = schedule(recipe="uniform_row") | {"formats": {"mine": {"exponent_bits": 4, "mantissa_bits": 1}}}
+    sections["recipes"]["new"]["schedule"] += [{"recipe": "E5M2", "when": {"nonfinite": True}}]
+    sections["recipes"]["new"]["schedule"] += [{"recipe": "virtual.mine", "after": 0.75}]
+    names = ["new.E3M4", "E3M4", "uniform_row.E3M4", "E5M2", "virtual.mine"]
+    made = resolver(**sections, grid={"formats": names, "seeds": [0], "baseline": "E5M2"})
+    found, *expected = made.cells()
+    assert [found.rules, *(switch.rules for switch in found.schedule)] == [cell.rules for cell in expected]
+    assert [switch.recipe for switch in found.schedule] == names[2:]
+    assert set(found.formats) == {"E3M4", "E5M2", "mine"} and not any(cell.schedule for cell in expected)
+    assert {"new", "uniform", "uniform_row", "virtual"} <= set(made.selected()["recipes"])
+    assert Cell.model_validate_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        (schedule(after=None), "needs either after, a share of the steps, or when"),
+        (schedule(when={"spike": 2}), "needs either after, a share of the steps, or when"),
+        (schedule(after=None, when={}), "waits for nothing; write overflow: 0.01, spike: 1.5 or nonfinite: true"),
+        (schedule(after=None, when={"spikes": 2}), "schedule[0].when: unknown setting 'spikes'; did you mean spike?"),
+        (schedule(after=1.0), "recipes.new.schedule[0].after: input should be less than 1"),
+        (schedule(after=0.001), "after 0.001 leaves one of the recipes no step of 200; take more steps"),
+        (schedule(after=None, when={"overflow": 0.1}) | {"monitor": {"groups": []}}, "when overflow needs tensors in"),
+        (schedule() | {"grid": {"optimizers": ["rung"]}}, "weights: quantized keeps the weights of rung in one format"),
+        ({"recipes": {"new": {"recipe": "uniform", "schedule": [
+            {"recipe": "bf16", "after": 0.5}, {"recipe": "E5M2", "after": 0.5}]}}}, "after 0.5 behind after 0.5; list"),
+    ],
+)  # fmt: skip
+def test_a_schedule_that_cannot_be_is_one_sentence(tmp_path, sections, words):
+    """By the file's own reading, and by the cells that are resolved of it."""
+    yaml = YAML()
+    params = yaml.load(PROJECT / "params.yaml")
+    for name, values in ({"grid": {"formats": ["new.E4M3"]}} | sections).items():
+        params[name] |= values
+    params["grid"]["formats"] = ["new.E4M3"]
+    with open(tmp_path / "params.yaml", "w") as file:
+        yaml.dump(params, file)
+    with pytest.raises(UserError) as raised:
+        list(Resolver(load_params(tmp_path / "params.yaml")).cells())
+    assert words in str(raised.value) and "\n" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -83,6 +131,10 @@ def test_the_recipes_that_entries_name_are_kept_with_the_grid(tmp_path):
         ({"optimizers": {"virtual.E4M3": SHIPPED.optimizers["adamw"]}}, "optimizers.virtual.E4M3: the name is taken"),
         ({"overrides": {"virtual.E9M9": {"train": {"clip": 1}}}}, "'virtual.E9M9' is no format, recipe, arm"),
         ({"overrides": {"bf16.E4M3": {"train": {"clip": 1}}}}, "'bf16.E4M3' is no format, recipe, arm"),
+        ("emergency", "recipes.emergency uses FORMAT, so it cannot be a grid entry itself"),
+        ("NVFP4_LAST_BF16.E4M3", "recipes.NVFP4_LAST_BF16 does not use FORMAT, so it takes no format"),
+        (schedule(recipe="bf61"), "recipes.new.schedule[0].recipe: unknown format 'bf61'; did you mean"),
+        (schedule(recipe="emergency"), "recipes.new.schedule[0].recipe: recipes.emergency changes during a run itself"),
     ],
 )
 def test_a_mistake_names_its_place(change, words):

@@ -18,7 +18,7 @@ from altgrad.reporting.document import Picture
 from altgrad.reporting.figures.select import shown_optimizer
 from altgrad.reporting.figures.spec import DECLARED, SECTIONS, FigureSpec
 from altgrad.reporting.figures.style import drawing, save
-from altgrad.reporting.load import Study
+from altgrad.reporting.load import Study, every_rule
 from altgrad.reporting.wording import joined
 
 for _found in pkgutil.iter_modules(__path__):
@@ -83,7 +83,8 @@ def _call(spec: FigureSpec) -> bool:
 
 
 def _words(study: Study, result: Comparison) -> dict[str, str]:
-    grads = {rule["grad"]["format"] for cell in study.resolved.values() for rule in cell["rules"] if rule["grad"]}
+    rules = [rule for cell in study.resolved.values() for rule in every_rule(cell)]
+    grads = {rule["grad"]["format"] for rule in rules if rule["grad"]}
     same = f"Incoming gradients are in {next(iter(grads))} in every column." if len(grads) == 1 else ""
     gains, measure = result.gains, study.measure
     twins = len(gains) > 0 and gains.dropna(subset="claim")["beyond"].notna().any()

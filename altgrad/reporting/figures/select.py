@@ -85,7 +85,7 @@ def weight_format(study: Study, name: str, layers: Iterable[str]) -> tuple[Forma
     cell = next(cell for cell in study.resolved.values() if cell["format"] == name)
     every = list(dict.fromkeys([*study.monitors["layer"][study.monitors["role"] == "weight"], *layers]))
     weights: dict[str, dict[str, Any] | None] = {}
-    for rule in cell["rules"]:  # the last one that matches wins
+    for rule in study.last_rules(name):  # the last one that matches wins
         hits = [layer for layer in every if fnmatchcase(layer, rule["layers"])]
         last = hits[-math.ceil(len(hits) * rule.get("last", 1)) :]
         weights.update(dict.fromkeys(last, rule["weight"]))
