@@ -85,6 +85,13 @@ def test_a_recipe_that_changes_has_the_rules_of_the_entries_that_it_names():
     assert Cell.model_validate_json(found.to_json()) == found
 
 
+def test_the_recipe_of_the_page_is_one():
+    page = (PROJECT / "altgrad/training/SWITCHES.md").read_text()
+    shown = YAML(typ="safe").load(page.split("```yaml\n")[1].split("```")[0])
+    (cell,) = cells(**shown, grid={"formats": ["careful.E3M4"], "seeds": [0]}).values()
+    assert [switch.recipe for switch in cell.schedule] == ["E5M2", "bf16"]
+
+
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
