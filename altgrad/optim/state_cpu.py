@@ -31,9 +31,9 @@ def takes(coding: Coding) -> bool:
 
 
 def packed(name: str, coding: Coding) -> Tensor:
-    """Return the coding of the moment ``name``: float32, the header, values, thresholds, and a map's table in bytes."""
+    """Return the coding of the moment ``name``: float32, the header, values, and a map's table in bits."""
     moment, book, fmt = coding.moment, coding.book, coding.book.fmt
-    lowest, entry, table = (0, 0, np.zeros(0, np.uint8)) if fmt else _table(book)
+    lowest, entry, table = (0, 0, np.zeros(0, np.uint32)) if fmt else _table(book)
     fields = {
         "mapped": fmt is None, "bits": book.bits, "sign_code": book.sign_code, "negative_zero": book.negative_zero,
         "mantissa_bits": 0 if fmt is None else fmt.mantissa_bits, "bias": 0 if fmt is None else fmt.bias,
@@ -43,18 +43,17 @@ def packed(name: str, coding: Coding) -> Tensor:
         "spacing": book.smallest,
     }  # fmt: skip
     size = 1 << book.bits
-    numbers = np.zeros(HEADER + 2 * size, np.float32)
+    numbers = np.zeros(HEADER + size, np.float32)
     numbers[: len(FIELDS)] = [fields[field] for field in FIELDS]
-    numbers[HEADER : HEADER + size] = book.code_values
-    numbers[HEADER + size :] = np.inf
-    numbers[HEADER + size :][: len(book.thresholds)] = book.thresholds
-    return torch.from_numpy(np.concatenate([numbers, np.pad(table, (0, -len(table) % 4)).view(np.float32)]))
+    numbers[HEADER:] = book.code_values
+    return torch.from_numpy(np.concatenate([numbers, table.view(np.float32)]))
 
 
 def _table(book: Codebook) -> tuple[int, int, np.ndarray]:
-    """Return the code of the lowest number of each of the float32 intervals from 2^-24 to 1, then of those below zero.
+    """Return the lowest magnitude's bits, those of an interval, and of each interval to 1, then of those below zero.
 
-    The intervals are of numbers that have their upper bits in common, so few that each has a threshold at most.
+    Intervals are of numbers that have their upper bits in common, so few that each has a threshold at most. Their entry
+    is the lowest code above ``entry`` bits, to which a threshold's lower bits, inverted below zero, are a carry short.
     """
     lowest, one = (int(np.float32(x).view(np.uint32)) for x in (2.0**-24, 1.0))
     for entry in range(17, 8, -1):
@@ -65,5 +64,8 @@ def _table(book: Codebook) -> tuple[int, int, np.ndarray]:
         high = np.concatenate([ends.view(np.float32), -starts.view(np.float32)])
         codes, last = (np.searchsorted(book.thresholds, x, side="right") for x in (low, high))
         if (last - codes).max() <= 1:
-            return lowest, entry, codes.astype(np.uint8)
+            crossed, size = last > codes, 1 << entry
+            limits = book.thresholds[np.minimum(codes, len(book.thresholds) - 1)].view(np.uint32) & (size - 1)
+            carry = np.where(np.arange(len(codes)) < len(starts), size - limits, limits + 1)
+            return lowest, entry, ((codes << entry) + np.where(crossed, carry, 0)).astype(np.uint32)
     raise ValueError(f"{book.name} has values closer together than its table can tell")

@@ -1,7 +1,7 @@
 // A moment as codes and scales of blocks, in loops: altgrad/optim/coded.py, with the same bits.
 //
 // Codes of formats come from the bits of a float32, those of maps from a table of its upper bits, in each entry of which
-// lies one threshold at most. Header, values and thresholds are packed by update_cpu.py, and the table behind them.
+// lies one threshold at most. state_cpu.py packs header, values and table.
 
 #pragma once
 
@@ -43,10 +43,9 @@ class Codec {
     negative_zero_ = whole(codec::kNegativeZero);
     largest_ = packed[codec::kLargest], spacing_ = packed[codec::kSpacing], max_ = packed[codec::kMax];
     stream_ = static_cast<uint32_t>(whole(codec::kStream)) << 30;
-    thresholds_ = values_ + (int64_t{1} << whole(codec::kBits));
     lowest_ = static_cast<uint32_t>(whole(codec::kLowest)) << 23, entry_ = whole(codec::kEntry);
     entries_ = static_cast<uint32_t>(whole(codec::kEntries));
-    table_ = reinterpret_cast<const uint8_t*>(thresholds_ + (int64_t{1} << whole(codec::kBits)));
+    table_ = reinterpret_cast<const uint32_t*>(values_ + (int64_t{1} << whole(codec::kBits)));
   }
 
   explicit operator bool() const { return codes_ != nullptr; }
@@ -92,13 +91,9 @@ class Codec {
                                   codec::kLeastAmax);
       const float scale = power_of_two_ ? power_above(amax) : amax / largest_;
       keep_scale((first + begin) / block_, scale);
-      if (mapped_) {
-        look_up(x + begin, count, scale, codes + begin);
-      } else if (stochastic_) {
-        encode<true>(x + begin, random + begin, count, scale, codes + begin);
-      } else {
-        encode<false>(x + begin, random, count, scale, codes + begin);
-      }
+      with_division(scale, [&](const auto divided) {
+        encode(x + begin, random + begin, count, divided, codes + begin);
+      });
     }
     if (packed_) {
       if (n % 2 == 1) unpacked[n] = 0;
@@ -123,76 +118,91 @@ class Codec {
     }
   }
 
-  // Calls encode_with with a function that divides by scale: fused where no quotient that matters, which is not far
-  // below the smallest value, comes near the ends of float32.
-  template <bool kStochastic>
-  void encode(const float* x, const float* random, int64_t n, const float scale, uint8_t* codes) const {
+  // Calls run with a function that divides by scale: fused where no quotient that matters, which is not far below the
+  // smallest value, comes near the ends of float32.
+  template <class F>
+  void with_division(const float scale, const F& run) const {
 #ifdef __FP_FAST_FMAF
-    if (spacing_ >= 0x1p-40f && scale >= 0x1p-60f && scale <= 0x1p60f) {
-      encode_with<kStochastic>(x, random, n, FusedDivision(scale), codes);
-      return;
-    }
+    if (spacing_ >= 0x1p-40f && scale >= 0x1p-60f && scale <= 0x1p60f) return run(FusedDivision(scale));
 #endif
-    encode_with<kStochastic>(x, random, n, [scale](float y) { return y / scale; }, codes);
+    run([scale](float y) { return y / scale; });
   }
 
-  template <bool kStochastic, class D>
-  void encode_with(const float* x, const float* random, int64_t n, const D divided, uint8_t* codes) const {
-    if (stochastic_ || shift_ < 23) {
-      signed_encode<kStochastic, false>(x, random, n, divided, codes);
+  // Codes are made as numbers of 32 bits, and narrowed by a loop of their own: in one loop with floats, compilers take
+  // 32 elements at a time, and have no registers for them.
+  template <class D>
+  void encode(const float* x, const float* random, int64_t n, const D divided, uint8_t* __restrict codes) const {
+    uint32_t wide[kRoom];
+    if (mapped_) {
+      look_up(x, n, divided, wide);
+    } else if (stochastic_) {
+      round<true, false, true>(x, random, n, divided, wide);
+    } else if (shift_ == 23) {
+      round<false, true, true>(x, random, n, divided, wide);
+    } else if (sign_code_ != 0) {
+      round<false, false, true>(x, random, n, divided, wide);
     } else {
-      signed_encode<kStochastic, true>(x, random, n, divided, codes);
+      round<false, false, false>(x, random, n, divided, wide);
     }
     if (!negative_zero_ && sign_code_ != 0) {
-      for (int64_t i = 0; i < n; ++i) codes[i] = codes[i] == sign_code_ ? 0 : codes[i];
+      for (int64_t i = 0; i < n; ++i) codes[i] = static_cast<uint8_t>(wide[i] == sign_code_ ? 0 : wide[i]);
+    } else {
+      for (int64_t i = 0; i < n; ++i) codes[i] = static_cast<uint8_t>(wide[i]);
     }
   }
 
   // A code is the number of spacings in its binade, and 2^M more for each binade from the lowest up. Without mantissa
   // the even one of two codes alternates with the binade, and the halfway point of bits, less their offset, tells it.
-  template <bool kStochastic, bool kAlternating, class D>
-  void signed_encode(const float* __restrict x, const float* __restrict random, int64_t n, const D divided,
-                     uint8_t* __restrict codes) const {
+  template <bool kStochastic, bool kAlternating, bool kSigned, class D>
+  void round(const float* __restrict x, const float* __restrict random, int64_t n, const D divided,
+             uint32_t* __restrict codes) const {
     const int shift = shift_, sign_shift = sign_shift_;
     const uint32_t sign_code = sign_code_, rebias = rebias_, to_anchor = static_cast<uint32_t>(shift) << 23;
-    const uint32_t lowest = std::bit_cast<uint32_t>(spacing_ * static_cast<float>(static_cast<int32_t>(first_normal_)));
-    const float max = max_, half = 0.5f * spacing_;
+    const int32_t lowest = std::bit_cast<int32_t>(spacing_ * static_cast<float>(static_cast<int32_t>(first_normal_)));
+    const uint32_t offset = to_anchor + (static_cast<uint32_t>(lowest) >> shift);
+    const int32_t max = std::bit_cast<int32_t>(max_);
+    const float half = 0.5f * spacing_;
     for (int64_t i = 0; i < n; ++i) {
-      const float scaled = divided(x[i]);
-      const uint32_t sign = std::bit_cast<uint32_t>(scaled) >> sign_shift;
-      float magnitude = std::bit_cast<float>(std::bit_cast<uint32_t>(scaled) & kMagnitude);
-      magnitude = magnitude < max ? magnitude : max;
-      const uint32_t bits = std::bit_cast<uint32_t>(magnitude);
+      const uint32_t scaled = std::bit_cast<uint32_t>(divided(x[i]));
+      const int32_t bits = std::min(static_cast<int32_t>(kSigned ? scaled & kMagnitude : scaled), max);
+      const float magnitude = std::bit_cast<float>(bits);
       uint32_t code;
       if constexpr (kAlternating && !kStochastic) {
-        const uint32_t place = bits - rebias;
+        const uint32_t place = static_cast<uint32_t>(bits) - rebias;
         const uint32_t normal = (place + 0x3fffffu + ((place >> 23) & 1u)) >> 23;
         code = bits < lowest ? (magnitude > half ? 1u : 0u) : normal;
       } else {
-        const uint32_t binade = std::max(bits & 0x7f800000u, lowest), anchor = binade + to_anchor;
-        float sum = magnitude + std::bit_cast<float>(anchor);
+        const uint32_t binade = static_cast<uint32_t>(std::max(bits & 0x7f800000, lowest));
+        const float anchor = std::bit_cast<float>(binade + to_anchor);
+        uint32_t sum = std::bit_cast<uint32_t>(magnitude + anchor);
         if constexpr (kStochastic) {
-          const float below = std::bit_cast<float>(anchor) - sum;  // what rounding added, less the magnitude
+          const float below = anchor - std::bit_cast<float>(sum);  // what rounding added, less the magnitude
           const float over = magnitude + below, step = std::bit_cast<float>(binade - ((23u - shift) << 23));
           const float rest = over < 0.0f ? over + step : over;
-          const uint32_t floored = std::bit_cast<uint32_t>(sum) - (over < 0.0f ? 1u : 0u);
-          sum = std::bit_cast<float>(floored + (random[i] * step < rest ? 1u : 0u));
+          sum += (random[i] * step < rest ? 1u : 0u) - (over < 0.0f ? 1u : 0u);
         }
-        code = ((binade - lowest) >> shift) + (std::bit_cast<uint32_t>(sum) - anchor);
+        code = (binade >> shift) + sum - binade - offset;
       }
-      codes[i] = static_cast<uint8_t>(code | (sign & sign_code));
+      codes[i] = kSigned ? code | ((scaled >> sign_shift) & sign_code) : code;
     }
   }
 
-  void look_up(const float* __restrict x, int64_t n, const float scale, uint8_t* __restrict codes) const {
-    constexpr uint32_t kOne = 0x3f800000u;
+  // An entry is a code, and what has to be added to the lower bits so that the threshold's become a carry into it; below
+  // zero codes fall with the magnitude, and the bits are inverted.
+  template <class D>
+  void look_up(const float* __restrict x, int64_t n, const D divided, uint32_t* __restrict codes) const {
+    constexpr int32_t kOne = 0x3f800000;
+    const int32_t lowest = static_cast<int32_t>(lowest_), entries = static_cast<int32_t>(entries_);
+    const uint32_t rest = (1u << entry_) - 1u;
+    const int entry = entry_;
+    int32_t places[kRoom];
     for (int64_t i = 0; i < n; ++i) {
-      const float scaled = x[i] / scale;
-      const uint32_t bits = std::bit_cast<uint32_t>(scaled);
-      const uint32_t bounded = std::min(std::max(bits & kMagnitude, lowest_), kOne);
-      const uint32_t code = table_[((bounded - lowest_) >> entry_) + (bits >> 31) * entries_];
-      codes[i] = static_cast<uint8_t>(code + (scaled >= thresholds_[code] ? 1u : 0u));
+      const int32_t bits = std::bit_cast<int32_t>(divided(x[i])), sign = bits >> 31;
+      const int32_t bounded = std::min(std::max(bits & static_cast<int32_t>(kMagnitude), lowest), kOne);
+      places[i] = ((bounded - lowest) >> entry) + (sign & entries);
+      codes[i] = static_cast<uint32_t>(bounded ^ sign) & rest;
     }
+    for (int64_t i = 0; i < n; ++i) codes[i] = (table_[places[i]] + codes[i]) >> entry;
   }
 
   // The power of two at or above amax / largest.
@@ -218,8 +228,8 @@ class Codec {
   uint8_t* codes_ = nullptr;
   void* scales_ = nullptr;
   int64_t n_ = 0, block_ = 1;
-  const float *values_ = nullptr, *thresholds_ = nullptr;
-  const uint8_t* table_ = nullptr;
+  const float* values_ = nullptr;
+  const uint32_t* table_ = nullptr;
   bool mapped_ = false, packed_ = false, root_ = false, stochastic_ = false, power_of_two_ = false;
   bool negative_zero_ = false;
   int shift_ = 0, sign_shift_ = 0, entry_ = 0;
