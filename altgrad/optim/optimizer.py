@@ -17,7 +17,7 @@ from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.numerics import permutation
 from altgrad.numerics.tracing import compile_apart
 from altgrad.optim import update, update_cpu
-from altgrad.optim.coded import Codings, opened
+from altgrad.optim.coded import Coding, Codings, opened
 from altgrad.optim.groups import completed, initial_groups, share_kept, step_numbers
 from altgrad.optim.loading import Resumable, decoded
 from altgrad.optim.plain import step_adamw, step_sgd
@@ -150,10 +150,9 @@ class ArmOptimizer(Resumable):
             if group["quantized"]:
                 self._step_quantized(group)
                 continue
-            coded = [p for p in group["params"] if p.grad is not None and self.codings.of(p)]
-            if coded:
-                self._step_coded(group, coded)
-            present = [p for p in group["params"] if p.grad is not None and not any(p is q for q in coded)]
+            present = [p for p in group["params"] if p.grad is not None]
+            if self.arm.state is not None:
+                present = self._step_coded(group, present)
             if self.base.plain == "adamw":
                 # torch's fused step counts on the device, which load_state_dict knows by the group's name for it.
                 step_adamw(group, present, [self._state(p, ADAM, p.device) for p in present], self.sharded)
@@ -205,38 +204,39 @@ class ArmOptimizer(Resumable):
             for part, t in ((p, w), *((kept[name], state[name]) for name in kept)):
                 keep_part(part, t)
 
-    def _step_coded(self, group: dict[str, Any], present: list[nn.Parameter]) -> None:
-        """Step parameters in the plain form whose moments are codes."""
-        first = next(i for i, g in enumerate(self.param_groups) if g is group)
-        before = sum(len(g["params"]) for g in self.param_groups[:first])
-        numbers: dict[int, Tensor] = {}
-        for index, p in enumerate(group["params"], before):
-            if not any(p is q for q in present):
-                continue
-            loops = self._plain_loops(p)
-            state = self._state(p, self._plain_names)
-            state["step"] += 1
-            step = int(state["step"].item())
+    def _step_coded(self, group: dict[str, Any], present: list[nn.Parameter]) -> list[nn.Parameter]:
+        """Step those of ``present`` whose moments are codes, in the plain form, and return the others."""
+        coded = {p: codings for p in present if (codings := self.codings.of(p))}
+        states = [self._state(p, self._plain_names) for p in coded]
+        if not states:
+            return present
+        counters = [state["step"] for state in states]
+        torch._foreach_add_(counters, 1)
+        places = {p: place for place, p in enumerate(p for g in self.param_groups for p in g["params"])}
+        numbers: dict[float, Tensor] = {}
+        for (p, codings), state, step in zip(coded.items(), states, torch.stack(counters).tolist(), strict=True):
             if step not in numbers:
                 numbers[step] = self._numbers(group, step, 1, p.device)
-            g = cast("Tensor", p.grad)
+            stream, g = (self.seed, places[p], int(step)), cast("Tensor", p.grad)
+            loops = self._plain_loops(p, codings)
             if loops is not None:
-                loops.step(p, g, state, numbers[step], (self.seed, index, step), None)
+                loops.step(p, g, state, numbers[step], stream, None)
                 continue
             w = p if p.dtype == torch.float32 else p.float()
-            with opened(self.codings.of(p), state, self._plain_names, p, (self.seed, index, step)) as moments:
+            with opened(codings, state, self._plain_names, p, stream) as moments:
                 self._plain_rule(w, g.to(w.dtype), moments, numbers[step], update.NO_GRID)
             if w is not p:
                 p.copy_(w)
+        return [p for p in present if p not in coded]
 
-    def _plain_loops(self, p: nn.Parameter) -> update_cpu.Loops | None:
+    def _plain_loops(self, p: nn.Parameter, codings: dict[str, Coding]) -> update_cpu.Loops | None:
         """Return the loops for the plain form of ``p``, whose moments are codes, if they take it."""
-        if not update_cpu.available(self._plain, p, None):
+        if not update_cpu.takes(p):
             return None
-        if self._coded_loops is None:  # the quantization grid is one that nobody looks at
-            grid = WeightGrid(get_format("E4M3"))
-            self._coded_loops = update_cpu.Loops(self._plain, grid, None, None, self.codings.of(p))
-        return self._coded_loops if self._coded_loops.reads_codes else None
+        if self._coded_loops is None and update_cpu.available(self._plain, p, None):
+            grid = WeightGrid(get_format("E4M3"))  # one that nobody looks at
+            self._coded_loops = update_cpu.Loops(self._plain, grid, None, None, codings)
+        return self._coded_loops if self._coded_loops is not None and self._coded_loops.reads_codes else None
 
     # --- what it is made of --------------------------------------------------------------------------
 

@@ -83,13 +83,16 @@ def _traced(*arguments: object) -> None:
 arm_step = torch.ops.altgrad.arm_step.default
 
 
+def takes(p: Tensor) -> bool:
+    """Whether the loops can step a weight like ``p`` by an arm of theirs."""
+    return p.device.type == "cpu" and p.dtype == torch.float32 and p.is_contiguous()
+
+
 def available(arm: Arm, p: Tensor, grid: WeightGrid | None) -> bool:
     """Whether the loops can step ``p`` (out, in); without a grid, of an arm that looks at none."""
-    if p.device.type != "cpu" or p.dtype != torch.float32 or not p.is_contiguous():
-        return False
     one_scale = grid is None or grid.options.get("granularity", "tensor") == "tensor"
     of_the_tensor = arm.stiffness in OF_THE_TENSOR and BASES[arm.base].metric
-    taken = one_scale and arm.stiffness != "row_rms" and not of_the_tensor and arm.schedule == "constant"
+    taken = takes(p) and one_scale and arm.stiffness != "row_rms" and not of_the_tensor and arm.schedule == "constant"
     taken = taken and arm.feedback is None and BASES[arm.base].loops
     return taken and kernels.load(SOURCE, DEFINITIONS) is None
 
