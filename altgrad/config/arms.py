@@ -90,6 +90,10 @@ class Arm(Section):
     weights: Literal["master", "quantized"] = Field(
         "master", description="what the optimizer keeps: float32 weights, or values on the quantization grid"
     )
+    store: Literal["float32", "codes"] = Field(
+        "float32",
+        description="weights: quantized: what they lie in between steps; codes take a byte, and are not compiled",
+    )
     rounding: Literal["nearest", "stochastic"] = Field(
         "nearest", description="weights: quantized: of what is written back"
     )
@@ -137,6 +141,8 @@ class Arm(Section):
             raise ValueError(f"base {base} has betas, no momentum")
         if self.weights == "master" and self.rounding != "nearest":
             raise ValueError("rounding is of weights on the quantization grid; set weights: quantized or remove it")
+        if self.weights == "master" and self.store == "codes":
+            raise ValueError("store: codes is of weights on the quantization grid; set weights: quantized or remove it")
         if self.feedback and self.weights != "quantized":
             raise ValueError("feedback is of rounding to the quantization grid; set weights: quantized or remove it")
         if self.feedback and (base not in PLAIN or self.stiffness is not None or self.match_rms):

@@ -23,6 +23,7 @@ from altgrad.optim.loading import Resumable, decoded
 from altgrad.optim.plain import step_adamw, step_sgd
 from altgrad.optim.sharded import all_finite, is_elementwise, keep_part, largest, local, whole
 from altgrad.optim.stiffness import Stiffness
+from altgrad.optim.stored import StoredWeight, plain, store
 from altgrad.optim.weight_grid import WeightGrid
 
 Loss = TypeVar("Loss", bound=Tensor | float)
@@ -192,6 +193,7 @@ class ArmOptimizer(Resumable):
                 remembered = largest(p) if remembered is None else torch.where(remembered > 0, remembered, largest(p))
             take = local if in_parts else whole
             w, g, state = take(p), take(g), {name: take(t) for name, t in state.items()}
+        w = plain(w)
         target = w if w.dtype == self.moment_dtype(p) else w.to(self.moment_dtype(p))
         if p in self._loops:
             self._loops[p].step(target, g, state, numbers, stream, remembered)
@@ -200,6 +202,8 @@ class ArmOptimizer(Resumable):
             self._rule(target, g.to(target.dtype), state, numbers, grid)
         if target is not w:
             w.copy_(target)
+        if isinstance(p, StoredWeight):
+            p.copy_(w)
         if sharded and not in_parts:
             for part, t in ((p, w), *((kept[name], state[name]) for name in kept)):
                 keep_part(part, t)
@@ -320,3 +324,5 @@ class ArmOptimizer(Resumable):
                 raise ValueError("weights on the quantization grid need a buffer that holds the amax of their scale")
             grid.held.fill_(largest(p))
             local(p).copy_(grid.on_grid(local(p).to(self.moment_dtype(p))))
+            if self.arm.store == "codes":
+                store(p, grid)

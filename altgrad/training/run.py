@@ -83,6 +83,8 @@ def settle(cell: Cell, root: Path) -> Settled:
     torch.set_num_threads(cell.model.threads)
     machine.forget_peak_memory(device)
     compiled, notice = machine.should_compile(cell.train, device)
+    if compiled and cell.arm.store == "codes":
+        compiled, notice = False, f"{cell.optimizer} stores weights as codes, which no compiled graph reads"
     compute, slow_bf16 = machine.choose_compute(cell.train.compute, device)
     for said in filter(None, (notice, slow_bf16)):
         tqdm.write(f"notice: {said}")

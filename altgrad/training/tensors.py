@@ -9,6 +9,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from altgrad.config.files import replacing
+from altgrad.optim.stored import plain
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
@@ -17,6 +18,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
     Serialised in memory first: safetensors' own writer reports a full disk as an error without a
     number, which could not be told from a defect.
     """
-    content = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata)
+    content = save({name: plain(t).detach().cpu().contiguous() for name, t in tensors.items()}, metadata)
     with replacing(path) as temporary:
         temporary.write_bytes(content)

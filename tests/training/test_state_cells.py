@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from altgrad.model import GPT, GPTConfig, Recipe, embedded_weights, linear_layers, quantize_model
 from altgrad.optim import build_optimizer
+from altgrad.optim.stored import stored_bytes
 from altgrad.training.grids import weight_grids
 from altgrad.training.held_bytes import bytes_per_parameter
 from altgrad.training.run import train_cell
@@ -19,19 +20,30 @@ from tests.training.test_run import outputs, trained
 STOCHASTIC = {"format": "UE4M4", "rounding": "stochastic"}
 
 
-def test_a_run_with_codes_for_state_resumes_to_the_same_bits(tokens, tmp_path, monkeypatch):
-    cell = make_cell(arm={"lr": 1e-2, "stiffness": "ulp", "state": {"m": "E4M3", "v": STOCHASTIC, "least": 0}})
-    undisturbed = trained(cell, tokens, tmp_path / "once")
+STATE = {"m": "E4M3", "v": STOCHASTIC, "least": 0}
+RUNS = {
+    "state": {"lr": 1e-2, "stiffness": "ulp", "state": STATE},
+    "rung": ARMS["rung_3_bytes"] | {"lr": 0.5, "plain_lr": 1e-2, "state": STATE},
+    "eco": ARMS["eco_3_bytes"] | {"lr": 1e-2, "plain_lr": 1e-2, "state": STATE},
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_of_codes_resumes_to_the_same_bits(tokens, tmp_path, monkeypatch, name):
+    """Those of a run whose weights lie in float32, where they are codes too."""
+    arm = RUNS[name]
+    cell = make_cell(arm=arm)
+    undisturbed = trained(make_cell(arm=arm | {"store": "float32"}), tokens, tmp_path / "once")
     root = tmp_path / "twice"
     with interruption(monkeypatch, 7):
         train_cell(cell, tokens, root / "out", root)
     saved = load_file(max((root / "scratch").rglob("step-*.safetensors")))
-    codes = [t for name, t in saved.items() if name.endswith(("exp_avg", "exp_avg_sq"))]
+    codes = [t for name, t in saved.items() if name.startswith("codes/") or name.endswith(("exp_avg", "exp_avg_sq"))]
     assert codes and all(t.dtype == torch.uint8 for t in codes)
     train_cell(cell, tokens, root / "out", root)
     assert outputs(root / "out") == undisturbed
     timing = json.loads((root / "out" / "timing.json").read_text())
-    assert timing["bytes_weights"] + timing["bytes_masters"] == timing["bytes_grads"] == 4
+    assert timing["bytes_grads"] == 4
     assert 1 < timing["bytes_m"] == timing["bytes_v"] < 1.2
 
 
@@ -54,7 +66,8 @@ def test_bytes_per_parameter_are_those_of_every_tensor_there_is(name, recipe):
     found = bytes_per_parameter(model, optimizer)
     parameters = list(model.parameters())
     kept = [t for state in optimizer.state.values() for t in state.values()]
-    storages = {t.data_ptr(): t.untyped_storage() for t in (*parameters, *(p.grad for p in parameters), *kept)}
+    everything = (*(getattr(p, "codes", p) for p in parameters), *(p.grad for p in parameters), *kept)
+    storages = {t.data_ptr(): t.untyped_storage() for t in everything}
     count = sum(p.numel() for p in parameters)
     assert math.isclose(found["bytes_per_parameter"], sum(s.nbytes() for s in storages.values()) / count)
     assert math.isclose(found["bytes_per_parameter"] * 2, sum(found.values()))
@@ -62,4 +75,20 @@ def test_bytes_per_parameter_are_those_of_every_tensor_there_is(name, recipe):
     kept_so = set() if arm.weights == "master" else quantized - embedded_weights(model)
     masters = sum(p.nbytes for p in quantized - kept_so)
     assert math.isclose(found["bytes_masters"], masters / count)
-    assert math.isclose(found["bytes_masters"] + found["bytes_weights"], 4)
+    coded = sum(p.numel() for p in kept_so) if arm.store == "codes" else 0
+    assert math.isclose((found["bytes_masters"] + found["bytes_weights"]) * count, 4 * (count - coded) + coded)
+
+
+@pytest.mark.parametrize("name", [name for name in ARMS if name.endswith("3_bytes")])
+def test_weights_and_both_moments_take_three_bytes(name):
+    """And two scales of 4 bytes per 128 elements; of the linear layers that no embedding shares."""
+    model, arm = quantize_model(GPT(CONFIG), Recipe.uniform("E4M3")), arm_named(name)
+    arm = arm.but(state=arm.state.but(least=0))
+    optimizer = build_optimizer(model, arm, weight_grids(model, on_grid=True))
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert len(optimizer.grids) == 4
+    for p in optimizer.grids:
+        state = [t for name, t in optimizer.state[p].items() if name != "step"]
+        assert stored_bytes(p) + sum(t.nbytes for t in state) == p.numel() * (3 + 8 / 128)
