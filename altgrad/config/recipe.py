@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from altgrad.config.section import FormatSetting, Section
 from altgrad.formats import Format, get_format
 
+T = TypeVar("T")
 ROLES = ("weight", "input", "grad")
 NATIVE_FORMATS = ("E4M3", "E5M2")
 HEADS = ("head", "*.head", "lm_head", "*.lm_head")  # patterns of what is called so, here and in transformers
@@ -335,6 +336,15 @@ class Rule(LayerRecipe):
         return LayerRecipe.model_construct(**{name: getattr(self, name) for name in LayerRecipe.model_fields})
 
 
+def last_matching(names: Sequence[str], rules: Iterable[tuple[str, float, T]]) -> dict[str, T]:
+    """Return for each name what the last of ``rules`` says that is for it: its pattern, its share of hits, the word."""
+    found: dict[str, T] = {}
+    for pattern, share, said in rules:
+        hits = [name for name in names if fnmatchcase(name, pattern)]
+        found.update(dict.fromkeys(hits[-math.ceil(len(hits) * share) :], said))
+    return found
+
+
 _RULES = "such as Rule(layers='*', weight='E4M3')"
 
 
@@ -389,13 +399,11 @@ class Recipe(Section):
         Raises ``ValueError`` when a required pattern matches none of ``layers``.
         """
         names = list(layers)
-        matched: dict[str, LayerRecipe] = {}
         for rule in self.rules:
-            hits = [name for name in names if fnmatchcase(name, rule.layers)]
-            if rule.required and not hits:
+            if rule.required and not any(fnmatchcase(name, rule.layers) for name in names):
                 near = difflib.get_close_matches(rule.layers, names, n=1, cutoff=0.0)
                 hint = f"; the nearest layer is {near[0]}" if near else "; the model has no linear layer"
                 raise ValueError(f"pattern {rule.layers!r} matches no layer{hint}")
-            matched.update(dict.fromkeys(hits[-math.ceil(len(hits) * rule.last) :], rule.layer))
+        matched = last_matching(names, ((rule.layers, rule.last, rule.layer) for rule in self.rules))
         kept = [name for name in names if name in matched]
         return {name: found for name in kept if (found := matched[name]).quantizes or found.virtual_weight}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
-from typing import Any
 
 import pandas as pd
 
+from altgrad.config.recipe import last_matching
 from altgrad.formats import Format
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.load import COMPLETED, IDENTITY, Study
@@ -84,11 +82,8 @@ def weight_format(study: Study, name: str, layers: Iterable[str]) -> tuple[Forma
     """
     cell = next(cell for cell in study.resolved.values() if cell["format"] == name)
     every = list(dict.fromkeys([*study.monitors["layer"][study.monitors["role"] == "weight"], *layers]))
-    weights: dict[str, dict[str, Any] | None] = {}
-    for rule in study.last_rules(name):  # the last one that matches wins
-        hits = [layer for layer in every if fnmatchcase(layer, rule["layers"])]
-        last = hits[-math.ceil(len(hits) * rule.get("last", 1)) :]
-        weights.update(dict.fromkeys(last, rule["weight"]))
+    rules = ((rule["layers"], rule.get("last", 1), rule["weight"]) for rule in study.last_rules(name))
+    weights = last_matching(every, rules)
     by_format: dict[str, list[str]] = {}
     for layer in dict.fromkeys(layers):
         if (weight := weights.get(layer)) is not None:
