@@ -15,7 +15,7 @@ Infinities saturate. NaN, which no finite gradient brings, is stored as the larg
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -26,6 +26,7 @@ from altgrad.config.arms import Arm
 from altgrad.config.state import Moment
 from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.numerics import compute_scale, uniform
+from altgrad.optim.sharded import joined, local, parts_by_rows
 
 #: Of an amax, as in torchao and bitsandbytes; the scale of a group of zeros.
 LEAST_AMAX = 1e-12
@@ -145,11 +146,6 @@ class Coding:
         return codes
 
 
-def parts_of(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
-    """Return the parts of the moment ``name`` that ``state`` has, as `Coding.decode` takes them."""
-    return {part: state[name + part] for part in ("", SCALE, POWER) if name + part in state}
-
-
 class Codings:
     """How an arm stores the moments of each parameter."""
 
@@ -160,19 +156,28 @@ class Codings:
     def of(self, p: Tensor) -> dict[str, Coding]:
         """Return the coding of each moment of ``p`` that is stored as codes, by its name.
 
-        Raises ``ValueError`` for a parameter of which this process has a part.
+        Raises ``ValueError`` for a parameter of which this process has a part that does not say all of its codes.
         """
         if self.state is None or p.numel() < self.state.least:
             return {}
-        if is_sharded(p):
-            raise ValueError(
-                f"a parameter of shape {tuple(p.shape)} is sharded, and scales of its state would be of parts of it: "
-                "remove state from the arm, or set its least above the largest parameter"
-            )
         if p.device not in self._known:
             named = ((name, self.state.of(name)) for name in MOMENTS)
             self._known[p.device] = {name: Coding(moment, p.device) for name, moment in named if moment is not None}
+        if is_sharded(p) and not all(_is_local(p, coding.moment) for coding in self._known[p.device].values()):
+            raise ValueError(
+                f"a parameter of shape {tuple(p.shape)} is sharded, and its state has scales or random numbers of more "
+                "than a part: take granularity row or whole blocks of equal parts of rows, rounded to nearest, or "
+                "remove state from the arm"
+            )
         return self._known[p.device]
+
+
+def _is_local(p: Tensor, moment: Moment) -> bool:
+    """Return whether the part of ``p`` that a process has is stored as it is in the whole."""
+    parts = parts_by_rows(p)
+    if parts == 0 or moment.granularity == "tensor" or moment.rounding == "stochastic":
+        return False
+    return p.ndim > 1 if moment.granularity == "row" else p.numel() // parts % moment.block == 0
 
 
 @contextmanager
@@ -180,13 +185,17 @@ def opened(
     codings: dict[str, Coding], state: dict[str, Tensor], names: Iterable[str], p: Tensor, stream: tuple[int, int, int]
 ) -> Iterator[dict[str, Tensor]]:
     """Give the moments ``names`` of ``p`` in float32, and store what has become of them."""
-    moments = {
-        name: codings[name].decode(parts_of(state, name), p.shape) if name in codings else state[name] for name in names
-    }
+    moments = {name: decoded(codings[name], state, name, p) if name in codings else state[name] for name in names}
     yield moments
     for name in moments.keys() & codings.keys():
-        for part, t in codings[name].encode(moments[name], _stream_of(name, stream, p.device)).items():
-            state[name + part].copy_(t)
+        for part, t in codings[name].encode(local(moments[name]), _stream_of(name, stream, p.device)).items():
+            local(state[name + part]).copy_(t)
+
+
+def decoded(coding: Coding, state: Mapping[str, Tensor], name: str, p: Tensor) -> Tensor:
+    """Return the moment ``name`` of ``p`` in float32, split over processes as ``p`` is."""
+    parts = {part: local(state[name + part]) for part in ("", SCALE, POWER) if name + part in state}
+    return joined(p, coding.decode(parts, local(p).shape))
 
 
 def _stream_of(name: str, stream: tuple[int, int, int], device: torch.device) -> Tensor:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from altgrad.config.arms import Arm
 from altgrad.config.state import State
 from altgrad.model.quantized.data_parallel import is_sharded
-from altgrad.optim.coded import MOMENTS, POWER, SCALE, Coding, Codings, parts_of
+from altgrad.optim.coded import MOMENTS, POWER, SCALE, Coding, Codings, decoded
+from altgrad.optim.sharded import joined, local
 from altgrad.optim.weight_grid import WeightGrid
 
 HELD = "held_amax"
@@ -153,16 +154,14 @@ def require_shapes(saved: dict[str, Any], parameters: Sequence[nn.Parameter]) ->
                 )
 
 
-def decoded(state: dict[str, Tensor], codings: Mapping[str, Coding], p: Tensor) -> dict[str, Tensor]:
+def in_float32(state: dict[str, Tensor], codings: Mapping[str, Coding], p: Tensor) -> dict[str, Tensor]:
     """Return ``state`` of ``p`` with the moments that are stored as codes in float32."""
     found = {name: t for name, t in state.items() if not name.endswith((SCALE, POWER))}
     coded = [name for name in codings if name + SCALE in state]
-    return found | {name: codings[name].decode(parts_of(state, name), p.shape) for name in coded}
+    return found | {name: decoded(codings[name], state, name, p) for name in coded}
 
 
-def as_stored(
-    saved: dict[str, Tensor], stored: dict[str, Any] | None, own: Codings, p: Tensor
-) -> dict[str, Tensor]:
+def as_stored(saved: dict[str, Tensor], stored: dict[str, Any] | None, own: Codings, p: Tensor) -> dict[str, Tensor]:
     """Return the ``saved`` state of ``p`` as ``own`` codings store it; what becomes codes is rounded to nearest.
 
     ``stored``: the section ``state`` of the arm that saved it, None if its moments are float32.
@@ -173,10 +172,10 @@ def as_stored(
     codings = {} if theirs is None else {
         name: Coding(moment, p.device) for name in MOMENTS if (moment := theirs.of(name)) is not None
     }  # fmt: skip
-    found = decoded({name: t.to(p.device) for name, t in saved.items()}, codings, p)
+    found = in_float32({name: t.to(p.device) for name, t in saved.items()}, codings, p)
     for name in own.of(p).keys() & found.keys():
-        parts = own.of(p)[name].encode(found.pop(name).float(), nearest=True)
-        found.update((name + part, t) for part, t in parts.items())
+        parts = own.of(p)[name].encode(local(found.pop(name)).float(), nearest=True)
+        found.update((name + part, joined(p, t)) for part, t in parts.items())
     return found
 
 

@@ -19,9 +19,9 @@ from altgrad.numerics.tracing import compile_apart
 from altgrad.optim import update, update_cpu
 from altgrad.optim.coded import Coding, Codings, opened
 from altgrad.optim.groups import completed, initial_groups, share_kept, step_numbers
-from altgrad.optim.loading import Resumable, decoded
+from altgrad.optim.loading import Resumable, in_float32
 from altgrad.optim.plain import step_adamw, step_sgd
-from altgrad.optim.sharded import all_finite, is_elementwise, keep_part, largest, local, whole
+from altgrad.optim.sharded import all_finite, is_elementwise, joined, keep_part, largest, local, whole
 from altgrad.optim.stiffness import Stiffness
 from altgrad.optim.stored import StoredWeight, plain, store
 from altgrad.optim.weight_grid import WeightGrid
@@ -222,18 +222,20 @@ class ArmOptimizer(Resumable):
             if step not in numbers:
                 numbers[step] = self._numbers(group, step, 1, p.device)
             stream, g = (self.seed, places[p], int(step)), cast("Tensor", p.grad)
-            loops = self._plain_loops(p, codings)
+            part, g = local(p), local(g)
+            loops = self._plain_loops(part, codings)
             if loops is not None:
-                loops.step(p, g, state, numbers[step], stream, None)
+                loops.step(part, g, {name: local(t) for name, t in state.items()}, numbers[step], stream, None)
                 continue
-            w = p if p.dtype == torch.float32 else p.float()
+            w = part if part.dtype == torch.float32 else part.float()
             with opened(codings, state, self._plain_names, p, stream) as moments:
-                self._plain_rule(w, g.to(w.dtype), moments, numbers[step], update.NO_GRID)
-            if w is not p:
-                p.copy_(w)
+                own = {name: local(t) for name, t in moments.items()}
+                self._plain_rule(w, g.to(w.dtype), own, numbers[step], update.NO_GRID)
+            if w is not part:
+                part.copy_(w)
         return [p for p in present if p not in coded]
 
-    def _plain_loops(self, p: nn.Parameter, codings: dict[str, Coding]) -> update_cpu.Loops | None:
+    def _plain_loops(self, p: Tensor, codings: dict[str, Coding]) -> update_cpu.Loops | None:
         """Return the loops for the plain form of ``p``, whose moments are codes, if they take it."""
         if not update_cpu.takes(p):
             return None
@@ -277,7 +279,7 @@ class ArmOptimizer(Resumable):
 
     def _decoded(self, p: nn.Parameter) -> dict[str, Tensor]:
         """Return the state of ``p`` with its moments in float32."""
-        return decoded(self.state.get(p, {}), self.codings.of(p), p)
+        return in_float32(self.state.get(p, {}), self.codings.of(p), p)
 
     def _group_of(self, p: nn.Parameter) -> dict[str, Any]:
         return next(group for group in self.param_groups if any(p is q for q in group["params"]))
@@ -289,7 +291,8 @@ class ArmOptimizer(Resumable):
             codings = self.codings.of(p)
             for name in names:
                 if name in codings:
-                    state.update((name + part, t) for part, t in codings[name].zeros(p.shape).items())
+                    parts = codings[name].zeros(local(p).shape)
+                    state.update((name + part, joined(p, t)) for part, t in parts.items())
                 else:
                     state[name] = torch.zeros_like(p, dtype=self.moment_dtype(p), memory_format=torch.preserve_format)
         return state
@@ -325,4 +328,6 @@ class ArmOptimizer(Resumable):
             grid.held.fill_(largest(p))
             local(p).copy_(grid.on_grid(local(p).to(self.moment_dtype(p))))
             if self.arm.store == "codes":
+                if is_sharded(p):
+                    raise ValueError("store: codes is of weights that one process has; set store: float32")
                 store(p, grid)

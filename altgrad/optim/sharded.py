@@ -6,6 +6,7 @@ steps it in each process alike, and keeps the part. Either way the bits are thos
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -42,6 +43,26 @@ def keep_part(sharded: Any, t: Tensor) -> None:
 
     part: Any = distribute_tensor(t, sharded.device_mesh, sharded.placements, src_data_rank=None)
     local(sharded).copy_(part.to_local())
+
+
+def joined(p: Any, part: Tensor) -> Tensor:
+    """Return ``part``, of a tensor that is split as evenly as ``p`` is by its rows, as this process's part of it."""
+    if not is_sharded(p):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    shape = torch.Size((part.shape[0] * parts_by_rows(p), *part.shape[1:]))
+    stride = part.stride()  # of all but the first dimension, and so of all
+    found: Tensor = DTensor.from_local(part, p.device_mesh, p.placements, run_check=False, shape=shape, stride=stride)
+    return found
+
+
+def parts_by_rows(p: Any) -> int:
+    """Return how many parts ``p`` is in, all of as many of its rows; 0 if it is split otherwise."""
+    sizes = [size for size, place in zip(p.device_mesh.shape, p.placements, strict=True) if not place.is_replicate()]
+    by_rows = all(place.is_replicate() or place.is_shard(0) for place in p.placements)
+    count = math.prod(sizes)
+    return count if by_rows and p.shape[0] % count == 0 else 0
 
 
 def largest(t: Tensor) -> Tensor:

@@ -95,6 +95,8 @@ def _check_devices(cell: Cell) -> None:
         raise UserError(f"{where} is more than the {torch.cuda.device_count()} GPUs that are here; set it to that")
     if cell.model.dropout:
         raise UserError(f"{where}: the processes would drop other units than one alone; set model.dropout to 0")
+    if cell.arm.store == "codes":
+        raise UserError(f"{where}: {cell.optimizer} stores weights as codes, which one process reads; set it to 1")
     share = train.batch // train.devices * cell.model.context
     for rule in cell.rules:
         if rule.torchao:

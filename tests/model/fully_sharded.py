@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +113,12 @@ def stepped(
 
 
 def arm_of(name: str) -> Arm:
-    return Arm(lr=0.01) if name == "plain" else arm_named(name)
+    state = {"m": {"format": "E4M3", "block": 128}, "v": {"format": "UE4M4", "granularity": "row"}}
+    made = {
+        "plain": lambda: Arm(lr=0.01), "rung, state": lambda: arm_named("rung", state=state),
+        "stiff_matched, state": lambda: arm_named("stiff_matched", state=state),
+    }  # fmt: skip
+    return made[name]() if name in made else arm_named(name)
 
 
 def main(folder: Path, rank: int, count: int) -> None:
@@ -125,7 +132,7 @@ def main(folder: Path, rank: int, count: int) -> None:
         found["ddp"][recipe] = trained(nn.parallel.DistributedDataParallel(model_of(recipe, sync=True)), rank, count)
         found["saved"][recipe] = saved(folder / recipe, recipe, count)
         found["parallel"][recipe] = parallel(recipe)
-    for name in ["plain", *ARMS]:
+    for name in STEPPED:
         found["stepped"][name] = stepped(sharded(model_of("tensor")), arm_of(name))["weights"]
     found["replaced"] = {name: replaced(name) for name in REPLACED}
     found["skipped"] = skipped(rank)
@@ -136,7 +143,10 @@ def main(folder: Path, rank: int, count: int) -> None:
     dist.destroy_process_group()
 
 
-REPLACED = ("adamw", "stiff_update", "stiff_matched", "adamw_sr")
+#: Whose state has scales of a whole tensor or stochastic rounding, or whose weights lie in memory as codes.
+REFUSED = {"adamw_fishman": "more than a part", "eco_3_bytes": "one process", "rung_3_bytes": "one process"}
+STEPPED = ["plain", "rung, state", "stiff_matched, state", *(name for name in ARMS if name not in REFUSED)]
+REPLACED = ("adamw", "adamw_e4m3_state", "stiff_update", "stiff_matched", "adamw_sr")
 
 
 def replaced(name: str) -> dict[str, Tensor]:
@@ -165,7 +175,7 @@ def skipped(rank: int) -> tuple[int, bool]:
     return optimizer.skipped, all(torch.equal(whole(p), before[name]) for name, p in model.named_parameters())
 
 
-RESUMED = "stiff_matched"
+RESUMED = "stiff_matched, state"
 
 
 def saved(folder: Path, recipe: str, count: int) -> dict[str, Tensor]:
@@ -217,10 +227,12 @@ def refused() -> dict[str, str]:
     def tensor_parallel() -> nn.Module:
         return parallelize_module(nn.Sequential(nn.Linear(32, 64)), mesh, {"0": ColwiseParallel()})
 
-    tries = {
+    tries: dict[str, Callable[[], object]] = {
         "fully_shard, then quantized": lambda: then_quantized(fully_shard(nn.Sequential(nn.Linear(32, 64)), mesh=mesh)),
         "tensor parallel, then quantized": lambda: then_quantized(tensor_parallel()),
     }
+    for name in REFUSED:
+        tries[name] = partial(stepped, sharded(model_of("tensor")), arm_of(name))
     for name, attempt in tries.items():
         try:
             attempt()

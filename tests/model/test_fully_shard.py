@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from tests.model import fully_sharded, stacks
-from tests.optim.arms import ARMS
 
 Found = dict[int, dict[str, Any]]
 
@@ -43,7 +42,7 @@ def test_sharded_layers_train_as_one_process_with_the_whole_batch(found: Found, 
         torch.testing.assert_close(several["state"][name], t * own, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["plain", *ARMS])
+@pytest.mark.parametrize("name", fully_sharded.STEPPED)
 @pytest.mark.parametrize("count", [2, 4])
 def test_every_arm_steps_its_parts_as_one_process_to_the_bit(found: Found, count: int, name: str) -> None:
     one = fully_sharded.stepped(fully_sharded.model_of("tensor"), fully_sharded.arm_of(name))["weights"]
@@ -83,3 +82,5 @@ def test_what_is_split_otherwise_is_refused_in_a_sentence(found: Found) -> None:
     said = found[2]["refused"]
     for first in ("fully_shard", "tensor parallel"):
         assert "quantize the model first, and shard it then by fully_shard" in said[f"{first}, then quantized"]
+    for name, words in fully_sharded.REFUSED.items():
+        assert words in said[name]
