@@ -12,7 +12,6 @@ from altgrad.reporting import tables
 from altgrad.reporting.figures import FIGURES
 from altgrad.reporting.figures.style import drawing
 from altgrad.reporting.memory import BYTES, front, memory
-from tests.reporting.test_report_figures import _outside
 
 
 @pytest.mark.parametrize("higher_is_better", [False, True])
@@ -40,9 +39,7 @@ def test_bytes_are_shown_where_runs_differ_in_them(study, comparison) -> None:
         heads = [column.head for column in table.columns]
         assert ("bytes" in heads) is shown and len(memory(own, comparison)) == (len(comparison.best) if shown else 0)
         with drawing():
-            figure = spec.draw(own, comparison)
-            assert (figure is not None) is shown
-            assert figure is None or _outside(figure) == []
+            assert (spec.draw(own, comparison) is not None) is shown
         if shown:
             for row in table.rows:
                 assert float(row[heads.index("bytes")]) == sizes[row[0].strip("*")]

@@ -24,11 +24,12 @@ from tests.reporting.made_losses import ADAMW, STIFF, study_of
 
 @pytest.fixture(scope="module")
 def troubled(study):
-    """The study with what figures are there to show: tensors rounded to zero or clamped, noise."""
+    """The study with what figures are there to show: tensors rounded to zero or clamped, noise, and two sizes."""
     monitors, course = study.monitors.copy(), study.course.copy()
     monitors.loc[monitors["metric"].isin(["underflow_frac", "overflow_frac"]), "value"] = 0.11
     course.loc[course["metric"] == "gradient_to_noise", "value"] = 3.4
-    return dataclasses.replace(study, monitors=monitors, course=course)
+    cells = study.cells.assign(bytes_per_parameter=study.cells["format"].map({"bf16": 16.0}).fillna(13.0))
+    return dataclasses.replace(study, cells=cells, monitors=monitors, course=course)
 
 
 @pytest.mark.parametrize("spec", [spec for spec in FIGURES if spec.section != "gains"], ids=lambda spec: spec.name)
