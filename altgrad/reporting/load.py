@@ -111,7 +111,7 @@ class Study:
 
     def last_rules(self, name: str) -> list[dict[str, Any]]:
         """The rules that a grid entry ended with (in its first cell in the grid)."""
-        key = self.cells.index[self.cells["format"] == name][0]
+        key = next(key for key, cell in self.resolved.items() if cell["format"] == name)
         made = self.switches.get(key)
         return self.resolved[key]["schedule"][made[-1]["place"] - 1]["rules"] if made else self.resolved[key]["rules"]
 
