@@ -8,7 +8,6 @@ from altgrad.reporting import tables, tables_inside
 from altgrad.reporting.anomalies import Case
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Block, Document, Picture, Section, Text
-from altgrad.reporting.failures import failures
 from altgrad.reporting.fairness import conditions
 from altgrad.reporting.figures import at
 from altgrad.reporting.figures.updates import updates_table
@@ -41,7 +40,7 @@ def document(
         Section("What makes it fair", "fairness", [
             tables.fairness_table(conditions(study, comparison, tuning))
         ]),
-        Section("Which runs fail", "failures", [*failures(study, comparison), *_lost(study, ended_badly)]),
+        Section("Which runs fail", "failures", _lost(study, ended_badly)),
         Section("Precision and range", "precision", _shown(pictures, "layers")),
         Section("Weights", "weights", _with_table(
             _shown(pictures, "weights"), tables_inside.diagnosis_table(study, comparison)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.special import ndtri, stdtrit
+from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
 
@@ -56,12 +56,3 @@ def interval(differences: np.ndarray | pd.Series) -> tuple[float, float, float]:
         return math.nan, math.nan, math.nan
     half = t_quantile(found.n - 1) * found.sd / math.sqrt(found.n)
     return found.mean, found.mean - half, found.mean + half
-
-
-def wilson(count: int, total: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share (Journal of the American Statistical Association 22, 1927)."""
-    # Not SciPy's binomtest: loading scipy.stats takes a report 0.8 s.
-    z, share = float(ndtri(0.5 + CONFIDENCE / 2)), count / total
-    middle = (share + z**2 / (2 * total)) / (1 + z**2 / total)
-    half = z / (1 + z**2 / total) * math.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
-    return max(0.0, middle - half), min(1.0, middle + half)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeGuard
 
-from altgrad.reporting.statistics import Difference, wilson
+from altgrad.reporting.statistics import Difference
 
 NONE = "–"
 MINUS = "−"
@@ -61,14 +61,6 @@ def p_value(p: float | None) -> str:
     texts = (f"{p:.{digits}g}" for digits in range(2, 6))
     told = next((text for text in texts if float(text) != LEVEL), f"{p:.2g}")
     return "< 0.0001" if p < 1e-4 else told if p < 0.995 else "1"
-
-
-def percent_of(count: int, total: int) -> str:
-    """Return a share with its 95 % interval, such as "3 of 30 [3 %, 26 %]"."""
-    if not total:
-        return "of nothing"
-    low, high = wilson(count, total)
-    return f"{count} of {total} [{number(100 * low, 0)} %, {number(100 * high, 0)} %]"
 
 
 def duration(seconds: float | None) -> str:

@@ -1,4 +1,4 @@
-"""A search as a page: a table per set of settings, a sentence about E7M0, a figure."""
+"""A search as a page: a figure, and a table of all sets of settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from altgrad.config.files import replacing, write_text
-from altgrad.reporting.document import Block, Code, Column, Document, Picture, Section, Table, Text
+from altgrad.reporting.document import Code, Column, Document, Picture, Section, Table, Text
 from altgrad.reporting.figures.style import drawing, looks, panels, save
 from altgrad.reporting.markdown import to_markdown
 from altgrad.reporting.tables import words
@@ -17,7 +17,6 @@ from altgrad.reporting.wording import joined, number, plural
 from altgrad.stability.search import Edge, Ladder, edge_of
 
 QUESTION = "Up to which learning rate does each format train, and what happens beyond?"
-NO_SIGNIFICAND, REFERENCE = "E7M0", "E4M3"
 
 
 def write(rows: pd.DataFrame, ladder: Ladder, within: float, folder: Path, command: str, trained: str) -> None:
@@ -42,7 +41,7 @@ def write(rows: pd.DataFrame, ladder: Ladder, within: float, folder: Path, comma
         "Filled: the largest stable rate. Hollow: the lowest that was found not to be. An arrow: the ladder's end.",
     )  # fmt: skip
     document = Document(
-        "Stability", QUESTION, [*_said(edges), figure],
+        "Stability", QUESTION, [figure],
         [
             Section("The numbers", "numbers", [table_of(rows, edges, ladder, note)]),
             Section("How to repeat it", "repeat", [Text(trained), Code(command)]),
@@ -124,24 +123,3 @@ def _what_happens(beyond: pd.DataFrame) -> str:
     said = joined([text if len(ends) == 1 else f"{text} in {count}" for text, count in ends.items()])
     higher = beyond[beyond["outcome"] != "diverged"]["val_loss"].mean()
     return said if higher != higher else f"{said}, {number(higher, 4)}"
-
-
-def _said(edges: dict[tuple[str, str, str], Edge]) -> list[Block]:
-    """Say whether the format without significand bits is less stable than the one it is held against."""
-    found: list[Block] = []
-    for (variant, entry, arm), edge in edges.items():
-        other = edges.get((variant, REFERENCE, arm))
-        if entry != NO_SIGNIFICAND or other is None:
-            continue
-        where = f"With `{variant}`, under" if variant else "Under"
-        if edge.unstable is None and other.unstable is None:
-            text = f"neither {entry} nor {REFERENCE} loses stability at any rate tried"
-        elif edge == other:
-            text = f"{entry} loses stability at the same rate as {REFERENCE}"
-        else:
-            sooner = (edge.stable if edge.stable is not None else -99) < (
-                other.stable if other.stable is not None else -99
-            )
-            text = f"{entry} loses stability at a {'lower' if sooner else 'higher'} rate than {REFERENCE}"
-        found.append(Text(f"{where} `{arm}` {text}."))
-    return found

@@ -89,8 +89,6 @@ def test_the_page_says_where_stability_ends_and_what_happens_beyond(tmp_path):
     assert "| 64 or more | 3.5900 | – |" in lines["E4M3", "rung"]
     assert f"| 1 | 3.8000 | {happens}, 4.1000 |" in lines["E7M0", "adamw"]
     assert "| below 0.1250 |" in lines["E7M0", "rung"] and "| diverges (spike) |" in lines["E7M0", "rung"]
-    assert text.count("E7M0 loses stability at a lower rate than E4M3") == 2
-    assert "Under `eco` E7M0 loses stability at the same rate as E4M3." in text
     assert (tmp_path / "figures/stability.png").exists()
     assert len(pd.read_csv(tmp_path / "results.csv")) == len(rows)
 
