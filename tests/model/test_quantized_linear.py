@@ -177,14 +177,6 @@ def test_the_sum_of_exact_products_is_exact():
     assert torch.equal(layer(x), x @ weight.t())
 
 
-@pytest.mark.parametrize("format", EIGHT_BIT)
-def test_every_eight_bit_value_is_exact_in_bfloat16(format):
-    fmt = get_format(format)
-    values = torch.tensor(fmt.values, dtype=torch.float64)
-    assert exact_in_bfloat16(fmt)
-    assert torch.equal(values.bfloat16().double(), values)
-
-
 @pytest.mark.parametrize("name", format_names())
 def test_exactness_in_bfloat16_is_judged_as_the_cast_judges_it(name):
     fmt = get_format(name)

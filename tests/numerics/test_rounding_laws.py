@@ -39,24 +39,6 @@ def test_results_are_on_the_quantization_grid(fmt):
 
 
 @every_format
-def test_every_representable_value_is_fixed(fmt):
-    values = torch.tensor(fmt.code_values[abs(fmt.code_values) <= fmt.max], dtype=torch.float32)
-    assert_identical(rounded(values, fmt), values, values)
-
-
-@every_format
-def test_rounding_is_idempotent(fmt):
-    once = rounded(INPUTS, fmt)
-    assert_identical(rounded(once, fmt), once, INPUTS)
-
-
-@every_format
-def test_rounding_is_monotone(fmt):
-    ordered = INPUTS[~INPUTS.isnan()].sort().values
-    assert (rounded(ordered, fmt).diff() >= 0).all()
-
-
-@every_format
 def test_rounding_is_odd(fmt):
     # Where there is no -0, both zeros round to +0; adding 0 forgets the sign of zero.
     assert_identical(rounded(-INPUTS, fmt) + 0.0, -rounded(INPUTS, fmt) + 0.0, INPUTS)
@@ -140,13 +122,6 @@ def test_stochastic_rounding_is_unbiased(fmt):
 
 
 without_clock = settings(deadline=None, database=None)
-
-
-@without_clock
-@given(st.floats(width=32, allow_nan=False), st.floats(width=32, allow_nan=False), st.sampled_from(KERNEL_FORMATS))
-def test_order_survives_rounding(a, b, fmt):
-    low, high = rounded(torch.tensor(sorted([a, b])), fmt)
-    assert low <= high
 
 
 @without_clock
