@@ -212,24 +212,6 @@ def test_tables_show_the_rows_with_the_words_that_are_asked_for(opened) -> None:
     assert shown.count() == 18
 
 
-def test_figures_enlarge_and_close(opened) -> None:
-    page = opened("index.html")
-    page.locator("figure .enlarge").first.click()
-    dialog = page.locator("dialog")
-    assert dialog.is_visible() and dialog.locator("img").get_attribute("src").startswith("data:image/png")
-    page.keyboard.press("Escape")
-    assert not dialog.is_visible()
-
-
-def test_the_contents_stay_in_sight(opened) -> None:
-    page = opened("index.html")
-    page.locator("nav a", has_text="What it was").click()
-    page.wait_for_timeout(800)
-    assert page.locator("nav").bounding_box()["y"] == pytest.approx(0, abs=1)
-    heading = page.locator("h2#settings").bounding_box()
-    assert heading["y"] >= page.locator("nav").bounding_box()["height"] - 1, "and hide no heading"
-
-
 def test_a_cell_is_reached_from_the_report_and_from_another_cell(opened, project: Path) -> None:
     page = opened("index.html")
     page.locator(f'a[href="cells.html#{DIVERGED}"]').first.click()

@@ -27,9 +27,10 @@ from tests.optim.arms import ARMS
 from tests.training.conftest import VOCABULARY, interruption, make_cell
 
 ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "quantized"]
-# They differ from others in what a step is, which tests/optim holds: their whole runs are not for every day.
-STEP_ALONE = ("profile", "relative", "row_relative", "muon")
-WHOLE_RUNS = [pytest.param(name, marks=pytest.mark.slow) if name in STEP_ALONE else name for name in ARMS]
+# Of master weights, of weights on their grid, of what makes up for rounding. What else arms differ in is a step, for
+# which tests/optim/test_optimizer.py has both laws of whole runs: the others' are not for every day.
+EVERY_DAY = ("stiff_update", "rung", "eco")
+WHOLE_RUNS = [name if name in EVERY_DAY else pytest.param(name, marks=pytest.mark.slow) for name in ARMS]
 CHECKPOINT = "step-00000012.safetensors"
 
 

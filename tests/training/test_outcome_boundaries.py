@@ -81,9 +81,3 @@ def test_only_a_spike_is_judged_at_the_end():
     spiking.spike_start = 3
     spiking.finish()
     assert spiking.outcome_step == 9  # judged once
-
-
-def test_a_validation_loss_that_is_not_finite_is_a_divergence():
-    tracker = OutcomeTracker(2.0, WINDOW)
-    tracker.nonfinite(11)
-    assert (tracker.outcome, tracker.signature, tracker.outcome_step) == ("diverged", "nonfinite", 11)
