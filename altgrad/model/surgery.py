@@ -273,9 +273,11 @@ def _with_hooks_of(layer: nn.Module, quantized: nn.Module) -> nn.Module:
 def _plain(layer: QuantizedLinear | nn.Linear) -> nn.Module:
     """Return an unquantized layer on the parameters of ``layer``."""
     if isinstance(layer, QuantizedLinear) and layer.replaced:
-        plain = layer.replaced[0].train(layer.training)
+        plain = layer.replaced[0]
     else:
-        plain = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+        made = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+        plain = _with_hooks_of(layer, made)
+    plain.train(layer.training)
     for name, parameter in zip(("weight", "bias"), weight_and_bias(layer), strict=True):
         plain.register_parameter(name, parameter)
     return plain

@@ -9,7 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from altgrad.model import LayerRecipe, Recipe, account, quantize_model, unquantize_model
+from altgrad.model import (
+    LayerRecipe,
+    QuantizedLinear,
+    Recipe,
+    Rule,
+    account,
+    quantize_model,
+    requantize_model,
+    unquantize_model,
+)
 
 
 class Doubled(nn.Linear):
@@ -86,3 +95,55 @@ def test_a_hook_that_came_after_quantization_stays_when_it_is_undone() -> None:
     model[0].register_forward_hook(lambda *_: called.append(1))
     unquantize_model(model)(torch.randn(4, 32))
     assert called == [1]
+
+
+RECIPES = {
+    "tensor": Recipe.uniform("E3M4"), "plain": Recipe(()),
+    "virtual": Recipe([Rule(layers="*", weight={"format": "E3M4", "virtual": True})]),
+    "torchao": Recipe([LayerRecipe(torchao="rowwise").on("*")]), "delayed": Recipe.uniform("E4M3", scaling="delayed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("first", RECIPES)
+@pytest.mark.parametrize("second", RECIPES)
+def test_a_model_that_is_quantized_anew_is_one_that_was_quantized_so(first: str, second: str) -> None:
+    """With its parameters, its mode and what hangs on its calls."""
+    called: list[int] = []
+    again, fresh = (nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 16)).eval() for _ in range(2))
+    again.load_state_dict(fresh.state_dict())
+    parameters = list(again.parameters())
+    again[0].register_forward_hook(lambda *_: called.append(1))
+    requantize_model(quantize_model(again, RECIPES[first]), RECIPES[second])
+    quantize_model(fresh, RECIPES[second])
+    assert list(map(id, again.parameters())) == list(map(id, parameters))
+    assert str(again) == str(fresh) and len(again._forward_hooks) == len(fresh._forward_hooks)
+    x = torch.randn(16, 32)
+    for model in (again, fresh):
+        model(x).square().sum().backward()
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(again.parameters(), fresh.parameters(), strict=True))
+    assert called == [1] and not any(module.training for module in again.modules())
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_history_goes_on_where_it_means_the_same_and_random_numbers_are_new(kept: bool) -> None:
+    def recipe(fmt: str, length: int) -> Recipe:
+        stochastic = {"format": "E5M2", "rounding": "stochastic"}
+        delayed = {"format": fmt, "scaling": "delayed", "history": length}
+        return Recipe([Rule(layers="*", input=delayed, grad=stochastic)])
+
+    model = quantize_model(nn.Sequential(nn.Linear(16, 16)), recipe("E3M4", 4), seed=3)
+    for size in (1.0, 2.0, 3.0):
+        model(torch.full((4, 16), size)).sum().backward()
+    drawn = model[0].quantizer("grad").stream.tolist()
+    requantize_model(model, recipe("E5M2", 4 if kept else 5), seed=3, change=2)
+    assert isinstance(model[0], QuantizedLinear)
+    assert model[0].quantizer("input").history.tolist() == ([3, 2, 1, 0] if kept else [0] * 5)
+    assert drawn[2] == 3 and model[0].quantizer("grad").stream.tolist() == [3, drawn[1] + (2 << 20), 0]
+
+
+def test_a_recipe_that_does_not_fit_leaves_the_model_as_it_was() -> None:
+    model = quantize_model(nn.Sequential(nn.Linear(16, 16)), Recipe.uniform("E3M4"))
+    before = model[0]
+    with pytest.raises(ValueError, match="pattern 'haed' matches no layer"):
+        requantize_model(model, Recipe([Rule(layers="haed", weight="E4M3")]))
+    assert model[0] is before and before.recipe.weight.format.name == "E3M4"

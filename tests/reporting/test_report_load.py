@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from altgrad.config import UserError
-from altgrad.reporting import prune
+from altgrad.config.files import read_json, write_json
+from altgrad.reporting import prune, roles, tables
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING
 from tests.reporting.synthetic_project import SMALL, read, write_project
 
@@ -104,3 +106,37 @@ def test_prune_needs_no_folders_to_prune(root: Path) -> None:
     for folder in ("runs", "diag"):
         shutil.rmtree(root / "data" / folder)
     assert prune(root / "data") == []
+
+
+def test_a_recipe_that_changes_is_described_with_what_it_changed_to_and_when(tmp_path: Path) -> None:
+    """In the entry of two seeds, one of which met what it waited for; its rules are the other format's."""
+    write_project(tmp_path, ["bf16", "E3M4", "E5M2"], seeds=(0, 1), **SMALL)
+    other = read_json(tmp_path / "data/grid/E5M2-adamw-0-1.json")
+    planned = [
+        {"after": None, "when": {"spike": 1.5, "overflow": None, "nonfinite": True}, "recipe": "E5M2"},
+        {"after": 0.9, "when": None, "recipe": "bf16"},
+    ]
+    made = [{"step": 54, "recipe": "bf16", "place": 2, "why": "after"}]
+    for seed in (0, 1):
+        grid, run, diagnosis = (tmp_path / "data" / place for place in (
+            f"grid/E3M4-adamw-{seed}-1.json", f"runs/E3M4-adamw-{seed}-1/metrics.json", f"diag/E3M4-adamw-{seed}-1.json"
+        ))  # fmt: skip
+        rules = [other["rules"], []]
+        schedule = [switch | {"rules": own} for switch, own in zip(planned, rules, strict=True)]
+        write_json(grid, read_json(grid) | {"schedule": schedule})
+        write_json(diagnosis, read_json(diagnosis) | {"cell_sha256": hashlib.sha256(grid.read_bytes()).hexdigest()})
+        met = [{"step": 7, "recipe": "E5M2", "place": 1, "why": "spike"}] if seed else []
+        write_json(run, read_json(run) | {"switches": met + made})
+    study = read(tmp_path)
+    assert study.count(COMPLETED) == 6
+    assert tables.changes_table(study).rows == [
+        ["E3M4", "E5M2", "nonfinite or spike > 1.5", "1 of 2", "7"],
+        ["E3M4", "bf16", "after 90 % of the steps", "2 of 2", "54"],
+    ]
+    layers = [row[0] for row in tables.recipe_table(study).rows]
+    assert "E5M2: `*`" in layers and study.last_rules("E3M4") == []
+    assert roles.geometry(study, "E3M4")[0] == {"E3M4", "E5M2"} and tables.changes_table(study) is not None
+
+
+def test_without_one_nothing_is_said_of_it(study) -> None:
+    assert tables.changes_table(study) is None

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from altgrad.config import Cell, UserError
-from altgrad.model import GPT, GPTConfig, Recipe, quantize_model
+from altgrad.model import GPT, GPTConfig, Recipe, quantize_model, requantize_model
 from altgrad.model.hardware import multiplies_bf16
 from altgrad.training import graphs, machine, trainer
 from altgrad.training.graphs import compile_model, structure
@@ -30,6 +30,7 @@ SAME = {
     "another format": lambda: quantized("E3M4"),
     "other weights": lambda: quantized("E4M3", seed=5),
     "another gradient": lambda: quantized("E4M3", grad="E3M4"),
+    "another recipe before": lambda: requantize_model(quantized("E3M4", granularity="row"), Recipe.uniform("E4M3")),
 }
 OTHER = {
     "unquantized": lambda: quantize_model(GPT(CONFIG), Recipe(())),
@@ -42,6 +43,7 @@ OTHER = {
     "scales of two levels": lambda: quantized("E4M3", granularity="block", scale="E4M3"),
     "a scale per block": lambda: quantized("E4M3", granularity="block", scale="E8M0"),
     "delayed scales": lambda: quantized("E4M3", scaling="delayed"),
+    "another estimator": lambda: quantized("E4M3", gradient="relu"),
     "float32 operands": lambda: quantized("FP16"),
     "untied": lambda: untied(quantized("E4M3")),
     "one frozen": lambda: frozen(quantized("E4M3")),

@@ -12,7 +12,7 @@ import torch
 
 from altgrad.config import Cell, UserError
 from altgrad.diagnostics.saved import SavedRun
-from altgrad.training import train_cell
+from altgrad.training import graphs, train_cell
 from altgrad.training.monitor import Monitor, Row
 from altgrad.training.plan import check_cells
 from altgrad.training.switches import Switches
@@ -139,6 +139,23 @@ def test_what_happens_changes_the_recipe_and_a_run_that_resumes_too(tokens, tmp_
         with interruption(monkeypatch, step):
             train_cell(cell, tokens, root / "out", root)
         assert trained(cell, tokens, root) == once
+
+
+@pytest.mark.slow
+def test_compiled_there_is_a_graph_for_each_recipe_which_a_run_that_resumes_has_too(tokens, tmp_path, monkeypatch):
+    monkeypatch.setattr(graphs, "_graphs", {})
+    cell = changing({"after": 0.5}, compile="on")
+    once = trained(cell, tokens, tmp_path / "once")
+    assert len(graphs._graphs) == 2
+    for step in (STEP - 1, STEP):
+        root = tmp_path / f"{step}"
+        with interruption(monkeypatch, step):
+            train_cell(cell, tokens, root / "out", root)
+        assert trained(cell, tokens, root) == once
+    assert len(graphs._graphs) == 2
+    history = pd.read_csv(io.BytesIO(once["history.csv"]))
+    eager = pd.read_csv(io.BytesIO(trained(changing({"after": 0.5}), tokens, tmp_path / "eager")["history.csv"]))
+    assert history["recipe"].equals(eager["recipe"])
 
 
 def test_a_failure_that_the_last_recipe_does_not_mend_is_a_divergence(tokens, tmp_path, monkeypatch):
