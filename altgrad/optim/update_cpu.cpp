@@ -12,6 +12,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -426,6 +427,86 @@ void direct(const Arm& arm, const Numbers& h, const Tensors& t, float* m, float*
   }
 }
 
+#ifdef ALTGRAD_EIGHTS
+// A whole chunk of AdamW's step, whose moments are codes, in one pass from codes to new moments and the largest of each
+// block, and one back: what Moments, direct_adam and move do, with the same bits.
+class CodedAdam {
+ public:
+  CodedAdam(const Tensors& t, const Numbers& h)
+      : t_(t), h_(h), m_(t.coded_m.eights()), v_(t.coded_v.eights()),
+        unit_(std::min(t.coded_m.block(), t.coded_v.block())) {}
+
+  static bool takes(const Arm& arm, const Tensors& t) {
+    return arm.direction == direction::kAdam && arm.unit == unit::kWeight && t.reference_m == nullptr && t.coded_m &&
+           t.coded_v && t.coded_m.in_eights(true) && t.coded_v.in_eights(false);
+  }
+
+  void operator()(int64_t first) const {
+    alignas(32) float m[kChunk], v[kChunk];
+    float largest_m[kChunk / Eights::kPack], largest_v[kChunk / Eights::kPack];
+    for (int64_t at = 0; at < kChunk; at += unit_) {
+      const int64_t place = at / unit_;
+      if (t_.coded_v.root()) {
+        advance<true>(first + at, m + at, v + at, largest_m[place], largest_v[place]);
+      } else {
+        advance<false>(first + at, m + at, v + at, largest_m[place], largest_v[place]);
+      }
+    }
+    store<true>(t_.coded_m, m_, first, m, largest_m);
+    store<false>(t_.coded_v, v_, first, v, largest_v);
+  }
+
+ private:
+  template <bool kRoot>
+  void advance(int64_t first, float* m, float* v, float& largest_m, float& largest_v) const {
+    const auto all = [](float x) { return _mm256_set1_ps(x); };
+    const __m256 scale_m = all(t_.coded_m.scale_of(first)), scale_v = all(t_.coded_v.scale_of(first));
+    const __m256 rest1 = all(1.0f - h_.beta1), rest2 = all(1.0f - h_.beta2), beta2 = all(h_.beta2), eps = all(h_.eps);
+    const __m256 unbias1 = all(h_.unbias1), unbias2 = all(h_.unbias2), decay = all(h_.decay), lr = all(h_.lr);
+    const __m256i magnitude = Eights::all(INT32_MAX);
+    __m256i found_m = _mm256_setzero_si256(), found_v = found_m;
+    float* p = t_.p + first;
+    for (int64_t i = 0; i < unit_; i += Eights::kWidth) {
+      const __m256 g = _mm256_loadu_ps(t_.g + first + i);
+      const __m256 old_m = m_.load<true>(t_.coded_m.codes_at(first + i), scale_m);
+      __m256 old_v = v_.load<false>(t_.coded_v.codes_at(first + i), scale_v);
+      if (kRoot) old_v = _mm256_mul_ps(old_v, old_v);
+      const __m256 new_m = _mm256_add_ps(old_m, _mm256_mul_ps(_mm256_sub_ps(g, old_m), rest1));
+      __m256 new_v = _mm256_add_ps(_mm256_mul_ps(old_v, beta2), _mm256_mul_ps(_mm256_mul_ps(g, g), rest2));
+      const __m256 below = _mm256_add_ps(_mm256_sqrt_ps(_mm256_mul_ps(new_v, unbias2)), eps);
+      const __m256 step = _mm256_div_ps(_mm256_mul_ps(new_m, unbias1), below);
+      const __m256 kept = _mm256_mul_ps(_mm256_loadu_ps(p + i), decay);
+      _mm256_storeu_ps(p + i, _mm256_sub_ps(kept, _mm256_mul_ps(lr, step)));
+      if (kRoot) new_v = _mm256_sqrt_ps(_mm256_min_ps(new_v, all(std::numeric_limits<float>::max())));
+      _mm256_store_ps(m + i, new_m);
+      _mm256_store_ps(v + i, new_v);
+      found_m = _mm256_max_epi32(found_m, _mm256_and_si256(Eights::bits(new_m), magnitude));
+      found_v = _mm256_max_epi32(found_v, Eights::bits(new_v));
+    }
+    largest_m = largest_of(found_m), largest_v = largest_of(found_v);
+  }
+
+  template <bool kSigned>
+  void store(const Codec& codec, const Eights& eights, int64_t first, float* x, const float* largest) const {
+    for (int64_t at = 0; at < kChunk; at += codec.block()) {
+      const float* own = largest + at / unit_;
+      codec.store_block<kSigned>(eights, first + at, x + at, *std::max_element(own, own + codec.block() / unit_));
+    }
+  }
+
+  static float largest_of(__m256i found) {
+    int32_t lanes[Eights::kWidth];
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), found);
+    return std::bit_cast<float>(*std::max_element(lanes, lanes + Eights::kWidth));
+  }
+
+  const Tensors& t_;
+  const Numbers& h_;
+  const Eights m_, v_;
+  const int64_t unit_;
+};
+#endif
+
 template <class F>
 void move_by_rungs(const Numbers h, float* __restrict p, const float* __restrict step,
                    const float* __restrict random, int64_t n, const Line line, const float scale, const F divided) {
@@ -518,6 +599,12 @@ class Step {
 
   // Moves a chunk, and returns its largest weight if someone asks for it.
   uint32_t finish(int64_t first, int64_t n) const {
+#ifdef ALTGRAD_EIGHTS
+    if (n == kChunk && stiffness_ == nullptr && directions_ == nullptr && CodedAdam::takes(arm_, t_)) {
+      CodedAdam(t_, h_)(first);
+      return arm_.weights == weights::kMaster ? 0u : largest(t_.p + first, n);
+    }
+#endif
     float factor[kChunk], fresh[kChunk], *weight = t_.p + first, *step = fresh;
     if (directions_ == nullptr) {
       Moments moments(t_, first, n);

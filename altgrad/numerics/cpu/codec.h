@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "definitions.h"
+#include "eights.h"
 #include "philox.h"
 
 namespace altgrad {
@@ -87,19 +88,39 @@ class Codec {
       const int64_t count = std::min(block_, n - begin);
       uint32_t found = 0;
       for (int64_t i = 0; i < count; ++i) found = std::max(found, std::bit_cast<uint32_t>(x[begin + i]) & kMagnitude);
-      const float amax = std::max(std::min(std::bit_cast<float>(found), std::numeric_limits<float>::max()),
-                                  codec::kLeastAmax);
-      const float scale = power_of_two_ ? power_above(amax) : amax / largest_;
-      keep_scale((first + begin) / block_, scale);
-      with_division(scale, [&](const auto divided) {
-        encode(x + begin, random + begin, count, divided, codes + begin);
-      });
+      encode_block((first + begin) / block_, x + begin, random + begin, count, std::bit_cast<float>(found),
+                   codes + begin);
     }
     if (packed_) {
       if (n % 2 == 1) unpacked[n] = 0;
       for (int64_t i = 0; i < n; i += 2) codes_[(first + i) / 2] = static_cast<uint8_t>(codes[i] << 4 | codes[i + 1]);
     }
   }
+
+#ifdef ALTGRAD_EIGHTS
+  // Whether the loops of eights.h take these codes, of moments without a sign if `sign` is false.
+  bool in_eights(bool sign) const {
+    const bool plain = !mapped_ && !stochastic_ && sign_shift_ == 24 && shift_ < 23 && spacing_ >= 0x1p-40f;
+    return plain && (negative_zero_ || sign_code_ == 0 || !sign) && (sign_code_ != 0 || !sign) &&
+           block_ % Eights::kPack == 0;
+  }
+  Eights eights() const { return {shift_, rebias_, lowest_normal()}; }
+  int64_t block() const { return block_; }
+  bool root() const { return root_; }
+  float scale_of(int64_t place) const { return scale_at(place / block_); }
+
+  // Stores a block, whose root has been taken, from its largest magnitude on.
+  template <bool kSigned>
+  void store_block(const Eights& eights, int64_t place, float* x, float largest) const {
+    const float scale = largest <= 0x1p58f ? new_scale(place / block_, largest) : 0.0f;
+    if (scale >= 0x1p-60f) {
+      eights.store<kSigned>(x, block_, scale, codes_ + place);
+    } else {
+      encode_block(place / block_, x, x, block_, largest, codes_ + place);
+    }
+  }
+  const uint8_t* codes_at(int64_t place) const { return codes_ + place; }
+#endif
 
  private:
   static constexpr int64_t kRoom = 512 + Stream::kRow;
@@ -158,7 +179,7 @@ class Codec {
              uint32_t* __restrict codes) const {
     const int shift = shift_, sign_shift = sign_shift_;
     const uint32_t sign_code = sign_code_, rebias = rebias_, to_anchor = static_cast<uint32_t>(shift) << 23;
-    const int32_t lowest = std::bit_cast<int32_t>(spacing_ * static_cast<float>(static_cast<int32_t>(first_normal_)));
+    const int32_t lowest = lowest_normal();
     const uint32_t offset = to_anchor + (static_cast<uint32_t>(lowest) >> shift);
     const int32_t max = std::bit_cast<int32_t>(max_);
     const float half = 0.5f * spacing_;
@@ -203,6 +224,28 @@ class Codec {
       codes[i] = static_cast<uint32_t>(bounded ^ sign) & rest;
     }
     for (int64_t i = 0; i < n; ++i) codes[i] = (table_[places[i]] + codes[i]) >> entry;
+  }
+
+  int32_t lowest_normal() const {
+    return std::bit_cast<int32_t>(spacing_ * static_cast<float>(static_cast<int32_t>(first_normal_)));
+  }
+
+  // Stores a block whose largest magnitude is `largest`, or infinite.
+  void encode_block(int64_t block, float* x, const float* random, int64_t n, float largest, uint8_t* codes) const {
+    constexpr float kMost = std::numeric_limits<float>::max();
+    if (!(largest <= kMost)) {
+      for (int64_t i = 0; i < n; ++i) x[i] = std::max(std::min(x[i], kMost), -kMost);
+    }
+    const float scale = new_scale(block, std::min(largest, kMost));
+    with_division(scale, [&](const auto divided) { encode(x, random, n, divided, codes); });
+  }
+
+  // Keeps the scale of a block, and returns it.
+  float new_scale(int64_t block, float largest) const {
+    const float amax = std::max(largest, codec::kLeastAmax);
+    const float scale = power_of_two_ ? power_above(amax) : amax / largest_;
+    keep_scale(block, scale);
+    return scale;
   }
 
   // The power of two at or above amax / largest.
