@@ -28,12 +28,6 @@ def numbers(scope: str, values: dict[str, int | float]) -> str:
     return "\n".join([f"namespace altgrad::{scope} {{", *lines, "}\n"])
 
 
-def array(scope: str, name: str, values: Iterable[int]) -> str:
-    """Return ``values`` as an array of float."""
-    listed = ", ".join(f"{value}.0f" for value in values)
-    return f"namespace altgrad::{scope} {{\nconstexpr float {_constant(name)}[] = {{{listed}}};\n}}\n"
-
-
 def of_module(scope: str, module: ModuleType, names: str) -> str:
     """Return the constants of ``module`` that have these names, separated by spaces."""
     return numbers(scope, {name: getattr(module, name) for name in names.split()})
@@ -49,7 +43,6 @@ NUMERICS = "".join([
     enumeration("learns", constants.LEARNS),
     enumeration("scale_rule", (*constants.SCALE_RULES, "two_level", "four_over_six")),  # the last: TWO_LEVEL and on
     of_module("codes", constants, "NAN_CODE"),
-    array("hadamard", "signs", constants.HADAMARD_SIGNS),
     of_module("philox", random, "BITS LANES ROUNDS"),
     numbers("philox", {f"multiplier{i}": value for i, value in enumerate(random.MULTIPLIERS)}),
     numbers("philox", {f"weyl{i}": value for i, value in enumerate(random.WEYL)}),

@@ -25,6 +25,9 @@
 #define EACH_ALONE _Pragma("GCC ivdep")
 #endif
 
+// Before what loops over elements call: of so many loops GCC would compile some with calls, and so not in vectors.
+#define INLINE [[gnu::always_inline]] inline
+
 namespace altgrad {
 
 using torch::stable::Tensor;
@@ -60,7 +63,7 @@ struct Spacing {
 
   explicit Spacing(const Grid& grid) : max(grid.max), lowest(grid.spacing), per_binade(grid.per_binade()) {}
 
-  float operator()(float x) const {
+  INLINE float operator()(float x) const {
     const float found = power_of_two_below(std::min(absolute(x), max)) * per_binade;
     return found > lowest ? found : lowest;
   }
@@ -113,16 +116,16 @@ struct Rounder {
   }
   Moved moved(float scale) const { return {std::bit_cast<uint32_t>(std::bit_cast<float>(lowest) * (1 / scale))}; }
 
-  float operator()(float x) const { return (*this)(x, Scale{1}); }
+  INLINE float operator()(float x) const { return (*this)(x, Scale{1}); }
 
   template <class P>
-  float operator()(float x, P place) const {
+  INLINE float operator()(float x, P place) const {
     return std::bit_cast<float>(nearest(x, place) | (std::bit_cast<uint32_t>(x) & sign));
   }
 
   // The same for two bfloat16 in a word, if that holds the results.
   template <class P>
-  uint32_t pair(uint32_t x, P low_place, P high_place) const {
+  INLINE uint32_t pair(uint32_t x, P low_place, P high_place) const {
     const uint32_t low = nearest(std::bit_cast<float>(x << 16), low_place);
     const uint32_t high = nearest(std::bit_cast<float>(x & 0xffff0000u), high_place);
     return (high | (low >> 16)) | (x & (sign | (sign >> 16)));
@@ -138,7 +141,7 @@ struct Rounder {
       : max(r.max), anchor_per_binade(r.anchor_per_binade), lowest(r.lowest), sign(r.sign), odd(r.odd) {}
 
   // The bits of the result, but for the sign of a zero.
-  uint32_t nearest(float x, Scale scale) const {
+  INLINE uint32_t nearest(float x, Scale scale) const {
     x *= scale.factor;
     if constexpr (kClamps) {  // NaN stays
       x = x > max ? max : x;
@@ -147,7 +150,7 @@ struct Rounder {
     return nearest(x, Moved{lowest});
   }
 
-  uint32_t nearest(float x, Moved grid) const {
+  INLINE uint32_t nearest(float x, Moved grid) const {
     const float binade = std::bit_cast<float>(std::max(std::bit_cast<uint32_t>(x) & 0x7f800000u, grid.lowest));
     // The anchor, at 2^23 spacings of the values and half as many, has that spacing too.
     float anchors = anchor_per_binade;
@@ -175,7 +178,7 @@ inline void store_exact(bf16* to, float x) { *to = static_cast<bf16>(std::bit_ca
 
 // To nearest even.
 inline void store(float* to, float x) { *to = x; }
-inline void store(bf16* to, float x) {
+INLINE void store(bf16* to, float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   *to = static_cast<bf16>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
@@ -194,6 +197,7 @@ inline void store_pair(bf16* to, uint32_t pair) { std::memcpy(to, &pair, sizeof 
 // |x| as an unsigned number of its own width: monotone in |x|, and NaN above infinity.
 inline uint32_t order(float x) { return std::bit_cast<uint32_t>(x) & 0x7fffffffu; }
 inline uint16_t order(bf16 x) { return x & 0x7fffu; }
+inline uint32_t order(uint32_t x) { return x; }  // found before
 inline float from_order(uint32_t x) { return std::bit_cast<float>(x); }
 inline float from_order(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
 template <class T>
@@ -223,8 +227,9 @@ void find_largest_of_columns(const T* x, int64_t rows, int64_t columns, int64_t 
 struct ScaleRule {
   bool float32;
   double target;
-  int64_t exponent, limit;
+  int64_t exponent = 0, limit = 0;
 
+  explicit ScaleRule(double target) : float32(true), target(target) {}
   ScaleRule(int64_t rule, const Grid& grid) : float32(rule == scale_rule::kFloat32), target(grid.target) {
     const uint64_t bits = std::bit_cast<uint64_t>(target);
     exponent = static_cast<int64_t>(bits >> 52);
@@ -240,7 +245,7 @@ struct ScaleRule {
 };
 
 // compute_scale of scaling.py. Without a branch on amax, so that loops over it are vectorized.
-inline float scale_of(float amax, const ScaleRule& rule) {
+INLINE float scale_of(float amax, const ScaleRule& rule) {
   float scale;
   if (!rule.float32) {
     const uint64_t bits = std::bit_cast<uint64_t>(static_cast<double>(amax));

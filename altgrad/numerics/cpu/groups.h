@@ -1,6 +1,6 @@
 // Operands with any groups of elements under a scale, with scales of one or two levels, to nearest or by chance.
 //
-// For what the loops of kernels.cpp do not do in one pass: two passes, over a grid of groups that are `high` rows and
+// For what blocks.h and tensors.h do not do in one pass: two passes, over a grid of groups that are `high` rows and
 // `wide` columns large. operand_definition.py and two_level.py define it; every bit agrees.
 
 #pragma once
@@ -9,104 +9,35 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 #include <vector>
 
-#include "grid.h"
 #include "philox.h"
+#include "two_level.h"
 
 namespace altgrad {
 
-// What the elements of a group are multiplied with before they are rounded, and what their values are afterwards: in
-// scales of two levels, to which they belong; of one level that is taken off again, divided by.
-struct Group {
-  float factor, back;
-};
-
-// One level, or two: a scale per group in a format of its own, under one of the tensor, that brings amax to one target.
-class Scales {
- public:
-  enum class Back { kNone, kTimes, kOver };
-
-  Scales(const Tensor& constants, int64_t rule, bool taken_off)
-      : grid_(constants), own_(constants.numel() > packed::kSize ? Grid(constants, packed::kSize) : grid_),
-        rule_(rule, grid_), two_level_(rule >= scale_rule::kTwoLevel), choice_(rule == scale_rule::kFourOverSix),
-        back_(two_level_ ? Back::kTimes : taken_off ? Back::kOver : Back::kNone) {
-    target_ = grid_.target;
-    lower_ = std::ldexp(1.0, std::ilogb(target_ * (1 - 0x1p-52)));
-  }
-
-  const Grid& grid() const { return grid_; }
-  bool two_level() const { return two_level_; }
-  bool choice() const { return choice_; }
-  Back back() const { return back_; }
-  float whole() const { return whole_; }
-
-  // The scale of the tensor, of two levels.
-  void set_whole(float amax) {
-    double top = own_.target;
-    if (choice_) top = std::ldexp(1.0, std::ilogb(top * lower_ / target_));
-    const bool usable = (amax > 0) & (amax < std::numeric_limits<float>::infinity());
-    const double ratio = target_ * top / static_cast<double>(amax);
-    const float scale = usable ? static_cast<float>(std::min(std::max(ratio, 0x1p-126), 0x1p127)) : 1.0f;
-    whole_ = std::min(std::max(scale, 0x1p-126f * own_.target), 0x1p127f * own_.spacing);
-  }
-
-  // Of groups with these amaxes.
-  void of(const float* amax, int64_t n, Group* groups) const {
-    if (two_level_) {
-      at_target(amax, n, target_, groups);
-    } else {
-      for (int64_t i = 0; i < n; ++i) groups[i].factor = groups[i].back = scale_of(amax[i], rule_);
-    }
-  }
-  // The second choice.
-  void lower(const float* amax, int64_t n, Group* groups) const { at_target(amax, n, lower_, groups); }
-
- private:
-  Grid grid_, own_;
-  ScaleRule rule_;
-  bool two_level_, choice_;
-  Back back_;
-  double target_, lower_;
-  float whole_ = 1;
-
-  void at_target(const float* amax, int64_t n, double target, Group* groups) const {
-    own_.root == 0 ? at_target(amax, n, target, groups, Rounder<false>(own_))
-                   : at_target(amax, n, target, groups, Rounder<true>(own_));
-  }
-
-  template <class R>
-  void at_target(const float* amax, int64_t n, double target, Group* groups, const R round) const {
-    const double whole = whole_;
-    const float top = own_.target, lowest = own_.spacing;
-    EACH_ALONE
-    for (int64_t i = 0; i < n; ++i) {
-      const float wanted = static_cast<float>(static_cast<double>(amax[i]) * whole / target);
-      const float bounded = amax[i] < std::numeric_limits<float>::infinity() ? std::min(wanted, top) : top;
-      const float scale = std::max(round(bounded), lowest);
-      groups[i] = {static_cast<float>(whole / static_cast<double>(scale)), scale};
-    }
-  }
-};
-
 // --- rounding an element ---------------------------------------------------------------------------------
 
-// To one of the two neighbours, up where the random number lies below the share of the way.
+// To one of the two neighbours, up where the random number lies below the share of the way. The largest value is a
+// neighbour of its own, and NaN stays.
 struct ByChance {
   static constexpr bool kDraws = true;
-  Spacing spacing_of;
   float max, zero;
+  uint32_t lowest, mantissa;  // bits of the smallest normal value, and 2^M as what it adds to a float32's exponent
 
-  explicit ByChance(const Grid& grid) : spacing_of(grid), max(grid.max), zero(grid.zero) {}
+  explicit ByChance(const Grid& grid)
+      : max(grid.max), zero(grid.zero), lowest(std::bit_cast<uint32_t>(grid.smallest_normal())),
+        mantissa(static_cast<uint32_t>(23 - grid.shift()) << 23) {}
 
-  float operator()(float x, float random) const {
+  INLINE float operator()(float x, float random) const {
+    constexpr uint32_t kOneOver = 254u << 23;  // less the bits of a power of two
     const float magnitude = std::min(absolute(x), max);
-    const float spacing = spacing_of(magnitude);
-    const float steps = magnitude / spacing, below = std::floor(steps);
+    const uint32_t spacing = std::max(std::bit_cast<uint32_t>(magnitude) & 0x7f800000u, lowest) - mantissa;
+    const float steps = magnitude * std::bit_cast<float>(kOneOver - spacing), below = std::floor(steps);
     const float up = random < steps - below ? 1.0f : 0.0f;
-    const float rounded = std::min((below + up) * spacing, max);
-    const float found = std::copysign(rounded, x) + zero;
-    return x != x ? x : found;
+    return std::copysign((below + up) * std::bit_cast<float>(spacing), x) + zero;
   }
 };
 
@@ -114,73 +45,133 @@ template <class R>
 struct ToNearest {
   static constexpr bool kDraws = false;
   R round;
-  float operator()(float x, float) const { return round(x); }
+  INLINE float operator()(float x, float) const { return round(x); }
 };
 
 // Numbers are there if they are asked for: without a branch in the loops.
 template <class R>
-float drawn(const float* random, int64_t i) {
+INLINE float drawn(const float* random, int64_t i) {
   if constexpr (R::kDraws) return random[i];
   return 0;
 }
 
 template <Scales::Back kBack>
-float taken_back(float value, float back) {
+INLINE float taken_back(float value, float back) {
   if constexpr (kBack == Scales::Back::kTimes) return value * back;
   if constexpr (kBack == Scales::Back::kOver) return value / back;
   return value;
 }
 
-// All of one group, or each column with its own.
-template <Scales::Back kBack, class T, class U, class R>
-void round_group(const T* x, U* y, int64_t n, Group group, const float* random, const R round) {
-  EACH_ALONE
-  for (int64_t i = 0; i < n; ++i) {
-    store(y + i, taken_back<kBack>(round(load(x[i]) * group.factor, drawn<R>(random, i)), group.back));
-  }
-}
-
-template <Scales::Back kBack, class T, class U, class R>
-void round_columns_of(const T* x, U* y, int64_t n, const float* factor, const float* back, const float* random,
-                      const R round) {
-  EACH_ALONE
-  for (int64_t i = 0; i < n; ++i) {
-    store(y + i, taken_back<kBack>(round(load(x[i]) * factor[i], drawn<R>(random, i)), back[i]));
-  }
-}
-
-// --- the whole operand ---------------------------------------------------------------------------------
+// --- the groups --------------------------------------------------------------------------------------------
 
 // Groups of `high` x `wide` elements of a matrix; those at its ends may be smaller.
 struct Groups {
   int64_t rows, columns, high, wide;
 
+  static constexpr int64_t kUsual = 16;  // that of NVFP4
+  using Usual = std::integral_constant<int64_t, kUsual>;
+
   int64_t down() const { return (rows + high - 1) / high; }
   int64_t across() const { return (columns + wide - 1) / wide; }
+
+  // Calls run(group, its first column, how many it has) for the groups of a row; the compiler knows the usual number.
+  template <class F>
+  void each(const F& run) const {
+    auto each_of = [&](const auto length) {
+      const int64_t whole = columns / length;
+      for (int64_t i = 0; i < whole; ++i) run(i, i * length, length);
+      if (whole * length < columns) run(whole, whole * length, columns - whole * length);
+    };
+    wide == kUsual ? each_of(Usual{}) : each_of(wide);
+  }
 };
+
+// Of 16 neighbours, the halves against each other, then the halves of what that leaves, and so on.
+template <class N, class F>
+N halved(const N* x, const F& join) {
+  typedef N Half __attribute__((vector_size(8 * sizeof(N))));
+  Half low, high;
+  std::memcpy(&low, x, sizeof low), std::memcpy(&high, x + 8, sizeof high);
+  low = join(low, high);
+  low = join(low, __builtin_shufflevector(low, low, 4, 5, 6, 7, 0, 1, 2, 3));
+  low = join(low, __builtin_shufflevector(low, low, 2, 3, 0, 1, 6, 7, 4, 5));
+  return join(low, __builtin_shufflevector(low, low, 1, 0, 3, 2, 5, 4, 7, 6))[0];
+}
+
+template <class T>
+float amax_of_group(const T* x, int64_t n) {
+  return from_order(largest(x, n));
+}
+inline float amax_of_group(const float* x, Groups::Usual) {
+  int32_t bits[Groups::kUsual];
+  for (int i = 0; i < Groups::kUsual; ++i) bits[i] = std::bit_cast<int32_t>(absolute(x[i]));
+  return std::bit_cast<float>(halved(bits, [](auto a, auto b) { return a > b ? a : b; }));
+}
 
 template <class T>
 void group_amaxes(const T* x, const Groups& g, float* amaxes) {
   const int64_t across = g.across();
   over(g.down(), g.high * g.columns, [&](int64_t begin, int64_t end) {
     std::vector<Order<T>> found(g.columns);
+    std::vector<float> line(g.columns);
     for (int64_t strip = begin; strip < end; ++strip) {
       const int64_t top = strip * g.high, rows = std::min(g.high, g.rows - top);
       const T* from = x + top * g.columns;
       float* to = amaxes + strip * across;
-      if (rows > 1) {
-        find_largest_of_columns(from, rows, g.columns, g.columns, found.data());
-        for (int64_t i = 0; i < across; ++i) {
-          const int64_t left = i * g.wide, n = std::min(g.wide, g.columns - left);
-          to[i] = from_order(*std::max_element(found.begin() + left, found.begin() + left + n));
-        }
-      } else {
-        for (int64_t i = 0; i < across; ++i) {
-          const int64_t left = i * g.wide;
-          to[i] = from_order(largest(from + left, std::min(g.wide, g.columns - left)));
-        }
+      auto gather = [&](const auto* values) {
+        g.each([&](int64_t i, int64_t left, const auto n) { to[i] = amax_of_group(values + left, n); });
+      };
+      if (rows == 1) {
+        gather(from);
+        continue;
       }
+      find_largest_of_columns(from, rows, g.columns, g.columns, found.data());
+      float* values = g.wide == 1 ? to : line.data();
+      for (int64_t i = 0; i < g.columns; ++i) values[i] = from_order(found[i]);
+      if (g.wide > 1) gather(values);
     }
+  });
+}
+
+// --- rounding a row ----------------------------------------------------------------------------------------
+
+// Each of these is compiled by itself, with all that it reads often at hand.
+
+template <Scales::Back kBack, class T, class U, class R>
+[[gnu::noinline]] void round_row(const T* x, U* y, const Groups g, const float* factor, const float* back,
+                                 const float* random, const R round) {
+  if (g.wide == 1) {
+    EACH_ALONE
+    for (int64_t i = 0; i < g.columns; ++i) {
+      store(y + i, taken_back<kBack>(round(load(x[i]) * factor[i], drawn<R>(random, i)), back[i]));
+    }
+    return;
+  }
+  g.each([=](int64_t group, int64_t left, const auto n) {
+    const float factor_here = factor[group], back_here = back[group];
+    EACH_ALONE
+    for (int64_t i = left; i < left + n; ++i) {
+      store(y + i, taken_back<kBack>(round(load(x[i]) * factor_here, drawn<R>(random, i)), back_here));
+    }
+  });
+}
+
+template <class T, class R>
+[[gnu::noinline]] void square_errors(const T* x, float* errors, const Groups g, const float* factor, const float* back,
+                                     const R round) {
+  auto error = [=](T element, float factor, float back) {
+    const float scaled = load(element) * factor, off = (round(scaled) - scaled) * back;
+    return off * off;
+  };
+  if (g.wide == 1) {
+    EACH_ALONE
+    for (int64_t i = 0; i < g.columns; ++i) errors[i] = error(x[i], factor[i], back[i]);
+    return;
+  }
+  g.each([=](int64_t group, int64_t left, const auto n) {
+    const float factor_here = factor[group], back_here = back[group];
+    EACH_ALONE
+    for (int64_t i = left; i < left + n; ++i) errors[i] = error(x[i], factor_here, back_here);
   });
 }
 
@@ -196,58 +187,51 @@ inline void add_halves(float* x, int64_t n, int64_t step, int64_t count) {
     n = std::min(n, half);
   }
 }
-
-template <class T, class R, class S>
-void square_errors(const T* x, float* errors, int64_t n, const float* factor, const float* back, const S step,
-                   const R round) {
-  EACH_ALONE
-  for (int64_t i = 0; i < n; ++i) {
-    const float scaled = load(x[i]) * factor[i * step];
-    const float off = (round(scaled) - scaled) * back[i * step];
-    errors[i] = off * off;
-  }
+inline float sum_of_group(float* x, int64_t n) {
+  add_halves(x, n, 1, 1);
+  return *x;
+}
+inline float sum_of_group(float* x, Groups::Usual) {
+  return halved(x, [](auto a, auto b) { return a + b; });
 }
 
 // One strip of groups, whose scales are chosen between two by the squared error.
 template <class T, class R>
-void choose_groups(const T* x, int64_t rows, const Groups& g, const Scales& scales, const float* amaxes, Group* groups,
-                   const R& round, std::vector<float>& errors, std::vector<Group>& others) {
-  const int64_t across = g.across();
-  const std::integral_constant<int64_t, 0> for_all{};
-  const std::integral_constant<int64_t, 1> one_each{};
-  std::vector<float> factor(across), back(across);
-  errors.resize(2 * rows * g.columns);
-  others.resize(across);
-  scales.lower(amaxes, across, others.data());
-  for (int choice = 0; choice < 2; ++choice) {
-    const Group* tried = choice == 0 ? groups : others.data();
-    float* error = errors.data() + choice * rows * g.columns;
-    for (int64_t i = 0; i < across; ++i) factor[i] = tried[i].factor, back[i] = tried[i].back;
-    for (int64_t row = 0; row < rows; ++row) {
-      const T* from = x + row * g.columns;
-      float* to = error + row * g.columns;
-      if (g.wide == 1) {
-        square_errors(from, to, g.columns, factor.data(), back.data(), one_each, round);
-        continue;
-      }
-      for (int64_t i = 0, left = 0; i < across; ++i, left += g.wide) {
-        const int64_t n = std::min(g.wide, g.columns - left);
-        square_errors(from + left, to + left, n, &factor[i], &back[i], for_all, round);
-      }
-    }
-    add_halves(error, rows, g.columns, g.columns);
-    if (g.wide > 1) {
-      for (int64_t i = 0; i < across; ++i) {
-        const int64_t left = i * g.wide;
-        add_halves(error + left, std::min(g.wide, g.columns - left), 1, 1);
-      }
+class Choice {
+ public:
+  Choice(const Groups& g, const Scales& scales, const R& round)
+      : g_(g), scales_(scales), round_(round), errors_(g.high * g.columns), first_(g.across()), second_(g.across()),
+        lower_(g.across()) {}
+
+  void operator()(const T* x, int64_t rows, const float* amaxes, Factors& factors) {
+    scales_.lower(amaxes, lower_);
+    measure(x, rows, factors, first_);
+    measure(x, rows, lower_, second_);
+    for (size_t i = 0; i < first_.size(); ++i) {
+      const bool nearer = second_[i] < first_[i];
+      factors.factor[i] = nearer ? lower_.factor[i] : factors.factor[i];
+      factors.back[i] = nearer ? lower_.back[i] : factors.back[i];
     }
   }
-  const float *first = errors.data(), *second = errors.data() + rows * g.columns;
-  for (int64_t i = 0; i < across; ++i) {
-    if (second[i * g.wide] < first[i * g.wide]) groups[i] = others[i];
+
+ private:
+  Groups g_;
+  const Scales& scales_;
+  R round_;
+  std::vector<float> errors_, first_, second_;
+  Factors lower_;
+
+  void measure(const T* x, int64_t rows, const Factors& tried, std::vector<float>& sums) {
+    float* errors = errors_.data();
+    for (int64_t row = 0, at = 0; row < rows; ++row, at += g_.columns) {
+      square_errors(x + at, errors + at, g_, tried.factor.data(), tried.back.data(), round_);
+    }
+    add_halves(errors, rows, g_.columns, g_.columns);
+    g_.each([&](int64_t i, int64_t left, const auto n) { sums[i] = sum_of_group(errors + left, n); });
   }
-}
+};
+
+// --- the whole operand ---------------------------------------------------------------------------------
 
 // Random numbers of a part of a row.
 class Numbers {
@@ -268,42 +252,23 @@ class Numbers {
   std::vector<float> buffer_;
 };
 
-template <Scales::Back kBack, class T, class U, class R>
+template <Scales::Back kBack, class T, class U, class R, class N>
 void round_groups(const T* x, U* y, const Groups& g, const float* amaxes, const Scales& scales, const Stream* stream,
-                  int64_t first, float* factors, const R& round) {
+                  int64_t first, float* kept, const R& round, const N& nearest) {
   const int64_t across = g.across();
   over(g.down(), g.high * g.columns, [&](int64_t begin, int64_t end) {
-    std::vector<Group> groups(across), others;
-    std::vector<float> errors, factor(g.wide == 1 ? across : 0), back(g.wide == 1 ? across : 0);
+    Factors factors(across);
+    Choice<T, N> choose(g, scales, nearest);
     Numbers numbers(stream, first);
     for (int64_t strip = begin; strip < end; ++strip) {
       const int64_t top = strip * g.high, rows = std::min(g.high, g.rows - top);
-      scales.of(amaxes + strip * across, across, groups.data());
-      if (scales.choice()) {
-        auto nearest = [&](const auto& rounder) {
-          choose_groups(x + top * g.columns, rows, g, scales, amaxes + strip * across, groups.data(), rounder, errors,
-                        others);
-        };
-        scales.grid().root == 0 ? nearest(Rounder<false>(scales.grid())) : nearest(Rounder<true>(scales.grid()));
-      }
-      if (factors != nullptr) {
-        for (int64_t i = 0; i < across; ++i) factors[strip * across + i] = groups[i].factor;
-      }
-      if (g.wide == 1) {
-        for (int64_t i = 0; i < across; ++i) factor[i] = groups[i].factor, back[i] = groups[i].back;
-      }
+      scales.of(amaxes + strip * across, factors);
+      if (scales.choice()) choose(x + top * g.columns, rows, amaxes + strip * across, factors);
+      if (kept != nullptr) std::copy(factors.factor.begin(), factors.factor.end(), kept + strip * across);
       for (int64_t row = top; row < top + rows; ++row) {
-        const int64_t place = row * g.columns;
-        const float* random = numbers.at(place, g.columns);
-        if (g.wide == 1) {
-          round_columns_of<kBack>(x + place, y + place, g.columns, factor.data(), back.data(), random, round);
-          continue;
-        }
-        for (int64_t i = 0; i < across; ++i) {
-          const int64_t left = i * g.wide, n = std::min(g.wide, g.columns - left);
-          round_group<kBack>(x + place + left, y + place + left, n, groups[i],
-                             random == nullptr ? nullptr : random + left, round);
-        }
+        const int64_t at = row * g.columns;
+        round_row<kBack>(x + at, y + at, g, factors.factor.data(), factors.back.data(), numbers.at(at, g.columns),
+                         round);
       }
     }
   });

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from altgrad.numerics.constants import FLOAT32_RULE, HADAMARD_SIGNS, LEARNS, TWO_LEVEL, scale_constants
+from altgrad.numerics.constants import FLOAT32_RULE, LEARNS, TWO_LEVEL, scale_constants
 from altgrad.numerics.cpu import kernels
 from altgrad.numerics.operand_definition import (
     ONE_SCALE,
@@ -36,7 +36,7 @@ SCHEMAS = {
     "quantize_each_into": f"(Tensor[] xs, Tensor(a!)[] values, Tensor[] constants, {_REST}) -> Tensor",
     "quantize_groups_into": f"(Tensor x, Tensor(a!) values, {_GROUPS}) -> Tensor",
     "quantize_groups_in_place": f"(Tensor(a!) values, {_GROUPS}) -> Tensor",
-    "rotate_rows": "(Tensor x) -> Tensor",
+    "rotate_rows": "(Tensor x, Tensor signs) -> Tensor",
     "encode_operand": "(Tensor values, Tensor constants) -> Tensor",
     "decode_operand": "(Tensor codes, Tensor constants, ScalarType dtype) -> Tensor",
 }
@@ -173,8 +173,8 @@ def _(
 
 
 @torch.library.register_fake(f"{NAMESPACE}::rotate_rows")
-def _(x: Tensor) -> Tensor:
-    size = len(HADAMARD_SIGNS)
+def _(x: Tensor, signs: Tensor) -> Tensor:
+    size = signs.shape[0]
     return x.new_empty(((x.shape[0] + size - 1) // size * size, x.shape[1]), dtype=torch.float32)
 
 

@@ -1,0 +1,86 @@
+// Rounding elements whose scales are known: the innermost loops, and the choice of their types.
+
+#pragma once
+
+#include <type_traits>
+
+#include "grid.h"
+
+namespace altgrad {
+
+using torch::headeronly::ScalarType;
+
+constexpr int64_t kFirstCache = 1 << 13;  // elements that stay in it
+
+// In all of them x and y do not overlap or are the same, so that no element waits for another. A place is a Scale or
+// a Moved.
+template <class T, class U, class R, class P>
+void round_range(const T* x, U* y, int64_t n, P place, const R round) {
+  if constexpr (kPairs<T, U>) {
+    EACH_ALONE
+    for (int64_t i = 0; i < n / 2; ++i) store_pair(y + 2 * i, round.pair(load_pair(x + 2 * i), place, place));
+    if (n % 2 != 0) store_exact(y + n - 1, round(load(x[n - 1]), place));
+  } else {
+    EACH_ALONE
+    for (int64_t i = 0; i < n; ++i) store_exact(y + i, round(load(x[i]), place));
+  }
+}
+
+// All elements at one scale, and none beyond the largest value of the format unless `clamps`.
+template <class T, class U, class R>
+void round_scaled(const T* x, U* y, int64_t n, float scale, bool clamps, const R round) {
+  clamps ? round_range(x, y, n, Scale{scale}, round) : round_range(x, y, n, Scale{scale}, round.unclamped());
+}
+
+// Every element has a place of its own. `arrange` orders these: where elements are handled in pairs, first those of the
+// pairs' first ones.
+template <class T, class U, class R, class P>
+void round_each(const T* x, U* y, int64_t n, const P* places, const R round) {
+  if constexpr (kPairs<T, U>) {
+    const P* second = places + (n + 1) / 2;
+    EACH_ALONE
+    for (int64_t i = 0; i < n / 2; ++i) store_pair(y + 2 * i, round.pair(load_pair(x + 2 * i), places[i], second[i]));
+    if (n % 2 != 0) store_exact(y + n - 1, round(load(x[n - 1]), places[n / 2]));
+  } else {
+    EACH_ALONE
+    for (int64_t i = 0; i < n; ++i) store_exact(y + i, round(load(x[i]), places[i]));
+  }
+}
+
+template <class T, class U, class P>
+void arrange(const P* places, int64_t n, P* arranged) {
+  for (int64_t i = 0; i < n; ++i) arranged[kPairs<T, U> ? i / 2 + i % 2 * ((n + 1) / 2) : i] = places[i];
+}
+
+// The scale is taken off again: for what does not fit on a quantization grid divided by it. step: 0 for one scale.
+template <class T, class U, class R>
+void round_unscaled(const T* x, U* y, int64_t n, const float* scale, int64_t step, const R round) {
+  for (int64_t i = 0; i < n; ++i, scale += step) store(y + i, round(load(x[i]), Scale{*scale}) * (1 / *scale));
+}
+
+
+// --- types --------------------------------------------------------------------------------------------
+
+template <class F>
+void with_input(const Tensor& x, const F& run) {
+  x.scalar_type() == ScalarType::Float ? run(static_cast<const float*>(x.const_data_ptr()))
+                                       : run(static_cast<const bf16*>(x.const_data_ptr()));
+}
+
+template <class F>
+void with_output(Tensor& y, const F& run) {
+  y.scalar_type() == ScalarType::Float ? run(static_cast<float*>(y.mutable_data_ptr()))
+                                       : run(static_cast<bf16*>(y.mutable_data_ptr()));
+}
+
+// Calls run with pointers of the types of x and y, and the format's rounder.
+template <class F>
+void dispatch(const Tensor& x, Tensor& y, const Grid& grid, const F& run) {
+  with_input(x, [&](const auto* from) {
+    with_output(y, [&](auto* to) {
+      grid.root == 0 ? run(from, to, Rounder<false>(grid)) : run(from, to, Rounder<true>(grid));
+    });
+  });
+}
+
+}  // namespace altgrad

@@ -1,0 +1,57 @@
+// hadamard.py in loops.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "grid.h"
+
+namespace altgrad {
+
+// Of each `size` neighbouring rows, in stripes of columns that stay in the first cache; zeros stand in for rows that are
+// not there.
+template <class T>
+void rotate(const T* x, int64_t rows, int64_t columns, const float* signs, int64_t size, float* y) {
+  constexpr int64_t kRoom = 1 << 11;
+  const int64_t strips = (rows + size - 1) / size, stripe = std::max<int64_t>(1, kRoom / size);
+  const int64_t stripes = (columns + stripe - 1) / stripe;
+  const float factor = std::ldexp(1.0f, -(std::ilogb(static_cast<float>(size)) / 2));
+  over(strips * stripes, size * stripe, [&](int64_t begin, int64_t end) {
+    std::vector<float> block(size * stripe);
+    for (int64_t at = begin; at < end; ++at) {
+      const int64_t top = at / stripes * size, left = at % stripes * stripe, n = std::min(stripe, columns - left);
+      for (int64_t i = 0; i < size; ++i) {
+        float* row = block.data() + i * stripe;
+        if (top + i >= rows) {
+          std::fill_n(row, n, 0.0f);
+          continue;
+        }
+        const T* line = x + (top + i) * columns + left;
+        const float sign = signs[i];
+        EACH_ALONE
+        for (int64_t j = 0; j < n; ++j) row[j] = load(line[j]) * sign;
+      }
+      for (int64_t step = 1; step < size; step *= 2) {
+        for (int64_t i = 0; i < size; ++i) {
+          if ((i & step) != 0) continue;
+          float *low = block.data() + i * stripe, *high = low + step * stripe;
+          EACH_ALONE
+          for (int64_t j = 0; j < n; ++j) {
+            const float a = low[j], b = high[j];
+            low[j] = a + b, high[j] = a - b;
+          }
+        }
+      }
+      for (int64_t i = 0; i < size; ++i) {
+        const float* row = block.data() + i * stripe;
+        float* line = y + (top + i) * columns + left;
+        EACH_ALONE
+        for (int64_t j = 0; j < n; ++j) line[j] = row[j] * factor;
+      }
+    }
+  });
+}
+
+}  // namespace altgrad

@@ -1,0 +1,92 @@
+// Operands with one scale per tensor, that of a history or their own.
+
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <vector>
+
+#include "elements.h"
+
+namespace altgrad {
+
+constexpr int64_t kSpan = 1 << 16;  // elements of a tensor that a thread handles at a time
+
+struct Span {
+  size_t tensor;
+  int64_t begin, count;
+};
+
+// A tensor, the place of its operand, and its scale.
+struct Range {
+  const Tensor* x;
+  Tensor* y;
+  Grid grid;
+  float known = 0;  // the amax that sets the scale, 0 for that of x
+  float amax = 0, scale = 1;
+
+  bool is_known() const { return known > 0; }
+};
+
+// Both in one pass.
+template <class T, class U, class R>
+uint32_t round_and_find_largest(const T* x, U* y, int64_t n, float scale, const R& round) {
+  Order<T> found = 0;
+  for (int64_t i = 0; i < n; i += kFirstCache) {
+    const int64_t count = std::min(kFirstCache, n - i);
+    const Order<T> here = largest(x + i, count);
+    found = std::max(found, here);
+    round_scaled(x + i, y + i, count, scale, round.saturates(from_order(here), scale), round);
+  }
+  return order(from_order(found));
+}
+
+// All tensors as if they were one long one, so that small ones keep every thread busy too. Where the scale is known
+// beforehand, amax is found on the way. Otherwise it is looked for from the end, which was written last and is in the
+// cache, back to the beginning, where rounding finds in the cache what was just read.
+inline void round_tensors(std::span<Range> ranges, int64_t rule) {
+  std::vector<Span> spans;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const int64_t n = ranges[i].x->numel();
+    for (int64_t begin = 0; begin < n; begin += kSpan) spans.push_back({i, begin, std::min(kSpan, n - begin)});
+  }
+  std::vector<uint32_t> found(spans.size());
+  auto each_span = [&](bool backwards, const auto& run) {
+    over(spans.size(), kSpan, [&](int64_t first, int64_t last) {
+      for (int64_t at = first; at < last; ++at) {
+        const int64_t i = backwards ? first + last - 1 - at : at;
+        run(spans[i], ranges[spans[i].tensor], found[i]);
+      }
+    });
+  };
+  auto gather_amax = [&](bool of_known) {
+    for (size_t i = 0; i < spans.size(); ++i) {
+      Range& range = ranges[spans[i].tensor];
+      if (range.is_known() == of_known) range.amax = from_order(std::max(order(range.amax), found[i]));
+    }
+  };
+  if (!std::all_of(ranges.begin(), ranges.end(), [](const Range& range) { return range.is_known(); })) {
+    each_span(true, [](const Span& span, const Range& range, uint32_t& found_here) {
+      if (range.is_known()) return;
+      with_input(*range.x, [&](const auto* x) { found_here = order(from_order(largest(x + span.begin, span.count))); });
+    });
+    gather_amax(false);
+  }
+  for (Range& range : ranges) {
+    range.scale = scale_of(range.is_known() ? range.known : range.amax, ScaleRule(rule, range.grid));
+  }
+  each_span(false, [](const Span& span, const Range& range, uint32_t& found_here) {
+    dispatch(*range.x, *range.y, range.grid, [&](const auto* from, auto* to, const auto& round) {
+      const auto* x = from + span.begin;
+      auto* y = to + span.begin;
+      if (range.is_known()) {
+        found_here = round_and_find_largest(x, y, span.count, range.scale, round);
+      } else {
+        round_scaled(x, y, span.count, range.scale, round.saturates(range.amax, range.scale), round);
+      }
+    });
+  });
+  gather_amax(true);
+}
+
+}  // namespace altgrad

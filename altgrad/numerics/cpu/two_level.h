@@ -1,0 +1,91 @@
+// Scales of groups of elements, of one level or of two: scaling.py and two_level.py in loops.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "grid.h"
+
+namespace altgrad {
+
+// What the elements of each group are multiplied with before they are rounded, and what their values are afterwards: in
+// scales of two levels, to which they belong; of one level that is taken off again, divided by.
+struct Factors {
+  std::vector<float> factor, back;
+
+  explicit Factors(int64_t n) : factor(n), back(n) {}
+};
+
+// One level, or two: a scale per group in a format of its own, under one of the tensor, that brings amax to one target.
+class Scales {
+ public:
+  enum class Back { kNone, kTimes, kOver };
+
+  Scales(const Tensor& constants, int64_t rule, bool taken_off)
+      : grid_(constants), own_(constants.numel() > packed::kSize ? Grid(constants, packed::kSize) : grid_),
+        rule_(rule, grid_), two_level_(rule >= scale_rule::kTwoLevel), choice_(rule == scale_rule::kFourOverSix),
+        back_(two_level_ ? Back::kTimes : taken_off ? Back::kOver : Back::kNone) {
+    target_ = grid_.target;
+    lower_ = std::ldexp(1.0, std::ilogb(target_ * (1 - 0x1p-52)));
+  }
+
+  const Grid& grid() const { return grid_; }
+  bool two_level() const { return two_level_; }
+  bool choice() const { return choice_; }
+  Back back() const { return back_; }
+  float whole() const { return whole_; }
+
+  // The scale of the tensor, of two levels.
+  void set_whole(float amax) {
+    double top = own_.target;
+    if (choice_) top = std::ldexp(1.0, std::ilogb(top * lower_ / target_));
+    const float scale = scale_of(amax, ScaleRule(target_ * top));
+    whole_ = std::min(std::max(scale, 0x1p-126f * own_.target), 0x1p127f * own_.spacing);
+  }
+
+  // Of groups with these amaxes.
+  void of(const float* amax, Factors& factors) const {
+    if (two_level_) {
+      at_target(amax, target_, factors);
+    } else {
+      for (float& factor : factors.factor) factor = scale_of(*amax++, rule_);
+      factors.back = factors.factor;
+    }
+  }
+  // The second choice.
+  void lower(const float* amax, Factors& factors) const { at_target(amax, lower_, factors); }
+
+ private:
+  Grid grid_, own_;
+  ScaleRule rule_;
+  bool two_level_, choice_;
+  Back back_;
+  double target_, lower_;
+  float whole_ = 1;
+
+  void at_target(const float* amax, double target, Factors& factors) const {
+    const int64_t n = static_cast<int64_t>(factors.factor.size());
+    float *factor = factors.factor.data(), *back = factors.back.data();
+    own_.root == 0 ? at_target(amax, n, target, factor, back, Rounder<false>(own_))
+                   : at_target(amax, n, target, factor, back, Rounder<true>(own_));
+  }
+
+  template <class R>
+  void at_target(const float* amax, int64_t n, double target, float* factor, float* back, const R round) const {
+    const double whole = whole_;
+    const float top = own_.target, lowest = own_.spacing;
+    EACH_ALONE
+    for (int64_t i = 0; i < n; ++i) {
+      const float wanted = static_cast<float>(static_cast<double>(amax[i]) * whole / target);
+      const float bounded = amax[i] < std::numeric_limits<float>::infinity() ? std::min(wanted, top) : top;
+      const float scale = std::max(round(bounded), lowest);
+      factor[i] = static_cast<float>(whole / static_cast<double>(scale)), back[i] = scale;
+    }
+  }
+};
+
+}  // namespace altgrad
