@@ -20,6 +20,7 @@ from torch import Tensor
 from altgrad.numerics.constants import HADAMARD_SIGNS
 from altgrad.numerics.cpu.operators import has_loops
 
+
 def rotate_rows(x: Tensor, signs: Tensor | None = None) -> Tensor:
     """Return ``x`` (n, k), float32 or bfloat16, with each 16 neighbouring rows rotated: float32.
 
