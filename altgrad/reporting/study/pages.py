@@ -74,8 +74,10 @@ def _comparisons(answers: Sequence[Answer], runs: Runs) -> Table:
 
 
 def _contrast(found: Comparison) -> str:
-    """Return a contrast as it was written; of several that are added up, how many."""
-    return f"`{found.written[0]}`" if len(found.written) == 1 else f"a sum of {len(found.written)} contrasts"
+    """Return a contrast as it was written; of more than two that are added up, how many."""
+    if len(found.written) > 2:
+        return f"a sum of {len(found.written)} contrasts"
+    return " + ".join(f"`{text}`" for text in found.written)
 
 
 def _expected(found: Comparison) -> str:

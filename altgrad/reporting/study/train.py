@@ -45,7 +45,7 @@ def train_missing(question: Question, runs: Runs, study: Path, jobs: int | None)
         for command in own.get("before", []):
             _run(command.split(), folder, name)
         _run(["-m", "altgrad.execution", *(["--jobs", str(jobs)] if jobs else [])], folder, name)
-        runs = _with_rows(runs, _rows(folder, name, root), _after(folder, name, own.get("after", {})))
+        runs = _with_rows(runs, _rows(folder, name), _after(folder, name, own.get("after", {})))
         runs.write(study / "results")
         _git(root, "worktree", "remove", "--force", str(folder.resolve()))
     return runs
@@ -96,9 +96,9 @@ def _run(arguments: list[str], folder: Path, name: str) -> None:
         raise UserError(f"{name}: {' '.join(arguments)} ended with status {done.returncode}; what it said stands above")
 
 
-def _rows(folder: Path, name: str, root: Path) -> pd.DataFrame:
+def _rows(folder: Path, name: str) -> pd.DataFrame:
     """Return a row per run of the checkout."""
-    head = _git(root, "rev-parse", "HEAD")
+    head = _git(folder, "rev-parse", "HEAD")
     rows = []
     for path in sorted((folder / "data/runs").glob("*/metrics.json")):
         found, timing = read_json(path), read_json(path.with_name("timing.json"))

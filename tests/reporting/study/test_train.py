@@ -65,12 +65,18 @@ def trained(root: Path) -> Runs:
 
 def test_rows_name_the_commit_and_how_runs_ended(root, monkeypatch):
     before = (root / "params.yaml").read_bytes()
-    monkeypatch.setattr(train, "_run", make_runs)
+    trained_by = git("rev-parse", "HEAD")[:10]
+
+    def another_commit_meanwhile(arguments: list[str], folder: Path, name: str) -> None:
+        make_runs(arguments, folder, name)
+        git("-c", "user.name=t", "-c", "user.email=t@t", "commit", "--quiet", "--allow-empty", "--message", "later")
+
+    monkeypatch.setattr(train, "_run", another_commit_meanwhile)
     found = trained(root)
     assert [tuple(row) for row in found.table[["seed", "val_loss", "status", "machine"]].fillna(0).to_numpy()] == [
         (0, 3.25, "ok", "A processor bf16"), (1, 0, "diverged", "A processor bf16"),
     ]  # fmt: skip
-    assert set(found.table["commit"]) == {git("rev-parse", "HEAD")[:10]}
+    assert set(found.table["commit"]) == {trained_by}
     assert list(found.after["measure"]) == ["pruned-0", "pruned-50"]
     written = Runs.read(root / "reports/study/results")
     assert len(written.table) == 2 and len(written.after) == 2
