@@ -156,20 +156,18 @@ class Codings:
     def of(self, p: Tensor) -> dict[str, Coding]:
         """Return the coding of each moment of ``p`` that is stored as codes, by its name.
 
-        Raises ``ValueError`` for a parameter of which this process has a part that does not say all of its codes.
+        Of a sharded parameter each process has its part's codes (`in_parts`), or else those of the whole.
         """
         if self.state is None or p.numel() < self.state.least:
             return {}
         if p.device not in self._known:
             named = ((name, self.state.of(name)) for name in MOMENTS)
             self._known[p.device] = {name: Coding(moment, p.device) for name, moment in named if moment is not None}
-        if is_sharded(p) and not all(_is_local(p, coding.moment) for coding in self._known[p.device].values()):
-            raise ValueError(
-                f"a parameter of shape {tuple(p.shape)} is sharded, and its state has scales or random numbers of more "
-                "than a part: take granularity row or whole blocks of equal parts of rows, rounded to nearest, or "
-                "remove state from the arm"
-            )
         return self._known[p.device]
+
+    def in_parts(self, p: Tensor) -> bool:
+        """Return whether a process's part of ``p`` says all of its codes: scales and random numbers are of no more."""
+        return is_sharded(p) and all(_is_local(p, coding.moment) for coding in self.of(p).values())
 
 
 def _is_local(p: Tensor, moment: Moment) -> bool:
@@ -193,8 +191,10 @@ def opened(
 
 
 def decoded(coding: Coding, state: Mapping[str, Tensor], name: str, p: Tensor) -> Tensor:
-    """Return the moment ``name`` of ``p`` in float32, split over processes as ``p`` is."""
+    """Return the moment ``name`` of ``p`` in float32, split over processes as its codes are."""
     parts = {part: local(state[name + part]) for part in ("", SCALE, POWER) if name + part in state}
+    if not is_sharded(state[name]):
+        return coding.decode(parts, p.shape)
     return joined(p, coding.decode(parts, local(p).shape))
 
 

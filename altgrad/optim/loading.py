@@ -12,7 +12,8 @@ from altgrad.config.arms import Arm
 from altgrad.config.state import State
 from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.optim.coded import MOMENTS, POWER, SCALE, Coding, Codings, decoded
-from altgrad.optim.sharded import joined, local
+from altgrad.optim.sharded import joined, local, split_as, whole
+from altgrad.optim.stored import plain
 from altgrad.optim.weight_grid import WeightGrid
 
 HELD = "held_amax"
@@ -59,7 +60,8 @@ class Resumable(torch.optim.Optimizer):
         """Go on as the optimizer would have that ``state_dict`` is of.
 
         By the names of parameters where both know them, else in their order. Moments keep the dtype that they have
-        here, where torch casts those of bfloat16 weights to bfloat16. Raises ``ValueError`` for other parameters.
+        here, where torch casts those of bfloat16 weights to bfloat16; whole ones of sharded parameters are split.
+        Raises ``ValueError`` for other parameters, and for weights off the quantization grid that their state is of.
         """
         parameters = [p for group in self.param_groups for p in group["params"]]
         state_dict = in_order(state_dict, self.state_dict())
@@ -73,14 +75,15 @@ class Resumable(torch.optim.Optimizer):
             held = kept.pop(HELD, None)
             if held is not None and self.holds(p):
                 self.grids[p].held.copy_(held)  # type: ignore[union-attr] # as `holds` says
+                require_on_grid(p, self.grids[p])
             for name, t in kept.items():
                 if name == "step":
                     on_cpu = p in self.grids or self.codings.of(p)
                     kept[name] = t.float().to("cpu" if on_cpu else p.device, copy=True)
                 elif self.codings.of(p).keys() & {name, name.removesuffix(SCALE), name.removesuffix(POWER)}:
-                    kept[name] = t.to(p.device, copy=True)
+                    kept[name] = (split_as(p, t) if self.codings.in_parts(p) else whole(t)).to(p.device, copy=True)
                 else:
-                    kept[name] = t.to(p.device, self.moment_dtype(p), copy=True)
+                    kept[name] = split_as(p, t).to(p.device, self.moment_dtype(p), copy=True)
             if kept:
                 self.state[p] = kept
 
@@ -154,6 +157,17 @@ def require_shapes(saved: dict[str, Any], parameters: Sequence[nn.Parameter]) ->
                 )
 
 
+def require_on_grid(p: nn.Parameter, grid: WeightGrid) -> None:
+    """Raise ``ValueError`` where weights, which an optimizer keeps on their quantization grid, are not there."""
+    part = plain(local(p).detach())
+    if not torch.equal(grid.on_grid(part.float()).to(part.dtype), part):
+        raise ValueError(
+            f"weights of shape {tuple(p.shape)} do not lie on the quantization grid that their saved state is of: "
+            "build the optimizer first, which puts weights on a quantization grid of their own, then load the model's "
+            "state_dict without assign, and then the optimizer's"
+        )
+
+
 def in_float32(state: dict[str, Tensor], codings: Mapping[str, Coding], p: Tensor) -> dict[str, Tensor]:
     """Return ``state`` of ``p`` with the moments that are stored as codes in float32."""
     found = {name: t for name, t in state.items() if not name.endswith((SCALE, POWER))}
@@ -174,8 +188,10 @@ def as_stored(saved: dict[str, Tensor], stored: dict[str, Any] | None, own: Codi
     }  # fmt: skip
     found = in_float32({name: t.to(p.device) for name, t in saved.items()}, codings, p)
     for name in own.of(p).keys() & found.keys():
-        parts = own.of(p)[name].encode(local(found.pop(name)).float(), nearest=True)
-        found.update((name + part, joined(p, t)) for part, t in parts.items())
+        moment = found.pop(name)
+        moment = local(split_as(p, moment)) if own.in_parts(p) else whole(moment)
+        parts = own.of(p)[name].encode(moment.float(), nearest=True)
+        found.update((name + part, joined(p, t) if own.in_parts(p) else t) for part, t in parts.items())
     return found
 
 

@@ -21,7 +21,7 @@ from altgrad.optim.coded import Coding, Codings, opened
 from altgrad.optim.groups import completed, initial_groups, share_kept, step_numbers
 from altgrad.optim.loading import Resumable, in_float32
 from altgrad.optim.plain import step_adamw, step_sgd
-from altgrad.optim.sharded import all_finite, is_elementwise, joined, keep_part, largest, local, whole
+from altgrad.optim.sharded import all_finite, is_elementwise, joined, keep_part, largest, local, whole, whole_together
 from altgrad.optim.stiffness import Stiffness
 from altgrad.optim.stored import StoredWeight, plain, store
 from altgrad.optim.weight_grid import WeightGrid
@@ -185,14 +185,17 @@ class ArmOptimizer(Resumable):
     ) -> None:
         """Step a weight, or what this process has of it."""
         remembered, w = self.grids[p].remembered(), cast("Tensor", p)
-        sharded, in_parts = is_sharded(p), False
-        kept = state
-        if sharded:
-            in_parts = is_elementwise(self.arm, self.grids[p])
-            if in_parts:
-                remembered = largest(p) if remembered is None else torch.where(remembered > 0, remembered, largest(p))
-            take = local if in_parts else whole
-            w, g, state = take(p), take(g), {name: take(t) for name, t in state.items()}
+        kept: dict[str, Any] | None = None  # the parts of state that is gathered
+        in_parts = not self.codings.of(p) or self.codings.in_parts(p)
+        if is_sharded(p) and in_parts and is_elementwise(self.arm, self.grids[p]):
+            remembered = largest(p) if remembered is None else torch.where(remembered > 0, remembered, largest(p))
+            w, g, state = local(p), local(g), {name: local(t) for name, t in state.items()}
+        elif is_sharded(p):
+            kept, dtype = {name: t for name, t in state.items() if is_sharded(t)}, self.moment_dtype(p)
+            alike = [name for name, t in kept.items() if (t.shape, t.dtype) == (p.shape, dtype)]
+            w, g, *moments = whole_together([p, g, *(kept[name] for name in alike)], dtype)
+            gathered = dict(zip(alike, moments, strict=True))
+            state = {name: gathered[name] if name in gathered else whole(t) for name, t in state.items()}
         w = plain(w)
         target = w if w.dtype == self.moment_dtype(p) else w.to(self.moment_dtype(p))
         if p in self._loops:
@@ -204,7 +207,7 @@ class ArmOptimizer(Resumable):
             w.copy_(target)
         if isinstance(p, StoredWeight):
             p.copy_(w)
-        if sharded and not in_parts:
+        if kept is not None:
             for part, t in ((p, w), *((kept[name], state[name]) for name in kept)):
                 keep_part(part, t)
 
@@ -222,17 +225,20 @@ class ArmOptimizer(Resumable):
             if step not in numbers:
                 numbers[step] = self._numbers(group, step, 1, p.device)
             stream, g = (self.seed, places[p], int(step)), cast("Tensor", p.grad)
-            part, g = local(p), local(g)
-            loops = self._plain_loops(part, codings)
+            take = local if not is_sharded(p) or self.codings.in_parts(p) else whole
+            w, g = take(p), take(g)
+            loops = self._plain_loops(w, codings)
             if loops is not None:
-                loops.step(part, g, {name: local(t) for name, t in state.items()}, numbers[step], stream, None)
-                continue
-            w = part if part.dtype == torch.float32 else part.float()
-            with opened(codings, state, self._plain_names, p, stream) as moments:
-                own = {name: local(t) for name, t in moments.items()}
-                self._plain_rule(w, g.to(w.dtype), own, numbers[step], update.NO_GRID)
-            if w is not part:
-                part.copy_(w)
+                loops.step(w, g, {name: local(t) for name, t in state.items()}, numbers[step], stream, None)
+            else:
+                w = w if w.dtype == torch.float32 else w.float()
+                with opened(codings, state, self._plain_names, p, stream) as moments:
+                    own = {name: local(t) for name, t in moments.items()}
+                    self._plain_rule(w, g.to(w.dtype), own, numbers[step], update.NO_GRID)
+            if take is whole:
+                keep_part(p, w)
+            elif w.dtype != p.dtype:
+                local(p).copy_(w)
         return [p for p in present if p not in coded]
 
     def _plain_loops(self, p: Tensor, codings: dict[str, Coding]) -> update_cpu.Loops | None:
@@ -249,7 +255,7 @@ class ArmOptimizer(Resumable):
     def adamw_direction(self, p: nn.Parameter) -> Tensor | None:
         """Return the direction, before the learning rate, that AdamW takes on the gradients so far, if it is known.
 
-        For a weight that has been stepped: (out, in) float32.
+        For a weight that has been stepped: (out, in) float32, whole.
         """
         state = self.state.get(p, {})
         if "reference_avg" not in state and not ("exp_avg" in state and self.arm.has_adam_moments):
@@ -262,24 +268,24 @@ class ArmOptimizer(Resumable):
     def wanted(self, p: nn.Parameter) -> Tensor | None:
         """Return where the next step would put ``p`` (out, in) if nothing were rounded to its quantization grid.
 
-        Of weights that live on theirs, with their gradient at hand; None for any other. Nothing changes.
+        Of weights that live on theirs, with their gradient at hand; None for any other. Nothing changes. It is whole.
         """
         if self.arm.weights != "quantized" or p not in self.grids or p.grad is None:
             return None
-        kept = self.state.get(p, {})
-        zeros = torch.zeros_like(p, dtype=self.moment_dtype(p))
-        state = {name: kept[name].clone() if name in kept else zeros.clone() for name in self._names}
+        kept, w, g = self.state.get(p, {}), whole(p), whole(p.grad)
+        zeros = torch.zeros_like(w, dtype=self.moment_dtype(p))
+        state = {name: whole(kept[name]).clone() if name in kept else zeros.clone() for name in self._names}
         step = 1 + (kept["step"].item() if "step" in kept else 0)
         numbers = self._numbers(self._group_of(p), step, self.grids[p].refinement, p.device)
-        return update.wanted(self.arm, p, p.grad, state, numbers, self._grid_tensors(p, (0, 0, 0)))
+        return update.wanted(self.arm, w, g, state, numbers, self._grid_tensors(p, (0, 0, 0)))
 
     def decay(self, p: nn.Parameter) -> float:
         """Return what the last step multiplied ``p`` with before the update."""
         return share_kept(self._group_of(p))
 
     def _decoded(self, p: nn.Parameter) -> dict[str, Tensor]:
-        """Return the state of ``p`` with its moments in float32."""
-        return in_float32(self.state.get(p, {}), self.codings.of(p), p)
+        """Return the state of ``p``, whole, with its moments in float32."""
+        return in_float32({name: whole(t) for name, t in self.state.get(p, {}).items()}, self.codings.of(p), p)
 
     def _group_of(self, p: nn.Parameter) -> dict[str, Any]:
         return next(group for group in self.param_groups if any(p is q for q in group["params"]))
@@ -291,8 +297,9 @@ class ArmOptimizer(Resumable):
             codings = self.codings.of(p)
             for name in names:
                 if name in codings:
-                    parts = codings[name].zeros(local(p).shape)
-                    state.update((name + part, joined(p, t)) for part, t in parts.items())
+                    in_parts = self.codings.in_parts(p)
+                    parts = codings[name].zeros(local(p).shape if in_parts else p.shape)
+                    state.update((name + part, joined(p, t) if in_parts else t) for part, t in parts.items())
                 else:
                     state[name] = torch.zeros_like(p, dtype=self.moment_dtype(p), memory_format=torch.preserve_format)
         return state

@@ -7,6 +7,7 @@ steps it in each process alike, and keeps the part. Either way the bits are thos
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,12 +38,30 @@ def whole(t: Any) -> Tensor:
     return t.full_tensor() if is_sharded(t) else t
 
 
-def keep_part(sharded: Any, t: Tensor) -> None:
-    """Write this process's part of the whole tensor ``t``, which all processes have, into ``sharded``."""
+def split_as(like: Any, t: Any) -> Any:
+    """Return ``t``, which all processes have whole, in parts as ``like`` is; ``t`` itself if ``like`` is whole."""
+    if not is_sharded(like) or is_sharded(t):
+        return t
     from torch.distributed.tensor import distribute_tensor
 
-    part: Any = distribute_tensor(t, sharded.device_mesh, sharded.placements, src_data_rank=None)
-    local(sharded).copy_(part.to_local())
+    return distribute_tensor(t.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def whole_together(ts: Sequence[Any], dtype: torch.dtype) -> list[Tensor]:
+    """Return all of each of ``ts``, of one shape and sharded alike, in ``dtype``; gathered by one message."""
+    from torch.distributed.tensor import DTensor
+
+    like, parts = ts[0], torch.stack([local(t).to(dtype) for t in ts], -1)
+    whole = torch.empty(*like.shape, len(ts), device="meta")
+    spread = DTensor.from_local(
+        parts, like.device_mesh, like.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+    return [t.contiguous() for t in spread.full_tensor().unbind(-1)]
+
+
+def keep_part(kept: Any, t: Tensor) -> None:
+    """Write ``t``, which all processes have whole, into ``kept``, or this process's part of it."""
+    local(kept).copy_(local(split_as(kept, t)))
 
 
 def joined(p: Any, part: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from altgrad.config.files import write_json
 from altgrad.optim import ArmOptimizer, WeightGrid
 from altgrad.optim.loading import HELD
+from altgrad.optim.sharded import keep_part, whole
 from altgrad.training.tensors import write_tensors
 
 KEPT = 2
@@ -83,16 +84,18 @@ def pack(model: nn.Module, optimizer: ArmOptimizer) -> dict[str, Tensor]:
 
     Weights and buffers (``model/...``), weights that live on a quantization grid as their codes (``codes/...``), the
     optimizer's state (``optimizer/<parameter>/<name>``) and the random generators' states (``rng/...``). A tied
-    parameter is stored once.
+    parameter is stored once. What processes have parts of they gather, each in its turn.
     """
-    tensors = {f"model/{name}": t for name, t in unique_state(model).items()}
-    for name, (weight, grid) in _on_grid(model, optimizer).items():
-        del tensors[f"model/{name}"]
-        tensors[f"codes/{name}"] = grid.encode(weight)
+    on_grid, tensors = _on_grid(model, optimizer), {}
+    for name, t in unique_state(model).items():
+        if name in on_grid:
+            tensors[f"codes/{name}"] = on_grid[name][1].encode(whole(t))
+        else:
+            tensors[f"model/{name}"] = whole(t)
     state = optimizer.state_dict()["state"]
     for index, entries in state.items():
         own = {name: value for name, value in entries.items() if name != HELD}  # which is the model's here
-        tensors.update({f"optimizer/{index}/{name}": value for name, value in own.items()})
+        tensors.update({f"optimizer/{index}/{name}": whole(value) for name, value in own.items()})
     tensors["rng/cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["rng/cuda"] = torch.cuda.get_rng_state()
@@ -105,9 +108,9 @@ def unpack(tensors: dict[str, Tensor], model: nn.Module, optimizer: ArmOptimizer
     with torch.no_grad():
         for name, target in unique_state(model).items():
             if name not in on_grid:
-                target.copy_(tensors[f"model/{name}"])
+                keep_part(target, tensors[f"model/{name}"])
         for name, (weight, grid) in on_grid.items():  # by the scales, which are back now
-            weight.copy_(grid.decode(tensors[f"codes/{name}"], weight))
+            keep_part(weight, grid.decode(tensors[f"codes/{name}"], whole(weight)))
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         if name.startswith("optimizer/"):
@@ -127,9 +130,13 @@ def _on_grid(model: nn.Module, optimizer: ArmOptimizer) -> dict[str, tuple[nn.Pa
 
 
 def unique_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict, and the amax of weights on the quantization grid, each storage under its first name."""
-    seen: dict[int, str] = {}
-    state = model.state_dict()
-    held = {name: t for name, t in model.named_buffers() if name.rpartition(".")[2] in ("history", HELD)}
-    tensors = (held | state).items()
-    return {name: tensor for name, tensor in tensors if seen.setdefault(tensor.data_ptr(), name) == name}
+    """Return the state dict, and the amax of weights on the quantization grid, each tensor under its first name.
+
+    They are those that the modules have at the moment, where `state_dict` would put parts in the place of whole ones.
+    """
+    lost = {f"{name}.{key}" for name, module in model.named_modules() for key in module._non_persistent_buffers_set}
+    buffers = {
+        name: t for name, t in model.named_buffers()
+        if name not in lost or name.rpartition(".")[2] in ("history", HELD)
+    }  # fmt: skip
+    return {name: t.detach() for name, t in model.named_parameters()} | buffers

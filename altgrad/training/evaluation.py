@@ -42,7 +42,7 @@ class Evaluation:
         inputs, targets = self._sample
         total, same = 0.0, self._is_as_in_training()
         self._model.train(same)
-        with torch.set_grad_enabled(same):
+        with self._ranks.gathered(), torch.set_grad_enabled(same):
             for start in range(0, len(inputs), self._batch):
                 given = [t[start : start + self._batch] for t in (inputs, targets)]
                 loss_of: Callable[..., Tensor] = self._model
@@ -66,9 +66,10 @@ class Evaluation:
         if self.loss_of is self._model or len(first[0]) < self._batch or not self._is_as_in_training():
             return
         given = [self._ranks.share(t) for t in first]
-        compiled = self._of(self.loss_of, given)
-        with torch.no_grad():
-            plain = self._of(self._model, given)
+        with self._ranks.gathered():
+            compiled = self._of(self.loss_of, given)
+            with torch.no_grad():
+                plain = self._of(self._model, given)
         if math.isfinite(plain) and not abs(compiled - plain) <= TOLERANCE * abs(plain):
             raise UserError(
                 f"the compiled model's first loss is {compiled:.6g} and the model's own {plain:.6g}: the C++ compiler "

@@ -26,6 +26,7 @@ from altgrad.model.gpt import Block
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics.block_statistics import block_statistics
 from altgrad.numerics.sums import excess_kurtosis, magnitudes, rounding_sums
+from altgrad.optim.sharded import whole
 from altgrad.training.attention import attention_statistics
 from altgrad.training.grids import quantizer_of
 from altgrad.training.rows import nonfinite_rows
@@ -126,12 +127,12 @@ class Monitor:
         return [Row(step, *key, metric, value) for key in keys for metric, value in sight.seen[key].items()]
 
     def gradients(self, step: int) -> list[Row]:
-        """Return the statistics of the layers' present weight gradients."""
+        """Return the statistics of the layers' present weight gradients, which processes gather together."""
         return [
             Row(step, name, "weight_grad", metric, value)
             for name, layer in self.layers.items()
             if layer.weight.grad is not None
-            for metric, value in gradient_statistics(layer.weight.grad).items()
+            for metric, value in gradient_statistics(whole(layer.weight.grad)).items()
         ]
 
     @contextmanager

@@ -1,33 +1,38 @@
-"""The processes that train one cell together: each has a share of every micro-batch, and all have the whole model.
+"""The processes that train one cell together: each has a share of every micro-batch, and a part of each weight.
 
-Data-parallel training by torch's `DistributedDataParallel` (Li et al. 2020, arXiv:2006.15704). It is to be the run of
-one process: gradients are summed over the shares of the batch, scales are those of the whole batch
-(`altgrad.model.quantized.data_parallel`), and every process does the same update, so that their weights stay equal to
-the bit, which is checked at each checkpoint. What differs from one process is where sums are rounded.
+Data-parallel training by torch's FSDP2, `fully_shard` (Zhao et al. 2023, arXiv:2304.11277), as users of
+`quantize_model` have it. It is to be the run of one process: gradients are summed over the shares of the batch, scales
+are those of the whole batch (`altgrad.model.quantized.data_parallel`), and the parts of weights and moments, split by
+their rows, are stepped to the bits of the whole (`altgrad.optim.sharded`). What differs from one process is where sums
+are rounded.
+
+All weights are one group: they are gathered before the loss and left after its last backward pass, so that between
+lies the one compiled graph that a process by itself has, without a word from FSDP2, and without any where a model's
+blocks would each wait for their own weights.
 
 Process 0 is the stage itself. It alone records, writes checkpoints and is told to stop; what it looks at between
-steps it looks at by itself, on the whole batch. A checkpoint knows nothing of how many there were.
+steps it looks at by itself, on whole weights and the whole batch. A checkpoint knows nothing of how many there were.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from altgrad.config import Cell, UserError
 from altgrad.config.files import write_text
-from altgrad.model.quantized.data_parallel import share_rows, whole_rows
+from altgrad.model.quantized.data_parallel import whole_rows
 
+Seen = TypeVar("Seen")
 MEETING, CELL = "meeting", "cell.json"  # files of a scratch folder, for the processes to find each other and the cell
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"  # nothing of a cell leaves its machine
 ENDED_WITHIN = 10.0  # seconds in which a process that failed is gone
@@ -38,8 +43,7 @@ class Ranks:
 
     def __init__(self, rank: int = 0, count: int = 1) -> None:
         self.rank, self.count = rank, count
-        self._loss_of: Callable[..., Tensor] | None = None
-        self._parallel: DistributedDataParallel | None = None  # which is `_loss_of` then
+        self._sharded: Any = None  # what FSDP2 has its hooks on
 
     @property
     def first(self) -> bool:
@@ -51,35 +55,49 @@ class Ranks:
         length = len(t) // self.count
         return t[self.rank * length : (self.rank + 1) * length]
 
-    def share_batches(self, model: nn.Module) -> None:
-        """Have the quantized layers of ``model`` scale what they are called with as the whole batch."""
-        if self.count > 1:
-            share_rows(model, self.count)
-
-    def train(self, model: nn.Module, loss_of: Callable[..., Tensor]) -> None:
-        """Have `loss` be ``loss_of``, the loss of ``model``, its gradients summed over the shares of all processes."""
-        self._loss_of = loss_of
+    def shard(self, model: nn.Module) -> None:
+        """Leave each process a part of each weight of ``model``, which `loss` and `gathered` make whole."""
         if self.count == 1:
             return
-        torch._dynamo.config.optimize_ddp = False  # a graph for each bucket would round elsewhere than the whole one
-        self._loss_of = self._parallel = DistributedDataParallel(_Loss(model, loss_of), forward_sync_buffers=False)
-        # torch takes no annotations that are texts, as those of `_summed` are.
-        self._parallel.register_comm_hook(None, lambda state, bucket: _summed(bucket))
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
 
-    def loss(self, *inputs: Tensor) -> Tensor:
-        """Return the loss of a share of a micro-batch, as `train` says."""
-        assert self._loss_of is not None
-        return self._loss_of(*inputs)
+        mesh = init_device_mesh(next(model.parameters()).device.type, (self.count,))
+        self._sharded = fully_shard(_Loss(model), mesh=mesh)
+        # Gradients are summed: the loss is a share of the mean already.
+        self._sharded.set_gradient_divide_factor(1.0)
+        self._sharded.set_force_sum_reduction_for_comms(True)
 
-    def sync(self, *, last: bool) -> AbstractContextManager[None]:
-        """Return where a micro-batch is run: only the ``last`` one's backward pass waits for the other processes."""
-        return nullcontext() if last or self._parallel is None else self._parallel.no_sync()
+    def loss(self, loss_of: Callable[..., Tensor], *inputs: Tensor, last: bool) -> Tensor:
+        """Return ``loss_of``, the model or its graph, of a share of a micro-batch.
 
-    def leave(self) -> None:
-        """Part from the other processes."""
-        self._loss_of = self._parallel = None  # which waits for them when it is freed, for ever once they are gone
-        gc.collect()
-        dist.destroy_process_group()
+        Only in the ``last`` one's backward pass are gradients summed over the processes.
+        """
+        if self._sharded is None:
+            return loss_of(*inputs)
+        self._sharded.set_requires_gradient_sync(last)
+        self._sharded.set_reshard_after_backward(last)
+        found: Tensor = self._sharded(loss_of, *inputs)
+        return found
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Have whole weights meanwhile, which all processes gather together."""
+        if self._sharded is None:
+            yield
+            return
+        self._sharded.unshard()
+        try:
+            yield
+        finally:
+            self._sharded.reshard()
+
+    def alone(self, model: nn.Module, look: Callable[[], Seen]) -> Seen | None:
+        """Return what the first process sees by itself, of whole weights and a whole batch; ``None`` in the others."""
+        if self.count == 1:
+            return look()
+        with self.gathered(), whole_rows(model):
+            return look() if self.first else None
 
     def sum(self, t: Tensor) -> Tensor:
         """Return the sum of ``t`` over all processes, in each the same; may be ``t`` itself."""
@@ -89,46 +107,27 @@ class Ranks:
 
     def any(self, number: int) -> int:
         """Return the largest of what the processes say."""
-        return number if self.count == 1 else int(_reduced(torch.tensor([number]), dist.ReduceOp.MAX))
-
-    def alone(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Return where this process may run ``model`` without the others, on a whole batch."""
-        return nullcontext() if self.count == 1 else whole_rows(model)
-
-    def require_equal(self, model: nn.Module, otherwise: str) -> None:
-        """Raise ``RuntimeError``, that they have ``otherwise``, unless each process has the same weights to the bit."""
         if self.count == 1:
-            return
-        found = torch.stack([p.detach().view(torch.int32).sum(dtype=torch.int64) for p in model.parameters()]).cpu()
-        largest, least = _reduced(found, dist.ReduceOp.MAX), _reduced(found, dist.ReduceOp.MIN)
-        if not torch.equal(largest, least):
-            names = [name for name, _ in model.named_parameters()]
-            first = names[int((largest != least).nonzero()[0])]
-            raise RuntimeError(f"the processes of this cell have {otherwise}: {first}")
+            return number
+        largest = torch.tensor([number])
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        return int(largest)
+
+    def require_same(self, step: int) -> None:
+        """Raise ``RuntimeError`` unless each process has resumed after the same ``step``."""
+        if self.any(step) != -self.any(-step):
+            raise RuntimeError("the processes of this cell resumed from different checkpoints")
 
 
 class _Loss(nn.Module):
-    """A model whose forward pass is ``loss_of``, which may be compiled: what `DistributedDataParallel` takes."""
+    """A model that FSDP2 gathers before its loss is computed, by what `forward` is given for it."""
 
-    def __init__(self, model: nn.Module, loss_of: Callable[..., Tensor]) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.loss_of = (loss_of,)  # in a tuple, so that it is no second part of this module
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.loss_of[0](*inputs)
-
-
-def _summed(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """Sum a bucket of gradients. The loss is a share of the mean already, so that nothing is left to divide."""
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
-    return work.get_future().then(lambda done: done.value()[0])
-
-
-def _reduced(t: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
-    t = t.clone()
-    dist.all_reduce(t, op=op)
-    return t
+    def forward(self, loss_of: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        return loss_of(*inputs)
 
 
 @contextmanager
@@ -141,11 +140,10 @@ def joined(meeting: Path, rank: int, count: int, device: torch.device) -> Iterat
         torch.cuda.set_device(rank)
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, init_method=f"file://{meeting.resolve()}", rank=rank, world_size=count)
-    ranks = Ranks(rank, count)
     try:
-        yield ranks
+        yield Ranks(rank, count)
     finally:
-        ranks.leave()
+        dist.destroy_process_group()
 
 
 @contextmanager

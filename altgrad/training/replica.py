@@ -31,6 +31,7 @@ def main(arguments: list[str]) -> None:
         trainer = make_trainer(cell, vocabulary, tokens, scratch, *settled, mine)
         with suppress(Interrupted):
             trainer.run(cell.key)
+            mine.alone(trainer.model, lambda: None)  # while the first writes the results
 
 
 def _end_with_first() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,8 +33,8 @@ LARGEST_EXPONENT = 709.0  # beyond it exp() leaves float64
 PROBE_SEED_STEP = 0  # batches of updates start at step 1, so step 0 is a batch that training never sees
 
 
-def build_model(cell: Cell, vocab_size: int, device: torch.device) -> GPT:
-    """Return the quantized model of ``cell`` on ``device``.
+def build_model(cell: Cell, vocab_size: int, device: torch.device, *, shared: bool = False) -> GPT:
+    """Return the quantized model of ``cell`` on ``device``; ``shared`` with other processes, which share its batches.
 
     Its initial weights are those that it starts from, or depend on the seed alone.
     """
@@ -41,8 +42,8 @@ def build_model(cell: Cell, vocab_size: int, device: torch.device) -> GPT:
     model = GPT(config_of(cell, vocab_size))
     start_from(cell, model)
     model = model.to(device)
-    quantize_model(model, recipe_of(cell), seed=cell.seed)  # after the move: a torchao layer is made for its device
-    return model
+    # After the move: a torchao layer is made for its device.
+    return quantize_model(model, recipe_of(cell), seed=cell.seed, sync_amax=shared)
 
 
 def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = "") -> None:
@@ -60,8 +61,7 @@ def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = 
         with ranks.started(cell, tokens, scratch, root, settled.device) as all_of_them:
             trainer = make_trainer(cell, meta["vocab_size"], tokens, scratch, *settled, all_of_them)
             trainer.run(f"{position} {cell.key}".strip())
-        with trainer.ranks.alone(trainer.model):
-            _write_results(trainer, out)
+            trainer.ranks.alone(trainer.model, partial(_write_results, trainer, out))
         write_json(out / "timing.json", _timing(trainer, settled.compiled, time.perf_counter() - began))
         mark_finished(scratch)
 
@@ -97,8 +97,10 @@ def make_trainer(
 ) -> Trainer:  # fmt: skip
     """Return what trains ``cell`` on ``tokens``; ``scratch`` and what follows are a `Trainer`'s."""
     train, val = TokenFile(tokens, "train"), TokenFile(tokens, "val")
-    model = build_model(cell, vocab_size, device)
+    mine = mine or Ranks()
+    model = build_model(cell, vocab_size, device, shared=mine.count > 1)
     tqdm.write(f"{cell.key}: {account(model).summary}")
+    mine.shard(model)
     arm = arm_of(cell)
     grids = weight_grids(model, on_grid=arm.weights == "quantized")
     if arm.looks_at_grid and not grids:

@@ -30,6 +30,7 @@ from altgrad.model import requantize_model
 from altgrad.model.from_cell import recipe_of
 from altgrad.model.gpt import GPT, Block
 from altgrad.optim import ArmOptimizer, WeightGrid
+from altgrad.optim.sharded import whole
 from altgrad.training import checkpoint, machine, probes
 from altgrad.training.evaluation import Evaluation
 from altgrad.training.graphs import compile_model
@@ -57,9 +58,9 @@ class Trainer:
     def __init__(
         self, cell: Cell, model: GPT, optimizer: ArmOptimizer, grids: dict[nn.Parameter, WeightGrid],
         train_tokens: TokenFile, val_tokens: TokenFile, device: torch.device, scratch: Path, compute: str,
-        compiled: bool, ranks: Ranks | None = None,
+        compiled: bool, ranks: Ranks,
     ) -> None:  # fmt: skip
-        self.cell, self.model, self.optimizer, self.ranks = cell, model, optimizer, ranks or Ranks()
+        self.cell, self.model, self.optimizer, self.ranks = cell, model, optimizer, ranks
         self.tokens, self.device, self.scratch = train_tokens, device, scratch
         self.compute = compute  # bf16 or float32: dtype of the products outside the formats, on this machine
         self.compiled = compiled
@@ -75,10 +76,8 @@ class Trainer:
     def _quantized(self, grids: dict[nn.Parameter, WeightGrid]) -> None:
         """Make what depends on how the model is quantized; ``grids`` are its weights' quantization grids."""
         model = self.model
-        self.ranks.share_batches(model)  # of which the graph is made
         self.loss_of = compile_model(model) if self.compiled else model
         self.evaluation.loss_of = self.loss_of
-        self.ranks.train(model, self.loss_of)
         blocks = {f"blocks.{i}": block for i, block in enumerate(model.blocks) if isinstance(block, Block)}
         self.monitor = Monitor(model, blocks)
         self.updates = UpdateMonitor(model, self.optimizer, grids)
@@ -113,7 +112,7 @@ class Trainer:
             self.totals |= found.state["totals"]
             self.totals["resumed"] += 1
             tqdm.write(f"{self.cell.key}: resuming after step {self.step}")
-        self.ranks.require_equal(self.model, "resumed from different checkpoints")
+        self.ranks.require_same(self.step)
         if not self.ranks.first:
             return
         resume_step = None if found is None else self.step
@@ -122,13 +121,13 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of the present moment; rows first, so none is missing after a resume."""
-        self.ranks.require_equal(self.model, "come to different weights")
+        tensors = checkpoint.pack(self.model, self.optimizer)
         if not self.ranks.first:
             return
         self.history.sync()
         self.monitors.sync()
         state = {"tracker": self.tracker.state(), "totals": self.totals, "switches": self.switches.state()}
-        checkpoint.save(self.scratch, self.step, checkpoint.pack(self.model, self.optimizer), state)
+        checkpoint.save(self.scratch, self.step, tensors, state)
 
     # --- the loop --------------------------------------------------------------------------------
 
@@ -157,16 +156,16 @@ class Trainer:
                 if self.interrupted and self.step < train.steps:
                     raise Interrupted(self.interrupted, self.step)
             self.tracker.finish()
-            if self.tracker.diverged and self.tracker.first_rows is None and self.ranks.first:
-                self.tracker.first_rows = outstanding_rows(probes.moved(self.snapshot(0), self.model))
+            if self.tracker.diverged and self.tracker.first_rows is None:
+                self.tracker.first_rows = self.ranks.alone(self.model, self._outstanding_rows)
 
     def update(self, step: int) -> None:
         """Do update ``step`` (1-based) and what is due at it."""
         train, changes = self.cell.train, len(self.switches.made)
         if self.switches.before(step, self.tracker.smoothed):
             self._change()
-        due = self.cell.monitor.due(step) if self.ranks.first else set()
-        rows = self._observe(step, due) if due & PASS else []
+        due = self.cell.monitor.due(step)
+        rows = (self.ranks.alone(self.model, partial(self._observe, step, due)) or []) if due & PASS else []
         if self.switches.overflowed(step, largest_overflow(rows)):
             self._change()
         began = time.perf_counter()
@@ -186,11 +185,12 @@ class Trainer:
             with self.updates.watching(step, rows) if "updates" in due else nullcontext():
                 self.optimizer.step(norm=norm)
             self._count(loss, norm > train.clip)
-        elif not (math.isfinite(loss) and math.isfinite(norm)) and self.ranks.first:
-            self.tracker.first_nonfinite, self.tracker.first_rows = self._first_nonfinite(step)
+        elif not (math.isfinite(loss) and math.isfinite(norm)):
+            found = self.ranks.alone(self.model, partial(self._first_nonfinite, step))
+            self.tracker.first_nonfinite, self.tracker.first_rows = found or (None, None)
         self.step_seconds.append(time.perf_counter() - began)
         self.step = step
-        if rows:
+        if rows and self.ranks.first:
             self.monitors.extend(rows)
         logged = step % train.log_every == 0 or step % train.eval_every == 0 or step == train.steps
         if logged or diverged or len(self.switches.made) > changes:
@@ -204,7 +204,7 @@ class Trainer:
         losses = [self._backward(step, micro) for micro in range(self.cell.train.grad_accumulation)]
         loss = self.ranks.sum(sum(losses[1:], losses[0]))
         total_norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
-        found, norm = torch.stack([loss.float(), total_norm.float()]).tolist()  # the one wait for the device
+        found, norm = torch.stack([loss.float(), whole(total_norm).float()]).tolist()  # the one wait for the device
         return found, total_norm, norm
 
     def _change(self) -> None:
@@ -218,12 +218,11 @@ class Trainer:
 
     def _backward(self, step: int, micro: int) -> Tensor:
         """Run this process's part of one micro-batch; return its share of the loss, on the device."""
-        parts, last = self.cell.train.grad_accumulation, micro + 1 == self.cell.train.grad_accumulation
-        with self.ranks.sync(last=last):
-            with self._autocast():
-                inputs, targets = map(self.ranks.share, self._batch(step, micro))
-                loss = self.ranks.loss(inputs, targets) / (parts * self.ranks.count)
-            loss.backward()
+        parts = self.cell.train.grad_accumulation
+        with self._autocast():
+            shares = map(self.ranks.share, self._batch(step, micro))
+            loss = self.ranks.loss(self.loss_of, *shares, last=micro + 1 == parts) / (parts * self.ranks.count)
+        loss.backward()
         return loss.detach()
 
     def _batch(self, step: int, micro: int) -> tuple[Tensor, Tensor]:
@@ -254,7 +253,7 @@ class Trainer:
             with self._autocast():
                 return self.model(*self._batch(step, micro))
 
-        with self._timed("observe_s"), self.ranks.alone(self.model):
+        with self._timed("observe_s"):
             rows = self.monitor.observe(step, loss, groups, where)
         self.tracker.observe_overflow(largest_overflow(rows))
         return rows
@@ -285,8 +284,10 @@ class Trainer:
         totals |= {"loss": 0.0, "seen": 0, "seen_clipped": 0}
 
     def _save_probe(self, step: int) -> None:
-        if self.ranks.first:
-            probes.save_weights(self.snapshot(step), self.model, step)
+        self.ranks.alone(self.model, partial(probes.save_weights, self.snapshot(step), self.model, step))
+
+    def _outstanding_rows(self) -> str | None:
+        return outstanding_rows(probes.moved(self.snapshot(0), self.model))
 
     def snapshot(self, step: int) -> Path:
         """Return the file of the weights' snapshot at ``step``."""

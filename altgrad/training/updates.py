@@ -26,6 +26,7 @@ from altgrad.model import linear_layers
 from altgrad.numerics.sums import magnitudes
 from altgrad.numerics.update_sums import LOWEST_BINADE, UpdateSums, update_sums
 from altgrad.optim import ArmOptimizer, WeightGrid
+from altgrad.optim.sharded import whole
 from altgrad.training.monitor import Row
 
 
@@ -38,7 +39,10 @@ class _Before(NamedTuple):
 
 
 class UpdateMonitor:
-    """Makes the rows of one optimizer's steps; ``grids`` has the weights with a quantization grid."""
+    """Makes the rows of one optimizer's steps; ``grids`` has the weights with a quantization grid.
+
+    Of weights that processes have parts of each makes the rows of the whole, so all of them must watch together.
+    """
 
     def __init__(self, model: nn.Module, optimizer: ArmOptimizer, grids: dict[nn.Parameter, WeightGrid]) -> None:
         self.optimizer = optimizer
@@ -52,33 +56,34 @@ class UpdateMonitor:
         yield
         for name, old in before.items():
             weight = self.layers[name]
-            found = moved(old.weight, weight.detach())
+            new = whole(weight).detach()
+            found = moved(old.weight, new)
             if old.scale is not None:
-                found |= self._on_grid(weight, old)
+                found |= self._on_grid(weight, old, new)
             rows += [Row(step, name, "update", metric, value) for metric, value in found.items()]
 
     def _before(self, weight: nn.Parameter) -> _Before:
-        old = weight.detach().clone()
+        old = whole(weight).detach().clone()
         if weight not in self.grids:
             return _Before(old, None, None)
         return _Before(old, self.grids[weight].scale(old), self.optimizer.wanted(weight))
 
-    def _on_grid(self, weight: nn.Parameter, old: _Before) -> dict[str, float]:
-        assert weight.grad is not None and old.scale is not None
-        grid, new = self.grids[weight], weight.detach()
+    def _on_grid(self, weight: nn.Parameter, old: _Before, new: Tensor) -> dict[str, float]:
+        assert old.scale is not None
+        grid = self.grids[weight]
         sums = update_sums(
-            old.weight, new, new if old.wanted is None else old.wanted, weight.grad, old.scale, grid.scale(new),
+            old.weight, new, new if old.wanted is None else old.wanted, whole(weight.grad), old.scale, grid.scale(new),
             grid.constants, grid.refinement,
         )  # fmt: skip
         found = update_statistics(sums)
-        cosine = self._cosine(weight, old.weight)
+        cosine = self._cosine(weight, old.weight, new)
         return found if cosine is None else found | {"cosine_adamw": cosine}
 
-    def _cosine(self, weight: nn.Parameter, old: Tensor) -> float | None:
+    def _cosine(self, weight: nn.Parameter, old: Tensor, new: Tensor) -> float | None:
         expected = self.optimizer.adamw_direction(weight)
         if expected is None:
             return None
-        update = weight.detach() - old * self.optimizer.decay(weight)
+        update = new - old * self.optimizer.decay(weight)
         return -torch.cosine_similarity(update.flatten().double(), expected.flatten().double(), dim=0).item()
 
 

@@ -112,11 +112,15 @@ def stepped(
     return {"weights": weights, "optimizer": optimizer}
 
 
+CODED = {"m": "E4M3", "v": {"format": "UE4M4", "rounding": "stochastic"}, "least": 0}
+
+
 def arm_of(name: str) -> Arm:
     state = {"m": {"format": "E4M3", "block": 128}, "v": {"format": "UE4M4", "granularity": "row"}}
     made = {
         "plain": lambda: Arm(lr=0.01), "rung, state": lambda: arm_named("rung", state=state),
         "stiff_matched, state": lambda: arm_named("stiff_matched", state=state),
+        "stiff_update, whole state": lambda: arm_named("stiff_update", state=CODED),
     }  # fmt: skip
     return made[name]() if name in made else arm_named(name)
 
@@ -143,9 +147,10 @@ def main(folder: Path, rank: int, count: int) -> None:
     dist.destroy_process_group()
 
 
-#: Whose state has scales of a whole tensor or stochastic rounding, or whose weights lie in memory as codes.
-REFUSED = {"adamw_fishman": "more than a part", "eco_3_bytes": "one process", "rung_3_bytes": "one process"}
-STEPPED = ["plain", "rung, state", "stiff_matched, state", *(name for name in ARMS if name not in REFUSED)]
+#: Whose weights lie in memory as codes.
+REFUSED = {"eco_3_bytes": "one process", "rung_3_bytes": "one process"}
+OTHERS = ("plain", "rung, state", "stiff_matched, state", "stiff_update, whole state")
+STEPPED = [*OTHERS, *(name for name in ARMS if name not in REFUSED)]
 REPLACED = ("adamw", "adamw_e4m3_state", "stiff_update", "stiff_matched", "adamw_sr")
 
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -220,6 +221,38 @@ def not_a_number(codes: bool) -> Made:
     return found
 
 
+def compiled_layers(codes: bool) -> Made:
+    """Graphs between which FSDP2 gathers, as torch would have it; the backend rounds as eager mode does."""
+    torch._dynamo.reset()
+    model = quantized(codes)
+    blocks = [nn.Sequential(*part) for part in (list(model)[:3], list(model)[3:])]
+    for block in blocks:
+        block.compile(backend="aot_eager", fullgraph=True)
+    return train(shard(nn.Sequential(*blocks)))
+
+
+def compiled_whole(codes: bool) -> Made:
+    torch._dynamo.reset()
+    model = shard(quantized(codes))
+    model.compile(backend="aot_eager")
+    return train(model)
+
+
+def refused() -> dict[str, str]:
+    """What is said of ways to shard that codes do not go with."""
+    said = {}
+    ways: dict[str, dict[str, Any]] = {
+        "placement": {"shard_placement_fn": lambda p: Shard(p.ndim - 1)},
+        "part of the processes": {"reshard_after_forward": 2},
+    }
+    for name, options in ways.items():
+        try:
+            train(shard(quantized(True, layers(WIDTH, 64, 64, WIDTH)), **options))
+        except (ValueError, NotImplementedError) as error:
+            said[name] = str(error)
+    return said
+
+
 def of_arm(name: str, codes: bool) -> Made:
     model, arm = quantized(codes), arm_of(name)
     optimizer = optimizer_of(model, arm)
@@ -284,6 +317,7 @@ CASES: dict[str, Callable[[bool], Made]] = {
     **{case.__name__: case for case in (
         kept_unsharded, in_one_group, mixed, autocast, accumulated, checkpointed, clipped_norm,
         transposed, uneven, of_an_embedding, made_on_meta, replicated, alone, evaluated, not_a_number,
+        compiled_layers, compiled_whole,
     )},
     "reduced in bfloat16": partial(mixed, reduced=torch.bfloat16),
     **{f"arm {name}": partial(of_arm, name) for name in ARMS},
@@ -300,6 +334,7 @@ def main(folder: Path, rank: int, count: int) -> None:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     for name, options in {"float32": {}, "bfloat16": {"mp_policy": policy}}.items():
         found[f"carried {name}"] = [carried(codes, **options) for codes in (False, True)]
+    found["refused"] = refused() if count == 4 else {}  # of two, two are all
     if rank == 0:
         torch.save(found, folder / f"found{count}")
     dist.barrier()

@@ -289,8 +289,9 @@ Hugging Face's Trainer, PEFT, Lightning, torchtitan and Accelerate have
 [a page of their own](../integrations/README.md). With FSDP2 quantize the model first and shard it then; optimizers
 step the shards to the bit as one process would (`altgrad/optim/sharded.py`). With
 `quantize_model(..., gather_codes=True)` it gathers a weight as codes, one byte per element, with four bytes in each
-forward pass for the scale; an integer `reshard_after_forward` torch does not have for such weights. A compiled block
-inside of a checkpoint that is not compiled ends in torch's `CheckpointError`: compile the model around its checkpoints.
+forward pass for the scale, also between and inside of compiled graphs; an integer `reshard_after_forward` and a
+`shard_placement_fn` are refused for such weights. A compiled block inside of a checkpoint that is not compiled ends in
+torch's `CheckpointError`: compile the model around its checkpoints.
 
 """
 

@@ -50,6 +50,12 @@ def test_a_byte_per_weight_and_four_per_scale_are_sent(found: Found, count: int,
     assert codes["masters"] == {"torch.float32"}
 
 
+def test_ways_to_shard_that_codes_do_not_go_with_are_refused_in_a_sentence(found: Found) -> None:
+    said = found[4]["refused"]
+    assert "call fully_shard without shard_placement_fn, or quantize_model without" in said["placement"]
+    assert "with reshard_after_forward True or False, or quantize_model without" in said["part of the processes"]
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -8,9 +8,11 @@ import os
 import signal
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor
 
 from altgrad.config import Cell, UserError
@@ -20,10 +22,13 @@ from altgrad.model import GPT, GPTConfig, quantize_model
 from altgrad.model.quantized import data_parallel
 from altgrad.model.quantized.data_parallel import share_rows
 from altgrad.numerics.random import words
+from altgrad.optim.sharded import whole
 from altgrad.training import ranks, train_cell, trainer
 from altgrad.training.plan import check_cells
 from altgrad.training.trainer import Trainer
+from tests.model.fully_sharded import CODED
 from tests.training.conftest import VOCABULARY, interruption, make_cell
+from tests.training.test_run import outputs
 
 COUNT = 3  # by which nothing divides exactly
 TENSORS = {
@@ -38,26 +43,25 @@ TENSORS = {
 }
 
 
-def model_of(name: str) -> tuple[GPT, Tensor, Tensor]:
+def model_of(name: str, shared: bool = False) -> tuple[GPT, Tensor, Tensor]:
     """Return a quantized model, and a batch."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocab_size=64, layers=2, heads=2, width=32, context=32))
     tensor = TENSORS[name]
     rule = Rule(layers="*", weight="E4M3", input=tensor, grad=tensor, accumulate="float32")
-    quantize_model(model, Recipe(rules=(rule,)))
+    quantize_model(model, Recipe(rules=(rule,)), sync_amax=shared)
     tokens = torch.randint(64, (2 * COUNT, 33))
     return model, tokens[:, :-1], tokens[:, 1:]
 
 
 def after_two_steps(name: str, mine: ranks.Ranks) -> dict[str, Tensor]:
     """Return the gradients of the second of two steps that change no weight, and the buffers after it."""
-    model, inputs, targets = model_of(name)
-    mine.share_batches(model)
-    mine.train(model, model)
+    model, inputs, targets = model_of(name, shared=mine.count > 1)
+    mine.shard(model)
     for _ in range(2):
         model.zero_grad()
-        (mine.loss(mine.share(inputs), mine.share(targets)) / mine.count).backward()
-    found = {name: p.grad for name, p in model.named_parameters()}
+        (mine.loss(model, mine.share(inputs), mine.share(targets), last=True) / mine.count).backward()
+    found = {name: whole(p.grad) for name, p in model.named_parameters()}
     return found | {name: buffer.clone() for name, buffer in model.named_buffers() if "history" in name}
 
 
@@ -184,6 +188,32 @@ def test_a_run_moves_from_one_process_to_two_and_back(tokens, tmp_path, monkeypa
     assert read_json(tmp_path / "moved" / "out" / "timing.json")["resumed"] == 2
     with open(tmp_path / "moved" / "out" / "history.csv") as history:
         assert [int(line.split(",")[0]) for line in history.readlines()[1:]] == [0, 2, 4, 6, 8, 10, 12]
+
+
+@pytest.mark.parametrize("arm", [{"lr": 1e-2, "stiffness": "ulp"}, ARMS["adamw_sr"] | {"state": CODED}])
+def test_two_processes_leave_what_one_does_and_the_same_bits_after_a_stop(tokens, tmp_path, monkeypatch, arm):
+    """Files, their tensors and the rows of one; of the first step, whose weights are the same, the same to the bit."""
+    left, rows, tensors = {}, {}, {}
+    for devices in (1, 2):
+        root = tmp_path / str(devices)
+        trained(cell_of(devices, arm), tokens, root)
+        left[devices] = outputs(root / "out")
+        table = pq.read_table(root / "out" / "monitors.parquet").to_pylist()
+        rows[devices] = {tuple(row[key] for key in ("step", "layer", "role", "metric")): row["value"] for row in table}
+        files = [root / "out" / "model.safetensors", root / "out" / "probes.safetensors"]
+        files += sorted((root / "scratch").rglob("step-*.safetensors"))
+        tensors[devices] = {(f.name, name): (t.shape, t.dtype) for f in files for name, t in load_file(f).items()}
+    assert left[1].keys() == left[2].keys() and tensors[1] == tensors[2]
+    assert rows[1].keys() == rows[2].keys()
+    seen = [key for key in rows[1] if key[0] == 1 and key[2] not in ("weight_grad", "update")]
+    assert seen and all(rows[1][key] == rows[2][key] for key in seen)
+    for key, value in rows[1].items():
+        if key[0] == 1 and key[2] == "weight_grad":
+            assert rows[2][key] == pytest.approx(value, rel=1e-4, abs=1e-7)
+    with interruption(monkeypatch, 7):
+        trained(cell_of(2, arm), tokens, tmp_path / "stopped")
+    trained(cell_of(2, arm), tokens, tmp_path / "stopped")
+    assert outputs(tmp_path / "stopped" / "out") == left[2]
 
 
 def test_the_end_of_another_process_is_one_sentence_and_the_run_goes_on_later(tokens, tmp_path, monkeypatch):

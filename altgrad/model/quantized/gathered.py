@@ -141,6 +141,13 @@ class GatheredCodes(torch.Tensor):
     def __init__(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
         self.codes, self.scale = codes, scale
 
+    def __tensor_flatten__(self) -> tuple[list[str], torch.dtype]:
+        return ["codes", "scale"], self.dtype
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], dtype: torch.dtype, size: Any, stride: Any) -> GatheredCodes:
+        return GatheredCodes(inner["codes"], inner["scale"], dtype)
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         whole = args[0]
@@ -174,6 +181,17 @@ def gathered_operands(layer: QuantizedLinear, settings: MatmulSettings) -> Opera
     if quantizer.scaling.float8 is not None:
         forward = backward = forward._replace(values=forward.values.to(quantizer.scaling.float8))
     return Operands(forward, backward)
+
+
+def require_gatherable_again(model: nn.Module) -> None:
+    """Raise ``ValueError`` where FSDP2 would leave codes in other parts between the passes, as it cannot."""
+    for module in model.modules():
+        state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
+        if any(group._use_post_forward_mesh for group in getattr(state, "_fsdp_param_groups", ())):
+            raise ValueError(
+                "weights that are gathered as codes stay whole between the passes or go back into their parts; call "
+                "fully_shard with reshard_after_forward True or False, or quantize_model without gather_codes"
+            )
 
 
 def find_largest(layers: Sequence[Any]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from altgrad.model.quantized.data_parallel import is_sharded
-from altgrad.model.quantized.gathered import find_largest, is_gathered
+from altgrad.model.quantized.gathered import find_largest, is_gathered, require_gatherable_again
 from altgrad.model.quantized.linear import QuantizedLinear, ready_weights
 from altgrad.model.quantized.recompute import in_backward
 from altgrad.model.quantized.transforms import transformed
@@ -46,7 +46,10 @@ class WeightsTogether:
             return  # wrapped tensors, which each layer's product takes as they are
         if not torch.compiler.is_compiling() and in_backward():
             return
-        find_largest([layer for alike in self._alike for layer in alike])
+        layers = [layer for alike in self._alike for layer in alike]
+        if any(layer.largest_of_parts is not None for layer in layers):
+            require_gatherable_again(model)
+            find_largest(layers)
         for alike in self._alike:
             device = alike[0].weight.device.type
             autocast = torch.is_autocast_enabled(device)
