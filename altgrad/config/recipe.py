@@ -92,10 +92,11 @@ class TensorRecipe(Section):
         "ceil and rceil never saturate, even is floor of the amax rounded to the format's spacing. Scales in a format "
         "such as E4M3: 4/6, of two for each block that with the smaller squared error",
     )
-    rounding: Literal["nearest", "stochastic"] = Field(
+    rounding: Literal["nearest", "stochastic", "MS-EDEN"] = Field(
         "nearest",
         description="to nearest even; or while training to one of the two neighbours by chance, right on average, and "
-        "to nearest even wherever the model only evaluates or is looked at",
+        "to nearest even wherever the model only evaluates or is looked at; grad: MS-EDEN (Quartet II, "
+        "arXiv:2601.22813), which also rotates and rounds anew the other factors of both backward products",
     )
     virtual: bool = Field(False, description="weight: the arm sees the format, and no product quantizes to it")
 
@@ -110,6 +111,11 @@ class TensorRecipe(Section):
                 raise ValueError("scale_rounding 4/6 compares errors of rounding to nearest; it needs rounding nearest")
         elif self.scale != "E8M0" and self.scale_rounding != "rceil":
             raise ValueError(f"scale_rounding {self.scale_rounding} is to a power of two; it needs scale E8M0")
+        if self.rounding == "MS-EDEN" and (self.granularity != "block" or self.block_scale is None or 128 % self.block):
+            raise ValueError(
+                "rounding MS-EDEN rounds scales of blocks by chance; it needs granularity block, a scale in a format "
+                "such as E4M3, and a block that divides 128"
+            )
         if self.granularity == "tile" and self.block < 2:
             raise ValueError(f"granularity tile needs block 2 or more, not {self.block}")
         self._require_exact_operands()
@@ -236,6 +242,7 @@ class LayerRecipe(Section):
             self._require_native()
         if self.hadamard:
             self._require_rotatable()
+        self._require_of_gradient_if_ms_eden()
         return self
 
     def _leave_it_to_torchao(self, name: str, info: ValidationInfo) -> None:
@@ -257,6 +264,15 @@ class LayerRecipe(Section):
             stated = [name for name in LayerRecipe.model_fields if name in self.changed() and name != "weight"]
             if stated:
                 raise ValueError(f"a layer whose weight is virtual quantizes nothing; remove {stated[0]}")
+
+    def _require_of_gradient_if_ms_eden(self) -> None:
+        for role in ROLES:
+            if (tensor := getattr(self, role)) is None or tensor.rounding != "MS-EDEN":
+                continue
+            if role != "grad":
+                raise ValueError(f"rounding MS-EDEN is for grad, whose products it rotates; remove it from {role}")
+            if self.hadamard:
+                raise ValueError("rounding MS-EDEN rotates both backward products itself; remove hadamard")
 
     def _require_codes(self) -> None:
         for role in ("weight", "input"):

@@ -72,21 +72,26 @@ def two_level_scales(
     own = scale_constants(constants)
     target, top = constants[TARGET].double(), own[TARGET].double()
     if rule == FOUR_OVER_SIX:
-        top = power_of_two(floor_log2(top * _power_below(target) / target))
+        top = power_of_two(floor_log2(top * power_below(target) / target))
     largest = amax(amaxes)
     largest = largest if whole is None else torch.where(whole > 0, whole, largest)
-    whole = scale_by_rule(largest, target * top, FLOAT32_RULE)
-    whole = whole.clamp(LOWEST * own[TARGET], HIGHEST * own[SPACING])
-    return whole, _block_scales(amaxes, whole, target, own)
+    whole = tensor_scale(largest, target * top, own)
+    return whole, block_scales(amaxes, whole, target, own)
 
 
-def _block_scales(amaxes: Tensor, whole: Tensor, target: Tensor, own: Tensor) -> Tensor:
+def tensor_scale(largest: Tensor, target: Tensor, own: Tensor) -> Tensor:
+    """Return the s that brings ``largest`` to ``target``, 0-d float64, over blocks' scales in the format ``own``."""
+    return scale_by_rule(largest, target, FLOAT32_RULE).clamp(LOWEST * own[TARGET], HIGHEST * own[SPACING])
+
+
+def block_scales(amaxes: Tensor, whole: Tensor, target: Tensor, own: Tensor) -> Tensor:
+    """Return the d_b that bring ``amaxes`` to ``target``, 0-d float64, under s, ``whole``, in the format ``own``."""
     wanted = torch.where(amaxes.isfinite(), amaxes.double() * whole.double() / target, own[TARGET].double()).float()
     blocks = round_to_grid(torch.minimum(wanted, own[TARGET]), own)
     return torch.maximum(blocks, own[SPACING])
 
 
-def _power_below(target: Tensor) -> Tensor:
+def power_below(target: Tensor) -> Tensor:
     """Return the largest power of two below ``target``, float64."""
     return power_of_two(floor_log2(target * (1 - 2.0**-52)))
 
@@ -100,7 +105,7 @@ def scales_of_both_levels(
     if rule != FOUR_OVER_SIX:
         return whole, blocks
     options = {"granularity": granularity, "block": block, "dim": dim}
-    lower = _block_scales(amaxes, whole, _power_below(constants[TARGET].double()), scale_constants(constants))
+    lower = block_scales(amaxes, whole, power_below(constants[TARGET].double()), scale_constants(constants))
     first, second = (_squared_errors(x, whole, choice, constants, options) for choice in (blocks, lower))
     return whole, materialized(torch.where(second < first, lower, blocks))
 
@@ -111,11 +116,11 @@ def _squared_errors(x: Tensor, whole: Tensor, blocks: Tensor, constants: Tensor,
     off = (round_to_grid(scaled, constants) - scaled) * back
     sums = materialized(off * off)
     for along in (-2, -1) if options["granularity"] == "tile" else (options["dim"],):
-        sums = _sums_of_blocks(sums, options["block"], along)
+        sums = sums_of_blocks(sums, options["block"], along)
     return sums
 
 
-def _sums_of_blocks(x: Tensor, block: int, dim: int) -> Tensor:
+def sums_of_blocks(x: Tensor, block: int, dim: int) -> Tensor:
     """Return the sums of ``block`` neighbours each, as trees: of both halves of the next power of two, and so on."""
     x = x.movedim(dim, -1)
     x = torch.nn.functional.pad(x, (0, -x.shape[-1] % block)).unflatten(-1, (-1, block))

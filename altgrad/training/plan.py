@@ -101,6 +101,8 @@ def _check_devices(cell: Cell) -> None:
     for rule in cell.rules:
         if rule.torchao:
             raise UserError(f"{where}: torchao's layers scale by what one process sees; remove torchao, or set it to 1")
+        if rule.grad is not None and rule.grad.rounding == "MS-EDEN":
+            raise UserError(f"{where}: MS-EDEN scales by what one process sees; round stochastically, or set it to 1")
         for role in ("input", "grad"):
             tensor = getattr(rule, role)
             together = max(tensor.block if tensor is not None and tensor.keeps_scales else 1, rule.hadamard)

@@ -29,6 +29,7 @@ from altgrad.numerics import (
 from altgrad.numerics.constants import FOUR_OVER_SIX, HADAMARD_SIGNS, SCALE_RULES, TWO_LEVEL
 from altgrad.numerics.cpu.operators import has_loops, quantize_groups_by_loops
 from altgrad.numerics.hadamard import rotate_by_tensors
+from altgrad.numerics.ms_eden import random_signs
 from altgrad.numerics.operand_definition import ONE_SCALE, ROWS, quantize_by_tensors
 
 STREAM = torch.tensor([3, 4, 5])
@@ -193,7 +194,9 @@ def test_rotation_is_the_hadamard_matrix_with_the_signs(rows, dtype):
     expected = np.concatenate([matrix @ part / 4 for part in np.split(padded, len(padded) // 16)])
     assert torch.equal(rotate_rows(whole), torch.from_numpy(expected).float())
     x = spread((rows, 150), seed=3).to(dtype)
-    assert same_bits(rotate_rows(x), rotate_by_tensors(x))
+    for size in (16, 128, 2):
+        signs = random_signs(STREAM, 0)[:size]
+        assert same_bits(rotate_rows(x, signs), rotate_by_tensors(x, signs))
 
 
 def test_rotating_both_operands_leaves_their_product():

@@ -130,6 +130,7 @@ class QuantizedLinear(nn.Module):
             gradient=self.recipe.gradient,
             save=self.recipe.save,
             hadamard=self.recipe.hadamard,
+            ms_eden=self.rounds_anew,
             input=None if input is None else input.scaling,
             weight=None if weight is None else weight.scaling,
             grad=None if grad is None else grad.scaling,
@@ -141,6 +142,12 @@ class QuantizedLinear(nn.Module):
         found = self.quantizers[role] if role in self.quantizers else None
         assert found is None or isinstance(found, Quantizer)
         return found
+
+    @property
+    def rounds_anew(self) -> bool:
+        """Whether the backward products of a forward pass at hand round the operands of the forward one anew."""
+        grad = self.quantizer("grad")
+        return self.training and grad is not None and grad.scaling.ms_eden
 
     @property
     def changes(self) -> bool:
@@ -190,8 +197,8 @@ class QuantizedLinear(nn.Module):
 
     def _input_operands(self, x: Tensor, settings: MatmulSettings, source: Source, *, learns: str) -> Operands:
         scaling, dtype = settings.input, settings.operand_dtype
-        differs = settings.hadamard > 0 or (scaling is not None and not scaling.once)
-        used_again = differs and torch.is_grad_enabled()
+        differs = settings.hadamard > 0 or (scaling is not None and not scaling.once and not settings.ms_eden)
+        used_again = differs and torch.is_grad_enabled() and self.weight.requires_grad
         # A gated gradient and the operands of the backward products read the input again.
         once = scaling is not None and not differs and settings.gradient == "straight-through"
         own, free = owned(x) if once else (x, False)
@@ -223,7 +230,7 @@ def weight_operands(
         cast = [Operand.of(w, None, Source(), 1, dtype) for w in weights]
         return list(map(Operands, cast, cast))
     forward = backward = Operand.of_each(weights, scaling, sources, 1, dtype, learns=learns, in_memory=True)
-    if not scaling.once and torch.is_grad_enabled():
+    if not scaling.once and torch.is_grad_enabled() and not all(layer.rounds_anew for layer in layers):
         backward = Operand.of_each(weights, scaling, sources, 0, dtype, in_memory=True)
     return list(map(Operands, forward, backward))
 

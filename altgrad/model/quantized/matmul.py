@@ -44,6 +44,7 @@ from altgrad.model.quantized.operand import Operand, Operands
 from altgrad.model.quantized.quantizer import FLOAT8, Scaling, Source
 from altgrad.model.quantized.unscaling import unscaled
 from altgrad.numerics import rotate_rows
+from altgrad.numerics.ms_eden import ms_eden_pair
 from altgrad.numerics.operand import owned
 from altgrad.numerics.rounding import overflows
 from altgrad.numerics.tracing import converted
@@ -57,6 +58,7 @@ class MatmulSettings:
     ``gradient``: through the rounding, as in `LayerRecipe`.
     ``save``: what the backward pass is left with of tensors with one scale, ``operands`` or ``codes``.
     ``hadamard``: tokens that are rotated together for the weight's gradient, or 0.
+    ``ms_eden``: the backward products round their operands anew, which are those of the forward one and the gradient.
     ``input``, ``weight``, ``grad``: how the tensor is scaled, ``None`` if it is not quantized.
     ``grad_learns``: what the gradient's history keeps, as in `quantize_operands`.
     """
@@ -67,6 +69,7 @@ class MatmulSettings:
     gradient: str
     save: str
     hadamard: int
+    ms_eden: bool
     input: Scaling | None
     weight: Scaling | None
     grad: Scaling | None
@@ -90,8 +93,9 @@ class QuantizedMatmul(torch.autograd.Function):
         ctx.settings, ctx.dtypes = settings, (x.dtype, weight.dtype)
         ctx.autocast = torch.is_autocast_enabled(x.device.type)
         if any(ctx.needs_input_grad):
-            x_saved = saved(x, input.backward, settings.input, settings, of_input=True)
-            ctx.save_for_backward(*x_saved, *saved(weight, weight_q.backward, settings.weight, settings), *grad)
+            x_q, w_q = (pair.forward if settings.ms_eden else pair.backward for pair in (input, weight_q))
+            x_saved = saved(x, x_q, settings.input, settings, of_input=True)
+            ctx.save_for_backward(*x_saved, *saved(weight, w_q, settings.weight, settings), *grad)
         y_dtype, fp32 = settings.output_dtype, settings.accumulate_fp32
         return product(input.forward, weight_q.forward.t(), y_dtype, fp32, ctx.autocast)
 
@@ -113,15 +117,21 @@ def gradients(
     ``x`` and ``weight`` are the operands that `saved` returned, ``source`` what those of ``grad`` are made with; what
     is not ``needed`` is ``None``.
     """
-    rows, columns = _grad_operands(grad, source, settings)
     x_q, weight_q = x.decoded(settings.operand_dtype), weight.decoded(settings.operand_dtype)
-    dx = dw = None  # what no caller asks for
-    if needed[0]:
-        dx = product(rows, weight_q, dtypes[0], settings.accumulate_fp32, autocast)
-        dx = dx if x.kept is None else dx * x.kept
-    if needed[1]:
-        dw = product(columns.t(), x_q, dtypes[1], settings.accumulate_fp32, autocast)
-        dw = dw if weight.kept is None else dw * weight.kept
+    if settings.ms_eden and source.stream is not None:
+        pairs = _rounded_anew(grad, x_q, weight_q, source, settings, needed)
+    else:
+        rows, columns = _grad_operands(grad, source, settings, needed[1])
+        pairs = ((rows, weight_q), (columns.t(), x_q))
+    fp32 = settings.accumulate_fp32
+    found = [
+        product(*pair, dtype, fp32, autocast) if asked else None  # what no caller asks for
+        for pair, dtype, asked in zip(pairs, dtypes, needed, strict=False)
+    ]
+    dx, dw = (
+        t if t is None or operand.kept is None else t * operand.kept
+        for t, operand in zip(found, (x, weight), strict=True)
+    )
     return dx, dw
 
 
@@ -139,12 +149,34 @@ def saved(
     return operand.encoded() if settings.save == "codes" else operand
 
 
-def _grad_operands(grad: Tensor, source: Source, settings: MatmulSettings) -> tuple[Operand, Operand]:
-    """Return the incoming gradient (n, m) for the product that sums over its columns, and over its rows."""
+def _rounded_anew(
+    grad: Tensor, x: Operand, weight: Operand, source: Source, settings: MatmulSettings, needed: Sequence[bool]
+) -> list[tuple[Operand, Operand]]:
+    """Return the factors of both backward products in MS-EDEN's rounding (see `numerics.ms_eden`), as far as needed."""
+    assert settings.grad is not None and source.constants is not None and source.stream is not None
+    block, dtype = settings.grad.options["block"], settings.operand_dtype
+    found = []
+    for i, (left, right) in enumerate(((grad.t(), weight), (grad, x))):
+        if not needed[i]:
+            found.append((right, right))
+            continue
+        values = right.values.float() if right.scale is None else right.values.float() / right.scale
+        a, b = ms_eden_pair(left.detach(), values, source.constants, source.stream, i, block=block, dtype=dtype)
+        found.append((Operand(*a).t(), Operand(*b)))
+    return found
+
+
+def _grad_operands(
+    grad: Tensor, source: Source, settings: MatmulSettings, for_weight: bool
+) -> tuple[Operand, Operand]:
+    """Return the incoming gradient (n, m) for the product that sums over its columns, and over its rows.
+
+    The latter is the former unless it is made ``for_weight``.
+    """
     grad, free = owned(grad)
     scaling, dtype, learns = settings.grad, settings.operand_dtype, settings.grad_learns
-    used_twice = settings.hadamard > 0 or (scaling is not None and not scaling.once)
-    over_rows = rotated(grad, settings)
+    used_twice = for_weight and (settings.hadamard > 0 or (scaling is not None and not scaling.once))
+    over_rows = rotated(grad, settings) if used_twice else grad
     rows = Operand.of(grad, scaling, source, 1, dtype, learns=learns, overwrite=free and not used_twice)
     free = free or settings.hadamard > 0
     return rows, Operand.of(over_rows, scaling, source, 0, dtype, overwrite=free) if used_twice else rows

@@ -31,14 +31,16 @@ class Scaling:
     scale: tuple[tuple[str, Any], ...]
     method: str  # how a history sets the scale
     float8: torch.dtype | None  # of the operand, for FP8 hardware
-    stochastic: bool  # rounds by chance while training
+    stochastic: bool  # draws random numbers while training
     ranks: int = 1
+    ms_eden: bool = False  # of a gradient: how both operands of both backward products are rounded while training
 
     @classmethod
     def of(cls, recipe: TensorRecipe, native: bool) -> Scaling:
         """Return the static part of ``recipe``."""
         float8 = FLOAT8[recipe.format.name] if native else None
-        return cls(tuple(recipe.scale_options.items()), recipe.reduce, float8, recipe.rounding == "stochastic")
+        options, rounding = tuple(recipe.scale_options.items()), recipe.rounding
+        return cls(options, recipe.reduce, float8, rounding != "nearest", ms_eden=rounding == "MS-EDEN")
 
     @property
     def per_tensor(self) -> bool:

@@ -1,0 +1,90 @@
+"""MS-EDEN, the rounding of Quartet II (2026, arXiv:2601.22813): what is random is in the scales, not in the elements.
+
+A tensor x, each 128 of whose neighbours along a product's sum are rotated by random signs (`hadamard`), is rounded to
+nearest in two-level blocks whose largest magnitude may saturate:
+
+    s   = v m / a                     in float32, v = 6 / (17/16 0.93) and m = 255.99 in NVFP4
+    d_b = round(a_b s / v)            in the scales' format, to nearest
+    q   = round(x (s / d_b))          in the elements' format, to nearest
+    c   = sum z^2 / sum z q           with z = x (s / d_b), over the 128 neighbours
+    d_b' = round(c d_b)               in the scales' format, stochastically
+
+A product takes q d_b' and is divided by s. The factor c lengthens q so that its projection on z is z (EDEN, Vargaftik
+et al. 2022, arXiv:2108.08842); what is left of the error is orthogonal to z, and so zero on average over rotations that
+point anywhere, which signs and Hadamard matrix come close to. m leaves room for c. Elements rounded to nearest err less
+than by chance: the mean square is about half.
+
+The authors' kernels differ where a scale would be zero: there it is 1, here the smallest, as in `two_level`. Sums are
+of float32 in one order, as trees, and quotients are taken in float64.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from altgrad.numerics.constants import TARGET, scale_constants
+from altgrad.numerics.hadamard import rotate_rows
+from altgrad.numerics.random import uniform, words
+from altgrad.numerics.rounding import round_to_grid, round_to_grid_stochastic
+from altgrad.numerics.scaling import amax, broadcast_scale
+from altgrad.numerics.tracing import materialized
+from altgrad.numerics.two_level import block_scales, element_scale, power_below, sums_of_blocks, tensor_scale
+
+SIZE = 128  # elements that are rotated, and lengthened, together
+CLIP = 17 / 16 * 0.93  # elements' largest value over what the largest magnitude is brought to
+ROOM = 255.99 / 256
+_PLACES = 1 << 31  # of a stream for each tensor's scales; signs come behind all of these
+
+
+def random_signs(stream: Tensor, product: int) -> Tensor:
+    """Return the signs, float32 (128,), of the ``product``-th rotation of a stream, 0 or 1."""
+    drawn = words(SIZE, stream, 2 * 2 * _PLACES + product * SIZE)
+    return (1 - 2 * (drawn & 1)).float()
+
+
+def ms_eden_pair(
+    a: Tensor, b: Tensor, constants: Tensor, stream: Tensor, product: int, *, block: int = 16, dtype: torch.dtype
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return the operands of ``a.T @ b``, values and scale each: the product of the values over both scales is it.
+
+    Args:
+        a: (n, m), float32 or bfloat16.
+        b: (n, k).
+        constants: of the elements and of their blocks' scales, from `format_constants`.
+        stream: of random numbers, int64 (3,), as `random.uniform` takes it.
+        product: 0 or 1, which of the stream's rotations it is.
+        block: elements per scale, which divide 128.
+        dtype: of the values, which holds every product of a value and a scale.
+
+    Returns:
+        For each, values with as many rows as fill the last 128, and a 0-d float32 scale.
+    """
+    signs = random_signs(stream, product)
+    found = []
+    for i, x in enumerate((a, b)):
+        values, scale = ms_eden(rotate_rows(x, signs), constants, stream, (2 * product + i) * _PLACES, block)
+        found.append((values.to(dtype), scale))
+    (left, scale), right = found
+    return (left, scale * 2), right  # two rotations by an eighth make 2
+
+
+def ms_eden(x: Tensor, constants: Tensor, stream: Tensor, first: int, block: int = 16) -> tuple[Tensor, Tensor]:
+    """Return ``q d_b'`` and s of rotated ``x`` (n, k), float32, whose blocks lie along its rows; n divides by 128.
+
+    ``first`` is the place in ``stream`` of the first block's random number; blocks are in the order of `amax`.
+    """
+    own, options = scale_constants(constants), {"granularity": "block", "block": block, "dim": 0}
+    target = constants[TARGET].double() / CLIP
+    largest = amax(x, **options)
+    whole = materialized(tensor_scale(amax(largest), target * (power_below(own[TARGET].double()) * ROOM), own))
+    blocks = materialized(block_scales(largest, whole, target, own))
+    factors = broadcast_scale(element_scale(whole, blocks), x.shape[0], block=block, dim=0)
+    scaled = materialized(x * factors)
+    q = round_to_grid(scaled, constants)
+    squares, along = (sums_of_blocks(materialized(scaled * other), SIZE, 0) for other in (scaled, q))
+    usable = (along > 0) & squares.isfinite()
+    longer = torch.where(usable, squares.double() / along.double(), 1.0).float()
+    wanted = materialized(blocks * broadcast_scale(longer, blocks.shape[0], block=SIZE // block, dim=0))
+    drawn = round_to_grid_stochastic(wanted, own, materialized(uniform(wanted.shape, stream, first)))
+    return q * broadcast_scale(drawn, x.shape[0], block=block, dim=0), whole
