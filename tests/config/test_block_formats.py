@@ -13,7 +13,7 @@ from altgrad.config.recipe import BLOCK_FORMATS, Recipe, TensorRecipe
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 RECIPES = {
     *("MXFP8", "MXFP8_E5M2", "MXFP6_E2M3", "MXFP6_E3M2", "MXFP4", "NVFP4", "NVFP4_4_6", "NVFP4_LAST_BF16"),
-    *("FP8_TENSORWISE", "FP8_ROWWISE", "FP8_BLOCKWISE"),
+    *("QUARTET_II", "FP8_TENSORWISE", "FP8_ROWWISE", "FP8_BLOCKWISE"),
 }
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from altgrad.model import Recipe, quantize_model
+from altgrad.model.quantized.operand import Operand
 from altgrad.model.quantized.quantizer import Quantizer
 
 NEAREST = {"format": "E2M1"}
@@ -53,6 +54,33 @@ def test_evaluation_rounds_to_nearest_and_draws_nothing(options: dict[str, str])
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
 
+def ms_eden() -> Recipe:
+    block = {"format": "E2M1", "granularity": "block", "block": 16, "scale": "E4M3"}
+    options = {"accumulate": "float32", "weight": NEAREST, "input": block}
+    return Recipe(rules=[{"layers": "*", "grad": block | {"rounding": "MS-EDEN"}, **options}])
+
+
+def test_ms_eden_rounds_both_backward_products_anew_and_right_on_average() -> None:
+    """On average they are the products of the forward pass's operands with the gradient that nothing rounds."""
+    model, draws = model_of(ms_eden())[1], 400
+    hidden = torch.randn(20, 16, generator=torch.Generator().manual_seed(3), requires_grad=True)
+    direction = torch.randn(20, 32, generator=torch.Generator().manual_seed(2))
+
+    def both(layer: nn.Module) -> tuple[Tensor, ...]:
+        return torch.autograd.grad((layer(hidden) * direction).sum(), [hidden, layer.weight])
+
+    rule = ms_eden().rules[0]
+    exact = both(model_of(Recipe(rules=[rule.model_copy(update={"grad": None, "input": rule.weight})]))[1])[0]
+    values, scale = model.quantizer("input").source(False), model.quantizer("input").scaling
+    operand = Operand.of(hidden, scale, values, 1, torch.float32)
+    exact = (exact, direction.t() @ (operand.values / operand.scale))
+    drawn = [both(model) for _ in range(draws)]
+    for found, of_all in zip(map(torch.stack, zip(*drawn, strict=True)), exact, strict=True):
+        off = (found.mean(0) - of_all) / (found.std(0) / draws**0.5)
+        assert off.square().mean() < 1.5 and off.abs().max() < 5
+    assert torch.equal(model.eval()(hidden), model_of(ms_eden())[1].eval()(hidden))
+
+
 def test_gradients_are_right_on_average() -> None:
     """By chance the mean is that of a gradient which nothing rounds, and to nearest it is not."""
     x = x_of()
@@ -66,9 +94,10 @@ def test_gradients_are_right_on_average() -> None:
     assert ((gradients(model_of(recipe()), x)[1] - exact).abs() > far).double().mean() > 0.5
 
 
-def test_a_compiled_graph_draws_what_eager_mode_does() -> None:
+@pytest.mark.parametrize("found", [recipe(*ROLES), ms_eden()], ids=["stochastic", "MS-EDEN"])
+def test_a_compiled_graph_draws_what_eager_mode_does(found: Recipe) -> None:
     """In the backward pass too, and where that comes after other forward passes."""
-    x, eager, layer = x_of().requires_grad_(), model_of(recipe(*ROLES))[0], model_of(recipe(*ROLES))[0]
+    x, eager, layer = x_of().requires_grad_(), model_of(found)[0], model_of(found)[0]
     compiled = torch.compile(layer, dynamic=False)
     direction = torch.randn(20, 16, generator=torch.Generator().manual_seed(2))
 
@@ -78,8 +107,8 @@ def test_a_compiled_graph_draws_what_eager_mode_does() -> None:
     expected = [gradients_of((eager(x) * direction).sum(), eager.weight) for _ in range(3)]
     losses = [(compiled(x) * direction).sum() for _ in range(3)]
     for loss, both in zip(losses, expected, strict=True):
-        found = gradients_of(loss, layer.weight)
-        assert all(torch.equal(a, b) for a, b in zip(found, both, strict=True))
+        ours = gradients_of(loss, layer.weight)
+        assert all(torch.equal(a, b) for a, b in zip(ours, both, strict=True))
     assert not torch.equal(expected[0][1], expected[1][1])
 
 
