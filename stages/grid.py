@@ -19,7 +19,8 @@ def main(arguments: list[str]) -> None:
     check_cells(cells, params.tokenizer.vocab_size, params.grid.baseline)
     if arguments:
         return
-    require_sequences(read_json(Path("data/tokens/meta.json")), max(cell.model.context for cell in cells))
+    if not params.classify:
+        require_sequences(read_json(Path("data/tokens/meta.json")), max(cell.model.context for cell in cells))
     write_grid(cells, resolver.selected(), Path("data/grid"))
     print(f"{len(cells)} cells")
     for selector in resolver.idle_overrides():

@@ -17,7 +17,8 @@ def main(arguments: list[str]) -> None:
     # An override may be of the context, and weights to start from have their own: of both the stage `grid` knows.
     fixed = not any("model" in override for override in params.overrides.values())
     context = (fixed and params.models[params.model].context) or LEAST_CONTEXT
-    meta = write_tokens(params.corpus, params.corpora[params.corpus], params.tokenizer, Path("data/tokens"), context)
+    corpus = params.corpora[params.corpus]
+    meta = write_tokens(params.corpus, corpus, params.tokenizer, Path("data/tokens"), context, params.classify)
     if "near_copies" in meta:
         documents = meta["near_copies"] + sum(split["documents"] for split in meta["splits"].values())
         print(f"corpus {params.corpus}: {meta['near_copies']} of {documents} documents dropped, near copies of others")

@@ -17,6 +17,7 @@ from altgrad.config.models import CellModel
 from altgrad.config.params import validated
 from altgrad.config.schema import Arm, Monitor, Rule, Section, Train
 from altgrad.config.switches import CellSwitch
+from altgrad.config.tasks import Classifier
 
 
 def cell_key(format: str, optimizer: str, seed: int, lr_scale: int | float) -> str:
@@ -30,6 +31,7 @@ class Cell(Section):
     ``format`` is the grid's entry: a format's name, a recipe's, or both, as in ``virtual.E3M4``. ``rules`` name the
     formats that are used and ``formats`` define each of them in full (the fields of ``altgrad.numerics.Format``).
     ``schedule`` has the recipes that take over from them; without one it is not in the file.
+    ``task`` is how documents are classified, and absent from the file of a cell that models text.
     """
 
     key: str
@@ -44,6 +46,7 @@ class Cell(Section):
     arm: Arm
     train: Train
     monitor: Monitor
+    task: Classifier | None = None
 
     @model_validator(mode="after")
     def _can_change_its_recipe(self) -> Cell:
@@ -67,7 +70,8 @@ class Cell(Section):
 
     def to_json(self) -> str:
         """Return the canonical text of the cell's file."""
-        return canonical_json(self.model_dump(mode="json", exclude=None if self.schedule else {"schedule"}))
+        unset = {name for name in ("schedule", "task") if not getattr(self, name)}
+        return canonical_json(self.model_dump(mode="json", exclude=unset))
 
     def sha256(self) -> str:
         """Return the SHA-256 of the cell's file, the identity that checkpoints and diagnoses carry."""

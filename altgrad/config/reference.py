@@ -17,6 +17,7 @@ from altgrad.config.resolve import Override
 from altgrad.config.schema import CORPORA, Arm, Budget, CustomFormat, Diagnose, Grid, Monitor, Params, Tokenizer, Train
 from altgrad.config.section import as_format
 from altgrad.config.switches import ChangingRecipe
+from altgrad.config.tasks import Classify, Language
 
 FOLDER = Path(__file__).with_name("settings")
 COMMAND = "python -m altgrad.config --reference"
@@ -33,6 +34,7 @@ class Page(NamedTuple):
 
 PAGES = (
     Page("params", "The top of the file", (Params,)),
+    Page("tasks", "A section for each task", (Language, Classify)),
     Page("corpora", "An entry is a corpus, by its `source`", CORPORA),
     Page("tokenizer", "The section", (Tokenizer,)),
     Page("models", "An entry is a size of model, or weights to start from", (Model, ModelFrom)),

@@ -26,6 +26,7 @@ from altgrad.config.published import cell_model
 from altgrad.config.recipe import ROLES
 from altgrad.config.schema import Arm, Monitor, Params, Rule, Section, Train
 from altgrad.config.switches import CellSwitch, ChangingRecipe
+from altgrad.config.tasks import Classifier
 
 
 class Override(Section):
@@ -65,6 +66,7 @@ class Resolver:
     def selected(self) -> dict[str, Any]:
         """Return the settings that this grid uses, without the presets that it does not."""
         params = self.params.model_dump(mode="json")
+        task = {"task": params["task"], "primary": self.params.classify.primary} if self.params.classify else {}
         grid = params["grid"]
         recipes = {grid["recipe"]} | {self.entries.parts(entry)[0] for entry in grid["formats"]}
         recipes |= {override.recipe for override in self.overrides.values() if override.recipe}
@@ -78,6 +80,7 @@ class Resolver:
             "train": params["train"],
             "monitor": params["monitor"],
             "overrides": params["overrides"],
+            **task,
         }
 
     def _cell(self, entry: str, optimizer: str, seed: int, lr_scale: int | float) -> Cell:
@@ -89,6 +92,7 @@ class Resolver:
             "arm": params.optimizers[optimizer].model_dump(),
             "train": params.train.model_dump(),
             "monitor": params.monitor.model_dump(),
+            **({"task": params.classify.model_dump(include=set(Classifier.model_fields))} if params.classify else {}),
         }
         applied = [selector for selector in (entry, optimizer, key) if selector in self.overrides]
         for selector in applied:

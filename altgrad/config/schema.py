@@ -18,6 +18,7 @@ from altgrad.config.models import Preset
 from altgrad.config.recipe import Rule
 from altgrad.config.section import Fraction, Name, Section
 from altgrad.config.switches import ChangingRecipe
+from altgrad.config.tasks import Classify, TaskName, Tasks
 
 UINT16_VOCABULARY = 65_536
 GPT2_VOCABULARY = 50_257
@@ -31,6 +32,9 @@ class LicencesCorpus(Section):
     source: Literal["licences"] = Field(description="which kind of corpus this is")
     min_characters: int = Field(200, ge=1, description="shorter documents are dropped")
     max_repeated: Fraction = Field(0.8, description="drop a document above this share of seen word 8-grams")
+    labels: Literal["categories", "flags"] = Field(
+        "flags", description="categories of the licences; flags: these, what kind of text it is, and what it names"
+    )
 
 
 class HubCorpus(Section):
@@ -40,7 +44,8 @@ class HubCorpus(Section):
     path: str = Field(min_length=1, description="repository on the hub, or a folder in its layout")
     name: str | None = Field(None, description="configuration of the data set")
     revision: str | None = Field(None, description="commit or tag of the repository; default: its newest")
-    text: str = Field("text", description="column that holds the text")
+    text: str = Field("text", description="column that holds the text; a dot leads into a column of records")
+    labels: str = Field("labels", description="column that holds a document's labels, for `task: classify`")
     splits: dict[Literal["train", "val", "test"], str] = Field(
         default={"train": "train", "val": "validation", "test": "test"},
         description="the data set's names for our splits; train and val are needed",
@@ -60,6 +65,9 @@ class LocalCorpus(Section):
     source: Literal["local"] = Field(description="which kind of corpus this is")
     path: str = Field(min_length=1, description="a folder of .txt and .md files, a text file, or a table")
     text: str = Field("text", description="column of a table (.parquet, .csv, .json, .jsonl) that holds the text")
+    labels: str = Field(
+        "labels", description="column of a table with a document's labels: a list, or a text with ; between them"
+    )
     min_characters: int = Field(1, ge=1, description="shorter documents are dropped")
     max_repeated: Fraction = Field(0.8, description="drop a document above this share of seen word 8-grams; 1: none")
 
@@ -273,6 +281,8 @@ def _empty(value: Any) -> Any:
 class Params(Section):
     """params.yaml. ``overrides`` maps a format, an arm or a cell key to settings of that cell."""
 
+    task: TaskName = Field("language", description="what the models learn: text, or the labels of documents")
+    tasks: Tasks = Field(Tasks(), description="the settings of each task")
     corpus: str = Field(description="the text to train on, by name from corpora")
     corpora: dict[str, OneCorpus] = Field(description="texts to choose from")
     tokenizer: Tokenizer = Field(Tokenizer(), description="how text becomes tokens")
@@ -290,6 +300,11 @@ class Params(Section):
     overrides: Annotated[dict[str, dict[str, Any]], BeforeValidator(_empty)] = Field(
         {}, description="settings of some cells, by grid entry, arm or cell"
     )
+
+    @property
+    def classify(self) -> Classify | None:
+        """How documents are classified; ``None`` where text is modelled."""
+        return self.tasks.classify if self.task == "classify" else None
 
     @property
     def cell_takes(self) -> tuple[int, int]:

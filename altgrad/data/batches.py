@@ -75,9 +75,14 @@ def training_batch(
     ``context + 1`` tokens.
     """
     starts = _require_window(tokens, context)
-    stream = np.random.Philox(key=np.array([seed, step], np.uint64), counter=np.array([0, 0, 0, micro], np.uint64))
     # 64 random bits modulo the number of starts: uneven by less than one part in 10^9 up to 10^10 tokens.
-    return _windows(tokens, stream.random_raw(batch) % np.uint64(starts), context)
+    return _windows(tokens, raw_stream(seed, step, micro, batch) % np.uint64(starts), context)
+
+
+def raw_stream(seed: int, step: int, micro: int, count: int) -> np.ndarray:
+    """Return ``count`` numbers of 64 random bits, uint64, for a micro-batch."""
+    stream = np.random.Philox(key=np.array([seed, step], np.uint64), counter=np.array([0, 0, 0, micro], np.uint64))
+    return stream.random_raw(count)
 
 
 def validation_sample(tokens: TokenFile, sequences: int, context: int) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 from altgrad.config.schema import Corpus
-from altgrad.data.splits import Split
+from altgrad.data.splits import Labelled, Split
 
 
 def documents(corpus: Corpus, split: Split) -> Iterator[str]:
@@ -18,6 +18,14 @@ def documents(corpus: Corpus, split: Split) -> Iterator[str]:
     cannot be read; the message says what to change.
     """
     return _module_of(corpus).documents(corpus, split)
+
+
+def labelled(corpus: Corpus, split: Split) -> Iterator[Labelled]:
+    """Yield the texts of ``split`` as `documents` does, each with its labels; a name is there once.
+
+    Raises :class:`altgrad.config.UserError` where there are none to be had too.
+    """
+    return _module_of(corpus).labelled(corpus, split)
 
 
 def _module_of(corpus: Corpus) -> ModuleType:

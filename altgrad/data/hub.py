@@ -14,7 +14,7 @@ from pathlib import Path
 
 from altgrad.config.errors import UserError, did_you_mean
 from altgrad.config.schema import HubCorpus
-from altgrad.data.splits import Split
+from altgrad.data.splits import Labelled, Split, named
 
 DEFAULT_FALLBACK = "licences"
 CONNECT_SECONDS = 5
@@ -27,6 +27,16 @@ def documents(corpus: HubCorpus, split: Split) -> Iterator[str]:
     Nothing is yielded for a test split that the data set lacks, unless ``corpus.splits`` was written
     out and names it. Raises :class:`UserError` for every way in which a data set cannot be had.
     """
+    return (text for text, _ in _rows(corpus, split, {"text": corpus.text}))
+
+
+def labelled(corpus: HubCorpus, split: Split) -> Iterator[Labelled]:
+    """Yield the texts of ``split`` with the names of their labels; raises as `documents`."""
+    return _rows(corpus, split, {"text": corpus.text, "labels": corpus.labels})
+
+
+def _rows(corpus: HubCorpus, split: Split, columns: dict[str, str]) -> Iterator[Labelled]:
+    """Yield texts and, where ``columns`` (by setting) has theirs, labels."""
     dataset = _load(corpus)
     name = corpus.splits.get(split)
     if name not in dataset:
@@ -35,11 +45,17 @@ def documents(corpus: HubCorpus, split: Split) -> Iterator[str]:
         hint = did_you_mean(name or split, dataset)
         raise _refusal(corpus, f"{corpus.path} has no split {name!r} (for {split}){hint}")
     rows = dataset[name]
-    if corpus.text not in rows.column_names:
-        hint = did_you_mean(corpus.text, rows.column_names)
-        raise _refusal(corpus, f"{corpus.path} has no column {corpus.text!r} (setting: text){hint}")
-    for batch in rows.select_columns([corpus.text]).iter(batch_size=BATCH_ROWS):
-        for text in batch[corpus.text]:
+    if any("." in column for column in columns.values()):
+        rows = rows.flatten()
+    for setting, column in columns.items():
+        if column not in rows.column_names:
+            hint = did_you_mean(column, rows.column_names)
+            raise _refusal(corpus, f"{corpus.path} has no column {column!r} (setting: {setting}){hint}")
+    kind = rows.features[columns["labels"]] if "labels" in columns else None
+    kind = getattr(kind, "feature", kind)  # of a list's elements
+    for batch in rows.select_columns(list(columns.values())).iter(batch_size=BATCH_ROWS):
+        values = batch[columns["labels"]] if "labels" in columns else [None] * len(batch[corpus.text])
+        for text, value in zip(batch[corpus.text], values, strict=True):
             if not isinstance(text, str | None):
                 others = ", ".join(column for column in rows.column_names if column != corpus.text)
                 raise _refusal(
@@ -48,7 +64,10 @@ def documents(corpus: HubCorpus, split: Split) -> Iterator[str]:
                     f"its other columns (setting: text): {others}",
                 )
             if text and not text.isspace():
-                yield text
+                try:
+                    yield text, named(value, kind)
+                except ValueError as error:
+                    raise _refusal(corpus, f"column {columns['labels']!r} of {corpus.path}: {error}") from None
 
 
 def _refusal(corpus: HubCorpus, problem: str) -> UserError:

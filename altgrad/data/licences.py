@@ -23,12 +23,12 @@ from typing import NamedTuple
 from altgrad.config.errors import UserError
 from altgrad.config.schema import LicencesCorpus
 from altgrad.data.copies import NearCopies
-from altgrad.data.splits import Split, hashed_split
+from altgrad.data.splits import Labelled, Split, hashed_split
 
 PACKAGE = "licensedcode"
 REQUIREMENT = "licensedcode-data==32.1.0"
 
-# The header may be empty and may end the file. It is YAML, but only two of its top-level lines matter
+# The header may be empty and may end the file. It is YAML, but only some of its top-level lines matter
 # here, and a YAML parser would be most of the time that 37,000 files take.
 HEADER = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 LANGUAGE = re.compile(r"^language:[ \t]*(\S+)", re.MULTILINE)
@@ -37,18 +37,67 @@ FALSE_POSITIVE = re.compile(r"^is_false_positive:[ \t]*(?:yes|true)\b", re.MULTI
 REQUIRED_PHRASE = re.compile(r"\{\{|\}\}")
 
 
+# Where a header says so, the label is there: what kind of text it is, and what it names.
+FLAGS = {
+    "text": "is_license_text", "notice": "is_license_notice", "reference": "is_license_reference",
+    "tag": "is_license_tag", "exception": "is_exception", "names urls": "ignorable_urls",
+    "names copyrights": "ignorable_copyrights", "names holders": "ignorable_holders",
+    "names authors": "ignorable_authors", "names emails": "ignorable_emails", "names files": "referenced_filenames",
+}  # fmt: skip
+LINE = re.compile(r"^(\w+):[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+OPERATORS = ("and", "or", "with")  # of an expression of licences
+
+
 class Document(NamedTuple):
-    """A file of the package: its name, which is its identity, and its text without the header."""
+    """A file of the package: its name, which is its identity, its header, and its text without that."""
 
     name: str
+    header: str
     text: str
 
 
 def documents(corpus: LicencesCorpus, split: Split) -> Iterator[str]:
     """Yield the texts of ``split``; :class:`UserError` with the install command if the package is missing."""
+    return (_text(document) for document in _of_split(corpus, split))
+
+
+def labelled(corpus: LicencesCorpus, split: Split) -> Iterator[Labelled]:
+    """Yield the texts of ``split`` with their labels, raising as `documents`.
+
+    ``categories`` are those of the licences that a text is of, such as Permissive; ``flags`` are these, what kind of
+    text it is, and whether it names such as URLs.
+    """
+    categories = _categories(package_folder())
+    for document in _of_split(corpus, split):
+        labels = _labels(document, categories)
+        kept = labels if corpus.labels == "flags" else [label for label in labels if label not in FLAGS]
+        yield _text(document), tuple(kept)
+
+
+def _of_split(corpus: LicencesCorpus, split: Split) -> Iterator[Document]:
     for document in _selected(package_folder(), corpus.min_characters, corpus.max_repeated):
         if hashed_split(document.name) == split:
-            yield REQUIRED_PHRASE.sub("", document.text).strip()
+            yield document
+
+
+def _text(document: Document) -> str:
+    return REQUIRED_PHRASE.sub("", document.text).strip()
+
+
+def _labels(document: Document, categories: dict[str, str]) -> list[str]:
+    said: dict[str, str] = dict(LINE.findall(document.header))
+    licences = re.findall(r"[\w.+-]+", said.get("license_expression") or said.get("key", ""))
+    found = {categories[licence]: None for licence in licences if licence.lower() not in OPERATORS}
+    flags = [label for label, line in FLAGS.items() if said.get(line, "no") not in ("no", "false")]
+    whole = ["text"] if document.name.endswith(".LICENSE") else []
+    return list(found | dict.fromkeys(whole + flags))
+
+
+@lru_cache(maxsize=1)
+def _categories(folder: Path) -> dict[str, str]:
+    """Return the category of each licence, by its key."""
+    headers = (dict(LINE.findall(parse(_read(path))[0])) for path in (folder / "licenses").glob("*.LICENSE"))
+    return {said["key"]: said["category"] for said in headers}
 
 
 def package_folder() -> Path:
@@ -87,7 +136,7 @@ def _in_order(folder: Path, min_characters: int) -> Iterator[Document]:
                 language = LANGUAGE.search(header)
                 english = language is None or language[1] == "en"
                 if english and len(text) >= min_characters and not FALSE_POSITIVE.search(header):
-                    found.append(Document(entry.name, text))
+                    found.append(Document(entry.name, header, text))
         yield from sorted(found, key=lambda document: (-len(document.text), document.name))
 
 

@@ -5,7 +5,8 @@
 - a **text file** (.txt, .md): cut by position, the first 80% of its bytes train, the next 10% val,
   the last 10% test, so that what is tested was not seen between two training paragraphs; within its
   part, blank lines separate documents;
-- a **table** (.parquet, .csv, .json, .jsonl): every row is a document; the split is a hash of its number.
+- a **table** (.parquet, .csv, .json, .jsonl): every row is a document, with a column of labels where documents are
+  classified; the split is a hash of its number.
 
 Any of these files may be compressed (.gz, .bz2, .zst), which changes no document and no split. Text is
 UTF-8. Documents shorter than ``min_characters`` are dropped here, near copies by `altgrad.data.write_tokens`.
@@ -32,7 +33,10 @@ import pyarrow.parquet
 
 from altgrad.config.errors import UserError, did_you_mean
 from altgrad.config.schema import LocalCorpus
-from altgrad.data.splits import Split, hashed_split
+from altgrad.data.splits import Labelled, Split, hashed_split, named
+
+Columns = dict[str, str]  # by setting, text and perhaps labels, the name of the column
+Row = dict[str, Any]  # by setting, what a row has there
 
 COMPRESSED = (".gz", ".bz2", ".zst")
 TEXT_SUFFIXES = (".txt", ".md")
@@ -47,10 +51,22 @@ def documents(corpus: LocalCorpus, split: Split) -> Iterator[str]:
 
     Raises :class:`UserError` when the path, its files or the column cannot be read.
     """
-    for raw in _texts(Path(corpus.path).expanduser(), corpus.text, split):
+    return (text for text, _ in _kept(corpus, split, {"text": corpus.text}))
+
+
+def labelled(corpus: LocalCorpus, split: Split) -> Iterator[Labelled]:
+    """Yield the texts of a table's ``split`` with the names of their labels; raises as `documents`."""
+    path = Path(corpus.path).expanduser()
+    if path.is_dir() or (path.is_file() and _unpacked(path).suffix.lower() not in TABLES):
+        raise UserError(f"corpus path {path} has no labels; to classify, name a table ({', '.join(TABLES)}) with them")
+    return _kept(corpus, split, {"text": corpus.text, "labels": corpus.labels})
+
+
+def _kept(corpus: LocalCorpus, split: Split, columns: Columns) -> Iterator[Labelled]:
+    for raw, labels in _rows(Path(corpus.path).expanduser(), split, columns):
         text = raw.replace("\r\n", "\n").strip()
         if text and len(text) >= corpus.min_characters:
-            yield text
+            yield text, labels
 
 
 def _unpacked(path: Path) -> Path:
@@ -58,21 +74,21 @@ def _unpacked(path: Path) -> Path:
     return path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
 
 
-def _texts(path: Path, column: str, split: Split) -> Iterator[str]:
+def _rows(path: Path, split: Split, columns: Columns) -> Iterator[Labelled]:
     if path.is_dir():
-        return _from_folder(path, split)
+        return ((text, ()) for text in _from_folder(path, split))
     if not path.is_file():
         siblings = [sibling.name for sibling in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"corpus path {path} does not exist{did_you_mean(path.name, siblings) if siblings else ''}")
     suffix = _unpacked(path).suffix.lower()
     if suffix in TEXT_SUFFIXES:
-        return _from_text_file(path, split)
+        return ((text, ()) for text in _from_text_file(path, split))
     if suffix not in TABLES:
         raise UserError(
             f"corpus path {path} is neither a folder nor one of {', '.join([*TEXT_SUFFIXES, *TABLES])}, as it is or "
             f"compressed ({', '.join(COMPRESSED)}); convert it to one of these"
         )
-    return _from_table(path, column, split)
+    return _from_table(path, split, columns)
 
 
 def _from_folder(folder: Path, split: Split) -> Iterator[str]:
@@ -115,27 +131,34 @@ def _character_start(file: IO[bytes], position: int) -> int:
     return position + next((i for i, byte in enumerate(ahead) if byte & 0xC0 != 0x80), len(ahead))
 
 
-def _from_table(path: Path, column: str, split: Split) -> Iterator[str]:
+def _from_table(path: Path, split: Split, columns: Columns) -> Iterator[Labelled]:
     with _opened(path) as file:
-        for number, value in enumerate(TABLES[_unpacked(path).suffix.lower()](file, path, column)):
+        for number, row in enumerate(TABLES[_unpacked(path).suffix.lower()](file, path, columns)):
+            value, labels = row["text"], row.get("labels")
             if not isinstance(value, str | None):
-                raise UserError(f"{path}: column {column!r} holds {type(value).__name__}, not text; name another")
+                raise UserError(
+                    f"{path}: column {columns['text']!r} holds {type(value).__name__}, not text; name another"
+                )
             if value and hashed_split(f"row {number}") == split:
-                yield value
+                try:
+                    yield value, named(labels)
+                except ValueError as error:
+                    where = f"{path}, row {number + 1}: column {columns['labels']!r}"
+                    raise UserError(f"{where}: {error}") from None
 
 
-def _parquet_rows(file: IO[bytes], path: Path, column: str) -> Iterator[Any]:
+def _parquet_rows(file: IO[bytes], path: Path, columns: Columns) -> Iterator[Row]:
     try:
         table = pyarrow.parquet.ParquetFile(file)
     except pyarrow.ArrowInvalid:
         raise UserError(f"{path} is not a parquet file") from None
-    _require_column(path, column, table.schema_arrow.names)
-    for batch in table.iter_batches(batch_size=BATCH_ROWS, columns=[column]):
-        yield from batch.column(0).to_pylist()
+    _require_columns(path, columns, table.schema_arrow.names)
+    for batch in table.iter_batches(batch_size=BATCH_ROWS, columns=list(columns.values())):
+        yield from (_chosen(row, columns) for row in batch.to_pylist())
 
 
-def _json_rows(file: IO[bytes], path: Path, column: str) -> Iterator[Any]:
-    """Yield the column of the object on each line, or of those of an array; texts in an array are its column text."""
+def _json_rows(file: IO[bytes], path: Path, columns: Columns) -> Iterator[Row]:
+    """Yield the columns of the object on each line, or of those of an array; texts in an array are its column text."""
     text = io.TextIOWrapper(file, encoding="utf-8-sig")
     array = text.read(1) == "["
     text.seek(0)
@@ -148,8 +171,8 @@ def _json_rows(file: IO[bytes], path: Path, column: str) -> Iterator[Any]:
             row = {"text": row}
         if not isinstance(row, dict):
             raise UserError(f"{where} {NO_OBJECT}")
-        _require_column(where, column, row)
-        yield row[column]
+        _require_columns(where, columns, row)
+        yield _chosen(row, columns)
 
 
 def _parsed(text: str, where: object) -> Any:
@@ -159,13 +182,12 @@ def _parsed(text: str, where: object) -> Any:
         raise UserError(f"{where} {NO_OBJECT}") from None
 
 
-def _csv_rows(file: IO[bytes], path: Path, column: str) -> Iterator[Any]:
+def _csv_rows(file: IO[bytes], path: Path, columns: Columns) -> Iterator[Row]:
     csv.field_size_limit(LONGEST_CSV_FIELD)
     reader = csv.DictReader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""))
     try:
-        _require_column(path, column, reader.fieldnames or ())
-        for row in reader:
-            yield row[column]
+        _require_columns(path, columns, reader.fieldnames or ())
+        yield from (_chosen(row, columns) for row in reader)
     except csv.Error as error:
         raise UserError(f"{path}, line {reader.line_num} is not valid CSV: {error}") from None
 
@@ -173,9 +195,14 @@ def _csv_rows(file: IO[bytes], path: Path, column: str) -> Iterator[Any]:
 TABLES = {".parquet": _parquet_rows, ".csv": _csv_rows, ".json": _json_rows, ".jsonl": _json_rows}
 
 
-def _require_column(where: object, column: str, names: Any) -> None:
-    if column not in names:
-        raise UserError(f"{where} has no column {column!r}{did_you_mean(column, names)} (setting: text)")
+def _chosen(row: dict[str, Any], columns: Columns) -> Row:
+    return {setting: row[column] for setting, column in columns.items()}
+
+
+def _require_columns(where: object, columns: Columns, names: Any) -> None:
+    for setting, column in columns.items():
+        if column not in names:
+            raise UserError(f"{where} has no column {column!r}{did_you_mean(column, names)} (setting: {setting})")
 
 
 @contextmanager

@@ -7,10 +7,34 @@ never wanders from training into validation between two versions of a corpus.
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
+from typing import Any, Literal
 
+Labelled = tuple[str, tuple[str, ...]]  # a text and the names of its labels
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
+
+
+def named(value: Any, kind: Any = None) -> tuple[str, ...]:
+    """Return the names of a document's labels, each once: of a list, of a text with ; between them, or of one.
+
+    ``kind`` is the type of a data set's column, which may have names for numbers. Raises ``ValueError`` for what is no
+    label: a number that it has no name for, a blank name, a record.
+    """
+    if isinstance(value, str):
+        value = [part for part in value.split(";") if part.strip()]
+    elif not isinstance(value, list | tuple):
+        value = [] if value is None else [value]
+    return tuple(dict.fromkeys(_name(label, kind) for label in value))
+
+
+def _name(label: Any, kind: Any) -> str:
+    if not isinstance(label, str | int) or isinstance(label, bool) or not str(label).strip():
+        raise ValueError(f"{label!r} is no label; a label is a name or a whole number")
+    if isinstance(label, str) or not hasattr(kind, "int2str"):
+        return str(label).strip()
+    if not 0 <= label < kind.num_classes:
+        raise ValueError(f"label {label} is unknown; the column has names for 0 to {kind.num_classes - 1}")
+    return kind.int2str(label)
 
 
 def hashed_split(identity: str) -> Split:

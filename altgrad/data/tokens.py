@@ -20,10 +20,12 @@ from altgrad.config.errors import UserError
 from altgrad.config.files import replacing, write_json
 from altgrad.config.models import LEAST_CONTEXT
 from altgrad.config.schema import Corpus, Tokenizer
+from altgrad.config.tasks import Classify
 from altgrad.data.batches import require_sequences
 from altgrad.data.copies import NearCopies
-from altgrad.data.corpora import documents
-from altgrad.data.splits import SPLITS, Split
+from altgrad.data.corpora import documents, labelled
+from altgrad.data.labels import write_labels
+from altgrad.data.splits import SPLITS, Labelled, Split
 from altgrad.data.tokenizer import load_tokenizer
 
 DTYPE = np.dtype("<u2")
@@ -32,20 +34,28 @@ BATCH_CHARACTERS = 4_000_000  # some 1.4 million tokens, 60 MB as Python numbers
 
 
 def write_tokens(
-    corpus_name: str, corpus: Corpus, tokenizer: Tokenizer, out_dir: Path, context: int = LEAST_CONTEXT
+    corpus_name: str, corpus: Corpus, tokenizer: Tokenizer, out_dir: Path, context: int = LEAST_CONTEXT,
+    task: Classify | None = None,
 ) -> dict[str, Any]:
     """Tokenize ``corpus`` into ``out_dir`` and return the content of its ``meta.json``.
 
     A corpus without a test split gives no ``test.bin``. Of local texts near copies are dropped, and counted as
     ``near_copies``: train comes first and its texts stay, so that none of the others repeats them. Raises
     :class:`UserError` when the corpus cannot be read, or train or val has no sequence of ``context`` tokens.
+
+    With a ``task`` the documents' labels are written too (`altgrad.data.labels`), and what a linear model of words
+    makes of them is in ``meta.json`` as ``baseline`` (`altgrad.data.linear`).
     """
     encoding = load_tokenizer(tokenizer)
     (out_dir / "meta.json").unlink(missing_ok=True)  # written last: its presence says that all is complete
     copies = NearCopies(corpus.max_repeated if corpus.source == "local" else 1)
-    splits = {}
+    splits: dict[Split, dict[str, int]] = {}
+    labels: dict[Split, list[tuple[str, ...]]] = {split: [] for split in SPLITS}
     for split in SPLITS:
-        texts = filterfalse(copies.drops, documents(corpus, split))
+        if task:
+            texts = _of_labelled(labelled(corpus, split), copies, labels[split])
+        else:
+            texts = filterfalse(copies.drops, documents(corpus, split))
         counts = _write_split(texts, encoding, split, out_dir)
         if counts["documents"]:
             splits[split] = counts
@@ -64,9 +74,23 @@ def write_tokens(
     }
     if corpus.source == "local":
         meta["near_copies"] = copies.dropped
-    require_sequences(meta, context)
+    if task:
+        from altgrad.data.linear import linear_baseline  # which loads scikit-learn, and text needs none of it
+
+        meta |= write_labels(corpus_name, labels, task, out_dir)
+        meta["baseline"] = linear_baseline(out_dir, meta, encoding, task)
+    else:
+        require_sequences(meta, context)
     write_json(out_dir / "meta.json", meta)
     return meta
+
+
+def _of_labelled(rows: Iterable[Labelled], copies: NearCopies, labels: list[tuple[str, ...]]) -> Iterator[str]:
+    """Yield the texts that are no near copies, and append the labels of each to ``labels``."""
+    for text, own in rows:
+        if not copies.drops(text):
+            labels.append(own)
+            yield text
 
 
 def _require_no_documents(corpus_name: str, corpus: Corpus, split: Split, found: Mapping[Split, Any]) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from altgrad.config import Cell, UserError
 from altgrad.config.recipe import Recipe
-from altgrad.data import TokenFile, validation_sample
+from altgrad.data.tasks import task_of
 from altgrad.diagnostics.saved import SavedRun
 from altgrad.model import GPT, quantize_model
 from altgrad.model.from_cell import config_of
@@ -26,9 +26,9 @@ class Evaluated:
     def __init__(self, cell: Cell, run_dir: Path, tokens: Path) -> None:
         with SavedRun(cell, run_dir) as run:
             self.cell, self.saved = run.cell, run.model()
-        val = TokenFile(tokens, "val")
-        self._config = config_of(cell, val.vocab_size)
-        self._sample = validation_sample(val, cell.train.eval_sequences, cell.model.context)
+        task = task_of(cell, tokens, "val")
+        self._config = config_of(cell, task.vocab_size, task.labels)
+        self._sample = task.sample()
 
     def model(self, recipe: Recipe) -> GPT:
         """Return the cell's model under ``recipe``, with weights of its own."""

@@ -2,7 +2,7 @@
 
 A sample is a sequence, whose labels are drawn from what the model itself predicts, token by token: so it is the Fisher
 information and not the "empirical" one of the corpus's labels (Kunstner et al. 2019, arXiv:1905.12558). It is counted
-per token, as the loss is, which makes it comparable with the loss's Hessian.
+per token, or label of a classifier, as the loss is, which makes it comparable with the loss's Hessian.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from altgrad.diagnostics.rebuilt import RebuiltModel
 
@@ -63,22 +62,25 @@ def fishers(rebuilt: RebuiltModel) -> dict[str, Fisher]:
         name: [torch.zeros_like(layer.weight), *(torch.zeros(n, n) for n in layer.weight.shape)]
         for name, layer in layers.items()
     }
+    rows = dict.fromkeys(layers, 0)
     for row in inputs.split(1):
         with rebuilt.recording():
-            logits = rebuilt.model(row).flatten(0, 1).float()  # (T, vocabulary)
-            labels = torch.multinomial(logits.detach().softmax(-1), 1, generator=generator).flatten()
+            logits = rebuilt.model(row)
+            loss = rebuilt.model.loss(logits, rebuilt.model.drawn(logits, generator), reduction="sum")
             # A layer is called once for each sequence: this GPT shares none between its blocks.
             seen = {name: layer.seen[0] for name, layer in layers.items()}
-        outputs = torch.autograd.grad(F.cross_entropy(logits, labels, reduction="sum"), [y for _, y in seen.values()])
+        outputs = torch.autograd.grad(loss, [y for _, y in seen.values()])
         for (name, (x, _)), y in zip(seen.items(), outputs, strict=True):
-            a, g = x.detach()[0], y[0]  # (T, in), (T, out)
+            a, g = (t.detach().flatten(0, -2) for t in (x, y))  # (T, in), (T, out); T is 1 behind pooling
+            rows[name] += len(a)
             diagonal, second_g, second_a = sums[name]
             diagonal += (g.T @ a).square_()
             second_g += g.T @ g
             second_a += a.T @ a
     found = {}
     for (name, (diagonal, second_g, second_a)), gradient in zip(sums.items(), gradients, strict=True):
+        losses = rebuilt.targets.numel()  # tokens, or labels of all sequences
         found[name] = Fisher(
-            gradient, *(t.detach() / inputs.numel() for t in (diagonal, second_a, second_g))
+            gradient, diagonal.detach() / losses, second_a / rows[name], second_g / losses
         )  # fmt: skip
     return found

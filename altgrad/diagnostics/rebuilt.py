@@ -26,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from altgrad.config import Cell, UserError
 from altgrad.config.recipe import LayerRecipe
-from altgrad.data import TokenFile, validation_sample
+from altgrad.data.tasks import task_of
 from altgrad.model import GPT, embedded_weights, linear_layers
 from altgrad.model.from_cell import config_of, recipe_of
 from altgrad.model.quantized.quantizer import Quantizer
@@ -113,9 +113,9 @@ class RebuiltModel:
 
 def plain_model(cell: Cell, saved: Mapping[str, Tensor], tokens: Path, most: int) -> tuple[GPT, Tensor, Tensor]:
     """Return the model of ``cell`` with its ``saved`` parameters and nothing quantized, and a batch, as in `of`."""
-    file = TokenFile(tokens, "val")
-    inputs, targets = validation_sample(file, max(1, most // cell.model.context), cell.model.context)
-    model = GPT(config_of(cell, file.vocab_size))
+    task = task_of(cell, tokens, "val")
+    inputs, targets = task.sample(max(1, most // cell.model.context))
+    model = GPT(config_of(cell, task.vocab_size, task.labels))
     missing, _ = model.load_state_dict(saved, strict=False)  # buffers of quantizers are beside the parameters
     state = model.state_dict()
     loaded = {t.data_ptr() for name, t in state.items() if name in saved}  # a shared weight has one of its names

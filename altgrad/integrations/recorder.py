@@ -21,10 +21,10 @@ from altgrad.model import layer_recipe, linear_layers, matrix_of
 from altgrad.optim import ArmOptimizer
 from altgrad.training import machine
 from altgrad.training.grids import weight_grids
+from altgrad.training.measures import LARGEST_EXPONENT
 from altgrad.training.monitor import Monitor, Row, largest_overflow
 from altgrad.training.outcome import OutcomeTracker
 from altgrad.training.records import HISTORY_COLUMNS, RowLog, write_history, write_monitors
-from altgrad.training.run import LARGEST_EXPONENT
 from altgrad.training.updates import UpdateMonitor
 
 STEP, TRAIN_LOSS, VAL_LOSS, NORM = (HISTORY_COLUMNS.index(n) for n in ("step", "train_loss", "val_loss", "grad_norm"))

@@ -21,11 +21,14 @@ def recipe_of(cell: Cell) -> Recipe:
     return Recipe(rules=tuple(rule.with_formats(formats) for rule in cell.rules))
 
 
-def config_of(cell: Cell, vocab_size: int) -> GPTConfig:
-    """Return the size of a resolved cell's model, for tokens of ``vocab_size`` kinds.
+def config_of(cell: Cell, vocab_size: int, labels: tuple[float, ...] = (1.0,)) -> GPTConfig:
+    """Return the size of a resolved cell's model, for tokens of ``vocab_size`` kinds; ``labels`` if it classifies.
 
     Raises :class:`UserError` where the weights that it starts from have another vocabulary.
     """
+    sizes = cell.model.sizes
+    if cell.task:
+        sizes |= {"labels": labels, "pooling": cell.task.pooling, "end": vocab_size - 1}
     start = cell.model.start
     if start is not None:
         if not 0 <= start.vocab_size - vocab_size < PADDING:
@@ -34,4 +37,4 @@ def config_of(cell: Cell, vocab_size: int) -> GPTConfig:
                 f"tokenizer.vocab_size is {vocab_size}; make the two the same, but for up to {PADDING - 1} of padding"
             )
         vocab_size = start.vocab_size
-    return GPTConfig(vocab_size=vocab_size, **cell.model.sizes)
+    return GPTConfig(vocab_size=vocab_size, **sizes)

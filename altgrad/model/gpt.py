@@ -30,6 +30,9 @@ class GPTConfig:
 
     ``bias``, of linear layers and norms, and ``gelu: tanh``, its approximation, are what GPT-2's published weights
     were trained with.
+
+    ``labels`` makes it a classifier of sequences, with what a positive of each label weighs in the loss; its head has a
+    weight of its own, and sees the ``mean`` of a sequence's tokens or the ``last`` one, those before its first ``end``.
     """
 
     vocab_size: int
@@ -41,6 +44,9 @@ class GPTConfig:
     dropout: float = 0.0
     bias: bool = False
     gelu: str = "exact"
+    labels: tuple[float, ...] = ()
+    pooling: str = "mean"
+    end: int = 0
 
     def __post_init__(self) -> None:
         if self.gelu not in GELUS:
@@ -128,11 +134,13 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder-only language model.
+    """A decoder-only language model; with ``config.labels`` a classifier of sequences on the same blocks.
 
     The initial weights depend on the global torch generator alone: seed it, and every recipe and
     arm starts from the same model.
     """
+
+    label_weights: Tensor
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -142,9 +150,12 @@ class GPT(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width, bias=config.bias)
-        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        self.head = nn.Linear(config.width, len(config.labels) or config.vocab_size, bias=False)
         self._initialise()
-        self.head.weight = self.tokens.weight
+        if config.labels:
+            self.register_buffer("label_weights", torch.tensor(config.labels), persistent=False)
+        else:
+            self.head.weight = self.tokens.weight
 
     def _initialise(self) -> None:
         for name, parameter in self.named_parameters():
@@ -160,13 +171,44 @@ class GPT(nn.Module):
 
         ``tokens`` and ``targets`` are int64 of shape (batch, length), ``length <= context``.
         The loss is computed in float32 whatever the compute dtype.
+
+        A classifier's logits are (batch, labels), its targets float32 alike and its loss the mean binary cross-entropy.
+        Its sequences have a token before their first ``end``.
         """
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.dropout(self.tokens(tokens) + self.positions(positions))
         mask = _causal_mask(positions)
         for block in self.blocks:
             x = block(x, mask)
-        logits = self.head(self.norm(x))
-        if targets is None:
-            return logits
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        x = self.norm(x)
+        if self.config.labels:
+            x = _pooled(x, tokens != self.config.end, self.config.pooling)
+        logits = self.head(x)
+        return logits if targets is None else self.loss(logits, targets)
+
+    def loss(self, logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        """Return the loss of `forward`'s logits, in float32: the mean over tokens, or over labels, or their sum."""
+        if self.config.labels:
+            weights = self.label_weights if reduction == "mean" else None  # of the model's own labels none
+            return F.binary_cross_entropy_with_logits(logits.float(), targets, pos_weight=weights, reduction=reduction)
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction=reduction)
+
+    def drawn(self, logits: Tensor, generator: torch.Generator) -> Tensor:
+        """Return targets drawn from what the model predicts by `forward`'s logits, as `loss` takes them."""
+        p = logits.detach().float()
+        if self.config.labels:
+            return torch.bernoulli(p.sigmoid(), generator=generator)
+        return torch.multinomial(p.flatten(0, 1).softmax(-1), 1, generator=generator).flatten()
+
+
+def _pooled(x: Tensor, inside: Tensor, pooling: str) -> Tensor:
+    """Return the mean of ``x`` (batch, length, width) over a sequence's tokens, or the last: (batch, width).
+
+    A sequence is its tokens up to the first that is not ``inside`` (batch, length).
+    """
+    inside = inside.long().cumprod(dim=1)
+    if pooling == "last":
+        last = torch.arange(x.shape[1], device=x.device) == inside.sum(dim=1, keepdim=True) - 1
+        inside = last.long()
+    weights = inside / inside.sum(dim=1, keepdim=True)
+    return (x * weights.to(x.dtype)[..., None]).sum(dim=1)

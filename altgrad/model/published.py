@@ -140,8 +140,8 @@ def _copy(file: Any, model: GPT, folder: Path) -> None:
     if stored:
         raise UserError(f"{path} has {next(iter(stored))}, which GPT-2's published layout has not")
     if head is not None and not model.head.weight.is_meta:
-        found = file.get_tensor(head).to(model.head.weight)
-        if not torch.equal(found, model.head.weight):
+        found = file.get_tensor(head).to(model.tokens.weight)
+        if not torch.equal(found, model.tokens.weight):
             raise UserError(f"{path}: {HEAD} is not wte.weight, and in this GPT the head is the token embedding")
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from altgrad.config import Cell, UserError
-from altgrad.data import TokenFile, validation_sample
+from altgrad.data.tasks import Task
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.training import machine
 from altgrad.training.ranks import Ranks
@@ -23,18 +23,18 @@ class Evaluation:
     """Evaluates ``model``, or ``loss_of`` which is it or its compiled graph, in ``compute``: bf16 or float32."""
 
     def __init__(
-        self, cell: Cell, model: nn.Module, tokens: TokenFile, device: torch.device, compute: str, ranks: Ranks
+        self, cell: Cell, model: nn.Module, task: Task, device: torch.device, compute: str, ranks: Ranks
     ) -> None:  # fmt: skip
         self._model, self._ranks = model, ranks
         self.loss_of: Callable[..., Tensor] = model
         self._device, self._compute = device, compute
         self._batch = cell.train.batch
-        self._sample = validation_sample(tokens, cell.train.eval_sequences, cell.model.context)
+        self._sample = task.sample()
         self._dropout = cell.model.dropout > 0
         self.seconds: list[float] = []  # of each batch
 
     def loss(self) -> float | None:
-        """Return the mean loss in nats per token, ``None`` if it is not finite.
+        """Return the mean loss in nats, per token or label; ``None`` if it is not finite.
 
         Where training and evaluation compute the same function, the compiled graph of training is used, whose guards
         ask for its modes; a second one would have to be compiled otherwise.

@@ -69,13 +69,14 @@ def _step(line: str) -> float:
         return float("inf")
 
 
-def write_history(path: Path, rows: list[list[Any]]) -> None:
+def write_history(path: Path, rows: list[list[Any]], measured: Sequence[str] = ()) -> None:
     """Write ``history.csv``: one row per logged step, empty where a value was not measured.
 
-    A run whose recipe changes has a column more: the ``recipe`` that is on.
+    ``measured`` are the columns behind those of every run. A run whose recipe changes has a column more: the ``recipe``
+    that is on.
     """
-    columns = [*HISTORY_COLUMNS, "recipe"]
-    frame = pd.DataFrame(rows, columns=columns[: len(rows[0])] if rows else HISTORY_COLUMNS)
+    columns = [*HISTORY_COLUMNS, *measured, "recipe"]
+    frame = pd.DataFrame(rows, columns=columns[: len(rows[0])] if rows else columns[:-1])
     with replacing(path) as temporary:
         frame.to_csv(temporary, index=False, lineterminator="\n")
 

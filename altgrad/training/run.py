@@ -15,7 +15,7 @@ from tqdm import tqdm
 from altgrad.config import Cell
 from altgrad.config.files import read_json, write_json
 from altgrad.config.scratch import mark_finished, only_worker, scratch_directory
-from altgrad.data import TokenFile, training_batch
+from altgrad.data.tasks import task_of
 from altgrad.model import GPT, account, layer_recipe, linear_layers, quantize_model
 from altgrad.model.from_cell import config_of, recipe_of
 from altgrad.optim import build_optimizer
@@ -29,17 +29,20 @@ from altgrad.training.records import write_history, write_monitors
 from altgrad.training.tensors import write_tensors
 from altgrad.training.trainer import Trainer
 
-LARGEST_EXPONENT = 709.0  # beyond it exp() leaves float64
 PROBE_SEED_STEP = 0  # batches of updates start at step 1, so step 0 is a batch that training never sees
 
 
-def build_model(cell: Cell, vocab_size: int, device: torch.device, *, shared: bool = False) -> GPT:
-    """Return the quantized model of ``cell`` on ``device``; ``shared`` with other processes, which share its batches.
+def build_model(
+    cell: Cell, vocab_size: int, device: torch.device, labels: tuple[float, ...] = (), *, shared: bool = False
+) -> GPT:  # fmt: skip
+    """Return the quantized model of ``cell`` on ``device``; ``labels`` are those of its task.
+
+    It is ``shared`` with other processes, which share its batches.
 
     Its initial weights are those that it starts from, or depend on the seed alone.
     """
     torch.manual_seed(cell.seed)
-    model = GPT(config_of(cell, vocab_size))
+    model = GPT(config_of(cell, vocab_size, labels))
     start_from(cell, model)
     model = model.to(device)
     # After the move: a torchao layer is made for its device.
@@ -96,9 +99,9 @@ def make_trainer(
     mine: Ranks | None = None,
 ) -> Trainer:  # fmt: skip
     """Return what trains ``cell`` on ``tokens``; ``scratch`` and what follows are a `Trainer`'s."""
-    train, val = TokenFile(tokens, "train"), TokenFile(tokens, "val")
+    train, val = (task_of(cell, tokens, split) for split in ("train", "val"))
     mine = mine or Ranks()
-    model = build_model(cell, vocab_size, device, shared=mine.count > 1)
+    model = build_model(cell, vocab_size, device, train.labels, shared=mine.count > 1)
     tqdm.write(f"{cell.key}: {account(model).summary}")
     mine.shard(model)
     arm = arm_of(cell)
@@ -115,19 +118,16 @@ def make_trainer(
 def _write_results(trainer: Trainer, out: Path) -> None:
     """Write everything but the timings: the same bits whenever the cell is run."""
     history = trainer.history.rows()
-    write_history(out / "history.csv", history)
+    write_history(out / "history.csv", history, trainer.measures.columns)
     write_monitors(out / "monitors.parquet", trainer.monitors.rows())
     write_tensors(out / "model.safetensors", unique_state(trainer.model))
     _write_probes(trainer, out / "probes.safetensors")
-    write_json(out / "metrics.json", _metrics(trainer, history))
+    write_json(out / "metrics.json", _metrics(trainer, history, out))
 
 
 def _write_probes(trainer: Trainer, path: Path) -> None:
-    cell, model = trainer.cell, trainer.model
-    inputs, targets = training_batch(
-        trainer.tokens, seed=cell.seed, step=PROBE_SEED_STEP, micro=0,
-        batch=cell.train.batch, context=cell.model.context,
-    )  # fmt: skip
+    model = trainer.model
+    inputs, targets = trainer.task.batch(step=PROBE_SEED_STEP, micro=0)
     batch = inputs.to(trainer.device), targets.to(trainer.device)
     model.eval()
     quantized, plain = {}, {}
@@ -140,7 +140,7 @@ def _write_probes(trainer: Trainer, path: Path) -> None:
     probes.write_probes(path, snapshots, quantized, plain, trainer.step, formats)
 
 
-def _metrics(trainer: Trainer, history: list[list[Any]]) -> dict[str, object]:
+def _metrics(trainer: Trainer, history: list[list[Any]], out: Path) -> dict[str, object]:
     """Return what ``metrics.json`` holds; a number that could not be measured is null."""
     cell, tracker = trainer.cell, trainer.tracker
     layers = linear_layers(trainer.model)
@@ -161,8 +161,8 @@ def _metrics(trainer: Trainer, history: list[list[Any]]) -> dict[str, object]:
         "quantized_parameters": sum(p.numel() for p in quantized),
         "train_loss": last[3], "val_loss": val_loss,
         "val_loss_best": best[0], "val_loss_best_step": best[1],
-        "perplexity": None if val_loss is None else math.exp(min(val_loss, LARGEST_EXPONENT)),
         "clipped_frac": trainer.totals["clipped"] / max(1, trainer.step), **changes,
+        **trainer.measures.final(val_loss, out),
     }  # fmt: skip
 
 

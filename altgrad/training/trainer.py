@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from altgrad.config import Cell
 from altgrad.config.schedule import learning_rate
-from altgrad.data import TokenFile, training_batch
+from altgrad.data.tasks import Task
 from altgrad.model import requantize_model
 from altgrad.model.from_cell import recipe_of
 from altgrad.model.gpt import GPT, Block
@@ -35,6 +35,7 @@ from altgrad.training import checkpoint, machine, probes
 from altgrad.training.evaluation import Evaluation
 from altgrad.training.graphs import compile_model
 from altgrad.training.grids import weight_grids
+from altgrad.training.measures import measures_of
 from altgrad.training.monitor import PASS, Monitor, Row, Where, first_nonfinite, largest_overflow
 from altgrad.training.outcome import OutcomeTracker
 from altgrad.training.ranks import Ranks
@@ -57,14 +58,14 @@ class Trainer:
 
     def __init__(
         self, cell: Cell, model: GPT, optimizer: ArmOptimizer, grids: dict[nn.Parameter, WeightGrid],
-        train_tokens: TokenFile, val_tokens: TokenFile, device: torch.device, scratch: Path, compute: str,
-        compiled: bool, ranks: Ranks,
+        task: Task, val: Task, device: torch.device, scratch: Path, compute: str, compiled: bool, ranks: Ranks,
     ) -> None:  # fmt: skip
         self.cell, self.model, self.optimizer, self.ranks = cell, model, optimizer, ranks
-        self.tokens, self.device, self.scratch = train_tokens, device, scratch
+        self.task, self.device, self.scratch = task, device, scratch
         self.compute = compute  # bf16 or float32: dtype of the products outside the formats, on this machine
         self.compiled = compiled
-        self.evaluation = Evaluation(cell, model, val_tokens, device, compute, self.ranks)
+        self.evaluation = Evaluation(cell, model, val, device, compute, self.ranks)
+        self.measures = measures_of(cell, model, val, device, compute)
         self._quantized(grids)
         self.probe_steps = probes.probe_steps(cell.train.steps, cell.monitor.probes)
         self.tokens_per_step = cell.train.grad_accumulation * cell.train.batch * cell.model.context
@@ -226,10 +227,7 @@ class Trainer:
         return loss.detach()
 
     def _batch(self, step: int, micro: int) -> tuple[Tensor, Tensor]:
-        inputs, targets = training_batch(
-            self.tokens, seed=self.cell.seed, step=step, micro=micro,
-            batch=self.cell.train.batch, context=self.cell.model.context,
-        )  # fmt: skip
+        inputs, targets = self.task.batch(step=step, micro=micro)
         return inputs.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
 
     def _autocast(self) -> torch.autocast:
@@ -269,9 +267,12 @@ class Trainer:
         """Evaluate after update ``step`` if that is due, and log."""
         train, totals = self.cell.train, self.totals
         val_loss = None
+        measured: list[float | None] = [None] * len(self.measures.columns)
         if (step % train.eval_every == 0 or step == train.steps) and not self.tracker.diverged:
             with self._timed("evaluate_s"):
                 val_loss = self.evaluation.loss()
+                if val_loss is not None and measured:
+                    measured = self.ranks.alone(self.model, self.measures.now) or measured
             if val_loss is None:
                 self.tracker.nonfinite(step)
         seen = totals["seen"]
@@ -280,7 +281,8 @@ class Trainer:
         norm = norm if norm is not None and math.isfinite(norm) else None
         if self.ranks.first:
             row = [step, step * self.tokens_per_step, lr, train_loss, val_loss, norm, clipped]
-            self.history.append([*row, self.switches.recipe] if self.cell.schedule else row)
+            row += [*measured, *([self.switches.recipe] if self.cell.schedule else [])]
+            self.history.append(row)
         totals |= {"loss": 0.0, "seen": 0, "seen_clipped": 0}
 
     def _save_probe(self, step: int) -> None:

@@ -48,6 +48,34 @@ def test_the_text_is_what_follows_the_header(content: str, text: str) -> None:
     assert licences.parse(content)[1] == text
 
 
+def test_labels_are_the_categories_of_the_licences_and_what_headers_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = package(
+        tmp_path,
+        a_LICENSE=f"---\nkey: a\ncategory: Permissive\nignorable_urls:\n  - x\n---\n{PROSE}",
+        b_LICENSE="---\nkey: b-2.0\ncategory: Copyleft Limited\nis_exception: yes\n---\nthe second licence",
+        both_RULE="---\nlicense_expression: (a AND b-2.0) or a\nis_license_notice: yes\n---\na notice of two",
+        none_RULE="---\nlicense_expression: a\nis_license_tag: no\n---\nnothing else is said of it",
+    )
+    monkeypatch.setattr(licences, "package_folder", lambda: folder)
+    found = {}
+    for kind in ("categories", "flags"):
+        corpus = LicencesCorpus(source="licences", min_characters=1, labels=kind)
+        licences._selected.cache_clear(), licences._categories.cache_clear()
+        rows = [row for split in SPLITS for row in licences.labelled(corpus, split)]
+        assert [text for text, _ in rows] == [text for split in SPLITS for text in documents(corpus, split)]
+        found[kind] = dict(rows)
+    assert found["categories"] == {
+        PROSE: ("Permissive",), "the second licence": ("Copyleft Limited",),
+        "a notice of two": ("Permissive", "Copyleft Limited"), "nothing else is said of it": ("Permissive",),
+    }  # fmt: skip
+    assert found["flags"] == {
+        PROSE: ("Permissive", "text", "names urls"), "the second licence": ("Copyleft Limited", "text", "exception"),
+        "a notice of two": ("Permissive", "Copyleft Limited", "notice"), "nothing else is said of it": ("Permissive",),
+    }  # fmt: skip
+
+
 def test_documents_that_are_foreign_or_false_positives_or_short_are_dropped(tmp_path: Path) -> None:
     folder = package(
         tmp_path,

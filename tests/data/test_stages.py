@@ -67,6 +67,8 @@ def test_an_override_of_the_context_is_left_to_the_stage_that_resolves_it(projec
 
 def test_a_larger_model_tokenizes_nothing_again_but_is_checked() -> None:
     stages = read_yaml(ROOT / "dvc.yaml")["stages"]
-    assert stages["tokenize"]["params"] == ["corpus", "corpora", "tokenizer"]
+    assert stages["tokenize"]["params"] == [
+        "task", "tasks.classify.min_documents", "tasks.classify.thresholds", "corpus", "corpora", "tokenizer",
+    ]  # fmt: skip
     assert {"model", "models", "overrides"} <= set(stages["grid"]["params"])
     assert "data/tokens/meta.json" in stages["grid"]["deps"]

@@ -1,0 +1,84 @@
+"""What the models learn: the next token (``language``), or the labels of a document (``classify``).
+
+The primary metric of a task is what a report compares. A language run's resolved file knows nothing of tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from altgrad.config.section import Section
+
+TaskName = Literal["language", "classify"]
+Found = Literal["micro_f1", "macro_f1", "map", "ndcg_at_5", "r_precision"]
+#: How well labels are found (`altgrad.data.classification`), as tables call it; higher is better.
+TITLES: dict[Found, str] = {
+    "micro_f1": "micro F1", "macro_f1": "macro F1", "map": "mAP", "ndcg_at_5": "nDCG@5", "r_precision": "R-precision",
+}  # fmt: skip
+#: The columns of a run's files that have them, of validation and of test documents.
+ON_VALIDATION, ON_TEST = ({name: f"{split}_{name}" for name in TITLES} for split in ("val", "test"))
+
+
+class Language(Section):
+    """The next token."""
+
+    primary: Literal["val_loss"] = Field("val_loss", description="the validation loss, in nats per token")
+
+
+class Classifier(Section):
+    """How a resolved cell classifies documents."""
+
+    pooling: Literal["mean", "last"] = Field(
+        "mean", description="what of a piece's tokens the head sees: their mean, or the last one"
+    )
+    chunks: int = Field(
+        4, ge=1, le=1024, description="pieces of context tokens, read from a document's start; 1: truncated there"
+    )
+    thresholds: Literal["one", "label"] = Field(
+        "one", description="one for all labels, of the highest micro F1; or one per label, of the highest F1 of each"
+    )
+    class_weights: bool = Field(
+        False, description="weigh a label's positives by its negatives over its positives in training"
+    )
+
+
+class Classify(Classifier):
+    """Which labels a document has, several or none: binary cross-entropy for each label.
+
+    A document is read in pieces of `context` tokens, each with all of its labels; what a model says of a document is
+    the mean of its pieces' logits. Thresholds are chosen on validation documents, final metrics are those of test
+    documents.
+    """
+
+    primary: Found = Field(
+        "micro_f1", description="the metric that is compared, higher is better; the others are exploratory"
+    )
+    min_documents: int = Field(
+        10, ge=1, le=2**31 - 1, description="training documents that a label needs; one with fewer is left out"
+    )
+
+
+class Tasks(Section):
+    """The settings of each task."""
+
+    language: Language = Field(Language(), description="the next token")
+    classify: Classify = Field(Classify(), description="the labels of a document")
+
+
+class Compared(NamedTuple):
+    """What a grid compares: ``final`` in a run's metrics.json, ``on_validation`` in its history.csv, and its title."""
+
+    final: str = "val_loss"
+    on_validation: str = "val_loss"
+    title: str = "validation loss"
+    unit: str = "nats per token"
+    higher_is_better: bool = False
+
+    @classmethod
+    def of(cls, params: Mapping[str, Any]) -> Compared:
+        """Return what the settings in a grid's index name; those of a grid that models text name no task."""
+        name = params.get("primary")
+        return cls() if name is None else cls(ON_TEST[name], ON_VALIDATION[name], TITLES[name], "", True)

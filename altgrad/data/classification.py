@@ -1,0 +1,41 @@
+"""How well labels are found: every number here is scikit-learn's, of documents' truth and scores, (documents, labels).
+
+F1 needs a decision: a label is given where its score is at least its threshold, and thresholds are chosen on documents
+that are not measured. The rest needs the order of scores alone: `map`, the mean over labels of the average precision;
+`ndcg_at_5`; and `r_precision`, the precision of a document's first R labels, where R is how many it has. These two are
+means over documents that have a label.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from sklearn.metrics import average_precision_score, f1_score, ndcg_score, precision_recall_curve, precision_score
+
+
+def choose_thresholds(truth: np.ndarray, scores: np.ndarray, thresholds: str) -> np.ndarray:
+    """Return a threshold per label, (labels,): ``one`` of the highest micro F1, or per ``label`` of its highest F1."""
+    if thresholds == "one":
+        return np.full(truth.shape[1], _best(truth.ravel(), scores.ravel()))
+    return np.array([_best(t, s) for t, s in zip(truth.T, scores.T, strict=True)])
+
+
+def _best(truth: np.ndarray, scores: np.ndarray) -> float:
+    precision, recall, thresholds = precision_recall_curve(truth, scores)
+    f1 = 2 * precision * recall / np.maximum(precision + recall, np.finfo(float).tiny)
+    return thresholds[f1[:-1].argmax()]  # behind the last threshold there is nothing
+
+
+def classification_metrics(truth: np.ndarray, scores: np.ndarray, thresholds: np.ndarray) -> dict[str, float]:
+    """Return each of `altgrad.config.tasks.TITLES`; every label needs a document and some document a label."""
+    given = scores >= thresholds
+    some = truth.any(axis=1)
+    order = np.argsort(-scores[some], axis=1, kind="stable").argsort(axis=1)
+    first = order < truth[some].sum(axis=1, keepdims=True)
+    found = {
+        "micro_f1": f1_score(truth, given, average="micro", zero_division=0.0),
+        "macro_f1": f1_score(truth, given, average="macro", zero_division=0.0),
+        "map": average_precision_score(truth, scores, average="macro"),
+        "ndcg_at_5": ndcg_score(truth[some], scores[some], k=5),
+        "r_precision": precision_score(truth[some], first, average="samples", zero_division=0.0),
+    }
+    return {name: float(value) for name, value in found.items()}

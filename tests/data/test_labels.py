@@ -1,0 +1,214 @@
+"""Labels: what corpora say of them, the files, and pieces of documents. Oracle: the texts and labels of each test.
+
+Bad labels are refused in one sentence before anything is trained.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from altgrad.config import UserError
+from altgrad.config.schema import HubCorpus, LocalCorpus, Tokenizer
+from altgrad.config.tasks import Classifier, Classify
+from altgrad.data import documents, write_tokens
+from altgrad.data.corpora import labelled
+from altgrad.data.labels import read_labels
+from altgrad.data.pieces import Pieces
+from altgrad.data.splits import SPLITS, hashed_split, named
+
+TOKENIZER = Tokenizer(vocab_size=300)
+TASK = Classify(min_documents=2)
+KINDS = {"red": "crimson scarlet", "green": "olive moss", "blue": "navy azure"}
+
+
+def rows_of(count: int = 120) -> list[dict[str, object]]:
+    """Return documents whose words tell their labels: each of three by a bit of the row's number, none in some."""
+    own = [[name for i, name in enumerate(KINDS) if number >> i & 1] for number in range(count)]
+    return [
+        {"text": f"{' '.join(KINDS[name] for name in names)} number {number} "
+         + " ".join(f"w{number}{i}" for i in range(number % 30)), "labels": names}
+        for number, names in enumerate(own)
+    ]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Callable[..., LocalCorpus]:
+    """Return a function that writes rows as JSON lines and returns their corpus; near copies are kept."""
+
+    def write(rows: list[dict[str, object]], **settings: object) -> LocalCorpus:
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return LocalCorpus(source="local", path=str(path), **{"max_repeated": 1, **settings})
+
+    return write
+
+
+def tokenize(corpus: LocalCorpus, folder: Path, task: Classify = TASK) -> dict:
+    return write_tokens("mine", corpus, TOKENIZER, folder, task=task)
+
+
+def test_every_document_is_on_one_side_with_its_own_labels(table: Callable[..., LocalCorpus], tmp_path: Path) -> None:
+    rows = rows_of()
+    meta = tokenize(table(rows), tmp_path / "tokens")
+    names = [label["name"] for label in meta["labels"]]
+    assert names == sorted(KINDS)
+    end, seen = TOKENIZER.vocab_size - 1, []
+    for split in SPLITS:
+        mine = [row for number, row in enumerate(rows) if hashed_split(f"row {number}") == split]
+        truth = read_labels(tmp_path / "tokens", split, len(names))
+        assert [[name for name, has in zip(names, own, strict=True) if has] for own in truth] == [
+            sorted(row["labels"]) for row in mine
+        ]
+        assert [label[split] for label in meta["labels"]] == truth.sum(axis=0).tolist()
+        assert meta["unlabelled"][split] == (~truth.any(axis=1)).sum()
+        assert (np.fromfile(tmp_path / f"tokens/{split}.bin", "<u2") == end).sum() == len(mine)
+        seen += [row["text"].strip() for row in mine]
+        assert [text for text, _ in labelled(table(rows), split)] == list(documents(table(rows), split))
+    assert sorted(seen) == sorted(row["text"].strip() for row in rows)
+
+
+def test_near_copies_are_on_one_side(table: Callable[..., LocalCorpus], tmp_path: Path) -> None:
+    rows = rows_of(400)
+    copies = [{**row, "text": f"{row['text'].upper()}!"} for row in rows[::9] if len(row["text"].split()) > 12]
+    meta = tokenize(table(rows + copies, max_repeated=0.8), tmp_path / "tokens")
+    assert sum(split["documents"] for split in meta["splits"].values()) == len(rows)
+    assert meta["near_copies"] == len(copies) > 20
+
+
+def test_a_label_that_moves_is_another_corpus(table: Callable[..., LocalCorpus], tmp_path: Path) -> None:
+    rows = rows_of()
+    first = tokenize(table(rows), tmp_path / "a")
+    number = next(n for n in range(len(rows)) if hashed_split(f"row {n}") == "test" and len(rows[n]["labels"]) == 1)
+    rows[number] = {**rows[number], "labels": list(KINDS)}
+    second = tokenize(table(rows), tmp_path / "b")
+    assert first["labels_sha256"] != second["labels_sha256"]
+
+
+ALL = rows_of()
+
+
+def but_red(kept: Callable[[str], bool]) -> list[dict[str, object]]:
+    """Return the rows with their labels in the splits that are ``kept``, and with one label elsewhere."""
+    return [
+        {**row, "labels": row["labels"] if kept(hashed_split(f"row {n}")) else ["red"]} for n, row in enumerate(ALL)
+    ]
+
+
+@pytest.mark.parametrize(("rows", "said"), [
+    ([{**row, "labels": []} for row in ALL], "no document has a label; check the corpus' setting labels"),
+    ([{"text": row["text"]} for row in ALL], "has no column 'labels'"),
+    ([{**row, "labels": ["red", " "]} for row in ALL], "' ' is no label"),
+    ([{**row, "labels": [{"name": "red"}]} for row in ALL], "is no label; a label is a name or a whole number"),
+    ([{**row, "labels": ["red", *row["labels"]]} for row in ALL], "every training document has the label 'red'"),
+    ([{**row, "labels": ["red"] * ("red" in row["labels"])} for row in ALL], "fewer than two labels"),
+    (
+        but_red(lambda split: split == "train"),
+        "no val document has the label 'blue', 'green', so there is nothing to choose a threshold by",
+    ),
+    (
+        but_red(lambda split: split != "test"),
+        "no test document has the label 'blue', 'green', so there is nothing to measure",
+    ),
+    ([row for row, n in zip(ALL, range(7), strict=False)], "classifying needs train, val and test"),
+])  # fmt: skip
+def test_bad_labels_are_refused_in_a_sentence(
+    rows: list[dict[str, object]], said: str, table: Callable[..., LocalCorpus], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as raised:
+        tokenize(table(rows), tmp_path / "tokens")
+    message = str(raised.value)
+    assert said in message and "\n" not in message
+    assert not (tmp_path / "tokens/meta.json").exists()
+
+
+def test_what_is_no_table_has_no_labels(folder_of: Callable[..., LocalCorpus]) -> None:
+    with pytest.raises(UserError, match="has no labels; to classify, name a table"):
+        next(labelled(folder_of({"a.txt": "text"}), "train"))
+
+
+def test_labels_come_as_lists_as_text_and_one_by_one(table: Callable[..., LocalCorpus], tmp_path: Path) -> None:
+    assert named(["b", "a", "b"]) == ("b", "a")
+    assert named("b; a;") == ("b", "a") and named(7) == ("7",) and named(None) == () == named("")
+    path = tmp_path / "rows.csv"
+    path.write_text("text,labels\n" + "".join(f"some words {i},red; x{i}\n" for i in range(30)))
+    corpus = LocalCorpus(source="local", path=str(path), max_repeated=1)
+    found = [labels for split in SPLITS for _, labels in labelled(corpus, split)]
+    assert sorted(found) == sorted(("red", f"x{i}") for i in range(30))
+
+
+def test_pieces_are_the_documents_from_their_starts(table: Callable[..., LocalCorpus], tmp_path: Path) -> None:
+    tokenize(table(ALL), tmp_path / "tokens")
+    end, context, chunks = TOKENIZER.vocab_size - 1, 16, 3
+    pieces = Pieces(tmp_path / "tokens", "train", Classifier(chunks=chunks), context)
+    stream = np.fromfile(tmp_path / "tokens/train.bin", "<u2").tolist()
+    texts, own = [], []
+    for token in stream:
+        texts, own = ([*texts, own], []) if token == end else (texts, [*own, token])
+    inputs, targets, owner = pieces.sample()
+    assert sorted(set(owner)) == list(range(len(texts)))
+    read = 0
+    for number, text in enumerate(texts):
+        mine = inputs[owner == number]
+        assert len(mine) == min(chunks, -(-len(text) // context))
+        cut = text[: chunks * context]
+        assert mine.flatten().tolist() == cut + [end] * (mine.numel() - len(cut))
+        assert (targets[owner == number].bool().numpy() == pieces.truth[number]).all()
+        read += len(cut)
+    assert pieces.share_read == pytest.approx(read / sum(map(len, texts)))
+    few = pieces.sample(5 * chunks + 1)[2]
+    assert len(set(few)) == 5 and few[0] == 0 and few[-1] == len(texts) - 1
+
+
+def test_a_batch_is_a_function_of_its_place_and_draws_every_piece(
+    table: Callable[..., LocalCorpus], tmp_path: Path
+) -> None:
+    tokenize(table(ALL), tmp_path / "tokens")
+    pieces = Pieces(tmp_path / "tokens", "train", Classifier(chunks=2), 16)
+    place = {"seed": 1, "step": 5, "micro": 0, "batch": 8}
+    first = pieces.batch(**place)
+    for name in ("seed", "step", "micro"):
+        assert not (pieces.batch(**{**place, name: 9})[0] == first[0]).all()
+    assert all((a == b).all() for a, b in zip(pieces.batch(**place), first, strict=True))
+    drawn = pieces.batch(seed=0, step=1, micro=0, batch=4000)[0]
+    assert {tuple(row) for row in drawn.tolist()} == {tuple(row) for row in pieces.sample()[0].tolist()}
+
+
+NAMES = ["law", "trade", "fish"]
+
+
+@pytest.mark.parametrize(("record", "settings"), [
+    ({"text": "t", "labels": [0, 2]}, {}),  # eurlex of lex_glue, multi_eurlex at level 1: numbers with names
+    ({"text": "t", "eurovoc_concepts": ["law", "fish"]}, {"labels": "eurovoc_concepts"}),  # eurlex57k
+    (
+        {"text": {"en": "t", "de": "d"}, "eurovoc_concepts": {f"level_{n}": ["law", "fish"][: n] for n in (1, 2, 3)}},
+        {"text": "text.en", "labels": "eurovoc_concepts.level_2"},
+    ),
+], ids=["named numbers", "names", "levels"])  # fmt: skip
+def test_data_sets_of_the_hub_have_their_labels(
+    record: dict, settings: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "set"
+    for split in ("train", "validation", "test"):
+        rows = datasets.Dataset.from_list([record] * 2)
+        if "labels" in record:
+            rows = rows.cast_column("labels", datasets.Sequence(datasets.ClassLabel(names=NAMES)))
+        (folder / "data").mkdir(parents=True, exist_ok=True)
+        rows.to_parquet(folder / f"data/{split}-0000.parquet")
+    corpus = HubCorpus(source="hub", path=str(folder), **settings)
+    assert list(labelled(corpus, "val")) == [("t", ("law", "fish"))] * 2
+    assert list(documents(corpus, "test")) == ["t", "t"]
+    with pytest.raises(UserError, match="has no column 'lables'.*setting: labels"):
+        next(labelled(corpus.but(labels="lables"), "train"))
+
+
+def test_a_number_without_a_name_is_an_unknown_label() -> None:
+    datasets = pytest.importorskip("datasets")
+    with pytest.raises(ValueError, match="label 3 is unknown; the column has names for 0 to 2"):
+        named([3], datasets.ClassLabel(names=NAMES))

@@ -1,0 +1,244 @@
+"""Cells that classify. Oracles: scikit-learn on the scores that a run stored, and the definitions of pooling and loss.
+
+The documents are made: the words of a document tell its labels.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from sklearn import metrics as oracle
+
+from altgrad.config import Cell
+from altgrad.config.files import read_json
+from altgrad.config.models import CellModel, ModelFrom
+from altgrad.config.published import cell_model, weights_sha256
+from altgrad.config.recipe import Recipe
+from altgrad.config.schema import LocalCorpus, Tokenizer
+from altgrad.config.tasks import ON_TEST, ON_VALIDATION, TITLES, Classifier, Classify
+from altgrad.data import write_tokens
+from altgrad.data.classification import choose_thresholds, classification_metrics
+from altgrad.data.labels import read_labels
+from altgrad.data.splits import SPLITS
+from altgrad.data.tasks import task_of
+from altgrad.diagnostics import diagnose_cell
+from altgrad.model import GPT, layer_recipe, quantize_model
+from altgrad.model.from_cell import config_of
+from altgrad.model.gpt import GPTConfig
+from altgrad.model.published import save_published
+from altgrad.training import train_cell
+from altgrad.training.plan import check_cells
+from altgrad.training.run import build_model
+from tests.training.conftest import interruption, make_cell
+
+VOCABULARY, END = 300, 299
+WORDS = {"blue": "navy", "green": "olive", "red": "scarlet"}
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of tokens with three labels."""
+    root = tmp_path_factory.mktemp("documents")
+    generator = np.random.default_rng(0)
+    with open(root / "rows.jsonl", "w") as file:
+        for number in range(300):
+            own = [name for name in WORDS if generator.random() < 0.4]
+            text = f"{number} {' '.join(WORDS[name] for name in own)} {'and ' * (number % 9)}{number}"
+            file.write(json.dumps({"text": text, "labels": own}) + "\n")
+    corpus = LocalCorpus(source="local", path=str(root / "rows.jsonl"), max_repeated=1)
+    write_tokens("made", corpus, Tokenizer(vocab_size=VOCABULARY), root / "tokens", task=Classify())
+    return root / "tokens"
+
+
+def cell_of(format: str = "E4M3", **task: object) -> Cell:
+    return make_cell(format, lr=2e-2, steps=40, batch=16).model_copy(update={"task": Classifier(**task)})
+
+
+@pytest.fixture(scope="module")
+def run(documents: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a finished run."""
+    root = tmp_path_factory.mktemp("run")
+    train_cell(cell_of(), documents, root / "out", root)
+    return root / "out"
+
+
+def by_the_oracle(truth: np.ndarray, scores: np.ndarray, thresholds: np.ndarray) -> dict[str, float]:
+    """Return the metrics, R-precision from its definition: of each document's R best the share that is right."""
+    some = truth.any(axis=1)
+    rows = list(zip(truth[some], scores[some], strict=True))
+    found = [own[np.argsort(-s, kind="stable")[: own.sum()]].mean() for own, s in rows]
+    return {
+        "micro_f1": oracle.f1_score(truth, scores >= thresholds, average="micro"),
+        "macro_f1": oracle.f1_score(truth, scores >= thresholds, average="macro"),
+        "map": np.mean([oracle.average_precision_score(t, s) for t, s in zip(truth.T, scores.T, strict=True)]),
+        "ndcg_at_5": np.mean([oracle.ndcg_score([t], [s], k=5) for t, s in rows]),
+        "r_precision": np.mean(found),
+    }
+
+
+def test_metrics_are_those_of_the_stored_scores(run: Path, documents: Path) -> None:
+    stored = {name: t.numpy() for name, t in load_file(run / "scores.safetensors").items()}
+    reported = read_json(run / "metrics.json")
+    for split, columns in (("val", ON_VALIDATION), ("test", ON_TEST)):
+        truth, scores = stored[f"{split}/truth"], stored[f"{split}/scores"]
+        assert (truth == read_labels(documents, split, len(WORDS))).all() and scores.shape == truth.shape
+        expected = by_the_oracle(truth, scores, stored["thresholds"])
+        assert {name: reported[columns[name]] for name in TITLES} == pytest.approx(expected, rel=1e-9)
+    assert reported["perplexity"] is None and 0 < reported["read_frac"] <= 1
+
+
+def test_a_documents_score_is_the_mean_logit_of_its_pieces(run: Path, documents: Path) -> None:
+    cell = cell_of()
+    task = task_of(cell, documents, "test")
+    model = GPT(config_of(cell, task.vocab_size, task.labels))
+    quantize_model(model, Recipe(rules=tuple(rule.with_formats({}) for rule in cell.rules)))
+    model.load_state_dict(load_file(run / "model.safetensors"), strict=False)
+    inputs, _, owner = task.pieces.sample()
+    with torch.no_grad():
+        logits = torch.cat([model.eval()(part) for part in inputs.split(cell.train.batch)]).double()
+    means = torch.stack([logits[torch.from_numpy(owner == i)].mean(dim=0) for i in range(len(task.pieces.truth))])
+    stored = load_file(run / "scores.safetensors")["test/scores"]
+    assert torch.allclose(stored.double(), means, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["one", "label"])
+def test_thresholds_are_the_best_on_validation_documents_and_never_see_test(
+    kind: str, run: Path, documents: Path, tmp_path: Path
+) -> None:
+    stored = load_file(run / "scores.safetensors")
+    truth, scores = stored["val/truth"].numpy(), stored["val/scores"].numpy()
+    chosen = choose_thresholds(truth, scores, kind)
+    candidates = np.unique(scores)
+    if kind == "one":
+        best = max(oracle.f1_score(truth, scores >= c, average="micro") for c in candidates)
+        assert classification_metrics(truth, scores, chosen)["micro_f1"] == pytest.approx(best)
+    else:
+        best = [max(oracle.f1_score(t, s >= c) for c in np.unique(s)) for t, s in zip(truth.T, scores.T, strict=True)]
+        assert classification_metrics(truth, scores, chosen)["macro_f1"] == pytest.approx(np.mean(best))
+    other = tmp_path / "tokens"
+    other.mkdir()
+    for path in documents.iterdir():
+        (other / path.name).write_bytes(path.read_bytes())
+    (other / "test.labels.parquet").write_bytes(flipped(documents))
+    cell = cell_of(thresholds=kind)
+    for name, tokens in (("as it is", documents), ("flipped", other)):
+        train_cell(cell, tokens, tmp_path / name, tmp_path / f"root {name}")
+    own, turned = (load_file(tmp_path / name / "scores.safetensors") for name in ("as it is", "flipped"))
+    assert not torch.equal(own["test/truth"], turned["test/truth"])
+    for name in ("thresholds", "val/scores", "test/scores"):
+        assert torch.equal(own[name], turned[name])
+    reported = [read_json(tmp_path / name / "metrics.json") for name in ("as it is", "flipped")]
+    assert len({found[ON_VALIDATION["micro_f1"]] for found in reported}) == 1
+
+
+def flipped(documents: Path) -> bytes:
+    """Return the test labels with every label of every document turned over."""
+    import io
+
+    import pyarrow
+    import pyarrow.parquet
+
+    truth = ~read_labels(documents, "test", len(WORDS))
+    rows = [np.flatnonzero(own).tolist() for own in truth]
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"labels": pyarrow.array(rows, pyarrow.list_(pyarrow.uint16()))}), buffer)
+    return buffer.getvalue()
+
+
+def test_an_interrupted_run_ends_with_the_same_bits(
+    run: Path, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with interruption(monkeypatch, 7):
+        train_cell(cell_of(), documents, tmp_path / "out", tmp_path)
+    train_cell(cell_of(), documents, tmp_path / "out", tmp_path)
+    for path in run.iterdir():
+        if path.name != "timing.json":
+            assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_a_run_learns_and_is_diagnosed(run: Path, documents: Path, tmp_path: Path) -> None:
+    history = (run / "history.csv").read_text().splitlines()
+    assert history[0].split(",")[-len(TITLES) :] == list(ON_VALIDATION.values())
+    losses = [float(line.split(",")[4]) for line in history[1:] if line.split(",")[4]]
+    assert losses[0] == pytest.approx(math.log(2), rel=0.01) and losses[-1] < 0.95 * losses[0]
+    cell = cell_of()
+    (tmp_path / "cell.json").write_text(cell.to_json())
+    diagnose_cell(tmp_path / "cell.json", run, tmp_path / "d.json", tmp_path / "d.parquet", documents)
+    found = read_json(tmp_path / "d.json")
+    assert found["status"] == "ok" and "head" in found["layers"] and found["summary"]["fisher_trace"] > 0
+
+
+HEADS = {
+    "weight": [{"layers": "head", "weight": "E4M3", "grad": "E5M2"}],
+    "all": [],
+    "none": [{"layers": "head"}],
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_recipe_switches_the_heads_quantization(head: str, documents: Path, tmp_path: Path) -> None:
+    cell = cell_of()
+    rules = [*cell.model_dump()["rules"], *HEADS[head]]
+    cell = Cell.model_validate({**cell.model_dump(), "rules": rules})
+    model = GPT(config_of(cell, VOCABULARY, (1.0,) * 3))
+    quantize_model(model, Recipe(rules=tuple(rule.with_formats({}) for rule in cell.rules)))
+    found = layer_recipe(model.head)
+    names = {"weight": ("E4M3", None), "all": ("E4M3", "E4M3"), "none": None}[head]
+    assert (found and (found.format_names()["weight"], found.format_names()["input"])) == names
+    train_cell(cell, documents, tmp_path / "out", tmp_path)
+    quantized = read_json(tmp_path / "out/metrics.json")["quantized_parameters"]
+    blocks = sum(p.numel() for name, p in model.named_parameters() if name.startswith("blocks.") and p.ndim == 2)
+    assert quantized == blocks + (model.head.weight.numel() if names else 0)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_pooling_and_loss_are_as_defined_and_see_nothing_behind_the_end(pooling: str) -> None:
+    torch.manual_seed(0)
+    task = {"labels": (1.0, 3.0), "pooling": pooling, "end": END}
+    model = GPT(GPTConfig(VOCABULARY, layers=2, width=16, heads=2, context=12, **task)).eval()
+    tokens, targets = torch.randint(0, END, (4, 12)), torch.tensor([[0.0, 1], [1, 1], [1, 0], [0, 0]])
+    lengths = [12, 1, 5, 11]
+    seen = []
+    model.norm.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    for row, length in zip(tokens, lengths, strict=True):
+        row[length:] = END
+    logits = model(tokens)
+    pooled = [x[: n].mean(dim=0) if pooling == "mean" else x[n - 1] for x, n in zip(seen[0], lengths, strict=True)]
+    assert torch.allclose(logits, torch.stack(pooled) @ model.head.weight.T, atol=1e-6)
+    p = logits.sigmoid()
+    expected = -(targets * torch.tensor([1.0, 3.0]) * p.log() + (1 - targets) * (1 - p).log()).mean()
+    assert torch.allclose(model(tokens, targets), expected, atol=1e-6)
+    alone = torch.cat([model(row[None, :n]) for row, n in zip(tokens, lengths, strict=True)])
+    assert torch.allclose(alone, logits, atol=1e-5)
+
+
+def test_a_classifier_starts_from_published_weights_and_a_head_of_its_own(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    language = GPT(GPTConfig(VOCABULARY + 20, layers=1, width=16, heads=2, context=16))  # padded, as published ones are
+    save_published(language, tmp_path)
+    start = {"folder": str(tmp_path), "sha256": weights_sha256(tmp_path), "vocab_size": VOCABULARY + 20}
+    sizes = cell_model(ModelFrom.model_validate({"from": str(tmp_path)})) | {"start": start}
+    cell = cell_of().model_copy(update={"model": CellModel.model_validate(sizes)})
+    check_cells([cell], VOCABULARY, "bf16")
+    model = build_model(cell, VOCABULARY, torch.device("cpu"), (1.0, 1.0))
+    for name, p in language.named_parameters():
+        assert torch.equal(model.get_parameter(name), p), name
+    assert model.head.weight.shape == (2, 16) and model.config.end == END
+
+
+def test_class_weights_are_negatives_by_positives_of_training_documents(documents: Path) -> None:
+    truth = read_labels(documents, "train", len(WORDS))
+    weighed = task_of(cell_of(class_weights=True), documents, "train").labels
+    assert weighed == pytest.approx((~truth).sum(axis=0) / truth.sum(axis=0))
+    assert task_of(cell_of(), documents, "train").labels == (1.0,) * 3 and set(SPLITS) == {"train", "val", "test"}
+
+
+def test_a_cell_that_models_text_knows_nothing_of_tasks() -> None:
+    assert "task" not in json.loads(make_cell().to_json()) and "task" in json.loads(cell_of().to_json())
+    assert Cell.model_validate(json.loads(cell_of().to_json())) == cell_of()
