@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from altgrad.config import cell_key
 from altgrad.config.files import read_json
+from altgrad.config.tasks import Compared
 from altgrad.execution.executor import Outcome, Task
 
 SHOWN_EVERY = {True: 0.5, False: 30}  # seconds, by whether someone watches or the output is a file
@@ -97,18 +98,21 @@ def _compiled() -> bool:
 
 
 def result_line(key: str, data: Path = Path("data")) -> str:
-    """Return what came of a cell: its validation loss, and by how much it is above the baseline's with its seed."""
+    """Return what came of a cell: what is compared, and by how much it is above the baseline's with its seed."""
     found = _metrics(key, data)
     if found is None:
         return f"{key}: no metrics"
-    if found["val_loss"] is None:
+    params = read_json(data / "grid/index.json")["params"]
+    compared = Compared.of(params)
+    name = compared.final
+    if found[name] is None:
         return f"{key}: {found['outcome']} at step {found['outcome_step']} ({found['signature']})"
-    baseline = read_json(data / "grid/index.json")["params"]["grid"]["baseline"]
+    baseline = params["grid"]["baseline"]
     other = _metrics(cell_key(baseline, found["optimizer"], found["seed"], found["lr_scale"]), data)
-    line = f"{key}: validation loss {found['val_loss']:.4f}"
-    if other is None or other["val_loss"] is None or found["format"] == baseline:
+    line = f"{key}: {compared.title} {found[name]:.4f}"
+    if other is None or other[name] is None or found["format"] == baseline:
         return line
-    return f"{line}, {found['val_loss'] - other['val_loss']:+.4f} against {other['key']}"
+    return f"{line}, {found[name] - other[name]:+.4f} against {other['key']}"
 
 
 def _metrics(key: str, data: Path) -> dict[str, Any] | None:

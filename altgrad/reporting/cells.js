@@ -5,8 +5,14 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const cells = new Map(data.cells.map((cell) => [cell.key, cell]));
 const place = document.getElementById("cell");
 
+// What is compared: its place in a cell's results, what it is called, in full and in short, and its unit, which a loss
+// alone has.
+const [COMPARED, MEASURE, SHORT, UNIT] = data.measure;
+const BY_STEP = UNIT ? `Validation loss (${UNIT}) by step` : `${SHORT} of validation documents by step`;
+
 const NAMES = {
-  val_loss: "final validation loss (nats per token)", val_loss_best: "lowest validation loss", val_loss_best_step: "at step",
+  test_micro_f1: "micro F1 of test documents", test_macro_f1: "macro F1", test_map: "mAP", test_ndcg_at_5: "nDCG@5",
+  test_r_precision: "R-precision", val_loss: `final validation loss (${UNIT || "nats per label"})`, val_loss_best: "lowest validation loss", val_loss_best_step: "at step",
   train_loss: "training loss", perplexity: "perplexity", clipped_frac: "share of steps clipped", peak_lr: "peak learning rate",
   steps: "steps", tokens: "tokens", tokens_per_s: "tokens per second", step_ms_median: "median step (ms)",
   total_s: "seconds in all", peak_memory_mb: "peak memory (MB)", bytes_per_parameter: "bytes per parameter",
@@ -27,7 +33,7 @@ function baseOf(cell) {
 }
 
 function lossOf(cell) {
-  return cell && cell.status === "completed" ? cell.results.val_loss : null;
+  return cell && cell.status === "completed" ? cell.results[COMPARED] : null;
 }
 
 function above(cell) {
@@ -120,10 +126,12 @@ function column(cell, index) {
 
 function curves(cell) {
   const base = baseOf(cell), box = made("div", "", "pair");
-  const losses = [["blue: training", "#0072B2", false, column(cell, 1)], ["orange: validation", "#D55E00", false, column(cell, 2)]];
-  if (base && base.curve) losses.push([`dashed: validation of ${base.key}`, "#888888", true, column(base, 2)]);
+  const losses = [["blue: training", "#0072B2", false, column(cell, 1)]], validation = UNIT ? losses : [];
+  validation.push(["orange: validation", "#D55E00", false, column(cell, 2)]);
+  if (base && base.curve) validation.push([`dashed: validation of ${base.key}`, "#888888", true, column(base, 2)]);
   const norm = [["of all weights together, before clipping", "#009E73", false, column(cell, 3)]];
-  for (const [title, lines] of [["Loss (nats per token) by step", losses], ["Gradient norm by step", norm]]) {
+  const charts = UNIT ? [[`Loss (${UNIT}) by step`, losses]] : [["Loss by step", losses], [BY_STEP, validation]];
+  for (const [title, lines] of [...charts, ["Gradient norm by step", norm]]) {
     const kept = lines.filter(([, , , line]) => line.length);
     if (kept.length) box.append(chart(title, kept));
   }
@@ -198,12 +206,12 @@ function select(text) {
     const mean = done.length ? done.reduce((a, b) => a + b, 0) / done.length : null;
     return [group[0].format, group[0].optimizer, shown(group[0].lr_scale), `${done.length} of ${group.length}`, loss(mean)];
   });
-  if (groups.length) place.append(table(["format", "arm", "rate", "cells completed", "mean validation loss"], summaries, [2, 3, 4]));
+  if (groups.length) place.append(table(["format", "arm", "rate", "cells completed", `mean ${MEASURE}`], summaries, [2, 3, 4]));
   else place.append(made("p", "The grid has no such cell."));
   for (const name of wanted.getAll("metric")) place.append(...measured(name, chosen));
   const lines = groups.flatMap((group, i) => group.filter((cell) => cell.curve).map((cell) => [cell.key, COLORS[i % COLORS.length], i >= COLORS.length, column(cell, 2)]));
   if (lines.some(([, , , line]) => line.length) && lines.length <= 60) {
-    const figure = chart("Validation loss (nats per token) by step", lines);
+    const figure = chart(BY_STEP, lines);
     const colored = groups.map((group, i) => [group[0], i]).filter(([, i]) => i < COLORS.length);
     figure.querySelector("figcaption").replaceChildren(...colored.flatMap(([cell, i]) => {
       const name = made("strong", `${cell.format} ${cell.optimizer}`);

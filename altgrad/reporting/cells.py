@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from altgrad.config.tasks import ON_TEST
 from altgrad.metrics import METRICS, Metric
 from altgrad.reporting.anomalies import Case, tensor
 from altgrad.reporting.html import environment
@@ -20,7 +21,6 @@ from altgrad.reporting.load import IDENTITY, MISSING, Study
 from altgrad.reporting.wording import significant
 
 POINTS = 60  # of a curve, about; evaluations are all kept
-CURVE = ["step", "train_loss", "val_loss", "grad_norm"]
 OUTCOME = ["signature", "outcome_step", "first_nonfinite", "first_rows"]
 RESULTS = [
     "val_loss", "val_loss_best", "val_loss_best_step", "train_loss", "perplexity", "clipped_frac", "peak_lr", "steps",
@@ -32,7 +32,9 @@ def to_cells_page(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> s
     """Return the page of every cell of ``study``; ``flags`` and ``cases`` are those of the report."""
     # A "<" would end the script element that holds it, whatever stands around it.
     data = json.dumps(contents(study, flags, cases), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    return environment().get_template("cells.html.j2").render(data=data)
+    return environment().get_template("cells.html.j2").render(
+        data=data, measure=study.measure.full, above="minus" if study.measure.higher_is_better else "above"
+    )
 
 
 def contents(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> dict[str, Any]:
@@ -60,8 +62,8 @@ def contents(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> dict[s
         summary = summaries[identity].set_index("metric")["value"] if identity in summaries else pd.Series(dtype=float)
         own |= {
             "outcome": {name: _plain(cell[name]) for name in OUTCOME if _plain(cell[name]) not in (None, "")},
-            "results": {name: _plain(cell[name]) for name in RESULTS},
-            "curve": _curve(histories[identity]),
+            "results": {name: _plain(cell[name]) for name in _results(study)},
+            "curve": _curve(histories[identity], study.measure.on_validation),
             "summary": [_plain(summary.get(name), 6) for name in names],
         }
         if identity in flagged:
@@ -74,17 +76,25 @@ def contents(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> dict[s
         cells.append(own)
     return {
         "baseline": study.baseline,
+        "measure": [getattr(study.measure, name) for name in ("column", "full", "noun", "unit")],
         "common": common,
         "metrics": [[name, *_named(name, known.get(name))] for name in names],
         "cells": cells,
     }  # fmt: skip
 
 
-def _curve(history: pd.DataFrame) -> list[list[float | None]]:
-    """Return the points of a cell's curves: every evaluation, and of the other logged steps some `POINTS`."""
+def _results(study: Study) -> list[str]:
+    """Return the columns of a cell's results, what is compared first."""
+    measured = (name for name in ON_TEST.values() if name in study.cells)
+    return list(dict.fromkeys([study.measure.column, *measured, *RESULTS]))
+
+
+def _curve(history: pd.DataFrame, value: str) -> list[list[float | None]]:
+    """Return step, training loss, ``value`` and gradient norm of every evaluation, and of some `POINTS` other steps."""
     every = max(1, math.ceil(len(history) / POINTS))
     kept = (np.arange(len(history)) % every == 0) | history["val_loss"].notna().to_numpy()
-    return [[_plain(value, 6) for value in row] for row in history.loc[kept, CURVE].to_numpy()]
+    columns = ["step", "train_loss", value, "grad_norm"]
+    return [[_plain(value, 6) for value in row] for row in history.loc[kept, columns].to_numpy()]
 
 
 def _named(name: str, metric: Metric | None) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from altgrad.reporting import roles
 from altgrad.reporting.claims import BEYOND, COST, FOREIGN, GAIN, MATCHED, NULL, Answers, answer, ask
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study, every_rule
 from altgrad.reporting.moderation import Spread
-from altgrad.reporting.runs import PRIMARY, RUN, Run, Runs
+from altgrad.reporting.runs import RUN, Run, Runs
 from altgrad.reporting.statistics import Difference
 
 
@@ -58,15 +58,18 @@ class Comparison:
 
 def compare(study: Study) -> Comparison:
     """Return the comparison of everything that completed in ``study``."""
-    runs = Runs.of(study)
+    runs, measure = Runs.of(study), study.measure
+    chosen_by = Runs.of(study, measure.on_validation)  # a rate that test documents chose would be too good on them
     best = {
-        (entry, arm): runs.best((entry, arm, rate) for rate in sorted(study.lr_scales))
+        (entry, arm): chosen_by.best(
+            ((entry, arm, rate) for rate in sorted(study.lr_scales)), higher_is_better=measure.higher_is_better
+        )
         for entry, arm in itertools.product(study.formats, study.optimizers)
     }
     references = roles.references(study)
     tuned_here = len(study.lr_scales) > 1
     least = _tuning_error(study, runs, best, references)
-    smallest = study.measure.smallest_effect
+    smallest = measure.smallest_effect
     answers = answer(ask(study, best, references), runs, least, tuned_here=tuned_here, smallest_effect=smallest)
     results = _results(study, runs)
     return Comparison(
@@ -98,16 +101,17 @@ def _tuning_error(
 def _results(study: Study, runs: Runs) -> pd.DataFrame:
     """Return a row per run."""
     cells = study.cells.assign(**{status: study.cells["status"] == status for status in (COMPLETED, DIVERGED, MISSING)})
-    measured = [PRIMARY, "train_loss", "tokens_per_s"]
-    completed = cells[measured].where(cells[COMPLETED])
+    measured = ["val_loss", "train_loss", "tokens_per_s"]
+    primary = study.measure.column
+    completed = cells[list({*measured, primary})].where(cells[COMPLETED])
     grouped = cells.assign(**completed).groupby(RUN, sort=False)
     table = grouped.agg(
         peak_lr=("peak_lr", "first"), planned=("peak_lr", "size"), completed=(COMPLETED, "sum"),
         diverged=(DIVERGED, "sum"), missing=(MISSING, "sum"), **{name: (name, "mean") for name in measured},
-        val_loss_sd=(PRIMARY, "std"),
+        primary=(primary, "mean"), primary_sd=(primary, "std"),
     ).reset_index()  # fmt: skip
-    table["perplexity"] = [math.exp(loss) if study.measure.in_nats else math.nan for loss in table[PRIMARY]]
-    of_losses = {"val_gap": runs, "train_gap": Runs.of(study, "train_loss")}
+    table["perplexity"] = [math.exp(loss) if study.measure.in_nats else math.nan for loss in table["val_loss"]]
+    of_losses = {"val_gap": Runs.of(study, "val_loss"), "train_gap": Runs.of(study, "train_loss")}
     differences: list[Difference | None] = []
     gaps: dict[str, list[float]] = {name: [] for name in of_losses}
     for entry, arm, rate in zip(*(table[name] for name in RUN), strict=True):
@@ -131,13 +135,13 @@ def _best(
     rows = []
     keys = zip(*(results[name] for name in RUN), strict=True)
     at = dict(zip(keys, results.to_dict("records"), strict=True))
-    plain = roles.main_plain(study)
+    plain, losses = roles.main_plain(study), Runs.of(study, "val_loss")
     for (entry, arm), run in best.items():
         base = None if study.baseline in (None, entry) else best.get((study.baseline, arm))
         rows.append(at[run] | {
             "difference": runs.difference({run: 1, base: -1}) if base else None,
             "claim": answers.of(COST, entry) if arm == plain else None,
-            "val_gap": _gap(runs, run, base),
+            "val_gap": _gap(losses, run, base),
             "bracket": _bracket(study, run, runs),
         })  # fmt: skip
     return pd.DataFrame(rows)

@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyarrow import csv, parquet
 
 from altgrad.config.files import read_json
+from altgrad.config.tasks import ON_TEST, ON_VALIDATION
 from altgrad.metrics import Metric
 from altgrad.reporting.measure import Measure
 
@@ -34,7 +35,9 @@ COLUMNS = {
     "course": ["metric", "step", "value"],
     "flags": ["layer", "metric", "value", "limit"],
 }
-HISTORY = csv.ConvertOptions(column_types=dict.fromkeys(COLUMNS["history"], pa.float64()))
+HISTORY = csv.ConvertOptions(
+    column_types=dict.fromkeys([*COLUMNS["history"], *ON_VALIDATION.values()], pa.float64())
+)
 COURSE = pa.schema({"metric": pa.string(), "step": pa.int64(), "value": pa.float64()})
 FLAGS = pa.schema({"layer": pa.string(), "metric": pa.string(), "value": pa.float64(), "limit": pa.float64()})
 NUMBERS = [
@@ -135,6 +138,9 @@ def load_study(data: Path) -> Study:
     index = read_json(grid_dir / "index.json")
     rows, resolved, timing, switches = [], {}, {}, {}
     own: dict[str, dict[str, Any]] = {}
+    measured = [*ON_VALIDATION.values(), *ON_TEST.values(), "read_frac"] if "task" in index["params"] else []
+    numbers = [*NUMBERS, *measured]
+    kept = COLUMNS | {"history": [*COLUMNS["history"], *(name for name in measured if name in ON_VALIDATION.values())]}
     parts: dict[str, list[pa.Table]] = {name: [] for name in COLUMNS}
     for key in index["cells"]:
         cell = read_json(grid_dir / f"{key}.json")
@@ -147,7 +153,7 @@ def load_study(data: Path) -> Study:
             metrics = read_json(runs_dir / key / "metrics.json")
             timing[key] = read_json(runs_dir / key / "timing.json")
             row |= {name: value for name, value in timing[key].items() if name in NUMBERS}
-            row |= {name: value for name, value in metrics.items() if name in NUMBERS + TEXTS}
+            row |= {name: value for name, value in metrics.items() if name in numbers + TEXTS}
             row["status"] = metrics["outcome"]
             if "switches" in metrics:
                 switches[key] = metrics["switches"]
@@ -158,9 +164,9 @@ def load_study(data: Path) -> Study:
         else:
             row["status"] = MISSING
         rows.append(row)
-    columns = ["key", *IDENTITY, *TEXTS, *NUMBERS]
+    columns = ["key", *IDENTITY, *TEXTS, *numbers]
     cells = pd.DataFrame(rows, columns=columns).set_index("key")
-    cells[NUMBERS] = cells[NUMBERS].astype("float64")
+    cells[numbers] = cells[numbers].astype("float64")
     cells[TEXTS] = cells[TEXTS].fillna("")
     return Study(
         params=index["params"],
@@ -170,7 +176,8 @@ def load_study(data: Path) -> Study:
         timing=timing,
         switches=switches,
         metrics={name: Metric.from_json(name, content) for name, content in own.items()},
-        **{name: _joined(tables, COLUMNS[name]) for name, tables in parts.items()},
+        measure=Measure.of(index["params"]),
+        **{name: _joined(tables, kept[name]) for name, tables in parts.items()},
     )
 
 

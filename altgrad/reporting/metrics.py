@@ -9,7 +9,6 @@ import pandas as pd
 
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
-from altgrad.reporting.runs import PRIMARY
 from altgrad.reporting.summary import ranked
 
 
@@ -32,7 +31,7 @@ def metrics(study: Study, comparison: Comparison, flags: int) -> dict[str, Any]:
             **{status: study.count(status) for status in (COMPLETED, DIVERGED, MISSING)},
         },
         "best": _best(study, comparison),
-        "val_loss": _nested(table, table[PRIMARY]),
+        study.measure.column: _nested(table, table["primary"]),
         "delta_format": _nested(table, gaps),
         "delta_optimizer": _nested(comparison.gains, changes),
         "delta_format_specific": _nested(comparison.gains, beyond),
@@ -42,11 +41,11 @@ def metrics(study: Study, comparison: Comparison, flags: int) -> dict[str, Any]:
 
 
 def _best(study: Study, comparison: Comparison) -> dict[str, Any]:
-    runs = ranked(study, comparison)
+    runs, column = ranked(study, comparison), study.measure.column
     if not runs:
-        return {"format": None, "optimizer": None, PRIMARY: None}
+        return {"format": None, "optimizer": None, column: None}
     name, optimizer, _ = runs[0]
-    return {"format": name, "optimizer": optimizer, PRIMARY: _plain(comparison.runs.of_run(runs[0]).mean())}
+    return {"format": name, "optimizer": optimizer, column: _plain(comparison.runs.of_run(runs[0]).mean())}
 
 
 def _nested(table: pd.DataFrame, values: Any) -> dict[str, dict[str, float | None]]:

@@ -13,8 +13,8 @@ import pandas as pd
 
 from altgrad.config.files import replacing
 from altgrad.reporting.load import COMPLETED, IDENTITY, Study
-from altgrad.reporting.runs import PRIMARY
 
+PRIMARY = "primary"  # the final validation loss, or the metric of a task that names another
 LAYER_ROLES = ("weight", "input", "grad")
 LAYER_METRICS = ["sqnr_db", "underflow_frac", "overflow_frac"]
 
@@ -26,8 +26,9 @@ def training_table(study: Study) -> pd.DataFrame:
 
 
 def validation_table(study: Study) -> pd.DataFrame:
-    """A row per evaluation: validation loss, and its difference to the baseline's of the same seed and step."""
-    table = _with_outcome(study, study.history.dropna(subset=PRIMARY))[[*IDENTITY, "outcome", "step", PRIMARY]]
+    """A row per evaluation: what is compared, and its difference to the baseline's of the same seed and step."""
+    history = study.history.assign(**{PRIMARY: study.history[study.measure.on_validation]}).dropna(subset=PRIMARY)
+    table = _with_outcome(study, history)[[*IDENTITY, "outcome", "step", PRIMARY]]
     keys = ["optimizer", "seed", "lr_scale", "step"]
     baseline = table[table["format"] == study.baseline].set_index(keys)[PRIMARY]
     table["delta_to_baseline"] = table[PRIMARY].to_numpy() - baseline.reindex(
@@ -37,8 +38,8 @@ def validation_table(study: Study) -> pd.DataFrame:
 
 
 def results_table(study: Study) -> pd.DataFrame:
-    """A row per completed cell: its final validation loss."""
-    completed = study.cells[study.cells["status"] == COMPLETED]
+    """A row per completed cell: what is compared."""
+    completed = study.cells[study.cells["status"] == COMPLETED].rename(columns={study.measure.column: PRIMARY})
     return completed[[*IDENTITY, PRIMARY]].reset_index(drop=True)
 
 

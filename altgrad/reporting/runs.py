@@ -11,7 +11,6 @@ import pandas as pd
 from altgrad.reporting.load import COMPLETED, Study
 from altgrad.reporting.statistics import Difference, summarised
 
-PRIMARY = "val_loss"
 RUN = ["format", "optimizer", "lr_scale"]
 
 Run = tuple[str, str, float]
@@ -20,7 +19,7 @@ Contrast = Mapping[Run, int]  # with which sign a run's loss enters
 
 @dataclass(frozen=True)
 class Runs:
-    """Final validation loss by run and seed.
+    """What is compared, such as the final validation loss, by run and seed.
 
     ``place`` is a run's row in ``losses``, float64 (runs, seeds), NaN where a cell did not complete. Runs that are
     equal to the last bit, as E0M7's and E1M6's are, share a row.
@@ -30,10 +29,10 @@ class Runs:
     losses: np.ndarray
 
     @classmethod
-    def of(cls, study: Study, loss: str = PRIMARY) -> Runs:
-        """Return those of every cell in ``study`` that completed; ``loss`` is another column of its cells."""
+    def of(cls, study: Study, column: str = "") -> Runs:
+        """Return those of every cell in ``study`` that completed: what it compares, or another ``column`` of cells."""
         cells = study.cells
-        losses = cells[loss].where(cells["status"] == COMPLETED).to_numpy(dtype="float64")
+        losses = cells[column or study.measure.column].where(cells["status"] == COMPLETED).to_numpy(dtype="float64")
         identity = (cells["format"], cells["optimizer"], cells["lr_scale"], cells["seed"])
         return cls.of_losses(zip(*identity, losses, strict=True), study.seeds)
 
@@ -74,8 +73,8 @@ class Runs:
         """Return how many seeds of ``run`` completed."""
         return int(np.isfinite(self.losses[self.place[run]]).sum())
 
-    def best(self, candidates: Iterable[Run]) -> Run:
-        """Return the run with most completed seeds, then least mean loss over the seeds that those share.
+    def best(self, candidates: Iterable[Run], *, higher_is_better: bool = False) -> Run:
+        """Return the run with most completed seeds, then the best mean over the seeds that those share.
 
         Where they share none, the first: the smallest learning rate of an ascending list is the most stable one.
         """
@@ -84,4 +83,7 @@ class Runs:
         left = [run for run in candidates if self.completed(run) == most]
         table = np.array([self.losses[self.place[run]] for run in left])
         shared = np.isfinite(table).all(axis=0)
-        return left[int(table[:, shared].mean(axis=1).argmin())] if shared.any() else left[0]
+        if not shared.any():
+            return left[0]
+        means = table[:, shared].mean(axis=1)
+        return left[int(means.argmax() if higher_is_better else means.argmin())]

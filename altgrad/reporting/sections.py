@@ -11,6 +11,7 @@ from altgrad.reporting.document import Block, Document, Picture, Section, Text
 from altgrad.reporting.fairness import conditions
 from altgrad.reporting.figures import at
 from altgrad.reporting.figures.updates import updates_table
+from altgrad.reporting.labels import against_words, labels_table, metrics_table
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
 from altgrad.reporting.summary import QUESTION, headline, summary
 from altgrad.reporting.tuning import Tuning
@@ -56,15 +57,20 @@ def document(
             if (made := table(study)) is not None
         ]),
         Section("What it was", "settings", [
-            Text(_scope(study)), tables.machine_table(study, revision), tables.corpus_table(study)
+            Text(_scope(study)), tables.machine_table(study, revision), tables.corpus_table(study),
+            *labels_table(study),
         ]),
     ]  # fmt: skip
     return Document(
         "AltGrad report",
         QUESTION,
-        [Text(headline(study, comparison)), *first, *summary(study, comparison, chance)],
+        [
+            Text(headline(study, comparison)), *[Text(study.measure.direction)] * study.measure.higher_is_better,
+            *first, *summary(study, comparison, chance),
+            *(Text(said) for said in [against_words(study, comparison)] if said),
+        ],
         [section for section in sections if section.blocks],
-    )
+    )  # fmt: skip
 
 
 def _shown(pictures: Pictures, *sections: str) -> list[Picture]:
@@ -78,7 +84,8 @@ def _with_table(blocks: Sequence[Block], table: Block | None) -> list[Block]:
 def _result(study: Study, comparison: Comparison, pictures: Pictures) -> list[Block]:
     """The course of what each optimizer changes, and every format and optimizer in one table."""
     gains = [picture for picture in _shown(pictures, "gains") if picture.name != FIRST]
-    return [*gains, *_shown(pictures, "costs"), tables.results_table(study, comparison)]
+    costs = _shown(pictures, "costs")
+    return [*gains, *costs, tables.results_table(study, comparison), *metrics_table(study, comparison)]
 
 
 def _lost(study: Study, ended_badly: Sequence[Case]) -> list[Block]:

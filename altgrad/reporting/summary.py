@@ -19,7 +19,7 @@ from altgrad.reporting.document import Block, Column, Table, Text, of_numbers
 from altgrad.reporting.load import Study
 from altgrad.reporting.moderation import fitted
 from altgrad.reporting.multiplicity import holm
-from altgrad.reporting.results import INCONCLUSIVE, LEVEL, LOWER, NO_EFFECT, SEEDS, SMALLEST_EFFECT, Result
+from altgrad.reporting.results import INCONCLUSIVE, LEVEL, NO_EFFECT, SEEDS, Result
 from altgrad.reporting.runs import Contrast, Run
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import NONE, interval, joined, number, p_value, plural, signed, significant
@@ -34,7 +34,7 @@ def summary(study: Study, comparison: Comparison, chance: float | None) -> list[
     for lead, table in (
         ("**What each format costs**", costs_table(study, comparison)),
         ("**What the spacing-scaled update changes**", updates_table(study, comparison)),
-        ("**Lowest loss**", lowest_table(study, comparison)),
+        (f"**{study.measure.best.capitalize()} {study.measure.noun}**", lowest_table(study, comparison)),
     ):
         if table is not None:
             blocks += [Text(lead), table]
@@ -56,11 +56,13 @@ def headline(study: Study, comparison: Comparison) -> str:
             "**Open.** Without an unquantized control (`virtual.` and the format's name in `grid.formats`) a gain is "
             "not known to be the format's."
         )
-    own = [name for name, result in asked.items() if result.outcome == LOWER]
+    measure = study.measure
+    own = [name for name, result in asked.items() if result.outcome == measure.outcomes[0]]
     if own:
-        return f"**`{aware[0]}` has a format-specific effect in {joined(own)}**: there it lowers the loss more."
+        does = f"{'raises' if measure.higher_is_better else 'lowers'} the {measure.noun} more"
+        return f"**`{aware[0]}` has a format-specific effect in {joined(own)}**: there it {does}."
     none = [name for name, result in asked.items() if result.outcome == NO_EFFECT]
-    equal = f" In {joined(none)} it is shown to be none (within ±{SMALLEST_EFFECT:g})." if none else ""
+    equal = f" In {joined(none)} it is shown to be none (within ±{measure.smallest_effect:g})." if none else ""
     return f"**No format is seen to gain by its own spacing**, of {joined(list(asked))} under `{aware[0]}`.{equal}"
 
 

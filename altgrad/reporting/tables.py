@@ -47,7 +47,7 @@ def results_table(study: Study, comparison: Comparison) -> Table:
         half = noise.half_width(row.difference) if noise and row.difference else None
         rows.append([
             f"**{row.format}**", row.optimizer, *[f"{row.peak_lr:.3g}"] * rates, _seeds(row),
-            _mean_sd(row.val_loss, row.val_loss_sd), *[signed(mean, 4), interval(row.difference, half)] * paired,
+            _mean_sd(row.primary, row.primary_sd), *[signed(mean, 4), interval(row.difference, half)] * paired,
             *[number(row.perplexity, 2)] * measure.in_nats,
             *[number(kept[name].get((row.format, row.optimizer)), 2) for name in kept if len(kept)],
         ])  # fmt: skip

@@ -79,6 +79,8 @@ def _tuned(lr: float, found: pd.DataFrame, against: str | None) -> Tuned:
 
 def _elsewhere(params: dict[str, Any], rows: pd.DataFrame, study: Study) -> str | None:
     """Return what of the experiment was not as it is in this grid, if anything."""
+    if "task" in study.params:
+        return "for another task"
     for column, what in EQUAL.items():
         if set(rows[column]) != set(study.cells[column].dropna()):
             return f"with another {what}"

@@ -3,7 +3,8 @@
 An event is a JSON array: its kind, then its values.
 
 - ``["grid", {...}]``: the cells and the settings that they share; first, and again never: another grid is another list.
-- ``["rows", cell, again, [[step, train_loss, val_loss, grad_norm], ...]]``: logged steps of the cell with that number;
+- ``["rows", cell, again, [[step, train_loss, value, grad_norm], ...]]``: logged steps of the cell with that number,
+  where ``value`` is the validation loss, or the metric that the task compares, of validation data;
   ``again`` is 1 where its earlier ones no longer hold.
 - ``["cell", cell, {...}]``: state, step, outcome, losses and flags of a cell, and the recipes that it changed to.
 - ``["standing", [...]]``: the comparison so far, as :func:`altgrad.watch.standing.standing` has it.
@@ -77,16 +78,16 @@ class Events:
             self._begin()
             cells = self._project.cells
             self._numbers = {key: number for number, key in enumerate(cells)}
-            self._add("grid", _grid(cells.values(), self._project.baseline))
+            self._add("grid", _grid(cells.values(), self._project))
         for change in changes:
             number = self._numbers[change.cell.key]
             rows = self._thinned(change)
             if rows or change.again:
                 self._add("rows", number, int(change.again), rows)
-            self._add("cell", number, _cell(change.cell))
+            self._add("cell", number, _cell(change.cell, self._project.compared.final))
         self._pace.look(self._project.cells.values())
         if any(change.again or change.cell.is_over for change in changes):
-            now = standing(self._project.cells.values(), self._project.baseline)
+            now = standing(self._project.cells.values(), self._project.baseline, self._project.compared)
             if now != self._standing:
                 self._standing = now
                 self._add("standing", now)
@@ -101,16 +102,18 @@ class Events:
         found = []
         for row in change.rows:
             if row.values["val_loss"] is not None or row.step - last >= apart:
-                found.append(_point(row))
+                found.append(_point(row, self._project.compared.on_validation))
                 last = row.step
         if found:
             self._sent[key] = found[-1][0]
         return found
 
 
-def _grid(cells: Iterable[Seen], baseline: str) -> dict[str, Any]:
+def _grid(cells: Iterable[Seen], project: Project) -> dict[str, Any]:
+    compared = project.compared
     return {
-        "baseline": baseline,
+        "baseline": project.baseline,
+        "measure": {"title": compared.title, "unit": compared.unit, "higher": compared.higher_is_better},
         "cells": [
             [cell.key, *(cell.settings[name] for name in ("format", "optimizer", "seed", "lr_scale")), cell.steps]
             for cell in cells
@@ -118,11 +121,11 @@ def _grid(cells: Iterable[Seen], baseline: str) -> dict[str, Any]:
     }
 
 
-def _cell(cell: Seen) -> dict[str, Any]:
+def _cell(cell: Seen, final: str) -> dict[str, Any]:
     found: dict[str, Any] = {"state": cell.state, "step": cell.step}
     if cell.metrics:
-        names = ("outcome", "outcome_step", "signature", "val_loss")
-        found |= {name: cell.metrics[name] for name in names}
+        found |= {name: cell.metrics[name] for name in ("outcome", "outcome_step", "signature")}
+        found["final"] = cell.metrics[final]
         found["seconds"] = cell.timing["total_s"]
     if len(cell.recipes) > 1:
         found["changes"] = cell.recipes[1:]
@@ -133,9 +136,9 @@ def _cell(cell: Seen) -> dict[str, Any]:
     return found
 
 
-def _point(row: Row) -> list[Any]:
+def _point(row: Row, value: str) -> list[Any]:
     values = row.values
-    return [row.step, _short(values["train_loss"]), values["val_loss"], _short(values["grad_norm"])]
+    return [row.step, _short(values["train_loss"]), values[value], _short(values["grad_norm"])]
 
 
 def _short(value: float | None) -> float | None:

@@ -17,10 +17,12 @@ from typing import Any
 
 from altgrad.config import UserError
 from altgrad.config.files import read_json
+from altgrad.config.tasks import ON_VALIDATION, Compared
 from altgrad.execution.executor import Task
 from altgrad.watch.follow import Lines
 
 HISTORY = ("step", "tokens", "lr", "train_loss", "val_loss", "grad_norm", "clipped_frac")
+COLUMNS = (*HISTORY, *ON_VALIDATION.values())  # the last of them of a classifier alone
 WAITS, TRAINS, PAUSED, FAILED, TRAINED, DIAGNOSED = "waits", "trains", "paused", "failed", "trained", "diagnosed"
 SILENT = 120  # seconds without a row and without a word in its log, after which a cell is taken to be paused
 
@@ -92,6 +94,7 @@ class Project:
         self._grid = root / "data/grid/index.json"
         self.cells: dict[str, Seen] = {}
         self.baseline = ""
+        self.compared = Compared()
         self.recorded = False  # whether another program trains the runs, and `altgrad.integrations` records them
         self.restarted = False  # whether the last look found another grid than the one before
         self._index: tuple[int, int] | None = None
@@ -122,6 +125,7 @@ class Project:
     def _begin(self, index: Path) -> None:
         content = read_json(index)
         self.baseline = content["params"]["grid"]["baseline"]
+        self.compared = Compared.of(content["params"])
         self.recorded = content.get("recorded", False)
         self.cells = {key: Seen(key, read_json(index.with_name(f"{key}.json"))) for key in content["cells"]}
         self._followed = {key: _Followed(self.root, cell) for key, cell in self.cells.items()}
@@ -174,8 +178,9 @@ class _Followed:
         cell.state, cell.why, self._lines = TRAINED, "", None
         with open(self._run / "history.csv", encoding="utf-8", newline="") as file:
             found = csv.DictReader(file)
+            names = [name for name in COLUMNS if name in (found.fieldnames or ())]
             rows = [
-                _row([*(float(line[name]) if line[name] else None for name in HISTORY), line.get("recipe", "")])
+                _row([*(float(line[name]) if line[name] else None for name in names), line.get("recipe", "")])
                 for line in found
             ]
         return [row for row in rows if row.step > self._read_to]
@@ -214,8 +219,9 @@ def _facts(cell: Seen) -> tuple[object, ...]:
 
 
 def _row(values: list[Any]) -> Row:
-    named = dict(zip(HISTORY, values[: len(HISTORY)], strict=True))
-    return Row(int(named.pop("step")), named, *values[len(HISTORY) :])
+    *numbers, recipe = values if isinstance(values[-1], str) else [*values, ""]
+    named = dict(zip(COLUMNS, numbers, strict=False))
+    return Row(int(named.pop("step")), named, recipe)
 
 
 def _changed(path: Path) -> float:

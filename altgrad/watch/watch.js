@@ -11,7 +11,7 @@ const EVERY = 1000; // milliseconds between two questions; ten times that while 
 const $ = (id) => document.getElementById(id);
 const dark = matchMedia("(prefers-color-scheme: dark)");
 let list = "", after = 0;
-let cells = [], baseline = "", standing = [], pace = {};
+let cells = [], baseline = "", measure = { title: "", unit: "", higher: false }, standing = [], pace = {};
 let hidden = new Set();
 let lines = [];
 let stale = false;
@@ -42,7 +42,7 @@ function take(found) {
   for (const [kind, ...values] of found.events) {
     if (kind === "grid") begin(values[0]);
     else if (kind === "rows") add(...values);
-    else if (kind === "cell") Object.assign(cells[values[0]], { flags: [], changes: [], why: "", outcome: "", val_loss: null }, values[1]);
+    else if (kind === "cell") Object.assign(cells[values[0]], { flags: [], changes: [], why: "", outcome: "", final: null }, values[1]);
     else if (kind === "standing") standing = values[0];
   }
   if (found.events.length) {
@@ -54,9 +54,11 @@ function take(found) {
 }
 
 function begin(grid) {
-  baseline = grid.baseline;
+  ({ baseline, measure } = grid);
+  for (const place of document.querySelectorAll(".measure")) place.textContent = measure.title;
+  for (const place of document.querySelectorAll(".minus")) place.textContent = measure.higher ? "minus the baseline's" : "above the baseline";
   cells = grid.cells.map(([key, format, arm, seed, rate, steps]) => ({
-    key, format, arm, seed, rate, steps, state: "waits", step: 0, rows: [], flags: [], changes: [], why: "", outcome: "", val_loss: null,
+    key, format, arm, seed, rate, steps, state: "waits", step: 0, rows: [], flags: [], changes: [], why: "", outcome: "", final: null,
   }));
   const byIdentity = new Map(cells.map((cell) => [identity(cell.format, cell), cell]));
   for (const cell of cells) cell.base = cell.format === baseline ? null : byIdentity.get(identity(baseline, cell));
@@ -100,7 +102,7 @@ function lastOf(points) {
 
 function aboveBaseline(cell) {
   if (cell.outcome && cell.base && cell.base.outcome) {
-    return cell.val_loss === null || cell.base.val_loss === null ? null : cell.val_loss - cell.base.val_loss;
+    return cell.final === null || cell.base.final === null ? null : cell.final - cell.base.final;
   }
   return lastOf(MEASURES.difference(cell));
 }
@@ -169,7 +171,7 @@ function draw() {
 }
 
 function drawNow() {
-  const canvas = $("chart"), measure = $("measure").value, arm = $("arm").value;
+  const canvas = $("chart"), shown = $("measure").value, arm = $("arm").value;
   const width = canvas.clientWidth, height = canvas.clientHeight, scale = devicePixelRatio || 1;
   canvas.width = width * scale;
   canvas.height = height * scale;
@@ -179,19 +181,19 @@ function drawNow() {
   const ink = style.getPropertyValue("--soft"), rule = style.getPropertyValue("--line");
   lines = cells
     .filter((cell) => !hidden.has(cell.format) && (!arm || cell.arm === arm))
-    .map((cell) => ({ cell, points: MEASURES[measure](cell) }))
+    .map((cell) => ({ cell, points: MEASURES[shown](cell) }))
     .filter((line) => line.points.length);
   paint.font = "12px system-ui, sans-serif";
   if (!lines.length) {
     paint.fillStyle = ink;
-    const why = measure === "difference" ? `no cell yet beside one of ${baseline} with its arm, rate and seed` : "nothing yet";
+    const why = shown === "difference" ? `no cell yet beside one of ${baseline} with its arm, rate and seed` : "nothing yet";
     paint.fillText(why, 10, 20);
     $("under").textContent = "";
     return;
   }
   const box = { left: 58, right: width - 10, top: 8, bottom: height - 26 };
   const steps = Math.max(...lines.map(({ cell }) => cell.steps));
-  let [low, high] = bounds(lines, measure);
+  let [low, high] = bounds(lines, shown);
   const x = (step) => box.left + (step / steps) * (box.right - box.left);
   const y = (value) => box.bottom - ((value - low) / (high - low)) * (box.bottom - box.top);
   paint.strokeStyle = rule;
@@ -204,7 +206,7 @@ function drawNow() {
   }
   paint.textAlign = "center";
   for (const tick of ticks(0, steps, 6)) paint.fillText(String(tick), Math.min(x(tick), box.right - 12), box.bottom + 18);
-  if (measure === "difference" && low < 0 && high > 0) {
+  if (shown === "difference" && low < 0 && high > 0) {
     paint.strokeStyle = ink;
     segment(paint, box.left, y(0), box.right, y(0));
   }
@@ -232,12 +234,12 @@ function drawNow() {
 }
 
 // The first loss, that of an untrained model, would leave the rest of a curve a flat line.
-function bounds(shown, measure) {
-  const late = shown.flatMap(({ cell, points }) => points.filter(([step]) => measure === "difference" || step >= 0.1 * cell.steps));
-  const values = (late.length ? late : shown.flatMap(({ points }) => points)).map((point) => point[1]).sort((a, b) => a - b);
+function bounds(drawn, shown) {
+  const late = drawn.flatMap(({ cell, points }) => points.filter(([step]) => shown === "difference" || step >= 0.1 * cell.steps));
+  const values = (late.length ? late : drawn.flatMap(({ points }) => points)).map((point) => point[1]).sort((a, b) => a - b);
   const at = (share) => values[Math.round(share * (values.length - 1))];
-  let low = at(0), high = measure === "difference" ? at(1) : at(0.995);
-  if (measure === "difference") [low, high] = [Math.min(low, 0), Math.max(high, 0)];
+  let low = at(0), high = shown === "difference" ? at(1) : at(0.995);
+  if (shown === "difference") [low, high] = [Math.min(low, 0), Math.max(high, 0)];
   const margin = (high - low || Math.abs(high) || 1) * 0.06;
   return [low - margin, high + margin];
 }
@@ -275,7 +277,7 @@ function fillStanding() {
   table.hidden = !standing.length;
   if (!standing.length) return;
   const rates = unique(cells.map((cell) => cell.rate)).length > 1;
-  $("standing-note").textContent = `Final validation losses in nats per token, means over seeds${rates ? ", each arm at the best of its rates" : ""}; above ${baseline} with the same arm and seeds. Intervals are each by itself; what they prove together is the report's to say.`;
+  $("standing-note").textContent = `${measure.title}${measure.unit ? `, ${measure.unit}` : ""}, means over seeds${rates ? ", each arm at the best of its rates" : ""}; minus ${baseline}'s with the same arm and seeds. Intervals are each by itself; what they prove together is the report's to say.`;
   table.tBodies[0].replaceChildren(...standing.map((row) => tableRow([
     row.format, row.arm + (rates ? ` at ${row.lr_scale}` : ""), `${row.seeds} of ${row.planned}`, row.loss.toFixed(4),
     number(row.difference, true), row.low === null ? "" : `${number(row.low, true)} to ${number(row.high, true)}`,
@@ -294,7 +296,7 @@ function fillCells() {
     const said = cell.why || [...changed, ...flagged].join("; ");
     const row = tableRow([
       cell.key, state, `${cell.step} of ${cell.steps}`, number(lastOf(MEASURES.train(cell))),
-      number(cell.outcome ? cell.val_loss : lastOf(MEASURES.val(cell))), number(aboveBaseline(cell), true), said,
+      number(cell.outcome ? cell.final : lastOf(MEASURES.val(cell))), number(aboveBaseline(cell), true), said,
     ], [2, 3, 4, 5]);
     row.lastElementChild.className = "long";
     if (cell.state === "failed" || cell.why || cell.outcome === "diverged") row.children[1].className = "bad";

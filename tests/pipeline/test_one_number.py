@@ -44,16 +44,16 @@ def test_everything_that_shows_a_number_shows_the_same(project: Project):
     shown = json.loads(project.run("dvc", "exp", "show", "--json", "--no-pager").stdout)
     assert set(_numbers(reported)) <= set(_numbers(shown))
 
-    plotted = pd.read_csv(folder / "reports/plots/results.csv").set_index("format")["val_loss"]
+    plotted = pd.read_csv(folder / "reports/plots/results.csv").set_index("format")["primary"]
     assert plotted["E4M3"] == pytest.approx(own[other], rel=1e-6)
     curve = pd.read_csv(folder / "reports/plots/validation.csv")
     last = curve[curve["format"] == "E4M3"].iloc[-1]
-    assert last["val_loss"] == pytest.approx(own[other], rel=1e-6)
+    assert last["primary"] == pytest.approx(own[other], rel=1e-6)
     assert last["delta_to_baseline"] == pytest.approx(gap, abs=1e-6)
 
     watched = Events(folder).after("", 0)["events"]
     cells = {number: values for kind, number, *rest in watched if kind == "cell" for values in rest}
-    assert [cells[i]["val_loss"] for i in range(2)] == [own[base], own[other]]
+    assert [cells[i]["final"] for i in range(2)] == [own[base], own[other]]
     (standing,) = (rest[0] for kind, *rest in watched if kind == "standing")
     assert standing[1]["loss"] == own[other] and standing[1]["difference"] == pytest.approx(gap, abs=1e-15)
 

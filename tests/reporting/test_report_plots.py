@@ -21,9 +21,9 @@ TEMPLATES = Path(__file__).parents[2] / ".dvc/plots"
 PLOTS = {  # template, table, x, y
     "training": ("curves", "training", "step", "train_loss"),
     "validation": ("curves", "validation", "step", "delta_to_baseline"),
-    "results": ("finals", "results", "format", "val_loss"),
+    "results": ("finals", "results", "format", "primary"),
     "precision": ("layers", "layers", "format", "sqnr_db"),
-    "heat": ("heat", "results", "format", "val_loss"),
+    "heat": ("heat", "results", "format", "primary"),
 }
 
 
@@ -72,7 +72,7 @@ def test_a_template_draws_one_format_of_each_of_two_revisions(plot: str, tables:
 
 def without_baseline(tables: Path, folder: Path, differences: dict[str, float]) -> Path:
     """Write a table of two formats that have no baseline, the loss of E3M4 above E4M3's by ``differences`` by seed."""
-    columns = [*IDENTITY, "outcome", "step", "val_loss", "delta_to_baseline"]
+    columns = [*IDENTITY, "outcome", "step", "primary", "delta_to_baseline"]
     rows = [
         (name, "adamw", seed, 1, "completed", step, 3 + step / 100 + difference * (name == "E3M4"), None)
         for name in ("E4M3", "E3M4")
@@ -131,7 +131,7 @@ def test_tables_name_the_cell_first_and_hold_text_or_finite_numbers(tables: Path
 def test_differences_are_those_of_the_same_seed_and_step(tables: Path) -> None:
     table = pd.read_csv(tables / "validation.csv")
     last = table[table["step"] == table["step"].max()].set_index(["format", "seed"])
-    expected = last.loc[("E4M3", 1), "val_loss"] - last.loc[("bf16", 1), "val_loss"]
+    expected = last.loc[("E4M3", 1), "primary"] - last.loc[("bf16", 1), "primary"]
     assert last.loc[("E4M3", 1), "delta_to_baseline"] == pytest.approx(expected, abs=2e-6)
     assert (table.loc[table["format"] == "bf16", "delta_to_baseline"] == 0).all()
 

@@ -131,7 +131,7 @@ def test_the_comparison_so_far_is_that_of_the_report(grid, tmp_path):
     reported = metrics(study, compare(study), 0)
     project = Project(tmp_path)
     project.look()
-    rows = standing(project.cells.values(), project.baseline)
+    rows = standing(project.cells.values(), project.baseline, project.compared)
     assert len(rows) == sum(loss is not None for arms in reported["val_loss"].values() for loss in arms.values())
     for row in rows:
         assert row["loss"] == pytest.approx(reported["val_loss"][row["format"]][row["arm"]], abs=1e-11)

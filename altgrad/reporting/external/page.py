@@ -15,7 +15,7 @@ from altgrad.reporting.figures import FIGURES, draw
 from altgrad.reporting.html import to_html
 from altgrad.reporting.load import Study
 from altgrad.reporting.markdown import to_markdown
-from altgrad.reporting.results import HIGHER, LOWER, SEEDS
+from altgrad.reporting.results import SEEDS
 from altgrad.reporting.roles import is_control, is_quantized
 from altgrad.reporting.summary import certainty, costs_table, lowest_table, updates_table
 from altgrad.reporting.tables import results_table, words
@@ -62,7 +62,7 @@ def headline(study: Study, comparison: Comparison) -> str:
         if kind in (COST, GAIN) and not result.exploratory and is_quantized(study, entry):
             places = named.setdefault(result.outcome, {}).setdefault(arm[0] if arm else entry, [])
             places += [f"`{entry}`"] if arm and len(study.formats) > 1 else []
-    better, worse = (HIGHER, LOWER) if study.measure.higher_is_better else (LOWER, HIGHER)
+    better, worse = study.measure.outcomes
     labels = {better: "**Better than the reference", worse: "Worse"}
     said = []
     for outcome in (better, worse, *(other for other in named if other not in labels)):
@@ -76,8 +76,6 @@ def _document(
     results: Path, family: Family, study: Study, comparison: Comparison, pictures: dict[str, Picture]
 ) -> Document:  # fmt: skip
     measure = study.measure
-    delta = measure.labelled(f"{measure.delta} is method minus reference, paired by seed")
-    delta += f": {'above' if measure.higher_is_better else 'below'} zero is better."
     first = [
         ("**What each configuration changes**", costs_table(study, comparison)),
         (f"**What {_method(study, comparison)} changes**", updates_table(study, comparison)),
@@ -90,7 +88,7 @@ def _document(
     return Document(
         f"Comparison of {results.name}", QUESTION,
         [
-            Text(headline(study, comparison)), Text(delta), *shown("gains"),
+            Text(headline(study, comparison)), Text(measure.direction), *shown("gains"),
             *(block for lead, table in first if table for block in (Text(lead), table)),
             Text(certainty(study, comparison, None)),
         ],

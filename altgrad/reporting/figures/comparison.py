@@ -16,7 +16,6 @@ from altgrad.reporting.figures.style import looks, spread_axis, tiles
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
 from altgrad.reporting.moderation import Spread
 from altgrad.reporting.results import Result
-from altgrad.reporting.runs import PRIMARY
 from altgrad.reporting.wording import plural
 
 
@@ -92,10 +91,11 @@ def _difference(axis: Axes, y: float, result: Result, style: dict[str, Any]) -> 
 
 
 def _seed_differences(study: Study, comparison: Comparison) -> pd.DataFrame:
+    primary = study.measure.column
     completed = at_best(study.cells[study.cells["status"] == COMPLETED].reset_index(), comparison)
-    base = completed[completed["format"] == study.baseline].set_index(["optimizer", "seed"])[PRIMARY]
+    base = completed[completed["format"] == study.baseline].set_index(["optimizer", "seed"])[primary]
     keys = pd.MultiIndex.from_frame(completed[["optimizer", "seed"]])
-    completed["difference"] = completed[PRIMARY].to_numpy() - base.reindex(keys).to_numpy()
+    completed["difference"] = completed[primary].to_numpy() - base.reindex(keys).to_numpy()
     return completed[completed["format"] != study.baseline].dropna(subset="difference")
 
 

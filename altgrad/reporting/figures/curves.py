@@ -91,9 +91,11 @@ def loss_differences(study: Study, comparison: Comparison) -> Figure | None:
 
 
 def _losses(study: Study, history: pd.DataFrame) -> dict[str, str]:
-    """Return the losses that ``history`` has, by column, and what each is called; one alone is what is compared."""
-    found = {loss: label for loss, label in LOSSES.items() if history[loss].notna().any()}
-    return found if len(found) > 1 else {"val_loss": study.measure.noun}
+    """Return what ``history`` has, by column, and what each is called; one alone is what is compared."""
+    measure = study.measure
+    shown = LOSSES if measure.in_nats else {"train_loss": LOSSES["train_loss"], measure.on_validation: measure.noun}
+    found = {column: label for column, label in shown.items() if history[column].notna().any()}
+    return found if len(found) > 1 else {measure.on_validation: measure.noun}
 
 
 def _present(study: Study, frame: pd.DataFrame) -> tuple[list[str], list[str]]:

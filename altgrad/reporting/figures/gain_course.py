@@ -51,11 +51,11 @@ def courses(study: Study, comparison: Comparison) -> dict[tuple[str, str], pd.Da
         By format and optimizer, in the grid's order, a row per step at which both have a validation loss and a column
         per seed, in nats per token. The step before training, where nothing differs, is left out.
     """
-    history = of_completed(at_best(study.history, comparison), study)
+    history, value = of_completed(at_best(study.history, comparison), study), study.measure.on_validation
     history = history[history["step"] > 0]
     losses = {
-        run: own.pivot(index="step", columns="seed", values="val_loss")
-        for run, own in history.dropna(subset="val_loss").groupby(["format", "optimizer"], sort=False)
+        run: own.pivot(index="step", columns="seed", values=value)
+        for run, own in history.dropna(subset=value).groupby(["format", "optimizer"], sort=False)
     }
     found = {
         (entry, arm): (losses[entry, arm] - losses[entry, plain]).dropna(how="all")

@@ -20,19 +20,19 @@ from altgrad.reporting.memory import BYTES, front, memory
 )  # fmt: skip
 def loss_against_bytes(study: Study, comparison: Comparison) -> Figure | None:
     """Draw what a format, optimizer state and master weights cost in bytes, and what they leave in loss."""
-    rows = comparison.best.dropna(subset="val_loss").set_index(["format", "optimizer"])
+    rows = comparison.best.dropna(subset="primary").set_index(["format", "optimizer"])
     rows = rows.join(memory(study, comparison)[BYTES], how="inner").reset_index()
     if rows.empty:
         return None
     figure, axes = panels(1, 1, 4.2)
     axis, styles = axes[0, 0], looks(study.formats)
-    best = front(rows[BYTES], rows["val_loss"], higher_is_better=study.measure.higher_is_better)
+    best = front(rows[BYTES], rows["primary"], higher_is_better=study.measure.higher_is_better)
     for i, row in rows.iterrows():
         look = styles[row["format"]].line(linestyle="none", markerfacecolor=None if i in best else "white")
-        axis.plot(row[BYTES], row["val_loss"], **look)
-    axis.step(rows[BYTES][best], rows["val_loss"][best], where="post", color="black", linewidth=0.9, zorder=0)
+        axis.plot(row[BYTES], row["primary"], **look)
+    axis.step(rows[BYTES][best], rows["primary"][best], where="post", color="black", linewidth=0.9, zorder=0)
     for i in best:
-        axis.annotate(rows["optimizer"][i], (rows[BYTES][i], rows["val_loss"][i]), (5, 5), textcoords="offset points")
+        axis.annotate(rows["optimizer"][i], (rows[BYTES][i], rows["primary"][i]), (5, 5), textcoords="offset points")
     axis.set(xlabel="bytes per parameter", ylabel=study.measure.labelled(study.measure.full))
     legend(figure, styles, list(dict.fromkeys(rows["format"])), linestyle="none")
     return figure
