@@ -74,9 +74,9 @@ def ms_eden(x: Tensor, constants: Tensor, stream: Tensor, first: int, block: int
 
     ``first`` is the place in ``stream`` of the first block's random number; blocks are in the order of `amax`.
     """
-    own, options = scale_constants(constants), {"granularity": "block", "block": block, "dim": 0}
+    own = scale_constants(constants)
     target = constants[TARGET].double() / CLIP
-    largest = amax(x, **options)
+    largest = amax(x, granularity="block", block=block, dim=0)
     whole = materialized(tensor_scale(amax(largest), target * (power_below(own[TARGET].double()) * ROOM), own))
     blocks = materialized(block_scales(largest, whole, target, own))
     factors = broadcast_scale(element_scale(whole, blocks), x.shape[0], block=block, dim=0)

@@ -188,10 +188,10 @@ def as_stored(saved: dict[str, Tensor], stored: dict[str, Any] | None, own: Codi
     }  # fmt: skip
     found = in_float32({name: t.to(p.device) for name, t in saved.items()}, codings, p)
     for name in own.of(p).keys() & found.keys():
-        moment = found.pop(name)
-        moment = local(split_as(p, moment)) if own.in_parts(p) else whole(moment)
-        parts = own.of(p)[name].encode(moment.float(), nearest=True)
-        found.update((name + part, joined(p, t) if own.in_parts(p) else t) for part, t in parts.items())
+        t = found.pop(name)
+        t = local(split_as(p, t)) if own.in_parts(p) else whole(t)
+        parts = own.of(p)[name].encode(t.float(), nearest=True)
+        found.update((name + part, joined(p, of_it) if own.in_parts(p) else of_it) for part, of_it in parts.items())
     return found
 
 

@@ -206,7 +206,7 @@ class ArmOptimizer(Resumable):
         if target is not w:
             w.copy_(target)
         if isinstance(p, StoredWeight):
-            p.copy_(w)
+            p.memory.keep(w)
         if kept is not None:
             for part, t in ((p, w), *((kept[name], state[name]) for name in kept)):
                 keep_part(part, t)

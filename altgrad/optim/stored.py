@@ -1,13 +1,15 @@
 """Weights that lie in memory as codes: those of ``weights: quantized`` with ``store: codes``, a byte per parameter.
 
-What reads such a weight gets its values in float32, which last as long as the reading; the optimizer's step, or a
-checkpoint that is loaded, writes values on the quantization grid, which become codes again. So a run has the bits of
-one whose weights lie in float32. They are read by Python, not by compiled graphs.
+What reads such a weight gets its values in float32, which last as long as the reading; the optimizer's step writes
+values on the quantization grid, which become codes again. So a run has the bits of one whose weights lie in float32.
+What others write, such as a checkpoint's values, stays in float32 until the next step, since its scale is known only
+when the optimizer's state has been loaded too. Such weights are read by Python, not by compiled graphs.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,35 +21,54 @@ aten = torch.ops.aten
 KEEPS_CLASS = {aten.detach.default, aten.alias.default}
 
 
-class StoredWeight(torch.Tensor):
-    """A float32 tensor, of which there are the ``codes`` on ``grid``, whose scale is held."""
+@dataclass
+class Memory:
+    """What a weight and all that shares its memory are: ``codes`` on ``grid``, whose scale is held, or ``values``."""
 
-    codes: Tensor
     grid: WeightGrid
+    codes: Tensor
+    values: Tensor | None = None
+
+    def keep(self, values: Tensor) -> None:
+        """Have codes of ``values``, which lie on the quantization grid."""
+        self.codes.copy_(self.grid.encode(values))
+        self.values = None
+
+    def read(self) -> Tensor:
+        """Return the values, float32."""
+        if self.values is not None:
+            return self.values.clone()
+        return self.grid.decode(self.codes, self.codes.new_ones(1, 1, dtype=torch.float32))
+
+
+class StoredWeight(torch.Tensor):
+    """A float32 tensor that lies in ``memory`` as codes."""
+
+    memory: Memory
 
     @staticmethod
-    def __new__(cls: type[StoredWeight], codes: Tensor, grid: WeightGrid) -> StoredWeight:
-        make: Any = torch.Tensor._make_wrapper_subclass
+    def __new__(cls: type[StoredWeight], memory: Memory) -> StoredWeight:
+        make, codes = cast("Any", torch.Tensor._make_wrapper_subclass), memory.codes
         found: StoredWeight = make(cls, codes.size(), strides=codes.stride(), dtype=torch.float32, device=codes.device)
         return found
 
-    def __init__(self, codes: Tensor, grid: WeightGrid) -> None:
-        self.codes, self.grid = codes, grid
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func in KEEPS_CLASS:
-            return cls(args[0].codes, args[0].grid)
+            return cls(args[0].memory)
         plain_args, plain_kwargs = tree_map_only(StoredWeight, plain, (args, kwargs or {}))
         found = func(*plain_args, **plain_kwargs)
         if args and isinstance(args[0], StoredWeight) and found is plain_args[0]:  # in place
-            args[0].codes.copy_(args[0].grid.encode(found))
+            args[0].memory.values = found
             return args[0]
         return found
 
     def data_ptr(self) -> int:
         """Return where the codes lie, by which shared weights are told."""
-        return self.codes.data_ptr()
+        return self.memory.codes.data_ptr()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """Return a float32 copy, which may move anywhere."""
@@ -56,20 +77,22 @@ class StoredWeight(torch.Tensor):
         return made
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"StoredWeight({self.codes})"
+        return f"StoredWeight({self.memory})"
 
 
 def plain(t: Tensor) -> Tensor:
     """Return the values of ``t`` in a tensor of their own memory where it has codes; else ``t`` itself."""
-    return t.grid.decode(t.codes, t.codes.new_ones(1, 1, dtype=torch.float32)) if isinstance(t, StoredWeight) else t
+    return t.memory.read() if isinstance(t, StoredWeight) else t
 
 
 def stored_bytes(t: Tensor) -> int:
     """Return the bytes that ``t`` takes in memory."""
-    return t.codes.nbytes if isinstance(t, StoredWeight) else t.nbytes
+    if not isinstance(t, StoredWeight):
+        return t.nbytes
+    return t.memory.codes.nbytes + (0 if t.memory.values is None else t.memory.values.nbytes)
 
 
 def store(p: nn.Parameter, grid: WeightGrid) -> None:
     """Have ``p``, whose values lie on ``grid``, lie in memory as codes from now on."""
-    codes = grid.encode(p)
-    torch.utils.swap_tensors(p, nn.Parameter(StoredWeight(codes, grid), p.requires_grad))
+    memory = Memory(grid, grid.encode(p))
+    torch.utils.swap_tensors(p, nn.Parameter(StoredWeight(memory), p.requires_grad))

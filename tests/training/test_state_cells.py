@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from altgrad.model import GPT, GPTConfig, Recipe, embedded_weights, linear_layers, quantize_model
 from altgrad.optim import build_optimizer
-from altgrad.optim.stored import stored_bytes
+from altgrad.optim.stored import StoredWeight, stored_bytes
 from altgrad.training.grids import weight_grids
 from altgrad.training.held_bytes import bytes_per_parameter
 from altgrad.training.run import train_cell
@@ -66,7 +66,8 @@ def test_bytes_per_parameter_are_those_of_every_tensor_there_is(name, recipe):
     found = bytes_per_parameter(model, optimizer)
     parameters = list(model.parameters())
     kept = [t for state in optimizer.state.values() for t in state.values()]
-    everything = (*(getattr(p, "codes", p) for p in parameters), *(p.grad for p in parameters), *kept)
+    weights = (p.memory.codes if isinstance(p, StoredWeight) else p for p in parameters)
+    everything = (*weights, *(p.grad for p in parameters), *kept)
     storages = {t.data_ptr(): t.untyped_storage() for t in everything}
     count = sum(p.numel() for p in parameters)
     assert math.isclose(found["bytes_per_parameter"], sum(s.nbytes() for s in storages.values()) / count)

@@ -186,7 +186,8 @@ def gathered_operands(layer: QuantizedLinear, settings: MatmulSettings) -> Opera
 def require_gatherable_again(model: nn.Module) -> None:
     """Raise ``ValueError`` where FSDP2 would leave codes in other parts between the passes, as it cannot."""
     for module in model.modules():
-        state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
+        known: Any = module
+        state = known._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
         if any(group._use_post_forward_mesh for group in getattr(state, "_fsdp_param_groups", ())):
             raise ValueError(
                 "weights that are gathered as codes stay whole between the passes or go back into their parts; call "

@@ -122,7 +122,7 @@ def gradients(
         pairs = _rounded_anew(grad, x_q, weight_q, source, settings, needed)
     else:
         rows, columns = _grad_operands(grad, source, settings, needed[1])
-        pairs = ((rows, weight_q), (columns.t(), x_q))
+        pairs = [(rows, weight_q), (columns.t(), x_q)]
     fp32 = settings.accumulate_fp32
     found = [
         product(*pair, dtype, fp32, autocast) if asked else None  # what no caller asks for
