@@ -39,6 +39,14 @@ def has_scale(block: int, rule: int) -> bool:
     return block in (ONE_SCALE, ROWS) or rule >= TWO_LEVEL
 
 
+def scale_shape(x: Tensor, block: int, dim: int, rule: int = FLOAT32_RULE) -> tuple[int, ...]:
+    """Return the shape of the scale of ``x`` (n, k); that of none is (0,)."""
+    if rule >= TWO_LEVEL:
+        return ()
+    of_rows = (x.shape[0], 1) if dim != 0 else (1, x.shape[1])
+    return {ONE_SCALE: (), ROWS: of_rows}.get(block, (0,))
+
+
 def operand_scale(
     x: Tensor, constants: Tensor, remembered: Tensor | None = None, *,
     granularity: str = "tensor", block: int = 32, dim: int = 1,

@@ -22,6 +22,7 @@ from altgrad.numerics.operand_definition import (
     encode_by_tensors,
     has_scale,
     quantize_by_tensors,
+    scale_shape,
 )
 
 NAMESPACE = "altgrad"
@@ -101,16 +102,9 @@ def _quantize(
 
 def _split(scales: Tensor, xs: Sequence[Tensor], block: int, dim: int) -> list[Tensor]:
     """Return each tensor's part of the scales of all, in its shape."""
-    shapes = [_scale_shape(x, block, dim) for x in xs]
+    shapes = [scale_shape(x, block, dim) for x in xs]
     parts = scales.split([math.prod(shape) for shape in shapes])
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-
-def _scale_shape(x: Tensor, block: int, dim: int, rule: int = FLOAT32_RULE) -> tuple[int, ...]:
-    if rule >= TWO_LEVEL:
-        return ()
-    of_rows = (x.shape[0], 1) if dim != 0 else (1, x.shape[1])
-    return {ONE_SCALE: (), ROWS: of_rows}.get(block, (0,))
 
 
 for _name, _function in (
@@ -128,7 +122,7 @@ for _name, _function in (
 def _(
     x: Tensor, constants: Tensor, remembered: Tensor, block: int, dim: int, rule: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    shape = _scale_shape(x, block, dim, rule)
+    shape = scale_shape(x, block, dim, rule)
     return x.new_empty(x.shape, dtype=dtype), x.new_empty(shape, dtype=torch.float32)
 
 
@@ -137,7 +131,7 @@ def _(
     x: Tensor, values: Tensor, constants: Tensor, histories: list[Tensor], newest: bool, learns: int,
     block: int, dim: int, rule: int,
 ) -> Tensor:  # fmt: skip
-    return x.new_empty(_scale_shape(x, block, dim), dtype=torch.float32)
+    return x.new_empty(scale_shape(x, block, dim), dtype=torch.float32)
 
 
 @torch.library.register_fake(f"{NAMESPACE}::quantize_in_place")
@@ -145,7 +139,7 @@ def _(
     values: Tensor, constants: Tensor, histories: list[Tensor], newest: bool, learns: int,
     block: int, dim: int, rule: int,
 ) -> Tensor:  # fmt: skip
-    return values.new_empty(_scale_shape(values, block, dim), dtype=torch.float32)
+    return values.new_empty(scale_shape(values, block, dim), dtype=torch.float32)
 
 
 @torch.library.register_fake(f"{NAMESPACE}::quantize_each_into")
@@ -153,7 +147,7 @@ def _(
     xs: list[Tensor], values: list[Tensor], constants: list[Tensor], histories: list[Tensor], newest: bool,
     learns: int, block: int, dim: int, rule: int,
 ) -> Tensor:  # fmt: skip
-    count = sum(math.prod(_scale_shape(x, block, dim)) for x in values)
+    count = sum(math.prod(scale_shape(x, block, dim)) for x in values)
     return values[0].new_empty(count, dtype=torch.float32)
 
 
@@ -162,14 +156,14 @@ def _(
     x: Tensor, values: Tensor, constants: Tensor, known: Tensor, stream: Tensor, first: int,
     block: int, dim: int, rule: int,
 ) -> Tensor:  # fmt: skip
-    return x.new_empty(_scale_shape(x, block, dim, rule), dtype=torch.float32)
+    return x.new_empty(scale_shape(x, block, dim, rule), dtype=torch.float32)
 
 
 @torch.library.register_fake(f"{NAMESPACE}::quantize_groups_in_place")
 def _(
     values: Tensor, constants: Tensor, known: Tensor, stream: Tensor, first: int, block: int, dim: int, rule: int
 ) -> Tensor:
-    return values.new_empty(_scale_shape(values, block, dim, rule), dtype=torch.float32)
+    return values.new_empty(scale_shape(values, block, dim, rule), dtype=torch.float32)
 
 
 @torch.library.register_fake(f"{NAMESPACE}::rotate_rows")
