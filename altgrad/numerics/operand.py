@@ -1,12 +1,12 @@
 """An operand of a quantized matrix product: a tensor on its quantization grid, with the scales that brought it there.
 
-`quantize_operands` is what a training step does with every weight, input and gradient. It is made of tensor
-operations, which on a GPU the compiler fuses with their surroundings. On a CPU there are loops of our own
-(`kernels`) behind operators: amax, scale and rounding take 0.06 ns per element together, where what
-`torch.compile` makes of the tensor operations takes 0.3 for the rounding alone. It can overwrite its tensors, which
-spares a second buffer, which would not be in the cache: in a step of `nano`, the head's gradient takes 0.6 ms
-instead of 4.6. It takes several tensors at once, since a call costs as much as 50 thousand elements, and moves their
-amax histories along, which would otherwise be small kernels by the dozen.
+`quantize_operands` is what a training step does with every weight, input and gradient. It is defined in tensor
+operations. On a GPU kernels (`gpu.kernels`) do the same in one pass or two, but for what the compiler fuses as well
+with its surroundings (`gpu.launch`). On a CPU there are loops in C++ (`cpu.kernels`): amax, scale and rounding take
+0.06 ns per element together, where what `torch.compile` makes of the tensor operations takes 0.3 for the rounding
+alone. They can overwrite their tensors, which spares a second buffer, which would not be in the cache: in a step of
+`nano`, the head's gradient takes 0.6 ms instead of 4.6. They take several tensors at once, since a call costs as much
+as 50 thousand elements, and move their amax histories along, which would otherwise be small kernels by the dozen.
 
 `encode_operand` and `decode_operand` keep an operand between the forward and the backward pass in one byte
 per element: its rung and sign.
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from altgrad.numerics.cpu.operators import has_loops, needs_groups, quantize_by_loops, quantize_groups_by_loops
+from altgrad.numerics.gpu.launch import takes_kernels
 from altgrad.numerics.operand_definition import (
     ROWS,
     block_code,
@@ -101,13 +102,17 @@ def quantize_operands(
         found = quantize_by_loops(xs, constants, histories, method, learns, block, dim, rule, dtype, overwrite)
     else:
         found = []
-        by_loops = by_loops and not of_rows
-        for i, x in enumerate(xs if in_memory or by_loops else map(materialized, xs)):
+        for i, x in enumerate(xs):
+            by_kernels = takes_kernels(x, dtype, block, len(streams) > 0)
+            by_operators = by_kernels or (by_loops and not of_rows)
+            stored = x if in_memory or by_operators else materialized(x)
             remembered = amax_from_history(histories[i], method) if histories else None
             stream = streams[i] if streams else None
-            largest = amax(x) if learns != "nothing" else None
-            arguments = (x, constants[i], remembered, block, dim, rule, dtype, stream, first)
-            if by_loops:
+            largest = amax(stored) if learns != "nothing" else None
+            if by_kernels and remembered is not None and largest is not None:
+                remembered = torch.where(remembered > 0, remembered, largest)  # which they need not find again
+            arguments = (stored, constants[i], remembered, block, dim, rule, dtype, stream, first)
+            if by_operators:
                 found.append(quantize_groups_by_loops(*arguments, overwrite))
             else:
                 found.append(quantize_by_tensors(*arguments))

@@ -1,4 +1,5 @@
-"""The operators of `operand`, for torch's dispatcher, compiler and autograd; on a CPU the loops of `kernels.cpp`.
+"""The operators of `operand`, for torch's dispatcher, compiler and autograd: on a CPU the loops of `kernels.cpp`, on a
+GPU the kernels of `gpu.kernels`.
 
 Numbers, tensors and lists of them alone: torch 2.13 leaks a string or an optional tensor at each call of a stable
 operator.
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from altgrad.numerics.constants import FLOAT32_RULE, LEARNS, TWO_LEVEL, scale_constants
 from altgrad.numerics.cpu import kernels
+from altgrad.numerics.gpu.launch import quantize_in_place, quantize_into, takes_kernels
 from altgrad.numerics.operand_definition import (
     ONE_SCALE,
     ROWS,
@@ -77,24 +79,26 @@ def quantize_groups_by_loops(
     x: Tensor, constants: Tensor, known: Tensor | None, block: int, dim: int, rule: int, dtype: torch.dtype,
     stream: Tensor | None, first: int, overwrite: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return what `quantize_by_tensors` does for these arguments, by the loops."""
+    """Return what `quantize_by_tensors` does for these arguments, by the loops or the kernels."""
     if rule >= TWO_LEVEL:
         scale_constants(constants)  # which must be there
-    known = x.new_zeros((), dtype=torch.float32) if known is None else known
+    if known is None:  # for loops 0, which kernels would have to look at
+        known = x.new_zeros((0,) if x.is_cuda else (), dtype=torch.float32)
     stream = x.new_empty(0, dtype=torch.int64) if stream is None else stream
     options = (constants, known, stream, first, block, dim, rule)
     if overwrite and x.dtype == dtype and x.is_contiguous():
         return x, torch.ops.altgrad.quantize_groups_in_place(x, *options)
-    values = torch.empty(x.shape, dtype=dtype)
+    values = x.new_empty(x.shape, dtype=dtype)
     return values, torch.ops.altgrad.quantize_groups_into(x, values, *options)
 
 
 def _quantize(
     x: Tensor, constants: Tensor, remembered: Tensor, block: int, dim: int, rule: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    if not has_loops(x):
+    by_kernels = takes_kernels(x, dtype, block)
+    if not (by_kernels or has_loops(x)):
         return quantize_by_tensors(x, constants, remembered, block, dim, rule, dtype)
-    if needs_groups(block, rule):
+    if by_kernels or needs_groups(block, rule):
         return quantize_groups_by_loops(x, constants, remembered, block, dim, rule, dtype, None, 0, False)
     history = [remembered.reshape(1)] if block == ONE_SCALE else []
     return quantize_by_loops([x], [constants], history, "max", "nothing", block, dim, rule, dtype, False)[0]
@@ -113,6 +117,8 @@ for _name, _function in (
     ("decode_operand", decode_by_tensors),
 ):
     torch.library.impl(f"{NAMESPACE}::{_name}", "CompositeExplicitAutograd")(_function)
+torch.library.impl(f"{NAMESPACE}::quantize_groups_into", "CUDA")(quantize_into)
+torch.library.impl(f"{NAMESPACE}::quantize_groups_in_place", "CUDA")(quantize_in_place)
 
 
 # --- what the compiler and autograd need to know ----------------------------------------------------

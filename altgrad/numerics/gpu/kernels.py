@@ -26,16 +26,19 @@ ROUNDS, LANES, BITS = tl.constexpr(numbers.ROUNDS), tl.constexpr(numbers.LANES),
 M0, M1 = (tl.constexpr(multiplier) for multiplier in numbers.MULTIPLIERS)
 W0, W1 = (tl.constexpr(step) for step in numbers.WEYL)
 
+NAN_STAYS = tl.constexpr(tl.PropagateNan.ALL)
 SIGN, INFINITY, MANTISSA = tl.constexpr(-(1 << 31)), tl.constexpr(0x7F800000), tl.constexpr((1 << 52) - 1)
 
 
 @triton.jit
 def bits(x):
+    """As int32."""
     return x.to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def number(x):
+    """The float32 of bits."""
     return x.to(tl.float32, bitcast=True)
 
 
@@ -79,13 +82,12 @@ def nearest(x, grid):
     top = tl.load(grid + MAX)
     ulps, root = bits(tl.load(grid + ULPS)), tl.load(grid + ROOT)
     lowest = bits(tl.load(grid + SPACING)) + (150 << 23) - ulps  # of the normal values, whose ulps are 2^(23 - M)
-    anchors = number(ulps - (23 << 23)) * 12582912.0  # 1.5 x 2^23, in spacings
-    x = tl.where(x > top, top, x)  # NaN stays
-    x = tl.where(x < -top, -top, x)
+    anchors = ulps + (1 << 22)  # the bits of 1.5 x 2^23 in binades: x 2^-M
+    x = tl.maximum(tl.minimum(x, top, NAN_STAYS), -top, NAN_STAYS)
     binade = tl.maximum(bits(x) & INFINITY, lowest)
     # Without mantissa bits one spacing more where the even code is below: in every other binade.
     beyond = ((binade >> 23) ^ (root < 0).to(tl.int32)) & (root != 0).to(tl.int32)
-    anchor = number(binade) * (anchors + beyond.to(tl.float32))
+    anchor = number(binade) * number(anchors + beyond)
     rounded = (x + anchor) - anchor
     return number(bits(rounded) | (bits(x) & bits(tl.load(grid + ZERO))))
 
@@ -94,19 +96,19 @@ def nearest(x, grid):
 def by_chance(x, grid, random):
     """`round_to_grid_stochastic`."""
     top = tl.load(grid + MAX)
-    magnitude = number(bits(x) & 0x7FFFFFFF)
-    magnitude = tl.where(magnitude > top, top, magnitude)
+    magnitude = tl.minimum(number(bits(x) & 0x7FFFFFFF), top, NAN_STAYS)
     spacing = spacing_at(magnitude, grid)
     steps = over_power_of_two(magnitude, spacing)
     below = tl.floor(steps)
     rounded = (below + (random < steps - below).to(tl.float32)) * spacing
-    rounded = tl.where(rounded > top, top, rounded)
+    rounded = tl.minimum(rounded, top)
     found = number(bits(rounded) | (bits(x) & SIGN)) + tl.load(grid + ZERO)
     return tl.where(x != x, x, found)
 
 
 @triton.jit
 def spacing_at(magnitude, grid):
+    """`grid_spacing`."""
     binade = number(bits(magnitude) & INFINITY)
     return tl.maximum(binade * number(bits(tl.load(grid + ULPS)) - (23 << 23)), tl.load(grid + SPACING))
 
@@ -173,6 +175,7 @@ def block_scale(amax, whole, target, grid):
 
 @triton.jit
 def factor_of(whole, back):
+    """`element_scale`."""
     return (whole.to(tl.float64) / back.to(tl.float64)).to(tl.float32)
 
 
@@ -215,6 +218,7 @@ def philox(block, stream):
 
 @triton.jit
 def uniform(word):
+    """What `random.uniform` makes of a word."""
     return ((word >> (32 - BITS)) * 2 + 1).to(tl.float32) * 2.0 ** -(BITS + 1)
 
 
@@ -275,7 +279,8 @@ def scale_and_round(
     """Write what `quantize_by_tensors` defines to ``y`` (contiguous) and ``scales``; x may be y.
 
     A program has a tile of (H, G, W): up to ``high`` rows of G groups of ``wide`` columns, its axes padded to powers of
-    two. OF: what has one scale, ``all`` elements, a ``row``, a ``column`` or a ``group`` of the tile. OWN: its amax is that of the tile's elements, and not among ``amaxes``.
+    two. OF: what has one scale, ``all`` elements, a ``row``, a ``column`` or a ``group``. OWN: its amax is that of the
+    tile's elements, and not among ``amaxes``.
     """
     across = tl.cdiv(columns, G * wide)
     strip, part = tl.program_id(0) // across, tl.program_id(0) % across
@@ -312,7 +317,7 @@ def scale_and_round(
             remembered = tl.load(known + at * known_step, mask=at < count, other=0.0)
             largest = tl.where(remembered > 0, remembered, largest)
         factor = scale_of(largest, target, grid, RULE)
-        if OF != "group":
+        if OF != "group":  # noqa: SIM102 - the compiler knows this one, and the device the next
             if beside == 0:
                 tl.store(scales + at, factor, mask=at < count)
 

@@ -6,7 +6,6 @@ operations of `operand_definition` have the same bits.
 
 from __future__ import annotations
 
-import math
 import warnings
 from importlib.util import find_spec
 
@@ -18,19 +17,22 @@ from altgrad.numerics.operand_definition import ONE_SCALE, ROWS, quantize_by_ten
 from altgrad.numerics.random import LANES
 from altgrad.numerics.tracing import constant_in_graphs
 
+DEVICE = "cuda"
+DTYPES = {torch.float32, torch.bfloat16}
 TILE = 4096  # elements of a program, where a group has no more
 LARGEST = 4 * TILE  # group that a program can hold
 
 _failures: list[str] = []
 
 
-def takes_kernels(x: Tensor, block: int, stochastic: bool = False) -> bool:
-    """Whether ``x`` becomes an operand by kernels, and not by tensor operations; ``block`` is a `block_code`.
+def takes_kernels(x: Tensor, dtype: torch.dtype, block: int, stochastic: bool = False) -> bool:
+    """Whether ``x`` becomes an operand of ``dtype`` by kernels, and not by tensor operations or loops.
 
     What has one scale and is rounded to nearest does not in a compiled graph: there the compiler finds its amax while
-    it makes the tensor, which spares reading it for that.
+    it makes the tensor, which spares reading it for that. ``block`` is a `block_code`.
     """
-    if x.device.type != "cuda" or math.prod(map(_padded, _group(block, 1))) > LARGEST:
+    high, wide = _group(block, 1)
+    if x.device.type != DEVICE or {x.dtype, dtype} - DTYPES or _padded(high) * _padded(wide) > LARGEST:
         return False
     return (stochastic or block != ONE_SCALE or not torch.compiler.is_compiling()) and available()
 
@@ -51,7 +53,8 @@ def quantize_into(
     """
     if x.numel() > 0 and not _failures:
         try:
-            return _quantize_into(x, values, constants, known, stream, first, block, dim, rule)
+            with torch.cuda.device_of(x):
+                return _quantize_into(x, values, constants, known, stream, first, block, dim, rule)
         except Exception as error:  # noqa: BLE001 - whatever the compiler or a device has against a kernel
             _failures.append(str(error))
             warnings.warn(f"altgrad's GPU kernels are not in use, training is slower: {error}", stacklevel=2)
@@ -104,7 +107,7 @@ def _quantize_into(
     places = 4 * LANES  # whose random numbers are the words of the same blocks
     aligned = wide == W and all(length % places == 0 for length in (G * W, first, k if n > 1 else 0))
     kernels.scale_and_round[(_programs(n, k, high, G * wide),)](
-        x, y, constants, amaxes, known, min(known.numel() - 1, 1), stream, first, scale, n, k, *x.stride(), high, wide,
+        x, y, constants, amaxes, known, int(known.numel() > 1), stream, first, scale, n, k, *x.stride(), high, wide,
         RULE=rule, OF=of, OWN=short_rows or of == "group", HAS_KNOWN=has_known, DRAWS=stream.numel() > 0,
         ALIGNED=aligned, H=H, G=G, W=W, num_warps=max(1, min(16, H * G * W // 1024)), enable_fp_fusion=False,
     )  # fmt: skip
