@@ -257,10 +257,9 @@ def find_amax(
     across = tl.cdiv(columns, G)
     row = (tl.program_id(0) // across).to(tl.int64) * H + tl.arange(0, H)
     column = (tl.program_id(0) % across).to(tl.int64) * G + tl.arange(0, G)
-    wanted = True
     if HAS_KNOWN:
-        wanted = (tl.load(known) > 0) == 0
-    inside = (row < rows)[:, None] & (column < columns)[None, :] & wanted
+        rows = tl.where(tl.load(known) > 0, 0, rows)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
     magnitude = bits(load(x + row[:, None] * row_stride + column[None, :] * column_stride, inside)) & 0x7FFFFFFF
     if OF == "all":
         tl.atomic_max(found, tl.max(tl.max(magnitude, axis=1), axis=0))

@@ -1,0 +1,236 @@
+"""A GPU's kernels have the definition's bits, in Triton's interpreter, and compile to instructions that keep them.
+
+A process of its own runs the tests of this file under the interpreter, which changes what a kernel is, and another one
+the compiler: neither shares a process with torch's own, which looks for Triton. Oracles: `operand_definition`; the
+instructions' names. On a GPU `tests/gpu` compares with the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from altgrad.numerics import amax, format_constants, operand, quantize_operand, quantize_operands
+from altgrad.numerics.constants import FOUR_OVER_SIX, LEARNS, SCALE_RULES, TARGET, TWO_LEVEL
+from altgrad.numerics.cpu import operators
+from altgrad.numerics.gpu import launch
+from altgrad.numerics.operand_definition import ONE_SCALE, ROWS, quantize_by_tensors
+from tests.numerics.test_groups import spread, unusual
+from tests.numerics.test_operand import FORMATS, around_boundaries, same
+
+ROOT = Path(__file__).parents[2]
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+STREAM, NOTHING = torch.tensor([3, 4, 5]), torch.empty(0)
+GUARD = 64
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton: see CONTRIBUTING.md")
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in a process with Triton's interpreter")
+apart = pytest.mark.skipif(INTERPRETED, reason="is that process")
+
+
+def in_a_process(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    return done.stdout
+
+
+@apart
+def test_kernels_in_the_interpreter_and_no_import_of_triton_before_they_are_asked_for():
+    code = (
+        "import sys, altgrad.training, altgrad.benchmark.gpu.session; assert 'triton' not in sys.modules; "
+        f"import pytest; sys.exit(pytest.main(['-p', 'no:cacheprovider', '-p', 'no:xdist', {__file__!r}]))"
+    )
+    assert " passed" in in_a_process(code, TRITON_INTERPRET="1")
+
+
+COMPILED = """
+import re, sys
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from altgrad.numerics.gpu import kernels
+
+POINTERS = {"x": "*i16", "y": "*i16", "grid": "*fp32", "amaxes": "*i32", "known": "*fp32", "stream": "*i64",
+            "scales": "*fp32", "found": "*i32"}
+
+def instructions(kernel, **constants):
+    kinds = {name: "constexpr" if name in constants else POINTERS.get(name, "i32") for name in kernel.arg_names}
+    sixteenths = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(kinds.values()) if kind != "constexpr"}
+    source = ASTSource(kernel, kinds, constexprs=constants, attrs=sixteenths)
+    made = compile(source, GPUTarget("cuda", 90, 32), {"num_warps": 4, "enable_fp_fusion": False})
+    print(*sorted(set(re.findall(r"\\n\\s+(?:@%p\\d+ )?([a-z][a-z0-9_.]+)", made.asm["ptx"]))))
+
+one = {"column_stride": 1, "HAS_KNOWN": False}
+instructions(kernels.find_amax, OF="all", H=1, G=4096, **one)
+for rule, of, own, draws, h, g, w in (
+    (0, "all", False, False, 1, 4096, 1), (3, "group", True, True, 1, 64, 32), (6, "group", True, False, 16, 8, 16),
+):
+    instructions(kernels.scale_and_round, RULE=rule, OF=of, OWN=own, DRAWS=draws, ALIGNED=True, H=h, G=g, W=w, **one)
+"""
+
+
+@apart
+def test_what_is_compiled_for_a_gpu_fuses_nothing_and_divides_exactly():
+    """Without one: for compute capability 9.0. Neighbours in memory are read and written as such."""
+    amaxes, *rounding = in_a_process(COMPILED, TRITON_INTERPRET="0").splitlines()
+    assert "atom.global" in amaxes and len(rounding) == 3
+    for names in rounding:
+        used = names.split()
+        assert not [name for name in used if re.match(r"fma|mad.*f\d|div.*(approx|full)|.*\.ftz", name)]
+        assert any(re.match(r"st\.global\.v4", name) for name in used)
+
+
+# --- in the interpreter --------------------------------------------------------------------------------------------
+
+
+def by_kernels(
+    x: Tensor, constants: Tensor, known: Tensor | None, block: int, dim: int, rule: int, dtype: torch.dtype,
+    stream: Tensor | None, first: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return what `quantize_by_tensors` does; what lies beside the values in memory stays."""
+    memory = torch.full((x.numel() + 2 * GUARD,), 7.0, dtype=dtype)
+    values = memory[GUARD:-GUARD].view(x.shape)
+    options = (constants, NOTHING if known is None else known, NOTHING.long() if stream is None else stream)
+    scale = launch._quantize_into(x, values, *options, first, block, dim, rule)
+    assert (memory[:GUARD] == 7).all() and (memory[-GUARD:] == 7).all()
+    return values, scale
+
+
+@interpreted
+@pytest.mark.parametrize("name", [*FORMATS, "binary8p1f"])
+def test_every_boundary_is_rounded_as_defined(name):
+    """Of every format, in both dtypes, and by chance; with NaN, infinities, zeros of both signs and subnormals."""
+    constants = format_constants(name)
+    rare = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-45, -1e-39, 3e38])
+    x = torch.cat([around_boundaries(name)[0], rare])[None]
+    one = constants[TARGET].clone()  # an amax of the target: scale 1
+    for source, dtype, stream in (
+        (x, torch.float32, None), (x.bfloat16(), torch.bfloat16, None), (x, torch.float32, STREAM),
+    ):  # fmt: skip
+        arguments = (source, constants, one, ONE_SCALE, 1, 0, dtype, stream, 64)
+        assert all(map(same, by_kernels(*arguments), quantize_by_tensors(*arguments))), (dtype, stream)
+
+
+@interpreted
+@pytest.mark.parametrize("block", [ONE_SCALE, ROWS, 16, 5, -16, -7])
+def test_kernels_are_the_definition_to_the_bit(block):
+    """Of every rule, along both dimensions, with a last block that is shorter and numbers that begin anywhere."""
+    rules = [*range(len(SCALE_RULES)), *([] if block in (ONE_SCALE, ROWS) else [TWO_LEVEL, FOUR_OVER_SIX])]
+    kinds = ["as drawn", "tiny", "nan", "huge", "inf", "zero"]
+    for i, rule in enumerate(rules):
+        for dim, shape in ((0, (19, 5)), (1, (3, 43))):
+            name, kind = FORMATS[(2 * i + dim) % len(FORMATS)], kinds[(i + 3 * dim) % len(kinds)]
+            constants = format_constants(name, scale_format="E4M3" if rule >= TWO_LEVEL else "float32")
+            x = unusual(spread(shape, i), kind)
+            known = None if i % 2 else torch.tensor(3.0)
+            other_way = (x.t().contiguous().t().bfloat16(), torch.float32, None)
+            source, dtype, stream = other_way if (i + dim + block) % 2 else (x, torch.bfloat16, STREAM)
+            arguments = (source, constants, known, block, dim, rule, dtype, stream, 11)
+            found, expected = by_kernels(*arguments), quantize_by_tensors(*arguments)
+            assert all(map(same, found, expected)), (name, kind, rule, dim, dtype)
+
+
+@interpreted
+@pytest.mark.parametrize("case", ["rows of 64", "one row", "tiles", "strips", "long rows", "rows in parts"])
+def test_tiles_of_other_shapes_have_the_same_bits(case):
+    """Random numbers without waste, more groups and rows than a program has, and rows that no program holds."""
+    shape, block, dim, rule, stream = {
+        "rows of 64": ((3, 128), ROWS, 1, 0, STREAM), "one row": ((1, 5000), ONE_SCALE, 1, 0, STREAM),
+        "tiles": ((32, 128), -16, 1, TWO_LEVEL, STREAM), "strips": ((2, 4500), 16, 1, 3, STREAM),
+        "long rows": ((2, 8500), ROWS, 1, 0, None), "rows in parts": ((70, 600), ROWS, 0, 0, None),
+    }[case]  # fmt: skip
+    x, constants = spread(shape), format_constants("E4M3", scale_format="E4M3" if rule == TWO_LEVEL else "float32")
+    arguments = (x, constants, None, block, dim, rule, torch.bfloat16, stream, 128)
+    assert all(map(same, by_kernels(*arguments), quantize_by_tensors(*arguments)))
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the CPU taken for a GPU: its operators run the kernels in place of the loops."""
+    monkeypatch.setattr(launch, "DEVICE", "cpu")
+    monkeypatch.setattr(launch, "_failures", [])
+    for module in (operand, operators):
+        monkeypatch.setattr(module, "has_loops", lambda t: False)
+    operations = {"quantize_groups_into": launch.quantize_into, "quantize_groups_in_place": launch.quantize_in_place}
+    for name, function in operations.items():
+        monkeypatch.setattr(torch.ops.altgrad, name, function)
+
+
+def defined(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **options: Any) -> list[operand.Quantized]:
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "DEVICE", "cuda")
+        return quantize_operands(*arguments, **options)
+
+
+@interpreted
+@pytest.mark.usefixtures("on_a_gpu")
+def test_operands_of_a_gpu_are_made_by_kernels(monkeypatch):
+    """What a history remembers of each row or of all sets the scale, and it learns; where the tensor is, or beside."""
+    constants, x = format_constants("E3M4"), spread((3, 40))
+    calls = []
+    inner = launch._quantize_into
+    monkeypatch.setattr(launch, "_quantize_into", lambda *a: calls.append(a) or inner(*a))
+    for granularity, learns, history in (
+        ("tensor", "each", torch.tensor([0.0, 2.0])), ("tensor", "each", torch.zeros(2)),
+        ("tensor", "first", torch.zeros(1)), ("row", "nothing", torch.tensor([[[1.0], [0.0], [9.0]]])),
+    ):  # fmt: skip
+        assert learns in LEARNS
+        options: dict[str, Any] = {"granularity": granularity, "learns": learns, "dtype": torch.float32}
+        ours, theirs, own = history.clone(), history.clone(), x.clone()
+        (expected,) = defined(monkeypatch, [x], [constants], [theirs], **options)
+        (found,) = quantize_operands([own], [constants], [ours], overwrite=True, **options)
+        assert found.values is own and same(own, expected.values) and same(found.scale, expected.scale)
+        assert torch.equal(ours, theirs)
+    assert len(calls) == 4
+    leaf = x.clone().requires_grad_()
+    values, scale = quantize_operand(leaf, constants, granularity="row")
+    values.float().sum().backward()
+    assert len(calls) == 5 and torch.equal(leaf.grad, scale.expand(3, 40)) and torch.equal(scale, 31 / amax(x, "row"))
+
+
+@interpreted
+@pytest.mark.usefixtures("on_a_gpu")
+def test_a_kernel_that_fails_says_so_once_and_the_bits_are_the_same(monkeypatch):
+    x, constants = spread((3, 40)), format_constants("E4M3")
+    (expected,) = defined(monkeypatch, [x], [constants])
+
+    def fails(*_: Any) -> Tensor:
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(launch, "_quantize_into", fails)
+    assert launch.takes_kernels(x, torch.float32, ROWS)
+    with pytest.warns(UserWarning, match="not in use, training is slower: no such instruction"):
+        (found,) = quantize_operands([x], [constants])
+    assert same(found.values, expected.values) and not launch.takes_kernels(x, torch.float32, ROWS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert same(quantize_operands([x], [constants])[0].values, expected.values)
+
+
+@interpreted
+def test_kernels_are_for_what_they_can_do(monkeypatch):
+    x = torch.zeros(2, 3)
+    assert not launch.takes_kernels(x, torch.float32, ROWS)  # the CPU has loops
+    monkeypatch.setattr(launch, "DEVICE", "cpu")
+    for block, takes in ((ONE_SCALE, True), (16, True), (-128, True), (-129, False), (launch.LARGEST + 1, False)):
+        assert launch.takes_kernels(x, torch.bfloat16, block) == takes, block
+    assert not launch.takes_kernels(x, torch.float16, ROWS)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    takes = [launch.takes_kernels(x, torch.bfloat16, *case) for case in ((ONE_SCALE,), (ONE_SCALE, True), (ROWS,))]
+    assert takes == [False, True, True]
