@@ -81,7 +81,8 @@ instructions(kernels.find_amax, OF="all", H=1, G=4096, **one)
 for rule, of, own, draws, h, g, w in (
     (0, "all", False, False, 1, 4096, 1), (3, "group", True, True, 1, 64, 32), (6, "group", True, False, 16, 8, 16),
 ):
-    instructions(kernels.scale_and_round, RULE=rule, OF=of, OWN=own, DRAWS=draws, ALIGNED=True, H=h, G=g, W=w, **one)
+    ones = one | {name: 1 for name, length in (("high", h), ("wide", w)) if length == 1}  # as a launch has them
+    instructions(kernels.scale_and_round, RULE=rule, OF=of, OWN=own, DRAWS=draws, ALIGNED=True, H=h, G=g, W=w, **ones)
 """
 
 

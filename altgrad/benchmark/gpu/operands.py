@@ -17,12 +17,16 @@ import torch
 from torch import Tensor
 
 from altgrad.benchmark.limits import synchronize
-from altgrad.numerics import format_constants, quantize_operands
+from altgrad.numerics import format_constants, quantize_operands, scale_rule
+from altgrad.numerics.cpu.operators import quantize_groups_by_loops
+from altgrad.numerics.gpu.launch import takes_kernels
+from altgrad.numerics.operand_definition import block_code, quantize_by_tensors
 from altgrad.numerics.tracing import compile_apart
 
 CALLS = 10
 COPY = "copy"
 STREAM = (0, 0, 1)
+Way = Callable[..., tuple[Tensor, Tensor]]
 
 
 class Contestant(NamedTuple):
@@ -33,8 +37,21 @@ class Contestant(NamedTuple):
     written: int
 
 
+def by_kernels(
+    x: Tensor, constants: Tensor, known: Tensor | None, block: int, dim: int, rule: int, dtype: torch.dtype,
+    stream: Tensor | None, first: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Do what `quantize_by_tensors` does, by the GPU's kernels."""
+    if not takes_kernels(x, dtype, block):
+        raise RuntimeError("needs a GPU and Triton")
+    return quantize_groups_by_loops(x, constants, known, block, dim, rule, dtype, stream, first, False)
+
+
 def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
-    """Return a copy, torch's casts, and ours with each kind of scale; all but the copy compiled."""
+    """Return a copy, torch's casts, and ours with each kind of scale; all but the copy and kernels alone compiled.
+
+    Ours is what training makes of a tensor, by kernels or by tensor operations (`gpu.launch`), and the other way.
+    """
 
     def cast(x: Tensor) -> Tensor:
         return (x * 0.5).to(torch.float8_e4m3fn)
@@ -43,18 +60,21 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
         return (x * (448.0 / x.abs().amax().float())).to(torch.float8_e4m3fn)
 
     def ours(
-        name: str, what: str, scale_format: str = "float32", *, stochastic: bool = False, float8: bool = False,
-        **options: Any,
+        name: str, what: str, scale_format: str = "float32", *, by: Way | None = None, stochastic: bool = False,
+        float8: bool = False, granularity: str = "tensor", block: int = 32,
     ) -> Contestant:  # fmt: skip
         constants = [format_constants(name, device, scale_format=scale_format)]
         streams = [torch.tensor(STREAM, device=device)] if stochastic else []
-        granularity = options | ({"scale_format": scale_format} if scale_format != "float32" else {})
+        rule = scale_rule(scale_format, "rceil", granularity)
+        told = (constants[0], None, block_code(granularity, block), 1, rule, dtype, streams[0] if streams else None, 0)
+        options: Any = {"granularity": granularity, "block": block, "scale_format": scale_format, "dtype": dtype}
 
         def operand(x: Tensor) -> list[Tensor | None]:
-            values, scale = quantize_operands([x], constants, [], streams, dim=1, dtype=dtype, **granularity)[0]
+            values, scale = by(x, *told) if by else quantize_operands([x], constants, [], streams, dim=1, **options)[0]
             return [values.to(torch.float8_e4m3fn) if float8 else values, scale]
 
-        return Contestant(what, compile_apart(operand, dynamic=False), 1 if float8 else dtype.itemsize)
+        run = operand if by is by_kernels else compile_apart(operand, dynamic=False)
+        return Contestant(what, run, 1 if float8 else dtype.itemsize)
 
     return [
         Contestant(COPY, Tensor.clone, dtype.itemsize),
@@ -63,10 +83,17 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
         ours("E4M3", "E4M3, a scale per tensor"),
         ours("E4M3", "E4M3, a scale per tensor, to float8", float8=True),
         ours("E3M4", "E3M4, a scale per tensor"),
-        ours("E4M3", "E4M3, a scale per row", granularity="row"),
-        ours("E4M3", "E4M3, blocks of 32 (MXFP8)", "E8M0", granularity="block", block=32),
-        ours("E2M1", "E2M1, two-level blocks of 16 (NVFP4)", "E4M3", granularity="block", block=16),
-        ours("E4M3", "E4M3, a scale per tensor, stochastic", stochastic=True),
+        ours("E4M3", "E4M3, a scale per tensor, by kernels", by=by_kernels),
+        *(
+            ours(name, what + said, scale, by=by, **options)
+            for name, what, scale, options in (
+                ("E4M3", "E4M3, a scale per row", "float32", {"granularity": "row"}),
+                ("E4M3", "E4M3, blocks of 32 (MXFP8)", "E8M0", {"granularity": "block"}),
+                ("E2M1", "E2M1, two-level blocks of 16 (NVFP4)", "E4M3", {"granularity": "block", "block": 16}),
+                ("E4M3", "E4M3, a scale per tensor, stochastic", "float32", {"stochastic": True}),
+            )
+            for by, said in ((None, ""), (quantize_by_tensors, ", by tensor operations"))
+        ),
     ]
 
 

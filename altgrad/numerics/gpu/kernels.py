@@ -99,7 +99,7 @@ def by_chance(x, grid, random):
     magnitude = tl.minimum(number(bits(x) & 0x7FFFFFFF), top, NAN_STAYS)
     spacing = spacing_at(magnitude, grid)
     steps = over_power_of_two(magnitude, spacing)
-    below = tl.floor(steps)
+    below = steps.to(tl.int32).to(tl.float32)  # Triton's floor is the library's, which flushes subnormals
     rounded = (below + (random < steps - below).to(tl.float32)) * spacing
     rounded = tl.minimum(rounded, top)
     found = number(bits(rounded) | (bits(x) & SIGN)) + tl.load(grid + ZERO)
