@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from importlib.util import find_spec
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,7 +14,11 @@ from torch import Tensor
 from altgrad.formats import get_format
 from altgrad.numerics import format_constants, quantize, quantize_operands, random
 from altgrad.numerics.check.prove import check_decision_points, check_order, rounder
+from altgrad.numerics.constants import FOUR_OVER_SIX, TWO_LEVEL
+from altgrad.numerics.cpu.operators import has_loops, quantize_groups_by_loops
+from altgrad.numerics.gpu import launch
 from altgrad.numerics.operand import decode_operand, encode_operand
+from altgrad.numerics.operand_definition import ONE_SCALE, ROWS, quantize_by_tensors
 from altgrad.numerics.rounding import ROUNDING_MODES
 from tests.numerics.test_operand import same
 
@@ -60,6 +67,32 @@ def test_operands_have_the_bits_of_the_cpu(device, formats, scaling, streams, co
         assert len(found) == len(expected), name
         for a, b in zip(found, expected, strict=True):
             assert same(a.cpu(), b), f"{name}, dim {dim}: {(a.cpu() != b).sum()} of {b.numel()}"
+
+
+@pytest.mark.parametrize("block", [ONE_SCALE, ROWS, 16, 5, -16, -128])
+def test_kernels_have_the_bits_of_tensor_operations_on_the_cpu(device, block):
+    """Of odd sizes and unusual elements, with every way to a scale; a CPU rehearses it with its loops."""
+    if device.type == "cuda" and find_spec("triton") is None:
+        pytest.skip("needs Triton")
+    memory = wide()
+    memory[::7, ::5], memory[1::9, ::4], memory[2, 3] = 1e-40, -0.0, torch.inf
+    rules = [0, 3, 4, *([] if block in (ONE_SCALE, ROWS) else [TWO_LEVEL, FOUR_OVER_SIX])]
+    for i, (rule, dim) in enumerate(product(rules, (0, 1))):
+        for name, dtypes, stream in (
+            ("E4M3", (torch.bfloat16, torch.bfloat16), None), ("E7M0", (torch.float32, torch.float32), None),
+            ("E2M1", (torch.float32, torch.bfloat16), torch.tensor([3, 4, 5])),
+        ):  # fmt: skip
+            constants = format_constants(name, scale_format="E4M3" if rule >= TWO_LEVEL else "float32")
+            known = torch.tensor(3.0) if i % 2 and block != ROWS else None
+            part = slice(None) if i % 3 else slice(1, 158)
+            x, there = (t.to(dtypes[0])[:, part] for t in (memory, memory.to(device)))
+            given = [None if t is None else t.to(device) for t in (constants, known, stream)]
+            assert has_loops(there) if device.type == "cpu" else launch.takes_kernels(there, dtypes[1], block)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", UserWarning)  # a kernel that cannot be made says why
+                found = quantize_groups_by_loops(there, *given[:2], block, dim, rule, dtypes[1], given[2], 11, False)
+            expected = quantize_by_tensors(x, constants, known, block, dim, rule, dtypes[1], stream, 11)
+            assert all(same(a.cpu(), b) for a, b in zip(found, expected, strict=True)), (name, rule, dim)
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
@@ -112,7 +145,7 @@ def test_random_numbers_are_a_function_of_their_place_alone(device):
     assert torch.equal(torch.compile(draw)(stream.to(device)).cpu(), expected)
 
 
-@pytest.mark.parametrize("path", ["eager", "compiled"])
+@pytest.mark.parametrize("path", ["eager", "compiled", "kernels"])
 def test_rounding_is_right_around_every_decision(device, formats, path):
     """The proof, of which ``python -m altgrad.numerics.check.prove --device cuda`` does the whole."""
     around_one = range(0x3F7F0000, 0x3F810000)

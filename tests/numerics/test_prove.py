@@ -125,12 +125,13 @@ def test_a_mismatch_is_an_error_exit(tmp_path, monkeypatch, capsys):
     assert json.loads(output.read_text())["results"][0]["examples"]
 
 
-@pytest.mark.parametrize("more", [[], ["--paths", "kernels"]], ids=["without a GPU", "the CPU's loops"])
+@pytest.mark.parametrize("more", [[], ["--paths", "kernels"]], ids=["without a GPU", "without Triton"])
 def test_what_a_gpu_does_not_have_is_refused(capsys, monkeypatch, more):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(more))
+    monkeypatch.setattr(prove.launch, "available", lambda: False)
     with pytest.raises(SystemExit):
         prove.main(["--device", "cuda", *more])
-    assert ("are the CPU's loops" if more else "sees no CUDA device") in capsys.readouterr().err
+    assert ("needs Triton" if more else "sees no CUDA device") in capsys.readouterr().err
 
 
 def test_unknown_formats_are_refused(capsys):

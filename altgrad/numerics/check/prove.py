@@ -11,8 +11,8 @@ checked for a format and mode:
 2. Over all 2^32 bit patterns, in order of magnitude: the result's magnitude never decreases, its sign
    is the input's (+0 for a format without -0), and NaN gives NaN and nothing else does so in range.
 
-Both are done for the eager and the compiled path, and for the CPU's own loops (`kernels`), which round to
-nearest even and saturate; with ``--device cuda``, for the first two on a GPU. The result is written as JSON.
+Both are done for the eager and the compiled path, and for the loops of a CPU or the kernels of a GPU (`kernels`), which
+round to nearest even and saturate; with ``--device cuda``, on a GPU. The result is written as JSON.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from altgrad.numerics.check.records import environment, write_record
 from altgrad.numerics.check.reference import grid, round_scalar
 from altgrad.numerics.constants import TARGET, format_constants
 from altgrad.numerics.cpu import kernels
+from altgrad.numerics.gpu import launch
 from altgrad.numerics.operand import quantize_operand
 from altgrad.numerics.quantization import quantize, require_holds
 from altgrad.numerics.rounding import OVERFLOW_POLICIES, ROUNDING_MODES, round_to_grid
@@ -74,7 +75,7 @@ def rounder(fmt: Format, mode: str, overflow: str, path: str, device: torch.devi
     if path == "eager":
         return lambda x: quantize(x, fmt, rounding=mode, overflow=overflow)
     if path == "kernels":
-        packed = format_constants(fmt)
+        packed = format_constants(fmt, device)
         one = packed[TARGET].clone()  # an amax of the scaling target: scale 1
         return lambda x: quantize_operand(x[None], packed, one, dtype=torch.float32).values[0]
     torch._dynamo.reset()
@@ -210,11 +211,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     on_gpu = options.device == "cuda"
     if on_gpu and not torch.cuda.is_available():
         parser.error("--device cuda: this torch sees no CUDA device; leave it out to prove the CPU's paths")
-    paths = options.paths or [path for path in PATHS if not (on_gpu and path == "kernels")]
-    if on_gpu and "kernels" in paths:
-        parser.error("--paths kernels are the CPU's loops; leave it out with --device cuda")
-    if "kernels" in paths and not kernels.available():
-        parser.error("--paths kernels needs a C++ compiler; leave it out to prove the others")
+    paths = options.paths or PATHS
+    if "kernels" in paths and not (launch if on_gpu else kernels).available():
+        what = "Triton" if on_gpu else "a C++ compiler"
+        parser.error(f"--paths kernels needs {what}; name the others to prove those")
 
     cases = [
         (get_format(fmt), mode, overflow, path)
