@@ -117,7 +117,10 @@ def by_kernels(
 @interpreted
 @pytest.mark.parametrize("name", [*FORMATS, "binary8p1f"])
 def test_every_boundary_is_rounded_as_defined(name):
-    """Of every format, in both dtypes, and by chance; with NaN, infinities, zeros of both signs and subnormals."""
+    """Of every format, in both dtypes, and by chance; with NaN, infinities, zeros of both signs and subnormals.
+
+    And as the amax of a column, where rules of scales have boundaries.
+    """
     constants = format_constants(name)
     rare = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-45, -1e-39, 3e38])
     x = torch.cat([around_boundaries(name)[0], rare])[None]
@@ -127,6 +130,9 @@ def test_every_boundary_is_rounded_as_defined(name):
     ):  # fmt: skip
         arguments = (source, constants, one, ONE_SCALE, 1, 0, dtype, stream, 64)
         assert all(map(same, by_kernels(*arguments), quantize_by_tensors(*arguments))), (dtype, stream)
+    for rule in ("rceil", "even"):
+        arguments = (x, constants, None, ROWS, 0, SCALE_RULES.index(rule), torch.float32, None, 0)
+        assert all(map(same, by_kernels(*arguments), quantize_by_tensors(*arguments))), rule
 
 
 @interpreted
