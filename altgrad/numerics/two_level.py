@@ -13,6 +13,10 @@ NVFP4", arXiv:2509.25149). Published kernels differ in the order of these operat
 ``s / d_b`` and its product with x are rounded to float32 once each. The quotients are taken in float64: it has so many
 more digits that none of them is rounded twice, and every compiler and device gets the same bits.
 
+torchao 0.18 (`nvfp4_quantize`) multiplies by ``(1 / s) / d_b``, which may be a float32's last place off, so that values
+within that of a tie come out otherwise; and its d_b are 2^-6 and more, the smallest normal E4M3, which the paper does
+not ask for: blocks whose amax is below 2^-6 / 448 of the tensor's lose what a subnormal scale keeps.
+
 - A scale that would round to zero is the smallest positive one, since zero would lose the whole block: so every element
   comes out at least as near. A block of zeros has that scale too.
 - Of a tensor with an Inf or a NaN s is 1, as every scale with such an amax, and d_b is m in the blocks with one.

@@ -24,12 +24,12 @@ void rotate(const T* x, int64_t rows, int64_t columns, const float* signs, int64
       const int64_t top = at / stripes * size, left = at % stripes * stripe, n = std::min(stripe, columns - left);
       for (int64_t i = 0; i < size; ++i) {
         float* row = block.data() + i * stripe;
+        const float sign = signs[i];
         if (top + i >= rows) {
-          std::fill_n(row, n, 0.0f);
+          std::fill_n(row, n, 0.0f * sign);
           continue;
         }
         const T* line = x + (top + i) * columns + left;
-        const float sign = signs[i];
         EACH_ALONE
         for (int64_t j = 0; j < n; ++j) row[j] = load(line[j]) * sign;
       }
