@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh machine with Python 3.11+ and a C++ compiler:
 #   make repro   the environment, the whole pipeline, and where the report is
 #   make test    the tests, with what they need besides: oracles, trackers, Ray, a browser's driver
+#   make test-long   those of fifteen seconds and more each, which .ci/run runs too; make test-slow: those of minutes
 #   make test-avx2   the tests of what is computed, as on a processor with AVX2 and neither AVX-512 nor bf16; TESTS=tests for all
 #   make lint    ruff's rules over all files, and mypy over the package and the stages
 #   make env     what `make repro` needs; make env-test: what the tests need too
@@ -27,10 +28,11 @@ VARY ?=
 TESTS ?= tests/numerics tests/model tests/optim
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PYTEST := python -m pytest -n auto --dist loadscope --no-loadscope-reorder
 TESTS_STAMP := $(VENV)/.installed-tests
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help repro estimate watch study simulate injected stability faults gpu bench test test-avx2 test-slow env env-test lint clean
+.PHONY: help repro estimate watch study simulate injected stability faults gpu bench test test-long test-avx2 test-slow env env-test lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -88,17 +90,20 @@ bench: env
 	python -m altgrad.benchmark $(BENCH)
 
 test: env-test
-	python -m pytest -n auto --dist loadscope --no-loadscope-reorder -m "not slow"
+	$(PYTEST) -m "not slow and not long"
+
+test-long: env-test
+	$(PYTEST) -m long
 
 # The vectors of torch's kernels and graphs, of its two libraries (gelu is oneDNN's), the instructions of all that is
 # compiled, and the dtype of products.
 AVX2 = ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
 	TORCHINDUCTOR_CPP_MARCH=x86-64-v3 ALTGRAD_CPU_BF16=off
 test-avx2: env-test
-	$(AVX2) python -m pytest -n auto --dist loadscope --no-loadscope-reorder -m "not slow" $(TESTS)
+	$(AVX2) $(PYTEST) -m "not slow and not long" $(TESTS)
 
 test-slow: env-test
-	python -m pytest -n auto --dist loadscope --no-loadscope-reorder -m slow
+	$(PYTEST) -m slow
 
 lint: env-test
 	ruff check .

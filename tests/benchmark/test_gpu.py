@@ -67,7 +67,10 @@ def record(**changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "compiled", [pytest.param(False, marks=pytest.mark.long), pytest.param(True, marks=pytest.mark.slow)],
+    ids=["eager", "compiled"],
+)  # fmt: skip
 def test_the_list_is_rehearsed_and_one_that_was_killed_goes_on_where_it_was(tmp_path, compiled):
     """In miniature and in processes of its own, as `make gpu` runs it; a minute longer where it compiles first."""
     output = tmp_path / "gpu.json"

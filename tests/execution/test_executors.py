@@ -183,6 +183,7 @@ run_stage(lambda _: run_cells(Recording()))
 """
 
 
+@pytest.mark.long
 def test_an_executor_written_as_the_readme_says_trains_cells_that_dvc_then_has(planned, project: Project, tmp_path):
     other = Project.at(shutil.copytree(planned, tmp_path / "other", symlinks=True))
     (other.folder / "example.py").write_text(example() + WITH_THE_EXAMPLE)

@@ -317,11 +317,11 @@ CASES: dict[str, Callable[[bool], Made]] = {
     **{case.__name__: case for case in (
         kept_unsharded, in_one_group, mixed, autocast, accumulated, checkpointed, clipped_norm,
         transposed, uneven, of_an_embedding, made_on_meta, replicated, alone, evaluated, not_a_number,
-        compiled_layers, compiled_whole,
     )},
     "reduced in bfloat16": partial(mixed, reduced=torch.bfloat16),
     **{f"arm {name}": partial(of_arm, name) for name in ARMS},
 }  # fmt: skip
+COMPILED = {case.__name__: case for case in (compiled_layers, compiled_whole)}  # of four, since it takes its time
 
 
 def main(folder: Path, rank: int, count: int) -> None:
@@ -329,7 +329,8 @@ def main(folder: Path, rank: int, count: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / f'meeting{count}'}", rank=rank, world_size=count)
     found: dict[str, Any] = {}
-    for name, case in {**CASES, "resumed": partial(resumed, folder)}.items():
+    cases = {**CASES, **(COMPILED if count == 4 else {}), "resumed": partial(resumed, folder)}
+    for name, case in cases.items():
         found[name] = [case(codes) for codes in (False, True)]
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     for name, options in {"float32": {}, "bfloat16": {"mp_policy": policy}}.items():

@@ -15,6 +15,7 @@ import torch
 from tests.model import fully_sharded, stacks
 
 Found = dict[int, dict[str, Any]]
+COUNTS = [2, pytest.param(4, marks=pytest.mark.long)]
 
 
 @pytest.fixture(autouse=True)
@@ -26,11 +27,11 @@ def products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    return fully_sharded.run(tmp_path_factory.mktemp("processes"))
+    return fully_sharded.Processes(tmp_path_factory.mktemp("processes"))
 
 
 @pytest.mark.parametrize("recipe", fully_sharded.RECIPES)
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", COUNTS)
 def test_sharded_layers_train_as_one_process_with_the_whole_batch(found: Found, count: int, recipe: str) -> None:
     one, several = fully_sharded.trained(fully_sharded.model_of(recipe)), found[count]["trained"][recipe]
     assert several["losses"] == pytest.approx(one["losses"], rel=2e-6)
@@ -43,7 +44,7 @@ def test_sharded_layers_train_as_one_process_with_the_whole_batch(found: Found, 
 
 
 @pytest.mark.parametrize("name", fully_sharded.STEPPED)
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", COUNTS)
 def test_every_arm_steps_its_parts_as_one_process_to_the_bit(found: Found, count: int, name: str) -> None:
     one = fully_sharded.stepped(fully_sharded.model_of("tensor"), fully_sharded.arm_of(name))["weights"]
     for weight, expected in one.items():
@@ -58,7 +59,7 @@ def test_an_optimizer_goes_on_with_shards_that_are_put_in_its_parameters_places(
 
 
 @pytest.mark.parametrize("recipe", fully_sharded.RECIPES)
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", COUNTS)
 def test_what_two_processes_saved_goes_on_in_as_many_as_there_are(found: Found, count: int, recipe: str) -> None:
     arm = fully_sharded.arm_of(fully_sharded.RESUMED)
     expected = fully_sharded.stepped(fully_sharded.model_of(recipe), arm)["weights"]
@@ -66,6 +67,7 @@ def test_what_two_processes_saved_goes_on_in_as_many_as_there_are(found: Found, 
         assert torch.equal(t, expected[weight]), weight
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", stacks.OF_PROCESSES.values())
 def test_the_page_of_stacks_says_so(found: Found, what: str) -> None:
     cells = [stacks.cell_of_processes(found, what, recipe) for recipe in stacks.RECIPES]
@@ -73,7 +75,7 @@ def test_the_page_of_stacks_says_so(found: Found, what: str) -> None:
     assert f"| {said} | {' | '.join(cells)} |" in stacks.PAGE.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", COUNTS)
 def test_a_gradient_that_is_not_finite_in_one_process_stops_the_step_of_all(found: Found, count: int) -> None:
     assert found[count]["skipped"] == (1, True)
 

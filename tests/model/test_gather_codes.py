@@ -23,11 +23,14 @@ Found = dict[int, dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    return fully_sharded.run(tmp_path_factory.mktemp("processes"), gathering.__name__)
+    return fully_sharded.Processes(tmp_path_factory.mktemp("processes"), gathering.__name__)
 
 
-@pytest.mark.parametrize("case", [*gathering.CASES, "resumed"])
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize(
+    ("count", "case"),
+    [*((2, case) for case in (*gathering.CASES, "resumed")),
+     *(pytest.param(4, case, marks=pytest.mark.long) for case in (*gathering.CASES, *gathering.COMPILED, "resumed"))],
+)  # fmt: skip
 def test_codes_train_what_the_weights_themselves_do_to_the_bit(found: Found, count: int, case: str) -> None:
     whole, codes = found[count][case]
     assert len(whole) == len(codes) > 0
@@ -36,7 +39,7 @@ def test_codes_train_what_the_weights_themselves_do_to_the_bit(found: Found, cou
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_a_byte_per_weight_and_four_per_scale_are_sent(found: Found, count: int, dtype: torch.dtype) -> None:
     whole, codes = found[count][f"carried {str(dtype).removeprefix('torch.')}"]
     weights, layers, gathers = 64 * 64, 3, 2  # before the forward product and before the backward one
@@ -50,6 +53,7 @@ def test_a_byte_per_weight_and_four_per_scale_are_sent(found: Found, count: int,
     assert codes["masters"] == {"torch.float32"}
 
 
+@pytest.mark.long
 def test_ways_to_shard_that_codes_do_not_go_with_are_refused_in_a_sentence(found: Found) -> None:
     said = found[4]["refused"]
     assert "call fully_shard without shard_placement_fn, or quantize_model without" in said["placement"]

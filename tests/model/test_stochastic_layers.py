@@ -94,7 +94,9 @@ def test_gradients_are_right_on_average() -> None:
     assert ((gradients(model_of(recipe()), x)[1] - exact).abs() > far).double().mean() > 0.5
 
 
-@pytest.mark.parametrize("found", [recipe(*ROLES), ms_eden()], ids=["stochastic", "MS-EDEN"])
+@pytest.mark.parametrize(
+    "found", [recipe(*ROLES), pytest.param(ms_eden(), marks=pytest.mark.long)], ids=["stochastic", "MS-EDEN"]
+)
 def test_a_compiled_graph_draws_what_eager_mode_does(found: Recipe) -> None:
     """In the backward pass too, and where that comes after other forward passes."""
     x, eager, layer = x_of().requires_grad_(), model_of(found)[0], model_of(found)[0]

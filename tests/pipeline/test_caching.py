@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.pipeline.conftest import CELLS, Project, stages_of
 
 
@@ -22,6 +24,7 @@ def test_an_edited_comment_runs_nothing(project: Project):
     assert project.repro() == set()
 
 
+@pytest.mark.long
 def test_an_edited_text_of_ones_own_is_tokenized_again(project: Project):
     before = (project.folder / "data/corpus/mine.txt").read_text()
     project.append("data/corpus/mine.txt", "\n\nA last word.\n")
@@ -36,6 +39,7 @@ def test_a_preset_that_is_not_picked_trains_nothing(project: Project):
     assert project.repro("diagnose") <= {"grid"}
 
 
+@pytest.mark.long
 def test_an_override_and_an_added_format_run_their_cells_alone_and_their_undoing_only_the_report(project: Project):
     added = "E3M4-adamw-0-1"
     project.set("overrides", {"E4M3": {"train": {"clip": 0.5}}})

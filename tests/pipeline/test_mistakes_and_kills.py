@@ -80,6 +80,7 @@ def test_killed_while_training_it_resumes_and_ends_with_the_same_bits(planned: P
     assert {p.name: p.read_bytes() for p in (project.folder / RUN).iterdir() if p.name != "timing.json"} == expected
 
 
+@pytest.mark.long
 def test_without_git_the_pipeline_still_runs(planned: Path, tmp_path):
     folder = shutil.copytree(planned, tmp_path / "archive", symlinks=True, ignore=shutil.ignore_patterns(".git"))
     project = Project.at(folder)
