@@ -7,6 +7,8 @@ tensor's amax to the format's own target, so that the binades of a tensor's weig
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from altgrad.formats import Format
 from altgrad.numerics.constants import MAX, TARGET, format_constants
 
 
+@cache
 def refined_format(fmt: Format, refinement: int) -> Format:
     """Return a format that has every value of the refined quantization grid, for its codes; ``fmt`` itself for 1.
 
