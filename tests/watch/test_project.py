@@ -178,8 +178,8 @@ def test_a_change_of_recipe_is_seen_while_a_cell_trains_after_it_resumed_and_whe
     for project in (early, late):
         project.look()
         assert project.cells[key].recipes == [(0, "E4M3"), (30, "bf16")]
-        assert _cell(project.cells[key])["changes"] == [(30, "bf16")]
-        assert "changes" not in _cell(project.cells[game.keys[0]])
+        assert _cell(project.cells[key], "val_loss")["changes"] == [(30, "bf16")]
+        assert "changes" not in _cell(project.cells[game.keys[0]], "val_loss")
 
 
 def test_without_a_grid_one_sentence_says_so(tmp_path):
