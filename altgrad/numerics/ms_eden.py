@@ -12,7 +12,12 @@ nearest in two-level blocks whose largest magnitude may saturate:
 A product takes q d_b' and is divided by s. The factor c lengthens q so that its projection on z is z (EDEN, Vargaftik
 et al. 2022, arXiv:2108.08842); what is left of the error is orthogonal to z, and so zero on average over rotations that
 point anywhere, which signs and Hadamard matrix come close to. m leaves room for c. Elements rounded to nearest err less
-than by chance: the mean square is about half.
+than by chance.
+
+Measured on normal numbers, 2,000 draws: in E2M1 the mean square error is 0.0098 of the square, 0.52 of that of
+stochastic rounding, and no bias is seen; in E3M0 and E2M3 it is 0.50 and 0.94, and the bias's square 0.03 % and 0.01 %
+of it. (Stochastic rounding in two-level scales is biased too where d_b is rounded down and the largest saturates: its
+bias's square is 0.06 % of its error in E2M1 and 1 % in E2M3.)
 
 The authors' kernels differ where a scale would be zero: there it is 1, here the smallest, as in `two_level`. Sums are
 of float32 in one order, as trees, and quotients are taken in float64.

@@ -72,11 +72,11 @@ def test_signs_are_drawn_anew_for_each_product_and_step():
     assert abs(signs.mean().item()) < 4 / signs.numel() ** 0.5
 
 
-@pytest.mark.parametrize("fmt", ["E2M1", "E2M3"])
-def test_it_is_unbiased_and_has_half_the_error_of_stochastic_rounding(fmt):
-    """Of 256 draws the mean is as near as that of independent errors without bias, within 30 %; rounding to nearest,
-    whose error does not average out, is further off in E2M1. SR's mean square error is nearly twice as large there. In
-    E2M3 the chance in the scales, of 3 mantissa bits too, is most of what is left, and 6 % are won."""
+@pytest.mark.parametrize(("fmt", "of_stochastic"), [("E2M1", 0.55), ("E3M0", 0.55), ("E2M3", 1.0)])
+def test_its_bias_is_small_and_its_error_below_that_of_stochastic_rounding(fmt, of_stochastic):
+    """The bias's square is below 0.1 % of the mean square error: of 256 draws the mean is no further off than errors
+    without bias allow, and a tenth for chance. The error is half of SR's where the elements' error outweighs the
+    scales', which Quartet II claims for E2M1; in E2M3 it does not, and the two differ by 6 %."""
     draws, x = 256, spread((128, 24), seed=4, binades=1.0)
     matrix, total, squares = torch.from_numpy(hadamard(128)).float(), torch.zeros(2, 128, 24), torch.zeros(3)
     options = {"granularity": "block", "block": 16, "dim": 0, "scale_format": "E4M3", "dtype": torch.float32}
@@ -92,9 +92,8 @@ def test_it_is_unbiased_and_has_half_the_error_of_stochastic_rounding(fmt):
         total += torch.stack(errors[:2])
         squares += torch.stack([error.square().sum() for error in errors])
     ours, nearest = (t.square().sum() / square for t, square in zip(total, squares[:2], strict=True))
-    assert 0.7 < ours < 1.3
-    assert nearest > (1.3 if fmt == "E2M1" else 0)
-    assert squares[0] < (0.6 if fmt == "E2M1" else 1) * squares[2]
+    assert 0.8 < ours < 1 + draws * 0.001 + 0.1 < nearest
+    assert squares[0] < of_stochastic * squares[2]
 
 
 def test_the_mean_of_products_is_the_product():
