@@ -4,26 +4,25 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "grid.h"
 
 namespace altgrad {
 
 // Of each `size` neighbouring rows, in stripes of columns that stay in the first cache; zeros stand in for rows that are
-// not there.
-template <class T>
-void rotate(const T* x, int64_t rows, int64_t columns, const float* signs, int64_t size, float* y) {
+// not there. L: int64_t, or a size that the compiler knows.
+template <class T, class L>
+void rotate(const T* x, int64_t rows, int64_t columns, const float* signs, const L size, float* y) {
   constexpr int64_t kRoom = 1 << 11;
-  const int64_t strips = (rows + size - 1) / size, stripe = std::max<int64_t>(1, kRoom / size);
-  const int64_t stripes = (columns + stripe - 1) / stripe;
+  const int64_t strips = (rows + size - 1) / size, stripes = (columns + kRoom / size - 1) / (kRoom / size);
   const float factor = std::ldexp(1.0f, -(std::ilogb(static_cast<float>(size)) / 2));
-  over(strips * stripes, size * stripe, [&](int64_t begin, int64_t end) {
-    std::vector<float> block(size * stripe);
+  over(strips * stripes, kRoom, [&](int64_t begin, int64_t end) {
+    const int64_t stripe = kRoom / size;
+    float block[kRoom];
     for (int64_t at = begin; at < end; ++at) {
       const int64_t top = at / stripes * size, left = at % stripes * stripe, n = std::min(stripe, columns - left);
       for (int64_t i = 0; i < size; ++i) {
-        float* row = block.data() + i * stripe;
+        float* row = block + i * stripe;
         const float sign = signs[i];
         if (top + i >= rows) {
           std::fill_n(row, n, 0.0f * sign);
@@ -36,7 +35,7 @@ void rotate(const T* x, int64_t rows, int64_t columns, const float* signs, int64
       for (int64_t step = 1; step < size; step *= 2) {
         for (int64_t i = 0; i < size; ++i) {
           if ((i & step) != 0) continue;
-          float *low = block.data() + i * stripe, *high = low + step * stripe;
+          float *low = block + i * stripe, *high = low + step * stripe;
           EACH_ALONE
           for (int64_t j = 0; j < n; ++j) {
             const float a = low[j], b = high[j];
@@ -45,7 +44,7 @@ void rotate(const T* x, int64_t rows, int64_t columns, const float* signs, int64
         }
       }
       for (int64_t i = 0; i < size; ++i) {
-        const float* row = block.data() + i * stripe;
+        const float* row = block + i * stripe;
         float* line = y + (top + i) * columns + left;
         EACH_ALONE
         for (int64_t j = 0; j < n; ++j) line[j] = row[j] * factor;

@@ -214,7 +214,10 @@ Tensor rotate_rows(Tensor x, Tensor signs) {
   const int64_t rows = x.size(0), columns = x.size(1), size = signs.numel();
   Tensor y = torch::stable::new_empty(x, {(rows + size - 1) / size * size, columns}, ScalarType::Float);
   with_input(x, [&](const auto* from) {
-    rotate(from, rows, columns, signs.const_data_ptr<float>(), size, static_cast<float*>(y.mutable_data_ptr()));
+    auto run = [&](const auto known) {
+      rotate(from, rows, columns, signs.const_data_ptr<float>(), known, static_cast<float*>(y.mutable_data_ptr()));
+    };
+    size == Groups::kUsual ? run(Groups::Usual{}) : run(size);
   });
   return y;
 }
