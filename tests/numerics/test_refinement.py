@@ -79,7 +79,7 @@ def test_codes_hold_every_value_of_the_refined_quantization_grid(fmt):
 
 def test_one_step_per_rung_is_the_format():
     fmt = get_format("E4M3")
-    assert refined_format(fmt, 1) is fmt and torch.equal(refined_constants(fmt, 1), format_constants(fmt))
+    assert refined_format(fmt, 1) == fmt and torch.equal(refined_constants(fmt, 1), format_constants(fmt))
 
 
 @pytest.mark.parametrize(("fmt", "refinement", "words"), [("E4M3", 3, "a power of two"), ("FP16", 256, "24 bits")])
