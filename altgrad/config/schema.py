@@ -288,6 +288,10 @@ class Params(Section):
     tokenizer: Tokenizer = Field(Tokenizer(), description="how text becomes tokens")
     model: str = Field(description="the model to train, by name from models")
     models: dict[str, Preset] = Field(description="models to choose from")
+    start: str | None = Field(
+        None, min_length=1, description="folder of weights to begin with, a run's or in GPT-2's published layout; a "
+        "classifier has a new head"
+    )  # fmt: skip
     grid: Grid = Field(description="the cells")
     formats: Annotated[dict[Name, CustomFormat], BeforeValidator(_empty)] = Field({}, description="formats of your own")
     recipes: dict[Name, OneRecipe] = Field(description="which layer is quantized how")

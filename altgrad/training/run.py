@@ -149,7 +149,8 @@ def _metrics(trainer: Trainer, history: list[list[Any]], out: Path) -> dict[str,
     last = history[-1]
     val_loss = None if tracker.diverged else last[4]
     quantized = {layer.weight for layer in layers.values() if layer_recipe(layer)}
-    changes = {"switches": trainer.switches.made} if cell.schedule else {}
+    changes: dict[str, object] = {"switches": trainer.switches.made} if cell.schedule else {}
+    changes |= {"start": cell.model.start.sha256} if cell.model.start else {}
     return {
         "key": cell.key, "format": cell.format, "optimizer": cell.optimizer,
         "seed": cell.seed, "lr_scale": cell.lr_scale,
