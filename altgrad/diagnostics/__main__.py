@@ -69,7 +69,7 @@ def what_if(arguments: list[str]) -> None:
 
 
 def ptq(arguments: list[str]) -> None:
-    """Evaluate seeds of a trained cell in other formats, by the metric of its task, beside cells that were trained so."""
+    """Evaluate seeds of a trained cell in other formats, by its task's metric, beside cells that were trained so."""
     import pandas as pd
 
     from altgrad.diagnostics import ptq

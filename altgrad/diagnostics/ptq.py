@@ -63,7 +63,7 @@ def values(
 
 
 def trained(data: Path, cell: Cell, formats: Sequence[str], column: str = "val_loss") -> dict[str, float]:
-    """Return what ``column`` of `metrics.json` says of finished cells of ``formats`` beside ``cell``: same arm, seed, rate.
+    """Return what ``column`` of `metrics.json` says of cells of ``formats`` beside ``cell``: same arm, seed, rate.
 
     A format without a finished cell, or whose cell diverged, is left out.
     """
