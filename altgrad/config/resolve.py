@@ -94,6 +94,7 @@ class Resolver:
             "arm": params.optimizers[optimizer].model_dump(),
             "train": params.train.model_dump(),
             "monitor": params.monitor.model_dump(),
+            **({"lora": params.lora.model_dump()} if params.lora else {}),
             **({"task": params.classify.model_dump(include=set(Classifier.model_fields))} if params.classify else {}),
         }
         applied = [selector for selector in (entry, optimizer, key) if selector in self.overrides]

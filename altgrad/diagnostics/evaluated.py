@@ -18,6 +18,7 @@ from altgrad.diagnostics.saved import SavedRun
 from altgrad.model import GPT, quantize_model
 from altgrad.model.from_cell import config_of
 from altgrad.model.hardware import multiplies_bf16
+from altgrad.model.lora import add_adapters
 
 
 class Evaluated:
@@ -36,8 +37,7 @@ class Evaluated:
     def model(self, recipe: Recipe) -> GPT:
         """Return the cell's model under ``recipe``, with weights of its own."""
         model = GPT(self._config)
-        quantize_model(model, recipe)
-        return model
+        return add_adapters(quantize_model(model, recipe), self.cell.lora)
 
     def loss(self, weights: Mapping[str, Tensor], recipe: Recipe) -> float:
         """Return the loss of ``weights`` under ``recipe``, nats per token; one that is not finite as it is."""

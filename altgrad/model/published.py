@@ -34,7 +34,8 @@ INSIDE = {
 HEAD = "lm_head.weight"
 PREFIX = "transformer."
 MASKS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
-BESIDES = re.compile(r"head\.weight|.*\.quantizers\..*")  # in a run's file: a classifier's head, amax histories
+#: In a run's file: of a classifier, and the amax of scales.
+BESIDES = re.compile(r"head\.weight|label_weights|.*\.(quantizers\..*|held_amax)")
 
 
 def load_published(folder: str | Path) -> GPT:

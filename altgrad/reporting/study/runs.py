@@ -26,10 +26,11 @@ import pandas as pd
 
 from altgrad.config import UserError, did_you_mean
 from altgrad.config.files import write_text
+from altgrad.config.tasks import Found
 from altgrad.reporting.statistics import Difference, summarised
 
 TRAINED = "trained"
-MEASURED = ["micro_f1", "macro_f1"]  # of test documents, by a classifier; beside its loss
+MEASURED: list[Found] = ["micro_f1", "macro_f1"]  # of test documents, by a classifier; beside its loss
 COLUMNS = [
     "experiment", "format", "optimizer", "seed", "lr_scale", "val_loss", "status", "steps", "tokens", "parameters",
     "machine", "torch", "commit", "purpose",
@@ -37,8 +38,8 @@ COLUMNS = [
 AFTER = ["experiment", "format", "optimizer", "seed", "lr_scale", "measure", "value"]
 KEY = COLUMNS[:5]
 TYPES = {
-    "seed": int, "lr_scale": float, "val_loss": float, "value": float, "steps": "Int64", "tokens": "Int64", "parameters": "Int64",
-    "torch": str, "commit": str,
+    "seed": int, "lr_scale": float, "val_loss": float, "value": float, "steps": "Int64", "tokens": "Int64",
+    "parameters": "Int64", "torch": str, "commit": str,
 }  # fmt: skip
 SUM = re.compile(r"\s+([+-])\s+")
 TERM = re.compile(r"(?:(?P<weight>\d+(?:\.\d+)?)\*)?(?P<name>\w[\w.-]*)")

@@ -137,7 +137,7 @@ def _after(folder: Path, name: str, asked: dict[str, list[str]]) -> pd.DataFrame
     """Return what was measured after training: a classifier's metrics; weights set to zero, or in other formats."""
     ended = {path.parent.name: read_json(path) for path in sorted((folder / "data/runs").glob("*/metrics.json"))}
     cells = list(ended)
-    found = [
+    found: list[dict[str, Any] | None] = [
         dict(zip(AFTER, (name, *(metrics[key] for key in KEY[1:]), measure, round(value, 6)), strict=True))
         for metrics in ended.values() for measure in MEASURED
         if (value := metrics.get(ON_TEST[measure])) is not None
