@@ -47,7 +47,8 @@ def train_missing(question: Question, runs: Runs, study: Path, jobs: int | None)
         print(f"{question.name}: training {name}", flush=True)
         folder = _checkout(root, name)
         write_text(folder / "params.yaml", json.dumps(params_of(question, name, params)))  # JSON is YAML
-        shutil.copytree(root / KEPT, folder / KEPT, dirs_exist_ok=True)
+        if (root / KEPT).is_dir():
+            shutil.copytree(root / KEPT, folder / KEPT, dirs_exist_ok=True)
         own = of_experiment(question, name)
         for command in own.get("before", []):
             _run(command.split(), folder, name)
@@ -56,7 +57,7 @@ def train_missing(question: Question, runs: Runs, study: Path, jobs: int | None)
         runs.write(study / "results")
         if _keeps(question, name):
             (weights,) = (folder / "data/runs").glob(f"*/{WEIGHTS}")
-            (root / KEPT / name).mkdir(exist_ok=True)
+            (root / KEPT / name).mkdir(parents=True, exist_ok=True)
             shutil.copyfile(weights, root / KEPT / name / WEIGHTS)
         _git(root, "worktree", "remove", "--force", str(folder.resolve()))
     return runs
