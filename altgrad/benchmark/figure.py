@@ -6,10 +6,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from altgrad.benchmark.machines import sizes
+from altgrad.benchmark.record import BASELINE
+from altgrad.benchmark.tables import sizes
 from altgrad.reporting.figures.style import Look, looks, tiles
-
-BASELINE = "bf16"
 
 
 def step_times(bench: dict[str, Any]) -> Figure | None:
