@@ -16,7 +16,8 @@ from torch import nn
 
 from altgrad.benchmark.limits import synchronize
 from altgrad.benchmark.record import BASELINE
-from altgrad.config.recipe import BLOCK_FORMATS, Rule
+from altgrad.config.recipe import Rule
+from altgrad.config.tensor_recipe import BLOCK_FORMATS
 from altgrad.model import GPT, GPTConfig, LayerRecipe, Recipe, linear_layers, quantize_model
 from altgrad.optim import Arm, build_optimizer
 from altgrad.training.graphs import compile_model

@@ -97,7 +97,8 @@ def sentences(found: Case) -> list[str]:
     told = list(filter(None, [f"{found.key} {found.ended}.", found.rows]))
     left, held = "left its band", f"{plural(result.peers, 'healthy run')} {found.circle}"
     if not result.peers:
-        left, held = "was beyond its limit", f"the limits of the metrics, as fewer than {LEAST_PEERS} healthy runs are like it"
+        left = "was beyond its limit"
+        held = f"the limits of the metrics, as fewer than {LEAST_PEERS} healthy runs are like it"
     if first is None:
         until = " before the loss did" if result.loss_step is not None else ""
         told.append(f"Held against {held}, no tensor {left}{until}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from altgrad.config.recipe import SCALE_FORMATS
+from altgrad.config.tensor_recipe import SCALE_FORMATS
 from altgrad.formats import Format
 from altgrad.reporting import roles
 from altgrad.reporting.compare import Comparison
