@@ -7,7 +7,7 @@ products. For those, on other devices and without a C++ compiler there are the r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -73,14 +73,22 @@ torch.library.define(
     "Tensor stiff_numbers, Tensor order, Tensor(g!) m_scale, Tensor(h!) v_scale, Tensor m_coding, Tensor v_coding, "
     "int seed, int tensor, int step) -> ()",
 )
+torch.library.define(
+    "altgrad::arm_steps",
+    "(Tensor(a!)[] p, Tensor[] g, Tensor(b!)[] m, Tensor(c!)[] v, Tensor(d!)[] m_scale, Tensor(e!)[] v_scale, "
+    "Tensor settings, Tensor numbers, Tensor constants, Tensor nothing, Tensor m_coding, Tensor v_coding, "
+    "int seed, Tensor places, int step) -> ()",
+)
 
 
 @torch.library.register_fake("altgrad::arm_step")
+@torch.library.register_fake("altgrad::arm_steps")
 def _traced(*arguments: object) -> None:
     """It returns nothing."""
 
 
 arm_step = torch.ops.altgrad.arm_step.default
+arm_steps = torch.ops.altgrad.arm_steps.default
 
 
 def takes(p: Tensor) -> bool:
@@ -138,4 +146,19 @@ class Loops:
             *self._stiffness,
             *(state.get(name + SCALE, nothing) for name in (first, "exp_avg_sq")),
             *(self._codings.get(name, nothing) for name in (first, "exp_avg_sq")), *stream,
+        )  # fmt: skip
+
+    def step_each(
+        self, weights: Sequence[Tensor], gradients: Sequence[Tensor], states: Sequence[State], places: Sequence[int],
+        numbers: Tensor, seed: int, step: int,
+    ) -> None:  # fmt: skip
+        """Do what `step` does for each of several weights, without a grid, whose streams differ by their ``places``."""
+        nothing = self._nothing
+        first = "momentum_buffer" if "momentum_buffer" in states[0] else "exp_avg"
+        arm_steps(
+            weights, [g.contiguous() for g in gradients],
+            *([state.get(name, nothing) for state in states] for name in (
+                first, "exp_avg_sq", first + SCALE, "exp_avg_sq" + SCALE)),
+            self._settings, numbers, self._constants, nothing,
+            *(self._codings.get(name, nothing) for name in (first, "exp_avg_sq")), seed, torch.tensor(places), step,
         )  # fmt: skip

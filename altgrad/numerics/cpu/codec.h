@@ -101,10 +101,12 @@ class Codec {
   // Whether the loops of eights.h take these codes, of moments without a sign if `sign` is false.
   bool in_eights(bool sign) const {
     const bool plain = !mapped_ && !stochastic_ && sign_shift_ == 24 && shift_ < 23 && spacing_ >= 0x1p-40f;
-    return plain && (negative_zero_ || sign_code_ == 0 || !sign) && (sign_code_ != 0 || !sign) &&
-           block_ % Eights::kPack == 0;
+    const int32_t binades = (std::bit_cast<int32_t>(max_) - lowest_normal()) >> 23;  // above the first normal one
+    return plain && binades < 30 && (!sign || (negative_zero_ && sign_code_ != 0)) && block_ % Eights::kPack == 0;
   }
-  Eights eights() const { return {shift_, rebias_, lowest_normal()}; }
+  // Whether they take the block at this place too, whose scale times any `unit` is finite.
+  bool in_eights_at(int64_t place) const { return scale_of(place) <= 0x1p60f; }
+  Eights eights() const { return {shift_, lowest_normal()}; }
   int64_t block() const { return block_; }
   bool root() const { return root_; }
   float scale_of(int64_t place) const { return scale_at(place / block_); }
