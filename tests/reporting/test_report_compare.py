@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from altgrad.metrics import METRICS
 from altgrad.reporting.compare import compare
-from altgrad.reporting.flags import raised
+from altgrad.reporting.flags import named, raised
 
 
 def loss(project: Path, key: str) -> float:
@@ -75,10 +76,10 @@ def test_a_rate_that_lost_all_its_seeds_is_never_the_best(made) -> None:
 def test_flags_are_raised_beyond_a_limit_and_only_there(study, comparison) -> None:
     flags = raised(study, comparison)
     gap = row(comparison.results, format="E7M0")["val_gap"]
-    found = row(flags, what="validation loss above the baseline's (%)")
+    found = row(flags, what=named(METRICS["val_gap"]))
     assert gap > 10 and (found["format"], found["value"], found["limit"]) == ("E7M0", gap, 10.0)
     above = flags["value"] > flags["limit"]
-    assert (above | (flags["what"] == "gradient SNR (dB)")).all()
+    assert (above | (flags["what"] == named(METRICS["grad_snr_db"], "weight_grad"))).all()
     study.monitors.loc[study.monitors["metric"] == "kurtosis", "value"] += 100
     try:
         more = raised(study, comparison)
