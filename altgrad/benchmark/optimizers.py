@@ -13,12 +13,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from altgrad.benchmark import memory
 from altgrad.benchmark.limits import synchronize
 from altgrad.model import GPT, GPTConfig, Recipe, quantize_model
 from altgrad.optim import Arm, ArmOptimizer, build_optimizer
 from altgrad.training.grids import weight_grids
+from altgrad.training.held_bytes import bytes_per_parameter
 
 WARM = 3
 
@@ -26,7 +28,8 @@ WARM = 3
 def measure(
     config: GPTConfig, fmt: str, name: str, settings: dict[str, Any], rounds: int, device: torch.device
 ) -> dict[str, Any]:
-    """Return one arm's result: ``step_ms``, ``over_adamw`` with quartiles, ``state_mb`` and ``peak_mb``.
+    """Return one arm's result: ``step_ms``, ``over_adamw`` with quartiles, ``state_mb``, ``peak_mb``, and bytes of each
+    role as `bytes_per_parameter` names them.
 
     Args:
         config: the model's size.
@@ -36,7 +39,7 @@ def measure(
         rounds: timed steps of each of the two.
         device: where.
     """
-    plain, arm = _stepper(config, fmt, None, device), _stepper(config, fmt, settings, device)
+    (_, plain), (model, arm) = (_stepper(config, fmt, of, device) for of in (None, settings))
     for run in (plain, arm):
         for _ in range(WARM):
             _seconds(run, device)
@@ -56,22 +59,23 @@ def measure(
         "over_adamw": round(ratio, 3),
         "over_adamw_quartiles": [round(low, 3), round(high, 3)],
         "rounds": rounds,
+        **{role: round(count, 3) for role, count in bytes_per_parameter(model, arm).items()},
         **_memory(arm, device),
     }
 
 
 def _stepper(
     config: GPTConfig, fmt: str, settings: dict[str, Any] | None, device: torch.device
-) -> torch.optim.Optimizer:
-    """Return an optimizer whose weights have gradients; without ``settings`` torch's own."""
+) -> tuple[nn.Module, Any]:
+    """Return a model with gradients and its optimizer; without ``settings`` torch's own."""
     torch.manual_seed(0)
     model = quantize_model(GPT(config).to(device), Recipe.uniform(fmt))
     for p in model.parameters():
         p.grad = 1e-3 * torch.randn_like(p)
     if settings is None:
-        return torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     arm = Arm(**settings)
-    return build_optimizer(model, arm, weight_grids(model, on_grid=arm.weights == "quantized"), compiled=True)
+    return model, build_optimizer(model, arm, weight_grids(model, on_grid=arm.weights == "quantized"), compiled=True)
 
 
 def _seconds(optimizer: torch.optim.Optimizer, device: torch.device) -> float:

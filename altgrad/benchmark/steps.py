@@ -50,6 +50,7 @@ def contestants(device: torch.device) -> list[Contestant]:
         Contestant("E4M3, stochastic gradients", stochastic()),
         *[Contestant(f"{name}, all tensors", of_blocks(name)) for name in ("MXFP8", "MXFP4", "NVFP4")],
         Contestant("NVFP4 as published", nvfp4()),
+        Contestant("NVFP4, MS-EDEN", ms_eden()),
         Contestant("E4M3, codes kept", Recipe.uniform("E4M3", save="codes")),
         *[Contestant(f"E4M3, torchao {name}", torchao(name)) for name in TORCHAO],
     ]
@@ -79,6 +80,13 @@ def nvfp4() -> Recipe:
     """Return what params.yaml calls NVFP4, with all layers but the head in it."""
     grad = {**BLOCK_FORMATS["NVFP4"], "rounding": "stochastic"}
     return Recipe(rules=(Rule(layers="blocks.*", weight="NVFP4_16x16", input="NVFP4", grad=grad, hadamard=16),))
+
+
+def ms_eden() -> Recipe:
+    """Return what params.yaml calls QUARTET_II, with all layers but the head in it."""
+    forward = {**BLOCK_FORMATS["NVFP4"], "scale_rounding": "4/6"}
+    grad = {**BLOCK_FORMATS["NVFP4"], "rounding": "MS-EDEN"}
+    return Recipe(rules=(Rule(layers="blocks.*", weight=forward, input=forward, grad=grad),))
 
 
 def torchao(name: str) -> Recipe:

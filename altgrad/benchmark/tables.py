@@ -11,6 +11,10 @@ from altgrad.reporting.tables import words
 from altgrad.reporting.wording import NONE, number, significant, whole
 
 NOT_MEASURED = "not measured"
+BYTES = {
+    "masters": "masters", "weights": "weights", "gradients": "grads", "m": "m", "v": "v", "other": "other_state",
+    "all": "per_parameter",
+}  # fmt: skip
 
 Result = dict[str, Any]
 Cell = Callable[[Result], str]
@@ -137,13 +141,16 @@ def optimizers_table(bench: Result) -> Table:
         "A step of the optimizer alone, told the norm of the gradients as in training, on the "
         f"{significant(first['parameters'] / 1e6)} M parameters of `{first['model']}`, weights in {first['format']}, "
         "over torch's fused AdamW in the same round, median. "
-        "State: the optimizer's tensors; peak: with what a step takes besides, weights and gradients aside."
+        "State: the optimizer's tensors; peak: with what a step takes besides, weights and gradients aside. B: bytes "
+        "per parameter, of weights in full precision that products quantize anew (masters), other weights, gradients, "
+        "both moments with their scales, other state, and all of these."
     )
     return _table(
         bench["optimizers"], note, (words("arm"), _strong), (Column("over AdamW"), _number("over_adamw", 2)),
         (Column("quartiles"), _quartiles("over_adamw")), (Column("step"), lambda row: _ms(row["step_ms"])),
         (Column("state MB"), lambda row: whole(round(row["state_mb"]))),
         (Column("peak MB"), lambda row: NOT_MEASURED if row["peak_mb"] is None else whole(round(row["peak_mb"]))),
+        *((Column(f"{name}, B"), _bytes(f"bytes_{key}")) for name, key in BYTES.items()),
     )  # fmt: skip
 
 
@@ -173,6 +180,10 @@ def _whole(key: str) -> Cell:
 
 def _number(key: str, digits: int) -> Cell:
     return lambda row: number(row[key], digits)
+
+
+def _bytes(key: str) -> Cell:
+    return lambda row: number(row[key], 2) if key in row else NOT_MEASURED
 
 
 def _quartiles(key: str) -> Cell:

@@ -212,7 +212,7 @@ class ArmOptimizer(Resumable):
                 keep_part(part, t)
 
     def _step_coded(self, index: int, present: list[nn.Parameter]) -> list[nn.Parameter]:
-        """Step those of ``present``, of the group at ``index``, whose moments are codes, in the plain form, and return the others."""
+        """Step those of ``present``, of a group, whose moments are codes, in the plain form, and return the others."""
         group = self.param_groups[index]
         start = sum(len(other["params"]) for other in self.param_groups[:index])
         coded = [
@@ -250,6 +250,7 @@ class ArmOptimizer(Resumable):
                 local(p).copy_(w)
         for step, each in waiting.items():
             weights, gradients, states, places = zip(*each, strict=True)
+            assert self._coded_loops is not None  # they took each
             self._coded_loops.step_each(weights, gradients, states, places, numbers[step], self.seed, int(step))
         return [p for p in present if not self.codings.of(p)]
 

@@ -372,19 +372,19 @@ class Step {
 
 // --- the operator -------------------------------------------------------------------------------------------
 
-Codec codec_of(Tensor& codes, Tensor& scales, const Tensor& coding, int64_t n) {
-  if (coding.numel() == 0) return {};
-  return {coding.const_data_ptr<float>(), codes.mutable_data_ptr(), scales.mutable_data_ptr(), n};
-}
 float* floats_or_null(Tensor& t, const Tensor& coding) {
   return t.numel() == 0 || coding.numel() > 0 ? nullptr : static_cast<float*>(t.mutable_data_ptr());
 }
 float* data_or_null(Tensor& t) { return t.numel() == 0 ? nullptr : static_cast<float*>(t.mutable_data_ptr()); }
+Codec codec_of(Tensor& codes, Tensor& scales, Tensor& powers, const Tensor& coding) {
+  if (coding.numel() == 0) return {};
+  return {coding.const_data_ptr<float>(), codes.mutable_data_ptr(), scales.mutable_data_ptr(), data_or_null(powers)};
+}
 
 void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor reference_v, Tensor held,
               Tensor settings, Tensor numbers, Tensor constants, Tensor remembered, Tensor stiff_constants,
-              Tensor stiff_numbers, Tensor order, Tensor m_scale, Tensor v_scale, Tensor m_coding, Tensor v_coding,
-              int64_t seed, int64_t tensor, int64_t step) {
+              Tensor stiff_numbers, Tensor order, Tensor m_scale, Tensor v_scale, Tensor m_power, Tensor v_power,
+              Tensor m_coding, Tensor v_coding, int64_t seed, int64_t tensor, int64_t step) {
   const int64_t n = p.numel();
   if (n == 0) return;
   const Arm arm(settings);
@@ -396,8 +396,8 @@ void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor
                   data_or_null(reference_m),
                   data_or_null(reference_v),
                   g.const_data_ptr<float>(),
-                  codec_of(m, m_scale, m_coding, n),
-                  codec_of(v, v_scale, v_coding, n)};
+                  codec_of(m, m_scale, m_power, m_coding),
+                  codec_of(v, v_scale, v_power, v_coding)};
   std::unique_ptr<Stiffness> stiffness;
   if (arm.formula != formula::kNone) {
     const float known = remembered.numel() == 1 ? *remembered.const_data_ptr<float>() : 0.0f;
@@ -414,13 +414,13 @@ void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor
 
 // Steps of weights whose moments are codes, all in one format, by an arm that looks at no quantization grid.
 void arm_steps(std::vector<Tensor> p, std::vector<Tensor> g, std::vector<Tensor> m, std::vector<Tensor> v,
-               std::vector<Tensor> m_scale, std::vector<Tensor> v_scale, Tensor settings, Tensor numbers,
-               Tensor constants, Tensor nothing, Tensor m_coding, Tensor v_coding, int64_t seed, Tensor places,
-               int64_t step) {
+               std::vector<Tensor> m_scale, std::vector<Tensor> v_scale, std::vector<Tensor> m_power,
+               std::vector<Tensor> v_power, Tensor settings, Tensor numbers, Tensor constants, Tensor nothing,
+               Tensor m_coding, Tensor v_coding, int64_t seed, Tensor places, int64_t step) {
   const int64_t* tensor = places.const_data_ptr<int64_t>();
   for (size_t i = 0; i < p.size(); ++i) {
     arm_step(p[i], g[i], m[i], v[i], nothing, nothing, nothing, settings, numbers, constants, nothing, nothing, nothing,
-             nothing, m_scale[i], v_scale[i], m_coding, v_coding, seed, tensor[i], step);
+             nothing, m_scale[i], v_scale[i], m_power[i], v_power[i], m_coding, v_coding, seed, tensor[i], step);
   }
 }
 

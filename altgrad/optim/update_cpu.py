@@ -19,7 +19,7 @@ from altgrad.config.bases import BASES
 from altgrad.numerics import scale_rule
 from altgrad.numerics.cpu import definitions, kernels
 from altgrad.optim import state_cpu, update
-from altgrad.optim.coded import SCALE, Coding
+from altgrad.optim.coded import POWER, SCALE, Coding
 from altgrad.optim.stiffness import Stiffness
 from altgrad.optim.update import State
 from altgrad.optim.weight_grid import WeightGrid
@@ -70,14 +70,14 @@ torch.library.define(
     "altgrad::arm_step",
     "(Tensor(a!) p, Tensor g, Tensor(b!) m, Tensor(c!) v, Tensor(d!) reference_m, Tensor(e!) reference_v, "
     "Tensor(f!) held, Tensor settings, Tensor numbers, Tensor constants, Tensor remembered, Tensor stiff_constants, "
-    "Tensor stiff_numbers, Tensor order, Tensor(g!) m_scale, Tensor(h!) v_scale, Tensor m_coding, Tensor v_coding, "
-    "int seed, int tensor, int step) -> ()",
+    "Tensor stiff_numbers, Tensor order, Tensor(g!) m_scale, Tensor(h!) v_scale, Tensor(i!) m_power, "
+    "Tensor(j!) v_power, Tensor m_coding, Tensor v_coding, int seed, int tensor, int step) -> ()",
 )
 torch.library.define(
     "altgrad::arm_steps",
     "(Tensor(a!)[] p, Tensor[] g, Tensor(b!)[] m, Tensor(c!)[] v, Tensor(d!)[] m_scale, Tensor(e!)[] v_scale, "
-    "Tensor settings, Tensor numbers, Tensor constants, Tensor nothing, Tensor m_coding, Tensor v_coding, "
-    "int seed, Tensor places, int step) -> ()",
+    "Tensor(f!)[] m_power, Tensor(g!)[] v_power, Tensor settings, Tensor numbers, Tensor constants, Tensor nothing, "
+    "Tensor m_coding, Tensor v_coding, int seed, Tensor places, int step) -> ()",
 )
 
 
@@ -144,7 +144,7 @@ class Loops:
             state.get("reference_avg", nothing), state.get("reference_avg_sq", nothing), self._held,
             self._settings, numbers, self._constants, nothing if remembered is None else remembered,
             *self._stiffness,
-            *(state.get(name + SCALE, nothing) for name in (first, "exp_avg_sq")),
+            *(state.get(name + part, nothing) for part in (SCALE, POWER) for name in (first, "exp_avg_sq")),
             *(self._codings.get(name, nothing) for name in (first, "exp_avg_sq")), *stream,
         )  # fmt: skip
 
@@ -157,8 +157,8 @@ class Loops:
         first = "momentum_buffer" if "momentum_buffer" in states[0] else "exp_avg"
         arm_steps(
             weights, [g.contiguous() for g in gradients],
-            *([state.get(name, nothing) for state in states] for name in (
-                first, "exp_avg_sq", first + SCALE, "exp_avg_sq" + SCALE)),
+            *([state.get(name + part, nothing) for state in states] for part in ("", SCALE, POWER) for name in (
+                first, "exp_avg_sq")),
             self._settings, numbers, self._constants, nothing,
             *(self._codings.get(name, nothing) for name in (first, "exp_avg_sq")), seed, torch.tensor(places), step,
         )  # fmt: skip
