@@ -114,8 +114,9 @@ def test_the_clipped_estimator_stops_the_gradients_of_weights_that_saturate() ->
     assert torch.equal(layer.weight.grad, torch.tensor([[0.0, 3.0]]))
 
 
-@pytest.mark.parametrize("granularity", ["tensor", "row"])
-@pytest.mark.parametrize("autocast", [True, False])
+@pytest.mark.parametrize(
+    ("either_cpu", "autocast", "granularity"), [(True, True, "tensor"), (False, False, "row")], indirect=["either_cpu"]
+)
 def test_the_compiler_does_not_move_a_products_scale_behind_the_softmax(
     autocast: bool, granularity: str, either_cpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
