@@ -28,8 +28,7 @@ from altgrad.training import ranks, train_cell
 from altgrad.training.plan import check_cells
 from altgrad.training.trainer import Trainer
 from tests.model.fully_sharded import CODED
-from tests.training.conftest import VOCABULARY, interruption, make_cell
-from tests.training.test_run import outputs
+from tests.training.conftest import VOCABULARY, interruption, make_cell, outputs, resumed
 
 COUNT = 3  # by which nothing divides exactly
 TENSORS = {
@@ -191,7 +190,9 @@ def test_a_run_moves_from_one_process_to_two_and_back(tokens, tmp_path, monkeypa
         assert [int(line.split(",")[0]) for line in history.readlines()[1:]] == [0, 2, 4, 6, 8, 10, 12]
 
 
-@pytest.mark.parametrize("arm", [{"lr": 1e-2, "stiffness": "ulp"}, ARMS["adamw_sr"] | {"state": CODED}])
+@pytest.mark.parametrize(
+    "arm", [pytest.param(ARMS["stiff_matched"], marks=pytest.mark.long), ARMS["adamw_sr"] | {"state": CODED}]
+)
 def test_two_processes_leave_what_one_does_and_the_same_bits_after_a_stop(tokens, tmp_path, monkeypatch, arm):
     """Files, their tensors and the rows of one; of the first step, whose weights are the same, the same to the bit."""
     left, rows, tensors = {}, {}, {}
@@ -211,10 +212,7 @@ def test_two_processes_leave_what_one_does_and_the_same_bits_after_a_stop(tokens
     for key, value in rows[1].items():
         if key[0] == 1 and key[2] == "weight_grad":
             assert rows[2][key] == pytest.approx(value, rel=1e-4, abs=1e-7)
-    with interruption(monkeypatch, 7):
-        trained(cell_of(2, arm), tokens, tmp_path / "stopped")
-    trained(cell_of(2, arm), tokens, tmp_path / "stopped")
-    assert outputs(tmp_path / "stopped" / "out") == left[2]
+    assert resumed(cell_of(2, arm), tokens, tmp_path / "stopped", monkeypatch) == left[2]
 
 
 def test_the_end_of_another_process_is_one_sentence_and_the_run_goes_on_later(tokens, tmp_path, monkeypatch):
