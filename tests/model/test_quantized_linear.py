@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from altgrad.formats import format_names, get_format
+from altgrad.formats import get_format
 from altgrad.model import LayerRecipe, QuantizedLinear, TensorRecipe
-from altgrad.model.quantized.linear import exact_in_bfloat16
 from altgrad.numerics import amax, broadcast_scale, compute_scale, decode, encode_two_level, quantize, rotate_rows
 from altgrad.numerics.scaling import broadcast_tiles
 
@@ -175,22 +174,6 @@ def test_the_sum_of_exact_products_is_exact():
     x = torch.randint(-4, 5, (5, 16), generator=generator).float()
     layer = QuantizedLinear(weight, None, LayerRecipe(spec, spec, None, accumulate="float32"))
     assert torch.equal(layer(x), x @ weight.t())
-
-
-@pytest.mark.parametrize("name", format_names())
-def test_exactness_in_bfloat16_is_judged_as_the_cast_judges_it(name):
-    fmt = get_format(name)
-    values = torch.tensor(fmt.values, dtype=torch.float64)
-    assert exact_in_bfloat16(fmt) == torch.equal(values.bfloat16().double(), values)
-
-
-def test_a_format_too_fine_for_bfloat16_is_multiplied_in_float32():
-    layer = layer_of("E5M10", grad="E5M10", accumulate="float32")
-    x, _ = inputs()
-    exact = on_grid(x, "E5M10") @ on_grid(layer.weight, "E5M10").t()
-    torch.testing.assert_close(layer(x).double(), exact, rtol=1e-5, atol=1e-6)
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(layer(x).double(), exact, rtol=1e-5, atol=1e-6)
 
 
 def test_the_output_has_the_dtype_of_the_computation():

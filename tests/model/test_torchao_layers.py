@@ -100,12 +100,6 @@ def test_a_size_that_torchao_cannot_take_is_refused_by_the_layers_name(rows, col
     assert type(net[0]) is nn.Linear
 
 
-def test_surgery_twice_is_refused():
-    gpt = quantize_model(model(), blocks("tensorwise"))
-    with pytest.raises(ValueError, match="already quantized"):
-        quantize_model(gpt, Recipe.uniform("E4M3"))
-
-
 @pytest.mark.parametrize(
     ("field", "words"),
     [

@@ -177,13 +177,31 @@ def test_a_compiled_cell_of_two_processes_ends_where_one_does(tokens, tmp_path):
     assert two["val_loss"] == pytest.approx(one["val_loss"], abs=2e-4)
 
 
-def test_a_run_moves_from_one_process_to_two_and_back(tokens, tmp_path, monkeypatch):
-    """Stopped in step 3 of two, in step 7 of one, ended by two: the losses of an undisturbed run."""
+def test_a_run_moves_from_two_processes_to_one_and_back(tokens, tmp_path, monkeypatch):
+    """One of two is killed after step 5, one alone is stopped after step 7, two end it: an undisturbed run's loss."""
     undisturbed = trained(cell_of(1), tokens, tmp_path / "undisturbed")
-    for devices, step in ((2, 3), (1, 7)):
-        with interruption(monkeypatch, step):
-            trained(cell_of(devices), tokens, tmp_path / "moved")
+    started: list[int] = []
+    popen, update = ranks.subprocess.Popen, Trainer.update
+
+    def noted(*given: object, **options: object) -> object:
+        process = popen(*given, **options)
+        started.append(process.pid)
+        return process
+
+    def disturbed(self: Trainer, at: int) -> None:
+        update(self, at)
+        if at == 5:
+            os.kill(started[0], signal.SIGKILL)
+
+    said = "ended with status -9; run the same command again"
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=said):
+        patch.setattr(ranks.subprocess, "Popen", noted)
+        patch.setattr(Trainer, "update", disturbed)
+        trained(cell_of(2), tokens, tmp_path / "moved")
+    with interruption(monkeypatch, 7):
+        trained(cell_of(1), tokens, tmp_path / "moved")
     moved = trained(cell_of(2), tokens, tmp_path / "moved")
+    assert moved["outcome"] == "completed"
     assert moved["val_loss"] == pytest.approx(undisturbed["val_loss"], abs=2e-4)
     assert read_json(tmp_path / "moved" / "out" / "timing.json")["resumed"] == 2
     with open(tmp_path / "moved" / "out" / "history.csv") as history:
@@ -213,36 +231,6 @@ def test_two_processes_leave_what_one_does_and_the_same_bits_after_a_stop(tokens
         if key[0] == 1 and key[2] == "weight_grad":
             assert rows[2][key] == pytest.approx(value, rel=1e-4, abs=1e-7)
     assert resumed(cell_of(2, arm), tokens, tmp_path / "stopped", monkeypatch) == left[2]
-
-
-def test_the_end_of_another_process_is_one_sentence_and_the_run_goes_on_later(tokens, tmp_path, monkeypatch):
-    started: list[int] = []
-    popen = ranks.subprocess.Popen
-
-    def noted(*given: object, **options: object) -> object:
-        process = popen(*given, **options)
-        started.append(process.pid)
-        return process
-
-    def killed_in(step: int) -> None:
-        update = Trainer.update
-
-        def disturbed(self: Trainer, at: int) -> None:
-            update(self, at)
-            if at == step:
-                os.kill(started[0], signal.SIGKILL)
-
-        monkeypatch.setattr(Trainer, "update", disturbed)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ranks.subprocess, "Popen", noted)
-        update = Trainer.update
-        killed_in(5)
-        with pytest.raises(UserError, match="ended with status -9; run the same command again"):
-            trained(cell_of(2), tokens, tmp_path)
-        monkeypatch.setattr(Trainer, "update", update)
-    assert trained(cell_of(2), tokens, tmp_path)["outcome"] == "completed"
-    assert read_json(tmp_path / "out" / "timing.json")["resumed"] == 1
 
 
 @pytest.mark.parametrize(
