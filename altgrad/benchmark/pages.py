@@ -7,12 +7,10 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from altgrad.benchmark.figure import step_times
 from altgrad.benchmark.record import BASELINE, load_benches
 from altgrad.benchmark.tables import Result, tables_of
 from altgrad.config.files import write_text
-from altgrad.reporting.document import Block, Picture, Text
-from altgrad.reporting.figures.style import drawing, save
+from altgrad.reporting.document import Block, Text
 from altgrad.reporting.markdown import blocks_to_markdown, text_to_markdown
 from altgrad.reporting.wording import whole
 
@@ -24,10 +22,10 @@ NOT_MEASURED = "**On a GPU, how fast**: not measured. `make gpu` measures it in 
 
 
 def write_pages(root: Path) -> list[Path]:
-    """Write the page of ``root/reports/bench``, its figures, and README.md's line on GPUs; return the files written."""
+    """Write the page of ``root/reports/bench`` and README.md's line on GPUs; return the files written."""
     folder, readme = root / BENCH, root / "README.md"
     benches = load_benches(folder)
-    blocks = [Text(LEAD), *(block for bench in benches for block in machine_blocks(bench, folder / "figures"))]
+    blocks = [Text(LEAD), *(block for bench in benches for block in machine_blocks(bench))]
     write_text(folder / "README.md", f"# What machines can do\n\n{blocks_to_markdown(blocks)}\n")
     if not readme.is_file():  # the package alone
         return [folder / "README.md"]
@@ -40,28 +38,11 @@ def write_pages(root: Path) -> list[Path]:
     return [folder / "README.md", readme]
 
 
-def machine_blocks(bench: dict[str, Any], figures: Path) -> list[Block]:
-    """Return what one machine's record says: its limits, the figure, which is drawn in ``figures``, and its tables."""
-    device = bench["device"]
-    blocks: list[Block] = [Text(f"**{device}, {bench['threads']} threads** ({_source(bench)}). {_limits(bench)}")]
-    with drawing():
-        figure = step_times(bench)
-        if figure is not None:
-            name = picture_name(bench)
-            save(figure, figures, name)
-            blocks.append(Picture(
-                name, f"Time of a training step on {device} over that of the bf16 step, by contestant and size",
-                f"{device}: time of a step over that of a bf16 step of the same round, median and quartiles. Left of "
-                "the line is faster than bf16.",
-            ))  # fmt: skip
+def machine_blocks(bench: dict[str, Any]) -> list[Block]:
+    """Return what one machine's record says: its limits, its tables, and what failed."""
+    lead = Text(f"**{bench['device']}, {bench['threads']} threads** ({_source(bench)}). {_limits(bench)}")
     failed = [f"{name}: {item['failed']}" for name, item in bench.get("items", {}).items() if item["failed"]]
-    return [*blocks, *tables_of(bench), *[Text(f"Not measured: {'; '.join(failed)}.")] * bool(failed)]
-
-
-def picture_name(bench: dict[str, Any]) -> str:
-    """Return the name of the machine's figure: letters, digits and underscores."""
-    words = re.sub(r"[^a-z0-9]+", "_", f"{bench['device']} {bench['threads']} threads".lower())
-    return f"step_times_{words.strip('_')}"
+    return [lead, *tables_of(bench), *[Text(f"Not measured: {'; '.join(failed)}.")] * bool(failed)]
 
 
 def _limits(bench: dict[str, Any]) -> str:

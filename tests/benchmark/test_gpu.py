@@ -67,7 +67,7 @@ def test_the_list_is_rehearsed_and_one_that_was_killed_goes_on_where_it_was(tmp_
     assert found["parts_of_runs"][0]["step_s"] > 0
     assert {"commit", "torch", "driver", "triton"} <= set(found["sessions"]["1"]) and found["device"]
     assert gpu_sentence([found]).startswith(f"**On an {found['device']}**")
-    assert "| checked | passed |" in blocks_to_markdown(machine_blocks(found, tmp_path))
+    assert "| checked | passed |" in blocks_to_markdown(machine_blocks(found))
 
 
 class Listed(Session):

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from altgrad.benchmark.figure import step_times
-from altgrad.benchmark.pages import NOT_MEASURED, machine_blocks, picture_name, write_pages
+from altgrad.benchmark.pages import NOT_MEASURED, machine_blocks, write_pages
 from altgrad.benchmark.record import Record, load_benches
 from altgrad.benchmark.tables import as_text, sizes
 from altgrad.config.files import read_json, write_json
-from altgrad.reporting.document import Picture, Table, Text
-from altgrad.reporting.figures.style import drawing
+from altgrad.reporting.document import Table, Text
 from tests.benchmark.made import record
 
 ROOT = Path(__file__).parents[2]
@@ -22,15 +20,15 @@ CPU = {"device": "A (R) processor", "on_gpu": False, "threads": 2}
 PLACE = "before\n<!-- make gpu -->\nold\n<!-- -->\nafter\n"
 
 
-def shown(bench: dict[str, Any], folder: Path) -> tuple[str, dict[str, Table]]:
+def shown(bench: dict[str, Any]) -> tuple[str, dict[str, Table]]:
     """Return the sentences of a machine, and its tables by their first head."""
-    blocks = machine_blocks(bench, folder)
+    blocks = machine_blocks(bench)
     words = " ".join(block.text for block in blocks if isinstance(block, Text))
     return words, {block.columns[0].head: block for block in blocks if isinstance(block, Table)}
 
 
-def test_a_machine_is_a_lead_a_figure_and_a_table_per_part(tmp_path):
-    said, tables = shown(record(), tmp_path)
+def test_a_machine_is_a_lead_and_a_table_per_part():
+    said, tables = shown(record())
     assert "An Imaginary GPU, 16 threads" in said and "3,000 GB/s" in said and "800 TFLOP/s in bf16 and 50 in" in said
     assert "step: E7M0: had not ended after 115 s" in said
     assert set(tables) == {"checked", "operand", "step", "peak MB", "at a time", "model", "arm"}
@@ -38,13 +36,12 @@ def test_a_machine_is_a_lead_a_figure_and_a_table_per_part(tmp_path):
     assert tables["operand"].rows[1][1] == "failed: no kernel"
     assert tables["peak MB"].rows == [["**bf16**", "200 (1.00)"], ["**E3M4**", "not measured"]]
     assert tables["arm"].rows == [["**rung**", "1.25", "1.20 to 1.30", "20 ms", "97", "not measured"]]
-    assert (tmp_path / f"{picture_name(record())}.png").exists()
 
 
-def test_what_a_record_lacks_is_left_out(tmp_path):
-    said, tables = shown(CPU | {"sessions": record()["sessions"]}, tmp_path)
-    assert "limits were not measured" in said and not tables and not list(tmp_path.iterdir())
-    without = shown({name: value for name, value in record().items() if name != "limits"}, tmp_path)[1]
+def test_what_a_record_lacks_is_left_out():
+    said, tables = shown(CPU | {"sessions": record()["sessions"]})
+    assert "limits were not measured" in said and not tables
+    without = shown({name: value for name, value in record().items() if name != "limits"})[1]
     assert without["step"].rows[-1][1:] == ["not measured"]
 
 
@@ -55,17 +52,6 @@ def test_narrow_models_and_small_batches_come_first_whatever_was_measured_first(
     for result in results:
         del result["width"]
     assert sizes(results) == [("wide", 16), ("narrow", 8), ("narrow", 64)]
-
-
-def test_the_figure_shows_every_contestant_beside_the_baseline_and_its_quartiles():
-    with drawing():
-        figure = step_times(record())
-    (axis,) = figure.axes
-    assert axis.get_title(loc="left") == "gpt-124m, batch 16"
-    assert [label.get_text() for label in axis.get_yticklabels()] == ["E3M4"]
-    whisker, dot, reference = (line.get_xdata() for line in axis.lines)
-    assert list(whisker) == [1.06, 1.08] and list(dot) == [1.07] and list(reference) == [1, 1]
-    assert step_times(record(steps=[])) is None
 
 
 def test_the_committed_pages_are_what_the_records_give(tmp_path):
@@ -94,12 +80,6 @@ def test_a_record_of_a_gpu_is_shown_in_both_pages_and_its_absence_too(tmp_path):
     readme.write_text("no place\n")
     with pytest.raises(ValueError, match=r"README.md has 0 places"):
         write_pages(tmp_path)
-
-
-def test_every_machine_has_its_own_picture(tmp_path):
-    assert picture_name(CPU) == "step_times_a_r_processor_2_threads"
-    (picture,) = [block for block in machine_blocks(record(), tmp_path) if isinstance(block, Picture)]
-    assert picture.name == picture_name(record())
 
 
 def test_a_result_measured_again_replaces_itself_alone_and_a_session_without_any_is_forgotten(tmp_path):

@@ -94,7 +94,7 @@ def _document(
         ],
         [section for section in (
             Section("Result in detail", "result", [
-                *shown("gains_over_run", "final_differences"), results_table(study, comparison),
+                *shown("gains_over_run"), results_table(study, comparison),
             ]),
             Section("Curves", "curves", shown("loss_curves", "loss_differences")),
             Section("What was asked", "family", [_family_table(results, family)]),
