@@ -45,7 +45,7 @@ def contents(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> dict[s
         if all(own.get(name, ...) == value for own in settings.values())
     }  # fmt: skip
     histories, summaries = (dict(list(frame.groupby(IDENTITY, sort=False))) for frame in (study.history, study.summary))
-    flagged = dict(list(flags.dropna(subset="seed").groupby(IDENTITY, sort=False))) if len(flags) else {}
+    flagged = dict(list(flags.groupby(IDENTITY, sort=False))) if len(flags) else {}
     names = list(study.summary["metric"].unique())
     known = METRICS | study.metrics
     causes = {case.key: " ".join(sentences(case)) for case in cases}

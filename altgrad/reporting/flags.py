@@ -5,25 +5,21 @@ The limits are those of the metrics' rows; the flags of the diagnoses come with 
 
 from __future__ import annotations
 
-import math
-
 import pandas as pd
 
 from altgrad.metrics import METRICS, Metric
 from altgrad.reporting.anomalies import TENSORS
-from altgrad.reporting.compare import Comparison
 from altgrad.reporting.load import IDENTITY, Study
 
 COLUMNS = [*IDENTITY, "what", "layer", "value", "limit"]
 
-def raised(study: Study, comparison: Comparison) -> pd.DataFrame:
+def raised(study: Study) -> pd.DataFrame:
     """Return a row per flag: the cell's identity, what it is, the layer or "" for the whole run, worst value, limit."""
     parts = [_watched(study, role, metric) for metric in METRICS.values() for role in metric.watched]
     parts += [
         _beyond(_gradient_ratio(study), "gradient_ratio"),
         _beyond(study.cells, "clipped_frac"),
         _diagnosed(study),
-        *(_beyond(comparison.results.assign(seed=math.nan), gap) for gap in ("val_gap", "train_gap")),
     ]
     filled = [part[COLUMNS] for part in parts if len(part)]
     return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=COLUMNS)
@@ -52,7 +48,7 @@ def _gradient_ratio(study: Study) -> pd.DataFrame:
 
 
 def _beyond(runs: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Flag the rows, each of a whole run or arm, whose column ``name`` is beyond that metric's limit."""
+    """Flag the rows, each of a whole run, whose column ``name`` is beyond that metric's limit."""
     limit = METRICS[name].bound
     rows = runs.loc[[limit.crossed("", value) for value in runs[name]]].rename(columns={name: "value"})
     return rows.assign(what=named(METRICS[name]), layer="", limit=limit.value)
