@@ -15,7 +15,7 @@
 #   make stability   the largest stable learning rate of each format and arm: reports/stability; VARY='train.warmup=0.0,0.1'
 #   make faults   kills, full disks and damaged files at chosen moments, and what came of each, an hour: reports/faults.md
 #   make gpu   what the GPU of this machine can do, ten minutes in parts that go on where they stopped; installs nothing
-#   make bench   what this machine can do, best with nothing else running; BENCH="--models nano" for less
+#   make bench   what this machine can do, best with nothing else running; BENCH="--only nano" for less
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -84,7 +84,7 @@ faults: env-test
 
 # With the project's own environment if it is there, else with whatever this machine has: it may be without a network.
 gpu:
-	$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m altgrad.benchmark.gpu $(BENCH)
+	$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m altgrad.benchmark --gpu --seconds 570 $(BENCH)
 
 bench: env
 	python -m altgrad.benchmark $(BENCH)

@@ -14,50 +14,39 @@ from typing import Any
 from altgrad.config.files import read_json
 from altgrad.numerics.check.records import write_record
 
+BASELINE = "bf16"  # the contestant that all others are timed beside
+MACHINE = ("device", "on_gpu", "threads", "processor", "vector_instructions")  # what tells a machine
 SAME = ("commit", "torch", "driver", "triton")  # of two sessions whose results need not be measured again
+IDENTITY = ("model", "batch", "elements", "name")  # what two results of a part share if one repeats the other
 
-#: The keys that tell which results of a part a new measurement replaces: those measured together, or a ratio would join
-#: two sessions.
-GROUPS: dict[str, tuple[str, ...]] = {
-    "checks": (), "operands": ("elements",), "steps": ("model", "batch"), "memory": ("model", "batch"),
-    "compile": ("model",), "at_once": ("model",), "parts_of_runs": (), "optimizers": ("model", "name"),
-    "quantizers": ("elements",), "study": ("model",),
-}  # fmt: skip
+
+def load_benches(folder: Path) -> list[dict[str, Any]]:
+    """Return the records in ``folder``, one per machine."""
+    return [read_json(path) for path in sorted(folder.glob("*.json"))]
 
 
 class Record:
-    """The file of one machine, written anew with each result.
+    """The file of one machine, written anew with each result; what it holds already stays.
 
-    Args:
-        path: the file; what it holds already stays.
-        machine: what tells the machine: ``device``, ``on_gpu``, ``threads``, ``processor``.
-        session: what tells this session: ``command``, ``commit`` and versions.
+    ``found`` has what tells the machine (`MACHINE`), and what tells this session: command, commit and versions.
     """
 
-    def __init__(self, path: Path, machine: dict[str, Any], session: dict[str, Any]) -> None:
+    def __init__(self, path: Path, found: Mapping[str, Any]) -> None:
         self.path = path
         self.content = read_json(path) if path.exists() else {"sessions": {}}
-        self.content |= machine
+        self.content |= {key: found[key] for key in MACHINE if key in found}
         self._number = str(1 + max((int(number) for number in self.content["sessions"]), default=0))
-        self._session = session
+        self._session = {key: value for key, value in found.items() if key not in MACHINE}
 
     def put_limits(self, limits: Mapping[str, float]) -> None:
         """Replace the limits of the machine and write."""
         self.content["limits"] = {**limits, "session": self._number}
         self._write()
 
-    def put(self, part: str, results: list[dict[str, Any]], *, each: bool = False) -> None:
-        """Replace the results of ``part`` that are of the same groups as ``results`` and write.
-
-        With ``each``, only those of the same names: results that were measured beside the baseline one by one.
-        """
-        keys = dict.fromkeys([*GROUPS[part], *(["name"] if each else [])])
-
-        def group(result: dict[str, Any]) -> tuple[Any, ...]:
-            return tuple(result[key] for key in keys)
-
-        new = {group(result) for result in results}
-        kept = [result for result in self.content.get(part, []) if group(result) not in new]
+    def put(self, part: str, results: list[dict[str, Any]]) -> None:
+        """Replace the results of ``part`` that ``results`` repeat and write."""
+        new = {_identity(result) for result in results}
+        kept = [result for result in self.content.get(part, []) if _identity(result) not in new]
         self.content[part] = kept + [{**result, "session": self._number} for result in results]
         self._write()
 
@@ -76,9 +65,13 @@ class Record:
         return all(session.get(key) == self._session.get(key) for key in SAME)
 
     def _write(self) -> None:
-        results = [result for part in GROUPS for result in self.content.get(part, [])]
-        results += self.content.get("items", {}).values()
+        parts = [part for part in self.content.values() if isinstance(part, list)]
+        results = [*(result for part in parts for result in part), *self.content.get("items", {}).values()]
         used = {result["session"] for result in [*results, self.content.get("limits", {})] if result}
         sessions = self.content["sessions"] | {self._number: self._session}
         self.content["sessions"] = {number: sessions[number] for number in sessions if number in used}
         write_record(self.path, self.content)
+
+
+def _identity(result: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(result.get(key) for key in IDENTITY)

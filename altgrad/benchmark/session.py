@@ -1,134 +1,279 @@
-"""One session of the benchmark: each part that was asked for, measured, printed and written to the record."""
+"""The list: what is checked and measured in which order, each written when it is there, none of them twice."""
 
 from __future__ import annotations
 
-import argparse
+import random
 import re
-import sys
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from tqdm import tqdm
 
-from altgrad.benchmark import (
-    alone,
-    command_line,
-    limits,
-    optimizers,
-    quantizers,
-    steps,
-    study,
-    tables,
-)
-from altgrad.benchmark.machines import MACHINE
-from altgrad.benchmark.record import Record
-from altgrad.config import UserError
+from altgrad.benchmark import checks, compiled, limits, memory, needs, operands, optimizers, runs, steps, tables
+from altgrad.benchmark.record import BASELINE, Record
+from altgrad.config import load_params
+from altgrad.config.models import Model
 from altgrad.config.process import usable_cores
-from altgrad.formats import get_format
 from altgrad.model import GPTConfig
 from altgrad.numerics.check.records import environment
 from altgrad.training import machine
 
-VOCABULARY = 4096
+LIMIT_S, CPU_LIMIT_S = 115.0, 600.0  # of one item on a GPU and elsewhere; what takes longer is given up, and said
+ARMS_FORMAT = "E4M3"
+SAME_GRAPH = ("E3M4", "E7M0")  # as E4M3, since a format enters a graph as a tensor
+Rows = dict[str, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of each: of the lists for a GPU and for a processor, and of the rehearsal of the former on a CPU.
+
+    Attributes:
+        checks: tests by what they check, first and last in the list.
+        operands: shape of the tensor.
+        steps: models and batches of training steps, at ``vocabulary`` tokens; ``entries`` the contestants in them.
+        rounds: timed steps.
+        optimizers: the arms, on the last of the models.
+        jobs: how many runs of pico at a time.
+        parts_of: models whose runs are taken apart, with their vocabulary.
+        train: settings of whole runs.
+    """
+
+    operands: tuple[int, int]
+    steps: tuple[tuple[str, int], ...]
+    vocabulary: int
+    rounds: int
+    optimizers: tuple[str, ...]
+    jobs: tuple[int, ...]
+    parts_of: dict[str, int]
+    entries: tuple[str, ...] | None = None  # None: all
+    checks: dict[str, list[str]] = field(default_factory=dict)
+    later_checks: dict[str, list[str]] = field(default_factory=dict)
+    train: dict[str, Any] = field(default_factory=dict)
+
+
+ON_GPU = Sizes(
+    checks={"numerics": ["tests/gpu/test_numerics.py"], "runs": ["tests/gpu/test_cells.py"]},
+    later_checks={"optimizers": ["tests/gpu/test_arms.py"]},
+    operands=(1 << 16, 3072),
+    steps=(("gpt-124m", 16),),
+    vocabulary=50257,
+    rounds=10,
+    entries=(
+        "bf16", "E4M3", "E3M4", "E7M0", "MXFP8, all tensors", "NVFP4, all tensors", "NVFP4 as published",
+        "E4M3, native tensorwise", "E4M3, native rowwise", "E4M3, torchao tensorwise", "E4M3, torchao rowwise",
+        "E4M3, torchao rowwise_with_gw_hp", "E4M3, codes kept",
+    ),
+    optimizers=("adamw", "stiff_matched", "rung", "muon"),
+    jobs=(1, 4, 8, 16),
+    parts_of={"pico": 1024, "nano": 4096, "micro": 4096, "mini": 4096, "gpt-50m": 50257, "gpt-124m": 50257},
+)  # fmt: skip
+ON_CPU = Sizes(
+    operands=(1 << 12, 1024),
+    steps=(*(("nano", batch) for batch in (8, 16, 32, 64)), ("micro", 16), ("mini", 16)),
+    vocabulary=4096,
+    rounds=30,
+    optimizers=("adamw", "stiff_update", "stiff_matched", "stiff_permuted", "rung", "muon"),
+    jobs=(1, 2),
+    parts_of={"pico": 1024, "nano": 4096},
+)
+MINIATURE = Sizes(
+    checks={"numerics": ["tests/gpu/test_numerics.py::test_codes_are_the_same_bytes"]},
+    operands=(64, 96),
+    steps=(("pico", 2),),
+    vocabulary=128,
+    rounds=2,
+    entries=("bf16", "E4M3", "E3M4"),
+    optimizers=("adamw", "rung"),
+    jobs=(2,),
+    parts_of={"pico": 512},
+    train={"steps": 4, "batch": 2, "eval_sequences": 4, "compile": "off"},
+)
+
+
+class Item(NamedTuple):
+    """Something that is measured by itself, and the rows that it gives each part of the record."""
+
+    name: str
+    measure: Callable[[], Rows]
+
+
+def _row_of(part: str, measure: Callable[[], dict[str, Any]]) -> Rows:
+    """Return what ``measure`` finds as the one row of a part."""
+    return {part: [measure()]}
 
 
 class Session:
-    """The machine, its record, and what was asked for. Methods named after parts measure them.
+    """A machine, its record, and the list; ``miniature`` rehearses a GPU's on whatever device there is.
 
-    Args:
-        options: from :func:`altgrad.benchmark.command_line.parse`.
-        arguments: the command line, for the record.
+    ``arguments`` are the command line, for the record.
     """
 
-    def __init__(self, options: argparse.Namespace, arguments: list[str]) -> None:
-        try:
-            self.formats = [get_format(name).name for name in options.formats]
-        except ValueError as error:
-            raise UserError(f"--formats: {error}") from None
-        self.options = options
-        self.cache = machine.compile_cache(Path.cwd())
-        machine.use_compile_cache(self.cache)
-        self.device = machine.select_device(options.device)
-        self.threads = min(torch.get_num_threads(), usable_cores())  # one for each core
+    def __init__(self, output: Path | None, miniature: bool, arguments: list[str]) -> None:
+        self.root = Path.cwd()
+        self.params = load_params()
+        machine.use_compile_cache(machine.compile_cache(self.root))
+        self.device = machine.select_device("auto")
+        on_gpu = self.device.type == "cuda"
+        self.sizes = MINIATURE if miniature else ON_GPU if on_gpu else ON_CPU
+        self.limit_s = LIMIT_S if on_gpu or miniature else CPU_LIMIT_S
+        self.threads = min(torch.get_num_threads(), usable_cores())
         torch.set_num_threads(self.threads)
-        self.names = [entry.name for entry in steps.contestants(self.formats, self.device)]
-        name = machine.device_name(self.device)
-        found = environment("altgrad.benchmark", arguments) | {"device": name, "on_gpu": self.device.type == "cuda"}
-        slug = re.sub(r"[^a-z0-9]+", "-", f"{name} {self.threads} threads".lower()).strip("-")
-        self.record = Record(
-            options.output or Path("reports/bench") / f"{slug}.json",
-            {key: value for key, value in found.items() if key in MACHINE},
-            {key: value for key, value in found.items() if key not in MACHINE},
-        )
+        device = machine.device_name(self.device)
+        found = environment("altgrad.benchmark", arguments)
+        found |= {"device": device, "on_gpu": on_gpu, **_versions(self.device)}
+        name = f"gpu {device}" if on_gpu else f"{device} {self.threads} threads"
+        slug = re.sub(r"[^a-z0-9]+", "_" if on_gpu else "-", name.lower()).strip("_-")
+        default = "scratch/miniature.json" if miniature else f"reports/bench/{slug}.json"
+        self.record = Record(output or self.root / default, found)
+        self._baselines: dict[tuple[str, int], steps.Step] = {}
 
-    def run(self) -> Path:
-        """Measure the parts in the order of the list of parts and return the record's path."""
-        for part in command_line.PARTS:
-            if part in self.options.parts:
-                getattr(self, f"_{part}")()
-        return self.record.path
+    def run(self, seconds: float, again: bool, only: str = "") -> list[str]:
+        """Measure what the record does not have of this commit, torch and driver; return what is still to be done.
 
-    def _limits(self) -> None:
-        self.record.put_limits(limits.measure(self.device))
+        Of the items with ``only`` in their name. None is begun after ``seconds``. One that fails is written down with
+        its error, and tried again by the next session; with ``again`` all are measured anew.
+        """
+        began, items = time.perf_counter(), [item for item in self.items() if only in item.name]
+        left = [item for item in items if again or not self.record.has(item.name)]
+        if len(left) < len(items):
+            print(f"{len(items) - len(left)} of {len(items)} items are in {self.record.path} already", flush=True)
+        for item in left:
+            if time.perf_counter() - began > seconds:
+                break
+            number = f"[{items.index(item) + 1}/{len(items)}]"
+            started = time.perf_counter()
+            try:
+                with _at_most(self.limit_s):
+                    found = item.measure()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next item may be measured
+                words = (str(error).strip() or type(error).__name__).splitlines()[0]
+                self.record.put_item(item.name, time.perf_counter() - started, words)
+                print(f"{number} {item.name}: failed: {words}", flush=True)
+                continue
+            for part, rows in found.items():
+                self.record.put_limits(rows[0]) if part == "limits" else self.record.put(part, rows)
+            self.record.put_item(item.name, took := time.perf_counter() - started)
+            print(f"{number} {item.name}: {took:.0f} s{_said(found, self.record.content)}", flush=True)
+        return [item.name for item in items if not self.record.has(item.name)]
 
-    def _steps(self) -> None:
-        for model, batch in command_line.sizes(self.options):
-            config = self._config(model)
-            entries = steps.contestants(self.formats, self.device)
-            found = steps.measure(config, batch, entries, self.options.rounds, self.device)
-            self._put("steps", [{"model": model, **result} for result in found])
+    def items(self) -> Iterator[Item]:
+        """Yield the list, what is worth most first."""
+        sizes = self.sizes
+        yield from (self._check(name, tests) for name, tests in sizes.checks.items())
+        yield Item("limits", lambda: {"limits": [limits.measure(self.device)]})
+        rounds = 3 * sizes.rounds
+        yield Item("operands", lambda: {"operands": operands.measure(sizes.operands, rounds, self.device)})
+        for model, batch in sizes.steps:
+            size = "" if len(sizes.steps) == 1 else f"{model}, batch {batch}: "
+            if sizes is not ON_CPU:  # where a process of its own compiles no sooner
+                yield Item("graphs of steps", partial(self._compile, model, batch))
+            for entry in self.entries():
+                yield Item(f"step: {size}{entry.name}", partial(self._step, model, batch, entry))
+        yield from (Item(f"optimizer: {name}", partial(self._optimizer, name)) for name in sizes.optimizers)
+        for jobs in sizes.jobs:
+            measure = partial(runs.at_once, self.root, "pico", jobs, sizes.train)
+            yield Item(f"runs: {jobs} at a time", partial(_row_of, "at_once", measure))
+        for model, vocabulary in sizes.parts_of.items():
+            measure = partial(runs.parts_of, self.root, model, vocabulary, sizes.train)
+            yield Item(f"a run of {model}", partial(_row_of, "parts_of_runs", measure))
+        yield from (self._check(name, tests) for name, tests in sizes.later_checks.items())
 
-    def _memory(self) -> None:
-        for model, batch in command_line.sizes(self.options):
-            found = []
-            for name in tqdm(self.names, desc=f"{model}, batch {batch}: memory, a process each", leave=False):
-                result = self._alone(model, batch, name, self.cache)
-                found.append({"model": model, "batch": batch, "name": name, "state_mb": result["state_mb"],
-                              "peak_mb": result["peak_mb"]})  # fmt: skip
-            self._put("memory", found)
+    def entries(self) -> list[steps.Contestant]:
+        """Return the contestants in training steps, the baseline first."""
+        found = steps.contestants(self.device)
+        return [entry for entry in found if self.sizes.entries is None or entry.name in self.sizes.entries]
 
-    def _compile(self) -> None:
-        model, batch = self.options.models[0], command_line.BATCH
-        found = []
-        for name in tqdm(self.names, desc=f"{model}: compile time, two processes each", leave=False):
-            result = alone.cold_and_warm(partial(self._first_step_s, model, batch, name))
-            found.append({"model": model, "batch": batch, "name": name, **result})
-        self._put("compile", found)
+    def _compile(self, model: str, batch: int) -> Rows:
+        """Compile all steps at once; formats share a graph with the first of their kind."""
+        names = [entry.name for entry in self.entries() if entry.name not in SAME_GRAPH and _is_there(entry)]
+        at_a_time = min(compiled.AT_A_TIME, max(1, usable_cores() // 2))
+        compiled.compile_all(names, self._config(model), batch, machine.compile_cache(self.root), at_a_time)
+        return {}
 
-    def _first_step_s(self, model: str, batch: int, name: str, cache: Path) -> float:
-        return self._alone(model, batch, name, cache)["first_step_s"]
-
-    def _optimizers(self) -> None:
-        model = self.options.models[-1]
-        for name, arm in tqdm(self.options.arms.items(), desc=f"{model}: arms", leave=False):
-            settings = arm.model_dump()
-            found = optimizers.measure(
-                self._config(model), self.formats[0], name, settings, self.options.rounds, self.device, self.threads
-            )
-            self._put("optimizers", [{"model": model, "format": self.formats[0], **found}])
-
-    def _quantizers(self) -> None:
-        for size in tqdm(self.options.elements, desc="quantizers", leave=False):
-            found = quantizers.measure(self.formats[0], size, self.options.rounds, self.device)
-            self._put("quantizers", found)
-
-    def _study(self) -> None:
-        name = self.options.study
-        jobs = max(1, self.threads // self.options.presets[name].threads)
-        self._put("study", [study.measure(Path.cwd(), name, jobs, self.cache)])
-
-    def _put(self, part: str, results: list[dict[str, Any]]) -> None:
-        self.record.put(part, results)
-        tqdm.write(tables.as_text(part, results, self.record.content))
-        sys.stdout.flush()  # a long session may be written to a file
+    def _check(self, name: str, tests: list[str]) -> Item:
+        return Item(f"check: {name}", lambda: {"checks": [checks.run(name, tests, self.limit_s - 5)]})
 
     def _config(self, model: str) -> GPTConfig:
-        return GPTConfig(vocab_size=VOCABULARY, **self.options.presets[model].sizes)
+        preset = self.params.models[model]
+        assert isinstance(preset, Model)
+        return GPTConfig(vocab_size=self.sizes.vocabulary, **preset.sizes)
 
-    def _alone(self, model: str, batch: int, name: str, cache: Path) -> dict[str, Any]:
-        return alone.measure(
-            self._config(model), batch, name, self.formats,
-            device=self.device.type, threads=self.threads, cache=cache,
-        )  # fmt: skip
+    def _warm(self, model: str, batch: int, entry: steps.Contestant) -> steps.Step:
+        config = self._config(model)
+        return steps.Step(config, entry, steps.random_tokens(config, batch, self.device), self.device).warm()
+
+    def _baseline(self, model: str, batch: int) -> steps.Step:
+        """Return the step that others of this size are measured beside; the first item that needs it compiles it."""
+        if (model, batch) not in self._baselines:
+            first = next(entry for entry in self.entries() if entry.name == BASELINE)
+            self._baselines = {(model, batch): self._warm(model, batch, first)}
+        return self._baselines[model, batch]
+
+    def _step(self, model: str, batch: int, entry: steps.Contestant) -> Rows:
+        """Measure a contestant's step beside the baseline's, turn by turn, and its memory."""
+        if not _is_there(entry):
+            raise RuntimeError("torchao is not installed")
+        baseline = self._baseline(model, batch)
+        step = baseline if entry.name == BASELINE else self._warm(model, batch, entry)
+        pairs, chance = [], random.Random(0)
+        for _ in range(self.sizes.rounds):
+            turns = {entry.name: step, BASELINE: baseline}
+            pairs.append({name: turns[name].seconds() for name in chance.sample(list(turns), len(turns))})
+        of = {"model": model, "batch": batch, "name": entry.name}
+        peak = memory.peak_mb(step)
+        state = {"state_mb": round(memory.state_mb(step), 1), "peak_mb": None if peak is None else round(peak, 1)}
+        result = steps.result(entry.name, self._config(model), batch, step.first_s, pairs)
+        return {"steps": [of | result], "memory": [of | state]}
+
+    def _optimizer(self, name: str) -> Rows:
+        model = self.sizes.steps[-1][0]
+        settings = self.params.optimizers[name].model_dump()
+        found = optimizers.measure(self._config(model), ARMS_FORMAT, name, settings, 3 * self.sizes.rounds, self.device)
+        return {"optimizers": [{"model": model, "format": ARMS_FORMAT, **found}]}
+
+
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in what takes longer."""
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError(f"had not ended after {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _is_there(entry: steps.Contestant) -> bool:
+    """Whether what an entry needs is installed."""
+    return not ("torchao" in entry.name and "torchao" in needs.left_out())
+
+
+def _said(found: Rows, bench: dict[str, Any]) -> str:
+    """Return the rows as the terminal shows them."""
+    parts = {part: rows for part, rows in found.items() if part in tables.TABLES}
+    return "".join(f"\n{tables.as_text(part, rows, bench)}" for part, rows in parts.items())
+
+
+def _versions(device: torch.device) -> dict[str, str | None]:
+    """Return what a GPU's times depend on besides torch: the driver, CUDA, Triton and torchao."""
+    driver = None
+    if device.type == "cuda" and shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        answer = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split()
+        driver = answer[0] if answer else None
+    found = {"driver": driver, "cuda": torch.version.cuda}
+    return found | {name: needs.installed(name) for name in ("triton", "torchao")}

@@ -7,24 +7,22 @@ than either time.
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from altgrad.benchmark.limits import synchronize
-from altgrad.config.recipe import BLOCK_FORMATS, Rule
+from altgrad.benchmark.record import BASELINE
+from altgrad.config.recipe import Rule
+from altgrad.config.tensor_recipe import BLOCK_FORMATS
 from altgrad.model import GPT, GPTConfig, LayerRecipe, Recipe, linear_layers, quantize_model
 from altgrad.optim import Arm, build_optimizer
 from altgrad.training.graphs import compile_model
 from altgrad.training.machine import choose_compute
 
-BASELINE = "bf16"
 CLIP = 1.0
 TORCHAO = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 
@@ -37,42 +35,30 @@ class Contestant(NamedTuple):
     compute: str = "bf16"
 
 
-def contestants(formats: Sequence[str], device: torch.device) -> list[Contestant]:
-    """Return the unquantized steps, one per format with a scale per tensor, other ways with the first, and baselines.
+def contestants(device: torch.device) -> list[Contestant]:
+    """Return the ways to train: unquantized, formats and scalings, block formats, and others' layers.
 
-    Products by FP8 hardware are left out on a CPU, where torch emulates them to be tested, not to be fast.
+    Products by FP8 units are left out on a CPU, where torch emulates them to be tested, not to be fast; so is float32
+    on a GPU, where nobody trains in it.
     """
-    first = formats[0]
-    return [
+    found = [
         Contestant(BASELINE),
-        Contestant("fp32", compute="float32"),
-        *[Contestant(name, Recipe.uniform(name)) for name in formats],
-        Contestant(f"{first}, delayed scaling", Recipe.uniform(first, scaling="delayed")),
-        Contestant(f"{first}, a scale per row", Recipe.uniform(first, granularity="row")),
-        Contestant(f"{first}, a scale per block", Recipe.uniform(first, granularity="block", scale="E8M0")),
+        *[Contestant(name, Recipe.uniform(name)) for name in ("E4M3", "E3M4", "E7M0")],
+        Contestant("E4M3, delayed scaling", Recipe.uniform("E4M3", scaling="delayed")),
+        Contestant("E4M3, a scale per row", Recipe.uniform("E4M3", granularity="row")),
+        Contestant("E4M3, a scale per block", Recipe.uniform("E4M3", granularity="block", scale="E8M0")),
         Contestant("E4M3, stochastic gradients", stochastic()),
         *[Contestant(f"{name}, all tensors", of_blocks(name)) for name in ("MXFP8", "MXFP4", "NVFP4")],
         Contestant("NVFP4 as published", nvfp4()),
-        Contestant(f"{first}, codes kept", Recipe.uniform(first, save="codes")),
-        *[Contestant(f"E4M3, torchao {name}", torchao(name)) for name in ("tensorwise", "rowwise")],
-        *([Contestant("E4M3, native", Recipe.uniform("E4M3", backend="native"))] if device.type == "cuda" else []),
-    ]
-
-
-def on_gpu() -> list[Contestant]:
-    """Return what a GPU's users choose between: bf16, emulated formats and block formats, FP8 units, and torchao."""
-    native = {"backend": "native"}
-    return [
-        Contestant(BASELINE),
-        *[Contestant(name, Recipe.uniform(name)) for name in ("E4M3", "E3M4", "E7M0")],
-        Contestant("E4M3, blocks of 32 (MXFP8)", of_blocks("MXFP8")),
-        Contestant("E2M1, two-level blocks of 16 (NVFP4)", of_blocks("NVFP4")),
-        Contestant("NVFP4 as published", nvfp4()),
-        Contestant("E4M3, native tensorwise", Recipe.uniform("E4M3", **native)),
-        Contestant("E4M3, native rowwise", Recipe.uniform("E4M3", grad="E4M3", granularity="row", **native)),
-        *[Contestant(f"E4M3, torchao {name}", torchao(name)) for name in TORCHAO],
+        Contestant("NVFP4, MS-EDEN", ms_eden()),
         Contestant("E4M3, codes kept", Recipe.uniform("E4M3", save="codes")),
+        *[Contestant(f"E4M3, torchao {name}", torchao(name)) for name in TORCHAO],
     ]
+    if device.type == "cpu":
+        return [*found, Contestant("fp32", compute="float32")]
+    rowwise = Recipe.uniform("E4M3", grad="E4M3", granularity="row", backend="native")
+    tensorwise = Recipe.uniform("E4M3", backend="native")
+    return [*found, Contestant("E4M3, native tensorwise", tensorwise), Contestant("E4M3, native rowwise", rowwise)]
 
 
 def of_blocks(name: str) -> Recipe:
@@ -94,6 +80,13 @@ def nvfp4() -> Recipe:
     """Return what params.yaml calls NVFP4, with all layers but the head in it."""
     grad = {**BLOCK_FORMATS["NVFP4"], "rounding": "stochastic"}
     return Recipe(rules=(Rule(layers="blocks.*", weight="NVFP4_16x16", input="NVFP4", grad=grad, hadamard=16),))
+
+
+def ms_eden() -> Recipe:
+    """Return what params.yaml calls QUARTET_II, with all layers but the head in it."""
+    forward = {**BLOCK_FORMATS["NVFP4"], "scale_rounding": "4/6"}
+    grad = {**BLOCK_FORMATS["NVFP4"], "rounding": "MS-EDEN"}
+    return Recipe(rules=(Rule(layers="blocks.*", weight=forward, input=forward, grad=grad),))
 
 
 def torchao(name: str) -> Recipe:
@@ -149,34 +142,6 @@ def random_tokens(config: GPTConfig, batch: int, device: torch.device) -> torch.
     """Return inputs and targets, shape (2, batch, context), the same ones in every process."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(config.vocab_size, (2, batch, config.context), generator=generator).to(device)
-
-
-def measure(
-    config: GPTConfig, batch: int, entries: Sequence[Contestant], rounds: int, device: torch.device
-) -> list[dict[str, Any]]:
-    """Return a result per contestant: seconds to the first step, and milliseconds per step.
-
-    Args:
-        config: the model's size; its context is the length of the sequences.
-        batch: sequences per step.
-        entries: the contestants, the baseline among them.
-        rounds: steps of each that are timed; the baseline has as many beside each of the others.
-        device: where.
-    """
-    torch._dynamo.reset()
-    tokens = random_tokens(config, batch, device)
-    steps: dict[str, Step] = {}
-    for entry in tqdm(entries, desc=f"width {config.width}, batch {batch}: compiling", leave=False):
-        steps[entry.name] = Step(config, entry, tokens, device).warm()
-    others = [name for name in steps if name != BASELINE]
-    pairs: dict[str, list[dict[str, float]]] = {name: [] for name in others}
-    chance = random.Random(0)
-    for _ in tqdm(range(rounds), desc=f"width {config.width}, batch {batch}: measuring", leave=False):
-        for name in chance.sample(others, len(others)):
-            beside = chance.sample([BASELINE, name], 2)
-            pairs[name].append({each: steps[each].seconds() for each in beside})
-    pairs[BASELINE] = [pair for name in others for pair in pairs[name]]
-    return [result(name, config, batch, steps[name].first_s, pairs[name]) for name in steps]
 
 
 def matmul_operations(config: GPTConfig, batch: int) -> int:

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from altgrad.benchmark.machines import sizes
+from altgrad.benchmark.record import BASELINE
 from altgrad.reporting.document import Column, Table
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import NONE, number, significant, whole
 
-BASELINE = "bf16"
 NOT_MEASURED = "not measured"
-BYTES_MOVED = 8  # per element of a quantization: a float32 read and one written
+BYTES = {
+    "masters": "masters", "weights": "weights", "gradients": "grads", "m": "m", "v": "v", "other": "other_state",
+    "all": "per_parameter",
+}  # fmt: skip
 
 Result = dict[str, Any]
 Cell = Callable[[Result], str]
 
 
 def tables_of(bench: Result) -> list[Table]:
-    """Return the tables of what the record has, in the page's order; memory and compile time share one."""
-    return [table(bench) for table in dict.fromkeys(table for part, table in TABLES.items() if bench.get(part))]
+    """Return the tables of what the record has, in the page's order."""
+    return [table(bench) for part, table in TABLES.items() if bench.get(part)]
 
 
 def as_text(part: str, results: list[Result], bench: Result) -> str:
@@ -81,9 +83,8 @@ def steps_table(bench: Result) -> Table:
 
 
 def memory_table(bench: Result) -> Table:
-    """Contestants: peak memory by size, and seconds to the first step, cold and warm, as far as they were measured."""
-    memory, compiled = bench.get("memory", []), bench.get("compile", [])
-    peaks = {(_size(result), result["name"]): result["peak_mb"] for result in memory}
+    """Contestants: peak memory by size."""
+    peaks = {(_size(result), result["name"]): result["peak_mb"] for result in bench["memory"]}
 
     def cell(result: Result) -> str:
         base = peaks.get((_size(result), BASELINE))
@@ -91,43 +92,20 @@ def memory_table(bench: Result) -> Table:
             return NOT_MEASURED
         return whole(round(result["peak_mb"])) + (f" ({result['peak_mb'] / base:.2f})" if base else "")
 
-    columns, rows = _by_size(memory, cell)
-    seconds = {f"**{result['name']}**": [number(result[key], 1) for key in ("cold_s", "warm_s")] for result in compiled}
-    shown = {row[0]: row[1:] for row in rows}
-    body = [
-        [name, *shown.get(name, [NONE] * len(columns)), *seconds.get(name, [NOT_MEASURED] * 2 if seconds else [])]
-        for name in dict.fromkeys([*shown, *seconds])
-    ]
-    heads = ["peak MB"] * bool(memory) + ["first step s"] * bool(compiled)
-    return Table(
-        [words(", ".join(heads)), *columns, *(Column(head) for head in ("cold, s", "warm, s") if compiled)], body,
-        _memory_note(memory, compiled),
-    )  # fmt: skip
-
-
-def _memory_note(memory: list[Result], compiled: list[Result]) -> str:
-    notes = []
-    if memory:
-        notes.append(
-            "MB (10^6 bytes) at the peak of three warm steps, and over bf16's, each in a process of its own: "
-            "parameters, optimizer state, gradients, activations and quantized copies. On a CPU, the growth of the "
-            "resident set, freed tensors given back at once, plus what lies there between steps; on a GPU, what torch "
-            "has allocated."
-        )
-    if compiled:
-        size = f"{compiled[0]['model']}, batch {compiled[0]['batch']}"
-        notes.append(
-            f"First step: seconds from its call to its end in a new process ({size}), compiling included; cold with "
-            "an empty compile cache, warm with the cache that this left."
-        )
-    return " ".join(notes)
+    columns, rows = _by_size(bench["memory"], cell)
+    note = (
+        "MB (10^6 bytes) at the peak of three warm steps, and over bf16's: parameters, optimizer state, gradients, "
+        "activations and quantized copies. On a CPU, the growth of the resident set plus what lies there between "
+        "steps; on a GPU, what torch has allocated."
+    )
+    return Table([words("peak MB"), *columns], rows, note)
 
 
 def at_once_table(bench: Result) -> Table:
-    """Runs an hour by how many share the GPU."""
+    """Runs an hour by how many share the machine."""
     note = (
-        f"Runs of `{bench['at_once'][0]['model']}`, trained and diagnosed, so many at a time on the one GPU, from when "
-        "the first of each process has ended; first: seconds until then."
+        f"Runs of `{bench['at_once'][0]['model']}`, trained and diagnosed, so many at a time on this machine, from "
+        "when the first of each process has ended; first: seconds until then."
     )
     return _table(
         sorted(bench["at_once"], key=lambda row: row["jobs"]), note, (Column("at a time"), _whole("jobs")),
@@ -163,62 +141,23 @@ def optimizers_table(bench: Result) -> Table:
         "A step of the optimizer alone, told the norm of the gradients as in training, on the "
         f"{significant(first['parameters'] / 1e6)} M parameters of `{first['model']}`, weights in {first['format']}, "
         "over torch's fused AdamW in the same round, median. "
-        "State: the optimizer's tensors; peak: with what a step takes besides, weights and gradients aside."
+        "State: the optimizer's tensors; peak: with what a step takes besides, weights and gradients aside. B: bytes "
+        "per parameter, of weights in full precision that products quantize anew (masters), other weights, gradients, "
+        "both moments with their scales, other state, and all of these."
     )
     return _table(
         bench["optimizers"], note, (words("arm"), _strong), (Column("over AdamW"), _number("over_adamw", 2)),
         (Column("quartiles"), _quartiles("over_adamw")), (Column("step"), lambda row: _ms(row["step_ms"])),
         (Column("state MB"), lambda row: whole(round(row["state_mb"]))),
         (Column("peak MB"), lambda row: NOT_MEASURED if row["peak_mb"] is None else whole(round(row["peak_mb"]))),
+        *((Column(f"{name}, B"), _bytes(f"bytes_{key}")) for name, key in BYTES.items()),
     )  # fmt: skip
 
 
-def quantizers_table(bench: Result) -> Table:
-    """Ways to quantize by tensor size: nanoseconds per element, and the share of the copy bandwidth reached."""
-    results = bench["quantizers"]
-    elements = sorted({result["elements"] for result in results})
-    largest = max(elements)
-    medians = {(result["name"], result["elements"]): result.get("median_ns_per_element") for result in results}
-    absent = {result["name"]: result["absent"] for result in results if "absent" in result}
-    rate = bench.get("limits", {}).get("copy_bytes_per_s")
-    rows = []
-    for name in dict.fromkeys(result["name"] for result in results):
-        cells = [absent.get(name) or significant(medians.get((name, size))) for size in elements]
-        shown = f"**{name}**" if name.startswith("ours") else name
-        rows.append([shown, *cells, _share(medians.get((name, largest)), rate)])
-    columns = [words("round(x · s) / s"), *(Column(f"{_elements(size)}, ns") for size in elements)]
-    note = (
-        f"Nanoseconds per element, median, float32 in and out, elements by column; ours in {results[0]['format']}. "
-        f"Share: {BYTES_MOVED} bytes per element of the largest tensor against the copy limit above. "
-        f"{NONE}: too slow for tensors of this size."
-    )
-    return Table([*columns, Column("share of the limit")], rows, note)
-
-
-def study_table(bench: Result) -> Table:
-    """What a cell of a study takes, by model, and in what."""
-    parts = {
-        "steps": "steps_s", "loading a graph": "loading_s", "instrumented passes": "observe_s",
-        "evaluations": "evaluate_s", "rest of training": "around_s", "outside": "outside_s",
-    }  # fmt: skip
-    first = bench["study"][0]
-    note = (
-        f"A grid of {first['cells']} cells of {first['steps']} steps, {first['jobs']} at a time, really trained and "
-        "diagnosed in a throw-away copy of the project whose graphs were compiled before; no report. A cell: the "
-        "seconds of one of the jobs, and where they go on the mean cell. Outside: diagnosis, hand-over to DVC, waiting."
-    )
-    return _table(
-        bench["study"], note, (words("model"), lambda row: f"`{row['model']}`"),
-        (Column("cells an hour"), _whole("cells_per_hour")), (Column("a cell, s"), _number("cell_s", 1)),
-        *((Column(f"{name}, s"), _number(key, 2)) for name, key in parts.items()),
-    )  # fmt: skip
-
-
-#: The table of each part, in the page's order; those of the first two are of `make gpu`.
+#: The table of each part, in the page's order.
 TABLES: dict[str, Callable[[Result], Table]] = {
     "checks": checks_table, "operands": operands_table, "steps": steps_table, "memory": memory_table,
-    "compile": memory_table, "at_once": at_once_table, "parts_of_runs": parts_table, "optimizers": optimizers_table,
-    "quantizers": quantizers_table, "study": study_table,
+    "at_once": at_once_table, "parts_of_runs": parts_table, "optimizers": optimizers_table,
 }  # fmt: skip
 
 
@@ -243,6 +182,10 @@ def _number(key: str, digits: int) -> Cell:
     return lambda row: number(row[key], digits)
 
 
+def _bytes(key: str) -> Cell:
+    return lambda row: number(row[key], 2) if key in row else NOT_MEASURED
+
+
 def _quartiles(key: str) -> Cell:
     return lambda row: " to ".join(f"{end:.2f}" for end in row[f"{key}_quartiles"])
 
@@ -255,22 +198,16 @@ def _by_size(results: list[Result], cell: Callable[[Result], str]) -> tuple[list
     return [Column(f"{model}, batch {batch}") for model, batch in columns], rows
 
 
+def sizes(results: list[Result]) -> list[tuple[str, int]]:
+    """Return the models and batches of results: narrow models first, where results say how wide, and small batches."""
+    models = {result["model"]: result.get("width", 0) for result in results}
+    rank = {model: i for i, model in enumerate(sorted(models, key=models.__getitem__))}
+    return sorted({_size(result) for result in results}, key=lambda size: (rank[size[0]], size[1]))
+
+
 def _size(result: Result) -> tuple[str, int]:
     return result["model"], result["batch"]
 
 
 def _ms(milliseconds: float) -> str:
     return f"{milliseconds:.0f} ms" if milliseconds >= 10 else f"{milliseconds:.1f} ms"
-
-
-def _elements(count: int) -> str:
-    for power, unit in ((20, "Mi"), (10, "Ki")):
-        if count >= 1 << power:
-            return f"{count / (1 << power):g} {unit}"
-    return str(count)
-
-
-def _share(nanoseconds: float | None, rate: float | None) -> str:
-    if nanoseconds is None:
-        return NONE
-    return f"{100 * BYTES_MOVED / nanoseconds * 1e9 / rate:.0f} %" if rate else NOT_MEASURED

@@ -98,7 +98,6 @@ def diagnose_cell(
         "cell_sha256": hashlib.sha256(cell_path.read_bytes()).hexdigest(),
         "status": OK if all(entry["status"] == OK for entry in layers.values()) else NONFINITE,
         "summary": {a.name: _summary(a.metric, last, layers) for a in ANALYSES if a.metric.summary},
-        "course": _course(numbers, layers),
         "flags": list(_flags(last)),
         "metrics": {a.name: a.row.to_json() for a in ANALYSES if a.row},
         "layers": layers,
@@ -181,17 +180,6 @@ def _summary(metric: Metric, last: list[Row], layers: dict[str, dict[str, Any]])
     own = [row for row in last if row.metric == metric.name]
     sizes = [math.prod(layers[row.layer]["shape"]) if row.layer != WHOLE_MODEL else 1 for row in own]
     return metric.summary([row.value for row in own], sizes) if own and metric.summary else None
-
-
-def _course(numbers: list[Row], layers: dict[str, dict[str, Any]]) -> dict[str, dict[int, float | None]]:
-    """Return the summary of each metric at each step that has it, of those that are measured at several."""
-    found: dict[str, dict[int, float | None]] = {}
-    for metric in (a.metric for a in ANALYSES if a.metric.summary):
-        steps = sorted({row.step for row in numbers if row.metric == metric.name})
-        if len(steps) > 1:
-            by_step = {step: [row for row in numbers if row.step == step] for step in steps}
-            found[metric.name] = {step: _summary(metric, rows, layers) for step, rows in by_step.items()}
-    return found
 
 
 def _flags(last: list[Row]) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
     __main__ -> cells -> handover -> plan -> dvc_api
                 cells -> progress   -> executor
-                cells -> draft
     __main__ -> local -> worker
                 local               -> executor
 

@@ -53,14 +53,15 @@ def main(arguments: list[str]) -> None:
     pool = local.LocalPool(options.jobs, *takes)
     executor = on_ray.RayCluster(*takes) if options.engine == "ray" else pool
     if options.estimate:
-        named = gpu_times.record_of(options.gpu) if options.gpu else None
+        record = gpu_times.record_of(options.gpu) if options.gpu else gpu_times.record_here(pool.gpu)
         tasks, _ = plan.first_tasks()
-        if tasks and named is not None:
-            found = gpu_times.estimate_there(tasks, named)
-        elif tasks:
-            record = gpu_times.record_here(pool.gpu)
-            found = gpu_times.estimate_here(tasks, pool.jobs, record) if record else budget.estimate(tasks, pool.jobs)
         if tasks:
+            if record is None:
+                found = budget.estimate(tasks, pool.jobs)
+            elif options.gpu:
+                found = gpu_times.estimate_there(tasks, record)
+            else:
+                found = gpu_times.estimate_here(tasks, pool.jobs, record)
             print(f"{budget.said(found, tasks, params.budget)}; {disk.said(disk.needed(tasks, pool.jobs))}")
         else:
             print("no cell has to run")

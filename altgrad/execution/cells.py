@@ -18,7 +18,6 @@ from pathlib import Path
 from altgrad.config import UserError
 from altgrad.config.files import read_json, write_text
 from altgrad.execution import dvc_api
-from altgrad.execution.draft import Draft
 from altgrad.execution.early_stop import LOOK_EVERY, EarlyStop
 from altgrad.execution.executor import BEGAN, LOGS, Executor, Outcome, Status, Task
 from altgrad.execution.handover import HandOver
@@ -91,13 +90,11 @@ class TaskRun:
         if self._judge:
             self._given_up = {task.name: task for task in self._judge.given_up(tasks)}
         begun = [task for task in tasks if task.name not in self._given_up]
-        with _caught_signals() as self._received, _began(), closing(Progress()) as progress, closing(Draft()) as draft:
+        with _caught_signals() as self._received, _began(), closing(Progress()) as progress:
             hand_over = HandOver()
             progress.add(begun)
             self._start(begun)
             while not self._turn(progress, hand_over):
-                if not (self._received or self._out_of_time):
-                    draft.when_due(progress.seconds_left())
                 if not self._status.ended:
                     time.sleep(POLL_SECONDS)
         self._tell()

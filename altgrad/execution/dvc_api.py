@@ -11,25 +11,22 @@ import inspect
 import logging
 import os
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import dvc
-import psutil
 
 from altgrad.config import UserError
 from altgrad.execution import dvc_files
+from altgrad.execution.children import stop_children
 
 # With these the tests of this file passed, and a grid was trained and handed over. README.md says how to try another.
 TRIED_VERSIONS = ("3.67.0", "3.67.1")
-
-END_S = 1.0  # that a process which was interrupted has to end by itself
 
 # Members of the objects that DVC makes, by the name of their class here: for a method, the arguments that it is given;
 # None for what is only read.
@@ -260,38 +257,8 @@ def reproduce(stages: list[str], *, alone: bool = False) -> None:
         try:
             thread.submit(_reproduce, stages, alone).result()
         except KeyboardInterrupt:
-            _stop_children()
+            stop_children()
             raise
-
-
-def _stop_children() -> None:
-    """End the processes that this one has started; those of a terminal have been interrupted with it."""
-    left = _at_work(psutil.Process().children(recursive=True), END_S)
-    for end in (psutil.Process.terminate, psutil.Process.kill):
-        for child in left:
-            with suppress(psutil.NoSuchProcess):
-                end(child)
-        left = _at_work(left, 10 * END_S)
-
-
-def _at_work(children: list[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Return which are still at work after so many seconds, or none as soon as none is.
-
-    They are looked at, not waited for: whoever else asked for the status of one, as DVC does for its stage's, would be
-    told that it had ended well.
-    """
-    ends = time.monotonic() + seconds
-    while left := [child for child in children if _works(child)]:
-        if time.monotonic() > ends:
-            break
-        time.sleep(0.05)
-    return left
-
-
-def _works(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def _reproduce(stages: list[str], alone: bool) -> None:

@@ -49,6 +49,15 @@ class Growth(NamedTuple):
     content: bytes
 
 
+def grow(path: Path, growth: Growth) -> None:
+    """Have a file be as it is on the node that it has grown on."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "r+b" if path.exists() else "wb") as file:
+        file.seek(growth.start)
+        file.write(growth.content)
+        file.truncate()
+
+
 class Ended(NamedTuple):
     """A task that has ended: its exit status, what it wrote if that is 0, and whether the node's disk was full."""
 

@@ -6,19 +6,13 @@ task is, who gets which, what is kept of it and what happens when a machine is l
 
 from __future__ import annotations
 
-import atexit
-import logging
-import os
 import shutil
-import socket
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,17 +23,15 @@ from altgrad.config import UserError
 from altgrad.config.files import read_json, write_text
 from altgrad.execution import node
 from altgrad.execution.executor import Outcome, Status, Task
-from altgrad.execution.node import READS, SHARED, WRITES, About, Ended, Growth, News, Node, places, scratch_of
+from altgrad.execution.node import READS, SHARED, WRITES, About, Ended, News, Node, grow, places, scratch_of
 from altgrad.execution.parcel import pack, unpack
+from altgrad.execution.ray_cluster import connected, require_ray
 
-ANSWERS_WITHIN = 10.0  # seconds that the head of a cluster may take to accept a connection
 LOOK_EVERY = 5.0  # seconds between looks for new machines
 ASK_EVERY = 0.2  # seconds between calls to a machine, at least ...
 ANSWERED_WITHIN = 120.0  # seconds that an answer which is there may take to arrive
 CALLS = 200  # ... and so many calls a second to all of them, at most
 ATTEMPTS = 3  # of a task whose machine or process was lost
-CODE = ("altgrad", "stages")  # what is shipped: the package, and what runs a stage
-PASSED_ON = ("ALTGRAD_CPU_BF16",)  # variables of this process that decide a cell's bits
 LOST = -9  # the status of a task that was lost as often as it was tried
 TOLD_TO_STOP = (130, 143)  # exit statuses of a task that was interrupted, and has written a checkpoint
 
@@ -75,7 +67,7 @@ class RayCluster:
     def __init__(
         self, threads: int = 1, gpus: int = 1, cell_mb: float | None = None, keep_every: float = node.KEEP_EVERY
     ) -> None:
-        _require_ray()
+        require_ray()
         self._threads, self._gpus, self._cell_mb, self._keep_every = threads, gpus, cell_mb, keep_every
         self._waiting: list[Task] = []
         self._machines: dict[str, _Machine] = {}
@@ -99,7 +91,7 @@ class RayCluster:
     def poll(self) -> Status:
         """Take in what machines have answered, give the idle ones tasks, and ask all of them again."""
         if self._ray is None and self._waiting:
-            self._ray = self._connected()
+            self._ray = connected()
         if self._ray is not None:
             self._look_for_machines(self._ray)
             self._collect(self._ray)
@@ -119,21 +111,6 @@ class RayCluster:
         for machine in self._machines.values():
             if machine.tasks:
                 machine.actor.cancel.remote(signum, None if only is None else list(only))
-
-    def _connected(self) -> ModuleType:
-        import ray
-
-        if not ray.is_initialized():
-            variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-            environment = {"working_dir": str(_code()), "env_vars": variables}
-            try:
-                ray.init(
-                    log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False, runtime_env=environment
-                )  # fmt: skip
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                address = os.environ.get("RAY_ADDRESS", "this machine")
-                raise UserError(f"no Ray cluster answers at {address}: {str(error).splitlines()[0]}") from None
-        return ray
 
     def _look_for_machines(self, ray: ModuleType) -> None:
         """Start a `Node` on each machine that has joined."""
@@ -188,7 +165,7 @@ class RayCluster:
                 Path(path).unlink(missing_ok=True)
         for path, growth in news.grown.items():
             if path.startswith("scratch/") and ".." not in path:
-                _grow(Path(path), growth)
+                grow(Path(path), growth)
         for ended in news.ended:
             if ended.name in machine.tasks:
                 self._end(machine, machine.tasks.pop(ended.name), ended)
@@ -288,33 +265,6 @@ class RayCluster:
                 machine.answer = machine.actor.news.remote()
 
 
-def _require_ray() -> None:
-    """Raise :class:`UserError` where a connection cannot succeed, which Ray itself would try for minutes."""
-    if find_spec("ray") is None:
-        raise UserError("ENGINE=ray needs Ray: pip install 'altgrad[ray]'")
-    address = os.environ.get("RAY_ADDRESS", "")
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if not port.isdigit():
-        if address not in ("", "auto", "local"):
-            raise UserError(f"RAY_ADDRESS is {address}; expected HOST:PORT, auto or local")
-        return
-    try:
-        socket.create_connection((host, int(port)), ANSWERS_WITHIN).close()
-    except (OSError, OverflowError):
-        raise UserError(f"no Ray cluster answers at {address}, which RAY_ADDRESS names; is it up?") from None
-
-
-def _code() -> Path:
-    """Return a folder with the project's code and nothing else, which Ray ships to each machine once."""
-    folder = Path(tempfile.mkdtemp(prefix="altgrad-code-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    package = Path(__file__).parents[1]
-    unwanted = shutil.ignore_patterns("__pycache__", "*.md")
-    for name, source in zip(CODE, (package, Path("stages")), strict=True):
-        shutil.copytree(source, folder / name, ignore=unwanted)
-    return folder
-
-
 def _seed(key: str) -> int:
     """Return a cell's seed, 0 for one that is not planned."""
     cell = Path(f"data/grid/{key}.json")
@@ -344,11 +294,3 @@ def _put_each(parcel: Any, key: str) -> None:
         folders = {name.rpartition("/")[0] for name in parcel.files}
         allowed = [name for name in parcel.files if name.startswith(f"scratch/{key}-")] if len(folders) < 2 else []
         unpack(parcel, Path(), allowed)
-
-
-def _grow(path: Path, growth: Growth) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "r+b" if path.exists() else "wb") as file:
-        file.seek(growth.start)
-        file.write(growth.content)
-        file.truncate()

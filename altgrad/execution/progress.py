@@ -5,7 +5,6 @@ Where nobody watches the output is a file: there is no bar to redraw in it, but 
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import signal
@@ -39,7 +38,6 @@ class Progress:
         self._ended: Counter[str] = Counter()
         self._done, self._unit = 0, ""
         self._shown = 0.0
-        self._began = time.monotonic()
 
     def add(self, tasks: Sequence[Task]) -> None:
         """Take in tasks that are to be run."""
@@ -79,12 +77,6 @@ class Progress:
         self._bar.set_description(counts, refresh=False)
         self._bar.set_postfix_str(" ".join(task.key for task in running), refresh=False)
         self._bar.refresh()
-
-    def seconds_left(self) -> float:
-        """Return for how long the tasks will go on if they go on as before; infinity before the first has ended."""
-        if not self._done:
-            return math.inf
-        return (time.monotonic() - self._began) * (self._total / self._done - 1)
 
     def close(self) -> None:
         """Leave the bar as it stands."""

@@ -8,6 +8,7 @@ for ``value * scale``. With ``root`` the square root is stored.
 COAT's range expansion (Xi et al. 2024, arXiv:2410.19313, section 4) raises magnitudes to a power k per group,
 ``log(R of the codebook) / log(R of the group)`` with R the largest over the smallest magnitude that is not zero. It is
 computed as ``(|x| / amax)^k * largest``, which is the same and leaves no range; the scale kept is the amax itself.
+Logarithms and powers are taken in float64, so that two libraries' last places hardly ever show.
 
 Infinities saturate. NaN, which no finite gradient brings, is stored as the largest value.
 """
@@ -74,7 +75,8 @@ class Coding:
         parts = {}
         if self.moment.expand:
             k, scale = self._power(groups, amax), amax
-            scaled = torch.copysign((groups.abs() / amax).pow(k) * self.book.largest, groups)
+            share = ((groups.abs() / amax).double().log2() * k.double()).exp2()
+            scaled = torch.copysign((share * self.book.largest).float(), groups)
             parts[POWER] = k.flatten()
         else:
             scale = amax / self.book.largest
@@ -103,8 +105,8 @@ class Coding:
             scale = (scale.int() << 23).view(torch.float32)
         scale = scale.unsqueeze(-1)
         if self.moment.expand:
-            share = (values.abs() / self.book.largest).pow(1 / parts[POWER].unsqueeze(-1))
-            found = torch.copysign(share * scale, values)
+            share = ((values.double().abs() / self.book.largest).log2() * (1 / parts[POWER].double()[:, None])).exp2()
+            found = torch.copysign((share * scale.double()).float(), values)
         else:
             found = values * scale
         if self.moment.root:

@@ -147,13 +147,13 @@ class ArmOptimizer(Resumable):
                     "steps, and no more is said of them", stacklevel=4,
                 )  # fmt: skip
             return loss
-        for group in self.param_groups:
+        for i, group in enumerate(self.param_groups):
             if group["quantized"]:
                 self._step_quantized(group)
                 continue
             present = [p for p in group["params"] if p.grad is not None]
             if self.arm.state is not None:
-                present = self._step_coded(group, present)
+                present = self._step_coded(i, present)
             if self.base.plain == "adamw":
                 # torch's fused step counts on the device, which load_state_dict knows by the group's name for it.
                 step_adamw(group, present, [self._state(p, ADAM, p.device) for p in present], self.sharded)
@@ -211,25 +211,34 @@ class ArmOptimizer(Resumable):
             for part, t in ((p, w), *((kept[name], state[name]) for name in kept)):
                 keep_part(part, t)
 
-    def _step_coded(self, group: dict[str, Any], present: list[nn.Parameter]) -> list[nn.Parameter]:
-        """Step those of ``present`` whose moments are codes, in the plain form, and return the others."""
-        coded = {p: codings for p in present if (codings := self.codings.of(p))}
-        states = [self._state(p, self._plain_names) for p in coded]
-        if not states:
+    def _step_coded(self, index: int, present: list[nn.Parameter]) -> list[nn.Parameter]:
+        """Step those of ``present``, of a group, whose moments are codes, in the plain form, and return the others."""
+        group = self.param_groups[index]
+        start = sum(len(other["params"]) for other in self.param_groups[:index])
+        coded = [
+            (place, p, codings, self._state(p, self._plain_names))
+            for place, p in enumerate(group["params"], start)
+            if p.grad is not None and (codings := self.codings.of(p))
+        ]
+        if not coded:
             return present
-        counters = [state["step"] for state in states]
+        counters = [state["step"] for *_, state in coded]
         torch._foreach_add_(counters, 1)
-        places = {p: place for place, p in enumerate(p for g in self.param_groups for p in g["params"])}
         numbers: dict[float, Tensor] = {}
-        for (p, codings), state, step in zip(coded.items(), states, torch.stack(counters).tolist(), strict=True):
+        waiting: dict[float, list[tuple[Tensor, Tensor, update.State, int]]] = {}
+        for (place, p, codings, state), step in zip(coded, torch.stack(counters).tolist(), strict=True):
             if step not in numbers:
                 numbers[step] = self._numbers(group, step, 1, p.device)
-            stream, g = (self.seed, places[p], int(step)), cast("Tensor", p.grad)
+            stream, g = (self.seed, place, int(step)), cast("Tensor", p.grad)
             take = local if not is_sharded(p) or self.codings.in_parts(p) else whole
             w, g = take(p), take(g)
             loops = self._plain_loops(w, codings)
+            own = {name: local(t) for name, t in state.items()} if self.sharded else state
+            if loops is not None and take is local:
+                waiting.setdefault(step, []).append((w, g, own, place))
+                continue
             if loops is not None:
-                loops.step(w, g, {name: local(t) for name, t in state.items()}, numbers[step], stream, None)
+                loops.step(w, g, own, numbers[step], stream, None)
             else:
                 w = w if w.dtype == torch.float32 else w.float()
                 with opened(codings, state, self._plain_names, p, stream) as moments:
@@ -239,7 +248,11 @@ class ArmOptimizer(Resumable):
                 keep_part(p, w)
             elif w.dtype != p.dtype:
                 local(p).copy_(w)
-        return [p for p in present if p not in coded]
+        for step, each in waiting.items():
+            weights, gradients, states, places = zip(*each, strict=True)
+            assert self._coded_loops is not None  # they took each
+            self._coded_loops.step_each(weights, gradients, states, places, numbers[step], self.seed, int(step))
+        return [p for p in present if not self.codings.of(p)]
 
     def _plain_loops(self, p: Tensor, codings: dict[str, Coding]) -> update_cpu.Loops | None:
         """Return the loops for the plain form of ``p``, whose moments are codes, if they take it."""

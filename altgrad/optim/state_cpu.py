@@ -24,14 +24,15 @@ DEFINITIONS = definitions.enumeration("codec", FIELDS) + definitions.numbers(
 def takes(coding: Coding) -> bool:
     """Whether the loops read and write such codes: of blocks, in formats with a zero and in maps, of up to 8 bits."""
     moment, book = coding.moment, coding.book
-    blocks = moment.granularity == "block" and CHUNK % moment.block == 0 and not moment.expand
+    blocks = moment.granularity == "block" and CHUNK % moment.block == 0
     if book.fmt is None:
-        return blocks and moment.rounding == "nearest"
+        return blocks and moment.rounding == "nearest" and not moment.expand
     return blocks and book.bits <= 8 and book.fmt.has_zero and book.smallest >= 2.0**-100
 
 
 def packed(name: str, coding: Coding) -> Tensor:
-    """Return the coding of the moment ``name``: float32, the header, values, and a map's table in bits."""
+    """Return the coding of the moment ``name``: float32, the header, values, and a map's table in bits, or
+    with ``expand`` the logarithms, float64, of the codes' values over the largest."""
     moment, book, fmt = coding.moment, coding.book, coding.book.fmt
     lowest, entry, table = (0, 0, np.zeros(0, np.uint32)) if fmt else _table(book)
     fields = {
@@ -46,6 +47,9 @@ def packed(name: str, coding: Coding) -> Tensor:
     numbers = np.zeros(HEADER + size, np.float32)
     numbers[: len(FIELDS)] = [fields[field] for field in FIELDS]
     numbers[HEADER:] = book.code_values
+    if moment.expand:
+        with np.errstate(divide="ignore"):
+            table = np.log2(np.abs(book.code_values.astype(np.float64)) / book.largest)
     return torch.from_numpy(np.concatenate([numbers, table.view(np.float32)]))
 
 

@@ -12,70 +12,16 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <memory>
-#include <stdexcept>
-#include <string>
+#include <optional>
 #include <vector>
 
-#include "codec.h"
-#include "definitions.h"
-#include "grid.h"
-#include "philox.h"
+#include "arm_cpu.h"
+#include "coded_adam_cpu.h"
+#include "stiffness_cpu.h"
 
 namespace altgrad {
 namespace {
-
-constexpr int64_t kChunk = 512;  // six buffers of so many floats, and seven tensors' share: 26 KiB
-constexpr int64_t kLine = 16;  // numbers of four bytes in a line of the caches
-static_assert(kChunk % Stream::kRow == 0);
-
-// --- settings: names and places are update_cpu.py's, through definitions.h -------------------------------------------
-
-[[noreturn]] void unknown(const char* setting, int32_t value) {
-  throw std::runtime_error(std::string("update_cpu.cpp has no ") + setting + " of number " + std::to_string(value));
-}
-
-struct Arm {
-  int32_t direction, unit, metric, formula, on_gradient, power, rms, momentum, match_rms, weights, reestimated;
-  int64_t scale_rule;
-
-  explicit Arm(const Tensor& settings) : Arm(static_cast<const int32_t*>(settings.const_data_ptr())) {}
-
-  explicit Arm(const int32_t* s) : scale_rule(s[setting::kScaleRule]) {
-    direction = s[setting::kDirection], unit = s[setting::kUnit], metric = s[setting::kMetric];
-    formula = s[setting::kFormula], on_gradient = s[setting::kOnGradient], power = s[setting::kPower];
-    rms = s[setting::kRms], momentum = s[setting::kMomentum], match_rms = s[setting::kMatchRms];
-    weights = s[setting::kWeights], reestimated = s[setting::kReestimated];
-    if (weights != weights::kMaster && weights != weights::kNearest && weights != weights::kStochastic) {
-      unknown("weights", weights);
-    }
-  }
-};
-
-struct Numbers {
-  float lr, decay, beta1, beta2, unbias1, unbias2, eps, momentum, max_rungs;
-
-  explicit Numbers(const Tensor& packed) {
-    const float* h = packed.const_data_ptr<float>();
-    lr = h[number::kLr], decay = h[number::kDecay], beta1 = h[number::kBeta1], beta2 = h[number::kBeta2];
-    unbias1 = h[number::kUnbias1], unbias2 = h[number::kUnbias2], eps = h[number::kEps];
-    momentum = h[number::kMomentum], max_rungs = h[number::kMaxRungs];
-  }
-};
-
-// --- element by element -------------------------------------------------------------------------------------
-
-float with_sign_of(float magnitude, float x) {
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | (std::bit_cast<uint32_t>(x) & 0x80000000u));
-}
-float inverse(float power) { return std::bit_cast<float>(0x7f000000u - std::bit_cast<uint32_t>(power)); }  // exact
-// Of two numbers that are not negative, one of them above zero; squares nothing that leaves the range.
-float hypotenuse(float a, float b) {
-  const float large = std::max(a, b), ratio = std::min(a, b) / large;
-  return large * std::sqrt(1.0f + ratio * ratio);
-}
-int32_t exponent_of(float power) { return static_cast<int32_t>(std::bit_cast<uint32_t>(power) >> 23); }
 
 // round_to_grid_stochastic of rounding.py.
 struct StochasticRounder {
@@ -144,181 +90,6 @@ float exponential(float x) {
   return (sum * rest * rest + rest + 1.0f) * power;
 }
 
-// --- sums ---------------------------------------------------------------------------------------------------
-
-// The sum of value(i) over a chunk, in sixteen lanes.
-template <class F>
-double chunk_sum(int64_t n, const F& value) {
-  constexpr int64_t kLanes = 16;
-  float lanes[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += value(i + lane);
-  }
-  for (; i < n; ++i) lanes[i % kLanes] += value(i);
-  double sum = 0;
-  for (const float lane : lanes) sum += lane;
-  return sum;
-}
-
-double total(const std::vector<double>& parts) {
-  double sum = 0;
-  for (const double part : parts) sum += part;
-  return sum;
-}
-
-template <class F>
-void over_chunks(int64_t n, const F& run) {
-  over((n + kChunk - 1) / kChunk, kChunk, [&](int64_t begin, int64_t end) {
-    for (int64_t chunk = begin; chunk < end; ++chunk) {
-      run(chunk, chunk * kChunk, std::min(kChunk, n - chunk * kChunk));
-    }
-  });
-}
-
-// The mean of what run(first, count) returns for each chunk, always added up in the same order.
-template <class F>
-float mean_over_chunks(int64_t n, const F& run) {
-  std::vector<double> sums((n + kChunk - 1) / kChunk);
-  over_chunks(n, [&](int64_t chunk, int64_t first, int64_t count) { sums[chunk] = run(first, count); });
-  return static_cast<float>(total(sums) / static_cast<double>(n));
-}
-
-// --- stiffness ----------------------------------------------------------------------------------------------
-
-// The factor of update.py without a schedule: stiffness over that of the tensor.
-class Stiffness {
- public:
-  Stiffness(const Arm& arm, const float* weight, int64_t n, float amax, float scale, const Tensor& constants,
-            const Tensor& numbers, const int32_t* order)
-      : formula_(arm.formula), spacing_(Grid(constants)), scale_(scale) {
-    const float* of_format = numbers.const_data_ptr<float>();
-    per_binade_ = of_format[stiffness::kPerBinade];
-    if (formula_ == formula::kForeign) scale_ = scale_of(amax, ScaleRule(scale_rule::kFloat32, Grid(constants)));
-    smallest_normal_ = of_format[stiffness::kSmallestNormal] / scale_;
-    floor_ = power_of_two_below(amax) * per_binade_ * stiffness::kFloor;
-    largest_ = std::max(amax, stiffness::kTiny), least_share_ = amax > 0 ? 0.0f : 1.0f;
-    knee_ = of_format[stiffness::kKnee], slope_ = of_format[stiffness::kSlope];
-    const bool scaled = formula_ != formula::kMantissa && formula_ != formula::kSmooth &&
-                        formula_ != formula::kProfile && formula_ != formula::kRms;
-    float factor = scaled ? 1.0f / scale_ : 1.0f, unit = 1.0f;
-    if (formula_ == formula::kProfile) {
-      factor = std::min(std::max(std::pow(amax, slope_), stiffness::kSmallest), stiffness::kLargest);
-    }
-    if (formula_ == formula::kRange) factor *= of_format[stiffness::kPerRange];
-    if (formula_ == formula::kMean) {
-      mean_ = mean_over_chunks(n, [&](int64_t first, int64_t count) {
-        return chunk_sum(count, [&](int64_t i) { return spacing_(weight[first + i] * scale_); });
-      });
-    }
-    if (formula_ == formula::kRms) {
-      mean_ = std::max(stiffness::kLeastRms, std::sqrt(mean_over_chunks(n, [&](int64_t first, int64_t count) {
-                         return chunk_sum(count, [&](int64_t i) { return weight[first + i] * weight[first + i]; });
-                       })));
-    }
-    const bool permuted = formula_ == formula::kPermuted;
-    if (permuted) find_exponents(weight, order, n);
-    if (arm.rms) {
-      unit = std::sqrt(mean_over_chunks(n, [&](int64_t first, int64_t count) {
-        float found[kChunk];
-        if (permuted) shuffle(first, count);
-        evaluate(weight + first, first, count, factor, found);
-        return chunk_sum(count, [&](int64_t i) { return found[i] * found[i]; });
-      }));
-    } else if (permuted) {
-      over_chunks(n, [&](int64_t, int64_t first, int64_t count) { shuffle(first, count); });
-    }
-    factor_ = factor / unit;
-  }
-
-  void operator()(const float* weight, int64_t first, int64_t n, float* found) const {
-    evaluate(weight, first, n, factor_, found);
-  }
-
- private:
-  void evaluate(const float* __restrict weight, int64_t first, int64_t n, const float factor,
-                float* __restrict found) const {
-    switch (formula_) {
-      case formula::kMantissa:
-        for (int64_t i = 0; i < n; ++i) {
-          found[i] = std::max(power_of_two_below(absolute(weight[i])) * per_binade_, floor_) * factor;
-        }
-        break;
-      case formula::kSmooth:
-        for (int64_t i = 0; i < n; ++i) {
-          found[i] = hypotenuse(absolute(weight[i]), smallest_normal_) * per_binade_ * factor;
-        }
-        break;
-      case formula::kProfile:
-        for (int64_t i = 0; i < n; ++i) {
-          const float share = std::max(absolute(weight[i]) / largest_, least_share_);
-          found[i] = hypotenuse(share, knee_);
-        }
-        if (slope_ != 1.0f) {  // a call per weight, and so most of the time of a step
-          for (int64_t i = 0; i < n; ++i) found[i] = std::pow(found[i], slope_);
-        }
-        for (int64_t i = 0; i < n; ++i) found[i] *= factor;
-        break;
-      case formula::kMean:
-      case formula::kRms:
-        std::fill_n(found, n, mean_ * factor);
-        break;
-      case formula::kPermuted: {
-        const uint8_t* exponents = shuffled_.get() + first;
-        for (int64_t i = 0; i < n; ++i) {
-          found[i] = std::bit_cast<float>(static_cast<uint32_t>(exponents[i]) << 23) * factor;
-        }
-        break;
-      }
-      case formula::kUlp:
-      case formula::kRange:
-      case formula::kForeign: {
-        const Spacing spacing = spacing_;
-        const float scale = scale_;
-        for (int64_t i = 0; i < n; ++i) found[i] = spacing(weight[i] * scale) * factor;
-        break;
-      }
-      default:
-        unknown("stiffness", formula_);
-    }
-  }
-
-  // A spacing is a power of two, and its exponent a byte: what is read here and there stays in the second cache.
-  void find_exponents(const float* weight, const int32_t* order, int64_t n) {
-    order_ = order;
-    exponents_.reset(new uint8_t[n]);
-    shuffled_.reset(new uint8_t[n]);
-    over(n, 1, [&](int64_t begin, int64_t end) {
-      exponents_of(weight + begin, exponents_.get() + begin, end - begin, spacing_, scale_);
-    });
-  }
-
-  void shuffle(int64_t first, int64_t n) const {
-    gather(exponents_.get(), order_ + first, shuffled_.get() + first, n);
-  }
-
-  static void exponents_of(const float* __restrict weight, uint8_t* __restrict exponents, int64_t n,
-                           const Spacing spacing, const float scale) {
-    for (int64_t i = 0; i < n; ++i) exponents[i] = static_cast<uint8_t>(exponent_of(spacing(weight[i] * scale)));
-  }
-
-  static void gather(const uint8_t* __restrict from, const int32_t* __restrict order, uint8_t* __restrict to,
-                     int64_t n) {
-    for (int64_t first = 0; first < n; first += kLine) {
-      // Read once, so it need not take the place of what is read often.
-      __builtin_prefetch(order + first + kChunk, 0, 0);
-      for (int64_t i = first; i < std::min(first + kLine, n); ++i) to[i] = from[order[i]];
-    }
-  }
-
-  int32_t formula_;
-  Spacing spacing_;
-  float scale_, factor_, per_binade_, smallest_normal_, floor_, mean_ = 0.0f;
-  float largest_, least_share_, knee_, slope_;
-  const int32_t* order_ = nullptr;
-  std::unique_ptr<uint8_t[]> exponents_, shuffled_;
-};
-
 // --- the rule -----------------------------------------------------------------------------------------------
 
 void advance_moments(float* __restrict m, float* __restrict v, const float* __restrict g, int64_t n, const Numbers h) {
@@ -365,12 +136,6 @@ void direct_madam(const float* __restrict p, float* __restrict v, const float* _
     step[i] = p[i] == 0.0f ? 0.0f : with_sign_of(1.0f, p[i]) * bounded;
   }
 }
-
-struct Tensors {
-  float *p, *m, *v, *reference_m, *reference_v;  // m also the momentum; null where the arm has none, or codes of it
-  const float* g;
-  Codec coded_m, coded_v;
-};
 
 // The moments of a chunk: where they lie, or decoded.
 struct Moments {
@@ -427,85 +192,6 @@ void direct(const Arm& arm, const Numbers& h, const Tensors& t, float* m, float*
   }
 }
 
-#ifdef ALTGRAD_EIGHTS
-// A whole chunk of AdamW's step, whose moments are codes, in one pass from codes to new moments and the largest of each
-// block, and one back: what Moments, direct_adam and move do, with the same bits.
-class CodedAdam {
- public:
-  CodedAdam(const Tensors& t, const Numbers& h)
-      : t_(t), h_(h), m_(t.coded_m.eights()), v_(t.coded_v.eights()),
-        unit_(std::min(t.coded_m.block(), t.coded_v.block())) {}
-
-  static bool takes(const Arm& arm, const Tensors& t) {
-    return arm.direction == direction::kAdam && arm.unit == unit::kWeight && t.reference_m == nullptr && t.coded_m &&
-           t.coded_v && t.coded_m.in_eights(true) && t.coded_v.in_eights(false);
-  }
-
-  void operator()(int64_t first) const {
-    alignas(32) float m[kChunk], v[kChunk];
-    float largest_m[kChunk / Eights::kPack], largest_v[kChunk / Eights::kPack];
-    for (int64_t at = 0; at < kChunk; at += unit_) {
-      const int64_t place = at / unit_;
-      if (t_.coded_v.root()) {
-        advance<true>(first + at, m + at, v + at, largest_m[place], largest_v[place]);
-      } else {
-        advance<false>(first + at, m + at, v + at, largest_m[place], largest_v[place]);
-      }
-    }
-    store<true>(t_.coded_m, m_, first, m, largest_m);
-    store<false>(t_.coded_v, v_, first, v, largest_v);
-  }
-
- private:
-  template <bool kRoot>
-  void advance(int64_t first, float* m, float* v, float& largest_m, float& largest_v) const {
-    const auto all = [](float x) { return _mm256_set1_ps(x); };
-    const __m256 scale_m = all(t_.coded_m.scale_of(first)), scale_v = all(t_.coded_v.scale_of(first));
-    const __m256 rest1 = all(1.0f - h_.beta1), rest2 = all(1.0f - h_.beta2), beta2 = all(h_.beta2), eps = all(h_.eps);
-    const __m256 unbias1 = all(h_.unbias1), unbias2 = all(h_.unbias2), decay = all(h_.decay), lr = all(h_.lr);
-    const __m256i magnitude = Eights::all(INT32_MAX);
-    __m256i found_m = _mm256_setzero_si256(), found_v = found_m;
-    float* p = t_.p + first;
-    for (int64_t i = 0; i < unit_; i += Eights::kWidth) {
-      const __m256 g = _mm256_loadu_ps(t_.g + first + i);
-      const __m256 old_m = m_.load<true>(t_.coded_m.codes_at(first + i), scale_m);
-      __m256 old_v = v_.load<false>(t_.coded_v.codes_at(first + i), scale_v);
-      if (kRoot) old_v = _mm256_mul_ps(old_v, old_v);
-      const __m256 new_m = _mm256_add_ps(old_m, _mm256_mul_ps(_mm256_sub_ps(g, old_m), rest1));
-      __m256 new_v = _mm256_add_ps(_mm256_mul_ps(old_v, beta2), _mm256_mul_ps(_mm256_mul_ps(g, g), rest2));
-      const __m256 below = _mm256_add_ps(_mm256_sqrt_ps(_mm256_mul_ps(new_v, unbias2)), eps);
-      const __m256 step = _mm256_div_ps(_mm256_mul_ps(new_m, unbias1), below);
-      const __m256 kept = _mm256_mul_ps(_mm256_loadu_ps(p + i), decay);
-      _mm256_storeu_ps(p + i, _mm256_sub_ps(kept, _mm256_mul_ps(lr, step)));
-      if (kRoot) new_v = _mm256_sqrt_ps(_mm256_min_ps(new_v, all(std::numeric_limits<float>::max())));
-      _mm256_store_ps(m + i, new_m);
-      _mm256_store_ps(v + i, new_v);
-      found_m = _mm256_max_epi32(found_m, _mm256_and_si256(Eights::bits(new_m), magnitude));
-      found_v = _mm256_max_epi32(found_v, Eights::bits(new_v));
-    }
-    largest_m = largest_of(found_m), largest_v = largest_of(found_v);
-  }
-
-  template <bool kSigned>
-  void store(const Codec& codec, const Eights& eights, int64_t first, float* x, const float* largest) const {
-    for (int64_t at = 0; at < kChunk; at += codec.block()) {
-      const float* own = largest + at / unit_;
-      codec.store_block<kSigned>(eights, first + at, x + at, *std::max_element(own, own + codec.block() / unit_));
-    }
-  }
-
-  static float largest_of(__m256i found) {
-    int32_t lanes[Eights::kWidth];
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), found);
-    return std::bit_cast<float>(*std::max_element(lanes, lanes + Eights::kWidth));
-  }
-
-  const Tensors& t_;
-  const Numbers& h_;
-  const Eights m_, v_;
-  const int64_t unit_;
-};
-#endif
 
 template <class F>
 void move_by_rungs(const Numbers h, float* __restrict p, const float* __restrict step,
@@ -552,7 +238,11 @@ class Step {
   Step(const Arm& arm, const Numbers& h, const Tensors& t, int64_t n, const Grid& grid, float* held,
        const Stiffness* stiffness, const Stream& stream)
       : arm_(arm), h_(h), t_(t), n_(n), grid_(grid), line_(grid), held_(held), stiffness_(stiffness),
-        stream_(stream) {}
+        stream_(stream) {
+#ifdef ALTGRAD_EIGHTS
+    if (stiffness == nullptr && !arm.match_rms && CodedAdam::takes(arm, t)) coded_.emplace(t_, h_);
+#endif
+  }
 
   void take() {
     if (arm_.match_rms) match();
@@ -600,8 +290,7 @@ class Step {
   // Moves a chunk, and returns its largest weight if someone asks for it.
   uint32_t finish(int64_t first, int64_t n) const {
 #ifdef ALTGRAD_EIGHTS
-    if (n == kChunk && stiffness_ == nullptr && directions_ == nullptr && CodedAdam::takes(arm_, t_)) {
-      CodedAdam(t_, h_)(first);
+    if (n == kChunk && coded_ && (*coded_)(first)) {
       return arm_.weights == weights::kMaster ? 0u : largest(t_.p + first, n);
     }
 #endif
@@ -676,23 +365,26 @@ class Step {
   const Stream stream_;
   float held_scale_ = 1.0f, ratio_ = 1.0f;
   std::unique_ptr<float[]> directions_;
+#ifdef ALTGRAD_EIGHTS
+  std::optional<CodedAdam> coded_;
+#endif
 };
 
 // --- the operator -------------------------------------------------------------------------------------------
 
-Codec codec_of(Tensor& codes, Tensor& scales, const Tensor& coding, int64_t n) {
-  if (coding.numel() == 0) return {};
-  return {coding.const_data_ptr<float>(), codes.mutable_data_ptr(), scales.mutable_data_ptr(), n};
-}
 float* floats_or_null(Tensor& t, const Tensor& coding) {
   return t.numel() == 0 || coding.numel() > 0 ? nullptr : static_cast<float*>(t.mutable_data_ptr());
 }
 float* data_or_null(Tensor& t) { return t.numel() == 0 ? nullptr : static_cast<float*>(t.mutable_data_ptr()); }
+Codec codec_of(Tensor& codes, Tensor& scales, Tensor& powers, const Tensor& coding) {
+  if (coding.numel() == 0) return {};
+  return {coding.const_data_ptr<float>(), codes.mutable_data_ptr(), scales.mutable_data_ptr(), data_or_null(powers)};
+}
 
 void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor reference_v, Tensor held,
               Tensor settings, Tensor numbers, Tensor constants, Tensor remembered, Tensor stiff_constants,
-              Tensor stiff_numbers, Tensor order, Tensor m_scale, Tensor v_scale, Tensor m_coding, Tensor v_coding,
-              int64_t seed, int64_t tensor, int64_t step) {
+              Tensor stiff_numbers, Tensor order, Tensor m_scale, Tensor v_scale, Tensor m_power, Tensor v_power,
+              Tensor m_coding, Tensor v_coding, int64_t seed, int64_t tensor, int64_t step) {
   const int64_t n = p.numel();
   if (n == 0) return;
   const Arm arm(settings);
@@ -704,8 +396,8 @@ void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor
                   data_or_null(reference_m),
                   data_or_null(reference_v),
                   g.const_data_ptr<float>(),
-                  codec_of(m, m_scale, m_coding, n),
-                  codec_of(v, v_scale, v_coding, n)};
+                  codec_of(m, m_scale, m_power, m_coding),
+                  codec_of(v, v_scale, v_power, v_coding)};
   std::unique_ptr<Stiffness> stiffness;
   if (arm.formula != formula::kNone) {
     const float known = remembered.numel() == 1 ? *remembered.const_data_ptr<float>() : 0.0f;
@@ -720,7 +412,22 @@ void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor
   Step(arm, h, t, n, grid, data_or_null(held), stiffness.get(), stream).take();
 }
 
+// Steps of weights whose moments are codes, all in one format, by an arm that looks at no quantization grid.
+void arm_steps(std::vector<Tensor> p, std::vector<Tensor> g, std::vector<Tensor> m, std::vector<Tensor> v,
+               std::vector<Tensor> m_scale, std::vector<Tensor> v_scale, std::vector<Tensor> m_power,
+               std::vector<Tensor> v_power, Tensor settings, Tensor numbers, Tensor constants, Tensor nothing,
+               Tensor m_coding, Tensor v_coding, int64_t seed, Tensor places, int64_t step) {
+  const int64_t* tensor = places.const_data_ptr<int64_t>();
+  for (size_t i = 0; i < p.size(); ++i) {
+    arm_step(p[i], g[i], m[i], v[i], nothing, nothing, nothing, settings, numbers, constants, nothing, nothing, nothing,
+             nothing, m_scale[i], v_scale[i], m_power[i], v_power[i], m_coding, v_coding, seed, tensor[i], step);
+  }
+}
+
 }  // namespace
 }  // namespace altgrad
 
-STABLE_TORCH_LIBRARY_IMPL(altgrad, CPU, m) { m.impl("arm_step", TORCH_BOX(&altgrad::arm_step)); }
+STABLE_TORCH_LIBRARY_IMPL(altgrad, CPU, m) {
+  m.impl("arm_step", TORCH_BOX(&altgrad::arm_step));
+  m.impl("arm_steps", TORCH_BOX(&altgrad::arm_steps));
+}

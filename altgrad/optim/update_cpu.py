@@ -7,7 +7,7 @@ products. For those, on other devices and without a C++ compiler there are the r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from altgrad.config.bases import BASES
 from altgrad.numerics import scale_rule
 from altgrad.numerics.cpu import definitions, kernels
 from altgrad.optim import state_cpu, update
-from altgrad.optim.coded import SCALE, Coding
+from altgrad.optim.coded import POWER, SCALE, Coding
 from altgrad.optim.stiffness import Stiffness
 from altgrad.optim.update import State
 from altgrad.optim.weight_grid import WeightGrid
@@ -70,17 +70,25 @@ torch.library.define(
     "altgrad::arm_step",
     "(Tensor(a!) p, Tensor g, Tensor(b!) m, Tensor(c!) v, Tensor(d!) reference_m, Tensor(e!) reference_v, "
     "Tensor(f!) held, Tensor settings, Tensor numbers, Tensor constants, Tensor remembered, Tensor stiff_constants, "
-    "Tensor stiff_numbers, Tensor order, Tensor(g!) m_scale, Tensor(h!) v_scale, Tensor m_coding, Tensor v_coding, "
-    "int seed, int tensor, int step) -> ()",
+    "Tensor stiff_numbers, Tensor order, Tensor(g!) m_scale, Tensor(h!) v_scale, Tensor(i!) m_power, "
+    "Tensor(j!) v_power, Tensor m_coding, Tensor v_coding, int seed, int tensor, int step) -> ()",
+)
+torch.library.define(
+    "altgrad::arm_steps",
+    "(Tensor(a!)[] p, Tensor[] g, Tensor(b!)[] m, Tensor(c!)[] v, Tensor(d!)[] m_scale, Tensor(e!)[] v_scale, "
+    "Tensor(f!)[] m_power, Tensor(g!)[] v_power, Tensor settings, Tensor numbers, Tensor constants, Tensor nothing, "
+    "Tensor m_coding, Tensor v_coding, int seed, Tensor places, int step) -> ()",
 )
 
 
 @torch.library.register_fake("altgrad::arm_step")
+@torch.library.register_fake("altgrad::arm_steps")
 def _traced(*arguments: object) -> None:
     """It returns nothing."""
 
 
 arm_step = torch.ops.altgrad.arm_step.default
+arm_steps = torch.ops.altgrad.arm_steps.default
 
 
 def takes(p: Tensor) -> bool:
@@ -136,6 +144,21 @@ class Loops:
             state.get("reference_avg", nothing), state.get("reference_avg_sq", nothing), self._held,
             self._settings, numbers, self._constants, nothing if remembered is None else remembered,
             *self._stiffness,
-            *(state.get(name + SCALE, nothing) for name in (first, "exp_avg_sq")),
+            *(state.get(name + part, nothing) for part in (SCALE, POWER) for name in (first, "exp_avg_sq")),
             *(self._codings.get(name, nothing) for name in (first, "exp_avg_sq")), *stream,
+        )  # fmt: skip
+
+    def step_each(
+        self, weights: Sequence[Tensor], gradients: Sequence[Tensor], states: Sequence[State], places: Sequence[int],
+        numbers: Tensor, seed: int, step: int,
+    ) -> None:  # fmt: skip
+        """Do what `step` does for each of several weights, without a grid, whose streams differ by their ``places``."""
+        nothing = self._nothing
+        first = "momentum_buffer" if "momentum_buffer" in states[0] else "exp_avg"
+        arm_steps(
+            weights, [g.contiguous() for g in gradients],
+            *([state.get(name + part, nothing) for state in states] for part in ("", SCALE, POWER) for name in (
+                first, "exp_avg_sq")),
+            self._settings, numbers, self._constants, nothing,
+            *(self._codings.get(name, nothing) for name in (first, "exp_avg_sq")), seed, torch.tensor(places), step,
         )  # fmt: skip

@@ -25,11 +25,6 @@ CIRCLES = (
     (["optimizer"], "of the same arm, in other formats too"),
 )
 TENSORS = ROLES | {"output": "output", "weight_grad": "weight gradient", "update": "update of the weights"}
-NAMES = {
-    "l2": "L2 norm", "linf": "largest magnitude", "var": "variance", "amax": "largest magnitude", "rungs": "size",
-    "update_l2": "L2 norm", "update_size": "relative size", "stall_ratio": "share that leaves the code",
-    "update_success": "share of code changes that descend", "representability_gap": "rounded part",
-}  # fmt: skip
 
 
 class Worse(NamedTuple):
@@ -100,17 +95,17 @@ def sentences(found: Case) -> list[str]:
     """Return the case in a few plain sentences."""
     result, first = found.found, found.found.excursion
     told = list(filter(None, [f"{found.key} {found.ended}.", found.rows]))
-    if result.peers:
-        held = f"{plural(result.peers, 'healthy run')} {found.circle}"
-    else:
+    left, held = "left its band", f"{plural(result.peers, 'healthy run')} {found.circle}"
+    if not result.peers:
+        left = "was beyond its limit"
         held = f"the limits of the metrics, as fewer than {LEAST_PEERS} healthy runs are like it"
     if first is None:
         until = " before the loss did" if result.loss_step is not None else ""
-        told.append(f"Held against {held}, no tensor left its band{until}.")
+        told.append(f"Held against {held}, no tensor {left}{until}.")
         if result.loss_step is not None:
             told.append(f"The loss showed it at step {result.loss_step}; instrumented passes: {_passes(found.run)}.")
         return told
-    told.append(f"The first to leave its band was the {tensor(first)}, at step {first.step}: {_value(first)}.")
+    told.append(f"The first that {left} was the {tensor(first)}, at step {first.step}: {_value(first)}.")
     told.append(f"It was held against {held}.")
     if result.lead is None:
         told.append("The loss never left its own band.")
@@ -122,9 +117,7 @@ def sentences(found: Case) -> list[str]:
 
 def tensor(first: Excursion) -> str:
     """Return what left its band: ``SQNR of the inputs of `blocks.0.mlp.up```."""
-    metric = NAMES.get(first.metric, first.metric)
-    if first.metric == "nonfinite":
-        metric = "number of NaN and infinite elements"
+    metric = "number of NaN and infinite elements" if first.metric == "nonfinite" else first.metric
     return f"{metric} of the {TENSORS.get(first.role, first.role)} of {first.layer}"
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from altgrad.config.tasks import ON_TEST
 from altgrad.metrics import METRICS, Metric
-from altgrad.reporting.anomalies import Case, tensor
+from altgrad.reporting.anomalies import Case, sentences
 from altgrad.reporting.html import environment
 from altgrad.reporting.load import IDENTITY, MISSING, Study
 from altgrad.reporting.wording import significant
@@ -45,10 +45,10 @@ def contents(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> dict[s
         if all(own.get(name, ...) == value for own in settings.values())
     }  # fmt: skip
     histories, summaries = (dict(list(frame.groupby(IDENTITY, sort=False))) for frame in (study.history, study.summary))
-    flagged = dict(list(flags.dropna(subset="seed").groupby(IDENTITY, sort=False))) if len(flags) else {}
+    flagged = dict(list(flags.groupby(IDENTITY, sort=False))) if len(flags) else {}
     names = list(study.summary["metric"].unique())
     known = METRICS | study.metrics
-    causes = {case.key: _cause(case) for case in cases}
+    causes = {case.key: " ".join(sentences(case)) for case in cases}
     cells = []
     for key, cell in study.cells.iterrows():
         identity = tuple(cell[name] for name in IDENTITY)
@@ -102,16 +102,6 @@ def _named(name: str, metric: Metric | None) -> tuple[str, str]:
     if metric is None:
         return name, ""
     return f"{metric.title or name.replace('_', ' ')} ({metric.unit})", metric.definition.replace("`", "")
-
-
-def _cause(case: Case) -> str:
-    first = case.found.excursion
-    if case.found.peers:
-        left, none = "first to leave the band of healthy runs", "no tensor left the band of healthy runs"
-    else:
-        limits = "the limits of the metrics (too few healthy runs for a band)"
-        left, none = f"first beyond {limits}", f"no tensor was beyond {limits}"
-    return f"{case.ended}; {none if first is None else f'{left}: {tensor(first)}, at step {first.step:g}'}"
 
 
 def _flat(cell: dict[str, Any]) -> dict[str, str]:

@@ -21,22 +21,19 @@ from altgrad.reporting.claims import BEYOND, COST, FOREIGN, GAIN, MATCHED, NULL,
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study, every_rule
 from altgrad.reporting.moderation import Spread
 from altgrad.reporting.runs import RUN, Run, Runs
-from altgrad.reporting.statistics import Difference
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Every number of the comparison.
 
-    ``results``: a row per run with counts, means over seeds and the paired difference to the baseline at the same
-    optimizer and learning rate. ``best``: a row per (format, optimizer) at its own best learning rate, against the
-    baseline at its own, with ``claim`` where that is one of the report's questions. ``gains``: a row per (format, arm
-    that is not plain), see :func:`_gains`. ``references`` names the baseline optimizer of each,
-    ``reference`` the one whose cells stand for a format. ``best_runs`` has the run behind each row of ``best``,
-    ``least`` by arm what its tuning alone makes, see :func:`_tuning_error`.
+    ``best``: a row per (format, optimizer) at its own best learning rate, with counts, means over seeds and the paired
+    difference to the baseline at its own, and ``claim`` where that is one of the report's questions.
+    ``gains``: a row per (format, arm that is not plain), see :func:`_gains`. ``references`` names the baseline
+    optimizer of each, ``reference`` the one whose cells stand for a format. ``best_runs`` has the run behind each row
+    of ``best``, ``least`` by arm what its tuning alone makes, see :func:`_tuning_error`.
     """
 
-    results: pd.DataFrame
     best: pd.DataFrame
     gains: pd.DataFrame
     answers: Answers
@@ -71,10 +68,9 @@ def compare(study: Study) -> Comparison:
     least = _tuning_error(study, runs, best, references)
     smallest = measure.smallest_effect
     answers = answer(ask(study, best, references), runs, least, tuned_here=tuned_here, smallest_effect=smallest)
-    results = _results(study, runs)
     return Comparison(
-        results, _best(study, results, runs, best, answers), _gains(study, best, references, answers), answers, runs,
-        best, references, roles.main_plain(study), least,
+        _best(study, runs, best, answers), _gains(study, best, references, answers), answers, runs, best, references,
+        roles.main_plain(study), least,
     )  # fmt: skip
 
 
@@ -98,50 +94,24 @@ def _tuning_error(
     return {arm: sizes.get(study.arm(arm)["base"], 0.0) for arm in references}
 
 
-def _results(study: Study, runs: Runs) -> pd.DataFrame:
-    """Return a row per run."""
-    cells = study.cells.assign(**{status: study.cells["status"] == status for status in (COMPLETED, DIVERGED, MISSING)})
-    measured = ["val_loss", "train_loss", "tokens_per_s"]
-    primary = study.measure.column
-    completed = cells[list({*measured, primary})].where(cells[COMPLETED])
-    grouped = cells.assign(**completed).groupby(RUN, sort=False)
-    table = grouped.agg(
-        peak_lr=("peak_lr", "first"), planned=("peak_lr", "size"), completed=(COMPLETED, "sum"),
-        diverged=(DIVERGED, "sum"), missing=(MISSING, "sum"), **{name: (name, "mean") for name in measured},
-        primary=(primary, "mean"), primary_sd=(primary, "std"),
-    ).reset_index()  # fmt: skip
-    table["perplexity"] = [math.exp(loss) if study.measure.in_nats else math.nan for loss in table["val_loss"]]
-    of_losses = {"val_gap": Runs.of(study, "val_loss"), "train_gap": Runs.of(study, "train_loss")}
-    differences: list[Difference | None] = []
-    gaps: dict[str, list[float]] = {name: [] for name in of_losses}
-    for entry, arm, rate in zip(*(table[name] for name in RUN), strict=True):
-        own: Run = (entry, arm, rate)
-        base = None if study.baseline in (None, entry) else (study.baseline, arm, rate)
-        differences.append(runs.difference({own: 1, base: -1}) if base else None)
-        for name, losses in of_losses.items():
-            gaps[name].append(_gap(losses, own, base))
-    return table.assign(difference=pd.Series(differences, dtype=object), **gaps)
-
-
-def _gap(runs: Runs, own: Run, base: Run | None) -> float:
-    """Return the mean over shared seeds of how far the loss is above the baseline's, in percent; NaN without any."""
-    return math.nan if base is None else float(100 * (runs.of_run(own) / runs.of_run(base) - 1).mean())
-
-
-def _best(
-    study: Study, results: pd.DataFrame, runs: Runs, best: Mapping[tuple[str, str], Run], answers: Answers
-) -> pd.DataFrame:
+def _best(study: Study, runs: Runs, best: Mapping[tuple[str, str], Run], answers: Answers) -> pd.DataFrame:
     """Return a row per (format, optimizer) at its best learning rate."""
-    rows = []
-    keys = zip(*(results[name] for name in RUN), strict=True)
-    at = dict(zip(keys, results.to_dict("records"), strict=True))
-    plain, losses = roles.main_plain(study), Runs.of(study, "val_loss")
+    cells = study.cells.assign(**{status: study.cells["status"] == status for status in (COMPLETED, DIVERGED, MISSING)})
+    primary = study.measure.column
+    completed = cells[list({"val_loss", primary})].where(cells[COMPLETED])
+    table = cells.assign(**completed).groupby(RUN, sort=False).agg(
+        peak_lr=("peak_lr", "first"), planned=("peak_lr", "size"), completed=(COMPLETED, "sum"),
+        diverged=(DIVERGED, "sum"), missing=(MISSING, "sum"), val_loss=("val_loss", "mean"), primary=(primary, "mean"),
+        primary_sd=(primary, "std"),
+    ).reset_index()  # fmt: skip
+    at = dict(zip(zip(*(table[name] for name in RUN), strict=True), table.to_dict("records"), strict=True))
+    plain, rows = roles.main_plain(study), []
     for (entry, arm), run in best.items():
         base = None if study.baseline in (None, entry) else best.get((study.baseline, arm))
         rows.append(at[run] | {
             "difference": runs.difference({run: 1, base: -1}) if base else None,
             "claim": answers.of(COST, entry) if arm == plain else None,
-            "val_gap": _gap(losses, run, base),
+            "perplexity": math.exp(at[run]["val_loss"]) if study.measure.in_nats else math.nan,
             "bracket": _bracket(study, run, runs),
         })  # fmt: skip
     return pd.DataFrame(rows)

@@ -22,13 +22,6 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Bullets:
-    """A list of sentences."""
-
-    items: Sequence[str]
-
-
-@dataclass(frozen=True)
 class Column:
     """A table's column: its head and whether it holds numbers (set right, in figures of one width)."""
 
@@ -76,21 +69,6 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Code:
-    """Preformatted text."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Fold:
-    """Blocks behind a summary line, closed until opened."""
-
-    summary: str
-    blocks: Sequence[Block]
-
-
-@dataclass(frozen=True)
 class Section:
     """A titled part of the report; ``anchor`` is its address on the page."""
 
@@ -99,7 +77,7 @@ class Section:
     blocks: Sequence[Block] = field(default_factory=list)
 
 
-Block = Text | Bullets | Table | Picture | Code | Fold
+Block = Text | Table | Picture
 
 
 @dataclass(frozen=True)

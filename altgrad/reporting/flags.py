@@ -5,44 +5,21 @@ The limits are those of the metrics' rows; the flags of the diagnoses come with 
 
 from __future__ import annotations
 
-import math
-
 import pandas as pd
 
 from altgrad.metrics import METRICS, Metric
-from altgrad.metrics.metric import ROLES
-from altgrad.reporting.compare import Comparison
+from altgrad.reporting.anomalies import TENSORS
 from altgrad.reporting.load import IDENTITY, Study
 
 COLUMNS = [*IDENTITY, "what", "layer", "value", "limit"]
 
-# What is flagged in words, by role and metric; "" is the whole run. One that is not here goes by its name.
-WHAT = {
-    ("input", "overflow_frac"): "inputs beyond the format's maximum (share)",
-    ("grad", "underflow_frac"): "incoming gradients rounded to zero (share)",
-    ("output", "kurtosis"): "excess kurtosis of a block's output",
-    ("output", "attention_low_heads"): "heads whose attention has an entropy below 1 nat (count)",
-    **{(role, "nonfinite"): "elements that are NaN or infinite (count)" for role in ("weight", "input", "grad")},
-    ("weight", "boundary_frac"): "weights at the edge of the range (share)",
-    ("weight", "underflow_frac"): "weights rounded to zero (share)",
-    ("weight", "effective_rank_kept"): "effective rank, share of the initial",
-    ("weight_grad", "grad_snr_db"): "gradient SNR (dB)",
-    ("weight_grad", "gradient_to_noise"): "gradient over its quantization noise (ratio)",
-    ("", "clipped_frac"): "steps with clipped gradient (share)",
-    ("", "gradient_ratio"): "gradient norm of the first layer against the last (ratio)",
-    ("", "val_gap"): "validation loss above the baseline's (%)",
-    ("", "train_gap"): "training loss above the baseline's (%)",
-}
-
-
-def raised(study: Study, comparison: Comparison) -> pd.DataFrame:
+def raised(study: Study) -> pd.DataFrame:
     """Return a row per flag: the cell's identity, what it is, the layer or "" for the whole run, worst value, limit."""
     parts = [_watched(study, role, metric) for metric in METRICS.values() for role in metric.watched]
     parts += [
         _beyond(_gradient_ratio(study), "gradient_ratio"),
         _beyond(study.cells, "clipped_frac"),
         _diagnosed(study),
-        *(_beyond(comparison.results.assign(seed=math.nan), gap) for gap in ("val_gap", "train_gap")),
     ]
     filled = [part[COLUMNS] for part in parts if len(part)]
     return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=COLUMNS)
@@ -55,8 +32,7 @@ def _watched(study: Study, role: str, metric: Metric) -> pd.DataFrame:
     crossed = [limit.crossed(layer, value) for layer, value in zip(rows["layer"], rows["value"], strict=True)]
     layers = rows.loc[crossed].groupby([*IDENTITY, "layer"], sort=False)["value"]
     worst = (layers.max() if limit.above else layers.min()).reset_index()
-    named = f"{metric.name} of {ROLES.get(role, role)} ({metric.unit})"
-    return worst.assign(what=WHAT.get((role, metric.name), named), limit=worst["layer"].map(limit.of))
+    return worst.assign(what=named(metric, role), limit=worst["layer"].map(limit.of))
 
 
 def _gradient_ratio(study: Study) -> pd.DataFrame:
@@ -72,12 +48,18 @@ def _gradient_ratio(study: Study) -> pd.DataFrame:
 
 
 def _beyond(runs: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Flag the rows, each of a whole run or arm, whose column ``name`` is beyond that metric's limit."""
+    """Flag the rows, each of a whole run, whose column ``name`` is beyond that metric's limit."""
     limit = METRICS[name].bound
     rows = runs.loc[[limit.crossed("", value) for value in runs[name]]].rename(columns={name: "value"})
-    return rows.assign(what=WHAT["", name], layer="", limit=limit.value)
+    return rows.assign(what=named(METRICS[name]), layer="", limit=limit.value)
 
 
 def _diagnosed(study: Study) -> pd.DataFrame:
-    what = {name: text for (role, name), text in WHAT.items() if role and METRICS[name].offline == role}
-    return study.flags.assign(what=study.flags["metric"].map(lambda name: what.get(name, name)))
+    known = METRICS | study.metrics
+    what = {name: named(known[name], known[name].offline or "") for name in study.flags["metric"].unique()}
+    return study.flags.assign(what=study.flags["metric"].map(what))
+
+
+def named(metric: Metric, role: str = "") -> str:
+    """Return what is flagged: the metric, as ``python -m altgrad.metrics`` defines it, of tensors or of a whole run."""
+    return f"{metric.name}{f' of {TENSORS[role]}' if role else ''} ({metric.unit})"

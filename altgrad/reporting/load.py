@@ -32,13 +32,11 @@ COLUMNS = {
     "monitors": ["step", "layer", "role", "metric", "value"],
     "diagnosis": ["layer", "role", "step", "metric", "x", "value"],
     "summary": ["metric", "value"],
-    "course": ["metric", "step", "value"],
     "flags": ["layer", "metric", "value", "limit"],
 }
 HISTORY = csv.ConvertOptions(
     column_types=dict.fromkeys([*COLUMNS["history"], *ON_VALIDATION.values()], pa.float64())
 )
-COURSE = pa.schema({"metric": pa.string(), "step": pa.int64(), "value": pa.float64()})
 FLAGS = pa.schema({"layer": pa.string(), "metric": pa.string(), "value": pa.float64(), "limit": pa.float64()})
 NUMBERS = [
     "outcome_step", "steps", "planned_steps", "tokens", "parameters", "quantized_parameters", "peak_lr",
@@ -56,8 +54,8 @@ class Study:
     ``cells`` has a row per cell in grid order, indexed by key: the identity (format, optimizer,
     seed, lr_scale), ``status`` (completed, diverged or missing), ``reason`` (of a missing cell) and
     every number of the run's metrics and timing (NaN where there is none; texts are then empty). ``history``,
-    ``monitors``, ``diagnosis`` (each metric at its last step), ``summary``, ``course`` (the summary at
-    every step) and ``flags`` are tidy, with the identity in front. ``metrics`` are those of the diagnoses
+    ``monitors``, ``diagnosis`` (each metric at its last step), ``summary`` and ``flags`` are tidy, with the identity
+    in front. ``metrics`` are those of the diagnoses
     that ``altgrad.metrics`` does not know, ``measure`` what is compared. ``switches`` are the changes of recipe of
     each run that could have some, as in its metrics.json.
     """
@@ -70,7 +68,6 @@ class Study:
     monitors: pd.DataFrame
     diagnosis: pd.DataFrame
     summary: pd.DataFrame
-    course: pd.DataFrame
     flags: pd.DataFrame
     timing: dict[str, dict[str, Any]]
     metrics: dict[str, Metric] = field(default_factory=dict)
@@ -199,18 +196,12 @@ def _why_missing(key: str, grid_dir: Path, runs_dir: Path, diag_dir: Path) -> st
 def _tables(run: Path, diagnosis: dict[str, Any], rows: Path) -> dict[str, pa.Table]:
     """Return what there is of one cell, in Arrow's tables: data frames take three times as long to read and join."""
     summary, flags = diagnosis["summary"], diagnosis["flags"]
-    course = [
-        {"metric": name, "step": int(step), "value": value}
-        for name, values in diagnosis.get("course", {}).items()
-        for step, value in values.items()
-    ]
     return {
         "history": csv.read_csv(run / "history.csv", convert_options=HISTORY),
         "monitors": parquet.read_table(run / "monitors.parquet"),
         "diagnosis": _at_last_step(parquet.read_table(rows)),
         "summary": pa.table({"metric": pa.array(list(summary), pa.string()),
                              "value": pa.array(list(summary.values()), pa.float64())}),
-        "course": pa.Table.from_pylist(course, schema=COURSE),
         "flags": pa.Table.from_pylist(flags, schema=FLAGS),
     }  # fmt: skip
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 
-from altgrad.reporting.document import Block, Bullets, Code, Document, Fold, Picture, Table, Text
+from altgrad.reporting.document import Block, Document, Picture, Table, Text
 
 
 def to_markdown(document: Document) -> str:
@@ -30,17 +29,10 @@ def _block(block: Block) -> str:
     match block:
         case Text(text):
             return _text(text)
-        case Bullets(items):
-            return "\n".join(f"- {_text(item)}" for item in items)
         case Table():
             return _table(block)
         case Picture(name, alt, caption):
             return f"![{alt.replace(']', ')').replace('[', '(')}](figures/{name}.png)\n\n*{_text(caption)}*"
-        case Code(text):
-            return f"```\n{text.rstrip()}\n```"
-        case Fold(summary, blocks):
-            inner = "\n\n".join(map(_block, blocks))
-            return f"<details>\n<summary>{html.escape(summary)}</summary>\n\n{inner}\n\n</details>"
 
 
 def _text(text: str) -> str:

@@ -34,7 +34,7 @@ def write_report(data: Path, out: Path, revision: str | None) -> str:
     prune(data)
     study = load_study(data)
     comparison = compare(study)
-    flags = raised(study, comparison)
+    flags = raised(study)
     pictures = draw(FIGURES, study, comparison, out / "figures")
     chance = worst_rate(out / "simulation.csv", study)
     tuning = load_tuning(out / "study", study)

@@ -41,7 +41,9 @@ def document(
         Section("What makes it fair", "fairness", [
             tables.fairness_table(conditions(study, comparison, tuning))
         ]),
-        Section("Which runs fail", "failures", _lost(study, ended_badly)),
+        Section("Which runs fail", "failures", _with_table(
+            [], tables_inside.failures_table(study, ended_badly)
+        )),
         Section("Precision and range", "precision", _shown(pictures, "layers")),
         Section("Weights", "weights", _with_table(
             _shown(pictures, "weights"), tables_inside.diagnosis_table(study, comparison)
@@ -50,7 +52,6 @@ def document(
             [], tables_inside.geometry_table(study, comparison)
         )),
         Section("Updates", "updates", _with_table(_shown(pictures, "updates"), updates_table(study, comparison))),
-        Section("Gradients and activations", "signals", _shown(pictures, "signals")),
         Section("Loss curves", "curves", _shown(pictures, "curves")),
         Section("Formats and recipe", "formats", [
             made for table in (tables.formats_table, tables.recipe_table, tables.changes_table)
@@ -86,13 +87,6 @@ def _result(study: Study, comparison: Comparison, pictures: Pictures) -> list[Bl
     gains = [picture for picture in _shown(pictures, "gains") if picture.name != FIRST]
     costs = _shown(pictures, "costs")
     return [*gains, *costs, tables.results_table(study, comparison), *metrics_table(study, comparison)]
-
-
-def _lost(study: Study, ended_badly: Sequence[Case]) -> list[Block]:
-    lost = study.cells[study.cells["status"] != COMPLETED]
-    if lost.empty:
-        return []
-    return _with_table([tables.outcomes_table(lost)], tables_inside.anomalies_table(ended_badly))
 
 
 def _scope(study: Study) -> str:

@@ -28,16 +28,19 @@ QUESTION = "Which 8-bit floating-point format gains most from geometry-aware upd
 SHOWN = 5  # of the runs of the lowest loss
 
 
-def summary(study: Study, comparison: Comparison, chance: float | None) -> list[Block]:
-    """Return the tables of the first screen and the line on certainty."""
+def summary(
+    study: Study, comparison: Comparison, chance: float | None = None, costs: str = "What each format costs",
+    changes: str = "What the spacing-scaled update changes",
+) -> list[Block]:  # fmt: skip
+    """Return the tables of the first screen, two of them under these leads, and the line on certainty."""
     blocks: list[Block] = []
     for lead, table in (
-        ("**What each format costs**", costs_table(study, comparison)),
-        ("**What the spacing-scaled update changes**", updates_table(study, comparison)),
-        (f"**{study.measure.best.capitalize()} {study.measure.noun}**", lowest_table(study, comparison)),
+        (costs, costs_table(study, comparison)),
+        (changes, updates_table(study, comparison)),
+        (f"{study.measure.best.capitalize()} {study.measure.noun}", lowest_table(study, comparison)),
     ):
         if table is not None:
-            blocks += [Text(lead), table]
+            blocks += [Text(f"**{lead}**"), table]
     return [*blocks, Text(certainty(study, comparison, chance))]
 
 

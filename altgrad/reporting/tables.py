@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import pandas as pd
-
-from altgrad.config.recipe import SCALE_FORMATS
+from altgrad.config.tensor_recipe import SCALE_FORMATS
 from altgrad.formats import Format
 from altgrad.reporting import roles
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Column, Table, of_numbers
 from altgrad.reporting.fairness import Condition
-from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study, every_rule
+from altgrad.reporting.load import DIVERGED, MISSING, Study, every_rule
 from altgrad.reporting.memory import memory
 from altgrad.reporting.runs import RUN
 from altgrad.reporting.wording import NONE, absent, interval, joined, number, signed, significant, whole
 
-FLAG = "⚑"
 SPECIALS_IN_WORDS = {
     "finite": "every code is a number",
     "fn": "all-ones magnitude is NaN",
@@ -65,25 +62,6 @@ def _seeds(row: Any) -> str:
 
 def _mean_sd(mean: float, sd: float) -> str:
     return number(mean, 4) + ("" if absent(sd) else f" ± {number(sd, 4)}")
-
-
-def outcomes_table(cells: pd.DataFrame) -> Table:
-    """Every cell: how it ended, when, and with which signature."""
-    columns = [
-        words("cell"), words("outcome"), words("signature or reason"), Column("at step"), words("first non-finite"),
-        Column("final val loss"), Column("best val loss"), Column("at step"), Column("steps clipped"),
-    ]  # fmt: skip
-    rows = []
-    for key, cell in cells.iterrows():
-        why = cell["reason"] if cell["status"] == MISSING else cell["signature"]
-        emphasis = "" if cell["status"] == COMPLETED else "**"
-        clipped = NONE if absent(cell["clipped_frac"]) else f"{100 * cell['clipped_frac']:.0f} %"
-        rows.append([
-            f"`{key}`", f"{emphasis}{cell['status']}{emphasis}", why, whole(cell["outcome_step"]),
-            cell["first_nonfinite"] or NONE, number(cell["val_loss"], 4), number(cell["val_loss_best"], 4),
-            whole(cell["val_loss_best_step"]), f"{FLAG} {clipped}" if cell["clipped_frac"] > 0.5 else clipped,
-        ])  # fmt: skip
-    return Table(columns, rows, f"{FLAG} marks gradient clipping on more than half of the steps.")
 
 
 def fairness_table(conditions: Iterable[Condition]) -> Table:

@@ -11,7 +11,7 @@ from altgrad.reporting.anomalies import Case, tensor
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Column, Table
 from altgrad.reporting.figures.select import per_layer, shown_optimizer
-from altgrad.reporting.load import Study
+from altgrad.reporting.load import MISSING, Study
 from altgrad.reporting.statistics import interval
 from altgrad.reporting.tables import words
 from altgrad.reporting.wording import NONE, absent, number, signed, significant, whole
@@ -89,13 +89,14 @@ def geometry_table(study: Study, comparison: Comparison) -> Table | None:
     return Table(columns, rows, note, behind) if rows else None
 
 
-def anomalies_table(found: Sequence[Case]) -> Table | None:
-    """Each run that diverged or ended worse: which tensor left its band first, and when the loss showed it."""
+def failures_table(study: Study, found: Sequence[Case]) -> Table | None:
+    """Each run that is missing, diverged or ended worse: which tensor left its band first, when the loss showed it."""
     columns = [
         words("cell"), words("what became of it"), words("first to leave its band"), Column("at step"),
         Column("loss at step"), Column("steps before"), Column("healthy runs"),
     ]  # fmt: skip
-    rows = []
+    missing = study.cells[study.cells["status"] == MISSING]["reason"]
+    rows = [[f"`{key}`", f"missing: {reason}", *[NONE] * 5] for key, reason in missing.items()]
     for case in found:
         first = case.found.excursion
         left = [NONE, NONE] if first is None else [tensor(first), whole(first.step)]

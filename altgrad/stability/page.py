@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from altgrad.config.files import replacing, write_text
-from altgrad.reporting.document import Code, Column, Document, Picture, Section, Table, Text
+from altgrad.reporting.document import Column, Document, Picture, Section, Table, Text
 from altgrad.reporting.figures.style import drawing, looks, panels, save
 from altgrad.reporting.markdown import to_markdown
 from altgrad.reporting.tables import words
@@ -44,7 +44,7 @@ def write(rows: pd.DataFrame, ladder: Ladder, within: float, folder: Path, comma
         "Stability", QUESTION, [figure],
         [
             Section("The numbers", "numbers", [table_of(rows, edges, ladder, note)]),
-            Section("How to repeat it", "repeat", [Text(trained), Code(command)]),
+            Section("How to repeat it", "repeat", [Text(f"{trained} `{command}`")]),
         ],
     )  # fmt: skip
     write_text(folder / "STABILITY.md", to_markdown(document))

@@ -1,70 +1,24 @@
-"""The step-time benchmark: what it records, and what it refuses."""
+"""What is timed: steps, their memory, operands. Oracles: operations and bytes counted by hand, operands of training."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from altgrad.benchmark import alone, command_line, memory, quantizers
+from altgrad.benchmark import memory, operands, steps
 from altgrad.benchmark.limits import gemm_rate
-from altgrad.benchmark.steps import Contestant, Step, contestants, matmul_operations, measure, random_tokens
-from altgrad.model import GPTConfig, Recipe
+from altgrad.benchmark.record import BASELINE
+from altgrad.benchmark.session import MINIATURE, ON_CPU, ON_GPU
+from altgrad.benchmark.steps import Step, contestants, matmul_operations, random_tokens
+from altgrad.config.files import read_yaml
+from altgrad.model import GPT, GPTConfig, quantize_model
+from altgrad.numerics import format_constants, quantize_operands
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 TINY = GPTConfig(vocab_size=64, layers=1, width=16, heads=2, context=8)
 SMALL = GPTConfig(vocab_size=2048, layers=1, width=64, heads=2, context=64)
-
-
-MISTAKES = [
-    (["--parts", "step"], "--parts: there is no part step; did you mean steps?"),
-    (["--models", "nanoo"], "--models: nanoo is not in models:"),
-    (["--rounds", "1"], "at least 2 rounds"),
-    (["--rounds", "many"], "--rounds: invalid int value: 'many'"),
-    (["--batches", "0"], "batches of at least 1"),
-    (["--elements", "-4"], "--elements: expected numbers of at least 1"),
-    (["--formats", "E4M33"], "--formats: unknown format 'E4M33'"),
-]
-# As many runs of the command in one process, which loads torch once.
-SEVERAL = """
-import contextlib, io, json, runpy, sys
-told = []
-for arguments in json.loads(sys.argv[1]):
-    sys.argv[1:], errors = arguments, io.StringIO()
-    try:
-        with contextlib.redirect_stderr(errors):
-            runpy.run_module("altgrad.benchmark", run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        if isinstance(end.code, str):  # which Python prints
-            print(end.code, file=errors)
-        told.append([end.code if isinstance(end.code, int) else int(end.code is not None), errors.getvalue()])
-print(json.dumps(told))
-"""
-
-
-@pytest.fixture(scope="module")
-def told() -> list[tuple[int, str]]:
-    """Return the exit status of the command for each of the mistakes, and what it says."""
-    command = [sys.executable, "-c", SEVERAL, json.dumps([arguments for arguments, _ in MISTAKES])]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True)
-    assert not done.stderr
-    return json.loads(done.stdout)
-
-
-@pytest.mark.parametrize("number", range(len(MISTAKES)), ids=[" ".join(arguments) for arguments, _ in MISTAKES])
-def test_bad_input_is_one_sentence(told, number):
-    status, said = told[number]
-    assert status == 1 and MISTAKES[number][1] in said and len(said.splitlines()) == 1
-
-
-def test_every_model_has_one_batch_and_the_first_has_all():
-    options = command_line.parse(["--models", "micro", "nano", "--batches", "8", "16"])
-    assert command_line.sizes(options) == [("micro", 16), ("nano", 16), ("micro", 8)]
-    assert command_line.sizes(command_line.parse(["--models", "micro", "--batches"])) == [("micro", 16)]
 
 
 def test_operations_are_those_of_three_products_per_layer():
@@ -76,7 +30,7 @@ def test_operations_are_those_of_three_products_per_layer():
 def uncompiled(monkeypatch: pytest.MonkeyPatch, config: GPTConfig, name: str, batch: int) -> Step:
     """Return a contestant's step, warm."""
     monkeypatch.setattr(torch, "compile", lambda model, **_: model)
-    entry = next(entry for entry in contestants(["E4M3"], torch.device("cpu")) if entry.name == name)
+    entry = next(entry for entry in contestants(CPU) if entry.name == name)
     step = Step(config, entry, random_tokens(config, batch, CPU), CPU)
     step()
     step()
@@ -101,48 +55,63 @@ def test_peak_memory_grows_with_the_batch_by_its_logits(monkeypatch):
     assert 1.5 * logits < peaks[1] - peaks[0] < 8 * logits
 
 
-def test_a_contestant_that_fails_says_why(tmp_path):
-    with pytest.raises(RuntimeError, match="the process for bf16, width 16, batch 0 failed"):
-        alone.measure(TINY, 0, "bf16", ["E4M3"], device="nonsense", threads=1, cache=tmp_path)
+def test_every_step_is_of_a_recipe_that_a_model_takes():
+    config = GPTConfig(vocab_size=64, layers=1, width=32, heads=2, context=16)
+    of_device = {device: [entry.name for entry in contestants(device)] for device in (CPU, GPU)}
+    for names in of_device.values():
+        assert len(set(names)) == len(names) and names[0] == BASELINE
+    assert set(MINIATURE.entries) <= set(of_device[CPU]) and set(ON_GPU.entries) <= set(of_device[GPU])
+    for entry in (*contestants(CPU), *contestants(GPU)[-2:]):
+        if entry.recipe is not None:
+            model = quantize_model(GPT(config), entry.recipe)
+            assert any(type(layer).__name__ != "Linear" for layer in model.modules()), entry.name
 
 
-def test_the_second_process_finds_the_cache_of_the_first():
-    found = []
-
-    def first_step_in(cache: Path) -> float:
-        found.append(sorted(file.name for file in cache.iterdir()))
-        (cache / "kernel").touch()
-        return 20.04 / len(found)
-
-    assert alone.cold_and_warm(first_step_in) == {"cold_s": 20.0, "warm_s": 10.0}
-    assert found == [[], ["kernel"]]
+@pytest.mark.parametrize("sizes", [ON_CPU, ON_GPU, MINIATURE], ids=["cpu", "gpu", "miniature"])
+def test_what_is_measured_is_in_params(sizes):
+    params = read_yaml(Path(__file__).parents[2] / "params.yaml")
+    assert {*sizes.parts_of, *(model for model, _ in sizes.steps)} <= set(params["models"])
+    assert set(sizes.optimizers) <= set(params["optimizers"])
 
 
-def test_quantizers_that_are_not_installed_are_named(monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr(quantizers, "PEERS", {"no_such_module": "QPyTorch"} | quantizers.PEERS)
-    found = {result["name"]: result for result in quantizers.measure("E4M3", 1024, 2, CPU)}
-    assert found["QPyTorch"] == {"format": "E4M3", "name": "QPyTorch", "elements": 1024, "absent": "not installed"}
-    assert found["ours, compiled"]["median_ns_per_element"] > 0
+def test_a_result_holds_the_median_beside_the_baseline_of_the_same_turn():
+    pairs = [{"E4M3": own, BASELINE: base} for own, base in ((2.0, 1.0), (6.0, 2.0), (4.0, 1.0))]
+    found = steps.result("E4M3", TINY, 2, 9.0, pairs)
+    assert (found["step_ms"], found["over_bf16"], found["rounds"]) == (4000, 3.0, 3)
+    assert found["tokens_per_s"] == 2 * 8 / 4.0 and found["over_bf16_quartiles"] == [2.0, 4.0]
 
 
-@pytest.mark.slow
-def test_a_process_of_its_own_tells_its_first_step_and_its_peak(tmp_path):
-    def run(batch: int) -> dict[str, float]:
-        return alone.measure(SMALL, batch, "bf16", ["E4M3"], device="cpu", threads=1, cache=tmp_path)
+def test_operands_that_are_timed_are_those_of_training(monkeypatch):
+    monkeypatch.setattr(operands, "compile_apart", lambda function, **_: function)
+    device = torch.device("cpu")
+    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    entries = operands.contestants(device, torch.bfloat16)
+    found = {entry.name: entry.run(x) for entry in entries if "kernels" not in entry.name}
+    for name, fmt, options in (
+        ("E3M4, a scale per tensor", "E3M4", {}),
+        ("E4M3, a scale per row", "E4M3", {"granularity": "row"}),
+        ("E4M3, blocks of 32 (MXFP8)", "E4M3", {"granularity": "block", "block": 32, "scale_format": "E8M0"}),
+        ("E2M1, two-level blocks of 16 (NVFP4)", "E2M1",
+         {"granularity": "block", "block": 16, "scale_format": "E4M3"}),
+    ):  # fmt: skip
+        constants = format_constants(fmt, scale_format=options.get("scale_format", "float32"))
+        (expected,) = quantize_operands([x], [constants], **options)
+        assert torch.equal(found[name][0], expected.values), name
+        if other := found.get(f"{name}, by tensor operations"):
+            assert torch.equal(other[0], expected.values), name
+    rows = operands.measure((16, 32), 3, device)
+    *rows, absent = rows
+    assert [row["name"] for row in rows] == list(found) and rows[0]["over_copy"] == 1
+    assert absent["name"] == "E4M3, a scale per tensor, by kernels" and "needs a GPU and Triton" in absent["absent"]
+    for row, written in zip(rows, (2, 1, 1, 2, 1), strict=False):
+        assert row["gb_per_s"] == pytest.approx(512 * (2 + written) / row["call_ms"] / 1e6, rel=1e-2)
 
-    cold, warm, larger = run(16), run(16), run(64)
-    assert warm["first_step_s"] < cold["first_step_s"]
-    if cold["peak_mb"] is not None:
-        assert cold["peak_mb"] == pytest.approx(warm["peak_mb"], rel=0.05)
-        assert cold["state_mb"] < cold["peak_mb"] < larger["peak_mb"] < 500
 
+def test_one_that_a_device_cannot_make_leaves_the_others(monkeypatch):
+    def fails(x: torch.Tensor) -> None:
+        raise RuntimeError("no kernel\nat all")
 
-@pytest.mark.slow
-def test_every_contestant_is_measured_beside_the_baseline():
-    found = measure(TINY, 2, [Contestant("bf16"), Contestant("E4M3", Recipe.uniform("E4M3"))], 4, CPU)
-    assert [result["name"] for result in found] == ["bf16", "E4M3"]
-    assert found[0]["over_bf16"] == 1 and found[0]["over_bf16_quartiles"] == [1, 1]
-    for result in found:
-        assert result["rounds"] == 4 and result["step_ms"] > 0
-        assert result["tokens_per_s"] == pytest.approx(2 * 8 / (result["step_ms"] / 1e3), rel=0.05)
+    entries = [operands.Contestant(operands.COPY, torch.Tensor.clone, 2), operands.Contestant("ours", fails, 2)]
+    monkeypatch.setattr(operands, "contestants", lambda *_: entries)
+    copy, ours = operands.measure((4, 4), 3, torch.device("cpu"))
+    assert copy["over_copy"] == 1 and ours == {"name": "ours", "elements": 16, "absent": "failed: no kernel"}

@@ -1,6 +1,6 @@
-"""`make gpu`: that the list runs, goes on where it stopped, names what it measured on, and is shown as it is.
+"""`make bench` and `make gpu`: that the list runs, goes on where it stopped, and names what it measured on.
 
-Oracles: the record's file, the definition of operands, the pages of this checkout, costs counted by hand.
+Oracles: the record's file, costs counted by hand.
 """
 
 from __future__ import annotations
@@ -17,54 +17,21 @@ from typing import Any
 import pytest
 import torch
 
-from altgrad.benchmark import steps
-from altgrad.benchmark.gpu import needs, operands, pages
-from altgrad.benchmark.gpu.pages import NOT_MEASURED, gpu_blocks, gpu_sentence
-from altgrad.benchmark.gpu.session import FULL, MINIATURE, Item, Session
-from altgrad.benchmark.page import speed_blocks
+from altgrad.benchmark import needs
+from altgrad.benchmark.pages import gpu_sentence, machine_blocks
+from altgrad.benchmark.session import Item, Session
 from altgrad.config import UserError
-from altgrad.config.files import read_yaml, write_json
+from altgrad.config.files import write_json
 from altgrad.config.schema import Budget
 from altgrad.execution import gpu_times
 from altgrad.execution.budget import kind_of
 from altgrad.execution.executor import Task
-from altgrad.model import GPT, GPTConfig, quantize_model
-from altgrad.numerics import format_constants, quantize_operands
 from altgrad.reporting.markdown import blocks_to_markdown
+from tests.benchmark.made import record
 from tests.reporting.synthetic_project import write_project
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "altgrad.benchmark.gpu"]
-SESSION = {"torch": "2.11.0", "driver": "580.1", "triton": "3.6", "commit": "0123456789abcdef", "command": "make gpu"}
-PARTS = {
-    "step_s": 0.01, "step_p90_s": 0.011, "evaluate_s": 0.2, "observe_s": 0.3, "setup_s": 2.0, "diagnose_s": 4.0,
-    "first_s": 30.0,
-}  # fmt: skip
-
-
-def record(**changes: Any) -> dict[str, Any]:
-    """Return what `make gpu` writes, of a card that does not exist."""
-    sizes = {"layers": 2, "width": 64, "heads": 2, "context": 64}
-    step = {"model": "gpt-124m", "batch": 16, "context": 1024, "step_ms": 40.0, "matmul_operations_per_s": 3e14,
-            "tokens_per_s": 409600, "session": "1"}  # fmt: skip
-    return {
-        "device": "An Imaginary GPU", "on_gpu": True, "threads": 16, "sessions": {"1": SESSION},
-        "limits": {"copy_bytes_per_s": 3e12, "bf16_gemm_operations_per_s": 8e14, "fp32_gemm_operations_per_s": 5e13,
-                   "session": "1"},
-        "checks": [{"name": "numerics", "passed": 90, "failed": [], "skipped": 0, "took_s": 60.0, "session": "1"}],
-        "operands": [{"name": "E4M3, a scale per tensor", "elements": 1 << 20, "call_ms": 0.3, "gb_per_s": 1500.0,
-                      "over_copy": 0.5, "over_copy_quartiles": [0.49, 0.51], "session": "1"},
-                     {"name": "E2M1", "elements": 1 << 20, "absent": "failed: no kernel", "session": "1"}],
-        "steps": [step | {"name": "bf16", "over_bf16": 1.0, "over_bf16_quartiles": [1, 1]},
-                  step | {"name": "E3M4", "over_bf16": 1.07, "over_bf16_quartiles": [1.06, 1.08]}],
-        "at_once": [{"name": f"{jobs} at a time", "model": "pico", "jobs": jobs, "runs_per_hour": rate, "first_s": 9.0,
-                     "runs_per_hour_range": [rate - 9, rate + 9], "session": "1"}
-                    for jobs, rate in ((1, 900), (8, 3000))],
-        "parts_of_runs": [{"name": "pico", "format": "E4M3", "vocabulary": 1024, "parameters": 168_000, "sizes": sizes,
-                           "batch": 16, "tokens_per_s": 102400, "steps": 24, "session": "1", **PARTS}],
-        "items": {"step: E7M0": {"took_s": 115.0, "failed": "had not ended after 115 s", "session": "1"}},
-        **changes,
-    }  # fmt: skip
+COMMAND = [sys.executable, "-m", "altgrad.benchmark"]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +67,7 @@ def test_the_list_is_rehearsed_and_one_that_was_killed_goes_on_where_it_was(tmp_
     assert found["parts_of_runs"][0]["step_s"] > 0
     assert {"commit", "torch", "driver", "triton"} <= set(found["sessions"]["1"]) and found["device"]
     assert gpu_sentence([found]).startswith(f"**On an {found['device']}**")
-    assert "| checked | passed |" in blocks_to_markdown(gpu_blocks(found))
+    assert "| checked | passed |" in blocks_to_markdown(machine_blocks(found))
 
 
 class Listed(Session):
@@ -154,7 +121,7 @@ def test_another_driver_begins_anew_and_no_item_begins_after_the_time(tmp_path):
 
 def test_without_a_gpu_or_a_package_it_says_so_before_it_starts(monkeypatch):
     if not torch.cuda.is_available():
-        done = subprocess.run(COMMAND, cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run([*COMMAND, "--gpu"], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 1 and "sees no GPU" in done.stderr and len(done.stderr.splitlines()) == 1
     assert needs.missing() is None
     monkeypatch.setattr(needs, "find_spec", lambda name: None if name in ("pydantic", "torchao") else object())
@@ -169,7 +136,7 @@ def test_without_a_gpu_or_a_package_it_says_so_before_it_starts(monkeypatch):
 def test_what_it_needs_is_all_that_it_imports():
     """Oracle: the modules that a process has loaded after the imports of the list, which others cannot be without."""
     code = (
-        "import sys; before = set(sys.modules); import altgrad.benchmark.gpu.session, altgrad.benchmark.gpu.pages; "
+        "import sys; before = set(sys.modules); import altgrad.benchmark.session, altgrad.benchmark.pages; "
         "import altgrad.training.run, altgrad.diagnostics; "
         "print(*{name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))"
     )
@@ -181,87 +148,6 @@ def test_what_it_needs_is_all_that_it_imports():
     loaded = {name for name in done.stdout.split() if not name.startswith("_")}
     assert {"dvc", "datasets", "geoopt", "torchao"}.isdisjoint(loaded)
     assert loaded - declared - of_them - optional - drawing <= {"cython_runtime", "charset_normalizer", "defusedxml"}
-
-
-def test_every_step_is_of_a_recipe_that_a_model_takes():
-    config = GPTConfig(vocab_size=64, layers=1, width=32, heads=2, context=16)
-    names = [entry.name for entry in steps.on_gpu()]
-    assert len(set(names)) == len(names) and names[0] == steps.BASELINE
-    for entry in steps.on_gpu():
-        if entry.recipe is not None:
-            model = quantize_model(GPT(config), entry.recipe)
-            assert entry.name == steps.BASELINE or any(type(layer).__name__ != "Linear" for layer in model.modules())
-    assert {MINIATURE.model} != {FULL.model} and set(MINIATURE.entries) <= set(names)
-
-
-def test_operands_that_are_timed_are_those_of_training(monkeypatch):
-    monkeypatch.setattr(operands, "compile_apart", lambda function, **_: function)
-    device = torch.device("cpu")
-    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
-    entries = operands.contestants(device, torch.bfloat16)
-    found = {entry.name: entry.run(x) for entry in entries if "kernels" not in entry.name}
-    for name, fmt, options in (
-        ("E3M4, a scale per tensor", "E3M4", {}),
-        ("E4M3, a scale per row", "E4M3", {"granularity": "row"}),
-        ("E4M3, blocks of 32 (MXFP8)", "E4M3", {"granularity": "block", "block": 32, "scale_format": "E8M0"}),
-        ("E2M1, two-level blocks of 16 (NVFP4)", "E2M1",
-         {"granularity": "block", "block": 16, "scale_format": "E4M3"}),
-    ):  # fmt: skip
-        constants = format_constants(fmt, scale_format=options.get("scale_format", "float32"))
-        (expected,) = quantize_operands([x], [constants], **options)
-        assert torch.equal(found[name][0], expected.values), name
-        if other := found.get(f"{name}, by tensor operations"):
-            assert torch.equal(other[0], expected.values), name
-    rows = operands.measure((16, 32), 3, device)
-    *rows, absent = rows
-    assert [row["name"] for row in rows] == list(found) and rows[0]["over_copy"] == 1
-    assert absent["name"] == "E4M3, a scale per tensor, by kernels" and "needs a GPU and Triton" in absent["absent"]
-    for row, written in zip(rows, (2, 1, 1, 2, 1), strict=False):
-        assert row["gb_per_s"] == pytest.approx(512 * (2 + written) / row["call_ms"] / 1e6, rel=1e-2)
-
-
-def test_one_that_a_device_cannot_make_leaves_the_others(monkeypatch):
-    def fails(x: torch.Tensor) -> None:
-        raise RuntimeError("no kernel\nat all")
-
-    entries = [operands.Contestant(operands.COPY, torch.Tensor.clone, 2), operands.Contestant("ours", fails, 2)]
-    monkeypatch.setattr(operands, "contestants", lambda *_: entries)
-    copy, ours = operands.measure((4, 4), 3, torch.device("cpu"))
-    assert copy["over_copy"] == 1 and ours == {"name": "ours", "elements": 16, "absent": "failed: no kernel"}
-
-
-def test_the_pages_say_what_the_records_have():
-    for page, text in pages.pages(ROOT).items():
-        assert page.read_text() == text, f"{page}: python -m altgrad.benchmark.gpu --pages"
-
-
-def test_a_record_is_shown_on_both_pages_and_its_absence_too(tmp_path):
-    for name in pages.PAGES:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("before\n<!-- make gpu -->\nold\n<!-- -->\nafter\n")
-    pages.write_pages(tmp_path)
-    texts = [(tmp_path / name).read_text() for name in pages.PAGES]
-    assert all(text.startswith("before") and "old" not in text and "not measured" in text for text in texts)
-    write_json(tmp_path / "reports/bench/gpu_imaginary.json", record())
-    pages.write_pages(tmp_path)
-    readme, package = [(tmp_path / name).read_text() for name in pages.PAGES]
-    said = " ".join(readme.split())
-    assert "takes 40.0 ms in bf16 (38 % of its bf16 products), and times as long: E3M4 1.07;" in said
-    assert "50 % of a copy's bandwidth" in said and "8 runs of `pico` at a time make 3 000 an hour" in said
-    assert "(driver 580.1, torch 2.11.0, commit 0123456789)" in said and NOT_MEASURED not in said
-    assert max(map(len, readme.splitlines())) <= 120
-    assert "step: E7M0: had not ended after 115 s" in package and "failed: no kernel" in package
-    for head in ("checked", "operand", "at a time", "model", "step"):
-        assert f"| {head} |" in package, head
-    assert "not measured" not in " ".join(str(block) for block in speed_blocks([record()], {})).partition("Not meas")[0]
-
-
-def test_a_page_that_lost_its_place_is_an_error(tmp_path):
-    (tmp_path / "altgrad/benchmark").mkdir(parents=True)
-    for name in pages.PAGES:
-        (tmp_path / name).write_text("no place\n")
-    with pytest.raises(ValueError, match=r"README.md has 0 places"):
-        pages.pages(tmp_path)
 
 
 @pytest.fixture
@@ -326,9 +212,3 @@ def test_a_gpu_is_named_by_a_part_of_its_name(tmp_path):
     assert gpu_times.record_here("An Imaginary GPU", tmp_path)["threads"] == 16
 
 
-def test_models_whose_runs_are_taken_apart_are_those_of_params():
-    models = read_yaml(ROOT / "params.yaml")["models"]
-    assert set(FULL.parts_of) <= set(models) and set(MINIATURE.parts_of) <= set(models)
-    sizes = models[FULL.model]
-    assert all(getattr(FULL.config, name) == sizes[name] for name in ("layers", "width", "heads", "context"))
-    assert set(FULL.optimizers) <= set(read_yaml(ROOT / "params.yaml")["optimizers"])

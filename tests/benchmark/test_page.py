@@ -1,126 +1,48 @@
-"""The page of what machines can do: what the records say, and what was not measured."""
+"""The page of what machines can do, from their records. Oracle: the made record, and the pages of this checkout."""
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.text import Text as Label
 
-from altgrad.benchmark.figure import step_times
-from altgrad.benchmark.machines import PARTS, load_benches, picture_name, sizes
-from altgrad.benchmark.page import speed_blocks, write_page
-from altgrad.config.files import write_json
-from altgrad.reporting.document import Block, Fold, Picture, Table, Text
-from altgrad.reporting.figures.style import drawing
+from altgrad.benchmark.pages import NOT_MEASURED, machine_blocks, write_pages
+from altgrad.benchmark.record import Record, load_benches
+from altgrad.benchmark.tables import as_text, sizes
+from altgrad.config.files import read_json, write_json
+from altgrad.reporting.document import Table, Text
+from tests.benchmark.made import record
 
-NAMES = ("bf16", "E4M3", "E4M3, a scale per row, native")
-SIZES = (("nano", 16), ("nano", 8), ("micro", 16))
-
-
-def bench(*without: str, **changes: Any) -> dict[str, Any]:
-    """Return a record of everything but the parts ``without``."""
-
-    def per_contestant(values: dict[str, Any], sizes: Any = SIZES) -> list[dict[str, Any]]:
-        found = itertools.product(sizes, NAMES)
-        return [
-            {"model": model, "batch": batch, "name": name, "session": "2", **values} for (model, batch), name in found
-        ]
-
-    step = {"step_ms": 66.0, "over_bf16": 1.1, "over_bf16_quartiles": [1.05, 1.2], "tokens_per_s": 31030,
-            "matmul_operations_per_s": 25e9}  # fmt: skip
-    quantizer = {"format": "E4M3", "elements": 1 << 22, "session": "2"}
-    parts = {
-        "limits": {"copy_bytes_per_s": 2e10, "bf16_gemm_operations_per_s": 1e11, "fp32_gemm_operations_per_s": 5e10,
-                   "session": "1"},
-        "steps": per_contestant(step),
-        "memory": per_contestant({"state_mb": 15.9, "peak_mb": 120.0}),
-        "compile": per_contestant({"cold_s": 21.0, "warm_s": 2.5}, SIZES[:1]),
-        "optimizers": [{"model": "mini", "format": "E4M3", "name": name, "parameters": 12.2e6, "step_ms": 20.0,
-                        "over_adamw": 1.25, "over_adamw_quartiles": [1.2, 1.3], "state_mb": 97.0, "peak_mb": peak,
-                        "session": "2"} for name, peak in (("stiff_update", 110.0), ("rung", None))],
-        "quantizers": [{"name": "ours, compiled", "median_ns_per_element": 0.8, **quantizer},
-                       {"name": "QPyTorch", "absent": "not installed", **quantizer}],
-        "study": [{"model": "pico", "name": "a grid of cells", "cells": 24, "steps": 300, "jobs": 2, "took_s": 90.0,
-                   "cells_per_hour": 960, "cell_s": 7.5, "steps_s": 5.0, "loading_s": 0.1, "observe_s": 0.6,
-                   "evaluate_s": 0.5, "around_s": 0.3, "outside_s": 1.0, "session": "2"}],
-    }  # fmt: skip
-    sessions = {
-        number: {"command": f"python -m altgrad.benchmark {number}", "commit": "0123456789abcdef"} for number in "12"
-    }
-    kept = {part: results for part, results in parts.items() if part not in without}
-    return {"device": "A processor", "on_gpu": False, "threads": 2, "sessions": sessions, **kept, **changes}
+ROOT = Path(__file__).parents[2]
+CPU = {"device": "A (R) processor", "on_gpu": False, "threads": 2}
+PLACE = "before\n<!-- make gpu -->\nold\n<!-- -->\nafter\n"
 
 
-def tables(blocks: list[Block]) -> dict[str, Table]:
-    """Return the tables that are open, by their first head."""
-    return {block.columns[0].head: block for block in blocks if isinstance(block, Table)}
-
-
-def words(blocks: list[Block]) -> str:
-    return " ".join(block.text for block in blocks if isinstance(block, Text))
-
-
-def test_what_a_gpu_multiplies_is_told_in_a_larger_unit():
-    limits = {"copy_bytes_per_s": 2.8e12, "bf16_gemm_operations_per_s": 7.7e14, "fp32_gemm_operations_per_s": 5e13,
-              "session": "1"}  # fmt: skip
-    said = words(speed_blocks([bench(limits=limits)], {}))
-    assert "2,800 GB/s" in said and "770 TFLOP/s in bf16 and 50 in float32" in said
+def shown(bench: dict[str, Any]) -> tuple[str, dict[str, Table]]:
+    """Return the sentences of a machine, and its tables by their first head."""
+    blocks = machine_blocks(bench)
+    words = " ".join(block.text for block in blocks if isinstance(block, Text))
+    return words, {block.columns[0].head: block for block in blocks if isinstance(block, Table)}
 
 
 def test_a_machine_is_a_lead_and_a_table_per_part():
-    blocks = speed_blocks([bench()], {})
-    found = tables(blocks)
-    assert len(found) == 5
-    steps = found["step"]
-    assert [column.head for column in steps.columns[1:]] == ["nano, batch 8", "nano, batch 16", "micro, batch 16"]
-    assert steps.rows[1] == ["**E4M3**", *["1.10 (66 ms)"] * 3] and steps.rows[-1][1:] == ["25 %"] * 3
-    memory = found["peak MB, first step s"]
-    assert memory.rows[0] == ["**bf16**", *["120 (1.00)"] * 3, "21.0", "2.5"]
-    assert found["arm"].rows == [["**stiff_update**", "1.25", "1.20 to 1.30", "20 ms", "97", "110"],
-                                 ["**rung**", "1.25", "1.20 to 1.30", "20 ms", "97", "not measured"]]  # fmt: skip
-    assert found["round(x · s) / s"].rows == [["**ours, compiled**", "0.8", "50 %"], ["QPyTorch", "not installed", "–"]]
-    assert found["model"].rows == [["`pico`", "960", "7.5", "5.00", "0.10", "0.60", "0.50", "0.30", "1.00"]]
-    assert "A processor, 2 threads" in words(blocks) and "20 GB/s" in words(blocks) and "100 GFLOP/s" in words(blocks)
-    assert "Not measured" not in words(blocks) and "GPU: not measured" in words(blocks)
+    said, tables = shown(record())
+    assert "An Imaginary GPU, 16 threads" in said and "3,000 GB/s" in said and "800 TFLOP/s in bf16 and 50 in" in said
+    assert "step: E7M0: had not ended after 115 s" in said
+    assert set(tables) == {"checked", "operand", "step", "peak MB", "at a time", "model", "arm"}
+    assert tables["step"].rows[1:] == [["**E3M4**", "1.07 (40 ms)"], ["bf16 step, share of the limit", "38 %"]]
+    assert tables["operand"].rows[1][1] == "failed: no kernel"
+    assert tables["peak MB"].rows == [["**bf16**", "200 (1.00)"], ["**E3M4**", "not measured"]]
+    assert tables["arm"].rows == [["**rung**", "1.25", "1.20 to 1.30", "20 ms", "97", "not measured"]]
 
 
-@pytest.mark.parametrize("missing", [*PARTS, "all"])
-def test_a_part_that_is_missing_is_named_and_the_rest_is_shown(missing):
-    without = PARTS if missing == "all" else (missing,)
-    blocks = speed_blocks([bench(*without)], {})
-    shown, said = tables(blocks), words(blocks)
-    if missing == "limits":
-        assert "limits were not measured" in said and "not measured" in shown["step"].rows[-1]
-    else:
-        assert f"--parts {missing}`" in said or missing == "all"
-        assert len(shown) == (0 if missing == "all" else 5 if missing in ("memory", "compile") else 4)
-    if missing == "compile":
-        assert shown["peak MB"].rows[0] == ["**bf16**", *["120 (1.00)"] * 3]
-
-
-def test_memory_that_the_system_does_not_tell_is_not_measured():
-    record = bench()
-    for result in record["memory"]:
-        result["peak_mb"] = None
-    assert tables(speed_blocks([record], {}))["peak MB, first step s"].rows[0][1] == "not measured"
-
-
-def test_each_command_is_named_once_with_its_commit_and_its_parts():
-    folds = [block for block in speed_blocks([bench()], {}) if isinstance(block, Fold)]
-    lines = folds[-1].blocks[0].items
-    assert [line.split("`")[1] for line in lines] == [f"python -m altgrad.benchmark {number}" for number in "12"]
-    assert lines[0].endswith("commit `0123456789`: the machine's limits.") and "compile time" in lines[1]
-
-
-def test_what_no_machine_measured_is_said():
-    (text,) = speed_blocks([], {})
-    assert "not measured" in text.text and "make bench" in text.text
-    assert "GPU" not in words(speed_blocks([bench(on_gpu=True)], {}))
+def test_what_a_record_lacks_is_left_out():
+    said, tables = shown(CPU | {"sessions": record()["sessions"]})
+    assert "limits were not measured" in said and not tables
+    without = shown({name: value for name, value in record().items() if name != "limits"})[1]
+    assert without["step"].rows[-1][1:] == ["not measured"]
 
 
 def test_narrow_models_and_small_batches_come_first_whatever_was_measured_first():
@@ -132,55 +54,59 @@ def test_narrow_models_and_small_batches_come_first_whatever_was_measured_first(
     assert sizes(results) == [("wide", 16), ("narrow", 8), ("narrow", 64)]
 
 
-def test_every_machine_has_its_own_picture():
-    one, two = bench(), bench(device="Another (R) processor", threads=8)
-    assert picture_name(two) == "step_times_another_r_processor_8_threads"
-    pictures = {picture_name(record): Picture(picture_name(record), "alt", "caption") for record in (one, two)}
-    assert [block for block in speed_blocks([one, two], pictures) if isinstance(block, Picture)] == [*pictures.values()]
+def test_the_committed_pages_are_what_the_records_give(tmp_path):
+    shutil.copytree(ROOT / "reports/bench", tmp_path / "reports/bench")
+    shutil.copy(ROOT / "README.md", tmp_path)
+    for page in write_pages(tmp_path):
+        committed = (ROOT / page.relative_to(tmp_path)).read_text()
+        assert page.read_text() == committed, "python -m altgrad.benchmark --pages"
 
 
-def test_the_figure_shows_every_contestant_beside_the_baseline_and_its_quartiles():
-    with drawing():
-        figure = step_times(bench())
-    panels = [axis for axis in figure.axes if axis.get_visible()]
-    assert [axis.get_title(loc="left") for axis in panels] == ["nano, batch 8", "nano, batch 16", "micro, batch 16"]
-    assert [label.get_text() for label in panels[0].get_yticklabels()] == list(NAMES[1:])
-    whisker, dot, *_, reference = (line.get_xdata() for line in panels[0].lines)
-    assert list(whisker) == [1.05, 1.2] and list(dot) == [1.1] and list(reference) == [1, 1]
-    assert step_times(bench("steps")) is None
+def test_a_record_of_a_gpu_is_shown_in_both_pages_and_its_absence_too(tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text(PLACE)
+    write_json(tmp_path / "reports/bench/cpu.json", CPU | {"sessions": record()["sessions"]})
+    write_pages(tmp_path)
+    assert readme.read_text() == PLACE.replace("old", f"- {NOT_MEASURED}")
+    write_json(tmp_path / "reports/bench/gpu_imaginary.json", record())
+    page, _ = write_pages(tmp_path)
+    said = " ".join(readme.read_text().split())
+    assert "takes 40.0 ms in bf16 (38 % of its bf16 products), and times as long: E3M4 1.07;" in said
+    assert "50 % of a copy's bandwidth" in said and "8 runs of `pico` at a time make 3 000 an hour" in said
+    assert "(driver 580.1, torch 2.11.0, commit 0123456789)" in said and NOT_MEASURED not in said
+    assert max(map(len, readme.read_text().splitlines())) <= 120
+    assert page.read_text().index("processor") < page.read_text().index("Imaginary")  # in the order of their names
+    assert [bench["on_gpu"] for bench in load_benches(page.parent)] == [False, True]
+    readme.write_text("no place\n")
+    with pytest.raises(ValueError, match=r"README.md has 0 places"):
+        write_pages(tmp_path)
 
 
-def test_no_text_leaves_the_figure():
-    with drawing():
-        figure = step_times(bench())
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-    frame, renderer = figure.bbox.padded(1), canvas.get_renderer()
-    titles = [label for axis in figure.axes for label in axis.findobj(Label) if "batch" in label.get_text()]
-    for label in [*titles, *figure.axes[0].get_yticklabels(), *figure.texts]:
-        box = label.get_window_extent(renderer)
-        assert frame.contains(*box.min) and frame.contains(*box.max), label.get_text()
-    assert len(titles) == len(SIZES)
+def test_a_result_measured_again_replaces_itself_alone_and_a_session_without_any_is_forgotten(tmp_path):
+    def session(command: str) -> Record:
+        return Record(tmp_path / "machine.json", CPU | {"command": command, "commit": "c1"})
+
+    def step(batch: int, name: str) -> dict[str, Any]:
+        return {"model": "nano", "batch": batch, "name": name}
+
+    first = session("first")
+    first.put("steps", [step(16, "bf16"), step(16, "E7M0")])
+    first.put("steps", [step(8, "bf16")])
+    second = session("second")
+    second.put("steps", [step(16, "bf16")])
+    second.put_limits({"copy_bytes_per_s": 2})
+    found = read_json(tmp_path / "machine.json")
+    rows = [(result["batch"], result["name"], result["session"]) for result in found["steps"]]
+    assert rows == [(16, "E7M0", "1"), (8, "bf16", "1"), (16, "bf16", "2")]
+    assert found["limits"]["session"] == "2" and {name: found[name] for name in CPU} == CPU
+    session("third").put("steps", [step(16, "E7M0"), step(8, "bf16")])
+    kept = read_json(tmp_path / "machine.json")["sessions"]
+    assert kept == {"2": {"command": "second", "commit": "c1"}, "3": {"command": "third", "commit": "c1"}}
 
 
-def test_records_are_read_in_the_order_of_their_names(tmp_path):
-    for name in ("b", "a"):
-        write_json(tmp_path / f"{name}.json", bench(device=name))
-    assert [record["device"] for record in load_benches(tmp_path)] == ["a", "b"]
-    assert load_benches(tmp_path / "nowhere") == []
-
-
-def test_the_page_shows_the_machines(tmp_path):
-    for name, record in {"a": bench(), "b": bench(*PARTS, device="Nothing measured")}.items():
-        write_json(tmp_path / f"{name}.json", record)
-    text = write_page(tmp_path).read_text()
-    assert "figures/step_times_a_processor_2_threads.png" in text and "Nothing measured" in text
-    assert "a scale per row, native" in text
-    assert (tmp_path / "figures/step_times_a_processor_2_threads.png").exists()
-
-
-def test_the_committed_page_is_what_the_records_give(tmp_path):
-    place = Path(__file__).parents[2] / "reports/bench"
-    for record in place.glob("*.json"):
-        shutil.copy(record, tmp_path)
-    assert write_page(tmp_path).read_text() == (place / "README.md").read_text()
+def test_lines_for_the_terminal_say_what_is_absent():
+    peaks = {"bf16": 100.2, "fp32": None}
+    rows = [{"model": "nano", "batch": 16, "name": name, "peak_mb": peak} for name, peak in peaks.items()]
+    head, _, first, second = as_text("memory", rows, {}).splitlines()
+    assert head == "memory:" and " ".join(first.split()) == "bf16 100 (1.00)"
+    assert " ".join(second.split()) == "fp32 not measured"

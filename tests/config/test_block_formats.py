@@ -8,7 +8,8 @@ import gfloat.formats as theirs
 import pytest
 
 from altgrad.config import Resolver, load_params
-from altgrad.config.recipe import BLOCK_FORMATS, Recipe, TensorRecipe
+from altgrad.config.recipe import Recipe
+from altgrad.config.tensor_recipe import BLOCK_FORMATS, TensorRecipe
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 RECIPES = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+import shutil
 import signal
 import sys
 import time
@@ -15,15 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from altgrad.config import UserError
-from altgrad.config.files import read_json
+from altgrad.config.files import read_json, write_json
 from altgrad.config.schema import Budget, Monitor
-from altgrad.execution import budget, handover
+from altgrad.execution import budget, handover, plan
+from altgrad.execution.__main__ import main
 from altgrad.execution.budget import Estimate, Kind, choose, duration, kind_of, said
 from altgrad.execution.cells import TaskRun
 from altgrad.execution.executor import Task
+from tests.benchmark.made import record
 from tests.execution.test_loop import TASKS, Scripted, handed  # noqa: F401 - a fixture
 from tests.pipeline.conftest import Project
 from tests.reporting.synthetic_project import write_project
+
+ROOT = Path(__file__).parents[2]
 
 
 @given(
@@ -202,3 +207,14 @@ def test_an_estimate_of_the_real_thing_trains_nothing_and_a_budget_leaves_out_wh
     project.set("budget.seconds", None)
     project.run(*command)
     assert len(list((project.folder / "data/diag").glob("*.json"))) == 6
+
+
+@pytest.mark.parametrize("gpu", [None, "imaginary"])
+def test_an_estimate_where_no_cell_has_to_run_says_so_and_what_a_named_gpu_has(gpu, tmp_path, monkeypatch, capsys):
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    write_json(tmp_path / "reports/bench/gpu_imaginary.json", record())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plan, "first_tasks", lambda: ([], []))
+    main(["--estimate", *(["--gpu", gpu] if gpu else [])])
+    said = capsys.readouterr().out
+    assert said.startswith("no cell has to run") and ("An Imaginary GPU" in said) == bool(gpu)

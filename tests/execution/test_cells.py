@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +15,8 @@ from tests.pipeline.conftest import CELLS, PROJECT, Project, environment, result
 COMMAND = (sys.executable, "-m", "altgrad.execution", "--jobs", "2")
 
 
-def test_the_results_are_those_of_dvc_repro_which_finds_them_done(project: Project, tmp_path):
-    parallel = Project(tmp_path / "parallel")
+def test_the_results_are_those_of_dvc_repro_which_finds_them_done(project: Project, planned, tmp_path):
+    parallel = Project.at(shutil.copytree(planned, tmp_path / "parallel", symlinks=True))
     parallel.set("tracking", ["tensorboard"])  # which changes no bit
     done = parallel.run(*COMMAND)
     assert "train 2/2" in done.stderr and "diagnose 2/2" in done.stderr

@@ -36,16 +36,21 @@ stages:
 """
 
 
+def begin() -> None:
+    """Make the working directory a project of two cells that have never run."""
+    Path("data/grid").mkdir(parents=True)
+    Path("dvc.yaml").write_text(PIPELINE)
+    Path("params.yaml").write_text("setting: 1\n")
+    for key in "ab":
+        Path(f"data/grid/{key}.json").write_text('{"train": {"steps": 7}}')
+    Repo.init(no_scm=True).close()
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the working directory: a project of two cells that have never run."""
-    (tmp_path / "data/grid").mkdir(parents=True)
-    (tmp_path / "dvc.yaml").write_text(PIPELINE)
-    (tmp_path / "params.yaml").write_text("setting: 1\n")
-    for key in "ab":
-        (tmp_path / f"data/grid/{key}.json").write_text('{"train": {"steps": 7}}')
+    """Return the working directory, which is such a project."""
     monkeypatch.chdir(tmp_path)
-    Repo.init(no_scm=True).close()
+    begin()
     return tmp_path
 
 

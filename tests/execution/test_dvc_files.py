@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,27 +21,43 @@ from altgrad.config.files import write_text
 from altgrad.execution import dvc_files
 from altgrad.execution.dvc_api import locked_project
 from altgrad.execution.plan import first_tasks
-from tests.execution.test_dvc_api import folder  # noqa: F401 - a fixture
+from tests.execution.test_dvc_api import begin, folder  # noqa: F401 - a fixture
 from tests.pipeline.conftest import PROJECT, environment
 
 DVC = [sys.executable, "-m", "dvc"]
 
 
+def leave_dvc(patch: pytest.MonkeyPatch) -> None:
+    """Leave DVC to the other tests as they found it."""
+    patch.setattr(FsspecLocalFileSystem, "open", FsspecLocalFileSystem.open)
+    patch.setattr(dvc.dvcfile, "modify_yaml", dvc.dvcfile.modify_yaml)
+
+
 @pytest.fixture(autouse=True)
 def dvc_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave DVC to the other tests as they found it."""
-    monkeypatch.setattr(FsspecLocalFileSystem, "open", FsspecLocalFileSystem.open)
-    monkeypatch.setattr(dvc.dvcfile, "modify_yaml", dvc.dvcfile.modify_yaml)
+    leave_dvc(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a project of two cells that have run, with a whole dvc.lock."""
+    place = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        leave_dvc(patch)
+        patch.chdir(place)
+        begin()
+        subprocess.run([*DVC, "repro", "--quiet"], env=environment(), check=True)
+        with locked_project():
+            pass
+        assert dvc_files.COPY.read_bytes() == dvc_files.LOCK.read_bytes()
+    return place
 
 
 @pytest.fixture
-def trained(folder: Path) -> Path:  # noqa: F811
-    """Return a project of two cells that have run, with a whole dvc.lock."""
-    subprocess.run([*DVC, "repro", "--quiet"], cwd=folder, env=environment(), check=True)
-    with locked_project():
-        pass
-    assert dvc_files.COPY.read_bytes() == dvc_files.LOCK.read_bytes()
-    return folder
+def trained(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a copy of it, which is the working directory."""
+    monkeypatch.chdir(shutil.copytree(made, tmp_path / "trained", symlinks=True))
+    return tmp_path / "trained"
 
 
 def test_it_is_written_as_dvc_writes_it(folder: Path):  # noqa: F811

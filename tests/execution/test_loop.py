@@ -7,13 +7,11 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from altgrad.execution import cells, draft, handover
+from altgrad.execution import cells, handover
 from altgrad.execution.cells import TaskRun
-from altgrad.execution.draft import Draft
 from altgrad.execution.executor import BEGAN, Outcome, Status, Task
 from altgrad.execution.progress import result_line, steps_done, why_it_failed
 from tests.execution.conftest import AtOnce
@@ -155,61 +153,3 @@ def test_a_cell_is_told_with_its_loss_beside_that_of_the_baseline(tmp_path, monk
     assert result_line("bf16-adamw-3-0.5") == "bf16-adamw-3-0.5: validation loss 4.5000"
     finished("E7M0-adamw-3-0.5", None)
     assert result_line("E7M0-adamw-3-0.5") == "E7M0-adamw-3-0.5: diverged at step 7 (spike)"
-
-
-class Reporter:
-    """Stands in for the process that writes the report: it has ended when a test says so."""
-
-    def __init__(self, command: list[str], **_: object) -> None:
-        self.returncode: int | None = None
-        Reporter.started.append(self)
-
-    def poll(self) -> int | None:
-        return self.returncode
-
-    def terminate(self) -> None:
-        self.returncode = -15
-
-    wait = poll
-    started: list[Reporter] = []
-
-
-def test_a_report_is_written_of_two_complete_entries_and_again_when_more_are(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    now = [1000.0]
-    monkeypatch.setattr(draft, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(draft.subprocess, "Popen", Reporter)
-    monkeypatch.setattr(Reporter, "started", [])
-    for folder in ("data/grid", "data/diag", "scratch/workers"):
-        Path(folder).mkdir(parents=True)
-    keys = [f"{entry}-adamw-{seed}-1" for entry in ("bf16", "E4M3", "E5M2") for seed in (0, 1)]
-    Path("data/grid/index.json").write_text(json.dumps({"cells": keys}))
-    for key in keys:
-        Path(f"data/grid/{key}.json").write_text(json.dumps({"format": key.split("-")[0]}))
-    written = Draft()
-    for done in range(1, 4):
-        Path(f"data/diag/{keys[done - 1]}.json").touch()
-        now[0] += draft.EVERY
-        written.when_due(1e6)
-        assert not Reporter.started, "only one entry is complete"
-    Path(f"data/diag/{keys[3]}.json").touch()
-    written.when_due(1e6)
-    assert not Reporter.started, "it looked a moment ago"
-    now[0] += draft.EVERY
-    written.when_due(draft.NOT_WITHIN - 1)
-    assert not Reporter.started, "the report itself is near"
-    written.when_due(draft.NOT_WITHIN)
-    assert len(Reporter.started) == 1
-    now[0] += 10  # seconds that it takes
-    Reporter.started[0].returncode = 0
-    Path(f"data/diag/{keys[4]}.json").touch()
-    Path(f"data/diag/{keys[5]}.json").touch()
-    written.when_due(1e6)
-    now[0] += draft.TIMES_AS_LONG * 10 - 1
-    written.when_due(1e6)
-    assert len(Reporter.started) == 1, "it takes time from those that train"
-    now[0] += 2
-    written.when_due(1e6)
-    assert len(Reporter.started) == 2
-    written.close()
-    assert Reporter.started[1].returncode == -15

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from altgrad.training import train_cell
-from tests.training.conftest import interruption, make_cell, make_tokens
-from tests.training.test_run import trained
+from tests.training.conftest import interruption, make_cell, make_tokens, trained
 
 FORMATS = ("bf16", "E4M3", "E3M4", "E7M0")
 

@@ -1,9 +1,8 @@
-"""What two processes of tests/integrations/test_accelerate.py do together under FSDP2: PROGRAM FOLDER RANK COUNT."""
+"""What two processes of tests/integrations/test_accelerate.py do together under FSDP2."""
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,3 @@ def main(folder: Path, rank: int, count: int) -> None:
         torch.save(found, folder / f"found{count}")
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

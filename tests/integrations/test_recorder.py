@@ -144,12 +144,3 @@ def test_what_cannot_be_recorded_is_refused_in_a_sentence(train, tmp_path):
     write_json(tmp_path / "theirs/data/grid/index.json", {"cells": [], "params": {}})
     with pytest.raises(UserError, match="the pipeline's own runs are here"):
         Recorder(tmp_path / "theirs", model, arm_of(model), **NAMED, **rest)
-
-
-def test_the_package_imports_no_framework():
-    program = (
-        "import sys, altgrad.integrations, altgrad.integrations.torchtitan\n"
-        "print({'transformers', 'peft', 'lightning', 'accelerate', 'torchtitan'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"

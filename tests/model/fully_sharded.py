@@ -1,10 +1,10 @@
-"""What the processes of tests/model/test_fully_shard.py do together: PROGRAM FOLDER RANK COUNT."""
+"""What the processes of tests/model/test_fully_shard.py do together."""
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,6 @@ RECIPES: dict[str, dict[str, Any]] = {
     "stochastic": {"rounding": "stochastic"},
     "native": {"backend": "native"},
 }
-ROOT = Path(__file__).parents[2]
 # In float32: a product that a CPU rounds to bfloat16 is not the sum of what processes have of it.
 PRODUCTS = {SWITCH: "off"}
 STEPS, ROWS = 4, 128  # so that no block of rows is in two processes
@@ -246,19 +245,24 @@ def refused() -> dict[str, str]:
     return said
 
 
+def _start(program: str, folder: Path, rank: int, count: int) -> None:
+    os.environ |= PRODUCTS | {"GLOO_SOCKET_IFNAME": "lo"}
+    importlib.import_module(program).main(folder, rank, count)
+
+
 def run(
     folder: Path, program: str = "tests.model.fully_sharded", counts: tuple[int, ...] = (2, 4)
 ) -> dict[int, dict[Any, Any]]:
-    """Return what so many processes found together, by their number."""
-    results = {}
+    """Return what so many processes found together, by their number; one server has loaded torch for all of them."""
+    context, results = multiprocessing.get_context("forkserver"), {}
+    context.set_forkserver_preload(["tests.model.gathering"])
     for count in counts:
-        command = [sys.executable, "-m", program, str(folder)]
-        environment = {**os.environ, **PRODUCTS, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        environment["PYTHONPATH"] = str(ROOT)
-        processes = [
-            subprocess.Popen([*command, str(rank), str(count)], cwd=ROOT, env=environment) for rank in range(count)
-        ]
-        assert not any(process.wait(900) for process in processes)  # on a machine that has much else to do
+        processes = [context.Process(target=_start, args=(program, folder, rank, count)) for rank in range(count)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(900)  # on a machine that has much else to do
+        assert not any(process.exitcode for process in processes)
         results[count] = torch.load(folder / f"found{count}", weights_only=False)
     return results
 
@@ -274,7 +278,3 @@ class Processes(dict[int, dict[Any, Any]]):
             self[2]
         self.update(run(*self._arguments, counts=(count,)))
         return self[count]
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

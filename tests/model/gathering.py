@@ -1,11 +1,10 @@
-"""What the processes of tests/model/test_gather_codes.py do together: PROGRAM FOLDER RANK COUNT.
+"""What the processes of tests/model/test_gather_codes.py do together.
 
 Each case trains twice, with weights gathered as they are and as codes, and returns what must be the same.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -20,10 +19,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
 from altgrad.model import Recipe, quantize_model
 from tests.model.fully_sharded import arm_of, optimizer_of, stepped, whole
+from tests.model.stacks import Checkpointed
 
 FORMATS = ("E4M3", "E5M2", "E3M4", "E7M0", "E2M1", "E2M3", "E4M3FNUZ")
 # Each way of stepping a part: torch's, by element, of the whole tensor, and weights on their quantization grid.
@@ -44,15 +43,6 @@ class Transposed(nn.Module):
 
 
 Transposed.__name__ = "Conv1D"
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Any:
-        return checkpoint(self.inner, x, use_reentrant=False)
 
 
 class Tied(nn.Module):
@@ -146,7 +136,7 @@ def accumulated(codes: bool) -> Made:
 
 def checkpointed(codes: bool) -> Made:
     model = quantized(codes)
-    return train(shard(nn.Sequential(*(Checkpointed(layer) for layer in model))))
+    return train(shard(nn.Sequential(*(Checkpointed(layer, False) for layer in model))))
 
 
 def clipped_norm(codes: bool) -> Made:
@@ -340,7 +330,3 @@ def main(folder: Path, rank: int, count: int) -> None:
         torch.save(found, folder / f"found{count}")
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

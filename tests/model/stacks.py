@@ -76,8 +76,11 @@ def meta(recipe: str) -> None:
 def copies(recipe: str) -> None:
     """`copy.deepcopy` and pickle."""
     model = quantized(recipe)
-    for made in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        require_same(passes(made), passes(quantized(recipe)))
+    passes(model)
+    made = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    after = passes(model)
+    for one in made:
+        require_same(passes(one), after)
 
 
 def average(recipe: str) -> None:

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from altgrad.model import Recipe, quantize_model
 from altgrad.model.quantized.linear import QuantizedLinear
+from tests.model.stacks import Checkpointed
 
 RECIPES: dict[str, dict[str, object]] = {
     "tensor": {},
@@ -26,16 +27,6 @@ RECIPES: dict[str, dict[str, object]] = {
     "delayed, stochastic": {"scaling": "delayed", "rounding": "stochastic"},
 }
 REMEMBERING = ["stochastic", "delayed"]
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, inner: nn.Module, reentrant: bool) -> None:
-        super().__init__()
-        self.inner, self.reentrant = inner, reentrant
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = checkpoint(self.inner, x, use_reentrant=self.reentrant)
-        return found
 
 
 def plain(recipe: str) -> nn.Sequential:

@@ -29,7 +29,10 @@ def model() -> nn.Sequential:
     return quantize_model(net, Recipe(rules=rules))
 
 
-@pytest.mark.parametrize("loops", [True, False], ids=["loops", "tensor operations"])
+@pytest.mark.parametrize(
+    "loops",
+    [pytest.param(True, id="loops"), pytest.param(False, id="tensor operations", marks=pytest.mark.long)],
+)
 def test_a_compiled_backward_pass_leaves_weights_and_inputs_as_they_are(
     loops: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,11 +1,10 @@
-"""A quantized model that is cast, moved, copied or filled later is what it would be, had it been quantized afterwards.
+"""A quantized model that is cast, moved or filled later is what it would be, had it been quantized afterwards.
 
 Oracle: the same done to the plain model first. Recipes of each kind of scale, and those that remember.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import pytest
@@ -32,10 +31,10 @@ def plain(device: str = "cpu") -> nn.Sequential:
         return nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 64))
 
 
-def passes(model: nn.Module, dtype: torch.dtype = torch.float32, count: int = 3) -> list[Tensor]:
+def passes(model: nn.Module, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """Return outputs and gradients of some training steps."""
     found = []
-    for i in range(count):
+    for i in range(3):
         x = torch.randn(32, 64, generator=torch.Generator().manual_seed(i)).to(dtype).requires_grad_()
         model.zero_grad()
         y = model(x)
@@ -87,19 +86,8 @@ def test_a_model_that_gets_its_memory_later(recipe: str, order: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_copy_goes_on_as_the_model_does(recipe: str) -> None:
+def test_a_checkpoint_that_lacks_a_weight_or_has_another_is_refused(recipe: str) -> None:
     model = quantize_model(plain(), RECIPES[recipe]())
-    passes(model)
-    other = copy.deepcopy(model)
-    assert same(passes(other), passes(model))
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_plain_checkpoints_load_into_every_recipe_and_back(recipe: str) -> None:
-    model = quantize_model(plain(), RECIPES[recipe]())
-    passes(model, count=1)
-    model.load_state_dict(plain().state_dict())
-    quantize_model(plain(), Recipe.uniform("E3M4")).load_state_dict(model.state_dict())
     with pytest.raises(RuntimeError, match="Missing key.*weight"):
         model.load_state_dict({"0.bias": plain()[0].bias})
     with pytest.raises(RuntimeError, match="Unexpected key.*0.other"):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from altgrad.formats import get_format
-from altgrad.model import LayerRecipe, QuantizedLinear, Recipe, TensorRecipe, quantize_model
+from altgrad.model import LayerRecipe, QuantizedLinear, Recipe, TensorRecipe
 from altgrad.model.quantized.operand import Operand
 
 U32, U_BF16 = 2.0**-24, 2.0**-8
@@ -113,21 +113,3 @@ def test_what_hardware_cannot_multiply_is_refused(changes, message):
     recipe = Recipe.uniform("E4M3").rules[0].layer.but(**changes)
     with pytest.raises(ValueError, match=message):
         recipe.but(backend="native")
-
-
-def test_a_model_trains_natively_compiled():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(24, 40, bias=False), nn.GELU(), nn.Linear(40, 8, bias=False))
-    quantize_model(model, Recipe.uniform("E4M3", backend="native"))
-    compiled = torch.compile(model, dynamic=False)
-    x, target = torch.randn(30, 24), torch.randn(30, 8)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for _ in range(20):
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = (compiled(x).float() - target).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.9 * losses[0]

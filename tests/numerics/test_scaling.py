@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 import torch
 
-from altgrad.config import recipe
+from altgrad.config import tensor_recipe
 from altgrad.formats import get_format
 from altgrad.numerics import (
     amax,
@@ -179,5 +179,5 @@ def test_errors_name_the_argument(match, call):
 
 def test_the_settings_of_a_recipe_name_every_scale_that_is_computed_and_no_other():
     """They stand in `altgrad.config`, which is read without torch and cannot ask here."""
-    assert recipe.SCALE_FORMATS == SCALE_FORMATS
-    assert get_args(recipe.TensorRecipe.model_fields["scale_rounding"].annotation) == (*SCALE_ROUNDINGS, OF_TWO)
+    assert tensor_recipe.SCALE_FORMATS == SCALE_FORMATS
+    assert get_args(tensor_recipe.TensorRecipe.model_fields["scale_rounding"].annotation) == (*SCALE_ROUNDINGS, OF_TWO)

@@ -1,9 +1,6 @@
-"""Functions are marked for the compiler as torch would mark them, and it is loaded by those alone that compile."""
+"""Functions are marked for the compiler as torch would mark them."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
 
 import torch
 
@@ -20,11 +17,3 @@ def test_a_graph_holds_what_the_function_returned():
     read = constant_in_graphs(lambda: next(answers))  # which could not be traced
     double = torch.compile(lambda x: x * read(), backend="eager", fullgraph=True)
     assert [double(torch.tensor(1.0)).item() for _ in range(2)] == [2.0, 2.0]
-
-
-def test_no_package_loads_the_compiler_or_geoopt():
-    heavy = ("torch._dynamo", "torch._inductor", "geoopt")
-    packages = "altgrad.optim, altgrad.training, altgrad.diagnostics"  # which import all others that train
-    code = f"import sys, {packages}; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"

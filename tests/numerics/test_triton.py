@@ -53,11 +53,8 @@ def in_a_process(code: str, **environment: str) -> str:
 
 
 @apart
-def test_kernels_in_the_interpreter_and_no_import_of_triton_before_they_are_asked_for():
-    code = (
-        "import sys, altgrad.training, altgrad.benchmark.gpu.session; assert 'triton' not in sys.modules; "
-        f"import pytest; sys.exit(pytest.main(['-p', 'no:cacheprovider', '-p', 'no:xdist', {__file__!r}]))"
-    )
+def test_kernels_in_the_interpreter():
+    code = f"import sys, pytest; sys.exit(pytest.main(['-p', 'no:cacheprovider', '-p', 'no:xdist', {__file__!r}]))"
     assert " passed" in in_a_process(code, TRITON_INTERPRET="1")
 
 

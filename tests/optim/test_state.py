@@ -271,7 +271,7 @@ CODED_BY_LOOPS = {
     "m": ["E4M3", "E5M2", "E2M5", "E7M0", "E0M7", "E4M3FNUZ", "E2M1", "E3M2", "dynamic8", "dynamic4"],
     "v": ["E4M3", "UE4M4", "UE5M3", "UE2M2", "E7M0", "unsigned_dynamic8", "unsigned_linear4"],
 }
-VARIANTS = [{}, {"block": 64}, {"scale": "E8M0"}, {"rounding": "stochastic"}, {"root": True}]
+VARIANTS = [{}, {"block": 64}, {"scale": "E8M0"}, {"rounding": "stochastic"}, {"root": True}, {"expand": True}]
 BOTH = [("E4M3", "E4M3"), ("E5M2", "E5M2"), ("E0M7", "UE1M7"), ("E2M5", "UE5M3"), ("E6M1", "UE6M2"), ("E4M3", "UE4M4")]
 
 
@@ -280,7 +280,8 @@ def coded_by_loops():
     for changes in VARIANTS:
         for role, names in CODED_BY_LOOPS.items():
             for fmt in names:
-                if (role == "v" or "root" not in changes) and ("rounding" not in changes or codebook(fmt).fmt):
+                of_formats = "rounding" in changes or "expand" in changes
+                if (role == "v" or "root" not in changes) and (codebook(fmt).fmt or not of_formats):
                     yield {role: {"format": fmt} | changes}
         for m, v in BOTH if "rounding" not in changes else ():
             yield {"m": {"format": m} | ({} if "root" in changes else changes), "v": {"format": v} | changes}
@@ -301,8 +302,9 @@ def test_the_loops_store_the_codes_of_the_definition(compiler, monkeypatch, stat
                 patch.setattr(update_cpu, "available", lambda *_: False)
             weights, optimizer = make(Arm(lr=1e-2, stiffness="ulp", normalise="none", state=state), "E4M3", [
                 nn.Parameter(spread((37, 131), 0.1))], seed=4)  # fmt: skip
-            optimizer.add_param_group({"params": [plain := nn.Parameter(spread((35, 77), 0.1, seed=2))]})
-            weights.append(plain)
+            plain = [nn.Parameter(spread(shape, 0.1, seed=2)) for shape in ((35, 77), (21, 520))]
+            optimizer.add_param_group({"params": plain})
+            weights.extend(plain)
             for i in range(3):
                 for p in weights:
                     p.grad = spread(p.shape, 1e-3, seed=i)

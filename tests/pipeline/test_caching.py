@@ -10,6 +10,7 @@ import json
 
 import pytest
 
+from altgrad.config.sources import write_digests
 from tests.pipeline.conftest import CELLS, Project, stages_of
 
 
@@ -33,12 +34,6 @@ def test_an_edited_text_of_ones_own_is_tokenized_again(project: Project):
     assert project.repro("diagnose") == set()
 
 
-def test_a_preset_that_is_not_picked_trains_nothing(project: Project):
-    project.set("models.huge", {"layers": 99, "width": 1024, "heads": 8, "context": 64})
-    project.set("optimizers.slow", {"base": "adamw", "lr": 1e-5})
-    assert project.repro("diagnose") <= {"grid"}
-
-
 @pytest.mark.long
 def test_an_override_and_an_added_format_run_their_cells_alone_and_their_undoing_only_the_report(project: Project):
     added = "E3M4-adamw-0-1"
@@ -59,17 +54,37 @@ def test_an_override_and_an_added_format_run_their_cells_alone_and_their_undoing
     project.repro()
 
 
-def test_an_edited_report_module_reruns_only_the_report(project: Project):
-    project.append("altgrad/reporting/prune.py", "\n# a remark\n")
-    assert project.repro() == {"report"}
+def test_an_edit_reaches_the_stages_that_depend_on_it_and_no_other(project: Project):
+    """As `dvc status` has it; what DVC then runs, the last test but one sees of training code."""
+    folder, before, digests = project.folder, {}, {}
+    names = {"": "", "diagnostics": "registry", "training": "records", "reporting": "prune"}
+    for package, module in names.items():
+        if package:
+            path = folder / f"altgrad/{package}/{module}.py"
+            before[path] = path.read_text()
+            path.write_text(before[path] + "\n# a remark\n")
+        write_digests(folder, folder / "data/code")
+        digests[package] = [(folder / f"data/code/{stage}.json").read_text() for stage in ("train", "diagnose")]
+    settings = folder / "params.yaml"
+    before[settings] = settings.read_text()
+    project.set("models.huge", {"layers": 99, "width": 1024, "heads": 8, "context": 64})  # which is not picked
+    project.set("optimizers.slow", {"base": "adamw", "lr": 1e-5})
+    found = json.loads(project.run("dvc", "status", "--json").stdout)
+    for path, text in before.items():
+        path.write_text(text)
+    write_digests(folder, folder / "data/code")
+    none, diagnosis, training, report = digests.values()
+    assert none[0] == diagnosis[0] != training[0] and none[1] != diagnosis[1] == training[1] and report == training
+    parts = {stage: {name for entry in entries if isinstance(entry, dict) for name in entry.get("changed deps", ())}
+             for stage, entries in found.items()}  # fmt: skip
+    expected = {"grid": {"altgrad/training", "params.yaml"}, "report": {"altgrad/reporting"}}
+    expected["code"] = {"altgrad/training", "altgrad/diagnostics"}
+    expected |= {f"{stage}@{cell}": {f"data/code/{stage}.json"} for stage in ("train", "diagnose") for cell in CELLS}
+    assert parts == expected
+    assert project.repro("grid") == set(), "and back"
 
 
-def test_an_edited_diagnosis_reruns_the_diagnoses_and_at_most_the_report(project: Project):
-    project.append("altgrad/diagnostics/registry.py", "\n# a remark\n")
-    ran = project.repro()
-    assert {f"diagnose@{cell}" for cell in CELLS} <= ran <= {f"diagnose@{cell}" for cell in CELLS} | {"code", "report"}
-
-
+@pytest.mark.long
 def test_edited_training_code_reruns_every_cell_but_no_diagnosis_of_equal_results(project: Project):
     project.append("altgrad/training/records.py", "\n# a remark\n")
     ran = project.repro()

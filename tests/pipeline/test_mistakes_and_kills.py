@@ -52,6 +52,7 @@ def test_every_mistake_is_refused_before_training(project: Project, monkeypatch,
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.long
 def test_killed_while_training_it_resumes_and_ends_with_the_same_bits(planned: Path, tmp_path):
     """SIGKILL to DVC and its whole process group in the middle of a cell, then ``dvc repro`` again."""
     project = Project.at(shutil.copytree(planned, tmp_path / "killed", symlinks=True))

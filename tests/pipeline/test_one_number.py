@@ -6,12 +6,12 @@ The report, DVC's commands, the page of `make watch` and a tracker, of one finis
 from __future__ import annotations
 
 import json
-import sys
 
 import pandas as pd
 import pytest
 
 from altgrad.config.files import read_json
+from altgrad.watch import track
 from altgrad.watch.events import Events
 from altgrad.watch.project import HISTORY
 from tests.pipeline.conftest import CELLS, Project
@@ -25,7 +25,7 @@ def _numbers(found: object) -> list[float]:
     return [found] if isinstance(found, float) else []
 
 
-def test_everything_that_shows_a_number_shows_the_same(project: Project):
+def test_everything_that_shows_a_number_shows_the_same(project: Project, monkeypatch):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -58,8 +58,9 @@ def test_everything_that_shows_a_number_shows_the_same(project: Project):
     assert standing[1]["loss"] == own[other] and standing[1]["difference"] == pytest.approx(gap, abs=1e-15)
 
     project.set("tracking", ["tensorboard"])
+    monkeypatch.chdir(folder)
     for _ in range(2):  # the second time there is nothing new
-        project.run(sys.executable, "-m", "altgrad.watch.track")
+        track.main([])
     for key in CELLS:
         (logged,) = (folder / "scratch/tracking/tensorboard").glob(f"{key}-*")
         events = EventAccumulator(str(logged))

@@ -75,8 +75,6 @@ def write_diagnosis(root: Path, cell: dict[str, Any], stale: bool, blocks: int) 
     write_json(root / "data/diag" / f"{cell['key']}.json", {
         "key": cell["key"], "cell_sha256": "0" * 64 if stale else hashlib.sha256(content).hexdigest(),
         "status": "ok", "summary": dict(numbers.groupby("metric", sort=False)["value"].mean().items()),
-        "course": {metric: dict(zip(("0", str(cell["train"]["steps"])), values, strict=True)) for metric, values in
-                   (("gradient_to_noise", (12.0, 8.0)), ("cosine_exact", (0.997, 0.992))) if cell["rules"]},
         "flags": [{"layer": layer, "metric": "grad_snr_db", "value": value, "limit": 10.0}
                   for layer, value in zip(low["layer"], low["value"], strict=True)],
     })  # fmt: skip

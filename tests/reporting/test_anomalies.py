@@ -14,7 +14,7 @@ from altgrad.config import UserError
 from altgrad.diagnostics.__main__ import main
 from altgrad.reporting.anomalies import case, cases, ended_worse, sentences
 from altgrad.reporting.load import IDENTITY, MISSING
-from altgrad.reporting.tables_inside import EXPLAIN, anomalies_table
+from altgrad.reporting.tables_inside import EXPLAIN, failures_table
 from tests.reporting.synthetic_project import SMALL, read, write_project
 
 BAD = "E4M3-adamw-0-1"
@@ -57,10 +57,13 @@ def test_a_diverged_run_is_told_with_its_tensor_its_step_and_the_loss(study) -> 
     assert f"sqnr_db of the weights of {LAYER}, at step 0: 3 dB, where healthy runs have" in told
     assert "4 healthy runs of the same format, arm and learning rate" in told
     assert found.found.loss_step == 30 and "The loss showed it at step 30, 30 steps later." in told
-    (row,) = anomalies_table([found]).rows
+    table = failures_table(study, [found])
+    lost, row = table.rows
+    assert lost == ["`bf16-adamw-4-1`", "missing: not trained", *["–"] * 5]
     assert row[:3] == [f"`{BAD}`", "diverged at step 55 (spike)", f"sqnr_db of the weights of {LAYER}"]
     assert row[3:] == ["0", "30", "30", "4"]
-    assert EXPLAIN in anomalies_table([found]).note and anomalies_table([]) is None
+    assert EXPLAIN in table.note
+    assert failures_table(replace(study, cells=study.cells.assign(status="completed")), []) is None
 
 
 def test_the_rows_that_a_divergence_was_in_are_told(study) -> None:

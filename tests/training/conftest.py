@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from altgrad.config import Cell
-from altgrad.config.files import write_json
+from altgrad.config.files import read_json, write_json
 from altgrad.formats import get_format
-from altgrad.training import Interrupted
+from altgrad.training import Interrupted, train_cell
 from altgrad.training.trainer import Trainer
 
 VOCABULARY = 300
@@ -72,6 +72,27 @@ def interruption(monkeypatch: pytest.MonkeyPatch, step: int) -> Iterator[pytest.
     with monkeypatch.context() as patch, pytest.raises(Interrupted) as raised:
         patch.setattr(Trainer, "update", disturbed)
         yield raised
+
+
+def outputs(directory: Path) -> dict[str, bytes]:
+    """Return the files of a run that must not depend on when or how often it ran."""
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name != "timing.json"}
+
+
+def trained(cell: Cell, tokens: Path, root: Path) -> dict[str, bytes]:
+    """Return the same files of a run in ``root``."""
+    train_cell(cell, tokens, root / "out", root)
+    return outputs(root / "out")
+
+
+def resumed(cell: Cell, tokens: Path, root: Path, monkeypatch: pytest.MonkeyPatch, step: int = 7) -> dict[str, bytes]:
+    """Return the same files of a run that SIGTERM stopped after update ``step``, and that went on."""
+    with interruption(monkeypatch, step) as raised:
+        train_cell(cell, tokens, root / "out", root)
+    assert raised.value.signum == signal.SIGTERM and not (root / "out").exists()
+    found = trained(cell, tokens, root)
+    assert read_json(root / "out" / "timing.json")["resumed"] == 1
+    return found
 
 
 @pytest.fixture(scope="session")

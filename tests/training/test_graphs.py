@@ -114,6 +114,7 @@ def test_models_that_share_a_graph_keep_their_own_tensors(monkeypatch):
 PICO = GPTConfig(vocab_size=1024, layers=2, width=64, heads=4, context=128)  # of the default run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layers", [1, pytest.param(PICO.layers, marks=pytest.mark.slow)])
 def test_the_graph_that_the_default_run_compiles_computes_what_the_model_does(layers):
     """At its own sizes, since a compiler makes other code for others, and wrong code where it errs.

@@ -28,8 +28,7 @@ from altgrad.training import ranks, train_cell
 from altgrad.training.plan import check_cells
 from altgrad.training.trainer import Trainer
 from tests.model.fully_sharded import CODED
-from tests.training.conftest import VOCABULARY, interruption, make_cell
-from tests.training.test_run import outputs
+from tests.training.conftest import VOCABULARY, interruption, make_cell, outputs, resumed
 
 COUNT = 3  # by which nothing divides exactly
 TENSORS = {
@@ -178,20 +177,40 @@ def test_a_compiled_cell_of_two_processes_ends_where_one_does(tokens, tmp_path):
     assert two["val_loss"] == pytest.approx(one["val_loss"], abs=2e-4)
 
 
-def test_a_run_moves_from_one_process_to_two_and_back(tokens, tmp_path, monkeypatch):
-    """Stopped in step 3 of two, in step 7 of one, ended by two: the losses of an undisturbed run."""
+def test_a_run_moves_from_two_processes_to_one_and_back(tokens, tmp_path, monkeypatch):
+    """One of two is killed after step 5, one alone is stopped after step 7, two end it: an undisturbed run's loss."""
     undisturbed = trained(cell_of(1), tokens, tmp_path / "undisturbed")
-    for devices, step in ((2, 3), (1, 7)):
-        with interruption(monkeypatch, step):
-            trained(cell_of(devices), tokens, tmp_path / "moved")
+    started: list[int] = []
+    popen, update = ranks.subprocess.Popen, Trainer.update
+
+    def noted(*given: object, **options: object) -> object:
+        process = popen(*given, **options)
+        started.append(process.pid)
+        return process
+
+    def disturbed(self: Trainer, at: int) -> None:
+        update(self, at)
+        if at == 5:
+            os.kill(started[0], signal.SIGKILL)
+
+    said = "ended with status -9; run the same command again"
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=said):
+        patch.setattr(ranks.subprocess, "Popen", noted)
+        patch.setattr(Trainer, "update", disturbed)
+        trained(cell_of(2), tokens, tmp_path / "moved")
+    with interruption(monkeypatch, 7):
+        trained(cell_of(1), tokens, tmp_path / "moved")
     moved = trained(cell_of(2), tokens, tmp_path / "moved")
+    assert moved["outcome"] == "completed"
     assert moved["val_loss"] == pytest.approx(undisturbed["val_loss"], abs=2e-4)
     assert read_json(tmp_path / "moved" / "out" / "timing.json")["resumed"] == 2
     with open(tmp_path / "moved" / "out" / "history.csv") as history:
         assert [int(line.split(",")[0]) for line in history.readlines()[1:]] == [0, 2, 4, 6, 8, 10, 12]
 
 
-@pytest.mark.parametrize("arm", [{"lr": 1e-2, "stiffness": "ulp"}, ARMS["adamw_sr"] | {"state": CODED}])
+@pytest.mark.parametrize(
+    "arm", [pytest.param(ARMS["stiff_matched"], marks=pytest.mark.long), ARMS["adamw_sr"] | {"state": CODED}]
+)
 def test_two_processes_leave_what_one_does_and_the_same_bits_after_a_stop(tokens, tmp_path, monkeypatch, arm):
     """Files, their tensors and the rows of one; of the first step, whose weights are the same, the same to the bit."""
     left, rows, tensors = {}, {}, {}
@@ -211,40 +230,7 @@ def test_two_processes_leave_what_one_does_and_the_same_bits_after_a_stop(tokens
     for key, value in rows[1].items():
         if key[0] == 1 and key[2] == "weight_grad":
             assert rows[2][key] == pytest.approx(value, rel=1e-4, abs=1e-7)
-    with interruption(monkeypatch, 7):
-        trained(cell_of(2, arm), tokens, tmp_path / "stopped")
-    trained(cell_of(2, arm), tokens, tmp_path / "stopped")
-    assert outputs(tmp_path / "stopped" / "out") == left[2]
-
-
-def test_the_end_of_another_process_is_one_sentence_and_the_run_goes_on_later(tokens, tmp_path, monkeypatch):
-    started: list[int] = []
-    popen = ranks.subprocess.Popen
-
-    def noted(*given: object, **options: object) -> object:
-        process = popen(*given, **options)
-        started.append(process.pid)
-        return process
-
-    def killed_in(step: int) -> None:
-        update = Trainer.update
-
-        def disturbed(self: Trainer, at: int) -> None:
-            update(self, at)
-            if at == step:
-                os.kill(started[0], signal.SIGKILL)
-
-        monkeypatch.setattr(Trainer, "update", disturbed)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ranks.subprocess, "Popen", noted)
-        update = Trainer.update
-        killed_in(5)
-        with pytest.raises(UserError, match="ended with status -9; run the same command again"):
-            trained(cell_of(2), tokens, tmp_path)
-        monkeypatch.setattr(Trainer, "update", update)
-    assert trained(cell_of(2), tokens, tmp_path)["outcome"] == "completed"
-    assert read_json(tmp_path / "out" / "timing.json")["resumed"] == 1
+    assert resumed(cell_of(2, arm), tokens, tmp_path / "stopped", monkeypatch) == left[2]
 
 
 @pytest.mark.parametrize(

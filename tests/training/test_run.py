@@ -33,41 +33,23 @@ from altgrad.training.evaluation import Evaluation
 from altgrad.training.monitor import Monitor
 from altgrad.training.trainer import Trainer
 from altgrad.training.updates import UpdateMonitor
-from tests.training.conftest import interruption, make_cell
+from tests.training.conftest import make_cell, outputs, resumed, trained
 
 STATEFUL = {"scaling": "delayed"}
 
 
-def outputs(directory: Path) -> dict[str, bytes]:
-    """Return the files of a run that must not depend on when or how often it ran."""
-    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name != "timing.json"}
-
-
-def trained(cell, tokens: Path, root: Path) -> dict[str, bytes]:
-    train_cell(cell, tokens, root / "out", root)
-    return outputs(root / "out")
-
-
 @pytest.fixture(scope="module")
-def found() -> dict[str, dict[str, bytes]]:
-    """The undisturbed runs, by what their products are computed in."""
-    return {}
+def undisturbed(tokens, tmp_path_factory) -> dict[str, bytes]:
+    return trained(make_cell(**STATEFUL), tokens, tmp_path_factory.mktemp("undisturbed"))
 
 
-@pytest.fixture
-def undisturbed(products, found, tokens, tmp_path_factory) -> dict[str, bytes]:
-    if products not in found:
-        found[products] = trained(make_cell(**STATEFUL), tokens, tmp_path_factory.mktemp("undisturbed"))
-    return found[products]
+FOUND: dict[str, dict[str, bytes]] = {}
 
 
-def test_products_in_float32_give_other_bits(found, undisturbed):
-    if len(found) == 2:
-        assert found["float32"]["model.safetensors"] != found["bfloat16"]["model.safetensors"]
-
-
-def test_the_same_cell_gives_the_same_bits(tokens, undisturbed, tmp_path):
-    assert trained(make_cell(**STATEFUL), tokens, tmp_path) == undisturbed
+def test_the_same_cell_gives_the_same_bits_and_products_in_another_dtype_others(products, tokens, tmp_path):
+    FOUND[products], again = (trained(make_cell(**STATEFUL), tokens, tmp_path / name) for name in "ab")
+    assert again == FOUND[products]
+    assert len({files["model.safetensors"] for files in FOUND.values()}) == len(FOUND)
 
 
 def test_what_parts_of_training_took_is_part_of_what_it_took(tokens, tmp_path):
@@ -120,11 +102,7 @@ def test_what_is_not_watched_costs_nothing(tokens, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("step", [1, 3, 4, 5, 11])
 def test_a_signal_saves_and_the_next_run_ends_with_the_same_bits(tokens, undisturbed, tmp_path, monkeypatch, step):
-    with interruption(monkeypatch, step) as raised:
-        train_cell(make_cell(**STATEFUL), tokens, tmp_path / "out", tmp_path)
-    assert raised.value.signum == signal.SIGTERM and not (tmp_path / "out").exists()
-    assert trained(make_cell(**STATEFUL), tokens, tmp_path) == undisturbed
-    assert json.loads((tmp_path / "out" / "timing.json").read_text())["resumed"] == 1
+    assert resumed(make_cell(**STATEFUL), tokens, tmp_path, monkeypatch, step) == undisturbed
 
 
 def _train_in_a_process(root: Path, tokens: Path, environment: dict[str, str]) -> None:

@@ -12,10 +12,8 @@ from altgrad.optim import build_optimizer
 from altgrad.optim.stored import StoredWeight, stored_bytes
 from altgrad.training.grids import weight_grids
 from altgrad.training.held_bytes import bytes_per_parameter
-from altgrad.training.run import train_cell
 from tests.optim.arms import ARMS, arm_named
-from tests.training.conftest import interruption, make_cell
-from tests.training.test_run import outputs, trained
+from tests.training.conftest import make_cell, resumed, trained
 
 STOCHASTIC = {"format": "UE4M4", "rounding": "stochastic"}
 
@@ -35,13 +33,10 @@ def test_a_run_of_codes_resumes_to_the_same_bits(tokens, tmp_path, monkeypatch, 
     cell = make_cell(arm=arm)
     undisturbed = trained(make_cell(arm=arm | {"store": "float32"}), tokens, tmp_path / "once")
     root = tmp_path / "twice"
-    with interruption(monkeypatch, 7):
-        train_cell(cell, tokens, root / "out", root)
+    assert resumed(cell, tokens, root, monkeypatch) == undisturbed
     saved = load_file(max((root / "scratch").rglob("step-*.safetensors")))
     codes = [t for name, t in saved.items() if name.startswith("codes/") or name.endswith(("exp_avg", "exp_avg_sq"))]
     assert codes and all(t.dtype == torch.uint8 for t in codes)
-    train_cell(cell, tokens, root / "out", root)
-    assert outputs(root / "out") == undisturbed
     timing = json.loads((root / "out" / "timing.json").read_text())
     assert timing["bytes_grads"] == 4
     assert 1 < timing["bytes_m"] == timing["bytes_v"] < 1.2

@@ -11,8 +11,8 @@ import torch
 from altgrad.config import Cell
 from altgrad.config.files import read_json, write_text
 from altgrad.diagnostics import diagnose_cell
-from altgrad.training.run import make_trainer, train_cell
-from tests.training.conftest import interruption, make_cell
+from altgrad.training.run import make_trainer
+from tests.training.conftest import make_cell, resumed, trained
 
 
 def cell_of(
@@ -25,11 +25,6 @@ def cell_of(
     made = json.loads(cell.to_json()) | {"rules": rules}
     changed = {"monitor": made["monitor"] | {"every": every}, "model": made["model"] | {"dropout": dropout}}
     return Cell.model_validate(made | changed)
-
-
-def trained(cell: Cell, tokens: Path, root: Path) -> dict[str, bytes]:
-    train_cell(cell, tokens, root / "out", root)
-    return {path.name: path.read_bytes() for path in (root / "out").iterdir() if path.name != "timing.json"}
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +45,7 @@ def test_watching_does_not_change_it(tokens, undisturbed, tmp_path):
 
 @pytest.mark.parametrize("step", [3, 5])
 def test_an_interrupted_run_ends_with_the_same_bits(tokens, undisturbed, tmp_path, monkeypatch, step):
-    with interruption(monkeypatch, step):
-        train_cell(cell_of(), tokens, tmp_path / "out", tmp_path)
-    assert trained(cell_of(), tokens, tmp_path) == undisturbed
-    assert read_json(tmp_path / "out" / "timing.json")["resumed"] == 1
+    assert resumed(cell_of(), tokens, tmp_path, monkeypatch, step) == undisturbed
 
 
 @pytest.mark.parametrize("scaling", ["dynamic", "delayed"])

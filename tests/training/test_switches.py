@@ -17,8 +17,7 @@ from altgrad.training.monitor import Monitor, Row
 from altgrad.training.plan import check_cells
 from altgrad.training.switches import Switches
 from altgrad.training.trainer import Trainer
-from tests.training.conftest import VOCABULARY, interruption, make_cell
-from tests.training.test_run import trained
+from tests.training.conftest import VOCABULARY, make_cell, resumed, trained
 
 DELAYED = {"format": "E5M2", "scaling": "delayed"}
 STOCHASTIC = {"format": "E5M2", "rounding": "stochastic"}
@@ -48,9 +47,7 @@ def undisturbed(cell, tokens, tmp_path_factory) -> dict[str, bytes]:
 def test_interrupted_on_either_side_of_a_change_it_ends_with_the_same_bits(
     cell, tokens, undisturbed, tmp_path, monkeypatch, step
 ):
-    with interruption(monkeypatch, step):
-        train_cell(cell, tokens, tmp_path / "out", tmp_path)
-    assert trained(cell, tokens, tmp_path) == undisturbed
+    assert resumed(cell, tokens, tmp_path, monkeypatch, step) == undisturbed
 
 
 def test_until_the_change_it_is_the_run_that_keeps_its_recipe_and_no_longer(cell, tokens, undisturbed, tmp_path):
@@ -135,10 +132,7 @@ def test_what_happens_changes_the_recipe_and_a_run_that_resumes_too(tokens, tmp_
     assert [(s["step"], s["recipe"], s["why"]) for s in made["switches"]] == [(5, "E5M2", why), (10, "E4M3", "after")]
     assert made["outcome"] == "completed" and made["steps"] == 12
     for step in (4, 5):
-        root = tmp_path / f"{step}"
-        with interruption(monkeypatch, step):
-            train_cell(cell, tokens, root / "out", root)
-        assert trained(cell, tokens, root) == once
+        assert resumed(cell, tokens, tmp_path / f"{step}", monkeypatch, step) == once
 
 
 @pytest.mark.slow
@@ -148,10 +142,7 @@ def test_compiled_there_is_a_graph_for_each_recipe_which_a_run_that_resumes_has_
     once = trained(cell, tokens, tmp_path / "once")
     assert len(graphs._graphs) == 2
     for step in (STEP - 1, STEP):
-        root = tmp_path / f"{step}"
-        with interruption(monkeypatch, step):
-            train_cell(cell, tokens, root / "out", root)
-        assert trained(cell, tokens, root) == once
+        assert resumed(cell, tokens, tmp_path / f"{step}", monkeypatch, step) == once
     assert len(graphs._graphs) == 2
     history = pd.read_csv(io.BytesIO(once["history.csv"]))
     eager = pd.read_csv(io.BytesIO(trained(changing({"after": 0.5}), tokens, tmp_path / "eager")["history.csv"]))
@@ -200,9 +191,7 @@ def test_an_arm_sees_the_spacing_of_the_format_that_is_on(tokens, tmp_path, monk
         update(self, step), formats.append({grid.format.name for grid in self.optimizer.grids.values()})))  # fmt: skip
     once = trained(cell, tokens, tmp_path / "once")
     assert formats == [{"E4M3"}] * 6 + [{"E5M2"}] * 6
-    with interruption(monkeypatch, STEP):
-        train_cell(cell, tokens, tmp_path / "out", tmp_path)
-    assert trained(cell, tokens, tmp_path) == once
+    assert resumed(cell, tokens, tmp_path, monkeypatch, STEP) == once
 
 
 def test_a_cell_without_a_schedule_has_the_file_that_it_had():

@@ -6,7 +6,6 @@ Oracles: for a resumed run, one that nobody disturbed, byte for byte; for what a
 from __future__ import annotations
 
 import dataclasses
-import json
 import subprocess
 import sys
 
@@ -22,7 +21,7 @@ from altgrad.training import train_cell
 from altgrad.training.plan import check_cells
 from altgrad.training.probes import float_copy
 from altgrad.training.run import build_model
-from tests.training.conftest import VOCABULARY, interruption, make_cell
+from tests.training.conftest import VOCABULARY, make_cell, resumed, trained
 
 RECIPES = {"tensorwise": "E5M2", "rowwise": "E4M3", "rowwise_with_gw_hp": "E4M3"}  # and the gradients' format
 
@@ -57,14 +56,8 @@ def test_a_cell_trains_is_watched_and_is_diagnosed(tokens, tmp_path, recipe):
 
 
 def test_an_interrupted_cell_ends_with_the_same_bits(tokens, tmp_path, monkeypatch):
-    def outputs(root):
-        train_cell(ao_cell(), tokens, root / "out", root)
-        return {path.name: path.read_bytes() for path in (root / "out").iterdir() if path.name != "timing.json"}
-
-    with interruption(monkeypatch, 5):
-        train_cell(ao_cell(), tokens, tmp_path / "resumed" / "out", tmp_path / "resumed")
-    assert outputs(tmp_path / "resumed") == outputs(tmp_path / "undisturbed")
-    assert json.loads((tmp_path / "resumed" / "out" / "timing.json").read_text())["resumed"] == 1
+    undisturbed = trained(ao_cell(), tokens, tmp_path / "undisturbed")
+    assert resumed(ao_cell(), tokens, tmp_path, monkeypatch, 5) == undisturbed
 
 
 @pytest.mark.slow

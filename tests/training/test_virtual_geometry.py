@@ -29,15 +29,14 @@ from altgrad.model import (
     virtual_weight,
 )
 from altgrad.optim import build_optimizer
-from altgrad.training import train_cell
 from altgrad.training.grids import weight_grids
 from altgrad.training.plan import arm_of, check_cells
 from altgrad.training.run import build_model
 from tests.optim.arms import ARMS, FORMATS
-from tests.training.conftest import VOCABULARY, interruption, make_cell
+from tests.training.conftest import VOCABULARY, make_cell, resumed, trained
 
 MASTER = [name for name, arm in ARMS.items() if arm["weights"] == "master"]
-ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "quantized"]
+ON_GRID = ("rung", "eco")  # as tests/training/test_arms.py has every day
 CPU = torch.device("cpu")
 
 
@@ -54,12 +53,6 @@ def cell_of(name, format="E4M3", virtual=True, **spec):
     return cell.model_copy(
         update={"rules": [Rule(layers="*", weight=weight)], "format": entry, "key": f"{entry}-{name}-0-1"}
     )
-
-
-def trained(cell, tokens, root):
-    """Return the files of a run that must not depend on when or how often it ran."""
-    train_cell(cell, tokens, root / "out", root)
-    return {path.name: path.read_bytes() for path in (root / "out").iterdir() if path.name != "timing.json"}
 
 
 def stepped(cell, steps=3):
@@ -131,9 +124,7 @@ def test_e0m7_and_e1m6_are_the_same_geometry(tokens, tmp_path, name):
 @pytest.mark.parametrize("name", ON_GRID)
 def test_an_interrupted_run_ends_with_the_same_bits(tokens, tmp_path, monkeypatch, name):
     undisturbed = trained(cell_of(name), tokens, tmp_path / "undisturbed")
-    with interruption(monkeypatch, 7):
-        train_cell(cell_of(name), tokens, tmp_path / "out", tmp_path)
-    assert trained(cell_of(name), tokens, tmp_path) == undisturbed
+    assert resumed(cell_of(name), tokens, tmp_path, monkeypatch) == undisturbed
 
 
 @pytest.mark.parametrize("name", ON_GRID)
@@ -144,14 +135,10 @@ def test_virtual_weights_kept_quantized_have_16_bits(tokens, tmp_path, name):
     codes = [t for key, t in stored.items() if key.startswith("codes/")]
     assert len(codes) == 4 and all(t.dtype == torch.int16 for t in codes)
     model = load_file(tmp_path / "out" / "model.safetensors")
-    in_the_format = load_file_of(cell_of(name, "E3M4", virtual=False), tokens, tmp_path / "format")
+    trained(cell_of(name, "E3M4", virtual=False), tokens, tmp_path / "format")
+    in_the_format = load_file(tmp_path / "format" / "out" / "model.safetensors")
     for key in ("blocks.0.attn.qkv.weight", "blocks.0.mlp.up.weight"):
         assert len(model[key].unique()) > 2 * len(in_the_format[key].unique())
-
-
-def load_file_of(cell, tokens, root):
-    trained(cell, tokens, root)
-    return load_file(root / "out" / "model.safetensors")
 
 
 def test_rungs_are_counted_in_the_formats(tokens, tmp_path):

@@ -1,7 +1,8 @@
 // A moment as codes and scales of blocks, in loops: altgrad/optim/coded.py, with the same bits.
 //
 // Codes of formats come from the bits of a float32, those of maps from a table of its upper bits, in each entry of which
-// lies one threshold at most. state_cpu.py packs header, values and table.
+// lies one threshold at most; of moments whose range is expanded the table has the logarithms of the codes' values.
+// state_cpu.py packs header, values and table.
 
 #pragma once
 
@@ -13,6 +14,7 @@
 
 #include "definitions.h"
 #include "eights.h"
+#include "expansion.h"
 #include "philox.h"
 
 namespace altgrad {
@@ -33,8 +35,9 @@ struct FusedDivision {
 class Codec {
  public:
   Codec() = default;
-  Codec(const float* packed, void* codes, void* scales, int64_t n)
-      : codes_(static_cast<uint8_t*>(codes)), scales_(scales), n_(n), values_(packed + codec::kHeader) {
+  // powers: of the blocks of a moment whose range is expanded, or null.
+  Codec(const float* packed, void* codes, void* scales, float* powers)
+      : codes_(static_cast<uint8_t*>(codes)), scales_(scales), powers_(powers), values_(packed + codec::kHeader) {
     const auto whole = [packed](int place) { return static_cast<int32_t>(packed[place]); };
     mapped_ = whole(codec::kMapped), packed_ = whole(codec::kBits) <= 4, root_ = whole(codec::kRoot);
     stochastic_ = whole(codec::kStochastic), power_of_two_ = whole(codec::kPowerOfTwo), block_ = whole(codec::kBlock);
@@ -47,6 +50,7 @@ class Codec {
     lowest_ = static_cast<uint32_t>(whole(codec::kLowest)) << 23, entry_ = whole(codec::kEntry);
     entries_ = static_cast<uint32_t>(whole(codec::kEntries));
     table_ = reinterpret_cast<const uint32_t*>(values_ + (int64_t{1} << whole(codec::kBits)));
+    if (powers_ != nullptr) binades_ = std::log2(static_cast<double>(largest_) / static_cast<double>(spacing_));
   }
 
   explicit operator bool() const { return codes_ != nullptr; }
@@ -67,6 +71,8 @@ class Codec {
       const float scale = scale_at((first + begin) / block_);
       if (mapped_) {
         for (int64_t i = 0; i < count; ++i) out[begin + i] = values_[codes[begin + i]] * scale;
+      } else if (powers_ != nullptr) {
+        decode_expanded(codes + begin, count, scale, powers_[(first + begin) / block_], out + begin);
       } else {
         decode(codes + begin, count, scale, out + begin);
       }
@@ -100,11 +106,13 @@ class Codec {
 #ifdef ALTGRAD_EIGHTS
   // Whether the loops of eights.h take these codes, of moments without a sign if `sign` is false.
   bool in_eights(bool sign) const {
-    const bool plain = !mapped_ && !stochastic_ && sign_shift_ == 24 && shift_ < 23 && spacing_ >= 0x1p-40f;
-    return plain && (negative_zero_ || sign_code_ == 0 || !sign) && (sign_code_ != 0 || !sign) &&
-           block_ % Eights::kPack == 0;
+    const bool plain = !mapped_ && !stochastic_ && powers_ == nullptr && sign_shift_ == 24 && shift_ < 23 && spacing_ >= 0x1p-40f;
+    const int32_t binades = (std::bit_cast<int32_t>(max_) - lowest_normal()) >> 23;  // above the first normal one
+    return plain && binades < 30 && (!sign || (negative_zero_ && sign_code_ != 0)) && block_ % Eights::kPack == 0;
   }
-  Eights eights() const { return {shift_, rebias_, lowest_normal()}; }
+  // Whether they take the block at this place too, whose scale times any `unit` is finite.
+  bool in_eights_at(int64_t place) const { return scale_of(place) <= 0x1p60f; }
+  Eights eights() const { return {shift_, lowest_normal()}; }
   int64_t block() const { return block_; }
   bool root() const { return root_; }
   float scale_of(int64_t place) const { return scale_at(place / block_); }
@@ -136,6 +144,16 @@ class Codec {
       const uint32_t subnormal = std::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(magnitude)) * spacing);
       const uint32_t value = (magnitude < first_normal ? subnormal : normal) | ((code & sign_code) << sign_shift);
       out[i] = std::bit_cast<float>(value) * scale;
+    }
+  }
+
+  void decode_expanded(const uint8_t* codes, int64_t n, float amax, float power, float* __restrict out) const {
+    const double* of_codes = reinterpret_cast<const double*>(table_);
+    double logarithms[kRoom];
+    for (int64_t i = 0; i < n; ++i) logarithms[i] = of_codes[codes[i]];
+    contract(logarithms, n, power, amax, out);
+    for (int64_t i = 0; i < n; ++i) {
+      out[i] = std::bit_cast<float>(std::bit_cast<uint32_t>(out[i]) | (codes[i] & sign_code_) << sign_shift_);
     }
   }
 
@@ -236,6 +254,13 @@ class Codec {
     if (!(largest <= kMost)) {
       for (int64_t i = 0; i < n; ++i) x[i] = std::max(std::min(x[i], kMost), -kMost);
     }
+    if (powers_ != nullptr) {
+      const float amax = std::max(std::min(largest, kMost), codec::kLeastAmax);
+      keep_scale(block, amax);
+      powers_[block] = expansion_of(x, n, amax, binades_);
+      expand(x, n, amax, powers_[block], largest_);
+      return encode(x, random, n, [](float y) { return y; }, codes);
+    }
     const float scale = new_scale(block, std::min(largest, kMost));
     with_division(scale, [&](const auto divided) { encode(x, random, n, divided, codes); });
   }
@@ -270,7 +295,9 @@ class Codec {
 
   uint8_t* codes_ = nullptr;
   void* scales_ = nullptr;
-  int64_t n_ = 0, block_ = 1;
+  float* powers_ = nullptr;
+  double binades_ = 0;
+  int64_t block_ = 1;
   const float* values_ = nullptr;
   const uint32_t* table_ = nullptr;
   bool mapped_ = false, packed_ = false, root_ = false, stochastic_ = false, power_of_two_ = false;

@@ -93,7 +93,7 @@ def _digest(path: Path) -> str:
 
 
 def _library(source: Path, definitions: str) -> Path:
-    headers = [header.read_text() for header in sorted(HEADERS.glob("*.h"))]
+    headers = [header.read_text() for folder in (HEADERS, source.parent) for header in sorted(folder.glob("*.h"))]
     parts = [source.read_text(), definitions, *headers, *FLAGS, torch.__version__, _compiler(), processor()]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     return _folder() / "altgrad" / f"{source.stem}-{digest}.so"

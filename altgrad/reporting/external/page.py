@@ -17,7 +17,7 @@ from altgrad.reporting.load import Study
 from altgrad.reporting.markdown import to_markdown
 from altgrad.reporting.results import SEEDS
 from altgrad.reporting.roles import is_control, is_quantized
-from altgrad.reporting.summary import certainty, costs_table, lowest_table, updates_table
+from altgrad.reporting.summary import summary
 from altgrad.reporting.tables import results_table, words
 from altgrad.reporting.wording import NONE, joined
 
@@ -75,12 +75,7 @@ def headline(study: Study, comparison: Comparison) -> str:
 def _document(
     results: Path, family: Family, study: Study, comparison: Comparison, pictures: dict[str, Picture]
 ) -> Document:  # fmt: skip
-    measure = study.measure
-    first = [
-        ("**What each configuration changes**", costs_table(study, comparison)),
-        (f"**What {_method(study, comparison)} changes**", updates_table(study, comparison)),
-        (f"**{measure.best.capitalize()} {measure.noun}**", lowest_table(study, comparison)),
-    ]  # fmt: skip
+    changes = f"What {_method(study, comparison)} changes"
 
     def shown(*names: str) -> list[Block]:
         return [pictures[name] for name in names if name in pictures]
@@ -88,13 +83,12 @@ def _document(
     return Document(
         f"Comparison of {results.name}", QUESTION,
         [
-            Text(headline(study, comparison)), Text(measure.direction), *shown("gains"),
-            *(block for lead, table in first if table for block in (Text(lead), table)),
-            Text(certainty(study, comparison, None)),
+            Text(headline(study, comparison)), Text(study.measure.direction), *shown("gains"),
+            *summary(study, comparison, costs="What each configuration changes", changes=changes),
         ],
         [section for section in (
             Section("Result in detail", "result", [
-                *shown("gains_over_run", "final_differences"), results_table(study, comparison),
+                *shown("gains_over_run"), results_table(study, comparison),
             ]),
             Section("Curves", "curves", shown("loss_curves", "loss_differences")),
             Section("What was asked", "family", [_family_table(results, family)]),

@@ -53,16 +53,6 @@ def last(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["step"] == frame.groupby(["format", "seed"])["step"].transform("max")]
 
 
-def course(study: Study, comparison: Comparison, metric: str) -> pd.DataFrame:
-    """Return a metric of the diagnoses over the run, mean over layers and seeds: a row per entry, a column per step.
-
-    Of completed runs; steps that an entry lacks are left out for all.
-    """
-    rows = of_completed(per_layer(study.course, study, comparison), study)
-    means = rows[rows["metric"] == metric].groupby(["format", "step"])["value"].mean().unstack()
-    return means.reindex([entry for entry in study.formats if entry in means.index]).dropna(axis=1)
-
-
 def in_order(study: Study, frame: pd.DataFrame) -> list[str]:
     """Return the grid's formats that ``frame`` has rows of, in grid order."""
     present = set(frame["format"].unique())

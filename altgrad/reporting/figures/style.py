@@ -183,7 +183,7 @@ def spread_axis(axes: Axes, which: Literal["x", "y"], values: pd.Series, *, narr
 
 
 def heat_map(axes: Axes, table: np.ndarray, rows: list[str], columns: list[str], *, low: float, high: float,
-             text: np.ndarray | None, cmap: str = SEQUENTIAL, rotate: bool | None = None) -> Any:  # fmt: skip
+             text: np.ndarray | None, rotate: bool | None = None) -> Any:  # fmt: skip
     """Draw ``table`` (rows x columns) with a label per row and column; absent values stay grey.
 
     ``text`` holds what is written into the cells, or is ``None`` where they would be too small. Column
@@ -194,7 +194,7 @@ def heat_map(axes: Axes, table: np.ndarray, rows: list[str], columns: list[str],
     axes.grid(False)
     axes.set_facecolor("#eeeeee")
     mesh = axes.pcolormesh(
-        np.ma.masked_invalid(table), vmin=low, vmax=high, cmap=cmap, edgecolors="white", linewidth=0.5
+        np.ma.masked_invalid(table), vmin=low, vmax=high, cmap=SEQUENTIAL, edgecolors="white", linewidth=0.5
     )
     axes.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=90 if rotate else 0)
     step = max(1, -(-len(rows) // 64))
@@ -204,7 +204,7 @@ def heat_map(axes: Axes, table: np.ndarray, rows: list[str], columns: list[str],
     for spine in axes.spines.values():
         spine.set_visible(False)
     if text is not None:
-        colors: Colormap = matplotlib.colormaps[cmap]
+        colors: Colormap = matplotlib.colormaps[SEQUENTIAL]
         for (row, column), value in np.ndenumerate(table):
             shade = colors((value - low) / (high - low)) if np.isfinite(value) else (0.9, 0.9, 0.9, 1)
             light = 0.299 * shade[0] + 0.587 * shade[1] + 0.114 * shade[2] > 0.5

@@ -1,4 +1,4 @@
-"""Where the weights lie: against the range and precision of each format, its bits, and the baseline's."""
+"""Where the weights lie: against the range and precision of each format."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy.special import rel_entr
 
 from altgrad.formats import Format
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.figures.select import in_order, labelled, last, layer_order, per_layer, weight_format
+from altgrad.reporting.figures.select import in_order, labelled, last, per_layer, weight_format
 from altgrad.reporting.figures.spec import in_report
-from altgrad.reporting.figures.style import Look, heat_map, looks, panels, tiles
+from altgrad.reporting.figures.style import Look, looks, tiles
 from altgrad.reporting.load import Study
 
 BINS_PER_BINADE = 4  # of the histogram that the diagnosis writes
 LOWEST = -16  # binades below the largest weight of a layer, which a scale puts on the format's largest value
-OTHER_SEED = "other seed"  # heads the column of the baseline against itself
-KL_MIXTURE = 1e-6  # share of p that is mixed into q before KL(p || q), so that one empty bin is no infinite divergence
 
 
 @in_report(
@@ -54,55 +51,6 @@ def weight_grid(study: Study, comparison: Comparison) -> Figure | None:
     for axis in axes[-3:]:
         axis.set_xlabel("binades below the largest weight")
     return figure
-
-
-@in_report(
-    section="weights", order=50,
-    alt="Heat map of the divergence of each layer's weight distribution from the baseline's",
-    caption="How far each layer's distribution of weight magnitudes is from {baseline}'s with the same seed: "
-    "Kullback-Leibler divergence over quarter binades at the end of training (`{optimizer}`). A last column, where "
-    "there are two seeds, shows how far {baseline} is from itself with another seed.",
-)  # fmt: skip
-def weight_kl(study: Study, comparison: Comparison) -> Figure | None:
-    """Divergence of each layer's log-magnitude histogram from the baseline's; None where another seed does as much."""
-    table = divergences(study, comparison)
-    means = table.mean()
-    seed = means.filter(like=OTHER_SEED)
-    if table.empty or (len(seed) and not (means.drop(seed.index) > seed.iloc[0]).any()):
-        return None
-    figure, axes = panels(1, 1, 1.2 + min(0.2 * len(table), 12))
-    values, high = table.to_numpy(), max(float(np.nanmax(table)), 1e-3)
-    text = np.vectorize(lambda v: "" if np.isnan(v) else f"{v:.3f}")(values) if len(table) <= 36 else None
-    mesh = heat_map(axes[0, 0], values, list(table.index), list(table), low=0.0, high=high, text=text, cmap="Blues")
-    figure.colorbar(mesh, ax=axes, label="KL divergence (bits)", aspect=40, pad=0.02)
-    return figure
-
-
-def divergences(study: Study, comparison: Comparison) -> pd.DataFrame:
-    """Return layer x format: KL(format's run || baseline's run) in bits, mean over seeds; empty without a baseline.
-
-    With two seeds or more a last column holds the baseline against itself with the next seed: how far
-    two runs come apart that differ in nothing but the seed.
-    """
-    rows = per_layer(study.diagnosis, study, comparison)
-    rows = rows[rows["metric"] == "log2_magnitude"]
-    counts = rows.pivot_table(index=["format", "seed", "layer"], columns="x", values="value", fill_value=0.0)
-    names = in_order(study, rows)
-    if study.baseline not in names:
-        return pd.DataFrame()
-    shares = counts.div(counts.sum(axis=1), axis=0)
-    baseline, seeds = shares.loc[study.baseline], list(rows["seed"].unique())
-
-    def bits(own: pd.DataFrame) -> pd.Series:
-        p, q = own.to_numpy(), baseline.reindex(own.index).to_numpy()
-        found = rel_entr(p, q + KL_MIXTURE * (p - q)).sum(axis=1) / np.log(2)
-        return pd.Series(found, own.index).groupby("layer").mean()
-
-    found = {name: bits(shares.loc[name]) for name in names if name != study.baseline}
-    if len(seeds) > 1 and found:
-        following = dict(zip(seeds, seeds[1:] + seeds[:1], strict=True))
-        found[f"{study.baseline},\n{OTHER_SEED}"] = bits(baseline.rename(index=following, level="seed"))
-    return pd.DataFrame(found).reindex(layer_order(study, rows)).dropna(axis="columns", how="all")
 
 
 def relative_histogram(rows: pd.DataFrame, amax: pd.Series) -> np.ndarray:

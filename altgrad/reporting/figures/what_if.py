@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from altgrad.reporting.figures.health import ROLES
+from altgrad.reporting.figures.health import ROLES, in_cells
 from altgrad.reporting.figures.style import drawing, heat_map, panels, save
 
 
@@ -46,8 +46,7 @@ def what_if_map(table: pd.DataFrame, granularity: str = "tensor") -> Figure:
     low, high = (np.floor(shown.min()), np.ceil(shown.max()) + 1) if len(shown) else (0, 1)
     figure, axes = panels(1, len(ROLES), 1.5 + min(0.2 * len(layers), 12), sharey=True)
     for axis, (role, found) in zip(axes[0], values.items(), strict=True):
-        text = np.vectorize(lambda v: "" if np.isnan(v) else f"{v:.0f}", otypes=[object])(found)
-        mesh = heat_map(axis, found, layers, names, low=low, high=high, text=text, rotate=True)
+        mesh = heat_map(axis, found, layers, names, low=low, high=high, text=in_cells(found), rotate=True)
         for row, best in enumerate(np.where(np.isnan(found), -np.inf, found).argmax(1)):
             axis.add_patch(Rectangle((best, row), 1, 1, fill=False, edgecolor="black", linewidth=1.6, zorder=3))
         axis.set_title(ROLES[role])

@@ -17,7 +17,7 @@ import torch
 
 from altgrad.config import run_stage
 from altgrad.config.files import replacing, write_text
-from altgrad.reporting.document import Block, Bullets, Column, Document, Section, Table, Text
+from altgrad.reporting.document import Block, Column, Document, Section, Table, Text
 from altgrad.reporting.markdown import to_markdown
 from altgrad.reporting.wording import NONE, number, significant
 from tests.diagnostics.injected import score
@@ -70,7 +70,7 @@ def page(thresholds: Thresholds, tried: pd.DataFrame, table: pd.DataFrame) -> st
             "fault; of a learning rate, which has no layer, if the role is that of the updates. Harmed are runs whose "
             "loss left its band; lead is the median number of steps by which the tensor did so earlier."
         ),
-        Bullets([f"**{kind}**: {what}." for kind, what in KINDS.items()]),
+        *(Text(f"**{kind}**: {what}.") for kind, what in KINDS.items()),
     ]
     question = "Is the first anomalous tensor the one with the injected fault?"
     document = Document("Injected faults", question, answer, sections)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from altgrad.benchmark.gpu.needs import left_out
+from altgrad.benchmark.needs import left_out
 from altgrad.config.process import usable_cores
 
 MOST_AT_A_TIME = 8

@@ -1,4 +1,4 @@
-"""Graphs of training steps made beforehand, several at a time: ``python -m altgrad.benchmark.gpu.compiled JOB``.
+"""Graphs of training steps made beforehand, several at a time: ``python -m altgrad.benchmark.compiled JOB``.
 
 Compiling a step of twelve layers takes a process a minute, most of it on one core, and a list of ten minutes has ten of
 them. So processes of their own compile them into the cache on disk, where the session finds them. One that has no room
@@ -26,7 +26,7 @@ POLL_S = 0.2
 
 
 def compile_all(names: Sequence[str], config: GPTConfig, batch: int, cache: Path, at_a_time: int = AT_A_TIME) -> None:
-    """Compile the steps of the contestants ``names`` of `steps.on_gpu` into ``cache``.
+    """Compile the steps of the contestants ``names`` of `steps.contestants` into ``cache``.
 
     What fails says why when the session takes the step itself.
     """
@@ -38,7 +38,7 @@ def compile_all(names: Sequence[str], config: GPTConfig, batch: int, cache: Path
             while waiting and len(running) < at_a_time:
                 sizes = {"config": dataclasses.asdict(config), "batch": batch, "cache": str(cache)}
                 job = {"name": waiting.pop(0), **sizes}
-                command = [sys.executable, "-m", "altgrad.benchmark.gpu.compiled", json.dumps(job)]
+                command = [sys.executable, "-m", "altgrad.benchmark.compiled", json.dumps(job)]
                 running.append(subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet))
             time.sleep(POLL_S)
             running = [process for process in running if process.poll() is None]
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> None:
     machine.use_compile_cache(Path(job["cache"]))
     device = machine.select_device("auto")
     config = GPTConfig(**job["config"])
-    entry = next(entry for entry in steps.on_gpu() if entry.name == job["name"])
+    entry = next(entry for entry in steps.contestants(device) if entry.name == job["name"])
     steps.Step(config, entry, steps.random_tokens(config, job["batch"], device), device)()
 
 

@@ -1,5 +1,0 @@
-"""What a GPU can do, ``make gpu``: checks and timings in order of worth, ten minutes in all, that may be interrupted.
-
-A GPU is rented by the hour or lent for minutes. So nothing is installed, nothing needs a network, each result is
-written as soon as it is there, and what is there is not measured again.
-"""
