@@ -20,7 +20,7 @@ of it. (Stochastic rounding in two-level scales is biased too where d_b is round
 bias's square is 0.06 % of its error in E2M1 and 1 % in E2M3.)
 
 The authors' kernels differ where a scale would be zero: there it is 1, here the smallest, as in `two_level`. Sums are
-of float32 in one order, as trees, and quotients are taken in float64.
+of float32 in one order, as trees, and quotients are taken in float64. On a CPU loops do it (`cpu/ms_eden.h`).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def ms_eden_pair(
 def ms_eden(
     x: Tensor, constants: Tensor, stream: Tensor, first: int, block: int = 16, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """Return ``q d_b'``, of ``dtype``, and s, float32, of rotated ``x`` (n, k) with blocks along rows; n divides by 128.
+    """Return ``q d_b'``, of ``dtype``, and s of rotated ``x`` (n, k), whose blocks lie along its rows; 128 divides n.
 
     ``first`` is the place in ``stream`` of the first block's random number; blocks are in the order of `amax`.
     """

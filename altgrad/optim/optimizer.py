@@ -212,7 +212,7 @@ class ArmOptimizer(Resumable):
                 keep_part(part, t)
 
     def _step_coded(self, index: int, present: list[nn.Parameter]) -> list[nn.Parameter]:
-        """Step those of ``present``, of a group, whose moments are codes, in the plain form, and return the others."""
+        """Step, in the plain form, what has moments in codes of ``present``, of a group; return the others."""
         group = self.param_groups[index]
         start = sum(len(other["params"]) for other in self.param_groups[:index])
         coded = [
@@ -225,7 +225,7 @@ class ArmOptimizer(Resumable):
         counters = [state["step"] for *_, state in coded]
         torch._foreach_add_(counters, 1)
         numbers: dict[float, Tensor] = {}
-        waiting: dict[float, list[tuple[Tensor, Tensor, update.State, int]]] = {}
+        waiting: dict[tuple[update_cpu.Loops, float], list[tuple[Tensor, Tensor, update.State, int]]] = {}
         for (place, p, codings, state), step in zip(coded, torch.stack(counters).tolist(), strict=True):
             if step not in numbers:
                 numbers[step] = self._numbers(group, step, 1, p.device)
@@ -235,7 +235,7 @@ class ArmOptimizer(Resumable):
             loops = self._plain_loops(w, codings)
             own = {name: local(t) for name, t in state.items()} if self.sharded else state
             if loops is not None and take is local:
-                waiting.setdefault(step, []).append((w, g, own, place))
+                waiting.setdefault((loops, step), []).append((w, g, own, place))
                 continue
             if loops is not None:
                 loops.step(w, g, own, numbers[step], stream, None)
@@ -248,10 +248,9 @@ class ArmOptimizer(Resumable):
                 keep_part(p, w)
             elif w.dtype != p.dtype:
                 local(p).copy_(w)
-        for step, each in waiting.items():
+        for (loops, step), each in waiting.items():
             weights, gradients, states, places = zip(*each, strict=True)
-            assert self._coded_loops is not None  # they took each
-            self._coded_loops.step_each(weights, gradients, states, places, numbers[step], self.seed, int(step))
+            loops.step_each(weights, gradients, states, places, numbers[step], self.seed, int(step))
         return [p for p in present if not self.codings.of(p)]
 
     def _plain_loops(self, p: Tensor, codings: dict[str, Coding]) -> update_cpu.Loops | None:

@@ -246,7 +246,7 @@ Tensor rotate_rows(Tensor x, Tensor signs) {
     auto run = [&](const auto known) {
       rotate(from, rows, columns, signs.const_data_ptr<float>(), known, static_cast<float*>(y.mutable_data_ptr()));
     };
-    size == Groups::kUsual ? run(Groups::Usual{}) : run(size);
+    size == Groups::kUsual ? run(Groups::Usual{}) : size == 128 ? run(std::integral_constant<int64_t, 128>{}) : run(size);
   });
   return y;
 }
