@@ -15,7 +15,7 @@ from altgrad.config.bases import ADAM, BASES, MOMENTUM
 from altgrad.formats import get_format
 from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.numerics import permutation
-from altgrad.numerics.tracing import compile_apart
+from altgrad.numerics.tracing import compile_apart, sent
 from altgrad.optim import update, update_cpu
 from altgrad.optim.coded import Coding, Codings, opened
 from altgrad.optim.groups import completed, initial_groups, share_kept, step_numbers
@@ -317,7 +317,7 @@ class ArmOptimizer(Resumable):
         return state
 
     def _numbers(self, group: dict[str, Any], step: float, refinement: int, device: torch.device) -> Tensor:
-        return step_numbers(group, self.arm, step, self.steps, refinement).to(device)
+        return sent(step_numbers(group, self.arm, step, self.steps, refinement), device)
 
     def _grid_tensors(self, p: nn.Parameter, stream: tuple[int, int, int]) -> update.GridTensors:
         grid, stiff = self.grids[p], self._stiffness[p]
@@ -328,7 +328,7 @@ class ArmOptimizer(Resumable):
             order=self._orders[p],
             remembered=grid.remembered(),
             options=grid.options,
-            stream=torch.tensor(stream, device=p.device) if self.arm.rounding == "stochastic" else None,
+            stream=sent(torch.tensor(stream), p.device) if self.arm.rounding == "stochastic" else None,
             held=grid.held if self.arm.weights == "quantized" else None,
         )
 
