@@ -70,12 +70,15 @@ def _stepper(
     """Return a model with gradients and its optimizer; without ``settings`` torch's own."""
     torch.manual_seed(0)
     model = quantize_model(GPT(config).to(device), Recipe.uniform(fmt))
-    for p in model.parameters():
-        p.grad = 1e-3 * torch.randn_like(p)
     if settings is None:
-        return model, torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-    arm = Arm(**settings)
-    return model, build_optimizer(model, arm, weight_grids(model, on_grid=arm.weights == "quantized"), compiled=True)
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    else:
+        arm = Arm(**settings)
+        grids = weight_grids(model, on_grid=arm.weights == "quantized")
+        optimizer = build_optimizer(model, arm, grids, compiled=True)
+    for p in model.parameters():  # now, as weights that lie in memory as codes have other tensors than before
+        p.grad = 1e-3 * torch.randn(p.shape, device=p.device)
+    return model, optimizer
 
 
 def _seconds(optimizer: torch.optim.Optimizer, device: torch.device) -> float:

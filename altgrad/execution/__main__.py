@@ -56,12 +56,8 @@ def main(arguments: list[str]) -> None:
         record = gpu_times.record_of(options.gpu) if options.gpu else gpu_times.record_here(pool.gpu)
         tasks, _ = plan.first_tasks()
         if tasks:
-            if record is None:
-                found = budget.estimate(tasks, pool.jobs)
-            elif options.gpu:
-                found = gpu_times.estimate_there(tasks, record)
-            else:
-                found = gpu_times.estimate_here(tasks, pool.jobs, record)
+            jobs = None if options.gpu else pool.jobs
+            found = gpu_times.estimate_on(record, tasks, jobs) if record else budget.estimate(tasks, pool.jobs)
             print(f"{budget.said(found, tasks, params.budget)}; {disk.said(disk.needed(tasks, pool.jobs))}")
         else:
             print("no cell has to run")

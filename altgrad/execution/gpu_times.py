@@ -41,43 +41,30 @@ def row_of(record: Record, cell: dict[str, Any]) -> dict[str, float] | None:
     return next((row for row in rows if row["batch"] == batch and row["sizes"].items() <= cell["model"].items()), None)
 
 
-def estimate_there(tasks: Sequence[Task], record: Record) -> Estimate:
-    """Return what ``tasks`` will take one at a time on the GPU of ``record``, without timing anything here.
-
-    Raises :class:`UserError` naming a model that it has no seconds of.
-    """
-
-    def recorded(cells: dict[str, dict[str, Any]]) -> dict[str, Kind]:
-        kinds = {}
-        for key, cell in cells.items():
-            row = row_of(record, cell)
-            if row is None:
-                has = ", ".join(f"{row['name']} (batch {row['batch']})" for row in record["parts_of_runs"])
-                raise UserError(f"{record['device']} was not measured with the model and batch of {key}; it was: {has}")
-            kinds[key] = Kind.of([row])
-        return kinds
-
-    return estimate(tasks, 1, recorded)
-
-
 def record_here(device: str | None, folder: Path = RECORDS) -> Record | None:
     """Return the record of the GPU called ``device``, None if there is none."""
     records = map(read_json, folder.glob("gpu_*.json"))
     return next((record for record in records if record["device"] == device and record.get("parts_of_runs")), None)
 
 
-def estimate_here(tasks: Sequence[Task], jobs: int, record: Record) -> Estimate:
-    """Return what ``tasks`` will take on the GPU of this machine, whose ``record`` has some of their models.
+def estimate_on(record: Record, tasks: Sequence[Task], jobs: int | None = None) -> Estimate:
+    """Return what ``tasks`` will take on the GPU of ``record``, by the models that it has.
 
-    A few steps of the others are timed.
+    ``jobs`` at a time on this machine, where a few steps of other models are timed; without it one at a time there,
+    with :class:`UserError` for a model that the record does not have.
     """
 
-    def recorded_or_probed(cells: dict[str, dict[str, Any]]) -> dict[str, Kind]:
+    def known(cells: dict[str, dict[str, Any]]) -> dict[str, Kind]:
         rows = {key: row for key, cell in cells.items() if (row := row_of(record, cell))}
         others = [key for key in cells if key not in rows]
-        return {key: Kind.of([row]) for key, row in rows.items()} | (probed(others, jobs) if others else {})
+        if others and jobs is None:
+            has = ", ".join(f"{row['name']} (batch {row['batch']})" for row in record["parts_of_runs"])
+            asked = f"the model and batch of {others[0]}"
+            raise UserError(f"{record['device']} was not measured with {asked}; it was: {has}")
+        timed = probed(others, jobs) if others and jobs else {}
+        return {key: Kind.of([row]) for key, row in rows.items()} | timed
 
-    return estimate(tasks, jobs, recorded_or_probed)
+    return estimate(tasks, jobs or 1, known)
 
 
 def sizes_table(record: Record, budget: Budget) -> str:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from altgrad.model.layers import linear_layers
 from altgrad.numerics.tracing import materialized
 
 INITIAL_STD = 0.02
@@ -192,6 +193,15 @@ class GPT(nn.Module):
             weights = self.label_weights if reduction == "mean" else None  # of the model's own labels none
             return F.binary_cross_entropy_with_logits(logits.float(), targets, pos_weight=weights, reduction=reduction)
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction=reduction)
+
+    def flops_per_token(self) -> int:
+        """Return the floating-point operations of a training step per token, of products alone and at full length.
+
+        Those of linear layers, forward and twice backward, and of attention, masked ones with them; of a classifier's
+        head as if it saw each token.
+        """
+        linear = sum(layer.weight.numel() for layer in linear_layers(self).values())
+        return 6 * linear + 12 * self.config.layers * self.config.context * self.config.width
 
     def drawn(self, logits: Tensor, generator: torch.Generator) -> Tensor:
         """Return targets drawn from what the model predicts by `forward`'s logits, as `loss` takes them."""

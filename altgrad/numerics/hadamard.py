@@ -19,6 +19,7 @@ from torch import Tensor
 
 from altgrad.numerics.constants import HADAMARD_SIGNS
 from altgrad.numerics.cpu.operators import has_loops
+from altgrad.numerics.tracing import sent
 
 
 def rotate_rows(x: Tensor, signs: Tensor | None = None) -> Tensor:
@@ -28,7 +29,7 @@ def rotate_rows(x: Tensor, signs: Tensor | None = None) -> Tensor:
     ``signs`` of their own, float32, it is as many neighbours as these, a power of two up to 128.
     """
     if signs is None:
-        signs = torch.tensor(HADAMARD_SIGNS, dtype=torch.float32, device=x.device)
+        signs = sent(torch.tensor(HADAMARD_SIGNS, dtype=torch.float32), x.device)
     return torch.ops.altgrad.rotate_rows(x, signs) if has_loops(x) else rotate_by_tensors(x, signs)
 
 

@@ -20,7 +20,7 @@ of it. (Stochastic rounding in two-level scales is biased too where d_b is round
 bias's square is 0.06 % of its error in E2M1 and 1 % in E2M3.)
 
 The authors' kernels differ where a scale would be zero: there it is 1, here the smallest, as in `two_level`. Sums are
-of float32 in one order, as trees, and quotients are taken in float64.
+of float32 in one order, as trees, and quotients are taken in float64. On a CPU loops do it (`cpu/ms_eden.h`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from altgrad.numerics.constants import TARGET, scale_constants
+from altgrad.numerics.cpu.operators import has_loops
 from altgrad.numerics.hadamard import rotate_rows
 from altgrad.numerics.random import uniform, words
 from altgrad.numerics.rounding import round_to_grid, round_to_grid_stochastic
@@ -68,17 +69,30 @@ def ms_eden_pair(
     signs = random_signs(stream, product)
     found = []
     for i, x in enumerate((a, b)):
-        values, scale = ms_eden(rotate_rows(x, signs), constants, stream, (2 * product + i) * _PLACES, block)
-        found.append((values.to(dtype), scale))
+        first = (2 * product + i) * _PLACES
+        found.append(ms_eden(rotate_rows(x, signs), constants, stream, first, block, dtype))
     (left, scale), right = found
     return (left, scale * 2), right  # two rotations by an eighth make 2
 
 
-def ms_eden(x: Tensor, constants: Tensor, stream: Tensor, first: int, block: int = 16) -> tuple[Tensor, Tensor]:
-    """Return ``q d_b'`` and s of rotated ``x`` (n, k), float32, whose blocks lie along its rows; n divides by 128.
+def ms_eden(
+    x: Tensor, constants: Tensor, stream: Tensor, first: int, block: int = 16, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Return ``q d_b'``, of ``dtype``, and s of rotated ``x`` (n, k), whose blocks lie along its rows; 128 divides n.
 
     ``first`` is the place in ``stream`` of the first block's random number; blocks are in the order of `amax`.
     """
+    if not has_loops(x) or x.dtype not in (torch.float32, torch.bfloat16):
+        values, scale = ms_eden_by_tensors(x, constants, stream, first, block)
+        return values.to(dtype), scale
+    values = x.new_empty(x.shape, dtype=dtype)
+    return values, torch.ops.altgrad.ms_eden_into(x, values, constants, stream, first, block, CLIP, ROOM)
+
+
+def ms_eden_by_tensors(
+    x: Tensor, constants: Tensor, stream: Tensor, first: int, block: int = 16
+) -> tuple[Tensor, Tensor]:
+    """Do what `ms_eden` does, in float32: the definition."""
     own = scale_constants(constants)
     target = constants[TARGET].double() / CLIP
     largest = amax(x, granularity="block", block=block, dim=0)

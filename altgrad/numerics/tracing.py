@@ -27,6 +27,11 @@ def constant_in_graphs(function: Function) -> Function:
     return function
 
 
+def sent(t: Tensor, device: torch.device) -> Tensor:
+    """Return ``t`` of the CPU on ``device``, without waiting for what that is at, as `torch.tensor` would."""
+    return t.to(device, non_blocking=True)
+
+
 def converted(t: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``t`` in ``dtype``, itself where it is.
 

@@ -15,7 +15,10 @@ more digits that none of them is rounded twice, and every compiler and device ge
 
 torchao 0.18 (`nvfp4_quantize`) multiplies by ``(1 / s) / d_b``, which may be a float32's last place off, so that values
 within that of a tie come out otherwise; and its d_b are 2^-6 and more, the smallest normal E4M3, which the paper does
-not ask for: blocks whose amax is below 2^-6 / 448 of the tensor's lose what a subnormal scale keeps.
+not ask for: blocks whose amax is below 2^-6 / 448 of the tensor's lose what a subnormal scale keeps. Counted beside
+`nvfp4_quantize`: of 2^25 normal numbers in float32 1 scale of 2^21 and 3 elements are others, in bfloat16 none; in
+blocks spread over e^(2 N(0, 1)) 37 % of the scales are below 2^-6 there, and in all others the elements are the same in
+float32, and 1.5 in 10,000 others in bfloat16, where ties are common.
 
 - A scale that would round to zero is the smallest positive one, since zero would lose the whole block: so every element
   comes out at least as near. A block of zeros has that scale too.

@@ -27,6 +27,7 @@ from altgrad.config.arms import Arm
 from altgrad.config.state import Moment
 from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.numerics import compute_scale, uniform
+from altgrad.numerics.tracing import sent
 from altgrad.optim.sharded import joined, local, parts_by_rows
 
 #: Of an amax, as in torchao and bitsandbytes; the scale of a group of zeros.
@@ -202,4 +203,4 @@ def decoded(coding: Coding, state: Mapping[str, Tensor], name: str, p: Tensor) -
 
 def _stream_of(name: str, stream: tuple[int, int, int], device: torch.device) -> Tensor:
     seed, tensor, step = stream
-    return torch.tensor([seed, tensor + STREAMS[name], step], device=device)
+    return sent(torch.tensor([seed, tensor + STREAMS[name], step]), device)

@@ -15,7 +15,7 @@ from altgrad.config.bases import ADAM, BASES, MOMENTUM
 from altgrad.formats import get_format
 from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.numerics import permutation
-from altgrad.numerics.tracing import compile_apart
+from altgrad.numerics.tracing import compile_apart, sent
 from altgrad.optim import update, update_cpu
 from altgrad.optim.coded import Coding, Codings, opened
 from altgrad.optim.groups import completed, initial_groups, share_kept, step_numbers
@@ -212,7 +212,7 @@ class ArmOptimizer(Resumable):
                 keep_part(part, t)
 
     def _step_coded(self, index: int, present: list[nn.Parameter]) -> list[nn.Parameter]:
-        """Step those of ``present``, of a group, whose moments are codes, in the plain form, and return the others."""
+        """Step, in the plain form, what has moments in codes of ``present``, of a group; return the others."""
         group = self.param_groups[index]
         start = sum(len(other["params"]) for other in self.param_groups[:index])
         coded = [
@@ -225,7 +225,7 @@ class ArmOptimizer(Resumable):
         counters = [state["step"] for *_, state in coded]
         torch._foreach_add_(counters, 1)
         numbers: dict[float, Tensor] = {}
-        waiting: dict[float, list[tuple[Tensor, Tensor, update.State, int]]] = {}
+        waiting: dict[tuple[update_cpu.Loops, float], list[tuple[Tensor, Tensor, update.State, int]]] = {}
         for (place, p, codings, state), step in zip(coded, torch.stack(counters).tolist(), strict=True):
             if step not in numbers:
                 numbers[step] = self._numbers(group, step, 1, p.device)
@@ -235,7 +235,7 @@ class ArmOptimizer(Resumable):
             loops = self._plain_loops(w, codings)
             own = {name: local(t) for name, t in state.items()} if self.sharded else state
             if loops is not None and take is local:
-                waiting.setdefault(step, []).append((w, g, own, place))
+                waiting.setdefault((loops, step), []).append((w, g, own, place))
                 continue
             if loops is not None:
                 loops.step(w, g, own, numbers[step], stream, None)
@@ -248,10 +248,9 @@ class ArmOptimizer(Resumable):
                 keep_part(p, w)
             elif w.dtype != p.dtype:
                 local(p).copy_(w)
-        for step, each in waiting.items():
+        for (loops, step), each in waiting.items():
             weights, gradients, states, places = zip(*each, strict=True)
-            assert self._coded_loops is not None  # they took each
-            self._coded_loops.step_each(weights, gradients, states, places, numbers[step], self.seed, int(step))
+            loops.step_each(weights, gradients, states, places, numbers[step], self.seed, int(step))
         return [p for p in present if not self.codings.of(p)]
 
     def _plain_loops(self, p: Tensor, codings: dict[str, Coding]) -> update_cpu.Loops | None:
@@ -318,7 +317,7 @@ class ArmOptimizer(Resumable):
         return state
 
     def _numbers(self, group: dict[str, Any], step: float, refinement: int, device: torch.device) -> Tensor:
-        return step_numbers(group, self.arm, step, self.steps, refinement).to(device)
+        return sent(step_numbers(group, self.arm, step, self.steps, refinement), device)
 
     def _grid_tensors(self, p: nn.Parameter, stream: tuple[int, int, int]) -> update.GridTensors:
         grid, stiff = self.grids[p], self._stiffness[p]
@@ -329,7 +328,7 @@ class ArmOptimizer(Resumable):
             order=self._orders[p],
             remembered=grid.remembered(),
             options=grid.options,
-            stream=torch.tensor(stream, device=p.device) if self.arm.rounding == "stochastic" else None,
+            stream=sent(torch.tensor(stream), p.device) if self.arm.rounding == "stochastic" else None,
             held=grid.held if self.arm.weights == "quantized" else None,
         )
 

@@ -9,6 +9,7 @@ from altgrad.metrics import METRICS, Metric
 from altgrad.reporting import roles
 from altgrad.reporting.anomalies import Case, tensor
 from altgrad.reporting.compare import Comparison
+from altgrad.reporting.divergence import divergences
 from altgrad.reporting.document import Column, Table
 from altgrad.reporting.figures.select import per_layer, shown_optimizer
 from altgrad.reporting.load import MISSING, Study
@@ -40,6 +41,11 @@ def diagnosis_table(study: Study, comparison: Comparison) -> Table | None:
     note = f"Over all layers at the end of the run, mean over seeds (`{optimizer}`)."
     cells = [comparison.behind(name, optimizer) for name in names]
     behind = [[None, *(own | {"metric": metric.name} for own in cells)] for metric in metrics]
+    divergence = divergences(study, comparison)
+    if divergence.notna().any():
+        body.append(["divergence of weights, bits", *(number(divergence.get(name), 4) for name in names)])
+        behind.append([None, *cells])
+        note += f" Divergence: Kullback and Leibler's, of |w|, from `{study.baseline}`'s; its own from another seed's."
     return Table([words("quantity"), *(Column(name) for name in names)], body, note, behind)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from altgrad.config import cell_key
 from altgrad.config.files import read_json
 from altgrad.reporting.load import COMPLETED
-from altgrad.stability.search import Edge, Ladder, edge_of, next_rung
+from altgrad.stability.search import Ladder, next_rung
 
 Pair = tuple[str, str]  # grid entry and arm
 
@@ -59,10 +59,6 @@ class Search:
         if metrics["outcome"] != COMPLETED:
             return False
         return own is None or own["outcome"] != COMPLETED or metrics["val_loss"] <= own["val_loss"] + self.within
-
-    def edges(self) -> dict[Pair, Edge]:
-        """Return the edge of every pair."""
-        return {pair: edge_of(known) for pair, known in self.known.items()}
 
     def rows(self, runs: Path) -> list[dict[str, Any]]:
         """Return a row for each run that was tried: what it was, what became of it, and whether that is stable."""

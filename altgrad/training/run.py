@@ -179,7 +179,8 @@ def _timing(trainer: Trainer, compiled: bool, total_s: float) -> dict[str, objec
         "machine_class": machine.machine_class(trainer.device),
         "devices": trainer.ranks.count, "threads": trainer.cell.model.threads,
         "compute": trainer.compute, "compiled": compiled, **trainer.seconds(), "total_s": total_s,
-        "tokens_per_s": trainer.tokens_per_second(),
+        "tokens_per_s": (speed := trainer.tokens_per_second()),
+        "tflops": None if speed is None else speed * trainer.model.flops_per_token() / 1e12,  # a second, of products
         "step_ms_median": None if median is None else 1e3 * median,
         "step_ms_p90": 1e3 * sorted(seconds)[math.ceil(0.9 * len(seconds)) - 1] if seconds else None,
         "peak_memory_mb": machine.peak_memory_mb(trainer.device),

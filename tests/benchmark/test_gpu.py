@@ -164,7 +164,7 @@ def test_an_estimate_on_a_gpu_is_counted_from_its_record(grid):
     cell = json.loads(Path(f"data/grid/{grid[0].key}.json").read_text())
     row = record()["parts_of_runs"][0]
     known = row | {"sizes": {"layers": cell["model"]["layers"]}, "batch": cell["train"]["batch"]}
-    found = gpu_times.estimate_there(grid, record(parts_of_runs=[known]))
+    found = gpu_times.estimate_on(record(parts_of_runs=[known]), grid)
     train, monitor = cell["train"], cell["monitor"]
     evaluations, looks = 2 + (60 - 1) // train["eval_every"], 1 + 60 // monitor["every"]
     a_run = 2.0 + 60 * 0.01 + evaluations * 0.2 + looks * 0.3 + 4.0
@@ -172,7 +172,7 @@ def test_an_estimate_on_a_gpu_is_counted_from_its_record(grid):
     load = len(kinds) * (30.0 - (2.0 + 24 * 0.01 + 2 * 0.2 + 3 * 0.3))
     assert found.jobs == 1 and found.of(grid) == pytest.approx(load + len(grid) * a_run)
     with pytest.raises(UserError, match=r"was not measured with the model and batch of .*; it was: pico \(batch 16\)"):
-        gpu_times.estimate_there(grid, record(parts_of_runs=[row | {"sizes": {"layers": 99}}]))
+        gpu_times.estimate_on(record(parts_of_runs=[row | {"sizes": {"layers": 99}}]), grid)
 
 
 def test_what_is_in_the_record_of_this_gpu_is_not_timed(grid, monkeypatch):
@@ -180,13 +180,13 @@ def test_what_is_in_the_record_of_this_gpu_is_not_timed(grid, monkeypatch):
     batch, layers = (cells[grid[0].key][section][name] for section, name in (("train", "batch"), ("model", "layers")))
     row = record()["parts_of_runs"][0] | {"sizes": {"layers": layers}, "batch": batch}
     monkeypatch.setattr(gpu_times, "probed", lambda *_: pytest.fail("it was timed"))
-    here = gpu_times.estimate_here(grid, 1, record(parts_of_runs=[row]))
-    assert here.of(grid) == gpu_times.estimate_there(grid, record(parts_of_runs=[row])).of(grid)
+    here = gpu_times.estimate_on(record(parts_of_runs=[row]), grid, 1)
+    assert here.of(grid) == gpu_times.estimate_on(record(parts_of_runs=[row]), grid).of(grid)
     asked: list[str] = []
     monkeypatch.setattr(gpu_times, "probed", lambda keys, jobs: asked.extend(keys) or {
         key: gpu_times.Kind.of([row | {"step_s": 1.0}]) for key in keys
     })  # fmt: skip
-    assert gpu_times.estimate_here(grid, 1, record()).of(grid) > here.of(grid) and asked
+    assert gpu_times.estimate_on(record(), grid, 1).of(grid) > here.of(grid) and asked
 
 
 def test_a_table_of_sizes_has_what_runs_cost():

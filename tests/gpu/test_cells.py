@@ -6,13 +6,17 @@ The rest of the tests trains on a GPU too where one is at hand, since ``train.de
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 
+from altgrad.config import load_params
+from altgrad.config.files import read_json
 from altgrad.training import train_cell
+from altgrad.training.run import make_trainer, settle
 from tests.training.conftest import interruption, make_cell, make_tokens, trained
 
 FORMATS = ("bf16", "E4M3", "E3M4", "E7M0")
@@ -58,3 +62,23 @@ def test_it_repeats_and_resumes_with_the_same_bits(device, tokens, tmp_path, mon
         train_cell(cell, tokens, tmp_path / "cut" / "out", tmp_path / "cut")
     assert trained(cell, tokens, tmp_path / "cut") == undisturbed
     assert json.loads((tmp_path / "cut/out/timing.json").read_text())["resumed"] == 1
+
+
+@pytest.mark.parametrize("arm", ["adamw", "stiff_matched", "adamw_sr"])
+def test_a_step_waits_for_the_device_once(device, tokens, tmp_path, arm):
+    """For its loss and the norm of its gradients, where nothing is monitored; torch warns of every wait."""
+    cell = make_cell(arm=load_params().optimizers[arm].model_dump(), device=device.type)
+    vocabulary = read_json(tokens / "meta.json")["vocab_size"]
+    trainer = make_trainer(cell, vocabulary, tokens, tmp_path, *settle(cell, tmp_path))
+    trainer.update(1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("warn")
+        try:
+            trainer.update(3)  # at which nothing else is due
+        finally:
+            if device.type == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+    waits = [str(found.message) for found in caught if "synchronizing" in str(found.message)]
+    assert len(waits) == (device.type == "cuda"), waits

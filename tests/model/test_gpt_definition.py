@@ -13,8 +13,9 @@ import pytest
 import torch
 from scipy.special import erf
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from altgrad.model import GPT, GPTConfig
+from altgrad.model import GPT, GPTConfig, Recipe, quantize_model
 from altgrad.model import gpt as gpt_module
 
 CONFIG = GPTConfig(vocab_size=31, layers=3, width=12, heads=3, context=10, mlp_ratio=2.5)
@@ -151,3 +152,11 @@ def test_the_loss_is_in_float32_whatever_is_computed_in() -> None:
     loss = torch.nn.functional.cross_entropy(logits.double().flatten(0, 1), TOKENS.flatten())
     assert logits.dtype == torch.bfloat16 and gpt(TOKENS, TOKENS).dtype == torch.float32
     torch.testing.assert_close(gpt(TOKENS, TOKENS).double(), loss, rtol=1e-5, atol=0)
+
+
+def test_operations_are_those_that_torch_counts() -> None:
+    config = GPTConfig(vocab_size=31, layers=3, width=12, heads=3, context=7)
+    model = quantize_model(GPT(config), Recipe.uniform("E4M3"))
+    with FlopCounterMode(display=False) as counter:
+        model(TOKENS, TOKENS).backward()
+    assert counter.get_total_flops() == TOKENS.numel() * model.flops_per_token()

@@ -116,8 +116,9 @@ def test_the_clipped_estimator_stops_the_gradients_of_weights_that_saturate() ->
 
 
 @pytest.mark.parametrize(
-    ("either_cpu", "autocast", "granularity"), [(True, True, "tensor"), (False, False, "row")], indirect=["either_cpu"]
-)
+    ("either_cpu", "autocast", "granularity"),
+    [(True, True, "tensor"), (True, False, "tensor"), (False, False, "row")], indirect=["either_cpu"],
+)  # fmt: skip
 def test_the_compiler_does_not_move_a_products_scale_behind_the_softmax(
     autocast: bool, granularity: str, either_cpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

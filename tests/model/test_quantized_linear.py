@@ -286,23 +286,29 @@ TWO_LEVEL = {"granularity": "block", "block": 9, "scale": "E5M2"}
 FOUR_SIX = {"granularity": "tile", "block": 9, "scale": "E4M3", "scale_rounding": "4/6"}
 BY_CHANCE = {"granularity": "block", "block": 16, "scale": "E5M2", "rounding": "stochastic"}
 COMPILED = {
-    "tensor": ("float32", torch.float32, {}, {}),
-    "relu": ("bfloat16", torch.float32, {}, {"gradient": "relu"}),
-    "codes": ("float32", torch.bfloat16, {"scaling": "delayed"}, {"save": "codes"}),
-    "row, relu": ("bfloat16", torch.bfloat16, {"granularity": "row"}, {"gradient": "relu"}),
-    "block": ("bfloat16", torch.float32, BLOCK, {}),
-    "native": ("bfloat16", torch.bfloat16, {}, {"backend": "native"}),
-    "two levels": ("float32", torch.bfloat16, TWO_LEVEL, {}),
-    "4/6": ("bfloat16", torch.bfloat16, FOUR_SIX, {"hadamard": 16}),
-    "stochastic": ("float32", torch.float32, BY_CHANCE, {"hadamard": 16}),
+    "tensor": ("float32", "float32", {}, {}),
+    "relu": ("bfloat16", "float32", {}, {"gradient": "relu"}),
+    "codes": ("float32", "bfloat16", {"scaling": "delayed"}, {"save": "codes"}),
+    "row, relu": ("bfloat16", "bfloat16", {"granularity": "row"}, {"gradient": "relu"}),
+    "block": ("bfloat16", "float32", BLOCK, {}),
+    "native": ("bfloat16", "bfloat16", {}, {"backend": "native"}),
+    "two levels": ("float32", "bfloat16", TWO_LEVEL, {}),
+    "4/6": ("bfloat16", "bfloat16", FOUR_SIX, {"hadamard": 16}),
+    "stochastic": ("float32", "float32", BY_CHANCE, {"hadamard": 16}),
 }
+SWAPPED = {"float32": "bfloat16", "bfloat16": "float32"}
 
 
 @pytest.mark.parametrize(
-    ("products", "dtype", "options", "others"), COMPILED.values(), ids=COMPILED, indirect=["products"]
-)
+    ("products", "dtype", "options", "others"),
+    [*(pytest.param(*case, id=name) for name, case in COMPILED.items()),
+     *(pytest.param(SWAPPED[case[0]], SWAPPED[case[1]], *case[2:], id=f"{name}, swapped",
+                    marks=pytest.mark.long) for name, case in COMPILED.items())],
+    indirect=["products"],
+)  # fmt: skip
 def test_compiled_equals_eager_to_the_bit(dtype, options, others):
-    """Each option once, with products and inputs of either dtype in turn."""
+    """Each option once, with products and inputs of either dtype in turn; and the other way round."""
+    dtype = getattr(torch, dtype)
     torch._dynamo.reset()
     x, g = inputs()
     found = []

@@ -34,14 +34,12 @@ def test_every_code_survives_the_round_trip(fmt):
 
 @pytest.mark.parametrize("fmt", [fmt for fmt in FORMATS if fmt.bits <= 8], ids=name_of)
 def test_codes_and_rungs_agree_with_the_scalar_definitions(fmt):
+    """For every seventh code, of both signs: the definitions look through all of them each time."""
     values = torch.tensor(fmt.code_values)
-    for value, code in zip(values.tolist(), encode(values[~values.isnan()], fmt).tolist(), strict=False):
-        if value == value:
-            assert code == encode_scalar(value, fmt)
-        else:
-            break
-    finite = torch.tensor(fmt.values)
-    assert rung(finite, fmt).tolist() == [rung_scalar(value, fmt) for value in finite.tolist()]
+    values = values[~values.isnan()][::7]
+    assert encode(values, fmt).tolist() == [encode_scalar(value, fmt) for value in values.tolist()]
+    values = values[values.isfinite()]
+    assert rung(values, fmt).tolist() == [rung_scalar(value, fmt) for value in values.tolist()]
 
 
 @every_format

@@ -12,7 +12,7 @@ import torch
 from scipy.linalg import hadamard
 
 from altgrad.numerics import format_constants, quantize_operands, rotate_rows, uniform
-from altgrad.numerics.ms_eden import ms_eden, ms_eden_pair, random_signs
+from altgrad.numerics.ms_eden import ms_eden, ms_eden_by_tensors, ms_eden_pair, random_signs
 from tests.numerics.test_groups import spread
 
 E4M3 = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)  # 0 to 448
@@ -53,6 +53,25 @@ def test_it_is_its_definition_in_float64(binades):
     found, scale = ms_eden(x, constants(), stream, 77)
     assert scale.item() == s and close.mean() < 0.01
     assert np.array_equal(found.numpy()[~close], values[~close])
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("fmt", "block"), [("E2M1", 16), ("E2M1", 32), ("E3M0", 8), ("E2M3", 128), ("E4M3", 16)])
+def test_its_loops_have_the_bits_of_the_definition(fmt, block, dtype):
+    """Of columns that fill no stripe, blocks of zeros, tiny and huge ones, and one with an Inf and a NaN."""
+    x, stream = spread((384, 37), seed=2, binades=6.0), torch.tensor([3, 4, 5])
+    x[:128, 3], x[128:256, 4] = 0, -0.0
+    x[:, 5:7] *= torch.tensor([1e-30, 1e4])
+    x[256:, 8] *= 1e-9
+    for damaged in (False, True):
+        if damaged:
+            x[3, 1], x[300, 2] = torch.inf, torch.nan
+        values, scale = ms_eden(x, constants(fmt), stream, 77, block, dtype)
+        expected, of_expected = ms_eden_by_tensors(x, constants(fmt), stream, 77, block)
+        assert torch.equal(scale, of_expected)
+        bits = [t.float().nan_to_num(12345.0).view(torch.int32) for t in (values, expected.to(dtype))]
+        assert torch.equal(*bits), (bits[0] != bits[1]).sum()
 
 
 def test_zeros_and_what_is_not_finite_keep_to_themselves():

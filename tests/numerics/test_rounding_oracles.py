@@ -68,15 +68,18 @@ def test_kernel_agrees_with_fractions_at_every_boundary_of_wide_formats(fmt):
     assert_identical(round_to_grid(x, format_constants(fmt)), by_fractions(x, fmt), x)
 
 
-@pytest.mark.parametrize("overflow", OVERFLOW_POLICIES)
 @pytest.mark.parametrize("rounding", DETERMINISTIC_MODES)
 @pytest.mark.parametrize("fmt", FORMATS, ids=name_of)
-def test_every_mode_and_policy_agrees_with_fractions(fmt, rounding, overflow):
+def test_every_mode_and_policy_agrees_with_fractions(fmt, rounding):
+    """What is below the largest value, no policy can see: the first is tried everywhere, others from there on."""
     extremes = [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 5e-324, -5e-324, 1.7e308, -1.7e308]
     x = torch.cat([decision_points(fmt, stride_for(fmt, 100)), random_patterns(200)]).double()
     x = torch.cat([x, torch.tensor(extremes, dtype=torch.float64)])
-    expected = by_fractions(x, fmt, rounding, overflow)
-    assert_identical(quantize(x, fmt, rounding=rounding, overflow=overflow), expected, x)
+    for overflow in OVERFLOW_POLICIES:
+        expected = by_fractions(x, fmt, rounding, overflow)
+        assert_identical(quantize(x, fmt, rounding=rounding, overflow=overflow), expected, x)
+        x = x[~(x.abs() < fmt.max)]
+    assert len(x) > 2
 
 
 @pytest.mark.parametrize("random_bits", [1, 5, 16, 31])

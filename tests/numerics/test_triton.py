@@ -216,8 +216,15 @@ def test_a_kernel_that_fails_says_so_once_and_the_bits_are_the_same(monkeypatch)
     x, constants = spread((3, 40)), format_constants("E4M3")
     (expected,) = defined(monkeypatch, [x], [constants])
 
+    def has_no_memory(*_: Any) -> Tensor:
+        raise torch.OutOfMemoryError("none left")
+
     def fails(*_: Any) -> Tensor:
         raise RuntimeError("no such instruction")
+
+    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):  # a smaller batch may do
+        patch.setattr(launch, "_quantize_into", has_no_memory)
+        quantize_operands([x], [constants])
 
     monkeypatch.setattr(launch, "_quantize_into", fails)
     assert launch.takes_kernels(x, torch.float32, ROWS)

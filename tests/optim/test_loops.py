@@ -184,13 +184,15 @@ def test_every_setting_and_number_of_an_arm_has_its_name_in_cpp():
     assert "constexpr unsigned kMaxRungs = 8u;" in text
 
 
-@pytest.mark.parametrize("name", ["stiff_matched", "rung"])
-def test_the_operator_keeps_torchs_contract(name, monkeypatch):
+@pytest.mark.parametrize(
+    ("operator", "name"), [("arm_step", "stiff_matched"), ("arm_step", "rung"), ("arm_steps", "adamw_coat")]
+)
+def test_the_operator_keeps_torchs_contract(operator, name, monkeypatch):
     """It changes what its schema says and nothing else, and can be traced."""
     assert update_cpu.kernels.load(update_cpu.SOURCE, update_cpu.DEFINITIONS) is None, "no C++ compiler"
     calls = []
-    monkeypatch.setattr(update_cpu, "arm_step", lambda *arguments: calls.append(arguments))
-    weights, optimizer = make(arm_named(name))
+    monkeypatch.setattr(update_cpu, operator, lambda *arguments: calls.append(arguments))
+    weights, optimizer = make(arm_named(name), weights=normal_weights((67, 131)))
     step(weights, optimizer, seed=0)
     with torch.no_grad():
-        torch.library.opcheck(torch.ops.altgrad.arm_step.default, calls[0])
+        torch.library.opcheck(getattr(torch.ops.altgrad, operator).default, calls[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -81,3 +82,32 @@ def test_only_a_spike_is_judged_at_the_end():
     spiking.spike_start = 3
     spiking.finish()
     assert spiking.outcome_step == 9  # judged once
+
+
+def judged(losses: list[float], norm: float = 1.0, *, restored: bool = False) -> OutcomeTracker:
+    """Return a tracker after all losses, of which the last has the norm; ``restored`` from its state at each step."""
+    tracker = OutcomeTracker(2.0, WINDOW)
+    for step, loss in enumerate(losses, 1):
+        if restored:
+            tracker = OutcomeTracker.restore(json.loads(json.dumps(tracker.state())))
+        if tracker.update(step, loss, norm if step == len(losses) else 1.0):
+            return tracker
+    tracker.finish()
+    return tracker
+
+
+@pytest.mark.parametrize(
+    ("losses", "outcome"),
+    [([8 / (1 + i / 20) for i in range(200)], "completed"), ([2.0] * 50 + [30.0] + [2.0] * 100, "completed"),
+     ([2.0] * 50 + [9.0] * 100, "diverged")], ids=["falls", "comes back", "stays"],
+)  # fmt: skip
+def test_a_loss_that_falls_or_comes_back_completes_and_a_tracker_goes_on_from_its_state(losses, outcome):
+    tracker = judged(losses)
+    assert tracker.outcome == outcome and tracker == judged(losses, restored=True)
+    assert outcome == "diverged" or (tracker.signature, tracker.outcome_step) == ("none", None)
+
+
+@pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (math.inf, 1.0), (2.0, math.nan), (2.0, math.inf)])
+def test_a_number_that_is_not_finite_ends_the_run_at_its_step(loss, norm):
+    tracker = judged([2.0] * 9 + [loss], norm)
+    assert (tracker.signature, tracker.outcome_step) == ("nonfinite", 10)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 
 import pytest
@@ -18,7 +17,6 @@ from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.optim import Arm, build_optimizer
 from altgrad.training import checkpoint, machine
 from altgrad.training.monitor import Monitor, Row, first_nonfinite, tensor_statistics
-from altgrad.training.outcome import OutcomeTracker
 from altgrad.training.probes import float_copy, probe_steps
 from altgrad.training.records import RowLog
 
@@ -40,43 +38,6 @@ def test_the_rate_rises_linearly_then_falls_along_a_cosine():
 @pytest.mark.parametrize(("steps", "warmup"), [(1, 0.0), (1, 1.0), (10, 1.0), (10, 0.0)])
 def test_extreme_schedules_stay_between_zero_and_the_peak(steps, warmup):
     assert all(0 < lr <= 2.0 for lr in rates(steps, warmup, 0.1))
-
-
-# --- outcome ---------------------------------------------------------------------------------------
-
-
-def judged(losses: list[float], norms: list[float] | None = None, **settings) -> OutcomeTracker:
-    tracker = OutcomeTracker(**{"spike": 2.0, "window": 5, **settings})
-    for step, loss in enumerate(losses, 1):
-        if tracker.update(step, loss, norms[step - 1] if norms else 1.0):
-            return tracker
-    tracker.finish()
-    return tracker
-
-
-def test_a_falling_loss_completes():
-    tracker = judged([8 / (1 + i / 20) for i in range(200)])
-    assert (tracker.outcome, tracker.signature, tracker.outcome_step) == ("completed", "none", None)
-
-
-def test_a_loss_that_comes_back_down_is_no_divergence():
-    assert judged([2.0] * 50 + [30.0] + [2.0] * 100).outcome == "completed"
-
-
-@pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (math.inf, 1.0), (2.0, math.nan), (2.0, math.inf)])
-def test_a_nonfinite_number_ends_the_run_at_its_step(loss, norm):
-    tracker = judged([2.0] * 9 + [loss], [1.0] * 9 + [norm])
-    assert (tracker.signature, tracker.outcome_step) == ("nonfinite", 10)
-
-
-def test_a_tracker_continues_from_its_state():
-    losses = [2.0] * 50 + [9.0] * 100
-    whole, tracker = judged(losses), OutcomeTracker(2.0, 5)
-    for step, loss in enumerate(losses, 1):
-        tracker = OutcomeTracker.restore(json.loads(json.dumps(tracker.state())))
-        if tracker.update(step, loss, 1.0):
-            break
-    assert tracker == whole
 
 
 # --- monitor ---------------------------------------------------------------------------------------

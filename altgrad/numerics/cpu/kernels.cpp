@@ -19,6 +19,7 @@
 #include "coder.h"
 #include "groups.h"
 #include "hadamard.h"
+#include "ms_eden.h"
 #include "tensors.h"
 
 namespace altgrad {
@@ -209,6 +210,34 @@ Tensor quantize_groups_in_place(Tensor values, Tensor constants, Tensor known, T
   return quantize_groups_into(values, values, constants, known, stream, first, block, dim, rule);
 }
 
+// Of rotated x with some 128 rows, in blocks along them; first: place of the first block in the stream.
+Tensor ms_eden_into(Tensor x, Tensor values, Tensor constants, Tensor stream, int64_t first, int64_t block, double clip,
+                    double room) {
+  if (!x.is_contiguous()) x = torch::stable::contiguous(x);
+  const Groups groups{x.size(0), x.size(1), block, 1};
+  std::vector<float> amaxes(groups.down() * groups.across());
+  Scales scales(constants, scale_rule::kTwoLevel, false);
+  scales.clip(clip, room);
+  const int64_t* numbers = stream.const_data_ptr<int64_t>();
+  const Stream counter{static_cast<uint32_t>(numbers[0]), static_cast<uint32_t>(numbers[1]),
+                       static_cast<uint32_t>(numbers[2])};
+  Tensor found = small_float({});
+  with_input(x, [&](const auto* from) {
+    group_amaxes(from, groups, amaxes.data());
+    uint32_t whole = 0;
+    for (const float amax : amaxes) whole = std::max(whole, order(amax));
+    scales.set_whole(from_order(whole));
+    with_output(values, [&](auto* to) {
+      auto run = [&](const auto& round) {
+        round_ms_eden(from, to, groups, amaxes.data(), scales, counter, first, round);
+      };
+      scales.grid().root == 0 ? run(Rounder<false>(scales.grid())) : run(Rounder<true>(scales.grid()));
+    });
+  });
+  *static_cast<float*>(found.mutable_data_ptr()) = scales.whole();
+  return found;
+}
+
 Tensor rotate_rows(Tensor x, Tensor signs) {
   if (!x.is_contiguous()) x = torch::stable::contiguous(x);
   const int64_t rows = x.size(0), columns = x.size(1), size = signs.numel();
@@ -217,7 +246,7 @@ Tensor rotate_rows(Tensor x, Tensor signs) {
     auto run = [&](const auto known) {
       rotate(from, rows, columns, signs.const_data_ptr<float>(), known, static_cast<float*>(y.mutable_data_ptr()));
     };
-    size == Groups::kUsual ? run(Groups::Usual{}) : run(size);
+    size == Groups::kUsual ? run(Groups::Usual{}) : size == 128 ? run(std::integral_constant<int64_t, 128>{}) : run(size);
   });
   return y;
 }
@@ -255,6 +284,7 @@ STABLE_TORCH_LIBRARY_IMPL(altgrad, CPU, m) {
   m.impl("quantize_each_into", TORCH_BOX(&altgrad::quantize_each_into));
   m.impl("quantize_groups_into", TORCH_BOX(&altgrad::quantize_groups_into));
   m.impl("quantize_groups_in_place", TORCH_BOX(&altgrad::quantize_groups_in_place));
+  m.impl("ms_eden_into", TORCH_BOX(&altgrad::ms_eden_into));
   m.impl("rotate_rows", TORCH_BOX(&altgrad::rotate_rows));
   m.impl("encode_operand", TORCH_BOX(&altgrad::encode_operand));
   m.impl("decode_operand", TORCH_BOX(&altgrad::decode_operand));

@@ -39,6 +39,8 @@ SCHEMAS = {
     "quantize_each_into": f"(Tensor[] xs, Tensor(a!)[] values, Tensor[] constants, {_REST}) -> Tensor",
     "quantize_groups_into": f"(Tensor x, Tensor(a!) values, {_GROUPS}) -> Tensor",
     "quantize_groups_in_place": f"(Tensor(a!) values, {_GROUPS}) -> Tensor",
+    "ms_eden_into": "(Tensor x, Tensor(a!) values, Tensor constants, Tensor stream, int first, int block, float clip, "
+    "float room) -> Tensor",
     "rotate_rows": "(Tensor x, Tensor signs) -> Tensor",
     "encode_operand": "(Tensor values, Tensor constants) -> Tensor",
     "decode_operand": "(Tensor codes, Tensor constants, ScalarType dtype) -> Tensor",
@@ -170,6 +172,13 @@ def _(
     values: Tensor, constants: Tensor, known: Tensor, stream: Tensor, first: int, block: int, dim: int, rule: int
 ) -> Tensor:
     return values.new_empty(scale_shape(values, block, dim, rule), dtype=torch.float32)
+
+
+@torch.library.register_fake(f"{NAMESPACE}::ms_eden_into")
+def _(
+    x: Tensor, values: Tensor, constants: Tensor, stream: Tensor, first: int, block: int, clip: float, room: float
+) -> Tensor:
+    return x.new_empty((), dtype=torch.float32)
 
 
 @torch.library.register_fake(f"{NAMESPACE}::rotate_rows")

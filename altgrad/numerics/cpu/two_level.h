@@ -29,11 +29,17 @@ class Scales {
       : grid_(constants), own_(constants.numel() > packed::kSize ? Grid(constants, packed::kSize) : grid_),
         rule_(rule, grid_), two_level_(rule >= scale_rule::kTwoLevel), choice_(rule == scale_rule::kFourOverSix),
         back_(two_level_ ? Back::kTimes : taken_off ? Back::kOver : Back::kNone) {
-    target_ = grid_.target;
+    target_ = grid_.target, top_ = own_.target;
     lower_ = std::ldexp(1.0, std::ilogb(target_ * (1 - 0x1p-52)));
   }
 
+  // MS-EDEN's: the largest magnitude of a block is brought beyond the largest value, and that of the tensor below it.
+  void clip(double clip, double room) {
+    target_ /= clip, top_ = std::ldexp(1.0, std::ilogb(top_ * (1 - 0x1p-52))) * room;
+  }
+
   const Grid& grid() const { return grid_; }
+  const Grid& own() const { return own_; }
   bool two_level() const { return two_level_; }
   bool choice() const { return choice_; }
   Back back() const { return back_; }
@@ -41,7 +47,7 @@ class Scales {
 
   // The scale of the tensor, of two levels.
   void set_whole(float amax) {
-    double top = own_.target;
+    double top = top_;
     if (choice_) top = std::ldexp(1.0, std::ilogb(top * lower_ / target_));
     const float scale = scale_of(amax, ScaleRule(target_ * top));
     whole_ = std::min(std::max(scale, 0x1p-126f * own_.target), 0x1p127f * own_.spacing);
@@ -64,7 +70,7 @@ class Scales {
   ScaleRule rule_;
   bool two_level_, choice_;
   Back back_;
-  double target_, lower_;
+  double target_, lower_, top_;
   float whole_ = 1;
 
   void at_target(const float* amax, double target, Factors& factors) const {

@@ -55,6 +55,8 @@ def quantize_into(
         try:
             with torch.cuda.device_of(x):
                 return _quantize_into(x, values, constants, known, stream, first, block, dim, rule)
+        except torch.OutOfMemoryError:
+            raise  # which tensor operations, needing more, would meet too
         except Exception as error:  # noqa: BLE001 - whatever the compiler or a device has against a kernel
             _failures.append(str(error))
             warnings.warn(f"altgrad's GPU kernels are not in use, training is slower: {error}", stacklevel=2)
