@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import model_validator
 
 from altgrad.config.files import canonical_json, read_json
-from altgrad.config.models import CellModel
+from altgrad.config.models import CellModel, Lora
 from altgrad.config.params import validated
 from altgrad.config.schema import Arm, Monitor, Rule, Section, Train
 from altgrad.config.switches import CellSwitch
@@ -31,7 +31,8 @@ class Cell(Section):
     ``format`` is the grid's entry: a format's name, a recipe's, or both, as in ``virtual.E3M4``. ``rules`` name the
     formats that are used and ``formats`` define each of them in full (the fields of ``altgrad.numerics.Format``).
     ``schedule`` has the recipes that take over from them; without one it is not in the file.
-    ``task`` is how documents are classified, and absent from the file of a cell that models text.
+    ``task`` is how documents are classified, and absent from the file of a cell that models text; so is ``lora`` where
+    the weights themselves are trained.
     """
 
     key: str
@@ -47,6 +48,7 @@ class Cell(Section):
     train: Train
     monitor: Monitor
     task: Classifier | None = None
+    lora: Lora | None = None
 
     @model_validator(mode="after")
     def _can_change_its_recipe(self) -> Cell:
@@ -63,6 +65,24 @@ class Cell(Section):
                 raise ValueError("when overflow needs tensors in monitor.groups, which see it; name it there")
         return self
 
+    @model_validator(mode="after")
+    def _can_freeze_its_weights(self) -> Cell:
+        if self.lora is None:
+            return self
+        for wrong, why in (
+            (self.model.start is None, "adapts weights that do not change; name those to begin with in start"),
+            (self.arm.looks_at_grid, f"leaves {self.optimizer} no weight whose spacing it could look at"),
+            (bool(self.schedule), f"keeps weights in one format, and {self.format} changes it during the run"),
+            (self.train.devices > 1, "is for one process; set train.devices to 1"),
+        ):
+            if wrong:
+                raise ValueError(f"lora {why}")
+        for rule in self.rules:
+            tensor = rule.weight
+            if rule.torchao or (tensor is not None and (tensor.rounding != "nearest" or tensor.scaling != "dynamic")):
+                raise ValueError("lora keeps the codes of weights, which need rounding nearest and scaling dynamic")
+        return self
+
     @classmethod
     def read(cls, path: Path) -> Cell:
         """Read ``data/grid/<key>.json``; :class:`UserError` if it is missing or does not fit."""
@@ -70,7 +90,7 @@ class Cell(Section):
 
     def to_json(self) -> str:
         """Return the canonical text of the cell's file."""
-        unset = {name for name in ("schedule", "task") if not getattr(self, name)}
+        unset = {name for name in ("schedule", "task", "lora") if not getattr(self, name)}
         return canonical_json(self.model_dump(mode="json", exclude=unset))
 
     def sha256(self) -> str:

@@ -78,6 +78,16 @@ Preset = Annotated[
 ]  # fmt: skip
 
 
+class Lora(Section):
+    """Low-rank adapters of the blocks' linear layers, trained in place of their weights, which are frozen.
+
+    LoRA (arXiv:2106.09685), on weights in whatever a recipe says of them (QLoRA, arXiv:2305.14314).
+    """
+
+    rank: int = Field(ge=1, le=4096, description="columns of B and rows of A")
+    alpha: float = Field(gt=0, le=1e6, description="alpha / rank is what B A is multiplied by")
+
+
 class Start(Section):
     """The weights that a cell starts from, as they were when it was resolved."""
 

@@ -1,8 +1,9 @@
-"""Folders of weights in GPT-2's published layout: what their config.json says, without reading a weight.
+"""Folders of weights to start from, published ones or a run's: what they say of a model, without reading a weight.
 
 ``config.json`` is Hugging Face's (``n_positions``, ``activation_function``) or nanoGPT's ``model_args``
 (``block_size``, ``bias``), and ``model.safetensors`` lies beside it. Hugging Face's says ``bias: false`` too where this
-bench has written it: that layout always has biases, which are zero then.
+bench has written it: that layout always has biases, which are zero then. A run's folder has ``model.safetensors`` by
+this bench's names and no ``config.json``, unless it is a copy that `make repro` made.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from altgrad.config.errors import UserError
 from altgrad.config.models import Model, ModelFrom
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+RUNS, KEPT = Path("data/runs"), Path("data/weights")
 #: activation_function -> gelu of a model; nanoGPT's ``nn.GELU()`` is exact
 ACTIVATIONS = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 #: What GPT-2 can be configured to that ours has no counterpart for, and the value that both mean.
@@ -64,23 +66,57 @@ def published_sizes(folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def cell_model(preset: Model | ModelFrom) -> dict[str, Any]:
-    """Return a preset as the fields of a cell's model, read from its folder if it starts from one.
+def cell_model(preset: Model | ModelFrom, start: str | None = None) -> dict[str, Any]:
+    """Return a preset as the fields of a cell's model, with the folder that it starts from, if any.
 
-    Raises :class:`UserError` as `published_sizes`, and for a context that the weights have no positions for.
+    That is the preset's own, which decides the sizes, or ``start``, which must have the preset's. Raises
+    :class:`UserError` as `published_sizes`, for sizes that differ, and for a context that there are no positions for.
     """
-    if isinstance(preset, Model):
-        return preset.model_dump()
     settings = preset.model_dump()
-    folder = Path(settings["from"])
-    sizes = published_sizes(folder)
+    own = settings.get("from")
+    if own is None and start is None:
+        return settings
+    if own is not None and start is not None:
+        raise UserError(f"params.yaml: start: the model has weights to start from too, those in {own}; remove one")
+    folder = Path(str(own or start))
+    if start is not None:
+        _require_startable(folder)
+    sizes = published_sizes(folder) if own or (folder / CONFIG).is_file() else settings | run_sizes(folder)
     context = settings["context"] or sizes["context"]
     if context > sizes["context"]:
         raise UserError(
             f"params.yaml: model: context {context} is more than the {sizes['context']} positions of {folder}"
         )
-    start = {"folder": str(folder), "sha256": weights_sha256(folder), "vocab_size": sizes.pop("vocab_size")}
-    return sizes | {"context": context, "start": start} | {name: settings[name] for name in ("dropout", "threads")}
+    for name, size in () if own else sizes.items():
+        if name in settings and name != "context" and settings[name] != size:
+            raise UserError(
+                f"params.yaml: start: {folder} has {name} {size}, and the model {settings[name]}; change the model's, "
+                f"or write `model: {{from: {folder}}}` to have all sizes from there"
+            )
+    taken = {"folder": str(folder), "sha256": weights_sha256(folder), "vocab_size": sizes.pop("vocab_size")}
+    return sizes | {"context": context, "start": taken} | {name: settings[name] for name in ("dropout", "threads")}
+
+
+def _require_startable(folder: Path) -> None:
+    if folder.parent == RUNS:
+        raise UserError(
+            f"params.yaml: start: {folder} is where a run of this grid goes, so training would write over what it "
+            f"starts from; `make repro SET='start={folder}'` keeps a copy in {KEPT} and starts from that"
+        )
+    if not (folder / WEIGHTS).is_file():
+        raise UserError(f"params.yaml: start: {folder} has no {WEIGHTS}; name a run's folder or one of weights")
+
+
+def run_sizes(folder: Path) -> dict[str, Any]:
+    """Return ``vocab_size`` and ``context`` of the weights of a run; :class:`UserError` where they are none."""
+    try:
+        with open(folder / WEIGHTS, "rb") as file:  # a safetensors file begins with its table, and that with its length
+            table = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        return {"vocab_size": table["tokens.weight"]["shape"][0], "context": table["positions.weight"]["shape"][0]}
+    except (OSError, ValueError, KeyError, TypeError, MemoryError, OverflowError):
+        raise UserError(
+            f"{folder / WEIGHTS} has no weights of a run of this bench, and there is no {CONFIG} beside it"
+        ) from None
 
 
 def weights_sha256(folder: Path) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from altgrad.config.models import Model, ModelFrom
+from altgrad.config.models import Lora, Model, ModelFrom
 from altgrad.config.recipe import Rule
 from altgrad.config.resolve import Override
 from altgrad.config.schema import CORPORA, Arm, Budget, CustomFormat, Diagnose, Grid, Monitor, Params, Tokenizer, Train
@@ -33,7 +33,7 @@ class Page(NamedTuple):
 
 
 PAGES = (
-    Page("params", "The top of the file", (Params,)),
+    Page("params", "The top of the file", (Params, Lora)),
     Page("tasks", "A section for each task", (Language, Classify)),
     Page("corpora", "An entry is a corpus, by its `source`", CORPORA),
     Page("tokenizer", "The section", (Tokenizer,)),

@@ -45,7 +45,8 @@ class Resolver:
     def __init__(self, params: Params, source: object = "params.yaml") -> None:
         self.params = params
         self.source = source
-        self.model = validated(CellModel, cell_model(params.models[params.model]), f"{source}: models.{params.model}")
+        model = cell_model(params.models[params.model], params.start)
+        self.model = validated(CellModel, model, f"{source}: models.{params.model}")
         self.entries = Entries(params, source)
         for i, entry in enumerate(params.grid.formats):
             self.entries.require(entry, f"grid.formats[{i}]")
@@ -81,6 +82,7 @@ class Resolver:
             "monitor": params["monitor"],
             "overrides": params["overrides"],
             **task,
+            **({"start": params["start"]} if params["start"] else {}),
         }
 
     def _cell(self, entry: str, optimizer: str, seed: int, lr_scale: int | float) -> Cell:
@@ -92,6 +94,7 @@ class Resolver:
             "arm": params.optimizers[optimizer].model_dump(),
             "train": params.train.model_dump(),
             "monitor": params.monitor.model_dump(),
+            **({"lora": params.lora.model_dump()} if params.lora else {}),
             **({"task": params.classify.model_dump(include=set(Classifier.model_fields))} if params.classify else {}),
         }
         applied = [selector for selector in (entry, optimizer, key) if selector in self.overrides]

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import BeforeValidator, Discriminator, Field, StrictInt, Tag, model_validator
 
 from altgrad.config.arms import Arm
-from altgrad.config.models import Preset
+from altgrad.config.models import Lora, Preset
 from altgrad.config.recipe import Rule
 from altgrad.config.section import Fraction, Name, Section
 from altgrad.config.switches import ChangingRecipe
@@ -288,6 +288,11 @@ class Params(Section):
     tokenizer: Tokenizer = Field(Tokenizer(), description="how text becomes tokens")
     model: str = Field(description="the model to train, by name from models")
     models: dict[str, Preset] = Field(description="models to choose from")
+    start: str | None = Field(
+        None, min_length=1, description="folder of weights to begin with, a run's or in GPT-2's published layout; a "
+        "classifier has a new head"
+    )  # fmt: skip
+    lora: Lora | None = Field(None, description="train adapters of frozen weights, with start; none: all weights")
     grid: Grid = Field(description="the cells")
     formats: Annotated[dict[Name, CustomFormat], BeforeValidator(_empty)] = Field({}, description="formats of your own")
     recipes: dict[Name, OneRecipe] = Field(description="which layer is quantized how")

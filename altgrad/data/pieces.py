@@ -7,6 +7,7 @@ functions of seed, step and micro-batch, as those of `altgrad.data.batches` are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ from altgrad.config.tasks import Classifier
 from altgrad.data.batches import TokenFile, raw_stream
 from altgrad.data.labels import read_labels
 from altgrad.data.splits import Split
+
+TruthAndScores = tuple[np.ndarray, np.ndarray]
 
 
 class Pieces:
@@ -56,6 +59,16 @@ class Pieces:
         owner = np.repeat(chosen, self._pieces[chosen])
         first = np.cumsum(self._pieces[chosen]) - self._pieces[chosen]
         return *self._of(owner, np.arange(len(owner)) - np.repeat(first, self._pieces[chosen])), owner
+
+    def scores(self, model: Callable[[Tensor], Tensor], batch: int, sequences: int | None = None) -> TruthAndScores:
+        """Return what ``model`` says of documents, and the truth: bool and float32, (documents, labels).
+
+        That is the mean of its logits over a document's pieces, which it gets in batches. Documents are as in `sample`.
+        """
+        inputs, _, owner = self.sample(sequences)
+        own, first, counts = np.unique(owner, return_index=True, return_counts=True)
+        logits = torch.cat([model(part).float().cpu() for part in inputs.split(batch)]).double().numpy()
+        return self.truth[own], (np.add.reduceat(logits, first) / counts[:, None]).astype(np.float32)
 
     @property
     def share_read(self) -> float:

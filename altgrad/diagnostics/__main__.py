@@ -2,7 +2,7 @@
 
     python -m altgrad.diagnostics explain E4M3-adamw-0-1     which tensor left its band first, and how early
     python -m altgrad.diagnostics what-if E4M3-adamw-0-1     every tensor in every 8-bit format, and a recipe
-    python -m altgrad.diagnostics ptq bf16-adamw-0-1         the loss of its weights quantized after training
+    python -m altgrad.diagnostics ptq bf16-adamw-0-1         the loss, or F1, of its weights quantized after training
     python -m altgrad.diagnostics prune E4M3-adamw-0-1       the loss with its smallest weights set to zero
 
 It reads what the pipeline left in ``data/`` and trains nothing. The figures are drawn by `altgrad.reporting`, which
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from altgrad.__main__ import main_of
 from altgrad.config import Cell, UserError, run_stage
 from altgrad.config.errors import did_you_mean
+from altgrad.config.files import read_json
+from altgrad.config.tasks import Compared
 from altgrad.formats import UnknownFormatError, get_format
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ def what_if(arguments: list[str]) -> None:
 
 
 def ptq(arguments: list[str]) -> None:
-    """Evaluate seeds of a trained cell in other formats, beside the grid's cells that were trained so."""
+    """Evaluate seeds of a trained cell in other formats, by its task's metric, beside cells that were trained so."""
     import pandas as pd
 
     from altgrad.diagnostics import ptq
@@ -82,21 +84,24 @@ def ptq(arguments: list[str]) -> None:
     parser.add_argument("--out", type=Path, help="CSV file to write the losses to")
     settings = parser.parse_args(arguments)
     rows = []
-    for key in dict.fromkeys(settings.cell):
-        cell, run = _finished(settings.data, key)
-        after = ptq.losses(
+    finished = [_finished(settings.data, key) for key in dict.fromkeys(settings.cell)]
+    asked = read_json(settings.data / "grid/index.json").get("params", {})
+    compared, metric = Compared.of(asked), asked.get("primary")
+    for cell, run in finished:
+        after = ptq.values(
             cell, run, settings.data / "tokens", settings.formats, settings.granularity,
-            weights_only=settings.weights_only,
+            weights_only=settings.weights_only, metric=metric,
         )  # fmt: skip
-        so = ptq.trained(settings.data, cell, settings.formats)
-        cost = {name: loss - after[ptq.UNQUANTIZED] for name, loss in after.items()}
-        rows += [(key, name, after[name], cost[name], so.get(name)) for name in after]
+        so = ptq.trained(settings.data, cell, settings.formats, compared.final)
+        cost = {name: value - after[ptq.UNQUANTIZED] for name, value in after.items()}
+        rows += [(cell.key, name, after[name], cost[name], so.get(name)) for name in after]
     table = pd.DataFrame(rows, columns=["cell", "format", "after", "cost", "trained_so"])
     if settings.out:
         settings.out.parent.mkdir(parents=True, exist_ok=True)
         table.round(6).to_csv(settings.out, index=False, lineterminator="\n")
     mean = table.groupby("format", sort=False)[["after", "cost", "trained_so"]].mean()
-    print(f"Mean of {_cells(table)}, nats per token; `after` is quantized after training:")
+    of = f"{compared.title} of test documents, higher is better" if metric else compared.unit
+    print(f"Mean of {_cells(table)}, {of}; `after` is quantized after training:")
     print(mean.to_string(float_format="{:.4f}".format, na_rep="-"))
 
 

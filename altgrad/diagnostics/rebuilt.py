@@ -29,6 +29,7 @@ from altgrad.config.recipe import LayerRecipe
 from altgrad.data.tasks import task_of
 from altgrad.model import GPT, embedded_weights, linear_layers
 from altgrad.model.from_cell import config_of, recipe_of
+from altgrad.model.lora import adapter_of, add_adapters, attach
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics import quantize
 
@@ -115,7 +116,7 @@ def plain_model(cell: Cell, saved: Mapping[str, Tensor], tokens: Path, most: int
     """Return the model of ``cell`` with its ``saved`` parameters and nothing quantized, and a batch, as in `of`."""
     task = task_of(cell, tokens, "val")
     inputs, targets = task.sample(max(1, most // cell.model.context))
-    model = GPT(config_of(cell, task.vocab_size, task.labels))
+    model = add_adapters(GPT(config_of(cell, task.vocab_size, task.labels)), cell.lora).requires_grad_()
     missing, _ = model.load_state_dict(saved, strict=False)  # buffers of quantizers are beside the parameters
     state = model.state_dict()
     loaded = {t.data_ptr() for name, t in state.items() if name in saved}  # a shared weight has one of its names
@@ -136,7 +137,10 @@ def replace_linear(model: nn.Module, recipes: Mapping[str, LayerRecipe], saved: 
             if spec is not None and not spec.virtual
         }
         parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, StraightThroughLinear(layer, quantizers))
+        made = StraightThroughLinear(layer, quantizers)
+        setattr(model.get_submodule(parent), child, made)
+        if (adapter := adapter_of(layer)) is not None:
+            attach(made, adapter)
 
 
 def _quantizer(spec: Any, history: Tensor | None) -> Quantizer:

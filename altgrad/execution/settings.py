@@ -25,6 +25,7 @@ from ruamel.yaml.nodes import CollectionNode, MappingNode, Node
 from altgrad.config import UserError
 from altgrad.config.errors import did_you_mean
 from altgrad.config.files import read_yaml, replacing
+from altgrad.execution.kept import keep_start
 
 BETWEEN = re.compile(r"\s+(?=[+~]*[\w.-]+=)")  # two settings in one text
 
@@ -40,6 +41,7 @@ def change_params(path: Path, settings: list[str]) -> None:
     if not given:
         return
     content = _copied(read_yaml(path))
+    given = [keep_start(setting, content) for setting in given]
     before = text = path.read_bytes().decode("utf-8")
     as_it_was = f"({path} is as it was)"
     by_hand = f"{path} is written in a way that cannot be changed in place; edit it by hand"

@@ -17,6 +17,7 @@ from altgrad.model.layers import (
     linear_layers,
     virtual_weight,
 )
+from altgrad.model.lora import Adapter
 
 LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)
 ELEMENTWISE = (nn.LayerNorm, nn.RMSNorm)  # whose parameters may be matrices, and take part in no product
@@ -60,7 +61,7 @@ def account(model: nn.Module) -> Account:
 
     A weight takes part in products if it has two dimensions or more and is not just looked up or multiplied
     element by element; a head that shares an embedding's weight is a layer like any other. Of a module that is
-    not known, each such parameter is taken to be one.
+    not known, each such parameter is taken to be one. Adapters (`altgrad.model.lora`) are beside the weights.
     """
     layers = linear_layers(model)
     quantized = {name: recipe.format_names() for name, layer in layers.items() if (recipe := layer_recipe(layer))}
@@ -90,7 +91,7 @@ def _unknown(model: nn.Module) -> Iterator[tuple[str, tuple[nn.Parameter, nn.Mod
     """Yield the parameters that may take part in products outside the linear layers, with their modules."""
     seen = {layer.weight for layer in linear_layers(model).values()} | embedded_weights(model)
     for prefix, module in model.named_modules():
-        if is_linear(module) or isinstance(module, LOOKED_UP + ELEMENTWISE):
+        if is_linear(module) or isinstance(module, (*LOOKED_UP, *ELEMENTWISE, Adapter)):
             continue
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.ndim >= 2 and parameter not in seen:

@@ -1,4 +1,4 @@
-"""GPT-2's published layout: weights by the names of nanoGPT and of Hugging Face, from a folder and into one.
+"""Weights from a folder, a run's or in GPT-2's published layout by the names of nanoGPT and of Hugging Face; into one.
 
 A folder has ``config.json`` and ``model.safetensors`` (see :mod:`altgrad.config.published`); nothing is unpickled, so
 a nanoGPT checkpoint is to be saved as such a folder first, its ``model`` as tensors and its ``model_args`` as JSON.
@@ -34,6 +34,8 @@ INSIDE = {
 HEAD = "lm_head.weight"
 PREFIX = "transformer."
 MASKS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
+#: In a run's file: of a classifier, and the amax of scales.
+BESIDES = re.compile(r"head\.weight|label_weights|.*\.(quantizers\..*|held_amax)")
 
 
 def load_published(folder: str | Path) -> GPT:
@@ -113,32 +115,36 @@ def _copy(file: Any, model: GPT, folder: Path) -> None:
     """Copy an open safetensors file into ``model``, or raise :class:`UserError`."""
     path = folder / WEIGHTS
     stored = {name.removeprefix("_orig_mod.").removeprefix(PREFIX): name for name in file.keys()}  # noqa: SIM118
-    stored = {name: full for name, full in stored.items() if not MASKS.fullmatch(name)}
+    of_run = "tokens.weight" in stored
+    others, says = (BESIDES, "params.yaml") if of_run else (MASKS, str(folder / CONFIG))
+    stored = {name: full for name, full in stored.items() if not others.fullmatch(name)}
     head, width = stored.pop(HEAD, None), model.config.width
     attention = stored.get("h.0.attn.c_attn.weight")
     conv1d = attention is not None and file.get_slice(attention).get_shape() == [width, 3 * width]
-    for ours, theirs, transposed in _names(model, conv1d=conv1d):
+    for ours, published, transposed in _names(model, conv1d=conv1d):
+        theirs = ours if of_run else published
         full, target = stored.pop(theirs, None), _parameter(model, ours)
         if full is None and target is not None:
-            raise UserError(f"{path} has no {theirs}, which {folder / CONFIG} asks for")
+            raise UserError(f"{path} has no {theirs}, which {says} asks for")
         if full is None:
             continue
         found = _tensor(file, full, model.head.weight.device)
         if target is None:
             if not found.is_meta and found.any():
-                raise UserError(f"{path}: {theirs} is not zero, but {folder / CONFIG} says bias: false")
+                raise UserError(f"{path}: {theirs} is not zero, but {says} says bias: false")
             continue
         found = found.t() if transposed else found
-        if theirs == "wpe.weight":
+        if ours == "positions.weight":
             found = found[: len(target)]
         if found.shape != target.shape:
             raise UserError(
-                f"{path}: {theirs} is {_shape(found, transposed)}, and by {folder / CONFIG} it should be "
+                f"{path}: {theirs} is {_shape(found, transposed)}, and by {says} it should be "
                 f"{_shape(target, transposed)}"
             )
         target.copy_(found)
     if stored:
-        raise UserError(f"{path} has {next(iter(stored))}, which GPT-2's published layout has not")
+        layout = "the model of params.yaml" if of_run else "GPT-2's published layout"
+        raise UserError(f"{path} has {next(iter(stored))}, which {layout} has not")
     if head is not None and not model.head.weight.is_meta:
         found = file.get_tensor(head).to(model.tokens.weight)
         if not torch.equal(found, model.tokens.weight):

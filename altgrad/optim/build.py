@@ -9,6 +9,7 @@ from torch import nn
 
 from altgrad.config.arms import Arm
 from altgrad.model import embedded_weights, linear_layers
+from altgrad.model.lora import adapter_weights
 from altgrad.optim.optimizer import ArmOptimizer
 from altgrad.optim.weight_grid import WeightGrid
 
@@ -27,5 +28,6 @@ def build_optimizer(
     weights = {p: grids[p] for p in parameters if p in grids}
     plain = [p for p in parameters if p not in weights]
     linear = {layer.weight for layer in linear_layers(model).values()} - embedded_weights(model)
+    linear |= adapter_weights(model)
     names = {p: name for name, p in model.named_parameters()}
     return ArmOptimizer(weights, plain, arm, linear=[p for p in plain if p in linear], names=names, **options)

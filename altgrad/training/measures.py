@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from altgrad.config import Cell
 from altgrad.config.tasks import ON_TEST, ON_VALIDATION, TITLES
-from altgrad.data.pieces import Pieces
+from altgrad.data.pieces import Pieces, TruthAndScores
 from altgrad.data.splits import Split
 from altgrad.data.tasks import Classification, Task
 from altgrad.training.tensors import write_tensors
@@ -83,19 +83,12 @@ class Found:
         write_tensors(out / "scores.safetensors", tensors)
         return metrics
 
-    def _scores(self, pieces: Pieces, sequences: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return truth, bool, and scores, float32 (documents, labels): the mean logit over a document's pieces."""
-        inputs, _, owner = pieces.sample(sequences)
-        own, first, counts = np.unique(owner, return_index=True, return_counts=True)
-        logits = np.add.reduceat(self._logits(inputs).double().numpy(), first)
-        return pieces.truth[own], (logits / counts[:, None]).astype(np.float32)
-
-    def _logits(self, inputs: Tensor) -> Tensor:
+    def _scores(self, pieces: Pieces, sequences: int | None = None) -> TruthAndScores:
         self._model.eval()
         with torch.no_grad(), torch.autocast(self._device.type, torch.bfloat16, enabled=self._compute == "bf16"):
-            found = [self._model(t.to(self._device)).float().cpu() for t in inputs.split(self._batch)]
+            found = pieces.scores(lambda tokens: self._model(tokens.to(self._device)), self._batch, sequences)
         self._model.train()
-        return torch.cat(found)
+        return found
 
 
 def measures_of(

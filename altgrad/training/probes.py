@@ -77,8 +77,10 @@ def layer_formats(model: nn.Module) -> dict[str, dict[str, str | None]]:
 def gradients(
     model: nn.Module, inputs: Tensor, targets: Tensor, device: torch.device, compute: str
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Return the weight gradient of one batch for each linear layer, by layer name, in float32."""
-    layers = linear_layers(model)
+    """Return the weight gradient of one batch for each linear layer that trains, by name, in float32."""
+    layers = {name: layer for name, layer in linear_layers(model).items() if layer.weight.requires_grad}
+    if not layers:
+        return {}
     with torch.autocast(device.type, torch.bfloat16, enabled=compute == "bf16"):
         loss = model(inputs, targets)
     found = torch.autograd.grad(loss, [layer.weight for layer in layers.values()])

@@ -18,6 +18,7 @@ from altgrad.config.scratch import mark_finished, only_worker, scratch_directory
 from altgrad.data.tasks import task_of
 from altgrad.model import GPT, account, layer_recipe, linear_layers, quantize_model
 from altgrad.model.from_cell import config_of, recipe_of
+from altgrad.model.lora import add_adapters
 from altgrad.optim import build_optimizer
 from altgrad.training import machine, probes, ranks
 from altgrad.training.checkpoint import unique_state
@@ -46,7 +47,7 @@ def build_model(
     start_from(cell, model)
     model = model.to(device)
     # After the move: a torchao layer is made for its device.
-    return quantize_model(model, recipe_of(cell), seed=cell.seed, sync_amax=shared)
+    return add_adapters(quantize_model(model, recipe_of(cell), seed=cell.seed, sync_amax=shared), cell.lora)
 
 
 def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = "") -> None:
@@ -88,6 +89,7 @@ def settle(cell: Cell, root: Path) -> Settled:
     compiled, notice = machine.should_compile(cell.train, device)
     if compiled and cell.arm.store == "codes":
         compiled, notice = False, f"{cell.optimizer} stores weights as codes, which no compiled graph reads"
+    compiled = compiled and cell.lora is None  # a graph is shared by models of one structure, which has no adapters
     compute, slow_bf16 = machine.choose_compute(cell.train.compute, device)
     for said in filter(None, (notice, slow_bf16)):
         tqdm.write(f"notice: {said}")
@@ -149,7 +151,8 @@ def _metrics(trainer: Trainer, history: list[list[Any]], out: Path) -> dict[str,
     last = history[-1]
     val_loss = None if tracker.diverged else last[4]
     quantized = {layer.weight for layer in layers.values() if layer_recipe(layer)}
-    changes = {"switches": trainer.switches.made} if cell.schedule else {}
+    changes: dict[str, object] = {"switches": trainer.switches.made} if cell.schedule else {}
+    changes |= {"start": cell.model.start.sha256} if cell.model.start else {}
     return {
         "key": cell.key, "format": cell.format, "optimizer": cell.optimizer,
         "seed": cell.seed, "lr_scale": cell.lr_scale,

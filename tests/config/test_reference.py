@@ -30,7 +30,7 @@ def test_every_setting_says_what_it_is(section):
 
 def test_every_section_of_the_file_has_a_page():
     named = {page.name for page in PAGES}
-    assert set(Params.model_fields) - {"task", "corpus", "model", "tracking"} <= named  # which are a name, or names
+    assert set(Params.model_fields) - {"task", "corpus", "model", "tracking", "start", "lora"} <= named  # short
 
 
 def test_a_row_has_values_range_default_and_words():

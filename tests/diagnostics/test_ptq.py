@@ -18,7 +18,7 @@ from altgrad.diagnostics import prune
 from altgrad.diagnostics.__main__ import main
 from altgrad.diagnostics.evaluated import Evaluated
 from altgrad.diagnostics.probed import probe
-from altgrad.diagnostics.ptq import AS_TRAINED, UNQUANTIZED, losses, trained
+from altgrad.diagnostics.ptq import AS_TRAINED, UNQUANTIZED, trained, values
 from altgrad.diagnostics.rebuilt import RebuiltModel
 from altgrad.diagnostics.tensor_error import rounded
 from altgrad.diagnostics.what_if import SPLITS, spec_of
@@ -51,14 +51,14 @@ def cell_of(data: Path, fmt: str) -> Cell:
 def test_the_loss_as_trained_is_the_one_that_training_wrote_down(data: Path, fmt: str) -> None:
     cell = cell_of(data, fmt)
     run = data / "runs" / cell.key
-    found = losses(cell, run, data / "tokens", ["E4M3"])
+    found = values(cell, run, data / "tokens", ["E4M3"])
     assert found[AS_TRAINED] == pytest.approx(read_json(run / "metrics.json")["val_loss"], rel=1e-6)
     assert (found[UNQUANTIZED] == found[AS_TRAINED]) == (fmt == "bf16")
 
 
 def test_the_coarser_the_mantissa_the_more_it_costs(data: Path) -> None:
     cell = cell_of(data, "bf16")
-    found = losses(cell, data / "runs" / cell.key, data / "tokens")
+    found = values(cell, data / "runs" / cell.key, data / "tokens")
     assert set(found) == {AS_TRAINED, UNQUANTIZED, *SPLITS}
     cost = {name: abs(found[name] - found[UNQUANTIZED]) for name in SPLITS}
     assert cost["E7M0"] > cost["E5M2"] > cost["E3M4"]

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from sklearn import metrics as oracle
 
 from altgrad.config import Cell
 from altgrad.config.files import read_json
-from altgrad.config.models import CellModel, ModelFrom
+from altgrad.config.models import CellModel, Model, ModelFrom
 from altgrad.config.published import cell_model, weights_sha256
 from altgrad.config.recipe import Recipe
 from altgrad.config.schema import LocalCorpus, Tokenizer
@@ -27,9 +27,10 @@ from altgrad.data.classification import choose_thresholds, classification_metric
 from altgrad.data.labels import read_labels
 from altgrad.data.splits import SPLITS
 from altgrad.data.tasks import task_of
-from altgrad.diagnostics import diagnose_cell
+from altgrad.diagnostics import diagnose_cell, ptq
+from altgrad.diagnostics.evaluated import Evaluated
 from altgrad.model import GPT, layer_recipe, quantize_model
-from altgrad.model.from_cell import config_of
+from altgrad.model.from_cell import config_of, recipe_of
 from altgrad.model.gpt import GPTConfig
 from altgrad.model.published import save_published
 from altgrad.training import train_cell
@@ -174,6 +175,25 @@ def test_a_run_learns_and_is_diagnosed(run: Path, documents: Path, tmp_path: Pat
     assert found["status"] == "ok" and "head" in found["layers"] and found["summary"]["fisher_trace"] > 0
 
 
+def test_a_classifier_quantized_afterwards_keeps_the_thresholds_of_the_unquantized_one(
+    run: Path, documents: Path
+) -> None:
+    """Oracles: the run's own scores where it was trained so, and scikit-learn with thresholds chosen here."""
+    cell = cell_of()
+    found = ptq.values(cell, run, documents, ["E4M3", "E2M1"], metric="micro_f1")
+    evaluated = Evaluated(cell, run, documents)
+    plain, trained = Recipe(rules=()), recipe_of(cell)
+    chosen = choose_thresholds(*evaluated.scores(evaluated.saved, plain, "val"), "one")
+    truth, scores = evaluated.scores(evaluated.saved, trained, "test")
+    assert (scores == load_file(run / "scores.safetensors")["test/scores"].numpy()).all()
+    assert list(found) == [ptq.AS_TRAINED, ptq.UNQUANTIZED, "E4M3", "E2M1"]
+    assert found[ptq.AS_TRAINED] == oracle.f1_score(truth, scores >= chosen, average="micro")
+    truth, scores = evaluated.scores(evaluated.saved, plain, "test")
+    assert found[ptq.UNQUANTIZED] == oracle.f1_score(truth, scores >= chosen, average="micro")
+    loss = read_json(run / "metrics.json")["val_loss"]
+    assert evaluated.loss(evaluated.saved, trained) == pytest.approx(loss, rel=1e-6)
+
+
 HEADS = {
     "weight": [{"layers": "head", "weight": "E4M3", "grad": "E5M2"}],
     "all": [],
@@ -218,17 +238,24 @@ def test_pooling_and_loss_are_as_defined_and_see_nothing_behind_the_end(pooling:
     assert torch.allclose(alone, logits, atol=1e-5)
 
 
-def test_a_classifier_starts_from_published_weights_and_a_head_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["published", "run"])
+def test_a_classifier_starts_from_weights_and_a_head_of_its_own(layout: str, tmp_path: Path) -> None:
     torch.manual_seed(1)
     language = GPT(GPTConfig(VOCABULARY + 20, layers=1, width=16, heads=2, context=16))  # padded, as published ones are
-    save_published(language, tmp_path)
-    start = {"folder": str(tmp_path), "sha256": weights_sha256(tmp_path), "vocab_size": VOCABULARY + 20}
-    sizes = cell_model(ModelFrom.model_validate({"from": str(tmp_path)})) | {"start": start}
+    if layout == "published":
+        save_published(language, tmp_path)
+        sizes = cell_model(ModelFrom.model_validate({"from": str(tmp_path)}))
+    else:
+        save_file(dict(language.named_parameters()), tmp_path / "model.safetensors")
+        sizes = cell_model(Model(layers=1, width=16, heads=2, context=12), str(tmp_path))
+    assert sizes["start"] == {
+        "folder": str(tmp_path), "sha256": weights_sha256(tmp_path), "vocab_size": VOCABULARY + 20,
+    }  # fmt: skip
     cell = cell_of().model_copy(update={"model": CellModel.model_validate(sizes)})
     check_cells([cell], VOCABULARY, "bf16")
     model = build_model(cell, VOCABULARY, torch.device("cpu"), (1.0, 1.0))
     for name, p in language.named_parameters():
-        assert torch.equal(model.get_parameter(name), p), name
+        assert torch.equal(model.get_parameter(name), p[: cell.model.context] if "positions" in name else p), name
     assert model.head.weight.shape == (2, 16) and model.config.end == END
 
 

@@ -1,11 +1,12 @@
-"""Laws of a cell that starts from published weights: they are where it begins, and a changed file is another cell.
+"""Laws of a cell that starts from weights: they are where it begins, and a changed file is another cell.
 
-Oracle: the loaded model itself, its loss computed here; transformers writes the file.
+Oracle: the loaded model itself, its loss computed here; transformers writes the file, or a run that is continued.
 """
 
 from __future__ import annotations
 
 import csv
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,11 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from altgrad.config import Cell, Resolver, UserError, load_params
-from altgrad.config.files import write_text
+from altgrad.config.files import read_json, write_text
 from altgrad.config.params import validated
 from altgrad.config.schema import Params
 from altgrad.data import TokenFile, validation_sample
+from altgrad.execution.kept import keep_start
 from altgrad.model import load_published
 from altgrad.training import train_cell
 from altgrad.training.plan import check_cells
@@ -66,6 +68,51 @@ def test_the_loss_before_the_first_step_is_that_of_the_weights(folder, tokens, t
         assert float(last["val_loss"]) != found[cell.format]
     assert found["bf16"] == pytest.approx(expected, rel=1e-6)
     assert found["E4M3"] == pytest.approx(expected, rel=0.05) and found["E4M3"] != found["bf16"]
+
+
+TINY = {"layers": 1, "width": 16, "heads": 2, "context": 16}
+
+
+def first_loss(run: Path) -> float:
+    with open(run / "history.csv") as rows:
+        return float(next(csv.DictReader(rows))["val_loss"])
+
+
+def test_a_run_goes_on_from_a_copy_of_one_and_the_copy_outlives_it(tokens, tmp_path, monkeypatch):
+    """The run's own key is trained over, and the same setting given again names the same copy."""
+    monkeypatch.chdir(tmp_path)
+    cell = cells("tiny", models={"tiny": TINY})[1]
+    write_text(tmp_path / "data/grid" / f"{cell.key}.json", cell.to_json())
+    run = Path("data/runs") / cell.key
+    train_cell(cell, tokens, tmp_path / run, tmp_path)
+    ended = read_json(run / "metrics.json")["val_loss"]
+    params = {"start": None}
+    for _ in range(2):
+        setting = keep_start(f"start={run}", params)
+        params["start"] = setting.removeprefix("start=")
+        (again,) = (c for c in cells("tiny", models={"tiny": TINY}, **params) if c.key == cell.key)
+        check_cells([again], VOCABULARY, "bf16")
+        train_cell(again, tokens, tmp_path / run, tmp_path)
+        assert first_loss(run) == pytest.approx(ended, rel=1e-6)
+    assert [path.name for path in Path("data/weights").iterdir()] == [Path(params["start"]).name]
+    plain = Path(shutil.copytree(params["start"], "elsewhere"))
+    (plain / "config.json").unlink()
+    assert cells("tiny", models={"tiny": TINY}, start=str(plain))[1].model.start.sha256 == again.model.start.sha256
+    for model, start, words in (
+        (TINY | {"heads": 4}, params["start"], "start: data/weights/.* has heads 2, and the model 4; change"),
+        (TINY | {"width": 32}, str(plain), "tokens.weight is 300 x 16, and by params.yaml it should be 300 x 32"),
+        (TINY | {"layers": 2}, str(plain), "has no blocks.1.norm1.weight, which params.yaml asks for"),
+        (TINY | {"context": 32}, str(plain), "context 32 is more than the 16 positions of elsewhere"),
+        (TINY, str(run), "start: data/runs/.* is where a run of this grid goes.*make repro SET='start=data/runs"),
+        (TINY, "absent", "start: absent has no model.safetensors"),
+        (TINY, str(tokens), "has no model.safetensors"),
+        ({"from": params["start"]}, params["start"], "start: the model has weights to start from too"),
+    ):
+        with pytest.raises(UserError, match=words) as raised:
+            check_cells(cells("tiny", models={"tiny": model}, start=start), VOCABULARY, "bf16")
+        assert "\n" not in str(raised.value)
+    with pytest.raises(UserError, match="data/runs/none holds no finished run"):
+        keep_start("start=data/runs/none", params)
 
 
 def test_a_preset_may_say_it_as_well_and_the_cell_holds_what_decides(folder):

@@ -22,7 +22,8 @@ RULE = (
     "Δ loss is that of the method minus that of the reference, in nats per token of final validation loss, paired by "
     "seed: negative is better. Intervals are of 95 % and unadjusted; p is adjusted by Holm's step-down over the "
     f"comparisons of a hypothesis. *No effect*: the interval lies within ±{SMALLEST_EFFECT:g}. *Inconclusive* shows "
-    "the smallest effect that the same seeds would have found nine times in ten."
+    "the smallest effect that the same seeds would have found nine times in ten. A comparison `at micro_f1` or "
+    "`macro_f1` is of the F1 of test documents, where positive is better."
 )
 
 

@@ -9,7 +9,7 @@ A contrast is written as optimizers, then formats, each a sum of names with sign
 
 The parts multiply: the second is (rung - adamw_sr in E3M4) - (rung - adamw_sr in virtual.E3M4). ``of`` names
 experiments, where those of the hypothesis do not say which; ``at`` what the loss is of, where not of the trained
-weights.
+weights, or which metric of a classifier stands in its place.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ import pandas as pd
 
 from altgrad.config import UserError, did_you_mean
 from altgrad.config.files import write_text
+from altgrad.config.tasks import Found
 from altgrad.reporting.statistics import Difference, summarised
 
 TRAINED = "trained"
+MEASURED: list[Found] = ["micro_f1", "macro_f1"]  # of test documents, by a classifier; beside its loss
 COLUMNS = [
     "experiment", "format", "optimizer", "seed", "lr_scale", "val_loss", "status", "steps", "tokens", "parameters",
     "machine", "torch", "commit", "purpose",
 ]  # fmt: skip
-AFTER = ["experiment", "format", "optimizer", "seed", "lr_scale", "measure", "val_loss"]
+AFTER = ["experiment", "format", "optimizer", "seed", "lr_scale", "measure", "value"]
 KEY = COLUMNS[:5]
 TYPES = {
-    "seed": int, "lr_scale": float, "val_loss": float, "steps": "Int64", "tokens": "Int64", "parameters": "Int64",
-    "torch": str, "commit": str,
+    "seed": int, "lr_scale": float, "val_loss": float, "value": float, "steps": "Int64", "tokens": "Int64",
+    "parameters": "Int64", "torch": str, "commit": str,
 }  # fmt: skip
 SUM = re.compile(r"\s+([+-])\s+")
 TERM = re.compile(r"(?:(?P<weight>\d+(?:\.\d+)?)\*)?(?P<name>\w[\w.-]*)")
@@ -58,8 +60,9 @@ class Run:
 class Runs:
     """Every run of the study.
 
-    ``table`` has a row per run (`COLUMNS`), ``after`` one per loss that was measured after training (`AFTER`), both
-    with final validation losses in nats per token, NaN for a run that did not end.
+    ``table`` has a row per run (`COLUMNS`) with its final validation loss, in nats per token or label, NaN for a run
+    that did not end; ``after`` one per number that was measured after training (`AFTER`): a loss, or what `MEASURED`
+    has of test documents.
     """
 
     table: pd.DataFrame
@@ -90,7 +93,7 @@ class Runs:
     @cached_property
     def _losses(self) -> dict[Run, dict[float, pd.Series]]:
         """By run and rate, the losses by seed."""
-        both = pd.concat([self.table.assign(measure=TRAINED), self.after])
+        both = pd.concat([self.table.assign(measure=TRAINED), self.after.rename(columns={"value": "val_loss"})])
         found: dict[Run, dict[float, pd.Series]] = {}
         for (experiment, fmt, optimizer, measure, rate), rows in both.groupby(
             ["experiment", "format", "optimizer", "measure", "lr_scale"], sort=False

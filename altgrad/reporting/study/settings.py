@@ -11,8 +11,9 @@ from altgrad.config.resolve import merged
 from altgrad.reporting.study.questions import Question
 
 LIKE = "like"  # the experiment of the same question that another one differs from
-#: What an experiment has besides settings: commands that are run before it, and what is measured after training.
-BESIDES = {LIKE, "before", "after"}
+#: What an experiment has besides settings: commands that are run before it, what is measured after training, and
+#: whether its one run's weights are kept for others, which `start: data/weights/<experiment>`.
+BESIDES = {LIKE, "before", "after", "keep"}
 
 
 def settings_of(question: Question, experiment: str) -> dict[str, Any]:

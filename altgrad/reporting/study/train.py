@@ -19,8 +19,10 @@ import pandas as pd
 
 from altgrad.config import Resolver, UserError, load_params
 from altgrad.config.files import read_json, write_text
+from altgrad.config.published import KEPT, WEIGHTS
+from altgrad.config.tasks import ON_TEST
 from altgrad.reporting.study.questions import Question
-from altgrad.reporting.study.runs import AFTER, COLUMNS, KEY, Runs
+from altgrad.reporting.study.runs import AFTER, COLUMNS, KEY, MEASURED, Runs
 from altgrad.reporting.study.settings import of_experiment, params_of
 
 TUNES = "tuning"  # how the name of an experiment begins that chooses learning rates
@@ -37,18 +39,33 @@ def train_missing(question: Question, runs: Runs, study: Path, jobs: int | None)
     missing = [name for name in question.content.runs if _lacks(params_of(question, name, params), name, runs, study)]
     if missing:
         _require_committed(root)
+        missing = [
+            name for name in question.content.runs
+            if name in missing or (_keeps(question, name) and not (root / KEPT / name / WEIGHTS).is_file())
+        ]  # fmt: skip
     for name in missing:
         print(f"{question.name}: training {name}", flush=True)
         folder = _checkout(root, name)
         write_text(folder / "params.yaml", json.dumps(params_of(question, name, params)))  # JSON is YAML
+        if (root / KEPT).is_dir():
+            shutil.copytree(root / KEPT, folder / KEPT, dirs_exist_ok=True)
         own = of_experiment(question, name)
         for command in own.get("before", []):
             _run(command.split(), folder, name)
         _run(["-m", "altgrad.execution", *(["--jobs", str(jobs)] if jobs else [])], folder, name)
         runs = _with_rows(runs, _rows(folder, name), _after(folder, name, own.get("after", {})))
         runs.write(study / "results")
+        if _keeps(question, name):
+            (weights,) = (folder / "data/runs").glob(f"*/{WEIGHTS}")
+            (root / KEPT / name).mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(weights, root / KEPT / name / WEIGHTS)
         _git(root, "worktree", "remove", "--force", str(folder.resolve()))
     return runs
+
+
+def _keeps(question: Question, name: str) -> bool:
+    """Whether the weights of the experiment's one run are kept, in data/weights, for others to start from."""
+    return bool(of_experiment(question, name).get("keep"))
 
 
 def _lacks(params: dict[str, Any], name: str, runs: Runs, study: Path) -> bool:
@@ -56,7 +73,9 @@ def _lacks(params: dict[str, Any], name: str, runs: Runs, study: Path) -> bool:
     place = study / "results" / f".{name}.yaml"
     write_text(place, json.dumps(params))
     try:
-        cells = list(Resolver(load_params(place), f"{name} (with params.yaml)").cells())
+        # Weights to start from may not have been trained yet.
+        settled = load_params(place).model_copy(update={"start": None})
+        cells = list(Resolver(settled, f"{name} (with params.yaml)").cells())
     finally:
         place.unlink()
     wanted = {(name, cell.format, cell.optimizer, cell.seed, float(cell.lr_scale)) for cell in cells}
@@ -116,9 +135,14 @@ def _rows(folder: Path, name: str) -> pd.DataFrame:
 
 
 def _after(folder: Path, name: str, asked: dict[str, list[str]]) -> pd.DataFrame:
-    """Return the losses that were measured after training: weights set to zero, or rounded to other formats."""
-    cells = sorted(path.parent.name for path in (folder / "data/runs").glob("*/metrics.json"))
-    found = []
+    """Return what was measured after training: a classifier's metrics; weights set to zero, or in other formats."""
+    ended = {path.parent.name: read_json(path) for path in sorted((folder / "data/runs").glob("*/metrics.json"))}
+    cells = list(ended)
+    found: list[dict[str, Any] | None] = [
+        dict(zip(AFTER, (name, *(metrics[key] for key in KEY[1:]), measure, round(value, 6)), strict=True))
+        for metrics in ended.values() for measure in MEASURED
+        if (value := metrics.get(ON_TEST[measure])) is not None
+    ]  # fmt: skip
     for what, formats in asked.items():
         options = ["--weights-only", "--formats", *formats] if what == "ptq" else []
         table = f"{what}.csv"

@@ -115,7 +115,8 @@ def test_every_experiment_of_the_study_resolves_and_has_its_runs(tmp_path, monke
     question, runs = Question.read(STUDY / f"{name}.yaml"), Runs.read(STUDY / "results")
     for experiment in question.content.runs:
         write_json(tmp_path / "params.yaml", params_of(question, experiment, ROOT / "params.yaml"))
-        cells = list(Resolver(load_params(tmp_path / "params.yaml")).cells())
+        # Weights to start from are what another experiment leaves.
+        cells = list(Resolver(load_params(tmp_path / "params.yaml").model_copy(update={"start": None})).cells())
         rows_of = runs.of_experiment(experiment)
         wanted = {(cell.format, cell.optimizer, cell.seed, float(cell.lr_scale)) for cell in cells}
         columns = ["format", "optimizer", "seed", "lr_scale"]

@@ -13,7 +13,7 @@ import pytest
 from altgrad.config import UserError
 from altgrad.reporting.study import train
 from altgrad.reporting.study.questions import Question
-from altgrad.reporting.study.runs import Runs
+from altgrad.reporting.study.runs import Runs, parsed
 from tests.reporting.study.made_study import rows, write_study
 
 SHIPPED = Path(__file__).parents[3] / "params.yaml"
@@ -58,6 +58,10 @@ def make_runs(arguments: list[str], folder: Path, name: str) -> None:
         pd.DataFrame(table).to_csv(folder / arguments[-1], index=False)
 
 
+def write_question(study: Path, runs: dict[str, object]) -> None:
+    (study / "a.yaml").write_text(json.dumps({"question": "Is it so?", "answer": "Yes.", "runs": runs}))
+
+
 def trained(root: Path) -> Runs:
     study = root / "reports/study"
     return train.train_missing(Question.read(study / "a.yaml"), Runs.read(study / "results"), study, None)
@@ -81,6 +85,34 @@ def test_rows_name_the_commit_and_how_runs_ended(root, monkeypatch):
     written = Runs.read(root / "reports/study/results")
     assert len(written.table) == 2 and len(written.after) == 2
     assert (root / "params.yaml").read_bytes() == before and not (root / "scratch/study/one").exists()
+
+
+def test_a_run_starts_from_the_weights_that_another_left_and_f1_is_a_measure(root, monkeypatch):
+    study = root / "reports/study"
+    grid = GRID | {"seeds": [0]}
+    write_question(study, {
+        "begun": {"grid": grid, "keep": True},
+        "one": {"grid": grid, "start": "data/weights/begun", "task": "classify"},
+    })  # fmt: skip
+
+    def make_run(arguments: list[str], folder: Path, name: str) -> None:
+        make_runs(arguments, folder, name)
+        shutil.rmtree(folder / "data/runs/E3M4-adamw-1-1")
+        run = folder / "data/runs/E3M4-adamw-0-1"
+        (run / "model.safetensors").write_bytes(name.encode())
+        if name == "one":
+            assert (folder / "data/weights/begun/model.safetensors").read_bytes() == b"begun"
+            found = json.loads((run / "metrics.json").read_text()) | {"test_micro_f1": 0.5, "test_macro_f1": None}
+            (run / "metrics.json").write_text(json.dumps(found))
+
+    monkeypatch.setattr(train, "_run", make_run)
+    assert [tuple(row) for row in trained(root).after[["experiment", "measure", "value"]].to_numpy()] == [
+        ("one", "micro_f1", 0.5)
+    ]
+    assert parsed("adamw in E3M4 at micro_f1", ["one"], Runs.read(study / "results"))
+    shutil.rmtree(root / "data/weights")
+    trained(root)  # which lacks no run, and so needs no weights
+    assert not (root / "data/weights").exists()
 
 
 def test_what_is_there_is_not_trained_again(root, monkeypatch):
