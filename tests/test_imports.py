@@ -14,7 +14,7 @@ FRAMEWORKS = "transformers peft lightning accelerate torchtitan"
 def loaded(names):
     print(*(name for name in names.split() if name in sys.modules), sep=",")
 
-import altgrad.optim, altgrad.training, altgrad.diagnostics, altgrad.benchmark.gpu.session
+import altgrad.optim, altgrad.training, altgrad.diagnostics, altgrad.benchmark.session
 import altgrad.integrations, altgrad.integrations.torchtitan
 loaded("torch._dynamo torch._inductor geoopt torchao triton " + FRAMEWORKS)
 

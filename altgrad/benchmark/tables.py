@@ -141,16 +141,19 @@ def optimizers_table(bench: Result) -> Table:
         "A step of the optimizer alone, told the norm of the gradients as in training, on the "
         f"{significant(first['parameters'] / 1e6)} M parameters of `{first['model']}`, weights in {first['format']}, "
         "over torch's fused AdamW in the same round, median. "
-        "State: the optimizer's tensors; peak: with what a step takes besides, weights and gradients aside. B: bytes "
-        "per parameter, of weights in full precision that products quantize anew (masters), other weights, gradients, "
-        "both moments with their scales, other state, and all of these."
+        "State: the optimizer's tensors; peak: with what a step takes besides, weights and gradients aside."
     )
+    if counted := any("bytes_m" in row for row in bench["optimizers"]):  # older records have none
+        note += (
+            " B: bytes per parameter, of weights in full precision that products quantize anew (masters), other "
+            "weights, gradients, both moments with their scales, other state, and all of these."
+        )
     return _table(
         bench["optimizers"], note, (words("arm"), _strong), (Column("over AdamW"), _number("over_adamw", 2)),
         (Column("quartiles"), _quartiles("over_adamw")), (Column("step"), lambda row: _ms(row["step_ms"])),
         (Column("state MB"), lambda row: whole(round(row["state_mb"]))),
         (Column("peak MB"), lambda row: NOT_MEASURED if row["peak_mb"] is None else whole(round(row["peak_mb"]))),
-        *((Column(f"{name}, B"), _bytes(f"bytes_{key}")) for name, key in BYTES.items()),
+        *((Column(f"{name}, B"), _bytes(f"bytes_{key}")) for name, key in (BYTES if counted else {}).items()),
     )  # fmt: skip
 
 

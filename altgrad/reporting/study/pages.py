@@ -22,9 +22,9 @@ RULE = (
     "Δ loss is that of the method minus that of the reference, in nats per token of final validation loss, paired by "
     "seed: negative is better. Intervals are of 95 % and unadjusted; p is adjusted by Holm's step-down over the "
     f"comparisons of a hypothesis. *No effect*: the interval lies within ±{SMALLEST_EFFECT:g}. *Inconclusive* shows "
-    "the smallest effect that the same seeds would have found nine times in ten. A comparison `at micro_f1` or "
-    "`macro_f1` is of the F1 of test documents, where positive is better."
+    "the smallest effect that the same seeds would have found nine times in ten."
 )
+OF_F1 = " A comparison `at micro_f1` or `macro_f1` is of the F1 of test documents, where positive is better."
 
 
 def page(question: Question, answers: Sequence[Answer], runs: Runs, figure: str | None) -> str:
@@ -34,7 +34,7 @@ def page(question: Question, answers: Sequence[Answer], runs: Runs, figure: str 
     if figure:
         parts.append(f"![Δ loss of each comparison below, with its 95 % interval]({figure})")
     parts.append(blocks_to_markdown([_comparisons(answers, runs), *_untested(answers)]))
-    parts += [RULE, _source(question, runs)]
+    parts += [_rule(answers), _source(question, runs)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -46,7 +46,12 @@ def results(answers: Sequence[Answer], about: Path) -> str:
         "Of a hypothesis with several comparisons the one of the smallest p is shown, and of how many the result is "
         "significant."
     )
-    return "\n\n".join([about.read_text().strip(), RULE, blocks_to_markdown([Table(columns, rows, note)])]) + "\n"
+    return "\n\n".join([about.read_text().strip(), _rule(answers), blocks_to_markdown([Table(columns, rows, note)])]) + "\n"
+
+
+def _rule(answers: Sequence[Answer]) -> str:
+    of_f1 = any("_f1" in " ".join(found.written) for answer in answers for found in answer.comparisons)
+    return RULE + OF_F1 if of_f1 else RULE
 
 
 def _row(answer: Answer) -> list[str]:
