@@ -46,7 +46,8 @@ def results(answers: Sequence[Answer], about: Path) -> str:
         "Of a hypothesis with several comparisons the one of the smallest p is shown, and of how many the result is "
         "significant."
     )
-    return "\n\n".join([about.read_text().strip(), _rule(answers), blocks_to_markdown([Table(columns, rows, note)])]) + "\n"
+    table = blocks_to_markdown([Table(columns, rows, note)])
+    return "\n\n".join([about.read_text().strip(), _rule(answers), table]) + "\n"
 
 
 def _rule(answers: Sequence[Answer]) -> str:
