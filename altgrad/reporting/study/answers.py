@@ -23,6 +23,11 @@ class Comparison:
     expected: str | None
 
     @property
+    def of_f1(self) -> bool:
+        """Whether a classifier's F1 has a part in it, so that it is no difference of losses."""
+        return any("_f1" in contrast for contrast in self.written)
+
+    @property
     def as_expected(self) -> bool | None:
         """Whether it came as was expected; ``None`` where nothing was, or nothing came."""
         if self.expected is None or self.result is None or self.result.outcome == TOO_FEW:

@@ -15,12 +15,12 @@ LOW, HIGH, OPEN = "#0072B2", "#D55E00", "#777777"
 
 
 def draw(answers: Sequence[Answer], folder: Path) -> str | None:
-    """Draw the comparisons that have an interval as ``folder/<question>.png``; ``None`` where there is none."""
+    """Draw the comparisons of losses that have an interval as ``folder/<question>.png``; ``None`` without one."""
     rows = [
         (f"{answer.name}  {found.label}" if i == 0 else found.label, found.result)
         for answer in answers
         for i, found in enumerate(answer.comparisons)
-        if found.result is not None and found.result.half_width == found.result.half_width
+        if found.result is not None and not found.of_f1 and found.result.half_width == found.result.half_width
     ]
     if not rows:
         return None

@@ -51,7 +51,7 @@ def results(answers: Sequence[Answer], about: Path) -> str:
 
 
 def _rule(answers: Sequence[Answer]) -> str:
-    of_f1 = any("_f1" in " ".join(found.written) for answer in answers for found in answer.comparisons)
+    of_f1 = any(found.of_f1 for answer in answers for found in answer.comparisons)
     return RULE + OF_F1 if of_f1 else RULE
 
 
