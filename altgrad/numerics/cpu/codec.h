@@ -106,7 +106,8 @@ class Codec {
 #ifdef ALTGRAD_EIGHTS
   // Whether the loops of eights.h take these codes, of moments without a sign if `sign` is false.
   bool in_eights(bool sign) const {
-    const bool plain = !mapped_ && !stochastic_ && powers_ == nullptr && sign_shift_ == 24 && shift_ < 23 && spacing_ >= 0x1p-40f;
+    const bool plain = !mapped_ && !stochastic_ && powers_ == nullptr && sign_shift_ == 24 && shift_ < 23 &&
+                       spacing_ >= 0x1p-40f;
     const int32_t binades = (std::bit_cast<int32_t>(max_) - lowest_normal()) >> 23;  // above the first normal one
     return plain && binades < 30 && (!sign || (negative_zero_ && sign_code_ != 0)) && block_ % Eights::kPack == 0;
   }
