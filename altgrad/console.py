@@ -6,7 +6,7 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 INTERRUPTED = "interrupted; run the same command again, it goes on where it was"
@@ -26,6 +26,17 @@ def end_when_stopped() -> None:
 
     for signum in STOPS:
         signal.signal(signum, end)
+
+
+@contextmanager
+def handled(handler: Callable[[int, object], object]) -> Iterator[None]:
+    """Call ``handler(signum, frame)`` for each of `STOPS`, and leave them afterwards to whoever had them before."""
+    before = {signum: signal.signal(signum, handler) for signum in STOPS}
+    try:
+        yield
+    finally:
+        for signum, handler_before in before.items():
+            signal.signal(signum, handler_before)
 
 
 @contextmanager

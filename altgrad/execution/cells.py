@@ -17,6 +17,7 @@ from pathlib import Path
 
 from altgrad.config import UserError
 from altgrad.config.files import read_json, write_text
+from altgrad.console import handled
 from altgrad.execution import dvc_api
 from altgrad.execution.early_stop import LOOK_EVERY, EarlyStop
 from altgrad.execution.executor import BEGAN, LOGS, Executor, Outcome, Status, Task
@@ -190,10 +191,5 @@ def _began() -> Iterator[None]:
 def _caught_signals() -> Iterator[list[int]]:
     """Collect interrupts instead of being stopped by them."""
     received: list[int] = []
-    caught = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(signum, lambda signum, frame: received.append(signum)) for signum in caught]
-    try:
+    with handled(lambda signum, frame: received.append(signum)):
         yield received
-    finally:
-        for signum, handler in zip(caught, before, strict=True):
-            signal.signal(signum, handler)

@@ -10,7 +10,6 @@ resumed ends with the same bits.
 from __future__ import annotations
 
 import math
-import signal
 import statistics
 import time
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from tqdm import tqdm
 
 from altgrad.config import Cell
 from altgrad.config.schedule import learning_rate
+from altgrad.console import handled
 from altgrad.data.tasks import Task
 from altgrad.model import requantize_model
 from altgrad.model.from_cell import recipe_of
@@ -349,12 +349,8 @@ class Trainer:
             self.interrupted = signum
             tqdm.write("stopping after this step (once more to stop at once)")
 
-        old = {s: signal.signal(s, handle) for s in (signal.SIGTERM, signal.SIGINT)}
-        try:
+        with handled(handle):
             yield
-        finally:
-            for s, handler in old.items():
-                signal.signal(s, handler)
 
 
 def _excess(seconds: list[float], first: list[int]) -> float:

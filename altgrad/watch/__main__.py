@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from altgrad.config import UserError, load_params, run_stage
+from altgrad.console import handled
 from altgrad.watch.events import Events
 from altgrad.watch.server import Server
 
@@ -32,9 +33,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"--port: {options.port} {why}; another, or 0 for a free one, will do") from None
     print(f"The page: {server.url} (for this machine alone; Ctrl-C ends it, and no cell)", flush=True)
     # Also where the shell has it ignore Ctrl-C, as one in the background.
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, signal.default_int_handler)
-    with suppress(KeyboardInterrupt), server:
+    with suppress(KeyboardInterrupt), handled(signal.default_int_handler), server:
         server.serve_forever()
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from typing import Any
 from altgrad.config import Cell, UserError, load_params, run_stage
 from altgrad.config.files import write_json
 from altgrad.config.scratch import run_names
+from altgrad.console import handled
 from altgrad.watch.project import Change, Project, Row
 from altgrad.watch.trackers import FOLDER, TRACKERS, Tracker, open_tracker, require
 
@@ -120,11 +120,10 @@ def main(arguments: list[str]) -> None:
     if options.check:
         return
     over = threading.Event()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, lambda signum, frame: over.set())
     if options.until_closed:
         threading.Thread(target=_set_at_end_of_input, args=(over,), daemon=True).start()
     with ExitStack() as stack:
+        stack.enter_context(handled(lambda signum, frame: over.set()))
         told = [stack.enter_context(closing(Told(open_tracker(n), FOLDER / f"{n}.json"))) for n in dict.fromkeys(names)]
         tracking = Tracking(Path(), told)
         while True:

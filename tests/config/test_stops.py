@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from altgrad.console import INTERRUPTED
+from altgrad.console import INTERRUPTED, STOPS, handled
 
 ROOT = Path(__file__).parents[2]
 READY = "print('ready', flush=True)"
@@ -73,3 +73,12 @@ def test_an_interrupt_reaches_a_forked_pool_through_its_parent_alone():
 
 def test_a_stage_that_dvc_runs_leaves_the_sentence_to_whoever_runs_dvc():
     assert stopped(WAITING, signal.SIGINT, DVC_STAGE="report") == (128 + signal.SIGINT, "")
+
+
+def test_a_handler_goes_when_its_work_ends_in_whatever_way():
+    before, seen = [signal.getsignal(signum) for signum in STOPS], []
+    with pytest.raises(ZeroDivisionError), handled(lambda signum, _: seen.append(signum)):
+        for signum in STOPS:
+            signal.raise_signal(signum)
+        raise ZeroDivisionError
+    assert seen == list(STOPS) and [signal.getsignal(signum) for signum in STOPS] == before

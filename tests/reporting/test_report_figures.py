@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from altgrad.console import handled
 from altgrad.reporting.compare import compare
 from altgrad.reporting.figures import FIGURES, draw
 from altgrad.reporting.figures.curves import loss_differences
@@ -150,3 +152,17 @@ def test_codes_are_shown_for_the_layers_of_one_format(study) -> None:
     assert (fmt.name, layers) == ("E3M4", ["blocks.0.mlp.up", "blocks.0.attn.out"])
     assert labelled("mixed", fmt) == "mixed (E3M4)" and labelled("E3M4", fmt) == "E3M4"
     assert weight_format(other, "plain", ["head"]) is None
+
+
+def test_figures_are_drawn_though_somebody_has_the_signal_that_ends_a_pool(troubled, comparison, tmp_path) -> None:
+    def hangs(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.setitimer(signal.ITIMER_REAL, 60)
+    try:
+        with handled(lambda *_: None):
+            assert len(draw(FIGURES[:4], troubled, comparison, tmp_path)) == len([*tmp_path.glob("*.svg")]) > 0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

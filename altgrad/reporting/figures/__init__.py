@@ -75,7 +75,10 @@ def _on_all_cores(function: Callable[[FigureSpec], bool], specs: Sequence[Figure
     if sys.platform != "linux" or jobs < 2:
         return [function(spec) for spec in specs]
     with multiprocessing.get_context("fork").Pool(jobs) as pool:
-        return pool.map(_call, specs, chunksize=1)
+        found = pool.map(_call, specs, chunksize=1)
+        pool.close()  # they end by themselves: the signal that else ends them is whoever's calls this
+        pool.join()
+    return found
 
 
 def _call(spec: FigureSpec) -> bool:
