@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 INTERRUPTED = "interrupted; run the same command again, it goes on where it was"
 STOPS = (signal.SIGINT, signal.SIGTERM)
@@ -29,7 +30,7 @@ def end_when_stopped() -> None:
 
 
 @contextmanager
-def handled(handler: Callable[[int, object], object]) -> Iterator[None]:
+def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
     """Call ``handler(signum, frame)`` for each of `STOPS`, and leave them afterwards to whoever had them before."""
     before = {signum: signal.signal(signum, handler) for signum in STOPS}
     try:
