@@ -110,7 +110,9 @@ if __name__ == "__main__":  # an executor may import this module in its processe
 """
 
 
-@pytest.fixture(scope="module", params=EXECUTORS)
+@pytest.fixture(scope="module", params=[
+    name if name != "ray" else pytest.param(name, marks=pytest.mark.long) for name in EXECUTORS
+])  # fmt: skip
 def reported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """Return what happened to eight tasks in a folder of their own, and the folder."""
     folder = tmp_path_factory.mktemp("executor")

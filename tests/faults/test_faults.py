@@ -14,7 +14,11 @@ from tests.faults import campaign, damages
 from tests.faults.campaign import Bench
 from tests.pipeline.conftest import finished, planned  # noqa: F401 - fixtures
 
-SHORT = [("writing dvc.lock", signal.SIGINT), ("writing dvc.lock", signal.SIGKILL), ("reporting", signal.SIGTERM)]
+SHORT = [
+    ("writing dvc.lock", signal.SIGKILL),
+    pytest.param("writing dvc.lock", signal.SIGINT, marks=pytest.mark.long),
+    pytest.param("reporting", signal.SIGTERM, marks=pytest.mark.long),
+]
 
 
 @pytest.fixture(scope="module")

@@ -44,6 +44,7 @@ def write_project(
     arms: dict[str, dict[str, Any]] | None = None,
     steps: int = 300,
     blocks: int = 4,
+    diagnosed: bool = True,
 ) -> list[str]:
     """Write data/{grid,tokens,runs,diag} under ``root`` and return the cells' keys.
 
@@ -59,7 +60,8 @@ def write_project(
         write_json(root / "data/grid" / f"{key}.json", cell)
         if key not in missing:
             _write_run(root / "data/runs" / key, cell, (diverged or {}).get(key), blocks)
-            write_diagnosis(root, cell, key in stale, blocks)
+            if diagnosed:
+                write_diagnosis(root, cell, key in stale, blocks)
     grid = {"formats": formats, "optimizers": optimizers, "seeds": list(seeds), "lr_scales": list(lr_scales),
             "recipe": "uniform", "baseline": baseline}  # fmt: skip
     params = {
