@@ -24,7 +24,8 @@ POINTS = 60  # of a curve, about; evaluations are all kept
 OUTCOME = ["signature", "outcome_step", "first_nonfinite", "first_rows"]
 RESULTS = [
     "val_loss", "val_loss_best", "val_loss_best_step", "train_loss", "perplexity", "clipped_frac", "peak_lr", "steps",
-    "tokens", "tokens_per_s", "step_ms_median", "total_s", "peak_memory_mb", "bytes_per_parameter",
+    "tokens", "tokens_per_s", "tflops", "gpu_busy", "step_ms_median", "total_s", "peak_memory_mb",
+    "bytes_per_parameter",
 ]  # fmt: skip
 
 
@@ -84,9 +85,10 @@ def contents(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> dict[s
 
 
 def _results(study: Study) -> list[str]:
-    """Return the columns of a cell's results, what is compared first."""
+    """Return the columns of a cell's results that any cell has, what is compared first."""
     measured = (name for name in ON_TEST.values() if name in study.cells)
-    return list(dict.fromkeys([study.measure.column, *measured, *RESULTS]))
+    found = dict.fromkeys([study.measure.column, *measured, *RESULTS])
+    return [name for name in found if name == study.measure.column or study.cells[name].notna().any()]
 
 
 def _curve(history: pd.DataFrame, value: str) -> list[list[float | None]]:

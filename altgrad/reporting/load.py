@@ -41,7 +41,7 @@ FLAGS = pa.schema({"layer": pa.string(), "metric": pa.string(), "value": pa.floa
 NUMBERS = [
     "outcome_step", "steps", "planned_steps", "tokens", "parameters", "quantized_parameters", "peak_lr",
     "train_loss", "val_loss", "val_loss_best", "val_loss_best_step", "perplexity", "clipped_frac",
-    "tokens_per_s", "compile_s", "train_s", "total_s", "step_ms_median", "step_ms_p90",
+    "tokens_per_s", "tflops", "gpu_busy", "compile_s", "train_s", "total_s", "step_ms_median", "step_ms_p90",
     "peak_memory_mb", "checkpoint_mb", "bytes_per_parameter",
 ]  # fmt: skip
 TEXTS = ["status", "reason", "signature", "first_nonfinite", "first_rows"]

@@ -146,6 +146,19 @@ def forget_peak_memory(device: torch.device) -> None:
             PEAK.with_name("clear_refs").write_text("5")
 
 
+def gpu_busy(device: torch.device) -> float | None:
+    """Return the share of the last second, at most, in which a GPU ran a kernel, as NVML has it.
+
+    None on a CPU, and where NVML does not say: without the package nvidia-ml-py, or for a part of a card (MIG).
+    """
+    if device.type != "cuda":
+        return None
+    try:
+        return torch.cuda.utilization(device) / 100
+    except Exception:  # noqa: BLE001 - NVML's own, torch's, and that of an import, none of which may end a run
+        return None
+
+
 def peak_memory_mb(device: torch.device) -> float:
     """Return the peak memory of this process in MB (10^6 bytes): the device's, or resident memory on CPU.
 

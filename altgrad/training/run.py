@@ -181,6 +181,7 @@ def _timing(trainer: Trainer, compiled: bool, total_s: float) -> dict[str, objec
         "compute": trainer.compute, "compiled": compiled, **trainer.seconds(), "total_s": total_s,
         "tokens_per_s": (speed := trainer.tokens_per_second()),
         "tflops": None if speed is None else speed * trainer.model.flops_per_token() / 1e12,  # a second, of products
+        "gpu_busy": statistics.fmean(busy) if (busy := [b for b in trainer.busy if b is not None]) else None,
         "step_ms_median": None if median is None else 1e3 * median,
         "step_ms_p90": 1e3 * sorted(seconds)[math.ceil(0.9 * len(seconds)) - 1] if seconds else None,
         "peak_memory_mb": machine.peak_memory_mb(trainer.device),

@@ -71,6 +71,7 @@ class Trainer:
         self.tokens_per_step = cell.train.grad_accumulation * cell.train.batch * cell.model.context
         self.step_seconds: list[float] = []
         self.first_calls = [0]  # of a graph, among these steps
+        self.busy: list[float | None] = []  # shares of time, at logged steps of this process
         self.interrupted = 0  # the signal
         self._resume()
 
@@ -283,6 +284,7 @@ class Trainer:
             row = [step, step * self.tokens_per_step, lr, train_loss, val_loss, norm, clipped]
             row += [*measured, *([self.switches.recipe] if self.cell.schedule else [])]
             self.history.append(row)
+            self.busy.append(machine.gpu_busy(self.device))
         totals |= {"loss": 0.0, "seen": 0, "seen_clipped": 0}
 
     def _save_probe(self, step: int) -> None:

@@ -100,6 +100,17 @@ def test_bfloat16_is_taken_where_it_is_faster(monkeypatch, cpu, faster):
     hardware._is_faster.cache_clear()
 
 
+def test_how_busy_a_gpu_is_ends_no_run(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 87)
+    assert machine.gpu_busy(torch.device("cuda")) == 0.87 and machine.gpu_busy(torch.device("cpu")) is None
+
+    def raises(device):
+        raise ModuleNotFoundError("pynvml")
+
+    monkeypatch.setattr(torch.cuda, "utilization", raises)
+    assert machine.gpu_busy(torch.device("cuda")) is None
+
+
 def test_a_peak_that_a_sandbox_keeps_is_still_told(monkeypatch, tmp_path):
     """The kernel's file cannot be written there; a folder in its place cannot be either."""
     monkeypatch.setattr(machine, "PEAK", tmp_path / "status")
