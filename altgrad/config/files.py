@@ -6,10 +6,12 @@ implements YAML 1.1, reads it as a string, and ``dvc exp run -S`` writes floats 
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     not hold a mapping.
     """
     try:
-        content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        content = copy.deepcopy(_parsed(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; run from the project's top folder") from None
     except OSError as error:
@@ -42,6 +44,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{path} must hold a mapping of settings, not {type(content).__name__}")
     return content
+
+
+@lru_cache(maxsize=8)  # params.yaml takes a tenth of a second, and a command reads it several times
+def _parsed(text: str) -> Any:
+    return YAML(typ="safe", pure=True).load(text)
 
 
 @contextmanager
