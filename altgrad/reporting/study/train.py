@@ -73,8 +73,8 @@ def _lacks(params: dict[str, Any], name: str, runs: Runs, study: Path) -> bool:
     place = study / "results" / f".{name}.yaml"
     write_text(place, json.dumps(params))
     try:
-        # Weights to start from may not have been trained yet.
-        settled = load_params(place).model_copy(update={"start": None})
+        # Weights to start from may not have been trained yet; adapters need them, and are of each run or none.
+        settled = load_params(place).model_copy(update={"start": None, "lora": None})
         cells = list(Resolver(settled, f"{name} (with params.yaml)").cells())
     finally:
         place.unlink()
