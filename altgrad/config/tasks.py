@@ -13,10 +13,11 @@ from pydantic import Field
 from altgrad.config.section import Section
 
 TaskName = Literal["language", "classify"]
-Found = Literal["micro_f1", "macro_f1", "map", "ndcg_at_5", "r_precision"]
+Found = Literal["micro_f1", "macro_f1", "f1_rare", "f1_common", "map", "ndcg_at_5", "r_precision"]
 #: How well labels are found (`altgrad.data.classification`), as tables call it; higher is better.
 TITLES: dict[Found, str] = {
-    "micro_f1": "micro F1", "macro_f1": "macro F1", "map": "mAP", "ndcg_at_5": "nDCG@5", "r_precision": "R-precision",
+    "micro_f1": "micro F1", "macro_f1": "macro F1", "f1_rare": "F1 of rare labels", "f1_common": "F1 of common labels",
+    "map": "mAP", "ndcg_at_5": "nDCG@5", "r_precision": "R-precision",
 }  # fmt: skip
 #: The columns of a run's files that have them, of validation and of test documents.
 ON_VALIDATION, ON_TEST = ({name: f"{split}_{name}" for name in TITLES} for split in ("val", "test"))

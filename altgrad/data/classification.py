@@ -1,9 +1,12 @@
 """How well labels are found: every number here is scikit-learn's, of documents' truth and scores, (documents, labels).
 
 F1 needs a decision: a label is given where its score is at least its threshold, and thresholds are chosen on documents
-that are not measured. The rest needs the order of scores alone: `map`, the mean over labels of the average precision;
-`ndcg_at_5`; and `r_precision`, the precision of a document's first R labels, where R is how many it has. These two are
-means over documents that have a label.
+that are not measured. `f1_rare` and `f1_common` are the means over two halves of the labels, of which the first are in
+fewer of these documents (and one fewer, where the number is odd); `macro_f1` is that over all of them.
+
+The rest needs the order of scores alone: `map`, the mean over labels of the average precision; `ndcg_at_5`; and
+`r_precision`, the precision of a document's first R labels, where R is how many it has. These two are means over
+documents that have a label.
 """
 
 from __future__ import annotations
@@ -26,14 +29,19 @@ def _best(truth: np.ndarray, scores: np.ndarray) -> float:
 
 
 def classification_metrics(truth: np.ndarray, scores: np.ndarray, thresholds: np.ndarray) -> dict[str, float]:
-    """Return each of `altgrad.config.tasks.TITLES`; every label needs a document and some document a label."""
+    """Return each of `altgrad.config.tasks.TITLES`; of two labels or more; each needs a document."""
     given = scores >= thresholds
+    each = f1_score(truth, given, average=None, zero_division=0.0)
+    rarest = truth.sum(axis=0).argsort(kind="stable")
+    half = len(rarest) // 2
     some = truth.any(axis=1)
     order = np.argsort(-scores[some], axis=1, kind="stable").argsort(axis=1)
     first = order < truth[some].sum(axis=1, keepdims=True)
     found = {
         "micro_f1": f1_score(truth, given, average="micro", zero_division=0.0),
-        "macro_f1": f1_score(truth, given, average="macro", zero_division=0.0),
+        "macro_f1": each.mean(),
+        "f1_rare": each[rarest[:half]].mean(),
+        "f1_common": each[rarest[half:]].mean(),
         "map": average_precision_score(truth, scores, average="macro"),
         "ndcg_at_5": ndcg_score(truth[some], scores[some], k=5),
         "r_precision": precision_score(truth[some], first, average="samples", zero_division=0.0),

@@ -74,9 +74,14 @@ def by_the_oracle(truth: np.ndarray, scores: np.ndarray, thresholds: np.ndarray)
     some = truth.any(axis=1)
     rows = list(zip(truth[some], scores[some], strict=True))
     found = [own[np.argsort(-s, kind="stable")[: own.sum()]].mean() for own, s in rows]
+    f1 = [oracle.f1_score(t, s) for t, s in zip(truth.T, (scores >= thresholds).T, strict=True)]
+    by_frequency = [f1 for _, _, f1 in sorted(zip(truth.sum(axis=0), range(len(f1)), f1, strict=True))]
+    rare, common = by_frequency[: len(f1) // 2], by_frequency[len(f1) // 2 :]
     return {
         "micro_f1": oracle.f1_score(truth, scores >= thresholds, average="micro"),
         "macro_f1": oracle.f1_score(truth, scores >= thresholds, average="macro"),
+        "f1_rare": sum(rare) / len(rare),
+        "f1_common": sum(common) / len(common),
         "map": np.mean([oracle.average_precision_score(t, s) for t, s in zip(truth.T, scores.T, strict=True)]),
         "ndcg_at_5": np.mean([oracle.ndcg_score([t], [s], k=5) for t, s in rows]),
         "r_precision": np.mean(found),

@@ -24,7 +24,7 @@ RULE = (
     f"comparisons of a hypothesis. *No effect*: the interval lies within ±{SMALLEST_EFFECT:g}. *Inconclusive* shows "
     "the smallest effect that the same seeds would have found nine times in ten."
 )
-OF_F1 = " A comparison `at micro_f1` or `macro_f1` is of the F1 of test documents, where positive is better."
+OF_F1 = " A comparison `at` an F1 is of the F1 of test documents, where positive is better."
 
 
 def page(question: Question, answers: Sequence[Answer], runs: Runs, figure: str | None) -> str:

@@ -30,7 +30,8 @@ from altgrad.config.tasks import Found
 from altgrad.reporting.statistics import Difference, summarised
 
 TRAINED = "trained"
-MEASURED: list[Found] = ["micro_f1", "macro_f1"]  # of test documents, by a classifier; beside its loss
+#: Of test documents, by a classifier; beside its loss.
+MEASURED: list[Found] = ["micro_f1", "macro_f1", "f1_rare", "f1_common"]
 COLUMNS = [
     "experiment", "format", "optimizer", "seed", "lr_scale", "val_loss", "status", "steps", "tokens", "parameters",
     "machine", "torch", "commit", "purpose",

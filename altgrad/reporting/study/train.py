@@ -73,8 +73,8 @@ def _lacks(params: dict[str, Any], name: str, runs: Runs, study: Path) -> bool:
     place = study / "results" / f".{name}.yaml"
     write_text(place, json.dumps(params))
     try:
-        # Weights to start from may not have been trained yet.
-        settled = load_params(place).model_copy(update={"start": None})
+        # Weights to start from may not have been trained yet; adapters need them, and are of each run or none.
+        settled = load_params(place).model_copy(update={"start": None, "lora": None})
         cells = list(Resolver(settled, f"{name} (with params.yaml)").cells())
     finally:
         place.unlink()
@@ -109,7 +109,8 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def _run(arguments: list[str], folder: Path, name: str) -> None:
-    variables = {"PYTHONPATH": str(folder), "ALTGRAD_COMPILE_CACHE": str(folder.parents[1] / "compiled")}
+    here = folder.resolve()  # which is where the command runs
+    variables = {"PYTHONPATH": str(here), "ALTGRAD_COMPILE_CACHE": str(here.parents[1] / "compiled")}
     done = subprocess.run([sys.executable, *arguments], cwd=folder, env=os.environ | variables, check=False)
     if done.returncode:
         raise UserError(f"{name}: {' '.join(arguments)} ended with status {done.returncode}; what it said stands above")

@@ -151,3 +151,11 @@ def test_settings_that_are_refused_are_named_before_anything_trains(root):
     (study / "a.yaml").write_text((study / "a.yaml").read_text().replace("- E3M4", "- E3M4x"))
     with pytest.raises(UserError, match=r"one \(with params.yaml\): grid.formats\[0\]: unknown format 'E3M4x'"):
         trained(root)
+
+
+def test_experiments_share_what_is_compiled_and_import_their_own_checkouts_code(root):
+    folder = Path("scratch/study/one")  # as it is where the command is given in the project's folder
+    folder.mkdir(parents=True)
+    shown = "import os; open('shown', 'w').write(os.environ['PYTHONPATH'] + ' ' + os.environ['ALTGRAD_COMPILE_CACHE'])"
+    train._run(["-c", shown], folder, "one")
+    assert (folder / "shown").read_text() == f"{folder.resolve()} {root / 'scratch/compiled'}"
