@@ -118,10 +118,13 @@ def experiments(hypothesis: Hypothesis) -> list[str]:
 
 
 def comparisons(hypothesis: Hypothesis) -> dict[str, list[str]]:
-    """Return by label, the values of ``over`` joined by ", ", the contrast's texts with the values filled in."""
+    """Return by label, the values of ``over`` joined by ", ", the contrast's texts with the values filled in.
+
+    None of a hypothesis that was not tested, which keeps its contrast for when it is.
+    """
     texts = [hypothesis.contrast] if isinstance(hypothesis.contrast, str) else hypothesis.contrast or []
     found: dict[str, list[str]] = {}
-    if not texts:
+    if not texts or hypothesis.status != "tested":
         return found
     for values in itertools.product(*hypothesis.over.values()):
         named = dict(zip(hypothesis.over, values, strict=True))

@@ -13,7 +13,7 @@ from altgrad.config import Resolver, UserError, load_params
 from altgrad.config.files import read_json, read_yaml, write_json
 from altgrad.reporting.study.__main__ import write_pages
 from altgrad.reporting.study.answers import answered
-from altgrad.reporting.study.questions import Question, read_questions
+from altgrad.reporting.study.questions import Hypothesis, Question, comparisons, read_questions
 from altgrad.reporting.study.runs import Runs
 from altgrad.reporting.study.settings import params_of, settings_of
 from tests.reporting.study.made_study import rows, write_study
@@ -141,3 +141,9 @@ def test_the_template_of_the_readme_is_a_question(tmp_path):
     write_json(tmp_path / "params.yaml", params_of(question, "foreign", ROOT / "params.yaml"))
     assert len(list(Resolver(load_params(tmp_path / "params.yaml")).cells())) == 10
     assert read_yaml(tmp_path / "params.yaml")["optimizers"]["as_E5M2"]["foreign"] == "E5M2"
+
+
+def test_what_was_not_run_keeps_its_contrast_and_asks_for_no_run():
+    asked = {"says": "It is so.", "contrast": "adamw in {format} - bf16", "over": {"format": ["E4M3", "E5M2"]}}
+    assert list(comparisons(Hypothesis(**asked))) == ["E4M3", "E5M2"]
+    assert comparisons(Hypothesis(**asked, status="not run", why="no time")) == {}
