@@ -9,7 +9,7 @@ import numpy as np
 from altgrad.config import UserError
 from altgrad.reporting.results import TOO_FEW, Result, judged
 from altgrad.reporting.study.questions import Hypothesis, Question, comparisons, expected_of, experiments
-from altgrad.reporting.study.runs import Run, Runs, parsed
+from altgrad.reporting.study.runs import MEASURED, Run, Runs, parsed
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Comparison:
     @property
     def of_f1(self) -> bool:
         """Whether a classifier's F1 has a part in it, so that it is no difference of losses."""
-        return any("_f1" in contrast for contrast in self.written)
+        return any(run.measure in MEASURED for run in self.runs)
 
     @property
     def as_expected(self) -> bool | None:

@@ -12,9 +12,9 @@ import pytest
 from altgrad.config import Resolver, UserError, load_params
 from altgrad.config.files import read_json, read_yaml, write_json
 from altgrad.reporting.study.__main__ import write_pages
-from altgrad.reporting.study.answers import answered
+from altgrad.reporting.study.answers import Comparison, answered
 from altgrad.reporting.study.questions import Hypothesis, Question, comparisons, experiments, read_questions
-from altgrad.reporting.study.runs import Runs
+from altgrad.reporting.study.runs import MEASURED, Run, Runs
 from altgrad.reporting.study.settings import params_of, settings_of
 from tests.reporting.study.made_study import rows, write_study
 
@@ -152,3 +152,9 @@ def test_what_was_not_run_keeps_its_contrast_and_asks_for_no_run():
     asked = {"says": "It is so.", "contrast": "adamw in {format} - bf16", "over": {"format": ["E4M3", "E5M2"]}}
     assert list(comparisons(Hypothesis(**asked))) == ["E4M3", "E5M2"]
     assert comparisons(Hypothesis(**asked, status="not run", why="no time")) == {}
+
+
+@pytest.mark.parametrize(("measure", "is_one"), [*((name, True) for name in MEASURED), ("trained", False)])
+def test_an_f1_is_known_as_no_loss(measure, is_one):
+    runs = {Run("one", "E4M3", "adamw"): -1.0, Run("one", "bf16", "adamw", measure): 1.0}
+    assert Comparison("", [], runs, None, None).of_f1 is is_one
