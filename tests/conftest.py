@@ -24,7 +24,6 @@ from typing import Any
 import pytest
 import torch
 
-from altgrad.config.process import usable_cores
 from altgrad.model import hardware
 from altgrad.training import machine
 
@@ -86,12 +85,6 @@ def _unless_it_needs_a_compiler() -> Iterator[None]:
 
 pytest_runtest_setup = pytest.hookimpl(wrapper=True)(_unless_it_needs_a_compiler)
 pytest_runtest_call = pytest.hookimpl(wrapper=True)(_unless_it_needs_a_compiler)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: a tenth of the time is spent waiting for processes that tests start."""
-    return usable_cores() + 1
 
 
 def pytest_collection_finish() -> None:
