@@ -12,7 +12,8 @@ const BY_STEP = UNIT ? `Validation loss (${UNIT}) by step` : `${SHORT} of valida
 
 const NAMES = {
   test_micro_f1: "micro F1 of test documents", test_macro_f1: "macro F1", test_f1_rare: "F1 of rare labels",
-  test_f1_common: "F1 of common labels", test_map: "mAP", test_ndcg_at_5: "nDCG@5", test_r_precision: "R-precision", val_loss: `final validation loss (${UNIT || "nats per label"})`, val_loss_best: "lowest validation loss", val_loss_best_step: "at step",
+  test_f1_common: "F1 of common labels", test_map: "mAP", test_ndcg_at_5: "nDCG@5", test_r_precision: "R-precision",
+  val_loss: `final validation loss (${UNIT || "nats per label"})`, val_loss_best: "lowest validation loss", val_loss_best_step: "at step",
   train_loss: "training loss", perplexity: "perplexity", clipped_frac: "share of steps clipped", peak_lr: "peak learning rate",
   steps: "steps", tokens: "tokens", tokens_per_s: "tokens per second", tflops: "TFLOP/s of products",
   gpu_busy: "GPU at work (share of time)", step_ms_median: "median step (ms)",
