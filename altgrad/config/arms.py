@@ -94,8 +94,10 @@ class Arm(Section):
         "float32",
         description="weights: quantized: what they lie in between steps; codes take a byte, and are not compiled",
     )
-    rounding: Literal["nearest", "stochastic"] = Field(
-        "nearest", description="weights: quantized: of what is written back"
+    rounding: Literal["nearest", "stochastic", "selective"] = Field(
+        "nearest",
+        description="weights: quantized: of what is written back; selective: stochastic where a step is below half the "
+        "spacing at its weight, so that nearest would lose it, and nearest elsewhere",
     )
     feedback: Literal["momentum"] | None = Field(
         None,

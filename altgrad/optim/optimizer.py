@@ -328,7 +328,7 @@ class ArmOptimizer(Resumable):
             order=self._orders[p],
             remembered=grid.remembered(),
             options=grid.options,
-            stream=sent(torch.tensor(stream), p.device) if self.arm.rounding == "stochastic" else None,
+            stream=sent(torch.tensor(stream), p.device) if self.arm.rounding != "nearest" else None,
             held=grid.held if self.arm.weights == "quantized" else None,
         )
 

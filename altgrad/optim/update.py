@@ -19,6 +19,7 @@ from altgrad.config.bases import BASES
 from altgrad.numerics import (
     at_coordinate,
     coordinate,
+    grid_spacing,
     operand_scale,
     round_to_grid,
     round_to_grid_stochastic,
@@ -81,7 +82,7 @@ def rule_of(arm: Arm, reference: bool) -> Rule:
         target = _target(arm, p, g, state, h, grid, factor)
         if factor is not None and BASES[arm.base].metric:
             _transport(arm, p, target, state, h, grid, factor)
-        written = target if arm.weights == "master" else _written_back(arm, target, grid)
+        written = target if arm.weights == "master" else _written_back(arm, p, target, grid)
         if arm.feedback:
             _feed_back(arm, target, written, state, h, grid)
         p.copy_(written)
@@ -243,8 +244,11 @@ def _scale_of(amax: Tensor, grid: GridTensors) -> Tensor:
     return scale_from_amax(amax, grid.constants, **kind)
 
 
-def _written_back(arm: Arm, target: Tensor, grid: GridTensors) -> Tensor:
-    """Return ``target`` on the quantization grid, whose scale is changed first where that is asked for and due."""
+def _written_back(arm: Arm, p: Tensor, target: Tensor, grid: GridTensors) -> Tensor:
+    """Return ``target``, where a step takes ``p``, on the quantization grid.
+
+    The grid's scale is changed first where that is asked for and due.
+    """
     held = _held(grid)
     amax, present = held.max(), target.abs().amax()
     if arm.held_scale == "reestimated":
@@ -253,9 +257,14 @@ def _written_back(arm: Arm, target: Tensor, grid: GridTensors) -> Tensor:
     amax = torch.where(amax > 0, amax, present)  # of weights that all began at zero
     held.copy_(amax.expand_as(held))
     scale = _scale_of(amax, grid)
-    if arm.rounding == "stochastic" and BASES[arm.base].unit != "rungs":
-        return round_to_grid_stochastic(target * scale, grid.constants, _random(target, grid)) / scale
-    return round_to_grid(target * scale, grid.constants) / scale
+    nearest = round_to_grid(target * scale, grid.constants)
+    if arm.rounding == "nearest" or BASES[arm.base].unit == "rungs":
+        return nearest / scale
+    by_chance = round_to_grid_stochastic(target * scale, grid.constants, _random(target, grid))
+    if arm.rounding == "selective":
+        spacing = grid_spacing(torch.minimum((p * scale).abs(), grid.constants[MAX]), grid.constants)
+        by_chance = torch.where(((target - p) * scale).abs() < spacing / 2, by_chance, nearest)
+    return by_chance / scale
 
 
 def _feed_back(arm: Arm, target: Tensor, written: Tensor, state: State, h: Tensor, grid: GridTensors) -> None:

@@ -1,8 +1,8 @@
 """The CPU's own loops for a step of an arm, `update_cpu.cpp`: what `update` does, twice as fast.
 
-They take every arm but six things: weights with more than one scale, a stiffness of rows, one on a schedule, a first
-moment carried along a metric that is more than a function of each weight, rounding that is fed back, and Muon's matrix
-products. For those, on other devices and without a C++ compiler there are the rules.
+They take every arm but seven things: weights with more than one scale, a stiffness of rows, one on a schedule, a first
+moment carried along a metric that is more than a function of each weight, rounding that is fed back or selective, and
+Muon's matrix products. For those, on other devices and without a C++ compiler there are the rules.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def available(arm: Arm, p: Tensor, grid: WeightGrid | None) -> bool:
     one_scale = grid is None or grid.options.get("granularity", "tensor") == "tensor"
     of_the_tensor = arm.stiffness in OF_THE_TENSOR and BASES[arm.base].metric
     taken = takes(p) and one_scale and arm.stiffness != "row_rms" and not of_the_tensor and arm.schedule == "constant"
-    taken = taken and arm.feedback is None and BASES[arm.base].loops
+    taken = taken and arm.feedback is None and arm.rounding != "selective" and BASES[arm.base].loops
     return taken and kernels.load(SOURCE, DEFINITIONS) is None
 
 

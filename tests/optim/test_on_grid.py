@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from altgrad.numerics import quantize, rung
+from altgrad.numerics import quantize, rung, ulp
 from altgrad.optim import Arm, update_cpu
 from tests.optim.arms import FORMATS, ON_GRID, arm_named, make, normal_weights, step
 
@@ -101,6 +101,25 @@ def test_nearest_write_back_loses_small_steps_and_stochastic_does_not():
             step(weights, optimizer, seed=i)
         moved.append((weights[0] != start).float().mean().item())
     assert moved[0] == 0 and 0.25 < moved[1] < 0.6  # three steps of a sixth of a rung
+
+
+@pytest.mark.parametrize("fmt", ["E1M6", "E4M3", "E5M2"])
+def test_selective_write_back_draws_only_where_nearest_would_lose_the_step(fmt):
+    """Beside the other two roundings of the same step, and the spacing by codes."""
+    ends, lr = {}, 0.1  # steps of some 0.05 to 10 spacings
+    for rounding in ("nearest", "stochastic", "selective"):
+        arm = Arm(base="sgd", lr=lr, decay=0.0, weights="quantized", rounding=rounding, held_scale="fixed")
+        weights, optimizer = make(arm, fmt)
+        start, grid = weights[0].detach().clone(), optimizer.grids[weights[0]]
+        step(weights, optimizer, seed=1)
+        ends[rounding] = weights[0].detach()
+    (wanted,), plain = make(Arm(base="sgd", lr=lr, decay=0.0), fmt, [nn.Parameter(start.clone())])
+    step([wanted], plain, seed=1)
+    scale = grid.held.new_tensor(grid.format.max) / grid.held
+    small = (wanted.detach() - start).abs() < ulp(start * scale, fmt) / scale / 2
+    assert 0.02 < small.float().mean() < 0.98
+    assert ends["selective"].equal(torch.where(small, ends["stochastic"], ends["nearest"]))
+    assert (ends["stochastic"] != ends["nearest"])[~small].any()
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

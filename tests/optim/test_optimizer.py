@@ -200,6 +200,7 @@ def test_every_other_impossible_setting_is_refused(settings, words):
         {"stiffness": "profile", "knee": 0, "slope": 0}, {"stiffness": "profile", "knee": 62, "slope": 2},
         {"base": "madam", "match_rms": True}, {"weights": "quantized", "rounding": "nearest", "held_scale": "fixed"},
         {"weights": "quantized", "feedback": "momentum", "rounding": "stochastic"},
+        {"weights": "quantized", "feedback": "momentum", "rounding": "selective"},
         {"base": "sgd", "weights": "quantized", "feedback": "momentum", "momentum": 0.5},
     ],
 )  # fmt: skip
