@@ -113,11 +113,6 @@ def use_compile_cache(folder: Path) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place)
 
 
-def is_interactive() -> bool:
-    """Return whether a person watches standard error, so that a progress bar may redraw itself."""
-    return sys.stderr.isatty()
-
-
 def processor_name() -> str:
     """Return the CPU's model name and core count, such as ``AMD EPYC, 2 cores``."""
     name = platform.processor() or platform.machine()
