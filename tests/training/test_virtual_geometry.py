@@ -33,7 +33,7 @@ from altgrad.training.grids import weight_grids
 from altgrad.training.plan import arm_of, check_cells
 from altgrad.training.run import build_model
 from tests.optim.arms import ARMS, FORMATS
-from tests.training.conftest import VOCABULARY, make_cell, resumed, trained
+from tests.training.conftest import VOCABULARY, make_cell, trained
 
 MASTER = [name for name, arm in ARMS.items() if arm["weights"] == "master"]
 ON_GRID = ("rung", "eco")  # as tests/training/test_arms.py has every day
@@ -113,18 +113,6 @@ def test_scales_are_those_that_the_recipe_asks_for(spec):
     there, here = (stepped(cell_of("stiff_update", "E3M4", virtual, **spec)) for virtual in (False, True))
     assert all(torch.equal(there[layer], here[layer]) for layer in there)
     assert not torch.equal(here["blocks.0.attn.qkv"], stepped(cell_of("stiff_update", "E3M4"))["blocks.0.attn.qkv"])
-
-
-@pytest.mark.parametrize("name", ["stiff_update", *ON_GRID])
-def test_e0m7_and_e1m6_are_the_same_geometry(tokens, tmp_path, name):
-    found = [trained(cell_of(name, format), tokens, tmp_path / format) for format in ("E0M7", "E1M6")]
-    assert found[0]["history.csv"] == found[1]["history.csv"]
-
-
-@pytest.mark.parametrize("name", ON_GRID)
-def test_an_interrupted_run_ends_with_the_same_bits(tokens, tmp_path, monkeypatch, name):
-    undisturbed = trained(cell_of(name), tokens, tmp_path / "undisturbed")
-    assert resumed(cell_of(name), tokens, tmp_path, monkeypatch) == undisturbed
 
 
 @pytest.mark.parametrize("name", ON_GRID)
