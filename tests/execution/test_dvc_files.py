@@ -21,7 +21,7 @@ from altgrad.config.files import write_text
 from altgrad.execution import dvc_files
 from altgrad.execution.dvc_api import locked_project
 from altgrad.execution.plan import first_tasks
-from tests.execution.test_dvc_api import begin, folder  # noqa: F401 - a fixture
+from tests.execution.conftest import begin
 from tests.pipeline.conftest import PROJECT, environment
 
 DVC = [sys.executable, "-m", "dvc"]
@@ -60,7 +60,7 @@ def trained(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return tmp_path / "trained"
 
 
-def test_it_is_written_as_dvc_writes_it(folder: Path):  # noqa: F811
+def test_it_is_written_as_dvc_writes_it(folder: Path):
     subprocess.run([*DVC, "repro", "--quiet"], cwd=folder, env=environment(), check=True)
     theirs = dvc_files.LOCK.read_bytes()
     dvc_files.LOCK.unlink()
@@ -84,7 +84,7 @@ def test_the_lock_of_this_project_is_read_and_written_to_the_same_bytes(tmp_path
 
 
 @pytest.mark.parametrize("name", ["dvc.lock", ".dvc/tmp/rwlock"])
-def test_no_moment_of_a_command_finds_half_of_a_file(folder: Path, monkeypatch, name):  # noqa: F811
+def test_no_moment_of_a_command_finds_half_of_a_file(folder: Path, monkeypatch, name):
     """Every state that the file ever had on disk is one that a reader understands."""
     states, replace = [], os.replace
 

@@ -13,7 +13,6 @@ from altgrad.execution import early_stop
 from altgrad.execution.cells import TaskRun
 from altgrad.execution.early_stop import EarlyStop
 from altgrad.execution.executor import Outcome, Status, Task
-from tests.execution.test_loop import handed  # noqa: F401 # a fixture
 from tests.training.conftest import make_cell
 
 RATES = (1, 2, 4)
@@ -117,7 +116,7 @@ class Told:
         return Status([], [Outcome(task, 143 if only and task.name in only else 0) for task in ended])
 
 
-def test_what_is_beaten_while_it_runs_is_stopped_and_the_others_are_handed_over(handed, grid, capsys):  # noqa: F811
+def test_what_is_beaten_while_it_runs_is_stopped_and_the_others_are_handed_over(handed, grid, capsys):
     for key, loss in zip(KEYS[3:], (4.0, 3.1, 3.0), strict=True):
         trains(key, loss)
     executor = Told()
@@ -129,7 +128,7 @@ def test_what_is_beaten_while_it_runs_is_stopped_and_the_others_are_handed_over(
     assert f"had beaten them by a fifth of the steps: 1 ({KEYS[3]})" in capsys.readouterr().err
 
 
-def test_what_was_beaten_before_is_not_begun_again(handed, grid, capsys):  # noqa: F811
+def test_what_was_beaten_before_is_not_begun_again(handed, grid, capsys):
     for key, loss in zip(KEYS[3:], (4.0, 3.1, 3.0), strict=True):
         trains(key, loss)
     executor = Told()
