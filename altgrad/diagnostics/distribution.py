@@ -9,7 +9,6 @@ from torch import Tensor
 
 from altgrad.diagnostics.analysis import GEOMETRY, QUANTIZED, WEIGHT, Analysis
 from altgrad.diagnostics.view import Histogram, LayerView, needed
-from altgrad.metrics import Metric
 
 BINS_PER_BINADE = 4
 LOWEST_LOG2, HIGHEST_LOG2 = -40, 8  # the outermost bins take what lies beyond
@@ -68,21 +67,14 @@ ORDER = 10
 ANALYSES = (
     Analysis(log2_magnitude, WEIGHT),
     Analysis(binade_usage, QUANTIZED),
-    Analysis(
-        range_low_log2,
-        GEOMETRY,
-        Metric(
-            "range_low_log2", "log2",
-            "log2 of the smallest magnitude above 0 that the format has at the layer's scale (the median of several).",
-            offline="weight",
-        ),
+    Analysis.own(
+        range_low_log2, GEOMETRY, "log2",
+        "log2 of the smallest magnitude above 0 that the format has at the layer's scale (the median of several).",
+        offline="weight",
     ),
-    Analysis(
-        range_high_log2,
-        GEOMETRY,
-        Metric(
-            "range_high_log2", "log2", "log2 of the largest magnitude that the format has at the layer's scale.",
-            offline="weight",
-        ),
+    Analysis.own(
+        range_high_log2, GEOMETRY, "log2",
+        "log2 of the largest magnitude that the format has at the layer's scale.",
+        offline="weight",
     ),
 )  # fmt: skip
