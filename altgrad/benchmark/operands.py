@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from altgrad.benchmark.timing import in_turn, ratio
+from altgrad.benchmark.timing import in_turn, ratio, seconds
 from altgrad.numerics import format_constants, quantize_operands, scale_rule
 from altgrad.numerics.cpu.operators import quantize_groups_by_loops
 from altgrad.numerics.gpu.launch import takes_kernels
@@ -109,21 +109,20 @@ def measure(shape: tuple[int, int], rounds: int, device: torch.device) -> list[d
     for entry in contestants(device, torch.bfloat16):
         run = partial(_calls, entry, x)
         try:
-            run()
+            seconds(run, device)
         except Exception as error:  # noqa: BLE001 - whatever a compiler or device has against one, the others go on
             why = f"failed: {str(error).splitlines()[0]}"
             absent.append({"name": entry.name, "elements": x.numel(), "absent": why})
             continue
         runs[entry.name], bytes_of[entry.name] = run, x.numel() * (x.element_size() + entry.written)
-    found = {
-        name: [s / CALLS / bytes_of[name] for s in seconds] for name, seconds in in_turn(runs, rounds, device).items()
-    }  # of a byte
+    taken = in_turn(runs, rounds, device)
+    found = {name: [s / CALLS / bytes_of[name] for s in each] for name, each in taken.items()}  # seconds of a byte
     rows = []
-    for name, seconds in found.items():
-        median = statistics.median(seconds)
+    for name, each in found.items():
+        median = statistics.median(each)
         rows.append({
             "name": name, "elements": x.numel(), "call_ms": float(f"{1e3 * median * bytes_of[name]:.4g}"),
-            "gb_per_s": float(f"{1 / median / 1e9:.4g}"), **ratio("over_copy", found[COPY], seconds), "rounds": rounds,
+            "gb_per_s": float(f"{1 / median / 1e9:.4g}"), **ratio("over_copy", found[COPY], each), "rounds": rounds,
         })  # fmt: skip
     return rows + absent
 
