@@ -28,5 +28,5 @@ def spearman(a: Tensor, b: Tensor) -> float | None:
 
     Ties, of which stiffness has many, share the mean of their ranks.
     """
-    ranks = [torch.from_numpy(pd.Series(t.double().flatten().numpy()).rank().to_numpy()) for t in (a, b)]
+    ranks = [torch.from_numpy(pd.Series(t.double().flatten().numpy()).rank().to_numpy(copy=True)) for t in (a, b)]
     return cosine(*(rank - rank.mean() for rank in ranks))
