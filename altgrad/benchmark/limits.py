@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
+
+from altgrad.benchmark.timing import seconds
 
 COPIED_BYTES = 1 << 28
 GEMM = {"cpu": (2048, 1024, 1024), "cuda": (8192, 8192, 8192)}  # tokens, inputs, outputs: what fills the device
@@ -36,17 +37,6 @@ def gemm_rate(dtype: torch.dtype, device: torch.device) -> float:
     return 2 * n * k * m / _median_seconds(lambda: a @ b.t(), device)
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def _median_seconds(run: Callable[[], object], device: torch.device) -> float:
-    seconds = []
-    for _ in range(ROUNDS + 2):
-        started = time.perf_counter()
-        run()
-        synchronize(device)
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds[2:])  # the first ones fill caches and wake threads
+    taken = [seconds(run, device) for _ in range(ROUNDS + 2)]
+    return statistics.median(taken[2:])  # the first ones fill caches and wake threads

@@ -1,7 +1,7 @@
 """Peak memory of a training step, in MB of 10^6 bytes; this package's README says what counts.
 
-On the CPU the high-water mark is the kernel's ``VmHWM``, which can be set back; ``ru_maxrss`` cannot, and starts at the
-size of the process that started this one.
+The high-water mark is that of `altgrad.training.machine`, set back before: without that it would start at the size of
+the process that started this one.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import ctypes
 import gc
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import torch
 
 from altgrad.benchmark.steps import Step
+from altgrad.training import machine
 
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 STEPS = 3
 MB = 1e6
 
@@ -47,32 +46,13 @@ def peak_mb(step: Step) -> float | None:
 def growth_mb(run: Callable[[], object], device: torch.device) -> float | None:
     """Return the MB that three calls of ``run`` take at most beyond what is there; None where that is not told."""
     gc.collect()
-
-    def repeat() -> None:
-        for _ in range(STEPS):
-            run()
-
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        repeat()
-        torch.cuda.synchronize(device)
-        return (torch.cuda.max_memory_allocated(device) - before) / MB
-    growth = _resident_growth(repeat)
-    return None if growth is None else growth / MB
-
-
-def _resident_growth(run: Callable[[], None]) -> int | None:
-    """Return by how many bytes the resident set grows at most while ``run`` runs (Linux)."""
     _give_back_free_pages()
-    try:
-        CLEAR.write_text("5")  # sets the high-water mark back to what is resident now
-    except OSError:
+    if not machine.forget_peak_memory(device):
         return None
-    before = _bytes_of("VmRSS")
-    run()
-    return max(0, _bytes_of("VmHWM") - before)
+    before = machine.peak_memory_mb(device)  # which is now what there is
+    for _ in range(STEPS):
+        run()
+    return machine.peak_memory_mb(device) - before
 
 
 def _give_back_free_pages() -> None:
@@ -80,8 +60,3 @@ def _give_back_free_pages() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
     if trim is not None:
         trim(0)
-
-
-def _bytes_of(field: str) -> int:
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(field + ":"))
-    return 1024 * int(line.split()[1])

@@ -7,16 +7,15 @@ as long as a small one runs.
 
 from __future__ import annotations
 
-import random
 import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from altgrad.benchmark.limits import synchronize
+from altgrad.benchmark.timing import in_turn, ratio, seconds
 from altgrad.numerics import format_constants, quantize_operands, scale_rule
 from altgrad.numerics.cpu.operators import quantize_groups_by_loops
 from altgrad.numerics.gpu.launch import takes_kernels
@@ -104,40 +103,30 @@ def measure(shape: tuple[int, int], rounds: int, device: torch.device) -> list[d
     quartiles. One that fails has its error in ``absent``.
     """
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
-    found: dict[str, list[float]] = {}
+    runs: dict[str, Callable[[], None]] = {}
     bytes_of: dict[str, int] = {}
     absent: list[dict[str, Any]] = []
-    entries = []
     for entry in contestants(device, torch.bfloat16):
+        run = partial(_calls, entry, x)
         try:
-            _seconds(entry, x, device)
+            seconds(run, device)
         except Exception as error:  # noqa: BLE001 - whatever a compiler or device has against one, the others go on
             why = f"failed: {str(error).splitlines()[0]}"
             absent.append({"name": entry.name, "elements": x.numel(), "absent": why})
             continue
-        entries.append(entry)
-        found[entry.name], bytes_of[entry.name] = [], x.numel() * (x.element_size() + entry.written)
-    order = random.Random(0)
-    for _ in range(rounds):
-        for entry in order.sample(entries, len(entries)):
-            found[entry.name].append(_seconds(entry, x, device))
+        runs[entry.name], bytes_of[entry.name] = run, x.numel() * (x.element_size() + entry.written)
+    taken = in_turn(runs, rounds, device)
+    found = {name: [s / CALLS / bytes_of[name] for s in each] for name, each in taken.items()}  # seconds of a byte
     rows = []
-    for name, seconds in found.items():
-        shares = [bytes_of[name] / s * c / bytes_of[COPY] for s, c in zip(seconds, found[COPY], strict=True)]
-        low, share, high = statistics.quantiles(shares, n=4)
-        median = statistics.median(seconds)
+    for name, each in found.items():
+        median = statistics.median(each)
         rows.append({
-            "name": name, "elements": x.numel(), "call_ms": float(f"{1e3 * median:.4g}"),
-            "gb_per_s": float(f"{bytes_of[name] / median / 1e9:.4g}"), "over_copy": round(share, 3),
-            "over_copy_quartiles": [round(low, 3), round(high, 3)], "rounds": rounds,
+            "name": name, "elements": x.numel(), "call_ms": float(f"{1e3 * median * bytes_of[name]:.4g}"),
+            "gb_per_s": float(f"{1 / median / 1e9:.4g}"), **ratio("over_copy", found[COPY], each), "rounds": rounds,
         })  # fmt: skip
     return rows + absent
 
 
-def _seconds(entry: Contestant, x: Tensor, device: torch.device) -> float:
-    synchronize(device)
-    began = time.perf_counter()
+def _calls(entry: Contestant, x: Tensor) -> None:
     for _ in range(CALLS):
         entry.run(x)
-    synchronize(device)
-    return (time.perf_counter() - began) / CALLS

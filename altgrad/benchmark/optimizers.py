@@ -6,9 +6,7 @@ found it. Quantized weights have a scale per tensor, and arms see them as traini
 
 from __future__ import annotations
 
-import random
 import statistics
-import time
 from functools import partial
 from typing import Any
 
@@ -16,9 +14,9 @@ import torch
 from torch import nn
 
 from altgrad.benchmark import memory
-from altgrad.benchmark.limits import synchronize
+from altgrad.benchmark.timing import in_turn, ratio
 from altgrad.model import GPT, GPTConfig, Recipe, quantize_model
-from altgrad.optim import Arm, ArmOptimizer, build_optimizer
+from altgrad.optim import Arm, build_optimizer
 from altgrad.training.grids import weight_grids
 from altgrad.training.held_bytes import bytes_per_parameter
 
@@ -40,24 +38,16 @@ def measure(
         device: where.
     """
     (_, plain), (model, arm) = (_stepper(config, fmt, of, device) for of in (None, settings))
-    for run in (plain, arm):
-        for _ in range(WARM):
-            _seconds(run, device)
-    seconds: dict[str, list[float]] = {"plain": [], "arm": []}
-    shuffle = random.Random(0).shuffle
-    order = [("plain", plain), ("arm", arm)]
-    for _ in range(rounds):
-        shuffle(order)
-        for key, run in order:
-            seconds[key].append(_seconds(run, device))
-    low, ratio, high = statistics.quantiles([a / b for a, b in zip(seconds["arm"], seconds["plain"], strict=True)], n=4)
+    runs = {"plain": plain.step, "arm": partial(arm.step, norm=1.0)}
+    for run in WARM * list(runs.values()):
+        run()
+    seconds = in_turn(runs, rounds, device)
     return {
         "name": name,
         "parameters": sum(p.numel() for group in arm.param_groups for p in group["params"]),
         "step_ms": round(1e3 * statistics.median(seconds["arm"]), 2),
         "adamw_ms": round(1e3 * statistics.median(seconds["plain"]), 2),
-        "over_adamw": round(ratio, 3),
-        "over_adamw_quartiles": [round(low, 3), round(high, 3)],
+        **ratio("over_adamw", seconds["arm"], seconds["plain"]),
         "rounds": rounds,
         **{role: round(count, 3) for role, count in bytes_per_parameter(model, arm).items()},
         **_memory(arm, device),
@@ -79,15 +69,6 @@ def _stepper(
     for p in model.parameters():  # now, as weights that lie in memory as codes have other tensors than before
         p.grad = 1e-3 * torch.randn(p.shape, device=p.device)
     return model, optimizer
-
-
-def _seconds(optimizer: torch.optim.Optimizer, device: torch.device) -> float:
-    step = partial(optimizer.step, norm=1.0) if isinstance(optimizer, ArmOptimizer) else optimizer.step
-    synchronize(device)
-    started = time.perf_counter()
-    step()
-    synchronize(device)
-    return time.perf_counter() - started
 
 
 def _memory(optimizer: torch.optim.Optimizer, device: torch.device) -> dict[str, float | None]:

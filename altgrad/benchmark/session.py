@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 import shutil
 import signal
@@ -19,6 +18,7 @@ import torch
 
 from altgrad.benchmark import checks, compiled, limits, memory, needs, operands, optimizers, runs, steps, tables
 from altgrad.benchmark.record import BASELINE, Record
+from altgrad.benchmark.timing import in_turn
 from altgrad.config import load_params
 from altgrad.config.models import Model
 from altgrad.config.process import usable_cores
@@ -224,14 +224,11 @@ class Session:
             raise RuntimeError("torchao is not installed")
         baseline = self._baseline(model, batch)
         step = baseline if entry.name == BASELINE else self._warm(model, batch, entry)
-        pairs, chance = [], random.Random(0)
-        for _ in range(self.sizes.rounds):
-            turns = {entry.name: step, BASELINE: baseline}
-            pairs.append({name: turns[name].seconds() for name in chance.sample(list(turns), len(turns))})
+        taken = in_turn({entry.name: step, BASELINE: baseline}, self.sizes.rounds, self.device)
         of = {"model": model, "batch": batch, "name": entry.name}
         peak = memory.peak_mb(step)
         state = {"state_mb": round(memory.state_mb(step), 1), "peak_mb": None if peak is None else round(peak, 1)}
-        result = steps.result(entry.name, self._config(model), batch, step.first_s, pairs)
+        result = steps.result(entry.name, self._config(model), batch, step.first_s, taken)
         return {"steps": [of | result], "memory": [of | state]}
 
     def _optimizer(self, name: str) -> Rows:

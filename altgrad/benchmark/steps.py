@@ -1,21 +1,19 @@
 """Training steps of one model under several recipes, in one process, turn by turn.
 
-Each is taken right beside a bf16 step, before or after it by chance. What else the machine does meets both alike, and
-so does the state of the caches that other contestants leave behind, so that the ratio of the two is far steadier
-than either time.
+Each is taken right beside a bf16 step, before or after it by chance, so that the ratio of the two is far steadier than
+either time.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from altgrad.benchmark.limits import synchronize
 from altgrad.benchmark.record import BASELINE
+from altgrad.benchmark.timing import ratio, seconds
 from altgrad.config.recipe import Rule
 from altgrad.config.tensor_recipe import BLOCK_FORMATS
 from altgrad.model import GPT, GPTConfig, LayerRecipe, Recipe, linear_layers, quantize_model
@@ -125,17 +123,9 @@ class Step:
 
     def warm(self) -> Step:
         """Take the first steps, which compile; ``first_s`` are the seconds of the first."""
-        self.first_s = self.seconds()
-        self.seconds()
-        return self
-
-    def seconds(self) -> float:
-        """Take one step and return how long it took."""
-        synchronize(self.device)
-        started = time.perf_counter()
+        self.first_s = seconds(self, self.device)
         self()
-        synchronize(self.device)
-        return time.perf_counter() - started
+        return self
 
 
 def random_tokens(config: GPTConfig, batch: int, device: torch.device) -> torch.Tensor:
@@ -152,13 +142,12 @@ def matmul_operations(config: GPTConfig, batch: int) -> int:
     return 3 * 2 * weights * batch * config.context
 
 
-def result(name: str, config: GPTConfig, batch: int, first: float, pairs: list[dict[str, float]]) -> dict[str, Any]:
+def result(name: str, config: GPTConfig, batch: int, first: float, taken: dict[str, list[float]]) -> dict[str, Any]:
     """Return the result of a contestant: what it is, and the medians of its steps and of their ratios.
 
-    ``first`` are the seconds to its first step, ``pairs`` those of its steps and of the baseline's beside each.
+    ``first`` are the seconds to its first step, ``taken`` those of its steps and of the baseline's beside each.
     """
-    median = statistics.median(pair[name] for pair in pairs)
-    low, ratio, high = statistics.quantiles([pair[name] / pair[BASELINE] for pair in pairs], n=4)
+    median = statistics.median(taken[name])
     return {
         "name": name,
         "layers": config.layers,
@@ -168,8 +157,7 @@ def result(name: str, config: GPTConfig, batch: int, first: float, pairs: list[d
         "first_step_s": round(first, 1),
         "step_ms": round(1e3 * median, 2),
         "tokens_per_s": round(batch * config.context / median),
-        "over_bf16": round(ratio, 3),
-        "over_bf16_quartiles": [round(low, 3), round(high, 3)],
+        **ratio("over_bf16", taken[name], taken[BASELINE]),
         "matmul_operations_per_s": round(matmul_operations(config, batch) / median),
-        "rounds": len(pairs),
+        "rounds": len(taken[name]),
     }

@@ -16,7 +16,7 @@ LearningRate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 Formula = Literal["ulp", "mantissa", "smooth", "range", "mean", "permuted", "foreign", "profile", "rms", "row_rms"]
 Schedule = Literal["constant", "linear", "cosine"]
 
-FORMULAS, SCHEDULES = get_args(Formula), get_args(Schedule)
+FORMULAS = get_args(Formula)
 if TYPE_CHECKING:
     BaseName = str
 else:

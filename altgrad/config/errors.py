@@ -38,14 +38,14 @@ class Stopped(KeyboardInterrupt):
         self.signum = signum
 
 
-def did_you_mean(name: str, known: Iterable[str], limit: int = 3) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean E4M3 or E3M4?"`` or, without a near match, the list of known names.
 
     The comparison ignores case, because ``e4m3`` for ``E4M3`` is the commonest slip.
     """
     names = list(dict.fromkeys(known))
     folded = {candidate.lower(): candidate for candidate in names}
-    near = difflib.get_close_matches(str(name).lower(), folded, n=limit, cutoff=0.5)
+    near = difflib.get_close_matches(str(name).lower(), folded, n=3, cutoff=0.5)
     if near:
         return "; did you mean " + " or ".join(folded[match] for match in near) + "?"
     if names:

@@ -7,18 +7,22 @@ implements YAML 1.1, reads it as a string, and ``dvc exp run -S`` writes floats 
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from altgrad.config.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -77,6 +81,12 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of what is in the file ``path``."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def canonical_json(content: Any) -> str:
     """Return ``content`` as JSON that depends only on its values: sorted keys, finite numbers, a final newline.
 
@@ -88,6 +98,17 @@ def canonical_json(content: Any) -> str:
 def write_json(path: Path, content: Any) -> None:
     """Write ``content`` as :func:`canonical_json` to ``path`` atomically."""
     write_text(path, canonical_json(content))
+
+
+def write_rows(path: Path, rows: Sequence[Sequence[Any]], schema: pyarrow.Schema) -> None:
+    """Write ``rows``, of a value for each column of ``schema``, to the parquet file ``path`` atomically."""
+    import pyarrow  # slow to import, which settings need not wait for
+    import pyarrow.parquet
+
+    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
+    arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    with replacing(path) as temporary:
+        pyarrow.parquet.write_table(pyarrow.Table.from_arrays(arrays, schema=schema), temporary)
 
 
 def read_json(path: Path) -> Any:

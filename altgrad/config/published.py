@@ -8,12 +8,12 @@ this bench's names and no ``config.json``, unless it is a copy that `make repro`
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 from altgrad.config.errors import UserError
+from altgrad.config.files import sha256_of
 from altgrad.config.models import Model, ModelFrom
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -121,5 +121,4 @@ def run_sizes(folder: Path) -> dict[str, Any]:
 
 def weights_sha256(folder: Path) -> str:
     """Return the SHA-256 of the weights in ``folder``, of which `published_sizes` must have been read."""
-    with open(folder / WEIGHTS, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_of(folder / WEIGHTS)

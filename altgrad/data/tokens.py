@@ -21,14 +21,13 @@ from altgrad.config.files import replacing, write_json
 from altgrad.config.models import LEAST_CONTEXT
 from altgrad.config.schema import Corpus, Tokenizer
 from altgrad.config.tasks import Classify
-from altgrad.data.batches import require_sequences
+from altgrad.data.batches import DTYPE, require_sequences
 from altgrad.data.copies import NearCopies
 from altgrad.data.corpora import documents, labelled
 from altgrad.data.labels import write_labels
 from altgrad.data.splits import SPLITS, Labelled, Split
 from altgrad.data.tokenizer import load_tokenizer
 
-DTYPE = np.dtype("<u2")
 THREADS = 2
 BATCH_CHARACTERS = 4_000_000  # some 1.4 million tokens, 60 MB as Python numbers
 

@@ -70,8 +70,6 @@ def what_if(arguments: list[str]) -> None:
 
 def ptq(arguments: list[str]) -> None:
     """Evaluate seeds of a trained cell in other formats, by its task's metric, beside cells that were trained so."""
-    import pandas as pd
-
     from altgrad.diagnostics import ptq
     from altgrad.diagnostics.what_if import GRANULARITIES, SPLITS
 
@@ -95,10 +93,7 @@ def ptq(arguments: list[str]) -> None:
         so = ptq.trained(settings.data, cell, settings.formats, compared.final)
         cost = {name: value - after[ptq.UNQUANTIZED] for name, value in after.items()}
         rows += [(cell.key, name, after[name], cost[name], so.get(name)) for name in after]
-    table = pd.DataFrame(rows, columns=["cell", "format", "after", "cost", "trained_so"])
-    if settings.out:
-        settings.out.parent.mkdir(parents=True, exist_ok=True)
-        table.round(6).to_csv(settings.out, index=False, lineterminator="\n")
+    table = _table(rows, ["cell", "format", "after", "cost", "trained_so"], settings.out)
     mean = table.groupby("format", sort=False)[["after", "cost", "trained_so"]].mean()
     of = f"{compared.title} of test documents, higher is better" if metric else compared.unit
     print(f"Mean of {_cells(table)}, {of}; `after` is quantized after training:")
@@ -107,8 +102,6 @@ def ptq(arguments: list[str]) -> None:
 
 def prune(arguments: list[str]) -> None:
     """Evaluate trained cells with a share of each layer's weights, the smallest, set to zero."""
-    import pandas as pd
-
     from altgrad.diagnostics import prune
 
     parser = _parser("prune", "cell", "such as E4M3-adamw-0-1; several seeds and arms are compared", nargs="+")
@@ -125,10 +118,7 @@ def prune(arguments: list[str]) -> None:
             (key, cell.format, cell.optimizer, cell.seed, share, loss, loss - after[0.0])
             for share, loss in after.items()
         ]
-    table = pd.DataFrame(rows, columns=["cell", "format", "optimizer", "seed", "share", "after", "cost"])
-    if settings.out:
-        settings.out.parent.mkdir(parents=True, exist_ok=True)
-        table.round(6).to_csv(settings.out, index=False, lineterminator="\n")
+    table = _table(rows, ["cell", "format", "optimizer", "seed", "share", "after", "cost"], settings.out)
     mean = table.groupby(["format", "optimizer", "share"], sort=False)[["after", "cost"]].mean()
     print(f"Mean of {_cells(table)}, nats per token; this share of each layer's weights zero:")
     print(mean.to_string(float_format="{:.4f}".format))
@@ -147,6 +137,17 @@ def _parser(command: str, argument: str, meaning: str, **options: Any) -> Argume
     parser.add_argument(argument, metavar=argument.upper(), help=meaning, **options)
     parser.add_argument("--data", type=Path, default=Path("data"), help="what the pipeline left (default %(default)s)")
     return parser
+
+
+def _table(rows: list[tuple[Any, ...]], columns: list[str], out: Path | None) -> pd.DataFrame:
+    """Return ``rows`` as a table, and write it to ``out`` if that is a file."""
+    import pandas as pd
+
+    table = pd.DataFrame(rows, columns=columns)
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        table.round(6).to_csv(out, index=False, lineterminator="\n")
+    return table
 
 
 def _cells(table: pd.DataFrame) -> str:

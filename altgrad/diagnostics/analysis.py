@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from altgrad.diagnostics.view import Histogram, LayerView
 from altgrad.metrics import METRICS, Metric
@@ -25,6 +25,14 @@ class Analysis(NamedTuple):
     compute: Callable[[LayerView], float | Histogram | None]
     needs: tuple[str, ...]
     row: Metric | None = None
+
+    @classmethod
+    def own(
+        cls, compute: Callable[[LayerView], float | Histogram | None], needs: tuple[str, ...], unit: str,
+        definition: str, **row: Any,
+    ) -> Analysis:  # fmt: skip
+        """Return an analysis with a `Metric` of its own, called like the function; ``row`` are that one's fields."""
+        return cls(compute, needs, Metric(compute.__name__, unit, definition, **row))
 
     @property
     def name(self) -> str:

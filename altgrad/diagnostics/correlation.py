@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -28,10 +28,5 @@ def spearman(a: Tensor, b: Tensor) -> float | None:
 
     Ties, of which stiffness has many, share the mean of their ranks.
     """
-    ranks = [torch.from_numpy(_ranks(t.double().flatten().numpy())) for t in (a, b)]
+    ranks = [torch.from_numpy(pd.Series(t.double().flatten().numpy()).rank().to_numpy(copy=True)) for t in (a, b)]
     return cosine(*(rank - rank.mean() for rank in ranks))
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[place]

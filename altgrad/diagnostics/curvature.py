@@ -7,7 +7,7 @@ from collections.abc import Callable
 from altgrad.diagnostics.analysis import Analysis
 from altgrad.diagnostics.hessian import TOLERANCE, Curvature
 from altgrad.diagnostics.view import LayerView
-from altgrad.metrics import Limit, Metric, mean
+from altgrad.metrics import Limit, mean
 
 SHARP = Limit(above=True, value=1000.0)
 HOW = (
@@ -59,10 +59,9 @@ def _analysis(where: str, quantity: str) -> Analysis:
     compute.__name__ = where + quantity
     unit = "ratio" if quantity.endswith("residual") else "1/weight²"
     title = f"{quantity.removeprefix('hessian_').replace('_', ' ')} of {what}"
-    row = Metric(
-        compute.__name__, unit, definition.format(what), offline="loss", summary=mean, limit=limit, title=title
+    return Analysis.own(
+        compute, (need,), unit, definition.format(what), offline="loss", summary=mean, limit=limit, title=title
     )
-    return Analysis(compute, (need,), row)
 
 
 ORDER = 80

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from altgrad.diagnostics.analysis import Analysis
 from altgrad.diagnostics.view import LayerView, needed
-from altgrad.metrics import Limit, Metric, mean
+from altgrad.metrics import Limit, mean
 
 
 def dead_unit_frac(view: LayerView) -> float:
@@ -14,14 +14,10 @@ def dead_unit_frac(view: LayerView) -> float:
 
 ORDER = 64
 ANALYSES = (
-    Analysis(
-        dead_unit_frac,
-        ("grad_quantized",),
-        Metric(
-            "dead_unit_frac", "share of units",
-            "Share of a layer's output units whose row of the weight gradient, through the quantized path on one fixed "
-            "batch, is zero throughout.",
-            offline="weight_grad", summary=mean, limit=Limit(above=True, value=0.2), title="dead units",
-        ),
+    Analysis.own(
+        dead_unit_frac, ("grad_quantized",), "share of units",
+        "Share of a layer's output units whose row of the weight gradient, through the quantized path on one fixed "
+        "batch, is zero throughout.",
+        offline="weight_grad", summary=mean, limit=Limit(above=True, value=0.2), title="dead units",
     ),
 )  # fmt: skip

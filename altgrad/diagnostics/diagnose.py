@@ -9,7 +9,6 @@ are the same bytes whenever the same files are diagnosed.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Iterator
@@ -19,12 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow
-import pyarrow.parquet
 import torch
 from torch import Tensor
 
 from altgrad.config import Cell
-from altgrad.config.files import replacing, write_json
+from altgrad.config.files import sha256_of, write_json, write_rows
 from altgrad.config.schema import Diagnose
 from altgrad.diagnostics.fisher import fishers
 from altgrad.diagnostics.hessian import curvatures
@@ -92,10 +90,10 @@ def diagnose_cell(
         rows += measure(LayerView(*whole, **around.get(whole, {})))
         numbers = [row for row in rows if row.x is None]
         last = [row for row in numbers if row.step == run.last_step]
-    _write_parquet(parquet_path, rows)
+    write_rows(parquet_path, rows, SCHEMA)
     diagnosis = {
         "key": cell.key,
-        "cell_sha256": hashlib.sha256(cell_path.read_bytes()).hexdigest(),
+        "cell_sha256": sha256_of(cell_path),
         "status": OK if all(entry["status"] == OK for entry in layers.values()) else NONFINITE,
         "summary": {a.name: _summary(a.metric, last, layers) for a in ANALYSES if a.metric.summary},
         "flags": list(_flags(last)),
@@ -188,10 +186,3 @@ def _flags(last: list[Row]) -> Iterator[dict[str, Any]]:
         for row in last:
             if row.metric == metric and limit.crossed(row.layer, row.value):
                 yield {"layer": row.layer, "metric": metric, "value": row.value, "limit": limit.of(row.layer)}
-
-
-def _write_parquet(path: Path, rows: list[Row]) -> None:
-    columns = zip(*rows, strict=True) if rows else [()] * len(SCHEMA)
-    arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-    with replacing(path) as temporary:
-        pyarrow.parquet.write_table(pyarrow.Table.from_arrays(arrays, schema=SCHEMA), temporary)

@@ -1,11 +1,13 @@
-"""Where the weights lie, in bins that can be compared between formats and within one."""
+"""Where the weights lie, in bins that can be compared between formats and within one, under the format's range."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
-from altgrad.diagnostics.analysis import QUANTIZED, WEIGHT, Analysis
+from altgrad.diagnostics.analysis import GEOMETRY, QUANTIZED, WEIGHT, Analysis
 from altgrad.diagnostics.view import Histogram, LayerView, needed
 
 BINS_PER_BINADE = 4
@@ -41,6 +43,20 @@ def binade_usage(view: LayerView) -> Histogram:
     return Histogram(*_shares(exponent))
 
 
+def range_low_log2(view: LayerView) -> float:
+    """The left edge of `log2_magnitude`'s weights that have a value of their own."""
+    return _edge(view, needed(view.geometry).format.smallest)
+
+
+def range_high_log2(view: LayerView) -> float:
+    """The right edge: what lies beyond it saturates."""
+    return _edge(view, needed(view.geometry).format.max)
+
+
+def _edge(view: LayerView, value: float) -> float:
+    return math.log2(value / needed(view.geometry).scale.double().median().item())
+
+
 def _shares(bins: Tensor) -> tuple[list[float], list[float]]:
     """Return the bins that occur, ascending, and the share of each."""
     found, counts = bins.unique(sorted=True, return_counts=True)
@@ -51,4 +67,14 @@ ORDER = 10
 ANALYSES = (
     Analysis(log2_magnitude, WEIGHT),
     Analysis(binade_usage, QUANTIZED),
-)
+    Analysis.own(
+        range_low_log2, GEOMETRY, "log2",
+        "log2 of the smallest magnitude above 0 that the format has at the layer's scale (the median of several).",
+        offline="weight",
+    ),
+    Analysis.own(
+        range_high_log2, GEOMETRY, "log2",
+        "log2 of the largest magnitude that the format has at the layer's scale.",
+        offline="weight",
+    ),
+)  # fmt: skip

@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from altgrad.config import Cell, UserError
+from altgrad.config import Cell
 from altgrad.config.recipe import Recipe
 from altgrad.data.pieces import TruthAndScores
 from altgrad.data.splits import Split
 from altgrad.data.tasks import Classification, task_of
+from altgrad.diagnostics.rebuilt import load_saved
 from altgrad.diagnostics.saved import SavedRun
 from altgrad.model import GPT, quantize_model
 from altgrad.model.from_cell import config_of
@@ -60,10 +61,7 @@ class Evaluated:
     def _evaluating(self, weights: Mapping[str, Tensor], recipe: Recipe) -> Iterator[GPT]:
         """Give the model with ``weights`` under ``recipe``, and compute as the run was evaluated."""
         model = self.model(recipe)
-        tied = set() if self._config.labels else {"head.weight"}
-        missing = set(model.load_state_dict(weights, strict=False).missing_keys) - tied
-        if missing:
-            raise UserError(f"the weights saved for {self.cell.key} lack {min(missing)}; run `dvc repro` to train it")
+        load_saved(self.cell, model, weights)
         low = self.cell.train.compute == "bf16" and multiplies_bf16("cpu")
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=low):
             yield model.eval()

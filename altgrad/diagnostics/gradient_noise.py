@@ -14,7 +14,7 @@ from collections.abc import Callable
 from altgrad.config.recipe import ROLES
 from altgrad.diagnostics.analysis import Analysis
 from altgrad.diagnostics.view import LayerView, needed
-from altgrad.metrics import Metric, mean
+from altgrad.metrics import mean
 
 
 def gradient_to_noise(view: LayerView) -> float | None:
@@ -61,25 +61,17 @@ ANALYSES = (
     Analysis(gradient_to_noise, ("noise",)),
     Analysis(cosine_exact, ("noise",)),
     *(Analysis(_share(role), ("noise",)) for role in ROLES),
-    Analysis(
-        noise_additivity,
-        ("noise",),
-        Metric(
-            "noise_additivity", "ratio",
-            "Power of the gradient's quantization noise with all tensors quantized, over the sum of the powers with "
-            "one kind alone: 1 where the three add up like independent errors.",
-            offline="weight_grad", summary=mean, title="noise of all over the sum of each",
-        ),
+    Analysis.own(
+        noise_additivity, ("noise",), "ratio",
+        "Power of the gradient's quantization noise with all tensors quantized, over the sum of the powers with "
+        "one kind alone: 1 where the three add up like independent errors.",
+        offline="weight_grad", summary=mean, title="noise of all over the sum of each",
     ),
-    Analysis(
-        noise_bias,
-        ("noise",),
-        Metric(
-            "noise_bias", "share of noise power",
-            "Share of the gradient's quantization noise that every batch has, so that it does not average out over "
-            "steps: the squared norm of the noise's mean over batches, as a share of that plus the mean squared "
-            "distance from it of batches of training's size. Estimated from 16 parts of `diagnose.noise_tokens`.",
-            offline="weight_grad", summary=mean, title="share of the noise that is bias",
-        ),
+    Analysis.own(
+        noise_bias, ("noise",), "share of noise power",
+        "Share of the gradient's quantization noise that every batch has, so that it does not average out over "
+        "steps: the squared norm of the noise's mean over batches, as a share of that plus the mean squared "
+        "distance from it of batches of training's size. Estimated from 16 parts of `diagnose.noise_tokens`.",
+        offline="weight_grad", summary=mean, title="share of the noise that is bias",
     ),
 )  # fmt: skip

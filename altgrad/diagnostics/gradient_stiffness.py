@@ -5,7 +5,7 @@ from __future__ import annotations
 from altgrad.diagnostics.analysis import GEOMETRY, Analysis
 from altgrad.diagnostics.correlation import cosine, shuffled, spearman
 from altgrad.diagnostics.view import LayerView, needed
-from altgrad.metrics import Metric, mean
+from altgrad.metrics import mean
 
 NEEDS = (*GEOMETRY, "grad_quantized")
 
@@ -34,32 +34,21 @@ def descent_share_shuffled(view: LayerView) -> float | None:
 
 ORDER = 62
 ANALYSES = (
-    Analysis(
-        gradient_stiffness_rho,
-        NEEDS,
-        Metric(
-            "gradient_stiffness_rho", "rank correlation",
-            "Spearman's correlation of |ĝ| and S over a layer's weights, ĝ the weight gradient through the quantized "
-            "path on one fixed batch and S the stiffness: 0 where the gradient does not know of the quantization grid.",
-            offline="weight_grad", summary=mean, title="size of the gradient with S, rank correlation",
-        ),
+    Analysis.own(
+        gradient_stiffness_rho, NEEDS, "rank correlation",
+        "Spearman's correlation of |ĝ| and S over a layer's weights, ĝ the weight gradient through the quantized "
+        "path on one fixed batch and S the stiffness: 0 where the gradient does not know of the quantization grid.",
+        offline="weight_grad", summary=mean, title="size of the gradient with S, rank correlation",
     ),
-    Analysis(
-        descent_share,
-        NEEDS,
-        Metric(
-            "descent_share", "ratio",
-            "First-order descent of the loss along S·ĝ over that along ĝ, by steps of equal length: "
-            "⟨ĝ, S·ĝ⟩ / (‖ĝ‖ ‖S·ĝ‖).",
-            offline="weight_grad", summary=mean, title="descent along S·g over that along g",
-        ),
+    Analysis.own(
+        descent_share, NEEDS, "ratio",
+        "First-order descent of the loss along S·ĝ over that along ĝ, by steps of equal length: "
+        "⟨ĝ, S·ĝ⟩ / (‖ĝ‖ ‖S·ĝ‖).",
+        offline="weight_grad", summary=mean, title="descent along S·g over that along g",
     ),
-    Analysis(
-        descent_share_shuffled,
-        NEEDS,
-        Metric(
-            "descent_share_shuffled", "ratio", "The same with S shuffled among the weights of its layer: the control.",
-            offline="weight_grad", summary=mean, title="the same, S shuffled",
-        ),
+    Analysis.own(
+        descent_share_shuffled, NEEDS, "ratio",
+        "The same with S shuffled among the weights of its layer: the control.",
+        offline="weight_grad", summary=mean, title="the same, S shuffled",
     ),
 )  # fmt: skip

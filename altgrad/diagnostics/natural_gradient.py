@@ -15,7 +15,7 @@ from altgrad.diagnostics.analysis import GEOMETRY, Analysis
 from altgrad.diagnostics.correlation import cosine, shuffled, spearman
 from altgrad.diagnostics.fisher import DAMPING
 from altgrad.diagnostics.view import LayerView, needed
-from altgrad.metrics import Metric, mean
+from altgrad.metrics import mean
 
 FISHER = (*GEOMETRY, "fisher")
 DIRECTIONS: dict[str, tuple[str, str, Callable[[Tensor, Tensor], Tensor]]] = {
@@ -59,31 +59,22 @@ def _alignment(approximation: str, direction: str) -> Analysis:
         f"{DAMPING:g} of its mean eigenvalue."
     )
     title = f"natural gradient ({APPROXIMATIONS[approximation]}) with {short}"
-    row = Metric(compute.__name__, "cosine", definition, offline="fisher", summary=mean, title=title)
-    return Analysis(compute, FISHER, row)
+    return Analysis.own(compute, FISHER, "cosine", definition, offline="fisher", summary=mean, title=title)
 
 
 ORDER = 70
 ANALYSES = (
-    Analysis(
-        fisher_trace,
-        ("fisher",),
-        Metric(
-            "fisher_trace", "1/weight²",
-            "Trace of the Fisher information of a layer's weight per token, in the weights' own unit, with labels "
-            "drawn from the model.",
-            offline="fisher", summary=mean, title="trace of the Fisher information",
-        ),
+    Analysis.own(
+        fisher_trace, ("fisher",), "1/weight²",
+        "Trace of the Fisher information of a layer's weight per token, in the weights' own unit, with labels "
+        "drawn from the model.",
+        offline="fisher", summary=mean, title="trace of the Fisher information",
     ),
-    Analysis(
-        fisher_stiffness_rho,
-        FISHER,
-        Metric(
-            "fisher_stiffness_rho", "rank correlation",
-            "Spearman's correlation of the Fisher information's diagonal and the stiffness S over a layer's weights: "
-            "below 0 where the weights that the loss is most sensitive to have the finer spacing.",
-            offline="fisher", summary=mean, title="Fisher information with S, rank correlation",
-        ),
+    Analysis.own(
+        fisher_stiffness_rho, FISHER, "rank correlation",
+        "Spearman's correlation of the Fisher information's diagonal and the stiffness S over a layer's weights: "
+        "below 0 where the weights that the loss is most sensitive to have the finer spacing.",
+        offline="fisher", summary=mean, title="Fisher information with S, rank correlation",
     ),
     *(_alignment(approximation, direction) for approximation in APPROXIMATIONS for direction in DIRECTIONS),
 )  # fmt: skip

@@ -117,13 +117,18 @@ def plain_model(cell: Cell, saved: Mapping[str, Tensor], tokens: Path, most: int
     task = task_of(cell, tokens, "val")
     inputs, targets = task.sample(max(1, most // cell.model.context))
     model = add_adapters(GPT(config_of(cell, task.vocab_size, task.labels)), cell.lora).requires_grad_()
+    load_saved(cell, model, saved)
+    return model.eval(), inputs, targets
+
+
+def load_saved(cell: Cell, model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """Give ``model`` what was ``saved`` of a run of ``cell``; raises :class:`UserError` where a weight is missing."""
     missing, _ = model.load_state_dict(saved, strict=False)  # buffers of quantizers are beside the parameters
     state = model.state_dict()
     loaded = {t.data_ptr() for name, t in state.items() if name in saved}  # a shared weight has one of its names
     absent = [name for name in missing if state[name].data_ptr() not in loaded]
     if absent:
         raise UserError(f"the weights saved for {cell.key} lack {min(absent)}; run `dvc repro` to train it")
-    return model.eval(), inputs, targets
 
 
 def replace_linear(model: nn.Module, recipes: Mapping[str, LayerRecipe], saved: Mapping[str, Tensor]) -> None:

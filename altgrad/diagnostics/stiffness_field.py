@@ -6,7 +6,7 @@ import numpy as np
 
 from altgrad.diagnostics.analysis import GEOMETRY, Analysis
 from altgrad.diagnostics.view import Histogram, LayerView, entropy
-from altgrad.metrics import Metric, mean
+from altgrad.metrics import mean
 
 
 def stiffness_field(view: LayerView) -> Histogram:
@@ -31,32 +31,21 @@ def _binades(view: LayerView) -> tuple[np.ndarray, np.ndarray]:
 
 ORDER = 32
 ANALYSES = (
-    Analysis(
-        stiffness_field,
-        GEOMETRY,
-        Metric(
-            "stiffness_field", "share of weights",
-            "Share of the weights by floor(log2 S), S = ulp(w · s) / s the spacing of the representable values at w; "
-            "in an unquantized control of those that its optimizer sees.",
-            offline="weight",
-        ),
+    Analysis.own(
+        stiffness_field, GEOMETRY, "share of weights",
+        "Share of the weights by floor(log2 S), S = ulp(w · s) / s the spacing of the representable values at w; "
+        "in an unquantized control of those that its optimizer sees.",
+        offline="weight",
     ),
-    Analysis(
-        stiffness_entropy,
-        GEOMETRY,
-        Metric(
-            "stiffness_entropy", "bit",
-            "Entropy of a layer's weights over the binades of their stiffness S: 0 where S is the same for all, and "
-            "geometry is no more than a learning rate.",
-            offline="weight", summary=mean, title="entropy of S",
-        ),
+    Analysis.own(
+        stiffness_entropy, GEOMETRY, "bit",
+        "Entropy of a layer's weights over the binades of their stiffness S: 0 where S is the same for all, and "
+        "geometry is no more than a learning rate.",
+        offline="weight", summary=mean, title="entropy of S",
     ),
-    Analysis(
-        stiffness_spread,
-        GEOMETRY,
-        Metric(
-            "stiffness_spread", "binades", "Standard deviation of log2 S over a layer's weights.",
-            offline="weight", summary=mean, title="spread of S",
-        ),
+    Analysis.own(
+        stiffness_spread, GEOMETRY, "binades",
+        "Standard deviation of log2 S over a layer's weights.",
+        offline="weight", summary=mean, title="spread of S",
     ),
 )  # fmt: skip

@@ -49,29 +49,22 @@ def spec_of(fmt: str, granularity: str) -> TensorRecipe:
     return TensorRecipe(format=get_format(fmt), **GRANULARITIES[granularity])
 
 
-def what_if(
-    layers: Mapping[str, Probed],
-    formats: Sequence[str] = SPLITS,
-    granularities: Sequence[str] = tuple(GRANULARITIES),
-    roundings: Sequence[str] = ROUNDINGS,
-) -> pd.DataFrame:
+def what_if(layers: Mapping[str, Probed], formats: Sequence[str] = SPLITS) -> pd.DataFrame:
     """Return a row for each tensor and each way to quantize it, with the columns `COLUMNS`.
 
     ``loss_first`` and ``loss_second`` are those of `Probed.loss_change`.
     """
-    return pd.DataFrame(_rows(layers, formats, granularities, roundings), columns=list(COLUMNS))
+    return pd.DataFrame(_rows(layers, formats), columns=list(COLUMNS))
 
 
-def _rows(
-    layers: Mapping[str, Probed], formats: Sequence[str], granularities: Sequence[str], roundings: Sequence[str]
-) -> Iterator[tuple[object, ...]]:
+def _rows(layers: Mapping[str, Probed], formats: Sequence[str]) -> Iterator[tuple[object, ...]]:
     for layer, probed in layers.items():
         for role in ROLES:
             t = getattr(probed, role)
             for fmt in formats:
-                for granularity in granularities:
+                for granularity in GRANULARITIES:
                     spec = spec_of(fmt, granularity)
-                    for rounding in roundings:
+                    for rounding in ROUNDINGS:
                         after = rounded(t, spec, rounding)
                         change = probed.loss_change(role, after - t)
                         yield layer, role, fmt, granularity, rounding, *tensor_error(t, after, spec), *change
@@ -98,20 +91,20 @@ def recommended(table: pd.DataFrame, granularity: str = "tensor") -> Recipe:
     return Recipe(rules=tuple(rules))
 
 
-def as_yaml(recipe: Recipe, name: str = "what_if") -> str:
-    """Return ``recipe`` as an entry of ``recipes:`` in params.yaml, which reads back to the same recipe.
+def as_yaml(recipe: Recipe) -> str:
+    """Return ``recipe`` as the entry what_if of ``recipes:`` in params.yaml, which reads back to the same recipe.
 
     Raises :class:`UserError` if it does not.
     """
-    lines = ["recipes:", f"  {name}:"]
+    lines = ["recipes:", "  what_if:"]
     for rule in recipe.rules:
         parts = [f'layers: "{rule.layers}"']
         parts += [f"{role}: {_flow(spec)}" for role, spec in rule.tensors().items() if spec is not None]
         lines.append(f"    - {{{', '.join(parts)}}}")
     text = "\n".join(lines) + "\n"
-    read = YAML(typ="safe").load(StringIO(text))["recipes"][name]
+    read = YAML(typ="safe").load(StringIO(text))["recipes"]["what_if"]
     if Recipe(rules=tuple(Rule(**entry) for entry in read)) != recipe:
-        raise UserError(f"recipes.{name} does not read back as it was meant; report this")
+        raise UserError("recipes.what_if does not read back as it was meant; report this")
     return text
 
 

@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
         raise UserError("ENGINE=ray: a cluster runs as many cells as it has CPUs for; leave out JOBS and --estimate")
 
     # DVC, which takes a moment to load
-    from altgrad.execution import budget, cells, disk, gpu_memory, gpu_times, local, on_ray, plan, settings
+    from altgrad.execution import budget, cells, disk, gpu_times, local, on_ray, plan, settings
     from altgrad.execution.tracking import tracked
 
     settings.change_params(Path("params.yaml"), options.set_param)
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> None:
     if options.engine == "ray" and limit < math.inf:
         raise UserError("params.yaml: budget: what fits is timed on this machine alone; leave it out with ENGINE=ray")
     model = params.models[params.model].model_dump(mode="json")
-    takes = (*params.cell_takes, gpu_memory.measured_mb(model, params.train.batch))
+    takes = (*params.cell_takes, local.measured_mb(model, params.train.batch))
     pool = local.LocalPool(options.jobs, *takes)
     executor = on_ray.RayCluster(*takes) if options.engine == "ray" else pool
     if options.estimate:

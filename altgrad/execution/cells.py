@@ -91,7 +91,8 @@ class TaskRun:
         if self._judge:
             self._given_up = {task.name: task for task in self._judge.given_up(tasks)}
         begun = [task for task in tasks if task.name not in self._given_up]
-        with _caught_signals() as self._received, _began(), closing(Progress()) as progress:
+        caught = handled(lambda signum, frame: self._received.append(signum))  # instead of being stopped by them
+        with caught, _began(), closing(Progress()) as progress:
             hand_over = HandOver()
             progress.add(begun)
             self._start(begun)
@@ -185,11 +186,3 @@ def _began() -> Iterator[None]:
         yield
     finally:
         BEGAN.unlink(missing_ok=True)
-
-
-@contextmanager
-def _caught_signals() -> Iterator[list[int]]:
-    """Collect interrupts instead of being stopped by them."""
-    received: list[int] = []
-    with handled(lambda signum, frame: received.append(signum)):
-        yield received

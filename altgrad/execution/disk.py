@@ -13,6 +13,7 @@ from altgrad.config import UserError
 from altgrad.config.files import read_json
 from altgrad.execution.executor import Task
 
+DATA = Path("data")
 FLOAT = 4  # bytes of a weight as it is saved
 # Checkpoints: the two that are kept and the one that is being written; of weights, and two moments of each.
 CHECKPOINTS, MOMENTS = 3, 2
@@ -36,17 +37,17 @@ def scratch_bytes(cell: dict[str, Any], vocabulary: int) -> int:
     return FLOAT * int(weights_of(cell["model"], vocabulary)) * copies
 
 
-def needed(tasks: Sequence[Task], jobs: int, data: Path = Path("data")) -> int:
+def needed(tasks: Sequence[Task], jobs: int) -> int:
     """Return about how many bytes ``tasks`` will take, ``jobs`` of them at a time.
 
-    DVC's cache and ``data`` share what they hold, but for a file system without hard links: there it stands twice.
+    DVC's cache and data/ share what they hold, but for a file system without hard links: there it stands twice.
     """
     keys = list(dict.fromkeys(task.key for task in tasks if task.stage == "train"))
-    cells = [read_json(data / f"grid/{key}.json") for key in keys]
-    vocabulary = read_json(data / "tokens/meta.json")["vocab_size"] if cells else 0
+    cells = [read_json(DATA / f"grid/{key}.json") for key in keys]
+    vocabulary = read_json(DATA / "tokens/meta.json")["vocab_size"] if cells else 0
     kept = sum(cell_bytes(cell, vocabulary) for cell in cells)
     at_work = sorted((scratch_bytes(cell, vocabulary) for cell in cells), reverse=True)[:jobs]
-    return kept * (1 if has_links(data) else 2) + sum(at_work)
+    return kept * (1 if has_links(DATA) else 2) + sum(at_work)
 
 
 def has_links(folder: Path) -> bool:

@@ -1,25 +1,32 @@
-"""Which cells `budget.early_stop` gives up, by what they and their rivals have written so far."""
+"""Which cells `budget.early_stop` gives up, by what they and their rivals have written so far.
+
+Cells that differ in their learning rate alone have the same initial weights and the same batches, so that their
+training losses can be held against each other early. A cell is given up when another rate's loss, over the second tenth
+of the steps, lies below its own by more than `MARGIN`. The cells of the grid's first seed are never given up: on them
+it can be seen whether one that would have been ends best.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from altgrad.config import Cell
-from altgrad.config.early_stop import early_loss, is_beaten
 from altgrad.config.scratch import run_names
 from altgrad.execution.executor import Task
 
 STEP, TRAIN_LOSS = 0, 3  # places in a row of history.jsonl
 TOKENS = Path("data/tokens")
 LOOK_EVERY = 2.0  # seconds
+FIRST, LAST = 0.1, 0.2  # shares of the steps whose losses count
+MARGIN = 0.2  # nats per token
 
 
 class EarlyStop:
-    """The rule of `altgrad.config.early_stop` over the cells of the grid."""
+    """The rule over the cells of the grid."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         """Take in the keys of the grid's cells, in its order."""
@@ -46,6 +53,29 @@ class EarlyStop:
                 return None
             self._losses[key] = found
         return self._losses[key]
+
+
+def early_loss(rows: Iterable[tuple[float, float | None]], steps: int) -> float | None:
+    """Return the mean training loss over the second tenth of ``steps``, ``None`` before it is over.
+
+    ``rows``: step and training loss, ``None`` where it was not logged or is not finite. A run that has no finite loss
+    there has lost: infinity.
+    """
+    seen, losses, last = False, [], 0.0
+    for step, loss in rows:
+        last = max(last, step)
+        if FIRST * steps < step <= LAST * steps:
+            seen = True
+            losses += [loss] if loss is not None else []
+    if last < LAST * steps:
+        return None
+    return sum(losses) / len(losses) if losses else float("inf") if seen else None
+
+
+def is_beaten(own: float | None, rivals: Iterable[float | None]) -> bool:
+    """Whether one of the rivals' early losses lies below ``own`` by more than `MARGIN`."""
+    best = min((loss for loss in rivals if loss is not None), default=None)
+    return own is not None and best is not None and own - best > MARGIN
 
 
 def _rows(history: Path, scratch: Path) -> list[tuple[float, float | None]]:

@@ -14,14 +14,19 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import cached_property
 from multiprocessing.context import ForkServerContext, SpawnContext
+from pathlib import Path
+from typing import Any
 
+from altgrad.config.files import read_json
 from altgrad.config.process import GPU_SHARE, usable_cores
 from altgrad.execution.executor import Outcome, Status, Task
-from altgrad.execution.gpu_memory import cells_on
 from altgrad.execution.worker import serve
 
 LIBRARIES = ["torch._inductor.compile_fx", "torch._inductor.codegen.cpp", "pandas", "pyarrow.parquet"]
 GROWTH = 1 << 30  # bytes that a process may keep beyond what it kept after its first task; graphs are some 100 MB each
+
+# Of a GPU that cells share: for fragments of what torch has reserved, and for what CUDA itself takes.
+MARGIN, CONTEXT_MB = 1.25, 600.0
 
 
 class LocalPool:
@@ -125,6 +130,27 @@ class LocalPool:
 
         allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
         return allowed.split(",") if allowed else [str(index) for index in range(torch.cuda.device_count())]
+
+
+def measured_mb(model: dict[str, Any], batch: int) -> float | None:
+    """Return the most GPU memory, MB (10^6 bytes), that a cell of this grid took on one; None if none has run there.
+
+    Only cells of this ``model``, by its settings in params.yaml, and of this ``train.batch`` count.
+    """
+    peaks = []
+    for path in Path("data/grid").glob("*.json"):
+        timing = Path("data/runs") / path.stem / "timing.json"
+        if timing.exists():
+            cell, took = read_json(path), read_json(timing)
+            same = model.items() <= cell["model"].items() and cell["train"]["batch"] == batch
+            if took["device"] == "cuda" and same:
+                peaks.append(took["peak_memory_mb"])
+    return max(peaks, default=None)
+
+
+def cells_on(total_mb: float, cell_mb: float | None) -> int:
+    """Return how many cells that take ``cell_mb`` each a GPU with ``total_mb`` holds; one if that is not known."""
+    return 1 if cell_mb is None else max(1, int(total_mb // (MARGIN * cell_mb + CONTEXT_MB)))
 
 
 class _Worker:

@@ -76,10 +76,12 @@ class News(NamedTuple):
     gone: list[str]  # such files that are no longer there
 
 
-def scratch_of(key: str, root: Path = Path()) -> Path | None:
-    """Return the folder below ``root`` that the cell keeps its checkpoints in, newest first, if there is one."""
-    name = re.compile(re.escape(key) + "-[0-9a-f]{16}")
-    found = [path for path in (root / "scratch").glob(f"{key}-*") if name.fullmatch(path.name) and path.is_dir()]
+def scratch_of(task: Task) -> Path | None:
+    """Return the folder, the newest of them, that a cell to be trained keeps its checkpoints in, if there is one."""
+    if task.stage != "train":
+        return None
+    name = re.compile(re.escape(task.key) + "-[0-9a-f]{16}")
+    found = [path for path in Path("scratch").glob(f"{task.key}-*") if name.fullmatch(path.name) and path.is_dir()]
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
@@ -150,7 +152,7 @@ class Node:
         kept: dict[str, Parcel] = {}
         gone: list[str] = []
         for name, task in self._tasks.items():
-            scratch = scratch_of(task.key) if task.stage == "train" else None
+            scratch = scratch_of(task)
             rows = [path for path in sorted(scratch.iterdir()) if path.suffix in GROWING] if scratch else []
             # Checkpoints first: rows go at least as far as they do, and are cut back to them.
             due = time.monotonic() - self._kept_at[name] >= self._keep_every
@@ -201,7 +203,7 @@ class Node:
                 shutil.rmtree(place, ignore_errors=True)
                 Path(place).unlink(missing_ok=True)
         del self._seen[task.name], self._kept_at[task.name]
-        scratch = scratch_of(task.key) if task.stage == "train" else None
+        scratch = scratch_of(task)
         if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)
         self._sent = {path: sent for path, sent in self._sent.items() if scratch not in path.parents}

@@ -173,7 +173,7 @@ class RayCluster:
     def _end(self, machine: _Machine, task: Task, ended: Ended) -> None:
         if ended.wrote is not None:
             unpack(ended.wrote, Path(), places(WRITES, task))
-            scratch = scratch_of(task.key) if task.stage == "train" else None
+            scratch = scratch_of(task)
             if scratch is not None:
                 shutil.rmtree(scratch)
         elif self._cancelled is None and ended.full:
@@ -222,7 +222,7 @@ class RayCluster:
                 waiting.append(task)
                 continue
             machine = max(fit, key=lambda m: m.known.slots - len(m.tasks))
-            scratch = scratch_of(task.key) if task.stage == "train" else None
+            scratch = scratch_of(task)
             reads = pack(Path(), [*places(READS, task), *([str(scratch)] if scratch else [])])
             machine.tasks[task.name] = task
             machine.actor.run.remote(task, reads, str(scratch) if scratch else None)

@@ -89,26 +89,26 @@ def _compiled() -> bool:
     return any(cache.glob("*/made/*.json"))
 
 
-def result_line(key: str, data: Path = Path("data")) -> str:
+def result_line(key: str) -> str:
     """Return what came of a cell: what is compared, and by how much it is above the baseline's with its seed."""
-    found = _metrics(key, data)
+    found = _metrics(key)
     if found is None:
         return f"{key}: no metrics"
-    params = read_json(data / "grid/index.json")["params"]
+    params = read_json(Path("data/grid/index.json"))["params"]
     compared = Compared.of(params)
     name = compared.final
     if found[name] is None:
         return f"{key}: {found['outcome']} at step {found['outcome_step']} ({found['signature']})"
     baseline = params["grid"]["baseline"]
-    other = _metrics(cell_key(baseline, found["optimizer"], found["seed"], found["lr_scale"]), data)
+    other = _metrics(cell_key(baseline, found["optimizer"], found["seed"], found["lr_scale"]))
     line = f"{key}: {compared.title} {found[name]:.4f}"
     if other is None or other[name] is None or found["format"] == baseline:
         return line
     return f"{line}, {found[name] - other[name]:+.4f} against {other['key']}"
 
 
-def _metrics(key: str, data: Path) -> dict[str, Any] | None:
-    path = data / "runs" / key / "metrics.json"
+def _metrics(key: str) -> dict[str, Any] | None:
+    path = Path("data/runs") / key / "metrics.json"
     return read_json(path) if path.exists() else None
 
 

@@ -6,28 +6,22 @@ settings, ``scratch`` has rows while they train, ``data/runs`` and ``data/diag``
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from torch import nn
 
 from altgrad.config import UserError, cell_key
-from altgrad.config.files import canonical_json, read_json, replacing, write_json, write_text
+from altgrad.config.files import canonical_json, read_json, sha256_of, write_json, write_rows, write_text
 from altgrad.config.schema import Grid
 from altgrad.config.scratch import only_worker
+from altgrad.diagnostics.diagnose import SCHEMA
 from altgrad.model import layer_recipe, linear_layers, virtual_weight
 from altgrad.optim import ArmOptimizer
 
 LISTS = {"format": "formats", "optimizer": "optimizers", "seed": "seeds", "lr_scale": "lr_scales"}
-NO_ROWS = pa.schema(
-    [("layer", pa.string()), ("role", pa.string()), ("step", pa.int64()), ("metric", pa.string()),
-     ("x", pa.float64()), ("value", pa.float64())]
-)  # fmt: skip
 
 
 def settings_of(model: nn.Module, optimizer: ArmOptimizer, identity: dict[str, Any], steps: int) -> dict[str, Any]:
@@ -93,12 +87,11 @@ class Folder:
 
     def end(self, metrics: dict[str, Any], timing: dict[str, Any]) -> None:
         """Write what came of the run; its diagnosis says that no weight was looked at."""
-        key, content = self.settings["key"], (self._grid / f"{self.settings['key']}.json").read_bytes()
+        key = self.settings["key"]
         write_json(self.run / "metrics.json", metrics)
         write_json(self.run / "timing.json", timing)
-        with replacing(self._diagnosis.with_name(f"{key}.parquet")) as temporary:
-            pq.write_table(NO_ROWS.empty_table(), temporary)
-        diagnosis = {"key": key, "cell_sha256": hashlib.sha256(content).hexdigest(), "summary": {}, "flags": []}
+        write_rows(self._diagnosis.with_name(f"{key}.parquet"), [], SCHEMA)
+        diagnosis = {"key": key, "cell_sha256": sha256_of(self._grid / f"{key}.json"), "summary": {}, "flags": []}
         write_json(self._diagnosis.with_name(f"{key}.json"), diagnosis)
 
     def _index(self, baseline: str) -> dict[str, Any]:

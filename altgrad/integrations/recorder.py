@@ -21,7 +21,7 @@ from altgrad.model import layer_recipe, linear_layers, matrix_of
 from altgrad.optim import ArmOptimizer
 from altgrad.training import machine
 from altgrad.training.grids import weight_grids
-from altgrad.training.measures import LARGEST_EXPONENT
+from altgrad.training.measures import LossAlone
 from altgrad.training.monitor import Monitor, Row, largest_overflow
 from altgrad.training.outcome import OutcomeTracker
 from altgrad.training.records import HISTORY_COLUMNS, RowLog, write_history, write_monitors
@@ -186,7 +186,7 @@ class Recorder:
             "parameters": settings["model"]["parameters"], "quantized_parameters": sum(p.numel() for p in quantized),
             "train_loss": next((row[TRAIN_LOSS] for row in reversed(history)), None),
             "val_loss": val_loss, "val_loss_best": best, "val_loss_best_step": best_step,
-            "perplexity": None if val_loss is None else math.exp(min(val_loss, LARGEST_EXPONENT)),
+            **LossAlone().final(val_loss, self._folder.run),
         }  # fmt: skip
 
     def _timing(self) -> dict[str, Any]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import shlex
-import shutil
-import tempfile
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -120,12 +118,11 @@ def _variants(vary: Sequence[str]) -> list[list[str]]:
 @contextmanager
 def _restored(path: Path) -> Iterator[None]:
     """Leave ``path`` in the end as it was."""
-    with tempfile.TemporaryDirectory() as folder:
-        kept = Path(shutil.copy(path, folder))
-        try:
-            yield
-        finally:
-            write_text(path, kept.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    try:
+        yield
+    finally:
+        write_text(path, text)
 
 
 if __name__ == "__main__":

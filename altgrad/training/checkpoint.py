@@ -8,7 +8,6 @@ disk, the newest pair that verifies is a moment of the run from which it continu
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -20,11 +19,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from altgrad.config.files import write_json
+from altgrad.config.files import sha256_of, write_json
 from altgrad.optim import ArmOptimizer, WeightGrid
 from altgrad.optim.loading import HELD
 from altgrad.optim.sharded import keep_part, whole
-from altgrad.training.tensors import write_tensors
+from altgrad.training.records import write_tensors
 
 KEPT = 2
 
@@ -43,7 +42,7 @@ def save(directory: Path, step: int, tensors: dict[str, Tensor], state: dict[str
         _remove(directory, later)  # unusable, or the run would not be back at this step
     path = directory / f"step-{step:08d}.safetensors"
     write_tensors(path, tensors)
-    write_json(path.with_suffix(".json"), {"step": step, "sha256": _sha256(path), "state": state})
+    write_json(path.with_suffix(".json"), {"step": step, "sha256": sha256_of(path), "state": state})
     for old in sorted(_steps(directory))[:-KEPT]:
         _remove(directory, old)
 
@@ -55,7 +54,7 @@ def load_newest(directory: Path) -> tuple[Checkpoint | None, list[str]]:
         path = directory / f"step-{step:08d}.safetensors"
         try:
             record = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-            if record["sha256"] != _sha256(path):
+            if record["sha256"] != sha256_of(path):
                 raise ValueError("its checksum does not match")
             return Checkpoint(step, load_file(path), record["state"]), problems
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
@@ -72,11 +71,6 @@ def _steps(directory: Path) -> Iterator[int]:
     """Yield the steps of which either file is there."""
     names = (re.fullmatch(r"step-(\d+)\.(json|safetensors)", path.name) for path in directory.glob("step-*"))
     yield from {int(name[1]) for name in names if name}
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def pack(model: nn.Module, optimizer: ArmOptimizer) -> dict[str, Tensor]:

@@ -7,14 +7,13 @@ and the next process removes what differs from them, so that it is compiled agai
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from altgrad.config.files import write_text
+from altgrad.config.files import sha256_of, write_text
 
 RECORDS = "made"  # the folder of the digests: a file for each graph
 OWN = {RECORDS, "altgrad"}  # folders that are not the compiler's: the loops in C++ have digests of their own
@@ -30,7 +29,7 @@ def recorded(folder: Path, record: Path) -> Iterator[None]:
     with _lock(folder, fcntl.LOCK_SH):
         yield
         known = before & {folder / name for digests in _records(folder).values() for name in digests}
-        digests = {str(path.relative_to(folder)): _digest(path) for path in _files(folder) if path not in known}
+        digests = {str(path.relative_to(folder)): sha256_of(path) for path in _files(folder) if path not in known}
         write_text(record, json.dumps(digests, indent=0))
 
 
@@ -82,12 +81,8 @@ def _read(record: Path) -> dict[str, str]:
         return {}
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def _is_as(path: Path, digest: str) -> bool:
     try:
-        return _digest(path) == digest
+        return sha256_of(path) == digest
     except FileNotFoundError:
         return False

@@ -10,7 +10,6 @@ import resource
 import shutil
 import sys
 import sysconfig
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -114,11 +113,6 @@ def use_compile_cache(folder: Path) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place)
 
 
-def is_interactive() -> bool:
-    """Return whether a person watches standard error, so that a progress bar may redraw itself."""
-    return sys.stderr.isatty()
-
-
 def processor_name() -> str:
     """Return the CPU's model name and core count, such as ``AMD EPYC, 2 cores``."""
     name = platform.processor() or platform.machine()
@@ -134,16 +128,19 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
 
 
-def forget_peak_memory(device: torch.device) -> None:
+def forget_peak_memory(device: torch.device) -> bool:
     """Let the peak of this process's memory be what it uses now; a process may train one cell after another.
 
-    Where the system does not allow it, the peak stays that of the whole process.
+    Return whether it is: where the system does not allow it, the peak stays that of the whole process.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    elif PEAK.exists():
-        with suppress(OSError):  # a sandbox may forbid it
-            PEAK.with_name("clear_refs").write_text("5")
+        return True
+    try:
+        PEAK.with_name("clear_refs").write_text("5")
+    except OSError:  # Linux alone has it, and a sandbox may forbid it
+        return False
+    return True
 
 
 def gpu_busy(device: torch.device) -> float | None:

@@ -20,7 +20,7 @@ from altgrad.config.tasks import ON_TEST, ON_VALIDATION, TITLES
 from altgrad.data.pieces import Pieces, TruthAndScores
 from altgrad.data.splits import Split
 from altgrad.data.tasks import Classification, Task
-from altgrad.training.tensors import write_tensors
+from altgrad.training.records import write_tensors
 
 LARGEST_EXPONENT = 709.0  # beyond it exp() leaves float64
 

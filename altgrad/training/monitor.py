@@ -27,9 +27,11 @@ from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics.block_statistics import block_statistics
 from altgrad.numerics.sums import excess_kurtosis, magnitudes, rounding_sums
 from altgrad.optim.sharded import whole
-from altgrad.training.attention import attention_statistics
 from altgrad.training.grids import quantizer_of
 from altgrad.training.rows import nonfinite_rows
+
+SEQUENCES = 4  # the first of a batch: each has an entropy per head and position, and the mean is over all
+LOW = 1.0  # nats: a head below it attends to fewer than e = 2.7 tokens
 
 
 class Row(NamedTuple):
@@ -89,6 +91,27 @@ def gradient_statistics(grad: Tensor) -> dict[str, float]:
         "mean": grad.mean().item(),
         "var": grad.var(correction=0).item(),
     }
+
+
+def attention_statistics(q: Tensor, k: Tensor) -> dict[str, float]:
+    """Return the mean entropy of causal attention in nats, and the number of heads whose own is below `LOW`.
+
+    Args:
+        q: queries (batch, heads, length, width of a head), of which `SEQUENCES` are looked at.
+        k: keys, alike.
+    """
+    heads = head_entropies(q[:SEQUENCES].detach(), k[:SEQUENCES].detach())
+    return {"attention_entropy": heads.mean().item(), "attention_low_heads": float((heads < LOW).sum())}
+
+
+def head_entropies(q: Tensor, k: Tensor) -> Tensor:
+    """Return the mean of −Σ p ln p over sequences and positions, for each head: float32 (heads,)."""
+    with torch.autocast(q.device.type, enabled=False):
+        length, width = q.shape[-2:]
+        scores = q.float() @ k.float().transpose(-2, -1) * width**-0.5
+    later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+    p = torch.softmax(scores.masked_fill(later, -torch.inf), dim=-1)
+    return torch.special.entr(p).sum(dim=-1).mean(dim=(0, 2))
 
 
 Where = dict[str, str]  # by tensor, such as "blocks.0.mlp.up grad", which of its features are not finite, in words

@@ -23,7 +23,7 @@ from altgrad.model import embedded_weights, layer_recipe, linear_layers, unquant
 from altgrad.model.layers import is_transposed
 from altgrad.training.checkpoint import unique_state
 from altgrad.training.grids import quantizer_of
-from altgrad.training.tensors import write_tensors
+from altgrad.training.records import write_tensors
 
 
 def probe_steps(steps: int, count: int) -> list[int]:

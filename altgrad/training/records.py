@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow
+from safetensors.torch import save
+from torch import Tensor
 
-from altgrad.config.files import replacing
+from altgrad.config.files import replacing, write_rows
+from altgrad.optim.stored import plain
 from altgrad.training.monitor import Row
 
 HISTORY_COLUMNS = ["step", "tokens", "lr", "train_loss", "val_loss", "grad_norm", "clipped_frac"]
@@ -83,8 +85,16 @@ def write_history(path: Path, rows: list[list[Any]], measured: Sequence[str] = (
 
 def write_monitors(path: Path, rows: list[list[Any]]) -> None:
     """Write ``monitors.parquet``: tidy rows step, layer, role, metric, value."""
-    columns = list(zip(*rows, strict=True)) or [()] * len(Row._fields)
-    types = [pa.int64(), pa.string(), pa.string(), pa.string(), pa.float64()]
-    arrays = [pa.array(column, type=t) for column, t in zip(columns, types, strict=True)]
+    types = [pyarrow.int64(), pyarrow.string(), pyarrow.string(), pyarrow.string(), pyarrow.float64()]
+    write_rows(path, rows, pyarrow.schema(zip(Row._fields, types, strict=True)))
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write ``tensors``, from any device, to ``path`` atomically.
+
+    Serialised in memory first: safetensors' own writer reports a full disk as an error without a
+    number, which could not be told from a defect.
+    """
+    content = save({name: plain(t).detach().cpu().contiguous() for name, t in tensors.items()}, metadata)
     with replacing(path) as temporary:
-        pq.write_table(pa.table(arrays, names=list(Row._fields)), temporary)
+        temporary.write_bytes(content)

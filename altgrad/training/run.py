@@ -26,8 +26,7 @@ from altgrad.training.grids import weight_grids
 from altgrad.training.held_bytes import bytes_per_parameter
 from altgrad.training.plan import arm_of, start_from
 from altgrad.training.ranks import Ranks
-from altgrad.training.records import write_history, write_monitors
-from altgrad.training.tensors import write_tensors
+from altgrad.training.records import write_history, write_monitors, write_tensors
 from altgrad.training.trainer import Trainer
 
 PROBE_SEED_STEP = 0  # batches of updates start at step 1, so step 0 is a batch that training never sees

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -309,7 +310,7 @@ class Trainer:
     def _progress(self, description: str) -> tqdm:
         return tqdm(
             total=self.cell.train.steps, initial=self.step, desc=description, unit="step",
-            disable=not self.ranks.first, dynamic_ncols=True, mininterval=0.5 if machine.is_interactive() else 5,
+            disable=not self.ranks.first, dynamic_ncols=True, mininterval=0.5 if sys.stderr.isatty() else 5,
         )  # fmt: skip
 
     def _show(self, bar: tqdm) -> None:

@@ -19,7 +19,7 @@ from altgrad.config import Cell, UserError, load_params, run_stage
 from altgrad.config.files import write_json
 from altgrad.config.scratch import run_names
 from altgrad.console import handled
-from altgrad.watch.project import Change, Project, Row
+from altgrad.watch.project import Change, Project
 from altgrad.watch.trackers import FOLDER, TRACKERS, Tracker, open_tracker, require
 
 EVERY = 2.0  # seconds between two looks
@@ -44,7 +44,8 @@ class Told:
             self._tracker.begin(run, cell.settings)
             self._open.add(run)
         for row in rows:
-            self._tracker.log(run, row.step, measured(row))
+            measured = {name: value for name, value in row.values.items() if value is not None}
+            self._tracker.log(run, row.step, measured)
             self._steps[run] = row.step
         if cell.is_over:
             numbers = {name: value for name, value in cell.metrics.items() if _is_number(value)}
@@ -87,11 +88,6 @@ class Tracking:
             for change in changes:
                 one.tell(self._runs[change.cell.key], change)
             one.keep()
-
-
-def measured(row: Row) -> dict[str, float]:
-    """Return the numbers of a row that were measured, by the names of history.csv."""
-    return {name: value for name, value in row.values.items() if value is not None}
 
 
 def _is_number(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Experiment trackers behind one small adapter each: TensorBoard, MLflow, Weights & Biases and Trackio.
+"""Experiment trackers behind one small adapter each: TensorBoard, MLflow and Weights & Biases.
 
 A tracker is told of runs by name: that one has begun and its settings, its logged rows under the names of history.csv,
 and the numbers of its metrics.json at its end. It may be told of many runs at a time. Each writes where its own
@@ -130,52 +130,29 @@ class WandB:
         self._runs[run].log(dict(numbers), step=step)
 
     def end(self, run: str, numbers: Numbers, outcome: str) -> None:
-        self._last(self._runs[run], {f"final/{name}": value for name, value in numbers.items()}, outcome)
+        final = {f"final/{name}": value for name, value in numbers.items()}
+        self._runs[run].summary.update(final | {"outcome": outcome})
         self._runs.pop(run).finish()
-
-    def _last(self, run: Any, final: dict[str, float], outcome: str) -> None:
-        run.summary.update(final | {"outcome": outcome})
 
     def close(self) -> None:
         for run in self._runs.values():
             run.finish()
 
 
-class Trackio(WandB):
-    """Runs of the project ``altgrad``, where ``TRACKIO_DIR`` says or in a folder: ``trackio show``."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        os.environ.setdefault("TRACKIO_DIR", str(folder.resolve()))
-
-    def begin(self, run: str, settings: Mapping[str, Any]) -> None:
-        import trackio
-
-        self._runs[run] = trackio.init(
-            project=PROJECT, name=run, resume="allow", config=flat(settings), embed=False, auto_log_gpu=False
-        )
-
-    def _last(self, run: Any, final: dict[str, float], outcome: str) -> None:
-        run.log(final)
-
-
-# By the names that `tracking:` takes: the adapter, the package it needs, and what installs that.
-TRACKERS: dict[str, tuple[Callable[[Path], Tracker], str]] = {
-    "tensorboard": (TensorBoard, "tensorboard"), "mlflow": (MLflow, "mlflow"), "wandb": (WandB, "wandb"),
-    "trackio": (Trackio, "trackio"),
-}  # fmt: skip
+# By the names that `tracking:` takes, which are those of the packages that they need, and of what installs these.
+TRACKERS: dict[str, Callable[[Path], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
 
 
 def require(name: str) -> None:
     """Raise :class:`UserError` if the package of a tracker is not there."""
-    if find_spec(TRACKERS[name][1]) is None:
+    if find_spec(name) is None:
         raise UserError(f"tracking: {name} is not installed; pip install 'altgrad[{name}]', or take it out of tracking")
 
 
 def open_tracker(name: str, root: Path = Path()) -> Tracker:
     """Return the tracker that ``tracking:`` calls ``name``, for the project in ``root``."""
     require(name)
-    return TRACKERS[name][0](root / FOLDER / name)
+    return TRACKERS[name](root / FOLDER / name)
 
 
 def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:

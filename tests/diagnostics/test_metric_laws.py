@@ -58,25 +58,17 @@ def test_names_are_unique_and_needs_are_attributes_of_a_view() -> None:
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_every_value_is_finite_and_shares_lie_between_0_and_1(fmt: str) -> None:
+def test_every_value_is_finite_and_shares_lie_between_0_and_1_and_add_up_to_one(fmt: str) -> None:
     view = full_view(fmt)
     for analysis in ANALYSES:
         found = analysis.compute(view)
         if isinstance(found, Histogram):
             assert list(found.x) == sorted(set(found.x)), analysis.name
             assert all(0 <= value <= 1 for value in found.value), analysis.name
+            assert analysis not in SHARES or sum(found.value) == pytest.approx(1.0), analysis.name
         elif found is not None:
             assert math.isfinite(found), analysis.name
             assert analysis not in SHARES or 0 <= found <= 1, analysis.name
-
-
-@pytest.mark.parametrize("fmt", FORMATS)
-def test_shares_of_a_histogram_add_up_to_one(fmt: str) -> None:
-    view = full_view(fmt)
-    for analysis in SHARES:
-        found = analysis.compute(view)
-        if isinstance(found, Histogram):
-            assert sum(found.value) == pytest.approx(1.0), analysis.name
 
 
 @pytest.mark.parametrize("fmt", [name for name in FORMATS if name != "FP16"])

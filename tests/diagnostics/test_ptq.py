@@ -131,19 +131,8 @@ def test_the_commands_run(data: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     val_loss = read_json(data / "runs/E4M3-adamw-0-1/metrics.json")["val_loss"]
     row = next(line.split() for line in said.splitlines() if line.startswith("E4M3 "))
     assert float(row[-1]) == pytest.approx(val_loss, abs=6e-5)  # trained so, of the formats in the grid
-    main(
-        [
-            "prune",
-            "bf16-adamw-0-1",
-            "E4M3-adamw-0-1",
-            "--data",
-            str(data),
-            "--shares",
-            "0.5",
-            "--out",
-            str(tmp_path / "p.csv"),
-        ]
-    )
+    cells, out = ["bf16-adamw-0-1", "E4M3-adamw-0-1"], str(tmp_path / "p.csv")
+    main(["prune", *cells, "--data", str(data), "--shares", "0.5", "--out", out])
     assert "Mean of 2 cells" in capsys.readouterr().out
     rows = pd.read_csv(tmp_path / "p.csv")
     assert list(zip(rows.format, rows.share, strict=True)) == [("bf16", 0), ("bf16", 0.5), ("E4M3", 0), ("E4M3", 0.5)]

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from altgrad.config import UserError
 from altgrad.config.files import read_json, write_json
 from altgrad.config.schema import Budget, Monitor
-from altgrad.execution import budget, handover, plan
+from altgrad.execution import budget, plan
 from altgrad.execution.__main__ import main
 from altgrad.execution.budget import Estimate, Kind, choose, duration, kind_of, said
 from altgrad.execution.cells import TaskRun
 from altgrad.execution.executor import Task
 from tests.benchmark.made import record
-from tests.execution.test_loop import TASKS, Scripted, handed  # noqa: F401 - a fixture
+from tests.execution.conftest import TASKS, Scripted
 from tests.pipeline.conftest import Project
 from tests.reporting.synthetic_project import write_project
 
@@ -157,25 +157,18 @@ class Stopped(Scripted):
         return status._replace(running=list(self.running))
 
 
-def test_when_the_time_is_over_what_trains_is_stopped_and_what_was_trained_is_diagnosed(handed, capsys, monkeypatch):  # noqa: F811
-    def hand_to_dvc(tasks):
-        handed.append([task.name for task in tasks])
-        return {}, [Task("diagnose", task.key, (), 1) for task in tasks if task.stage == "train"]
-
-    monkeypatch.setattr(handover, "hand_to_dvc", hand_to_dvc)
-    monkeypatch.setattr(handover, "EVERY", 0)
-    monkeypatch.setattr(handover, "TIMES_AS_LONG", 0)
+def test_when_the_time_is_over_what_trains_is_stopped_and_what_was_trained_is_diagnosed(diagnosed, capsys):
     # When the time is over a and b are trained, c and the diagnosis of a run, and that of b waits.
     tasks = [*TASKS, Task("train", "d", (), 10)]
     executor = Stopped({}, {"a": 0}, {"b": 0}, lambda: time.sleep(0.3), {})
     assert TaskRun(executor, limit=0.2).run(tasks) == {}
     assert executor.signals == [signal.SIGTERM]
-    assert sorted(name for names in handed for name in names) == ["diagnose@a", "diagnose@b", "train@a", "train@b"]
+    assert sorted(name for names in diagnosed for name in names) == ["diagnose@a", "diagnose@b", "train@a", "train@b"]
     assert not any(task.failed.exists() for task in TASKS)
     assert "the budget's time is over" in capsys.readouterr().err
 
 
-def test_the_time_that_is_left_stops_nothing(handed, capsys):  # noqa: F811
+def test_the_time_that_is_left_stops_nothing(handed, capsys):
     executor = Scripted({}, {"a": 0, "b": 0, "c": 0})
     assert set(TaskRun(executor, limit=3600).run(TASKS)) == {"train@c"}, "which the fixture's DVC refuses"
     assert executor.signals == [] and "budget" not in capsys.readouterr().err

@@ -23,35 +23,8 @@ from altgrad.config import UserError
 from altgrad.execution import dvc_api
 from altgrad.execution.dvc_api import MEMBERS, TRIED_VERSIONS, check_members, locked_project
 from altgrad.execution.plan import first_tasks
+from tests.execution.conftest import PIPELINE
 from tests.pipeline.conftest import PROJECT, environment
-
-PIPELINE = """
-stages:
-  train:
-    matrix: {letter: [a, b]}
-    cmd: mkdir -p data/runs && cp data/grid/${key}.json data/runs/${key}
-    params: [setting]
-    deps: ["data/grid/${key}.json"]
-    outs: ["data/runs/${key}"]
-"""
-
-
-def begin() -> None:
-    """Make the working directory a project of two cells that have never run."""
-    Path("data/grid").mkdir(parents=True)
-    Path("dvc.yaml").write_text(PIPELINE)
-    Path("params.yaml").write_text("setting: 1\n")
-    for key in "ab":
-        Path(f"data/grid/{key}.json").write_text('{"train": {"steps": 7}}')
-    Repo.init(no_scm=True).close()
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the working directory, which is such a project."""
-    monkeypatch.chdir(tmp_path)
-    begin()
-    return tmp_path
 
 
 def test_the_installed_dvc_is_one_that_this_was_tried_with():

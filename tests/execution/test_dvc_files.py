@@ -21,7 +21,7 @@ from altgrad.config.files import write_text
 from altgrad.execution import dvc_files
 from altgrad.execution.dvc_api import locked_project
 from altgrad.execution.plan import first_tasks
-from tests.execution.test_dvc_api import begin, folder  # noqa: F401 - a fixture
+from tests.execution.conftest import begin
 from tests.pipeline.conftest import PROJECT, environment
 
 DVC = [sys.executable, "-m", "dvc"]
@@ -60,7 +60,7 @@ def trained(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return tmp_path / "trained"
 
 
-def test_it_is_written_as_dvc_writes_it(folder: Path):  # noqa: F811
+def test_it_is_written_as_dvc_writes_it(folder: Path):
     subprocess.run([*DVC, "repro", "--quiet"], cwd=folder, env=environment(), check=True)
     theirs = dvc_files.LOCK.read_bytes()
     dvc_files.LOCK.unlink()
@@ -84,7 +84,7 @@ def test_the_lock_of_this_project_is_read_and_written_to_the_same_bytes(tmp_path
 
 
 @pytest.mark.parametrize("name", ["dvc.lock", ".dvc/tmp/rwlock"])
-def test_no_moment_of_a_command_finds_half_of_a_file(folder: Path, monkeypatch, name):  # noqa: F811
+def test_no_moment_of_a_command_finds_half_of_a_file(folder: Path, monkeypatch, name):
     """Every state that the file ever had on disk is one that a reader understands."""
     states, replace = [], os.replace
 
@@ -206,29 +206,20 @@ def test_what_a_killed_process_left_is_removed(trained: Path):
     assert all(Path(str(path).format(here)).exists() for path in left), "somebody is writing it"
 
 
-def test_half_of_an_entry_of_the_run_cache_is_removed_and_dvc_goes_on(trained: Path):
-    """DVC takes the newest file of a folder for the entry, whatever it is called."""
+@pytest.mark.parametrize(("leave", "left"), [
+    (lambda entry: entry.with_name(".half.tmp").write_text("cmd: python -m stages.tokenize\n"), "*/*/.*"),
+    (Path.unlink, "*/*"),
+], ids=["half of an entry", "a folder without one"])  # fmt: skip
+def test_what_a_kill_left_in_the_run_cache_is_removed_and_dvc_goes_on(trained: Path, leave, left):
+    """DVC takes the newest file of a folder for the entry, whatever it is called, and makes the folder first."""
     for entry in list(dvc_files.RUN_CACHE.glob("*/*/*")):
-        entry.with_name(".half.tmp").write_text("cmd: python -m stages.tokenize\n")
-    dvc_files.LOCK.unlink()
-    done = subprocess.run([*DVC, "repro"], cwd=trained, env=environment(), check=False, capture_output=True, text=True)
-    assert "failed to reproduce" in done.stderr
-    with locked_project():
-        pass
-    assert not list(dvc_files.RUN_CACHE.glob("*/*/.*"))
-    subprocess.run([*DVC, "repro", "--quiet"], cwd=trained, env=environment(), check=True)
-
-
-def test_a_folder_of_the_run_cache_without_an_entry_is_removed_and_dvc_goes_on(trained: Path):
-    """As a kill leaves it where DVC has made the folder and not yet put its entry there."""
-    for entry in list(dvc_files.RUN_CACHE.glob("*/*/*")):
-        entry.unlink()
+        leave(entry)
     dvc_files.LOCK.unlink()
     done = subprocess.run([*DVC, "repro"], cwd=trained, env=environment(), check=False, capture_output=True, text=True)
     assert "failed to reproduce" in done.stderr or "TypeError" in done.stderr
     with locked_project():
         pass
-    assert not list(dvc_files.RUN_CACHE.glob("*/*"))
+    assert not list(dvc_files.RUN_CACHE.glob(left))
     subprocess.run([*DVC, "repro", "--quiet"], cwd=trained, env=environment(), check=True)
 
 

@@ -1,8 +1,9 @@
-"""Which cells are given up, and what becomes of them. Oracle: histories in which it is written down."""
+"""Which cells are given up, and what becomes of them. Oracles: histories in which it is written down, means by hand."""
 
 from __future__ import annotations
 
 import json
+import math
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,8 @@ import pytest
 
 from altgrad.execution import early_stop
 from altgrad.execution.cells import TaskRun
-from altgrad.execution.early_stop import EarlyStop
+from altgrad.execution.early_stop import MARGIN, EarlyStop, early_loss, is_beaten
 from altgrad.execution.executor import Outcome, Status, Task
-from tests.execution.test_loop import handed  # noqa: F401 # a fixture
 from tests.training.conftest import make_cell
 
 RATES = (1, 2, 4)
@@ -22,6 +22,33 @@ KEYS = [f"E4M3-adamw-{seed}-{rate}" for seed in (7, 8) for rate in RATES]
 
 def task_of(key: str) -> Task:
     return Task("train", key, (), 100)
+
+
+ROWS = [(0, None), (10, 9.0), (11, 5.0), (15, 4.0), (20, 3.0), (21, 1.0), (100, 0.5)]
+
+
+def test_the_losses_of_the_second_tenth_count():
+    assert early_loss(ROWS, 100) == pytest.approx((5 + 4 + 3) / 3)
+    assert early_loss(ROWS[:5], 100) == pytest.approx(4)
+
+
+@pytest.mark.parametrize("rows", [[], ROWS[:2], ROWS[:4]])
+def test_nothing_is_known_before_a_fifth_of_the_steps(rows):
+    assert early_loss(rows, 100) is None
+
+
+def test_a_run_without_a_finite_loss_there_has_lost_and_one_that_logged_none_is_not_judged():
+    assert early_loss([(15, None), (20, None)], 100) == math.inf
+    assert early_loss([(5, 1.0), (50, 1.0)], 100) is None
+
+
+@pytest.mark.parametrize(
+    ("own", "rivals", "beaten"),
+    [(4.0, [4.0 - MARGIN - 0.01], True), (4.0, [4.0 - MARGIN + 0.01], False), (4.0, [9.0, 3.0, None], True),
+     (4.0, [None], False), (4.0, [], False), (None, [1.0], False), (math.inf, [9.0], True), (4.0, [math.inf], False)],
+)  # fmt: skip
+def test_a_cell_is_beaten_by_the_best_of_those_that_went_as_far(own, rivals, beaten):
+    assert is_beaten(own, rivals) == beaten
 
 
 @pytest.fixture
@@ -117,7 +144,7 @@ class Told:
         return Status([], [Outcome(task, 143 if only and task.name in only else 0) for task in ended])
 
 
-def test_what_is_beaten_while_it_runs_is_stopped_and_the_others_are_handed_over(handed, grid, capsys):  # noqa: F811
+def test_what_is_beaten_while_it_runs_is_stopped_and_the_others_are_handed_over(handed, grid, capsys):
     for key, loss in zip(KEYS[3:], (4.0, 3.1, 3.0), strict=True):
         trains(key, loss)
     executor = Told()
@@ -129,7 +156,7 @@ def test_what_is_beaten_while_it_runs_is_stopped_and_the_others_are_handed_over(
     assert f"had beaten them by a fifth of the steps: 1 ({KEYS[3]})" in capsys.readouterr().err
 
 
-def test_what_was_beaten_before_is_not_begun_again(handed, grid, capsys):  # noqa: F811
+def test_what_was_beaten_before_is_not_begun_again(handed, grid, capsys):
     for key, loss in zip(KEYS[3:], (4.0, 3.1, 3.0), strict=True):
         trains(key, loss)
     executor = Told()

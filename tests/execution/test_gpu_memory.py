@@ -10,8 +10,7 @@ import torch
 
 from altgrad.config.files import write_json
 from altgrad.config.process import GPU_SHARE
-from altgrad.execution.gpu_memory import CONTEXT_MB, MARGIN, cells_on, measured_mb
-from altgrad.execution.local import LocalPool
+from altgrad.execution.local import CONTEXT_MB, MARGIN, LocalPool, cells_on, measured_mb
 from altgrad.training import machine
 
 MODEL = {"layers": 4, "width": 128}

@@ -5,62 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from altgrad.execution import cells, handover
 from altgrad.execution.cells import TaskRun
-from altgrad.execution.executor import BEGAN, Outcome, Status, Task
+from altgrad.execution.executor import BEGAN, Outcome
 from altgrad.execution.progress import result_line, steps_done, why_it_failed
-from tests.execution.conftest import AtOnce
-
-TASKS = [Task("train", key, (), 10) for key in "abc"]
-
-
-class Scripted:
-    """Starts all tasks at once; every poll answers with the next of ``endings``: what ended by then, and how.
-
-    An ending may also be a function, which is called instead. Cancelled tasks end at the next poll.
-    """
-
-    def __init__(self, *endings: dict[str, int] | Callable[[], None]) -> None:
-        self.running: list[Task] = []
-        self.endings, self.signals = list(endings), []
-
-    def submit(self, tasks: Sequence[Task]) -> None:
-        self.running += tasks
-
-    def poll(self) -> Status:
-        ending = {task.key: 143 for task in self.running} if self.signals else self.endings.pop(0)
-        if callable(ending):
-            ending()
-            ending = {}
-        ended = [Outcome(task, ending[task.key]) for task in self.running if task.key in ending]
-        self.running = [task for task in self.running if task.key not in ending]
-        return Status(list(self.running), ended)
-
-    def cancel(self, signum: int) -> None:
-        self.signals.append(signum)
-
-
-@pytest.fixture
-def handed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Return the keys that were handed to DVC, one list for each time."""
-    handed: list[list[str]] = []
-
-    def hand_to_dvc(tasks: Sequence[Task]) -> tuple[dict[str, str], list[Task]]:
-        handed.append([task.key for task in tasks])
-        return {task.name: "refused" for task in tasks if task.key == "c"}, []
-
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data/grid").mkdir(parents=True)
-    (tmp_path / "data/grid/index.json").write_text('{"cells": []}')
-    monkeypatch.setattr(handover, "ThreadPoolExecutor", AtOnce)
-    monkeypatch.setattr(handover, "hand_to_dvc", hand_to_dvc)
-    monkeypatch.setattr(cells, "POLL_SECONDS", 0.001)
-    return handed
+from tests.execution.conftest import TASKS, Scripted
 
 
 def test_what_ended_well_is_handed_over_and_what_did_not_is_named(handed):
@@ -90,17 +42,10 @@ def test_an_interrupted_cell_has_not_failed(handed):
     assert not any(task.failed.exists() for task in TASKS) and not BEGAN.exists()
 
 
-def test_what_was_trained_is_diagnosed_while_others_train(handed, monkeypatch):
-    def hand_to_dvc(tasks: Sequence[Task]) -> tuple[dict[str, str], list[Task]]:
-        handed.append([task.name for task in tasks])
-        return {}, [Task("diagnose", task.key, (), 1) for task in tasks if task.stage == "train"]
-
-    monkeypatch.setattr(handover, "hand_to_dvc", hand_to_dvc)
-    monkeypatch.setattr(handover, "EVERY", 0)
-    monkeypatch.setattr(handover, "TIMES_AS_LONG", 0)
+def test_what_was_trained_is_diagnosed_while_others_train(diagnosed):
     executor = Scripted({"a": 0}, {"a": 0}, {"b": 0, "c": 0}, {"c": 0}, {"b": 0})
     assert TaskRun(executor).run(TASKS) == {}
-    assert handed == [["train@a"], ["diagnose@a"], ["train@b", "train@c"], ["diagnose@c"], ["diagnose@b"]]
+    assert diagnosed == [["train@a"], ["diagnose@a"], ["train@b", "train@c"], ["diagnose@c"], ["diagnose@b"]]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

@@ -49,6 +49,13 @@ def task(format: str, seed: int, size: int = 100, stage: str = "train") -> Task:
     return Task(stage, key, (), size)
 
 
+def given(cluster: RayCluster, *tasks: Task) -> _Machine:
+    """Have the first machine take as many of ``tasks`` as it has room for; return it."""
+    cluster.submit(tasks)
+    cluster._give()
+    return cluster._machines["a"]
+
+
 def run_all(cluster: RayCluster) -> dict[str, str]:
     """Let machines end their tasks at once until nothing waits; return the class that each task ran on."""
     found = {}
@@ -112,19 +119,16 @@ def test_a_lost_task_is_tried_again_and_then_reported(cluster_of, capsys):
 @pytest.mark.parametrize(("status", "again"), [(-11, True), (143, True), (1, False), (3, False)])
 def test_a_process_that_died_is_tried_again_and_a_cell_that_failed_is_not(cluster_of, status, again):
     cluster = cluster_of(a="x")
-    cluster.submit([task("E4M3", 0)])
-    cluster._give()
-    ended = [Ended(name, status, None, full=False) for name in cluster._machines["a"].tasks]
-    cluster._take_in(cluster._machines["a"], News(ended, {}, {}, []))
+    machine = given(cluster, task("E4M3", 0))
+    ended = [Ended(name, status, None, full=False) for name in machine.tasks]
+    cluster._take_in(machine, News(ended, {}, {}, []))
     assert bool(cluster._waiting) == again and bool(cluster._outcomes) != again
 
 
 def test_where_every_disk_is_full_what_waits_is_given_up_with_a_reason(cluster_of):
     cluster = cluster_of(a="x")
     tasks = [task("E4M3", 0), task("bf16", 0), task("E3M4", 0)]
-    cluster.submit(tasks)
-    cluster._give()
-    machine = cluster._machines["a"]
+    machine = given(cluster, *tasks)
     cluster._take_in(machine, News([Ended(name, 1, None, full=True) for name in machine.tasks], {}, {}, []))
     assert len(cluster._waiting) == 3
     cluster._give()
@@ -135,11 +139,9 @@ def test_where_every_disk_is_full_what_waits_is_given_up_with_a_reason(cluster_o
 
 def test_after_an_interrupt_nothing_is_tried_again(cluster_of):
     cluster = cluster_of(a="x")
-    cluster.submit([task("E4M3", 0), task("bf16", 0), task("E3M4", 0)])
-    cluster._give()
+    machine = given(cluster, task("E4M3", 0), task("bf16", 0), task("E3M4", 0))
     cluster.cancel(2)
-    assert not cluster._waiting and ("cancel", 2, None) in cluster._machines["a"].actor.calls
-    machine = cluster._machines["a"]
+    assert not cluster._waiting and ("cancel", 2, None) in machine.actor.calls
     cluster._take_in(machine, News([Ended(name, 130, None, full=False) for name in machine.tasks], {}, {}, []))
     assert [outcome.status for outcome in cluster._outcomes] == [130, 130] and not cluster._waiting
 
@@ -147,10 +149,8 @@ def test_after_an_interrupt_nothing_is_tried_again(cluster_of):
 def test_a_task_that_alone_was_told_to_stop_is_not_tried_again_and_the_others_go_on(cluster_of):
     cluster = cluster_of(a="x")
     tasks = [task("E4M3", 0), task("bf16", 0), task("E3M4", 0)]
-    cluster.submit(tasks)
-    cluster._give()
+    machine = given(cluster, *tasks)
     cluster.cancel(15, [tasks[0].name])
-    machine = cluster._machines["a"]
     assert ("cancel", 15, [tasks[0].name]) in machine.actor.calls and len(cluster._waiting) == 1
     ended = [Ended(name, 143, None, full=False) for name in machine.tasks]
     cluster._take_in(machine, News(ended, {}, {}, []))
@@ -160,9 +160,8 @@ def test_a_task_that_alone_was_told_to_stop_is_not_tried_again_and_the_others_go
 
 def test_what_a_node_sends_goes_where_it_belongs_and_nowhere_else(cluster_of, tmp_path):
     cluster = cluster_of(a="x")
-    cluster.submit([task("E4M3", 0)])
-    cluster._give()
-    (name,) = cluster._machines["a"].tasks
+    machine = given(cluster, task("E4M3", 0))
+    (name,) = machine.tasks
     home = "scratch/E4M3-adamw-0-1-0123456789abcdef"
     there = tmp_path / "there"
     (there / home).mkdir(parents=True)
@@ -170,17 +169,17 @@ def test_what_a_node_sends_goes_where_it_belongs_and_nowhere_else(cluster_of, tm
     grown = dict.fromkeys(["README.md", "scratch/../x"], Growth(0, b"x")) | {
         f"{home}/history.jsonl": Growth(0, b"one\n")
     }
-    cluster._take_in(cluster._machines["a"], News([], grown, {name: pack(there, [home])}, []))
-    cluster._take_in(cluster._machines["a"], News([], {f"{home}/history.jsonl": Growth(4, b"two\n")}, {}, []))
+    cluster._take_in(machine, News([], grown, {name: pack(there, [home])}, []))
+    cluster._take_in(machine, News([], {f"{home}/history.jsonl": Growth(4, b"two\n")}, {}, []))
     assert Path(home, "history.jsonl").read_text() == "one\ntwo\n" and Path(home, "step-1.json").exists()
     assert not Path("README.md").exists() and not Path("x").exists()
-    cluster._take_in(cluster._machines["a"], News([], {}, {}, [f"{home}/step-1.json"]))
+    cluster._take_in(machine, News([], {}, {}, [f"{home}/step-1.json"]))
     assert not Path(home, "step-1.json").exists()
     other = "scratch/bf16-adamw-0-1-0123456789abcdef"
     (there / other).mkdir()
     (there / other / "step-1.json").write_text("{}")
     with pytest.raises(UserError, match="none of what it was asked for"):
-        cluster._take_in(cluster._machines["a"], News([], {}, {name: pack(there, [other])}, []))
+        cluster._take_in(machine, News([], {}, {name: pack(there, [other])}, []))
 
 
 @pytest.mark.parametrize(

@@ -146,20 +146,13 @@ def resumed(project: Project) -> int:
 @pytest.mark.parametrize("cluster", [2], indirect=True)
 def test_a_cluster_gives_what_one_machine_does_and_dvc_has_it(project, tmp_path, cluster):
     other = Project(tmp_path / "other")
-    done = subprocess.run(
-        [sys.executable, "-m", "altgrad.execution", "--engine", "ray"], cwd=other.folder, env=cluster.environment,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    said = ended(other, started(other, cluster, "-m", "altgrad.execution", "--engine", "ray"))
     assert results(other) == results(project)
     assert other.repro() == set()
-    assert "1 at a time" in done.stderr
+    assert "1 at a time" in said
     before = (other.folder / "dvc.lock").read_bytes()
-    again = subprocess.run(
-        [sys.executable, "-m", "altgrad.execution", "--engine", "ray"], cwd=other.folder, env=cluster.environment,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert again.returncode == 0 and (other.folder / "dvc.lock").read_bytes() == before
+    ended(other, started(other, cluster, "-m", "altgrad.execution", "--engine", "ray"))
+    assert (other.folder / "dvc.lock").read_bytes() == before
     classes = {read_json(path)["machine_class"] for path in other.folder.glob("data/runs/*/timing.json")}
     assert len(classes) == 1
 
@@ -182,57 +175,44 @@ def test_cells_of_a_seed_run_on_one_class_of_machine_where_there_are_two(tmp_pat
     assert condition in (project.folder / "reports/REPORT.md").read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cluster", [2], indirect=True)
-def test_a_cell_whose_node_is_lost_goes_on_elsewhere_with_the_same_bits(undisturbed, tmp_path, cluster):
-    project = long_project(tmp_path / "project")
-    running = started(project, cluster)
-    until(checkpoint_of(project), running)
+def node_is_lost(project: Project, running: subprocess.Popen[str], cluster: Cluster) -> None:
     cluster.remove(cluster.busy())
     assert "is lost" in ended(project, running)
-    assert results(project) == undisturbed and resumed(project) >= 1
     assert not checkpoint_of(project)()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cluster", [1], indirect=True)
-def test_a_cell_whose_process_is_killed_goes_on(undisturbed, tmp_path, cluster):
-    project = long_project(tmp_path / "project")
-    running = started(project, cluster)
-    until(checkpoint_of(project), running)
+def process_is_killed(project: Project, running: subprocess.Popen[str], cluster: Cluster) -> None:
     for process in cluster.at_work().values():
         os.kill(process, signal.SIGKILL)
     ended(project, running)
-    assert results(project) == undisturbed and resumed(project) >= 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cluster", [1], indirect=True)
-def test_a_driver_that_is_killed_goes_on_when_it_is_started_again(undisturbed, tmp_path, cluster):
-    project = long_project(tmp_path / "project")
-    running = started(project, cluster)
-    until(checkpoint_of(project), running)
+def driver_is_killed(project: Project, running: subprocess.Popen[str], cluster: Cluster) -> None:
     os.killpg(running.pid, signal.SIGKILL)
     running.wait()
     ends = time.monotonic() + 60
     while cluster.at_work():  # what was training is told to stop
         assert time.monotonic() < ends
         time.sleep(0.2)
-    again = started(project, cluster)
-    ended(project, again)
-    assert results(project) == undisturbed and resumed(project) >= 1
+    ended(project, started(project, cluster))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cluster", [1], indirect=True)
-def test_an_interrupt_brings_the_checkpoint_home_and_one_machine_goes_on(undisturbed, tmp_path, cluster):
-    project = long_project(tmp_path / "project")
-    running = started(project, cluster)
-    until(checkpoint_of(project), running)
+def interrupted_and_one_machine_goes_on(project: Project, running: subprocess.Popen[str], cluster: Cluster) -> None:
     os.kill(running.pid, signal.SIGINT)
     said, _ = running.communicate(timeout=60)
     assert running.returncode == 130 and "run the same command to resume" in said
     project.run(sys.executable, "-m", "altgrad.execution")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cluster", "happens"), [
+    (2, node_is_lost), (1, process_is_killed), (1, driver_is_killed), (1, interrupted_and_one_machine_goes_on),
+], indirect=["cluster"])  # fmt: skip
+def test_a_cell_goes_on_from_its_checkpoint_with_the_same_bits(undisturbed, tmp_path, cluster, happens):
+    project = long_project(tmp_path / "project")
+    running = started(project, cluster)
+    until(checkpoint_of(project), running)
+    happens(project, running, cluster)
     assert results(project) == undisturbed and resumed(project) >= 1
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,19 @@ def rows(root: Path, key: str = KEY) -> list[dict[str, float | None]]:
 def column(root: Path, name: str) -> list[float | None]:
     assert name in HISTORY
     return [row[name] for row in rows(root)]
+
+
+def monitors(root: Path) -> pd.DataFrame:
+    return pd.read_parquet(root / "data/runs" / KEY / "monitors.parquet")
+
+
+def assert_same_files(parts: Path, whole: Path) -> None:
+    """Assert that two runs have left the same history and the same monitors, which looked at steps 1, 3 and 6."""
+    assert rows(parts) == rows(whole)
+    found = monitors(parts)
+    pd.testing.assert_frame_equal(found, monitors(whole))
+    assert sorted(set(found["step"])) == [1, 3, 6]
+    assert set(found["role"]) == {"input", "weight", "grad", "weight_grad", "update"}
 
 
 @pytest.fixture

@@ -8,14 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 
 from altgrad.config.schema import Monitor
 from altgrad.model import Recipe, quantize_model
 from altgrad.watch.project import DIAGNOSED, Project
-from tests.integrations.conftest import KEY, NAMED, RECIPE, arm_of, column, gpt2, rows, tokens
+from tests.integrations.conftest import KEY, NAMED, RECIPE, arm_of, assert_same_files, column, gpt2, rows, tokens
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
@@ -85,11 +84,7 @@ def test_a_resumed_run_has_the_files_of_one_that_was_not_interrupted(tmp_path):
     run(parts)
     resumed, batches = run(parts, resume=str(parts / "trainer/checkpoint-4"))
     assert len(batches) == 2 and resumed.state.global_step == 6
-    assert rows(parts) == rows(whole)
-    found = [pd.read_parquet(root / "data/runs" / KEY / "monitors.parquet") for root in (parts, whole)]
-    pd.testing.assert_frame_equal(*found)
-    assert sorted(set(found[0]["step"])) == [1, 3, 6]
-    assert set(found[0]["role"]) == {"input", "weight", "grad", "weight_grad", "update"}
+    assert_same_files(parts, whole)
 
 
 def test_watch_sees_losses_norms_rates_and_validation(tmp_path):

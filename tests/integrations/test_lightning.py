@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from torch.utils.data import DataLoader
 from altgrad.config.schema import Monitor
 from altgrad.model import QuantizedLinear, quantize_model
 from altgrad.watch.project import DIAGNOSED, Project
-from tests.integrations.conftest import KEY, NAMED, RECIPE, arm_of, column, rows, tokens
+from tests.integrations.conftest import KEY, NAMED, RECIPE, arm_of, assert_same_files, column, rows, tokens
 
 pl = pytest.importorskip("lightning.pytorch", reason="needs lightning")
 
@@ -134,11 +133,7 @@ def test_a_resumed_run_has_the_files_of_one_that_was_not_interrupted(tmp_path):
     run(parts, steps=5)
     (saved,) = (parts / "checkpoints").glob("*step=4*")
     run(parts, resume=saved)
-    assert rows(parts) == rows(whole)
-    found = [pd.read_parquet(root / "data/runs" / KEY / "monitors.parquet") for root in (parts, whole)]
-    pd.testing.assert_frame_equal(*found)
-    assert sorted(set(found[0]["step"])) == [1, 3, 6]
-    assert set(found[0]["role"]) == {"input", "weight", "grad", "weight_grad", "update"}
+    assert_same_files(parts, whole)
     project = Project(parts)
     project.look()
     assert (project.cells[KEY].state, project.cells[KEY].step) == (DIAGNOSED, 6)

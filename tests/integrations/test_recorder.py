@@ -23,16 +23,12 @@ from altgrad.integrations import Recorder
 from altgrad.metrics import METRICS
 from altgrad.watch.project import DIAGNOSED, TRAINS, Project
 from altgrad.watch.track import Told, Tracking
-from tests.integrations.conftest import KEY, NAMED, arm_of, column, rows, small
+from tests.integrations.conftest import KEY, NAMED, arm_of, column, monitors, rows, small
 from tests.reporting.synthetic_project import read
 from tests.watch.conftest import started
 from tests.watch.test_trackers import Written
 
 TOP = Path(__file__).parents[2]
-
-
-def monitors(root: Path) -> pd.DataFrame:
-    return pd.read_parquet(root / "data/runs" / KEY / "monitors.parquet")
 
 
 def test_a_run_has_the_same_losses_recorded_or_not_and_they_are_in_its_history(train, tmp_path):

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from altgrad.config import Cell
-from altgrad.config.files import read_json, write_json
+from altgrad.config.files import read_json, write_json, write_text
+from altgrad.diagnostics import diagnose_cell
 from altgrad.formats import get_format
 from altgrad.training import Interrupted, train_cell
 from altgrad.training.trainer import Trainer
@@ -93,6 +95,14 @@ def resumed(cell: Cell, tokens: Path, root: Path, monkeypatch: pytest.MonkeyPatc
     found = trained(cell, tokens, root)
     assert read_json(root / "out" / "timing.json")["resumed"] == 1
     return found
+
+
+def diagnosed(cell: Cell, run: Path, root: Path, tokens: Path | None = None) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Return the diagnosis of a run and its rows, which are written to ``root``."""
+    files = [root / f"diagnosis.{suffix}" for suffix in ("json", "parquet")]
+    write_text(root / "cell.json", cell.to_json())
+    diagnose_cell(root / "cell.json", run, *files, tokens)
+    return read_json(files[0]), pd.read_parquet(files[1])
 
 
 @pytest.fixture(scope="session")

@@ -21,16 +21,21 @@ from altgrad.training.run import build_model
 from altgrad.training.updates import UpdateMonitor, moved, update_statistics
 from tests.optim.arms import ARMS
 from tests.training.conftest import VOCABULARY, make_cell, resumed, trained
+from tests.training.test_virtual_geometry import cell_of as virtual_cell_of
 
 ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "quantized"]
 # Of master weights, of weights on their grid, of what makes up for rounding. What else arms differ in is a step, for
 # which tests/optim/test_optimizer.py has both laws of whole runs: the others' are not for every day.
 EVERY_DAY = ("stiff_update", "rung", "eco")
 WHOLE_RUNS = [name if name in EVERY_DAY else pytest.param(name, marks=pytest.mark.slow) for name in ARMS]
+WHOLE_RUNS += [f"virtual.{name}" for name in EVERY_DAY]
 CHECKPOINT = "step-00000012.safetensors"
 
 
 def cell_of(name, format="E4M3", **changes):
+    """Return a cell of an arm; that of ``virtual.NAME`` sees the format and quantizes nothing."""
+    if name.startswith("virtual."):
+        return virtual_cell_of(name.removeprefix("virtual."), format)
     arm = {**ARMS[name], **changes}
     if arm["foreign"] is not None:
         arm["foreign"] = "E5M2"  # which the cell's gradients have

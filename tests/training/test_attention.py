@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from altgrad.model import GPT, GPTConfig
-from altgrad.training.attention import SEQUENCES, attention_statistics, head_entropies
-from altgrad.training.monitor import Monitor
+from altgrad.training.monitor import SEQUENCES, Monitor, attention_statistics, head_entropies
 
 
 def test_equal_scores_have_the_entropy_of_as_many_tokens_and_one_token_has_none():

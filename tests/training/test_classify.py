@@ -27,7 +27,7 @@ from altgrad.data.classification import choose_thresholds, classification_metric
 from altgrad.data.labels import read_labels
 from altgrad.data.splits import SPLITS
 from altgrad.data.tasks import task_of
-from altgrad.diagnostics import diagnose_cell, ptq
+from altgrad.diagnostics import ptq
 from altgrad.diagnostics.evaluated import Evaluated
 from altgrad.model import GPT, layer_recipe, quantize_model
 from altgrad.model.from_cell import config_of, recipe_of
@@ -36,7 +36,7 @@ from altgrad.model.published import save_published
 from altgrad.training import train_cell
 from altgrad.training.plan import check_cells
 from altgrad.training.run import build_model
-from tests.training.conftest import interruption, make_cell
+from tests.training.conftest import diagnosed, interruption, make_cell
 
 VOCABULARY, END = 300, 299
 WORDS = {"blue": "navy", "green": "olive", "red": "scarlet"}
@@ -173,10 +173,7 @@ def test_a_run_learns_and_is_diagnosed(run: Path, documents: Path, tmp_path: Pat
     assert history[0].split(",")[-len(TITLES) :] == list(ON_VALIDATION.values())
     losses = [float(line.split(",")[4]) for line in history[1:] if line.split(",")[4]]
     assert losses[0] == pytest.approx(math.log(2), rel=0.01) and losses[-1] < 0.95 * losses[0]
-    cell = cell_of()
-    (tmp_path / "cell.json").write_text(cell.to_json())
-    diagnose_cell(tmp_path / "cell.json", run, tmp_path / "d.json", tmp_path / "d.parquet", documents)
-    found = read_json(tmp_path / "d.json")
+    found, _ = diagnosed(cell_of(), run, tmp_path, documents)
     assert found["status"] == "ok" and "head" in found["layers"] and found["summary"]["fisher_trace"] > 0
 
 

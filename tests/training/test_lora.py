@@ -18,13 +18,13 @@ from altgrad.config.models import Lora, Model
 from altgrad.config.params import validated
 from altgrad.config.published import cell_model
 from altgrad.config.recipe import Recipe, Rule
-from altgrad.diagnostics import diagnose_cell, ptq
+from altgrad.diagnostics import ptq
 from altgrad.model import GPT, linear_layers, quantize_model
 from altgrad.model.gpt import GPTConfig
 from altgrad.model.lora import adapter_of, add_adapters
 from altgrad.numerics import amax, compute_scale, get_format, quantize
 from altgrad.training import train_cell
-from tests.training.conftest import interruption
+from tests.training.conftest import diagnosed, interruption
 from tests.training.test_classify import VOCABULARY, cell_of, documents
 
 __all__ = ["documents"]
@@ -113,9 +113,7 @@ def test_a_run_moves_adapters_and_head_alone_and_resumes_and_is_measured(
     metrics = read_json(tmp_path / "whole/metrics.json")
     found = ptq.values(cell, tmp_path / "whole", documents, ["E2M1"])
     assert found[ptq.AS_TRAINED] == pytest.approx(metrics["val_loss"], rel=1e-6)
-    (tmp_path / "cell.json").write_text(cell.to_json())
-    diagnose_cell(tmp_path / "cell.json", tmp_path / "whole", tmp_path / "d.json", tmp_path / "d.parquet", documents)
-    assert read_json(tmp_path / "d.json")["status"] == "ok"
+    assert diagnosed(cell, tmp_path / "whole", tmp_path, documents)[0]["status"] == "ok"
 
 
 @pytest.mark.parametrize(("change", "words"), [

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from altgrad.config import Cell
-from altgrad.config.files import read_json, write_text
-from altgrad.diagnostics import diagnose_cell
+from altgrad.config.files import read_json
 from altgrad.training.run import make_trainer
-from tests.training.conftest import make_cell, resumed, trained
+from tests.training.conftest import diagnosed, make_cell, resumed, trained
 
 
 def cell_of(
@@ -66,9 +65,7 @@ def test_an_evaluation_rounds_to_nearest(tokens, tmp_path, scaling):
 
 def test_it_is_diagnosed(tokens, tmp_path):
     trained(cell_of(), tokens, tmp_path)
-    write_text(tmp_path / "cell.json", cell_of().to_json())
-    diagnose_cell(tmp_path / "cell.json", tmp_path / "out", tmp_path / "diag.json", tmp_path / "diag.parquet")
-    assert read_json(tmp_path / "diag.json")["status"] == "ok"
+    assert diagnosed(cell_of(), tmp_path / "out", tmp_path)[0]["status"] == "ok"
 
 
 @pytest.mark.slow

@@ -15,13 +15,12 @@ import torch
 
 from altgrad.config import Cell, UserError
 from altgrad.config.files import read_json, write_text
-from altgrad.diagnostics import diagnose_cell
 from altgrad.formats import get_format
 from altgrad.training import train_cell
 from altgrad.training.plan import check_cells
 from altgrad.training.probes import float_copy
 from altgrad.training.run import build_model
-from tests.training.conftest import VOCABULARY, make_cell, resumed, trained
+from tests.training.conftest import VOCABULARY, diagnosed, make_cell, resumed, trained
 
 RECIPES = {"tensorwise": "E5M2", "rowwise": "E4M3", "rowwise_with_gw_hp": "E4M3"}  # and the gradients' format
 
@@ -46,9 +45,7 @@ def test_a_cell_trains_is_watched_and_is_diagnosed(tokens, tmp_path, recipe):
     assert set(seen["role"]) == {"input", "weight", "grad"} and "head" not in set(seen["layer"])
     least = seen.groupby("role")["value"].min()
     assert least["weight"] > 28 and least["grad"] > (20 if recipe == "tensorwise" else 25)
-    write_text(tmp_path / "cell.json", cell.to_json())
-    diagnose_cell(tmp_path / "cell.json", out, tmp_path / "diag.json", tmp_path / "diag.parquet")
-    diagnosis = read_json(tmp_path / "diag.json")
+    diagnosis, _ = diagnosed(cell, out, tmp_path)
     formats = {"weight": "E4M3", "input": "E4M3", "grad": RECIPES[recipe]}
     assert diagnosis["status"] == "ok" and diagnosis["layers"]["blocks.0.mlp.up"]["formats"] == formats
     assert diagnosis["layers"]["head"]["formats"] == dict.fromkeys(formats)

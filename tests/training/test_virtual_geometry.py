@@ -16,7 +16,6 @@ from torch import nn
 from altgrad.config import UserError
 from altgrad.config.schema import Rule
 from altgrad.config.scratch import scratch_directory
-from altgrad.diagnostics import diagnose_cell
 from altgrad.formats import get_format
 from altgrad.model import (
     LayerRecipe,
@@ -33,7 +32,7 @@ from altgrad.training.grids import weight_grids
 from altgrad.training.plan import arm_of, check_cells
 from altgrad.training.run import build_model
 from tests.optim.arms import ARMS, FORMATS
-from tests.training.conftest import VOCABULARY, make_cell, resumed, trained
+from tests.training.conftest import VOCABULARY, diagnosed, make_cell, trained
 
 MASTER = [name for name, arm in ARMS.items() if arm["weights"] == "master"]
 ON_GRID = ("rung", "eco")  # as tests/training/test_arms.py has every day
@@ -115,18 +114,6 @@ def test_scales_are_those_that_the_recipe_asks_for(spec):
     assert not torch.equal(here["blocks.0.attn.qkv"], stepped(cell_of("stiff_update", "E3M4"))["blocks.0.attn.qkv"])
 
 
-@pytest.mark.parametrize("name", ["stiff_update", *ON_GRID])
-def test_e0m7_and_e1m6_are_the_same_geometry(tokens, tmp_path, name):
-    found = [trained(cell_of(name, format), tokens, tmp_path / format) for format in ("E0M7", "E1M6")]
-    assert found[0]["history.csv"] == found[1]["history.csv"]
-
-
-@pytest.mark.parametrize("name", ON_GRID)
-def test_an_interrupted_run_ends_with_the_same_bits(tokens, tmp_path, monkeypatch, name):
-    undisturbed = trained(cell_of(name), tokens, tmp_path / "undisturbed")
-    assert resumed(cell_of(name), tokens, tmp_path, monkeypatch) == undisturbed
-
-
 @pytest.mark.parametrize("name", ON_GRID)
 def test_virtual_weights_kept_quantized_have_16_bits(tokens, tmp_path, name):
     cell = cell_of(name, "E3M4")
@@ -159,10 +146,7 @@ def test_rungs_are_counted_in_the_formats(tokens, tmp_path):
 def test_the_diagnosis_finds_nothing_quantized(tokens, tmp_path, name):
     cell = cell_of(name, "E3M4")
     trained(cell, tokens, tmp_path)
-    (tmp_path / "cell.json").write_text(cell.to_json())
-    files = [tmp_path / "diagnosis.json", tmp_path / "diagnosis.parquet"]
-    diagnose_cell(tmp_path / "cell.json", tmp_path / "out", *files)
-    diagnosis, rows = json.loads(files[0].read_text()), pd.read_parquet(files[1])
+    diagnosis, rows = diagnosed(cell, tmp_path / "out", tmp_path)
     assert diagnosis["status"] == "ok" and diagnosis["summary"]["sqnr_db"] is None
     assert not set(rows["metric"]) & {"sqnr_db", "underflow_frac", "code_usage", "grad_snr_db"}
     assert {"effective_rank", "init_distance"} <= set(rows["metric"])

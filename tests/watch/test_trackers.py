@@ -1,13 +1,12 @@
 """What each tracker's own reader finds are the numbers of history.csv, each once, however often one is interrupted.
 
-Oracles: the readers of TensorBoard, MLflow, Weights & Biases (offline) and, where it is installed, Trackio.
+Oracles: the readers of TensorBoard, MLflow and Weights & Biases (offline).
 """
 
 from __future__ import annotations
 
 import json
 import struct
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -191,35 +190,6 @@ def test_wandb_keeps_every_number_offline(game, monkeypatch):
     assert set(found) == set(game.keys)
     for key in game.keys:
         assert_same(found[key], game, key)
-
-
-def test_trackio_reads_back_every_number(game, monkeypatch):
-    pytest.importorskip("trackio")
-    # It decides where to write when it is loaded, so it is told in a process of its own.
-    code = (
-        "import sys; from pathlib import Path; from altgrad.watch.trackers import Trackio\n"
-        "import json; told = json.loads(sys.stdin.read()); tracker = Trackio(Path(sys.argv[1]))\n"
-        "for run, rows in told.items():\n"
-        "    tracker.begin(run, {'train': {'steps': 60}})\n"
-        "    for step, numbers in rows: tracker.log(run, step, numbers)\n"
-        "    tracker.end(run, {'val_loss': 1.0, 'val_loss_best': 1.0}, 'completed')\n"
-        "tracker.close()\n"
-    )
-    rows: dict[str, list[Any]] = {}
-    for key in game.keys:
-        steps: dict[int, dict[str, float]] = defaultdict(dict)
-        for (name, step), value in expected(game, key).items():
-            steps[step][name] = value
-        rows[key] = list(steps.items())
-    folder = game.root / "trackio"
-    subprocess.run([sys.executable, "-c", code, str(folder)], input=json.dumps(rows), text=True, check=True)
-    import sqlite3
-
-    with sqlite3.connect(folder / "altgrad.db") as database:
-        logged = database.execute("select run_name, step, metrics from metrics").fetchall()
-    for key in game.keys:
-        found = {(name, step): v for run, step, row in logged if run == key for name, v in json.loads(row).items()}
-        assert {place: found[place] for place in expected(game, key)} == expected(game, key)
 
 
 def test_a_tracker_that_is_not_installed_is_one_sentence_before_anything_is_trained(tmp_path, monkeypatch):
