@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from altgrad.config.tasks import ON_TEST, TITLES
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.document import Block, Column, Table, Text, of_numbers
-from altgrad.reporting.figures.select import at_best
+from altgrad.reporting.document import Block, Column, Table, Text, of_numbers, words
 from altgrad.reporting.load import COMPLETED, Study
-from altgrad.reporting.tables import words
+from altgrad.reporting.select import at_best
 from altgrad.reporting.wording import NONE, joined, number, plural, whole
 
 
@@ -32,7 +31,7 @@ def metrics_table(study: Study, comparison: Comparison) -> list[Block]:
     if linear is None:
         return []
     columns = [words("format"), words("optimizer"), *(Column(title) for title in TITLES.values())]
-    done = at_best(study.cells[study.cells["status"] == COMPLETED].reset_index(), comparison)
+    done = at_best(study.of_status(COMPLETED), comparison)
     means = done.groupby(["format", "optimizer"], sort=False)[list(ON_TEST.values())].mean()
     rows = [[f"**{entry}**", arm, *(number(value, 4) for value in found)] for (entry, arm), found in means.iterrows()]
     behind = [of_numbers(columns, {"format": entry, "optimizer": arm}) for entry, arm in means.index]

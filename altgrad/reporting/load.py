@@ -102,22 +102,21 @@ class Study:
 
     def arm(self, optimizer: str) -> dict[str, Any]:
         """The resolved settings of an optimizer arm (of its first cell in the grid)."""
-        key = self.cells.index[self.cells["optimizer"] == optimizer][0]
-        return self.resolved[key]["arm"]
+        return self.resolved[self.cells.index[self.cells["optimizer"] == optimizer][0]]["arm"]
 
     def entry(self, name: str) -> dict[str, Any]:
         """The resolved settings of a grid entry (of its first cell in the grid)."""
-        return self.resolved[self.cells.index[self.cells["format"] == name][0]]
+        return next(cell for cell in self.resolved.values() if cell["format"] == name)
 
     def last_rules(self, name: str) -> list[dict[str, Any]]:
         """The rules that a grid entry ended with (in its first cell in the grid)."""
-        key = next(key for key, cell in self.resolved.items() if cell["format"] == name)
+        key, cell = next((key, cell) for key, cell in self.resolved.items() if cell["format"] == name)
         made = self.switches.get(key)
-        return self.resolved[key]["schedule"][made[-1]["place"] - 1]["rules"] if made else self.resolved[key]["rules"]
+        return cell["schedule"][made[-1]["place"] - 1]["rules"] if made else cell["rules"]
 
-    def count(self, status: str) -> int:
-        """Number of cells with this status."""
-        return int((self.cells["status"] == status).sum())
+    def of_status(self, status: str) -> pd.DataFrame:
+        """The rows of ``cells`` with this status."""
+        return self.cells[self.cells["status"] == status]
 
 
 def every_rule(cell: dict[str, Any]) -> list[dict[str, Any]]:

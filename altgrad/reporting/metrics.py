@@ -28,7 +28,7 @@ def metrics(study: Study, comparison: Comparison, flags: int) -> dict[str, Any]:
     return {
         "cells": {
             "total": len(study.cells),
-            **{status: study.count(status) for status in (COMPLETED, DIVERGED, MISSING)},
+            **{status: len(study.of_status(status)) for status in (COMPLETED, DIVERGED, MISSING)},
         },
         "best": _best(study, comparison),
         study.measure.column: _nested(table, table["primary"]),

@@ -91,13 +91,14 @@ def _result(study: Study, comparison: Comparison, pictures: Pictures) -> list[Bl
 
 def _scope(study: Study) -> str:
     """Say what the grid is and what a run of it."""
-    counts = [f"{study.count(status)} {status}" for status in (COMPLETED, DIVERGED, MISSING) if study.count(status)]
+    by_status = {status: len(study.of_status(status)) for status in (COMPLETED, DIVERGED, MISSING)}
+    counts = [f"{count} {status}" for status, count in by_status.items() if count]
     shape = [
         plural(len(study.formats), "format"), plural(len(study.optimizers), "optimizer"),
         plural(len(study.seeds), "seed"), plural(len(study.lr_scales), "learning rate"),
     ]  # fmt: skip
     text = f"The grid: {' × '.join(shape)} = {plural(len(study.cells), 'run')}, {joined(counts)}."
-    completed = study.cells[study.cells["status"] == COMPLETED]
+    completed = study.of_status(COMPLETED)
     if len(completed):
         text += (
             f" Each trains a GPT of {significant(completed['parameters'].max() / 1e6)} M parameters for "
@@ -105,6 +106,6 @@ def _scope(study: Study) -> str:
             f"tokens) on `{study.corpus['corpus']}`. Settings: params.yaml; every run: cells.html; definitions: "
             "`python -m altgrad.metrics`."
         )
-    if study.count(MISSING):
+    if by_status[MISSING]:
         text += " `dvc repro` runs what is missing or stale, and writes this report again."
     return text

@@ -15,13 +15,12 @@ import numpy as np
 from altgrad.reporting import roles
 from altgrad.reporting.claims import COST
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.document import Block, Column, Table, Text, of_numbers
+from altgrad.reporting.document import Block, Column, Table, Text, of_numbers, words
 from altgrad.reporting.load import Study
 from altgrad.reporting.moderation import fitted
 from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.results import INCONCLUSIVE, LEVEL, NO_EFFECT, SEEDS, Result
 from altgrad.reporting.runs import Contrast, Run
-from altgrad.reporting.tables import words
 from altgrad.reporting.wording import NONE, interval, joined, number, p_value, plural, signed, significant
 
 QUESTION = "Which 8-bit floating-point format gains most from geometry-aware updates, and why?"

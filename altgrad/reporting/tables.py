@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from altgrad.config.tensor_recipe import SCALE_FORMATS
 from altgrad.formats import Format
 from altgrad.reporting import roles
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.document import Column, Table, of_numbers
-from altgrad.reporting.fairness import Condition
+from altgrad.reporting.document import Column, Table, of_numbers, words
+from altgrad.reporting.fairness import Met
 from altgrad.reporting.load import DIVERGED, MISSING, Study, every_rule
-from altgrad.reporting.memory import memory
 from altgrad.reporting.runs import RUN
+from altgrad.reporting.select import memory
 from altgrad.reporting.wording import NONE, absent, interval, joined, number, signed, significant, whole
 
 SPECIALS_IN_WORDS = {
@@ -23,11 +23,6 @@ SPECIALS_IN_WORDS = {
     "fnuz": "only 0x80 is NaN, no −0",
     "p3109": "0x80 is NaN, top code is ±Inf",
 }
-
-
-def words(head: str) -> Column:
-    """A column of text."""
-    return Column(head, numeric=False)
 
 
 def results_table(study: Study, comparison: Comparison) -> Table:
@@ -64,9 +59,9 @@ def _mean_sd(mean: float, sd: float) -> str:
     return number(mean, 4) + ("" if absent(sd) else f" ± {number(sd, 4)}")
 
 
-def fairness_table(conditions: Iterable[Condition]) -> Table:
+def fairness_table(conditions: Mapping[str, Met]) -> Table:
     """The conditions of a fair comparison."""
-    rows = [[condition.name, f"**{condition.met}**", condition.reason] for condition in conditions]
+    rows = [[name, f"**{met}**", reason] for name, (met, reason) in conditions.items()]
     return Table([words("condition"), words("met"), words("because")], rows)
 
 

@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from altgrad.reporting.divergence import divergences
-from altgrad.reporting.tables_inside import diagnosis_table
+from altgrad.reporting.tables_inside import diagnosis_table, divergences
 
 
 def test_divergence_is_scipys_relative_entropy_of_runs_of_one_seed_and_layer(study, comparison) -> None:

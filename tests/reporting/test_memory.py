@@ -10,8 +10,9 @@ import pytest
 
 from altgrad.reporting import tables
 from altgrad.reporting.figures import FIGURES
+from altgrad.reporting.figures.memory import front
 from altgrad.reporting.figures.style import drawing
-from altgrad.reporting.memory import BYTES, front, memory
+from altgrad.reporting.select import BYTES, memory
 
 
 @pytest.mark.parametrize("higher_is_better", [False, True])

@@ -17,9 +17,9 @@ from altgrad.console import handled
 from altgrad.reporting.compare import compare
 from altgrad.reporting.figures import FIGURES, draw
 from altgrad.reporting.figures.curves import loss_differences
-from altgrad.reporting.figures.select import labelled, weight_format
 from altgrad.reporting.figures.style import LOOKS, RESERVE, drawing, looks, panels, spread_axis
-from altgrad.reporting.figures.weights import BINS_PER_BINADE, LOWEST, relative_histogram
+from altgrad.reporting.figures.weights import BINS_PER_BINADE, LOWEST, labelled, relative_histogram
+from altgrad.reporting.select import weight_format
 from tests.reporting.made_losses import ADAMW, STIFF, study_of
 
 

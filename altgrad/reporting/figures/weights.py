@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 
 from altgrad.formats import Format
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.figures.select import in_order, labelled, last, per_layer, weight_format
 from altgrad.reporting.figures.spec import in_report
 from altgrad.reporting.figures.style import Look, looks, tiles
 from altgrad.reporting.load import Study
+from altgrad.reporting.select import in_order, last, per_layer, weight_format
 
 BINS_PER_BINADE = 4  # of the histogram that the diagnosis writes
 LOWEST = -16  # binades below the largest weight of a layer, which a scale puts on the format's largest value
@@ -34,7 +34,7 @@ def weight_grid(study: Study, comparison: Comparison) -> Figure | None:
     """
     rows = per_layer(study.diagnosis, study, comparison)
     rows = rows[rows["metric"] == "log2_magnitude"]
-    found = {name: weight_format(study, name, rows["layer"]) for name in in_order(study, rows)}
+    found = {name: weight_format(study, name, rows["layer"]) for name in in_order(study.formats, rows["format"])}
     shown = {name: pair for name, pair in found.items() if pair is not None}
     if not shown:
         return None
@@ -51,6 +51,11 @@ def weight_grid(study: Study, comparison: Comparison) -> Figure | None:
     for axis in axes[-3:]:
         axis.set_xlabel("binades below the largest weight")
     return figure
+
+
+def labelled(name: str, fmt: Format) -> str:
+    """Return the entry's name, with the format behind it where that is another."""
+    return name if name == fmt.name else f"{name} ({fmt.name})"
 
 
 def relative_histogram(rows: pd.DataFrame, amax: pd.Series) -> np.ndarray:

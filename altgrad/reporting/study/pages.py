@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from altgrad.reporting.document import Column, Table, Text
+from altgrad.reporting.document import Column, Table, Text, words
 from altgrad.reporting.markdown import blocks_to_markdown
 from altgrad.reporting.measure import Measure
 from altgrad.reporting.results import SMALLEST_EFFECT
@@ -13,7 +13,6 @@ from altgrad.reporting.study.answers import Answer, Comparison
 from altgrad.reporting.study.questions import Question
 from altgrad.reporting.study.runs import Runs
 from altgrad.reporting.summary import cells, heads
-from altgrad.reporting.tables import words
 from altgrad.reporting.wording import NONE, number, significant
 
 NOTHING = "no seed has all of its runs"

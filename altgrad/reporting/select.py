@@ -1,8 +1,8 @@
-"""Which rows a figure shows: each arm at its best learning rate, one optimizer for pictures per layer."""
+"""Which rows a figure or a table shows: each arm at its best learning rate, one optimizer where it is per layer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
@@ -10,19 +10,25 @@ from altgrad.config.recipe import last_matching
 from altgrad.formats import Format
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.load import COMPLETED, IDENTITY, Study
+from altgrad.reporting.runs import RUN
+
+BYTES = "bytes_per_parameter"
+
+
+def among(frame: pd.DataFrame, runs: pd.DataFrame, keys: Sequence[str] = IDENTITY) -> pd.Series:
+    """Return which rows of ``frame`` are of ``runs``: have the ``keys`` of one of them."""
+    known = pd.MultiIndex.from_frame(runs[list(keys)])
+    return pd.Series(pd.MultiIndex.from_frame(frame[list(keys)]).isin(known), frame.index)
 
 
 def at_best(frame: pd.DataFrame, comparison: Comparison) -> pd.DataFrame:
     """Return the rows of ``frame`` whose learning rate is the best of their (format, optimizer)."""
-    keys = ["format", "optimizer", "lr_scale"]
-    best = pd.MultiIndex.from_frame(comparison.best[keys])
-    return frame[pd.MultiIndex.from_frame(frame[keys]).isin(best)]
+    return frame[among(frame, comparison.best, RUN)]
 
 
 def of_completed(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
     """Return the rows of ``frame`` that are of runs that completed."""
-    completed = pd.MultiIndex.from_frame(study.cells.loc[study.cells["status"] == COMPLETED, IDENTITY])
-    return frame[pd.MultiIndex.from_frame(frame[IDENTITY]).isin(completed)]
+    return frame[among(frame, study.of_status(COMPLETED))]
 
 
 def shown_optimizer(study: Study, comparison: Comparison) -> str:
@@ -36,33 +42,40 @@ def per_layer(frame: pd.DataFrame, study: Study, comparison: Comparison) -> pd.D
     A format of which no run completed is shown by its diverged ones.
     """
     frame = at_best(frame[frame["optimizer"] == shown_optimizer(study, comparison)], comparison)
-    completed = study.cells[study.cells["status"] == COMPLETED]
-    rows = pd.MultiIndex.from_frame(frame[IDENTITY]).isin(pd.MultiIndex.from_frame(completed[IDENTITY]))
-    some = frame["format"].isin(frame.loc[rows, "format"].unique())
-    return frame[rows | ~some]
+    rows = among(frame, study.of_status(COMPLETED))
+    return frame[rows | ~frame["format"].isin(frame.loc[rows, "format"].unique())]
 
 
 def late(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the second half of each run: what a format does once weights have settled."""
-    last = frame.groupby(["format", "seed"])["step"].transform("max")
-    return frame[frame["step"] >= last / 2]
+    return frame[frame["step"] >= frame.groupby(IDENTITY)["step"].transform("max") / 2]
 
 
 def last(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of each run's last step."""
-    return frame[frame["step"] == frame.groupby(["format", "seed"])["step"].transform("max")]
+    return frame[frame["step"] == frame.groupby(IDENTITY)["step"].transform("max")]
 
 
-def in_order(study: Study, frame: pd.DataFrame) -> list[str]:
-    """Return the grid's formats that ``frame`` has rows of, in grid order."""
-    present = set(frame["format"].unique())
-    return [name for name in study.formats if name in present]
+def in_order(known: Iterable[str], found: Iterable[str]) -> list[str]:
+    """Return those of ``known``, such as the grid's formats, that are ``found``."""
+    present = set(found)
+    return [name for name in known if name in present]
 
 
 def layer_order(study: Study, frame: pd.DataFrame) -> list[str]:
     """Return the layers that ``frame`` has rows of, in the order in which data flows through the model."""
-    present = set(frame["layer"].unique())
-    return [name for name in study.monitors["layer"].unique() if name in present]
+    return in_order(study.monitors["layer"].unique(), frame["layer"].unique())
+
+
+def memory(study: Study, comparison: Comparison) -> pd.DataFrame:
+    """Return bytes per parameter (weights, master weights, gradients, optimizer state) and milliseconds of a step.
+
+    A row per format and optimizer at its best learning rate, with the median over completed runs; empty where all
+    train in the same bytes, so that there is nothing to choose by.
+    """
+    completed = at_best(study.of_status(COMPLETED), comparison)
+    found = completed.groupby(["format", "optimizer"], sort=False)[[BYTES, "step_ms_median"]].median().dropna()
+    return found if found[BYTES].round(2).nunique() > 1 else found.iloc[:0]
 
 
 def weight_format(study: Study, name: str, layers: Iterable[str]) -> tuple[Format, list[str]] | None:
@@ -70,7 +83,6 @@ def weight_format(study: Study, name: str, layers: Iterable[str]) -> tuple[Forma
 
     A recipe may mix formats; codes of different ones share no axis. ``None`` when no weight is quantized.
     """
-    cell = next(cell for cell in study.resolved.values() if cell["format"] == name)
     every = list(dict.fromkeys([*study.monitors["layer"][study.monitors["role"] == "weight"], *layers]))
     rules = ((rule["layers"], rule.get("last", 1), rule["weight"]) for rule in study.last_rules(name))
     weights = last_matching(every, rules)
@@ -81,9 +93,4 @@ def weight_format(study: Study, name: str, layers: Iterable[str]) -> tuple[Forma
     if not by_format:
         return None
     used = max(by_format, key=lambda fmt: len(by_format[fmt]))
-    return Format(**cell["formats"][used]), by_format[used]
-
-
-def labelled(name: str, fmt: Format) -> str:
-    """Return the entry's name, with the format behind it where that is another."""
-    return name if name == fmt.name else f"{name} ({fmt.name})"
+    return Format(**study.entry(name)["formats"][used]), by_format[used]
