@@ -10,26 +10,27 @@ from altgrad.reporting.select import at_best
 from altgrad.reporting.wording import NONE, joined, number, plural, whole
 
 
-def against_words(study: Study, comparison: Comparison) -> str:
-    """Return whether the baseline under the baseline optimizer is better than the linear model; "" for other tasks."""
+def against_words(study: Study, comparison: Comparison) -> Text | None:
+    """Return whether the baseline under the baseline optimizer is better than the linear model; None for other tasks.
+    """
     linear = study.corpus.get("baseline")
     run = comparison.best_runs.get((study.baseline or "", comparison.reference or ""))
     if linear is None or run is None or not comparison.runs.completed(run):
-        return ""
+        return None
     name = study.params["primary"]
     own, other = comparison.runs.of_run(run).mean(), linear["test"][name]
     does = "beats" if own > other else "**does not beat**"
-    return (
+    return Text(
         f"`{run[0]}` under `{run[1]}` {does} {linear['name']} on whole documents: {TITLES[name]} {number(own, 4)} "
         f"against {number(other, 4)}."
     )
 
 
-def metrics_table(study: Study, comparison: Comparison) -> list[Block]:
-    """Return every metric of every format and optimizer at its best rate, and the linear model's; nothing for text."""
+def metrics_table(study: Study, comparison: Comparison) -> Table | None:
+    """Return every metric of every format and optimizer at its best rate, and the linear model's; None for text."""
     linear = study.corpus.get("baseline")
     if linear is None:
-        return []
+        return None
     columns = [words("format"), words("optimizer"), *(Column(title) for title in TITLES.values())]
     done = at_best(study.of_status(COMPLETED), comparison)
     means = done.groupby(["format", "optimizer"], sort=False)[list(ON_TEST.values())].mean()
@@ -42,7 +43,7 @@ def metrics_table(study: Study, comparison: Comparison) -> list[Block]:
         f"{primary} are exploratory. The last row reads whole documents: {whole(linear['words'])} words, "
         f"C = {linear['C']:g} chosen on validation documents."
     )
-    return [Table(columns, rows, note, [*behind, [None] * len(columns)])]
+    return Table(columns, rows, note, [*behind, [None] * len(columns)])
 
 
 def labels_table(study: Study) -> list[Block]:

@@ -11,11 +11,10 @@ from altgrad.reporting.compare import compare
 from altgrad.reporting.figures import FIGURES, draw
 from altgrad.reporting.flags import raised
 from altgrad.reporting.html import CELLS, links_of, to_html
-from altgrad.reporting.load import load_study
+from altgrad.reporting.load import load_study, prune
 from altgrad.reporting.markdown import to_markdown
 from altgrad.reporting.metrics import metrics
 from altgrad.reporting.plots import write_plots
-from altgrad.reporting.prune import prune
 from altgrad.reporting.sections import document
 from altgrad.reporting.simulate import worst_rate
 from altgrad.reporting.summary import headline

@@ -67,10 +67,11 @@ def judged(
             more their variances are moderated by one another; without it each is judged by its own alone (Student's
             t), whatever its number of seeds: the rule that the study's first tests were registered with.
     """
-    spread = None
+    spread: Spread | None = None
     if contrasts is not None and len(differences) >= MODERATED:
         spread = fitted(list(differences.values()), np.array([contrasts[name] for name in differences]))
-    errors = {name: spread.error(found) if spread else _own(found) for name, found in differences.items()}
+    spread = spread or Spread(0.0, 0.0, math.inf)  # by which each stands alone
+    errors = {name: spread.error(found) for name, found in differences.items()}
     p = {name: _p(found.mean, *errors[name]) for name, found in differences.items()}
     adjusted = holm({name: value for name, value in p.items() if value == value})
     least = 2 if contrasts is None else SEEDS
@@ -78,11 +79,6 @@ def judged(
         name: amount(found, *errors[name], p[name], adjusted.get(name, math.nan), least)
         for name, found in differences.items()
     }
-
-
-def _own(difference: Difference) -> tuple[float, float]:
-    """Return the standard error of a difference by its own spread, and its degrees of freedom."""
-    return Spread(0.0, 0.0, math.inf, 1, difference.n).error(difference)
 
 
 def _p(mean: float, error: float, dof: float) -> float:

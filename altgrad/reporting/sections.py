@@ -35,58 +35,45 @@ def document(
     ``ended_badly`` are those of `altgrad.reporting.anomalies.cases`, ``chance`` how often simulated studies like
     this one find what is not there, ``tuning`` is that of the run that fixed its learning rates.
     """
-    first = [picture for picture in _shown(pictures, "gains") if picture.name == FIRST]
+    gains, labels = at("gains", pictures), labels_table(study)
     sections = [
-        Section("Result in detail", "result", _result(study, comparison, pictures)),
-        Section("What makes it fair", "fairness", [
-            tables.fairness_table(conditions(study, comparison, tuning))
-        ]),
-        Section("Which runs fail", "failures", _with_table(
-            [], tables_inside.failures_table(study, ended_badly)
+        Section("Result in detail", "result", _there(
+            *(picture for picture in gains if picture.name != FIRST), *at("costs", pictures),
+            tables.results_table(study, comparison), metrics_table(study, comparison),
         )),
-        Section("Precision and range", "precision", _shown(pictures, "layers")),
-        Section("Weights", "weights", _with_table(
-            _shown(pictures, "weights"), tables_inside.diagnosis_table(study, comparison)
+        Section("What makes it fair", "fairness", [tables.fairness_table(conditions(study, comparison, tuning))]),
+        Section("Which runs fail", "failures", _there(tables_inside.failures_table(study, ended_badly))),
+        Section("Precision and range", "precision", at("layers", pictures)),
+        Section("Weights", "weights", _there(
+            *at("weights", pictures), tables_inside.diagnosis_table(study, comparison)
         )),
-        Section("The format's geometry and the loss's", "geometry", _with_table(
-            [], tables_inside.geometry_table(study, comparison)
+        Section("The format's geometry and the loss's", "geometry", _there(
+            tables_inside.geometry_table(study, comparison)
         )),
-        Section("Updates", "updates", _with_table(_shown(pictures, "updates"), updates_table(study, comparison))),
-        Section("Loss curves", "curves", _shown(pictures, "curves")),
-        Section("Formats and recipe", "formats", [
-            made for table in (tables.formats_table, tables.recipe_table, tables.changes_table)
-            if (made := table(study)) is not None
-        ]),
+        Section("Updates", "updates", _there(*at("updates", pictures), updates_table(study, comparison))),
+        Section("Loss curves", "curves", at("curves", pictures)),
+        Section("Formats and recipe", "formats", _there(
+            tables.formats_table(study), tables.recipe_table(study), tables.changes_table(study)
+        )),
         Section("What it was", "settings", [
-            Text(_scope(study)), tables.machine_table(study, revision), tables.corpus_table(study),
-            *labels_table(study),
+            Text(_scope(study)), tables.machine_table(study, revision), tables.corpus_table(study), *labels,
         ]),
     ]  # fmt: skip
     return Document(
         "AltGrad report",
         QUESTION,
-        [
-            Text(headline(study, comparison)), *[Text(study.measure.direction)] * study.measure.higher_is_better,
-            *first, *summary(study, comparison, chance),
-            *(Text(said) for said in [against_words(study, comparison)] if said),
-        ],
+        _there(
+            Text(headline(study, comparison)),
+            Text(study.measure.direction) if study.measure.higher_is_better else None,
+            *(picture for picture in gains if picture.name == FIRST), *summary(study, comparison, chance),
+            against_words(study, comparison),
+        ),
         [section for section in sections if section.blocks],
     )  # fmt: skip
 
 
-def _shown(pictures: Pictures, *sections: str) -> list[Picture]:
-    return [picture for section in sections for picture in at(section, pictures)]
-
-
-def _with_table(blocks: Sequence[Block], table: Block | None) -> list[Block]:
-    return [*blocks, *([table] if table else [])]
-
-
-def _result(study: Study, comparison: Comparison, pictures: Pictures) -> list[Block]:
-    """The course of what each optimizer changes, and every format and optimizer in one table."""
-    gains = [picture for picture in _shown(pictures, "gains") if picture.name != FIRST]
-    costs = _shown(pictures, "costs")
-    return [*gains, *costs, tables.results_table(study, comparison), *metrics_table(study, comparison)]
+def _there(*blocks: Block | None) -> list[Block]:
+    return [block for block in blocks if block is not None]
 
 
 def _scope(study: Study) -> str:

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from altgrad.config.recipe import last_matching
-from altgrad.formats import Format
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.load import COMPLETED, IDENTITY, Study
 from altgrad.reporting.runs import RUN
@@ -51,20 +49,10 @@ def late(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["step"] >= frame.groupby(IDENTITY)["step"].transform("max") / 2]
 
 
-def last(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of each run's last step."""
-    return frame[frame["step"] == frame.groupby(IDENTITY)["step"].transform("max")]
-
-
 def in_order(known: Iterable[str], found: Iterable[str]) -> list[str]:
     """Return those of ``known``, such as the grid's formats, that are ``found``."""
     present = set(found)
     return [name for name in known if name in present]
-
-
-def layer_order(study: Study, frame: pd.DataFrame) -> list[str]:
-    """Return the layers that ``frame`` has rows of, in the order in which data flows through the model."""
-    return in_order(study.monitors["layer"].unique(), frame["layer"].unique())
 
 
 def memory(study: Study, comparison: Comparison) -> pd.DataFrame:
@@ -76,21 +64,3 @@ def memory(study: Study, comparison: Comparison) -> pd.DataFrame:
     completed = at_best(study.of_status(COMPLETED), comparison)
     found = completed.groupby(["format", "optimizer"], sort=False)[[BYTES, "step_ms_median"]].median().dropna()
     return found if found[BYTES].round(2).nunique() > 1 else found.iloc[:0]
-
-
-def weight_format(study: Study, name: str, layers: Iterable[str]) -> tuple[Format, list[str]] | None:
-    """Return the format that most of ``layers`` keep their weights in under grid entry ``name``, and those layers.
-
-    A recipe may mix formats; codes of different ones share no axis. ``None`` when no weight is quantized.
-    """
-    every = list(dict.fromkeys([*study.monitors["layer"][study.monitors["role"] == "weight"], *layers]))
-    rules = ((rule["layers"], rule.get("last", 1), rule["weight"]) for rule in study.last_rules(name))
-    weights = last_matching(every, rules)
-    by_format: dict[str, list[str]] = {}
-    for layer in dict.fromkeys(layers):
-        if (weight := weights.get(layer)) is not None:
-            by_format.setdefault(weight["format"], []).append(layer)
-    if not by_format:
-        return None
-    used = max(by_format, key=lambda fmt: len(by_format[fmt]))
-    return Format(**study.entry(name)["formats"][used]), by_format[used]

@@ -36,8 +36,9 @@ def summary(
     for lead, table in (
         (costs, costs_table(study, comparison)),
         (changes, updates_table(study, comparison)),
-        (f"{study.measure.best.capitalize()} {study.measure.noun}", lowest_table(study, comparison)),
-    ):
+        (f"{'Highest' if study.measure.higher_is_better else 'Lowest'} {study.measure.noun}",
+         lowest_table(study, comparison)),
+    ):  # fmt: skip
         if table is not None:
             blocks += [Text(f"**{lead}**"), table]
     return [*blocks, Text(certainty(study, comparison, chance))]
@@ -206,7 +207,8 @@ def lowest_table(study: Study, comparison: Comparison) -> Table | None:
     if len(found) < 2:
         return None
     measure = study.measure
-    columns = [words(measure.entry), words("optimizer"), Column(measure.noun), Column(measure.from_best), Column("p")]
+    from_best = "minus the highest" if measure.higher_is_better else "above the lowest"
+    columns = [words(measure.entry), words("optimizer"), Column(measure.noun), Column(from_best), Column("p")]
     rows = [
         [f"**{row.run[0]}**", row.run[1], number(row.loss, 4), signed(row.above, 4) if i else NONE,
          p_value(row.adjusted) if i else NONE]

@@ -14,7 +14,7 @@ from altgrad.reporting.fairness import Met
 from altgrad.reporting.load import DIVERGED, MISSING, Study, every_rule
 from altgrad.reporting.runs import RUN
 from altgrad.reporting.select import memory
-from altgrad.reporting.wording import NONE, absent, interval, joined, number, signed, significant, whole
+from altgrad.reporting.wording import NONE, interval, joined, number, shown, signed, significant, whole
 
 SPECIALS_IN_WORDS = {
     "finite": "every code is a number",
@@ -56,7 +56,7 @@ def _seeds(row: Any) -> str:
 
 
 def _mean_sd(mean: float, sd: float) -> str:
-    return number(mean, 4) + ("" if absent(sd) else f" ± {number(sd, 4)}")
+    return number(mean, 4) + (f" ± {number(sd, 4)}" if shown(sd) else "")
 
 
 def fairness_table(conditions: Mapping[str, Met]) -> Table:

@@ -17,7 +17,7 @@ from altgrad.reporting.document import Column, Table, words
 from altgrad.reporting.load import MISSING, Study
 from altgrad.reporting.select import in_order, per_layer, shown_optimizer
 from altgrad.reporting.statistics import interval
-from altgrad.reporting.wording import NONE, absent, number, signed, significant, whole
+from altgrad.reporting.wording import NONE, number, shown, signed, significant, whole
 
 KL_MIXTURE = 1e-6  # share of p that is mixed into q before KL(p || q), so that one empty bin is no infinite divergence
 EXPLAIN = "python -m altgrad.diagnostics explain CELL"
@@ -57,7 +57,7 @@ def _numbers(metric: Metric, values: list[float]) -> list[str]:
     values = [100 * value if metric.is_share else value for value in values]
     if metric.unit == "cosine":
         return [number(value, COSINE_DECIMALS) for value in values]
-    largest = max((abs(value) for value in values if not absent(value)), default=0.0)
+    largest = max((abs(value) for value in values if shown(value)), default=0.0)
     if largest >= 1e5 or 0 < largest < 1e-3:
         return [significant(value) for value in values]
     decimals = 2 - math.floor(math.log10(largest)) if largest > 0 else 2

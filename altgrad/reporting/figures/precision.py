@@ -18,7 +18,7 @@ from altgrad.reporting.compare import Comparison
 from altgrad.reporting.figures.spec import in_report
 from altgrad.reporting.figures.style import drawing, heat_map, panels, save
 from altgrad.reporting.load import Study
-from altgrad.reporting.select import in_order, late, layer_order, per_layer
+from altgrad.reporting.select import in_order, late, per_layer
 
 ROLES = {"weight": "weights", "input": "inputs", "grad": "incoming gradients"}
 
@@ -36,7 +36,8 @@ def sqnr(study: Study, comparison: Comparison) -> Figure | None:
     roles, names = in_order(ROLES, rows["role"]), in_order(study.formats, rows["format"])
     if not roles:
         return None
-    names, layers = [name for name in names if name != study.baseline] or names, layer_order(study, rows)
+    names = [name for name in names if name != study.baseline] or names
+    layers = in_order(study.monitors["layer"].unique(), rows["layer"])  # as data flows through the model
     table = rows.pivot_table(index="layer", columns=["role", "format"], values="value", sort=False)
     low, high = np.floor(table.min().min()), np.ceil(max(table.max().max(), 0.1))
     figure, axes = panels(1, len(roles), 1.2 + min(0.2 * len(layers), 12), sharey=True)

@@ -21,9 +21,8 @@ from altgrad.config import Resolver, UserError, load_params
 from altgrad.config.files import read_json, write_text
 from altgrad.config.published import KEPT, WEIGHTS
 from altgrad.config.tasks import ON_TEST
-from altgrad.reporting.study.questions import Question
+from altgrad.reporting.study.questions import Question, of_experiment, params_of
 from altgrad.reporting.study.runs import AFTER, COLUMNS, KEY, MEASURED, Runs
-from altgrad.reporting.study.settings import of_experiment, params_of
 
 TUNES = "tuning"  # how the name of an experiment begins that chooses learning rates
 STATUS = {"completed": "ok"}
