@@ -39,7 +39,8 @@ def results_table(study: Study, comparison: Comparison) -> Table:
         half = noise.half_width(row.difference) if noise and row.difference else None
         rows.append([
             f"**{row.format}**", row.optimizer, *[f"{row.peak_lr:.3g}"] * rates, _seeds(row),
-            _mean_sd(row.primary, row.primary_sd), *[signed(mean, 4), interval(row.difference, half)] * paired,
+            number(row.primary, 4) + (f" ± {number(row.primary_sd, 4)}" if shown(row.primary_sd) else ""),
+            *[signed(mean, 4), interval(row.difference, half)] * paired,
             *[number(row.perplexity, 2)] * measure.in_nats,
             *[number(kept[name].get((row.format, row.optimizer)), 2) for name in kept if len(kept)],
         ])  # fmt: skip
@@ -53,10 +54,6 @@ def results_table(study: Study, comparison: Comparison) -> Table:
 def _seeds(row: Any) -> str:
     lost = [f"{getattr(row, status)} {status}" for status in (DIVERGED, MISSING) if getattr(row, status)]
     return f"{row.completed} of {row.planned}" + (f" ({', '.join(lost)})" if lost else "")
-
-
-def _mean_sd(mean: float, sd: float) -> str:
-    return number(mean, 4) + (f" ± {number(sd, 4)}" if shown(sd) else "")
 
 
 def fairness_table(conditions: Mapping[str, Met]) -> Table:

@@ -30,11 +30,7 @@ LOWEST = -16  # binades below the largest weight of a layer, which a scale puts 
     "that magnitude.",
 )  # fmt: skip
 def weight_grid(study: Study, comparison: Comparison) -> Figure | None:
-    """Weight magnitudes in binades below the layer's largest, with each format's precision at that magnitude.
-
-    A scale per tensor puts the largest weight of a layer on the format's largest value, so the
-    distance from it is the same axis for every format, and only the format's ranges move.
-    """
+    """Weight magnitudes in binades below the layer's largest, with each format's precision at that magnitude."""
     rows = per_layer(study.diagnosis, study, comparison)
     rows = rows[rows["metric"] == "log2_magnitude"]
     found = {name: weight_format(study, name, rows["layer"]) for name in in_order(study.formats, rows["format"])}

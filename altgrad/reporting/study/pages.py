@@ -68,7 +68,8 @@ def _hypothesis(answer: Answer) -> list[str]:
     significant_of = answer.count("lower", "higher")
     *numbers, said = cells(found.result)
     said = said if count == 1 else f"{significant_of} of {count} significant"
-    return [answer.name, hypothesis.says, str(count), *numbers, said, _yes(answer.as_expected), link]
+    expected = {True: "yes", False: "no", None: NONE}[answer.as_expected]
+    return [answer.name, hypothesis.says, str(count), *numbers, said, expected, link]
 
 
 def _comparisons(answers: Sequence[Answer], runs: Runs) -> Table:
@@ -96,19 +97,15 @@ def _expected(found: Comparison) -> str:
     return found.expected if found.as_expected in (True, None) else f"{found.expected}: no"
 
 
-def _yes(value: bool | None) -> str:
-    return NONE if value is None else "yes" if value else "no"
-
-
 def _size(found: Comparison, runs: Runs) -> str:
     """Say parameters and tokens of a comparison's runs, such as "0.17 M, 0.2 M"."""
     rows = runs.of_experiment(*{run.experiment for run in found.runs})
     sizes = [sorted(set(rows[name].dropna())) for name in ("parameters", "tokens")]
-    return ", ".join("/".join(f"{_millions(value / 1e6)} M" for value in values) for values in sizes)
 
+    def millions(value: float) -> str:
+        return f"{significant(value / 1e6, 2) if value < 1e8 else number(value / 1e6, 0)} M"
 
-def _millions(value: float) -> str:
-    return significant(value, 2) if value < 100 else number(value, 0)
+    return ", ".join("/".join(map(millions, values)) for values in sizes)
 
 
 def _untested(answers: Sequence[Answer]) -> list[Text]:

@@ -37,7 +37,8 @@ def train_missing(question: Question, runs: Runs, study: Path, jobs: int | None)
     params = root / "params.yaml"
     missing = [name for name in question.content.runs if _lacks(params_of(question, name, params), name, runs, study)]
     if missing:
-        _require_committed(root)
+        if _git(root, "status", "--porcelain", "altgrad", "stages", "dvc.yaml"):
+            raise UserError("the code differs from the last commit, which new rows of the study would name: commit it")
         missing = [
             name for name in question.content.runs
             if name in missing or (_keeps(question, name) and not (root / KEPT / name / WEIGHTS).is_file())
@@ -80,11 +81,6 @@ def _lacks(params: dict[str, Any], name: str, runs: Runs, study: Path) -> bool:
     wanted = {(name, cell.format, cell.optimizer, cell.seed, float(cell.lr_scale)) for cell in cells}
     have = runs.of_experiment(name)[KEY].itertuples(index=False, name=None)
     return bool(wanted - set(have))
-
-
-def _require_committed(root: Path) -> None:
-    if _git(root, "status", "--porcelain", "altgrad", "stages", "dvc.yaml"):
-        raise UserError("the code differs from the last commit, which new rows of the study would name: commit it")
 
 
 def _checkout(root: Path, name: str) -> Path:
