@@ -155,16 +155,12 @@ def changes_table(study: Study) -> Table | None:
 
 def machine_table(study: Study, revision: str | None) -> Table:
     """Where the numbers come from: machine, versions, revision."""
-    rows = []
-    for field in ("device", "machine", "devices", "threads", "compiled") if study.timing else ():
-        seen = dict.fromkeys(str(timing[field]) for timing in study.timing.values())
-        rows.append([field, joined(list(seen))])
-    packages = dict.fromkeys(name for timing in study.timing.values() for name in timing["versions"])
-    for package in packages:
-        seen = dict.fromkeys(
-            timing["versions"][package] for timing in study.timing.values() if package in timing["versions"]
-        )
-        rows.append([package, joined(list(seen))])
+    fields = ("device", "machine", "devices", "threads", "compiled")
+    seen: dict[str, list[str]] = {}
+    for timing in study.timing.values():
+        for name, value in [*((field, str(timing[field])) for field in fields), *timing["versions"].items()]:
+            seen.setdefault(name, []).append(value)
+    rows = [[name, joined(list(dict.fromkeys(values)))] for name, values in seen.items()]
     rows.append(["git revision", f"`{revision}`" if revision else "not a git checkout"])
     return Table([words("what"), words("value")], rows)
 
