@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def main_of(module: str) -> Callable[[list[str]], None]:
-    """Return the ``main`` of a module such as ``reporting.figures.what_if``, for a command of an earlier package.
+    """Return the ``main`` of a module such as ``reporting.figures.precision``, for a command of an earlier package.
 
     An earlier package may not import a later one; a command may end in what a later one does.
     """

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from altgrad.benchmark.record import BASELINE
-from altgrad.reporting.document import Column, Table
-from altgrad.reporting.tables import words
+from altgrad.reporting.document import Column, Table, words
 from altgrad.reporting.wording import NONE, number, significant, whole
 
 NOT_MEASURED = "not measured"

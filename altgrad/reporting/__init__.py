@@ -4,7 +4,7 @@ Reads what the pipeline wrote and imports no package but ``altgrad.config``: a r
 needs neither torch nor a device.
 """
 
-from altgrad.reporting.prune import prune
+from altgrad.reporting.load import prune
 from altgrad.reporting.report import write_report
 
 __all__ = ["prune", "write_report"]

@@ -74,7 +74,7 @@ def ended_worse(study: Study) -> dict[str, Worse]:
     The baseline's loss is the median over its seeds under the same arm, at the arm's best learning rate; where none of
     them completed, that of the best format.
     """
-    done = study.cells[study.cells["status"] == COMPLETED]
+    done = study.of_status(COMPLETED)
     at_rates = done.groupby(["optimizer", "format", "lr_scale"])["val_loss"].median()
     worse = {}
     for key, cell in done.iterrows():
@@ -167,7 +167,7 @@ class _Traces:
 
 def _case(study: Study, key: str, traces: _Traces, worse: dict[str, Worse]) -> Case:
     cell = study.cells.loc[key]
-    healthy = study.cells[(study.cells["status"] == COMPLETED) & ~study.cells.index.isin([*worse, key])]
+    healthy = study.of_status(COMPLETED).drop([*worse, key], errors="ignore")
     circles = [(healthy[(healthy[shared] == cell[shared]).all(axis=1)].index, name) for shared, name in CIRCLES]
     like, circle = next((found for found in circles if len(found[0]) >= LEAST_PEERS), circles[-1])
     peers = traces.peers(like)

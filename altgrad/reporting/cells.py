@@ -18,7 +18,7 @@ from altgrad.metrics import METRICS, Metric
 from altgrad.reporting.anomalies import Case, sentences
 from altgrad.reporting.html import environment
 from altgrad.reporting.load import IDENTITY, MISSING, Study
-from altgrad.reporting.wording import significant
+from altgrad.reporting.wording import as_json, significant
 
 POINTS = 60  # of a curve, about; evaluations are all kept
 OUTCOME = ["signature", "outcome_step", "first_nonfinite", "first_rows"]
@@ -62,10 +62,10 @@ def contents(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> dict[s
             continue
         summary = summaries[identity].set_index("metric")["value"] if identity in summaries else pd.Series(dtype=float)
         own |= {
-            "outcome": {name: _plain(cell[name]) for name in OUTCOME if _plain(cell[name]) not in (None, "")},
-            "results": {name: _plain(cell[name]) for name in _results(study)},
+            "outcome": {name: cell[name] for name in OUTCOME if cell[name] != "" and cell[name] == cell[name]},
+            "results": {name: as_json(cell[name]) for name in _results(study)},
             "curve": _curve(histories[identity], study.measure.on_validation),
-            "summary": [_plain(summary.get(name), 6) for name in names],
+            "summary": [as_json(summary.get(name), 6) for name in names],
         }
         if identity in flagged:
             own["flags"] = [
@@ -96,7 +96,7 @@ def _curve(history: pd.DataFrame, value: str) -> list[list[float | None]]:
     every = max(1, math.ceil(len(history) / POINTS))
     kept = (np.arange(len(history)) % every == 0) | history["val_loss"].notna().to_numpy()
     columns = ["step", "train_loss", value, "grad_norm"]
-    return [[_plain(value, 6) for value in row] for row in history.loc[kept, columns].to_numpy()]
+    return [[as_json(value, 6) for value in row] for row in history.loc[kept, columns].to_numpy()]
 
 
 def _named(name: str, metric: Metric | None) -> tuple[str, str]:
@@ -117,10 +117,3 @@ def _flat(cell: dict[str, Any]) -> dict[str, str]:
         else:
             found[section] = json.dumps(value)
     return found
-
-
-def _plain(value: Any, digits: int = 12) -> Any:
-    """Return ``value`` as JSON has it; a number to so many digits, and none for NaN."""
-    if value is None or isinstance(value, str):
-        return value
-    return float(f"{value:.{digits}g}") if math.isfinite(value) else None

@@ -59,11 +59,12 @@ def ask(study: Study, best: Mapping[tuple[str, str], Run], references: Mapping[s
         matched = [] if settings.get("match_rms") else roles.relatives(study, arm, match_rms=(True,))
         foreign = roles.relatives(study, arm, stiffness=roles.FOREIGN_STIFFNESS)
         foreign = [] if settings.get("stiffness") in (*roles.NULL_STIFFNESS, *roles.FOREIGN_STIFFNESS) else foreign
+        rescales_another = settings.get("match_rms") and roles.relatives(study, arm, match_rms=(False, None))
         for entry in study.formats:
             own, base = best[entry, arm], best[entry, reference]
             gain: Question = (GAIN, entry, arm)
             contrasts[gain] = {own: 1, base: -1}
-            if roles.is_control(settings) or _rescales_another(study, arm) or not every_rule(study.entry(entry)):
+            if roles.is_control(settings) or rescales_another or not every_rule(study.entry(entry)):
                 exploratory.add(gain)
                 continue
             asked: dict[Question, Contrast] = {
@@ -77,10 +78,6 @@ def ask(study: Study, best: Mapping[tuple[str, str], Run], references: Mapping[s
             contrasts |= asked
             controls[gain] = list(asked)
     return Questions(contrasts, controls, exploratory)
-
-
-def _rescales_another(study: Study, arm: str) -> bool:
-    return bool(study.arm(arm).get("match_rms")) and bool(roles.relatives(study, arm, match_rms=(False, None)))
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def compare(study: Study) -> Comparison:
     smallest = measure.smallest_effect
     answers = answer(ask(study, best, references), runs, least, tuned_here=tuned_here, smallest_effect=smallest)
     return Comparison(
-        _best(study, runs, best, answers), _gains(study, best, references, answers), answers, runs, best, references,
+        _best(study, runs, best, answers), _gains(study, references, answers), answers, runs, best, references,
         roles.main_plain(study), least,
     )  # fmt: skip
 
@@ -125,33 +125,23 @@ def _bracket(study: Study, run: Run, runs: Runs) -> str:
     return "unbracketed" if run[2] in (min(study.lr_scales), max(study.lr_scales)) else "bracketed"
 
 
-def _gains(
-    study: Study, best: Mapping[tuple[str, str], Run], references: Mapping[str, str], answers: Answers
-) -> pd.DataFrame:
+def _gains(study: Study, references: Mapping[str, str], answers: Answers) -> pd.DataFrame:
     """Return a row per format and optimizer that has a baseline optimizer to be held against, ``reference``.
 
     ``claim`` is the arm's loss minus the reference's, so below zero is a gain; None if no pair of cells completed.
     ``nulls`` and ``foreign`` map each such control of the grid to the claim of the arm against it; ``matched`` is the
     claim of the same arm at AdamW's update size against the reference; ``beyond`` that of the gain over the gain of the
-    same geometry in the virtual ``twin``, None where there is none. ``bracketed`` tells whether the best learning rates
-    of both lie inside the grid's.
+    same geometry in the virtual ``twin``, None where there is none.
     """
-    columns = [
-        "format", "optimizer", "reference", "claim", "nulls", "foreign", "matched", "twin", "beyond",
-        "bracketed",
-    ]  # fmt: skip
-    twins = roles.unquantized_controls(study)
-    inside = set(study.lr_scales) - {min(study.lr_scales), max(study.lr_scales)}
-    rows = []
+    columns = ["format", "optimizer", "reference", "claim", "nulls", "foreign", "matched", "twin", "beyond"]
+    twins, rows = roles.unquantized_controls(study), []
     for entry, arm in itertools.product(study.formats, references):
-        reference = references[arm]
 
         def against(kind: str, entry: str = entry, arm: str = arm) -> dict[str, Any]:
             return {q[3]: claim for q, claim in answers.claims.items() if q[:3] == (kind, entry, arm)}
 
         rows.append((
-            entry, arm, reference, answers.of(GAIN, entry, arm), against(NULL),
-            against(FOREIGN), next(iter(against(MATCHED).values()), None), twins.get(entry),
-            answers.of(BEYOND, entry, arm), {best[entry, arm][2], best[entry, reference][2]} <= inside,
+            entry, arm, references[arm], answers.of(GAIN, entry, arm), against(NULL), against(FOREIGN),
+            next(iter(against(MATCHED).values()), None), twins.get(entry), answers.of(BEYOND, entry, arm),
         ))  # fmt: skip
     return pd.DataFrame(rows, columns=columns)

@@ -29,6 +29,11 @@ class Column:
     numeric: bool = True
 
 
+def words(head: str) -> Column:
+    """A column of text."""
+    return Column(head, numeric=False)
+
+
 @dataclass(frozen=True)
 class Table:
     """A table of strings; every row has as many cells as there are columns.

@@ -37,7 +37,12 @@ def to_html(
     pages.filters["marks"] = lambda text: marks(text, known)
     pages.filters["behind"] = address
     pages.filters["kind"] = lambda block: type(block).__name__
-    pages.filters["embed"] = lambda name: _embed(figures / f"{name}.png")
+
+    def embed(name: str) -> str:
+        png = (figures / f"{name}.png").read_bytes()
+        return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
+
+    pages.filters["embed"] = embed
     return pages.get_template("page.html.j2").render(document=document, cells=cells)
 
 
@@ -82,8 +87,3 @@ def _linked(text: str, shown: Markup, links: Mapping[str, str]) -> Markup:
         return shown
     several = Markup(' class="behind"') if "#?" in links[text] else ""
     return Markup('<a{} href="{}">{}</a>').format(several, links[text], shown)
-
-
-def _embed(path: Path) -> str:
-    """Return a PNG file as a ``data:`` address."""
-    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode("ascii")

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from altgrad.config.tasks import ON_TEST, TITLES
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.document import Block, Column, Table, Text, of_numbers
-from altgrad.reporting.figures.select import at_best
+from altgrad.reporting.document import Block, Column, Table, Text, of_numbers, words
 from altgrad.reporting.load import COMPLETED, Study
-from altgrad.reporting.tables import words
+from altgrad.reporting.select import at_best
 from altgrad.reporting.wording import NONE, joined, number, plural, whole
 
 
-def against_words(study: Study, comparison: Comparison) -> str:
-    """Return whether the baseline under the baseline optimizer is better than the linear model; "" for other tasks."""
+def against_words(study: Study, comparison: Comparison) -> Text | None:
+    """Return whether the baseline under the baseline optimizer is better than the linear model; None for other tasks.
+    """
     linear = study.corpus.get("baseline")
     run = comparison.best_runs.get((study.baseline or "", comparison.reference or ""))
     if linear is None or run is None or not comparison.runs.completed(run):
-        return ""
+        return None
     name = study.params["primary"]
     own, other = comparison.runs.of_run(run).mean(), linear["test"][name]
     does = "beats" if own > other else "**does not beat**"
-    return (
+    return Text(
         f"`{run[0]}` under `{run[1]}` {does} {linear['name']} on whole documents: {TITLES[name]} {number(own, 4)} "
         f"against {number(other, 4)}."
     )
 
 
-def metrics_table(study: Study, comparison: Comparison) -> list[Block]:
-    """Return every metric of every format and optimizer at its best rate, and the linear model's; nothing for text."""
+def metrics_table(study: Study, comparison: Comparison) -> Table | None:
+    """Return every metric of every format and optimizer at its best rate, and the linear model's; None for text."""
     linear = study.corpus.get("baseline")
     if linear is None:
-        return []
+        return None
     columns = [words("format"), words("optimizer"), *(Column(title) for title in TITLES.values())]
-    done = at_best(study.cells[study.cells["status"] == COMPLETED].reset_index(), comparison)
+    done = at_best(study.of_status(COMPLETED), comparison)
     means = done.groupby(["format", "optimizer"], sort=False)[list(ON_TEST.values())].mean()
     rows = [[f"**{entry}**", arm, *(number(value, 4) for value in found)] for (entry, arm), found in means.iterrows()]
     behind = [of_numbers(columns, {"format": entry, "optimizer": arm}) for entry, arm in means.index]
@@ -43,7 +43,7 @@ def metrics_table(study: Study, comparison: Comparison) -> list[Block]:
         f"{primary} are exploratory. The last row reads whole documents: {whole(linear['words'])} words, "
         f"C = {linear['C']:g} chosen on validation documents."
     )
-    return [Table(columns, rows, note, [*behind, [None] * len(columns)])]
+    return Table(columns, rows, note, [*behind, [None] * len(columns)])
 
 
 def labels_table(study: Study) -> list[Block]:

@@ -9,6 +9,8 @@ Nothing outside the cells of the grid's index is read.
 from __future__ import annotations
 
 import hashlib
+import itertools
+import shutil
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -102,22 +104,21 @@ class Study:
 
     def arm(self, optimizer: str) -> dict[str, Any]:
         """The resolved settings of an optimizer arm (of its first cell in the grid)."""
-        key = self.cells.index[self.cells["optimizer"] == optimizer][0]
-        return self.resolved[key]["arm"]
+        return self.resolved[self.cells.index[self.cells["optimizer"] == optimizer][0]]["arm"]
 
     def entry(self, name: str) -> dict[str, Any]:
         """The resolved settings of a grid entry (of its first cell in the grid)."""
-        return self.resolved[self.cells.index[self.cells["format"] == name][0]]
+        return next(cell for cell in self.resolved.values() if cell["format"] == name)
 
     def last_rules(self, name: str) -> list[dict[str, Any]]:
         """The rules that a grid entry ended with (in its first cell in the grid)."""
-        key = next(key for key, cell in self.resolved.items() if cell["format"] == name)
+        key, cell = next((key, cell) for key, cell in self.resolved.items() if cell["format"] == name)
         made = self.switches.get(key)
-        return self.resolved[key]["schedule"][made[-1]["place"] - 1]["rules"] if made else self.resolved[key]["rules"]
+        return cell["schedule"][made[-1]["place"] - 1]["rules"] if made else cell["rules"]
 
-    def count(self, status: str) -> int:
-        """Number of cells with this status."""
-        return int((self.cells["status"] == status).sum())
+    def of_status(self, status: str) -> pd.DataFrame:
+        """The rows of ``cells`` with this status."""
+        return self.cells[self.cells["status"] == status]
 
 
 def every_rule(cell: dict[str, Any]) -> list[dict[str, Any]]:
@@ -233,3 +234,21 @@ def _joined(tables: list[pa.Table], columns: list[str]) -> pd.DataFrame:
         if name in columns:
             joined[name] = joined[name].astype("float64")
     return joined
+
+
+def prune(data: Path) -> list[Path]:
+    """Remove outputs of cells that are not in ``data/grid/index.json``; return the removed paths, sorted.
+
+    DVC leaves the outputs of a stage that no longer exists on disk. A fresh clone does not have them,
+    so what is read here must not depend on them. A cell's outputs are ``data/runs/<key>/`` and
+    ``data/diag/<key>.json`` and ``.parquet``; other files, such as a ``.gitignore``, stay.
+    """
+    keys = set(read_json(data / "grid/index.json")["cells"])
+    runs = [path for path in (data / "runs").glob("*/") if path.name not in keys]
+    of_diagnoses = itertools.chain.from_iterable((data / "diag").glob(f"*.{end}") for end in ("json", "parquet"))
+    diagnoses = [path for path in of_diagnoses if path.stem not in keys]
+    for path in runs:
+        shutil.rmtree(path)
+    for path in diagnoses:
+        path.unlink()
+    return sorted([*runs, *diagnoses])

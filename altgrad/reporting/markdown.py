@@ -20,22 +20,17 @@ def blocks_to_markdown(blocks: Sequence[Block]) -> str:
     return "\n\n".join(map(_block, blocks))
 
 
-def text_to_markdown(text: str) -> str:
-    """Return the text of a block."""
-    return _text(text)
-
-
 def _block(block: Block) -> str:
     match block:
         case Text(text):
-            return _text(text)
+            return text_to_markdown(text)
         case Table():
             return _table(block)
         case Picture(name, alt, caption):
-            return f"![{alt.replace(']', ')').replace('[', '(')}](figures/{name}.png)\n\n*{_text(caption)}*"
+            return f"![{alt.replace(']', ')').replace('[', '(')}](figures/{name}.png)\n\n*{text_to_markdown(caption)}*"
 
 
-def _text(text: str) -> str:
+def text_to_markdown(text: str) -> str:
     """Return ``text`` with the characters escaped that Markdown would take for marks of its own.
 
     Names such as ``stiff_update`` and ``E4M3*`` are common here; the two marks of the document stay.
@@ -52,8 +47,8 @@ def _table(table: Table) -> str:
     rules = ["---:" if column.numeric else ":---" for column in table.columns]
     lines = [heads, rules, *([_cell(value) for value in row] for row in table.rows)]
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return f"{text}\n\n*{_text(table.note)}*" if table.note else text
+    return f"{text}\n\n*{text_to_markdown(table.note)}*" if table.note else text
 
 
 def _cell(value: str) -> str:
-    return _text(value).replace("|", r"\|").replace("\n", " ")
+    return text_to_markdown(value).replace("|", r"\|").replace("\n", " ")

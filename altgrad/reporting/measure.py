@@ -67,16 +67,6 @@ class Measure:
         """Whether it has a perplexity."""
         return self.unit == Measure.unit
 
-    @property
-    def best(self) -> str:
-        """The end of an ordered list where the best is."""
-        return "highest" if self.higher_is_better else "lowest"
-
-    @property
-    def from_best(self) -> str:
-        """How a run stands to the best, as a column's head has it."""
-        return f"minus the {self.best}" if self.higher_is_better else f"above the {self.best}"
-
     def with_unit(self, text: str) -> str:
         """Return a sentence with the unit at its end."""
         return f"{text}, {self.unit}" if self.unit else text

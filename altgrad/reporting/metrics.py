@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pandas as pd
@@ -10,6 +9,7 @@ import pandas as pd
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
 from altgrad.reporting.summary import ranked
+from altgrad.reporting.wording import as_json
 
 
 def metrics(study: Study, comparison: Comparison, flags: int) -> dict[str, Any]:
@@ -28,14 +28,14 @@ def metrics(study: Study, comparison: Comparison, flags: int) -> dict[str, Any]:
     return {
         "cells": {
             "total": len(study.cells),
-            **{status: study.count(status) for status in (COMPLETED, DIVERGED, MISSING)},
+            **{status: len(study.of_status(status)) for status in (COMPLETED, DIVERGED, MISSING)},
         },
         "best": _best(study, comparison),
         study.measure.column: _nested(table, table["primary"]),
         "delta_format": _nested(table, gaps),
         "delta_optimizer": _nested(comparison.gains, changes),
         "delta_format_specific": _nested(comparison.gains, beyond),
-        "noise_floor": _plain(comparison.noise.floor(paired[0])) if comparison.noise and paired else None,
+        "noise_floor": as_json(comparison.noise.floor(paired[0])) if comparison.noise and paired else None,
         "flags": flags,
     }
 
@@ -45,18 +45,12 @@ def _best(study: Study, comparison: Comparison) -> dict[str, Any]:
     if not runs:
         return {"format": None, "optimizer": None, column: None}
     name, optimizer, _ = runs[0]
-    return {"format": name, "optimizer": optimizer, column: _plain(comparison.runs.of_run(runs[0]).mean())}
+    return {"format": name, "optimizer": optimizer, column: as_json(comparison.runs.of_run(runs[0]).mean())}
 
 
 def _nested(table: pd.DataFrame, values: Any) -> dict[str, dict[str, float | None]]:
     """Return ``{format: {optimizer: value}}`` in the table's order."""
     nested: dict[str, dict[str, float | None]] = {}
     for name, optimizer, value in zip(table["format"], table["optimizer"], values, strict=True):
-        nested.setdefault(name, {})[optimizer] = _plain(value)
+        nested.setdefault(name, {})[optimizer] = as_json(value)
     return nested
-
-
-def _plain(value: float | None) -> float | None:
-    """Return a JSON number, or null for none; twelve digits hide what summation order leaves in the last.
-    """
-    return None if value is None or not math.isfinite(value) else float(f"{value:.12g}") + 0.0

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.special import chdtri, fdtrc, polygamma, psi, stdtr
 
 from altgrad.reporting.statistics import Difference, t_quantile
@@ -29,16 +30,12 @@ class Spread:
         variance: s0 squared, of the differences in loss between two equal arms from seed to seed.
         prior: d0, the degrees of freedom that it counts for beside a comparison's own; infinite where all agree.
         dof: degrees of freedom with which ``variance`` itself is known: no test has more.
-        comparisons: how many it was found from.
-        seeds: the most that one of them has.
         least: a difference between equal arms that no number of seeds takes away, in nats per token.
     """
 
     variance: float
     prior: float
     dof: float
-    comparisons: int
-    seeds: int
     least: float = 0.0
 
     def error(self, difference: Difference) -> tuple[float, float]:
@@ -92,7 +89,7 @@ def fitted(differences: Sequence[Difference], contrasts: np.ndarray) -> Spread |
     related = _relation(contrasts[kept])
     effective = float(dof.sum() ** 2 / (np.sqrt(dof) @ related @ np.sqrt(dof)))
     variance, prior = _prior(variances, dof, related)
-    return Spread(variance, prior, effective, len(kept), max(differences[i].n for i in kept))
+    return Spread(variance, prior, effective)
 
 
 def _relation(contrasts: np.ndarray) -> np.ndarray:
@@ -118,16 +115,8 @@ def _prior(variances: np.ndarray, dof: np.ndarray, related: np.ndarray) -> tuple
 
 
 def _inverse_trigamma(value: float) -> float:
-    """Return x with trigamma(x) = value, by Newton's steps on 1 / trigamma, which is convex (Smyth 2004, appendix)."""
-    if value > 1e7:
-        return 1 / math.sqrt(value)
+    """Return x with trigamma(x) = value. Trigamma lies between 1/x + 1/(2 x^2) and 1/x + 1/x^2, so x between theirs."""
     if value < 1e-6:
         return 1 / value
-    x = 0.5 + 1 / value
-    for _ in range(50):
-        tri = float(polygamma(1, x))
-        step = tri * (1 - tri / value) / float(polygamma(2, x))
-        x += step
-        if -step / x < 1e-10:
-            break
-    return x
+    low, high = ((1 + math.sqrt(1 + steep * value)) / (2 * value) for steep in (2, 4))
+    return float(brentq(lambda x: polygamma(1, x) - value, low, high))

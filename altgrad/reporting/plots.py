@@ -13,6 +13,7 @@ import pandas as pd
 
 from altgrad.config.files import replacing
 from altgrad.reporting.load import COMPLETED, IDENTITY, Study
+from altgrad.reporting.select import late
 
 PRIMARY = "primary"  # the final validation loss, or the metric of a task that names another
 LAYER_ROLES = ("weight", "input", "grad")
@@ -39,21 +40,16 @@ def validation_table(study: Study) -> pd.DataFrame:
 
 def results_table(study: Study) -> pd.DataFrame:
     """A row per completed cell: what is compared."""
-    completed = study.cells[study.cells["status"] == COMPLETED].rename(columns={study.measure.column: PRIMARY})
+    completed = study.of_status(COMPLETED).rename(columns={study.measure.column: PRIMARY})
     return completed[[*IDENTITY, PRIMARY]].reset_index(drop=True)
 
 
 def layers_table(study: Study) -> pd.DataFrame:
     """A row per cell, layer and quantized role: each health metric's mean over the second half of the run."""
-    rows = _late(study.monitors[study.monitors["role"].isin(LAYER_ROLES)])
+    rows = late(study.monitors[study.monitors["role"].isin(LAYER_ROLES)])
     rows = rows[rows["metric"].isin(LAYER_METRICS)]
     table = rows.pivot_table(index=[*IDENTITY, "layer", "role"], columns="metric", values="value", sort=False)
     return table.reindex(columns=LAYER_METRICS).rename_axis(columns=None).reset_index()
-
-
-def _late(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the second half of each run."""
-    return rows[rows["step"] >= rows.groupby(IDENTITY)["step"].transform("max") / 2]
 
 
 def _with_outcome(study: Study, rows: pd.DataFrame) -> pd.DataFrame:

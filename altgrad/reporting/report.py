@@ -1,25 +1,35 @@
-"""From the pipeline's files to reports/: the page, the figures, the metrics and the plot data."""
+"""From the pipeline's files to reports/: the page, the figures, the metrics and the plot data.
+
+The report's sections in reading order: result, its conditions, what failed, what happened inside, what it was.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from altgrad.config.files import write_json, write_text
-from altgrad.reporting.anomalies import cases
+from altgrad.reporting import tables, tables_inside
+from altgrad.reporting.anomalies import Case, cases
 from altgrad.reporting.cells import to_cells_page
-from altgrad.reporting.compare import compare
-from altgrad.reporting.figures import FIGURES, draw
+from altgrad.reporting.compare import Comparison, compare
+from altgrad.reporting.document import Block, Document, Picture, Section, Text
+from altgrad.reporting.fairness import conditions
+from altgrad.reporting.figures import FIGURES, at, draw
+from altgrad.reporting.figures.updates import updates_table
 from altgrad.reporting.flags import raised
 from altgrad.reporting.html import CELLS, links_of, to_html
-from altgrad.reporting.load import load_study
+from altgrad.reporting.labels import against_words, labels_table, metrics_table
+from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study, load_study, prune
 from altgrad.reporting.markdown import to_markdown
 from altgrad.reporting.metrics import metrics
 from altgrad.reporting.plots import write_plots
-from altgrad.reporting.prune import prune
-from altgrad.reporting.sections import document
 from altgrad.reporting.simulate import worst_rate
-from altgrad.reporting.summary import headline
-from altgrad.reporting.tuning import load_tuning
+from altgrad.reporting.summary import QUESTION, headline, summary
+from altgrad.reporting.tuning import Tuning, load_tuning
+from altgrad.reporting.wording import joined, plural, significant, whole
+
+FIRST = "gains"  # the figure of the first screen
 
 
 def write_report(data: Path, out: Path, revision: str | None) -> str:
@@ -46,3 +56,80 @@ def write_report(data: Path, out: Path, revision: str | None) -> str:
     write_json(out / "metrics.json", metrics(study, comparison, len(flags)))
     write_plots(study, out / "plots")
     return headline(study, comparison).replace("**", "").replace("`", "")
+
+
+def document(
+    study: Study,
+    comparison: Comparison,
+    ended_badly: Sequence[Case],
+    pictures: dict[str, Picture],
+    revision: str | None,
+    chance: float | None = None,
+    tuning: Tuning | None = None,
+) -> Document:
+    """Return the whole report.
+
+    ``ended_badly`` are those of `altgrad.reporting.anomalies.cases`, ``chance`` how often simulated studies like
+    this one find what is not there, ``tuning`` is that of the run that fixed its learning rates.
+    """
+    gains, labels = at("gains", pictures), labels_table(study)
+    sections = [
+        Section("Result in detail", "result", _there(
+            *(picture for picture in gains if picture.name != FIRST), *at("costs", pictures),
+            tables.results_table(study, comparison), metrics_table(study, comparison),
+        )),
+        Section("What makes it fair", "fairness", [tables.fairness_table(conditions(study, comparison, tuning))]),
+        Section("Which runs fail", "failures", _there(tables_inside.failures_table(study, ended_badly))),
+        Section("Precision and range", "precision", at("layers", pictures)),
+        Section("Weights", "weights", _there(
+            *at("weights", pictures), tables_inside.diagnosis_table(study, comparison)
+        )),
+        Section("The format's geometry and the loss's", "geometry", _there(
+            tables_inside.geometry_table(study, comparison)
+        )),
+        Section("Updates", "updates", _there(*at("updates", pictures), updates_table(study, comparison))),
+        Section("Loss curves", "curves", at("curves", pictures)),
+        Section("Formats and recipe", "formats", _there(
+            tables.formats_table(study), tables.recipe_table(study), tables.changes_table(study)
+        )),
+        Section("What it was", "settings", [
+            Text(_scope(study)), tables.machine_table(study, revision), tables.corpus_table(study), *labels,
+        ]),
+    ]  # fmt: skip
+    return Document(
+        "AltGrad report",
+        QUESTION,
+        _there(
+            Text(headline(study, comparison)),
+            Text(study.measure.direction) if study.measure.higher_is_better else None,
+            *(picture for picture in gains if picture.name == FIRST), *summary(study, comparison, chance),
+            against_words(study, comparison),
+        ),
+        [section for section in sections if section.blocks],
+    )  # fmt: skip
+
+
+def _there(*blocks: Block | None) -> list[Block]:
+    return [block for block in blocks if block is not None]
+
+
+def _scope(study: Study) -> str:
+    """Say what the grid is and what a run of it."""
+    by_status = {status: len(study.of_status(status)) for status in (COMPLETED, DIVERGED, MISSING)}
+    counts = [f"{count} {status}" for status, count in by_status.items() if count]
+    shape = [
+        plural(len(study.formats), "format"), plural(len(study.optimizers), "optimizer"),
+        plural(len(study.seeds), "seed"), plural(len(study.lr_scales), "learning rate"),
+    ]  # fmt: skip
+    text = f"The grid: {' × '.join(shape)} = {plural(len(study.cells), 'run')}, {joined(counts)}."
+    completed = study.of_status(COMPLETED)
+    if len(completed):
+        text += (
+            f" Each trains a GPT of {significant(completed['parameters'].max() / 1e6)} M parameters for "
+            f"{whole(study.cells['planned_steps'].max())} steps ({significant(completed['tokens'].max() / 1e6)} M "
+            f"tokens) on `{study.corpus['corpus']}`. Settings: params.yaml; every run: cells.html; definitions: "
+            "`python -m altgrad.metrics`."
+        )
+    if by_status[MISSING]:
+        text += " `dvc repro` runs what is missing or stale, and writes this report again."
+    return text

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-from scipy.special import nctdtrinc, stdtr
+from scipy.special import nctdtrinc
 
 from altgrad.reporting.moderation import Spread, fitted
 from altgrad.reporting.multiplicity import holm
@@ -67,31 +67,21 @@ def judged(
             more their variances are moderated by one another; without it each is judged by its own alone (Student's
             t), whatever its number of seeds: the rule that the study's first tests were registered with.
     """
-    spread = None
+    spread: Spread | None = None
     if contrasts is not None and len(differences) >= MODERATED:
         spread = fitted(list(differences.values()), np.array([contrasts[name] for name in differences]))
-    errors = {name: spread.error(found) if spread else _own(found) for name, found in differences.items()}
-    p = {name: _p(found.mean, *errors[name]) for name, found in differences.items()}
-    adjusted = holm({name: value for name, value in p.items() if value == value})
+    spread = spread or Spread(0.0, 0.0, math.inf)  # by which each stands alone
+    errors = {name: spread.error(found) for name, found in differences.items()}
+    p = {
+        name: spread.p_value(found) for name, found in differences.items()
+        if found.n > 1 and (found.is_zero or errors[name][0] > 0)
+    }  # fmt: skip
+    adjusted = holm(p)
     least = 2 if contrasts is None else SEEDS
     return {
-        name: amount(found, *errors[name], p[name], adjusted.get(name, math.nan), least)
+        name: amount(found, *errors[name], p.get(name, math.nan), adjusted.get(name, math.nan), least)
         for name, found in differences.items()
     }
-
-
-def _own(difference: Difference) -> tuple[float, float]:
-    """Return the standard error of a difference by its own spread, and its degrees of freedom."""
-    return Spread(0.0, 0.0, math.inf, 1, difference.n).error(difference)
-
-
-def _p(mean: float, error: float, dof: float) -> float:
-    """Return the two-sided p-value; NaN where nothing is known of the error."""
-    if not error >= 0:
-        return math.nan
-    if error == 0:
-        return 1.0 if mean == 0 else math.nan
-    return float(2 * stdtr(dof, -abs(mean) / error))
 
 
 def amount(

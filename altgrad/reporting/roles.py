@@ -7,8 +7,6 @@ from typing import Any
 from altgrad.config.bases import BASES, PLAIN
 from altgrad.reporting.load import Study, every_rule
 
-#: The plain optimizer whose form each base takes where it looks at no format, so the one to hold it against.
-PLAIN_FORM = {name: base.plain for name, base in BASES.items()}
 NULL_STIFFNESS = ("mean", "permuted")  # they carry no information about the weight
 FOREIGN_STIFFNESS = ("foreign",)
 PROFILE_STIFFNESS = ("profile", "rms", "row_rms")  # functions of the weights' sizes, which look at no format
@@ -25,9 +23,19 @@ def regime(arm: Arm) -> str:
     return arm.get("weights", "master")
 
 
-def is_plain(arm: Arm) -> bool:
-    """Whether the arm's updates ignore the format's quantization grid: AdamW or SGD, no stiffness, no feedback."""
-    return arm["base"] in PLAIN and arm.get("stiffness") is None and not arm.get("feedback")
+def plain(study: Study) -> list[str]:
+    """Return the arms whose updates ignore the format's quantization grid: AdamW or SGD, no stiffness, no feedback."""
+    arms = {name: study.arm(name) for name in study.optimizers}
+    return [
+        name for name, arm in arms.items()
+        if arm["base"] in PLAIN and arm.get("stiffness") is None and not arm.get("feedback")
+    ]  # fmt: skip
+
+
+def aware(study: Study) -> list[str]:
+    """Return the arms that are not `plain`."""
+    known = plain(study)
+    return [name for name in study.optimizers if name not in known]
 
 
 def is_null(arm: Arm) -> bool:
@@ -35,38 +43,32 @@ def is_null(arm: Arm) -> bool:
     return arm.get("stiffness") in NULL_STIFFNESS
 
 
-def is_profile(arm: Arm) -> bool:
-    """Whether the arm is a control whose steps follow the weights' sizes and no format."""
-    return arm.get("stiffness") in PROFILE_STIFFNESS
-
-
 def is_control(arm: Arm) -> bool:
     """Whether the arm is there to tell where another's gain comes from: what it gains itself is no finding."""
-    return is_null(arm) or is_profile(arm)
+    return arm.get("stiffness") in (*NULL_STIFFNESS, *PROFILE_STIFFNESS)
 
 
 def references(study: Study) -> dict[str, str]:
     """Return for each arm that is not plain the plain one to hold it against; those without one are left out.
 
-    It has the base that the arm falls back to and weights of the same regime, rounded alike if it can be had.
+    It has the base that the arm falls back to where it looks at no format, and weights of the same regime, rounded
+    alike if it can be had.
     """
-    plain = [name for name in study.optimizers if is_plain(study.arm(name))]
-    found = {}
-    for name in study.optimizers:
+    candidates, found = plain(study), {}
+    for name in aware(study):
         arm = study.arm(name)
         alike = [
-            other for other in plain
-            if study.arm(other)["base"] == PLAIN_FORM[arm["base"]] and regime(study.arm(other)) == regime(arm)
+            other for other in candidates
+            if study.arm(other)["base"] == BASES[arm["base"]].plain and regime(study.arm(other)) == regime(arm)
         ]  # fmt: skip
-        if alike and name not in plain:
+        if alike:
             found[name] = min(alike, key=lambda other: study.arm(other).get("rounding") != arm.get("rounding"))
     return found
 
 
 def main_plain(study: Study) -> str | None:
     """Return the baseline optimizer whose runs stand for a format: with master weights where there is one."""
-    plain = [name for name in study.optimizers if is_plain(study.arm(name))]
-    return min(plain, key=lambda name: regime(study.arm(name)) != "master", default=None)
+    return min(plain(study), key=lambda name: regime(study.arm(name)) != "master", default=None)
 
 
 def relatives(study: Study, optimizer: str, **changed: tuple[Any, ...]) -> list[str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -31,7 +31,6 @@ from altgrad.reporting.claims import GAIN, Answers, Questions, answer, ask
 from altgrad.reporting.external.family import Family, study_of
 from altgrad.reporting.external.rows import Row
 from altgrad.reporting.load import Study
-from altgrad.reporting.results import SMALLEST_EFFECT
 from altgrad.reporting.runs import Run, Runs
 
 NOISE, SEED_SHIFT, EFFECT = 0.01, 0.03, 4.0  # nats, nats, standard deviations of a run's noise
@@ -50,20 +49,8 @@ def _louder(which: tuple[slice | int, slice | int], factor: float) -> Spread:
     return spread
 
 
-def _missing(random: np.random.Generator, noise: np.ndarray) -> np.ndarray:
-    return np.where(random.random(noise.shape) < 0.1, np.nan, noise)
-
-
-def _unlike_by_run(random: np.random.Generator, noise: np.ndarray) -> np.ndarray:
-    return noise * np.exp(0.7 * random.standard_normal((*noise.shape[:2], 1)))
-
-
-def _unlike_by_format(random: np.random.Generator, noise: np.ndarray) -> np.ndarray:
-    return noise * np.exp(0.7 * random.standard_normal((len(noise), 1, 1)))
-
-
-def _heavy_tails(random: np.random.Generator, noise: np.ndarray) -> np.ndarray:
-    return NOISE * random.standard_t(3, noise.shape) / np.sqrt(3)
+def _factors(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return np.exp(0.7 * random.standard_normal(shape))
 
 
 #: By name, how the noise of (formats, arms, seeds) is changed from one that is equal and normal everywhere.
@@ -73,33 +60,36 @@ NOISES: dict[str, Spread] = {
     "one run 10 times as noisy": _louder((-1, -1), 10),
     "baseline 3 times as noisy": _louder((0, slice(None)), 3),
     "baseline optimizer 3 times as noisy": _louder((slice(None), 0), 3),
-    "unequal from run to run": _unlike_by_run,
-    "unequal from format to format": _unlike_by_format,
-    "heavy tails (t, 3 degrees)": _heavy_tails,
-    "a tenth of the cells lost": _missing,
+    "unequal from run to run": lambda random, noise: noise * _factors(random, (*noise.shape[:2], 1)),
+    "unequal from format to format": lambda random, noise: noise * _factors(random, (len(noise), 1, 1)),
+    "heavy tails (t, 3 degrees)": lambda random, noise: NOISE * random.standard_t(3, noise.shape) / np.sqrt(3),
+    "a tenth of the cells lost": lambda random, noise: np.where(random.random(noise.shape) < 0.1, np.nan, noise),
 }
 
 
 @dataclass(frozen=True)
 class Design:
-    """A grid to draw losses for: its study without losses, the questions that the report asks of it, and its runs."""
+    """A grid to draw losses for: its study without losses, the questions that the report asks of it, and its runs.
+
+    All is held against the first format, and against the optimizer ``plain``. Every format is quantized, and no other
+    arm is another's control.
+    """
 
     study: Study
     questions: Questions
-    best: dict[tuple[str, str], Run]
-    references: dict[str, str]
     place: dict[Run, int]
 
     @classmethod
     def of(cls, formats: int, arms: int, seeds: int) -> Design:
-        """Return the grid of so many quantized formats, the first the baseline, optimizers, and seeds."""
-        study = made_study(FORMATS[:formats], arms, seeds)
+        """Return the grid of so many formats, optimizers, and seeds."""
+        names = ["plain", *(f"arm{i}" for i in range(arms - 1))]
+        rows = [Row(*run, loss=0.0) for run in itertools.product(FORMATS[:formats], names, range(seeds))]
+        study = study_of(rows, [], Family(reference=FORMATS[0], reference_optimizer="plain"))
         best: dict[tuple[str, str], Run] = {
             (entry, arm): (entry, arm, 1) for entry, arm in itertools.product(study.formats, study.optimizers)
         }
-        references = roles.references(study)
         place = {run: i for i, run in enumerate(best.values())}
-        return cls(study, ask(study, best, references), best, references, place)
+        return cls(study, ask(study, best, roles.references(study)), place)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -116,17 +106,6 @@ class Design:
     def read(self, runs: Runs) -> Answers:
         """Return what the report reads from ``runs``."""
         return answer(self.questions, runs, {}, tuned_here=False)
-
-
-def made_study(formats: Sequence[str], arms: int, seeds: int) -> Study:
-    """Return a study without losses: what is held against the first format, and against the optimizer ``plain``.
-
-    Every format is quantized, and no other arm is another's control.
-    """
-    names = ["plain", *(f"arm{i}" for i in range(arms - 1))]
-    rows = [Row(*run, loss=0.0) for run in itertools.product(formats, names, range(seeds))]
-    family = Family(reference=formats[0], reference_optimizer="plain", smallest_effect=SMALLEST_EFFECT)
-    return study_of(rows, [], family)
 
 
 def worst_rate(file: Path, study: Study) -> float | None:

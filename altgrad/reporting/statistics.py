@@ -31,10 +31,6 @@ class Difference:
     mean: float
     sd: float
 
-    def __neg__(self) -> Difference:
-        """The same comparison the other way round."""
-        return Difference(self.n, -self.mean, self.sd)
-
     @property
     def is_zero(self) -> bool:
         """Whether the two were equal to the last bit in every seed."""

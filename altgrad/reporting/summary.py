@@ -15,13 +15,12 @@ import numpy as np
 from altgrad.reporting import roles
 from altgrad.reporting.claims import COST
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.document import Block, Column, Table, Text, of_numbers
+from altgrad.reporting.document import Block, Column, Table, Text, of_numbers, words
 from altgrad.reporting.load import Study
 from altgrad.reporting.moderation import fitted
 from altgrad.reporting.multiplicity import holm
 from altgrad.reporting.results import INCONCLUSIVE, LEVEL, NO_EFFECT, SEEDS, Result
 from altgrad.reporting.runs import Contrast, Run
-from altgrad.reporting.tables import words
 from altgrad.reporting.wording import NONE, interval, joined, number, p_value, plural, signed, significant
 
 QUESTION = "Which 8-bit floating-point format gains most from geometry-aware updates, and why?"
@@ -37,8 +36,9 @@ def summary(
     for lead, table in (
         (costs, costs_table(study, comparison)),
         (changes, updates_table(study, comparison)),
-        (f"{study.measure.best.capitalize()} {study.measure.noun}", lowest_table(study, comparison)),
-    ):
+        (f"{'Highest' if study.measure.higher_is_better else 'Lowest'} {study.measure.noun}",
+         lowest_table(study, comparison)),
+    ):  # fmt: skip
         if table is not None:
             blocks += [Text(f"**{lead}**"), table]
     return [*blocks, Text(certainty(study, comparison, chance))]
@@ -207,7 +207,8 @@ def lowest_table(study: Study, comparison: Comparison) -> Table | None:
     if len(found) < 2:
         return None
     measure = study.measure
-    columns = [words(measure.entry), words("optimizer"), Column(measure.noun), Column(measure.from_best), Column("p")]
+    from_best = "minus the highest" if measure.higher_is_better else "above the lowest"
+    columns = [words(measure.entry), words("optimizer"), Column(measure.noun), Column(from_best), Column("p")]
     rows = [
         [f"**{row.run[0]}**", row.run[1], number(row.loss, 4), signed(row.above, 4) if i else NONE,
          p_value(row.adjusted) if i else NONE]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from altgrad.config.tensor_recipe import SCALE_FORMATS
 from altgrad.formats import Format
 from altgrad.reporting import roles
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.document import Column, Table, of_numbers
-from altgrad.reporting.fairness import Condition
+from altgrad.reporting.document import Column, Table, of_numbers, words
+from altgrad.reporting.fairness import Met
 from altgrad.reporting.load import DIVERGED, MISSING, Study, every_rule
-from altgrad.reporting.memory import memory
 from altgrad.reporting.runs import RUN
-from altgrad.reporting.wording import NONE, absent, interval, joined, number, signed, significant, whole
+from altgrad.reporting.select import memory
+from altgrad.reporting.wording import NONE, interval, joined, number, shown, signed, significant, whole
 
 SPECIALS_IN_WORDS = {
     "finite": "every code is a number",
@@ -23,11 +23,6 @@ SPECIALS_IN_WORDS = {
     "fnuz": "only 0x80 is NaN, no −0",
     "p3109": "0x80 is NaN, top code is ±Inf",
 }
-
-
-def words(head: str) -> Column:
-    """A column of text."""
-    return Column(head, numeric=False)
 
 
 def results_table(study: Study, comparison: Comparison) -> Table:
@@ -44,7 +39,8 @@ def results_table(study: Study, comparison: Comparison) -> Table:
         half = noise.half_width(row.difference) if noise and row.difference else None
         rows.append([
             f"**{row.format}**", row.optimizer, *[f"{row.peak_lr:.3g}"] * rates, _seeds(row),
-            _mean_sd(row.primary, row.primary_sd), *[signed(mean, 4), interval(row.difference, half)] * paired,
+            number(row.primary, 4) + (f" ± {number(row.primary_sd, 4)}" if shown(row.primary_sd) else ""),
+            *[signed(mean, 4), interval(row.difference, half)] * paired,
             *[number(row.perplexity, 2)] * measure.in_nats,
             *[number(kept[name].get((row.format, row.optimizer)), 2) for name in kept if len(kept)],
         ])  # fmt: skip
@@ -60,13 +56,9 @@ def _seeds(row: Any) -> str:
     return f"{row.completed} of {row.planned}" + (f" ({', '.join(lost)})" if lost else "")
 
 
-def _mean_sd(mean: float, sd: float) -> str:
-    return number(mean, 4) + ("" if absent(sd) else f" ± {number(sd, 4)}")
-
-
-def fairness_table(conditions: Iterable[Condition]) -> Table:
+def fairness_table(conditions: Mapping[str, Met]) -> Table:
     """The conditions of a fair comparison."""
-    rows = [[condition.name, f"**{condition.met}**", condition.reason] for condition in conditions]
+    rows = [[name, f"**{met}**", reason] for name, (met, reason) in conditions.items()]
     return Table([words("condition"), words("met"), words("because")], rows)
 
 
@@ -163,16 +155,12 @@ def changes_table(study: Study) -> Table | None:
 
 def machine_table(study: Study, revision: str | None) -> Table:
     """Where the numbers come from: machine, versions, revision."""
-    rows = []
-    for field in ("device", "machine", "devices", "threads", "compiled") if study.timing else ():
-        seen = dict.fromkeys(str(timing[field]) for timing in study.timing.values())
-        rows.append([field, joined(list(seen))])
-    packages = dict.fromkeys(name for timing in study.timing.values() for name in timing["versions"])
-    for package in packages:
-        seen = dict.fromkeys(
-            timing["versions"][package] for timing in study.timing.values() if package in timing["versions"]
-        )
-        rows.append([package, joined(list(seen))])
+    fields = ("device", "machine", "devices", "threads", "compiled")
+    seen: dict[str, list[str]] = {}
+    for timing in study.timing.values():
+        for name, value in [*((field, str(timing[field])) for field in fields), *timing["versions"].items()]:
+            seen.setdefault(name, []).append(value)
+    rows = [[name, joined(list(dict.fromkeys(values)))] for name, values in seen.items()]
     rows.append(["git revision", f"`{revision}`" if revision else "not a git checkout"])
     return Table([words("what"), words("value")], rows)
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+import pandas as pd
+from scipy.special import rel_entr
+
 from altgrad.metrics import METRICS, Metric
 from altgrad.reporting import roles
 from altgrad.reporting.anomalies import Case, tensor
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.divergence import divergences
-from altgrad.reporting.document import Column, Table
-from altgrad.reporting.figures.select import per_layer, shown_optimizer
+from altgrad.reporting.document import Column, Table, words
 from altgrad.reporting.load import MISSING, Study
+from altgrad.reporting.select import in_order, per_layer, shown_optimizer
 from altgrad.reporting.statistics import interval
-from altgrad.reporting.tables import words
-from altgrad.reporting.wording import NONE, absent, number, signed, significant, whole
+from altgrad.reporting.wording import NONE, number, shown, signed, significant, whole
 
+KL_MIXTURE = 1e-6  # share of p that is mixed into q before KL(p || q), so that one empty bin is no infinite divergence
 EXPLAIN = "python -m altgrad.diagnostics explain CELL"
 COSINE_DECIMALS = 4  # two cosines near 1 differ late
 ALONG, SHUFFLED = "natural_kfac_s", "natural_kfac_shuffled"
@@ -34,7 +37,7 @@ def diagnosis_table(study: Study, comparison: Comparison) -> Table | None:
     if rows.empty:
         return None
     table = rows.pivot_table(index="metric", columns="format", values="value")
-    names = [name for name in study.formats if name in table]
+    names = in_order(study.formats, table)
     metrics = [known[name] for name in known if name in table.index]
     body = [[metric.head, *_numbers(metric, [table.loc[metric.name, name] for name in names])] for metric in metrics]
     optimizer = shown_optimizer(study, comparison)
@@ -54,11 +57,38 @@ def _numbers(metric: Metric, values: list[float]) -> list[str]:
     values = [100 * value if metric.is_share else value for value in values]
     if metric.unit == "cosine":
         return [number(value, COSINE_DECIMALS) for value in values]
-    largest = max((abs(value) for value in values if not absent(value)), default=0.0)
+    largest = max((abs(value) for value in values if shown(value)), default=0.0)
     if largest >= 1e5 or 0 < largest < 1e-3:
         return [significant(value) for value in values]
     decimals = 2 - math.floor(math.log10(largest)) if largest > 0 else 2
     return [number(value, max(0, decimals)) for value in values]
+
+
+def divergences(study: Study, comparison: Comparison) -> pd.Series:
+    """Return by format KL(its run || the baseline's) in bits, mean over layers and seeds; empty without a baseline.
+
+    Of the magnitudes of weights at the end of training, over quarter binades. The baseline's own, where there are two
+    seeds, is that to its run with the next seed: how far two runs come apart that differ in nothing else.
+    """
+    rows = per_layer(study.diagnosis, study, comparison)
+    rows = rows[rows["metric"] == "log2_magnitude"]
+    counts = rows.pivot_table(index=["format", "seed", "layer"], columns="x", values="value", fill_value=0.0)
+    names, seeds = in_order(study.formats, rows["format"]), list(rows["seed"].unique())
+    if study.baseline not in names:
+        return pd.Series(dtype="float64")
+    shares = counts.div(counts.sum(axis=1), axis=0)
+    baseline = shares.loc[study.baseline]
+
+    def bits(own: pd.DataFrame) -> float:
+        p, q = own.to_numpy(), baseline.reindex(own.index).to_numpy()
+        found = rel_entr(p, q + KL_MIXTURE * (p - q)).sum(axis=1) / np.log(2)
+        return float(pd.Series(found, own.index).groupby("layer").mean().mean())
+
+    found = {name: bits(shares.loc[name]) for name in names if name != study.baseline}
+    if len(seeds) > 1:
+        following = dict(zip(seeds, seeds[1:] + seeds[:1], strict=True))
+        found[study.baseline] = bits(baseline.rename(index=following, level="seed"))
+    return pd.Series(found)
 
 
 def geometry_table(study: Study, comparison: Comparison) -> Table | None:
@@ -101,7 +131,7 @@ def failures_table(study: Study, found: Sequence[Case]) -> Table | None:
         words("cell"), words("what became of it"), words("first to leave its band"), Column("at step"),
         Column("loss at step"), Column("steps before"), Column("healthy runs"),
     ]  # fmt: skip
-    missing = study.cells[study.cells["status"] == MISSING]["reason"]
+    missing = study.of_status(MISSING)["reason"]
     rows = [[f"`{key}`", f"missing: {reason}", *[NONE] * 5] for key, reason in missing.items()]
     for case in found:
         first = case.found.excursion

@@ -16,9 +16,8 @@ import pandas as pd
 from altgrad.config import UserError
 from altgrad.config.arms import Arm
 from altgrad.reporting.load import Study
-from altgrad.reporting.study.questions import Question
+from altgrad.reporting.study.questions import Question, params_of
 from altgrad.reporting.study.runs import Runs
-from altgrad.reporting.study.settings import params_of
 
 EXPERIMENT = "tuning"
 QUESTION = "default-rates.yaml"  # which has it

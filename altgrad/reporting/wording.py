@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import TypeGuard
 
+from altgrad.reporting.results import LEVEL
 from altgrad.reporting.statistics import Difference
 
 NONE = "–"
 MINUS = "−"
-LEVEL = 0.05  # below which a p-value tells apart
 
 
 def shown(value: float | None) -> TypeGuard[float]:
@@ -18,9 +18,9 @@ def shown(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
 
 
-def absent(value: float | None) -> bool:
-    """Whether there is no number to show."""
-    return not shown(value)
+def as_json(value: float | None, digits: int = 12) -> float | None:
+    """Return a JSON number, or null for none; twelve digits hide what summation order leaves in the last."""
+    return float(f"{value:.{digits}g}") + 0.0 if shown(value) else None
 
 
 def number(value: float | None, digits: int) -> str:
@@ -61,18 +61,6 @@ def p_value(p: float | None) -> str:
     texts = (f"{p:.{digits}g}" for digits in range(2, 6))
     told = next((text for text in texts if float(text) != LEVEL), f"{p:.2g}")
     return "< 0.0001" if p < 1e-4 else told if p < 0.995 else "1"
-
-
-def duration(seconds: float | None) -> str:
-    """Return seconds as ``42 s``, ``3 min 05 s`` or ``2 h 07 min``."""
-    if not shown(seconds):
-        return NONE
-    if seconds < 60:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def plural(count: int, noun: str) -> str:

@@ -9,10 +9,9 @@ from pathlib import Path
 import pandas as pd
 
 from altgrad.config.files import replacing, write_text
-from altgrad.reporting.document import Column, Document, Picture, Section, Table, Text
+from altgrad.reporting.document import Column, Document, Picture, Section, Table, Text, words
 from altgrad.reporting.figures.style import drawing, looks, panels, save
 from altgrad.reporting.markdown import to_markdown
-from altgrad.reporting.tables import words
 from altgrad.reporting.wording import joined, number, plural
 from altgrad.stability.search import Edge, Ladder, edge_of
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from altgrad.formats import get_format
 from altgrad.reporting.load import COLUMNS, COMPLETED, DIVERGED, IDENTITY, NUMBERS, TEXTS, Study
 
 ADAMW = {"base": "adamw"}
 STIFF = {"base": "adamw", "stiffness": "ulp"}
+FORMATS = ["E5M2", "E4M3", "E3M4", "E2M5", "E1M6"]
 
 DECAY = {"decay": 3e-4, "plain_decay": 1.2e-3}
 TRAIN = {"steps": 10, "warmup": 0.1, "final_lr": 0.1}
@@ -44,3 +48,23 @@ def study_of(losses: Losses, arms: Mapping[str, dict[str, Any]], baseline: str =
     cells[NUMBERS] = cells[NUMBERS].astype("float64")
     empty = {name: pd.DataFrame(columns=[*IDENTITY, *columns]) for name, columns in COLUMNS.items()}
     return Study({"grid": {"baseline": baseline}}, {"corpus": "made"}, resolved, cells, timing={}, **empty)
+
+
+def with_formats(study: Study) -> Study:
+    """Return the study with what its cells say of their formats."""
+    for cell in study.resolved.values():
+        name = cell["format"].removeprefix("virtual.")
+        cell["formats"] = {name: asdict(get_format(name))} if name != "bf16" else {}
+    return study
+
+
+def noisy(level: float, seeds: int = 5, key: int = 0, sd: float = 0.01) -> np.ndarray:
+    """Return losses around ``level`` with a shift per seed that all runs share and noise of their own."""
+    shift = 0.03 * np.random.default_rng(99).standard_normal(seeds)
+    return level + shift + sd * np.random.default_rng(key).standard_normal(seeds)
+
+
+def losses_of(arms: dict, gain: dict | None = None, formats: list[str] = FORMATS, **options) -> dict:
+    """Return noisy losses of every entry and arm, lowered by ``gain`` of (entry, arm)."""
+    keys = {pair: i for i, pair in enumerate((entry, arm) for entry in formats for arm in arms)}
+    return {pair: noisy(3.5 - (gain or {}).get(pair, 0.0), key=i, **options) for pair, i in keys.items()}

@@ -12,22 +12,9 @@ from altgrad.reporting.claims import BEYOND, COST, GAIN, NULL
 from altgrad.reporting.compare import compare
 from altgrad.reporting.fairness import conditions
 from altgrad.reporting.results import HIGHER, IDENTICAL, LOWER, TOO_FEW, TUNED_HERE, Result
-from tests.reporting.made_losses import ADAMW, STIFF, study_of
+from tests.reporting.made_losses import ADAMW, FORMATS, STIFF, losses_of, noisy, study_of
 
-FORMATS = ["E5M2", "E4M3", "E3M4", "E2M5", "E1M6"]
 SGD = {"base": "sgd"}
-
-
-def noisy(level: float, seeds: int = 5, key: int = 0, sd: float = 0.01) -> np.ndarray:
-    """Return losses around ``level`` with a shift per seed that all runs share and noise of their own."""
-    shift = 0.03 * np.random.default_rng(99).standard_normal(seeds)
-    return level + shift + sd * np.random.default_rng(key).standard_normal(seeds)
-
-
-def losses_of(arms: dict, gain: dict | None = None, formats: list[str] = FORMATS, **options) -> dict:
-    """Return noisy losses of every entry and arm, lowered by ``gain`` of (entry, arm)."""
-    keys = {pair: i for i, pair in enumerate((entry, arm) for entry in formats for arm in arms)}
-    return {pair: noisy(3.5 - (gain or {}).get(pair, 0.0), key=i, **options) for pair, i in keys.items()}
 
 
 def read(losses, arms, baseline: str = "E5M2"):
@@ -113,8 +100,8 @@ def test_an_arm_is_held_against_the_plain_arm_of_its_base_and_regime(arm, refere
     }  # fmt: skip
     study = study_of({("E3M4", name): [3.0, 3.1] for name in arms}, arms, "E3M4")
     assert roles.references(study).get("arm") == reference
-    condition = met(study)["Every optimizer held against the baseline optimizer of its base and weight storage"]
-    assert condition == ("yes" if reference else "no")
+    name = "Every optimizer held against the baseline optimizer of its base and weight storage"
+    assert conditions(study, compare(study))[name][0] == ("yes" if reference else "no")
 
 
 def test_the_gap_between_sgd_and_adamw_is_no_noise() -> None:
@@ -160,8 +147,8 @@ def test_a_foreign_geometry_is_a_question_and_no_null_arm() -> None:
 
 def test_a_baseline_optimizer_is_one_that_others_are_held_against() -> None:
     plain = ADAMW | {"weights": "quantized"}
-    arms = [plain, plain | {"feedback": "momentum"}, {"base": "muon"}]
-    assert [roles.is_plain(arm) for arm in arms] == [True, False, False]
+    arms = {"plain": plain, "fed back": plain | {"feedback": "momentum"}, "muon": {"base": "muon"}}
+    assert roles.plain(study_of({("E3M4", arm): [3.0] for arm in arms}, arms)) == ["plain"]
 
 
 def test_what_a_control_gains_is_exploratory() -> None:
@@ -204,7 +191,8 @@ def test_the_gain_of_the_format_is_what_its_virtual_twin_does_not_have() -> None
     assert comparison.answers.of(GAIN, "virtual.E3M4", "stiff").outcome == LOWER
     assert comparison.answers.of(COST, "virtual.E3M4") is None
     assert comparison.least["stiff"] == 0  # a virtual entry is not one where there is nothing to gain
-    assert met(study)["Unquantized control (`virtual.`), the same spacing without the format"] == "partly"
+    name = "Unquantized control (`virtual.`), the same spacing without the format"
+    assert conditions(study, comparison)[name] == ("partly", "none for E5M2, E4M3 and E1M6")
 
 
 def test_a_twin_must_have_the_format_of_the_weights() -> None:
@@ -221,111 +209,3 @@ def test_the_spread_between_two_gains_is_that_of_four_runs() -> None:
     there = {("virtual.E3M4", arm): noisy(3.5, 400, key) for key, arm in enumerate(arms, start=50)}
     comparison = compare(study_of(losses | there, arms, "E5M2"))
     assert comparison.answers.of(BEYOND, "E3M4", "stiff").difference.sd == pytest.approx(0.02, rel=0.15)
-
-
-# --- fairness --------------------------------------------------------------------------------------
-
-
-ONE_CLASS = "Runs of a seed trained on one class of machine"
-
-
-def met(study) -> dict[str, str]:
-    return {found.name: found.met for found in conditions(study, compare(study))}
-
-
-def test_every_condition_can_fail_and_can_be_met() -> None:
-    """Two grids between which no condition is met in both, but those that have tests of their own."""
-    good_arms = {name: CONTROLS[name] for name in ("adamw", "stiff", "shuffled", "matched")}
-    good = met(study_of(losses_of(good_arms, None, ["E3M4", "virtual.E3M4"]), good_arms, "E3M4"))
-    bad_arms = {"adamw": ADAMW, "stiff": STIFF | {"plain_lr": 2, "decay": 0.1}, "stiff_sgd": SGD | {"stiffness": "ulp"}}
-    losses = losses_of(bad_arms, None, ["E3M4"], seeds=1)
-    bad_losses = {(*run, rate): values for run, values in losses.items() for rate in (1, 2)}
-    bad_losses["E3M4", "adamw", 2] = [None]
-    bad_study = study_of(bad_losses, bad_arms, "E3M4")
-    bad_study.cells["steps"] = 5.0
-    bad = met(bad_study)
-    never = {name for name in good if good[name] == bad[name]} - {ONE_CLASS}
-    assert never == {"Learning rate tuned per optimizer, optimum bracketed"}  # needs three rates: tested below
-    assert all(value == "yes" for name, value in good.items() if name not in never | {ONE_CLASS})
-
-
-@pytest.mark.parametrize(
-    ("classes", "met", "words"),
-    [("aaaaaa", "yes", "a"), ("aabbaa", "yes", "a and b"), ("aababb", "partly", "seed 1: a and b; others"),
-     ("ababab", "no", "seed 0: a and b; seed 1: a and b; seed 2: a and b; others")],
-)  # fmt: skip
-def test_seeds_are_compared_on_one_class_of_machine(classes: str, met: str, words: str) -> None:
-    """Each of three seeds has two arms; other seeds may be elsewhere."""
-    arms = {"adamw": ADAMW, "stiff": STIFF}
-    study = study_of({("E3M4", arm): [3.0, 3.1, 3.2] for arm in arms}, arms, "E3M4")
-    keys = sorted(study.cells.index, key=lambda key: study.cells.at[key, "seed"])
-    study.timing.update({key: {"machine_class": one} for key, one in zip(keys, classes, strict=True)})
-    found = {c.name: c for c in conditions(study, compare(study))}[ONE_CLASS]
-    assert found.met == met and found.reason.startswith(words)
-
-
-def test_cells_without_a_class_are_told_apart_by_processor_and_torch() -> None:
-    study = study_of({("E3M4", arm): [3.0] for arm in ("adamw", "stiff")}, {"adamw": ADAMW, "stiff": STIFF}, "E3M4")
-    timings = [{"machine": "a", "versions": {"torch": torch}} for torch in ("1", "2")]
-    study.timing.update(dict(zip(study.cells.index, timings, strict=True)))
-    found = {c.name: c for c in conditions(study, compare(study))}[ONE_CLASS]
-    assert found.met == "no" and found.reason.startswith("seed 0: a, torch 1 and a, torch 2")
-
-
-def test_a_rate_inside_the_range_is_bracketed() -> None:
-    arms = {"adamw": ADAMW}
-    losses = {("E3M4", "adamw", rate): noisy(3.5 + abs(math.log2(rate))) for rate in (0.5, 1, 2)}
-    assert met(study_of(losses, arms, "E3M4"))["Learning rate tuned per optimizer, optimum bracketed"] == "yes"
-    assert met(study_of(losses, arms, "E3M4"))["Learning rates not chosen on the seeds that are compared"] == "no"
-
-
-def test_runs_that_completed_at_no_rate_have_no_optimum_at_an_edge() -> None:
-    name, rates = "Learning rate tuned per optimizer, optimum bracketed", (0.5, 1, 2)
-    losses = {("E3M4", "adamw", rate): noisy(3.5 + abs(math.log2(rate))) for rate in rates}
-    losses |= {("E4M3", "adamw", rate): [None] * 5 for rate in rates}
-    losses |= {("E2M5", "adamw", rate): noisy(3.5 - rate) for rate in rates}
-
-    def condition(*entries: str):
-        study = study_of({run: own for run, own in losses.items() if run[0] in entries}, {"adamw": ADAMW}, "E3M4")
-        return next(c for c in conditions(study, compare(study)) if c.name == name)
-
-    tried = "3 learning rates for every optimizer; "
-    some = condition("E3M4", "E4M3")
-    assert (some.met, some.reason) == ("partly", f"{tried}completed at no rate: E4M3 adamw")
-    both = condition("E3M4", "E4M3", "E2M5")
-    assert both.reason == f"{tried}optimum at an edge: E2M5 adamw at 2; completed at no rate: E4M3 adamw"
-    assert condition("E4M3", "E2M5").met == "no"
-
-
-@pytest.mark.parametrize(
-    ("lost", "met", "counted"),
-    [([], "yes", "5 seeds of the 5"), (["adamw"], "partly", "4 seeds of the 5"),
-     (["stiff"], "partly", "4 to 5 seeds, by comparison, of the 5")],
-)  # fmt: skip
-def test_a_seed_counts_as_paired_where_both_runs_completed(lost: list[str], met: str, counted: str) -> None:
-    """Five seeds, the first of which diverged in E3M4 under ``lost``: what is paired with that has four."""
-    arms = {"adamw": ADAMW, "stiff": STIFF, "other": STIFF | {"power": 2}}
-    losses = {run: list(values) for run, values in losses_of(arms, formats=["E3M4"]).items()}
-    for arm in lost:
-        losses["E3M4", arm][0] = None
-    study = study_of(losses, arms, "E3M4")
-    name = "Paired seeds, enough for a test"
-    found = next(c for c in conditions(study, compare(study)) if c.name == name)
-    assert found.met == met
-    assert found.reason == f"{counted} that a test takes; a seed fixes initial weights and data order"
-
-
-def test_seeds_of_runs_that_nothing_is_compared_with_are_not_paired() -> None:
-    study = study_of({("E3M4", "adamw"): noisy(3.5)}, {"adamw": ADAMW}, "E3M4")
-    assert met(study)["Paired seeds, enough for a test"] == "does not apply"
-
-
-def test_what_decay_leaves_is_given_as_a_number_for_each_arm() -> None:
-    """Steps of 1 rise over the first and fall along half a cosine to 0.1: the product of 1 - decay x share, by hand."""
-    arms = {"adamw": ADAMW, "stiff": STIFF | {"decay": 0.1}}
-    study = study_of({("E3M4", arm): [3.0, 3.1] for arm in arms}, arms, "E3M4")
-    shares = [1, *(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * k / 9)) for k in range(1, 10))]
-    kept = 100 * math.prod(1 - 0.1 * share for share in shares)
-    found = {c.name: c for c in conditions(study, compare(study))}
-    condition = found["Decay leaves the same share of the weights under every optimizer, over the run"]
-    assert condition.met == "no" and f"stiff: {kept:.3g} % of a linear layer" in condition.reason

@@ -12,7 +12,7 @@ from scipy import stats
 
 from altgrad.reporting.compare import compare
 from altgrad.reporting.figures import FIGURES
-from altgrad.reporting.figures.gain_course import courses
+from altgrad.reporting.figures.gains import courses
 from altgrad.reporting.figures.style import drawing
 from altgrad.reporting.load import IDENTITY, Study
 from tests.reporting.made_losses import ADAMW, STIFF, study_of

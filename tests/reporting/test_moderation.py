@@ -84,7 +84,7 @@ def test_the_degrees_of_freedom_of_a_shared_baseline_match_simulation() -> None:
 @pytest.mark.parametrize(("n", "all_dof"), [(2, 20.0), (5, 20.0), (10, 20.0), (10, 3.0)])
 def test_a_spread_that_one_in_twenty_of_the_others_has_stands_alone(prior: float, n: int, all_dof: float) -> None:
     """The F distribution's upper 5 %, at the degrees of freedom that the shared variance is known with."""
-    spread = Spread(variance=0.25, prior=prior, dof=all_dof, comparisons=6, seeds=n)
+    spread = Spread(variance=0.25, prior=prior, dof=all_dof)
     known = min(prior, all_dof)
     edge = 0.25 * stats.f.isf(0.05, n - 1, known)
     alike, unlike = (Difference(n, 0.0, math.sqrt(edge * (1 + side * NEAR))) for side in (-1, 1))
@@ -112,14 +112,14 @@ def test_variances_are_taken_to_be_as_unequal_as_one_time_in_ten_would_hide(own:
 
 
 def test_one_seed_says_nothing() -> None:
-    spread = Spread(variance=1.0, prior=math.inf, dof=40, comparisons=10, seeds=5)
+    spread = Spread(variance=1.0, prior=math.inf, dof=40)
     assert math.isnan(spread.half_width(Difference(1, 9.0, math.nan)))
     assert fitted([Difference(1, 9.0, math.nan)], np.eye(1)) is None
 
 
 def test_a_p_value_is_that_of_the_nearer_end_of_what_no_seed_takes_away() -> None:
     """``least`` to either side of no difference, so two tails that lie apart."""
-    spread = Spread(variance=0.04, prior=math.inf, dof=12.0, comparisons=4, seeds=4, least=0.05)
+    spread = Spread(variance=0.04, prior=math.inf, dof=12.0, least=0.05)
     error = math.sqrt(0.04 / 4)
     for mean in (0.0, 0.05, 0.2, -0.3):
         tails = stats.t.cdf((0.05 - abs(mean)) / error, 12) + stats.t.cdf((-0.05 - abs(mean)) / error, 12)
@@ -127,14 +127,14 @@ def test_a_p_value_is_that_of_the_nearer_end_of_what_no_seed_takes_away() -> Non
 
 
 def test_differences_that_do_not_spread_are_certain_where_they_are_more_than_none() -> None:
-    spread = Spread(variance=0.0, prior=0.0, dof=4.0, comparisons=1, seeds=3, least=0.05)
+    spread = Spread(variance=0.0, prior=0.0, dof=4.0, least=0.05)
     for mean, p in ((0.06, 0.0), (-0.06, 0.0), (0.05, 1.0), (0.0, 1.0)):
         assert spread.p_value(Difference(3, mean, 0.0)) == p
     assert spread.p_value(Difference(1, 0.06, math.nan)) == 1.0
 
 
 def test_the_floor_is_the_two_sided_quantile() -> None:
-    spread = Spread(variance=0.04, prior=math.inf, dof=12, comparisons=5, seeds=3)
+    spread = Spread(variance=0.04, prior=math.inf, dof=12)
     assert spread.floor(3) == pytest.approx(stats.t.ppf(0.975, 12) * 0.2 / math.sqrt(3))
     assert replace(spread, least=0.5).floor(10**9) == 0.5
 

@@ -11,7 +11,7 @@ import pytest
 from altgrad.reporting.document import Column, Document, Picture, Section, Table, Text
 from altgrad.reporting.html import marks, to_html
 from altgrad.reporting.markdown import to_markdown
-from altgrad.reporting.wording import duration, joined, number, plural, signed, significant, whole
+from altgrad.reporting.wording import joined, number, plural, signed, significant, whole
 
 HOSTILE = "<script>alert(1)</script> a|b [x](y) stiff_update *z* & \"q\" 'p'"
 
@@ -101,7 +101,6 @@ def test_numbers_look_alike_everywhere() -> None:
     ]  # fmt: skip
     assert [number(-1.25, 1), significant(6.1035e-05), significant(57344, 6)] == ["−1.2", "6.1e−05", "57344"]
     assert [whole(3_360_000), whole(None), whole(12)] == ["3\u202f360\u202f000", "–", "12"]
-    assert [duration(s) for s in (4.21, 59, 125, 7500)] == ["4.2 s", "59 s", "2 min 05 s", "2 h 05 min"]
     assert [plural(1, "seed"), plural(2, "seed"), joined(["a"]), joined(["a", "b", "c"]), joined([])] == [
         "1 seed", "2 seeds", "a", "a, b and c", "",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Laws of the figures. Oracles: matplotlib's own bounding boxes, sums by hand."""
+"""Laws of the figures. Oracles: matplotlib's bounding boxes, sums by hand, a format's values, every pair of runs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,22 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from altgrad.console import handled
+from altgrad.formats import get_format
+from altgrad.reporting import tables
 from altgrad.reporting.compare import compare
 from altgrad.reporting.figures import FIGURES, draw
 from altgrad.reporting.figures.curves import loss_differences
-from altgrad.reporting.figures.select import labelled, weight_format
+from altgrad.reporting.figures.memory import front
 from altgrad.reporting.figures.style import LOOKS, RESERVE, drawing, looks, panels, spread_axis
-from altgrad.reporting.figures.weights import BINS_PER_BINADE, LOWEST, relative_histogram
+from altgrad.reporting.figures.weights import (
+    BINS_PER_BINADE,
+    LOWEST,
+    labelled,
+    relative_histogram,
+    significant_bits,
+    weight_format,
+)
+from altgrad.reporting.select import BYTES, memory
 from tests.reporting.made_losses import ADAMW, STIFF, study_of
 
 
@@ -166,3 +176,49 @@ def test_figures_are_drawn_though_somebody_has_the_signal_that_ends_a_pool(troub
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("name", ["E0M7", "E1M6", "E2M5", "E3M4", "E4M3", "E5M2", "E6M1", "E7M0"])
+def test_significant_bits_count_the_values_of_a_binade(name: str) -> None:
+    """A binade with n representable values holds 1 + log2(n) significant bits; one without any holds none."""
+    fmt = get_format(name)
+    values = fmt.magnitudes
+    top = np.floor(np.log2(fmt.scale_target)) - 1  # the highest binade that scaling can fill
+    for exponent in np.arange(top, max(top - 20, fmt.emin - fmt.mantissa_bits - 3), -1):
+        count = ((values >= 2.0**exponent) & (values < 2.0 ** (exponent + 1))).sum()
+        binades = np.array([exponent + 0.5]) - np.log2(fmt.scale_target)
+        assert significant_bits(fmt, binades)[0] == (1 + np.log2(count) if count else 0), exponent
+
+
+# --- loss against bytes ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("higher_is_better", [False, True])
+def test_the_front_is_what_no_other_run_beats(higher_is_better) -> None:
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        size, value = random.integers(0, 5, (2, 8))
+        found = front(pd.Series(size), pd.Series(value), higher_is_better=higher_is_better)
+        cost = -value if higher_is_better else value
+        beaten = [
+            any(size[j] <= size[i] and cost[j] <= cost[i] and ((size[j], cost[j]) != (size[i], cost[i]) or j < i)
+                for j in range(8) if j != i)
+            for i in range(8)
+        ]  # fmt: skip
+        assert sorted(found) == [i for i in range(8) if not beaten[i]]
+        assert list(size[found]) == sorted(set(size[found]))
+
+
+def test_bytes_are_shown_where_runs_differ_in_them(study, comparison) -> None:
+    (spec,) = [spec for spec in FIGURES if spec.name == "loss_against_bytes"]
+    sizes = {name: 16.0 - i for i, name in enumerate(study.formats)}
+    for column, shown in ((16.0, False), (study.cells["format"].map(sizes), True)):
+        own = dataclasses.replace(study, cells=study.cells.assign(**{BYTES: column}))
+        table = tables.results_table(own, comparison)
+        heads = [column.head for column in table.columns]
+        assert ("bytes" in heads) is shown and len(memory(own, comparison)) == (len(comparison.best) if shown else 0)
+        with drawing():
+            assert (spec.draw(own, comparison) is not None) is shown
+        if shown:
+            for row in table.rows:
+                assert float(row[heads.index("bytes")]) == sizes[row[0].strip("*")]

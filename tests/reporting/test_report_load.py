@@ -29,7 +29,7 @@ def test_cells_come_in_grid_order_with_their_status(study) -> None:
     assert list(study.cells.index[:4]) == ["bf16-adamw-0-1", "bf16-adamw-1-1", "E4M3-adamw-0-1", "E4M3-adamw-1-1"]
     assert study.cells.loc["E7M0-adamw-1-1", "status"] == DIVERGED
     assert study.cells.loc["E5M2-adamw-1-1", ["status", "reason"]].tolist() == [MISSING, "not trained"]
-    assert study.count(COMPLETED) == 12
+    assert len(study.of_status(COMPLETED)) == 12
     assert study.formats == ["bf16", "E4M3", "E5M2", "E3M4", "E1M6", "E0M7", "E7M0"]
 
 
@@ -128,7 +128,7 @@ def test_a_recipe_that_changes_is_described_with_what_it_changed_to_and_when(tmp
         met = [{"step": 7, "recipe": "E5M2", "place": 1, "why": "spike"}] if seed else []
         write_json(run, read_json(run) | {"switches": met + made})
     study = read(tmp_path)
-    assert study.count(COMPLETED) == 6
+    assert len(study.of_status(COMPLETED)) == 6
     assert tables.changes_table(study).rows == [
         ["E3M4", "E5M2", "nonfinite or spike > 1.5", "1 of 2", "7"],
         ["E3M4", "bf16", "after 90 % of the steps", "2 of 2", "54"],

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import numpy as np
 import pytest
 
-from altgrad.formats import get_format
 from altgrad.reporting.compare import compare
 from altgrad.reporting.document import Table
 from altgrad.reporting.load import Study
+from altgrad.reporting.metrics import metrics
 from altgrad.reporting.summary import certainty, costs_table, headline, lowest, lowest_table, summary, updates_table
-from tests.reporting.made_losses import ADAMW, STIFF, study_of
+from altgrad.reporting.wording import significant
+from tests.reporting.made_losses import ADAMW, STIFF, study_of, with_formats
 
 ARMS = {"adamw": ADAMW, "stiff": STIFF, "shuffled": STIFF | {"stiffness": "permuted"}}
 ENTRIES = ("bf16", "E4M3", "E3M4", "virtual.E4M3", "virtual.E3M4")
@@ -25,11 +24,7 @@ def made(effects: dict[tuple[str, str], float], entries: tuple[str, ...] = ENTRI
         (entry, arm): list(3.5 + effects.get((entry, arm), 0.0) + sd * random.standard_normal(5))
         for entry in entries for arm in arms
     }  # fmt: skip
-    study = study_of(losses, arms)
-    for key, cell in study.resolved.items():
-        name = key.split("-")[0].removeprefix("virtual.")
-        cell["formats"] = {name: asdict(get_format(name))} if name != "bf16" else {}
-    return study
+    return with_formats(study_of(losses, arms))
 
 
 def said(study: Study) -> str:
@@ -90,3 +85,46 @@ def test_every_table_has_a_lead_and_one_line_is_on_certainty():
     assert sum(isinstance(block, Table) for block in blocks) == 3
     assert blocks[-1].text == certainty(study, compare(study), None)
     assert "Paired seeds: 5; p is adjusted over" in blocks[-1].text
+
+
+# --- the metrics of a study that lost runs are those that its report tells --------------------------
+
+
+def numbers(study: Study) -> dict:
+    return metrics(study, compare(study), 0)
+
+
+def test_the_best_is_lowest_over_the_seeds_that_all_completed() -> None:
+    """A lost the seed of high losses, and B ends lower wherever both have a loss."""
+    losses = {
+        ("bf16", "adamw"): [4.0, 2.0, 3.0], ("A", "adamw"): [None, 2.2, 3.2], ("B", "adamw"): [4.1, 2.1, None],
+        ("C", "adamw"): [4.3, 2.3, 3.3],
+    }  # fmt: skip
+    study = study_of(losses, {"adamw": ADAMW})
+    assert numbers(study)["best"] == {"format": "B", "optimizer": "adamw", "val_loss": pytest.approx(3.1)}
+    assert lowest(study, compare(study))[0].run[0] == "B"
+
+
+def test_the_best_is_something_that_is_quantized() -> None:
+    losses = {("bf16", "adamw"): [3.0, 3.1], ("virtual.A", "adamw"): [3.0, 3.1], ("A", "adamw"): [3.2, 3.3]}
+    assert numbers(study_of(losses, {"adamw": ADAMW}))["best"]["format"] == "A"
+
+
+def test_there_is_no_best_where_nothing_quantized_completed() -> None:
+    losses = {("bf16", "adamw"): [3.0, 3.1], ("A", "adamw"): [None, None]}
+    nothing = {"format": None, "optimizer": None, "val_loss": None}
+    assert numbers(study_of(losses, {"adamw": ADAMW}))["best"] == nothing
+
+
+def test_the_noise_floor_is_that_of_the_report() -> None:
+    """Five seeds, of which one arm lost two: three pairs."""
+    rng = np.random.default_rng(0)
+    losses = {
+        (entry, arm): list(3 + 0.01 * rng.standard_normal(5)) for entry in ("bf16", "A") for arm in ("adamw", "stiff")
+    }
+    losses["A", "stiff"][1:3] = [None, None]
+    study = study_of(losses, {"adamw": ADAMW, "stiff": STIFF})
+    comparison = compare(study)
+    floor = numbers(study)["noise_floor"]
+    assert floor == pytest.approx(comparison.noise.floor(3))
+    assert f"Equal runs differ by up to {significant(floor)} 19 times in 20." in certainty(study, comparison, None)

@@ -39,7 +39,7 @@ class Family(BaseModel):
     metric: str = "loss"
     unit: str = ""
     higher_is_better: bool = False
-    smallest_effect: float = Field(SMALLEST_EFFECT, gt=0, allow_inf_nan=False)
+    smallest_effect: float = Field(default=SMALLEST_EFFECT, gt=0, allow_inf_nan=False)
 
     @classmethod
     def read(cls, path: Path | None, flags: Mapping[str, Any]) -> Family:

@@ -8,7 +8,7 @@ from altgrad.config import UserError
 from altgrad.config.files import write_text
 from altgrad.reporting.claims import COST, GAIN
 from altgrad.reporting.compare import Comparison, compare
-from altgrad.reporting.document import Block, Document, Picture, Section, Table, Text
+from altgrad.reporting.document import Block, Document, Picture, Section, Table, Text, words
 from altgrad.reporting.external.family import Family, study_of
 from altgrad.reporting.external.rows import read_curves, read_rows
 from altgrad.reporting.figures import FIGURES, draw
@@ -18,7 +18,7 @@ from altgrad.reporting.markdown import to_markdown
 from altgrad.reporting.results import SEEDS
 from altgrad.reporting.roles import is_control, is_quantized
 from altgrad.reporting.summary import summary
-from altgrad.reporting.tables import results_table, words
+from altgrad.reporting.tables import results_table
 from altgrad.reporting.wording import NONE, joined
 
 QUESTION = "What does each configuration change, and what each optimizer?"

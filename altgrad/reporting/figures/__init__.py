@@ -15,10 +15,10 @@ from pathlib import Path
 from altgrad.config.process import usable_cores
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Picture
-from altgrad.reporting.figures.select import shown_optimizer
 from altgrad.reporting.figures.spec import DECLARED, SECTIONS, FigureSpec
 from altgrad.reporting.figures.style import drawing, save
 from altgrad.reporting.load import Study, every_rule
+from altgrad.reporting.select import shown_optimizer
 from altgrad.reporting.wording import joined
 
 for _found in pkgutil.iter_modules(__path__):

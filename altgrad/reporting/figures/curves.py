@@ -7,10 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.figures.select import at_best
 from altgrad.reporting.figures.spec import in_report
 from altgrad.reporting.figures.style import Look, legend, looks, panels, spread_axis
-from altgrad.reporting.load import DIVERGED, IDENTITY, Study
+from altgrad.reporting.load import DIVERGED, Study
+from altgrad.reporting.select import among, at_best, in_order
 
 LOSSES = {"train_loss": "training loss", "val_loss": "validation loss"}
 
@@ -31,7 +31,8 @@ def loss_curves(study: Study, comparison: Comparison) -> Figure | None:
         return None
     losses = _losses(study, history)
     (whole, of_whole), (half, of_half) = (*losses.items(),)[0], (*losses.items(),)[-1]
-    optimizers, names = _present(study, history)
+    optimizers = in_order(study.optimizers, history["optimizer"])
+    names = in_order(study.formats, history["format"])
     styles = looks(study.formats)
     figure, axes = panels(len(optimizers), 2, 0.7 + 2.7 * len(optimizers))
     for row, optimizer in enumerate(optimizers):
@@ -71,7 +72,8 @@ def loss_differences(study: Study, comparison: Comparison) -> Figure | None:
     differences = differences.dropna(subset=list(losses), how="all")
     if differences.empty:
         return None
-    optimizers, names = _present(study, differences)
+    optimizers = in_order(study.optimizers, differences["optimizer"])
+    names = in_order(study.formats, differences["format"])
     styles = looks(study.formats)
     figure, axes = panels(len(optimizers), len(losses), 0.7 + 2.7 * len(optimizers), sharex=True, sharey="row")
     for row, optimizer in enumerate(optimizers):
@@ -98,16 +100,9 @@ def _losses(study: Study, history: pd.DataFrame) -> dict[str, str]:
     return found if len(found) > 1 else {measure.on_validation: measure.noun}
 
 
-def _present(study: Study, frame: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """Return the optimizers and formats of the grid that ``frame`` has rows of, in grid order."""
-    optimizers, names = set(frame["optimizer"].unique()), set(frame["format"].unique())
-    return [o for o in study.optimizers if o in optimizers], [f for f in study.formats if f in names]
-
-
 def _split(study: Study, history: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the rows of completed runs and those of diverged ones, which would bend every mean."""
-    diverged = study.cells[study.cells["status"] == DIVERGED]
-    lost = pd.MultiIndex.from_frame(history[IDENTITY]).isin(pd.MultiIndex.from_frame(diverged[IDENTITY]))
+    lost = among(history, study.of_status(DIVERGED))
     return history[~lost], history[lost]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.figures.spec import in_report
 from altgrad.reporting.figures.style import legend, looks, panels
 from altgrad.reporting.load import Study
-from altgrad.reporting.memory import BYTES, front, memory
+from altgrad.reporting.select import BYTES, memory
 
 
 @in_report(
@@ -36,3 +37,10 @@ def loss_against_bytes(study: Study, comparison: Comparison) -> Figure | None:
     axis.set(xlabel="bytes per parameter", ylabel=study.measure.labelled(study.measure.full))
     legend(figure, styles, list(dict.fromkeys(rows["format"])), linestyle="none")
     return figure
+
+
+def front(bytes_kept: pd.Series, values: pd.Series, *, higher_is_better: bool = False) -> list[int]:
+    """Return the labels of the Pareto front by ascending bytes: no other run of as few bytes is as good or better."""
+    rows = pd.DataFrame({"bytes": bytes_kept, "value": -values if higher_is_better else values})
+    rows = rows.sort_values(["bytes", "value"], kind="stable")
+    return rows.index[rows["value"] < rows["value"].cummin().shift(fill_value=float("inf"))].tolist()

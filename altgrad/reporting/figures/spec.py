@@ -12,7 +12,7 @@ from altgrad.reporting.load import Study
 
 Draw = Callable[[Study, Comparison], Figure | None]
 
-#: Where a figure may stand, in the report's order; :mod:`altgrad.reporting.sections` says what stands around it.
+#: Where a figure may stand, in the report's order; :mod:`altgrad.reporting.report` says what stands around it.
 SECTIONS = ("gains", "costs", "updates", "curves", "layers", "weights")
 DECLARED: dict[str, FigureSpec] = {}
 

@@ -6,12 +6,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.document import Column, Table
-from altgrad.reporting.figures.select import at_best, in_order, of_completed
+from altgrad.reporting.document import Column, Table, words
 from altgrad.reporting.figures.spec import in_report
 from altgrad.reporting.figures.style import legend, looks, tiles
 from altgrad.reporting.load import DIVERGED, Study
-from altgrad.reporting.tables import words
+from altgrad.reporting.select import at_best, in_order, late, of_completed
 from altgrad.reporting.wording import NONE, number, significant
 
 RUNGS, BINADE, COSINE, STALL = "rungs", "rungs_2^", "cosine_adamw", "stall_ratio"
@@ -30,9 +29,8 @@ def rungs_by_binade(study: Study, comparison: Comparison) -> Figure | None:
     table = by_binade(rows) if len(rows) else rows
     if table.empty:
         return None
-    present = set(table.index.get_level_values("optimizer"))
-    arms = [name for name in study.optimizers if name in present]
-    names = [name for name in study.formats if name in set(table.index.get_level_values("format"))]
+    arms = in_order(study.optimizers, table.index.get_level_values("optimizer"))
+    names = in_order(study.formats, table.index.get_level_values("format"))
     styles = looks(study.formats)
     figure, axes = tiles(len(arms), 2.4, sharex=True, sharey=True)
     for axis, arm in zip(axes, arms, strict=True):
@@ -54,10 +52,7 @@ def recorded(study: Study, comparison: Comparison) -> pd.DataFrame:
     """
     rows = study.monitors[study.monitors["role"] == "update"]
     rows = rows[rows["metric"].str.startswith((RUNGS, COSINE, STALL))]
-    if len(rows):
-        rows = of_completed(at_best(rows, comparison), study)
-    last = rows.groupby(["format", "optimizer", "seed"])["step"].transform("max")
-    return rows[rows["step"] >= last / 2].dropna(subset="value")
+    return late(of_completed(at_best(rows, comparison), study)).dropna(subset="value") if len(rows) else rows
 
 
 def by_binade(rows: pd.DataFrame) -> pd.DataFrame:
@@ -73,7 +68,7 @@ def updates_table(study: Study, comparison: Comparison) -> Table | None:
     if rows.empty:
         return None
     means = rows.groupby(["metric", "optimizer", "format"])["value"].mean()
-    formats = in_order(study, rows)
+    formats, arms = in_order(study.formats, rows["format"]), in_order(study.optimizers, rows["optimizer"])
 
     def cell(arm: str, name: str) -> str:
         cosine, rungs, stall = (means.get((metric, arm, name)) for metric in (COSINE, RUNGS, STALL))
@@ -81,7 +76,6 @@ def updates_table(study: Study, comparison: Comparison) -> Table | None:
             return NONE
         return f"{number(cosine, 2)} / {significant(rungs, 2)} / {number(None if stall is None else 100 * stall, 0)}"
 
-    arms = [arm for arm in study.optimizers if arm in set(rows["optimizer"].unique())]
     body = [[f"**{arm}**", *(cell(arm, name) for name in formats)] for arm in arms]
     behind = [[None, *(comparison.behind(name, arm) for name in formats)] for arm in arms]
     note = (
@@ -90,7 +84,7 @@ def updates_table(study: Study, comparison: Comparison) -> Table | None:
         "and a later step may change it. Means over quantized weights, layers, the watched steps of the second half of "
         "the run, and seeds."
     )
-    if study.count(DIVERGED):
+    if len(study.of_status(DIVERGED)):
         note += " Runs that diverged are left out."
     columns = [words("arm"), *(Column(name) for name in formats)]
     return Table(columns, body, note, behind)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from altgrad.config.recipe import last_matching
 from altgrad.formats import Format
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.figures.select import in_order, labelled, last, per_layer, weight_format
 from altgrad.reporting.figures.spec import in_report
 from altgrad.reporting.figures.style import Look, looks, tiles
-from altgrad.reporting.load import Study
+from altgrad.reporting.load import IDENTITY, Study
+from altgrad.reporting.select import in_order, per_layer
 
 BINS_PER_BINADE = 4  # of the histogram that the diagnosis writes
 LOWEST = -16  # binades below the largest weight of a layer, which a scale puts on the format's largest value
@@ -27,19 +30,16 @@ LOWEST = -16  # binades below the largest weight of a layer, which a scale puts 
     "that magnitude.",
 )  # fmt: skip
 def weight_grid(study: Study, comparison: Comparison) -> Figure | None:
-    """Weight magnitudes in binades below the layer's largest, with each format's precision at that magnitude.
-
-    A scale per tensor puts the largest weight of a layer on the format's largest value, so the
-    distance from it is the same axis for every format, and only the format's ranges move.
-    """
+    """Weight magnitudes in binades below the layer's largest, with each format's precision at that magnitude."""
     rows = per_layer(study.diagnosis, study, comparison)
     rows = rows[rows["metric"] == "log2_magnitude"]
-    found = {name: weight_format(study, name, rows["layer"]) for name in in_order(study, rows)}
+    found = {name: weight_format(study, name, rows["layer"]) for name in in_order(study.formats, rows["format"])}
     shown = {name: pair for name, pair in found.items() if pair is not None}
     if not shown:
         return None
     amax = per_layer(study.monitors, study, comparison)
-    amax = last(amax[(amax["role"] == "weight") & (amax["metric"] == "amax") & (amax["value"] > 0)])
+    amax = amax[(amax["role"] == "weight") & (amax["metric"] == "amax") & (amax["value"] > 0)]
+    amax = amax[amax["step"] == amax.groupby(IDENTITY)["step"].transform("max")]
     largest = amax.set_index(["format", "seed", "layer"])["value"]
     figure, axes = tiles(len(shown), 2.2, sharex=True, sharey=True)
     for axis, (name, (fmt, layers)) in zip(axes, shown.items(), strict=True):
@@ -51,6 +51,29 @@ def weight_grid(study: Study, comparison: Comparison) -> Figure | None:
     for axis in axes[-3:]:
         axis.set_xlabel("binades below the largest weight")
     return figure
+
+
+def weight_format(study: Study, name: str, layers: Iterable[str]) -> tuple[Format, list[str]] | None:
+    """Return the format that most of ``layers`` keep their weights in under grid entry ``name``, and those layers.
+
+    A recipe may mix formats; codes of different ones share no axis. ``None`` when no weight is quantized.
+    """
+    every = list(dict.fromkeys([*study.monitors["layer"][study.monitors["role"] == "weight"], *layers]))
+    rules = ((rule["layers"], rule.get("last", 1), rule["weight"]) for rule in study.last_rules(name))
+    weights = last_matching(every, rules)
+    by_format: dict[str, list[str]] = {}
+    for layer in dict.fromkeys(layers):
+        if (weight := weights.get(layer)) is not None:
+            by_format.setdefault(weight["format"], []).append(layer)
+    if not by_format:
+        return None
+    used = max(by_format, key=lambda fmt: len(by_format[fmt]))
+    return Format(**study.entry(name)["formats"][used]), by_format[used]
+
+
+def labelled(name: str, fmt: Format) -> str:
+    """Return the entry's name, with the format behind it where that is another."""
+    return name if name == fmt.name else f"{name} ({fmt.name})"
 
 
 def relative_histogram(rows: pd.DataFrame, amax: pd.Series) -> np.ndarray:

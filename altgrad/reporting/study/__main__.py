@@ -8,8 +8,7 @@ from pathlib import Path
 from altgrad.config import UserError, did_you_mean, run_stage
 from altgrad.config.files import write_text
 from altgrad.reporting.study.answers import answered
-from altgrad.reporting.study.figure import draw
-from altgrad.reporting.study.pages import page, results
+from altgrad.reporting.study.pages import draw, page, results
 from altgrad.reporting.study.questions import read_questions
 from altgrad.reporting.study.runs import Runs
 from altgrad.reporting.study.train import train_missing

@@ -74,7 +74,8 @@ def answered(question: Question, runs: Runs) -> list[Answer]:
     asked: dict[str, dict[str, dict[Run, float]]] = {}
     for name, hypothesis in hypotheses.items():
         try:
-            asked[name] = _contrasts(hypothesis, question, runs)
+            of = experiments(hypothesis) or list(question.content.runs)
+            asked[name] = {label: _added(texts, of, runs) for label, texts in comparisons(hypothesis).items()}
         except (UserError, KeyError) as error:
             wrong = f"no value for {error} in `over`" if isinstance(error, KeyError) else str(error)
             raise UserError(f"{question.path}: hypotheses.{name}: {wrong}") from None
@@ -84,7 +85,12 @@ def answered(question: Question, runs: Runs) -> list[Answer]:
         members = [name for name, of in zip(hypotheses, families, strict=True) if of == family]
         first = hypotheses[members[0]]
         contrasts = {(name, label): contrast for name in members for label, contrast in asked[name].items()}
-        results |= _results(contrasts, first.rule or question.content.rule, runs, best_rate=first.rate == "best")
+        differences = {
+            label: difference for label, contrast in contrasts.items()
+            if (difference := runs.difference(contrast, best_rate=first.rate == "best")) is not None
+        }  # fmt: skip
+        by_itself = (first.rule or question.content.rule) == "student"
+        results |= judged(differences, None if by_itself else _rows(contrasts))
     return [
         Answer(question, name, hypothesis, [
             Comparison(
@@ -92,23 +98,6 @@ def answered(question: Question, runs: Runs) -> list[Answer]:
             ) for label, written in comparisons(hypothesis).items()
         ]) for name, hypothesis in hypotheses.items()
     ]  # fmt: skip
-
-
-def _contrasts(hypothesis: Hypothesis, question: Question, runs: Runs) -> dict[str, dict[Run, float]]:
-    of = experiments(hypothesis) or list(question.content.runs)
-    return {label: _added(written, of, runs) for label, written in comparisons(hypothesis).items()}
-
-
-def _results(
-    contrasts: dict[tuple[str, str], dict[Run, float]], rule: str, runs: Runs, *, best_rate: bool
-) -> dict[tuple[str, str], Result]:
-    """Return the results of one family: of each comparison that any seed has all runs of."""
-    differences = {
-        label: difference
-        for label, contrast in contrasts.items()
-        if (difference := runs.difference(contrast, best_rate=best_rate)) is not None
-    }
-    return judged(differences, None if rule == "student" else _rows(contrasts))
 
 
 def _added(written: list[str], of: list[str], runs: Runs) -> dict[Run, float]:
@@ -122,10 +111,7 @@ def _added(written: list[str], of: list[str], runs: Runs) -> dict[Run, float]:
 
 def _rows(contrasts: dict[tuple[str, str], dict[Run, float]]) -> dict[tuple[str, str], np.ndarray]:
     """Return the contrasts as rows over all runs that any of them has."""
-    places = {run: i for i, run in enumerate(dict.fromkeys(run for contrast in contrasts.values() for run in contrast))}
-    found = {}
-    for label, contrast in contrasts.items():
-        found[label] = np.zeros(len(places))
-        for run, weight in contrast.items():
-            found[label][places[run]] = weight
-    return found
+    places = list(dict.fromkeys(run for contrast in contrasts.values() for run in contrast))
+    return {
+        label: np.array([contrast.get(run, 0.0) for run in places]) for label, contrast in contrasts.items()
+    }  # fmt: skip

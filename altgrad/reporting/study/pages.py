@@ -1,21 +1,24 @@
-"""The pages of the study: RESULTS.md with a row per hypothesis, and a page per question with a row per comparison."""
+"""The pages of the study: RESULTS.md with a row per hypothesis; by question a row per comparison, and a forest plot."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from altgrad.reporting.document import Column, Table, Text
+from matplotlib.axes import Axes
+
+from altgrad.reporting.document import Column, Table, Text, words
+from altgrad.reporting.figures.style import drawing, panels, save
 from altgrad.reporting.markdown import blocks_to_markdown
 from altgrad.reporting.measure import Measure
-from altgrad.reporting.results import SMALLEST_EFFECT
+from altgrad.reporting.results import SMALLEST_EFFECT, Result
 from altgrad.reporting.study.answers import Answer, Comparison
 from altgrad.reporting.study.questions import Question
 from altgrad.reporting.study.runs import Runs
 from altgrad.reporting.summary import cells, heads
-from altgrad.reporting.tables import words
 from altgrad.reporting.wording import NONE, number, significant
 
+LOW, HIGH, OPEN = "#0072B2", "#D55E00", "#777777"  # colours of the forest plot
 NOTHING = "no seed has all of its runs"
 NUMBERS = heads(Measure().delta)
 RULE = (
@@ -41,7 +44,7 @@ def page(question: Question, answers: Sequence[Answer], runs: Runs, figure: str 
 def results(answers: Sequence[Answer], about: Path) -> str:
     """Return RESULTS.md: a row per hypothesis, after what a person wrote in the file ``about``."""
     columns = [words(""), words("hypothesis"), Column("comparisons"), *NUMBERS, words("as expected"), words("page")]
-    rows = [_row(answer) for answer in answers if answer.hypothesis.registered]
+    rows = [_hypothesis(answer) for answer in answers if answer.hypothesis.registered]
     note = (
         "Of a hypothesis with several comparisons the one of the smallest p is shown, and of how many the result is "
         "significant."
@@ -55,7 +58,7 @@ def _rule(answers: Sequence[Answer]) -> str:
     return RULE + OF_F1 if of_f1 else RULE
 
 
-def _row(answer: Answer) -> list[str]:
+def _hypothesis(answer: Answer) -> list[str]:
     hypothesis, found = answer.hypothesis, answer.first
     link = f"[{answer.question.name}](study/{answer.question.name}.md)"
     if found is None or found.result is None:
@@ -65,7 +68,8 @@ def _row(answer: Answer) -> list[str]:
     significant_of = answer.count("lower", "higher")
     *numbers, said = cells(found.result)
     said = said if count == 1 else f"{significant_of} of {count} significant"
-    return [answer.name, hypothesis.says, str(count), *numbers, said, _yes(answer.as_expected), link]
+    expected = {True: "yes", False: "no", None: NONE}[answer.as_expected]
+    return [answer.name, hypothesis.says, str(count), *numbers, said, expected, link]
 
 
 def _comparisons(answers: Sequence[Answer], runs: Runs) -> Table:
@@ -93,19 +97,15 @@ def _expected(found: Comparison) -> str:
     return found.expected if found.as_expected in (True, None) else f"{found.expected}: no"
 
 
-def _yes(value: bool | None) -> str:
-    return NONE if value is None else "yes" if value else "no"
-
-
 def _size(found: Comparison, runs: Runs) -> str:
     """Say parameters and tokens of a comparison's runs, such as "0.17 M, 0.2 M"."""
     rows = runs.of_experiment(*{run.experiment for run in found.runs})
     sizes = [sorted(set(rows[name].dropna())) for name in ("parameters", "tokens")]
-    return ", ".join("/".join(f"{_millions(value / 1e6)} M" for value in values) for values in sizes)
 
+    def millions(value: float) -> str:
+        return f"{significant(value / 1e6, 2) if value < 1e8 else number(value / 1e6, 0)} M"
 
-def _millions(value: float) -> str:
-    return significant(value, 2) if value < 100 else number(value, 0)
+    return ", ".join("/".join(map(millions, values)) for values in sizes)
 
 
 def _untested(answers: Sequence[Answer]) -> list[Text]:
@@ -131,3 +131,34 @@ def _source(question: Question, runs: Runs) -> str:
         f"{ended} of {len(rows)} runs ended, on {machines}. Settings: [{question.path.name}]({question.path.name}); "
         f"losses: [runs.csv](results/runs.csv); again: `make study NAME={question.name}`."
     )
+
+
+def draw(answers: Sequence[Answer], folder: Path) -> str | None:
+    """Draw the comparisons of losses that have an interval as ``folder/<question>.png``; ``None`` without one."""
+    rows = [
+        (f"{answer.name}  {found.label}" if i == 0 else found.label, found.result)
+        for answer in answers
+        for i, found in enumerate(answer.comparisons)
+        if found.result is not None and not found.of_f1 and found.result.half_width == found.result.half_width
+    ]
+    if not rows:
+        return None
+    name = answers[0].question.name
+    with drawing():
+        figure, ((axes,),) = panels(1, 1, 0.9 + 0.2 * len(rows), width=7.5)
+        axes.axvspan(-SMALLEST_EFFECT, SMALLEST_EFFECT, color="#dddddd", linewidth=0)
+        axes.axvline(0, color="black", linewidth=0.8)
+        for y, (_, result) in enumerate(rows):
+            _interval(axes, y, result)
+        axes.set_yticks(range(len(rows)), [label for label, _ in rows], fontsize=7)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set(xlabel="Δ loss: method − reference (nats per token); below zero is better, grey is no effect")
+        save(figure, folder, name)
+    return f"{name}.png"
+
+
+def _interval(axes: Axes, y: int, result: Result) -> None:
+    color = (LOW if result.difference.mean < 0 else HIGH) if result.significant else OPEN
+    mean, half = result.difference.mean, result.half_width
+    axes.errorbar(mean, y, xerr=half, color=color, marker="o", markersize=4, linewidth=1.1)
+    axes.plot(mean, y, color=color, marker="o", markersize=4, markerfacecolor=color if result.significant else "white")

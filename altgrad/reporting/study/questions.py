@@ -1,4 +1,4 @@
-"""The questions of the study as people write them: reports/study/<question>.yaml, checked when it is read."""
+"""The questions of the study as people write them, reports/study/<question>.yaml, and the settings of their runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from altgrad.config import UserError, did_you_mean
 from altgrad.config.errors import sentences
 from altgrad.config.files import read_yaml
+from altgrad.config.resolve import merged
+
+LIKE = "like"  # the experiment of the same question that another one differs from
+#: What an experiment has besides settings: commands that are run before it, what is measured after training, and
+#: whether its one run's weights are kept for others, which `start: data/weights/<experiment>`.
+BESIDES = {LIKE, "before", "after", "keep"}
 
 Expected = Literal["lower", "higher", "not significant", "no effect"]
 
@@ -135,3 +141,33 @@ def comparisons(hypothesis: Hypothesis) -> dict[str, list[str]]:
 def expected_of(hypothesis: Hypothesis, label: str) -> str | None:
     """Return what was expected of a comparison."""
     return hypothesis.expected.get(label) if isinstance(hypothesis.expected, dict) else hypothesis.expected
+
+
+def settings_of(question: Question, experiment: str) -> dict[str, Any]:
+    """Return what an experiment changes in params.yaml. Raises :class:`UserError` for a ``like`` that leads nowhere."""
+    runs = question.content.runs
+    chain: list[str] = []
+    name: str | None = experiment
+    while name is not None:
+        if name not in runs:
+            near = did_you_mean(name, runs)
+            raise UserError(f"{question.path}: runs.{chain[-1]}.{LIKE}: no experiment {name!r}{near}")
+        if name in chain:
+            raise UserError(f"{question.path}: runs.{name}.{LIKE}: leads back to itself")
+        chain.append(name)
+        name = runs[name].get(LIKE)
+    settings = {key: value for key, value in question.content.base.items() if key not in BESIDES}
+    for name in reversed(chain):
+        settings = merged(settings, {key: value for key, value in runs[name].items() if key not in BESIDES})
+    return settings
+
+
+def of_experiment(question: Question, experiment: str) -> dict[str, Any]:
+    """Return what an experiment has besides settings."""
+    own = question.content.base | question.content.runs[experiment]
+    return {key: own[key] for key in BESIDES & own.keys()}
+
+
+def params_of(question: Question, experiment: str, params: Path) -> dict[str, Any]:
+    """Return the whole content of a params.yaml for an experiment."""
+    return merged(read_yaml(params), settings_of(question, experiment))

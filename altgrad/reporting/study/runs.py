@@ -38,6 +38,7 @@ COLUMNS = [
 ]  # fmt: skip
 AFTER = ["experiment", "format", "optimizer", "seed", "lr_scale", "measure", "value"]
 KEY = COLUMNS[:5]
+FILES = (("runs.csv", COLUMNS, KEY), ("after_training.csv", AFTER, AFTER[:-1]))  # columns, and those that tell rows
 TYPES = {
     "seed": int, "lr_scale": float, "val_loss": float, "value": float, "steps": "Int64", "tokens": "Int64",
     "parameters": "Int64", "torch": str, "commit": str,
@@ -73,7 +74,7 @@ class Runs:
     def read(cls, folder: Path) -> Runs:
         """Read ``runs.csv`` and ``after_training.csv``; :class:`UserError` where a column is absent or a run twice."""
         found = []
-        for name, columns, key in (("runs.csv", COLUMNS, KEY), ("after_training.csv", AFTER, AFTER[:-1])):
+        for name, columns, key in FILES:
             path = folder / name
             table = pd.read_csv(path, dtype=TYPES) if path.exists() else None
             if table is None or list(table.columns) != columns:
@@ -87,7 +88,7 @@ class Runs:
 
     def write(self, folder: Path) -> None:
         """Write both files in one order, so that a new run changes no line but its own."""
-        for name, table, key in (("runs.csv", self.table, KEY), ("after_training.csv", self.after, AFTER[:-1])):
+        for (name, _, key), table in zip(FILES, (self.table, self.after), strict=True):
             ordered = table.sort_values(key).assign(lr_scale=lambda rows: rows["lr_scale"].map("{:g}".format))
             write_text(folder / name, ordered.to_csv(index=False, lineterminator="\n"))
 
@@ -96,11 +97,9 @@ class Runs:
         """By run and rate, the losses by seed."""
         both = pd.concat([self.table.assign(measure=TRAINED), self.after.rename(columns={"value": "val_loss"})])
         found: dict[Run, dict[float, pd.Series]] = {}
-        for (experiment, fmt, optimizer, measure, rate), rows in both.groupby(
-            ["experiment", "format", "optimizer", "measure", "lr_scale"], sort=False
-        ):
-            run = Run(experiment, fmt, optimizer, measure)
-            found.setdefault(run, {})[rate] = rows.set_index("seed")["val_loss"]
+        names = ["experiment", "format", "optimizer", "measure", "lr_scale"]
+        for (*run, rate), rows in both.groupby(names, sort=False):
+            found.setdefault(Run(*run), {})[rate] = rows.set_index("seed")["val_loss"]
         return found
 
     def has(self, run: Run) -> bool:

@@ -21,9 +21,8 @@ from altgrad.config import Resolver, UserError, load_params
 from altgrad.config.files import read_json, write_text
 from altgrad.config.published import KEPT, WEIGHTS
 from altgrad.config.tasks import ON_TEST
-from altgrad.reporting.study.questions import Question
+from altgrad.reporting.study.questions import Question, of_experiment, params_of
 from altgrad.reporting.study.runs import AFTER, COLUMNS, KEY, MEASURED, Runs
-from altgrad.reporting.study.settings import of_experiment, params_of
 
 TUNES = "tuning"  # how the name of an experiment begins that chooses learning rates
 STATUS = {"completed": "ok"}
@@ -38,7 +37,8 @@ def train_missing(question: Question, runs: Runs, study: Path, jobs: int | None)
     params = root / "params.yaml"
     missing = [name for name in question.content.runs if _lacks(params_of(question, name, params), name, runs, study)]
     if missing:
-        _require_committed(root)
+        if _git(root, "status", "--porcelain", "altgrad", "stages", "dvc.yaml"):
+            raise UserError("the code differs from the last commit, which new rows of the study would name: commit it")
         missing = [
             name for name in question.content.runs
             if name in missing or (_keeps(question, name) and not (root / KEPT / name / WEIGHTS).is_file())
@@ -81,11 +81,6 @@ def _lacks(params: dict[str, Any], name: str, runs: Runs, study: Path) -> bool:
     wanted = {(name, cell.format, cell.optimizer, cell.seed, float(cell.lr_scale)) for cell in cells}
     have = runs.of_experiment(name)[KEY].itertuples(index=False, name=None)
     return bool(wanted - set(have))
-
-
-def _require_committed(root: Path) -> None:
-    if _git(root, "status", "--porcelain", "altgrad", "stages", "dvc.yaml"):
-        raise UserError("the code differs from the last commit, which new rows of the study would name: commit it")
 
 
 def _checkout(root: Path, name: str) -> Path:
@@ -138,26 +133,21 @@ def _rows(folder: Path, name: str) -> pd.DataFrame:
 def _after(folder: Path, name: str, asked: dict[str, list[str]]) -> pd.DataFrame:
     """Return what was measured after training: a classifier's metrics; weights set to zero, or in other formats."""
     ended = {path.parent.name: read_json(path) for path in sorted((folder / "data/runs").glob("*/metrics.json"))}
-    cells = list(ended)
-    found: list[dict[str, Any] | None] = [
-        dict(zip(AFTER, (name, *(metrics[key] for key in KEY[1:]), measure, round(value, 6)), strict=True))
+    found = [
+        (name, *(metrics[key] for key in KEY[1:]), measure, round(value, 6))
         for metrics in ended.values() for measure in MEASURED
         if (value := metrics.get(ON_TEST[measure])) is not None
     ]  # fmt: skip
     for what, formats in asked.items():
         options = ["--weights-only", "--formats", *formats] if what == "ptq" else []
         table = f"{what}.csv"
-        _run(["-m", "altgrad.diagnostics", what, *cells, *options, "--out", table], folder, name)
-        found += [_measured(row, name, what) for row in pd.read_csv(folder / table).to_dict("records")]
-    return pd.DataFrame([row for row in found if row], columns=AFTER)
-
-
-def _measured(row: dict[str, Any], name: str, what: str) -> dict[str, Any] | None:
-    fmt, optimizer, seed, rate = row["cell"].split("-")
-    measure = f"pruned-{100 * row['share']:.0f}" if what == "prune" else f"ptq-{row['format']}"
-    if row["format"] == "as trained":
-        return None
-    return dict(zip(AFTER, (name, fmt, optimizer, int(seed), float(rate), measure, row["after"]), strict=True))
+        _run(["-m", "altgrad.diagnostics", what, *ended, *options, "--out", table], folder, name)
+        for row in pd.read_csv(folder / table).to_dict("records"):
+            if row["format"] != "as trained":
+                fmt, optimizer, seed, rate = row["cell"].split("-")
+                measure = f"pruned-{100 * row['share']:.0f}" if what == "prune" else f"ptq-{row['format']}"
+                found.append((name, fmt, optimizer, int(seed), float(rate), measure, row["after"]))
+    return pd.DataFrame(found, columns=AFTER)
 
 
 def _with_rows(runs: Runs, rows: pd.DataFrame, after: pd.DataFrame) -> Runs:

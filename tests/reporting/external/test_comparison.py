@@ -15,6 +15,7 @@ import pytest
 from scipy import stats
 
 from altgrad import compare as command
+from altgrad.config import errors
 from tests.reporting.external.written import report, rows_of, table
 
 HERE = Path(__file__).parent
@@ -132,75 +133,59 @@ A = "configuration,optimizer,seed,loss\n"
 GOOD = A + "a,sgd,0,1.0\na,sgd,1,2.0\nb,sgd,0,1.5\nb,sgd,1,2.25\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "flags", "said"),
-    [
-        ("", (), "results.csv is empty; expected the columns configuration, optimizer, seed, loss in its first line"),
-        (A, (), "results.csv: no row below the names of the columns"),
-        ("configuration,optimizer,seed,los\n", (), "results.csv, line 1: no column 'loss'; did you mean los?"),
-        ("loss," + A, (), "results.csv, line 1: 2 column 'loss'"),
-        (GOOD + "b,sgd,2\n", (), "results.csv, line 6: 3 values for 4 columns"),
-        (GOOD + "b,sgd,2,low\n", (), "results.csv, line 6: loss is 'low'; expected a finite number, or 'diverged'"),
-        (GOOD + "b,sgd,2,nan\n", (), "results.csv, line 6: loss is 'nan'; expected a finite number, or 'diverged'"),
-        (GOOD + "b,sgd,2,\n", (), "results.csv, line 6: loss is ''"),
-        (GOOD + "b,sgd,two,1.0\n", (), "results.csv, line 6: seed is 'two'; expected a whole number"),
-        (GOOD + ",sgd,2,1.0\n", (), "results.csv, line 6: configuration is empty"),
-        (GOOD + "a,sgd,1,3.0\n", (), "results.csv, line 6: 'a' under 'sgd' with seed 1 stands in line 3 too"),
-        (GOOD, (), "results.csv: which configuration is the reference? Say --reference a or b"),
-        (GOOD + "a,adamw,0,1.0\n", ("--reference", "a"), "which optimizer is the reference? Say --reference-optimizer"),
-        (GOOD, ("--reference", "A"), "results.csv: no run of configuration 'A'; did you mean a?"),
-        (A + "a,sgd,0,1.0\na,sgd,1,1.0\n", (), "one configuration under one optimizer; there is nothing to compare"),
-        (A + "a,sgd,0,1.0\nb,sgd,0,1.0\n", ("--reference", "a"), "no comparison has two seeds in common"),
-        (A + "a,sgd,0,1.0\na,sgd,1,1.0\nb,sgd,2,1.0\nb,sgd,3,1.0\n", ("--reference", "a"), "two seeds in common"),
-        (GOOD, ("--smallest-effect", "0"), "flags: smallest_effect: input should be greater than 0, not 0.0"),
-        (GOOD, ("--metric", "acc"), "results.csv, line 1: no column 'acc'"),
-        (GOOD, ("--family", "none.yaml"), "none.yaml does not exist"),
-        (GOOD, ("--reference", "a", "--curves", "none.csv"), "none.csv cannot be read: No such file or directory"),
-    ],
-)
-def test_a_mistake_is_one_sentence_and_nothing_is_written(tmp_path, capsys, monkeypatch, text, flags, said):
-    monkeypatch.chdir(tmp_path)
-    Path("results.csv").write_text(text)
-    refused(["results.csv", *flags], said, capsys, monkeypatch)
+# What stands in results.csv, the flags, and what is said of them.
+OF_RESULTS = [
+    ("", (), "results.csv is empty; expected the columns configuration, optimizer, seed, loss in its first line"),
+    (A, (), "results.csv: no row below the names of the columns"),
+    ("configuration,optimizer,seed,los\n", (), "results.csv, line 1: no column 'loss'; did you mean los?"),
+    ("loss," + A, (), "results.csv, line 1: 2 column 'loss'"),
+    (GOOD + "b,sgd,2\n", (), "results.csv, line 6: 3 values for 4 columns"),
+    (GOOD + "b,sgd,2,low\n", (), "results.csv, line 6: loss is 'low'; expected a finite number, or 'diverged'"),
+    (GOOD + "b,sgd,2,nan\n", (), "results.csv, line 6: loss is 'nan'; expected a finite number, or 'diverged'"),
+    (GOOD + "b,sgd,2,\n", (), "results.csv, line 6: loss is ''"),
+    (GOOD + "b,sgd,two,1.0\n", (), "results.csv, line 6: seed is 'two'; expected a whole number"),
+    (GOOD + ",sgd,2,1.0\n", (), "results.csv, line 6: configuration is empty"),
+    (GOOD + "a,sgd,1,3.0\n", (), "results.csv, line 6: 'a' under 'sgd' with seed 1 stands in line 3 too"),
+    (GOOD, (), "results.csv: which configuration is the reference? Say --reference a or b"),
+    (GOOD + "a,adamw,0,1.0\n", ("--reference", "a"), "which optimizer is the reference? Say --reference-optimizer"),
+    (GOOD, ("--reference", "A"), "results.csv: no run of configuration 'A'; did you mean a?"),
+    (A + "a,sgd,0,1.0\na,sgd,1,1.0\n", (), "one configuration under one optimizer; there is nothing to compare"),
+    (A + "a,sgd,0,1.0\nb,sgd,0,1.0\n", ("--reference", "a"), "no comparison has two seeds in common"),
+    (A + "a,sgd,0,1.0\na,sgd,1,1.0\nb,sgd,2,1.0\nb,sgd,3,1.0\n", ("--reference", "a"), "two seeds in common"),
+    (GOOD, ("--smallest-effect", "0"), "flags: smallest_effect: input should be greater than 0, not 0.0"),
+    (GOOD, ("--metric", "acc"), "results.csv, line 1: no column 'acc'"),
+    (GOOD, ("--family", "none.yaml"), "none.yaml does not exist"),
+    (GOOD, ("--reference", "a", "--curves", "none.csv"), "none.csv cannot be read: No such file or directory"),
+]
+OF_FAMILY = [
+    ("reference: a\noptimizer_controls: {sgd2: sgd}\n", "results.csv: no run of optimizer 'sgd2'"),
+    ("reference: a\nunquantized: [c]\n", "results.csv: no run of configuration 'c'; known: a, b"),
+    ("reference: a\nconfiguration_controls: {a: b}\n", "'a' cannot be the control of 'b'"),
+    ("referense: a\n", "family.yaml: referense: extra inputs are not permitted"),
+    ("reference: [a\n", "family.yaml, line 2, column 1 is not valid YAML"),
+]
+OF_CURVES = [
+    ("c,sgd,0,10,1.0", "curves.csv, line 2: the results have no run of 'c' under 'sgd' with seed 0 at step 10"),
+    ("a,sgd,0,first,1.0", "curves.csv, line 2: step is 'first'; expected a whole number"),
+    ("a,sgd,0,10,1.0\na,sgd,0,10,1.0", "line 3: 'a' under 'sgd' with seed 0 at step 10 stands in line 2"),
+]
 
 
 @pytest.mark.parametrize(
-    ("family", "said"),
+    ("files", "flags", "said"),
     [
-        ("reference: a\noptimizer_controls: {sgd2: sgd}\n", "results.csv: no run of optimizer 'sgd2'"),
-        ("reference: a\nunquantized: [c]\n", "results.csv: no run of configuration 'c'; known: a, b"),
-        ("reference: a\nconfiguration_controls: {a: b}\n", "'a' cannot be the control of 'b'"),
-        ("referense: a\n", "family.yaml: referense: extra inputs are not permitted"),
-        ("reference: [a\n", "family.yaml, line 2, column 1 is not valid YAML"),
+        *(({"results.csv": text}, flags, said) for text, flags, said in OF_RESULTS),
+        *(({"results.csv": GOOD, "family.yaml": text}, ("--family", "family.yaml"), said) for text, said in OF_FAMILY),
+        *(({"results.csv": GOOD, "curves.csv": f"configuration,optimizer,seed,step,loss\n{row}\n"},
+           ("--reference", "a", "--curves", "curves.csv"), said) for row, said in OF_CURVES),
     ],
-)
-def test_a_mistake_in_the_family_is_one_sentence(tmp_path, capsys, monkeypatch, family, said):
+)  # fmt: skip
+def test_a_mistake_is_one_sentence_and_nothing_is_written(tmp_path, capsys, monkeypatch, files, flags, said):
+    """The command is run as a user does: a sentence on stderr, a status, no file."""
     monkeypatch.chdir(tmp_path)
-    Path("results.csv").write_text(GOOD)
-    Path("family.yaml").write_text(family)
-    refused(["results.csv", "--family", "family.yaml"], said, capsys, monkeypatch)
-
-
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        ("c,sgd,0,10,1.0", "curves.csv, line 2: the results have no run of 'c' under 'sgd' with seed 0 at step 10"),
-        ("a,sgd,0,first,1.0", "curves.csv, line 2: step is 'first'; expected a whole number"),
-        ("a,sgd,0,10,1.0\na,sgd,0,10,1.0", "line 3: 'a' under 'sgd' with seed 0 at step 10 stands in line 2"),
-    ],
-)
-def test_a_mistake_in_the_curves_is_one_sentence(tmp_path, capsys, monkeypatch, row, said):
-    monkeypatch.chdir(tmp_path)
-    Path("results.csv").write_text(GOOD)
-    Path("curves.csv").write_text(f"configuration,optimizer,seed,step,loss\n{row}\n")
-    refused(["results.csv", "--reference", "a", "--curves", "curves.csv"], said, capsys, monkeypatch)
-
-
-def refused(arguments, said, capsys, monkeypatch):
-    """Run the command as a user does: a sentence on stderr, a status, no file."""
-    from altgrad.config import errors
-
-    monkeypatch.setattr("sys.argv", ["altgrad compare", *arguments])
+    for name, text in files.items():
+        Path(name).write_text(text)
+    monkeypatch.setattr("sys.argv", ["altgrad compare", "results.csv", *flags])
     monkeypatch.setattr(errors, "_raise_when_stopped", lambda stops: None)  # of the process of the tests
     before = sorted(Path().rglob("*"))
     with pytest.raises(SystemExit) as ended:

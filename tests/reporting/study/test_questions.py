@@ -13,9 +13,16 @@ from altgrad.config import Resolver, UserError, load_params
 from altgrad.config.files import read_json, read_yaml, write_json
 from altgrad.reporting.study.__main__ import write_pages
 from altgrad.reporting.study.answers import Comparison, answered
-from altgrad.reporting.study.questions import Hypothesis, Question, comparisons, experiments, read_questions
+from altgrad.reporting.study.questions import (
+    Hypothesis,
+    Question,
+    comparisons,
+    experiments,
+    params_of,
+    read_questions,
+    settings_of,
+)
 from altgrad.reporting.study.runs import MEASURED, Run, Runs
-from altgrad.reporting.study.settings import params_of, settings_of
 from tests.reporting.study.made_study import rows, write_study
 
 ROOT = Path(__file__).parents[3]
@@ -110,7 +117,7 @@ def test_a_like_that_leads_nowhere_is_refused(tmp_path, like, words):
 @pytest.mark.parametrize("name", sorted(path.stem for path in STUDY.glob("*.yaml")))
 def test_every_experiment_of_the_study_resolves_and_has_its_runs(tmp_path, monkeypatch, name):
     """Oracle: the table, which has one row for each run of each grid."""
-    monkeypatch.setattr("altgrad.reporting.study.settings.read_yaml", cache(read_yaml))  # it is read into another
+    monkeypatch.setattr("altgrad.reporting.study.questions.read_yaml", cache(read_yaml))  # it is read into another
     monkeypatch.setattr("altgrad.config.params.read_yaml", read_json)  # which the file below is as well
     question, runs = Question.read(STUDY / f"{name}.yaml"), Runs.read(STUDY / "results")
     not_run = [asked for asked in question.content.hypotheses.values() if asked.status == "not run"]
