@@ -296,12 +296,14 @@ COMPILED = {
     "4/6": ("bfloat16", "bfloat16", FOUR_SIX, {"hadamard": 16}),
     "stochastic": ("float32", "float32", BY_CHANCE, {"hadamard": 16}),
 }
+EVERY_DAY = ("codes", "row, relu", "native", "4/6", "stochastic")  # which have every option of the others
 SWAPPED = {"float32": "bfloat16", "bfloat16": "float32"}
 
 
 @pytest.mark.parametrize(
     ("products", "dtype", "options", "others"),
-    [*(pytest.param(*case, id=name) for name, case in COMPILED.items()),
+    [*(pytest.param(*case, id=name, marks=() if name in EVERY_DAY else pytest.mark.long)
+       for name, case in COMPILED.items()),
      *(pytest.param(SWAPPED[case[0]], SWAPPED[case[1]], *case[2:], id=f"{name}, swapped",
                     marks=pytest.mark.long) for name, case in COMPILED.items())],
     indirect=["products"],
