@@ -10,16 +10,19 @@ import time
 
 import pytest
 
+from tests.faults.campaign import UGLY, stop
 from tests.pipeline.conftest import CELLS, PROJECT, Project, environment, results, stages_of
 
 COMMAND = (sys.executable, "-m", "altgrad.execution", "--jobs", "2")
 
 
-def test_the_results_are_those_of_dvc_repro_which_finds_them_done(project: Project, planned, tmp_path):
+def test_killed_on_the_way_the_results_are_those_of_dvc_repro_which_finds_them_done(project, planned, tmp_path):
     parallel = Project.at(shutil.copytree(planned, tmp_path / "parallel", symlinks=True))
     parallel.set("tracking", ["tensorboard"])  # which changes no bit
+    killed, was_there = stop(parallel, "writing dvc.lock", signal.SIGKILL)
+    assert killed.returncode == -signal.SIGKILL and was_there
     done = parallel.run(*COMMAND)
-    assert "train 2/2" in done.stderr and "diagnose 2/2" in done.stderr
+    assert "diagnose 2/2" in done.stderr and not any(word in done.stderr for word in UGLY)
     assert results(parallel) == results(project)
     assert (parallel.folder / "reports/index.html").exists()
     assert len(list((parallel.folder / "scratch/tracking/tensorboard").iterdir())) == 2
