@@ -2,7 +2,7 @@
 
 Results do not depend on the cores with one thread, and small tensors do not pay for waking them. The cache outlives a
 run of the tests, as torch's own does, and their processes find it too: graphs and loops are named after all that they
-are made of.
+are made of. So they do what Python compiles, even where the environment would have each process compile it anew.
 
 Tests that ask for ``products`` run twice: with operands and products in bfloat16, and in float32 as on a CPU without
 bfloat16 instructions. The last lines of a run say how many ran which way.
@@ -28,6 +28,8 @@ from altgrad.model import hardware
 from altgrad.training import machine
 
 torch.set_num_threads(1)
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ.setdefault("ALTGRAD_COMPILE_CACHE", str(Path(tempfile.gettempdir()) / f"altgrad-tests-{getpass.getuser()}"))
 machine.use_compile_cache(machine.compile_cache(Path()))
 

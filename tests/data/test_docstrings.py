@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ import pytest
 from altgrad.config import UserError
 from altgrad.config.schema import LocalCorpus
 from altgrad.data import documents
-from altgrad.data.docstrings import docstrings, write_docstrings
+from altgrad.data.docstrings import docstrings, main, write_docstrings
 from altgrad.data.splits import SPLITS
 
 LONG = "This sentence stands in a docstring and is no code. " * 12
@@ -65,6 +63,5 @@ def test_what_is_in_the_way_is_said_before_anything_is_written(package: str, tmp
 
 
 def test_the_command_says_how_it_is_used() -> None:
-    command = [sys.executable, "-m", "altgrad.data.docstrings"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode != 0 and "usage: python -m altgrad.data.docstrings FOLDER PACKAGE" in done.stderr
+    with pytest.raises(UserError, match="usage: python -m altgrad.data.docstrings FOLDER PACKAGE"):
+        main(["folder"])

@@ -19,7 +19,7 @@ from tests.execution.conftest import example
 from tests.pipeline.conftest import CELLS, Project, environment, results, stages_of
 
 EXECUTORS = {
-    "local": "from altgrad.execution.local import LocalPool\nexecutor = LocalPool(2)\n",
+    "local": "from altgrad.execution import local\nlocal.LIBRARIES = []\nexecutor = local.LocalPool(2)\n",
     "ray": """
 if __name__ == "__main__":
     import atexit, os, ray

@@ -63,8 +63,8 @@ if key.startswith("grows"):
 
 DRIVER = """
 import json, sys, time
+from altgrad.execution import local
 from altgrad.execution.executor import LOGS, Task
-from altgrad.execution.local import LocalPool
 
 if __name__ == "__main__":
     import torch
@@ -72,7 +72,8 @@ if __name__ == "__main__":
     gpus, *keys = sys.argv[1:]
     torch.cuda.device_count = lambda: int(gpus)
     LOGS.mkdir(parents=True)
-    pool = LocalPool(1)
+    local.LIBRARIES = []  # none is needed
+    pool = local.LocalPool(1)
     pool.submit([Task("train", key, (), 1) for key in keys])
     found = []
     while len(found) < len(keys):

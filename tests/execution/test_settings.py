@@ -14,6 +14,7 @@ from dvc.utils.hydra import apply_overrides
 from hypothesis import example, given
 from hypothesis import settings as options
 from hypothesis import strategies as st
+from ruamel.yaml import YAML
 
 from altgrad.config import UserError, load_params
 from altgrad.config.files import read_yaml
@@ -42,13 +43,13 @@ def checked_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def unchecked(tmp_path_factory: pytest.TempPathFactory):
-    """Return a function that writes settings into a copy of params.yaml, whatever they mean.
+    """Return a function that writes settings into a file of such text, whatever they mean.
 
     It returns the lines then, and the content.
     """
     file = tmp_path_factory.mktemp("unchecked") / "params.yaml"
 
-    def change(*given: str, text: str = PARAMS.read_text()) -> tuple[list[str], dict[str, Any]]:
+    def change(*given: str, text: str) -> tuple[list[str], dict[str, Any]]:
         file.write_bytes(text.encode())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(settings, "_check", lambda path: None)
@@ -86,8 +87,12 @@ def in_hydra(value: Any) -> str:
         value, str | bool | None) else repr(value)  # fmt: skip
 
 
-BEFORE = read_yaml(PARAMS)
 LINES = PARAMS.read_text().split("\n")
+STARTS = [i for i, line in enumerate(LINES) if re.match(r"\w", line)]  # of sections
+PARTS = ["\n".join(LINES[i:j]) for i, j in zip(STARTS, [*STARTS[2:], None, None], strict=True)]  # each and the next one
+BEFORE = {text: YAML(typ="safe", pure=True).load(text) for text in PARTS}
+PLACES = [(text, path) for text, content in BEFORE.items() for path in paths(content)]
+IN_SECTIONS = [(text, path) for text, path in PLACES if isinstance(BEFORE[text][path[0]], dict)]
 NAMES = st.from_regex(r"[a-z][a-z_0-9]{0,8}", fullmatch=True).filter(lambda name: name not in ("null", "true", "false"))
 TEXTS = st.text("abzE0147 ,:#{}[]'-+.*&!|>%@?~", max_size=12)
 VALUES = st.recursive(
@@ -96,35 +101,39 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-@options(deadline=None, max_examples=25)  # each reads params.yaml three times
-@given(st.sampled_from(paths(BEFORE)), VALUES)
-@example(("corpus",), {"a": ":0"})
-def test_of_a_changed_setting_only_its_own_lines_differ(unchecked, where: Path_, value: Any):
-    lines, content = unchecked(f"{'.'.join(where)}={in_hydra(value)}")
-    expected = section = copy.deepcopy(BEFORE)
+@options(deadline=None, max_examples=25)
+@given(st.sampled_from(PLACES), VALUES)
+@example(next((text, path) for text, path in PLACES if path == ("corpus",)), {"a": ":0"})
+def test_of_a_changed_setting_only_its_own_lines_differ(unchecked, place: tuple[str, Path_], value: Any):
+    text, where = place
+    lines, content = unchecked(f"{'.'.join(where)}={in_hydra(value)}", text=text)
+    expected = section = copy.deepcopy(BEFORE[text])
     for part in where[:-1]:
         section = section[part]
     section[where[-1]] = value
     assert repr(content) == repr(expected), "the values, their types and their order"
-    start, end = holding(LINES, where)
-    assert lines[:start] == LINES[:start] and lines[len(lines) - len(LINES) + end :] == LINES[end:]
+    before = text.split("\n")
+    start, end = holding(before, where)
+    assert lines[:start] == before[:start] and lines[len(lines) - len(before) + end :] == before[end:]
 
 
 @options(deadline=None, max_examples=50)
-@given(st.sampled_from([path for path in paths(BEFORE) if isinstance(BEFORE[path[0]], dict)]), NAMES, VALUES)
-def test_an_added_setting_is_one_line_more_or_one_that_is_longer(unchecked, where: Path_, name: str, value: Any):
-    expected = section = copy.deepcopy(BEFORE)
+@given(st.sampled_from(IN_SECTIONS), NAMES, VALUES)
+def test_an_added_setting_is_one_line_more_or_one_that_is_longer(unchecked, place: tuple[str, Path_], name, value: Any):
+    text, where = place
+    expected = section = copy.deepcopy(BEFORE[text])
     for part in where:
         section = section[part]
     if not isinstance(section, dict) or name in section:
         return
     section[name] = value
-    lines, content = unchecked(f"+{'.'.join((*where, name))}={in_hydra(value)}")
+    lines, content = unchecked(f"+{'.'.join((*where, name))}={in_hydra(value)}", text=text)
     assert repr(content) == repr(expected)
-    start, end = holding(LINES, where)
-    assert lines[:start] == LINES[:start] and lines[len(lines) - len(LINES) + end :] == LINES[end:]
-    kept = sum(line in lines for line in LINES)
-    assert (len(lines), kept) in {(len(LINES), len(LINES) - 1), (len(LINES) + 1, len(LINES))}
+    before = text.split("\n")
+    start, end = holding(before, where)
+    assert lines[:start] == before[:start] and lines[len(lines) - len(before) + end :] == before[end:]
+    kept = sum(line in lines for line in before)
+    assert (len(lines), kept) in {(len(before), len(before) - 1), (len(before) + 1, len(before))}
 
 
 @pytest.mark.usefixtures("checked_here")
@@ -210,6 +219,7 @@ def test_the_command_refuses_before_it_does_anything(path: Path, monkeypatch: py
     assert path.read_bytes() == PARAMS.read_bytes() and os.listdir() == [path.name]
 
 
+@pytest.mark.usefixtures("checked_here")
 def test_what_cannot_be_renamed_into_place_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch):
     def replace(source: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")

@@ -67,7 +67,6 @@ class Bench:
     def __init__(self, folder: Path, finished: Path | None = None, planned: Path | None = None) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.fresh = Project(folder / "fresh")
         if finished is None:
             finished = folder / "finished"
             shutil.copytree(self.fresh.folder, finished, symlinks=True)
@@ -79,6 +78,11 @@ class Bench:
         self.finished, self._expected = finished, results(Project.at(finished))
         assert self._expected
         self._count, self._lock = 0, Lock()
+
+    @cached_property
+    def fresh(self) -> Project:
+        """A project that has never run."""
+        return Project(self.folder / "fresh")
 
     @cached_property
     def compiles(self) -> Project:
@@ -144,22 +148,26 @@ def stopped_at(bench: Bench, moment: str, signum: signal.Signals) -> Outcome:
     compiled = moment == "compiling a graph"
     source = bench.compiles if compiled else bench.fresh if moment in EARLY else bench.planned
     project = bench.copy(source.folder)
-    place = project.folder / "scratch/fault"
-    place.mkdir(parents=True)
-    path = os.pathsep.join([str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])])
-    own = OWN_CACHE if compiled or "loops" in moment else {}
-    done = run(
-        project, check=False, PYTHONPATH=path, FAULT=MOMENTS[moment], FAULT_SIGNAL=str(int(signum)),
-        FAULT_PLACE=str(place), **own,
-    )  # fmt: skip
-    fired = (place / "fired").exists()
-    end_children(project)
+    done, fired = stop(project, moment, signum, **(OWN_CACHE if compiled or "loops" in moment else {}))
     expected = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}[signum]
     words, ugly = sentences(done.stderr), [word for word in UGLY if word in done.stderr]
     said = f"exit {done.returncode}" + (f": {words[0]}" if words else "") + (f" ({', '.join(ugly)})" if ugly else "")
     clean = signum == signal.SIGKILL or (len(words) == 1 and not ugly)
     clean &= fired and done.returncode == expected
     return bench.after(project, signum.name, moment, said if fired else "NEVER THERE", clean, compiled=compiled)
+
+
+def stop(
+    project: Project, moment: str, signum: signal.Signals, **variables: str
+) -> tuple[subprocess.CompletedProcess[str], bool]:
+    """Run the command until it is sent ``signum`` at ``moment``; return how it ended, and whether the moment came."""
+    place = project.folder / "scratch/fault"
+    place.mkdir(parents=True)
+    path = os.pathsep.join([str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])])
+    fault = {"FAULT": MOMENTS[moment], "FAULT_SIGNAL": str(int(signum)), "FAULT_PLACE": str(place)}
+    done = run(project, check=False, PYTHONPATH=path, **fault, **variables)
+    end_children(project)
+    return done, (place / "fired").exists()
 
 
 def killed_by_chance(bench: Bench, seconds: float, number: int) -> Outcome:

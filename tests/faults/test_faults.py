@@ -14,11 +14,8 @@ from tests.faults import campaign, damages
 from tests.faults.campaign import Bench
 from tests.pipeline.conftest import finished, planned  # noqa: F401 - fixtures
 
-SHORT = [
-    ("writing dvc.lock", signal.SIGKILL),
-    pytest.param("writing dvc.lock", signal.SIGINT, marks=pytest.mark.long),
-    pytest.param("reporting", signal.SIGTERM, marks=pytest.mark.long),
-]
+# SIGKILL is in tests/execution/test_cells.py.
+SHORT = [("writing dvc.lock", signal.SIGINT), ("reporting", signal.SIGTERM)]
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +23,7 @@ def bench(finished: Path, planned: Path, tmp_path_factory: pytest.TempPathFactor
     return Bench(tmp_path_factory.mktemp("faults") / "bench", finished, planned)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("moment", "signum"), SHORT)
 def test_a_stop_ends_in_one_sentence_and_the_next_command_in_the_same_bits(bench: Bench, moment, signum):
     found = campaign.stopped_at(bench, moment, signum)

@@ -170,13 +170,15 @@ class Followed(NamedTuple):
     said: str
 
 
-# A second corpus is made into tokens beside the first one, which the cells were trained on.
+# Metrics are printed, and a second corpus is made into tokens beside the first one, which the cells were trained on.
 ELSEWHERE = """
 import os
 from altgrad.config import UserError, load_params
 from altgrad.config.schema import PackageCorpus
 from altgrad.data import documents
+from altgrad.metrics.__main__ import main
 
+main()
 os.chdir("elsewhere")
 tokenize.main([])
 try:

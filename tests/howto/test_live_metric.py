@@ -14,7 +14,7 @@ def test_it_is_measured_in_one_place_and_defined_in_another(followed) -> None:
 
 
 def test_the_command_defines_it(followed) -> None:
-    definition = followed.project.run("-m", "altgrad.metrics").split("crest [")[1].splitlines()[1]
+    definition = followed.said.split("crest [")[1].splitlines()[1]
     assert definition.endswith("over its root mean square. Flagged above 30 in inputs.")
 
 

@@ -23,7 +23,7 @@ def source() -> str:
 def test_it_is_one_file_and_the_report_shows_it_and_the_command_defines_it(followed) -> None:
     assert followed.changes["a metric"] == {"altgrad/diagnostics/cancellation.py"}
     assert "| cancellation |" in followed.report
-    definition = followed.project.run("-m", "altgrad.metrics").split("cancellation [ratio]\n")[1].splitlines()[0]
+    definition = followed.said.split("cancellation [ratio]\n")[1].splitlines()[0]
     assert "near 0 where positive and negative weights cancel" in definition and "Flagged above 0.9." in definition
 
 

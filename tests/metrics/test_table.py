@@ -9,6 +9,7 @@ import pytest
 
 from altgrad.diagnostics import ANALYSES
 from altgrad.metrics import METRICS, Limit, Metric, mean, per_weight
+from altgrad.metrics.__main__ import main
 from altgrad.metrics.table import ROWS
 
 LAYERS = ("head", "lm.head", "blocks.0.attn.out", "blocks.0.attn.qkv", "blocks.0.mlp.up")
@@ -66,8 +67,9 @@ def test_the_table_needs_nothing_that_is_slow_to_import() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_command_prints_every_row_with_its_unit_and_text() -> None:
-    out = subprocess.run([sys.executable, "-m", "altgrad.metrics"], check=True, capture_output=True, encoding="utf-8")
-    lines, rows = out.stdout.splitlines(), [*ROWS, *(analysis.row for analysis in ANALYSES if analysis.row)]
+def test_the_command_prints_every_row_with_its_unit_and_text(capsys: pytest.CaptureFixture[str]) -> None:
+    main()
+    lines = capsys.readouterr().out.splitlines()
+    rows = [*ROWS, *(analysis.row for analysis in ANALYSES if analysis.row)]
     assert lines[::2] == [f"{metric.name} [{metric.unit}]" for metric in rows]
     assert lines[1::2] == [f"    {metric.text}" for metric in rows]

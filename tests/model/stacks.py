@@ -248,10 +248,10 @@ def cell_of(stack: Callable[[str], None], recipe: str) -> str:
 def cell_of_processes(found: dict[int, dict[str, Any]], what: str, recipe: str) -> str:
     """Return the same of what processes found, by the tolerance that the page states."""
     if what == "parallel":
-        said = found[2]["parallel"][recipe]
+        said = found[4]["parallel"][recipe]
         assert len(said) == 2 and all("nn.Linear" in sentence for sentence in said)
         return REFUSED
-    for count in (2, 4):
+    for count in (4,) if what in ("ddp", "gathered") else (2, 4):
         several = found[count][what][recipe]
         if isinstance(several, str):
             assert "or leave gather_codes out" in several

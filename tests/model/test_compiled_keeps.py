@@ -29,10 +29,8 @@ def model() -> nn.Sequential:
     return quantize_model(net, Recipe(rules=rules))
 
 
-@pytest.mark.parametrize(
-    "loops",
-    [pytest.param(True, id="loops"), pytest.param(False, id="tensor operations", marks=pytest.mark.long)],
-)
+@pytest.mark.long  # every day tests/model/test_quantized_linear.py looks at each compiled layer's
+@pytest.mark.parametrize("loops", [True, False], ids=["loops", "tensor operations"])
 def test_a_compiled_backward_pass_leaves_weights_and_inputs_as_they_are(
     loops: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 @pytest.mark.parametrize(
     ("count", "case"),
-    [*((2, case) for case in (*gathering.CASES, "resumed")),
+    [*((2, case) for case in (*gathering.OF_TWO, "resumed")),
      *(pytest.param(4, case, marks=pytest.mark.long) for case in (*gathering.CASES, *gathering.COMPILED, "resumed"))],
 )  # fmt: skip
 def test_codes_train_what_the_weights_themselves_do_to_the_bit(found: Found, count: int, case: str) -> None:

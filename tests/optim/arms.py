@@ -19,6 +19,7 @@ ARMS: dict[str, dict[str, Any]] = {name: arm.model_dump() for name, arm in PARAM
 MASTER = [name for name, arm in ARMS.items() if arm["weights"] == "master"]
 ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "quantized"]
 FORMATS = tuple(f"E{e}M{7 - e}" for e in range(8))
+EXTREMES = ("E0M7", "E4M3", "E7M0")  # no exponent, some of both, no mantissa
 OPTIONS = TensorRecipe("E4M3").scale_options
 
 

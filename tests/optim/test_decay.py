@@ -33,8 +33,7 @@ def test_every_arm_has_the_same_decay():
     assert {(arm["decay"], arm["plain_decay"]) for arm in ARMS.values()} == {(3e-4, 1.2e-3)}
 
 
-@pytest.mark.parametrize("decay", [3e-4, 2e-2])
-@pytest.mark.parametrize("lr_scale", [0.5, 1, 2])
+@pytest.mark.parametrize(("lr_scale", "decay"), [(0.5, 2e-2), (2, 3e-4)])
 @pytest.mark.parametrize("name", MASTER)
 def test_master_weights_keep_the_same_share(name, lr_scale, decay):
     weights, optimizer = make(scaled(name, lr_scale, decay=decay))
@@ -46,8 +45,7 @@ def test_master_weights_keep_the_same_share(name, lr_scale, decay):
     assert torch.allclose(lost, torch.full_like(lost, 1 - expected), rtol=0, atol=60 * 2.0**-24)
 
 
-@pytest.mark.parametrize("fmt", ["E1M6", "E3M4"])
-@pytest.mark.parametrize("lr_scale", [0.5, 1, 2])
+@pytest.mark.parametrize(("lr_scale", "fmt"), [(0.5, "E1M6"), (2, "E3M4")])
 @pytest.mark.parametrize("name", [name for name in ON_GRID if ARMS[name]["rounding"] == "stochastic"])
 def test_weights_on_the_quantization_grid_keep_it_in_expectation(name, lr_scale, fmt):
     """Within 5 standard errors of the mean over the weights, which are a 30th of what is lost or less."""
@@ -62,7 +60,7 @@ def test_weights_on_the_quantization_grid_keep_it_in_expectation(name, lr_scale,
     assert abs(rest.sum() / size) < 5 * error
 
 
-@pytest.mark.parametrize("lr_scale", [0.5, 1, 2])
+@pytest.mark.parametrize("lr_scale", [0.5, 2])
 @pytest.mark.parametrize("name", ARMS)
 def test_what_an_arm_leaves_plain_keeps_the_same_shares_too(name, lr_scale):
     """A linear layer that is not quantized as a quantized one, an embedding as it should, a vector all."""

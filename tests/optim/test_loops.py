@@ -10,7 +10,7 @@ from altgrad.config.recipe import TensorRecipe
 from altgrad.numerics.scaling import SCALE_ROUNDINGS
 from altgrad.optim import update_cpu
 from tests.optim import arms
-from tests.optim.arms import ARMS, arm_named, final, make, normal_weights, step
+from tests.optim.arms import ARMS, EXTREMES, arm_named, final, make, normal_weights, step
 
 FORMULAS = {formula: ("stiff_update", {"stiffness": formula}) for formula in ("mantissa", "smooth", "range")}
 RAW = {f"{formula}_raw": ("stiff_update", {"stiffness": formula, "normalise": "none", "lr": 0.3}) for formula in (
@@ -60,7 +60,7 @@ def agree(found, expected, share):
     assert close.float().mean().item() >= share, (found - expected).abs().max()
 
 
-@pytest.mark.parametrize("fmt", ["E0M7", "E4M3", "E7M0"])
+@pytest.mark.parametrize("fmt", EXTREMES)
 @pytest.mark.parametrize("case", CASES)
 def test_the_loops_do_what_the_rules_say(by_rules, case, fmt):
     """After a step everywhere; after more of them a weight may have come to lie on the other side of a boundary.

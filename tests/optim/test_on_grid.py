@@ -8,10 +8,10 @@ from torch import nn
 
 from altgrad.numerics import quantize, rung, ulp
 from altgrad.optim import Arm, update_cpu
-from tests.optim.arms import FORMATS, ON_GRID, arm_named, make, normal_weights, step
+from tests.optim.arms import EXTREMES, FORMATS, ON_GRID, arm_named, make, normal_weights, step
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", EXTREMES)
 @pytest.mark.parametrize("name", ON_GRID)
 @pytest.mark.parametrize("scale", ["fixed", "reestimated"])
 def test_weights_are_always_on_the_quantization_grid(fmt, name, scale):

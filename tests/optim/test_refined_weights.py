@@ -12,7 +12,7 @@ from torch import nn
 from altgrad.formats import get_format
 from altgrad.numerics import coordinate, format_constants, round_to_grid, ulp
 from altgrad.optim import Arm, ArmOptimizer, WeightGrid, update_cpu
-from tests.optim.arms import FORMATS, OPTIONS, arm_named, grid_of, normal_weights, step
+from tests.optim.arms import EXTREMES, OPTIONS, arm_named, grid_of, normal_weights, step
 
 NO_DECAY = {name: 0.0 for name in Arm.model_fields if "decay" in name}
 ROUNDING = 2e-3  # of float32, in places of up to 254 rungs
@@ -54,7 +54,7 @@ def places(weight: torch.Tensor, optimizer: ArmOptimizer) -> torch.Tensor:
     return coordinate(weight.detach() * grid.scale(weight.detach()), format_constants(grid.format)).double()
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", EXTREMES)
 @pytest.mark.parametrize(("rungs", "moved"), [(1.0, 1), (3.0, 3), (20.0, 8)])
 def test_whole_rungs_move_a_weight_as_far_whatever_they_lie_on(path, fmt, rungs, moved):
     """Eight at most, counted in the format's rungs, whatever the steps; beyond the largest value both stop there."""
@@ -71,7 +71,7 @@ def test_whole_rungs_move_a_weight_as_far_whatever_they_lie_on(path, fmt, rungs,
     torch.testing.assert_close(places(fine, by_step), expected, rtol=0, atol=1 / 256 + ROUNDING)
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", EXTREMES)
 def test_parts_of_a_rung_and_decay_are_the_same_on_average(path, fmt):
     """The noise of the format's quantization grid is at most half a rung in a step, of the finer one 256 times less."""
     arm = arm_named("rung", lr=0.37, **EXACT)
@@ -85,7 +85,7 @@ def test_parts_of_a_rung_and_decay_are_the_same_on_average(path, fmt):
     assert moved[1] == pytest.approx(-0.37, abs=0.03)  # which decay moves a little, as the weights' mean is not 0
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", EXTREMES)
 @pytest.mark.parametrize("share", [1.0, 0.2])
 def test_a_rung_is_as_wide_for_what_is_recorded(fmt, share):
     """Where the scale is that of a smaller amax, too: beyond the largest value a rung is as wide as there."""
@@ -97,7 +97,7 @@ def test_a_rung_is_as_wide_for_what_is_recorded(fmt, share):
         assert torch.equal(grid.spacing(weight), ulp(weight * scale, fmt) / scale)
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", EXTREMES)
 @pytest.mark.parametrize("name", ["adamw_sr", "stiff_update_sr"])
 def test_a_step_is_that_of_master_weights_to_a_256th_of_a_rung(path, fmt, name):
     """The stiffness is the format's: without normalisation, that of the finer rungs would be 256 times less."""
@@ -119,7 +119,7 @@ def test_a_step_is_that_of_master_weights_to_a_256th_of_a_rung(path, fmt, name):
     torch.testing.assert_close(scaled, round_to_grid(scaled, grid.constants), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", EXTREMES)
 def test_codes_bring_back_every_bit(fmt):
     weight, grid = nn.Parameter(normal_weights((24, 32))[0].detach()), fine_grid_of(fmt)
     optimizer = ArmOptimizer({weight: grid}, [], arm_named("rung"))

@@ -36,7 +36,7 @@ CELLS = ["bf16-adamw-0-1", "E4M3-adamw-0-1"]
 def environment() -> dict[str, str]:
     """Return the environment of a user in this virtual environment, with one thread and no telemetry."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    settings = {"PATH": path, "OMP_NUM_THREADS": "1", "DVC_NO_ANALYTICS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    settings = {"PATH": path, "OMP_NUM_THREADS": "1", "DVC_NO_ANALYTICS": "1"}
     return {**{k: v for k, v in os.environ.items() if k != "DVC_ROOT"}, **settings}
 
 
@@ -49,7 +49,8 @@ class Project:
             source, target = PROJECT / name, folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             if source.is_dir():
-                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "vega.js"))
+                # With what Python has compiled, which a dozen processes would each do again, but nothing half written.
+                shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.pyc.*", "vega.js"))
             else:
                 shutil.copy(source, target)
         self._shrink()

@@ -31,7 +31,7 @@ from altgrad.optim import build_optimizer
 from altgrad.training.grids import weight_grids
 from altgrad.training.plan import arm_of, check_cells
 from altgrad.training.run import build_model
-from tests.optim.arms import ARMS, FORMATS
+from tests.optim.arms import ARMS, EXTREMES
 from tests.training.conftest import VOCABULARY, diagnosed, make_cell, trained
 
 MASTER = [name for name, arm in ARMS.items() if arm["weights"] == "master"]
@@ -90,7 +90,7 @@ def test_an_arm_that_does_not_look_at_the_quantization_grid_trains_as_in_bf16(to
     assert json.loads(found[1]["metrics.json"])["quantized_parameters"] == 0
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", EXTREMES)
 @pytest.mark.parametrize("name", MASTER)
 def test_a_step_is_that_in_the_format_to_the_bit(name, format):
     """For the same weights and gradients: master weights know of a format what their arm sees of it."""

@@ -18,12 +18,13 @@ from altgrad.config import UserError
 from altgrad.watch.__main__ import main
 from altgrad.watch.events import Events
 from altgrad.watch.server import HOST, PAGES, Server
-from tests.watch.conftest import PROJECT, started
+from tests.watch.conftest import PROJECT, Play, started
 
 
-@pytest.fixture
-def server(play) -> Iterator[Server]:
-    game = play(seeds=(0,))
+@pytest.fixture(scope="module")  # none of what is asked changes anything
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    root = tmp_path_factory.mktemp("server")
+    game = Play(root / "project", root / "whole", formats=["bf16"], seeds=(0,), steps=60, blocks=1)
     game.finish(game.keys[0])
     with Server(Events(game.root), 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
