@@ -170,7 +170,7 @@ def test_a_mistake_is_one_sentence_and_nothing_is_written(tmp_path, capsys, monk
         ("reference: a\noptimizer_controls: {sgd2: sgd}\n", "results.csv: no run of optimizer 'sgd2'"),
         ("reference: a\nunquantized: [c]\n", "results.csv: no run of configuration 'c'; known: a, b"),
         ("reference: a\nconfiguration_controls: {a: b}\n", "'a' cannot be the control of 'b'"),
-        ("referense: a\n", "family.yaml: referense: extra inputs are not permitted"),
+        ("referense: a\n", "family.yaml: unknown setting 'referense'; did you mean reference"),
         ("reference: [a\n", "family.yaml, line 2, column 1 is not valid YAML"),
     ],
 )
