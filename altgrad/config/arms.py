@@ -123,7 +123,8 @@ class Arm(Section):
             setting, off = ("match_rms", "false") if self.match_rms else ("normalise: rms", "none")
             raise ValueError(f"stiffness: rms is one number per tensor, which {setting} takes out; set it to {off}")
         if self.stiffness is None or row.metric:
-            for name in ("acts", "power"):
+            of_spacing = ("acts", "power") if row.metric else ("acts", "power", "normalise", "schedule")
+            for name in of_spacing:
                 if name in self.changed():
                     why = "takes its metric from the stiffness" if self.stiffness else "has no stiffness"
                     raise ValueError(f"{name}: {getattr(self, name)} means nothing to an arm that {why}; remove it")
@@ -141,12 +142,12 @@ class Arm(Section):
             raise ValueError(f"base {base} rounds its steps stochastically; set rounding: stochastic")
         if self.momentum and row.state != MOMENTUM:
             raise ValueError(f"base {base} has betas, no momentum")
-        if self.weights == "master" and self.rounding != "nearest":
-            raise ValueError("rounding is of weights on the quantization grid; set weights: quantized or remove it")
-        if self.weights == "master" and self.store == "codes":
-            raise ValueError("store: codes is of weights on the quantization grid; set weights: quantized or remove it")
-        if self.feedback and self.weights != "quantized":
-            raise ValueError("feedback is of rounding to the quantization grid; set weights: quantized or remove it")
+        if row.unit != "rungs" and "max_rungs" in self.changed():
+            raise ValueError(f"max_rungs is of base rung, not {base}; remove it")
+        for name in ("rounding", "store", "feedback", "held_scale"):
+            if self.weights == "master" and name in self.changed():
+                what = f"{name}: {getattr(self, name)} is of weights on the quantization grid"
+                raise ValueError(f"{what}; set weights: quantized or remove it")
         if self.feedback and (base not in PLAIN or self.stiffness is not None or self.match_rms):
             raise ValueError("feedback: momentum is of adamw and sgd, without stiffness and match_rms; remove it")
         if self.feedback and not (self.momentum if row.state == MOMENTUM else self.betas[0]):

@@ -68,6 +68,8 @@ def _place(location: tuple[int | str, ...]) -> str:
         location = (*location[:2], *location[3:])  # the third part is the union's tag, not a setting
     place = ""
     for part in location:
+        if part == "[key]":  # a name in front of a section's settings, which stands before it already
+            continue
         if isinstance(part, int):
             place += f"[{part}]"
         else:
@@ -82,6 +84,13 @@ def _sentence(problem: Mapping[str, Any]) -> str:
         return "is missing; add it"
     if problem["type"] == "value_error":
         return message
+    if problem["type"] == "union_tag_invalid":
+        discriminator, tag, expected = (problem["ctx"][name] for name in ("discriminator", "tag", "expected_tags"))
+        return f"{discriminator.strip(chr(39))}: expected one of {expected}, not {tag!r}"
+    if problem["type"] == "too_short":
+        return f"expected at least {problem['ctx']['min_length']}, got {problem['ctx']['actual_length']}"
+    if problem["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return f"expected settings, such as {{name: value}}, not {problem['input']!r}"
     return f"{message}, not {problem['input']!r}"
 
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from altgrad.config.section import Section
-from altgrad.config.tensor_recipe import Quantized, TensorRecipe
+from altgrad.config.tensor_recipe import BLOCK_FORMATS, Quantized, TensorRecipe
 from altgrad.formats import Format
 
 T = TypeVar("T")
@@ -241,14 +241,20 @@ class Recipe(Section):
     def uniform(cls, format: str | Format, *, grad: str | Format | None = "E5M2", **options: Any) -> Recipe:
         """Quantize weights and inputs of every linear layer in ``format``, incoming gradients in ``grad``.
 
+        Each is a format, or the name of a block format such as MXFP8, whose scales it brings along.
         A layer called ``head`` or ``lm_head`` (at any depth) keeps its input unquantized, as in FP8 training
         practice. ``options`` are fields of :class:`TensorRecipe`, for all three tensors, or of
         :class:`LayerRecipe`. The native backend has no product with an unquantized input, so there the
         head is quantized like the other layers.
         """
         choices = {name: options.pop(name) for name in LayerRecipe.model_fields if name in options}
-        forward = TensorRecipe(format=format, **options)
-        body = {"weight": forward, "grad": None if grad is None else TensorRecipe(format=grad, **options), **choices}
+
+        def tensor(name: str | Format) -> TensorRecipe:
+            block = BLOCK_FORMATS.get(name) if isinstance(name, str) else None
+            return TensorRecipe(**(block or {"format": name}) | options)
+
+        forward = tensor(format)
+        body = {"weight": forward, "grad": None if grad is None else tensor(grad), **choices}
         head = body | ({"input": forward} if choices.get("backend") == "native" else {})
         rules = [Rule(layers="*", input=forward, **body)]
         rules += [Rule(layers=layers, required=False, **head) for layers in HEADS]

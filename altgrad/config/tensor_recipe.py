@@ -10,6 +10,12 @@ from altgrad.config.section import FormatSetting, Section
 from altgrad.formats import Format, get_format
 
 SCALE_FORMATS = ("float32", "E8M0")
+#: Settings that would be ignored without another one: what they are of.
+_ACTS = (
+    ("block", "granularity", ("block", "tile")),
+    ("history", "scaling", ("delayed",)),
+    ("reduce", "scaling", ("delayed",)),
+)
 # Significant bits, exponents of the smallest subnormal number and of the largest binade: of an operand in float32,
 # where the product of two must be exact too.
 FLOAT32_OPERAND = (24 // 2, -126 - 23, 127)
@@ -86,6 +92,10 @@ class TensorRecipe(Section):
 
     @model_validator(mode="after")
     def _settings_go_together(self) -> TensorRecipe:
+        for name, where, acts in _ACTS:
+            if name in self.changed() and (chosen := getattr(self, where)) not in acts:
+                value, needed = getattr(self, name), " or ".join(acts)
+                raise ValueError(f"{name}: {value} is of {where} {needed}, not {chosen}; set {where} or remove {name}")
         if self.granularity != "tensor" and self.scaling != "dynamic":
             raise ValueError(f"granularity {self.granularity} needs scaling dynamic, not {self.scaling}")
         if self.scale_rounding == "4/6":
@@ -162,6 +172,10 @@ def _tensor(value: Any) -> Any:
     """Let ``weight: E4M3`` stand for ``weight: {format: E4M3}``, a block format for all of it, ``none`` for none."""
     if isinstance(value, str):
         return None if value.lower() == "none" else BLOCK_FORMATS.get(value, {"format": value})
+    if isinstance(value, dict) and value.get("format") in BLOCK_FORMATS:
+        name = value["format"]
+        settings = ", ".join(f"{key}: {its}" for key, its in BLOCK_FORMATS[name].items())
+        raise ValueError(f"{name} stands for all of a tensor's settings; write it alone, or {{{settings}}}")
     return {"format": value} if isinstance(value, Format) else value
 
 

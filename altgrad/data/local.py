@@ -186,8 +186,15 @@ def _csv_rows(file: IO[bytes], path: Path, columns: Columns) -> Iterator[Row]:
     csv.field_size_limit(LONGEST_CSV_FIELD)
     reader = csv.DictReader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""))
     try:
-        _require_columns(path, columns, reader.fieldnames or ())
-        yield from (_chosen(row, columns) for row in reader)
+        names = reader.fieldnames or ()
+        _require_columns(path, columns, names)
+        for row in reader:
+            if None in row:  # a comma in a text without quotes would cut the text there
+                raise UserError(
+                    f"{path}, line {reader.line_num}: more values than the columns, {len(names)}; put a text with "
+                    "commas in double quotes"
+                )
+            yield _chosen(row, columns)
     except csv.Error as error:
         raise UserError(f"{path}, line {reader.line_num} is not valid CSV: {error}") from None
 

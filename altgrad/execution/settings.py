@@ -57,9 +57,9 @@ def change_params(path: Path, settings: list[str]) -> None:
     with replacing(path) as temporary:
         temporary.write_bytes(text.encode("utf-8"))
         try:
+            _check(temporary)  # first: it has a sentence for nan, which equals nothing below
             if read_yaml(temporary) != content:
                 raise UserError(by_hand)
-            _check(temporary)
         except UserError as error:
             raise UserError(f"-S: {str(error).replace(str(temporary), str(path))} {as_it_was}") from None
 

@@ -99,4 +99,5 @@ def _near_matches(name: str) -> str:
     near = difflib.get_close_matches(name.strip().lower(), known, n=3, cutoff=0.6)
     if near:
         return f"; did you mean {' or '.join(known[match] for match in near)}?"
-    return f"; known are those of format_names() and E<exponent bits>M<mantissa bits> of up to {MAX_BITS} bits"
+    splits = f"E<exponent bits>M<mantissa bits> of up to {MAX_BITS} bits"
+    return f"; known are those that `python -m altgrad.formats` lists, and {splits}"

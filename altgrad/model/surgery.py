@@ -37,11 +37,13 @@ HOOKS = (
 def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
     """Return the recipe of each layer of ``model`` that ``recipe`` quantizes or makes virtual, by its dotted name.
 
-    Raises ``ValueError`` when a pattern matches no layer, when the pattern ``*`` leaves out most of the weights that
-    take part in products, for a layer that torchao cannot take (a ``Conv1D``, or one of a size that its products
-    cannot have; they are refused on every device, so that a cell means the same on each), and when the installed
-    torchao quantizes otherwise than its recipe says.
+    Raises ``TypeError`` for what is no recipe, ``ValueError`` when a pattern matches no layer, when ``*`` leaves out
+    most of the weights that take part in products, for a layer that torchao cannot take (a ``Conv1D``, or one of a size
+    that its products cannot have; they are refused on every device, so that a cell means the same on each), and when
+    the installed torchao quantizes otherwise than its recipe says.
     """
+    if not isinstance(recipe, Recipe):
+        raise TypeError(f"expected a Recipe, such as Recipe.uniform('E4M3'), got {recipe!r}")
     layers = linear_layers(model)
     if any(rule.layers == EVERY_LAYER and rule.layer.quantizes for rule in recipe.rules):
         _require_most(model)

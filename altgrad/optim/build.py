@@ -21,9 +21,12 @@ def build_optimizer(
 
     ``grids`` holds the quantized weights with their quantization grids, as `altgrad.training.grids.weight_grids`
     returns them: parameters of ``model``, without those that an embedding shares. A tied parameter is updated once.
-    ``options`` are those of `ArmOptimizer`.
+    ``options`` are those of `ArmOptimizer`. Raises ``ValueError`` for grids of another model's weights, such as those
+    of the one that this is a copy of: the arm would see no spacing, and be its plain form without a word.
     """
     grids = grids or {}
+    if foreign := grids.keys() - set(model.parameters()):
+        raise ValueError(f"grids are of {len(foreign)} weights that this model has not; take weight_grids of it itself")
     parameters = [p for p in model.parameters() if p.requires_grad]
     weights = {p: grids[p] for p in parameters if p in grids}
     plain = [p for p in parameters if p not in weights]

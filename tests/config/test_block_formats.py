@@ -67,3 +67,10 @@ def test_a_rule_may_be_for_the_last_share_of_the_layers_that_match():
     matched = recipe.match(names)
     assert list(matched) == [*names[:13], "head"]  # 15 % of 16 layers are 2.4
     assert matched["head"].weight.format.name == "E5M2"
+
+
+def test_a_uniform_recipe_takes_a_block_format_by_its_name():
+    tensors = {"weight": "MXFP8", "input": "MXFP8", "grad": "MXFP8_E5M2"}
+    assert Recipe.uniform("MXFP8", grad="MXFP8_E5M2").match(["layer"]) == Recipe([{"layers": "*"} | tensors]).match(
+        ["layer"]
+    )

@@ -264,6 +264,7 @@ def test_a_misspelt_path_gets_a_suggestion(tmp_path: Path) -> None:
         ("broken.parquet", b"no parquet", "is not a parquet file"),
         ("damaged.parquet", damaged_parquet(), "damaged.parquet cannot be read .*; write it anew"),
         ("empty.csv", b"", "has no column 'text'"),
+        ("commas.csv", b"text\nno comma\none, two\n", "commas.csv, line 3: more values than the columns, 1; put"),
         ("scan.pdf", b"%PDF", "neither a folder nor one of .txt"),
     ],
 )

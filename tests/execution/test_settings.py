@@ -194,6 +194,7 @@ def test_several_settings_may_stand_in_one_text_and_what_is_so_already_is_not_wr
         ("grid.formats=[E3M4],[E4M3]", "one setting has one value"),
         ("~train.clip", "one setting has one value"),
         ("train.final_lr=2", "less than or equal to 1"),
+        ("train.clip=nan", "train.clip: input should be less than or equal to"),
         ("tokenizer.vocab_size=7", "vocab_size 7 is outside"),
         ("overrides={E9: {train: {clip: 0.5}}}", "'E9' is no format, recipe, arm or cell"),
         ("overrides={E5M2: {train: {clop: 0.5}}}", "did you mean clip"),

@@ -34,7 +34,8 @@ def test_a_tensors_amax_at_its_own_scale_is_no_overflow(name: str, dtype: str) -
     ("scaling", "length", "learns"), [("dynamic", None, "nothing"), ("static", 1, "first"), ("delayed", 5, "each")]
 )
 def test_what_is_remembered_follows_the_scaling(scaling: str, length: int | None, learns: str) -> None:
-    quantizer = Quantizer(TensorRecipe(get_format("E3M4"), scaling=scaling, history=5))
+    remembered = {"history": length} if scaling == "delayed" else {}
+    quantizer = Quantizer(TensorRecipe(get_format("E3M4"), scaling=scaling, **remembered))
     assert quantizer.learns == learns
     if length is None:
         assert quantizer.history is None and quantizer.remembered_amax() is None

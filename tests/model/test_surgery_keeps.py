@@ -54,6 +54,11 @@ def test_a_uniform_that_would_leave_such_layers_alone_is_refused() -> None:
         quantize_model(nn.Sequential(Doubled(16, 16)), Recipe.uniform("E3M4"))
 
 
+def test_a_name_in_place_of_a_recipe_is_refused_with_what_to_write() -> None:
+    with pytest.raises(TypeError, match=r"^expected a Recipe, such as Recipe.uniform\('E4M3'\), got 'E4M3'$"):
+        quantize_model(nn.Sequential(nn.Linear(16, 16)), "E4M3")
+
+
 def test_a_subclass_that_computes_the_same_is_quantized() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,5 +1,6 @@
 """What schedulers, loops and scripts written for torch's optimizers ask of one. Oracle: `torch.optim.AdamW`."""
 
+import copy
 import warnings
 
 import pytest
@@ -146,6 +147,12 @@ def test_weights_in_float16_are_refused(settings: dict[str, str]) -> None:
     grids = weight_grids(model, on_grid="weights" in settings)
     with pytest.raises(ValueError, match=r"shape \(8, 16\) is float16.*autocast"):
         build_optimizer(model, Arm(lr=LR, **settings), grids)
+
+
+def test_grids_of_the_model_that_this_is_a_copy_of_are_refused() -> None:
+    model = quantize_model(nn.Sequential(nn.Linear(16, 8)), Recipe.uniform("E4M3"))
+    with pytest.raises(ValueError, match="grids are of 1 weights that this model has not"):
+        build_optimizer(copy.deepcopy(model), Arm(lr=LR, stiffness="ulp"), weight_grids(model, on_grid=False))
 
 
 def test_the_first_step_that_is_skipped_is_said_and_no_other() -> None:

@@ -174,7 +174,11 @@ RUNG = {"base": "rung", "weights": "quantized", "rounding": "stochastic"}
         ({**RUNG, "match_rms": True}, "match_rms has nothing to match"),
         ({**RUNG, "rounding": "nearest"}, "set rounding: stochastic"),
         ({"base": "madam", "momentum": 0.5}, "has betas, no momentum"),
-        ({"feedback": "momentum"}, "feedback is of rounding to the quantization grid; set weights: quantized"),
+        *(({name: value}, f"{name}: {value} is of weights on the quantization grid; set weights: quantized")
+          for name, value in {"feedback": "momentum", "store": "codes", "held_scale": "fixed"}.items()),
+        *(({name: value}, f"{name}: {value} means nothing to an arm that has no stiffness; remove it")
+          for name, value in {"normalise": "none", "schedule": "cosine"}.items()),
+        ({"max_rungs": 4}, "max_rungs is of base rung, not adamw; remove it"),
         *(({"feedback": "momentum", "weights": "quantized", **other}, "is of adamw and sgd, without") for other in (
             {"stiffness": "ulp"}, {"match_rms": True}, RUNG, {"base": "madam"},
         )),

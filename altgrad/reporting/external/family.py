@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from altgrad.config import UserError, did_you_mean
 from altgrad.config.errors import sentences
 from altgrad.config.files import read_yaml
+from altgrad.config.section import Section
 from altgrad.reporting.external.rows import Row
 from altgrad.reporting.load import COLUMNS, COMPLETED, DIVERGED, IDENTITY, MISSING, NUMBERS, TEXTS, Study
 from altgrad.reporting.measure import Measure
 from altgrad.reporting.results import SMALLEST_EFFECT
 
 
-class Family(BaseModel):
+class Family(Section):
     """What each configuration and each optimizer is compared with, and what the numbers are.
 
     ``reference`` is a configuration. Controls are named with what they are the control of: an optimizer with the same
@@ -28,8 +29,6 @@ class Family(BaseModel):
     that are ``unquantized`` all optimizers are their reference's form, so that what differs there is their tuning, and
     no smaller effect counts anywhere.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     reference: str | None = None
     reference_optimizer: str | None = None

@@ -161,7 +161,7 @@ OF_FAMILY = [
     ("reference: a\noptimizer_controls: {sgd2: sgd}\n", "results.csv: no run of optimizer 'sgd2'"),
     ("reference: a\nunquantized: [c]\n", "results.csv: no run of configuration 'c'; known: a, b"),
     ("reference: a\nconfiguration_controls: {a: b}\n", "'a' cannot be the control of 'b'"),
-    ("referense: a\n", "family.yaml: referense: extra inputs are not permitted"),
+    ("referense: a\n", "family.yaml: unknown setting 'referense'; did you mean reference"),
     ("reference: [a\n", "family.yaml, line 2, column 1 is not valid YAML"),
 ]
 OF_CURVES = [

@@ -1,0 +1,51 @@
+"""What the README and ABOUT.md say of runs is what `runs.csv` holds. Oracle: Student's t over its rows, by hand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from scipy.stats import t
+
+ROOT = Path(__file__).parents[3]
+RUNS = pd.read_csv(ROOT / "reports/study/results/runs.csv")
+TABLE = re.findall(r"^\| ([\d.]+) M \| ([\d.]+) M \| (.*?) \| (.*?)\| (.*?)\|$", (ROOT / "README.md").read_text(), re.M)
+SPACING, MUON, ADAMW = "stiff_matched", "muon", "adamw"
+COLUMNS = [{("E3M4", SPACING): 1, ("E3M4", ADAMW): -1}, {}, {("E3M4", MUON): 1, ("E3M4", ADAMW): -1}]
+COLUMNS[1] = COLUMNS[0] | {("virtual.E3M4", SPACING): -1, ("virtual.E3M4", ADAMW): 1}
+
+
+def differences(millions: float, tokens: float, contrast: dict[tuple[str, str], int]) -> set[tuple[str, ...]]:
+    """Return mean and 95 % interval, to three decimals, in each experiment of this size that has the whole contrast."""
+    size = ((RUNS.parameters / 1e6 / millions - 1).abs() < 0.05) & ((RUNS.tokens / 1e6).round(1) == tokens)
+    found = set()
+    for _, runs in RUNS[size & (RUNS.lr_scale == 1) & (RUNS.purpose == "test")].groupby("experiment"):
+        losses = runs.pivot_table("val_loss", "seed", ["format", "optimizer"])
+        if set(contrast) <= set(losses):
+            delta = sum(sign * losses[run] for run, sign in contrast.items()).dropna()
+            half = t.ppf(0.975, len(delta) - 1) * delta.sem()
+            found.add(tuple(f"{value:+.3f}" for value in (delta.mean(), delta.mean() - half, delta.mean() + half)))
+    return found
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row[0]}M-{row[1]}M")
+def test_the_front_pages_numbers_are_of_the_table_of_runs_and_what_is_empty_was_not_run(row: tuple[str, ...]) -> None:
+    for cell, contrast in zip(row[2:], COLUMNS, strict=True):
+        said = tuple(f"{float(number.replace('−', '-')):+.3f}" for number in re.findall(r"[+−]?\d\.\d{3}", cell))
+        measured = {tuple(number.replace("-0.000", "+0.000") for number in one) for one in
+                    differences(float(row[0]), float(row[1]), contrast)}  # fmt: skip
+        assert (said in measured) if said else not measured, measured
+
+
+def test_every_larger_size_that_was_tried_is_on_the_front_page() -> None:
+    tried = RUNS[RUNS.experiment.str.fullmatch(r"ladder-\w+") & RUNS.format.eq("E3M4") & RUNS.optimizer.eq(SPACING)]
+    for millions in tried.parameters.unique() / 1e6:
+        assert any(abs(millions / float(size) - 1) < 0.05 for size, *_ in TABLE), millions
+
+
+def test_the_counts_of_machines_are_those_of_the_table_of_runs() -> None:
+    text = (ROOT / "reports/study/ABOUT.md").read_text()
+    for machine in ("AMD EPYC bf16", "Intel Xeon float32", "NVIDIA H200"):
+        assert re.search(rf"\b{(RUNS.machine == machine).sum():,} (runs are )?of an {machine.rsplit(' ', 1)[0]}", text)
