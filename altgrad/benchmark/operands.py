@@ -20,11 +20,13 @@ from altgrad.benchmark.limits import synchronize
 from altgrad.numerics import format_constants, quantize_operands, scale_rule
 from altgrad.numerics.cpu.operators import quantize_groups_by_loops
 from altgrad.numerics.gpu.launch import takes_kernels
-from altgrad.numerics.operand_definition import block_code, quantize_by_tensors
+from altgrad.numerics.hadamard import signs_on
+from altgrad.numerics.ms_eden import ms_eden_by_tensors, random_signs, rotated_ms_eden
+from altgrad.numerics.operand_definition import block_code, quantize_by_tensors, rotate_by_tensors
 from altgrad.numerics.tracing import compile_apart
 
 CALLS = 10
-COPY = "copy"
+COPY, TENSORS = "copy", ", by tensor operations"
 STREAM = (0, 0, 1)
 Way = Callable[..., tuple[Tensor, Tensor]]
 
@@ -61,27 +63,48 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
 
     def ours(
         name: str, what: str, scale_format: str = "float32", *, by: Way | None = None, stochastic: bool = False,
-        float8: bool = False, granularity: str = "tensor", block: int = 32,
+        dtype: torch.dtype = dtype, granularity: str = "tensor", block: int = 32, dim: int = 1, rotate: bool = False,
     ) -> Contestant:  # fmt: skip
         constants = [format_constants(name, device, scale_format=scale_format)]
         streams = [torch.tensor(STREAM, device=device)] if stochastic else []
         rule = scale_rule(scale_format, "rceil", granularity)
-        told = (constants[0], None, block_code(granularity, block), 1, rule, dtype, streams[0] if streams else None, 0)
-        options: Any = {"granularity": granularity, "block": block, "scale_format": scale_format, "dtype": dtype}
+        stream, code = streams[0] if streams else None, block_code(granularity, block)
+        told = (constants[0], None, code, dim, rule, dtype, stream, 0)
+        options: Any = {
+            "granularity": granularity, "block": block, "scale_format": scale_format, "dtype": dtype, "dim": dim,
+            "rotate": rotate,
+        }  # fmt: skip
 
-        def operand(x: Tensor) -> list[Tensor | None]:
-            values, scale = by(x, *told) if by else quantize_operands([x], constants, [], streams, dim=1, **options)[0]
-            return [values.to(torch.float8_e4m3fn) if float8 else values, scale]
+        def operand(x: Tensor) -> tuple[Tensor, Tensor | None]:
+            if by:
+                return by(rotate_by_tensors(x, signs) if rotate else x, *told)
+            return quantize_operands([x], constants, [], streams, **options)[0]
 
         run = operand if by is by_kernels else compile_apart(operand, dynamic=False)
-        return Contestant(what, run, 1 if float8 else dtype.itemsize)
+        return Contestant(what, run, dtype.itemsize)
+
+    def ms_eden(name: str, in_kernel: bool) -> Contestant:
+        constants, stream = format_constants("E2M1", device, scale_format="E4M3"), torch.tensor(STREAM, device=device)
+
+        def operand(x: Tensor) -> tuple[Tensor, Tensor]:
+            turns = random_signs(stream, 0)
+            if in_kernel:
+                return rotated_ms_eden(x, None, turns, constants, stream, 0, 16, dtype)
+            values, scale = ms_eden_by_tensors(rotate_by_tensors(x, turns), constants, stream, 0)
+            return values.to(dtype), scale
+
+        return Contestant(name, compile_apart(operand, dynamic=False), dtype.itemsize)
+
+    float8, signs = torch.float8_e4m3fn, signs_on(device)
 
     return [
         Contestant(COPY, Tensor.clone, dtype.itemsize),
         Contestant("torch, cast to E4M3", compile_apart(cast, dynamic=False), 1),
         Contestant("torch, amax and cast to E4M3", compile_apart(cast_to_amax, dynamic=False), 1),
         ours("E4M3", "E4M3, a scale per tensor"),
-        ours("E4M3", "E4M3, a scale per tensor, to float8", float8=True),
+        ours("E4M3", "E4M3, a scale per tensor, to float8", dtype=float8),
+        ours("E4M3", "E4M3, a scale per row, to float8", dtype=float8, granularity="row"),
+        ours("E4M3", "E4M3, a scale per column, to float8 by columns", dtype=float8, granularity="row", dim=0),
         ours("E3M4", "E3M4, a scale per tensor"),
         ours("E4M3", "E4M3, a scale per tensor, by kernels", by=by_kernels),
         *(
@@ -91,9 +114,12 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
                 ("E4M3", "E4M3, blocks of 32 (MXFP8)", "E8M0", {"granularity": "block"}),
                 ("E2M1", "E2M1, two-level blocks of 16 (NVFP4)", "E4M3", {"granularity": "block", "block": 16}),
                 ("E4M3", "E4M3, a scale per tensor, stochastic", "float32", {"stochastic": True}),
+                ("E2M1", "E2M1, rotated, NVFP4 over rows, stochastic", "E4M3",
+                 {"granularity": "block", "block": 16, "dim": 0, "rotate": True, "stochastic": True}),
             )
-            for by, said in ((None, ""), (quantize_by_tensors, ", by tensor operations"))
+            for by, said in ((None, ""), (quantize_by_tensors, TENSORS))
         ),
+        *(ms_eden("E2M1, MS-EDEN" + said, not said) for said in ("", TENSORS)),
     ]
 
 

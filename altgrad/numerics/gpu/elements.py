@@ -4,8 +4,10 @@ Every bit is the definition's, on which three things bear:
 
 - Nothing that is rounded twice in the definition may be once here, by a fused multiply-add. The products that sums are
   made of are exact (`grid.h` rounds in the same way), but for the errors of 4/6, and `launch` switches fusing off.
-- Triton's float32 quotient is an approximation. Those of scales are float64; a power of two divides by its bits.
-- NaN and bfloat16 go by their bits: a maximum may pass NaN over, and a cast may cut off.
+- Triton's float32 quotient is an approximation (``div.full``, 2 ulp in PTX's manual). Those of scales are float64, a
+  power of two divides by its bits, and `tl.div_rn` is IEEE's.
+- NaN, bfloat16 and float8 go by their bits: a maximum may pass NaN over, a cast may cut off, and before compute
+  capability 8.9 there is none to E4M3. As bits float32 magnitudes are ordered as integers, which atomic maxima have.
 """
 
 import triton
@@ -53,9 +55,14 @@ def load(at, mask):
 
 
 @triton.jit
-def store(at, x, mask, EXACT: tl.constexpr):
-    """Write float32, or bfloat16 to nearest even, as int16; EXACT: it holds them, NaN being quiet."""
-    if at.dtype.element_ty == tl.int16:
+def store(at, x, mask, grid, EXACT: tl.constexpr):
+    """Write float32; bfloat16 to nearest even, as int16; or float8 on its ``grid``, as bytes.
+
+    EXACT: bfloat16 holds them, NaN being quiet.
+    """
+    if at.dtype.element_ty == tl.uint8:
+        tl.store(at, float8(x, grid).to(tl.uint8), mask=mask)
+    elif at.dtype.element_ty == tl.int16:
         wide = bits(x)
         if EXACT:
             narrow = wide >> 16
@@ -67,6 +74,40 @@ def store(at, x, mask, EXACT: tl.constexpr):
         tl.store(at, x, mask=mask)
 
 
+@triton.jit
+def float8(x, grid):
+    """Codes of values on the grid of E4M3 or E5M2, as torch's casts have them."""
+    magnitude, lowest = bits(x) & 0x7FFFFFFF, lowest_normal(grid)
+    shift = (bits(tl.load(grid + ULPS)) >> 23) - 127  # 23 - M
+    anchor = bits(tl.load(grid + SPACING)) + (23 << 23)  # whose ulp is the smallest spacing
+    below = bits(number(magnitude) + number(anchor)) - anchor
+    code = tl.where(magnitude < lowest, below, ((magnitude - lowest) >> shift) + (1 << (23 - shift)))
+    return tl.where(magnitude > INFINITY, 0x7F, code) | ((bits(x) >> 24) & 0x80)
+
+
+@triton.jit
+def rotated(x, signs, LOG: tl.constexpr):
+    """`rotate_by_tensors` of (H, G, W): of each 2^LOG neighbours along H, which is a multiple of that."""
+    H: tl.constexpr = x.shape[0]
+    y = x.permute(1, 2, 0).reshape((x.numel >> LOG, 1 << LOG))
+    return rotated_rows(y, signs, LOG).reshape((x.shape[1], x.shape[2], H)).permute(2, 0, 1)
+
+
+@triton.jit
+def rotated_rows(x, signs, LOG: tl.constexpr):
+    """The same of each row of (G, 2^LOG).
+
+    Places that differ in their last bit become their sum and their difference, and this bit the first one, LOG times.
+    """
+    G: tl.constexpr = x.shape[0]
+    LENGTH: tl.constexpr = 1 << LOG
+    y = x * tl.load(signs + tl.arange(0, LENGTH))[None, :]
+    for _ in tl.static_range(LOG):
+        low, high = y.reshape((G, LENGTH // 2, 2)).split()
+        y = tl.join(low + high, low - high).permute(0, 2, 1).reshape((G, LENGTH))
+    return y * 0.5 ** (LOG // 2)
+
+
 # --- the quantization grid ------------------------------------------------------------------------------------------
 
 
@@ -75,7 +116,7 @@ def nearest(x, grid):
     """`round_to_grid`, with the anchor from the exponent bits."""
     top = tl.load(grid + MAX)
     ulps, root = bits(tl.load(grid + ULPS)), tl.load(grid + ROOT)
-    lowest = bits(tl.load(grid + SPACING)) + (150 << 23) - ulps  # of the normal values, whose ulps are 2^(23 - M)
+    lowest = lowest_normal(grid)
     anchors = ulps + (1 << 22)  # the bits of 1.5 x 2^23 in binades: x 2^-M
     x = tl.maximum(tl.minimum(x, top, NAN_STAYS), -top, NAN_STAYS)
     binade = tl.maximum(bits(x) & INFINITY, lowest)
@@ -84,6 +125,12 @@ def nearest(x, grid):
     anchor = number(binade) * number(anchors + beyond)
     rounded = (x + anchor) - anchor
     return number(bits(rounded) | (bits(x) & bits(tl.load(grid + ZERO))))
+
+
+@triton.jit
+def lowest_normal(grid):
+    """The bits of the smallest normal value, 2^M spacings."""
+    return bits(tl.load(grid + SPACING)) + (150 << 23) - bits(tl.load(grid + ULPS))
 
 
 @triton.jit

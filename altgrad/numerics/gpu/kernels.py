@@ -1,4 +1,4 @@
-"""What `operand_definition` defines, as two Triton kernels: the largest magnitudes, and scale and rounding in one pass.
+"""What `operand_definition` and `ms_eden` define, in Triton: largest magnitudes, and scale and rounding in one pass.
 
 A format is the tensor of its `constants`, so that one compiled kernel serves all; the rule of scales, and how groups of
 elements lie, are compiled in. Integers of addresses and places have 64 bits.
@@ -15,24 +15,36 @@ from altgrad.numerics.gpu.elements import (
     nearest,
     number,
     over_power_of_two,
+    rotated,
+    rotated_rows,
     store,
     uniform_at,
     uniform_rows,
 )
-from altgrad.numerics.gpu.scales import block_scale, factor_of, power_below, scale_of, squared_error, tensor_scale
+from altgrad.numerics.gpu.scales import (
+    block_scale,
+    factor_of,
+    power_below,
+    scale_of,
+    squared_error,
+    target_of_all,
+    tensor_scale,
+)
 
-TARGET, FLOAT32 = tl.constexpr(packed.TARGET), tl.constexpr(packed.FLOAT32_RULE)
+TARGET, SIZE, FLOAT32 = tl.constexpr(packed.TARGET), tl.constexpr(packed.SIZE), tl.constexpr(packed.FLOAT32_RULE)
 TWO_LEVEL, FOUR_OVER_SIX = tl.constexpr(packed.TWO_LEVEL), tl.constexpr(packed.FOUR_OVER_SIX)
 
 
 @triton.jit
 def find_amax(
-    x, known, found, rows, columns, row_stride, column_stride,
-    OF: tl.constexpr, HAS_KNOWN: tl.constexpr, H: tl.constexpr, G: tl.constexpr,
+    x, known, over, signs, found, rows, columns, row_stride, column_stride,
+    OF: tl.constexpr, HAS_KNOWN: tl.constexpr, HAS_OVER: tl.constexpr, LOG: tl.constexpr, H: tl.constexpr,
+    G: tl.constexpr,
 ):  # fmt: skip
     """Raise ``found``, int32, to the bits of the largest magnitudes of tiles of (H, G): of all, of rows or of columns.
 
-    As such they are ordered, and NaN lies above infinity. What is ``known`` of all needs no finding.
+    As such they are ordered, and NaN lies above infinity. What is ``known`` of all needs no finding. Of x divided by
+    ``over``, and rotated by 2^LOG ``signs``.
     """
     across = tl.cdiv(columns, G)
     row = (tl.program_id(0) // across).to(tl.int64) * H + tl.arange(0, H)
@@ -40,7 +52,12 @@ def find_amax(
     if HAS_KNOWN:
         rows = tl.where(tl.load(known) > 0, 0, rows)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
-    magnitude = bits(load(x + row[:, None] * row_stride + column[None, :] * column_stride, inside)) & 0x7FFFFFFF
+    values = load(x + row[:, None] * row_stride + column[None, :] * column_stride, inside)
+    if HAS_OVER:
+        values = tl.div_rn(values, tl.load(over))
+    if LOG > 0:
+        values = rotated(values.reshape((H, G, 1)), signs, LOG).reshape((H, G))
+    magnitude = bits(values) & 0x7FFFFFFF
     if OF == "all":
         tl.atomic_max(found, tl.max(tl.max(magnitude, axis=1), axis=0))
     if OF == "row":
@@ -51,11 +68,14 @@ def find_amax(
 
 @triton.jit
 def scale_and_round(
-    x, y, grid, amaxes, known, known_step, stream, first, scales, rows, columns, row_stride, column_stride, high, wide,
-    RULE: tl.constexpr, OF: tl.constexpr, OWN: tl.constexpr, HAS_KNOWN: tl.constexpr, DRAWS: tl.constexpr,
-    ALIGNED: tl.constexpr, H: tl.constexpr, G: tl.constexpr, W: tl.constexpr,
+    x, y, grid, amaxes, known, known_step, signs, stream, first, scales, there, rows, columns,
+    row_stride, column_stride, y_row_stride, y_column_stride, high, wide,
+    RULE: tl.constexpr, OF: tl.constexpr, OWN: tl.constexpr, HAS_KNOWN: tl.constexpr, LOG: tl.constexpr,
+    DRAWS: tl.constexpr, ALIGNED: tl.constexpr, H: tl.constexpr, G: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
-    """Write what `quantize_by_tensors` defines to ``y`` (contiguous) and ``scales``; x may be y.
+    """Write what `quantize_by_tensors` defines to ``y`` (rows, columns) and ``scales``; x may be y.
+
+    Of x rotated by 2^LOG ``signs``, with 0 for what is not ``there`` of the rows.
 
     A program has a tile of (H, G, W): up to ``high`` rows of G groups of ``wide`` columns, its axes padded to powers of
     two. OF: what has one scale, ``all`` elements, a ``row``, a ``column`` or a ``group``. OWN: its amax is that of the
@@ -66,7 +86,9 @@ def scale_and_round(
     h, g, w = tl.arange(0, H)[:, None, None], tl.arange(0, G)[None, :, None], tl.arange(0, W)[None, None, :]
     row, column = strip.to(tl.int64) * high + h, (part.to(tl.int64) * G + g) * wide + w
     inside = (h < high) & (row < rows) & (w < wide) & (column < columns)
-    values = load(x + row * row_stride + column * column_stride, inside)
+    values = load(x + row * row_stride + column * column_stride, inside & (row < there))
+    if LOG > 0:
+        values = rotated(values, signs, LOG)
     target = tl.load(grid + TARGET).to(tl.float64)
 
     at, count, beside = tl.zeros((1, 1, 1), tl.int64), 1, tl.program_id(0)
@@ -82,7 +104,7 @@ def scale_and_round(
         of_all = number(tl.load(amaxes))
         if HAS_KNOWN:
             of_all = tl.where(tl.load(known) > 0, tl.load(known), of_all)
-        whole = tensor_scale(of_all, target, grid, RULE)
+        whole = tensor_scale(of_all, target_of_all(target, grid, RULE), grid)
         back = block_scale(largest, whole, target, grid)
         if RULE == FOUR_OVER_SIX:
             other = block_scale(largest, whole, power_below(target), grid)
@@ -117,4 +139,56 @@ def scale_and_round(
             found = (found.to(tl.float64) / factor.to(tl.float64)).to(tl.float32)
         else:
             found = over_power_of_two(found, factor)
-    store(y + row * columns + column, found, inside, OF != "group")
+    store(y + row * y_row_stride + column * y_column_stride, found, inside, grid, OF != "group")
+
+
+@triton.jit
+def round_ms_eden(
+    x, over, y, grid, amax, signs, stream, first, scales, there, columns, row_stride, column_stride,
+    CLIP: tl.constexpr, ROOM: tl.constexpr, HAS_OVER: tl.constexpr, LOG: tl.constexpr, HIGH: tl.constexpr,
+    G: tl.constexpr,
+):  # fmt: skip
+    """Write what `ms_eden_by_tensors` defines of x, divided by ``over`` and rotated, to ``y``, contiguous.
+
+    A program has 2^LOG rows of G columns, in blocks of ``HIGH`` rows.
+    """
+    H: tl.constexpr = 1 << LOG
+    BLOCKS: tl.constexpr = H // HIGH
+    across = tl.cdiv(columns, G)
+    strip, part = (tl.program_id(0) // across).to(tl.int64), (tl.program_id(0) % across).to(tl.int64)
+    row, column = strip * H + tl.arange(0, H)[None, :], part * G + tl.arange(0, G)[:, None]
+    inside = (row >= 0) & (column < columns)
+    values = load(x + row * row_stride + column * column_stride, inside & (row < there))
+    if HAS_OVER:
+        values = tl.div_rn(values, tl.load(over))
+    values = rotated_rows(values, signs, LOG).reshape((G, BLOCKS, HIGH))
+
+    own = grid + SIZE
+    target, top = tl.load(grid + TARGET).to(tl.float64) / CLIP, tl.load(own + TARGET).to(tl.float64)
+    whole = tensor_scale(number(tl.load(amax)), target * (power_below(top) * ROOM), grid)
+    back = block_scale(number(tl.max(bits(values) & 0x7FFFFFFF, axis=2)), whole, target, grid)
+    scaled = values * factor_of(whole, back)[:, :, None]
+    q = nearest(scaled, grid)
+    squares, along = sum_of_rows((scaled * scaled).reshape((G, H)), LOG), sum_of_rows((scaled * q).reshape((G, H)), LOG)
+    usable = (along > 0) & (squares < float("inf"))
+    longer = squares.to(tl.float64) / tl.where(usable, along, 1.0).to(tl.float64)
+    wanted = back * tl.where(usable, longer, 1.0).to(tl.float32)
+    place = first + (strip * BLOCKS + tl.arange(0, BLOCKS)[None, :]) * columns + column
+    drawn = by_chance(wanted, own, uniform_at(place, stream))
+    store(y + row * columns + column, (q * drawn[:, :, None]).reshape((G, H)), inside, grid, False)
+    if tl.program_id(0) == 0:
+        tl.store(scales, whole)
+
+
+@triton.jit
+def sum_of_rows(x, LOG: tl.constexpr):
+    """(G, 2^LOG) to (G, 1), as `sums_of_blocks` adds: both halves, and so on.
+
+    Each half becomes the sum of both: of tensors that shrink the compiler would have each thread make all that it adds.
+    """
+    G: tl.constexpr = x.shape[0]
+    for _ in tl.static_range(LOG):
+        low, high = x.reshape((G, 2, 1 << (LOG - 1))).permute(0, 2, 1).split()
+        total = low + high
+        x = tl.join(total, total).reshape((G, 1 << LOG))
+    return tl.max(x, axis=1)[:, None]  # of equal numbers

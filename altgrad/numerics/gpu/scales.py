@@ -46,14 +46,20 @@ def power_below(target):
 
 
 @triton.jit
-def tensor_scale(amax, target, grid, RULE: tl.constexpr):
-    """s of `two_level_scales`."""
-    own = grid + SIZE
-    top = tl.load(own + TARGET).to(tl.float64)
+def target_of_all(target, grid, RULE: tl.constexpr):
+    """What `two_level_scales` brings a tensor's largest magnitude to: float64."""
+    top = tl.load(grid + SIZE + TARGET).to(tl.float64)
     if RULE == FOUR_OVER_SIX:
         top = top * power_below(target) / target
         top = ((top.to(tl.int64, bitcast=True) >> 52) << 52).to(tl.float64, bitcast=True)
-    whole = scale_of(amax, target * top, grid, FLOAT32)
+    return target * top
+
+
+@triton.jit
+def tensor_scale(amax, target, grid):
+    """`tensor_scale` of `two_level`."""
+    own = grid + SIZE
+    whole = scale_of(amax, target, grid, FLOAT32)
     whole = tl.maximum(whole, tl.load(own + TARGET) * 2.0**-126)
     return tl.minimum(whole, tl.load(own + SPACING) * 2.0**127)
 
