@@ -134,12 +134,9 @@ for _name, _function in (
     ("decode_operand", decode_by_tensors),
 ):
     torch.library.impl(f"{NAMESPACE}::{_name}", "CompositeExplicitAutograd")(_function)
-for _name, _function in (
-    ("quantize_groups_into", quantize_into),
-    ("quantize_groups_in_place", quantize_in_place),
-    ("quantize_rotated_into", quantize_rotated_into),
-):
-    torch.library.impl(f"{NAMESPACE}::{_name}", "CUDA")(_function)
+torch.library.impl(f"{NAMESPACE}::quantize_groups_into", "CUDA")(quantize_into)
+torch.library.impl(f"{NAMESPACE}::quantize_groups_in_place", "CUDA")(quantize_in_place)
+torch.library.impl(f"{NAMESPACE}::quantize_rotated_into", "CUDA")(quantize_rotated_into)
 
 
 # --- what the compiler and autograd need to know ----------------------------------------------------
