@@ -20,13 +20,12 @@ from altgrad.benchmark.limits import synchronize
 from altgrad.numerics import format_constants, quantize_operands, scale_rule
 from altgrad.numerics.cpu.operators import quantize_groups_by_loops
 from altgrad.numerics.gpu.launch import takes_kernels
-from altgrad.numerics.hadamard import signs_on
-from altgrad.numerics.ms_eden import ms_eden_by_tensors, random_signs, rotated_ms_eden
-from altgrad.numerics.operand_definition import block_code, quantize_by_tensors, rotate_by_tensors
+from altgrad.numerics.ms_eden import random_signs, rotated_ms_eden
+from altgrad.numerics.operand_definition import block_code, quantize_by_tensors
 from altgrad.numerics.tracing import compile_apart
 
 CALLS = 10
-COPY, TENSORS = "copy", ", by tensor operations"
+COPY = "copy"
 STREAM = (0, 0, 1)
 Way = Callable[..., tuple[Tensor, Tensor]]
 
@@ -50,7 +49,7 @@ def by_kernels(
 
 
 def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
-    """Return a copy, torch's casts, and ours with each kind of scale; all but the copy and kernels alone compiled.
+    """Return a copy, torch's casts, and ours with each kind of scale; compiled but for the copy, kernels and MS-EDEN.
 
     Ours is what training makes of a tensor, by kernels or by tensor operations (`gpu.launch`), and the other way.
     """
@@ -76,26 +75,13 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
         }  # fmt: skip
 
         def operand(x: Tensor) -> tuple[Tensor, Tensor | None]:
-            if by:
-                return by(rotate_by_tensors(x, signs) if rotate else x, *told)
-            return quantize_operands([x], constants, [], streams, **options)[0]
+            return by(x, *told) if by else quantize_operands([x], constants, [], streams, **options)[0]
 
         run = operand if by is by_kernels else compile_apart(operand, dynamic=False)
         return Contestant(what, run, dtype.itemsize)
 
-    def ms_eden(name: str, in_kernel: bool) -> Contestant:
-        constants, stream = format_constants("E2M1", device, scale_format="E4M3"), torch.tensor(STREAM, device=device)
-
-        def operand(x: Tensor) -> tuple[Tensor, Tensor]:
-            turns = random_signs(stream, 0)
-            if in_kernel:
-                return rotated_ms_eden(x, None, turns, constants, stream, 0, 16, dtype)
-            values, scale = ms_eden_by_tensors(rotate_by_tensors(x, turns), constants, stream, 0)
-            return values.to(dtype), scale
-
-        return Contestant(name, compile_apart(operand, dynamic=False), dtype.itemsize)
-
-    float8, signs = torch.float8_e4m3fn, signs_on(device)
+    float8, stream = torch.float8_e4m3fn, torch.tensor(STREAM, device=device)
+    eden = (random_signs(stream, 0), format_constants("E2M1", device, scale_format="E4M3"), stream, 0, 16, dtype)
 
     return [
         Contestant(COPY, Tensor.clone, dtype.itemsize),
@@ -114,12 +100,14 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
                 ("E4M3", "E4M3, blocks of 32 (MXFP8)", "E8M0", {"granularity": "block"}),
                 ("E2M1", "E2M1, two-level blocks of 16 (NVFP4)", "E4M3", {"granularity": "block", "block": 16}),
                 ("E4M3", "E4M3, a scale per tensor, stochastic", "float32", {"stochastic": True}),
-                ("E2M1", "E2M1, rotated, NVFP4 over rows, stochastic", "E4M3",
-                 {"granularity": "block", "block": 16, "dim": 0, "rotate": True, "stochastic": True}),
             )
-            for by, said in ((None, ""), (quantize_by_tensors, TENSORS))
+            for by, said in ((None, ""), (quantize_by_tensors, ", by tensor operations"))
         ),
-        *(ms_eden("E2M1, MS-EDEN" + said, not said) for said in ("", TENSORS)),
+        ours(
+            "E2M1", "E2M1, NVFP4 along columns, rotated, stochastic", "E4M3", granularity="block", block=16, dim=0,
+            rotate=True, stochastic=True,
+        ),
+        Contestant("E2M1, MS-EDEN", lambda x: rotated_ms_eden(x, None, *eden), dtype.itemsize),
     ]
 
 
