@@ -19,6 +19,7 @@ from altgrad.benchmark.timing import in_turn, ratio, seconds
 from altgrad.numerics import format_constants, quantize_operands, scale_rule
 from altgrad.numerics.cpu.operators import quantize_groups_by_loops
 from altgrad.numerics.gpu.launch import takes_kernels
+from altgrad.numerics.ms_eden import random_signs, rotated_ms_eden
 from altgrad.numerics.operand_definition import block_code, quantize_by_tensors
 from altgrad.numerics.tracing import compile_apart
 
@@ -47,7 +48,7 @@ def by_kernels(
 
 
 def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
-    """Return a copy, torch's casts, and ours with each kind of scale; all but the copy and kernels alone compiled.
+    """Return a copy, torch's casts, and ours with each kind of scale; compiled but for the copy, kernels and MS-EDEN.
 
     Ours is what training makes of a tensor, by kernels or by tensor operations (`gpu.launch`), and the other way.
     """
@@ -60,27 +61,35 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
 
     def ours(
         name: str, what: str, scale_format: str = "float32", *, by: Way | None = None, stochastic: bool = False,
-        float8: bool = False, granularity: str = "tensor", block: int = 32,
+        dtype: torch.dtype = dtype, granularity: str = "tensor", block: int = 32, dim: int = 1, rotate: bool = False,
     ) -> Contestant:  # fmt: skip
         constants = [format_constants(name, device, scale_format=scale_format)]
         streams = [torch.tensor(STREAM, device=device)] if stochastic else []
         rule = scale_rule(scale_format, "rceil", granularity)
-        told = (constants[0], None, block_code(granularity, block), 1, rule, dtype, streams[0] if streams else None, 0)
-        options: Any = {"granularity": granularity, "block": block, "scale_format": scale_format, "dtype": dtype}
+        stream, code = streams[0] if streams else None, block_code(granularity, block)
+        told = (constants[0], None, code, dim, rule, dtype, stream, 0)
+        options: Any = {
+            "granularity": granularity, "block": block, "scale_format": scale_format, "dtype": dtype, "dim": dim,
+            "rotate": rotate,
+        }  # fmt: skip
 
-        def operand(x: Tensor) -> list[Tensor | None]:
-            values, scale = by(x, *told) if by else quantize_operands([x], constants, [], streams, dim=1, **options)[0]
-            return [values.to(torch.float8_e4m3fn) if float8 else values, scale]
+        def operand(x: Tensor) -> tuple[Tensor, Tensor | None]:
+            return by(x, *told) if by else quantize_operands([x], constants, [], streams, **options)[0]
 
         run = operand if by is by_kernels else compile_apart(operand, dynamic=False)
-        return Contestant(what, run, 1 if float8 else dtype.itemsize)
+        return Contestant(what, run, dtype.itemsize)
+
+    float8, stream = torch.float8_e4m3fn, torch.tensor(STREAM, device=device)
+    eden = (random_signs(stream, 0), format_constants("E2M1", device, scale_format="E4M3"), stream, 0, 16, dtype)
 
     return [
         Contestant(COPY, Tensor.clone, dtype.itemsize),
         Contestant("torch, cast to E4M3", compile_apart(cast, dynamic=False), 1),
         Contestant("torch, amax and cast to E4M3", compile_apart(cast_to_amax, dynamic=False), 1),
         ours("E4M3", "E4M3, a scale per tensor"),
-        ours("E4M3", "E4M3, a scale per tensor, to float8", float8=True),
+        ours("E4M3", "E4M3, a scale per tensor, to float8", dtype=float8),
+        ours("E4M3", "E4M3, a scale per row, to float8", dtype=float8, granularity="row"),
+        ours("E4M3", "E4M3, a scale per column, to float8 by columns", dtype=float8, granularity="row", dim=0),
         ours("E3M4", "E3M4, a scale per tensor"),
         ours("E4M3", "E4M3, a scale per tensor, by kernels", by=by_kernels),
         *(
@@ -93,6 +102,11 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
             )
             for by, said in ((None, ""), (quantize_by_tensors, ", by tensor operations"))
         ),
+        ours(
+            "E2M1", "E2M1, NVFP4 along columns, rotated, stochastic", "E4M3", granularity="block", block=16, dim=0,
+            rotate=True, stochastic=True,
+        ),
+        Contestant("E2M1, MS-EDEN", lambda x: rotated_ms_eden(x, None, *eden), dtype.itemsize),
     ]
 
 

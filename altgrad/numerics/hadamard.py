@@ -19,6 +19,7 @@ from torch import Tensor
 
 from altgrad.numerics.constants import HADAMARD_SIGNS
 from altgrad.numerics.cpu.operators import has_loops
+from altgrad.numerics.operand_definition import rotate_by_tensors
 from altgrad.numerics.tracing import sent
 
 
@@ -28,20 +29,10 @@ def rotate_rows(x: Tensor, signs: Tensor | None = None) -> Tensor:
     It has as many rows as fill the last 16, for which zeros stand in: they add nothing to a product over rows. With
     ``signs`` of their own, float32, it is as many neighbours as these, a power of two up to 128.
     """
-    if signs is None:
-        signs = sent(torch.tensor(HADAMARD_SIGNS, dtype=torch.float32), x.device)
+    signs = signs_on(x.device) if signs is None else signs
     return torch.ops.altgrad.rotate_rows(x, signs) if has_loops(x) else rotate_by_tensors(x, signs)
 
 
-def rotate_by_tensors(x: Tensor, signs: Tensor) -> Tensor:
-    """Do what `rotate_rows` does: the definition."""
-    size = signs.shape[0]
-    padded = torch.nn.functional.pad(x.float(), (0, 0, 0, -x.shape[0] % size))
-    y = padded.unflatten(0, (-1, size)) * signs.unsqueeze(-1)
-    step = 1
-    while step < size:  # rows whose places differ in one bit become their sum and their difference
-        pairs = y.unflatten(1, (-1, 2, step))
-        low, high = pairs.unbind(2)
-        y = torch.stack([low + high, low - high], dim=2).flatten(1, 3)
-        step *= 2
-    return (y * 0.5 ** ((size.bit_length() - 1) // 2)).flatten(0, 1)
+def signs_on(device: torch.device) -> Tensor:
+    """Return the signs of all layers and steps, float32 (16,)."""
+    return sent(torch.tensor(HADAMARD_SIGNS, dtype=torch.float32), device)

@@ -20,7 +20,8 @@ of it. (Stochastic rounding in two-level scales is biased too where d_b is round
 bias's square is 0.06 % of its error in E2M1 and 1 % in E2M3.)
 
 The authors' kernels differ where a scale would be zero: there it is 1, here the smallest, as in `two_level`. Sums are
-of float32 in one order, as trees, and quotients are taken in float64. On a CPU loops do it (`cpu/ms_eden.h`).
+of float32 in one order, as trees, and quotients are taken in float64. On a CPU loops do it
+(`cpu/ms_eden.h`), on a GPU a kernel (`gpu/kernels.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from torch import Tensor
 
 from altgrad.numerics.constants import TARGET, scale_constants
 from altgrad.numerics.cpu.operators import has_loops
+from altgrad.numerics.gpu import launch
 from altgrad.numerics.hadamard import rotate_rows
+from altgrad.numerics.operand_definition import filled_up
 from altgrad.numerics.random import uniform, words
 from altgrad.numerics.rounding import round_to_grid, round_to_grid_stochastic
 from altgrad.numerics.scaling import amax, broadcast_scale
@@ -50,9 +53,12 @@ def random_signs(stream: Tensor, product: int) -> Tensor:
 
 
 def ms_eden_pair(
-    a: Tensor, b: Tensor, constants: Tensor, stream: Tensor, product: int, *, block: int = 16, dtype: torch.dtype
+    a: Tensor, b: Tensor, constants: Tensor, stream: Tensor, product: int, *, block: int = 16, dtype: torch.dtype,
+    over: Tensor | None = None,
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return the operands of ``a.T @ b``, values and scale each: the product of the values over both scales is it.
+
+    Where ``over`` is given, b is that over it.
 
     Args:
         a: (n, m), float32 or bfloat16.
@@ -62,17 +68,49 @@ def ms_eden_pair(
         product: 0 or 1, which of the stream's rotations it is.
         block: elements per scale, which divide 128.
         dtype: of the values, which holds every product of a value and a scale.
+        over: float32, which the scale of b is in quantized products.
 
     Returns:
         For each, values with as many rows as fill the last 128, and a 0-d float32 scale.
     """
     signs = random_signs(stream, product)
     found = []
-    for i, x in enumerate((a, b)):
+    for i, (x, divisor) in enumerate(((a, None), (b, over))):
         first = (2 * product + i) * _PLACES
-        found.append(ms_eden(rotate_rows(x, signs), constants, stream, first, block, dtype))
+        found.append(rotated_ms_eden(x, divisor, signs, constants, stream, first, block, dtype))
     (left, scale), right = found
     return (left, scale * 2), right  # two rotations by an eighth make 2
+
+
+def rotated_ms_eden(
+    x: Tensor, over: Tensor | None, signs: Tensor, constants: Tensor, stream: Tensor, first: int, block: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return `ms_eden` of ``x``, over ``over``, rotated."""
+    if not launch.takes_kernels(x, dtype, block) or (over is not None and over.ndim > 0):
+        x = x if over is None else x.float() / over
+        return ms_eden(rotate_rows(x, signs), constants, stream, first, block, dtype)
+    values = x.new_empty((filled_up(x.shape[0], SIZE), x.shape[1]), dtype=dtype)
+    divisor = x.new_empty(0, dtype=torch.float32) if over is None else over
+    options = (values, constants, stream, first, block)
+    return values, torch.ops.altgrad.rotated_ms_eden_into(x, divisor, signs, *options)
+
+
+def _rotated_into(
+    x: Tensor, over: Tensor, signs: Tensor, values: Tensor, constants: Tensor, stream: Tensor, first: int, block: int
+) -> Tensor:
+    def by_tensors() -> Tensor:
+        turned = rotate_rows(x.float() / over if over.numel() > 0 else x, signs)
+        found, scale = ms_eden_by_tensors(turned, constants, stream, first, block)
+        values.copy_(found)
+        return scale
+
+    options = (values, constants, stream, first, block, CLIP, ROOM)
+    scale: Tensor = launch.by_kernels(x, lambda: launch.ms_eden_into(x, over, signs, *options), by_tensors)
+    return scale
+
+
+torch.library.impl("altgrad::rotated_ms_eden_into", "CUDA")(_rotated_into)
 
 
 def ms_eden(

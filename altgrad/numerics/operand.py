@@ -20,9 +20,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from altgrad.numerics.constants import TWO_LEVEL
 from altgrad.numerics.cpu.operators import has_loops, needs_groups, quantize_by_loops, quantize_groups_by_loops
 from altgrad.numerics.gpu.launch import takes_kernels
+from altgrad.numerics.hadamard import rotate_rows, signs_on
 from altgrad.numerics.operand_definition import (
+    ONE_SCALE,
     ROWS,
     block_code,
     decode_by_tensors,
@@ -59,6 +62,7 @@ def quantize_operands(
     overwrite: bool = False,
     first: int = 0,
     in_memory: bool = False,
+    rotate: bool = False,
 ) -> list[Quantized]:
     """Return for each tensor ``round(x * scale)``, unscaled, and the scale, for a product that sums over ``dim``.
 
@@ -84,41 +88,50 @@ def quantize_operands(
         scale_format: ``float32``, ``E8M0`` for powers of two, or for blocks the format whose constants are put behind
             the tensor's own.
         scale_rounding: of powers of two, as in `compute_scale`; ``4/6`` of two levels.
-        dtype: of the values.
+        dtype: of the values; float8 of E4M3 and E5M2 too, which is stored by columns where a kernel writes it and
+            ``dim`` is 0.
         overwrite: have the values where ``x`` was, if it is the only one and has their dtype; without loops of our
             own, nothing changes.
         first: place in its ``stream`` of a tensor's first element, for a part of one.
         in_memory: they are inputs of a compiled graph, such as weights, which it need not store first.
+        rotate: they are rotated first, as by `rotate_rows`.
 
     Returns:
-        ``values`` (n, k) and ``scale`` float32: 0-d, (n, 1) or (1, k), None for blocks and tiles of one level.
+        ``values`` (n, k), of rotated tensors with the rows that fill the last 16, and ``scale`` float32: 0-d, (n, 1) or
+        (1, k), None for blocks and tiles of one level.
     """
     xs = list(map(_read_by_loops, xs))
     block = block_code(granularity, block)
     rule = scale_rule(scale_format, scale_rounding, granularity)
+    by_kernels = all(takes_kernels(x, dtype, block, len(streams) > 0) for x in xs)
+    if rotate and not by_kernels:
+        xs, rotate, overwrite = list(map(rotate_rows, xs)), False, True
+    held = torch.bfloat16 if dtype.itemsize == 1 and not by_kernels else dtype
     groups, by_loops = needs_groups(block, rule, len(streams) > 0), all(map(has_loops, xs))
     of_rows = len(histories) > 0 and block == ROWS  # what no loop knows
     if by_loops and not groups and not of_rows:
-        found = quantize_by_loops(xs, constants, histories, method, learns, block, dim, rule, dtype, overwrite)
+        found = quantize_by_loops(xs, constants, histories, method, learns, block, dim, rule, held, overwrite)
     else:
+        by_operators = by_kernels or (by_loops and not of_rows)
+        # What the compiler finds while it makes the tensor a kernel need not read it for.
+        of_all = rule >= TWO_LEVEL or block == ONE_SCALE
+        finds = by_kernels and of_all and not (rotate or in_memory or histories) and torch.compiler.is_compiling()
         found = []
         for i, x in enumerate(xs):
-            by_kernels = takes_kernels(x, dtype, block, len(streams) > 0)
-            by_operators = by_kernels or (by_loops and not of_rows)
-            stored = x if in_memory or by_operators else materialized(x)
+            stored = x if in_memory or (by_operators and not finds) else materialized(x)
             remembered = amax_from_history(histories[i], method) if histories else None
             stream = streams[i] if streams else None
-            largest = amax(stored) if learns != "nothing" else None
-            if by_kernels and remembered is not None and largest is not None:
-                remembered = torch.where(remembered > 0, remembered, largest)  # which they need not find again
-            arguments = (stored, constants[i], remembered, block, dim, rule, dtype, stream, first)
+            largest = amax(stored) if finds or learns != "nothing" else None
+            if by_kernels and largest is not None:
+                remembered = largest if remembered is None else torch.where(remembered > 0, remembered, largest)
+            arguments = (stored, constants[i], remembered, block, dim, rule, held, stream, first)
             if by_operators:
-                found.append(quantize_groups_by_loops(*arguments, overwrite))
+                found.append(quantize_groups_by_loops(*arguments, overwrite, signs_on(x.device) if rotate else None))
             else:
                 found.append(quantize_by_tensors(*arguments))
-            if largest is not None:
+            if histories and largest is not None:
                 learn(histories[i], largest, learns)
-    return [Quantized(values, scale if has_scale(block, rule) else None) for values, scale in found]
+    return [Quantized(values.to(dtype), scale if has_scale(block, rule) else None) for values, scale in found]
 
 
 def quantize_operand(

@@ -17,6 +17,7 @@ from altgrad.numerics.scaling import amax, scale_by_constants, scale_rule, updat
 from altgrad.numerics.tracing import materialized
 from altgrad.numerics.two_level import element_scale, per_element, scales_of_both_levels
 
+FLOAT8 = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}  # formats that FP8 hardware multiplies
 ONE_SCALE, ROWS = 0, -1  # in place of the number of elements per block; below that it is a tile's, negative
 
 
@@ -100,6 +101,25 @@ def _rounded(scaled: Tensor, constants: Tensor, stream: Tensor | None, first: in
     if stream is None:
         return round_to_grid(scaled, constants)
     return round_to_grid_stochastic(scaled, constants, materialized(uniform(scaled.shape, stream, first)))
+
+
+def filled_up(rows: int, size: int) -> int:
+    """Return how many rows a rotation of ``size`` neighbours makes of ``rows``."""
+    return (rows + size - 1) // size * size
+
+
+def rotate_by_tensors(x: Tensor, signs: Tensor) -> Tensor:
+    """Do what `hadamard.rotate_rows` does."""
+    size = signs.shape[0]
+    padded = torch.nn.functional.pad(x.float(), (0, 0, 0, -x.shape[0] % size))
+    y = padded.unflatten(0, (-1, size)) * signs.unsqueeze(-1)
+    step = 1
+    while step < size:  # rows whose places differ in one bit become their sum and their difference
+        pairs = y.unflatten(1, (-1, 2, step))
+        low, high = pairs.unbind(2)
+        y = torch.stack([low + high, low - high], dim=2).flatten(1, 3)
+        step *= 2
+    return (y * 0.5 ** ((size.bit_length() - 1) // 2)).flatten(0, 1)
 
 
 def learn(history: Tensor, largest: Tensor, learns: str) -> None:

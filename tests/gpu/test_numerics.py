@@ -17,11 +17,13 @@ from altgrad.numerics.check.prove import check_decision_points, check_order, rou
 from altgrad.numerics.constants import FOUR_OVER_SIX, TWO_LEVEL
 from altgrad.numerics.cpu.operators import has_loops, quantize_groups_by_loops
 from altgrad.numerics.gpu import launch
+from altgrad.numerics.ms_eden import ms_eden_pair
 from altgrad.numerics.operand import decode_operand, encode_operand
 from altgrad.numerics.operand_definition import ONE_SCALE, ROWS, quantize_by_tensors
 from altgrad.numerics.rounding import ROUNDING_MODES
 from tests.numerics.test_operand import same
 
+STREAM = torch.tensor([3, 4, 5])
 SCALINGS = {
     "tensor": {},
     "row": {"granularity": "row"},
@@ -94,6 +96,28 @@ def test_kernels_have_the_bits_of_tensor_operations_on_the_cpu(device, block):
                 found = quantize_groups_by_loops(there, *given[:2], block, dim, rule, dtypes[1], given[2], 11, False)
             expected = quantize_by_tensors(x, constants, known, block, dim, rule, dtypes[1], stream, 11)
             assert all(same(a.cpu(), b) for a, b in zip(found, expected, strict=True)), (name, rule, dim)
+
+
+@pytest.mark.parametrize("compiled", COMPILED, ids=["eager", "compiled"][: len(COMPILED)])
+def test_rotated_and_float8_operands_and_ms_eden_have_the_bits_of_the_cpu(device, compiled):
+    """Rows that fill no group of 16 or 128, and a transposed tensor; float8 by rows and by columns."""
+    torch._dynamo.reset()
+    nvfp4: dict[str, Any] = {"granularity": "block", "block": 16, "dim": 0, "scale_format": "E4M3", "rotate": True}
+
+    def made(x: Tensor, two: Tensor, one: Tensor, stream: Tensor) -> list[Tensor | None]:
+        over = two[:1].squeeze()  # any scale
+        turned = [quantize_operands([x], [two], [], streams, **nvfp4)[0] for streams in ([], [stream])]
+        pair = ms_eden_pair(x.t(), x.t().bfloat16(), two, stream, 1, dtype=torch.bfloat16, over=over)
+        rows = [
+            quantize_operands([x], [one], granularity="row", dim=dim, dtype=torch.float8_e4m3fn)[0] for dim in (0, 1)
+        ]
+        return [t for found in (*turned, *pair, *rows) for t in found]
+
+    given = [wide()[:90], format_constants("E2M1", scale_format="E4M3"), format_constants("E4M3"), STREAM]
+    found = (torch.compile(made, dynamic=False) if compiled else made)(*(t.to(device) for t in given))
+    assert not launch._failures
+    for i, (a, b) in enumerate(zip(found, made(*given), strict=True)):
+        assert same(a.cpu(), b), i
 
 
 @pytest.mark.parametrize("compiled", COMPILED, ids=["eager", "compiled"][: len(COMPILED)])

@@ -19,12 +19,22 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from altgrad.numerics import amax, format_constants, operand, quantize_operand, quantize_operands
+from altgrad.numerics import amax, decode, format_constants, ms_eden, operand, quantize_operand, quantize_operands
 from altgrad.numerics.constants import FOUR_OVER_SIX, LEARNS, SCALE_RULES, TARGET, TWO_LEVEL
 from altgrad.numerics.cpu import operators
 from altgrad.numerics.gpu import launch
-from altgrad.numerics.operand_definition import ONE_SCALE, ROWS, quantize_by_tensors
+from altgrad.numerics.hadamard import signs_on
+from altgrad.numerics.ms_eden import CLIP, ROOM, ms_eden_by_tensors, ms_eden_pair, random_signs
+from altgrad.numerics.operand_definition import (
+    FLOAT8,
+    ONE_SCALE,
+    ROWS,
+    filled_up,
+    quantize_by_tensors,
+    rotate_by_tensors,
+)
 from tests.numerics.test_groups import spread, unusual
 from tests.numerics.test_operand import FORMATS, around_boundaries, same
 
@@ -63,24 +73,32 @@ import re, sys
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from altgrad.numerics.gpu import kernels
+from altgrad.numerics import ms_eden
+from altgrad.numerics.ms_eden import CLIP, ROOM
 
-POINTERS = {"x": "*i16", "y": "*i16", "grid": "*fp32", "amaxes": "*i32", "known": "*fp32", "stream": "*i64",
-            "scales": "*fp32", "found": "*i32"}
+POINTERS = {"x": "*i16", "y": "*i16", "grid": "*fp32", "amaxes": "*i32", "amax": "*i32", "known": "*fp32",
+            "over": "*fp32", "signs": "*fp32", "stream": "*i64", "scales": "*fp32", "found": "*i32"}
 
-def instructions(kernel, **constants):
+def instructions(kernel, to="*i16", **constants):
     kinds = {name: "constexpr" if name in constants else POINTERS.get(name, "i32") for name in kernel.arg_names}
+    kinds = {name: to if name == "y" else kind for name, kind in kinds.items()}
     sixteenths = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(kinds.values()) if kind != "constexpr"}
     source = ASTSource(kernel, kinds, constexprs=constants, attrs=sixteenths)
     made = compile(source, GPUTarget("cuda", 90, 32), {"num_warps": 4, "enable_fp_fusion": False})
     print(*sorted(set(re.findall(r"\\n\\s+(?:@%p\\d+ )?([a-z][a-z0-9_.]+)", made.asm["ptx"]))))
 
-one = {"column_stride": 1, "HAS_KNOWN": False}
-instructions(kernels.find_amax, OF="all", H=1, G=4096, **one)
-for rule, of, own, draws, h, g, w in (
-    (0, "all", False, False, 1, 4096, 1), (3, "group", True, True, 1, 64, 32), (6, "group", True, False, 16, 8, 16),
+plain, nothing = {"column_stride": 1, "HAS_OVER": False, "LOG": 0}, {"HAS_KNOWN": False}
+instructions(kernels.find_amax, OF="all", H=1, G=4096, **plain, **nothing)
+for rule, of, own, draws, log, to, h, g, w in (
+    (0, "all", False, False, 0, "*i16", 1, 4096, 1), (3, "group", True, True, 0, "*i16", 1, 64, 32),
+    (6, "group", True, False, 0, "*i16", 16, 8, 16), (5, "group", True, True, 4, "*i16", 16, 256, 1),
+    (0, "column", False, False, 0, "*u8", 64, 64, 1),
 ):
-    ones = one | {name: 1 for name, length in (("high", h), ("wide", w)) if length == 1}  # as a launch has them
-    instructions(kernels.scale_and_round, RULE=rule, OF=of, OWN=own, DRAWS=draws, ALIGNED=True, H=h, G=g, W=w, **ones)
+    ones = {name: 1 for name, length in (("high", h), ("wide", w)) if length == 1}  # as a launch has them
+    ones |= {"column_stride": 1, "y_row_stride" if to == "*u8" else "y_column_stride": 1}
+    options = {"DRAWS": draws, "ALIGNED": True, "LOG": log, "H": h, "G": g, "W": w}
+    instructions(kernels.scale_and_round, to, RULE=rule, OF=of, OWN=own, **options, **ones, **nothing)
+instructions(kernels.round_ms_eden, column_stride=1, CLIP=CLIP, ROOM=ROOM, HAS_OVER=True, LOG=7, HIGH=16, G=32)
 """
 
 
@@ -88,7 +106,7 @@ for rule, of, own, draws, h, g, w in (
 def test_what_is_compiled_for_a_gpu_fuses_nothing_and_divides_exactly():
     """Without one: for compute capability 9.0. Neighbours in memory are read and written as such."""
     amaxes, *rounding = in_a_process(COMPILED, TRITON_INTERPRET="0").splitlines()
-    assert "atom.global" in amaxes and len(rounding) == 3
+    assert "atom.global" in amaxes and len(rounding) == 6
     for names in rounding:
         used = names.split()
         assert not [name for name in used if re.match(r"fma|mad.*f\d|div.*(approx|full)|.*\.ftz", name)]
@@ -100,14 +118,16 @@ def test_what_is_compiled_for_a_gpu_fuses_nothing_and_divides_exactly():
 
 def by_kernels(
     x: Tensor, constants: Tensor, known: Tensor | None, block: int, dim: int, rule: int, dtype: torch.dtype,
-    stream: Tensor | None, first: int,
+    stream: Tensor | None, first: int, signs: Tensor = NOTHING, by_columns: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return what `quantize_by_tensors` does; what lies beside the values in memory stays."""
-    memory = torch.full((x.numel() + 2 * GUARD,), 7.0, dtype=dtype)
-    values = memory[GUARD:-GUARD].view(x.shape)
+    shape = torch.Size((filled_up(x.shape[0], max(signs.numel(), 1)), x.shape[1]))
+    memory = torch.full((shape.numel() + 2 * GUARD,), 7.0).to(dtype)
+    values = memory[GUARD:-GUARD].view(shape)
+    values = values.view(shape[::-1]).t() if by_columns else values
     options = (constants, NOTHING if known is None else known, NOTHING.long() if stream is None else stream)
-    scale = launch._quantize_into(x, values, *options, first, block, dim, rule)
-    assert (memory[:GUARD] == 7).all() and (memory[-GUARD:] == 7).all()
+    scale = launch._quantize_into(x, signs, values, *options, first, block, dim, rule)
+    assert (memory[:GUARD].float() == 7).all() and (memory[-GUARD:].float() == 7).all()
     return values, scale
 
 
@@ -166,6 +186,53 @@ def test_tiles_of_other_shapes_have_the_same_bits(case):
     assert all(map(same, by_kernels(*arguments), quantize_by_tensors(*arguments)))
 
 
+@interpreted
+@pytest.mark.parametrize("block", [ONE_SCALE, ROWS, 16, 32, 5, -16])
+def test_what_is_rotated_first_has_the_bits_of_both_definitions(block):
+    """Of rows that do not fill the last 16, in either order of memory; rounded to nearest and by chance."""
+    rules = [0, 3, *([] if block in (ONE_SCALE, ROWS) else [TWO_LEVEL, FOUR_OVER_SIX])]
+    for i, (rule, kind) in enumerate(zip(rules * 2, ["as drawn", "nan", "tiny", "zero", "huge", "inf"], strict=False)):
+        constants = format_constants("E2M1", scale_format="E4M3" if rule >= TWO_LEVEL else "float32")
+        x, signs = unusual(spread((37, 21), i), kind), signs_on(torch.device("cpu"))
+        source, stream = (x.t().contiguous().t().bfloat16(), None) if i % 2 else (x, STREAM)
+        arguments = (constants, None, block, 0, rule, torch.bfloat16, stream, 64)
+        found = by_kernels(source, *arguments, signs)
+        expected = quantize_by_tensors(rotate_by_tensors(source, signs), *arguments)
+        assert all(map(same, found, expected)), (rule, kind)
+
+
+@interpreted
+@pytest.mark.parametrize("name", FLOAT8)
+def test_float8_is_that_of_torchs_cast(name):
+    """By rows and by columns of memory; every value of the format, with NaN, and -0."""
+    x = torch.cat([decode(torch.arange(256), name), torch.tensor([torch.inf, 1e-45, -1e-39, 3e38])])[None]
+    x = torch.cat([x, spread((18, 260))])
+    constants, one = format_constants(name), format_constants(name)[TARGET].clone()  # scale 1
+    for block, dim, stream in ((ONE_SCALE, 1, None), (ROWS, 1, None), (ROWS, 0, STREAM), (ROWS, 0, None)):
+        known = one if block == ONE_SCALE else None
+        arguments = (x.bfloat16() if dim else x, constants, known, block, dim, 0, FLOAT8[name], stream, 11)
+        found, expected = by_kernels(*arguments, by_columns=dim == 0), quantize_by_tensors(*arguments)
+        assert same(found[0].float(), expected[0].float()) and same(found[1], expected[1]), (block, dim)
+
+
+@interpreted
+@pytest.mark.parametrize("over", [None, 3.7])
+@pytest.mark.parametrize(("fmt", "block"), [("E2M1", 16), ("E2M3", 128)])
+def test_ms_eden_has_the_bits_of_its_definition(fmt, block, over):
+    """Of blocks of zeros, tiny and huge ones, and one with an Inf and a NaN, rows that do not fill the last 128."""
+    x, constants, signs = spread((300, 21), 2, 6.0), format_constants(fmt, scale_format="E4M3"), random_signs(STREAM, 1)
+    x[:128, 3], x[128:256, 4] = 0, -0.0
+    x[:, 5:7] *= torch.tensor([1e-30, 1e4])
+    divisor = NOTHING if over is None else torch.tensor(over)
+    for source, dtype in ((x.t().contiguous().t().bfloat16(), torch.float32), (x, torch.bfloat16)):
+        x[3, 1], x[290, 2] = torch.inf, torch.nan  # of the second
+        values = torch.empty(384, 21, dtype=dtype)
+        scale = launch.ms_eden_into(source, divisor, signs, values, constants, STREAM, 77, block, CLIP, ROOM)
+        turned = rotate_by_tensors(source if over is None else source.float() / over, signs)
+        expected, of_expected = ms_eden_by_tensors(turned, constants, STREAM, 77, block)
+        assert same(values, expected.to(dtype)) and same(scale, of_expected)
+
+
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the CPU taken for a GPU: its operators run the kernels in place of the loops."""
@@ -208,6 +275,41 @@ def test_operands_of_a_gpu_are_made_by_kernels(monkeypatch):
     values, scale = quantize_operand(leaf, constants, granularity="row")
     values.float().sum().backward()
     assert len(calls) == 5 and torch.equal(leaf.grad, scale.expand(3, 40)) and torch.equal(scale, 31 / amax(x, "row"))
+
+
+@interpreted
+@pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "traced"])
+def test_rotated_operands_of_a_gpu_are_made_by_kernels(monkeypatch, compiled):
+    """A graph knows of their shapes, and that they are written to."""
+    nvfp4: dict[str, Any] = {"granularity": "block", "block": 16, "dim": 0, "scale_format": "E4M3"}
+    constants, x, over = format_constants("E2M1", scale_format="E4M3"), spread((37, 20)), torch.tensor(3.7)
+    cases = {
+        "rotated": lambda: tuple(quantize_operands([x], [constants], [], [STREAM], rotate=True, **nvfp4)[0]),
+        "pair": lambda: ms_eden_pair(x, x.bfloat16(), constants, STREAM, 1, dtype=torch.bfloat16, over=over),
+    }
+    with torch.library._scoped_library("altgrad", "IMPL") as library:
+        library.impl("quantize_rotated_into", launch.quantize_rotated_into, "CPU")
+        library.impl("rotated_ms_eden_into", ms_eden._rotated_into, "CPU")
+        for name, make in cases.items():
+            with monkeypatch.context() as patch:
+                patch.setattr(launch, "DEVICE", "cuda")
+                expected = make()
+            found = (torch.compile(make, backend="aot_eager", fullgraph=True) if compiled else make)()
+            pairs = zip(tree_leaves(found), tree_leaves(expected), strict=True)
+            assert all(same(a, b) for a, b in pairs) and not launch._failures, name
+
+
+@interpreted
+@pytest.mark.usefixtures("on_a_gpu")
+def test_float8_operands_of_a_gpu_lie_as_its_products_want_them(monkeypatch):
+    x, constants = spread((40, 20)), format_constants("E4M3")
+    for granularity, dim, step in (("row", 1, (20, 1)), ("row", 0, (1, 40)), ("tensor", 1, (20, 1))):
+        options: dict[str, Any] = {"granularity": granularity, "dim": dim, "dtype": torch.float8_e4m3fn}
+        (expected,) = defined(monkeypatch, [x], [constants], **options)
+        (found,) = quantize_operands([x], [constants], **options)
+        assert same(found.values, expected.values) and same(found.scale, expected.scale)
+        assert found.values.stride() == step
 
 
 @interpreted

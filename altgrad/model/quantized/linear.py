@@ -13,7 +13,7 @@ from altgrad.formats import Format
 from altgrad.model.hardware import multiplies_bf16
 from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.model.quantized.gathered import LargestOfParts, gathered_operands, is_gathered
-from altgrad.model.quantized.matmul import MatmulSettings, QuantizedMatmul, rotated
+from altgrad.model.quantized.matmul import MatmulSettings, QuantizedMatmul
 from altgrad.model.quantized.operand import Operand, Operands
 from altgrad.model.quantized.quantizer import Quantizer, Source
 from altgrad.model.quantized.recompute import Passes, traced_in_checkpoint
@@ -205,8 +205,9 @@ class QuantizedLinear(nn.Module):
         forward = Operand.of(own, scaling, source, 1, dtype, learns=learns, overwrite=free)
         if not used_again:
             return Operands(forward, forward)
-        own, free = (rotated(x, settings), True) if settings.hadamard else owned(x)
-        return Operands(forward, Operand.of(own, scaling, source, 0, dtype, overwrite=free))
+        own, free = (x, False) if settings.hadamard else owned(x)
+        rotates = settings.hadamard > 0
+        return Operands(forward, Operand.of(own, scaling, source, 0, dtype, overwrite=free, rotate=rotates))
 
     def extra_repr(self) -> str:
         """Sizes and formats, for ``print(model)``."""

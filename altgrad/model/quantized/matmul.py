@@ -41,11 +41,11 @@ from torch import Tensor
 
 from altgrad.model.quantized.native import native_product
 from altgrad.model.quantized.operand import Operand, Operands
-from altgrad.model.quantized.quantizer import FLOAT8, Scaling, Source
+from altgrad.model.quantized.quantizer import Scaling, Source
 from altgrad.model.quantized.unscaling import unscaled
-from altgrad.numerics import rotate_rows
 from altgrad.numerics.ms_eden import ms_eden_pair
 from altgrad.numerics.operand import owned
+from altgrad.numerics.operand_definition import FLOAT8
 from altgrad.numerics.rounding import overflows
 from altgrad.numerics.tracing import converted
 
@@ -57,7 +57,9 @@ class MatmulSettings:
     ``operand_dtype``: bfloat16 when it holds every operand's format exactly and is fast, else float32.
     ``gradient``: through the rounding, as in `LayerRecipe`.
     ``save``: what the backward pass is left with of tensors with one scale, ``operands`` or ``codes``.
-    ``hadamard``: tokens that are rotated together for the weight's gradient, or 0.
+    ``hadamard``: tokens that are rotated together for the weight's gradient, or 0. Both operands are rotated alike
+    along the sum, which stays what it is; what is large in one token alone is spread over 16 and so costs the others'
+    elements less of their precision.
     ``ms_eden``: the backward products round their operands anew, which are those of the forward one and the gradient.
     ``input``, ``weight``, ``grad``: how the tensor is scaled, ``None`` if it is not quantized.
     ``grad_learns``: what the gradient's history keeps, as in `quantize_operands`.
@@ -160,8 +162,8 @@ def _rounded_anew(
         if not needed[i]:
             found.append((right, right))
             continue
-        values = right.values.float() if right.scale is None else right.values.float() / right.scale
-        a, b = ms_eden_pair(left.detach(), values, source.constants, source.stream, i, block=block, dtype=dtype)
+        options: dict[str, Any] = {"block": block, "dtype": dtype, "over": right.scale}
+        a, b = ms_eden_pair(left.detach(), right.values, source.constants, source.stream, i, **options)
         found.append((Operand(*a).t(), Operand(*b)))
     return found
 
@@ -175,20 +177,12 @@ def _grad_operands(
     """
     grad, free = owned(grad)
     scaling, dtype, learns = settings.grad, settings.operand_dtype, settings.grad_learns
-    used_twice = for_weight and (settings.hadamard > 0 or (scaling is not None and not scaling.once))
-    over_rows = rotated(grad, settings) if used_twice else grad
+    rotates = settings.hadamard > 0
+    used_twice = for_weight and (rotates or (scaling is not None and not scaling.once))
     rows = Operand.of(grad, scaling, source, 1, dtype, learns=learns, overwrite=free and not used_twice)
-    free = free or settings.hadamard > 0
-    return rows, Operand.of(over_rows, scaling, source, 0, dtype, overwrite=free) if used_twice else rows
-
-
-def rotated(t: Tensor, settings: MatmulSettings) -> Tensor:
-    """Return ``t`` (n, k) as the operand of the weight's gradient is made of it, with the rows that fill the last 16.
-
-    Both operands are rotated alike along the sum, which stays what it is; what is large in one token alone is spread
-    over 16 and so costs the others' elements less of their precision.
-    """
-    return rotate_rows(t.detach()) if settings.hadamard else t
+    if not used_twice:
+        return rows, rows
+    return rows, Operand.of(grad, scaling, source, 0, dtype, overwrite=free, rotate=rotates)
 
 
 def product(a: Operand, b: Operand, dtype: torch.dtype, fp32: bool, autocast: bool) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from altgrad.model.quantized.data_parallel import whole_history
 from altgrad.model.quantized.quantizer import Scaling, Source
-from altgrad.numerics import decode_operand, encode_operand, quantize_operands
+from altgrad.numerics import decode_operand, encode_operand, quantize_operands, rotate_rows
 
 CODES = torch.uint8  # no operand's own dtype
 
@@ -30,32 +30,36 @@ class Operand(NamedTuple):
     @classmethod
     def of(
         cls, t: Tensor, scaling: Scaling | None, source: Source, dim: int, dtype: torch.dtype, *,
-        learns: str = "nothing", overwrite: bool = False,
+        learns: str = "nothing", overwrite: bool = False, rotate: bool = False,
     ) -> Operand:  # fmt: skip
-        """Return the 2-d ``t`` on its quantization grid, to be summed over ``dim``; without a scaling, cast."""
+        """Return the 2-d ``t`` on its quantization grid, to be summed over ``dim``; without a scaling, cast.
+
+        ``rotate`` as in `quantize_operands`.
+        """
         if scaling is None:
-            return cls(t.detach().to(dtype))
-        return cls.of_each([t], scaling, [source], dim, dtype, learns=learns, overwrite=overwrite)[0]
+            return cls((rotate_rows(t.detach()) if rotate else t.detach()).to(dtype))
+        return cls.of_each([t], scaling, [source], dim, dtype, learns=learns, overwrite=overwrite, rotate=rotate)[0]
 
     @classmethod
     def of_each(
         cls, ts: Sequence[Tensor], scaling: Scaling, sources: Sequence[Source], dim: int, dtype: torch.dtype, *,
-        learns: str = "nothing", overwrite: bool = False, in_memory: bool = False,
+        learns: str = "nothing", overwrite: bool = False, in_memory: bool = False, rotate: bool = False,
     ) -> list[Operand]:  # fmt: skip
         """Return the same for tensors that are scaled alike, all at once; ``in_memory`` as in `quantize_operands`."""
-        options = {"dim": dim, "dtype": dtype, "overwrite": overwrite, **scaling.options}
+        options = {"dim": dim, "dtype": scaling.float8 or dtype, "overwrite": overwrite, **scaling.options}
         ts, method, first = [t.detach() for t in ts], scaling.method, 0
         constants, histories, streams = ([t for t in kind if t is not None] for kind in zip(*sources, strict=True))
         if scaling.ranks > 1:
+            if rotate:
+                ts, rotate, options["overwrite"] = list(map(rotate_rows, ts)), False, True
             wholes = [whole_history(t, scaling, s.history, dim, learns) for t, s in zip(ts, sources, strict=True)]
             histories, method, learns = [h for h in wholes if h is not None], "most-recent", "nothing"
             first = dist.get_rank() * ts[0].numel() if streams else 0
         found = quantize_operands(
             ts, constants, histories, streams, method=method, learns=learns, first=first, in_memory=in_memory,
-            **options,
-        )
-        values = [q.values if scaling.float8 is None else q.values.to(scaling.float8) for q in found]
-        return [cls(v, q.scale, c) for v, q, c in zip(values, found, constants, strict=True)]
+            rotate=rotate, **options,
+        )  # fmt: skip
+        return [cls(*q, c) for q, c in zip(found, constants, strict=True)]
 
     def t(self) -> Operand:
         """Return the transposed operand."""

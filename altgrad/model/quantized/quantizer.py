@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from altgrad.config.recipe import TensorRecipe
 from altgrad.numerics import amax_from_history, format_constants, operand_scale
-
-FLOAT8 = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
+from altgrad.numerics.operand_definition import FLOAT8
 
 
 @dataclass(frozen=True)

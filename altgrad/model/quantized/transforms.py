@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from altgrad.model.quantized.matmul import MatmulSettings, gradients, product, rotated, saved
+from altgrad.model.quantized.matmul import MatmulSettings, gradients, product, saved
 from altgrad.model.quantized.operand import Operand
 from altgrad.model.quantized.quantizer import Scaling, Source
+from altgrad.numerics import rotate_rows
 
 if TYPE_CHECKING:
     from altgrad.model.quantized.linear import QuantizedLinear
@@ -96,7 +97,7 @@ class _Gradients(torch.autograd.Function):
         *sources, settings, autocast, of_input, of_the_weight = rest
         of_x, of_weight, of_grad = _sources(sources)
         needed = (of_input, of_the_weight)
-        own = rotated(x, settings)
+        own = rotate_rows(x) if settings.hadamard else x
         a = saved(own, _backward_operand(own, settings.input, of_x, settings), settings.input, settings, of_input=True)
         b = saved(weight, _backward_operand(weight, settings.weight, of_weight, settings), settings.weight, settings)
         found = gradients(grad, a, b, of_grad, settings, (x.dtype, weight.dtype), autocast, needed)

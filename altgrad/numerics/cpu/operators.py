@@ -16,12 +16,14 @@ from torch import Tensor
 
 from altgrad.numerics.constants import FLOAT32_RULE, LEARNS, TWO_LEVEL, scale_constants
 from altgrad.numerics.cpu import kernels
-from altgrad.numerics.gpu.launch import quantize_in_place, quantize_into, takes_kernels
+from altgrad.numerics.gpu.launch import quantize_in_place, quantize_into, quantize_rotated_into, takes_kernels
 from altgrad.numerics.operand_definition import (
+    FLOAT8,
     ONE_SCALE,
     ROWS,
     decode_by_tensors,
     encode_by_tensors,
+    filled_up,
     has_scale,
     quantize_by_tensors,
     scale_shape,
@@ -39,8 +41,11 @@ SCHEMAS = {
     "quantize_each_into": f"(Tensor[] xs, Tensor(a!)[] values, Tensor[] constants, {_REST}) -> Tensor",
     "quantize_groups_into": f"(Tensor x, Tensor(a!) values, {_GROUPS}) -> Tensor",
     "quantize_groups_in_place": f"(Tensor(a!) values, {_GROUPS}) -> Tensor",
+    "quantize_rotated_into": f"(Tensor x, Tensor signs, Tensor(a!) values, {_GROUPS}) -> Tensor",
     "ms_eden_into": "(Tensor x, Tensor(a!) values, Tensor constants, Tensor stream, int first, int block, float clip, "
     "float room) -> Tensor",
+    "rotated_ms_eden_into": "(Tensor x, Tensor over, Tensor signs, Tensor(a!) values, Tensor constants, Tensor stream, "
+    "int first, int block) -> Tensor",
     "rotate_rows": "(Tensor x, Tensor signs) -> Tensor",
     "encode_operand": "(Tensor values, Tensor constants) -> Tensor",
     "decode_operand": "(Tensor codes, Tensor constants, ScalarType dtype) -> Tensor",
@@ -79,18 +84,28 @@ def quantize_by_loops(
 
 def quantize_groups_by_loops(
     x: Tensor, constants: Tensor, known: Tensor | None, block: int, dim: int, rule: int, dtype: torch.dtype,
-    stream: Tensor | None, first: int, overwrite: bool,
+    stream: Tensor | None, first: int, overwrite: bool, signs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return what `quantize_by_tensors` does for these arguments, by the loops or the kernels."""
+    """Return what `quantize_by_tensors` does for these arguments, by the loops or the kernels.
+
+    These rotate ``x`` by ``signs``, if given, and store float8 by columns where the product sums over rows, as it wants
+    them.
+    """
     if rule >= TWO_LEVEL:
         scale_constants(constants)  # which must be there
     if known is None:  # for loops 0, which kernels would have to look at
         known = x.new_zeros((0,) if x.is_cuda else (), dtype=torch.float32)
     stream = x.new_empty(0, dtype=torch.int64) if stream is None else stream
     options = (constants, known, stream, first, block, dim, rule)
+    if signs is not None:
+        values = x.new_empty((filled_up(x.shape[0], signs.shape[0]), x.shape[1]), dtype=dtype)
+        return values, torch.ops.altgrad.quantize_rotated_into(x, signs, values, *options)
     if overwrite and x.dtype == dtype and x.is_contiguous():
         return x, torch.ops.altgrad.quantize_groups_in_place(x, *options)
-    values = x.new_empty(x.shape, dtype=dtype)
+    if dim == 0 and dtype in FLOAT8.values():
+        values = x.new_empty(x.shape[::-1], dtype=dtype).t()
+    else:
+        values = x.new_empty(x.shape, dtype=dtype)
     return values, torch.ops.altgrad.quantize_groups_into(x, values, *options)
 
 
@@ -121,6 +136,7 @@ for _name, _function in (
     torch.library.impl(f"{NAMESPACE}::{_name}", "CompositeExplicitAutograd")(_function)
 torch.library.impl(f"{NAMESPACE}::quantize_groups_into", "CUDA")(quantize_into)
 torch.library.impl(f"{NAMESPACE}::quantize_groups_in_place", "CUDA")(quantize_in_place)
+torch.library.impl(f"{NAMESPACE}::quantize_rotated_into", "CUDA")(quantize_rotated_into)
 
 
 # --- what the compiler and autograd need to know ----------------------------------------------------
@@ -174,6 +190,21 @@ def _(
     return values.new_empty(scale_shape(values, block, dim, rule), dtype=torch.float32)
 
 
+@torch.library.register_fake(f"{NAMESPACE}::quantize_rotated_into")
+def _(
+    x: Tensor, signs: Tensor, values: Tensor, constants: Tensor, known: Tensor, stream: Tensor, first: int,
+    block: int, dim: int, rule: int,
+) -> Tensor:  # fmt: skip
+    return x.new_empty(scale_shape(values, block, dim, rule), dtype=torch.float32)
+
+
+@torch.library.register_fake(f"{NAMESPACE}::rotated_ms_eden_into")
+def _(
+    x: Tensor, over: Tensor, signs: Tensor, values: Tensor, constants: Tensor, stream: Tensor, first: int, block: int
+) -> Tensor:
+    return x.new_empty((), dtype=torch.float32)
+
+
 @torch.library.register_fake(f"{NAMESPACE}::ms_eden_into")
 def _(
     x: Tensor, values: Tensor, constants: Tensor, stream: Tensor, first: int, block: int, clip: float, room: float
@@ -183,8 +214,7 @@ def _(
 
 @torch.library.register_fake(f"{NAMESPACE}::rotate_rows")
 def _(x: Tensor, signs: Tensor) -> Tensor:
-    size = signs.shape[0]
-    return x.new_empty(((x.shape[0] + size - 1) // size * size, x.shape[1]), dtype=torch.float32)
+    return x.new_empty((filled_up(x.shape[0], signs.shape[0]), x.shape[1]), dtype=torch.float32)
 
 
 @torch.library.register_fake(f"{NAMESPACE}::encode_operand")

@@ -7,13 +7,22 @@ operations of `operand_definition` have the same bits.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from altgrad.numerics.constants import TWO_LEVEL, scale_constants
-from altgrad.numerics.operand_definition import ONE_SCALE, ROWS, quantize_by_tensors, scale_shape
+from altgrad.numerics.operand_definition import (
+    FLOAT8,
+    ONE_SCALE,
+    ROWS,
+    quantize_by_tensors,
+    rotate_by_tensors,
+    scale_shape,
+)
 from altgrad.numerics.random import LANES
 from altgrad.numerics.tracing import constant_in_graphs
 
@@ -32,7 +41,10 @@ def takes_kernels(x: Tensor, dtype: torch.dtype, block: int, stochastic: bool = 
     it makes the tensor, which spares reading it for that. ``block`` is a `block_code`.
     """
     high, wide = _group(block, 1)
-    if x.device.type != DEVICE or {x.dtype, dtype} - DTYPES or _padded(high) * _padded(wide) > LARGEST:
+    float8 = dtype in FLOAT8.values() and block in (ONE_SCALE, ROWS)
+    if x.device.type != DEVICE or x.dtype not in DTYPES or not (float8 or dtype in DTYPES):
+        return False
+    if _padded(high) * _padded(wide) > LARGEST:
         return False
     return (stochastic or block != ONE_SCALE or not torch.compiler.is_compiling()) and available()
 
@@ -47,23 +59,11 @@ def quantize_into(
     x: Tensor, values: Tensor, constants: Tensor, known: Tensor, stream: Tensor, first: int, block: int, dim: int,
     rule: int,
 ) -> Tensor:  # fmt: skip
-    """Write the values of `quantize_by_tensors` to ``values``, contiguous, and return its scale.
+    """Write the values of `quantize_by_tensors` to ``values`` and return its scale.
 
     ``known`` is of one element or one per row, empty for nothing; with an empty ``stream`` it rounds to nearest.
     """
-    if x.numel() > 0 and not _failures:
-        try:
-            with torch.cuda.device_of(x):
-                return _quantize_into(x, values, constants, known, stream, first, block, dim, rule)
-        except torch.OutOfMemoryError:
-            raise  # which tensor operations, needing more, would meet too
-        except Exception as error:  # noqa: BLE001 - whatever the compiler or a device has against a kernel
-            _failures.append(str(error))
-            warnings.warn(f"altgrad's GPU kernels are not in use, training is slower: {error}", stacklevel=2)
-    remembered, draws = (t if t.numel() > 0 else None for t in (known, stream))
-    found, scale = quantize_by_tensors(x, constants, remembered, block, dim, rule, values.dtype, draws, first)
-    values.copy_(found)
-    return scale
+    return quantize_rotated_into(x, x.new_empty(0), values, constants, known, stream, first, block, dim, rule)
 
 
 def quantize_in_place(
@@ -73,32 +73,61 @@ def quantize_in_place(
     return quantize_into(values, values, constants, known, stream, first, block, dim, rule)
 
 
+def quantize_rotated_into(
+    x: Tensor, signs: Tensor, values: Tensor, constants: Tensor, known: Tensor, stream: Tensor, first: int, block: int,
+    dim: int, rule: int,
+) -> Tensor:  # fmt: skip
+    """Do the same with ``x`` rotated by ``signs``, if there are any; ``values`` have the rows that this fills up."""
+    groups = (constants, known, stream, first, block, dim, rule)
+
+    def by_tensors() -> Tensor:
+        remembered, draws = (t if t.numel() > 0 else None for t in (known, stream))
+        t = rotate_by_tensors(x, signs) if signs.numel() > 0 else x
+        found, scale = quantize_by_tensors(t, constants, remembered, block, dim, rule, values.dtype, draws, first)
+        values.copy_(found)
+        return scale
+
+    return by_kernels(x, lambda: _quantize_into(x, signs, values, *groups), by_tensors)
+
+
+def by_kernels(x: Tensor, run: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    """Return what ``run`` does by kernels where ``x`` lies, or ``otherwise`` does where one has failed, and say so."""
+    if x.numel() > 0 and not _failures:
+        try:
+            with torch.cuda.device_of(x):
+                return run()
+        except torch.OutOfMemoryError:
+            raise  # which tensor operations, needing more, would meet too
+        except Exception as error:  # noqa: BLE001 - whatever the compiler or a device has against a kernel
+            _failures.append(str(error))
+            warnings.warn(f"altgrad's GPU kernels are not in use, training is slower: {error}", stacklevel=3)
+    return otherwise()
+
+
 def _quantize_into(
-    x: Tensor, values: Tensor, constants: Tensor, known: Tensor, stream: Tensor, first: int, block: int, dim: int,
-    rule: int,
+    x: Tensor, signs: Tensor, values: Tensor, constants: Tensor, known: Tensor, stream: Tensor, first: int, block: int,
+    dim: int, rule: int,
 ) -> Tensor:  # fmt: skip
     from altgrad.numerics.gpu import kernels
 
     two_level = rule >= TWO_LEVEL
     if two_level:
         scale_constants(constants)  # which must be there
-    scale = x.new_empty(scale_shape(x, block, dim, rule), dtype=torch.float32)
-    if block == ONE_SCALE and x.is_contiguous():
-        x = x.view(1, -1)
-    n, k = x.shape
+    scale = x.new_empty(scale_shape(values, block, dim, rule), dtype=torch.float32)
+    size = signs.numel()
+    if size and not _rotates_in_tiles(block, dim, size):
+        x, size = rotate_by_tensors(x, signs), 0
+    if block == ONE_SCALE and not size and x.is_contiguous() and values.is_contiguous():
+        x, values = x.view(1, -1), values.view(1, -1)
+    (n, k), log = values.shape, max(size, 1).bit_length() - 1
     of = {ONE_SCALE: "all", ROWS: "row" if dim != 0 else "column"}.get(block, "group")
     has_known = known.numel() > 0 and (two_level or of != "group")
-    x, y = (t.view(torch.int16) if t.dtype == torch.bfloat16 else t for t in (x, values))
-    flat, short_rows = _tile(x), of == "row" and _padded(k) <= 2 * TILE
+    flat, short_rows = _tile(x, values, max(size, 1)), of == "row" and _padded(k) <= 2 * TILE
 
     amaxes = scale  # nothing is read of it
     if two_level or not (of == "group" or short_rows):
         of_which = "all" if two_level else of
-        amaxes = torch.zeros({"all": 1, "row": n, "column": k}[of_which], dtype=torch.int32, device=x.device)
-        kernels.find_amax[(_programs(n, k, *flat),)](
-            x, known, amaxes, n, k, *x.stride(), OF=of_which, HAS_KNOWN=has_known and of_which == "all",
-            H=flat[0], G=flat[1],
-        )  # fmt: skip
+        amaxes = _amaxes(x, {"all": 1, "row": n, "column": k}[of_which], of_which, known, x.new_empty(0), signs, log)
 
     if short_rows or of == "group":
         high, wide = (1, k) if short_rows else _group(block, dim)
@@ -109,18 +138,71 @@ def _quantize_into(
     places = 4 * LANES  # whose random numbers are the words of the same blocks
     aligned = wide == W and all(length % places == 0 for length in (G * W, first, k if n > 1 else 0))
     kernels.scale_and_round[(_programs(n, k, high, G * wide),)](
-        x, y, constants, amaxes, known, int(known.numel() > 1), stream, first, scale, n, k, *x.stride(), high, wide,
-        RULE=rule, OF=of, OWN=short_rows or of == "group", HAS_KNOWN=has_known, DRAWS=stream.numel() > 0,
-        ALIGNED=aligned, H=H, G=G, W=W, num_warps=max(1, min(16, H * G * W // 1024)), enable_fp_fusion=False,
+        _as_bits(x), _as_bits(values), constants, amaxes, known, int(known.numel() > 1), signs, stream, first, scale,
+        x.shape[0], n, k, *x.stride(), *values.stride(), high, wide,
+        RULE=rule, OF=of, OWN=short_rows or of == "group", HAS_KNOWN=has_known, LOG=log, DRAWS=stream.numel() > 0,
+        ALIGNED=aligned, H=H, G=G, W=W, num_warps=_warps(H * G * W), enable_fp_fusion=False,
     )  # fmt: skip
     return scale
 
 
-def _tile(x: Tensor) -> tuple[int, int]:
-    """Return rows and columns of a tile, long where neighbours lie in memory."""
-    (n, k), along_rows = x.shape, x.stride(0) >= x.stride(1)
-    columns = min(_padded(k), TILE if n == 1 else 512 if along_rows else 32)
-    return min(_padded(n), TILE // columns), columns
+def ms_eden_into(
+    x: Tensor, over: Tensor, signs: Tensor, values: Tensor, constants: Tensor, stream: Tensor, first: int, block: int,
+    clip: float, room: float,
+) -> Tensor:  # fmt: skip
+    """Write the values of `ms_eden_by_tensors` of ``x``, over what ``over`` holds and rotated, and return its scale."""
+    from altgrad.numerics.gpu import kernels
+
+    scale_constants(constants)
+    (n, k), log = x.shape, signs.numel().bit_length() - 1
+    scale, columns = x.new_empty((), dtype=torch.float32), min(_padded(k), TILE >> log)
+    amax = _amaxes(x, 1, "all", x.new_empty(0), over, signs, log)
+    kernels.round_ms_eden[(_programs(n, k, 1 << log, columns),)](
+        _as_bits(x), over, _as_bits(values), constants, amax, signs, stream, first, scale, n, k, *x.stride(),
+        CLIP=clip, ROOM=room, HAS_OVER=over.numel() > 0, LOG=log, HIGH=block, G=columns,
+        num_warps=_warps(columns << log), enable_fp_fusion=False,
+    )  # fmt: skip
+    return scale
+
+
+def _amaxes(x: Tensor, count: int, of: str, known: Tensor, over: Tensor, signs: Tensor, log: int) -> Tensor:
+    """Return the ``count`` largest magnitudes that `find_amax` finds, int32."""
+    from altgrad.numerics.gpu import kernels
+
+    found = torch.zeros(count, dtype=torch.int32, device=x.device)
+    (n, k), (H, G) = x.shape, _tile(x, x, 1 << log)
+    kernels.find_amax[(_programs(n, k, H, G),)](
+        _as_bits(x), known, over, signs, found, n, k, *x.stride(), OF=of, HAS_KNOWN=of == "all" and known.numel() > 0,
+        HAS_OVER=over.numel() > 0, LOG=log, H=H, G=G, num_warps=_warps(H * G), enable_fp_fusion=False,
+    )  # fmt: skip
+    return found
+
+
+def _as_bits(t: Tensor) -> Tensor:
+    """Return ``t`` as kernels have it: bfloat16 as int16, float8 as bytes."""
+    return t if t.dtype == torch.float32 else t.view(torch.int16 if t.dtype == torch.bfloat16 else torch.uint8)
+
+
+def _warps(elements: int) -> int:
+    return max(1, min(16, elements // 1024))
+
+
+def _rotates_in_tiles(block: int, dim: int, size: int) -> bool:
+    """Whether a program has all of the ``size`` rows that are rotated together."""
+    high, _ = _group(block, dim)
+    if block in (ONE_SCALE, ROWS):
+        return dim == 0 or block == ONE_SCALE
+    return high % size == 0 and high == _padded(high)
+
+
+def _tile(x: Tensor, y: Tensor, rows: int) -> tuple[int, int]:
+    """Return rows and columns of a tile, long where neighbours lie in memory, of ``rows`` and more."""
+    (n, k), along_rows = y.shape, x.stride(0) >= x.stride(1)
+    wide = TILE if n == 1 else 512 if along_rows else 32
+    if along_rows != (y.stride(0) >= y.stride(1)):
+        wide = 64
+    columns = min(_padded(k), wide, TILE // rows)
+    return max(rows, min(_padded(n), TILE // columns)), columns
 
 
 def _group(block: int, dim: int) -> tuple[int, int]:
