@@ -34,7 +34,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         content = copy.deepcopy(_parsed(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist; run from the project's top folder") from None
+        where = "; run from the project's top folder" if path == Path("params.yaml") else ""
+        raise UserError(f"{path} does not exist{where}") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

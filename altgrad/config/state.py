@@ -55,7 +55,7 @@ class Moment(Section):
         if self.expand and self.scale != "float32":
             raise ValueError("expand keeps the largest magnitude itself; it needs scale float32")
         if self.granularity == "block" and self.block % 2:
-            raise ValueError(f"block: {self.block} is odd, and two codes of 4 bits share a byte; take an even number")
+            raise ValueError(f"block: {self.block} is odd; take an even number, as two codes of 4 bits share a byte")
         if isinstance(self.format, Format):
             codebook(self.format)
         return self

@@ -19,6 +19,7 @@ from typing import Any
 from altgrad.config import UserError
 from altgrad.config.files import read_json
 from altgrad.config.schema import Budget
+from altgrad.execution.children import stop_children
 from altgrad.execution.executor import LOGS, Task
 
 PROBE = [sys.executable, "-m", "altgrad.benchmark.probe"]
@@ -182,7 +183,11 @@ def _probed(keys: Sequence[str], jobs: int) -> dict[str, Kind]:
     with ExitStack() as files:
         of_each = [files.enter_context(open(log, "wb")) for log in logs]
         processes = [subprocess.Popen([*PROBE, *keys], stdout=subprocess.PIPE, stderr=log) for log in of_each]
-        answers = [process.communicate()[0] for process in processes]
+        try:
+            answers = [process.communicate()[0] for process in processes]
+        except KeyboardInterrupt:  # a signal to this process alone is none to those, nor to compilers that they run
+            stop_children()
+            raise
     for process, log in zip(processes, logs, strict=True):
         if process.returncode:
             lines = log.read_text(errors="replace").replace("\r", "\n").strip().split("\n")

@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -178,6 +179,22 @@ def test_a_probe_that_fails_says_why(grid, monkeypatch):
     monkeypatch.setattr(budget, "PROBE", [sys.executable, "-c", "import sys; sys.exit('error: no more memory')"])
     with pytest.raises(UserError, match=r"no estimate could be made: no more memory \(all of it is in .*probe-0.log\)"):
         budget.estimate(grid, 2)
+
+
+def test_an_interrupted_estimate_leaves_no_probe_behind(tmp_path):
+    """The interrupt is the command's alone: nobody sends it to the probe, which would sleep on."""
+    code = """
+import os, signal, sys, threading, psutil
+from altgrad.execution import budget
+budget.PROBE = [sys.executable, "-c", "import time; time.sleep(100)"]
+threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    budget.probed(["key"], 2)
+except KeyboardInterrupt:
+    sys.exit(len([c for c in psutil.Process().children() if c.status() != psutil.STATUS_ZOMBIE]) + 10)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=False, timeout=60)
+    assert ended.returncode == 10, ended.stderr.decode()
 
 
 @pytest.mark.slow
