@@ -34,7 +34,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         content = copy.deepcopy(_parsed(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        where = "; run from the project's top folder" if path == Path("params.yaml") else ""
+        where = "; run from the project's top folder" if path.name == "params.yaml" else ""
         raise UserError(f"{path} does not exist{where}") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None

@@ -154,6 +154,6 @@ def _flow(value: Any) -> str:
     yaml.dump({"_": value}, stream)  # by itself, some values would end in a mark of the document's end
     text = stream.getvalue().strip().removeprefix("{_: ").removesuffix("}")
     with suppress(YAMLError):
-        if yaml.load(f"_: {text}") == {"_": value}:
+        if [yaml.load(f"_: {text}"), yaml.load(f"_: {{_: {text}}}")] == [{"_": value}, {"_": {"_": value}}]:
             return text
     return json.dumps(value, ensure_ascii=False)  # which is YAML: its writer leaves ":0" bare, and its reader trips

@@ -187,6 +187,7 @@ def test_an_interrupted_estimate_leaves_no_probe_behind(tmp_path):
 import os, signal, sys, threading, psutil
 from altgrad.execution import budget
 budget.PROBE = [sys.executable, "-c", "import time; time.sleep(100)"]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background has not
 threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
     budget.probed(["key"], 2)

@@ -104,6 +104,7 @@ VALUES = st.recursive(
 @options(deadline=None, max_examples=25)
 @given(st.sampled_from(PLACES), VALUES)
 @example(next((text, path) for text, path in PLACES if path == ("corpus",)), {"a": ":0"})
+@example(next((text, path) for text, path in PLACES if path == ("tasks", "language", "primary")), ":0")
 def test_of_a_changed_setting_only_its_own_lines_differ(unchecked, place: tuple[str, Path_], value: Any):
     text, where = place
     lines, content = unchecked(f"{'.'.join(where)}={in_hydra(value)}", text=text)
@@ -139,7 +140,7 @@ def test_an_added_setting_is_one_line_more_or_one_that_is_longer(unchecked, plac
 @pytest.mark.usefixtures("checked_here")
 def test_comments_and_the_form_of_everything_else_stay(path: Path):
     change_params(path, [f"grid.formats=[bf16,mine] train.clip=2e-3 formats={{{MINE}}}", "+monitor.groups=[tensors]",
-                         "+overrides.E5M2.train.clip=0.5", "++optimizers.adamw.schedule=cosine"])  # fmt: skip
+                         "+overrides.E5M2.train.clip=0.5", "++optimizers.adamw.match_rms=true"])  # fmt: skip
     lines = path.read_text().split("\n")
     added = {line for line in lines if line not in LINES}
     adamw = next(line for line in LINES if line.startswith("    {base: adamw"))
@@ -150,14 +151,14 @@ def test_comments_and_the_form_of_everything_else_stay(path: Path):
         "  groups: [tensors]",
         formats.replace("{}", f"{{{MINE}}}"),
         overrides.replace("{}", "{E5M2: {train: {clip: 0.5}}}"),
-        adamw.replace("}", ", schedule: cosine}"),
+        adamw.replace("}", ", match_rms: true}"),
     }
     assert len(lines) == len(LINES) + 1
 
 
 def test_settings_mean_what_they_mean_to_dvc(path: Path, tmp_path: Path):
     theirs = Path(shutil.copy(PARAMS, tmp_path / "theirs.yaml"))
-    given = ["grid.seeds=[0,1,2]", "train.clip=2e-3", "+optimizers.adamw.schedule=cosine", "model=micro",
+    given = ["grid.seeds=[0,1,2]", "train.clip=2e-3", "+optimizers.adamw.match_rms=true", "model=micro",
              '++recipes.one=[{layers:"*",weight:FORMAT,grad:{format:E5M2}}]', "train.compile=off"]  # fmt: skip
     change_params(path, given)
     apply_overrides(theirs, given)

@@ -79,7 +79,8 @@ def test_a_held_scale_no_longer_follows_the_tensor() -> None:
 
 @pytest.mark.parametrize("granularity", ["tensor", "row", "block"])
 def test_scales_have_the_granularity_of_the_recipe(granularity: str) -> None:
-    recipe = TensorRecipe(get_format("E3M4"), granularity=granularity, block=4, scale="E8M0")
+    block = {"block": 4} if granularity == "block" else {}
+    recipe = TensorRecipe(get_format("E3M4"), granularity=granularity, scale="E8M0", **block)
     t = torch.arange(1.0, 17).reshape(2, 8)
     largest = {"tensor": 16.0, "row": [[8.0], [16.0]], "block": [[4.0, 8.0], [12.0, 16.0]]}[granularity]
     expected = compute_scale(torch.tensor(largest), "E3M4", scale_format="E8M0")

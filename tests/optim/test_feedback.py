@@ -22,7 +22,7 @@ def pair(base: str, fmt: str = "E1M6", **changes) -> list[tuple[nn.Parameter, Ar
     """Return a weight with feedback and a master weight, both at the same values, and their optimizers."""
     shared = {"decay": 0.0, **BASES[base], **changes}
     eco = arm_named("eco", held_scale="fixed", **shared)
-    free = eco.but(weights="master", feedback=None, rounding="nearest")
+    free = eco.but(weights="master", feedback=None, rounding="nearest", held_scale="reestimated")
     (weight,) = normal_weights((30, 40))
     weight.data[0, 0] = 0.5  # the largest value, far from where anything goes
     optimizer = ArmOptimizer({weight: grid_of(fmt, eco)}, [], eco)
