@@ -78,13 +78,16 @@ ON_GPU = Sizes(
 )  # fmt: skip
 ON_CPU = Sizes(
     operands=(1 << 12, 1024),
-    steps=(*(("nano", batch) for batch in (8, 16, 32, 64)), ("micro", 16), ("mini", 16)),
+    steps=(("nano", 16), ("micro", 16)),
     vocabulary=4096,
     rounds=15,
-    optimizers=("adamw", "stiff_update", "stiff_matched", "stiff_permuted", "rung", "muon"),
+    optimizers=(
+        "adamw", "stiff_update", "stiff_matched", "stiff_permuted", "rung", "muon",
+        "adamw_e4m3_state", "adamw_coat", "adamw_fishman", "adamw_dynamic8", "eco_3_bytes", "rung_3_bytes",
+    ),
     jobs=(1, 2),
     parts_of={"pico": 1024, "nano": 4096},
-)
+)  # fmt: skip
 MINIATURE = Sizes(
     checks={"numerics": ["tests/gpu/test_numerics.py::test_codes_are_the_same_bytes"]},
     operands=(64, 96),
