@@ -17,7 +17,7 @@ from altgrad.benchmark import memory
 from altgrad.benchmark.timing import in_turn, ratio
 from altgrad.model import GPT, GPTConfig, Recipe, quantize_model
 from altgrad.optim import Arm, build_optimizer
-from altgrad.training.grids import weight_grids
+from altgrad.optim.grids import weight_grids
 from altgrad.training.held_bytes import bytes_per_parameter
 
 WARM = 3

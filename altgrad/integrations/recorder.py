@@ -19,8 +19,8 @@ from altgrad.config.schema import Monitor as When
 from altgrad.integrations.folder import Folder, settings_of
 from altgrad.model import layer_recipe, linear_layers, matrix_of
 from altgrad.optim import ArmOptimizer
+from altgrad.optim.grids import weight_grids
 from altgrad.training import machine
-from altgrad.training.grids import weight_grids
 from altgrad.training.measures import LossAlone
 from altgrad.training.monitor import Monitor, Row, largest_overflow
 from altgrad.training.outcome import OutcomeTracker

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from altgrad.config.arms import Arm
 from altgrad.optim.build import build_optimizer
+from altgrad.optim.grids import weight_grids
 from altgrad.optim.optimizer import ArmOptimizer
 from altgrad.optim.stiffness import stiffness
 from altgrad.optim.weight_grid import WeightGrid
@@ -11,7 +12,7 @@ from altgrad.optim.weight_grid import WeightGrid
 if TYPE_CHECKING:
     from altgrad.optim.manifold import FormatManifold
 
-__all__ = ["Arm", "ArmOptimizer", "FormatManifold", "WeightGrid", "build_optimizer", "stiffness"]
+__all__ = ["Arm", "ArmOptimizer", "FormatManifold", "WeightGrid", "build_optimizer", "stiffness", "weight_grids"]
 
 
 def __getattr__(name: str) -> object:

@@ -7,9 +7,9 @@ from torch import nn
 from altgrad.model import linear_layers
 from altgrad.optim import ArmOptimizer
 from altgrad.optim.coded import POWER, SCALE
+from altgrad.optim.grids import quantizer_of
 from altgrad.optim.sharded import local
 from altgrad.optim.stored import stored_bytes
-from altgrad.training.grids import quantizer_of
 
 ROLES = {"exp_avg": "m", "momentum_buffer": "m", "exp_avg_sq": "v"}
 

@@ -26,8 +26,8 @@ from altgrad.model.gpt import Block
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics.block_statistics import block_statistics
 from altgrad.numerics.sums import excess_kurtosis, magnitudes, rounding_sums
+from altgrad.optim.grids import quantizer_of
 from altgrad.optim.sharded import whole
-from altgrad.training.grids import quantizer_of
 from altgrad.training.rows import nonfinite_rows
 
 SEQUENCES = 4  # the first of a batch: each has an entropy per head and position, and the mean is over all

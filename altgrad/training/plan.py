@@ -19,8 +19,8 @@ from altgrad.model.from_cell import config_of, formats_of, recipe_of
 from altgrad.model.published import read_published
 from altgrad.model.surgery import TORCHAO_DIVISOR
 from altgrad.optim import Arm
+from altgrad.optim.grids import weight_grids
 from altgrad.training import machine
-from altgrad.training.grids import weight_grids
 
 
 def arm_of(cell: Cell) -> Arm:

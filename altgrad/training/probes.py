@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from altgrad.model import embedded_weights, layer_recipe, linear_layers, unquantize_model
 from altgrad.model.layers import is_transposed
+from altgrad.optim.grids import quantizer_of
 from altgrad.training.checkpoint import unique_state
-from altgrad.training.grids import quantizer_of
 from altgrad.training.records import write_tensors
 
 

@@ -20,9 +20,9 @@ from altgrad.model import GPT, account, layer_recipe, linear_layers, quantize_mo
 from altgrad.model.from_cell import config_of, recipe_of
 from altgrad.model.lora import add_adapters
 from altgrad.optim import build_optimizer
+from altgrad.optim.grids import weight_grids
 from altgrad.training import machine, probes, ranks
 from altgrad.training.checkpoint import unique_state
-from altgrad.training.grids import weight_grids
 from altgrad.training.held_bytes import bytes_per_parameter
 from altgrad.training.plan import arm_of, start_from
 from altgrad.training.ranks import Ranks

@@ -31,11 +31,11 @@ from altgrad.model import requantize_model
 from altgrad.model.from_cell import recipe_of
 from altgrad.model.gpt import GPT, Block
 from altgrad.optim import ArmOptimizer, WeightGrid
+from altgrad.optim.grids import weight_grids
 from altgrad.optim.sharded import whole
 from altgrad.training import checkpoint, machine, probes
 from altgrad.training.evaluation import Evaluation
 from altgrad.training.graphs import compile_model
-from altgrad.training.grids import weight_grids
 from altgrad.training.measures import measures_of
 from altgrad.training.monitor import PASS, Monitor, Row, Where, first_nonfinite, largest_overflow
 from altgrad.training.outcome import OutcomeTracker

@@ -11,7 +11,6 @@ from torch import nn
 
 from altgrad.model import Recipe, layers, matrix_of, quantize_model
 from altgrad.optim import Arm, build_optimizer
-from altgrad.training.grids import weight_grids
 from tests.howto.conftest import Sources, blocks
 
 PAGE, HEADING = "model/README.md", "How to add a kind of layer"
@@ -52,7 +51,7 @@ def test_it_is_the_linear_layer_with_its_transpose_to_the_bit_and_steps_as_that(
     x, found = torch.randn(8, 32), []
     for layer in (dense, linear):
         model = quantize_model(nn.Sequential(layer), Recipe.uniform("E4M3", granularity=granularity))
-        optimizer = build_optimizer(model, Arm(lr=1e-2, stiffness="ulp"), weight_grids(model, on_grid=False))
+        optimizer = build_optimizer(model, Arm(lr=1e-2, stiffness="ulp"))
         own = x.clone().requires_grad_()
         y = model(own)
         y.square().sum().backward()

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from altgrad.integrations import Recorder
 from altgrad.model import Recipe, quantize_model
 from altgrad.optim import Arm, ArmOptimizer, build_optimizer
-from altgrad.training.grids import weight_grids
 from altgrad.watch.project import HISTORY, Project
 
 ARM = Arm(lr=1e-2, stiffness="ulp")
@@ -24,7 +23,7 @@ NAMED = {"format": "E3M4", "name": "stiff_update", "seed": 0}
 
 
 def arm_of(model: nn.Module) -> ArmOptimizer:
-    return build_optimizer(model, ARM, weight_grids(model, on_grid=False), reference=True)
+    return build_optimizer(model, ARM, reference=True)
 
 
 def gpt2() -> Any:

@@ -149,6 +149,20 @@ def test_weights_in_float16_are_refused(settings: dict[str, str]) -> None:
         build_optimizer(model, Arm(lr=LR, **settings), grids)
 
 
+@pytest.mark.parametrize("settings", [{"stiffness": "ulp"}, {"weights": "quantized", "rounding": "stochastic"}, {}])
+def test_without_grids_an_arm_finds_those_of_the_model(settings: dict[str, str]) -> None:
+    arm, steps = Arm(lr=LR, **settings), []
+    for given in (False, True):
+        torch.manual_seed(0)
+        model = quantize_model(nn.Sequential(nn.Linear(16, 8)), Recipe.uniform("E4M3"))
+        grids = weight_grids(model, on_grid="weights" in settings) if given else None
+        optimizer = build_optimizer(model, arm, grids, seed=1)
+        model(torch.ones(4, 16)).square().sum().backward()
+        optimizer.step()
+        steps.append(model[0].weight.detach())
+    assert torch.equal(*steps)
+
+
 def test_grids_of_the_model_that_this_is_a_copy_of_are_refused() -> None:
     model = quantize_model(nn.Sequential(nn.Linear(16, 8)), Recipe.uniform("E4M3"))
     with pytest.raises(ValueError, match="grids are of 1 weights that this model has not"):

@@ -1,0 +1,84 @@
+"""The quantization grids of a model's weights, for its optimizer and for what is recorded about their updates.
+
+In an unquantized control a weight has the quantization grid of a format that no product quantizes it to. Its optimizer
+sees the same rungs, scales and stiffness as in the format. A weight that lives on its quantization grid is on one 256
+times finer: what an arm gains there owes nothing to the format's rounding. Products in bf16 round such a weight as they
+round a float32 one, to 8 significant bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from altgrad.model import QuantizedLinear, TensorRecipe, embedded_weights, layer_recipe, linear_layers, virtual_weight
+from altgrad.model.layers import is_transposed
+from altgrad.model.quantized.quantizer import Quantizer, Scaling
+from altgrad.model.torchao import torchao_quantizer
+from altgrad.optim.loading import HELD
+from altgrad.optim.weight_grid import WeightGrid
+
+REFINEMENT = 256  # finer for weights whose format is virtual: 8 more bits, so that 8-bit formats take 16
+
+
+def quantizer_of(layer: nn.Module, role: str) -> Quantizer | None:
+    """Return what quantizes ``role`` in a layer, or does the same as what does; None where nothing is quantized."""
+    if isinstance(layer, QuantizedLinear):
+        return layer.quantizer(role)
+    recipe = layer_recipe(layer)
+    if recipe is not None and recipe.torchao is not None:  # quantizes by itself, and shows nothing
+        return torchao_quantizer(recipe, role, layer.get_parameter("weight").device)
+    return None
+
+
+def weight_grids(model: nn.Module, *, on_grid: bool) -> dict[nn.Parameter, WeightGrid]:
+    """Return the quantization grid of each weight that has one, virtual ones too, in the order of the layers.
+
+    A weight that an embedding shares is left out. With ``on_grid`` weights live there: the layers take their scales
+    from what is returned, whose amax the optimizer sets from then on; raises ``ValueError`` for a layer that cannot.
+    """
+    embedded = embedded_weights(model)
+    grids = {}
+    for name, layer in linear_layers(model).items():
+        quantizer, virtual = quantizer_of(layer, "weight"), virtual_weight(layer)
+        if layer.weight in embedded:
+            continue
+        if virtual is not None:
+            grids[layer.weight] = _virtual_grid(name, layer, virtual, on_grid)
+        if quantizer is None:
+            continue
+        if on_grid and not isinstance(layer, QuantizedLinear):
+            raise ValueError(
+                f"layer {name} is quantized by torchao, which cannot keep weights on their quantization grid"
+            )
+        grids[layer.weight] = WeightGrid(
+            quantizer.recipe.format, _options(layer, quantizer.scaling), held=quantizer.hold() if on_grid else None,
+            remembered=quantizer.remembered_amax, device=layer.weight.device,
+        )  # fmt: skip
+    return grids
+
+
+def _options(layer: nn.Module, scaling: Scaling) -> dict[str, Any]:
+    """Return the options of `operand_scale` for the weight as it is stored: scales go along the product's sum."""
+    return scaling.options | ({"dim": 0} if is_transposed(layer) else {})
+
+
+def _virtual_grid(name: str, layer: nn.Linear, virtual: TensorRecipe, on_grid: bool) -> WeightGrid:
+    fmt, options, device = virtual.format, _options(layer, Scaling.of(virtual, native=False)), layer.weight.device
+    if not on_grid:
+        return WeightGrid(fmt, options, device=device)
+    if virtual.granularity != "tensor":
+        raise ValueError(
+            "weights on the quantization grid hold one scale that their optimizer sets; use granularity: tensor"
+        )
+    held = torch.zeros(1, device=device)
+    layer.register_buffer(HELD, held, persistent=False)
+    try:
+        return WeightGrid(fmt, options, remembered=lambda: held[0], held=held, device=device, refinement=REFINEMENT)
+    except ValueError as error:
+        raise ValueError(
+            f"layer {name}: {fmt.name} has no quantization grid {REFINEMENT} times finer, for its virtual weights "
+            f"({error}); take a format of at most 8 bits, or an arm with weights: master"
+        ) from None
