@@ -8,24 +8,22 @@ fails is the last of its process.
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import runpy
 import signal
 import sys
 import threading
-import time
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
-
-PARENT_EVERY = 1.0  # seconds between looks at whether the parent is still there
 
 
 def serve(connection: Connection, environment: dict[str, str]) -> None:
     """Run each task (stage, key, log) that comes; answer with its exit status and the bytes of memory kept after it."""
     os.setsid()  # an interrupt from the keyboard reaches it through its parent, once
     os.environ.update(environment)
-    threading.Thread(target=_stop_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
     # Left to the system, SIGTERM would end the process at once, and what it shares with its parent would be lost with a
     # warning.
     signal.signal(signal.SIGTERM, _raise)
@@ -50,10 +48,14 @@ def _serve(connection: Connection) -> None:
         connection.send((status, resident_bytes()))
 
 
-def _stop_with(parent: int) -> None:
-    """Stop the task, which then writes a checkpoint, once the process that this one was forked from is gone."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_EVERY)
+def _stop_with_parent() -> None:
+    """Stop the task, which then writes a checkpoint, once the process that gives tasks is gone.
+
+    That is not the one that this was forked from: a server of processes lives as long as those that it has forked.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     os.kill(os.getpid(), signal.SIGTERM)
 
 

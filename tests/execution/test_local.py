@@ -10,6 +10,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,38 @@ if __name__ == "__main__":
         time.sleep(0.02)
     print(json.dumps(found))
 """
+
+
+ENDLESS = """
+import os, time
+from pathlib import Path
+
+Path("pid").write_text(str(os.getpid()))
+while True:
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("gpus", ["0", "1"])
+def test_a_process_ends_with_the_one_that_gives_it_tasks_however_that_ends(gpus: str, tmp_path: Path) -> None:
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "stages/__init__.py").touch()
+    (tmp_path / "stages/train.py").write_text(ENDLESS)
+    (tmp_path / "driver.py").write_text(DRIVER)
+    with subprocess.Popen([sys.executable, "driver.py", gpus, "a"], cwd=tmp_path, env=environment()) as driver:
+        pid = tmp_path / "pid"
+        wait_until(lambda: pid.exists() and pid.read_text() != "")
+        worker = Path("/proc") / pid.read_text()
+        driver.kill()
+    wait_until(lambda: not worker.exists())
+
+
+def wait_until(there: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if there():
+            return
+        time.sleep(0.1)
+    pytest.fail("nothing for a minute")
 
 
 @pytest.fixture(scope="module", params=["0", "1"], ids=["without GPUs", "with one"])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from altgrad.config import UserError, did_you_mean, run_stage
 from altgrad.config.files import write_text
+from altgrad.console import STOPS
 from altgrad.reporting.study.answers import answered
 from altgrad.reporting.study.pages import draw, page, results
 from altgrad.reporting.study.questions import read_questions
@@ -52,4 +53,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_stage(main)
+    run_stage(main, stops=STOPS)

@@ -106,9 +106,17 @@ def _git(folder: Path, *arguments: str) -> str:
 def _run(arguments: list[str], folder: Path, name: str) -> None:
     here = folder.resolve()  # which is where the command runs
     variables = {"PYTHONPATH": str(here), "ALTGRAD_COMPILE_CACHE": str(here.parents[1] / "compiled")}
-    done = subprocess.run([sys.executable, *arguments], cwd=folder, env=os.environ | variables, check=False)
-    if done.returncode:
-        raise UserError(f"{name}: {' '.join(arguments)} ended with status {done.returncode}; what it said stands above")
+    # In a session of its own it is told once to stop, by this process, whoever stops that; and it saves checkpoints.
+    command = [sys.executable, *arguments]
+    with subprocess.Popen(command, cwd=folder, env=os.environ | variables, start_new_session=True) as process:
+        try:
+            status = process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+            process.wait()
+            raise
+    if status:
+        raise UserError(f"{name}: {' '.join(arguments)} ended with status {status}; what it said stands above")
 
 
 def _rows(folder: Path, name: str) -> pd.DataFrame:

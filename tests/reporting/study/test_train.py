@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from altgrad.config import UserError
+from altgrad.console import STOPS
 from altgrad.reporting.study import train
 from altgrad.reporting.study.questions import Question
 from altgrad.reporting.study.runs import Runs, parsed
+from tests.pipeline.conftest import environment
 from tests.reporting.study.made_study import rows, write_study
 
 SHIPPED = Path(__file__).parents[3] / "params.yaml"
@@ -38,6 +42,37 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], check=True, capture_output=True, text=True).stdout.strip()
+
+
+TRAINS = """
+import signal, sys, time
+from pathlib import Path
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+try:
+    Path("began").touch()
+    time.sleep(99)
+finally:
+    Path("saved").touch()
+"""
+STUDY = f"""
+from pathlib import Path
+from altgrad.config import run_stage
+from altgrad.console import STOPS
+from altgrad.reporting.study import train
+
+run_stage(lambda _: train._run(["-c", {TRAINS!r}], Path(), "one"), stops=STOPS)
+"""
+
+
+@pytest.mark.parametrize("signum", STOPS)
+def test_who_is_stopped_alone_has_what_it_trains_save_checkpoints_first(signum: int, tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", STUDY], cwd=tmp_path, env=environment()) as command:
+        while not (tmp_path / "began").exists():
+            assert command.poll() is None
+            time.sleep(0.05)
+        command.send_signal(signum)
+    assert command.returncode == 128 + signum and (tmp_path / "saved").exists()
 
 
 def make_runs(arguments: list[str], folder: Path, name: str) -> None:
