@@ -11,10 +11,11 @@ from altgrad.console import STOPS
 from altgrad.reporting.study.answers import answered
 from altgrad.reporting.study.pages import draw, page, results
 from altgrad.reporting.study.questions import read_questions
-from altgrad.reporting.study.runs import Runs
+from altgrad.reporting.study.runs import Runs, Untrained
 from altgrad.reporting.study.train import train_missing
 
 STUDY = Path("reports/study")
+RESULTS = "RESULTS.md"
 ABOUT = "ABOUT.md"  # what stands above the table of results, which a person writes
 
 
@@ -30,13 +31,20 @@ def write_pages(study: Path, names: list[str], *, train: bool = False, jobs: int
     runs = Runs.read(study / "results")
     for name in (names or questions) if train else ():
         runs = train_missing(questions[name], runs, study, jobs)
-    answers = {name: answered(question, runs) for name, question in questions.items()}
+    answers = {}
+    for name, question in questions.items():
+        try:
+            answers[name] = answered(question, runs)
+        except Untrained as error:
+            if name in (names or questions):
+                raise
+            print(f"left out of {RESULTS}: {error}")
     written = []
     for name in names or questions:
         figure = draw(answers[name], study / "figures")
         written.append(study / f"{name}.md")
         write_text(written[-1], page(questions[name], answers[name], runs, figure and f"figures/{figure}"))
-    written.append(study.parent / "RESULTS.md")
+    written.append(study.parent / RESULTS)
     write_text(written[-1], results([answer for found in answers.values() for answer in found], study / ABOUT))
     return written
 

@@ -69,7 +69,9 @@ def _order(found: Comparison) -> tuple[float, float]:
 
 
 def answered(question: Question, runs: Runs) -> list[Answer]:
-    """Return the answer to each hypothesis of a question. Raises :class:`UserError` by the hypothesis' place."""
+    """Return the answer to each hypothesis of a question. Raises :class:`UserError` by the hypothesis' place, and
+    `Untrained` where runs are missing.
+    """
     hypotheses = question.content.hypotheses
     asked: dict[str, dict[str, dict[Run, float]]] = {}
     for name, hypothesis in hypotheses.items():
@@ -78,7 +80,8 @@ def answered(question: Question, runs: Runs) -> list[Answer]:
             asked[name] = {label: _added(texts, of, runs) for label, texts in comparisons(hypothesis).items()}
         except (UserError, KeyError) as error:
             wrong = f"no value for {error} in `over`" if isinstance(error, KeyError) else str(error)
-            raise UserError(f"{question.path}: hypotheses.{name}: {wrong}") from None
+            kind = type(error) if isinstance(error, UserError) else UserError
+            raise kind(f"{question.path}: hypotheses.{name}: {wrong}") from None
     families = [hypothesis.family or name for name, hypothesis in hypotheses.items()]
     results: dict[tuple[str, str], Result] = {}
     for family in dict.fromkeys(families):

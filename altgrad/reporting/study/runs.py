@@ -58,6 +58,10 @@ class Run:
     measure: str = TRAINED
 
 
+class Untrained(UserError):
+    """The table of runs lacks one that a hypothesis is about."""
+
+
 @dataclass(frozen=True)
 class Runs:
     """Every run of the study.
@@ -164,7 +168,7 @@ def _run(experiments: list[str], fmt: str, optimizer: str, measure: str, runs: R
         if known and name not in known:
             raise UserError(f"{', '.join(experiments)}: no run of {kind} {name!r}{did_you_mean(name, known)}")
     what = "" if measure == TRAINED else f" at {measure}"
-    raise UserError(f"{', '.join(experiments)}: no run of {optimizer} in {fmt}{what}; `make study` trains it")
+    raise Untrained(f"{', '.join(experiments)}: no run of {optimizer} in {fmt}{what}; `make study` trains it")
 
 
 def _sum(text: str, whole: str) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,18 @@ def test_pages_are_the_same_bytes_again(tmp_path):
     study = made(tmp_path)
     written = [path.read_bytes() for path in write_pages(study, [])]
     assert [path.read_bytes() for path in write_pages(study, ["a"])] == written
+
+
+def test_a_question_that_was_not_trained_yet_keeps_no_other_from_its_page(tmp_path, capsys):
+    later = {"runs": {"two": {}}, "hypotheses": {"X2": X1 | {"of": "two"}}}
+    study = write_study(tmp_path, rows(LOSSES), a={"hypotheses": {"X1": X1}}, b=later)
+    page, results = write_pages(study, ["a"])
+    assert page.name == "a.md" and "| X1 |" in results.read_text() and "| X2 |" not in results.read_text()
+    missing = r"b\.yaml: hypotheses\.X2: two: no run of rung in E3M4; `make study` trains it"
+    assert re.search(f"left out of RESULTS.md: .*{missing}", capsys.readouterr().out)
+    for names in (["b"], []):
+        with pytest.raises(UserError, match=missing):
+            write_pages(study, names)
 
 
 @pytest.mark.parametrize(
