@@ -262,12 +262,13 @@ def test_operators_keep_what_they_promise_to_autograd_and_the_compiler():
 
 def test_the_gradient_is_that_of_scaling_alone():
     x = torch.randn(6, 64, requires_grad=True)
-    constants = format_constants("E4M3")
     incoming = torch.randn(6, 64)
-    for granularity in ("tensor", "row", "block"):
-        found = quantize_operand(x, constants, granularity=granularity, scale_format="E8M0", dtype=torch.float32)
+    for granularity, scale_format in (("tensor", "E8M0"), ("row", "E8M0"), ("block", "E8M0"), ("block", "E4M3")):
+        constants = format_constants("E4M3", scale_format=scale_format)
+        options = {"granularity": granularity, "scale_format": scale_format, "dtype": torch.float32}
+        found = quantize_operand(x, constants, **options)
         (grad,) = torch.autograd.grad(found.values, x, incoming)
-        assert torch.equal(grad, incoming if granularity == "block" else incoming * found.scale)
+        assert torch.equal(grad, incoming if found.scale is None else incoming * found.scale)
 
 
 def test_compiled_and_eager_agree_to_the_bit():

@@ -28,5 +28,5 @@ def test_what_lies_beside_a_tensor_in_memory_stays(dtype: torch.dtype, granulari
                 [x], [format_constants("E3M4")], granularity=granularity, block=block, dim=dim, scale_format="E8M0",
                 dtype=dtype, overwrite=True,
             )  # fmt: skip
-            assert found.values is x and torch.equal(x, alone[0].values)
+            assert found.values is x and torch.equal(x, alone[0].values) and alone[0].values.dtype == dtype
             assert torch.equal(memory[:guard], before[:guard]) and torch.equal(memory[-guard:], before[-guard:])

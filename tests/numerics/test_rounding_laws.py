@@ -25,7 +25,8 @@ from tests.numerics.numerics_oracles import (
 )
 
 every_format = pytest.mark.parametrize("fmt", KERNEL_FORMATS, ids=name_of)
-INPUTS = torch.cat([every_bfloat16(), random_patterns(20_000)])
+NANS = torch.tensor([0x7F800001, 0x7FFFFFFF, 0x7FBFFFFF, -0x7FFFFF, -1]).int().view(torch.float32)  # rare kinds
+INPUTS = torch.cat([every_bfloat16(), random_patterns(20_000), NANS])
 
 
 def rounded(x: torch.Tensor, fmt: Format) -> torch.Tensor:
@@ -81,6 +82,7 @@ def test_uniform_formats_round_alike_up_to_a_power_of_two():
 def test_eager_chunks_and_general_path_give_the_bits_of_the_kernel(fmt):
     inputs = torch.cat([INPUTS, decision_points(fmt, stride=1 + len(fmt.magnitudes) // 4096)])
     kernel = rounded(inputs, fmt)
+    assert torch.equal(kernel.isnan(), inputs.isnan())
     assert_identical(quantize(inputs, fmt), kernel, inputs)
     assert_identical(quantize(inputs.double(), fmt), kernel, inputs)
 

@@ -46,7 +46,8 @@ def test_master_weights_keep_the_same_share(name, lr_scale, decay):
 
 
 @pytest.mark.parametrize(("lr_scale", "fmt"), [(0.5, "E1M6"), (2, "E3M4")])
-@pytest.mark.parametrize("name", [name for name in ON_GRID if ARMS[name]["rounding"] == "stochastic"])
+@pytest.mark.parametrize("name", [name for name in ON_GRID if ARMS[name]["rounding"] == "stochastic" and (
+    ARMS[name]["store"] == "float32")])  # what lies as codes has the same bits: tests/training/test_state_cells.py
 def test_weights_on_the_quantization_grid_keep_it_in_expectation(name, lr_scale, fmt):
     """Within 5 standard errors of the mean over the weights, which are a 30th of what is lost or less."""
     weights, optimizer = make(scaled(name, lr_scale), fmt, normal_weights((400, 500)))
@@ -82,13 +83,6 @@ def test_by_itself_a_step_is_one_at_the_peak_and_torchs_schedulers_work(name):
     assert optimizer.decay(weights[0]) == pytest.approx(0.9)
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.25)
     assert optimizer.decay(weights[0]) == pytest.approx(0.975)
-
-
-@pytest.mark.parametrize("decay", [-0.1, 1.0])
-@pytest.mark.parametrize("name", ["decay", "plain_decay"])
-def test_a_decay_is_a_share(name, decay):
-    with pytest.raises(ValueError, match=f"^Arm: {name}: input should be (greater|less) than .*, not {decay}$"):
-        Arm(lr=1e-3, **{name: decay})
 
 
 def test_a_scale_that_is_held_follows_the_weights_as_they_decay():

@@ -118,35 +118,23 @@ def test_only_quantized_weights_take_the_arm(name):
     assert groups[1]["lr"] == groups[1]["initial_lr"] == (arm.plain_lr or arm.lr)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"base": "adamx"}, "^Arm: base: input should be 'adamw', 'sgd'.*, not 'adamx'$"),
-        ({"stiffness": "ulps"}, "^Arm: stiffness: input should be 'ulp', .*, not 'ulps'$"),
-        ({"lr": -1.0}, "^Arm: lr: input should be greater than 0, not -1.0$"),
-        ({"betas": (0.9, 1.0)}, "betas"),
-        ({"stiffness": "foreign"}, "need each other"),
-        ({"base": "riemann_adam"}, "takes its metric from a stiffness"),
-        ({"base": "riemann_adam", "stiffness": "ulp", "acts": "gradient"}, "acts: gradient means nothing"),
-        ({"acts": "gradient"}, "acts: gradient means nothing to an arm that has no stiffness"),
-        ({"base": "rung"}, "set weights: quantized"),
-        ({"base": "rung", "weights": "quantized"}, "set rounding: stochastic"),
-        ({"base": "madam", "stiffness": "ulp"}, "remove stiffness"),
-        ({"rounding": "stochastic"}, "set weights: quantized or remove it"),
-        ({"momentum": 0.9}, "has betas, no momentum"),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused(settings, words):
-    with pytest.raises(ValueError, match=words):
-        Arm(**{"lr": 1e-3} | settings)
-
-
 RUNG = {"base": "rung", "weights": "quantized", "rounding": "stochastic"}
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"base": "adamx"}, "^Arm: base: input should be 'adamw', 'sgd'.*, not 'adamx'$"),
+        ({"stiffness": "ulps"}, "^Arm: stiffness: input should be 'ulp', .*, not 'ulps'$"),
+        ({"stiffness": "foreign"}, "need each other"),
+        ({"base": "riemann_adam"}, "takes its metric from a stiffness"),
+        ({"base": "riemann_adam", "stiffness": "ulp", "acts": "gradient"}, "acts: gradient means nothing"),
+        ({"acts": "gradient"}, "acts: gradient means nothing to an arm that has no stiffness"),
+        ({"base": "rung"}, "set weights: quantized"),
+        ({"base": "madam", "stiffness": "ulp"}, "remove stiffness"),
+        ({"rounding": "stochastic"}, "set weights: quantized or remove it"),
+        *(({name: value}, f"^Arm: {name}: input should be (greater|less) than .*, not {value}$")
+          for name in ("decay", "plain_decay") for value in (-0.1, 1.0)),
         ({"lr": 0.0}, "^Arm: lr: input should be greater than 0"),
         ({"plain_lr": 0.0}, "^Arm: plain_lr: input should be greater than 0"),
         ({"betas": (1.0, 0.9)}, "betas"),
@@ -190,7 +178,7 @@ RUNG = {"base": "rung", "weights": "quantized", "rounding": "stochastic"}
         )),
     ],
 )  # fmt: skip
-def test_every_other_impossible_setting_is_refused(settings, words):
+def test_settings_that_mean_nothing_together_or_alone_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):
         Arm(**{"lr": 1e-3} | settings)
 
