@@ -103,7 +103,8 @@ def agree(x: Tensor, constants: Tensor, dim: int, block: int, rule: str, remembe
     )
 
 
-@pytest.mark.parametrize("name", [*FORMATS, "binary8p1f"])  # in that one the codes of even exponents are odd
+# Without an exponent, without a mantissa, with both; other biases and sizes; in the last, even exponents have odd codes.
+@pytest.mark.parametrize("name", ["E0M7", "E7M0", "E4M3", "E5M2FNUZ", "E2M1", "binary8p1f"])
 def test_shortcuts_of_the_loops_are_taken_only_where_they_change_nothing(name):
     """Tensors without clamping, blocks without scaling, pairs: near the limits of float32 and with unusual elements."""
     constants, none = format_constants(name), torch.tensor(0.0)
@@ -241,19 +242,18 @@ def test_codes_are_rungs_and_give_every_value_back(name, dtype):
 def test_operators_keep_what_they_promise_to_autograd_and_the_compiler():
     x = torch.randn(40, 64, requires_grad=True)
     constants, ours = format_constants("E4M3"), torch.ops.altgrad
-    for block in (ONE_SCALE, ROWS, 32):
-        for dim in (0, 1):
-            options = (block, dim, True)
-            arguments = (x, constants, torch.tensor(0.0), *options, torch.bfloat16)
-            torch.library.opcheck(ours.quantize_operand, arguments)
-            plain, values = x.detach(), x.detach().bfloat16()
-            for histories in ([], [torch.ones(3)]) if block == ONE_SCALE else ([],):
-                rest = (histories, True, 1, *options)
-                torch.library.opcheck(ours.quantize_in_place, (values.clone(), constants, *rest))
-                torch.library.opcheck(ours.quantize_into, (plain, values, constants, *rest))
-                two = [[plain, 2 * plain], [values, values.clone()], [constants, constants.clone()]]
-                rest = (histories + [torch.zeros(3) for _ in histories], *rest[1:])
-                torch.library.opcheck(ours.quantize_each_into, (*two, *rest))
+    for block, dim in ((ONE_SCALE, 1), (ROWS, 0), (ROWS, 1), (32, 0)):
+        options = (block, dim, True)
+        arguments = (x, constants, torch.tensor(0.0), *options, torch.bfloat16)
+        torch.library.opcheck(ours.quantize_operand, arguments)
+        plain, values = x.detach(), x.detach().bfloat16()
+        for histories in ([], [torch.ones(3)]) if block == ONE_SCALE else ([],):
+            rest = (histories, True, 1, *options)
+            torch.library.opcheck(ours.quantize_in_place, (values.clone(), constants, *rest))
+            torch.library.opcheck(ours.quantize_into, (plain, values, constants, *rest))
+            two = [[plain, 2 * plain], [values, values.clone()], [constants, constants.clone()]]
+            rest = (histories + [torch.zeros(3) for _ in histories], *rest[1:])
+            torch.library.opcheck(ours.quantize_each_into, (*two, *rest))
     values = quantize_operand(x.detach(), constants).values
     codes = encode_operand(values, constants)
     torch.library.opcheck(torch.ops.altgrad.encode_operand, (values, constants))
