@@ -103,7 +103,7 @@ def agree(x: Tensor, constants: Tensor, dim: int, block: int, rule: str, remembe
     )
 
 
-# Without an exponent, without a mantissa, with both; other biases and sizes; in the last, even exponents have odd codes.
+# Without an exponent, without a mantissa, with both, and others; in the last one even exponents have odd codes.
 @pytest.mark.parametrize("name", ["E0M7", "E7M0", "E4M3", "E5M2FNUZ", "E2M1", "binary8p1f"])
 def test_shortcuts_of_the_loops_are_taken_only_where_they_change_nothing(name):
     """Tensors without clamping, blocks without scaling, pairs: near the limits of float32 and with unusual elements."""

@@ -40,13 +40,14 @@ def make_tokens(directory: Path) -> Path:
 
 def make_cell(
     format: str = "E4M3", *, seed: int = 0, scaling: str = "dynamic", lr: float = 1e-2,
-    arm: dict[str, Any] | None = None, **train: Any,
+    arm: dict[str, Any] | None = None, rounding: str = "nearest", **train: Any,
 ) -> Cell:  # fmt: skip
     """Return a cell of 12 steps; ``format`` bf16 quantizes nothing; ``train`` are fields of Train."""
     rules = []
     if format != "bf16":
-        spec = {"format": format, "scaling": scaling}
-        rules = [{"layers": "*", "weight": format, "input": spec, "grad": {"format": "E5M2", "scaling": scaling}}]
+        spec = {"format": format, "rounding": rounding}
+        tensor = spec | {"scaling": scaling}
+        rules = [{"layers": "*", "weight": spec, "input": tensor, "grad": tensor | {"format": "E5M2"}}]
     return Cell.model_validate({
         "key": f"{format}-adamw-{seed}-1", "format": format, "optimizer": "adamw", "seed": seed, "lr_scale": 1,
         "model": {"layers": 1, "width": 16, "heads": 2, "context": 16, "dropout": 0.1},
@@ -59,6 +60,11 @@ def make_cell(
         },
         "monitor": {"every": 5, "probes": 3},
     })  # fmt: skip
+
+
+def without_dropout(cell: Cell) -> Cell:
+    """Return the cell with a model that drops nothing."""
+    return cell.model_copy(update={"model": cell.model.model_copy(update={"dropout": 0.0})})
 
 
 @contextmanager

@@ -17,13 +17,13 @@ import pytest
 import torch
 from torch import nn
 
-from altgrad.config import Cell, UserError
+from altgrad.config import UserError
 from altgrad.model import GPT, GPTConfig, Recipe, quantize_model, requantize_model
 from altgrad.model.hardware import multiplies_bf16
 from altgrad.training import graphs, machine, trainer
 from altgrad.training.graphs import compile_model, structure
 from altgrad.training.run import train_cell
-from tests.training.conftest import make_cell
+from tests.training.conftest import make_cell, without_dropout
 
 CONFIG = GPTConfig(vocab_size=61, layers=2, width=16, heads=2, context=8)
 SAME = {
@@ -221,7 +221,3 @@ def test_a_graph_that_rounds_elsewhere_is_no_error(tokens, tmp_path, monkeypatch
     monkeypatch.setattr(trainer, "compile_model", lambda model: lambda *batch: 1.001 * model(*batch))
     monkeypatch.setattr(machine, "use_compile_cache", lambda _: None)
     train_cell(without_dropout(make_cell("E4M3", compile="on")), tokens, tmp_path / "out", tmp_path)
-
-
-def without_dropout(cell: Cell) -> Cell:
-    return cell.model_copy(update={"model": cell.model.model_copy(update={"dropout": 0.0})})

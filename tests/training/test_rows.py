@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 
-import pytest
 import torch
 
 from altgrad.training import train_cell
@@ -21,6 +20,9 @@ def test_features_are_rows_of_a_weight_and_columns_of_anything_else():
     assert nonfinite_rows(t, "grad") == "output rows 2 to 5 (2 of 6)"
     assert nonfinite_rows(t.reshape(2, 2, 6)[:1], "input") == "input feature 2 (of 6)"
     assert nonfinite_rows(torch.zeros(2, 2), "grad") == ""
+    one = torch.zeros(3, 3)
+    one[1, 1] = math.nan
+    assert nonfinite_rows(one, "weight") == nonfinite_rows(one, "grad") == "output row 1 (of 3)"
 
 
 def test_rows_stand_out_by_their_norm_over_the_median_of_their_layer():
@@ -69,10 +71,3 @@ def test_a_run_whose_loss_rises_says_which_weights_went_far(tokens, tmp_path, mo
 def test_a_run_that_completes_names_no_rows(tokens, tmp_path, monkeypatch):
     metrics = run_with(monkeypatch, tokens, tmp_path, lambda model: None)
     assert metrics["outcome"] == "completed" and metrics["first_rows"] is None
-
-
-@pytest.mark.parametrize("role", ["weight", "grad"])
-def test_a_lone_row_is_said_to_be_one(role):
-    t = torch.zeros(3, 3)
-    t[1, 1] = math.nan
-    assert nonfinite_rows(t, role) == "output row 1 (of 3)"
