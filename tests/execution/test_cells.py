@@ -11,10 +11,11 @@ import time
 import pytest
 
 from altgrad.config import UserError
+from altgrad.execution.__main__ import main
 from altgrad.execution.plan import first_tasks
 from tests.execution.test_dvc_files import leave_dvc
 from tests.faults.campaign import UGLY, stop
-from tests.pipeline.conftest import CELLS, PROJECT, Project, environment, results, stages_of
+from tests.pipeline.conftest import CELLS, Project, environment, results, stages_of
 
 COMMAND = (sys.executable, "-m", "altgrad.execution", "--jobs", "2")
 
@@ -91,10 +92,10 @@ def test_a_project_that_dvc_is_at_work_in_is_said_in_one_sentence(project: Proje
 
 
 @pytest.mark.parametrize(("jobs", "words"), [("0", "--jobs: expected 1 or more, got 0"), ("two", "invalid int value")])
-def test_wrong_numbers_of_jobs_are_refused(jobs, words):
-    command = [sys.executable, "-m", "altgrad.execution", "--jobs", jobs]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, check=False)
-    assert done.returncode != 0 and words in done.stderr and "Traceback" not in done.stderr
+def test_wrong_numbers_of_jobs_are_refused(jobs, words, capsys):
+    with pytest.raises((UserError, SystemExit)) as error:
+        main(["--jobs", jobs])
+    assert words in f"{error.value}{capsys.readouterr().err}"
 
 
 def _wait_for(condition, seconds: float = 120) -> None:

@@ -30,12 +30,7 @@ def test_a_stop_ends_in_one_sentence_and_the_next_command_in_the_same_bits(bench
     assert found.good and found.outcome == "same bits", found
 
 
-@pytest.mark.parametrize(("fault", "place"), [("conflict of a merge", "dvc.lock"), ("emptied", "rwlock")])
-def test_what_is_damaged_is_put_back(bench: Bench, fault, place):
-    found = damages.damaged(bench, fault, place)
-    assert found.good and found.outcome == "same bits", found
-
-
+# What becomes of a damaged dvc.lock or rwlock is in tests/execution/test_dvc_files.py too, every day.
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "place"), damages.DAMAGES)
 def test_every_damage_ends_in_the_same_bits_or_one_sentence(bench: Bench, fault, place):

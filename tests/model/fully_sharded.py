@@ -137,7 +137,7 @@ def main(folder: Path, rank: int, count: int) -> None:
             found["ddp"][recipe] = trained(model, rank, count)
             found["gathered"][recipe] = gathered(recipe, rank, count)
             found["parallel"][recipe] = parallel(recipe)
-    for name in STEPPED:
+    for name in STEPPED if count == 4 else EVERY_DAY:
         found["stepped"][name] = stepped(sharded(model_of("tensor")), arm_of(name))["weights"]
     found["replaced"] = {name: replaced(name) for name in REPLACED}
     found["skipped"] = skipped(rank)
@@ -152,6 +152,9 @@ def main(folder: Path, rank: int, count: int) -> None:
 REFUSED = {"eco_3_bytes": "one process", "rung_3_bytes": "one process"}
 OTHERS = ("plain", "rung, state", "stiff_matched, state", "stiff_update, whole state")
 STEPPED = [*OTHERS, *(name for name in ARMS if name not in REFUSED)]
+#: Each way of stepping a part: torch's, by element, of the whole tensor, and weights on their quantization grid.
+WAYS = ("plain", "stiff_update", "stiff_matched", "muon", "adamw_sr", "eco", "rung")
+EVERY_DAY = list(dict.fromkeys([*OTHERS, *WAYS]))  # what two processes step; four step every arm
 REPLACED = ("adamw", "adamw_e4m3_state", "stiff_update", "stiff_matched", "adamw_sr")
 
 

@@ -21,12 +21,10 @@ from torch.distributed.tensor import Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from altgrad.model import Recipe, quantize_model
-from tests.model.fully_sharded import arm_of, optimizer_of, stepped, whole
+from tests.model.fully_sharded import WAYS, arm_of, optimizer_of, stepped, whole
 from tests.model.stacks import Checkpointed
 
 FORMATS = ("E4M3", "E5M2", "E3M4", "E7M0", "E2M1", "E2M3", "E4M3FNUZ")
-# Each way of stepping a part: torch's, by element, of the whole tensor, and weights on their quantization grid.
-ARMS = ("plain", "stiff_update", "stiff_matched", "muon", "adamw_sr", "eco", "rung")
 ROWS, WIDTH = 64, 32
 Made = list[Any]
 
@@ -309,7 +307,7 @@ CASES: dict[str, Callable[[bool], Made]] = {
         transposed, uneven, of_an_embedding, made_on_meta, replicated, alone, evaluated, not_a_number,
     )},
     "reduced in bfloat16": partial(mixed, reduced=torch.bfloat16),
-    **{f"arm {name}": partial(of_arm, name) for name in ARMS},
+    **{f"arm {name}": partial(of_arm, name) for name in WAYS},
 }  # fmt: skip
 # What four processes find alone: more formats, settings and arms of a kind that is there.
 OF_FOUR = {"E5M2", "E3M4", "E7M0", "E2M3", "accumulate float32", "scale E8M0", "replicated", "reduced in bfloat16",

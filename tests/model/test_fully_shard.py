@@ -43,8 +43,11 @@ def test_sharded_layers_train_as_one_process_with_the_whole_batch(found: Found, 
         torch.testing.assert_close(several["state"][name], t * own, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", fully_sharded.STEPPED)
-@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize(
+    ("count", "name"),
+    [*((2, name) for name in fully_sharded.EVERY_DAY),
+     *(pytest.param(4, name, marks=pytest.mark.long) for name in fully_sharded.STEPPED)],
+)  # fmt: skip
 def test_every_arm_steps_its_parts_as_one_process_to_the_bit(found: Found, count: int, name: str) -> None:
     one = fully_sharded.stepped(fully_sharded.model_of("tensor"), fully_sharded.arm_of(name))["weights"]
     for weight, expected in one.items():

@@ -85,7 +85,7 @@ def test_no_bit_differs_from_the_plain_multiplications_that_stay_in_range(kind: 
         assert not usual or (torch.equal(found[normal], plain[normal]) and normal.any())
 
 
-@pytest.mark.parametrize("kind", ["tensor", "row", "row and tensor"])
+@pytest.mark.parametrize("kind", ["tensor", "row and tensor"])
 def test_looking_at_the_scales_first_and_compiling_change_no_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = torch.compile(unscaled, fullgraph=True)
     for seed, (low, high) in enumerate([(-126, 127), (-60, 60), (100, 127), (-126, -100)]):

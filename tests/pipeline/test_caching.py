@@ -14,15 +14,11 @@ from altgrad.config.sources import write_digests
 from tests.pipeline.conftest import CELLS, Project, stages_of
 
 
-def test_a_second_run_runs_nothing(project: Project):
+def test_a_second_run_after_an_edited_comment_runs_nothing(project: Project):
+    project.append("params.yaml", "\n# a remark\n")
     assert project.repro() == set()
     assert (project.folder / "reports/index.html").exists()
     assert not list((project.folder / "scratch").glob("*-adamw-*")), "finished cells leave no checkpoints"
-
-
-def test_an_edited_comment_runs_nothing(project: Project):
-    project.append("params.yaml", "\n# a remark\n")
-    assert project.repro() == set()
 
 
 @pytest.mark.long

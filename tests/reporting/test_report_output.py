@@ -23,8 +23,10 @@ GRIDS = {
     "baseline alone": {"formats": ["bf16"], "seeds": (0,)},
     "nothing trained": {"formats": ["bf16", "E3M4"], "seeds": (0,), "missing": ("bf16-adamw-0-1", "E3M4-adamw-0-1")},
     "all diverged": {"formats": ["bf16", "E3M4"], "seeds": (0,), "diverged": DIVERGED},
-    "stale": {"formats": ["bf16", "E3M4"], "seeds": (0, 1), "stale": ("E3M4-adamw-0-1",)},
-    "no plain arm": {"formats": ["bf16", "E4M3"], "optimizers": ["stiff"], "arms": {"stiff": {"stiffness": "ulp"}}},
+    "no plain arm, and one stale": {
+        "formats": ["bf16", "E4M3"], "optimizers": ["stiff"], "arms": {"stiff": {"stiffness": "ulp"}},
+        "stale": ("E4M3-stiff-0-1",),
+    },
     "arms and rates": {
         "formats": ["bf16", "E7M0"], "optimizers": ["adamw", "stiff"], "lr_scales": (0.5, 1, 2),
         "arms": {"stiff": {"stiffness": "ulp"}},

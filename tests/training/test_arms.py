@@ -24,8 +24,8 @@ from tests.training.conftest import VOCABULARY, make_cell, resumed, trained
 from tests.training.test_virtual_geometry import cell_of as virtual_cell_of
 
 ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "quantized"]
-# Of master weights, of weights on their grid, of what makes up for rounding. What else arms differ in is a step, for
-# which tests/optim/test_optimizer.py has both laws of whole runs: the others' are not for every day.
+# Of master weights, of weights on their grid, of what makes up for rounding. What else arms differ in is a step, whose
+# laws are in tests/optim: the others' runs are not for every day.
 EVERY_DAY = ("stiff_update", "rung", "eco")
 WHOLE_RUNS = [name if name in EVERY_DAY else pytest.param(name, marks=pytest.mark.slow) for name in ARMS]
 WHOLE_RUNS += [f"virtual.{name}" for name in EVERY_DAY]
@@ -43,16 +43,10 @@ def cell_of(name, format="E4M3", **changes):
 
 
 @pytest.mark.parametrize("name", WHOLE_RUNS)
-def test_e0m7_and_e1m6_train_to_the_same_bits(tokens, tmp_path, name):
-    found = [trained(cell_of(name, format), tokens, tmp_path / format) for format in ("E0M7", "E1M6")]
-    assert found[0]["model.safetensors"] == found[1]["model.safetensors"]
-    assert found[0]["history.csv"] == found[1]["history.csv"]
-
-
-@pytest.mark.parametrize("name", WHOLE_RUNS)
-def test_an_interrupted_run_ends_with_the_same_bits(tokens, tmp_path, monkeypatch, name):
-    undisturbed = trained(cell_of(name), tokens, tmp_path / "undisturbed")
-    assert resumed(cell_of(name), tokens, tmp_path, monkeypatch) == undisturbed
+def test_e0m7_and_e1m6_train_to_the_same_bits_and_so_does_an_interrupted_run(tokens, tmp_path, monkeypatch, name):
+    twin, own = (trained(cell_of(name, format), tokens, tmp_path / format) for format in ("E0M7", "E1M6"))
+    assert all(twin[file] == own[file] for file in ("model.safetensors", "history.csv"))
+    assert resumed(cell_of(name, "E1M6"), tokens, tmp_path / "interrupted", monkeypatch) == own
 
 
 @pytest.mark.parametrize("name", ARMS)

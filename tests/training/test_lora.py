@@ -93,7 +93,9 @@ def cell(tmp_path: Path) -> Cell:
         tmp_path / "model.safetensors",
     )
     sizes = cell_model(Model(layers=1, width=16, heads=2, context=16), str(tmp_path))
-    return validated(Cell, {**cell_of().model_dump(), "model": sizes, "lora": LORA.model_dump()}, "cell")
+    made = cell_of().model_dump()
+    changes = {"model": sizes, "lora": LORA.model_dump(), "train": made["train"] | {"steps": 4}}
+    return validated(Cell, made | changes, "cell")
 
 
 def test_a_run_moves_adapters_and_head_alone_and_resumes_and_is_measured(

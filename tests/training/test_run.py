@@ -41,8 +41,16 @@ STATEFUL = {"scaling": "delayed", "rounding": "stochastic"}
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tokens, tmp_path_factory) -> dict[str, bytes]:
-    return trained(make_cell(**STATEFUL), tokens, tmp_path_factory.mktemp("undisturbed"))
+def finished(tokens, tmp_path_factory) -> Path:
+    """Return the folder of a run with its checkpoints."""
+    root = tmp_path_factory.mktemp("finished")
+    trained(make_cell(**STATEFUL), tokens, root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def undisturbed(finished) -> dict[str, bytes]:
+    return outputs(finished / "out")
 
 
 FOUND: dict[str, dict[str, bytes]] = {}
@@ -135,9 +143,11 @@ def test_killed_at_any_moment_it_resumes_with_the_same_bits(tokens, undisturbed,
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "record", "missing"])
-def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(tokens, undisturbed, tmp_path, capsys, damage):
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(
+    tokens, finished, undisturbed, tmp_path, capsys, damage
+):
     cell = make_cell(**STATEFUL)
-    train_cell(cell, tokens, tmp_path / "first", tmp_path)
+    shutil.copytree(finished / "scratch", tmp_path / "scratch")
     scratch = scratch_directory(tmp_path, cell, tokens)
     newest = scratch / "step-00000012.safetensors"
     content = newest.read_bytes()
@@ -176,9 +186,9 @@ def test_every_source_that_decides_a_result_names_the_scratch_directory(tokens, 
     assert len(names) == 3
 
 
-def test_a_finished_scratch_directory_is_discarded_on_request(tokens, tmp_path):
+def test_a_finished_scratch_directory_is_discarded_on_request(tokens, finished, tmp_path):
     cell = make_cell(**STATEFUL)
-    train_cell(cell, tokens, tmp_path / "out", tmp_path)
+    shutil.copytree(finished / "scratch", tmp_path / "scratch")
     assert scratch_directory(tmp_path, cell, tokens).exists()
     unfinished = tmp_path / "scratch" / f"{cell.key}-0123"
     unfinished.mkdir()

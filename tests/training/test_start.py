@@ -161,10 +161,3 @@ def test_sizes_that_an_override_changes_no_longer_fit(folder):
     found = cells({"from": str(folder)}, overrides={"E4M3": {"model": {"width": 32}}})
     with pytest.raises(UserError, match="wte.weight is 304 x 16, and by .* it should be 304 x 32"):
         check_cells(found, VOCABULARY, "bf16")
-
-
-def test_it_is_read_from_params_yaml(folder, tmp_path):
-    text = (Path(__file__).parents[2] / "params.yaml").read_text()
-    write_text(tmp_path / "params.yaml", text.replace("model: pico ", f"model: {{from: {folder}}} ", 1))
-    params = load_params(tmp_path / "params.yaml")
-    assert params.model == str(folder) and next(Resolver(params).cells()).model.width == 16

@@ -88,6 +88,7 @@ def test_an_arm_that_does_not_look_at_the_quantization_grid_trains_as_in_bf16(to
     for file in ("model.safetensors", "history.csv"):
         assert found[0][file] == found[1][file]
     assert json.loads(found[1]["metrics.json"])["quantized_parameters"] == 0
+    nothing_is_found_quantized(cell_of(name), tmp_path / f"virtual.{cell_of(name).rules[0].weight.format.name}")
 
 
 @pytest.mark.parametrize("format", EXTREMES)
@@ -126,6 +127,14 @@ def test_virtual_weights_kept_quantized_have_16_bits(tokens, tmp_path, name):
     in_the_format = load_file(tmp_path / "format" / "out" / "model.safetensors")
     for key in ("blocks.0.attn.qkv.weight", "blocks.0.mlp.up.weight"):
         assert len(model[key].unique()) > 2 * len(in_the_format[key].unique())
+    nothing_is_found_quantized(cell, tmp_path)
+
+
+def nothing_is_found_quantized(cell, root):
+    diagnosis, rows = diagnosed(cell, root / "out", root)
+    assert diagnosis["status"] == "ok" and diagnosis["summary"]["sqnr_db"] is None
+    assert not set(rows["metric"]) & {"sqnr_db", "underflow_frac", "code_usage", "grad_snr_db"}
+    assert {"effective_rank", "init_distance"} <= set(rows["metric"])
 
 
 def test_rungs_are_counted_in_the_formats(tokens, tmp_path):
@@ -140,16 +149,6 @@ def test_rungs_are_counted_in_the_formats(tokens, tmp_path):
         assert set(rungs["step"]) == {1, 5, 10} and len(rungs) == 3 * 4
         means[virtual] = rungs["value"].mean()
     assert means[True] == pytest.approx(means[False], rel=0.25)
-
-
-@pytest.mark.parametrize("name", ["stiff_update", "rung"])
-def test_the_diagnosis_finds_nothing_quantized(tokens, tmp_path, name):
-    cell = cell_of(name, "E3M4")
-    trained(cell, tokens, tmp_path)
-    diagnosis, rows = diagnosed(cell, tmp_path / "out", tmp_path)
-    assert diagnosis["status"] == "ok" and diagnosis["summary"]["sqnr_db"] is None
-    assert not set(rows["metric"]) & {"sqnr_db", "underflow_frac", "code_usage", "grad_snr_db"}
-    assert {"effective_rank", "init_distance"} <= set(rows["metric"])
 
 
 def test_layers_may_be_virtual_and_quantized_side_by_side(tokens, tmp_path):
