@@ -112,7 +112,7 @@ def test_the_kernels_are_proven_where_they_round(name):
     """They serve one mode alone; the whole sweep is the command's."""
     fmt = get_format(name)
     assert not prove._in_kernels(fmt, "up", "saturate") and prove._in_kernels(fmt, "nearest-even", "saturate")
-    for span in REDUCED:
+    for span in (range(0x3F7F0000, 0x3F810000), REDUCED[2]):
         assert prove.prove(fmt, "nearest-even", "saturate", "kernels", span)["mismatches"] == 0
 
 

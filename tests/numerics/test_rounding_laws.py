@@ -90,7 +90,7 @@ def test_eager_chunks_and_general_path_give_the_bits_of_the_kernel(fmt):
 @pytest.mark.parametrize("rounding", DETERMINISTIC_MODES)
 @pytest.mark.parametrize("fmt", FORMATS, ids=name_of)
 def test_every_mode_is_monotone_idempotent_and_fixes_representable_values(fmt, rounding):
-    ordered = INPUTS[~INPUTS.isnan()].sort().values.double()
+    ordered = INPUTS[~INPUTS.isnan()].sort().values[::3].double()
     if not fmt.signed:
         ordered = ordered[ordered >= 0]
     once = quantize(ordered, fmt, rounding=rounding)

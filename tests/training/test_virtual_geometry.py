@@ -83,12 +83,13 @@ def test_the_products_are_those_of_the_unquantized_model():
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_an_arm_that_does_not_look_at_the_quantization_grid_trains_as_in_bf16(tokens, tmp_path, name):
-    plain = cell_of(name).model_copy(update={"rules": [], "format": "bf16"})
-    found = [trained(cell, tokens, tmp_path / cell.format) for cell in (plain, cell_of(name))]
+    cell = cell_of(name)
+    plain = cell.model_copy(update={"rules": [], "format": "bf16"})
+    found = [trained(each, tokens, tmp_path / each.format) for each in (plain, cell)]
     for file in ("model.safetensors", "history.csv"):
         assert found[0][file] == found[1][file]
     assert json.loads(found[1]["metrics.json"])["quantized_parameters"] == 0
-    nothing_is_found_quantized(cell_of(name), tmp_path / f"virtual.{cell_of(name).rules[0].weight.format.name}")
+    nothing_is_found_quantized(cell, tmp_path / cell.format)
 
 
 @pytest.mark.parametrize("format", EXTREMES)
