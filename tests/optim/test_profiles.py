@@ -3,6 +3,7 @@
 Oracles: the formulas written out in float64, what they have to be in special cases, and a change of the weights' unit.
 """
 
+import math
 
 import pytest
 import torch
@@ -33,6 +34,16 @@ def profile(w: torch.Tensor, knee: float, slope: float) -> torch.Tensor:
     """Return ``(w^2 + w0^2)^(slope / 2)`` in float64."""
     w = w.double()
     return (w.square() + (w.abs().max() * 2.0**-knee).square()) ** (slope / 2)
+
+
+def over_its_rms(t: torch.Tensor) -> torch.Tensor:
+    return t.double() / t.double().square().mean().sqrt()
+
+
+def knee_of(fmt: str) -> float:
+    """Return how many binades the largest value of a format lies above the smallest normal one."""
+    found = get_format(fmt)
+    return math.log2(found.max / 2.0**found.emin)
 
 
 # --- the profile -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -12,22 +13,29 @@ from scipy.stats import t
 ROOT = Path(__file__).parents[3]
 RUNS = pd.read_csv(ROOT / "reports/study/results/runs.csv")
 TABLE = re.findall(r"^\| ([\d.]+) M \| ([\d.]+) M \| (.*?) \| (.*?)\| (.*?)\|$", (ROOT / "README.md").read_text(), re.M)
+COSTS = re.findall(r"^\| (E\dM\d.*?|MXFP8|NVFP4) \|(.*?)\|(.*?)\|$", (ROOT / "README.md").read_text(), re.M)
+SIZES = [(0.17, 0.2), (1.3, 0.8)]  # of the columns: millions of parameters, and of tokens
 SPACING, MUON, ADAMW = "stiff_matched", "muon", "adamw"
 COLUMNS = [{("E3M4", SPACING): 1, ("E3M4", ADAMW): -1}, {}, {("E3M4", MUON): 1, ("E3M4", ADAMW): -1}]
 COLUMNS[1] = COLUMNS[0] | {("virtual.E3M4", SPACING): -1, ("virtual.E3M4", ADAMW): 1}
 
 
-def differences(millions: float, tokens: float, contrast: dict[tuple[str, str], int]) -> set[tuple[str, ...]]:
-    """Return mean and 95 % interval, to three decimals, in each experiment of this size that has the whole contrast."""
+def of_contrast(
+    millions: float, tokens: float, contrast: dict[tuple[str, str], int]
+) -> Iterator[tuple[float, float]]:
+    """Yield mean and half the 95 % interval in each experiment of this size that has the whole contrast."""
     size = ((RUNS.parameters / 1e6 / millions - 1).abs() < 0.05) & ((RUNS.tokens / 1e6).round(1) == tokens)
-    found = set()
     for _, runs in RUNS[size & (RUNS.lr_scale == 1) & (RUNS.purpose == "test")].groupby("experiment"):
         losses = runs.pivot_table("val_loss", "seed", ["format", "optimizer"])
         if set(contrast) <= set(losses):
             delta = sum(sign * losses[run] for run, sign in contrast.items()).dropna()
-            half = t.ppf(0.975, len(delta) - 1) * delta.sem()
-            found.add(tuple(f"{value:+.3f}" for value in (delta.mean(), delta.mean() - half, delta.mean() + half)))
-    return found
+            yield delta.mean(), t.ppf(0.975, len(delta) - 1) * delta.sem()
+
+
+def differences(millions: float, tokens: float, contrast: dict[tuple[str, str], int]) -> set[tuple[str, ...]]:
+    """Return mean and 95 % interval, to three decimals, as `of_contrast` has them."""
+    found = of_contrast(millions, tokens, contrast)
+    return {tuple(f"{value:+.3f}" for value in (mean, mean - half, mean + half)) for mean, half in found}
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row[0]}M-{row[1]}M")
@@ -37,6 +45,21 @@ def test_the_front_pages_numbers_are_of_the_table_of_runs_and_what_is_empty_was_
         measured = {tuple(number.replace("-0.000", "+0.000") for number in one) for one in
                     differences(float(row[0]), float(row[1]), contrast)}  # fmt: skip
         assert (said in measured) if said else not measured, measured
+
+
+@pytest.mark.parametrize("row", COSTS, ids=lambda row: row[0].strip())
+def test_what_formats_cost_is_of_the_table_of_runs(row: tuple[str, ...]) -> None:
+    """In every experiment whose runs have that size: the format minus bf16, or minus its unquantized control."""
+    for (millions, tokens), cell in zip(SIZES, row[1:], strict=True):
+        if said := re.fullmatch(r" ([+−]\d\.\d{4}) ± (\d\.\d{4}) ", cell):
+            name = row[0].split()[0].strip("* ")
+            measured = {
+                (f"{mean:+.4f}", f"{half:.4f}") for reference in ("bf16", f"virtual.{name}")
+                for mean, half in of_contrast(millions, tokens, {(name, ADAMW): 1, (reference, ADAMW): -1})
+            }  # fmt: skip
+            assert (said[1].replace("−", "-"), said[2]) in measured, measured
+        else:
+            assert not cell.strip()
 
 
 def test_every_larger_size_that_was_tried_is_on_the_front_page() -> None:
