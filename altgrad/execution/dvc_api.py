@@ -240,7 +240,7 @@ def locked_project() -> Iterator[Project]:
 
 
 def make_own(copy: Path) -> None:
-    """Make a copy of the working directory's project one of its own, outside git; a cache that lies elsewhere is shared."""
+    """Make a copy of the working directory's project its own, outside git; a cache that lies elsewhere is shared."""
     cache = Config.from_cwd().get("cache", {}).get("dir")
     with Config(str(copy / ".dvc")).edit("local") as settings:
         settings.setdefault("core", {}).update(no_scm=True, site_cache_dir=str(copy / ".dvc/tmp/site"))

@@ -12,8 +12,8 @@ import pytest
 
 from altgrad.config import UserError
 from altgrad.config.files import read_json, write_json
-from altgrad.reporting import prune, roles, tables
-from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING
+from altgrad.reporting import roles, tables
+from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, prune
 from tests.reporting.synthetic_project import SMALL, read, write_project
 
 KEY = "E3M4-adamw-0-1"

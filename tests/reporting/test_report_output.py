@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from altgrad.reporting import write_report
+from altgrad.reporting.report import write_report
 from tests.reporting.synthetic_project import SMALL, write_project
 
 DIVERGED = {"bf16-adamw-0-1": 40, "E3M4-adamw-0-1": 10}
@@ -90,7 +90,7 @@ def test_a_run_that_was_hardly_watched_gives_a_whole_report(roles: list[str], tm
 def test_the_same_files_give_the_same_bytes_in_another_process(report: Path, project: Path, tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
-from altgrad.reporting import write_report
+from altgrad.reporting.report import write_report
 write_report(Path({str(project / "data")!r}), Path({str(tmp_path)!r}), "0123456789")
 """
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONHASHSEED": "99", "MPLBACKEND": "svg"})
