@@ -138,5 +138,17 @@ def test_a_recipe_that_changes_is_described_with_what_it_changed_to_and_when(tmp
     assert roles.geometry(study, "E3M4")[0] == {"E3M4", "E5M2"} and tables.changes_table(study) is not None
 
 
+def test_each_recipe_of_a_grid_is_described_once(tmp_path: Path) -> None:
+    write_project(tmp_path, ["bf16", "E3M4", "E4M3", "E5M2"], **SMALL)
+    study = read(tmp_path)
+    assert [row[0] for row in tables.recipe_table(study).rows] == ["`*`"]
+    study.params["recipes"] = {"bf16": [], "E5M2": study.entry("E5M2")["rules"]}
+    (rule,) = study.entry("E5M2")["rules"]
+    rule |= {"hadamard": 16, "weight": rule["weight"] | {"rounding": "stochastic"}}
+    own, other = tables.recipe_table(study).rows
+    assert (own[0], other[0]) == ("E3M4: `*`", "E5M2: `*`") and "float32 scale per tensor, stochastic" in other[1]
+    assert "Hadamard transform of 16" in other[-1] and "Hadamard" not in own[-1]
+
+
 def test_without_one_nothing_is_said_of_it(study) -> None:
     assert tables.changes_table(study) is None

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from altgrad.config.files import read_json, write_json
 from altgrad.reporting.report import write_report
 from tests.reporting.synthetic_project import SMALL, write_project
 
@@ -32,6 +33,18 @@ GRIDS = {
         "arms": {"stiff": {"stiffness": "ulp"}},
     },
 }  # fmt: skip
+
+
+def test_what_runs_began_with_is_said(tmp_path: Path) -> None:
+    (key,) = write_project(tmp_path, ["bf16"], seeds=(0,), **SMALL)
+    path, diagnosis = (tmp_path / f"data/{place}/{key}.json" for place in ("grid", "diag"))
+    cell = read_json(path)
+    cell |= {"model": cell["model"] | {"start": {"folder": "data/weights/own", "sha256": ""}}, "lora": {"rank": 8}}
+    write_json(path, cell)
+    write_json(diagnosis, read_json(diagnosis) | {"cell_sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
+    write_report(tmp_path / "data", tmp_path / "out", None)
+    text = (tmp_path / "out/REPORT.md").read_text()
+    assert "on `licences`, from the weights in `data/weights/own` with adapters of rank 8." in text
 
 
 def digests(folder: Path) -> dict[str, str]:
