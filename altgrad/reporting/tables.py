@@ -130,7 +130,8 @@ def recipe_table(study: Study) -> Table | None:
             quantized = [spec(rule[role]) for role in ("weight", "input", "grad")]
             by = f"torchao, {rule['torchao']}" if rule.get("torchao") else rule.get("backend", "emulated")
             by += f", after a Hadamard transform of {rule['hadamard']}" if rule.get("hadamard") else ""
-            rows.append([f"{name}`{rule['layers']}`", *quantized, rule["gradient"], rule["accumulate"], by])
+            share = f", the last {100 * rule['last']:g} %" if rule.get("last", 1) < 1 else ""
+            rows.append([f"{name}`{rule['layers']}`{share}", *quantized, rule["gradient"], rule["accumulate"], by])
     resolved = joined([f"`{cell['key']}`" for cell in cells])
     note = f"As resolved for {resolved}; the last matching rule wins. Everything else stays in the compute dtype."
     return Table(columns, rows, note)

@@ -144,9 +144,9 @@ def test_each_recipe_of_a_grid_is_described_once(tmp_path: Path) -> None:
     assert [row[0] for row in tables.recipe_table(study).rows] == ["`*`"]
     study.params["recipes"] = {"bf16": [], "E5M2": study.entry("E5M2")["rules"]}
     (rule,) = study.entry("E5M2")["rules"]
-    rule |= {"hadamard": 16, "weight": rule["weight"] | {"rounding": "stochastic"}}
+    rule |= {"hadamard": 16, "last": 0.15, "weight": rule["weight"] | {"rounding": "stochastic"}}
     own, other = tables.recipe_table(study).rows
-    assert (own[0], other[0]) == ("E3M4: `*`", "E5M2: `*`") and "float32 scale per tensor, stochastic" in other[1]
+    assert (own[0], other[0]) == ("E3M4: `*`", "E5M2: `*`, the last 15 %") and "float32 scale per tensor, stochastic" in other[1]
     assert "Hadamard transform of 16" in other[-1] and "Hadamard" not in own[-1]
 
 
