@@ -7,7 +7,6 @@ from typing import Any
 
 from altgrad.config.tensor_recipe import SCALE_FORMATS
 from altgrad.formats import Format
-from altgrad.reporting import roles
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Column, Table, of_numbers, words
 from altgrad.reporting.fairness import Met
