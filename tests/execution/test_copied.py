@@ -27,7 +27,7 @@ def test_settings_outputs_and_the_lock_file_are_as_they_were(
     """What the cache has is found there too, wherever the cache lies."""
     if elsewhere:
         with Config(str(folder / ".dvc")).edit("local") as settings:
-            settings["cache"] = {"dir": os.path.relpath(tmp_path_factory.mktemp("cache"), folder / ".dvc")}
+            settings["cache"] = {"dir": os.path.relpath(tmp_path_factory.mktemp("cache"), folder)}
     (folder / "texts").mkdir()
     (folder / "texts/mine.txt").write_text("text")
     dvc_api.reproduce(["train"])
