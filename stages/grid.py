@@ -23,8 +23,8 @@ def main(arguments: list[str]) -> None:
         require_sequences(read_json(Path("data/tokens/meta.json")), max(cell.model.context for cell in cells))
     write_grid(cells, resolver.selected(), Path("data/grid"))
     print(f"{len(cells)} cells")
-    for selector in resolver.idle_overrides():
-        print(f"note: overrides.{selector} selects no cell of this grid")
+    for setting in resolver.idle():
+        print(f"note: {setting} selects no cell of this grid")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ def git_revision() -> str | None:
 
 
 def main(arguments: list[str]) -> None:
-    from altgrad.reporting import write_report
+    from altgrad.reporting.report import write_report
 
     result = write_report(Path("data"), Path("reports"), git_revision())
     discard_finished(project_root())

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import altgrad
-from altgrad.__main__ import FIRST, INTERNAL, commands, main
+from altgrad.__main__ import FIRST, INTERNAL, commands, main, runnable
 from altgrad.config.files import read_yaml
 from altgrad.console import while_read
 
@@ -37,6 +37,15 @@ def test_every_program_of_the_package_is_listed_or_internal() -> None:
     listed = set(commands())
     assert listed | set(INTERNAL) == programs() and not listed & set(INTERNAL)
     assert set(FIRST) <= listed and len(listed) <= 12, "more than a newcomer reads"
+
+
+def test_no_package_loads_what_runs_as_a_program() -> None:
+    """Python would warn of it in front of what the program says."""
+    modules = [f"altgrad.{name}" for name, source in runnable().items() if source.name != "__main__.py"]
+    code = f"import sys, importlib; names = {modules}; [importlib.import_module(n.rpartition('.')[0]) for n in names]; "
+    done = subprocess.run([sys.executable, "-c", f"{code}print([n for n in names if n in sys.modules])"],
+                          cwd=ROOT, capture_output=True, text=True, check=True)  # fmt: skip
+    assert modules and done.stdout == "[]\n"
 
 
 def test_every_command_has_a_line_that_says_what_it_does() -> None:

@@ -142,6 +142,9 @@ class Arm(Section):
             raise ValueError(f"base {base} rounds its steps stochastically; set rounding: stochastic")
         if self.momentum and row.state != MOMENTUM:
             raise ValueError(f"base {base} has betas, no momentum")
+        for name in ("betas", "eps"):
+            if row.plain == "sgd" and not self.match_rms and name in self.changed():
+                raise ValueError(f"base {base} has a momentum, no {name}; remove {name}")
         if row.unit != "rungs" and "max_rungs" in self.changed():
             raise ValueError(f"max_rungs is of base rung, not {base}; remove it")
         for name in ("rounding", "store", "feedback", "held_scale"):

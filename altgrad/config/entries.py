@@ -97,6 +97,8 @@ class Entries:
             raise UserError(
                 f"{where}: recipes.{recipe} does not use {PLACEHOLDER}, so it takes no format; write {recipe} alone"
             )
+        if fmt in self.params.recipes:
+            raise UserError(f"{where}: {fmt} is a recipe, and {recipe} takes a format; write {recipe}{JOINT}E4M3, say")
         self.describe(fmt, f"{setting}: {entry}")
 
     def is_template(self, recipe: str) -> bool:

@@ -59,10 +59,12 @@ class Resolver:
         for combination in itertools.product(grid.formats, grid.optimizers, grid.seeds, grid.lr_scales):
             yield self._cell(*combination)
 
-    def idle_overrides(self) -> list[str]:
-        """Return the selectors that select no cell of the grid."""
+    def idle(self) -> list[str]:
+        """Return the settings that select no cell of the grid: overrides, and a baseline."""
         selecting = {part for cell in self.cells() for part in (cell.format, cell.optimizer, cell.key)}
-        return [selector for selector in self.overrides if selector not in selecting]
+        named = {f"overrides.{selector}": selector for selector in self.overrides}
+        named[f"grid.baseline {self.params.grid.baseline}"] = self.params.grid.baseline
+        return [setting for setting, selector in named.items() if selector not in selecting]
 
     def selected(self) -> dict[str, Any]:
         """Return the settings that this grid uses, without the presets that it does not."""

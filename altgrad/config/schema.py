@@ -22,6 +22,7 @@ from altgrad.config.tasks import Classify, TaskName, Tasks
 
 UINT16_VOCABULARY = 65_536
 GPT2_VOCABULARY = 50_257
+COMPILE_PAYS_AFTER = 100  # steps; below, compiling takes longer than it saves
 
 # --- data ------------------------------------------------------------------------------------
 
@@ -151,9 +152,14 @@ class Train(Section):
         "threads, and a share of every micro-batch"
     )  # fmt: skip
     compile: Literal["auto", "on", "off"] = Field(
-        "auto", description="torch.compile; auto: where there is a C++ compiler"
+        "auto", description="torch.compile; auto: from 100 steps on, where there is a C++ compiler"
     )
     divergence: Divergence = Field(Divergence(), description="when a run counts as diverged")
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the model is compiled where it can be: if asked for, or if the run wins the time back."""
+        return self.compile == "on" or (self.compile == "auto" and self.steps >= COMPILE_PAYS_AFTER)
 
 
 Group = Literal["tensors", "outputs", "gradients", "updates"]

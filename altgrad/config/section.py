@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -110,8 +110,10 @@ class Section(BaseModel, metaclass=_FromPython):
                     raise ValueError(f"unknown setting {key!r}{did_you_mean(key, cls.model_fields)}")
                 if isinstance(value, str) and (key, value) in cls.renamed_values:
                     raise ValueError(f"{key}: {value} is now {cls.renamed_values[key, value]}")
-                if isinstance(value, bool) and cls.model_fields[key].annotation is not bool:
-                    raise ValueError(f"{key} must not be {str(value).lower()}; it is no truth value")
+                if isinstance(value, bool) and (kind := cls.model_fields[key].annotation) is not bool:
+                    words = get_args(kind) if get_origin(kind) is Literal else ()
+                    write = f"write {' or '.join(words)}" if words else "it is no truth value"
+                    raise ValueError(f"{key} must not be {str(value).lower()}; {write}")
         return values
 
     def but(self, **changes: Any) -> Self:

@@ -9,6 +9,7 @@ parse, and a docstring that another module has shown already.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib.util
 import inspect
@@ -20,7 +21,6 @@ from altgrad.config.errors import UserError, run_stage
 
 LEAST = 500  # characters; modules with less have little but a line for each function
 DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-USAGE = "usage: python -m altgrad.data.docstrings FOLDER PACKAGE [PACKAGE ...]"
 
 
 def write_docstrings(folder: Path, packages: Sequence[str]) -> int:
@@ -75,10 +75,12 @@ def _root(package: str) -> Path:
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    if len(arguments) < 2:
-        raise UserError(USAGE)
-    folder, *packages = arguments
-    print(f"{folder}: {write_docstrings(Path(folder), packages)} texts")
+    first = (__doc__ or "").split("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m altgrad.data.docstrings", description=first)
+    parser.add_argument("folder", type=Path, help="new or empty: a text per module is written into it")
+    parser.add_argument("packages", nargs="+", help="that are installed, such as torch")
+    options = parser.parse_args(arguments)
+    print(f"{options.folder}: {write_docstrings(options.folder, options.packages)} texts")
 
 
 if __name__ == "__main__":

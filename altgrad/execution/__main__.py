@@ -9,7 +9,9 @@ if __name__ == "__main__":
 
 import argparse
 import math
-from contextlib import closing
+import sys
+from contextlib import closing, nullcontext, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 from altgrad.config import UserError, load_params, run_stage
@@ -22,13 +24,14 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--jobs", type=int, metavar="N", help="cells at a time; default: what is fastest here")
     parser.add_argument(
         "-S", "--set-param", action="append", default=[], metavar="NAME=VALUE",
-        help="write settings into params.yaml first, all of them or, if one is refused, none; may be given many times",
+        help="write settings into params.yaml first, all of them or, if one is refused, none; may be given many times; "
+        "with --estimate they are for it alone",
     )  # fmt: skip
     parser.add_argument(
         "--engine", choices=("local", "ray"), default="local",
         help="where cells run: on this machine, or on the Ray cluster that RAY_ADDRESS names",
     )  # fmt: skip
-    parser.add_argument("--estimate", action="store_true", help="say what it would take and cost, and train nothing")
+    parser.add_argument("--estimate", action="store_true", help="say what it would take and cost, and change nothing")
     parser.add_argument("--gpu", metavar="NAME", help="with --estimate: on this GPU, from its record of `make gpu`")
     options = parser.parse_args(arguments)
     if options.gpu and not options.estimate:
@@ -39,11 +42,18 @@ def main(arguments: list[str]) -> None:
     if options.engine == "ray" and (options.jobs or options.estimate):
         raise UserError("ENGINE=ray: a cluster runs as many cells as it has CPUs for; leave out JOBS and --estimate")
 
-    # DVC, which takes a moment to load
+    from altgrad.execution.copied import copied_project  # DVC, which takes a moment to load
+
+    with copied_project() if options.estimate else nullcontext():
+        _run(options)
+
+
+def _run(options: argparse.Namespace) -> None:
     from altgrad.execution import budget, cells, disk, gpu_times, local, on_ray, plan, settings
     from altgrad.execution.tracking import tracked
 
-    settings.change_params(Path("params.yaml"), options.set_param)
+    with redirect_stdout(StringIO() if options.estimate else sys.stdout):  # which says what has been kept where
+        settings.change_params(Path("params.yaml"), options.set_param)
     params = load_params()
     limit = params.budget.limit
     if options.engine == "ray" and limit < math.inf:

@@ -55,6 +55,7 @@ def changed_api(what: str) -> UserError:
 
 
 try:
+    from dvc.config import Config
     from dvc.dependency import ParamsDependency
     from dvc.exceptions import DvcException
     from dvc.lock import LockError
@@ -236,6 +237,15 @@ def locked_project() -> Iterator[Project]:
                 dvc_files.keep_copy()
     except LockError:
         raise _locked() from None
+
+
+def make_own(copy: Path) -> None:
+    """Make a copy of the working directory's project its own, outside git; a cache that lies elsewhere is shared."""
+    cache = Config.from_cwd().get("cache", {}).get("dir")
+    with Config(str(copy / ".dvc")).edit("local") as settings:
+        settings.setdefault("core", {}).update(no_scm=True, site_cache_dir=str(copy / ".dvc/tmp/site"))
+        if cache:
+            settings.setdefault("cache", {})["dir"] = cache
 
 
 def _locked() -> UserError:

@@ -19,11 +19,12 @@ from tqdm import tqdm
 
 from altgrad.config import cell_key
 from altgrad.config.files import read_json
+from altgrad.config.schema import Train
 from altgrad.config.tasks import Compared
 from altgrad.execution.executor import Outcome, Task
 
 SHOWN_EVERY = {True: 0.5, False: 30}  # seconds, by whether someone watches or the output is a file
-COMPILING = "compiling the model, half a minute or so, once: the first run takes longer"
+COMPILING = "compiling {}, a minute or so, once: the first run takes longer"
 _STEPS_DONE = re.compile(rb" (\d+)/\d+ \[")
 
 
@@ -41,8 +42,8 @@ class Progress:
 
     def add(self, tasks: Sequence[Task]) -> None:
         """Take in tasks that are to be run."""
-        if not self._count and any(task.stage == "train" for task in tasks) and not _compiled():
-            self._bar.write(COMPILING)
+        if not self._count and (missing := not_compiled([task.key for task in tasks if task.stage == "train"])):
+            self._bar.write(COMPILING.format(" and ".join(missing)))
         self._count.update(task.stage for task in tasks)
         self._unit = self._unit or ("train" if self._count["train"] else "diagnose")
         self._bar.unit = {"train": "step", "diagnose": "cell"}[self._unit]
@@ -83,10 +84,13 @@ class Progress:
         self._bar.close()
 
 
-def _compiled() -> bool:
-    """Whether a graph was compiled here before, of any model; `altgrad.training.machine` has the place too."""
+def not_compiled(keys: Sequence[str]) -> list[str]:
+    """Return what training these cells takes and was never compiled here; `altgrad.training.machine` has the place."""
     cache = Path(os.environ.get("ALTGRAD_COMPILE_CACHE") or "scratch/compiled")
-    return any(cache.glob("*/made/*.json"))
+    cells = [path for key in keys if (path := Path("data/grid") / f"{key}.json").exists()]
+    compiles = any(Train(**read_json(path)["train"]).compiles for path in cells)
+    needed = {"loops in C++": ("*/altgrad/*.so", bool(cells)), "the model": ("*/made/*.json", compiles)}
+    return [what for what, (files, needs) in needed.items() if needs and not any(cache.glob(files))]
 
 
 def result_line(key: str) -> str:

@@ -86,6 +86,11 @@ class ArmOptimizer(Resumable):
                 self._plain_rule = compile_apart(self._plain_rule, dynamic=True, fullgraph=True)
         if arm.weights == "quantized":
             self._put_on_grid()
+        elif any(grid.held is not None for grid in weights.values()):
+            raise ValueError(
+                "these grids wait for an arm that keeps weights on them, and this one keeps master weights: quantize "
+                "the model anew and leave out grids"
+            )
 
     def look_at(self, weights: Mapping[nn.Parameter, WeightGrid]) -> None:
         """See these quantization grids from now on, of the same weights as before; what is known of steps is kept."""
@@ -343,7 +348,10 @@ class ArmOptimizer(Resumable):
         """Round the initial weights to the quantization grid that their amax makes."""
         for p, grid in self.grids.items():
             if grid.held is None:
-                raise ValueError("weights on the quantization grid need a buffer that holds the amax of their scale")
+                raise ValueError(
+                    "weights on the quantization grid need a buffer that holds the amax of their scale; take "
+                    "weight_grids(model, on_grid=True)"
+                )
             grid.held.fill_(largest(p))
             local(p).copy_(grid.on_grid(local(p).to(self.moment_dtype(p))))
             if self.arm.store == "codes":

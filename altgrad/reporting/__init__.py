@@ -3,8 +3,3 @@
 Reads what the pipeline wrote and imports no package but ``altgrad.config``: a report takes seconds and
 needs neither torch nor a device.
 """
-
-from altgrad.reporting.load import prune
-from altgrad.reporting.report import write_report
-
-__all__ = ["prune", "write_report"]

@@ -124,10 +124,14 @@ def _scope(study: Study) -> str:
     text = f"The grid: {' × '.join(shape)} = {plural(len(study.cells), 'run')}, {joined(counts)}."
     completed = study.of_status(COMPLETED)
     if len(completed):
+        cell = next(iter(study.resolved.values()))
+        start, lora = cell["model"].get("start"), cell.get("lora")
+        begun = f", from the weights in `{start['folder']}`" if start else ""
+        begun += f" with adapters of rank {lora['rank']}" if lora else ""
         text += (
             f" Each trains a GPT of {significant(completed['parameters'].max() / 1e6)} M parameters for "
             f"{whole(study.cells['planned_steps'].max())} steps ({significant(completed['tokens'].max() / 1e6)} M "
-            f"tokens) on `{study.corpus['corpus']}`. Settings: params.yaml; every run: cells.html; definitions: "
+            f"tokens) on `{study.corpus['corpus']}`{begun}. Settings: params.yaml; every run: cells.html; definitions: "
             "`python -m altgrad.metrics`."
         )
     if by_status[MISSING]:

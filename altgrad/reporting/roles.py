@@ -121,6 +121,13 @@ def has_even_grid(study: Study, entry: str) -> bool:
 
 def unquantized_controls(study: Study) -> dict[str, str]:
     """Return for each entry that quantizes weights the one with the same geometry on weights that are not."""
-    seen = {entry: geometry(study, entry) for entry in study.formats}
-    lent = {formats: entry for entry, (formats, virtual) in seen.items() if virtual}
-    return {entry: lent[formats] for entry, (formats, virtual) in seen.items() if not virtual and formats in lent}
+    seen = {entry: _spacing(study, entry) for entry in study.formats}
+    lent = {spacing: entry for entry, spacing in seen.items() if is_virtual(study, entry)}
+    return {entry: lent[own] for entry, own in seen.items() if not is_virtual(study, entry) and own in lent}
+
+
+def _spacing(study: Study, entry: str) -> frozenset[tuple[Any, ...]]:
+    """Return what the spacing at a weight of ``entry`` follows from: formats, and what has a scale of its own."""
+    weights = [rule["weight"] for rule in every_rule(study.entry(entry)) if rule["weight"]]
+    settings = ("format", "granularity", "block", "scale", "scale_rounding")
+    return frozenset(tuple(weight.get(name) for name in settings) for weight in weights)

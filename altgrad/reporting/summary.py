@@ -227,11 +227,11 @@ def certainty(study: Study, comparison: Comparison, chance: float | None) -> str
         return "No two runs are compared on a seed that both completed."
     asked = sum(result.adjusted == result.adjusted for result in comparison.answers.claims.values())
     paired = str(seeds[0]) if seeds[0] == seeds[1] else f"{seeds[0]} to {seeds[1]}"
-    said = [(
+    said = [f"Paired seeds: {paired}, of the {SEEDS} that a test takes."] if not asked else [(
         f"Paired seeds: {paired}; p is adjusted over {plural(asked, 'comparison')}, significant up to {LEVEL:g} with "
         f"{SEEDS} seeds; inconclusive: the effect in brackets would have been found nine times in ten."
     )]  # fmt: skip
-    if chance is not None:
+    if asked and chance is not None:
         said.append(f"Of simulated studies like this one, of chance alone, {100 * chance:.1f} % find any.")
     if comparison.noise is not None:
         said.append(f"Equal runs differ by up to {significant(comparison.noise.floor(seeds[0]))} 19 times in 20.")

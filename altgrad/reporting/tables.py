@@ -7,7 +7,6 @@ from typing import Any
 
 from altgrad.config.tensor_recipe import SCALE_FORMATS
 from altgrad.formats import Format
-from altgrad.reporting import roles
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Column, Table, of_numbers, words
 from altgrad.reporting.fairness import Met
@@ -97,14 +96,13 @@ def formats_table(study: Study) -> Table | None:
 
 
 def recipe_table(study: Study) -> Table | None:
-    """The quantization rules of the grid's first quantized cell, of its first unquantized control, and of each entry
-    whose recipe changes.
-    """
-    first: dict[bool | str, dict[str, Any]] = {}
+    """The quantization rules of the first entry of each recipe in the grid, and of every one that changes."""
+    first: dict[str, dict[str, Any]] = {}
     for cell in study.resolved.values():
+        entry = cell["format"]
+        alone = cell.get("schedule") or entry in study.params.get("recipes", ())
         if every_rule(cell):
-            changes = cell["format"] if cell.get("schedule") else False
-            first.setdefault(changes or roles.is_virtual(study, cell["format"]), cell)
+            first.setdefault(entry if alone else entry.rpartition(".")[0], cell)
     cells = list(first.values())
     if not cells:
         return None
@@ -116,18 +114,23 @@ def recipe_table(study: Study) -> Table | None:
         per = of_group.get(value["granularity"], value["granularity"])
         if value["scale"] not in SCALE_FORMATS:
             per += " under a float32 one per tensor"
+        rounded = f", {value['rounding']} rounding" if value.get("rounding", "nearest") != "nearest" else ""
+        rounded += ", the better of two scales (4/6)" if value.get("scale_rounding") == "4/6" else ""
         seen = " (the arm sees it, no product does)" if value.get("virtual") else ""
-        return f"{value['format']}, {value['scaling']} scaling, {value['scale']} scale per {per}{seen}"
+        return f"{value['format']}, {value['scaling']} scaling, {value['scale']} scale per {per}{rounded}{seen}"
 
     heads = ("layers", "weight", "input", "incoming gradient", "through rounding", "output", "product by")
     columns = [words(head) for head in heads]
     rows = []
     for cell in cells:
-        recipes = [("", cell["rules"]), *((f"{s['recipe']}: ", s["rules"]) for s in cell.get("schedule", []))]
+        own = f"{cell['format']}: " if len(cells) > 1 else ""
+        recipes = [(own, cell["rules"]), *((f"{s['recipe']}: ", s["rules"]) for s in cell.get("schedule", []))]
         for name, rule in ((name, rule) for name, rules in recipes for rule in rules):
             quantized = [spec(rule[role]) for role in ("weight", "input", "grad")]
             by = f"torchao, {rule['torchao']}" if rule.get("torchao") else rule.get("backend", "emulated")
-            rows.append([f"{name}`{rule['layers']}`", *quantized, rule["gradient"], rule["accumulate"], by])
+            by += f", after a Hadamard transform of {rule['hadamard']}" if rule.get("hadamard") else ""
+            share = f", the last {100 * rule['last']:g} %" if rule.get("last", 1) < 1 else ""
+            rows.append([f"{name}`{rule['layers']}`{share}", *quantized, rule["gradient"], rule["accumulate"], by])
     resolved = joined([f"`{cell['key']}`" for cell in cells])
     note = f"As resolved for {resolved}; the last matching rule wins. Everything else stays in the compute dtype."
     return Table(columns, rows, note)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from altgrad import __version__
-from altgrad.config import UserError, run_stage
+from altgrad.config import UserError
 from altgrad.config.process import GPU_SHARE, usable_cores
 from altgrad.config.schema import Train
 from altgrad.model.hardware import SWITCH, multiplies_bf16
@@ -23,7 +23,6 @@ from altgrad.numerics.cpu import kernels
 from altgrad.training.compiled_files import remove_damaged
 
 PEAK = Path("/proc/self/status")
-COMPILE_PAYS_AFTER = 100  # steps; below, compiling takes longer than it saves
 
 
 def select_device(setting: str) -> torch.device:
@@ -66,16 +65,13 @@ def keep_to_share(device: torch.device) -> None:
 
 
 def should_compile(train: Train, device: torch.device) -> tuple[bool, str | None]:
-    """Return whether to compile the model, and a notice when that is not what the user may expect.
-
-    ``auto`` compiles when a compiler is there and the run is long enough to win the time back.
-    """
+    """Return whether to compile the model, and a notice when that is not what the user may expect."""
     if train.compile == "off":
         return False, None
     missing = None if device.type == "cuda" else missing_tool()
     if missing:
         return False, f"no {missing} found: training runs uncompiled, several times slower; install it for speed"
-    return train.compile == "on" or train.steps >= COMPILE_PAYS_AFTER, None
+    return train.compiles, None
 
 
 def missing_tool() -> str | None:
@@ -91,7 +87,7 @@ def missing_tool() -> str | None:
 def compile_cache(root: Path) -> Path:
     """Return where the project at ``root`` keeps compiled graphs and loops: ``root/scratch/compiled``.
 
-    ``ALTGRAD_COMPILE_CACHE`` names another folder, for several projects to share: loops in C++ take half a minute.
+    ``ALTGRAD_COMPILE_CACHE`` names another folder, for several projects to share.
     """
     return Path(os.environ.get("ALTGRAD_COMPILE_CACHE") or root / "scratch" / "compiled")
 
@@ -187,7 +183,3 @@ def machine_class(device: torch.device) -> str:
 def versions() -> dict[str, str]:
     """Return the versions that a result depends on."""
     return {"altgrad": __version__, "python": platform.python_version(), "torch": torch.__version__}
-
-
-if __name__ == "__main__":
-    run_stage(lambda _: print(machine_class(select_device("auto"))))

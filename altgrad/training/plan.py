@@ -150,7 +150,8 @@ def _check_arm(cell: Cell, model: GPT, recipes: list[Recipe], baseline: str) -> 
     except ValueError as error:
         raise UserError(f"{where}: cell {cell.key}: {error}") from None
     if not grids and (cell.format != baseline or arm.weights == "quantized"):
+        other = "" if arm.weights == "quantized" else f", or set grid.baseline, which is {baseline}, to {cell.format}"
         raise UserError(
             f"{where}: cell {cell.key} has no quantized weight for this arm to act on; take {cell.format} out of "
-            f"grid.formats or {cell.optimizer} out of grid.optimizers"
+            f"grid.formats or {cell.optimizer} out of grid.optimizers{other}"
         )

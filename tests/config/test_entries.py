@@ -54,7 +54,7 @@ def test_a_twin_differs_in_what_is_quantized_and_in_its_name():
 def test_an_override_selects_it(selector):
     grid = {"formats": ["E3M4", "virtual.E3M4"], "seeds": [0], "lr_scales": [0.5]}
     made = resolver(grid=grid, overrides={selector: {"train": {"clip": 0.25}}})
-    assert made.idle_overrides() == []
+    assert made.idle() == ["grid.baseline bf16"]
     clips = {cell.format: cell.train.clip for cell in made.cells()}
     assert clips == {"E3M4": SHIPPED.train.clip, "virtual.E3M4": 0.25}
 
@@ -132,7 +132,7 @@ def test_a_schedule_that_cannot_be_is_one_sentence(tmp_path, sections, words):
         ("E3M4.virtual", "'E3M4' is not in recipes; did you mean virtual.E3M4?"),
         ("bf16.E3M4", "recipes.bf16 does not use FORMAT, so it takes no format; write bf16 alone"),
         ("virtual", "recipes.virtual uses FORMAT, so it cannot be a grid entry itself; name a format with it in grid."),
-        ("virtual.bf16", "unknown format 'bf16'; did you mean"),
+        ("virtual.bf16", "bf16 is a recipe, and virtual takes a format; write virtual.E4M3, say"),
         ({"recipes": {"my.own": SHIPPED.recipes["uniform"]}}, "recipes.my.own: '.' joins a recipe and its format"),
         ({"formats": {"my.own": {"exponent_bits": 4, "mantissa_bits": 3}}}, "formats.my.own: '.' joins a recipe and"),
         ({"optimizers": {"virtual.E4M3": SHIPPED.optimizers["adamw"]}}, "optimizers.virtual.E4M3: the name is taken"),

@@ -99,6 +99,7 @@ def test_numbers_follow_yaml_1_2(tmp_path):
         ("weight: FORMAT", "weight: {format: FORMAT, reduce: most-recent}", "weight", "set scaling or remove reduce"),
         ("weight: MXFP8", "weight: {format: MXFP8, block: 16}", "recipes.MXFP8[0].weight", "block: 32"),
         ("  steps: 200", "  steps: true", "train", "steps must not be true"),
+        ("  compile: auto", "  compile: true", "train", "compile must not be true; write auto or on or off"),
         ("  clip: 1.0", "  clip: .inf", "train.clip", "inf"),
         ("  probes: 3", "  probes: 3\n  groups: [tensor]", "monitor.groups[0]", "'tensors', 'outputs'"),
         ("  probes: 3", "  groups: []\n  intervals: {updates: 9}", "monitor", "intervals names updates, which groups"),

@@ -146,7 +146,7 @@ def test_the_narrower_override_wins():
 @pytest.mark.parametrize("selector", ["E5M2-adamw-7-1", "E5M2-adamw-0-2", "E5M2-adamw-0-2.0", "E5M2-adamw-0-1e-05"])
 def test_an_override_for_a_cell_outside_the_grid_is_kept_and_named(selector):
     resolver = Resolver(changed(overrides={selector: {"train": {"clip": 0.5}}}))
-    assert resolver.idle_overrides() == [selector]
+    assert resolver.idle() == [f"overrides.{selector}"]
     assert cells(SHIPPED) == {cell.key: cell for cell in resolver.cells()}
 
 

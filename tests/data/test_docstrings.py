@@ -62,6 +62,9 @@ def test_what_is_in_the_way_is_said_before_anything_is_written(package: str, tmp
         write_docstrings(tmp_path, [package])
 
 
-def test_the_command_says_how_it_is_used() -> None:
-    with pytest.raises(UserError, match="usage: python -m altgrad.data.docstrings FOLDER PACKAGE"):
-        main(["folder"])
+@pytest.mark.parametrize(("given", "status"), [(["folder"], 2), (["--help"], 0)])
+def test_the_command_says_how_it_is_used(given: list[str], status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=str(status)):
+        main(given)
+    said = "".join(capsys.readouterr())
+    assert "usage: python -m altgrad.data.docstrings [-h] folder packages [packages ...]" in said

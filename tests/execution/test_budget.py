@@ -203,9 +203,11 @@ def test_an_estimate_of_the_real_thing_trains_nothing_and_a_budget_leaves_out_wh
     project = Project(tmp_path / "project")
     project.set("grid.seeds", [0, 1, 2])
     project.set("budget.price", 60.0)
-    project.set("train.steps", 600)
     command = (sys.executable, "-m", "altgrad.execution", "--jobs", "2")
-    told = project.run(*command, "--estimate").stdout
+    as_it_was = project.run("git", "diff").stdout
+    told = project.run(*command, "--estimate", "-S", "train.steps=600").stdout
+    assert project.run("git", "diff").stdout == as_it_was and not (project.folder / "dvc.lock").exists()
+    project.set("train.steps", 600)
     assert "6 cells will take about" in told and "and cost" in told and " of disk, of which " in told
     assert not list((project.folder / "data/runs").glob("*")) and not list(project.folder.glob("scratch/probe-*"))
     amount, unit = re.search(r"take about ([\d.]+) (s|min|h)\b", told).groups()

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from altgrad.config.files import write_json, write_text
 from altgrad.execution.cells import TaskRun
 from altgrad.execution.executor import BEGAN, Outcome
-from altgrad.execution.progress import result_line, steps_done, why_it_failed
+from altgrad.execution.progress import not_compiled, result_line, steps_done, why_it_failed
 from tests.execution.conftest import TASKS, Scripted
 
 
@@ -33,6 +34,25 @@ def test_who_watches_sees_since_when_tasks_run_and_why_one_failed(handed):
     TaskRun(executor).run(TASKS)
     assert seen == [(True, False)] and not BEGAN.exists()
     assert TASKS[0].failed.read_text() == "it said nothing" and not TASKS[1].failed.exists()
+
+
+@pytest.mark.parametrize(
+    ("train", "there", "missing"),
+    [
+        ({"steps": 200}, [], ["loops in C++", "the model"]),
+        ({"steps": 20}, [], ["loops in C++"]),
+        ({"steps": 20, "compile": "on"}, ["altgrad/kernels-1.so"], ["the model"]),
+        ({"steps": 200, "compile": "off"}, ["altgrad/kernels-1.so"], []),
+        ({"steps": 200}, ["altgrad/kernels-1.so", "made/1.json"], []),
+    ],
+)
+def test_what_is_compiled_first_is_said(train, there, missing, tmp_path, monkeypatch):
+    monkeypatch.setenv("ALTGRAD_COMPILE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    write_json(Path("data/grid/a.json"), {"train": train})
+    for name in there:
+        write_text(Path("cache/AVX2", name), "")
+    assert not_compiled(["a"]) == missing
 
 
 def test_an_interrupted_cell_has_not_failed(handed):

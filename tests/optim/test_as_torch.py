@@ -163,6 +163,12 @@ def test_without_grids_an_arm_finds_those_of_the_model(settings: dict[str, str])
     assert torch.equal(*steps)
 
 
+def test_grids_that_an_arm_with_master_weights_would_leave_without_a_scale_are_refused() -> None:
+    model = quantize_model(nn.Sequential(nn.Linear(16, 8)), Recipe.uniform("E4M3"))
+    with pytest.raises(ValueError, match=r"keeps master weights: quantize the model anew and leave out grids"):
+        build_optimizer(model, Arm(lr=LR, stiffness="ulp"), weight_grids(model, on_grid=True))
+
+
 def test_grids_of_the_model_that_this_is_a_copy_of_are_refused() -> None:
     model = quantize_model(nn.Sequential(nn.Linear(16, 8)), Recipe.uniform("E4M3"))
     with pytest.raises(ValueError, match="grids are of 1 weights that this model has not"):

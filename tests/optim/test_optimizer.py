@@ -166,6 +166,8 @@ RUNG = {"base": "rung", "weights": "quantized", "rounding": "stochastic"}
           for name, value in {"feedback": "momentum", "store": "codes", "held_scale": "fixed"}.items()),
         *(({name: value}, f"{name}: {value} means nothing to an arm that has no stiffness; remove it")
           for name, value in {"normalise": "none", "schedule": "cosine"}.items()),
+        ({"base": "sgd", "betas": (0.8, 0.9)}, "base sgd has a momentum, no betas; remove betas"),
+        ({"base": "riemann_sgd", "stiffness": "ulp", "eps": 1e-6}, "base riemann_sgd has a momentum, no eps"),
         ({"max_rungs": 4}, "max_rungs is of base rung, not adamw; remove it"),
         *(({"feedback": "momentum", "weights": "quantized", **other}, "is of adamw and sgd, without") for other in (
             {"stiffness": "ulp"}, {"match_rms": True}, RUNG, {"base": "madam"},

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from altgrad.reporting import write_report
 from altgrad.reporting.compare import Comparison, compare
 from altgrad.reporting.load import Study
+from altgrad.reporting.report import write_report
 from tests.reporting.synthetic_project import SMALL, read, write_project
 
 LOST = {"diverged": {"E7M0-adamw-1-1": 40}, "missing": ("E5M2-adamw-1-1",)}

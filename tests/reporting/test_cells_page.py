@@ -17,12 +17,12 @@ import pandas as pd
 import pytest
 
 from altgrad.config.files import read_json
-from altgrad.reporting import write_report
 from altgrad.reporting.anomalies import cases
 from altgrad.reporting.cells import contents, to_cells_page
 from altgrad.reporting.flags import raised
 from altgrad.reporting.html import address, marks
 from altgrad.reporting.load import IDENTITY
+from altgrad.reporting.report import write_report
 from tests.reporting.synthetic_project import read, write_project
 
 DIVERGED, MISSING = "E4M3-stiff-1-1", "E4M3-stiff-0-1"

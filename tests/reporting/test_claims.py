@@ -201,6 +201,15 @@ def test_a_twin_must_have_the_format_of_the_weights() -> None:
     assert roles.unquantized_controls(study) == {}
 
 
+def test_a_twin_must_have_its_scales_where_the_weights_have_them() -> None:
+    arms = {"adamw": ADAMW, "stiff": STIFF}
+    study = study_of(losses_of(arms, None, ["E4M3", "virtual.E4M3"]), arms, "E4M3")
+    assert roles.unquantized_controls(study) == {"E4M3": "virtual.E4M3"}
+    for rule in study.entry("E4M3")["rules"]:
+        rule["weight"] |= {"granularity": "block", "block": 32}
+    assert roles.unquantized_controls(study) == {}
+
+
 def test_the_spread_between_two_gains_is_that_of_four_runs() -> None:
     arms = {"adamw": ADAMW, "stiff": STIFF}
     losses = losses_of(arms, {("E3M4", "stiff"): 0.5}, seeds=400)

@@ -12,8 +12,8 @@ import pytest
 
 from altgrad.config import UserError
 from altgrad.config.files import read_json, write_json
-from altgrad.reporting import prune, roles, tables
-from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING
+from altgrad.reporting import roles, tables
+from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, prune
 from tests.reporting.synthetic_project import SMALL, read, write_project
 
 KEY = "E3M4-adamw-0-1"
@@ -136,6 +136,19 @@ def test_a_recipe_that_changes_is_described_with_what_it_changed_to_and_when(tmp
     layers = [row[0] for row in tables.recipe_table(study).rows]
     assert "E5M2: `*`" in layers and study.last_rules("E3M4") == []
     assert roles.geometry(study, "E3M4")[0] == {"E3M4", "E5M2"} and tables.changes_table(study) is not None
+
+
+def test_each_recipe_of_a_grid_is_described_once(tmp_path: Path) -> None:
+    write_project(tmp_path, ["bf16", "E3M4", "E4M3", "E5M2"], **SMALL)
+    study = read(tmp_path)
+    assert [row[0] for row in tables.recipe_table(study).rows] == ["`*`"]
+    study.params["recipes"] = {"bf16": [], "E5M2": study.entry("E5M2")["rules"]}
+    (rule,) = study.entry("E5M2")["rules"]
+    rule |= {"hadamard": 16, "last": 0.15, "weight": rule["weight"] | {"rounding": "stochastic"}}
+    own, other = tables.recipe_table(study).rows
+    assert (own[0], other[0]) == ("E3M4: `*`", "E5M2: `*`, the last 15 %")
+    assert "float32 scale per tensor, stochastic rounding" in other[1]
+    assert "Hadamard transform of 16" in other[-1] and "Hadamard" not in own[-1]
 
 
 def test_without_one_nothing_is_said_of_it(study) -> None:

@@ -14,7 +14,8 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from altgrad.reporting import write_report
+from altgrad.config.files import read_json, write_json
+from altgrad.reporting.report import write_report
 from tests.reporting.synthetic_project import SMALL, write_project
 
 DIVERGED = {"bf16-adamw-0-1": 40, "E3M4-adamw-0-1": 10}
@@ -32,6 +33,18 @@ GRIDS = {
         "arms": {"stiff": {"stiffness": "ulp"}},
     },
 }  # fmt: skip
+
+
+def test_what_runs_began_with_is_said(tmp_path: Path) -> None:
+    (key,) = write_project(tmp_path, ["bf16"], seeds=(0,), **SMALL)
+    path, diagnosis = (tmp_path / f"data/{place}/{key}.json" for place in ("grid", "diag"))
+    cell = read_json(path)
+    cell |= {"model": cell["model"] | {"start": {"folder": "data/weights/own", "sha256": ""}}, "lora": {"rank": 8}}
+    write_json(path, cell)
+    write_json(diagnosis, read_json(diagnosis) | {"cell_sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
+    write_report(tmp_path / "data", tmp_path / "out", None)
+    text = (tmp_path / "out/REPORT.md").read_text()
+    assert "on `licences`, from the weights in `data/weights/own` with adapters of rank 8." in text
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -90,7 +103,7 @@ def test_a_run_that_was_hardly_watched_gives_a_whole_report(roles: list[str], tm
 def test_the_same_files_give_the_same_bytes_in_another_process(report: Path, project: Path, tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
-from altgrad.reporting import write_report
+from altgrad.reporting.report import write_report
 write_report(Path({str(project / "data")!r}), Path({str(tmp_path)!r}), "0123456789")
 """
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONHASHSEED": "99", "MPLBACKEND": "svg"})

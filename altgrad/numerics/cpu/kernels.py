@@ -1,11 +1,12 @@
 """Building and loading loops in C++ for CPUs: `kernels.cpp`, behind the operators of `operand`, and other packages'.
 
-A source is compiled once per machine, in a few seconds, by the compiler that `torch.compile` needs too,
-into the folder where that keeps its kernels (``TORCHINDUCTOR_CACHE_DIR``, else the user's cache). It uses
-torch's stable C++ interface alone, so that no part of torch's own source is compiled along, and includes
-``definitions.h``, which is made of Python's own numbers (`definitions`). The file's name is a digest of all that
-the result depends on, and it appears under it complete: processes that build at the same time do the work twice
-and get in no one's way. Where it cannot be built the operators compute the same bits from tensor operations.
+A source is compiled once per machine, by the compiler that `torch.compile` needs too (this package's takes 32 s of a
+core, an AMD EPYC with AVX2 alone; the two others' 7 s each), into the folder where that keeps its kernels
+(``TORCHINDUCTOR_CACHE_DIR``, else the user's cache). It uses torch's stable C++ interface alone, so that no part of
+torch's own source is compiled along, and includes ``definitions.h``, which is made of Python's own numbers
+(`definitions`). The file's name is a digest of all that the result depends on, and it appears under it complete:
+processes that build at the same time do the work twice and get in no one's way. Where it cannot be built the operators
+compute the same bits from tensor operations.
 """
 
 from __future__ import annotations
