@@ -90,7 +90,9 @@ def _product_of_blocks(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
     """Return the product along both factors' rows, with the rows that fill it up to a multiple of 128."""
     laid_out = [(_padded(t.values, BLOCK), *_laid_out(t)) for t in (a, b)]
     (left, scale_a, recipe_a), (right, scale_b, recipe_b) = laid_out
-    return multiply_blocks(left, right.t(), scale_a, scale_b, recipe_a.value, recipe_b.value, dtype)
+    recipes = recipe_a.value, recipe_b.value
+    product: Tensor = torch.ops.altgrad.multiply_blocks(left, right.t(), scale_a, scale_b, *recipes, dtype)
+    return product
 
 
 def _laid_out(t: Operand) -> tuple[Tensor, ScalingType]:
@@ -120,13 +122,10 @@ def swizzled(scales: Tensor) -> Tensor:
     return tiles.permute(0, 3, 2, 1, 4).reshape(-1)
 
 
-@torch.library.custom_op("altgrad::multiply_blocks", mutates_args=(), tags=torch.Tag.needs_exact_strides)
-def multiply_blocks(
+def _multiply_blocks(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, recipe_a: int, recipe_b: int, dtype: torch.dtype
 ) -> Tensor:
     """Return what `scaled_mm` does of arguments laid out for it, in ``dtype``; scales in E8M0 are bytes.
-
-    An operator of our own: torch 2.13 compiles its own to the one of `torch._scaled_mm`, which wants other scales.
 
     Raises:
         UserError: the device has no such products.
@@ -147,7 +146,16 @@ def multiply_blocks(
     return scaled_mm(a, b, scale_a, recipes[0], scale_b, recipes[1], swizzle, swizzle, output_dtype=dtype)
 
 
-@multiply_blocks.register_fake
+# An operator of our own: torch 2.13 compiles `scaled_mm` to the operator of `torch._scaled_mm`, which wants other scales.
+torch.library.define(
+    "altgrad::multiply_blocks",
+    "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, int recipe_a, int recipe_b, ScalarType dtype) -> Tensor",
+    tags=torch.Tag.needs_exact_strides,
+)
+torch.library.impl("altgrad::multiply_blocks", "CompositeExplicitAutograd")(_multiply_blocks)
+
+
+@torch.library.register_fake("altgrad::multiply_blocks")
 def _(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, recipe_a: int, recipe_b: int, dtype: torch.dtype
 ) -> Tensor:
