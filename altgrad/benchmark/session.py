@@ -188,8 +188,7 @@ class Session:
             for entry in self.entries():
                 yield Item(f"step: {size}{entry.name}", partial(self._step, model, batch, entry))
         yield from (Item(f"optimizer: {name}", partial(self._optimizer, name)) for name in sizes.optimizers)
-        for name, mode in product(MODES_OF, sizes.modes):
-            yield Item(f"mode: {name}, {mode}", partial(self._mode, name, mode))
+        yield from (Item(f"mode: {', '.join(of)}", partial(self._mode, *of)) for of in product(MODES_OF, sizes.modes))
         for jobs in sizes.jobs:
             measure = partial(runs.at_once, self.root, "pico", jobs, sizes.train)
             yield Item(f"runs: {jobs} at a time", partial(_row_of, "at_once", measure))

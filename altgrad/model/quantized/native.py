@@ -146,7 +146,7 @@ def _multiply_blocks(
     return scaled_mm(a, b, scale_a, recipes[0], scale_b, recipes[1], swizzle, swizzle, output_dtype=dtype)
 
 
-# An operator of our own: torch 2.13 compiles `scaled_mm` to the operator of `torch._scaled_mm`, which wants other scales.
+# An operator of our own: torch 2.13 compiles `scaled_mm` to that of `torch._scaled_mm`, which wants other scales.
 torch.library.define(
     "altgrad::multiply_blocks",
     "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, int recipe_a, int recipe_b, ScalarType dtype) -> Tensor",
