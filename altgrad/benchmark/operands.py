@@ -90,6 +90,13 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
         ours("E4M3", "E4M3, a scale per tensor, to float8", dtype=float8),
         ours("E4M3", "E4M3, a scale per row, to float8", dtype=float8, granularity="row"),
         ours("E4M3", "E4M3, a scale per column, to float8 by columns", dtype=float8, granularity="row", dim=0),
+        *(
+            ours("E4M3", f"E4M3, {what}, to float8", scale, dtype=float8, granularity=kind, block=size)
+            for what, scale, kind, size in (
+                ("blocks of 128", "float32", "block", 128), ("tiles of 128", "float32", "tile", 128),
+                ("blocks of 32 (MXFP8)", "E8M0", "block", 32),
+            )
+        ),
         ours("E3M4", "E3M4, a scale per tensor"),
         ours("E4M3", "E4M3, a scale per tensor, by kernels", by=by_kernels),
         *(

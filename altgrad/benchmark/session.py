@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from altgrad.training import machine
 
 LIMIT_S, CPU_LIMIT_S = 115.0, 600.0  # of one item on a GPU and elsewhere; what takes longer is given up, and said
 ARMS_FORMAT = "E4M3"
+MODES_OF = (BASELINE, "E4M3")
 SAME_GRAPH = ("E3M4", "E7M0")  # as E4M3, since a format enters a graph as a tensor
 Rows = dict[str, list[dict[str, Any]]]
 
@@ -41,6 +43,7 @@ class Sizes:
         operands: shape of the tensor.
         steps: models and batches of training steps, at ``vocabulary`` tokens; ``entries`` the contestants in them.
         rounds: timed steps.
+        modes: of `torch.compile` that are timed beside the default one, with a step of ``MODES_OF``.
         optimizers: the arms, on the last of the models.
         jobs: how many runs of pico at a time.
         parts_of: models whose runs are taken apart, with their vocabulary.
@@ -55,6 +58,7 @@ class Sizes:
     jobs: tuple[int, ...]
     parts_of: dict[str, int]
     entries: tuple[str, ...] | None = None  # None: all
+    modes: tuple[str, ...] = ()
     checks: dict[str, list[str]] = field(default_factory=dict)
     later_checks: dict[str, list[str]] = field(default_factory=dict)
     train: dict[str, Any] = field(default_factory=dict)
@@ -70,8 +74,9 @@ ON_GPU = Sizes(
     entries=(
         "bf16", "E4M3", "E3M4", "E7M0", "MXFP8, all tensors", "NVFP4, all tensors", "NVFP4 as published",
         "E4M3, native tensorwise", "E4M3, native rowwise", "E4M3, torchao tensorwise", "E4M3, torchao rowwise",
-        "E4M3, torchao rowwise_with_gw_hp", "E4M3, codes kept",
+        "E4M3, torchao rowwise_with_gw_hp", "E4M3, codes kept", "E4M3, native blocks of 128", "MXFP8, native",
     ),
+    modes=("reduce-overhead", "max-autotune-no-cudagraphs"),
     optimizers=("adamw", "stiff_matched", "rung", "muon"),
     jobs=(1, 4, 8, 16),
     parts_of={"pico": 1024, "nano": 4096, "micro": 4096, "mini": 4096, "gpt-50m": 50257, "gpt-124m": 50257},
@@ -95,6 +100,7 @@ MINIATURE = Sizes(
     vocabulary=128,
     rounds=2,
     entries=("bf16", "E4M3", "E3M4"),
+    modes=("reduce-overhead",),
     optimizers=("adamw", "rung"),
     jobs=(2,),
     parts_of={"pico": 512},
@@ -157,7 +163,7 @@ class Session:
             try:
                 with _at_most(self.limit_s):
                     found = item.measure()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the next item may be measured
+            except (Exception, OutOfTime) as error:  # noqa: BLE001 - whatever it is, the next item may be measured
                 words = (str(error).strip() or type(error).__name__).splitlines()[0]
                 self.record.put_item(item.name, time.perf_counter() - started, words)
                 print(f"{number} {item.name}: failed: {words}", flush=True)
@@ -182,6 +188,7 @@ class Session:
             for entry in self.entries():
                 yield Item(f"step: {size}{entry.name}", partial(self._step, model, batch, entry))
         yield from (Item(f"optimizer: {name}", partial(self._optimizer, name)) for name in sizes.optimizers)
+        yield from (Item(f"mode: {', '.join(of)}", partial(self._mode, *of)) for of in product(MODES_OF, sizes.modes))
         for jobs in sizes.jobs:
             measure = partial(runs.at_once, self.root, "pico", jobs, sizes.train)
             yield Item(f"runs: {jobs} at a time", partial(_row_of, "at_once", measure))
@@ -191,8 +198,8 @@ class Session:
         yield from (self._check(name, tests) for name, tests in sizes.later_checks.items())
 
     def entries(self) -> list[steps.Contestant]:
-        """Return the contestants in training steps, the baseline first."""
-        found = steps.contestants(self.device)
+        """Return the contestants in training steps that the device has the products of, the baseline first."""
+        found = [entry for entry in steps.contestants(self.device) if entry.runs_on(self.device)]
         return [entry for entry in found if self.sizes.entries is None or entry.name in self.sizes.entries]
 
     def _compile(self, model: str, batch: int) -> Rows:
@@ -210,9 +217,9 @@ class Session:
         assert isinstance(preset, Model)
         return GPTConfig(vocab_size=self.sizes.vocabulary, **preset.sizes)
 
-    def _warm(self, model: str, batch: int, entry: steps.Contestant) -> steps.Step:
+    def _warm(self, model: str, batch: int, entry: steps.Contestant, mode: str = "default") -> steps.Step:
         config = self._config(model)
-        return steps.Step(config, entry, steps.random_tokens(config, batch, self.device), self.device).warm()
+        return steps.Step(config, entry, steps.random_tokens(config, batch, self.device), self.device, mode).warm()
 
     def _baseline(self, model: str, batch: int) -> steps.Step:
         """Return the step that others of this size are measured beside; the first item that needs it compiles it."""
@@ -234,6 +241,15 @@ class Session:
         result = steps.result(entry.name, self._config(model), batch, step.first_s, taken)
         return {"steps": [of | result], "memory": [of | state]}
 
+    def _mode(self, name: str, mode: str) -> Rows:
+        """Measure a contestant's step compiled in ``mode`` beside the one of the default mode, turn by turn."""
+        model, batch = self.sizes.steps[-1]
+        entry = next(entry for entry in self.entries() if entry.name == name)
+        default = self._baseline(model, batch) if name == BASELINE else self._warm(model, batch, entry)
+        both = {mode: self._warm(model, batch, entry, mode), "default": default}
+        found = steps.mode_result(name, mode, in_turn(both, self.sizes.rounds, self.device))
+        return {"modes": [{"model": model, "batch": batch} | found]}
+
     def _optimizer(self, name: str) -> Rows:
         model = self.sizes.steps[-1][0]
         settings = self.params.optimizers[name].model_dump()
@@ -241,12 +257,16 @@ class Session:
         return {"optimizers": [{"model": model, "format": ARMS_FORMAT, **found}]}
 
 
+class OutOfTime(BaseException):
+    """What is under way took too long: no `Exception`, which whoever goes on after a failure would go on after too."""
+
+
 @contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in what takes longer."""
+    """Raise `OutOfTime` in what takes longer."""
 
     def give_up(*_: object) -> None:
-        raise TimeoutError(f"had not ended after {seconds:.0f} s")
+        raise OutOfTime(f"had not ended after {seconds:.0f} s")
 
     before = signal.signal(signal.SIGALRM, give_up)
     signal.setitimer(signal.ITIMER_REAL, seconds)

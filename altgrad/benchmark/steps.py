@@ -17,6 +17,7 @@ from altgrad.benchmark.timing import ratio, seconds
 from altgrad.config.recipe import Rule
 from altgrad.config.tensor_recipe import BLOCK_FORMATS
 from altgrad.model import GPT, GPTConfig, LayerRecipe, Recipe, linear_layers, quantize_model
+from altgrad.model.quantized.native import has_products
 from altgrad.optim import Arm, build_optimizer
 from altgrad.training.graphs import compile_model
 from altgrad.training.machine import choose_compute
@@ -26,11 +27,19 @@ TORCHAO = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 
 
 class Contestant(NamedTuple):
-    """A way to train; without a recipe nothing is quantized. ``compute`` as in `machine.choose_compute`."""
+    """A way to train; without a recipe nothing is quantized. ``compute`` as in `machine.choose_compute`.
+
+    ``scales`` are those that a device must have products with, as `has_products` names them.
+    """
 
     name: str
     recipe: Recipe | None = None
     compute: str = "bf16"
+    scales: str | None = None
+
+    def runs_on(self, device: torch.device) -> bool:
+        """Whether ``device`` has the products of this one."""
+        return self.scales is None or has_products(self.scales, device)
 
 
 def contestants(device: torch.device) -> list[Contestant]:
@@ -55,8 +64,19 @@ def contestants(device: torch.device) -> list[Contestant]:
     if device.type == "cpu":
         return [*found, Contestant("fp32", compute="float32")]
     rowwise = Recipe.uniform("E4M3", grad="E4M3", granularity="row", backend="native")
-    tensorwise = Recipe.uniform("E4M3", backend="native")
-    return [*found, Contestant("E4M3, native tensorwise", tensorwise), Contestant("E4M3, native rowwise", rowwise)]
+    return [
+        *found,
+        Contestant("E4M3, native tensorwise", Recipe.uniform("E4M3", backend="native"), scales="one scale"),
+        Contestant("E4M3, native rowwise", rowwise, scales="rows"),
+        Contestant("E4M3, native blocks of 128", of_128(), scales="blocks of 128"),
+        Contestant("MXFP8, native", Recipe.uniform("MXFP8", grad="MXFP8", backend="native"), scales="MXFP8"),
+    ]
+
+
+def of_128() -> Recipe:
+    """Return DeepSeek-V3's scales (arXiv:2412.19437), by FP8 hardware: tiles of weights, blocks of all else."""
+    rows, tiles = ({"format": "E4M3", "granularity": kind, "block": 128} for kind in ("block", "tile"))
+    return Recipe(rules=(Rule(layers="*", weight=tiles, input=rows, grad=rows, backend="native"),))
 
 
 def of_blocks(name: str) -> Recipe:
@@ -100,16 +120,19 @@ class Step:
         entry: the contestant.
         tokens: inputs and targets, shape (2, batch, context), on ``device``.
         device: where.
+        mode: of `torch.compile`.
     """
 
-    def __init__(self, config: GPTConfig, entry: Contestant, tokens: torch.Tensor, device: torch.device) -> None:
+    def __init__(
+        self, config: GPTConfig, entry: Contestant, tokens: torch.Tensor, device: torch.device, mode: str = "default"
+    ) -> None:
         torch.manual_seed(0)
         self.model = GPT(config).to(device)
         if entry.recipe is not None:
             quantize_model(self.model, entry.recipe)
         self.optimizer = build_optimizer(self.model, Arm(lr=1e-4))
         self.device, self.tokens = device, tokens
-        self._compiled = compile_model(self.model)
+        self._compiled = compile_model(self.model, mode)
         self._bf16 = choose_compute(entry.compute, device)[0] == "bf16"
 
     def __call__(self) -> None:
@@ -122,8 +145,9 @@ class Step:
         self.optimizer.step(norm=norm.item())
 
     def warm(self) -> Step:
-        """Take the first steps, which compile; ``first_s`` are the seconds of the first."""
+        """Take the first steps, which compile and record CUDA graphs; ``first_s`` are the seconds of the first."""
         self.first_s = seconds(self, self.device)
+        self()
         self()
         return self
 
@@ -161,3 +185,12 @@ def result(name: str, config: GPTConfig, batch: int, first: float, taken: dict[s
         "matmul_operations_per_s": round(matmul_operations(config, batch) / median),
         "rounds": len(taken[name]),
     }
+
+
+def mode_result(name: str, mode: str, taken: dict[str, list[float]]) -> dict[str, Any]:
+    """Return the result of a contestant compiled in ``mode``; ``taken`` are its seconds, and those of ``default``."""
+    median = statistics.median(taken[mode])
+    return {
+        "name": f"{name}, {mode}", "contestant": name, "mode": mode, "step_ms": round(1e3 * median, 2),
+        **ratio("over_default", taken[mode], taken["default"]), "rounds": len(taken[mode]),
+    }  # fmt: skip

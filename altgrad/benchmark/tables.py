@@ -156,10 +156,27 @@ def optimizers_table(bench: Result) -> Table:
     )  # fmt: skip
 
 
+def modes_table(bench: Result) -> Table:
+    """Modes of the compiler: the time of a step over that of the default mode, and which is the fastest."""
+    fastest: dict[str, str] = {}
+    for row in sorted(bench["modes"], key=lambda row: row["over_default"]):
+        faster = row["over_default_quartiles"][1] < 1
+        fastest.setdefault(row["contestant"], row["mode"] if faster else "default")
+    note = (
+        "A training step compiled in another mode of `torch.compile`, over the default mode's in the same round, "
+        "median; reduce-overhead takes CUDA graphs. Fastest, by more than the quartiles' spread: "
+        f"{', '.join(f'{name} in {mode}' for name, mode in fastest.items())}."
+    )
+    return _table(
+        bench["modes"], note, (words("step, mode"), _strong), (Column("over default"), _number("over_default", 2)),
+        (Column("quartiles"), _quartiles("over_default")), (Column("step"), lambda row: _ms(row["step_ms"])),
+    )  # fmt: skip
+
+
 #: The table of each part, in the page's order.
 TABLES: dict[str, Callable[[Result], Table]] = {
     "checks": checks_table, "operands": operands_table, "steps": steps_table, "memory": memory_table,
-    "at_once": at_once_table, "parts_of_runs": parts_table, "optimizers": optimizers_table,
+    "at_once": at_once_table, "parts_of_runs": parts_table, "optimizers": optimizers_table, "modes": modes_table,
 }  # fmt: skip
 
 

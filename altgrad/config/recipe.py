@@ -25,6 +25,11 @@ from altgrad.formats import Format
 T = TypeVar("T")
 ROLES = ("weight", "input", "grad")
 NATIVE_FORMATS = ("E4M3", "E5M2")
+#: Blocks and tiles that hardware multiplies, by granularity, size and scale; of one product both have one of the names.
+NATIVE_BLOCKS = {
+    ("block", 32, "E8M0"): "MXFP8",
+    **{(granularity, 128, scale): "of 128" for granularity in ("block", "tile") for scale in ("float32", "E8M0")},
+}
 HEADS = ("head", "*.head", "lm_head", "*.lm_head")  # patterns of what is called so, here and in transformers
 
 
@@ -38,6 +43,15 @@ TORCHAO_RECIPES: dict[str, dict[str, dict[str, str]]] = {
     "rowwise": {"weight": _ROWS, "input": _ROWS, "grad": _ROWS},
     "rowwise_with_gw_hp": {"weight": _ROWS, "input": _ROWS, "grad": _ROWS},
 }
+
+
+def _native_kind(role: str, tensor: TensorRecipe) -> str | None:
+    """Return what all tensors of a layer must share for `backend: native`, ``None`` for what hardware has not."""
+    if tensor.granularity in ("tensor", "row"):
+        return tensor.granularity
+    if tensor.granularity == "tile" and role != "weight":
+        return None
+    return NATIVE_BLOCKS.get((tensor.granularity, tensor.block, tensor.scale))
 
 
 class LayerRecipe(Section):
@@ -66,7 +80,9 @@ class LayerRecipe(Section):
         "operands", description="kept of tensors with one scale for the backward pass, with the same results"
     )
     backend: Literal["emulated", "native"] = Field(
-        "emulated", description="who multiplies: bf16 or float32 products, any format; or torch._scaled_mm"
+        "emulated",
+        description="who multiplies: bf16 or float32 products, any format; or FP8 hardware, E4M3 and E5M2 with scales "
+        "of tensors or rows, E4M3 with those of MXFP8 (Blackwell) or of blocks of 128 (Hopper)",
     )
     hadamard: Literal[0, 16] = Field(
         0, description="input and gradient are rotated for the weight's gradient, so many tokens at a time; 0: not"
@@ -139,9 +155,15 @@ class LayerRecipe(Section):
             names[role] = tensor.format.name if isinstance(tensor.format, Format) else None
             if names[role] is not None and names[role] not in NATIVE_FORMATS:
                 raise ValueError(f"{needed}; {role} is {names[role]}")
-        granularities = {tensor.granularity for tensor in tensors.values() if tensor is not None}
-        if len(granularities) > 1 or not granularities <= {"tensor", "row"}:
-            raise ValueError("backend native needs one granularity for weight, input and grad: tensor or row")
+        kinds = {role: _native_kind(role, tensor) for role, tensor in tensors.items() if tensor is not None}
+        if len(set(kinds.values())) > 1 or None in kinds.values():
+            raise ValueError(
+                "backend native needs one granularity for weight, input and grad: tensor, row, block of 32 with scale "
+                "E8M0 (MXFP8), or block of 128 with scale float32 or E8M0, of the weight also tile of 128"
+            )
+        for role, name in names.items():
+            if kinds[role] in NATIVE_BLOCKS.values() and name == "E5M2":
+                raise ValueError(f"backend native multiplies blocks in E4M3 alone; {role} is E5M2")
         for a, b in (("input", "weight"), ("grad", "weight"), ("grad", "input")):
             if names[a] == names[b] == "E5M2":
                 raise ValueError(f"backend native has no product of E5M2 and E5M2, which {a} and {b} both are")

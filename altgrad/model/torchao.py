@@ -34,13 +34,11 @@ from torch import Tensor, nn
 
 from altgrad.config.recipe import LayerRecipe, TensorRecipe
 from altgrad.formats import get_format
+from altgrad.model.quantized.native import has_products
 from altgrad.model.quantized.quantizer import Quantizer
 
 if TYPE_CHECKING:
     from torchao.float8 import CastConfig, Float8LinearConfig
-
-# CUDA compute capabilities from which torch._scaled_mm has kernels with one scale, and with one per row.
-NATIVE_TENSORWISE, NATIVE_ROWWISE = (8, 9), (9, 0)
 
 FORMATS = {
     torch.float8_e4m3fn: "E4M3", torch.float8_e5m2: "E5M2",
@@ -60,7 +58,9 @@ def torchao_linear(linear: nn.Linear, recipe: LayerRecipe) -> nn.Module:
     """
     assert recipe.torchao is not None
     float8 = _torchao_float8()
-    config = dataclasses.replace(_config(recipe.torchao), emulate=not _has_native(recipe.torchao, linear.weight.device))
+    scales = "one scale" if recipe.torchao == "tensorwise" else "rows"
+    native = has_products(scales, linear.weight.device)
+    config = dataclasses.replace(_config(recipe.torchao), emulate=not native)
     layer = float8.convert_to_float8_training(linear, config=config)
     layer.register_forward_pre_hook(_cast_by_autocast)
     layer.recipe = recipe
@@ -107,14 +107,6 @@ def _tensor_recipe(cast: CastConfig, powers_of_two: bool) -> TensorRecipe | None
 
 def _config(name: str) -> Float8LinearConfig:
     return _torchao_float8().Float8LinearConfig.from_recipe_name(name)
-
-
-def _has_native(name: str, device: torch.device) -> bool:
-    """Return whether ``device`` computes the products of recipe ``name`` in FP8."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return False
-    needed = NATIVE_TENSORWISE if name == "tensorwise" else NATIVE_ROWWISE
-    return torch.cuda.get_device_capability(device) >= needed
 
 
 def _cast_by_autocast(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -30,6 +30,7 @@ from altgrad.numerics.operand_definition import (
     block_code,
     decode_by_tensors,
     encode_by_tensors,
+    has_codes,
     has_scale,
     learn,
     quantize_by_tensors,
@@ -83,6 +84,7 @@ def quantize_operands(
             neighbours along the sum) or ``tile`` (one per ``block`` x ``block`` elements, the same for either ``dim``).
             Scales of blocks and tiles are taken off again: exactly in ``E8M0``, and in a format whose products with the
             values ``dtype`` holds, under one scale of the tensor (`two_level`); with one more rounding in ``float32``.
+            In a ``dtype`` of float8, which holds the products of no scale, those of one level stay on.
         block: elements per block, or of a tile's side.
         dim: 0 or 1.
         scale_format: ``float32``, ``E8M0`` for powers of two, or for blocks the format whose constants are put behind
@@ -98,7 +100,7 @@ def quantize_operands(
 
     Returns:
         ``values`` (n, k), of rotated tensors with the rows that fill the last 16, and ``scale`` float32: 0-d, (n, 1) or
-        (1, k), None for blocks and tiles of one level.
+        (1, k), None for blocks and tiles of one level, unless they stay on: then one each, as `amax` has them.
     """
     xs = list(map(_read_by_loops, xs))
     block = block_code(granularity, block)
@@ -106,13 +108,15 @@ def quantize_operands(
     by_kernels = all(takes_kernels(x, dtype, block, len(streams) > 0) for x in xs)
     if rotate and not by_kernels:
         xs, rotate, overwrite = list(map(rotate_rows, xs)), False, True
-    held = torch.bfloat16 if dtype.itemsize == 1 and not by_kernels else dtype
-    groups, by_loops = needs_groups(block, rule, len(streams) > 0), all(map(has_loops, xs))
-    of_rows = len(histories) > 0 and block == ROWS  # what no loop knows
-    if by_loops and not groups and not of_rows:
+    codes = has_codes(block, dtype)
+    held = torch.bfloat16 if dtype.itemsize == 1 and not (by_kernels or codes) else dtype
+    groups = needs_groups(block, rule, len(streams) > 0)
+    of_rows = len(histories) > 0 and block == ROWS
+    by_loops = all(map(has_loops, xs)) and not (of_rows or codes)  # which no loop knows
+    if by_loops and not groups:
         found = quantize_by_loops(xs, constants, histories, method, learns, block, dim, rule, held, overwrite)
     else:
-        by_operators = by_kernels or (by_loops and not of_rows)
+        by_operators = by_kernels or by_loops
         # What the compiler finds while it makes the tensor a kernel need not read it for.
         of_all = rule >= TWO_LEVEL or block == ONE_SCALE
         finds = by_kernels and of_all and not (rotate or in_memory or histories) and torch.compiler.is_compiling()
@@ -131,7 +135,7 @@ def quantize_operands(
                 found.append(quantize_by_tensors(*arguments))
             if histories and largest is not None:
                 learn(histories[i], largest, learns)
-    return [Quantized(values.to(dtype), scale if has_scale(block, rule) else None) for values, scale in found]
+    return [Quantized(values.to(dtype), scale if has_scale(block, rule, dtype) else None) for values, scale in found]
 
 
 def quantize_operand(

@@ -35,17 +35,28 @@ def of_block_code(code: int) -> dict[str, Any]:
     return {"granularity": own, "block": max(abs(code), 1)}
 
 
-def has_scale(block: int, rule: int) -> bool:
-    """Whether an operand has a scale that the product's result is divided by: all but that of blocks alone."""
-    return block in (ONE_SCALE, ROWS) or rule >= TWO_LEVEL
+def has_codes(block: int, dtype: torch.dtype) -> bool:
+    """Whether an operand of ``dtype`` has the codes of blocks or tiles, and their scales beside them."""
+    return block not in (ONE_SCALE, ROWS) and dtype in FLOAT8.values()
 
 
-def scale_shape(x: Tensor, block: int, dim: int, rule: int = FLOAT32_RULE) -> tuple[int, ...]:
-    """Return the shape of the scale of ``x`` (n, k); that of none is (0,)."""
-    if rule >= TWO_LEVEL:
+def has_scale(block: int, rule: int, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether an operand has a scale that the product applies: all but that of blocks alone, unless it has codes."""
+    return block in (ONE_SCALE, ROWS) or rule >= TWO_LEVEL or has_codes(block, dtype)
+
+
+def scale_shape(
+    x: Tensor, block: int, dim: int, rule: int = FLOAT32_RULE, dtype: torch.dtype = torch.float32
+) -> tuple[int, ...]:
+    """Return the shape of the scale of ``x`` (n, k) as an operand of ``dtype``; that of none is (0,)."""
+    (n, k), size = x.shape, abs(block)
+    if rule >= TWO_LEVEL or block == ONE_SCALE:
         return ()
-    of_rows = (x.shape[0], 1) if dim != 0 else (1, x.shape[1])
-    return {ONE_SCALE: (), ROWS: of_rows}.get(block, (0,))
+    if block == ROWS:
+        return (n, 1) if dim != 0 else (1, k)
+    if not has_codes(block, dtype):
+        return (0,)
+    return -(-n // size) if block < 0 or dim == 0 else n, -(-k // size) if block < 0 or dim != 0 else k
 
 
 def operand_scale(
@@ -55,23 +66,23 @@ def operand_scale(
 ) -> Tensor:  # fmt: skip
     """Return the scale that `quantize_operand` takes, of two levels both in one: float32, broadcastable to ``x``."""
     rule = scale_rule(scale_format, scale_rounding, granularity)
-    return _operand_scale(x, constants, remembered, rule, granularity=granularity, block=block, dim=dim)
+    options: dict[str, Any] = {"granularity": granularity, "block": block, "dim": dim}
+    if rule >= TWO_LEVEL:
+        found = scales_of_both_levels(x, amax(x, **options), constants, remembered, rule, **options)
+        return per_element(element_scale(*found), x.shape, **options)
+    scale = _scales(x, constants, remembered, rule, **options)
+    return per_element(scale, x.shape, **options) if granularity in ("block", "tile") else scale
 
 
-def _operand_scale(
+def _scales(
     x: Tensor, constants: Tensor, remembered: Tensor | None, rule: int, *, granularity: str, block: int, dim: int
 ) -> Tensor:
-    options: dict[str, Any] = {"granularity": granularity, "block": block, "dim": dim}
+    """Return the scales of one level, each once."""
     largest = amax(x, granularity, block=block, dim=dim)
-    if rule >= TWO_LEVEL:
-        found = scales_of_both_levels(x, largest, constants, remembered, rule, **options)
-        return per_element(element_scale(*found), x.shape, **options)
-    several = granularity in ("block", "tile")
-    if not several and remembered is not None:
+    if granularity in ("tensor", "row") and remembered is not None:
         # Delayed scaling that began with scale 1 would send every gradient of the first step to zero.
         largest = torch.where(remembered > 0, remembered, largest)
-    scale = scale_by_constants(largest, constants, rule)
-    return per_element(scale, x.shape, **options) if several else scale
+    return scale_by_constants(largest, constants, rule)
 
 
 def quantize_by_tensors(
@@ -81,6 +92,7 @@ def quantize_by_tensors(
     """Return the values (n, k) on the quantization grid, and the scale; by a `block_code` and a `scale_rule`.
 
     To nearest even, or by chance with the numbers of ``stream`` from place ``first`` on, as `random.uniform` takes it.
+    In a ``dtype`` of float8 blocks and tiles have codes, that is values times scale, and the scales as well.
     """
     options = of_block_code(block) | {"dim": dim}
     if rule >= TWO_LEVEL:
@@ -88,10 +100,11 @@ def quantize_by_tensors(
         scale = materialized(element_scale(whole, blocks))
         scale, blocks = (per_element(t, x.shape, **options) for t in (scale, blocks))
         return (_rounded(x.float() * scale, constants, stream, first) * blocks).to(dtype), whole
-    scale = materialized(_operand_scale(x, constants, remembered, rule, **options))
+    scales = materialized(_scales(x, constants, remembered, rule, **options))
+    scale = scales if block in (ONE_SCALE, ROWS) else per_element(scales, x.shape, **options)
     values = _rounded(x.float() * scale, constants, stream, first)
-    if has_scale(block, rule):
-        return values.to(dtype), scale
+    if has_scale(block, rule, dtype):
+        return values.to(dtype), scales
     if rule == FLOAT32_RULE:  # in float64, whose quotient is not rounded twice, whatever divides in float32
         return (values.double() / scale.double()).to(torch.float32).to(dtype), x.new_empty(0, dtype=torch.float32)
     return (values / scale).to(dtype), x.new_empty(0, dtype=torch.float32)

@@ -41,13 +41,14 @@ NO_SLP = "-fno-tree-slp-vectorize"
 _graphs: dict[Hashable, Graph] = {}
 
 
-def compile_model(model: nn.Module) -> Callable[..., Tensor]:
+def compile_model(model: nn.Module, mode: str = "default") -> Callable[..., Tensor]:
     """Return ``model`` compiled for the shapes that it is called with, and for training and evaluation.
 
-    A graph that this process has of a model of the same `structure` is used again.
+    A graph that this process has of a model of the same `structure` is used again. ``mode`` is `torch.compile`'s.
     """
     key = structure(model)
-    graph = _graphs.get(key) or Graph(next(model.parameters()).device.type, key)
+    key = key if key is None else (mode, key)
+    graph = _graphs.get(key) or Graph(next(model.parameters()).device.type, key, mode)
     if key is not None:
         _graphs[key] = graph
     return partial(graph, model)
@@ -56,8 +57,8 @@ def compile_model(model: nn.Module) -> Callable[..., Tensor]:
 class Graph:
     """A graph to come of all models of one structure, called with a model and its inputs."""
 
-    def __init__(self, device: str, key: Hashable) -> None:
-        self._call = _compiled(device, of_one_structure=key is not None)
+    def __init__(self, device: str, key: Hashable, mode: str) -> None:
+        self._call = _compiled(device, mode, of_one_structure=key is not None)
         self._key = key
         self._shapes: set[tuple[torch.Size, ...]] = set()
 
@@ -124,7 +125,7 @@ def _settled(module: nn.Module) -> Iterator[Hashable]:
         yield module.extra_repr()
 
 
-def _compiled(device: str, of_one_structure: bool) -> Callable[..., Tensor]:
+def _compiled(device: str, mode: str, of_one_structure: bool) -> Callable[..., Tensor]:
     """Return what compiles when it is first called, with a model and its inputs.
 
     Before each call torch checks what the graph was made for, one attribute of the model after the other: 0.5 ms in
@@ -148,6 +149,10 @@ def _compiled(device: str, of_one_structure: bool) -> Callable[..., Tensor]:
     calls = {"cpp_wrapper": device == "cpu", "cpp_wrapper_build_separate": device == "cpu"}
     _prepare_compiler(device)
     options: dict[str, Any] = {"size_asserts": False, **calls}
+    if mode != "default":
+        from torch._inductor import list_mode_options  # which torch.compile takes options or a mode of
+
+        options |= list_mode_options(mode)
     if of_one_structure or ISOLATES:
         options["guard_filter_fn"] = depends_on
     return compile_apart(call, dynamic=False, options=options)

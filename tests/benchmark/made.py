@@ -31,6 +31,11 @@ def record(**changes: Any) -> dict[str, Any]:
         "optimizers": [{"model": "gpt-124m", "format": "E4M3", "name": "rung", "parameters": 124e6, "step_ms": 20.0,
                         "over_adamw": 1.25, "over_adamw_quartiles": [1.2, 1.3], "state_mb": 97.0, "peak_mb": None,
                         "session": "1"}],
+        "modes": [{"model": "gpt-124m", "batch": 16, "name": f"{name}, {mode}", "contestant": name, "mode": mode,
+                   "step_ms": 40 * median, "over_default": median, "over_default_quartiles": [median - 0.02, high],
+                   "session": "1"} for name, mode, median, high in (
+                       ("bf16", "reduce-overhead", 0.95, 0.97), ("bf16", "max-autotune-no-cudagraphs", 0.9, 0.93),
+                       ("E4M3", "reduce-overhead", 0.99, 1.01))],
         "at_once": [{"name": f"{jobs} at a time", "model": "pico", "jobs": jobs, "runs_per_hour": rate, "first_s": 9.0,
                      "runs_per_hour_range": [rate - 9, rate + 9], "session": "1"}
                     for jobs, rate in ((1, 900), (8, 3000))],

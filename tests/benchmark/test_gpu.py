@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from altgrad.benchmark import needs
+from altgrad.benchmark import needs, operands
 from altgrad.benchmark.pages import gpu_sentence, machine_blocks
-from altgrad.benchmark.session import Item, Session
+from altgrad.benchmark.session import ON_GPU, Item, Session
 from altgrad.config import UserError
 from altgrad.config.files import write_json
 from altgrad.config.schema import Budget
@@ -58,7 +58,9 @@ def test_the_list_is_rehearsed_and_one_that_was_killed_goes_on_where_it_was(tmp_
     assert [item["failed"] for item in found["items"].values()] == [None] * len(found["items"])
     assert "still to be measured" not in done.stdout and not done.stderr
     assert found["checks"][0]["passed"] >= 1 and not found["checks"][0]["failed"]
-    for part, figure in (("operands", "over_copy"), ("steps", "over_bf16"), ("optimizers", "over_adamw")):
+    for part, figure in (
+        ("operands", "over_copy"), ("steps", "over_bf16"), ("optimizers", "over_adamw"), ("modes", "over_default"),
+    ):  # fmt: skip
         for row in (row for row in found[part] if "absent" not in row):
             low, high = row[f"{figure}_quartiles"]
             assert 0 < low <= row[figure] <= high and row["rounds"] >= 2, (part, row)
@@ -107,6 +109,38 @@ def test_an_item_that_failed_is_written_down_and_tried_again_and_no_other(tmp_pa
     third.record = Listed(tmp_path / "gpu.json", False).record
     assert third.run(60, again=False) == [] and third.measured == []
     assert third.run(60, again=True) == [] and third.measured == ["a", "b", "c"]
+
+
+@pytest.mark.usefixtures("at_root")
+def test_an_item_that_takes_too_long_is_given_up_also_by_what_goes_on_after_failures(tmp_path, monkeypatch):
+    """Such as the operands, of which one that fails leaves the others."""
+
+    def takes_long(x: torch.Tensor) -> None:
+        time.sleep(0.2)
+
+    entries = [operands.Contestant(name, takes_long, 2) for name in (operands.COPY, "ours", "theirs")]
+    monkeypatch.setattr(operands, "contestants", lambda *_: entries)
+    listed = Listed(tmp_path / "gpu.json", False)
+    listed.limit_s = 0.3
+    listed.items = lambda: iter([Item("operands", lambda: {"operands": operands.measure((4, 4), 3, listed.device)})])
+    assert listed.run(60, again=False) == ["operands"]
+    assert json.loads((tmp_path / "gpu.json").read_text())["items"]["operands"]["failed"] == "had not ended after 0 s"
+
+
+@pytest.mark.usefixtures("at_root")
+def test_what_a_device_has_no_products_of_is_no_item(tmp_path, monkeypatch):
+    session = Session(tmp_path / "gpu.json", miniature=True, arguments=[])
+    session.device, session.sizes = torch.device("cuda"), ON_GPU
+    native = {}
+    for capability in ((8, 0), (9, 0), (10, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        names = [item.name.removeprefix("step: ") for item in session.items()]
+        native[capability[0]] = [name for name in names if "native" in name]
+        assert [name for name in names if name.startswith("mode: ")] == [
+            f"mode: {name}, {mode}" for name in ("bf16", "E4M3") for mode in ON_GPU.modes
+        ]
+    both = ["E4M3, native tensorwise", "E4M3, native rowwise"]
+    assert native == {8: [], 9: [*both, "E4M3, native blocks of 128"], 10: [*both, "MXFP8, native"]}
 
 
 @pytest.mark.usefixtures("at_root")

@@ -31,8 +31,10 @@ def test_a_machine_is_a_lead_and_a_table_per_part():
     said, tables = shown(record())
     assert "An Imaginary GPU, 16 threads" in said and "3,000 GB/s" in said and "800 TFLOP/s in bf16 and 50 in" in said
     assert "step: E7M0: had not ended after 115 s" in said
-    assert set(tables) == {"checked", "operand", "step", "peak MB", "at a time", "model", "arm"}
+    assert set(tables) == {"checked", "operand", "step", "peak MB", "at a time", "model", "arm", "step, mode"}
     assert tables["step"].rows[1:] == [["**E3M4**", "1.07 (40 ms)"], ["bf16 step, share of the limit", "38 %"]]
+    assert tables["step, mode"].rows[1] == ["**bf16, max-autotune-no-cudagraphs**", "0.90", "0.88 to 0.93", "36 ms"]
+    assert "spread: bf16 in max-autotune-no-cudagraphs, E4M3 in default." in tables["step, mode"].note
     assert tables["operand"].rows[1][1] == "failed: no kernel"
     assert tables["peak MB"].rows == [["**bf16**", "200 (1.00)"], ["**E3M4**", "not measured"]]
     assert tables["arm"].rows == [["**rung**", "1.25", "1.20 to 1.30", "20 ms", "97", "not measured"]]

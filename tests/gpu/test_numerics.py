@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from altgrad.formats import get_format
+from altgrad.model import QuantizedLinear, Recipe
+from altgrad.model.quantized.native import CAPABILITIES, has_products, native_product
+from altgrad.model.quantized.operand import Operand
 from altgrad.numerics import format_constants, quantize, quantize_operands, random
 from altgrad.numerics.check.prove import check_decision_points, check_order, rounder
 from altgrad.numerics.constants import FOUR_OVER_SIX, TWO_LEVEL
@@ -21,6 +24,8 @@ from altgrad.numerics.ms_eden import ms_eden_pair
 from altgrad.numerics.operand import decode_operand, encode_operand
 from altgrad.numerics.operand_definition import ONE_SCALE, ROWS, quantize_by_tensors
 from altgrad.numerics.rounding import ROUNDING_MODES
+from altgrad.numerics.two_level import per_element
+from tests.model.test_native import OF_BLOCKS
 from tests.numerics.test_operand import same
 
 STREAM = torch.tensor([3, 4, 5])
@@ -103,7 +108,7 @@ def test_kernels_have_the_bits_of_tensor_operations_on_the_cpu(device, block):
 
 @pytest.mark.parametrize("compiled", COMPILED, ids=["eager", "compiled"][: len(COMPILED)])
 def test_rotated_and_float8_operands_and_ms_eden_have_the_bits_of_the_cpu(device, compiled):
-    """Rows that fill no group of 16 or 128, and a transposed tensor; float8 by rows and by columns."""
+    """Rows that fill no group of 16 or 128, and a transposed tensor; float8 by rows and by columns, and of blocks."""
     torch._dynamo.reset()
     nvfp4: dict[str, Any] = {"granularity": "block", "block": 16, "dim": 0, "scale_format": "E4M3", "rotate": True}
 
@@ -111,9 +116,12 @@ def test_rotated_and_float8_operands_and_ms_eden_have_the_bits_of_the_cpu(device
         over = two[:1].squeeze()  # any scale
         turned = [quantize_operands([x], [two], [], streams, **nvfp4)[0] for streams in ([], [stream])]
         pair = ms_eden_pair(x.t(), x.t().bfloat16(), two, stream, 1, dtype=torch.bfloat16, over=over)
+        kinds = ({"granularity": "row"}, {"granularity": "block", "scale_format": "E8M0"},
+                 {"granularity": "tile", "block": 128})  # fmt: skip
         rows = [
-            quantize_operands([x], [one], granularity="row", dim=dim, dtype=torch.float8_e4m3fn)[0] for dim in (0, 1)
-        ]
+            quantize_operands([x], [one], dim=dim, dtype=torch.float8_e4m3fn, **kind)[0]
+            for kind in kinds for dim in (0, 1)
+        ]  # fmt: skip
         return [t for found in (*turned, *pair, *rows) for t in found]
 
     given = [wide()[:90], format_constants("E2M1", scale_format="E4M3"), format_constants("E4M3"), STREAM]
@@ -121,6 +129,31 @@ def test_rotated_and_float8_operands_and_ms_eden_have_the_bits_of_the_cpu(device
     assert not launch._failures
     for i, (a, b) in enumerate(zip(found, made(*given), strict=True)):
         assert same(a.cpu(), b), i
+
+
+@pytest.mark.parametrize("scales", CAPABILITIES)
+def test_products_by_fp8_units_are_those_of_codes_and_scales(device, scales):
+    """But for the sum, whose bits a unit leaves off: 14 of Hopper's stay, says DeepSeek-V3 (arXiv:2412.19437)."""
+    of_blocks = {"blocks of 128": OF_BLOCKS["tiles"], "MXFP8": OF_BLOCKS["MXFP8"]}
+    if not has_products(scales, device) and (device.type == "cuda" or scales in of_blocks):
+        pytest.skip(f"no products of {scales} on this {device.type}")
+    granularity = "tensor" if scales == "one scale" else "row"
+    uniform = Recipe.uniform("E4M3", granularity=granularity).rules[0].layer
+    recipe = of_blocks.get(scales, uniform).but(backend="native")
+    x, w = (torch.randn(n, 900, generator=torch.Generator().manual_seed(n)).to(device) for n in (200, 300))
+    layer, factors, values = QuantizedLinear(nn.Parameter(w), None, recipe), [], []
+    for role, t in (("input", x), ("weight", w)):
+        quantizer = layer.quantizers[role]
+        factors.append(operand := Operand.of(t, quantizer.scaling, quantizer.source(False), 1, torch.bfloat16))
+        kind, scale = recipe.tensors()[role], operand.scale.double()
+        if kind.keeps_scales:
+            scale = per_element(scale, t.shape, granularity=kind.granularity, block=kind.block, dim=1)
+        values.append(operand.values.double() / scale)
+        assert (values[-1] - t).abs().max() < 0.3
+    found = native_product(factors[0], factors[1].t(), torch.float32)
+    off = (found - values[0] @ values[1].t()).abs()
+    rounded = 2**-8 * found.abs() if scales == "rows" else 0
+    assert (off <= 2**-10 * (values[0].abs() @ values[1].abs().t()) + rounded).all()
 
 
 def test_codes_are_the_same_bytes(device, formats):

@@ -92,10 +92,10 @@ instructions(kernels.find_amax, OF="all", H=1, G=4096, **plain, **nothing)
 for rule, of, own, draws, log, to, h, g, w in (
     (0, "all", False, False, 0, "*i16", 1, 4096, 1), (3, "group", True, True, 0, "*i16", 1, 64, 32),
     (6, "group", True, False, 0, "*i16", 16, 8, 16), (5, "group", True, True, 4, "*i16", 16, 256, 1),
-    (0, "column", False, False, 0, "*u8", 64, 64, 1),
+    (0, "column", False, False, 0, "*u8", 64, 64, 1), (0, "group", True, False, 0, "*u8", 1, 32, 128),
 ):
     ones = {name: 1 for name, length in (("high", h), ("wide", w)) if length == 1}  # as a launch has them
-    ones |= {"column_stride": 1, "y_row_stride" if to == "*u8" else "y_column_stride": 1}
+    ones |= {"column_stride": 1, "y_row_stride" if of == "column" else "y_column_stride": 1}
     options = {"DRAWS": draws, "ALIGNED": True, "LOG": log, "H": h, "G": g, "W": w}
     instructions(kernels.scale_and_round, to, RULE=rule, OF=of, OWN=own, **options, **ones, **nothing)
 instructions(kernels.round_ms_eden, column_stride=1, CLIP=CLIP, ROOM=ROOM, HAS_OVER=True, LOG=7, HIGH=16, G=32)
@@ -106,7 +106,7 @@ instructions(kernels.round_ms_eden, column_stride=1, CLIP=CLIP, ROOM=ROOM, HAS_O
 def test_what_is_compiled_for_a_gpu_fuses_nothing_and_divides_exactly():
     """Without one: for compute capability 9.0. Neighbours in memory are read and written as such."""
     amaxes, *rounding = in_a_process(COMPILED, TRITON_INTERPRET="0").splitlines()
-    assert "atom.global" in amaxes and len(rounding) == 6
+    assert "atom.global" in amaxes and len(rounding) == 7
     for names in rounding:
         used = names.split()
         assert not [name for name in used if re.match(r"fma|mad.*f\d|div.*(approx|full)|.*\.ftz", name)]
@@ -204,13 +204,15 @@ def test_what_is_rotated_first_has_the_bits_of_both_definitions(block):
 @interpreted
 @pytest.mark.parametrize("name", FLOAT8)
 def test_float8_is_that_of_torchs_cast(name):
-    """By rows and by columns of memory; every value of the format, with NaN, and -0."""
+    """By rows and by columns of memory; every value of the format, with NaN, and -0. Blocks keep their scales."""
     x = torch.cat([decode(torch.arange(256), name), torch.tensor([torch.inf, 1e-45, -1e-39, 3e38])])[None]
     x = torch.cat([x, spread((18, 260))])
     constants, one = format_constants(name), format_constants(name)[TARGET].clone()  # scale 1
-    for block, dim, stream in ((ONE_SCALE, 1, None), (ROWS, 1, None), (ROWS, 0, STREAM), (ROWS, 0, None)):
-        known = one if block == ONE_SCALE else None
-        arguments = (x.bfloat16() if dim else x, constants, known, block, dim, 0, FLOAT8[name], stream, 11)
+    kinds = [(ONE_SCALE, 1, None), (ROWS, 1, None), (ROWS, 0, STREAM), (ROWS, 0, None)]
+    kinds += [(32, 1, None), (32, 0, STREAM), (5, 0, None), (128, 1, STREAM), (-16, 1, None)]
+    for i, (block, dim, stream) in enumerate(kinds):
+        known, rule = one if block == ONE_SCALE else None, 3 * (i % 2)
+        arguments = (x.bfloat16() if dim else x, constants, known, block, dim, rule, FLOAT8[name], stream, 11)
         found, expected = by_kernels(*arguments, by_columns=dim == 0), quantize_by_tensors(*arguments)
         assert same(found[0].float(), expected[0].float()) and same(found[1], expected[1]), (block, dim)
 

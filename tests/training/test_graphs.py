@@ -12,6 +12,7 @@ import sys
 import time
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 import pytest
 import torch
@@ -109,6 +110,17 @@ def test_models_that_share_a_graph_keep_their_own_tensors(monkeypatch):
             torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
             torch.testing.assert_close(gradients, [p.grad for p in model.parameters()], rtol=1e-3, atol=1e-6)
             model.zero_grad()
+
+
+def test_a_mode_is_the_compilers_and_its_graphs_are_its_own(monkeypatch):
+    """Oracle: what `torch.compile` is told for each mode, by the names in its documentation."""
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(graphs, "_graphs", {})
+    monkeypatch.setattr(graphs, "compile_apart", lambda call, options, **_: told.append(options) or call)
+    for mode in ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "default"):
+        compile_model(quantized("E4M3"), mode)
+    assert len(told) == 3 and [options.get("triton.cudagraphs", False) for options in told] == [False, True, False]
+    assert [options.get("max_autotune", False) for options in told] == [False, False, True]
 
 
 PICO = GPTConfig(vocab_size=1024, layers=2, width=64, heads=4, context=128)  # of the default run

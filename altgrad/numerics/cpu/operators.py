@@ -146,7 +146,7 @@ torch.library.impl(f"{NAMESPACE}::quantize_rotated_into", "CUDA")(quantize_rotat
 def _(
     x: Tensor, constants: Tensor, remembered: Tensor, block: int, dim: int, rule: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    shape = scale_shape(x, block, dim, rule)
+    shape = scale_shape(x, block, dim, rule, dtype)
     return x.new_empty(x.shape, dtype=dtype), x.new_empty(shape, dtype=torch.float32)
 
 
@@ -180,14 +180,14 @@ def _(
     x: Tensor, values: Tensor, constants: Tensor, known: Tensor, stream: Tensor, first: int,
     block: int, dim: int, rule: int,
 ) -> Tensor:  # fmt: skip
-    return x.new_empty(scale_shape(x, block, dim, rule), dtype=torch.float32)
+    return x.new_empty(scale_shape(x, block, dim, rule, values.dtype), dtype=torch.float32)
 
 
 @torch.library.register_fake(f"{NAMESPACE}::quantize_groups_in_place")
 def _(
     values: Tensor, constants: Tensor, known: Tensor, stream: Tensor, first: int, block: int, dim: int, rule: int
 ) -> Tensor:
-    return values.new_empty(scale_shape(values, block, dim, rule), dtype=torch.float32)
+    return values.new_empty(scale_shape(values, block, dim, rule, values.dtype), dtype=torch.float32)
 
 
 @torch.library.register_fake(f"{NAMESPACE}::quantize_rotated_into")
@@ -195,7 +195,7 @@ def _(
     x: Tensor, signs: Tensor, values: Tensor, constants: Tensor, known: Tensor, stream: Tensor, first: int,
     block: int, dim: int, rule: int,
 ) -> Tensor:  # fmt: skip
-    return x.new_empty(scale_shape(values, block, dim, rule), dtype=torch.float32)
+    return x.new_empty(scale_shape(values, block, dim, rule, values.dtype), dtype=torch.float32)
 
 
 @torch.library.register_fake(f"{NAMESPACE}::rotated_ms_eden_into")

@@ -79,8 +79,9 @@ def scale_and_round(
 
     A program has a tile of (H, G, W): up to ``high`` rows of G groups of ``wide`` columns, its axes padded to powers of
     two. OF: what has one scale, ``all`` elements, a ``row``, a ``column`` or a ``group``. OWN: its amax is that of the
-    tile's elements, and not among ``amaxes``.
+    tile's elements, and not among ``amaxes``. Groups whose y is float8 have codes, and their scales beside them.
     """
+    CODES: tl.constexpr = y.dtype.element_ty == tl.uint8
     across = tl.cdiv(columns, G * wide)
     strip, part = tl.program_id(0) // across, tl.program_id(0) % across
     h, g, w = tl.arange(0, H)[:, None, None], tl.arange(0, G)[None, :, None], tl.arange(0, W)[None, None, :]
@@ -118,9 +119,12 @@ def scale_and_round(
             remembered = tl.load(known + at * known_step, mask=at < count, other=0.0)
             largest = tl.where(remembered > 0, remembered, largest)
         factor = scale_of(largest, target, grid, RULE)
-        if OF != "group":  # noqa: SIM102 - the compiler knows this one, and the device the next
+        if OF != "group":
             if beside == 0:
                 tl.store(scales + at, factor, mask=at < count)
+        elif CODES:
+            groups, group = tl.cdiv(columns, wide), part.to(tl.int64) * G + g
+            tl.store(scales + strip.to(tl.int64) * groups + group, factor, mask=group < groups)
 
     scaled = values * factor
     if DRAWS:
@@ -134,7 +138,7 @@ def scale_and_round(
         found = nearest(scaled, grid)
     if RULE >= TWO_LEVEL:
         found = found * back
-    elif OF == "group":
+    elif OF == "group" and not CODES:
         if RULE == FLOAT32:
             found = (found.to(tl.float64) / factor.to(tl.float64)).to(tl.float32)
         else:

@@ -41,8 +41,7 @@ def takes_kernels(x: Tensor, dtype: torch.dtype, block: int, stochastic: bool = 
     it makes the tensor, which spares reading it for that. ``block`` is a `block_code`.
     """
     high, wide = _group(block, 1)
-    float8 = dtype in FLOAT8.values() and block in (ONE_SCALE, ROWS)
-    if x.device.type != DEVICE or x.dtype not in DTYPES or not (float8 or dtype in DTYPES):
+    if x.device.type != DEVICE or x.dtype not in DTYPES or dtype not in DTYPES.union(FLOAT8.values()):
         return False
     if _padded(high) * _padded(wide) > LARGEST:
         return False
@@ -113,7 +112,7 @@ def _quantize_into(
     two_level = rule >= TWO_LEVEL
     if two_level:
         scale_constants(constants)  # which must be there
-    scale = x.new_empty(scale_shape(values, block, dim, rule), dtype=torch.float32)
+    scale = x.new_empty(scale_shape(values, block, dim, rule, values.dtype), dtype=torch.float32)
     size = signs.numel()
     if size and not _rotates_in_tiles(block, dim, size):
         x, size = rotate_by_tensors(x, signs), 0
