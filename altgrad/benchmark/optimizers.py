@@ -17,7 +17,6 @@ from altgrad.benchmark import memory
 from altgrad.benchmark.timing import in_turn, ratio
 from altgrad.model import GPT, GPTConfig, Recipe, quantize_model
 from altgrad.optim import Arm, build_optimizer
-from altgrad.optim.grids import weight_grids
 from altgrad.training.held_bytes import bytes_per_parameter
 
 WARM = 3
@@ -63,9 +62,7 @@ def _stepper(
     if settings is None:
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     else:
-        arm = Arm(**settings)
-        grids = weight_grids(model, on_grid=arm.weights == "quantized")
-        optimizer = build_optimizer(model, arm, grids, compiled=True)
+        optimizer = build_optimizer(model, Arm(**settings), compiled=True)
     for p in model.parameters():  # now, as weights that lie in memory as codes have other tensors than before
         p.grad = 1e-3 * torch.randn(p.shape, device=p.device)
     return model, optimizer
