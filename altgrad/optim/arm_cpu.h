@@ -31,7 +31,7 @@ static_assert(kChunk % Stream::kRow == 0);
 }
 
 struct Arm {
-  int32_t direction, unit, metric, formula, on_gradient, power, rms, momentum, match_rms, weights, reestimated;
+  int32_t direction, unit, metric, formula, on_gradient, power, rms, momentum, match_rms, weights, reestimated, feedback;
   int64_t scale_rule;
 
   explicit Arm(const Tensor& settings) : Arm(static_cast<const int32_t*>(settings.const_data_ptr())) {}
@@ -41,6 +41,7 @@ struct Arm {
     formula = s[setting::kFormula], on_gradient = s[setting::kOnGradient], power = s[setting::kPower];
     rms = s[setting::kRms], momentum = s[setting::kMomentum], match_rms = s[setting::kMatchRms];
     weights = s[setting::kWeights], reestimated = s[setting::kReestimated];
+    feedback = s[setting::kFeedback];
     if (weights != weights::kMaster && weights != weights::kNearest && weights != weights::kStochastic) {
       unknown("weights", weights);
     }
@@ -48,13 +49,14 @@ struct Arm {
 };
 
 struct Numbers {
-  float lr, decay, beta1, beta2, unbias1, unbias2, eps, momentum, max_rungs;
+  float lr, decay, beta1, beta2, unbias1, unbias2, eps, momentum, max_rungs, unbias_later;
 
   explicit Numbers(const Tensor& packed) {
     const float* h = packed.const_data_ptr<float>();
     lr = h[number::kLr], decay = h[number::kDecay], beta1 = h[number::kBeta1], beta2 = h[number::kBeta2];
     unbias1 = h[number::kUnbias1], unbias2 = h[number::kUnbias2], eps = h[number::kEps];
     momentum = h[number::kMomentum], max_rungs = h[number::kMaxRungs];
+    unbias_later = h[number::kUnbiasLater];
   }
 };
 

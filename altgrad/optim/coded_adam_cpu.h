@@ -19,26 +19,39 @@ class CodedAdam {
  public:
   CodedAdam(const Tensors& t, const Numbers& h)
       : t_(t), h_(h), m_(t.coded_m.eights()), v_(t.coded_v.eights()),
-        unit_(std::min(t.coded_m.block(), t.coded_v.block())) {}
+        unit_(std::min(t.coded_m.unit(), t.coded_v.unit())) {}
 
   static bool takes(const Arm& arm, const Tensors& t) {
     return arm.direction == direction::kAdam && arm.unit == unit::kWeight && t.reference_m == nullptr && t.coded_m &&
            t.coded_v && t.coded_m.in_eights(true) && t.coded_v.in_eights(false);
   }
 
+  // Whether it has seen what a step makes of the moments of the chunk.
+  bool measure(int64_t first) const {
+    if (!in_eights_at(first)) return false;
+    for (int64_t at = first; at < first + kChunk; at += unit_) {
+      float largest_m, largest_v;
+      if (t_.coded_v.root()) {
+        advance<true, false>(at, nullptr, nullptr, largest_m, largest_v);
+      } else {
+        advance<false, false>(at, nullptr, nullptr, largest_m, largest_v);
+      }
+      measured(t_.coded_m, at, largest_m), measured(t_.coded_v, at, largest_v);
+    }
+    return true;
+  }
+
   // Whether it has taken the step of the chunk.
   bool operator()(int64_t first) const {
-    for (int64_t at = first; at < first + kChunk; at += unit_) {
-      if (!t_.coded_m.in_eights_at(at) || !t_.coded_v.in_eights_at(at)) return false;
-    }
+    if (!in_eights_at(first)) return false;
     alignas(32) float m[kChunk], v[kChunk];
     float largest_m[kChunk / Eights::kPack], largest_v[kChunk / Eights::kPack];
     for (int64_t at = 0; at < kChunk; at += unit_) {
       const int64_t place = at / unit_;
       if (t_.coded_v.root()) {
-        advance<true>(first + at, m + at, v + at, largest_m[place], largest_v[place]);
+        advance<true, true>(first + at, m + at, v + at, largest_m[place], largest_v[place]);
       } else {
-        advance<false>(first + at, m + at, v + at, largest_m[place], largest_v[place]);
+        advance<false, true>(first + at, m + at, v + at, largest_m[place], largest_v[place]);
       }
     }
     store<true>(t_.coded_m, m_, first, m, largest_m);
@@ -47,7 +60,19 @@ class CodedAdam {
   }
 
  private:
-  template <bool kRoot>
+  bool in_eights_at(int64_t first) const {
+    for (int64_t at = first; at < first + kChunk; at += unit_) {
+      if (!t_.coded_m.in_eights_at(at) || !t_.coded_v.in_eights_at(at)) return false;
+    }
+    return true;
+  }
+
+  static void measured(const Codec& codec, int64_t at, float largest) {
+    if (codec.measures()) codec.measure_block(codec.block_of(at), std::bit_cast<uint32_t>(largest), UINT32_MAX);
+  }
+
+  // Without `kSteps` nothing is written but the largest moments, which are no roots then.
+  template <bool kRoot, bool kSteps>
   void advance(int64_t first, float* m, float* v, float& largest_m, float& largest_v) const {
     const auto all = [](float x) { return _mm256_set1_ps(x); };
     const __m256 scale_m = all(t_.coded_m.scale_of(first) * m_.unit);
@@ -72,6 +97,11 @@ class CodedAdam {
         const __m256 was_v = kRoot ? _mm256_mul_ps(old_v[half], old_v[half]) : old_v[half];
         const __m256 new_m = _mm256_add_ps(was_m, _mm256_mul_ps(_mm256_sub_ps(g, was_m), rest1));
         __m256 new_v = _mm256_add_ps(_mm256_mul_ps(was_v, beta2), _mm256_mul_ps(_mm256_mul_ps(g, g), rest2));
+        found_m = _mm256_max_epi32(found_m, _mm256_and_si256(Eights::bits(new_m), magnitude));
+        if constexpr (!kSteps) {
+          found_v = _mm256_max_epi32(found_v, Eights::bits(new_v));
+          continue;
+        }
         const __m256 below = _mm256_add_ps(_mm256_sqrt_ps(_mm256_mul_ps(new_v, unbias2)), eps);
         const __m256 step = _mm256_div_ps(_mm256_mul_ps(new_m, unbias1), below);
         const __m256 kept = _mm256_mul_ps(_mm256_loadu_ps(p + at), decay);
@@ -79,7 +109,6 @@ class CodedAdam {
         if (kRoot) new_v = _mm256_sqrt_ps(_mm256_min_ps(new_v, all(std::numeric_limits<float>::max())));
         _mm256_store_ps(m + at, new_m);
         _mm256_store_ps(v + at, new_v);
-        found_m = _mm256_max_epi32(found_m, _mm256_and_si256(Eights::bits(new_m), magnitude));
         found_v = _mm256_max_epi32(found_v, Eights::bits(new_v));
       }
     }
@@ -88,9 +117,9 @@ class CodedAdam {
 
   template <bool kSigned>
   void store(const Codec& codec, const Eights& eights, int64_t first, float* x, const float* largest) const {
-    for (int64_t at = 0; at < kChunk; at += codec.block()) {
+    for (int64_t at = 0; at < kChunk; at += codec.unit()) {
       const float* own = largest + at / unit_;
-      codec.store_block<kSigned>(eights, first + at, x + at, *std::max_element(own, own + codec.block() / unit_));
+      codec.store_unit<kSigned>(eights, first + at, x + at, *std::max_element(own, own + codec.unit() / unit_));
     }
   }
 

@@ -10,24 +10,29 @@ from altgrad.formats.codebook import Codebook
 from altgrad.numerics.cpu import definitions
 from altgrad.optim.coded import LEAST_AMAX, STREAMS, Coding
 
-CHUNK = 512  # update_cpu.cpp's, in which whole blocks lie
+CHUNK = 512  # of the loops; a scale of another block than lies in it whole is measured in a pass of its own
+TENSOR, ROW = 0, 1  # in place of the elements of a block, which are more
 FIELDS = (
     "mapped", "bits", "mantissa_bits", "bias", "sign_code", "negative_zero", "root", "stochastic", "power_of_two",
     "block", "stream", "lowest", "entry", "entries", "largest", "spacing", "max",
 )  # fmt: skip
 HEADER = 32
 DEFINITIONS = definitions.enumeration("codec", FIELDS) + definitions.numbers(
-    "codec", {"header": HEADER, "least_amax": float(np.float32(LEAST_AMAX))}
+    "codec", {"header": HEADER, "chunk": CHUNK, "tensor": TENSOR, "row": ROW, "least_amax": float(np.float32(LEAST_AMAX))}
 )
 
 
 def takes(coding: Coding) -> bool:
-    """Whether the loops read and write such codes: of blocks, in formats with a zero and in maps, of up to 8 bits."""
+    """Whether the loops read and write such codes: in formats with a zero and in maps, of up to 8 bits."""
     moment, book = coding.moment, coding.book
-    blocks = moment.granularity == "block" and CHUNK % moment.block == 0
     if book.fmt is None:
-        return blocks and moment.rounding == "nearest" and not moment.expand
-    return blocks and book.bits <= 8 and book.fmt.has_zero and book.smallest >= 2.0**-100
+        return moment.rounding == "nearest" and not moment.expand
+    return book.bits <= 8 and book.fmt.has_zero and book.smallest >= 2.0**-100
+
+
+def measures(coding: Coding) -> bool:
+    """Whether scales are of more than whole blocks in a chunk."""
+    return coding.moment.granularity != "block" or CHUNK % coding.moment.block != 0
 
 
 def packed(name: str, coding: Coding) -> Tensor:
@@ -39,7 +44,7 @@ def packed(name: str, coding: Coding) -> Tensor:
         "mapped": fmt is None, "bits": book.bits, "sign_code": book.sign_code, "negative_zero": book.negative_zero,
         "mantissa_bits": 0 if fmt is None else fmt.mantissa_bits, "bias": 0 if fmt is None else fmt.bias,
         "root": moment.root, "stochastic": moment.rounding == "stochastic", "power_of_two": moment.scale == "E8M0",
-        "block": moment.block, "stream": STREAMS[name] >> 30, "lowest": lowest >> 23, "entry": entry,
+        "block": {"tensor": TENSOR, "row": ROW}.get(moment.granularity, moment.block), "stream": STREAMS[name] >> 30, "lowest": lowest >> 23, "entry": entry,
         "entries": len(table) // 2, "largest": book.largest, "max": float(book.values[-1]),
         "spacing": book.smallest,
     }  # fmt: skip

@@ -31,14 +31,14 @@ class Memory:
 
     def keep(self, values: Tensor) -> None:
         """Have codes of ``values``, which lie on the quantization grid."""
-        self.codes.copy_(self.grid.encode(values))
+        self.codes.copy_(self.grid.to_stored(values))
         self.values = None
 
     def read(self) -> Tensor:
         """Return the values, float32."""
         if self.values is not None:
             return self.values.clone()
-        return self.grid.decode(self.codes, self.codes.new_ones(1, 1, dtype=torch.float32))
+        return self.grid.from_stored(self.codes)
 
 
 class StoredWeight(torch.Tensor):
@@ -94,5 +94,5 @@ def stored_bytes(t: Tensor) -> int:
 
 def store(p: nn.Parameter, grid: WeightGrid) -> None:
     """Have ``p``, whose values lie on ``grid``, lie in memory as codes from now on."""
-    memory = Memory(grid, grid.encode(p))
+    memory = Memory(grid, grid.to_stored(p.detach()))
     torch.utils.swap_tensors(p, nn.Parameter(StoredWeight(memory), p.requires_grad))

@@ -137,12 +137,12 @@ void direct_madam(const float* __restrict p, float* __restrict v, const float* _
   }
 }
 
-// The moments of a chunk: where they lie, or decoded.
+// The moments of a chunk: where they lie, or decoded, or `apart`, so that nothing becomes of what is done to them.
 struct Moments {
   float *m, *v, room_m[kChunk], room_v[kChunk];
 
-  Moments(const Tensors& t, int64_t first, int64_t n) {
-    m = open(t.m, t.coded_m, first, n, room_m), v = open(t.v, t.coded_v, first, n, room_v);
+  Moments(const Tensors& t, int64_t first, int64_t n, bool apart = false) {
+    m = open(t.m, t.coded_m, first, n, apart, room_m), v = open(t.v, t.coded_v, first, n, apart, room_v);
   }
   void store(const Tensors& t, int64_t first, int64_t n, const Stream& stream) {
     if (t.coded_m) t.coded_m.store(first, n, m, stream);
@@ -150,10 +150,13 @@ struct Moments {
   }
 
  private:
-  static float* open(float* whole, const Codec& coded, int64_t first, int64_t n, float* room) {
-    if (!coded) return whole == nullptr ? nullptr : whole + first;
-    coded.load(first, n, room);
-    return room;
+  static float* open(float* whole, const Codec& coded, int64_t first, int64_t n, bool apart, float* room) {
+    if (coded) {
+      coded.load(first, n, room);
+      return room;
+    }
+    if (whole == nullptr || !apart) return whole == nullptr ? nullptr : whole + first;
+    return std::copy_n(whole + first, n, room) - n;
   }
 };
 
@@ -240,19 +243,41 @@ class Step {
       : arm_(arm), h_(h), t_(t), n_(n), grid_(grid), line_(grid), held_(held), stiffness_(stiffness),
         stream_(stream) {
 #ifdef ALTGRAD_EIGHTS
-    if (stiffness == nullptr && !arm.match_rms && CodedAdam::takes(arm, t)) coded_.emplace(t_, h_);
+    if (stiffness == nullptr && !arm.match_rms && !arm.feedback && CodedAdam::takes(arm, t)) coded_.emplace(t_, h_);
 #endif
   }
 
   void take() {
+    if (t_.coded_m.measures() || t_.coded_v.measures()) measure();
     if (arm_.match_rms) match();
     if (arm_.weights != weights::kMaster) held_scale_ = scale_of(*held_, ScaleRule(arm_.scale_rule, grid_));
     std::vector<uint32_t> largest_of((n_ + kChunk - 1) / kChunk);
     over_chunks(n_, [&](int64_t chunk, int64_t first, int64_t n) { largest_of[chunk] = finish(first, n); });
     if (arm_.weights != weights::kMaster) write_back(from_order(*std::ranges::max_element(largest_of)));
+    for (const Codec* codec : {&t_.coded_m, &t_.coded_v}) {
+      if (codec->measures()) codec->commit();
+    }
   }
 
  private:
+  // Has the scales of moments that are of more than a chunk.
+  void measure() {
+    over_chunks(n_, [&](int64_t, int64_t first, int64_t n) {
+#ifdef ALTGRAD_EIGHTS
+      if (n == kChunk && coded_ && coded_->measure(first)) return;
+#endif
+      float factor[kChunk], step[kChunk];
+      if (stiffness_ != nullptr) (*stiffness_)(t_.p + first, first, n, factor);
+      const Moments moments(t_, first, n, true);
+      direct(arm_, h_, t_, moments.m, moments.v, first, n, stiffness_ != nullptr ? factor : nullptr, step);
+      if (t_.coded_m.measures()) t_.coded_m.measure(first, n, moments.m);
+      if (t_.coded_v.measures()) t_.coded_v.measure(first, n, moments.v);
+    });
+    for (const Codec* codec : {&t_.coded_m, &t_.coded_v}) {
+      if (codec->measures()) codec->settle();
+    }
+  }
+
   // Advances all moments of a chunk and writes the direction, and the factor if there is a stiffness.
   void advance(const Moments& moments, int64_t first, int64_t n, float* factor, float* step) const {
     if (stiffness_ != nullptr) (*stiffness_)(t_.p + first, first, n, factor);
@@ -296,9 +321,9 @@ class Step {
 #endif
     float factor[kChunk], fresh[kChunk], *weight = t_.p + first, *step = fresh;
     if (directions_ == nullptr) {
-      Moments moments(t_, first, n);
+      Moments moments(t_, first, n, arm_.feedback);
       advance(moments, first, n, factor, step);
-      moments.store(t_, first, n, stream_);
+      if (!arm_.feedback) moments.store(t_, first, n, stream_);
     } else {
       step = directions_.get() + first;
       if (arm_.metric) (*stiffness_)(weight, first, n, factor);
@@ -340,12 +365,32 @@ class Step {
   void round_weights(const F& rounded) {
     const float scale = scale_of(*held_, ScaleRule(arm_.scale_rule, grid_));
     over_chunks(n_, [&](int64_t, int64_t first, int64_t n) {
-      float random[kChunk];
+      float random[kChunk], wanted[kChunk];
       if constexpr (kRandom) stream_.uniform(first, n, random);
+      if (arm_.feedback) std::copy_n(t_.p + first, n, wanted);
       with_division(grid_, scale, [&](const auto divided) {
         round_chunk<kRandom>(t_.p + first, random, n, scale, rounded, divided);
       });
+      if (arm_.feedback) feed_back(first, n, wanted, grid_.max / scale);
     });
+  }
+
+  // Advances the moments of a chunk and has the momentum make up for what rounding took of `wanted`: _feed_back of
+  // update.py. Until now the moments were only looked at.
+  void feed_back(int64_t first, int64_t n, const float* __restrict wanted, const float top) const {
+    Moments moments(t_, first, n);
+    float step[kChunk];
+    direct(arm_, h_, t_, moments.m, moments.v, first, n, nullptr, step);
+    const float* __restrict written = t_.p + first;
+    const bool adam = arm_.direction == direction::kAdam;
+    const float beta = adam ? h_.beta1 : h_.momentum, kept = 1.0f - beta, later = h_.lr * h_.unbias_later;
+    for (int64_t i = 0; i < n; ++i) {
+      const float error = std::max(std::min(wanted[i], top), -top) - written[i];
+      const float rate = adam ? later / (std::sqrt(moments.v[i] * h_.unbias2) + h_.eps) : h_.lr;
+      const float lost = error * kept / (beta * rate);
+      moments.m[i] -= std::isfinite(lost) ? lost : 0.0f;  // at a rate of zero nothing comes back
+    }
+    moments.store(t_, first, n, stream_);
   }
 
   template <bool kRandom, class F, class D>
@@ -376,9 +421,10 @@ float* floats_or_null(Tensor& t, const Tensor& coding) {
   return t.numel() == 0 || coding.numel() > 0 ? nullptr : static_cast<float*>(t.mutable_data_ptr());
 }
 float* data_or_null(Tensor& t) { return t.numel() == 0 ? nullptr : static_cast<float*>(t.mutable_data_ptr()); }
-Codec codec_of(Tensor& codes, Tensor& scales, Tensor& powers, const Tensor& coding) {
+Codec codec_of(const Tensor& p, Tensor& codes, Tensor& scales, Tensor& powers, const Tensor& coding) {
   if (coding.numel() == 0) return {};
-  return {coding.const_data_ptr<float>(), codes.mutable_data_ptr(), scales.mutable_data_ptr(), data_or_null(powers)};
+  return {coding.const_data_ptr<float>(), p.numel(), p.dim() < 2 ? p.numel() : p.size(p.dim() - 1),
+          codes.mutable_data_ptr(), scales.mutable_data_ptr(), data_or_null(powers)};
 }
 
 void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor reference_v, Tensor held,
@@ -396,8 +442,8 @@ void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor
                   data_or_null(reference_m),
                   data_or_null(reference_v),
                   g.const_data_ptr<float>(),
-                  codec_of(m, m_scale, m_power, m_coding),
-                  codec_of(v, v_scale, v_power, v_coding)};
+                  codec_of(p, m, m_scale, m_power, m_coding),
+                  codec_of(p, v, v_scale, v_power, v_coding)};
   std::unique_ptr<Stiffness> stiffness;
   if (arm.formula != formula::kNone) {
     const float known = remembered.numel() == 1 ? *remembered.const_data_ptr<float>() : 0.0f;

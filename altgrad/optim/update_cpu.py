@@ -1,8 +1,8 @@
 """The CPU's own loops for a step of an arm, `update_cpu.cpp`: what `update` does, twice as fast.
 
-They take every arm but seven things: weights with more than one scale, a stiffness of rows, one on a schedule, a first
-moment carried along a metric that is more than a function of each weight, rounding that is fed back or selective, and
-Muon's matrix products. For those, on other devices and without a C++ compiler there are the rules.
+They take every arm but six things: weights with more than one scale, a stiffness of rows, one on a schedule, a first
+moment carried along a metric that is more than a function of each weight, selective rounding, and Muon's matrix
+products. For those, on other devices and without a C++ compiler there are the rules.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def _settings(arm: Arm, rule: int) -> dict[str, int]:
         "match_rms": arm.match_rms,
         "weights": WEIGHTS.index("master" if arm.weights == "master" else arm.rounding),
         "reestimated": arm.held_scale == "reestimated",
+        "feedback": arm.feedback is not None,
         "scale_rule": rule,
     }
 
@@ -58,7 +59,7 @@ DEFINITIONS = "".join([
     definitions.enumeration("unit", UNITS),
     definitions.enumeration("formula", ("none", *FORMULAS)),
     definitions.enumeration("weights", WEIGHTS),
-    definitions.of_module("number", update, "LR DECAY BETA1 BETA2 UNBIAS1 UNBIAS2 EPS MOMENTUM MAX_RUNGS"),
+    definitions.of_module("number", update, "LR DECAY BETA1 BETA2 UNBIAS1 UNBIAS2 EPS MOMENTUM MAX_RUNGS UNBIAS_LATER"),
     definitions.of_module("rule", update, "MADAM_CLIP GROWS_ABOVE SHRINKS_BELOW"),
     definitions.of_module(  # the function of this name hides the module
         "stiffness", import_module("altgrad.optim.stiffness"),
@@ -101,7 +102,7 @@ def available(arm: Arm, p: Tensor, grid: WeightGrid | None) -> bool:
     one_scale = grid is None or grid.options.get("granularity", "tensor") == "tensor"
     of_the_tensor = arm.stiffness in OF_THE_TENSOR and BASES[arm.base].metric
     taken = takes(p) and one_scale and arm.stiffness != "row_rms" and not of_the_tensor and arm.schedule == "constant"
-    taken = taken and arm.feedback is None and arm.rounding != "selective" and BASES[arm.base].loops
+    taken = taken and arm.rounding != "selective" and BASES[arm.base].loops
     return taken and kernels.load(SOURCE, DEFINITIONS) is None
 
 
@@ -115,6 +116,8 @@ class Loops:
         self._nothing = grid.constants[:0]
         codings = codings or {}
         taken = not BASES[arm.base].metric and all(map(state_cpu.takes, codings.values()))
+        # What feedback takes of a momentum is known only when a pass over the weights has ended.
+        taken = taken and not (arm.feedback and any(map(state_cpu.measures, codings.values())))
         self._codings = {name: state_cpu.packed(name, coding) for name, coding in codings.items()} if taken else {}
         self.reads_codes = bool(self._codings)
         rule = scale_rule(grid.options.get("scale_format", "float32"), grid.options.get("scale_rounding", "rceil"))

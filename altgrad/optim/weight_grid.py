@@ -16,7 +16,9 @@ from torch import Tensor
 from altgrad.formats import Format
 from altgrad.numerics import (
     decode,
+    decode_operand,
     encode,
+    encode_operand,
     grid_spacing,
     operand_scale,
     refined_constants,
@@ -80,3 +82,25 @@ class WeightGrid:
     def decode(self, codes: Tensor, weight: Tensor) -> Tensor:
         """Return the weights that `encode` took, bit for bit; the scale is that of a buffer, not of ``weight``."""
         return decode(codes, refined_format(self.format, self.refinement)) / self.scale(weight)
+
+    def to_stored(self, weight: Tensor) -> Tensor:
+        """Return codes, for memory, of a weight that lies on the grid: its shape; the scale is that of a buffer."""
+        if self._has_bytes:
+            return encode_operand(weight * self._buffered(), self.constants)
+        return self.encode(weight)
+
+    def from_stored(self, codes: Tensor) -> Tensor:
+        """Return the weight that `to_stored` took, float32, bit for bit."""
+        if self._has_bytes:
+            return decode_operand(codes, self.constants, torch.float32).div_(self._buffered())
+        return self.decode(codes, self._no_weight())
+
+    @property
+    def _has_bytes(self) -> bool:
+        return self.refinement == 1 and self.format.bits <= 8
+
+    def _buffered(self) -> Tensor:
+        return self.scale(self._no_weight())
+
+    def _no_weight(self) -> Tensor:
+        return torch.ones(1, 1, device=self.device)

@@ -1,4 +1,7 @@
-// A moment as codes and scales of blocks, in loops: altgrad/optim/coded.py, with the same bits.
+// A moment as codes and scales, in loops: altgrad/optim/coded.py, with the same bits.
+//
+// Where blocks are not of a chunk, as a tensor or a row is one, what their scales come from is measured in a pass of its
+// own, and the old scales stay until all has been stored.
 //
 // Codes of formats come from the bits of a float32, those of maps from a table of its upper bits, in each entry of which
 // lies one threshold at most; of moments whose range is expanded the table has the logarithms of the codes' values.
@@ -7,10 +10,14 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
+#include <numeric>
+#include <vector>
 
 #include "definitions.h"
 #include "eights.h"
@@ -32,15 +39,27 @@ struct FusedDivision {
   }
 };
 
+// Of blocks that are not of a chunk: the bits of their largest and least magnitudes, and what is made of them.
+struct Measured {
+  std::vector<uint32_t> largest, least;  // least: less one, so that zero is above all others
+  std::vector<float> scales, powers;
+
+  explicit Measured(int64_t blocks) : largest(blocks, 0), least(blocks, UINT32_MAX), scales(blocks), powers(blocks) {}
+};
+
 class Codec {
  public:
   Codec() = default;
-  // powers: of the blocks of a moment whose range is expanded, or null.
-  Codec(const float* packed, void* codes, void* scales, float* powers)
+  // n, row: elements of the moment and of a row of it; powers: of blocks whose range is expanded, or null.
+  Codec(const float* packed, int64_t n, int64_t row, void* codes, void* scales, float* powers)
       : codes_(static_cast<uint8_t*>(codes)), scales_(scales), powers_(powers), values_(packed + codec::kHeader) {
     const auto whole = [packed](int place) { return static_cast<int32_t>(packed[place]); };
     mapped_ = whole(codec::kMapped), packed_ = whole(codec::kBits) <= 4, root_ = whole(codec::kRoot);
     stochastic_ = whole(codec::kStochastic), power_of_two_ = whole(codec::kPowerOfTwo), block_ = whole(codec::kBlock);
+    if (block_ == codec::kRow) block_ = row;
+    const int64_t blocks = block_ == codec::kTensor ? 1 : (n + block_ - 1) / block_;
+    if (block_ == codec::kTensor) block_ = kEndless;
+    if (codec::kChunk % block_ != 0) measured_ = std::make_shared<Measured>(blocks);
     shift_ = 23 - whole(codec::kMantissaBits), first_normal_ = 1u << whole(codec::kMantissaBits);
     rebias_ = static_cast<uint32_t>(127 - whole(codec::kBias)) << 23;
     sign_code_ = static_cast<uint32_t>(whole(codec::kSignCode)), sign_shift_ = 32 - whole(codec::kBits);
@@ -55,7 +74,40 @@ class Codec {
 
   explicit operator bool() const { return codes_ != nullptr; }
 
-  // Writes the numbers that codes from place `first` on stand for; `first` is where a block begins.
+  // Whether `measure` is to see all numbers, then `settle`, before `store` does, and `commit` after it.
+  bool measures() const { return measured_ != nullptr; }
+
+  void measure(int64_t first, int64_t n, const float* x) const {
+    over_blocks(first, n, [&](int64_t block, int64_t begin, int64_t count) {
+      uint32_t largest = 0, least = UINT32_MAX;
+      for (int64_t i = begin; i < begin + count; ++i) {
+        const uint32_t bits = std::bit_cast<uint32_t>(x[i]) & kMagnitude;
+        largest = std::max(largest, bits), least = std::min(least, bits - 1);
+      }
+      measure_block(block, largest, least);
+    });
+  }
+  void measure_block(int64_t block, uint32_t largest, uint32_t least) const {
+    const std::atomic_ref<uint32_t> most(measured_->largest[block]), fewest(measured_->least[block]);
+    for (uint32_t was = most; was < largest && !most.compare_exchange_weak(was, largest);) continue;
+    for (uint32_t was = fewest; was > least && !fewest.compare_exchange_weak(was, least);) continue;
+  }
+
+  void settle() const {
+    for (size_t i = 0; i < measured_->scales.size(); ++i) {
+      float largest = std::bit_cast<float>(measured_->largest[i]), least = largest;
+      if (measured_->least[i] != UINT32_MAX) least = std::bit_cast<float>(measured_->least[i] + 1);
+      if (root_) largest = std::sqrt(std::min(largest, kMost)), least = std::sqrt(least);
+      const float amax = std::max(std::min(largest, kMost), codec::kLeastAmax);
+      measured_->largest[i] = std::bit_cast<uint32_t>(largest);
+      measured_->scales[i] = scale_for(amax), measured_->powers[i] = expansion_of(amax, least, binades_);
+    }
+  }
+  void commit() const {
+    for (size_t i = 0; i < measured_->scales.size(); ++i) keep(i, measured_->scales[i], measured_->powers[i]);
+  }
+
+  // Writes the numbers that codes from place `first` on stand for; `first` is where a chunk begins.
   void load(int64_t first, int64_t n, float* __restrict out) const {
     const uint8_t* codes = codes_ + first;
     uint8_t unpacked[kRoom];
@@ -66,17 +118,16 @@ class Codec {
       }
       codes = unpacked;
     }
-    for (int64_t begin = 0; begin < n; begin += block_) {
-      const int64_t count = std::min(block_, n - begin);
-      const float scale = scale_at((first + begin) / block_);
+    over_blocks(first, n, [&](int64_t block, int64_t begin, int64_t count) {
+      const float scale = scale_at(block);
       if (mapped_) {
-        for (int64_t i = 0; i < count; ++i) out[begin + i] = values_[codes[begin + i]] * scale;
+        for (int64_t i = begin; i < begin + count; ++i) out[i] = values_[codes[i]] * scale;
       } else if (powers_ != nullptr) {
-        decode_expanded(codes + begin, count, scale, powers_[(first + begin) / block_], out + begin);
+        decode_expanded(codes + begin, count, scale, powers_[block], out + begin);
       } else {
         decode(codes + begin, count, scale, out + begin);
       }
-    }
+    });
     if (root_) {
       for (int64_t i = 0; i < n; ++i) out[i] *= out[i];
     }
@@ -88,15 +139,15 @@ class Codec {
     if (stochastic_) Stream{stream.seed, stream.tensor + stream_, stream.step}.uniform(first, n, random);
     uint8_t unpacked[kRoom], *codes = packed_ ? unpacked : codes_ + first;
     if (root_) {
-      for (int64_t i = 0; i < n; ++i) x[i] = std::sqrt(std::min(x[i], std::numeric_limits<float>::max()));
+      for (int64_t i = 0; i < n; ++i) x[i] = std::sqrt(std::min(x[i], kMost));
     }
-    for (int64_t begin = 0; begin < n; begin += block_) {
-      const int64_t count = std::min(block_, n - begin);
-      uint32_t found = 0;
-      for (int64_t i = 0; i < count; ++i) found = std::max(found, std::bit_cast<uint32_t>(x[begin + i]) & kMagnitude);
-      encode_block((first + begin) / block_, x + begin, random + begin, count, std::bit_cast<float>(found),
-                   codes + begin);
-    }
+    over_blocks(first, n, [&](int64_t block, int64_t begin, int64_t count) {
+      uint32_t found = measured_ ? measured_->largest[block] : 0;
+      for (int64_t i = begin; !measured_ && i < begin + count; ++i) {
+        found = std::max(found, std::bit_cast<uint32_t>(x[i]) & kMagnitude);
+      }
+      encode_block(block, x + begin, random + begin, count, std::bit_cast<float>(found), codes + begin);
+    });
     if (packed_) {
       if (n % 2 == 1) unpacked[n] = 0;
       for (int64_t i = 0; i < n; i += 2) codes_[(first + i) / 2] = static_cast<uint8_t>(codes[i] << 4 | codes[i + 1]);
@@ -109,23 +160,27 @@ class Codec {
     const bool plain = !mapped_ && !stochastic_ && powers_ == nullptr && sign_shift_ == 24 && shift_ < 23 &&
                        spacing_ >= 0x1p-40f;
     const int32_t binades = (std::bit_cast<int32_t>(max_) - lowest_normal()) >> 23;  // above the first normal one
-    return plain && binades < 30 && (!sign || (negative_zero_ && sign_code_ != 0)) && block_ % Eights::kPack == 0;
+    return plain && binades < 30 && (!sign || (negative_zero_ && sign_code_ != 0)) && unit() % Eights::kPack == 0;
   }
   // Whether they take the block at this place too, whose scale times any `unit` is finite.
   bool in_eights_at(int64_t place) const { return scale_of(place) <= 0x1p60f; }
   Eights eights() const { return {shift_, lowest_normal()}; }
-  int64_t block() const { return block_; }
+  // Elements of a chunk that have one scale.
+  int64_t unit() const { return std::gcd(block_, codec::kChunk); }
+  int64_t block_of(int64_t place) const { return place / block_; }
   bool root() const { return root_; }
   float scale_of(int64_t place) const { return scale_at(place / block_); }
 
-  // Stores a block, whose root has been taken, from its largest magnitude on.
+  // Stores a unit, whose root has been taken, from its largest magnitude on.
   template <bool kSigned>
-  void store_block(const Eights& eights, int64_t place, float* x, float largest) const {
-    const float scale = largest <= 0x1p58f ? new_scale(place / block_, largest) : 0.0f;
+  void store_unit(const Eights& eights, int64_t place, float* x, float largest) const {
+    const int64_t block = place / block_;
+    if (measured_) largest = std::bit_cast<float>(measured_->largest[block]);
+    const float scale = largest <= 0x1p58f ? new_scale(block, largest) : 0.0f;
     if (scale >= 0x1p-60f) {
-      eights.store<kSigned>(x, block_, scale, codes_ + place);
+      eights.store<kSigned>(x, unit(), scale, codes_ + place);
     } else {
-      encode_block(place / block_, x, x, block_, largest, codes_ + place);
+      encode_block(block, x, x, unit(), largest, codes_ + place);
     }
   }
   const uint8_t* codes_at(int64_t place) const { return codes_ + place; }
@@ -134,6 +189,18 @@ class Codec {
  private:
   static constexpr int64_t kRoom = 512 + Stream::kRow;
   static constexpr uint32_t kMagnitude = 0x7fffffffu;
+  static constexpr float kMost = std::numeric_limits<float>::max();
+  static constexpr int64_t kEndless = int64_t{1} << 40;  // a block of a whole tensor
+
+  // Calls run with each block that lies in a chunk or begins there, where its part of the chunk begins, and its length.
+  template <class F>
+  void over_blocks(int64_t first, int64_t n, const F& run) const {
+    for (int64_t begin = 0; begin < n;) {
+      const int64_t block = (first + begin) / block_, end = std::min((block + 1) * block_ - first, n);
+      run(block, begin, end - begin);
+      begin = end;
+    }
+  }
 
   void decode(const uint8_t* __restrict codes, int64_t n, const float scale, float* __restrict out) const {
     const uint32_t sign_code = sign_code_, first_normal = first_normal_, rebias = rebias_;
@@ -249,29 +316,35 @@ class Codec {
     return std::bit_cast<int32_t>(spacing_ * static_cast<float>(static_cast<int32_t>(first_normal_)));
   }
 
-  // Stores a block whose largest magnitude is `largest`, or infinite.
+  // Stores a block, or a part of one that has been measured, whose largest magnitude is `largest`, or infinite.
   void encode_block(int64_t block, float* x, const float* random, int64_t n, float largest, uint8_t* codes) const {
-    constexpr float kMost = std::numeric_limits<float>::max();
     if (!(largest <= kMost)) {
       for (int64_t i = 0; i < n; ++i) x[i] = std::max(std::min(x[i], kMost), -kMost);
     }
     if (powers_ != nullptr) {
-      const float amax = std::max(std::min(largest, kMost), codec::kLeastAmax);
-      keep_scale(block, amax);
-      powers_[block] = expansion_of(x, n, amax, binades_);
-      expand(x, n, amax, powers_[block], largest_);
+      float amax = std::max(std::min(largest, kMost), codec::kLeastAmax), power;
+      if (measured_) {
+        power = measured_->powers[block];
+      } else {
+        keep(block, amax, power = expansion_of(amax, least_of(x, n, amax), binades_));
+      }
+      expand(x, n, amax, power, largest_);
       return encode(x, random, n, [](float y) { return y; }, codes);
     }
     const float scale = new_scale(block, std::min(largest, kMost));
     with_division(scale, [&](const auto divided) { encode(x, random, n, divided, codes); });
   }
 
-  // Keeps the scale of a block, and returns it.
+  // The scale of a block, which is kept now where nobody needs the old one.
   float new_scale(int64_t block, float largest) const {
-    const float amax = std::max(largest, codec::kLeastAmax);
-    const float scale = power_of_two_ ? power_above(amax) : amax / largest_;
-    keep_scale(block, scale);
+    if (measured_) return measured_->scales[block];
+    const float scale = scale_for(std::max(largest, codec::kLeastAmax));
+    keep(block, scale, 1.0f);
     return scale;
+  }
+  float scale_for(float amax) const {
+    if (powers_ != nullptr) return amax;
+    return power_of_two_ ? power_above(amax) : amax / largest_;
   }
 
   // The power of two at or above amax / largest.
@@ -286,17 +359,19 @@ class Codec {
     if (power_of_two_) return std::bit_cast<float>(static_cast<uint32_t>(static_cast<uint8_t*>(scales_)[block]) << 23);
     return static_cast<float*>(scales_)[block];
   }
-  void keep_scale(int64_t block, float scale) const {
+  void keep(int64_t block, float scale, float power) const {
     if (power_of_two_) {
       static_cast<uint8_t*>(scales_)[block] = static_cast<uint8_t>(std::bit_cast<uint32_t>(scale) >> 23);
     } else {
       static_cast<float*>(scales_)[block] = scale;
     }
+    if (powers_ != nullptr) powers_[block] = power;
   }
 
   uint8_t* codes_ = nullptr;
   void* scales_ = nullptr;
   float* powers_ = nullptr;
+  std::shared_ptr<Measured> measured_;
   double binades_ = 0;
   int64_t block_ = 1;
   const float* values_ = nullptr;

@@ -46,11 +46,15 @@ inline double exponential_of_two(double x) {
   return std::bit_cast<double>(std::bit_cast<uint64_t>(value) + (std::bit_cast<uint64_t>(shifted) << 52));
 }
 
-// The power that brings the range of a block to `binades`.
-inline float expansion_of(const float* x, int64_t n, float amax, double binades) {
+// The least magnitude that is not zero, or else amax.
+inline float least_of(const float* x, int64_t n, float amax) {
   uint32_t found = UINT32_MAX;  // of bits less one, so that zero is above all others
   for (int64_t i = 0; i < n; ++i) found = std::min(found, (std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu) - 1);
-  const float least = found == UINT32_MAX ? amax : std::bit_cast<float>(found + 1);
+  return found == UINT32_MAX ? amax : std::bit_cast<float>(found + 1);
+}
+
+// The power that brings the range of a block to `binades`.
+inline float expansion_of(float amax, float least, double binades) {
   const double own = std::log2(static_cast<double>(amax) / static_cast<double>(least));
   return own > 0 ? static_cast<float>(binades / own) : 1.0f;
 }
