@@ -29,6 +29,11 @@ class Memory:
     codes: Tensor
     values: Tensor | None = None
 
+    @property
+    def steps_in_codes(self) -> bool:
+        """Whether a step's loops may have ``codes`` themselves."""
+        return self.values is None and self.grid.has_bytes
+
     def keep(self, values: Tensor) -> None:
         """Have codes of ``values``, which lie on the quantization grid."""
         self.codes.copy_(self.grid.to_stored(values))

@@ -18,6 +18,7 @@
 
 #include "arm_cpu.h"
 #include "coded_adam_cpu.h"
+#include "coder.h"
 #include "stiffness_cpu.h"
 
 namespace altgrad {
@@ -427,6 +428,47 @@ Codec codec_of(const Tensor& p, Tensor& codes, Tensor& scales, Tensor& powers, c
           codes.mutable_data_ptr(), scales.mutable_data_ptr(), data_or_null(powers)};
 }
 
+// The float32 values of a weight on the quantization grid that lies in memory as codes, for the length of a step.
+class Decoded {
+ public:
+  Decoded(const Tensor& codes, const Grid& grid, const float* held, int64_t scale_rule)
+      : codes_(static_cast<uint8_t*>(codes.mutable_data_ptr())), n_(codes.numel()), coder_(grid), grid_(grid),
+        held_(held), rule_(scale_rule, grid), values_(new float[n_]) {
+    over_chunks(n_, [&](int64_t, int64_t first, int64_t n) {
+      with_division(grid_, scale_of(*held_, rule_), [&](const auto divided) {
+        decode(codes_ + first, values_.get() + first, n, coder_, divided);
+      });
+    });
+  }
+  float* values() { return values_.get(); }
+
+  // Has codes of the values, at the scale that is held now.
+  void keep() const {
+    over_chunks(n_, [&](int64_t, int64_t first, int64_t n) {
+      encode(values_.get() + first, codes_ + first, n, coder_, scale_of(*held_, rule_));
+    });
+  }
+
+ private:
+  template <class D>
+  static void decode(const uint8_t* __restrict codes, float* __restrict x, int64_t n, const Coder coder,
+                     const D divided) {
+    for (int64_t i = 0; i < n; ++i) x[i] = divided(coder.decode(codes[i]));
+  }
+  static void encode(const float* __restrict x, uint8_t* __restrict codes, int64_t n, const Coder coder,
+                     const float scale) {
+    for (int64_t i = 0; i < n; ++i) codes[i] = static_cast<uint8_t>(coder.encode(x[i] * scale));
+  }
+
+  uint8_t* const codes_;
+  const int64_t n_;
+  const Coder coder_;
+  const Grid grid_;
+  const float* const held_;
+  const ScaleRule rule_;
+  const std::unique_ptr<float[]> values_;
+};
+
 void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor reference_v, Tensor held,
               Tensor settings, Tensor numbers, Tensor constants, Tensor remembered, Tensor stiff_constants,
               Tensor stiff_numbers, Tensor order, Tensor m_scale, Tensor v_scale, Tensor m_power, Tensor v_power,
@@ -436,7 +478,9 @@ void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor
   const Arm arm(settings);
   const Numbers h(numbers);
   const Grid grid(constants);
-  const Tensors t{data_or_null(p),
+  std::optional<Decoded> decoded;
+  if (p.scalar_type() == torch::headeronly::ScalarType::Byte) decoded.emplace(p, grid, data_or_null(held), arm.scale_rule);
+  const Tensors t{decoded ? decoded->values() : data_or_null(p),
                   floats_or_null(m, m_coding),
                   floats_or_null(v, v_coding),
                   data_or_null(reference_m),
@@ -456,6 +500,7 @@ void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor
   }
   const Stream stream{static_cast<uint32_t>(seed), static_cast<uint32_t>(tensor), static_cast<uint32_t>(step)};
   Step(arm, h, t, n, grid, data_or_null(held), stiffness.get(), stream).take();
+  if (decoded) decoded->keep();
 }
 
 // Steps of weights whose moments are codes, all in one format, by an arm that looks at no quantization grid.

@@ -137,6 +137,9 @@ class Loops:
     ) -> None:  # fmt: skip
         """Do to ``p``, its state and its held amax what a rule of `update` does; ``stream`` as in `random.uniform`.
 
+        ``p`` is float32, or has the codes (uint8) of a weight on its quantization grid, as `WeightGrid.to_stored` has
+        them.
+
         ``remembered`` is the amax (0-d float32) that sets the scale, None where it is that of ``p``.
         """
         nothing = self._nothing

@@ -85,18 +85,19 @@ class WeightGrid:
 
     def to_stored(self, weight: Tensor) -> Tensor:
         """Return codes, for memory, of a weight that lies on the grid: its shape; the scale is that of a buffer."""
-        if self._has_bytes:
+        if self.has_bytes:
             return encode_operand(weight * self._buffered(), self.constants)
         return self.encode(weight)
 
     def from_stored(self, codes: Tensor) -> Tensor:
         """Return the weight that `to_stored` took, float32, bit for bit."""
-        if self._has_bytes:
+        if self.has_bytes:
             return decode_operand(codes, self.constants, torch.float32).div_(self._buffered())
         return self.decode(codes, self._no_weight())
 
     @property
-    def _has_bytes(self) -> bool:
+    def has_bytes(self) -> bool:
+        """Whether `to_stored` has `encode_operand`'s codes, which the CPU's loops step."""
         return self.refinement == 1 and self.format.bits <= 8
 
     def _buffered(self) -> Tensor:
