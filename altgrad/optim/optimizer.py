@@ -190,7 +190,8 @@ class ArmOptimizer(Resumable):
     ) -> None:
         """Step a weight, or what this process has of it."""
         if isinstance(p, StoredWeight) and p in self._loops and p.memory.steps_in_codes:
-            return self._loops[p].step(p.memory.codes, g, state, numbers, stream, None)
+            self._loops[p].step(p.memory.codes, g, state, numbers, stream, None)
+            return
         remembered, w = self.grids[p].remembered(), cast("Tensor", p)
         kept: dict[str, Any] | None = None  # the parts of state that is gathered
         in_parts = not self.codings.of(p) or self.codings.in_parts(p)

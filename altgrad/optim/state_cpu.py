@@ -17,9 +17,10 @@ FIELDS = (
     "block", "stream", "lowest", "entry", "entries", "largest", "spacing", "max",
 )  # fmt: skip
 HEADER = 32
-DEFINITIONS = definitions.enumeration("codec", FIELDS) + definitions.numbers(
-    "codec", {"header": HEADER, "chunk": CHUNK, "tensor": TENSOR, "row": ROW, "least_amax": float(np.float32(LEAST_AMAX))}
-)
+_NUMBERS = {
+    "header": HEADER, "chunk": CHUNK, "tensor": TENSOR, "row": ROW, "least_amax": float(np.float32(LEAST_AMAX))
+}  # fmt: skip
+DEFINITIONS = definitions.enumeration("codec", FIELDS) + definitions.numbers("codec", _NUMBERS)
 
 
 def takes(coding: Coding) -> bool:
@@ -44,7 +45,8 @@ def packed(name: str, coding: Coding) -> Tensor:
         "mapped": fmt is None, "bits": book.bits, "sign_code": book.sign_code, "negative_zero": book.negative_zero,
         "mantissa_bits": 0 if fmt is None else fmt.mantissa_bits, "bias": 0 if fmt is None else fmt.bias,
         "root": moment.root, "stochastic": moment.rounding == "stochastic", "power_of_two": moment.scale == "E8M0",
-        "block": {"tensor": TENSOR, "row": ROW}.get(moment.granularity, moment.block), "stream": STREAMS[name] >> 30, "lowest": lowest >> 23, "entry": entry,
+        "block": {"tensor": TENSOR, "row": ROW}.get(moment.granularity, moment.block),
+        "stream": STREAMS[name] >> 30, "lowest": lowest >> 23, "entry": entry,
         "entries": len(table) // 2, "largest": book.largest, "max": float(book.values[-1]),
         "spacing": book.smallest,
     }  # fmt: skip

@@ -445,7 +445,7 @@ class Decoded {
   // Has codes of the values, at the scale that is held now.
   void keep() const {
     over_chunks(n_, [&](int64_t, int64_t first, int64_t n) {
-      encode(values_.get() + first, codes_ + first, n, coder_, scale_of(*held_, rule_));
+      encode(values_.get() + first, codes_ + first, n, coder_, scale_of(*held_, rule_) * weight_grid::kAbove);
     });
   }
 

@@ -18,7 +18,7 @@ from altgrad.config.arms import FORMULAS, Arm
 from altgrad.config.bases import BASES
 from altgrad.numerics import scale_rule
 from altgrad.numerics.cpu import definitions, kernels
-from altgrad.optim import state_cpu, update
+from altgrad.optim import state_cpu, update, weight_grid
 from altgrad.optim.coded import POWER, SCALE, Coding
 from altgrad.optim.stiffness import Stiffness
 from altgrad.optim.update import State
@@ -60,6 +60,7 @@ DEFINITIONS = "".join([
     definitions.enumeration("formula", ("none", *FORMULAS)),
     definitions.enumeration("weights", WEIGHTS),
     definitions.of_module("number", update, "LR DECAY BETA1 BETA2 UNBIAS1 UNBIAS2 EPS MOMENTUM MAX_RUNGS UNBIAS_LATER"),
+    definitions.of_module("weight_grid", weight_grid, "ABOVE"),
     definitions.of_module("rule", update, "MADAM_CLIP GROWS_ABOVE SHRINKS_BELOW"),
     definitions.of_module(  # the function of this name hides the module
         "stiffness", import_module("altgrad.optim.stiffness"),

@@ -27,6 +27,10 @@ from altgrad.numerics import (
 )
 from altgrad.numerics.constants import MAX
 
+# A weight times its scale is a value of the format but for rounding, and codes are cut off, not rounded: with a little
+# more, less than a spacing of a byte's codes, it is never below the value.
+ABOVE = 1 + 2.0**-12
+
 
 def _nothing() -> None:
     return None
@@ -86,7 +90,7 @@ class WeightGrid:
     def to_stored(self, weight: Tensor) -> Tensor:
         """Return codes, for memory, of a weight that lies on the grid: its shape; the scale is that of a buffer."""
         if self.has_bytes:
-            return encode_operand(weight * self._buffered(), self.constants)
+            return encode_operand(weight * (self._buffered() * ABOVE), self.constants)
         return self.encode(weight)
 
     def from_stored(self, codes: Tensor) -> Tensor:

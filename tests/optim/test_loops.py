@@ -19,7 +19,7 @@ RAW = {f"{formula}_raw": ("stiff_update", {"stiffness": formula, "normalise": "n
 PROFILES = {f"profile_{knee}_{slope}": ("profile", {"knee": knee, "slope": slope, **more}) for knee, slope, more in (
     (0, 1.0, {}), (3.5, 2.0, {}), (62, 0.5, {}), (7, 0.0, {}), (7, 0.75, {"normalise": "none", "lr": 0.03}),
 )}  # fmt: skip
-BY_RULES = ("row_relative", "eco", "eco_3_bytes", "muon")  # arms that the loops leave to the rules
+BY_RULES = ("row_relative", "muon")  # arms that the loops leave to the rules
 BY_LOOPS = [name for name in ARMS if arm_named(name).looks_at_grid and name not in BY_RULES]
 CASES = FORMULAS | RAW | PROFILES | {name: (name, {}) for name in BY_LOOPS} | {
     "profile_on_grid": ("stiff_update_sr", {"stiffness": "profile", "knee": 7, "slope": 1.0}),
@@ -30,6 +30,8 @@ CASES = FORMULAS | RAW | PROFILES | {name: (name, {}) for name in BY_LOOPS} | {
     "riemann_momentum": ("riemann_sgd", {"momentum": 0.9}),
     "nearest": ("adamw_sr", {"rounding": "nearest"}),
     "fixed": ("adamw_sr", {"held_scale": "fixed"}),
+    "eco_nearest": ("eco", {"rounding": "nearest", "held_scale": "fixed"}),
+    "eco_sgd": ("eco", {"base": "sgd", "momentum": 0.9}),
 }  # fmt: skip
 SHAPE = (67, 131)  # more than one chunk, and a part of one
 

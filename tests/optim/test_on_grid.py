@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from altgrad.formats import get_format
 from altgrad.numerics import quantize, rung, ulp
-from altgrad.optim import Arm, update_cpu
-from tests.optim.arms import EXTREMES, FORMATS, ON_GRID, arm_named, make, normal_weights, step
+from altgrad.optim import Arm, ArmOptimizer, update_cpu
+from altgrad.optim.stored import StoredWeight, plain
+from tests.optim.arms import EXTREMES, FORMATS, ON_GRID, arm_named, grid_of, make, normal_weights, step
 
 
 @pytest.mark.parametrize("fmt", EXTREMES)
@@ -25,6 +27,26 @@ def test_weights_are_always_on_the_quantization_grid(fmt, name, scale):
         step(weights, optimizer, seed=i)
     assert scale == "reestimated" or grid.held.item() == held
     assert grid.encode(weights[0]).dtype == torch.uint8
+
+
+@pytest.mark.parametrize("fmt", [*FORMATS, "E2M1", "E3M2"])
+def test_codes_in_memory_stand_for_their_weights_at_any_scale(compiler, fmt):
+    """Also where a weight times its scale falls short of the value that it is; a step that moves none keeps them."""
+    arm = arm_named("rung", decay=0.0, held_scale="fixed").but(store="codes")
+    for amax in torch.linspace(0.3, 0.7, 23):
+        grid = grid_of(fmt, arm)
+        weight = nn.Parameter(torch.empty(1, 256))
+        values = torch.tensor(get_format(fmt).values, dtype=torch.float32)
+        grid.held.fill_(amax)
+        weight.data = (values / grid.scale(weight)).expand(1, -1).clone()
+        values = weight.detach().clone()
+        assert torch.equal(grid.from_stored(grid.to_stored(values)), values)
+        optimizer = ArmOptimizer({weight: grid}, [], arm)  # which holds the largest weight as it is
+        weight.grad = torch.zeros_like(values)
+        before = plain(weight.detach())
+        optimizer.step()
+        assert isinstance(weight, StoredWeight) and weight.memory.steps_in_codes
+        assert torch.equal(plain(weight.detach()), before)
 
 
 def test_the_quantization_grid_grows_and_shrinks_by_powers_of_two():

@@ -272,6 +272,7 @@ CODED_BY_LOOPS = {
     "v": ["E4M3", "UE4M4", "UE5M3", "UE2M2", "E7M0", "unsigned_dynamic8", "unsigned_linear4"],
 }
 VARIANTS = [{}, {"block": 64}, {"scale": "E8M0"}, {"rounding": "stochastic"}, {"root": True}, {"expand": True}]
+MEASURED = [{"granularity": "tensor"}, {"granularity": "row"}, {"block": 96}, {"block": 1024}]  # before they are stored
 BOTH = [("E4M3", "E4M3"), ("E5M2", "E5M2"), ("E0M7", "UE1M7"), ("E2M5", "UE5M3"), ("E6M1", "UE6M2"), ("E4M3", "UE4M4")]
 
 
@@ -287,6 +288,11 @@ def coded_by_loops():
             yield {"m": {"format": m} | ({} if "root" in changes else changes), "v": {"format": v} | changes}
     yield {"m": {"format": "E4M3", "block": 32}, "v": {"format": "UE4M4", "block": 512}}
     yield {"m": {"format": "E4M3", "block": 512}, "v": {"format": "E4M3", "block": 64, "root": True}}
+    for groups in MEASURED:
+        for more in ({}, {"scale": "E8M0"}, {"rounding": "stochastic"}, {"expand": True}):
+            yield {"m": {"format": "E4M3"} | groups | more, "v": {"format": "E5M2"} | groups | more}
+        yield {"m": {"format": "dynamic8"} | groups, "v": {"format": "UE4M4", "root": True} | groups}
+        yield {"m": {"format": "E2M1"} | groups, "v": {"format": "E4M3", "block": 64}}
 
 
 @pytest.mark.parametrize("state", coded_by_loops(), ids=str)
@@ -302,14 +308,14 @@ def test_the_loops_store_the_codes_of_the_definition(compiler, monkeypatch, stat
                 patch.setattr(update_cpu, "available", lambda *_: False)
             weights, optimizer = make(Arm(lr=1e-2, stiffness="ulp", normalise="none", state=state), "E4M3", [
                 nn.Parameter(spread((37, 131), 0.1))], seed=4)  # fmt: skip
-            plain = [nn.Parameter(spread(shape, 0.1, seed=2)) for shape in ((35, 77), (21, 520))]
+            plain = [nn.Parameter(spread(shape, 0.1, seed=2)) for shape in ((35, 77), (21, 520), (19, 544))]
             optimizer.add_param_group({"params": plain})
             weights.extend(plain)
             for i in range(3):
                 for p in weights:
                     p.grad = spread(p.shape, 1e-3, seed=i)
                     p.grad[5:9] = 0
-                    p.grad[20, :3] = torch.tensor([1e30, 1e-30, -1e19])  # one with an infinite square
+                    p.grad[20:21, :3] = torch.tensor([1e30, 1e-30, -1e19])  # one with an infinite square
                 optimizer.step()
             assert bool(optimizer._loops) == loops
             found.append([(p.detach(), optimizer.state[p]) for p in weights])

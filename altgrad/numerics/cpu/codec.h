@@ -95,10 +95,12 @@ class Codec {
 
   void settle() const {
     for (size_t i = 0; i < measured_->scales.size(); ++i) {
-      float largest = std::bit_cast<float>(measured_->largest[i]), least = largest;
-      if (measured_->least[i] != UINT32_MAX) least = std::bit_cast<float>(measured_->least[i] + 1);
-      if (root_) largest = std::sqrt(std::min(largest, kMost)), least = std::sqrt(least);
+      const auto magnitude = [this](uint32_t bits) {
+        return root_ ? std::sqrt(std::min(std::bit_cast<float>(bits), kMost)) : std::bit_cast<float>(bits);
+      };
+      const float largest = magnitude(measured_->largest[i]);
       const float amax = std::max(std::min(largest, kMost), codec::kLeastAmax);
+      const float least = measured_->least[i] == UINT32_MAX ? amax : magnitude(measured_->least[i] + 1);
       measured_->largest[i] = std::bit_cast<uint32_t>(largest);
       measured_->scales[i] = scale_for(amax), measured_->powers[i] = expansion_of(amax, least, binades_);
     }
