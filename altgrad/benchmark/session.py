@@ -78,7 +78,7 @@ ON_GPU = Sizes(
         "NVFP4 as published, native",
     ),
     modes=("reduce-overhead", "max-autotune-no-cudagraphs"),
-    optimizers=("adamw", "stiff_matched", "rung", "muon"),
+    optimizers=("adamw", "stiff_update", "stiff_matched", "rung", "muon"),
     jobs=(1, 4, 8, 16),
     parts_of={"pico": 1024, "nano": 4096, "micro": 4096, "mini": 4096, "gpt-50m": 50257, "gpt-124m": 50257},
 )  # fmt: skip
