@@ -37,6 +37,8 @@ def main(arguments: list[str]) -> None:
             return
         for name, what in left_out().items():
             print(f"{name} is not installed: {what} are left out", flush=True)
+        for name, scales in session.without_products().items():
+            print(f"this device has no products of {scales}: {name} is left out", flush=True)
         try:
             left = session.run(options.seconds, options.again, options.only)
         except KeyboardInterrupt:

@@ -20,13 +20,13 @@ from altgrad.numerics import format_constants, quantize_operands, scale_rule
 from altgrad.numerics.cpu.operators import quantize_groups_by_loops
 from altgrad.numerics.gpu.launch import takes_kernels
 from altgrad.numerics.ms_eden import random_signs, rotated_ms_eden
-from altgrad.numerics.operand_definition import block_code, quantize_by_tensors
+from altgrad.numerics.operand_definition import PACKED, block_code, quantize_by_tensors
 from altgrad.numerics.tracing import compile_apart
 
 CALLS = 10
 COPY = "copy"
 STREAM = (0, 0, 1)
-Way = Callable[..., tuple[Tensor, Tensor]]
+Way = Callable[..., tuple[Tensor, ...]]
 
 
 class Contestant(NamedTuple):
@@ -34,13 +34,13 @@ class Contestant(NamedTuple):
 
     name: str
     run: Callable[[Tensor], object]
-    written: int
+    written: float
 
 
 def by_kernels(
     x: Tensor, constants: Tensor, known: Tensor | None, block: int, dim: int, rule: int, dtype: torch.dtype,
     stream: Tensor | None, first: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Do what `quantize_by_tensors` does, by the GPU's kernels."""
     if not takes_kernels(x, dtype, block):
         raise RuntimeError("needs a GPU and Triton")
@@ -73,11 +73,11 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
             "rotate": rotate,
         }  # fmt: skip
 
-        def operand(x: Tensor) -> tuple[Tensor, Tensor | None]:
+        def operand(x: Tensor) -> tuple[Tensor | None, ...]:
             return by(x, *told) if by else quantize_operands([x], constants, [], streams, **options)[0]
 
         run = operand if by is by_kernels else compile_apart(operand, dynamic=False)
-        return Contestant(what, run, dtype.itemsize)
+        return Contestant(what, run, 0.5 if dtype == PACKED else dtype.itemsize)
 
     float8, stream = torch.float8_e4m3fn, torch.tensor(STREAM, device=device)
     eden = (random_signs(stream, 0), format_constants("E2M1", device, scale_format="E4M3"), stream, 0, 16, dtype)
@@ -113,6 +113,9 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
             "E2M1", "E2M1, NVFP4 along columns, rotated, stochastic", "E4M3", granularity="block", block=16, dim=0,
             rotate=True, stochastic=True,
         ),
+        ours(
+            "E2M1", "E2M1, NVFP4, to codes of 4 bits", "E4M3", granularity="block", block=16, dtype=PACKED,
+        ),
         Contestant("E2M1, MS-EDEN", lambda x: rotated_ms_eden(x, None, *eden), dtype.itemsize),
     ]
 
@@ -125,7 +128,7 @@ def measure(shape: tuple[int, int], rounds: int, device: torch.device) -> list[d
     """
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
     runs: dict[str, Callable[[], None]] = {}
-    bytes_of: dict[str, int] = {}
+    bytes_of: dict[str, float] = {}
     absent: list[dict[str, Any]] = []
     for entry in contestants(device, torch.bfloat16):
         run = partial(_calls, entry, x)

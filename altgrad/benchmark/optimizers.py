@@ -17,6 +17,7 @@ from altgrad.benchmark import memory
 from altgrad.benchmark.timing import in_turn, ratio
 from altgrad.model import GPT, GPTConfig, Recipe, quantize_model
 from altgrad.optim import Arm, build_optimizer
+from altgrad.optim.update_gpu import Kernels
 from altgrad.training.held_bytes import bytes_per_parameter
 
 WARM = 3
@@ -26,7 +27,8 @@ def measure(
     config: GPTConfig, fmt: str, name: str, settings: dict[str, Any], rounds: int, device: torch.device
 ) -> dict[str, Any]:
     """Return one arm's result: ``step_ms``, ``over_adamw`` with quartiles, ``state_mb``, ``peak_mb``, and bytes of each
-    role as `bytes_per_parameter` names them.
+    role as `bytes_per_parameter` names them; of an arm that kernels of ours step also ``over_rule``, with quartiles:
+    over a step by the compiled rule.
 
     Args:
         config: the model's size.
@@ -38,6 +40,10 @@ def measure(
     """
     (_, plain), (model, arm) = (_stepper(config, fmt, of, device) for of in (None, settings))
     runs = {"plain": plain.step, "arm": partial(arm.step, norm=1.0)}
+    if any(isinstance(loops, Kernels) for loops in arm._loops.values()):
+        _, by_rule = _stepper(config, fmt, settings, device)
+        by_rule._loops.clear()  # which leaves all to the rule
+        runs["rule"] = partial(by_rule.step, norm=1.0)
     for run in WARM * list(runs.values()):
         run()
     seconds = in_turn(runs, rounds, device)
@@ -47,6 +53,7 @@ def measure(
         "step_ms": round(1e3 * statistics.median(seconds["arm"]), 2),
         "adamw_ms": round(1e3 * statistics.median(seconds["plain"]), 2),
         **ratio("over_adamw", seconds["arm"], seconds["plain"]),
+        **(ratio("over_rule", seconds["arm"], seconds["rule"]) if "rule" in seconds else {}),
         "rounds": rounds,
         **{role: round(count, 3) for role, count in bytes_per_parameter(model, arm).items()},
         **_memory(arm, device),

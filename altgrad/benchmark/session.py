@@ -75,9 +75,10 @@ ON_GPU = Sizes(
         "bf16", "E4M3", "E3M4", "E7M0", "MXFP8, all tensors", "NVFP4, all tensors", "NVFP4 as published",
         "E4M3, native tensorwise", "E4M3, native rowwise", "E4M3, torchao tensorwise", "E4M3, torchao rowwise",
         "E4M3, torchao rowwise_with_gw_hp", "E4M3, codes kept", "E4M3, native blocks of 128", "MXFP8, native",
+        "NVFP4 as published, native",
     ),
     modes=("reduce-overhead", "max-autotune-no-cudagraphs"),
-    optimizers=("adamw", "stiff_matched", "rung", "muon"),
+    optimizers=("adamw", "stiff_update", "stiff_matched", "rung", "muon"),
     jobs=(1, 4, 8, 16),
     parts_of={"pico": 1024, "nano": 4096, "micro": 4096, "mini": 4096, "gpt-50m": 50257, "gpt-124m": 50257},
 )  # fmt: skip
@@ -199,7 +200,14 @@ class Session:
 
     def entries(self) -> list[steps.Contestant]:
         """Return the contestants in training steps that the device has the products of, the baseline first."""
-        found = [entry for entry in steps.contestants(self.device) if entry.runs_on(self.device)]
+        return [entry for entry in self._asked_for() if entry.runs_on(self.device)]
+
+    def without_products(self) -> dict[str, str]:
+        """Return the contestants whose products the device has not, and of which scales these would be."""
+        return {entry.name: str(entry.scales) for entry in self._asked_for() if not entry.runs_on(self.device)}
+
+    def _asked_for(self) -> list[steps.Contestant]:
+        found = steps.contestants(self.device)
         return [entry for entry in found if self.sizes.entries is None or entry.name in self.sizes.entries]
 
     def _compile(self, model: str, batch: int) -> Rows:

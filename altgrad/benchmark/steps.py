@@ -70,6 +70,7 @@ def contestants(device: torch.device) -> list[Contestant]:
         Contestant("E4M3, native rowwise", rowwise, scales="rows"),
         Contestant("E4M3, native blocks of 128", of_128(), scales="blocks of 128"),
         Contestant("MXFP8, native", Recipe.uniform("MXFP8", grad="MXFP8", backend="native"), scales="MXFP8"),
+        Contestant("NVFP4 as published, native", nvfp4("native"), scales="NVFP4"),
     ]
 
 
@@ -94,10 +95,11 @@ def stochastic() -> Recipe:
     ))  # fmt: skip
 
 
-def nvfp4() -> Recipe:
+def nvfp4(backend: str = "emulated") -> Recipe:
     """Return what params.yaml calls NVFP4, with all layers but the head in it."""
     grad = {**BLOCK_FORMATS["NVFP4"], "rounding": "stochastic"}
-    return Recipe(rules=(Rule(layers="blocks.*", weight="NVFP4_16x16", input="NVFP4", grad=grad, hadamard=16),))
+    operands: dict[str, Any] = {"weight": "NVFP4_16x16", "input": "NVFP4", "grad": grad}
+    return Recipe(rules=(Rule(layers="blocks.*", **operands, hadamard=16, backend=backend),))
 
 
 def ms_eden() -> Recipe:

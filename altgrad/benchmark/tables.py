@@ -147,9 +147,14 @@ def optimizers_table(bench: Result) -> Table:
             " B: bytes per parameter, of weights in full precision that products quantize anew (masters), other "
             "weights, gradients, both moments with their scales, other state, and all of these."
         )
+    rules = []  # on a GPU, of arms that kernels step
+    if any("over_rule" in row for row in bench["optimizers"]):
+        note += " Over the rule: over a step as torch compiles it, of arms that kernels of ours step."
+        of_rule: Cell = lambda row: number(row["over_rule"], 2) if "over_rule" in row else NONE  # noqa: E731
+        rules = [(Column("over the rule"), of_rule)]
     return _table(
         bench["optimizers"], note, (words("arm"), _strong), (Column("over AdamW"), _number("over_adamw", 2)),
-        (Column("quartiles"), _quartiles("over_adamw")), (Column("step"), lambda row: _ms(row["step_ms"])),
+        (Column("quartiles"), _quartiles("over_adamw")), *rules, (Column("step"), lambda row: _ms(row["step_ms"])),
         (Column("state MB"), lambda row: whole(round(row["state_mb"]))),
         (Column("peak MB"), lambda row: NOT_MEASURED if row["peak_mb"] is None else whole(round(row["peak_mb"]))),
         *((Column(f"{name}, B"), _bytes(f"bytes_{key}")) for name, key in (BYTES if counted else {}).items()),

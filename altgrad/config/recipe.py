@@ -24,12 +24,18 @@ from altgrad.formats import Format
 
 T = TypeVar("T")
 ROLES = ("weight", "input", "grad")
-NATIVE_FORMATS = ("E4M3", "E5M2")
 #: Blocks and tiles that hardware multiplies, by granularity, size and scale; of one product both have one of the names.
 NATIVE_BLOCKS = {
     ("block", 32, "E8M0"): "MXFP8",
-    **{(granularity, 128, scale): "of 128" for granularity in ("block", "tile") for scale in ("float32", "E8M0")},
+    **{(kind, 128, scale): "blocks of 128" for kind in ("block", "tile") for scale in ("float32", "E8M0")},
+    ("block", 16, "E4M3"): "NVFP4",
+    ("tile", 16, "E4M3"): "NVFP4",
 }
+#: Formats of these, and of the scales that hardware applies to the result.
+NATIVE_FORMATS = {
+    "granularity tensor": ("E4M3", "E5M2"), "granularity row": ("E4M3", "E5M2"),
+    "MXFP8": ("E4M3",), "blocks of 128": ("E4M3",), "NVFP4": ("E2M1",),
+}  # fmt: skip
 HEADS = ("head", "*.head", "lm_head", "*.lm_head")  # patterns of what is called so, here and in transformers
 
 
@@ -48,7 +54,7 @@ TORCHAO_RECIPES: dict[str, dict[str, dict[str, str]]] = {
 def _native_kind(role: str, tensor: TensorRecipe) -> str | None:
     """Return what all tensors of a layer must share for `backend: native`, ``None`` for what hardware has not."""
     if tensor.granularity in ("tensor", "row"):
-        return tensor.granularity
+        return f"granularity {tensor.granularity}"
     if tensor.granularity == "tile" and role != "weight":
         return None
     return NATIVE_BLOCKS.get((tensor.granularity, tensor.block, tensor.scale))
@@ -82,7 +88,7 @@ class LayerRecipe(Section):
     backend: Literal["emulated", "native"] = Field(
         "emulated",
         description="who multiplies: bf16 or float32 products, any format; or FP8 hardware, E4M3 and E5M2 with scales "
-        "of tensors or rows, E4M3 with those of MXFP8 (Blackwell) or of blocks of 128 (Hopper)",
+        "of tensors or rows, E4M3 with those of MXFP8 (Blackwell) or of blocks of 128 (Hopper), NVFP4 (Blackwell)",
     )
     hadamard: Literal[0, 16] = Field(
         0, description="input and gradient are rotated for the weight's gradient, so many tokens at a time; 0: not"
@@ -148,22 +154,27 @@ class LayerRecipe(Section):
 
     def _require_native(self) -> None:
         tensors = self.tensors()
-        names, needed = {}, "backend native needs weight, input and grad in E4M3 or E5M2"
+        names, needed = {}, "backend native needs weight, input and grad in E4M3 or E5M2, or all in NVFP4"
         for role, tensor in tensors.items():
             if tensor is None:
                 raise ValueError(f"{needed}; {role} is not quantized")
             names[role] = tensor.format.name if isinstance(tensor.format, Format) else None
-            if names[role] is not None and names[role] not in NATIVE_FORMATS:
+            if names[role] is not None and not any(names[role] in formats for formats in NATIVE_FORMATS.values()):
                 raise ValueError(f"{needed}; {role} is {names[role]}")
         kinds = {role: _native_kind(role, tensor) for role, tensor in tensors.items() if tensor is not None}
         if len(set(kinds.values())) > 1 or None in kinds.values():
             raise ValueError(
                 "backend native needs one granularity for weight, input and grad: tensor, row, block of 32 with scale "
-                "E8M0 (MXFP8), or block of 128 with scale float32 or E8M0, of the weight also tile of 128"
+                "E8M0 (MXFP8), block of 16 with scale E4M3 (NVFP4), or block of 128 with scale float32 or E8M0, of the "
+                "weight also tile of 16 or 128"
             )
+        (kind,) = filter(None, set(kinds.values()))
         for role, name in names.items():
-            if kinds[role] in NATIVE_BLOCKS.values() and name == "E5M2":
-                raise ValueError(f"backend native multiplies blocks in E4M3 alone; {role} is E5M2")
+            if name is not None and name not in NATIVE_FORMATS[kind]:
+                own = " and ".join(NATIVE_FORMATS[kind])
+                raise ValueError(f"backend native multiplies {kind} in {own} alone; {role} is {name}")
+        if self.grad is not None and self.grad.rounding == "MS-EDEN":
+            raise ValueError("backend native has no MS-EDEN, whose products round what they are given anew")
         for a, b in (("input", "weight"), ("grad", "weight"), ("grad", "input")):
             if names[a] == names[b] == "E5M2":
                 raise ValueError(f"backend native has no product of E5M2 and E5M2, which {a} and {b} both are")
@@ -176,8 +187,8 @@ class LayerRecipe(Section):
             tensor = getattr(self, role)
             if tensor is not None and tensor.scaling != "dynamic":
                 raise ValueError(f"{needed} scaling dynamic, not {tensor.scaling} of {role}, which is rotated")
-        if self.gradient != "straight-through" or self.backend != "emulated":
-            raise ValueError(f"{needed} gradient straight-through and backend emulated")
+        if self.gradient != "straight-through":
+            raise ValueError(f"{needed} gradient straight-through")
 
     def tensors(self) -> dict[str, TensorRecipe | None]:
         """Return how each of :data:`ROLES` is quantized."""

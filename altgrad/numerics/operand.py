@@ -26,6 +26,7 @@ from altgrad.numerics.gpu.launch import takes_kernels
 from altgrad.numerics.hadamard import rotate_rows, signs_on
 from altgrad.numerics.operand_definition import (
     ONE_SCALE,
+    PACKED,
     ROWS,
     block_code,
     decode_by_tensors,
@@ -44,6 +45,14 @@ class Quantized(NamedTuple):
 
     values: Tensor
     scale: Tensor | None
+
+
+class Packed(NamedTuple):
+    """A packed one, with the codes of its blocks' scales."""
+
+    values: Tensor
+    scale: Tensor
+    blocks: Tensor
 
 
 def quantize_operands(
@@ -84,14 +93,15 @@ def quantize_operands(
             neighbours along the sum) or ``tile`` (one per ``block`` x ``block`` elements, the same for either ``dim``).
             Scales of blocks and tiles are taken off again: exactly in ``E8M0``, and in a format whose products with the
             values ``dtype`` holds, under one scale of the tensor (`two_level`); with one more rounding in ``float32``.
-            In a ``dtype`` of float8, which holds the products of no scale, those of one level stay on.
+            In a ``dtype`` of float8, which holds the products of no scale, those of one level stay on, and in
+            float4_e2m1fn_x2 those of two.
         block: elements per block, or of a tile's side.
         dim: 0 or 1.
         scale_format: ``float32``, ``E8M0`` for powers of two, or for blocks the format whose constants are put behind
             the tensor's own.
         scale_rounding: of powers of two, as in `compute_scale`; ``4/6`` of two levels.
         dtype: of the values; float8 of E4M3 and E5M2 too, which is stored by columns where a kernel writes it and
-            ``dim`` is 0.
+            ``dim`` is 0; and float4_e2m1fn_x2 of E2M1 with two-level scales in E4M3, of blocks or tiles of 16.
         overwrite: have the values where ``x`` was, if it is the only one and has their dtype; without loops of our
             own, nothing changes.
         first: place in its ``stream`` of a tensor's first element, for a part of one.
@@ -101,6 +111,9 @@ def quantize_operands(
     Returns:
         ``values`` (n, k), of rotated tensors with the rows that fill the last 16, and ``scale`` float32: 0-d, (n, 1) or
         (1, k), None for blocks and tiles of one level, unless they stay on: then one each, as `amax` has them.
+        In float4_e2m1fn_x2 it is a `Packed`: ``values`` are uint8 (n, k / 2) or (n / 2, k), two neighbours along the
+        sum in a byte, the first in its lower bits, filled up to whole blocks, and by columns in memory where ``dim`` is
+        0; ``blocks`` are E4M3 as uint8, one each.
     """
     xs = list(map(_read_by_loops, xs))
     block = block_code(granularity, block)
@@ -113,14 +126,14 @@ def quantize_operands(
     groups = needs_groups(block, rule, len(streams) > 0)
     of_rows = len(histories) > 0 and block == ROWS
     by_loops = all(map(has_loops, xs)) and not (of_rows or codes)  # which no loop knows
+    found: list[tuple[Tensor, ...]] = []
     if by_loops and not groups:
-        found = quantize_by_loops(xs, constants, histories, method, learns, block, dim, rule, held, overwrite)
+        found.extend(quantize_by_loops(xs, constants, histories, method, learns, block, dim, rule, held, overwrite))
     else:
         by_operators = by_kernels or by_loops
         # What the compiler finds while it makes the tensor a kernel need not read it for.
         of_all = rule >= TWO_LEVEL or block == ONE_SCALE
         finds = by_kernels and of_all and not (rotate or in_memory or histories) and torch.compiler.is_compiling()
-        found = []
         for i, x in enumerate(xs):
             stored = x if in_memory or (by_operators and not finds) else materialized(x)
             remembered = amax_from_history(histories[i], method) if histories else None
@@ -135,7 +148,10 @@ def quantize_operands(
                 found.append(quantize_by_tensors(*arguments))
             if histories and largest is not None:
                 learn(histories[i], largest, learns)
-    return [Quantized(values.to(dtype), scale if has_scale(block, rule, dtype) else None) for values, scale in found]
+    if dtype == PACKED:
+        return [Packed(*each) for each in found]  # type: ignore[misc] # a pair to all others
+    scaled = has_scale(block, rule, dtype)
+    return [Quantized(values.to(dtype), scale if scaled else None) for values, scale, *_ in found]
 
 
 def quantize_operand(

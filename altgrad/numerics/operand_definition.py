@@ -18,6 +18,8 @@ from altgrad.numerics.tracing import materialized
 from altgrad.numerics.two_level import element_scale, per_element, scales_of_both_levels
 
 FLOAT8 = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}  # formats that FP8 hardware multiplies
+PACKED = torch.float4_e2m1fn_x2  # asked for, it has two codes of E2M1 in a byte, uint8, and scales of blocks in E4M3
+GROUP = 16  # elements of a block of these
 ONE_SCALE, ROWS = 0, -1  # in place of the number of elements per block; below that it is a tile's, negative
 
 
@@ -37,7 +39,7 @@ def of_block_code(code: int) -> dict[str, Any]:
 
 def has_codes(block: int, dtype: torch.dtype) -> bool:
     """Whether an operand of ``dtype`` has the codes of blocks or tiles, and their scales beside them."""
-    return block not in (ONE_SCALE, ROWS) and dtype in FLOAT8.values()
+    return block not in (ONE_SCALE, ROWS) and dtype in (*FLOAT8.values(), PACKED)
 
 
 def has_scale(block: int, rule: int, dtype: torch.dtype = torch.float32) -> bool:
@@ -49,14 +51,24 @@ def scale_shape(
     x: Tensor, block: int, dim: int, rule: int = FLOAT32_RULE, dtype: torch.dtype = torch.float32
 ) -> tuple[int, ...]:
     """Return the shape of the scale of ``x`` (n, k) as an operand of ``dtype``; that of none is (0,)."""
-    (n, k), size = x.shape, abs(block)
+    n, k = x.shape
     if rule >= TWO_LEVEL or block == ONE_SCALE:
         return ()
     if block == ROWS:
         return (n, 1) if dim != 0 else (1, k)
-    if not has_codes(block, dtype):
-        return (0,)
-    return -(-n // size) if block < 0 or dim == 0 else n, -(-k // size) if block < 0 or dim != 0 else k
+    return block_shape(n, k, block, dim) if has_codes(block, dtype) else (0,)
+
+
+def block_shape(rows: int, columns: int, block: int, dim: int) -> tuple[int, int]:
+    """Return how many blocks or tiles there are along each dimension."""
+    size = abs(block)
+    of_rows, of_columns = -(-rows // size), -(-columns // size)
+    return of_rows if block < 0 or dim == 0 else rows, of_columns if block < 0 or dim != 0 else columns
+
+
+def packed_shape(rows: int, columns: int, dim: int) -> tuple[int, int]:
+    """Return the shape of the bytes of a packed operand; the last block along the sum is filled up with zeros."""
+    return (rows, -(-columns // GROUP) * GROUP // 2) if dim != 0 else (-(-rows // GROUP) * GROUP // 2, columns)
 
 
 def operand_scale(
@@ -88,18 +100,23 @@ def _scales(
 def quantize_by_tensors(
     x: Tensor, constants: Tensor, remembered: Tensor | None, block: int, dim: int, rule: int, dtype: torch.dtype,
     stream: Tensor | None = None, first: int = 0,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Return the values (n, k) on the quantization grid, and the scale; by a `block_code` and a `scale_rule`.
 
     To nearest even, or by chance with the numbers of ``stream`` from place ``first`` on, as `random.uniform` takes it.
-    In a ``dtype`` of float8 blocks and tiles have codes, that is values times scale, and the scales as well.
+    In a ``dtype`` of float8 blocks and tiles have codes, that is values times scale, and the scales as well; in
+    `PACKED` those of two levels codes, the tensor's scale, and the codes of theirs, that of NaN for a block with one.
     """
     options = of_block_code(block) | {"dim": dim}
     if rule >= TWO_LEVEL:
-        whole, blocks = scales_of_both_levels(x, amax(x, **options), constants, remembered, rule, **options)
-        scale = materialized(element_scale(whole, blocks))
-        scale, blocks = (per_element(t, x.shape, **options) for t in (scale, blocks))
-        return (_rounded(x.float() * scale, constants, stream, first) * blocks).to(dtype), whole
+        largest = amax(x, **options)
+        whole, blocks = scales_of_both_levels(x, largest, constants, remembered, rule, **options)
+        scale = per_element(materialized(element_scale(whole, blocks)), x.shape, **options)
+        rounded = _rounded(x.float() * scale, constants, stream, first)
+        if dtype == PACKED:
+            codes = torch.where(largest.isnan(), torch.nan, blocks).to(torch.float8_e4m3fn).view(torch.uint8)
+            return _packed(rounded, constants, dim), whole, codes
+        return (rounded * per_element(blocks, x.shape, **options)).to(dtype), whole
     scales = materialized(_scales(x, constants, remembered, rule, **options))
     scale = scales if block in (ONE_SCALE, ROWS) else per_element(scales, x.shape, **options)
     values = _rounded(x.float() * scale, constants, stream, first)
@@ -114,6 +131,16 @@ def _rounded(scaled: Tensor, constants: Tensor, stream: Tensor | None, first: in
     if stream is None:
         return round_to_grid(scaled, constants)
     return round_to_grid_stochastic(scaled, constants, materialized(uniform(scaled.shape, stream, first)))
+
+
+def _packed(values: Tensor, constants: Tensor, dim: int) -> Tensor:
+    """Return the codes of E2M1 ``values`` (n, k), two neighbours along ``dim`` in a byte, along it in memory."""
+    signs = values.signbit() & ~values.isnan()
+    codes = (encode_by_tensors(values, constants) & 7) | signs.to(torch.uint8) << 3
+    along = codes if dim != 0 else codes.t()
+    low, high = torch.nn.functional.pad(along, (0, -along.shape[1] % GROUP)).unflatten(1, (-1, 2)).unbind(2)
+    packed = low | high << 4
+    return packed if dim != 0 else packed.t()
 
 
 def filled_up(rows: int, size: int) -> int:

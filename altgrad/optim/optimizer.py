@@ -16,7 +16,7 @@ from altgrad.formats import get_format
 from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.numerics import permutation
 from altgrad.numerics.tracing import compile_apart, sent
-from altgrad.optim import update, update_cpu
+from altgrad.optim import update, update_cpu, update_gpu
 from altgrad.optim.coded import Coding, Codings, opened
 from altgrad.optim.groups import completed, initial_groups, share_kept, step_numbers
 from altgrad.optim.loading import Resumable, in_float32
@@ -62,6 +62,7 @@ class ArmOptimizer(Resumable):
     ) -> None:  # fmt: skip
         self.arm, self.base, self.steps, self.seed = arm, BASES[arm.base], steps, seed
         self.skipped = 0
+        self._waiting: list[update_gpu.Waiting] = []
         self.codings = Codings(arm)
         self.grids = dict(weights) if arm.looks_at_grid else {}
         self.names, self.known, self.sharded = dict(names or {}), [], False
@@ -96,10 +97,13 @@ class ArmOptimizer(Resumable):
         """See these quantization grids from now on, of the same weights as before; what is known of steps is kept."""
         self.grids = {p: weights[p] for p in self.grids}
         self._stiffness = {p: self._stiffness_of(grid, p.device) for p, grid in self.grids.items()}
-        self._loops = {
-            p: update_cpu.Loops(self.arm, grid, self._stiffness[p], self._orders[p], self.codings.of(p))
-            for p, grid in self.grids.items() if update_cpu.available(self.arm, local(p), grid)
-        }  # fmt: skip
+        self._loops: dict[nn.Parameter, update_cpu.Loops | update_gpu.Kernels] = {}
+        for p, grid in self.grids.items():
+            stiff = self._stiffness[p]
+            if stiff is not None and update_gpu.available(self.arm, p, grid, self._names):
+                self._loops[p] = update_gpu.Kernels(self.arm, grid, stiff, self._waiting)
+            elif update_cpu.available(self.arm, local(p), grid):
+                self._loops[p] = update_cpu.Loops(self.arm, grid, stiff, self._orders[p], self.codings.of(p))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters that are stepped in the plain form; settings that the group lacks are the arm's.
@@ -184,6 +188,7 @@ class ArmOptimizer(Resumable):
                 continue
             with opened(self.codings.of(p), state, self._names, p, stream) as moments:
                 self._step_weight(p, p.grad, moments, numbers[which], stream)
+        update_gpu.run(self._waiting)
 
     def _step_weight(
         self, p: nn.Parameter, g: Tensor, state: update.State, numbers: Tensor, stream: tuple[int, int, int]

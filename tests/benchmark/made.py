@@ -29,7 +29,8 @@ def record(**changes: Any) -> dict[str, Any]:
         "memory": [{"model": "gpt-124m", "batch": 16, "name": name, "state_mb": 99.0, "peak_mb": peak, "session": "1"}
                    for name, peak in (("bf16", 200.0), ("E3M4", None))],
         "optimizers": [{"model": "gpt-124m", "format": "E4M3", "name": "rung", "parameters": 124e6, "step_ms": 20.0,
-                        "over_adamw": 1.25, "over_adamw_quartiles": [1.2, 1.3], "state_mb": 97.0, "peak_mb": None,
+                        "over_adamw": 1.25, "over_adamw_quartiles": [1.2, 1.3], "over_rule": 0.5,
+                        "state_mb": 97.0, "peak_mb": None,
                         "session": "1"}],
         "modes": [{"model": "gpt-124m", "batch": 16, "name": f"{name}, {mode}", "contestant": name, "mode": mode,
                    "step_ms": 40 * median, "over_default": median, "over_default_quartiles": [median - 0.02, high],

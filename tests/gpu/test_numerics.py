@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import product
 from typing import Any
@@ -22,7 +23,7 @@ from altgrad.numerics.cpu.operators import has_loops, quantize_groups_by_loops
 from altgrad.numerics.gpu import launch
 from altgrad.numerics.ms_eden import ms_eden_pair
 from altgrad.numerics.operand import decode_operand, encode_operand
-from altgrad.numerics.operand_definition import ONE_SCALE, ROWS, quantize_by_tensors
+from altgrad.numerics.operand_definition import ONE_SCALE, PACKED, ROWS, quantize_by_tensors
 from altgrad.numerics.rounding import ROUNDING_MODES
 from altgrad.numerics.two_level import per_element
 from tests.model.test_native import OF_BLOCKS
@@ -118,11 +119,15 @@ def test_rotated_and_float8_operands_and_ms_eden_have_the_bits_of_the_cpu(device
         pair = ms_eden_pair(x.t(), x.t().bfloat16(), two, stream, 1, dtype=torch.bfloat16, over=over)
         kinds = ({"granularity": "row"}, {"granularity": "block", "scale_format": "E8M0"},
                  {"granularity": "tile", "block": 128})  # fmt: skip
+        packed = [
+            quantize_operands([x], [two], **(nvfp4 | {"dtype": PACKED, "granularity": kind} | along))[0]
+            for along in ({}, {"dim": 1, "rotate": False}) for kind in ("block", "tile")
+        ]  # fmt: skip
         rows = [
             quantize_operands([x], [one], dim=dim, dtype=torch.float8_e4m3fn, **kind)[0]
             for kind in kinds for dim in (0, 1)
         ]  # fmt: skip
-        return [t for found in (*turned, *pair, *rows) for t in found]
+        return [t for found in (*turned, *pair, *rows, *packed) for t in found]
 
     given = [wide()[:90], format_constants("E2M1", scale_format="E4M3"), format_constants("E4M3"), STREAM]
     found = (torch.compile(made, dynamic=False) if compiled else made)(*(t.to(device) for t in given))
@@ -134,7 +139,7 @@ def test_rotated_and_float8_operands_and_ms_eden_have_the_bits_of_the_cpu(device
 @pytest.mark.parametrize("scales", CAPABILITIES)
 def test_products_by_fp8_units_are_those_of_codes_and_scales(device, scales):
     """But for the sum, whose bits a unit leaves off: 14 of Hopper's stay, says DeepSeek-V3 (arXiv:2412.19437)."""
-    of_blocks = {"blocks of 128": OF_BLOCKS["tiles"], "MXFP8": OF_BLOCKS["MXFP8"]}
+    of_blocks = {"blocks of 128": OF_BLOCKS["tiles"], "MXFP8": OF_BLOCKS["MXFP8"], "NVFP4": OF_BLOCKS["NVFP4"]}
     if not has_products(scales, device) and (device.type == "cuda" or scales in of_blocks):
         pytest.skip(f"no products of {scales} on this {device.type}")
     granularity = "tensor" if scales == "one scale" else "row"
@@ -146,6 +151,10 @@ def test_products_by_fp8_units_are_those_of_codes_and_scales(device, scales):
         quantizer = layer.quantizers[role]
         factors.append(operand := Operand.of(t, quantizer.scaling, quantizer.source(False), 1, torch.bfloat16))
         kind, scale = recipe.tensors()[role], operand.scale.double()
+        if scales == "NVFP4":
+            plain = Operand.of(t, replace(quantizer.scaling, hardware=None), quantizer.source(False), 1, torch.float32)
+            values.append(plain.values.double() / scale)
+            continue
         if kind.keeps_scales:
             scale = per_element(scale, t.shape, granularity=kind.granularity, block=kind.block, dim=1)
         values.append(operand.values.double() / scale)

@@ -8,7 +8,7 @@ CPU and the native one has one. torch emulates the operator on CPU; on a GPU the
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -21,6 +21,8 @@ from altgrad.formats import get_format
 from altgrad.model import LayerRecipe, QuantizedLinear, Recipe, TensorRecipe
 from altgrad.model.quantized import native
 from altgrad.model.quantized.operand import Operand
+from altgrad.numerics import decode, format_constants, quantize_operands, rotate_rows
+from altgrad.numerics.operand_definition import PACKED
 from altgrad.numerics.two_level import per_element
 
 E4M3 = get_format("E4M3")
@@ -28,6 +30,8 @@ ROWS_OF_128 = TensorRecipe(E4M3, granularity="block", block=128)
 TILES_OF_128 = TensorRecipe(E4M3, granularity="tile", block=128)
 POWERS = ROWS_OF_128.but(scale="E8M0")
 MXFP8 = TensorRecipe(E4M3, granularity="block", scale="E8M0")
+NVFP4 = TensorRecipe(get_format("E2M1"), granularity="block", block=16, scale="E4M3")
+FOUR_OVER_SIX, NVFP4_TILES = NVFP4.but(scale_rounding="4/6"), NVFP4.but(granularity="tile")
 U32, U_BF16 = 2.0**-24, 2.0**-8
 
 
@@ -89,6 +93,15 @@ def test_native_operands_are_the_emulated_ones_to_the_bit(granularity):
             assert torch.equal(a.values.float(), b.values.float()) and torch.equal(a.scale, b.scale)
 
 
+def test_rotated_operands_are_multiplied_too():
+    pair = layers(Recipe.uniform("E4M3").rules[0].layer.but(hadamard=16), 48, 32)
+    found, expected = (products(pair[backend], 50)["dw"] for backend in ("native", "emulated"))
+    generator = torch.Generator().manual_seed(2)
+    x, g = (rotate_rows(torch.randn(50, size, generator=generator)).abs() for size in (48, 32))
+    bound = 3.05 * U_BF16 * expected.abs() + 136 * U32 * 1.27 * 1e-6 * (g.t() @ x)
+    assert ((found - expected).abs() <= bound).all()
+
+
 def test_native_and_torchao_agree():
     from altgrad.model.torchao import torchao_linear
 
@@ -122,7 +135,13 @@ def test_eight_bits_are_what_a_native_layer_keeps_for_its_backward_pass():
         ({"weight": MXFP8, "input": MXFP8}, "one granularity"),
         ({"weight": TILES_OF_128, "input": TILES_OF_128, "grad": ROWS_OF_128}, "one granularity"),
         ({"weight": MXFP8.but(scale="float32"), "input": MXFP8, "grad": MXFP8}, "one granularity"),
-        ({"weight": MXFP8, "input": MXFP8, "grad": MXFP8.but(format="E5M2")}, "blocks in E4M3 alone; grad is E5M2"),
+        ({"weight": MXFP8, "input": MXFP8, "grad": MXFP8.but(format="E5M2")}, "MXFP8 in E4M3 alone; grad is E5M2"),
+        ({"weight": NVFP4, "input": NVFP4, "grad": MXFP8}, "one granularity"),
+        ({"weight": NVFP4, "input": NVFP4_TILES, "grad": NVFP4}, "one granularity"),
+        ({"weight": NVFP4, "input": NVFP4, "grad": NVFP4.but(format="E2M3")}, "E4M3 or E5M2, or all in NVFP4; grad is"),
+        ({"weight": NVFP4, "input": NVFP4, "grad": NVFP4.but(format="E4M3")}, "NVFP4 in E2M1 alone; grad is E4M3"),
+        (dict.fromkeys(("weight", "input", "grad"), MXFP8.but(format="E2M1")), "MXFP8 in E4M3 alone; weight is E2M1"),
+        ({"weight": NVFP4, "input": NVFP4, "grad": NVFP4.but(rounding="MS-EDEN")}, "backend native has no MS-EDEN"),
     ],
 )
 def test_what_hardware_cannot_multiply_is_refused(changes, message):
@@ -138,6 +157,8 @@ OF_BLOCKS = {
     "tiles": LayerRecipe(TILES_OF_128, ROWS_OF_128, ROWS_OF_128),
     "rows of 128": LayerRecipe(ROWS_OF_128, ROWS_OF_128, ROWS_OF_128),
     "powers of two": LayerRecipe(TILES_OF_128, POWERS, POWERS),
+    "NVFP4": LayerRecipe(NVFP4, NVFP4, NVFP4),
+    "NVFP4 as published": LayerRecipe(NVFP4_TILES, FOUR_OVER_SIX, NVFP4.but(rounding="stochastic"), hadamard=16),
 }
 
 
@@ -146,40 +167,59 @@ def factors(codes: Tensor, scale: Tensor, kind: ScalingType) -> Tensor:
 
     "Scaling Factors Layouts" of its manual; ``scale`` is read by its storage alone.
     """
-    (n, k), stored = codes.shape, torch.as_strided(scale, (scale.numel(),), (1,)).double()
+    stored = torch.as_strided(scale, (scale.numel(),), (1,)).double()
+    if kind == ScalingType.BlockWise1x16:  # two elements in a byte, the first in its lower bits
+        memory = torch.as_strided(codes.view(torch.uint8), codes.shape, (codes.shape[1], 1))
+        codes = decode(torch.stack([memory & 15, memory >> 4], dim=2).flatten(1), "E2M1")
+    n, k = codes.shape
     i, j = torch.meshgrid(torch.arange(n), torch.arange(k), indexing="ij")
     if kind == ScalingType.BlockWise1x128:
         at = j // 128 * n + i
     elif kind == ScalingType.BlockWise128x128:
         at = i // 128 * (-(-k // 512) * 4) + j // 128
     else:
-        block, tiles = j // 32, -(-k // 128)
+        size = 16 if kind == ScalingType.BlockWise1x16 else 32
+        block, tiles = j // size, -(-k // (4 * size))
         at = (i // 128 * tiles + block // 4) * 512 + i % 32 * 16 + i % 128 // 32 * 4 + block % 4
     return codes.double() * stored[at]
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ScalingType, ScalingType, torch.dtype]]:
-    """Have the products of blocks computed by their definition, if torch's own checks for CUDA let them pass."""
-    kinds: list[tuple[ScalingType, ScalingType, torch.dtype]] = []
+class Calls(NamedTuple):
+    """The products that were asked for: kinds of scales and dtypes, and the products of the factors' magnitudes."""
 
-    def product(a: Tensor, b: Tensor, scale_a: Tensor, kind_a: Any, scale_b: Tensor, kind_b: Any, *swizzles: Any,
-                output_dtype: torch.dtype) -> Tensor:  # fmt: skip
-        kinds.append((kind_a, kind_b, output_dtype))
-        swizzle = SwizzleType.SWIZZLE_32_4_4 if kind_a == ScalingType.BlockWise1x32 else SwizzleType.NO_SWIZZLE
+    kinds: list[tuple[ScalingType, ScalingType, torch.dtype]]
+    magnitudes: list[Tensor]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """Have the products of blocks computed by their definition, if torch's own checks for CUDA let them pass."""
+    made = Calls([], [])
+
+    def product(a: Tensor, b: Tensor, scales_a: list[Tensor], kinds_a: Any, scales_b: list[Tensor], kinds_b: Any,
+                *swizzles: Any, output_dtype: torch.dtype) -> Tensor:  # fmt: skip
+        made.kinds.append((kinds_a[0], kinds_b[0], output_dtype))
+        mx, nv = ScalingType.BlockWise1x32, ScalingType.BlockWise1x16
+        swizzle = [SwizzleType.SWIZZLE_32_4_4 if kinds_a[0] in (mx, nv) else SwizzleType.NO_SWIZZLE]
+        swizzle += [SwizzleType.NO_SWIZZLE] * (kinds_a[0] == nv)
         assert swizzles == (swizzle, swizzle)
+        assert kinds_a[1:] == kinds_b[1:] == [ScalingType.TensorWise] * (kinds_a[0] == nv)
         with FakeTensorMode():
-            on_gpu = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda")
-                      for t in (a, b, scale_a, scale_b)]  # fmt: skip
-            checked = scaled_mm(on_gpu[0], on_gpu[1], on_gpu[2], kind_a, on_gpu[3], kind_b, *swizzles,
+            on_gpu = [[torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda") for t in each]
+                      for each in ((a, b), scales_a, scales_b)]  # fmt: skip
+            checked = scaled_mm(*on_gpu[0], on_gpu[1], kinds_a, on_gpu[2], kinds_b, *swizzles,
                                 output_dtype=output_dtype)  # fmt: skip
-        found = (factors(a, scale_a, kind_a) @ factors(b.t(), scale_b, kind_b).t()).to(output_dtype)
-        assert found.shape == checked.shape and found.dtype == checked.dtype
-        return found
+        left, right = factors(a, scales_a[0], kinds_a[0]), factors(b.t(), scales_b[0], kinds_b[0]).t()
+        for of_tensor in (*scales_a[1:], *scales_b[1:]):
+            left = left * of_tensor.double()
+        found = left @ right
+        made.magnitudes.append(left.abs() @ right.abs())
+        assert found.shape == checked.shape and output_dtype == checked.dtype
+        return found.to(output_dtype)
 
     monkeypatch.setattr(native, "scaled_mm", product)
     monkeypatch.setattr(native, "has_products", lambda *_: True)
-    return kinds
+    return made
 
 
 @pytest.mark.parametrize("shape", [(256, 640, 384), (150, 200, 130), (5, 300, 3)], ids=["whole", "padded", "tiny"])
@@ -188,19 +228,21 @@ def test_products_of_blocks_differ_from_emulated_ones_by_their_roundings_alone(c
     rows, inputs, outputs = shape
     pair = layers(OF_BLOCKS[name], inputs, outputs)
     found, expected = (products(pair[backend], rows) for backend in ("native", "emulated"))
-    magnitude = magnitudes(pair["native"], rows)
+    # A sum of one block has a scale per row and column, which other units have.
+    magnitude = magnitudes(pair["native"], rows) | dict(zip(found, calls.magnitudes, strict=False))
     for product, value in found.items():
-        sums = (2 * max(shape) + 8) * U32 * 1.27 * magnitude[product]
+        sums = (2 * max(shape) + 8) * U32 * 1.27 * magnitude[product][: value.shape[0], : value.shape[1]]
         bound = 3.05 * U_BF16 * expected[product].abs() + sums
         assert ((value - expected[product]).abs() <= bound).all(), product
     if rows > 128:  # else the sum over tokens has one block
         one, tile = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
-        second = {"MXFP8": ScalingType.BlockWise1x32, "rows of 128": one}.get(name, tile)
-        first = ScalingType.BlockWise1x32 if name == "MXFP8" else one
-        assert calls == [*[(first, second, torch.bfloat16)] * 2, (first, first, torch.float32)]
+        mx, nv = ScalingType.BlockWise1x32, ScalingType.BlockWise1x16
+        second = {"MXFP8": mx, "rows of 128": one, "NVFP4": nv, "NVFP4 as published": nv}.get(name, tile)
+        first = second if second in (mx, nv) else one
+        assert calls.kinds == [*[(first, second, torch.bfloat16)] * 2, (first, first, torch.float32)]
 
 
-@pytest.mark.parametrize("name", OF_BLOCKS)
+@pytest.mark.parametrize("name", [name for name in OF_BLOCKS if "NVFP4" not in name])
 def test_codes_over_their_scales_are_the_emulated_operands(name):
     t = torch.randn(150, 300, generator=torch.Generator().manual_seed(3)) * 2.0 ** torch.arange(-60, 60, 0.4)
     emulated, coded = layers(OF_BLOCKS[name], 300, 150).values()
@@ -214,6 +256,41 @@ def test_codes_over_their_scales_are_the_emulated_operands(name):
             assert torch.equal(a.values, (b.values.double() / scale.double()).float())
 
 
+@pytest.mark.parametrize("granularity", ["block", "tile"])
+@pytest.mark.parametrize("rounding", ["rceil", "4/6"])
+def test_packed_codes_times_their_scales_are_the_emulated_operands(granularity, rounding):
+    """Along both dimensions, of sizes that fill no block; a block with a NaN is NaN, which E2M1 has not."""
+    t = torch.randn(37, 83, generator=torch.Generator().manual_seed(3)) * 2.0 ** torch.arange(-60, 60, 1.45)
+    t[3, 5], t[20, 30:], t[30, 7], t[1, 1] = torch.inf, 0.0, torch.nan, -0.0
+    constants = format_constants("E2M1", scale_format="E4M3")
+    options = {"granularity": granularity, "block": 16, "scale_format": "E4M3", "scale_rounding": rounding}
+    for dim in (0, 1):
+        plain, packed = (
+            quantize_operands([t], [constants], dim=dim, dtype=dtype, **options)[0] for dtype in (torch.float32, PACKED)
+        )
+        along = packed.values if dim else packed.values.t()
+        assert along.is_contiguous() and torch.equal(plain.scale, packed.scale)
+        codes = torch.stack([along & 15, along >> 4], dim=2).flatten(1)
+        values = decode(codes, "E2M1") if dim else decode(codes, "E2M1").t()
+        scales = packed.blocks.view(torch.float8_e4m3fn).float()
+        scales = per_element(scales, t.shape, granularity=granularity, block=16, dim=dim)
+        found, of_block = values[:37, :83] * scales, scales.isnan()
+        assert torch.equal(found[~of_block], plain.values[~of_block])
+        assert of_block[plain.values.isnan()].all() and of_block.sum() <= (256 if granularity == "tile" else 16)
+
+
+def test_codes_are_packed_as_torchao_does():
+    """Where its scales are ours: of blocks whose amax is 2^-6 / 448 of the tensor's and more (see `two_level`)."""
+    from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize, per_tensor_amax_to_scale
+
+    t = torch.randn(64, 96, generator=torch.Generator().manual_seed(5)).bfloat16()
+    constants = format_constants("E2M1", scale_format="E4M3")
+    options = {"granularity": "block", "block": 16, "scale_format": "E4M3"}
+    found = quantize_operands([t], [constants], dtype=PACKED, **options)[0]
+    scales, codes = nvfp4_quantize(t, 16, per_tensor_amax_to_scale(t.abs().amax()))
+    assert torch.equal(found.values, codes) and torch.equal(found.blocks, scales.view(torch.uint8))
+
+
 def test_scales_are_swizzled_as_torchao_does():
     from torchao.prototype.mx_formats.utils import to_blocked
 
@@ -222,20 +299,23 @@ def test_scales_are_swizzled_as_torchao_does():
         assert torch.equal(native.swizzled(scales), to_blocked(scales).flatten())
 
 
-@pytest.mark.parametrize("name", ["MXFP8", "tiles"])
+@pytest.mark.parametrize("name", ["MXFP8", "tiles", "NVFP4", "NVFP4 as published"])
 def test_compiled_products_of_blocks_are_those_of_eager_mode(calls, name):
     layer = layers(OF_BLOCKS[name], 200, 130)["native"]
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     x, found = torch.randn(150, 200), []
     for call in (layer, compiled):
         layer.weight.grad, own = None, x.clone().requires_grad_()
+        layer.quantizers["grad"].count_from(1, 2)
         y = call(own)
         y.backward(torch.full_like(y, 1e-3) * y.detach())
         found.append((y.detach(), own.grad, layer.weight.grad))
-    assert len(calls) == 6 and all(map(torch.equal, *found))
+    assert len(calls.kinds) == 6 and all(map(torch.equal, *found))
 
 
-@pytest.mark.parametrize(("name", "where"), [("MXFP8", "10.0 and above .Blackwell."), ("tiles", "9.0 .Hopper.")])
+@pytest.mark.parametrize(("name", "where"), [
+    ("MXFP8", "10.0 and above .Blackwell."), ("NVFP4", "10.0 and above .Blackwell."), ("tiles", "9.0 .Hopper."),
+])  # fmt: skip
 def test_a_device_without_products_of_blocks_says_so(name, where):
     layer = layers(OF_BLOCKS[name], 200, 130)["native"]
     with pytest.raises(UserError, match=f"{where}, and this is a CPU; take backend emulated"):
@@ -245,7 +325,7 @@ def test_a_device_without_products_of_blocks_says_so(name, where):
 def test_which_gpu_has_which_products(monkeypatch):
     """As torch 2.13's ScaledBlas.cpp asks of a device, and torchao of rows."""
     of = {(8, 0): "", (8, 9): "one scale", (9, 0): "one scale, rows, blocks of 128",
-          (10, 0): "one scale, rows, MXFP8", (12, 0): "one scale, rows, MXFP8"}  # fmt: skip
+          (10, 0): "one scale, rows, MXFP8, NVFP4", (12, 0): "one scale, rows, MXFP8, NVFP4"}  # fmt: skip
     for capability, expected in of.items():
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
         found = [scales for scales in native.CAPABILITIES if native.has_products(scales, torch.device("cuda"))]

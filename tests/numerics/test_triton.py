@@ -30,6 +30,7 @@ from altgrad.numerics.ms_eden import CLIP, ROOM, ms_eden_by_tensors, ms_eden_pai
 from altgrad.numerics.operand_definition import (
     FLOAT8,
     ONE_SCALE,
+    PACKED,
     ROWS,
     filled_up,
     quantize_by_tensors,
@@ -77,7 +78,7 @@ from altgrad.numerics import ms_eden
 from altgrad.numerics.ms_eden import CLIP, ROOM
 
 POINTERS = {"x": "*i16", "y": "*i16", "grid": "*fp32", "amaxes": "*i32", "amax": "*i32", "known": "*fp32",
-            "over": "*fp32", "signs": "*fp32", "stream": "*i64", "scales": "*fp32", "found": "*i32"}
+            "over": "*fp32", "signs": "*fp32", "stream": "*i64", "scales": "*fp32", "blocks": "*u8", "found": "*i32"}
 
 def instructions(kernel, to="*i16", **constants):
     kinds = {name: "constexpr" if name in constants else POINTERS.get(name, "i32") for name in kernel.arg_names}
@@ -89,13 +90,15 @@ def instructions(kernel, to="*i16", **constants):
 
 plain, nothing = {"column_stride": 1, "HAS_OVER": False, "LOG": 0}, {"HAS_KNOWN": False}
 instructions(kernels.find_amax, OF="all", H=1, G=4096, **plain, **nothing)
-for rule, of, own, draws, log, to, h, g, w in (
+for rule, of, own, draws, log, to, h, g, w, *packed in (
     (0, "all", False, False, 0, "*i16", 1, 4096, 1), (3, "group", True, True, 0, "*i16", 1, 64, 32),
     (6, "group", True, False, 0, "*i16", 16, 8, 16), (5, "group", True, True, 4, "*i16", 16, 256, 1),
     (0, "column", False, False, 0, "*u8", 64, 64, 1), (0, "group", True, False, 0, "*u8", 1, 32, 128),
+    (5, "group", True, False, 0, "*u8", 1, 256, 16, 1), (6, "group", True, True, 4, "*u8", 16, 256, 1, 0),
 ):
     ones = {name: 1 for name, length in (("high", h), ("wide", w)) if length == 1}  # as a launch has them
-    ones |= {"column_stride": 1, "y_row_stride" if of == "column" else "y_column_stride": 1}
+    ones |= {"column_stride": 1, "y_row_stride" if of == "column" or packed == [0] else "y_column_stride": 1}
+    ones["PAIRS"] = packed[0] if packed else -1
     options = {"DRAWS": draws, "ALIGNED": True, "LOG": log, "H": h, "G": g, "W": w}
     instructions(kernels.scale_and_round, to, RULE=rule, OF=of, OWN=own, **options, **ones, **nothing)
 instructions(kernels.round_ms_eden, column_stride=1, CLIP=CLIP, ROOM=ROOM, HAS_OVER=True, LOG=7, HIGH=16, G=32)
@@ -106,11 +109,12 @@ instructions(kernels.round_ms_eden, column_stride=1, CLIP=CLIP, ROOM=ROOM, HAS_O
 def test_what_is_compiled_for_a_gpu_fuses_nothing_and_divides_exactly():
     """Without one: for compute capability 9.0. Neighbours in memory are read and written as such."""
     amaxes, *rounding = in_a_process(COMPILED, TRITON_INTERPRET="0").splitlines()
-    assert "atom.global" in amaxes and len(rounding) == 7
-    for names in rounding:
+    assert "atom.global" in amaxes and len(rounding) == 9
+    for i, names in enumerate(rounding):
         used = names.split()
         assert not [name for name in used if re.match(r"fma|mad.*f\d|div.*(approx|full)|.*\.ftz", name)]
-        assert any(re.match(r"st\.global\.v4", name) for name in used)
+        packed = i in (6, 7)  # whose blocks have 8 bytes
+        assert any(re.match(rf"st\.global\.v{2 if packed else 4}", name) for name in used)
 
 
 # --- in the interpreter --------------------------------------------------------------------------------------------
@@ -218,6 +222,27 @@ def test_float8_is_that_of_torchs_cast(name):
 
 
 @interpreted
+@pytest.mark.parametrize("rule", [TWO_LEVEL, FOUR_OVER_SIX])
+@pytest.mark.parametrize("block", [16, -16])
+def test_packed_codes_and_scales_are_those_of_the_definition(block, rule):
+    """Of sizes that fill no block, along both dimensions, rotated too; no byte of them is left as it was."""
+    constants = format_constants("E2M1", scale_format="E4M3")
+    kinds = ["as drawn", "nan", "tiny", "zero", "huge", "inf"]
+    for i, (kind, dim) in enumerate(zip(kinds * 2, [0, 1, 1, 0] * 3, strict=True)):
+        signs = signs_on(torch.device("cpu")) if dim == 0 and i % 3 == 0 else NOTHING
+        x = unusual(spread((37, 45), i), kind)
+        x = torch.where(x.isnan(), NAN, x)
+        x, stream = (x.t().contiguous().t().bfloat16(), None) if i % 2 else (x, STREAM)
+        turned = rotate_by_tensors(x, signs) if signs.numel() > 0 else x
+        expected = quantize_by_tensors(turned, constants, None, block, dim, rule, PACKED, stream, 64)
+        values, blocks = torch.full_like(expected[0], 0x55), torch.full(expected[2].shape, 0x55).to(torch.uint8)
+        options = (constants, NOTHING, NOTHING.long() if stream is None else stream, 64, block, dim, rule)
+        scale = launch._quantize_into(x, signs, values, *options, blocks)
+        for found, right in zip((values, scale, blocks), expected, strict=True):
+            assert same(found, right), (kind, dim)
+
+
+@interpreted
 @pytest.mark.parametrize("over", [None, 3.7])
 @pytest.mark.parametrize(("fmt", "block"), [("E2M1", 16), ("E2M3", 128)])
 def test_ms_eden_has_the_bits_of_its_definition(fmt, block, over):
@@ -285,12 +310,16 @@ def test_operands_of_a_gpu_are_made_by_kernels(monkeypatch):
 def test_rotated_operands_of_a_gpu_are_made_by_kernels(monkeypatch, compiled):
     """A graph knows of their shapes, and that they are written to."""
     nvfp4: dict[str, Any] = {"granularity": "block", "block": 16, "dim": 0, "scale_format": "E4M3"}
+    packed = nvfp4 | {"dtype": PACKED}
     constants, x, over = format_constants("E2M1", scale_format="E4M3"), spread((37, 20)), torch.tensor(3.7)
     cases = {
         "rotated": lambda: tuple(quantize_operands([x], [constants], [], [STREAM], rotate=True, **nvfp4)[0]),
+        "packed": lambda: tuple(quantize_operands([x], [constants], [], [STREAM], rotate=True, **packed)[0]),
+        "packed rows": lambda: tuple(quantize_operands([x], [constants], **(packed | {"dim": 1}))[0]),
         "pair": lambda: ms_eden_pair(x, x.bfloat16(), constants, STREAM, 1, dtype=torch.bfloat16, over=over),
     }
     with torch.library._scoped_library("altgrad", "IMPL") as library:
+        library.impl("quantize_packed_into", launch.quantize_packed_into, "CPU")
         library.impl("quantize_rotated_into", launch.quantize_rotated_into, "CPU")
         library.impl("rotated_ms_eden_into", ms_eden._rotated_into, "CPU")
         for name, make in cases.items():

@@ -178,8 +178,8 @@ def gathered_operands(layer: QuantizedLinear, settings: MatmulSettings) -> Opera
     # The same memory as FSDP2's, which empties it after the forward pass and fills it again for the backward pass.
     backward = Operand(weight.codes, weight.scale, quantizer.constants)
     forward = backward.decoded(settings.operand_dtype)
-    if quantizer.scaling.float8 is not None:
-        forward = backward = forward._replace(values=forward.values.to(quantizer.scaling.float8))
+    if quantizer.scaling.hardware is not None:
+        forward = backward = forward._replace(values=forward.values.to(quantizer.scaling.hardware))
     return Operands(forward, backward)
 
 

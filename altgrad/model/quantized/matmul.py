@@ -193,7 +193,7 @@ def product(a: Operand, b: Operand, dtype: torch.dtype, fp32: bool, autocast: bo
     whether it was on in the forward pass: ``torch.compile`` traces the backward pass under it too, where eager mode
     runs it outside.
     """
-    device_type, native = a.values.device.type, a.values.dtype in FLOAT8.values()
+    device_type, native = a.values.device.type, a.values.dtype in FLOAT8.values() or a.blocks is not None
     as_given: AbstractContextManager[Any] = nullcontext()
     cast = fp32 or a.values.dtype != torch.bfloat16 or torch.get_autocast_dtype(device_type) != torch.bfloat16
     if cast and (autocast or torch.is_autocast_enabled(device_type)):

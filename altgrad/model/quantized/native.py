@@ -1,4 +1,4 @@
-"""The quantized product by FP8 hardware: ``torch._scaled_mm`` on E4M3 and E5M2, and of blocks ``scaled_mm``.
+"""The quantized product by FP8 and FP4 hardware: ``torch._scaled_mm`` on E4M3 and E5M2, of blocks ``scaled_mm``.
 
 The operands are those of the emulated product, so that a cast to an 8-bit dtype is exact, and so are the
 products of two values; what differs is the order of the sum, and that the two scales are multiplied and
@@ -13,6 +13,9 @@ in one of the factors (Hopper), or of 32 with scales in E8M0, which is MXFP8 (Bl
 rounds each value over its scale to float32, codes and scales are the same and nothing is rounded. torch has these on
 GPUs alone, for factors that are both E4M3. Scales are passed as what codes are multiplied with, in float32: their
 products, and those of the sums, must stay inside its range.
+
+NVFP4 (Blackwell) has codes of E2M1, two in a byte, and blocks of 16 whose scales are codes of E4M3. A tile's scale is
+that of each of its rows. Both tensors' scales are applied to the float32 sum, which is rounded after that.
 """
 
 from __future__ import annotations
@@ -24,13 +27,14 @@ from torch.nn.functional import ScalingType, SwizzleType, pad, scaled_mm
 from altgrad.config.errors import UserError
 from altgrad.model.quantized.operand import Operand
 from altgrad.model.quantized.unscaling import factor_and_rest, multiplied
+from altgrad.numerics.operand_definition import GROUP, PACKED
 
 DIVISOR = 16
-BLOCK, MX_BLOCK = 128, 32
+BLOCK = 128
 #: CUDA compute capabilities for which torch has products with such scales: the first, and the first without.
 CAPABILITIES = {
     "one scale": ((8, 9), None), "rows": ((9, 0), None),
-    "blocks of 128": ((9, 0), (10, 0)), "MXFP8": ((10, 0), None),
+    "blocks of 128": ((9, 0), (10, 0)), "MXFP8": ((10, 0), None), "NVFP4": ((10, 0), None),
 }  # fmt: skip
 
 
@@ -44,7 +48,7 @@ def has_products(scales: str, device: torch.device) -> bool:
 
 
 def native_product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
-    """Return ``a @ b / (scale_a scale_b)``; the values of ``a`` (n, k) and ``b`` (k, m) are float8.
+    """Return ``a @ b / (scale_a scale_b)``; the values of ``a`` (n, k) and ``b`` (k, m) are float8, or packed.
 
     Scales are one each, and the result is in ``dtype``; or (n, 1) and (1, m), with which torch gives bfloat16 alone; or
     those of blocks, as `quantize_operands` has them.
@@ -54,9 +58,12 @@ def native_product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
     # What is divided by unusual scales afterwards needs the range of float32 until then.
     wide = dtype if dtype == torch.bfloat16 else torch.float32
     if a.scale.ndim > 0 and (a.scale.shape, b.scale.shape) != ((rows, 1), (1, columns)):
-        return _product_of_blocks(a, b.t(), wide)[:rows, :columns]
-    left, right = _padded(a.values), _padded(b.values.t()).t()
+        return _product_of_blocks(a, b.t(), [], wide)[:rows, :columns]
     (factor_a, rest_a), (factor_b, rest_b) = factor_and_rest(a.scale), factor_and_rest(b.scale)
+    if a.blocks is not None:
+        y = _product_of_blocks(a, b.t(), [factor_a, factor_b], wide)
+        return multiplied(y[:rows, :columns], [], [rest_a, rest_b])
+    left, right = _padded(a.values), _padded(b.values.t()).t()
     y = torch._scaled_mm(
         left,
         right,
@@ -86,12 +93,13 @@ def _filled_up(factor: Tensor, length: int, dim: int) -> Tensor:
 # --- blocks ---------------------------------------------------------------------------------------------------------
 
 
-def _product_of_blocks(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
-    """Return the product along both factors' rows, with the rows that fill it up to a multiple of 128."""
-    laid_out = [(_padded(t.values, BLOCK), *_laid_out(t)) for t in (a, b)]
-    (left, scale_a, recipe_a), (right, scale_b, recipe_b) = laid_out
+def _product_of_blocks(a: Operand, b: Operand, factors: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """Return the product along both factors' rows, with rows that fill it up; times the ``factors`` of packed ones."""
+    divisor = BLOCK if a.blocks is None else DIVISOR
+    left, right = (_padded(t.values, divisor) for t in (a, b))
+    (scale_a, recipe_a), (scale_b, recipe_b) = map(_laid_out, (a, b))
     recipes = recipe_a.value, recipe_b.value
-    product: Tensor = torch.ops.altgrad.multiply_blocks(left, right.t(), scale_a, scale_b, *recipes, dtype)
+    product: Tensor = torch.ops.altgrad.multiply_blocks(left, right.t(), scale_a, scale_b, *recipes, factors, dtype)
     return product
 
 
@@ -99,10 +107,15 @@ def _laid_out(t: Operand) -> tuple[Tensor, ScalingType]:
     """Return what the codes of ``t`` (n, k), padded, are multiplied with, as the product reads it, and its kind.
 
     Blocks of 128 have (n, k / 128) stored by columns; tiles (k / 128, n / 128) stored so, with columns padded to a
-    multiple of 4; of MXFP8 the codes of E8M0, in the order of `swizzled` (cuBLAS, "Scaling Factors Layouts").
+    multiple of 4; of MXFP8 and NVFP4 the codes of E8M0 and E4M3, in the order of `swizzled` (cuBLAS, "Scaling Factors
+    Layouts").
     """
     assert t.scale is not None
-    (n, k), (of_n, of_k) = t.values.shape, t.scale.shape
+    n, k = t.values.shape
+    if t.blocks is not None:
+        each = t.blocks if len(t.blocks) == n else t.blocks.repeat_interleave(GROUP, dim=0)[:n]
+        return swizzled(each), ScalingType.BlockWise1x16
+    of_n, of_k = t.scale.shape
     if of_k != -(-k // BLOCK):
         exponents = 254 - (t.scale.contiguous().view(torch.int32) >> 23)  # of 1 / scale, biased
         return swizzled(exponents.to(torch.uint8)), ScalingType.BlockWise1x32
@@ -123,33 +136,44 @@ def swizzled(scales: Tensor) -> Tensor:
 
 
 def _multiply_blocks(
-    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, recipe_a: int, recipe_b: int, dtype: torch.dtype
-) -> Tensor:
-    """Return what `scaled_mm` does of arguments laid out for it, in ``dtype``; scales in E8M0 are bytes.
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, recipe_a: int, recipe_b: int, factors: list[Tensor],
+    dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """Return what `scaled_mm` does of arguments laid out for it, in ``dtype``; scales in E8M0 and E4M3 are bytes.
 
     Raises:
         UserError: the device has no such products.
     """
-    mx = scale_a.dtype == torch.uint8
-    scales = "MXFP8" if mx else "blocks of 128"
+    swizzles = scale_a.dtype == torch.uint8
+    scales = "NVFP4" if factors else "MXFP8" if swizzles else "blocks of 128"
     if not has_products(scales, a.device):
         name = torch.cuda.get_device_name(a.device) if a.is_cuda else "a CPU"
-        needed = "10.0 and above (Blackwell)" if mx else "9.0 (Hopper)"
+        needed = "10.0 and above (Blackwell)" if swizzles else "9.0 (Hopper)"
         raise UserError(
             f"backend native multiplies {scales} on GPUs of compute capability {needed}, and this is {name}; "
             "take backend emulated"
         )
-    if mx:
-        scale_a, scale_b = (scale.view(torch.float8_e8m0fnu) for scale in (scale_a, scale_b))
-    swizzle = SwizzleType.SWIZZLE_32_4_4 if mx else SwizzleType.NO_SWIZZLE
-    recipes = ScalingType(recipe_a), ScalingType(recipe_b)
-    return scaled_mm(a, b, scale_a, recipes[0], scale_b, recipes[1], swizzle, swizzle, output_dtype=dtype)
+    if factors:
+        a, b = a.view(PACKED), b.view(PACKED)
+    if swizzles:
+        own = torch.float8_e4m3fn if factors else torch.float8_e8m0fnu
+        scale_a, scale_b = scale_a.view(own), scale_b.view(own)
+    swizzle = [SwizzleType.SWIZZLE_32_4_4 if swizzles else SwizzleType.NO_SWIZZLE]
+    more = []  # of the second level
+    if factors:
+        swizzle.append(SwizzleType.NO_SWIZZLE)
+        more.append(ScalingType.TensorWise)
+    return scaled_mm(
+        a, b, [scale_a, *factors[:1]], [ScalingType(recipe_a), *more], [scale_b, *factors[1:]],
+        [ScalingType(recipe_b), *more], swizzle, swizzle, output_dtype=dtype,
+    )  # fmt: skip
 
 
 # An operator of our own: torch 2.13 compiles `scaled_mm` to that of `torch._scaled_mm`, which wants other scales.
 torch.library.define(
     "altgrad::multiply_blocks",
-    "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, int recipe_a, int recipe_b, ScalarType dtype) -> Tensor",
+    "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, int recipe_a, int recipe_b, Tensor[] factors, "
+    "ScalarType dtype) -> Tensor",
     tags=torch.Tag.needs_exact_strides,
 )
 torch.library.impl("altgrad::multiply_blocks", "CompositeExplicitAutograd")(_multiply_blocks)
@@ -157,6 +181,7 @@ torch.library.impl("altgrad::multiply_blocks", "CompositeExplicitAutograd")(_mul
 
 @torch.library.register_fake("altgrad::multiply_blocks")
 def _(
-    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, recipe_a: int, recipe_b: int, dtype: torch.dtype
-) -> Tensor:
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, recipe_a: int, recipe_b: int, factors: list[Tensor],
+    dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
     return a.new_empty((a.shape[0], b.shape[1]), dtype=dtype)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from altgrad.config.recipe import TensorRecipe
 from altgrad.numerics import amax_from_history, format_constants, operand_scale
-from altgrad.numerics.operand_definition import FLOAT8
+from altgrad.numerics.operand_definition import FLOAT8, PACKED
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Scaling:
 
     scale: tuple[tuple[str, Any], ...]
     method: str  # how a history sets the scale
-    float8: torch.dtype | None  # of the operand, for FP8 hardware
+    hardware: torch.dtype | None  # of the operand, for FP8 and FP4 units
     stochastic: bool  # draws random numbers while training
     ranks: int = 1
     ms_eden: bool = False  # of a gradient: how both operands of both backward products are rounded while training
@@ -37,9 +37,9 @@ class Scaling:
     @classmethod
     def of(cls, recipe: TensorRecipe, native: bool) -> Scaling:
         """Return the static part of ``recipe``."""
-        float8 = FLOAT8[recipe.format.name] if native else None
+        hardware = (FLOAT8 | {"E2M1": PACKED})[recipe.format.name] if native else None
         options, rounding = tuple(recipe.scale_options.items()), recipe.rounding
-        return cls(options, recipe.reduce, float8, rounding != "nearest", ms_eden=rounding == "MS-EDEN")
+        return cls(options, recipe.reduce, hardware, rounding != "nearest", ms_eden=rounding == "MS-EDEN")
 
     @property
     def per_tensor(self) -> bool:
@@ -48,8 +48,8 @@ class Scaling:
 
     @property
     def once(self) -> bool:
-        """Whether the tensor has the same values in all the products that it takes part in."""
-        return self.options["granularity"] in ("tensor", "tile")
+        """Whether the tensor has the same values, in one layout, in all the products that it takes part in."""
+        return self.options["granularity"] in ("tensor", "tile") and self.hardware != PACKED
 
     @property
     def options(self) -> dict[str, Any]:

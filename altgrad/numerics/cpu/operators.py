@@ -16,15 +16,24 @@ from torch import Tensor
 
 from altgrad.numerics.constants import FLOAT32_RULE, LEARNS, TWO_LEVEL, scale_constants
 from altgrad.numerics.cpu import kernels
-from altgrad.numerics.gpu.launch import quantize_in_place, quantize_into, quantize_rotated_into, takes_kernels
+from altgrad.numerics.gpu.launch import (
+    quantize_in_place,
+    quantize_into,
+    quantize_packed_into,
+    quantize_rotated_into,
+    takes_kernels,
+)
 from altgrad.numerics.operand_definition import (
     FLOAT8,
     ONE_SCALE,
+    PACKED,
     ROWS,
+    block_shape,
     decode_by_tensors,
     encode_by_tensors,
     filled_up,
     has_scale,
+    packed_shape,
     quantize_by_tensors,
     scale_shape,
 )
@@ -42,6 +51,7 @@ SCHEMAS = {
     "quantize_groups_into": f"(Tensor x, Tensor(a!) values, {_GROUPS}) -> Tensor",
     "quantize_groups_in_place": f"(Tensor(a!) values, {_GROUPS}) -> Tensor",
     "quantize_rotated_into": f"(Tensor x, Tensor signs, Tensor(a!) values, {_GROUPS}) -> Tensor",
+    "quantize_packed_into": f"(Tensor x, Tensor signs, Tensor(a!) values, Tensor(b!) blocks, {_GROUPS}) -> Tensor",
     "ms_eden_into": "(Tensor x, Tensor(a!) values, Tensor constants, Tensor stream, int first, int block, float clip, "
     "float room) -> Tensor",
     "rotated_ms_eden_into": "(Tensor x, Tensor over, Tensor signs, Tensor(a!) values, Tensor constants, Tensor stream, "
@@ -85,7 +95,7 @@ def quantize_by_loops(
 def quantize_groups_by_loops(
     x: Tensor, constants: Tensor, known: Tensor | None, block: int, dim: int, rule: int, dtype: torch.dtype,
     stream: Tensor | None, first: int, overwrite: bool, signs: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Return what `quantize_by_tensors` does for these arguments, by the loops or the kernels.
 
     These rotate ``x`` by ``signs``, if given, and store float8 by columns where the product sums over rows, as it wants
@@ -97,8 +107,16 @@ def quantize_groups_by_loops(
         known = x.new_zeros((0,) if x.is_cuda else (), dtype=torch.float32)
     stream = x.new_empty(0, dtype=torch.int64) if stream is None else stream
     options = (constants, known, stream, first, block, dim, rule)
+    n, k = x.shape if signs is None else (filled_up(x.shape[0], signs.shape[0]), x.shape[1])
+    if dtype == PACKED:
+        rows, columns = packed_shape(n, k, dim)
+        values = x.new_empty((rows, columns) if dim != 0 else (columns, rows), dtype=torch.uint8)
+        values = values if dim != 0 else values.t()
+        blocks = x.new_empty(block_shape(n, k, block, dim), dtype=torch.uint8)
+        signs = x.new_empty(0) if signs is None else signs
+        return values, torch.ops.altgrad.quantize_packed_into(x, signs, values, blocks, *options), blocks
     if signs is not None:
-        values = x.new_empty((filled_up(x.shape[0], signs.shape[0]), x.shape[1]), dtype=dtype)
+        values = x.new_empty((n, k), dtype=dtype)
         return values, torch.ops.altgrad.quantize_rotated_into(x, signs, values, *options)
     if overwrite and x.dtype == dtype and x.is_contiguous():
         return x, torch.ops.altgrad.quantize_groups_in_place(x, *options)
@@ -114,9 +132,11 @@ def _quantize(
 ) -> tuple[Tensor, Tensor]:
     by_kernels = takes_kernels(x, dtype, block)
     if not (by_kernels or has_loops(x)):
-        return quantize_by_tensors(x, constants, remembered, block, dim, rule, dtype)
+        values, scale, *_ = quantize_by_tensors(x, constants, remembered, block, dim, rule, dtype)
+        return values, scale
     if by_kernels or needs_groups(block, rule):
-        return quantize_groups_by_loops(x, constants, remembered, block, dim, rule, dtype, None, 0, False)
+        values, scale, *_ = quantize_groups_by_loops(x, constants, remembered, block, dim, rule, dtype, None, 0, False)
+        return values, scale
     history = [remembered.reshape(1)] if block == ONE_SCALE else []
     return quantize_by_loops([x], [constants], history, "max", "nothing", block, dim, rule, dtype, False)[0]
 
@@ -137,6 +157,7 @@ for _name, _function in (
 torch.library.impl(f"{NAMESPACE}::quantize_groups_into", "CUDA")(quantize_into)
 torch.library.impl(f"{NAMESPACE}::quantize_groups_in_place", "CUDA")(quantize_in_place)
 torch.library.impl(f"{NAMESPACE}::quantize_rotated_into", "CUDA")(quantize_rotated_into)
+torch.library.impl(f"{NAMESPACE}::quantize_packed_into", "CUDA")(quantize_packed_into)
 
 
 # --- what the compiler and autograd need to know ----------------------------------------------------
@@ -196,6 +217,14 @@ def _(
     block: int, dim: int, rule: int,
 ) -> Tensor:  # fmt: skip
     return x.new_empty(scale_shape(values, block, dim, rule, values.dtype), dtype=torch.float32)
+
+
+@torch.library.register_fake(f"{NAMESPACE}::quantize_packed_into")
+def _(
+    x: Tensor, signs: Tensor, values: Tensor, blocks: Tensor, constants: Tensor, known: Tensor, stream: Tensor,
+    first: int, block: int, dim: int, rule: int,
+) -> Tensor:  # fmt: skip
+    return x.new_empty((), dtype=torch.float32)
 
 
 @torch.library.register_fake(f"{NAMESPACE}::rotated_ms_eden_into")

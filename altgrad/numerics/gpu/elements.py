@@ -86,6 +86,19 @@ def float8(x, grid):
 
 
 @triton.jit
+def pairs(x, grid, DIM: tl.constexpr):
+    """Bytes of values (H, G, W) on the grid of E2M1: the codes of two neighbours along H, DIM 0, or W, DIM 1."""
+    code = float8(x, grid)
+    code = tl.where(x != x, 0, (code & 7) | ((code >> 4) & 8))
+    H: tl.constexpr = x.shape[0]
+    if DIM == 0:
+        low, high = code.reshape((H // 2, 2, x.shape[1], x.shape[2])).permute(0, 2, 3, 1).split()
+    else:
+        low, high = code.reshape((H, x.shape[1], x.shape[2] // 2, 2)).split()
+    return (low | (high << 4)).to(tl.uint8)
+
+
+@triton.jit
 def rotated(x, signs, LOG: tl.constexpr):
     """`rotate_by_tensors` of (H, G, W): of each 2^LOG neighbours along H, which is a multiple of that."""
     H: tl.constexpr = x.shape[0]

@@ -9,12 +9,15 @@ import triton.language as tl
 
 from altgrad.numerics import constants as packed
 from altgrad.numerics.gpu.elements import (
+    INFINITY,
     bits,
     by_chance,
+    float8,
     load,
     nearest,
     number,
     over_power_of_two,
+    pairs,
     rotated,
     rotated_rows,
     store,
@@ -68,10 +71,10 @@ def find_amax(
 
 @triton.jit
 def scale_and_round(
-    x, y, grid, amaxes, known, known_step, signs, stream, first, scales, there, rows, columns,
+    x, y, grid, amaxes, known, known_step, signs, stream, first, scales, blocks, there, rows, columns,
     row_stride, column_stride, y_row_stride, y_column_stride, high, wide,
-    RULE: tl.constexpr, OF: tl.constexpr, OWN: tl.constexpr, HAS_KNOWN: tl.constexpr, LOG: tl.constexpr,
-    DRAWS: tl.constexpr, ALIGNED: tl.constexpr, H: tl.constexpr, G: tl.constexpr, W: tl.constexpr,
+    PAIRS: tl.constexpr, RULE: tl.constexpr, OF: tl.constexpr, OWN: tl.constexpr, HAS_KNOWN: tl.constexpr,
+    LOG: tl.constexpr, DRAWS: tl.constexpr, ALIGNED: tl.constexpr, H: tl.constexpr, G: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """Write what `quantize_by_tensors` defines to ``y`` (rows, columns) and ``scales``; x may be y.
 
@@ -79,7 +82,8 @@ def scale_and_round(
 
     A program has a tile of (H, G, W): up to ``high`` rows of G groups of ``wide`` columns, its axes padded to powers of
     two. OF: what has one scale, ``all`` elements, a ``row``, a ``column`` or a ``group``. OWN: its amax is that of the
-    tile's elements, and not among ``amaxes``. Groups whose y is float8 have codes, and their scales beside them.
+    tile's elements, and not among ``amaxes``. Groups whose y is float8 have codes, and their scales beside them. PAIRS:
+    the dimension of groups along which two codes of E2M1 are in a byte of y, and their scales in ``blocks``; or -1.
     """
     CODES: tl.constexpr = y.dtype.element_ty == tl.uint8
     across = tl.cdiv(columns, G * wide)
@@ -114,6 +118,10 @@ def scale_and_round(
         factor = factor_of(whole, back)
         if beside == 0:
             tl.store(scales, whole)
+        if PAIRS >= 0:
+            groups, group = tl.cdiv(columns, wide), part.to(tl.int64) * G + g
+            codes = tl.where(bits(largest) > INFINITY, 0x7F, float8(back, grid + SIZE))
+            tl.store(blocks + strip.to(tl.int64) * groups + group, codes.to(tl.uint8), mask=group < groups)
     else:
         if HAS_KNOWN:
             remembered = tl.load(known + at * known_step, mask=at < count, other=0.0)
@@ -136,14 +144,22 @@ def scale_and_round(
         found = by_chance(scaled, grid, random)
     else:
         found = nearest(scaled, grid)
-    if RULE >= TWO_LEVEL:
-        found = found * back
-    elif OF == "group" and not CODES:
-        if RULE == FLOAT32:
-            found = (found.to(tl.float64) / factor.to(tl.float64)).to(tl.float32)
+    if PAIRS >= 0:
+        if PAIRS == 0:
+            row, inside = strip.to(tl.int64) * (H // 2) + tl.arange(0, H // 2)[:, None, None], column < columns
         else:
-            found = over_power_of_two(found, factor)
-    store(y + row * y_row_stride + column * y_column_stride, found, inside, grid, OF != "group")
+            column = (part.to(tl.int64) * G + g) * (W // 2) + tl.arange(0, W // 2)[None, None, :]
+            inside = (row < rows) & (column < tl.cdiv(columns, W) * (W // 2))
+        tl.store(y + row * y_row_stride + column * y_column_stride, pairs(found, grid, PAIRS), mask=inside)
+    else:
+        if RULE >= TWO_LEVEL:
+            found = found * back
+        elif OF == "group" and not CODES:
+            if RULE == FLOAT32:
+                found = (found.to(tl.float64) / factor.to(tl.float64)).to(tl.float32)
+            else:
+                found = over_power_of_two(found, factor)
+        store(y + row * y_row_stride + column * y_column_stride, found, inside, grid, OF != "group")
 
 
 @triton.jit

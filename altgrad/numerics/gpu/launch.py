@@ -18,7 +18,9 @@ from altgrad.numerics.constants import TWO_LEVEL, scale_constants
 from altgrad.numerics.operand_definition import (
     FLOAT8,
     ONE_SCALE,
+    PACKED,
     ROWS,
+    filled_up,
     quantize_by_tensors,
     rotate_by_tensors,
     scale_shape,
@@ -41,7 +43,7 @@ def takes_kernels(x: Tensor, dtype: torch.dtype, block: int, stochastic: bool = 
     it makes the tensor, which spares reading it for that. ``block`` is a `block_code`.
     """
     high, wide = _group(block, 1)
-    if x.device.type != DEVICE or x.dtype not in DTYPES or dtype not in DTYPES.union(FLOAT8.values()):
+    if x.device.type != DEVICE or x.dtype not in DTYPES or dtype not in DTYPES.union(FLOAT8.values(), [PACKED]):
         return False
     if _padded(high) * _padded(wide) > LARGEST:
         return False
@@ -77,16 +79,27 @@ def quantize_rotated_into(
     dim: int, rule: int,
 ) -> Tensor:  # fmt: skip
     """Do the same with ``x`` rotated by ``signs``, if there are any; ``values`` have the rows that this fills up."""
+    return quantize_packed_into(x, signs, values, None, constants, known, stream, first, block, dim, rule)
+
+
+def quantize_packed_into(
+    x: Tensor, signs: Tensor, values: Tensor, blocks: Tensor | None, constants: Tensor, known: Tensor, stream: Tensor,
+    first: int, block: int, dim: int, rule: int,
+) -> Tensor:  # fmt: skip
+    """Do the same with codes for ``values``, two in a byte, and those of their scales, if there are ``blocks``."""
     groups = (constants, known, stream, first, block, dim, rule)
 
     def by_tensors() -> Tensor:
         remembered, draws = (t if t.numel() > 0 else None for t in (known, stream))
         t = rotate_by_tensors(x, signs) if signs.numel() > 0 else x
-        found, scale = quantize_by_tensors(t, constants, remembered, block, dim, rule, values.dtype, draws, first)
+        dtype = values.dtype if blocks is None else PACKED
+        found, scale, *codes = quantize_by_tensors(t, constants, remembered, block, dim, rule, dtype, draws, first)
         values.copy_(found)
+        if blocks is not None:
+            blocks.copy_(codes[0])
         return scale
 
-    return by_kernels(x, lambda: _quantize_into(x, signs, values, *groups), by_tensors)
+    return by_kernels(x, lambda: _quantize_into(x, signs, values, *groups, blocks), by_tensors)
 
 
 def by_kernels(x: Tensor, run: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
@@ -105,7 +118,7 @@ def by_kernels(x: Tensor, run: Callable[[], Any], otherwise: Callable[[], Any]) 
 
 def _quantize_into(
     x: Tensor, signs: Tensor, values: Tensor, constants: Tensor, known: Tensor, stream: Tensor, first: int, block: int,
-    dim: int, rule: int,
+    dim: int, rule: int, blocks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     from altgrad.numerics.gpu import kernels
 
@@ -114,14 +127,16 @@ def _quantize_into(
         scale_constants(constants)  # which must be there
     scale = x.new_empty(scale_shape(values, block, dim, rule, values.dtype), dtype=torch.float32)
     size = signs.numel()
+    shape = torch.Size((filled_up(x.shape[0], max(size, 1)), x.shape[1]))
     if size and not _rotates_in_tiles(block, dim, size):
         x, size = rotate_by_tensors(x, signs), 0
     if block == ONE_SCALE and not size and x.is_contiguous() and values.is_contiguous():
         x, values = x.view(1, -1), values.view(1, -1)
-    (n, k), log = values.shape, max(size, 1).bit_length() - 1
+        shape = x.shape
+    (n, k), log = shape, max(size, 1).bit_length() - 1
     of = {ONE_SCALE: "all", ROWS: "row" if dim != 0 else "column"}.get(block, "group")
     has_known = known.numel() > 0 and (two_level or of != "group")
-    flat, short_rows = _tile(x, values, max(size, 1)), of == "row" and _padded(k) <= 2 * TILE
+    flat, short_rows = _tile(x, shape, values, max(size, 1)), of == "row" and _padded(k) <= 2 * TILE
 
     amaxes = scale  # nothing is read of it
     if two_level or not (of == "group" or short_rows):
@@ -138,9 +153,10 @@ def _quantize_into(
     aligned = wide == W and all(length % places == 0 for length in (G * W, first, k if n > 1 else 0))
     kernels.scale_and_round[(_programs(n, k, high, G * wide),)](
         _as_bits(x), _as_bits(values), constants, amaxes, known, int(known.numel() > 1), signs, stream, first, scale,
-        x.shape[0], n, k, *x.stride(), *values.stride(), high, wide,
-        RULE=rule, OF=of, OWN=short_rows or of == "group", HAS_KNOWN=has_known, LOG=log, DRAWS=stream.numel() > 0,
-        ALIGNED=aligned, H=H, G=G, W=W, num_warps=_warps(H * G * W), enable_fp_fusion=False,
+        scale if blocks is None else blocks, x.shape[0], n, k, *x.stride(), *values.stride(), high, wide,
+        PAIRS=-1 if blocks is None else dim, RULE=rule, OF=of, OWN=short_rows or of == "group", HAS_KNOWN=has_known,
+        LOG=log, DRAWS=stream.numel() > 0, ALIGNED=aligned, H=H, G=G, W=W, num_warps=_warps(H * G * W),
+        enable_fp_fusion=False,
     )  # fmt: skip
     return scale
 
@@ -169,7 +185,7 @@ def _amaxes(x: Tensor, count: int, of: str, known: Tensor, over: Tensor, signs: 
     from altgrad.numerics.gpu import kernels
 
     found = torch.zeros(count, dtype=torch.int32, device=x.device)
-    (n, k), (H, G) = x.shape, _tile(x, x, 1 << log)
+    (n, k), (H, G) = x.shape, _tile(x, x.shape, x, 1 << log)
     kernels.find_amax[(_programs(n, k, H, G),)](
         _as_bits(x), known, over, signs, found, n, k, *x.stride(), OF=of, HAS_KNOWN=of == "all" and known.numel() > 0,
         HAS_OVER=over.numel() > 0, LOG=log, H=H, G=G, num_warps=_warps(H * G), enable_fp_fusion=False,
@@ -194,9 +210,9 @@ def _rotates_in_tiles(block: int, dim: int, size: int) -> bool:
     return high % size == 0 and high == _padded(high)
 
 
-def _tile(x: Tensor, y: Tensor, rows: int) -> tuple[int, int]:
+def _tile(x: Tensor, shape: torch.Size, y: Tensor, rows: int) -> tuple[int, int]:
     """Return rows and columns of a tile, long where neighbours lie in memory, of ``rows`` and more."""
-    (n, k), along_rows = y.shape, x.stride(0) >= x.stride(1)
+    (n, k), along_rows = shape, x.stride(0) >= x.stride(1)
     wide = TILE if n == 1 else 512 if along_rows else 32
     if along_rows != (y.stride(0) >= y.stride(1)):
         wide = 64
