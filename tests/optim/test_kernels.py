@@ -27,6 +27,7 @@ apart = pytest.mark.skipif(INTERPRETED, reason="is that process")
 EXACT = {  # that take no mean
     "stiff_grad": {}, "stiff_sgd": {"normalise": "none"}, "index_sgd": {"normalise": "none", "momentum": 0.0},
     "stiff_update": {"normalise": "none", "power": 2}, "stiff_foreign": {"normalise": "none"},
+    "adamw": {"stiffness": "range", "normalise": "none"},
 }  # fmt: skip
 MEANS = {
     "stiff_update": {}, "stiff_matched": {}, "stiff_sgd": {"acts": "update"},
