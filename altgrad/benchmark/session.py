@@ -138,6 +138,8 @@ class Session:
         self.threads = min(torch.get_num_threads(), usable_cores())
         torch.set_num_threads(self.threads)
         device = machine.device_name(self.device)
+        if not on_gpu:  # by which processors of one name differ
+            device += f", {machine.choose_compute('bf16', self.device)[0]} products"
         found = environment("altgrad.benchmark", arguments)
         found |= {"device": device, "on_gpu": on_gpu, **_versions(self.device)}
         name = f"gpu {device}" if on_gpu else f"{device} {self.threads} threads"

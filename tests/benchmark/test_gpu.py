@@ -140,7 +140,10 @@ def test_what_a_device_has_no_products_of_is_no_item(tmp_path, monkeypatch):
             f"mode: {name}, {mode}" for name in ("bf16", "E4M3") for mode in ON_GPU.modes
         ]
     both = ["E4M3, native tensorwise", "E4M3, native rowwise"]
-    assert native == {8: [], 9: [*both, "E4M3, native blocks of 128"], 10: [*both, "MXFP8, native"]}
+    assert native == {8: [], 9: [*both, "E4M3, native blocks of 128"], 10: [*both, *(blackwell := [
+        "MXFP8, native", "NVFP4 as published, native"])]}  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert list(session.without_products()) == blackwell
 
 
 @pytest.mark.usefixtures("at_root")

@@ -37,7 +37,7 @@ def test_a_machine_is_a_lead_and_a_table_per_part():
     assert "spread: bf16 in max-autotune-no-cudagraphs, E4M3 in default." in tables["step, mode"].note
     assert tables["operand"].rows[1][1] == "failed: no kernel"
     assert tables["peak MB"].rows == [["**bf16**", "200 (1.00)"], ["**E3M4**", "not measured"]]
-    assert tables["arm"].rows == [["**rung**", "1.25", "1.20 to 1.30", "20 ms", "97", "not measured"]]
+    assert tables["arm"].rows == [["**rung**", "1.25", "1.20 to 1.30", "0.50", "20 ms", "97", "not measured"]]
 
 
 def test_what_a_record_lacks_is_left_out():
