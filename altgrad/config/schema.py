@@ -189,7 +189,6 @@ class Monitor(Section):
         return self
 
     def due(self, step: int) -> set[str]:
-        """Return the groups that are looked at in ``step``, counted from 1."""
         return {name for name in self.groups if step == 1 or step % self.intervals.get(name, self.every) == 0}
 
 

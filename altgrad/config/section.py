@@ -131,5 +131,4 @@ class Section(BaseModel, metaclass=_FromPython):
             raise ValueError("; ".join(sentences(error, ""))) from None
 
     def changed(self) -> list[str]:
-        """Return the settings whose values are not the defaults."""
         return [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]

@@ -33,7 +33,11 @@ BATCH_CHARACTERS = 4_000_000  # some 1.4 million tokens, 60 MB as Python numbers
 
 
 def write_tokens(
-    corpus_name: str, corpus: Corpus, tokenizer: Tokenizer, out_dir: Path, context: int = LEAST_CONTEXT,
+    corpus_name: str,
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    out_dir: Path,
+    context: int = LEAST_CONTEXT,
     task: Classify | None = None,
 ) -> dict[str, Any]:
     """Tokenize ``corpus`` into ``out_dir`` and return the content of its ``meta.json``.
@@ -43,7 +47,7 @@ def write_tokens(
     :class:`UserError` when the corpus cannot be read, or train or val has no sequence of ``context`` tokens.
 
     With a ``task`` the documents' labels are written too (`altgrad.data.labels`), and what a linear model of words
-    makes of them is in ``meta.json`` as ``baseline`` (`altgrad.data.linear`).
+    makes of them is in ``meta.json`` as ``baseline`` (`altgrad.data.classification`).
     """
     encoding = load_tokenizer(tokenizer)
     (out_dir / "meta.json").unlink(missing_ok=True)  # written last: its presence says that all is complete
@@ -74,7 +78,7 @@ def write_tokens(
     if corpus.source == "local":
         meta["near_copies"] = copies.dropped
     if task:
-        from altgrad.data.linear import linear_baseline  # which loads scikit-learn, and text needs none of it
+        from altgrad.data.classification import linear_baseline  # which loads scikit-learn, and text needs none of it
 
         meta |= write_labels(corpus_name, labels, task, out_dir)
         meta["baseline"] = linear_baseline(out_dir, meta, encoding, task)

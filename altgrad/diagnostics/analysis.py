@@ -41,5 +41,4 @@ class Analysis(NamedTuple):
 
     @property
     def metric(self) -> Metric:
-        """What it is that is computed."""
         return METRICS[self.name] if self.row is None else self.row

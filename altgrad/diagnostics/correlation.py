@@ -1,6 +1,8 @@
-"""How alike two fields over a weight are: cosine, Spearman's rank correlation, and their control, a shuffle."""
+"""How alike two fields over a weight are: cosine, rank correlation and their control, a shuffle; a ratio in dB."""
 
 from __future__ import annotations
+
+import math
 
 import pandas as pd
 import torch
@@ -16,6 +18,12 @@ def cosine(a: Tensor, b: Tensor) -> float | None:
     a, b = a.double().flatten(), b.double().flatten()
     norms = (a.norm() * b.norm()).item()
     return (a @ b).item() / norms if norms else None
+
+
+def ratio_db(signal: Tensor, noise: Tensor) -> float | None:
+    """Return 10 log10 of the ratio of the sums of squares, ``None`` when either is zero."""
+    powers = [t.double().square().sum().item() for t in (signal, noise)]
+    return 10 * math.log10(powers[0] / powers[1]) if all(powers) else None
 
 
 def shuffled(t: Tensor) -> Tensor:

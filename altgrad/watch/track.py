@@ -54,12 +54,10 @@ class Told:
             self._steps[run] = ENDED
 
     def close(self) -> None:
-        """Have the tracker write, and keep what it was told."""
         self._tracker.close()
         self.keep()
 
     def keep(self) -> None:
-        """Write down what the tracker was told."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self._path, self._steps)
 
