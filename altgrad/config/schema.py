@@ -269,13 +269,10 @@ class Grid(Section):
         return self
 
 
-def _kind_of_recipe(value: Any) -> str:
-    return "changing" if isinstance(value, dict | ChangingRecipe) else "rules"
-
-
 OneRecipe = Annotated[
-    Annotated[list[Rule], Tag("rules")] | Annotated[ChangingRecipe, Tag("changing")], Discriminator(_kind_of_recipe)
-]  # fmt: skip
+    Annotated[list[Rule], Tag("rules")] | Annotated[ChangingRecipe, Tag("changing")],
+    Discriminator(lambda value: "changing" if isinstance(value, dict | ChangingRecipe) else "rules"),
+]
 
 
 def _empty(value: Any) -> Any:

@@ -28,8 +28,8 @@ from sklearn.multiclass import OneVsRestClassifier
 
 from altgrad.config.tasks import Classify
 from altgrad.data.batches import DTYPE
+from altgrad.data.corpora import SPLITS, Split
 from altgrad.data.labels import read_labels
-from altgrad.data.splits import SPLITS, Split
 
 NAME = "TF-IDF + logistic regression"
 STRENGTHS = (1.0, 10.0, 100.0)  # C: the inverse of the penalty

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from altgrad.config.errors import UserError, did_you_mean
 from altgrad.config.schema import HubCorpus
-from altgrad.data.splits import Labelled, Split, named
+from altgrad.data.corpora import Labelled, Split, named
 
 DEFAULT_FALLBACK = "licences"
 CONNECT_SECONDS = 5

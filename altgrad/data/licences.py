@@ -22,7 +22,7 @@ from typing import NamedTuple
 from altgrad.config.errors import UserError
 from altgrad.config.schema import LicencesCorpus
 from altgrad.data.copies import NearCopies
-from altgrad.data.splits import Labelled, Split, hashed_split
+from altgrad.data.corpora import Labelled, Split, hashed_split
 
 PACKAGE = "licensedcode"
 REQUIREMENT = "licensedcode-data==32.1.0"

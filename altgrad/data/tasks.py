@@ -24,8 +24,8 @@ from altgrad.config.errors import UserError
 from altgrad.config.files import read_json
 from altgrad.config.tasks import Classifier
 from altgrad.data.batches import TokenFile, raw_stream, training_batch, validation_sample
+from altgrad.data.corpora import Split
 from altgrad.data.labels import read_labels
-from altgrad.data.splits import Split
 
 TruthAndScores = tuple[np.ndarray, np.ndarray]
 

@@ -23,9 +23,8 @@ from altgrad.config.schema import Corpus, Tokenizer
 from altgrad.config.tasks import Classify
 from altgrad.data.batches import DTYPE, require_sequences
 from altgrad.data.copies import NearCopies
-from altgrad.data.corpora import documents, labelled
+from altgrad.data.corpora import SPLITS, Labelled, Split, documents, labelled
 from altgrad.data.labels import write_labels
-from altgrad.data.splits import SPLITS, Labelled, Split
 from altgrad.data.tokenizer import load_tokenizer
 
 THREADS = 2

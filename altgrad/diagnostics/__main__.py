@@ -44,16 +44,16 @@ def explain(arguments: list[str]) -> None:
 
 def what_if(arguments: list[str]) -> None:
     """Measure every tensor of a cell in every split of 8 bits, or fewer; write table and heat map, print a recipe."""
-    from altgrad.diagnostics import probed, what_if
+    from altgrad.diagnostics import what_if
 
     parser = _parser("what-if", "cell", "such as E4M3-adamw-0-1")
     parser.add_argument("--granularity", choices=list(what_if.GRANULARITIES), default="tensor", help="of the recipe")
     parser.add_argument("--bits", type=int, choices=range(2, 9), default=8, help="of a format (default %(default)s)")
-    parser.add_argument("--tokens", type=int, default=probed.TOKENS, help="of the probe batch (default %(default)s)")
+    parser.add_argument("--tokens", type=int, default=what_if.TOKENS, help="of the probe batch (default %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("scratch/what-if"), help="folder (default %(default)s)")
     settings = parser.parse_args(arguments)
     cell, run = _finished(settings.data, settings.cell)
-    layers = probed.probe(cell, run, settings.data / "tokens", settings.tokens)
+    layers = what_if.probe(cell, run, settings.data / "tokens", settings.tokens)
     found = what_if.what_if(layers, what_if.splits(settings.bits))
     text = what_if.as_yaml(what_if.recommended(found, settings.granularity))
     settings.out.mkdir(parents=True, exist_ok=True)

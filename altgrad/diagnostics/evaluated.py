@@ -26,7 +26,7 @@ from altgrad.config.cell import cell_key
 from altgrad.config.files import read_json
 from altgrad.config.recipe import Recipe, Rule, TensorRecipe
 from altgrad.config.tasks import Found
-from altgrad.data.splits import Split
+from altgrad.data.corpora import Split
 from altgrad.data.tasks import Classification, TruthAndScores, task_of
 from altgrad.diagnostics.rebuilt import load_saved
 from altgrad.diagnostics.saved import SavedRun

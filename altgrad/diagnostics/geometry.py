@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from altgrad.diagnostics.analysis import GEOMETRY, Analysis
-from altgrad.diagnostics.correlation import cosine, shuffled, spearman
+from altgrad.diagnostics.analysis import GEOMETRY, Analysis, cosine, shuffled, spearman
 from altgrad.diagnostics.fisher import DAMPING
 from altgrad.diagnostics.hessian import TOLERANCE, Curvature
 from altgrad.diagnostics.view import LayerView, needed

@@ -16,8 +16,7 @@ import math
 from collections.abc import Callable
 
 from altgrad.config.recipe import ROLES
-from altgrad.diagnostics.analysis import GEOMETRY, GRADIENTS, Analysis
-from altgrad.diagnostics.correlation import cosine, ratio_db, shuffled, spearman
+from altgrad.diagnostics.analysis import GEOMETRY, GRADIENTS, Analysis, cosine, ratio_db, shuffled, spearman
 from altgrad.diagnostics.view import LayerView, needed
 from altgrad.metrics import Limit, mean
 

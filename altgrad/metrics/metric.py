@@ -32,7 +32,8 @@ class Limit:
     strict: float | None = None
 
     def of(self, layer: str) -> float:
-        return self.strict if self.strict is not None and _is_strict(layer) else self.value
+        strict = any(fnmatchcase(layer, pattern) for pattern in STRICT_LAYERS)
+        return self.strict if self.strict is not None and strict else self.value
 
     def crossed(self, layer: str, value: float) -> bool:
         return value > self.of(layer) if self.above else value < self.of(layer)
@@ -108,7 +109,3 @@ class Metric:
         if self.is_share:
             return f"{100 * value:g} %"
         return f"{value:g} {self.unit}" if self.unit in ("%", "dB") else f"{value:g}"
-
-
-def _is_strict(layer: str) -> bool:
-    return any(fnmatchcase(layer, pattern) for pattern in STRICT_LAYERS)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from altgrad.config import Cell, UserError
 from altgrad.config.tasks import ON_TEST, ON_VALIDATION, TITLES
-from altgrad.data.splits import Split
+from altgrad.data.corpora import Split
 from altgrad.data.tasks import Classification, Pieces, Task, TruthAndScores
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.training import machine

@@ -35,11 +35,10 @@ from altgrad.optim.sharded import whole
 from altgrad.training import checkpoint, machine, probes
 from altgrad.training.evaluation import Evaluation, measures_of
 from altgrad.training.graphs import compile_model
-from altgrad.training.monitor import PASS, Monitor, Row, Where, first_nonfinite, largest_overflow
+from altgrad.training.monitor import PASS, Monitor, Row, Where, first_nonfinite, largest_overflow, outstanding_rows
 from altgrad.training.outcome import OutcomeTracker
 from altgrad.training.ranks import Ranks
 from altgrad.training.records import RowLog
-from altgrad.training.rows import outstanding_rows
 from altgrad.training.switches import Switches
 from altgrad.training.updates import UpdateMonitor
 
@@ -158,7 +157,9 @@ class Trainer:
                     raise Interrupted(self.interrupted, self.step)
             self.tracker.finish()
             if self.tracker.diverged and self.tracker.first_rows is None:
-                self.tracker.first_rows = self.ranks.alone(self.model, self._outstanding_rows)
+                self.tracker.first_rows = self.ranks.alone(
+                    self.model, lambda: outstanding_rows(probes.moved(self.snapshot(0), self.model))
+                )
 
     def update(self, step: int) -> None:
         """Do update ``step`` (1-based) and what is due at it."""
@@ -282,9 +283,6 @@ class Trainer:
 
     def _save_probe(self, step: int) -> None:
         self.ranks.alone(self.model, partial(probes.save_weights, self.snapshot(step), self.model, step))
-
-    def _outstanding_rows(self) -> str | None:
-        return outstanding_rows(probes.moved(self.snapshot(0), self.model))
 
     def snapshot(self, step: int) -> Path:
         return self.scratch / f"weights-{step:08d}.safetensors"

@@ -24,9 +24,8 @@ from altgrad.diagnostics.evaluated import (
     trained,
     without_smallest,
 )
-from altgrad.diagnostics.probed import probe
 from altgrad.diagnostics.rebuilt import RebuiltModel
-from altgrad.diagnostics.what_if import SPLITS, rounded, spec_of
+from altgrad.diagnostics.what_if import SPLITS, probe, rounded, spec_of
 from altgrad.model.from_cell import recipe_of
 from altgrad.training.run import train_cell
 from tests.training.conftest import make_cell, make_tokens

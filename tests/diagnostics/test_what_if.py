@@ -18,11 +18,11 @@ import torch
 from ruamel.yaml import YAML
 
 from altgrad.config import Resolver, load_params
-from altgrad.diagnostics.correlation import ratio_db
-from altgrad.diagnostics.probed import Probed
+from altgrad.diagnostics.analysis import ratio_db
 from altgrad.diagnostics.what_if import (
     GRANULARITIES,
     SPLITS,
+    Probed,
     as_yaml,
     recommended,
     rounded,

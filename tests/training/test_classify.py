@@ -25,8 +25,8 @@ from altgrad.config.schema import LocalCorpus, Tokenizer
 from altgrad.config.tasks import ON_TEST, ON_VALIDATION, TITLES, Classifier, Classify
 from altgrad.data import write_tokens
 from altgrad.data.classification import choose_thresholds, classification_metrics
+from altgrad.data.corpora import SPLITS
 from altgrad.data.labels import read_labels
-from altgrad.data.splits import SPLITS
 from altgrad.data.tasks import task_of
 from altgrad.diagnostics.evaluated import AS_TRAINED, UNQUANTIZED, Evaluated, quantized
 from altgrad.model import GPT, layer_recipe, quantize_model
