@@ -20,6 +20,7 @@ from altgrad import __version__
 from altgrad.console import while_read
 
 PACKAGE = Path(__file__).parent
+RUNS = re.compile(r'^if __name__ == "__main__":', re.MULTILINE)  # what a module that can be run ends in
 # What runs as a module and is no command of its own, and who runs it or which page tells of it.
 INTERNAL = {
     "data.docstrings": "make study, for the question of other texts",
@@ -40,7 +41,7 @@ def runnable(package: Path = PACKAGE) -> dict[str, Path]:
     found = {}
     for source in sorted(package.rglob("*.py")):
         name = ".".join(source.relative_to(package).with_suffix("").parts)
-        if source.name == "__main__.py" or _runs(source):
+        if source.name == "__main__.py" or RUNS.search(source.read_text(encoding="utf-8")):
             found[name.removesuffix("__main__").rstrip(".")] = source
     found.pop("")  # this module
     rank = {package: place for place, package in enumerate(FIRST)}
@@ -49,19 +50,16 @@ def runnable(package: Path = PACKAGE) -> dict[str, Path]:
 
 def commands() -> dict[str, str]:
     """Return each command and the line that says what it does."""
-    lines = {}
-    for name, source in runnable().items():
-        if name in INTERNAL:
-            continue
-        lines[name] = _line(source)
-    return lines
+    return {name: _line(source) for name, source in runnable().items() if name not in INTERNAL}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """List the commands, or run the one named; 2 for a name that is none."""
     lines = commands()
+    width = max(map(len, lines))
+    listed = "\n".join(["commands:", *(f"  {name:<{width}}  {line}" for name, line in lines.items())])
     parser = argparse.ArgumentParser(
-        prog="altgrad", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_listed(lines),
+        prog="altgrad", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=listed,
         usage="altgrad COMMAND [ARGUMENT ...]",
         description="`altgrad formats E3M4` is `python -m altgrad.formats E3M4`, and so for every command below.",
     )  # fmt: skip
@@ -90,28 +88,11 @@ def main_of(module: str) -> Callable[[list[str]], None]:
     return main
 
 
-def _runs(source: Path) -> bool:
-    """Whether a module does something when it is the main one."""
-    if "__main__" not in source.read_text(encoding="utf-8"):  # most: to parse them all takes a third of a second
-        return False
-    tests = [ast.unparse(node.test) for node in _parsed(source).body if isinstance(node, ast.If)]
-    return "__name__ == '__main__'" in tests
-
-
 def _line(source: Path) -> str:
     """Return the first line of a module's docstring, without the command that it may begin with."""
-    first = (ast.get_docstring(_parsed(source)) or "").split("\n")[0]
+    first = (ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or "").split("\n")[0]
     line = re.sub(r"^``[^`]*``: ", "", first).replace("``", "`")
     return line[:1].upper() + line[1:]
-
-
-def _parsed(source: Path) -> ast.Module:
-    return ast.parse(source.read_text(encoding="utf-8"))
-
-
-def _listed(lines: dict[str, str]) -> str:
-    width = max(map(len, lines))
-    return "\n".join(["commands:", *(f"  {name:<{width}}  {line}" for name, line in lines.items())])
 
 
 def _nearest(wrong: str, names: Sequence[str]) -> str:

@@ -60,7 +60,6 @@ def while_read() -> Iterator[None]:
 
 
 def _is_unread(pipe: int) -> bool:
-    """Return whether the reader of a pipe has left."""
     poll = select.poll()
     poll.register(pipe, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from altgrad.config import run_stage
-from altgrad.config.sources import write_digests
+from altgrad.config.scratch import write_digests
 
 
 def main(arguments: list[str]) -> None:

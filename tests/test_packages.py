@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from altgrad.config.files import read_yaml
-from altgrad.config.sources import PACKAGES, write_digests
+from altgrad.config.scratch import PACKAGES, write_digests
 
 ROOT = Path(__file__).parents[1]
 STAGES = read_yaml(ROOT / "dvc.yaml")["stages"]
@@ -45,7 +45,7 @@ def rooms_of(script: Path) -> set[str]:
 
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "code"])
 def test_a_stage_depends_on_the_packages_that_it_imports_and_on_no_other(stage: str) -> None:
-    """Stages with a run each name one file, which stands for the packages that `altgrad.config.sources` lists."""
+    """Stages with a run each name one file, which stands for the packages that `altgrad.config.scratch` lists."""
     if stage in PACKAGES:
         assert f"data/code/{stage}.json" in STAGES[stage]["deps"]
         named = {f"altgrad/{name}" for name in PACKAGES[stage]}

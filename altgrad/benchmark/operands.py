@@ -93,7 +93,8 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
         *(
             ours("E4M3", f"E4M3, {what}, to float8", scale, dtype=float8, granularity=kind, block=size)
             for what, scale, kind, size in (
-                ("blocks of 128", "float32", "block", 128), ("tiles of 128", "float32", "tile", 128),
+                ("blocks of 128", "float32", "block", 128),
+                ("tiles of 128", "float32", "tile", 128),
                 ("blocks of 32 (MXFP8)", "E8M0", "block", 32),
             )
         ),
@@ -110,8 +111,14 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
             for by, said in ((None, ""), (quantize_by_tensors, ", by tensor operations"))
         ),
         ours(
-            "E2M1", "E2M1, NVFP4 along columns, rotated, stochastic", "E4M3", granularity="block", block=16, dim=0,
-            rotate=True, stochastic=True,
+            "E2M1",
+            "E2M1, NVFP4 along columns, rotated, stochastic",
+            "E4M3",
+            granularity="block",
+            block=16,
+            dim=0,
+            rotate=True,
+            stochastic=True,
         ),
         ours(
             "E2M1", "E2M1, NVFP4, to codes of 4 bits", "E4M3", granularity="block", block=16, dtype=PACKED,

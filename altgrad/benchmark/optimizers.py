@@ -1,4 +1,4 @@
-"""A step of an arm beside torch's fused AdamW, on the weights of one model: time turn by turn, and peak memory.
+"""A step of an arm beside torch's fused AdamW, on the weights of one model: time turn by turn, and peak steps.
 
 The gradients are made up and stay; nothing but the optimizer runs, told their norm as in training, where clipping has
 found it. Quantized weights have a scale per tensor, and arms see them as training shows them.
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from altgrad.benchmark import memory
+from altgrad.benchmark import steps
 from altgrad.benchmark.timing import in_turn, ratio
 from altgrad.model import GPT, GPTConfig, Recipe, quantize_model
 from altgrad.optim import Arm, build_optimizer
@@ -78,6 +78,6 @@ def _stepper(
 def _memory(optimizer: torch.optim.Optimizer, device: torch.device) -> dict[str, float | None]:
     """Return ``state_mb``, the optimizer's tensors, and ``peak_mb``, what a step takes at most beside weights and
     gradients, in MB of 10^6 bytes."""
-    state = memory.tensors_mb(t for entries in optimizer.state.values() for t in entries.values())
-    growth = memory.growth_mb(optimizer.step, device)
+    state = steps.tensors_mb(t for entries in optimizer.state.values() for t in entries.values())
+    growth = steps.growth_mb(optimizer.step, device)
     return {"state_mb": round(state, 1), "peak_mb": None if growth is None else round(state + growth, 1)}

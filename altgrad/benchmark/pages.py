@@ -81,7 +81,6 @@ def _sentence(bench: Result) -> str:
 
 
 def _source(bench: Result) -> str:
-    """Return driver, torch and commit of the last session."""
     last = bench["sessions"][max(bench["sessions"], key=int)]
     named = {"driver": last.get("driver"), "torch": last.get("torch"), "commit": (last.get("commit") or "")[:10]}
     return ", ".join(f"{name} {value}" for name, value in named.items() if value)

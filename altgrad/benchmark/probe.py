@@ -49,9 +49,7 @@ def measure(key: str, root: Path, settings: Any) -> dict[str, float]:
         diagnosing = []
         for _ in range(2):
             began = time.perf_counter()
-            diagnose_cell(
-                place / "cell.json", run, place / "diagnosis.json", place / "rows.parquet", tokens, settings
-            )
+            diagnose_cell(place / "cell.json", run, place / "diagnosis.json", place / "rows.parquet", tokens, settings)
             diagnosing.append(time.perf_counter() - began)
     parts = {
         "step_s": timing["step_ms_median"] / 1e3, "evaluate_s": timing["evaluate_s"] / 2,

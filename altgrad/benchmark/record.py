@@ -51,7 +51,6 @@ class Record:
         self._write()
 
     def put_item(self, name: str, took_s: float, failed: str | None = None) -> None:
-        """Write down that an item of a list was measured, or why it was not."""
         found = {"took_s": round(took_s, 1), "failed": failed, "session": self._number}
         self.content["items"] = self.content.get("items", {}) | {name: found}
         self._write()

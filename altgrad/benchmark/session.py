@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from altgrad.benchmark import checks, compiled, limits, memory, needs, operands, optimizers, runs, steps, tables
+from altgrad.benchmark import checks, compiled, needs, operands, optimizers, runs, steps, tables, timing
 from altgrad.benchmark.record import BASELINE, Record
 from altgrad.benchmark.timing import in_turn
 from altgrad.config import load_params
@@ -181,7 +181,7 @@ class Session:
         """Yield the list, what is worth most first."""
         sizes = self.sizes
         yield from (self._check(name, tests) for name, tests in sizes.checks.items())
-        yield Item("limits", lambda: {"limits": [limits.measure(self.device)]})
+        yield Item("limits", lambda: {"limits": [timing.limits(self.device)]})
         rounds = 3 * sizes.rounds
         yield Item("operands", lambda: {"operands": operands.measure(sizes.operands, rounds, self.device)})
         for model, batch in sizes.steps:
@@ -246,13 +246,12 @@ class Session:
         step = baseline if entry.name == BASELINE else self._warm(model, batch, entry)
         taken = in_turn({entry.name: step, BASELINE: baseline}, self.sizes.rounds, self.device)
         of = {"model": model, "batch": batch, "name": entry.name}
-        peak = memory.peak_mb(step)
-        state = {"state_mb": round(memory.state_mb(step), 1), "peak_mb": None if peak is None else round(peak, 1)}
+        peak = steps.peak_mb(step)
+        state = {"state_mb": round(steps.state_mb(step), 1), "peak_mb": None if peak is None else round(peak, 1)}
         result = steps.result(entry.name, self._config(model), batch, step.first_s, taken)
         return {"steps": [of | result], "memory": [of | state]}
 
     def _mode(self, name: str, mode: str) -> Rows:
-        """Measure a contestant's step compiled in ``mode`` beside the one of the default mode, turn by turn."""
         model, batch = self.sizes.steps[-1]
         entry = next(entry for entry in self.entries() if entry.name == name)
         default = self._baseline(model, batch) if name == BASELINE else self._warm(model, batch, entry)
@@ -288,12 +287,10 @@ def _at_most(seconds: float) -> Iterator[None]:
 
 
 def _is_there(entry: steps.Contestant) -> bool:
-    """Whether what an entry needs is installed."""
     return not ("torchao" in entry.name and "torchao" in needs.left_out())
 
 
 def _said(found: Rows, bench: dict[str, Any]) -> str:
-    """Return the rows as the terminal shows them."""
     parts = {part: rows for part, rows in found.items() if part in tables.TABLES}
     return "".join(f"\n{tables.as_text(part, rows, bench)}" for part, rows in parts.items())
 

@@ -1,12 +1,17 @@
-"""Training steps of one model under several recipes, in one process, turn by turn.
+"""Training steps of one model under several recipes, in one process, turn by turn, and their peak memory.
 
 Each is taken right beside a bf16 step, before or after it by chance, so that the ratio of the two is far steadier than
-either time.
+either time. Memory is in MB of 10^6 bytes; this package's README says what counts. Its high-water mark is that of
+`altgrad.training.machine`, set back before: without that it would start at the size of the process that started this
+one.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import statistics
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,16 +19,18 @@ from torch import nn
 
 from altgrad.benchmark.record import BASELINE
 from altgrad.benchmark.timing import ratio, seconds
-from altgrad.config.recipe import Rule
+from altgrad.config.recipe import TORCHAO_RECIPES, Rule
 from altgrad.config.tensor_recipe import BLOCK_FORMATS
-from altgrad.model import GPT, GPTConfig, LayerRecipe, Recipe, linear_layers, quantize_model
+from altgrad.model import GPT, GPTConfig, Recipe, linear_layers, quantize_model
 from altgrad.model.quantized.native import has_products
 from altgrad.optim import Arm, build_optimizer
+from altgrad.training import machine
 from altgrad.training.graphs import compile_model
 from altgrad.training.machine import choose_compute
 
 CLIP = 1.0
-TORCHAO = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+STEPS = 3
+MB = 1e6
 
 
 class Contestant(NamedTuple):
@@ -48,70 +55,50 @@ def contestants(device: torch.device) -> list[Contestant]:
     Products by FP8 units are left out on a CPU, where torch emulates them to be tested, not to be fast; so is float32
     on a GPU, where nobody trains in it.
     """
+    nvfp4 = BLOCK_FORMATS["NVFP4"]
+    stochastic, four_six = {"rounding": "stochastic"}, {**nvfp4, "scale_rounding": "4/6"}
+    published = {"weight": "NVFP4_16x16", "input": "NVFP4", "grad": nvfp4 | stochastic, "hadamard": 16}
+    eden = {"weight": four_six, "input": four_six, "grad": {**nvfp4, "rounding": "MS-EDEN"}}
     found = [
         Contestant(BASELINE),
         *[Contestant(name, Recipe.uniform(name)) for name in ("E4M3", "E3M4", "E7M0")],
         Contestant("E4M3, delayed scaling", Recipe.uniform("E4M3", scaling="delayed")),
         Contestant("E4M3, a scale per row", Recipe.uniform("E4M3", granularity="row")),
         Contestant("E4M3, a scale per block", Recipe.uniform("E4M3", granularity="block", scale="E8M0")),
-        Contestant("E4M3, stochastic gradients", stochastic()),
-        *[Contestant(f"{name}, all tensors", of_blocks(name)) for name in ("MXFP8", "MXFP4", "NVFP4")],
-        Contestant("NVFP4 as published", nvfp4()),
-        Contestant("NVFP4, MS-EDEN", ms_eden()),
+        Contestant("E4M3, stochastic gradients", alike("E4M3", {"format": "E4M3"} | stochastic)),
+        *[Contestant(f"{name}, all tensors", alike(name)) for name in ("MXFP8", "MXFP4", "NVFP4")],
+        Contestant("NVFP4 as published", of("blocks.*", head=False, **published)),  # all layers but the head in it
+        Contestant("NVFP4, MS-EDEN", of("blocks.*", head=False, **eden)),  # QUARTET_II of params.yaml
         Contestant("E4M3, codes kept", Recipe.uniform("E4M3", save="codes")),
-        *[Contestant(f"E4M3, torchao {name}", torchao(name)) for name in TORCHAO],
+        *[Contestant(f"E4M3, torchao {name}", of("blocks.*", head=False, torchao=name)) for name in TORCHAO_RECIPES],
     ]
     if device.type == "cpu":
         return [*found, Contestant("fp32", compute="float32")]
+    # DeepSeek-V3's scales (arXiv:2412.19437): tiles of weights, blocks of all else.
+    rows, tiles = ({"format": "E4M3", "granularity": kind, "block": 128} for kind in ("block", "tile"))
+    of_128 = of(head=False, weight=tiles, input=rows, grad=rows, backend="native")
     rowwise = Recipe.uniform("E4M3", grad="E4M3", granularity="row", backend="native")
     return [
         *found,
         Contestant("E4M3, native tensorwise", Recipe.uniform("E4M3", backend="native"), scales="one scale"),
         Contestant("E4M3, native rowwise", rowwise, scales="rows"),
-        Contestant("E4M3, native blocks of 128", of_128(), scales="blocks of 128"),
+        Contestant("E4M3, native blocks of 128", of_128, scales="blocks of 128"),
         Contestant("MXFP8, native", Recipe.uniform("MXFP8", grad="MXFP8", backend="native"), scales="MXFP8"),
-        Contestant("NVFP4 as published, native", nvfp4("native"), scales="NVFP4"),
+        Contestant("NVFP4 as published, native", of("blocks.*", False, **published, backend="native"), scales="NVFP4"),
     ]
 
 
-def of_128() -> Recipe:
-    """Return DeepSeek-V3's scales (arXiv:2412.19437), by FP8 hardware: tiles of weights, blocks of all else."""
-    rows, tiles = ({"format": "E4M3", "granularity": kind, "block": 128} for kind in ("block", "tile"))
-    return Recipe(rules=(Rule(layers="*", weight=tiles, input=rows, grad=rows, backend="native"),))
+def of(layers: str = "*", head: bool = True, **settings: Any) -> Recipe:
+    """Return the recipe of ``layers`` by a rule's settings, and of the ``head`` for its weight and gradient."""
+    rules = [Rule(layers=layers, **settings)]
+    if head:
+        rules.append(Rule(layers="head", weight=settings["weight"], grad=settings["grad"]))
+    return Recipe(rules=tuple(rules))
 
 
-def of_blocks(name: str) -> Recipe:
-    """Return the recipe with a block format for all tensors, of the head for its weight and gradient."""
-    return Recipe(rules=(
-        Rule(layers="*", weight=name, input=name, grad=name), Rule(layers="head", weight=name, grad=name),
-    ))  # fmt: skip
-
-
-def stochastic() -> Recipe:
-    """Return the recipe with all tensors in E4M3, and gradients stochastically rounded."""
-    grad = {"format": "E4M3", "rounding": "stochastic"}
-    return Recipe(rules=(
-        Rule(layers="*", weight="E4M3", input="E4M3", grad=grad), Rule(layers="head", weight="E4M3", grad=grad),
-    ))  # fmt: skip
-
-
-def nvfp4(backend: str = "emulated") -> Recipe:
-    """Return what params.yaml calls NVFP4, with all layers but the head in it."""
-    grad = {**BLOCK_FORMATS["NVFP4"], "rounding": "stochastic"}
-    operands: dict[str, Any] = {"weight": "NVFP4_16x16", "input": "NVFP4", "grad": grad}
-    return Recipe(rules=(Rule(layers="blocks.*", **operands, hadamard=16, backend=backend),))
-
-
-def ms_eden() -> Recipe:
-    """Return what params.yaml calls QUARTET_II, with all layers but the head in it."""
-    forward = {**BLOCK_FORMATS["NVFP4"], "scale_rounding": "4/6"}
-    grad = {**BLOCK_FORMATS["NVFP4"], "rounding": "MS-EDEN"}
-    return Recipe(rules=(Rule(layers="blocks.*", weight=forward, input=forward, grad=grad),))
-
-
-def torchao(name: str) -> Recipe:
-    """Return the recipe that hands every layer but the head to torchao, as params.yaml does."""
-    return Recipe(rules=(LayerRecipe(torchao=name).on("blocks.*"),))
+def alike(name: str, grad: Any = None) -> Recipe:
+    """Return the recipe with a format for all tensors, or with another ``grad``."""
+    return of(weight=name, input=name, grad=grad or name)
 
 
 class Step:
@@ -196,3 +183,46 @@ def mode_result(name: str, mode: str, taken: dict[str, list[float]]) -> dict[str
         "name": f"{name}, {mode}", "contestant": name, "mode": mode, "step_ms": round(1e3 * median, 2),
         **ratio("over_default", taken[mode], taken["default"]), "rounds": len(taken[mode]),
     }  # fmt: skip
+
+
+def state_mb(step: Step) -> float:
+    """Return the MB of parameters, buffers and optimizer state; each tensor counts once."""
+    tensors = [*step.model.parameters(), *step.model.buffers()]
+    for state in step.optimizer.state.values():
+        tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+    return tensors_mb(tensors)
+
+
+def tensors_mb(tensors: Iterable[torch.Tensor]) -> float:
+    """Return the MB that tensors take; those that share storage count once."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values()) / MB
+
+
+def peak_mb(step: Step) -> float | None:
+    """Return the MB held at most during three more steps, state included; None where the system does not tell.
+
+    ``step`` must have run before, so that it is compiled and the optimizer has its state.
+    """
+    step.optimizer.zero_grad(set_to_none=True)
+    growth = growth_mb(step, step.device)
+    return None if growth is None else state_mb(step) + growth
+
+
+def growth_mb(run: Callable[[], object], device: torch.device) -> float | None:
+    """Return the MB that three calls of ``run`` take at most beyond what is there; None where that is not told."""
+    gc.collect()
+    _give_back_free_pages()
+    if not machine.forget_peak_memory(device):
+        return None
+    before = machine.peak_memory_mb(device)  # which is now what there is
+    for _ in range(STEPS):
+        run()
+    return machine.peak_memory_mb(device) - before
+
+
+def _give_back_free_pages() -> None:
+    """Ask the C library for its free pages, which would otherwise be used again without counting as growth."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)

@@ -169,7 +169,6 @@ class Arm(Section):
 
     @property
     def looks_at_grid(self) -> bool:
-        """Whether quantized weights are treated unlike others."""
         return self.stiffness is not None or self.weights == "quantized" or BASES[self.base].own_step
 
     @property

@@ -89,7 +89,6 @@ class Cell(Section):
         return validated(cls, read_json(path), path)
 
     def to_json(self) -> str:
-        """Return the canonical text of the cell's file."""
         unset = {name for name in ("schedule", "task", "lora") if not getattr(self, name)}
         return canonical_json(self.model_dump(mode="json", exclude=unset))
 
@@ -103,5 +102,4 @@ class Cell(Section):
 
     @property
     def peak_lr(self) -> float:
-        """Peak learning rate of this cell."""
         return self.arm.lr * self.lr_scale

@@ -56,27 +56,26 @@ class Entries:
         return (recipe, fmt) if joint else (self.params.grid.recipe, entry)
 
     def require(self, entry: str, setting: str) -> None:
-        """Raise unless ``entry``, which stands at ``setting``, is one."""
         if entry in self.params.recipes:
             return
         if JOINT in entry:
             self._require_joint_entry(entry, setting)
             return
-        hint = did_you_mean(entry, self.params.recipes) if self.params.recipes else ""
         try:
-            training_format(entry, self.params.formats.get(entry))
-        except ValueError as error:
+            self.describe(entry, setting)
+        except UserError as error:
+            hint = did_you_mean(entry, self.params.recipes)
             also = f"; as a recipe, {hint.removeprefix('; ')}" if "did you mean" in hint else ""
-            raise UserError(f"{self.source}: {setting}: {error}{also}") from None
+            raise UserError(f"{error}{also}") from None
 
     def has(self, name: str) -> bool:
-        """Return whether ``name`` is an entry."""
         if name in self.params.recipes:
             return not self.is_template(name)
-        recipe, fmt = self.parts(name)
-        fmt = fmt or name
-        joint_fits = JOINT not in name or (recipe in self.params.recipes and self.is_template(recipe))
-        return joint_fits and self._is_known_format(fmt, self.params.formats.get(fmt))
+        try:
+            self.require(name, "")
+        except UserError:
+            return False
+        return True
 
     def describe(self, name: str, setting: str) -> dict[str, Any]:
         """Return the fields of the format called ``name``; raises at ``setting`` for one that cannot be trained."""
@@ -137,9 +136,9 @@ class Entries:
             if self.has(name):
                 raise UserError(f"{self.source}: optimizers.{name}: the name is taken; choose another")
 
-    def _is_known_format(self, name: str, custom: CustomFormat | None = None) -> bool:
+    def _is_known_format(self, name: str) -> bool:
         try:
-            training_format(name, custom)
+            training_format(name)
         except ValueError:
             return False
         return True

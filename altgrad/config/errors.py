@@ -1,9 +1,8 @@
 """Errors that are the user's to fix, and the one place that turns them into a sentence.
 
-Everything a user can get wrong (a misspelt format, a negative step count, an unreachable hub)
-raises :class:`UserError` with a message that says *where* and *what to do*. A stage wrapped in
-:func:`run_stage` prints that message alone and exits non-zero. Any other exception is a defect of
-the bench and keeps its traceback.
+Everything a user can get wrong (a misspelt format, a negative step count, an unreachable hub) raises :class:`UserError`
+with a message that says *where* and *what to do*. A stage wrapped in :func:`run_stage` prints that message alone and
+exits non-zero. Any other exception is a defect of the bench and keeps its traceback.
 """
 
 from __future__ import annotations

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 def read_yaml(path: Path) -> dict[str, Any]:
     """Return the mapping in the YAML 1.2 file ``path``.
 
-    Raises :class:`UserError` naming file, line and column when it is missing, is not YAML, or does
-    not hold a mapping.
+    Raises :class:`UserError` naming file, line and column when it is missing, is not YAML, or does not hold a mapping.
     """
     try:
         content = copy.deepcopy(_parsed(path.read_text(encoding="utf-8")))

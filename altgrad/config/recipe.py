@@ -1,9 +1,8 @@
 """Recipes: which layer is quantized how, as rules over layer names.
 
-A recipe is an ordered list of rules; a rule's pattern is a shell glob over the dotted names of the
-model's linear layers, and the last rule that matches a layer decides it. A pattern that matches no
-layer is an error, because a misspelt pattern would otherwise train an unquantized model under a
-quantized model's name.
+A recipe is an ordered list of rules; a rule's pattern is a shell glob over the dotted names of the model's linear
+layers, and the last rule that matches a layer decides it. A pattern that matches no layer is an error, because a
+misspelt pattern would otherwise train an unquantized model under a quantized model's name.
 
 `Rule` is an entry of ``recipes:`` in params.yaml as it is one of a `Recipe` in Python.
 """
@@ -191,12 +190,10 @@ class LayerRecipe(Section):
             raise ValueError(f"{needed} gradient straight-through")
 
     def tensors(self) -> dict[str, TensorRecipe | None]:
-        """Return how each of :data:`ROLES` is quantized."""
         return {role: getattr(self, role) for role in ROLES}
 
     @property
     def quantizes(self) -> bool:
-        """Whether any tensor of the layer is quantized."""
         return any(tensor is not None and not tensor.virtual for tensor in self.tensors().values())
 
     @property
@@ -211,7 +208,6 @@ class LayerRecipe(Section):
         )
 
     def format_names(self) -> dict[str, str | None]:
-        """Return ``{"weight": "E4M3", "input": ..., "grad": ...}``."""
         return {role: tensor.format.name if tensor else None for role, tensor in self.tensors().items()}
 
 
@@ -226,7 +222,6 @@ class Rule(LayerRecipe):
 
     @property
     def layer(self) -> LayerRecipe:
-        """What the rule says of each layer."""
         return LayerRecipe.model_construct(**{name: getattr(self, name) for name in LayerRecipe.model_fields})
 
 
@@ -274,11 +269,10 @@ class Recipe(Section):
     def uniform(cls, format: str | Format, *, grad: str | Format | None = "E5M2", **options: Any) -> Recipe:
         """Quantize weights and inputs of every linear layer in ``format``, incoming gradients in ``grad``.
 
-        Each is a format, or the name of a block format such as MXFP8, whose scales it brings along.
-        A layer called ``head`` or ``lm_head`` (at any depth) keeps its input unquantized, as in FP8 training
-        practice. ``options`` are fields of :class:`TensorRecipe`, for all three tensors, or of
-        :class:`LayerRecipe`. The native backend has no product with an unquantized input, so there the
-        head is quantized like the other layers.
+        Each is a format, or the name of a block format such as MXFP8, whose scales it brings along. A layer called
+        ``head`` or ``lm_head`` (at any depth) keeps its input unquantized, as in FP8 training practice. ``options`` are
+        fields of :class:`TensorRecipe`, for all three tensors, or of :class:`LayerRecipe`. The native backend has no
+        product with an unquantized input, so there the head is quantized like the other layers.
         """
         choices = {name: options.pop(name) for name in LayerRecipe.model_fields if name in options}
 

@@ -78,16 +78,13 @@ def _page(page: Page) -> str:
         shown.append(section)
         if page.name != "params":
             left += [kind for _, field in settings(section) for kind in _sections_in(field.annotation)]
-    parts = [f"# `{page.name}`" if page.name != "params" else "# params.yaml", f"{page.entries}.\n\n{_made_by()}"]
+    made_by = f"This page is made of the declarations in `altgrad/config` by `{COMMAND}`."
+    parts = [f"# `{page.name}`" if page.name != "params" else "# params.yaml", f"{page.entries}.\n\n{made_by}"]
     for section in shown:
         if len(shown) > 1:
             parts.append(f"## {section.__name__}")
         parts += [inspect.cleandoc(section.__doc__ or "").replace("``", "`"), _table(section)]
     return "\n\n".join(parts) + "\n"
-
-
-def _made_by() -> str:
-    return f"This page is made of the declarations in `altgrad/config` by `{COMMAND}`."
 
 
 def _table(section: type[BaseModel]) -> str:

@@ -109,7 +109,9 @@ class Resolver:
             sections["monitor"] |= override.monitor
         recipe, rules, schedule = self._recipe(entry, recipe)
         every = [*rules, *(rule for switch in schedule for rule in switch.rules)]
-        formats = self._formats(every, recipe) | self._foreign(optimizer, sections["arm"])
+        formats = self._formats(every, recipe)
+        if foreign := sections["arm"].get("foreign"):  # which the arm takes its stiffness from
+            formats[foreign] = self.entries.describe(foreign, f"optimizers.{optimizer}.foreign")
         values = {
             "key": key, "format": entry, "optimizer": optimizer, "seed": seed, "lr_scale": lr_scale,
             "rules": rules, "schedule": schedule, "formats": formats, **sections,
@@ -163,11 +165,6 @@ class Resolver:
         specs = [getattr(rule, role) for rule in rules for role in ROLES]
         names = {spec.format for spec in specs if spec is not None}
         return {name: self.entries.describe(name, f"recipes.{recipe}") for name in sorted(names)}
-
-    def _foreign(self, optimizer: str, arm: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return the format that an arm takes its stiffness from, where it is another than the weights'."""
-        name = arm.get("foreign")
-        return {} if name is None else {name: self.entries.describe(name, f"optimizers.{optimizer}.foreign")}
 
     def _override(self, selector: str) -> Override:
         place = f"overrides.{selector}"

@@ -189,7 +189,6 @@ class Monitor(Section):
         return self
 
     def due(self, step: int) -> set[str]:
-        """Return the groups that are looked at in ``step``, counted from 1."""
         return {name for name in self.groups if step == 1 or step % self.intervals.get(name, self.every) == 0}
 
 
@@ -270,13 +269,10 @@ class Grid(Section):
         return self
 
 
-def _kind_of_recipe(value: Any) -> str:
-    return "changing" if isinstance(value, dict | ChangingRecipe) else "rules"
-
-
 OneRecipe = Annotated[
-    Annotated[list[Rule], Tag("rules")] | Annotated[ChangingRecipe, Tag("changing")], Discriminator(_kind_of_recipe)
-]  # fmt: skip
+    Annotated[list[Rule], Tag("rules")] | Annotated[ChangingRecipe, Tag("changing")],
+    Discriminator(lambda value: "changing" if isinstance(value, dict | ChangingRecipe) else "rules"),
+]
 
 
 def _empty(value: Any) -> Any:

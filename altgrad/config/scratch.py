@@ -1,8 +1,12 @@
-"""Where a cell keeps what it needs only until it is finished: checkpoints, rows, snapshots.
+"""What a stage's results depend on, and where a cell keeps what it needs only until it is finished.
 
-The directory lies outside the outputs that DVC clears before a stage runs, under the top folder of
-the project even when an experiment runs in a temporary copy of it. It is named after all that decides
-the run's bits, so no run can resume from the checkpoint of another configuration.
+Checkpoints, rows and snapshots lie outside the outputs that DVC clears before a stage runs, under the top folder of the
+project even when an experiment runs in a temporary copy of it. The directory is named after all that decides the run's
+bits, so no run can resume from the checkpoint of another configuration.
+
+The sources of a stage are digested to one small file for all of its runs. With thousands of runs, each naming every
+package that it depends on, DVC would read, hash and write the same lines thousands of times. So each names this file
+alone, which changes exactly when one of those packages does.
 """
 
 from __future__ import annotations
@@ -19,8 +23,38 @@ from typing import IO
 
 import altgrad
 from altgrad.config.cell import Cell
-from altgrad.config.files import sha256_of
-from altgrad.config.sources import TRAINING, source_files
+from altgrad.config.files import sha256_of, write_json
+
+TRAINING = ("config", "formats", "numerics", "data", "model", "optim", "training")  # which decide a run's bits
+PACKAGES = {
+    "train": TRAINING,
+    "diagnose": ("config", "formats", "numerics", "data", "model", "metrics", "diagnostics"),
+}
+NO_SOURCES = {".md", ".pyc"}  # pages say what code does, and no stage reads them
+
+
+def source_files(folder: Path) -> list[Path]:
+    """Return the files of a package that its results can depend on, in one order on every machine."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix not in NO_SOURCES]
+    return sorted(path for path in files if "__pycache__" not in path.parts)
+
+
+def digest(files: list[Path], top: Path) -> str:
+    """Return the SHA-256 of the files' names below ``top`` and contents."""
+    whole = hashlib.sha256()
+    for path in files:
+        whole.update(f"{path.relative_to(top).as_posix()} {sha256_of(path)}\n".encode())
+    return whole.hexdigest()
+
+
+def write_digests(top: Path, out: Path) -> None:
+    """Write ``out/<stage>.json`` for each stage of `PACKAGES`: a digest for each package and for the stage's script."""
+    packages = {name for names in PACKAGES.values() for name in names}
+    found = {name: digest(source_files(top / "altgrad" / name), top) for name in packages}
+    for stage, names in PACKAGES.items():
+        script = f"stages/{stage}.py"
+        own = {f"altgrad/{name}": found[name] for name in names} | {script: digest([top / script], top)}
+        write_json(out / f"{stage}.json", own)
 
 
 def project_root() -> Path:
@@ -66,7 +100,7 @@ def only_worker(scratch: Path, on_wait: Callable[[], None]) -> Iterator[None]:
                 on_wait()
                 _lock(lock, wait=True)
             # The holder before us may have discarded the directory, and with it the file we locked.
-            if _is_file(lock, scratch / "lock"):
+            if Path(lock.name).exists() and os.path.samestat(os.fstat(lock.fileno()), os.stat(lock.name)):
                 yield
                 return
 
@@ -93,7 +127,3 @@ def _lock(file: IO[str], *, wait: bool) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _is_file(file: IO[str], path: Path) -> bool:
-    return path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())

@@ -52,17 +52,15 @@ def as_format(value: Any, info: ValidationInfo) -> Format | str:
     return info.context[value] if value in info.context else get_format(value)
 
 
-def _name_of(value: Format | str) -> str:
-    return value if isinstance(value, str) else value.name
-
-
 if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass
 
     FormatSetting = Format
 else:
     ModelMetaclass = type(BaseModel)
-    FormatSetting = Annotated[Any, BeforeValidator(as_format), PlainSerializer(_name_of, return_type=str)]
+    FormatSetting = Annotated[
+        Any, BeforeValidator(as_format), PlainSerializer(lambda f: getattr(f, "name", f), return_type=str)
+    ]
 
 
 class _FromPython(ModelMetaclass):
@@ -131,5 +129,4 @@ class Section(BaseModel, metaclass=_FromPython):
             raise ValueError("; ".join(sentences(error, ""))) from None
 
     def changed(self) -> list[str]:
-        """Return the settings whose values are not the defaults."""
         return [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]

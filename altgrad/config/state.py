@@ -62,7 +62,6 @@ class Moment(Section):
 
     @property
     def codebook(self) -> Codebook:
-        """What its codes stand for."""
         return codebook(self.format)
 
 

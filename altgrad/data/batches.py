@@ -71,8 +71,7 @@ def training_batch(
 ) -> tuple[Tensor, Tensor]:
     """Return (inputs, targets), each int64 of shape (batch, context); targets are one token ahead.
 
-    A function of its arguments alone. Raises :class:`UserError` when the split has fewer than
-    ``context + 1`` tokens.
+    A function of its arguments alone. Raises :class:`UserError` when the split has fewer than ``context + 1`` tokens.
     """
     starts = _require_window(tokens, context)
     # 64 random bits modulo the number of starts: uneven by less than one part in 10^9 up to 10^10 tokens.

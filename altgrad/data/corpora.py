@@ -1,13 +1,51 @@
-"""One entry to every corpus source."""
+"""One entry to every corpus source; the split that a document belongs to, and its labels' names.
+
+The split is decided by the document's identity alone. A hash of that stays the same when documents are added, removed
+or reordered, so a document never wanders from training into validation between two versions of a corpus.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any, Literal
 
 from altgrad.config.schema import Corpus
-from altgrad.data.splits import Labelled, Split
+
+Labelled = tuple[str, tuple[str, ...]]  # a text and the names of its labels
+Split = Literal["train", "val", "test"]
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
+
+
+def named(value: Any, kind: Any = None) -> tuple[str, ...]:
+    """Return the names of a document's labels, each once: of a list, of a text with ; between them, or of one.
+
+    ``kind`` is the type of a data set's column, which may have names for numbers. Raises ``ValueError`` for what is no
+    label: a number that it has no name for, a blank name, a record.
+    """
+    if isinstance(value, str):
+        value = [part for part in value.split(";") if part.strip()]
+    elif not isinstance(value, list | tuple):
+        value = [] if value is None else [value]
+    return tuple(dict.fromkeys(_name(label, kind) for label in value))
+
+
+def _name(label: Any, kind: Any) -> str:
+    if not isinstance(label, str | int) or isinstance(label, bool) or not str(label).strip():
+        raise ValueError(f"{label!r} is no label; a label is a name or a whole number")
+    if isinstance(label, str) or not hasattr(kind, "int2str"):
+        return str(label).strip()
+    if not 0 <= label < kind.num_classes:
+        raise ValueError(f"label {label} is unknown; the column has names for 0 to {kind.num_classes - 1}")
+    return kind.int2str(label)
+
+
+def hashed_split(identity: str) -> Split:
+    """Return the split of a document: 8 in 10 train, 1 val, 1 test, by the SHA-256 of ``identity``."""
+    tenth = int(hashlib.sha256(identity.encode("utf-8")).hexdigest(), 16) % 10
+    return "train" if tenth < 8 else "val" if tenth == 8 else "test"
 
 
 def documents(corpus: Corpus, split: Split) -> Iterator[str]:

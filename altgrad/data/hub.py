@@ -14,7 +14,7 @@ from pathlib import Path
 
 from altgrad.config.errors import UserError, did_you_mean
 from altgrad.config.schema import HubCorpus
-from altgrad.data.splits import Labelled, Split, named
+from altgrad.data.corpora import Labelled, Split, named
 
 DEFAULT_FALLBACK = "licences"
 CONNECT_SECONDS = 5
@@ -36,7 +36,6 @@ def labelled(corpus: HubCorpus, split: Split) -> Iterator[Labelled]:
 
 
 def _rows(corpus: HubCorpus, split: Split, columns: dict[str, str]) -> Iterator[Labelled]:
-    """Yield texts and, where ``columns`` (by setting) has theirs, labels."""
     dataset = _load(corpus)
     name = corpus.splits.get(split)
     if name not in dataset:
@@ -106,7 +105,6 @@ def _load(corpus: HubCorpus) -> dict:
 
 
 def _line(error: BaseException) -> str:
-    """Return the message of ``error`` on one line."""
     return " ".join(str(error).split()).rstrip(".")
 
 

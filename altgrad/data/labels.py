@@ -20,7 +20,7 @@ import pyarrow.parquet
 from altgrad.config.errors import UserError
 from altgrad.config.files import replacing
 from altgrad.config.tasks import Classify
-from altgrad.data.splits import SPLITS, Split
+from altgrad.data.corpora import SPLITS, Split
 
 Found = Mapping[Split, Sequence[tuple[str, ...]]]  # by split, the names of each document's labels
 NAMED = 5  # labels in a message

@@ -1,10 +1,9 @@
 """Licence texts: real legal English that one small wheel installs, so the bench works offline.
 
-``licensedcode-data`` (data under CC-BY-4.0) carries the licence texts and the notices ("rules") of
-the ScanCode licence detector, one file each, with a YAML header between two ``---`` lines. Most
-notices are variations of one another, and near copies are dropped (`altgrad.data.copies`).
-Whole licences come before notices and long before short, so that what remains is the fullest
-version of each text. False positives (texts that the detector must *not* take for a licence) are
+``licensedcode-data`` (data under CC-BY-4.0) carries the licence texts and the notices ("rules") of the ScanCode licence
+detector, one file each, with a YAML header between two ``---`` lines. Most notices are variations of one another, and
+near copies are dropped (`altgrad.data.copies`). Whole licences come before notices and long before short, so that what
+remains is the fullest version of each text. False positives (texts that the detector must *not* take for a licence) are
 dropped too.
 
 With the defaults: 4,217 documents and 12.25 million characters; train 3,331, val 470, test 416.
@@ -23,7 +22,7 @@ from typing import NamedTuple
 from altgrad.config.errors import UserError
 from altgrad.config.schema import LicencesCorpus
 from altgrad.data.copies import NearCopies
-from altgrad.data.splits import Labelled, Split, hashed_split
+from altgrad.data.corpora import Labelled, Split, hashed_split
 
 PACKAGE = "licensedcode"
 REQUIREMENT = "licensedcode-data==32.1.0"
@@ -95,7 +94,6 @@ def _labels(document: Document, categories: dict[str, str]) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _categories(folder: Path) -> dict[str, str]:
-    """Return the category of each licence, by its key."""
     headers = (dict(LINE.findall(parse(_read(path))[0])) for path in (folder / "licenses").glob("*.LICENSE"))
     return {said["key"]: said["category"] for said in headers}
 

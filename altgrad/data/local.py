@@ -33,7 +33,7 @@ import pyarrow.parquet
 
 from altgrad.config.errors import UserError, did_you_mean
 from altgrad.config.schema import LocalCorpus
-from altgrad.data.splits import Labelled, Split, hashed_split, named
+from altgrad.data.corpora import Labelled, Split, hashed_split, named
 
 Columns = dict[str, str]  # by setting, text and perhaps labels, the name of the column
 Row = dict[str, Any]  # by setting, what a row has there

@@ -23,9 +23,8 @@ from altgrad.config.schema import Corpus, Tokenizer
 from altgrad.config.tasks import Classify
 from altgrad.data.batches import DTYPE, require_sequences
 from altgrad.data.copies import NearCopies
-from altgrad.data.corpora import documents, labelled
+from altgrad.data.corpora import SPLITS, Labelled, Split, documents, labelled
 from altgrad.data.labels import write_labels
-from altgrad.data.splits import SPLITS, Labelled, Split
 from altgrad.data.tokenizer import load_tokenizer
 
 THREADS = 2
@@ -33,7 +32,11 @@ BATCH_CHARACTERS = 4_000_000  # some 1.4 million tokens, 60 MB as Python numbers
 
 
 def write_tokens(
-    corpus_name: str, corpus: Corpus, tokenizer: Tokenizer, out_dir: Path, context: int = LEAST_CONTEXT,
+    corpus_name: str,
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    out_dir: Path,
+    context: int = LEAST_CONTEXT,
     task: Classify | None = None,
 ) -> dict[str, Any]:
     """Tokenize ``corpus`` into ``out_dir`` and return the content of its ``meta.json``.
@@ -43,7 +46,7 @@ def write_tokens(
     :class:`UserError` when the corpus cannot be read, or train or val has no sequence of ``context`` tokens.
 
     With a ``task`` the documents' labels are written too (`altgrad.data.labels`), and what a linear model of words
-    makes of them is in ``meta.json`` as ``baseline`` (`altgrad.data.linear`).
+    makes of them is in ``meta.json`` as ``baseline`` (`altgrad.data.classification`).
     """
     encoding = load_tokenizer(tokenizer)
     (out_dir / "meta.json").unlink(missing_ok=True)  # written last: its presence says that all is complete
@@ -74,7 +77,7 @@ def write_tokens(
     if corpus.source == "local":
         meta["near_copies"] = copies.dropped
     if task:
-        from altgrad.data.linear import linear_baseline  # which loads scikit-learn, and text needs none of it
+        from altgrad.data.classification import linear_baseline  # which loads scikit-learn, and text needs none of it
 
         meta |= write_labels(corpus_name, labels, task, out_dir)
         meta["baseline"] = linear_baseline(out_dir, meta, encoding, task)

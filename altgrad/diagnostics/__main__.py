@@ -44,16 +44,16 @@ def explain(arguments: list[str]) -> None:
 
 def what_if(arguments: list[str]) -> None:
     """Measure every tensor of a cell in every split of 8 bits, or fewer; write table and heat map, print a recipe."""
-    from altgrad.diagnostics import probed, what_if
+    from altgrad.diagnostics import what_if
 
     parser = _parser("what-if", "cell", "such as E4M3-adamw-0-1")
     parser.add_argument("--granularity", choices=list(what_if.GRANULARITIES), default="tensor", help="of the recipe")
     parser.add_argument("--bits", type=int, choices=range(2, 9), default=8, help="of a format (default %(default)s)")
-    parser.add_argument("--tokens", type=int, default=probed.TOKENS, help="of the probe batch (default %(default)s)")
+    parser.add_argument("--tokens", type=int, default=what_if.TOKENS, help="of the probe batch (default %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("scratch/what-if"), help="folder (default %(default)s)")
     settings = parser.parse_args(arguments)
     cell, run = _finished(settings.data, settings.cell)
-    layers = probed.probe(cell, run, settings.data / "tokens", settings.tokens)
+    layers = what_if.probe(cell, run, settings.data / "tokens", settings.tokens)
     found = what_if.what_if(layers, what_if.splits(settings.bits))
     text = what_if.as_yaml(what_if.recommended(found, settings.granularity))
     settings.out.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def what_if(arguments: list[str]) -> None:
 
 def ptq(arguments: list[str]) -> None:
     """Evaluate seeds of a trained cell in other formats, by its task's metric, beside cells that were trained so."""
-    from altgrad.diagnostics import ptq
+    from altgrad.diagnostics import evaluated
     from altgrad.diagnostics.what_if import GRANULARITIES, SPLITS
 
     parser = _parser("ptq", "cell", "such as bf16-adamw-0-1; several seeds of it give intervals", nargs="+")
@@ -86,12 +86,12 @@ def ptq(arguments: list[str]) -> None:
     asked = read_json(settings.data / "grid/index.json").get("params", {})
     compared, metric = Compared.of(asked), asked.get("primary")
     for cell, run in finished:
-        after = ptq.values(
+        after = evaluated.quantized(
             cell, run, settings.data / "tokens", settings.formats, settings.granularity,
             weights_only=settings.weights_only, metric=metric,
         )  # fmt: skip
-        so = ptq.trained(settings.data, cell, settings.formats, compared.final)
-        cost = {name: value - after[ptq.UNQUANTIZED] for name, value in after.items()}
+        so = evaluated.trained(settings.data, cell, settings.formats, compared.final)
+        cost = {name: value - after[evaluated.UNQUANTIZED] for name, value in after.items()}
         rows += [(cell.key, name, after[name], cost[name], so.get(name)) for name in after]
     table = _table(rows, ["cell", "format", "after", "cost", "trained_so"], settings.out)
     mean = table.groupby("format", sort=False)[["after", "cost", "trained_so"]].mean()
@@ -102,18 +102,18 @@ def ptq(arguments: list[str]) -> None:
 
 def prune(arguments: list[str]) -> None:
     """Evaluate trained cells with a share of each layer's weights, the smallest, set to zero."""
-    from altgrad.diagnostics import prune
+    from altgrad.diagnostics import evaluated
 
     parser = _parser("prune", "cell", "such as E4M3-adamw-0-1; several seeds and arms are compared", nargs="+")
     parser.add_argument(
-        "--shares", nargs="+", type=_share, default=prune.SHARES, metavar="SHARE", help="default: 0.1 0.3 0.5 0.7"
+        "--shares", nargs="+", type=_share, default=evaluated.SHARES, metavar="SHARE", help="default: 0.1 0.3 0.5 0.7"
     )
     parser.add_argument("--out", type=Path, help="CSV file to write the losses to")
     settings = parser.parse_args(arguments)
     rows = []
     for key in dict.fromkeys(settings.cell):
         cell, run = _finished(settings.data, key)
-        after = prune.losses(cell, run, settings.data / "tokens", settings.shares)
+        after = evaluated.pruned(cell, run, settings.data / "tokens", settings.shares)
         rows += [
             (key, cell.format, cell.optimizer, cell.seed, share, loss, loss - after[0.0])
             for share, loss in after.items()
@@ -140,7 +140,6 @@ def _parser(command: str, argument: str, meaning: str, **options: Any) -> Argume
 
 
 def _table(rows: list[tuple[Any, ...]], columns: list[str], out: Path | None) -> pd.DataFrame:
-    """Return ``rows`` as a table, and write it to ``out`` if that is a file."""
     import pandas as pd
 
     table = pd.DataFrame(rows, columns=columns)
@@ -151,7 +150,6 @@ def _table(rows: list[tuple[Any, ...]], columns: list[str], out: Path | None) ->
 
 
 def _cells(table: pd.DataFrame) -> str:
-    """Return how many cells a table is of: ``1 cell``, ``2 cells``."""
     count = table["cell"].nunique()
     return f"{count} cell{'' if count == 1 else 's'}"
 

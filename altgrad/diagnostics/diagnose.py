@@ -1,10 +1,9 @@
 """From the saved files of one cell to its diagnosis: a tidy table and a summary.
 
-``<key>.parquet`` has the columns layer, role, step, metric, x, value; x is the position of a
-histogram's bin and null for a number. ``<key>.json`` has the SHA-256 of the resolved cell (by which
-the report tells a current diagnosis from a stale one), the summary over layers at the last step, its
-course over all steps, the flags, and what those metrics are that ``altgrad.metrics`` does not know. Both
-are the same bytes whenever the same files are diagnosed.
+``<key>.parquet`` has the columns layer, role, step, metric, x, value; x is the position of a histogram's bin and null
+for a number. ``<key>.json`` has the SHA-256 of the resolved cell (by which the report tells a current diagnosis from a
+stale one), the summary over layers at the last step, its course over all steps, the flags, and what those metrics are
+that ``altgrad.metrics`` does not know. Both are the same bytes whenever the same files are diagnosed.
 """
 
 from __future__ import annotations
@@ -36,15 +35,9 @@ from altgrad.metrics import Metric
 OK, NONFINITE = "ok", "nonfinite"
 WHOLE_MODEL = ""  # in place of a layer's name
 TENSORS = ("weight", "initial", "previous", "grad_quantized", "grad_float")
+TEXT, WHOLE, NUMBER = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
 SCHEMA = pyarrow.schema(
-    [
-        ("layer", pyarrow.string()),
-        ("role", pyarrow.string()),
-        ("step", pyarrow.int64()),
-        ("metric", pyarrow.string()),
-        ("x", pyarrow.float64()),
-        ("value", pyarrow.float64()),
-    ]
+    {"layer": TEXT, "role": TEXT, "step": WHOLE, "metric": TEXT, "x": NUMBER, "value": NUMBER}.items()
 )
 
 

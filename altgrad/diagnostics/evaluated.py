@@ -1,8 +1,20 @@
-"""A trained cell with weights and a recipe of the caller's choice: its loss on the run's own sample, or its scores."""
+"""A trained cell with other weights and another recipe: its loss quantized, or pruned, after training.
+
+Quantized, weights and inputs of every linear layer are in one format (a head by its weight only), or the weights alone,
+and the validation sample is the run's own. Kuzmin et al. 2022 (arXiv:2208.09225) find that formats differ much after
+training, and little when trained so. Of a cell that classifies it is the metric that its grid compares, of test
+documents. Thresholds are chosen on validation documents in the unquantized model and kept: quantization comes after all
+choices.
+
+Pruned, the smallest of each layer's weights are zero: how few weights carry the loss. A step in proportion to a weight
+leaves small weights small, which trains models that can be pruned further (Schwarz et al. 2021, arXiv:2110.00296); a
+format's spacings are such a step. Pruning is by magnitude and layer by layer, without training on (Han et al. 2015,
+arXiv:1506.02626, before theirs).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,16 +22,22 @@ import torch
 from torch import Tensor
 
 from altgrad.config import Cell
-from altgrad.config.recipe import Recipe
-from altgrad.data.pieces import TruthAndScores
-from altgrad.data.splits import Split
-from altgrad.data.tasks import Classification, task_of
+from altgrad.config.cell import cell_key
+from altgrad.config.files import read_json
+from altgrad.config.recipe import Recipe, Rule, TensorRecipe
+from altgrad.config.tasks import Found
+from altgrad.data.corpora import Split
+from altgrad.data.tasks import Classification, TruthAndScores, task_of
 from altgrad.diagnostics.rebuilt import load_saved
 from altgrad.diagnostics.saved import SavedRun
-from altgrad.model import GPT, quantize_model
-from altgrad.model.from_cell import config_of
+from altgrad.diagnostics.what_if import GRANULARITIES, SPLITS
+from altgrad.model import GPT, embedded_weights, linear_layers, quantize_model
+from altgrad.model.from_cell import config_of, recipe_of
 from altgrad.model.hardware import multiplies_bf16
 from altgrad.model.lora import add_adapters
+
+UNQUANTIZED, AS_TRAINED = "none", "as trained"
+SHARES = (0.1, 0.3, 0.5, 0.7)  # of a layer's weights, to be pruned
 
 
 class Evaluated:
@@ -36,7 +54,6 @@ class Evaluated:
         self._sample = task.sample()
 
     def model(self, recipe: Recipe) -> GPT:
-        """Return the cell's model under ``recipe``, with weights of its own."""
         model = GPT(self._config)
         return add_adapters(quantize_model(model, recipe), self.cell.lora)
 
@@ -65,3 +82,73 @@ class Evaluated:
         low = self.cell.train.compute == "bf16" and multiplies_bf16("cpu")
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=low):
             yield model.eval()
+
+
+def quantized(
+    cell: Cell, run_dir: Path, tokens: Path, formats: Sequence[str] = SPLITS, granularity: str = "tensor", *,
+    weights_only: bool = False, metric: Found | None = None,
+) -> dict[str, float]:  # fmt: skip
+    """Return the validation loss (nats per token) of a run's final weights `AS_TRAINED`, `UNQUANTIZED` and in formats.
+
+    With ``metric`` it is that of test documents, higher is better. ``granularity`` is one of
+    `what_if.GRANULARITIES`. A loss that is not finite is returned as it is. Raises
+    :class:`UserError` when a file of the run is missing or damaged.
+    """
+    evaluated = Evaluated(cell, run_dir, tokens)
+    recipes = {AS_TRAINED: recipe_of(evaluated.cell), UNQUANTIZED: Recipe(rules=())}
+    options = GRANULARITIES[granularity]
+    for name in formats:
+        if weights_only:
+            recipes[name] = Recipe(rules=(Rule(layers="*", weight=TensorRecipe(format=name, **options)),))
+        else:
+            recipes[name] = Recipe.uniform(name, grad=None, **options)
+    saved = evaluated.saved
+    if metric is None:
+        return {name: evaluated.loss(saved, recipe) for name, recipe in recipes.items()}
+    from altgrad.data.classification import choose_thresholds, classification_metrics  # which loads scikit-learn
+
+    assert cell.task is not None
+    thresholds = choose_thresholds(*evaluated.scores(saved, recipes[UNQUANTIZED], "val"), cell.task.thresholds)
+    return {
+        name: classification_metrics(*evaluated.scores(saved, recipe, "test"), thresholds)[metric]
+        for name, recipe in recipes.items()
+    }
+
+
+def trained(data: Path, cell: Cell, formats: Sequence[str], column: str = "val_loss") -> dict[str, float]:
+    """Return what ``column`` of `metrics.json` says of cells of ``formats`` beside ``cell``: same arm, seed, rate.
+
+    A format without a finished cell, or whose cell diverged, is left out.
+    """
+    found = {}
+    for name in formats:
+        path = data / "runs" / cell_key(name, cell.optimizer, cell.seed, cell.lr_scale) / "metrics.json"
+        value = read_json(path)[column] if path.exists() else None
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def pruned(cell: Cell, run_dir: Path, tokens: Path, shares: Sequence[float] = SHARES) -> dict[float, float]:
+    """Return the validation loss (nats per token) by the share of each layer's weights that is zero, 0 first.
+
+    The layers are the linear ones, but for a head that is an embedding too; formats are those of the run. Raises
+    :class:`altgrad.config.UserError` when a file of the run is missing or damaged.
+    """
+    evaluated = Evaluated(cell, run_dir, tokens)
+    recipe = recipe_of(evaluated.cell)
+    model = evaluated.model(recipe)
+    embedded = embedded_weights(model)
+    layers = [f"{name}.weight" for name, layer in linear_layers(model).items() if layer.weight not in embedded]
+    return {
+        share: evaluated.loss(
+            evaluated.saved | {name: without_smallest(evaluated.saved[name], share) for name in layers}, recipe
+        )
+        for share in (0.0, *shares)
+    }
+
+
+def without_smallest(weight: Tensor, share: float) -> Tensor:
+    """Return ``weight`` with ``share`` of its values, rounded to a whole number of them, at zero: the smallest ones."""
+    smallest = weight.abs().flatten().argsort(stable=True)[: round(share * weight.numel())]
+    return weight.flatten().index_fill(0, smallest, 0.0).reshape(weight.shape)

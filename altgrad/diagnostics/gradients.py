@@ -1,14 +1,26 @@
-"""The gradient that the quantized path gives, against the one that float32 would have given.
+"""What quantization does to a layer's weight gradient, and what the gradient knows of the quantization grid.
 
-Both are of the same weights on the same batch.
+On one fixed batch: the gradient that the quantized path gives against the one that float32 would have given, against
+the stiffness of the weights, and whether units learn nothing of it. On `diagnose.noise_tokens`: how large it is beside
+its quantization noise, and which tensors that comes from.
+
+Chmiel et al. 2025 (arXiv 2505.19115) find that quantized training becomes less effective once the norm of the gradient
+falls below about sqrt(3) times that of its quantization noise. They speak of the expected gradient; that of a batch,
+which is measured here, is larger by the noise of the batch, so that a ratio above the line is necessary and does not
+suffice.
 """
 
 from __future__ import annotations
 
-from altgrad.diagnostics.analysis import GRADIENTS, Analysis
-from altgrad.diagnostics.correlation import cosine
-from altgrad.diagnostics.rounding_error import ratio_db
+import math
+from collections.abc import Callable
+
+from altgrad.config.recipe import ROLES
+from altgrad.diagnostics.analysis import GEOMETRY, GRADIENTS, Analysis, cosine, ratio_db, shuffled, spearman
 from altgrad.diagnostics.view import LayerView, needed
+from altgrad.metrics import Limit, mean
+
+WITH_STIFFNESS = (*GEOMETRY, "grad_quantized")
 
 
 def grad_snr_db(view: LayerView) -> float | None:
@@ -22,8 +34,112 @@ def grad_cosine(view: LayerView) -> float | None:
     return cosine(needed(view.grad_quantized), needed(view.grad_float))
 
 
-ORDER = 60
+def gradient_to_noise(view: LayerView) -> float | None:
+    """``None`` where quantization changes nothing."""
+    noise = needed(view.noise)
+    return math.sqrt(noise.signal / noise.together) if noise.together else None
+
+
+def cosine_exact(view: LayerView) -> float | None:
+    """``None`` where quantization changes nothing, and where either gradient is zero."""
+    noise = needed(view.noise)
+    quantized = noise.signal + 2 * noise.along + noise.together  # squared norm of the gradient with its noise
+    if not noise.together or not noise.signal or quantized <= 0:
+        return None
+    return (noise.signal + noise.along) / math.sqrt(noise.signal * quantized)
+
+
+def noise_additivity(view: LayerView) -> float | None:
+    """``None`` where no cause makes any noise."""
+    noise = needed(view.noise)
+    alone = sum(noise.causes.values())
+    return noise.together / alone if alone else None
+
+
+def noise_bias(view: LayerView) -> float | None:
+    """``None`` where there is no noise, before the last step, and where one sequence was all there was."""
+    noise = needed(view.noise)
+    power = noise.bias + noise.scatter
+    return noise.bias / power if power > 0 else None  # of NaN too: where the two were not known by themselves
+
+
+def _share(role: str) -> Callable[[LayerView], float | None]:
+    def compute(view: LayerView) -> float | None:
+        causes = needed(view.noise).causes
+        alone = sum(causes.values())
+        return causes.get(role, 0.0) / alone if alone else None
+
+    compute.__name__ = f"noise_from_{role}"
+    return compute
+
+
+def gradient_stiffness_rho(view: LayerView) -> float | None:
+    """``None`` where the stiffness or the gradient is the same everywhere."""
+    return spearman(needed(view.grad_quantized).abs(), view.stiffness)
+
+
+def descent_share(view: LayerView) -> float | None:
+    """Of two steps of equal length, one along -g and one along -S g, the second has this share of the first's descent.
+
+    To first order a step d changes the loss by <g, d>. For d = -r g/|g| that is -r |g|, for d = -r S g/|S g| it is
+    -r <g, S g>/|S g|; their ratio <g, S g>/(|g| |S g|) is the cosine of the two directions, 1 for a constant S.
+    ``None`` for a gradient of zero.
+    """
+    grad = needed(view.grad_quantized)
+    return cosine(grad, view.stiffness * grad)
+
+
+def descent_share_shuffled(view: LayerView) -> float | None:
+    """The control of :func:`descent_share`: S with the same histogram and no place. ``None`` for a zero gradient."""
+    grad = needed(view.grad_quantized)
+    return cosine(grad, shuffled(view.stiffness) * grad)
+
+
+def dead_unit_frac(view: LayerView) -> float:
+    """A row of the weight is an output unit; rounding its incoming gradient to zero kills it, as a unit's own zero."""
+    return (needed(view.grad_quantized) == 0).all(dim=1).double().mean().item()
+
+
 ANALYSES = (
     Analysis(grad_snr_db, GRADIENTS),
     Analysis(grad_cosine, GRADIENTS),
-)
+    Analysis(gradient_to_noise, ("noise",)),
+    Analysis(cosine_exact, ("noise",)),
+    *(Analysis(_share(role), ("noise",)) for role in ROLES),
+    Analysis.own(
+        noise_additivity, ("noise",), "ratio",
+        "Power of the gradient's quantization noise with all tensors quantized, over the sum of the powers with "
+        "one kind alone: 1 where the three add up like independent errors.",
+        offline="weight_grad", summary=mean, title="noise of all over the sum of each",
+    ),
+    Analysis.own(
+        noise_bias, ("noise",), "share of noise power",
+        "Share of the gradient's quantization noise that every batch has, so that it does not average out over "
+        "steps: the squared norm of the noise's mean over batches, as a share of that plus the mean squared "
+        "distance from it of batches of training's size. Estimated from 16 parts of `diagnose.noise_tokens`.",
+        offline="weight_grad", summary=mean, title="share of the noise that is bias",
+    ),
+    Analysis.own(
+        gradient_stiffness_rho, WITH_STIFFNESS, "rank correlation",
+        "Spearman's correlation of |ĝ| and S over a layer's weights, ĝ the weight gradient through the quantized "
+        "path on one fixed batch and S the stiffness: 0 where the gradient does not know of the quantization grid.",
+        offline="weight_grad", summary=mean, title="size of the gradient with S, rank correlation",
+    ),
+    Analysis.own(
+        descent_share, WITH_STIFFNESS, "ratio",
+        "First-order descent of the loss along S·ĝ over that along ĝ, by steps of equal length: "
+        "⟨ĝ, S·ĝ⟩ / (‖ĝ‖ ‖S·ĝ‖).",
+        offline="weight_grad", summary=mean, title="descent along S·g over that along g",
+    ),
+    Analysis.own(
+        descent_share_shuffled, WITH_STIFFNESS, "ratio",
+        "The same with S shuffled among the weights of its layer: the control.",
+        offline="weight_grad", summary=mean, title="the same, S shuffled",
+    ),
+    Analysis.own(
+        dead_unit_frac, ("grad_quantized",), "share of units",
+        "Share of a layer's output units whose row of the weight gradient, through the quantized path on one fixed "
+        "batch, is zero throughout.",
+        offline="weight_grad", summary=mean, limit=Limit(above=True, value=0.2), title="dead units",
+    ),
+)  # fmt: skip

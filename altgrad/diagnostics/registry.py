@@ -1,7 +1,4 @@
-"""The analyses, found in the modules of this folder.
-
-A module declares its own as ``ANALYSES``, beside the functions, and may say by ``ORDER`` where they come.
-"""
+"""The analyses, found in the modules of this folder: each declares its own as ``ANALYSES``, below the functions."""
 
 from __future__ import annotations
 
@@ -12,16 +9,16 @@ from pathlib import Path
 from altgrad.diagnostics.analysis import Analysis
 from altgrad.metrics import METRICS
 
-LAST = 1000  # where a module comes that does not say
+FIRST = ("weights", "gradients", "geometry")  # modules whose rows come first in a diagnosis
+USERS = ("registry", "diagnose", "__main__")  # of this table
 
 
 def _declared() -> tuple[Analysis, ...]:
     """Return the analyses of all modules, each checked to have one row and no more."""
     package = __name__.rpartition(".")[0]
     names = [found.name for found in pkgutil.iter_modules([str(Path(__file__).parent)])]
-    names = [name for name in names if name not in ("registry", "diagnose", "__main__")]  # who use this table
+    names = [*FIRST, *(name for name in names if name not in (*FIRST, *USERS))]
     modules = [importlib.import_module(f"{package}.{name}") for name in names]
-    modules.sort(key=lambda module: (getattr(module, "ORDER", LAST), module.__name__))
     found = tuple(analysis for module in modules for analysis in getattr(module, "ANALYSES", ()))
     for analysis in found:
         name, row = analysis.name, analysis.row

@@ -1,11 +1,10 @@
 """Reading a run's files, one layer at a time: a model of any size needs memory for one layer only.
 
-``probes.safetensors`` holds ``weight/<step>/<layer>`` for a few steps, with ``amax/<step>/<layer>`` where the
-scale does not follow the weight itself, ``state/<step>/<name>`` for the rest of the model at these steps, and, of one
-step,
-``grad_quantized/<step>/<layer>`` and ``grad_float/<step>/<layer>``; its metadata names the format of
-each role of each layer. ``model.safetensors`` holds the final weights by parameter name. A run that
-diverged between two snapshots has its end in that file alone.
+``probes.safetensors`` holds ``weight/<step>/<layer>`` for a few steps, with ``amax/<step>/<layer>`` where the scale
+does not follow the weight itself, ``state/<step>/<name>`` for the rest of the model at these steps, and, of one step,
+``grad_quantized/<step>/<layer>`` and ``grad_float/<step>/<layer>``; its metadata names the format of each role of each
+layer. ``model.safetensors`` holds the final weights by parameter name. A run that diverged between two snapshots has
+its end in that file alone.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
@@ -27,18 +26,21 @@ from altgrad.diagnostics.view import Grid, LayerView
 from altgrad.model.from_cell import recipe_of
 
 
-class SavedRun:
+class SavedRun(ExitStack):
     """The files of one run; use it as a context manager.
 
     Raises :class:`altgrad.config.UserError` when a file is missing or damaged.
     """
 
     def __init__(self, cell: Cell, folder: Path) -> None:
+        super().__init__()
         self.folder, metrics = folder, read_json(folder / "metrics.json")
         self.last_step: int = metrics["steps"]
         self._began, self._switches = cell, metrics.get("switches", [])
         self.cell = self.cell_at(self.last_step)
-        self._probes, self._model = (_open(folder / f"{name}.safetensors") for name in ("probes", "model"))
+        self._probes, self._model = (
+            self.enter_context(_open(folder / f"{name}.safetensors")) for name in ("probes", "model")
+        )
         self._steps: dict[str, dict[str, dict[int, str]]] = {}  # kind -> layer or entry -> step -> tensor name
         self._model_names = frozenset(self._model.keys())
         probes = self._probes.keys()  # the file itself is no mapping, and cannot be iterated
@@ -48,16 +50,8 @@ class SavedRun:
         layers: dict[str, dict[str, str | None]] = json.loads(self._probes.metadata()["layers"])
         #: layer -> role -> format name or None, in the order of the model's blocks
         self.formats = dict(sorted(layers.items(), key=lambda item: _natural(item[0])))
-        self._recipes = {place: recipe_of(cell.under(place)).match(layers) for place in {0, *self._places()}}
-
-    def __enter__(self) -> SavedRun:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for file in (self._probes, self._model):
-            file.__exit__(kind, error, trace)
+        places = {0, *(switch["place"] for switch in self._switches)}
+        self._recipes = {place: recipe_of(cell.under(place)).match(layers) for place in places}
 
     def views(self, layer: str) -> Iterator[LayerView]:
         """Yield ``layer`` at each step of which something was saved, in order."""
@@ -83,9 +77,6 @@ class SavedRun:
     def cell_at(self, step: int) -> Cell:
         """Return the cell with the rules that were on after ``step``; `cell` has those that the run ended with."""
         return self._began.under(self._place(step))
-
-    def _places(self) -> list[int]:
-        return [switch["place"] for switch in self._switches]
 
     def _place(self, step: int) -> int:
         return max((switch["place"] for switch in self._switches if switch["step"] <= step), default=0)
@@ -140,14 +131,13 @@ class SavedRun:
         return Grid.of(weight, spec.format, **spec.scale_options)
 
     def _spec(self, layer: str, step: int) -> TensorRecipe | None:
-        """Return how the weight of ``layer`` is quantized after ``step``, if at all."""
         found = self._recipes[self._place(step)].get(layer)
         return None if found is None else found.weight
 
 
 def _open(path: Path) -> Any:
     try:
-        return safe_open(path, "pt").__enter__()
+        return safe_open(path, "pt")
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; run `dvc repro` to train the cell") from None
     except SafetensorError as error:

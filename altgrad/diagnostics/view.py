@@ -75,9 +75,8 @@ class LayerView:
     are where the quantized path puts the two (``None`` when weights are not quantized). The gradients
     of the weight come from one batch, through the quantized path and in float32.
 
-    ``virtual`` is the quantization grid that an arm sees and no product uses. ``fisher``, ``curvature`` and
-    ``noise`` are of the final weights in the model rebuilt; a view of the whole model has ``model_curvature`` and no
-    layer.
+    ``virtual`` is the quantization grid that an arm sees and no product uses. ``fisher``, ``curvature`` and ``noise``
+    are of the final weights in the model rebuilt; a view of the whole model has ``model_curvature`` and no layer.
     """
 
     layer: str
@@ -108,7 +107,6 @@ class LayerView:
 
     @cached_property
     def scaled(self) -> Tensor:
-        """Weights times scale, float32: what is rounded."""
         return needed(self.grid).scaled(needed(self.weight))
 
     @cached_property
@@ -133,7 +131,6 @@ class LayerView:
 
     @cached_property
     def singular_values(self) -> Tensor:
-        """Singular values of the weight, float64, ascending."""
         return singular_values(needed(self.weight))
 
 
@@ -146,9 +143,8 @@ def entropy(counts: np.ndarray) -> float:
 def singular_values(matrix: Tensor) -> Tensor:
     """Return the singular values of a 2-d ``matrix``, float64, ascending.
 
-    They are the square roots of the eigenvalues of the smaller Gram matrix: many times faster than a
-    decomposition of the matrix itself, and exact to about 1e-8 of the largest, far below what
-    stable and effective rank can show.
+    They are the square roots of the eigenvalues of the smaller Gram matrix: many times faster than a decomposition of
+    the matrix itself, and exact to about 1e-8 of the largest, far below what stable and effective rank can show.
     """
     wide = matrix.double()
     gram = wide @ wide.T if wide.shape[0] <= wide.shape[1] else wide.T @ wide

@@ -1,26 +1,43 @@
 """What if a finished cell were quantized otherwise: every tensor in every split of 8 bits, granularity and rounding.
 
+The tensors are weights, inputs and incoming gradients of every linear layer, from the run's rebuilt model and one probe
+batch. The forward pass is the run's own, its rounding included; incoming gradients are those of the mean loss before
+any rounding.
+
+A tensor is quantized by the same functions and for the same `TensorRecipe` as in training, so that what is measured
+here is what a run with that recipe would see, whether or not one did. Granularities lie along the sum of the forward
+product, and for an incoming gradient along that of its product with the weight: the last dimension of each tensor.
+
 `what_if` measures, `recommended` picks the best split for each layer and role, and `as_yaml` writes that as a recipe
 for params.yaml, read back by the project's own configuration before it is shown.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from io import StringIO
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pandas as pd
+import torch
 from ruamel.yaml import YAML
+from torch import Tensor, nn
 
-from altgrad.config import UserError
+from altgrad.config import Cell, UserError
 from altgrad.config.recipe import HEADS, ROLES, Recipe, Rule, TensorRecipe
-from altgrad.diagnostics.probed import Probed
-from altgrad.diagnostics.tensor_error import rounded, tensor_error
+from altgrad.diagnostics.analysis import ratio_db
+from altgrad.diagnostics.rebuilt import RebuiltModel, StraightThroughLinear
+from altgrad.diagnostics.saved import SavedRun
 from altgrad.formats import get_format
+from altgrad.numerics import format_constants, operand_scale, quantize
+from altgrad.numerics.rounding import OVERFLOW_SLACK
 
+TOKENS = 256  # of the probe batch
+SEED = 0  # of stochastic rounding
 ROUNDINGS = ("nearest-even", "stochastic")
 #: What may have a scale of its own, as settings of a recipe. Blocks are those of OCP MX, their scale rounded as the
 #: bench does by default, and as the specification says, which saturates.
@@ -34,6 +51,62 @@ COLUMNS = (
     "layer", "role", "format", "granularity", "rounding",
     "sqnr_db", "underflow_frac", "overflow_frac", "loss_first", "loss_second",
 )  # fmt: skip
+
+
+class Probed(NamedTuple):
+    """A layer's tensors, by what a recipe calls them: weight (out, in), input (tokens, in), grad (tokens, out)."""
+
+    weight: Tensor
+    input: Tensor
+    grad: Tensor
+
+    def loss_change(self, role: str, error: Tensor) -> tuple[float, float]:
+        """Return the loss' change of first and of second order (nats per token) if ``error`` is added to a tensor.
+
+        First order is the gradient's product with the error. Second order is half the error's squares weighted by the
+        empirical Fisher information's diagonal (LeCun et al. 1989 took the Hessian's), a token being a sample: for a
+        weight N sum_t (g_t a_t)^2, g the incoming gradients of the mean loss over N tokens and a the inputs; for an
+        input N (dL/da)^2. Both are NaN for ``grad``, of which the loss is no function.
+        """
+        if role == "grad":
+            return float("nan"), float("nan")
+        grad, seen, tokens = self.grad.double(), self.input.double(), len(self.grad)
+        if role == "weight":
+            slope, fisher = grad.T @ seen, tokens * (grad.square().T @ seen.square())
+        else:
+            slope = grad @ self.weight.double()
+            fisher = tokens * slope.square()
+        error = error.double()
+        return (slope * error).sum().item(), 0.5 * (fisher * error.square()).sum().item()
+
+
+def probe(cell: Cell, run_dir: Path, tokens: Path, most: int = TOKENS) -> dict[str, Probed]:
+    """Return the tensors of each linear layer of a finished run, on at most ``most`` validation tokens.
+
+    Raises :class:`UserError` for a run that is not finished, or whose weights or gradients are not finite.
+    """
+    with SavedRun(cell, run_dir) as run:
+        rebuilt = RebuiltModel.of(cell, run.model(), tokens, most)
+    layers = {name: m for name, m in rebuilt.model.named_modules() if isinstance(m, StraightThroughLinear)}
+    seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+
+    def remember(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        output.retain_grad()
+        seen[layer] = inputs[0].detach(), output
+
+    hooks = [layer.register_forward_hook(remember) for layer in layers.values()]
+    rebuilt.loss().backward()
+    for hook in hooks:
+        hook.remove()
+    found = {}
+    for name, layer in layers.items():
+        inputs, output = seen[layer]
+        assert output.grad is not None  # which a layer that the loss does not depend on would lack
+        tensors = (layer.weight.detach(), inputs, output.grad)
+        found[name] = Probed(*(t.reshape(-1, t.shape[-1]) for t in tensors))
+        if not all(t.isfinite().all() for t in found[name]):
+            raise UserError(f"{cell.key}: layer {name} holds values that are not finite, so nothing can be said of it")
+    return found
 
 
 def splits(bits: int) -> tuple[str, ...]:
@@ -120,3 +193,37 @@ def _flow(spec: TensorRecipe) -> str:
         return spec.format.name
     parts = [f"format: {spec.format.name}", *(f"{name}: {getattr(spec, name)}" for name in settings)]
     return f"{{{', '.join(parts)}}}"
+
+
+class TensorError(NamedTuple):
+    """As the metrics of these names say; ``sqnr_db`` is infinite where nothing was rounded, NaN for a tensor of 0."""
+
+    sqnr_db: float
+    underflow_frac: float
+    overflow_frac: float
+
+
+def rounded(t: Tensor, spec: TensorRecipe, rounding: str = "nearest-even") -> Tensor:
+    """Return ``round(t * scale) / scale`` for ``t`` (n, k) with the dynamic scales of ``spec``: float32 (n, k).
+
+    ``rounding`` is a mode of `quantize`; ``stochastic`` draws from a generator of its own, the same for each call.
+    """
+    generator = torch.Generator().manual_seed(SEED) if rounding == "stochastic" else None
+    return quantize(t.float(), spec.format, scale=_scale(t, spec), rounding=rounding, generator=generator)
+
+
+def tensor_error(t: Tensor, after: Tensor, spec: TensorRecipe) -> TensorError:
+    """Return what became of ``t`` (n, k) where `rounded` made ``after`` of it."""
+    size = (t.float() * _scale(t, spec)).abs()
+    nonzero = t != 0
+    lost = int((nonzero & (after == 0)).sum()) / max(1, int(nonzero.sum()))
+    beyond = (size > spec.format.max * OVERFLOW_SLACK).double().mean().item()
+    found = ratio_db(t, after.double() - t.double())
+    if found is None:
+        found = math.inf if nonzero.any() and torch.equal(t.float(), after) else math.nan
+        found = -math.inf if nonzero.any() and not after.any() else found
+    return TensorError(found, lost, beyond)
+
+
+def _scale(t: Tensor, spec: TensorRecipe) -> Tensor:
+    return operand_scale(t, format_constants(spec.format, scale_format=spec.scale), **spec.scale_options)

@@ -1,6 +1,6 @@
 """The cells of a grid, several at once, ahead of `dvc repro`: ``make repro``.
 
-    __main__ -> cells -> handover -> plan -> dvc_api
+    __main__ -> cells -> plan -> dvc_api
                 cells -> progress   -> executor
     __main__ -> local -> worker
                 local               -> executor

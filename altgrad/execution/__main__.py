@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from altgrad.execution import budget, cells, disk, gpu_times, local, on_ray, plan, settings
+    from altgrad.execution import budget, cells, disk, local, on_ray, plan, settings
     from altgrad.execution.tracking import tracked
 
     with redirect_stdout(StringIO() if options.estimate else sys.stdout):  # which says what has been kept where
@@ -63,16 +63,16 @@ def _run(options: argparse.Namespace) -> None:
     pool = local.LocalPool(options.jobs, *takes)
     executor = on_ray.RayCluster(*takes) if options.engine == "ray" else pool
     if options.estimate:
-        record = gpu_times.record_of(options.gpu) if options.gpu else gpu_times.record_here(pool.gpu)
+        record = budget.record_of(options.gpu) if options.gpu else budget.record_here(pool.gpu)
         tasks, _ = plan.first_tasks()
         if tasks:
             jobs = None if options.gpu else pool.jobs
-            found = gpu_times.estimate_on(record, tasks, jobs) if record else budget.estimate(tasks, pool.jobs)
+            found = budget.estimate_on(record, tasks, jobs) if record else budget.estimate(tasks, pool.jobs)
             print(f"{budget.said(found, tasks, params.budget)}; {disk.said(disk.needed(tasks, pool.jobs))}")
         else:
             print("no cell has to run")
         if record:
-            print(gpu_times.sizes_table(record, params.budget))
+            print(budget.sizes_table(record, params.budget))
         return
 
     def choose(tasks: list[Task]) -> list[Task]:

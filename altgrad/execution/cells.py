@@ -21,8 +21,7 @@ from altgrad.console import handled
 from altgrad.execution import dvc_api
 from altgrad.execution.early_stop import LOOK_EVERY, EarlyStop
 from altgrad.execution.executor import BEGAN, LOGS, Executor, Outcome, Status, Task
-from altgrad.execution.handover import HandOver
-from altgrad.execution.plan import first_tasks, rest
+from altgrad.execution.plan import HandOver, first_tasks, rest
 from altgrad.execution.progress import Progress, why_it_failed
 
 POLL_SECONDS = 0.1

@@ -104,11 +104,9 @@ class CellStage:
         return self.name.partition("@")[2]
 
     def has_changed(self) -> bool:
-        """Return whether its command, dependencies or outputs are not those of dvc.lock."""
         return self._stage.changed()
 
     def remove_outputs(self) -> None:
-        """Remove the files and folders that it makes."""
         self._stage.remove_outs()
 
     def restore(self) -> bool:
@@ -135,7 +133,6 @@ class CellStage:
         return bool(bad)
 
     def is_there(self) -> bool:
-        """Return whether all of its outputs are in the working directory."""
         return all(Path(out.fs_path).exists() for out in self._stage.outs)
 
     def hash_dependencies(self) -> tuple[str, ...]:

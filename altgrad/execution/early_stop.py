@@ -29,7 +29,6 @@ class EarlyStop:
     """The rule over the cells of the grid."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        """Take in the keys of the grid's cells, in its order."""
         cells = {key: Cell.read(Path(f"data/grid/{key}.json")) for key in keys}
         self._scratch = {key: Path("scratch", name) for key, name in run_names(cells.values(), TOKENS).items()}
         self._steps = {key: cell.train.steps for key, cell in cells.items()}
@@ -42,7 +41,6 @@ class EarlyStop:
         self._losses: dict[str, float] = {}  # that are final
 
     def given_up(self, tasks: Collection[Task]) -> list[Task]:
-        """Return which of the cells to be trained are beaten by now."""
         judged = [task for task in tasks if task.stage == "train" and task.key in self._judged]
         return [task for task in judged if is_beaten(self._loss(task.key), map(self._loss, self._rivals[task.key]))]
 
@@ -79,10 +77,12 @@ def is_beaten(own: float | None, rivals: Iterable[float | None]) -> bool:
 
 
 def _rows(history: Path, scratch: Path) -> list[tuple[float, float | None]]:
-    """Return step and training loss of what a cell has logged, whether it has finished or not."""
     if history.exists():
         with open(history, newline="", encoding="utf-8") as file:
-            return [(float(row["step"]), _number(row["train_loss"])) for row in csv.DictReader(file)]
+            return [
+                (float(row["step"]), float(loss) if (loss := row["train_loss"]) else None)
+                for row in csv.DictReader(file)
+            ]
     found = []
     with suppress(OSError):  # it may end while it is read, or have nothing yet
         for line in (scratch / "history.jsonl").read_text(encoding="utf-8").splitlines():
@@ -90,7 +90,3 @@ def _rows(history: Path, scratch: Path) -> list[tuple[float, float | None]]:
                 row = json.loads(line)
                 found.append((row[STEP], row[TRAIN_LOSS]))
     return found
-
-
-def _number(text: str) -> float | None:
-    return float(text) if text else None

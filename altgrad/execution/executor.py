@@ -39,7 +39,6 @@ class Task(NamedTuple):
 
     @property
     def name(self) -> str:
-        """DVC's name of the stage."""
         return f"{self.stage}@{self.key}"
 
     @property

@@ -58,7 +58,6 @@ class LocalPool:
         return Status([worker.task for worker in self._workers.values() if worker.task], outcomes)
 
     def cancel(self, signum: int, only: Collection[str] | None = None) -> None:
-        """Forget what waits, and pass the signal on to what runs; or to what ``only`` names, and forget nothing."""
         if only is None:
             self._waiting.clear()
         for worker in self._workers.values():
@@ -88,7 +87,6 @@ class LocalPool:
 
     @cached_property
     def jobs(self) -> int:
-        """How many tasks run at a time."""
         import torch  # which counts physical cores, or what OMP_NUM_THREADS says
 
         cores = min(torch.get_num_threads(), usable_cores())
@@ -97,7 +95,6 @@ class LocalPool:
 
     @cached_property
     def _sharing(self) -> int:
-        """How many tasks share each GPU."""
         if not self._gpus or self._gpus_each > 1 or self._cell_mb is None:
             return 1
         import torch
@@ -166,13 +163,11 @@ class _Worker:
         self._first_bytes = self._bytes = 0
 
     def give(self, task: Task) -> None:
-        """Start ``task``."""
         self.task = task
         with suppress(BrokenPipeError):  # it has died since, and `outcome` will say so
             self._connection.send((task.stage, task.key, str(task.log)))
 
     def outcome(self) -> Outcome | None:
-        """Return how its task has ended, if it has."""
         if self.task is None:
             return None
         alive = self._process.is_alive()  # asked first: by now a dead one's answer is there if it gave any
@@ -198,14 +193,12 @@ class _Worker:
         return fit or self.task is not None
 
     def close(self) -> None:
-        """Tell the process to end, and wait for it."""
         self._connection.close()  # which is all that one without a task waits for
         if self.task is not None and not self._stopping:  # told twice, it would end before it has put things in order
             self._process.terminate()
         self._process.join()
 
     def signal(self, signum: int) -> None:
-        """Send ``signum`` to the process."""
         self._stopping = True
         assert self._process.pid is not None
         with suppress(ProcessLookupError):  # it has ended since the last poll

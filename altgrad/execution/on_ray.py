@@ -23,8 +23,20 @@ from altgrad.config import UserError
 from altgrad.config.files import read_json, write_text
 from altgrad.execution import node
 from altgrad.execution.executor import Outcome, Status, Task
-from altgrad.execution.node import READS, SHARED, WRITES, About, Ended, News, Node, grow, places, scratch_of
-from altgrad.execution.parcel import pack, unpack
+from altgrad.execution.node import (
+    READS,
+    SHARED,
+    WRITES,
+    About,
+    Ended,
+    News,
+    Node,
+    grow,
+    pack,
+    places,
+    scratch_of,
+    unpack,
+)
 from altgrad.execution.ray_cluster import connected, require_ray
 
 LOOK_EVERY = 5.0  # seconds between looks for new machines
@@ -49,7 +61,6 @@ class _Machine:
 
     @property
     def known(self) -> About:
-        """What a machine is that has said so."""
         assert self.about is not None
         return self.about
 
@@ -102,7 +113,6 @@ class RayCluster:
         return Status([task for machine in given for task in machine.tasks.values()], ended)
 
     def cancel(self, signum: int, only: Collection[str] | None = None) -> None:
-        """Forget what waits, and pass the signal on to what runs; or to what ``only`` names, and forget nothing."""
         if only is None:
             self._waiting.clear()
             self._cancelled = signum
@@ -113,7 +123,6 @@ class RayCluster:
                 machine.actor.cancel.remote(signum, None if only is None else list(only))
 
     def _look_for_machines(self, ray: ModuleType) -> None:
-        """Start a `Node` on each machine that has joined."""
         if time.monotonic() - self._looked < LOOK_EVERY:
             return
         self._looked = time.monotonic()
@@ -191,7 +200,6 @@ class RayCluster:
         return not told and (status < 0 or status in TOLD_TO_STOP)
 
     def _again(self, task: Task, status: int) -> None:
-        """Queue a task that was lost once more, unless it has been too often."""
         self._lost[task.name] += 1
         if self._cancelled is not None or self._lost[task.name] >= ATTEMPTS:
             self._outcomes.append(Outcome(task, status))

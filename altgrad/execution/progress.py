@@ -41,7 +41,6 @@ class Progress:
         self._shown = 0.0
 
     def add(self, tasks: Sequence[Task]) -> None:
-        """Take in tasks that are to be run."""
         if not self._count and (missing := not_compiled([task.key for task in tasks if task.stage == "train"])):
             self._bar.write(COMPILING.format(" and ".join(missing)))
         self._count.update(task.stage for task in tasks)
@@ -64,7 +63,6 @@ class Progress:
         self._total -= task.size - done
 
     def show(self, running: Sequence[Task], *, last: bool = False) -> None:
-        """Draw the bar if it is time to."""
         if not last and time.monotonic() - self._shown <= SHOWN_EVERY[self._watched]:
             return
         self._shown = time.monotonic()
@@ -80,7 +78,6 @@ class Progress:
         self._bar.refresh()
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
         self._bar.close()
 
 

@@ -1,13 +1,15 @@
 """Settings such as ``grid.seeds=[0,1,2]`` go into params.yaml: checked, all or none, and no other line changes.
 
 Their grammar is Hydra's, as that of `dvc exp run -S`. The file is edited as text, at the places that a parser found, so
-that whatever else is in it stays as it was written.
+that whatever else is in it stays as it was written. A run that others are to start from is copied to where no run is
+written: to data/weights, by the hash of its weights.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -24,10 +26,11 @@ from ruamel.yaml.nodes import CollectionNode, MappingNode, Node
 
 from altgrad.config import UserError
 from altgrad.config.errors import did_you_mean
-from altgrad.config.files import read_yaml, replacing
-from altgrad.execution.kept import keep_start
+from altgrad.config.files import read_json, read_yaml, replacing, write_json
+from altgrad.config.published import CONFIG, KEPT, RUNS, WEIGHTS, run_sizes, weights_sha256
 
 BETWEEN = re.compile(r"\s+(?=[+~]*[\w.-]+=)")  # two settings in one text
+SETTING = "start="
 
 
 def change_params(path: Path, settings: list[str]) -> None:
@@ -147,7 +150,6 @@ def _end(text: str, node: Node) -> int:
 
 
 def _flow(value: Any) -> str:
-    """Return ``value`` as YAML on one line."""
     yaml, stream = YAML(typ="safe", pure=True), StringIO()
     yaml.default_flow_style, yaml.width = True, sys.maxsize
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # declared by its default alone, None
@@ -157,3 +159,34 @@ def _flow(value: Any) -> str:
         if [yaml.load(f"_: {text}"), yaml.load(f"_: {{_: {text}}}")] == [{"_": value}, {"_": {"_": value}}]:
             return text
     return json.dumps(value, ensure_ascii=False)  # which is YAML: its writer leaves ":0" bare, and its reader trips
+
+
+def keep_start(setting: str, params: dict[str, object]) -> str:
+    """Return ``setting`` with a copy in place of a run in data/runs: ``start=data/runs/KEY``.
+
+    The copy has the sizes that the run was resolved with. A run that has itself been trained from what ``params``
+    start from stays out of it, so that the same command may be given again. Raises :class:`UserError` for a run that is
+    not finished.
+    """
+    folder = Path(setting.removeprefix(SETTING))
+    if not setting.startswith(SETTING) or folder.parent != RUNS:
+        return setting
+    if not (folder / "metrics.json").is_file():
+        raise UserError(f"-S: {setting}: {folder} holds no finished run")
+    now = params.get("start")
+    began = read_json(folder / "metrics.json").get("start")
+    if began is not None and isinstance(now, str) and weights_sha256(Path(now)) == began:
+        return f"{SETTING}{now}"
+    model = read_json(Path("data/grid") / f"{folder.name}.json")["model"]
+    copy = KEPT / f"{folder.name}-{weights_sha256(folder)[:8]}"
+    copy.mkdir(parents=True, exist_ok=True)
+    with replacing(copy / WEIGHTS) as temporary:
+        shutil.copyfile(folder / WEIGHTS, temporary)
+    write_json(copy / CONFIG, {
+        **{theirs: model[ours] for theirs, ours in (("n_layer", "layers"), ("n_head", "heads"), ("n_embd", "width"))},
+        "n_inner": round(model["mlp_ratio"] * model["width"]), "bias": model["bias"],
+        "activation_function": {"exact": "gelu", "tanh": "gelu_new"}[model["gelu"]],
+        "n_positions": model["context"], "vocab_size": run_sizes(folder)["vocab_size"],
+    })  # fmt: skip
+    print(f"{folder} is kept as {copy}, where start: points to")
+    return f"{SETTING}{copy}"

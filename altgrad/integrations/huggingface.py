@@ -40,7 +40,6 @@ class RecorderCallback(TrainerCallback):
         self._hook = given["model"].register_forward_pre_hook(observe, prepend=True, with_kwargs=True)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
-        """Take in what the Trainer says of a step."""
         if self._recorder and {"loss", "eval_loss"} & logs.keys():
             self._recorder.log(logs.get("loss"), val_loss=logs.get("eval_loss"), norm=logs.get("grad_norm"))
 
@@ -50,7 +49,6 @@ class RecorderCallback(TrainerCallback):
             self._recorder.sync()
 
     def on_train_end(self, *arguments: Any, **given: Any) -> None:
-        """Write the output files."""
         if self._recorder:
             self._recorder.finish()
         self._close()

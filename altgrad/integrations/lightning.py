@@ -87,7 +87,6 @@ class RecorderCallback(Callback):
         self._loss, self._logged = 0.0, step
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
-        """Take in the validation loss."""
         if self._recorder and not trainer.sanity_checking and self._val_loss in trainer.callback_metrics:
             self._recorder.log(val_loss=trainer.callback_metrics[self._val_loss])
 
@@ -97,7 +96,6 @@ class RecorderCallback(Callback):
             self._recorder.sync()
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
-        """Write the output files."""
         if self._recorder:
             self._recorder.finish()
         self._close()

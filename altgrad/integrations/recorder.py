@@ -21,7 +21,7 @@ from altgrad.model import layer_recipe, linear_layers, matrix_of
 from altgrad.optim import ArmOptimizer
 from altgrad.optim.grids import weight_grids
 from altgrad.training import machine
-from altgrad.training.measures import LossAlone
+from altgrad.training.evaluation import LossAlone
 from altgrad.training.monitor import Monitor, Row, largest_overflow
 from altgrad.training.outcome import OutcomeTracker
 from altgrad.training.records import HISTORY_COLUMNS, RowLog, write_history, write_monitors
@@ -82,9 +82,8 @@ class Recorder:
             self._folder.begin(corpus_file, baseline)
             logs = (self._folder.scratch / f"{name}.jsonl" for name in ("history", "monitors"))
             self._logs = [RowLog(path, resume_step) for path in logs]
-        hooks = (optimizer.register_step_pre_hook, self._before_hook), (
-            optimizer.register_step_post_hook, self._after_hook)  # fmt: skip
-        self._hooks = [register(hook) for register, hook in hooks]
+        before, after = optimizer.register_step_pre_hook, optimizer.register_step_post_hook
+        self._hooks = [before(self._before_hook), after(self._after_hook)]
 
     def observe(self, loss: Callable[[], Tensor]) -> None:
         """Watch every layer's tensors under ``loss()``, the scalar loss of the coming step's batch, if that is due.
@@ -173,7 +172,6 @@ class Recorder:
             self._written = list(self._row)
 
     def _metrics(self, history: list[list[Any]], monitors: list[list[Any]]) -> dict[str, Any]:
-        """Return what ``metrics.json`` holds; a number that was not measured is null."""
         settings, tracker = self._folder.settings, _outcome(history, monitors)
         evaluated = [(row[VAL_LOSS], row[STEP]) for row in history if row[VAL_LOSS] is not None]
         best, best_step = min(evaluated, default=(None, None))

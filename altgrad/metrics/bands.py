@@ -62,7 +62,6 @@ class Trace:
 
     @cached_property
     def losses(self) -> pd.DataFrame:
-        """Loss x step, in binades."""
         return np.log2(self.history.set_index("step")[LOSSES].astype("float64").T)
 
 
@@ -117,12 +116,10 @@ class Peers(tuple[Trace, ...]):
 
     @cached_property
     def tensors(self) -> Healthy:
-        """Of every tensor and metric."""
         return Healthy.of([peer.tensors for peer in self])
 
     @cached_property
     def losses(self) -> Healthy:
-        """Of the losses."""
         return Healthy.of([peer.losses for peer in self])
 
 

@@ -63,7 +63,6 @@ class FirstAnomaly:
 
     @property
     def lead(self) -> int | None:
-        """Steps from the excursion to the loss's."""
         if self.excursion is None or self.loss_step is None:
             return None
         return self.loss_step - self.excursion.step
@@ -124,7 +123,6 @@ def _at_once(layer: str, role: str, step: int, value: float) -> Excursion:
 
 
 def _outside(run: Trace, peers: Peers, threshold: float, update_threshold: float) -> list[Excursion]:
-    """Return the excursions from the peers' bands."""
     if run.monitors.empty:
         return []
     bands = tensor_bands(run, peers)

@@ -32,11 +32,10 @@ class Limit:
     strict: float | None = None
 
     def of(self, layer: str) -> float:
-        """Return the limit for ``layer``."""
-        return self.strict if self.strict is not None and _is_strict(layer) else self.value
+        strict = any(fnmatchcase(layer, pattern) for pattern in STRICT_LAYERS)
+        return self.strict if self.strict is not None and strict else self.value
 
     def crossed(self, layer: str, value: float) -> bool:
-        """Return whether ``value`` is beyond the limit for ``layer``."""
         return value > self.of(layer) if self.above else value < self.of(layer)
 
 
@@ -61,21 +60,14 @@ class Metric:
     title: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a reader needs to know of a metric of the diagnosis, as JSON."""
-        limit = None if self.limit is None else asdict(self.limit)
-        return {
-            "unit": self.unit, "definition": self.definition, "offline": self.offline, "limit": limit,
-            "title": self.title,
-        }  # fmt: skip
+        told = asdict(self)  # a limit is a mapping there
+        return {name: told[name] for name in ("unit", "definition", "offline", "limit", "title")}
 
     @classmethod
     def from_json(cls, name: str, content: dict[str, Any]) -> Metric:
         """Return what `to_json` was told, without its summary."""
-        limit = None if content["limit"] is None else Limit(**content["limit"])
-        title = content.get("title", "")  # which studies kept from before do not have
-        return cls(
-            name, content["unit"], content["definition"], offline=content["offline"], limit=limit, title=title
-        )
+        limit = content["limit"] and Limit(**content["limit"])
+        return cls(name, **content | {"limit": limit})
 
     @property
     def head(self) -> str:
@@ -87,7 +79,6 @@ class Metric:
 
     @property
     def is_share(self) -> bool:
-        """Whether it is a share of something, which is read in percent."""
         return self.unit.startswith("share")
 
     @property
@@ -102,7 +93,6 @@ class Metric:
 
     @property
     def bound(self) -> Limit:
-        """The limit of a metric that has one."""
         assert self.limit is not None
         return self.limit
 
@@ -119,8 +109,3 @@ class Metric:
         if self.is_share:
             return f"{100 * value:g} %"
         return f"{value:g} {self.unit}" if self.unit in ("%", "dB") else f"{value:g}"
-
-
-def _is_strict(layer: str) -> bool:
-    """Return whether ``layer`` is a head or an attention output."""
-    return any(fnmatchcase(layer, pattern) for pattern in STRICT_LAYERS)

@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> None:
 def search(ladder: Ladder, within: float, jobs: int | None) -> pd.DataFrame:
     """Search with the settings of params.yaml; return a row per run."""
     from altgrad.execution import cells, local
-    from altgrad.stability.runs import Search
+    from altgrad.stability.search import Search
 
     params = load_params()
     pool = local.LocalPool(jobs, *params.cell_takes)
@@ -89,7 +89,6 @@ def _of(keys: Container[str], tasks: list[Task]) -> list[Task]:
 
 
 def _trained(params: Params) -> str:
-    """Say what was trained, besides what was varied."""
     train = params.train
     sequences = train.batch * train.grad_accumulation
     return (

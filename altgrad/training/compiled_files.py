@@ -40,7 +40,11 @@ def remove_damaged(folder: Path) -> None:
             return
         records = _records(folder)
         expected = {name: digest for digests in records.values() for name, digest in digests.items()}
-        damaged = {name for name, digest in expected.items() if not _is_as(folder / name, digest)}
+        damaged = {
+            name
+            for name, digest in expected.items()
+            if not (folder / name).exists() or sha256_of(folder / name) != digest
+        }
         for record, digests in records.items():
             if damaged & digests.keys():
                 record.unlink()
@@ -69,7 +73,6 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _records(folder: Path) -> dict[Path, dict[str, str]]:
-    """Return all records, the latest last."""
     dated = [(path.stat().st_mtime_ns, path) for path in (folder / RECORDS).glob("*.json")]
     return {path: _read(path) for _, path in sorted(dated)}
 
@@ -79,10 +82,3 @@ def _read(record: Path) -> dict[str, str]:
         return dict(json.loads(record.read_text()))
     except ValueError:
         return {}
-
-
-def _is_as(path: Path, digest: str) -> bool:
-    try:
-        return sha256_of(path) == digest
-    except FileNotFoundError:
-        return False

@@ -42,34 +42,28 @@ class OutcomeTracker:
     def update(self, step: int, loss: float, grad_norm: float) -> bool:
         """Record the loss and gradient norm of ``step``; return whether the run has diverged."""
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            return self._diverge("nonfinite", step)
+            return self.diverge("nonfinite", step)
         old = loss if self.smoothed is None else self.smoothed
         self.smoothed = SMOOTHING * old + (1 - SMOOTHING) * loss
         self.minimum = min(self.minimum, self.smoothed)
         self.spike_start = _since(self.spike_start, step, self.smoothed > self.spike * self.minimum)
         self.drift_start = _since(self.drift_start, step, self.smoothed > DRIFT_RATIO * self.minimum)
         if self.spike_start is not None and step - self.spike_start >= self.window:
-            return self._diverge("spike", self.spike_start)
+            return self.diverge("spike", self.spike_start)
         if self.drift_start is not None and step - self.drift_start >= DRIFT_WINDOWS * self.window:
-            return self._diverge("drift", self.drift_start)
+            return self.diverge("drift", self.drift_start)
         return False
 
     def observe_overflow(self, overflow_frac: float) -> None:
-        """Record the largest overflow share that an instrumented pass saw."""
         self.saturated |= overflow_frac > SATURATION
-
-    def nonfinite(self, step: int) -> None:
-        """Record that the validation loss after ``step`` was not finite."""
-        self._diverge("nonfinite", step)
 
     def finish(self) -> None:
         """Judge a run that reached its last step: an excursion that has not come back is a spike."""
         if self.outcome == "completed" and self.spike_start is not None:
-            self._diverge("spike", self.spike_start)
+            self.diverge("spike", self.spike_start)
 
     @property
     def diverged(self) -> bool:
-        """Whether the run is over because it diverged."""
         return self.outcome == "diverged"
 
     def state(self) -> dict[str, Any]:
@@ -80,10 +74,10 @@ class OutcomeTracker:
 
     @classmethod
     def restore(cls, state: dict[str, Any]) -> OutcomeTracker:
-        """Return the tracker that :meth:`state` described."""
         return cls(**{**state, "minimum": math.inf if state["minimum"] is None else state["minimum"]})
 
-    def _diverge(self, signature: str, step: int) -> bool:
+    def diverge(self, signature: str, step: int) -> bool:
+        """Record that the run diverged at ``step``, in the way of ``signature``."""
         self.outcome = "diverged"
         self.signature = "saturation" if self.saturated else signature
         self.outcome_step = step

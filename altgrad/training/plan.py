@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from altgrad.config import Cell, UserError
 from altgrad.config.published import weights_sha256
-from altgrad.model import GPT, Recipe, Rule, matched_layers, quantize_model, requantize_model
+from altgrad.model import GPT, Recipe, matched_layers, quantize_model, requantize_model
 from altgrad.model.from_cell import config_of, formats_of, recipe_of
 from altgrad.model.published import read_published
 from altgrad.model.surgery import TORCHAO_DIVISOR
@@ -69,16 +69,11 @@ def check_cells(cells: list[Cell], vocab_size: int, baseline: str) -> None:
         _check_arm(cell, model, recipes, baseline)
         _check_devices(cell)
         tokens = cell.train.batch * cell.model.context
-        if tokens % TORCHAO_DIVISOR and any(rule.torchao for rule in _every_rule(cell)):
+        if tokens % TORCHAO_DIVISOR and any(rule.torchao for recipe in recipes for rule in recipe.rules):
             raise UserError(
                 f"params.yaml: cell {cell.key}: train.batch {cell.train.batch} times context {cell.model.context} is "
                 f"{tokens} tokens, and torchao's recipes need a multiple of {TORCHAO_DIVISOR}; change one of the two"
             )
-
-
-def _every_rule(cell: Cell) -> list[Rule]:
-    """Return the rules of a cell, those too that take over during its run."""
-    return [*cell.rules, *(rule for switch in cell.schedule for rule in switch.rules)]
 
 
 def _check_devices(cell: Cell) -> None:

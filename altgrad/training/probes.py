@@ -1,12 +1,11 @@
 """Snapshots for the offline diagnoses: weights at a few steps, gradients of one batch in two paths.
 
 ``probes.safetensors`` holds ``weight/<step>/<layer>`` for each linear layer at evenly spaced steps, and where the
-weight's scale is remembered or held also its amax as ``amax/<step>/<layer>`` (0-d, 0 before the first step). At
-each of these steps but a run's last, which ``model.safetensors`` holds, it has ``state/<step>/<name>`` for every other
-entry of the model's state, so that the model can be rebuilt there. From
-the last of the steps it holds ``grad_quantized/<step>/<layer>`` and ``grad_float/<step>/<layer>``: the
-weight gradient of one fixed batch through the quantized model and through a float32 copy of it. Its
-metadata maps each layer to the formats of its three roles.
+weight's scale is remembered or held also its amax as ``amax/<step>/<layer>`` (0-d, 0 before the first step). At each of
+these steps but a run's last, which ``model.safetensors`` holds, it has ``state/<step>/<name>`` for every other entry of
+the model's state, so that the model can be rebuilt there. From the last of the steps it holds
+``grad_quantized/<step>/<layer>`` and ``grad_float/<step>/<layer>``: the weight gradient of one fixed batch through the
+quantized model and through a float32 copy of it. Its metadata maps each layer to the formats of its three roles.
 """
 
 from __future__ import annotations

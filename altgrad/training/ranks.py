@@ -106,7 +106,6 @@ class Ranks:
         return t
 
     def any(self, number: int) -> int:
-        """Return the largest of what the processes say."""
         if self.count == 1:
             return number
         largest = torch.tensor([number])

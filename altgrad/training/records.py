@@ -40,7 +40,6 @@ class RowLog:
         self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
 
     def append(self, row: Sequence[Any]) -> None:
-        """Add one row of finite numbers, strings and nulls."""
         self._file.write(json.dumps(row, allow_nan=False) + "\n")
 
     def extend(self, rows: Iterable[Sequence[Any]]) -> None:
@@ -54,12 +53,10 @@ class RowLog:
         os.fsync(self._file.fileno())
 
     def rows(self) -> list[list[Any]]:
-        """Return all rows so far."""
         self.sync()
         return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

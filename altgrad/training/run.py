@@ -53,8 +53,7 @@ def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = 
     """Train ``cell`` on the token files in ``tokens`` and write its results into ``out``.
 
     ``root`` is the project's top folder: checkpoints go under ``root/scratch``, what is compiled into
-    `machine.compile_cache`.
-    ``position`` (such as ``3/12``) is shown before the cell's key in the progress bar.
+    `machine.compile_cache`. ``position`` (such as ``3/12``) is shown before the cell's key in the progress bar.
     """
     began = time.perf_counter()
     settled = settle(cell, root)

@@ -29,7 +29,6 @@ class Switches:
 
     @property
     def place(self) -> int:
-        """The place of the recipe that is on."""
         return self.made[-1]["place"] if self.made else 0
 
     @property
@@ -39,7 +38,6 @@ class Switches:
 
     @property
     def cell(self) -> Cell:
-        """The cell with the rules that are on."""
         return self._cell.under(self.place)
 
     def state(self) -> dict[str, Any]:
@@ -54,18 +52,13 @@ class Switches:
         last = max((i for i, it_is in enumerate(over, 1) if it_is), default=0)
         if last > self.place:
             return self._change(step, last, "after")
-        return not math.isinf(self._smoothed) and self._when(step, spike=self._smoothed / max(self._least, TINY))
+        return not math.isinf(self._smoothed) and self.when(step, spike=self._smoothed / max(self._least, TINY))
 
-    def overflowed(self, step: int, share: float) -> bool:
-        """Return whether the recipe changes before ``step``, whose batch has ``share`` of a tensor overflow."""
-        return self._when(step, overflow=share)
+    def when(self, step: int, **seen: float) -> bool:
+        """Change to the next recipe that waits for something if it waits for what was ``seen``; return whether it does.
 
-    def failed(self, step: int) -> bool:
-        """Return whether ``step``, whose loss or gradient was not finite, is to be done again in another recipe."""
-        return self._when(step, nonfinite=True)
-
-    def _when(self, step: int, **seen: float) -> bool:
-        """Change to the next recipe that waits for something if it waits for what was ``seen``."""
+        That is one of: ``spike``, ``overflow``, the share of a tensor of the step's batch, ``nonfinite``.
+        """
         waiting = [(i, s.when) for i, s in enumerate(self._cell.schedule, 1) if i > self.place and s.when is not None]
         ((name, value),) = seen.items()
         limit = getattr(waiting[0][1], name) if waiting else None

@@ -1,10 +1,9 @@
 """The training loop of one cell.
 
-One update is: the learning rate of the step, ``grad_accumulation`` micro-batches forward and backward, the
-global gradient norm clipped, the optimizer. Around it, at their own steps: the instrumented pass,
-evaluation on the fixed validation sample, snapshots, checkpoints. None of these changes the weights'
-path, and every batch is a pure function of seed and step, so a run that is interrupted anywhere and
-resumed ends with the same bits.
+One update is: the learning rate of the step, ``grad_accumulation`` micro-batches forward and backward, the global
+gradient norm clipped, the optimizer. Around it, at their own steps: the instrumented pass, evaluation on the fixed
+validation sample, snapshots, checkpoints. None of these changes the weights' path, and every batch is a pure function
+of seed and step, so a run that is interrupted anywhere and resumed ends with the same bits.
 """
 
 from __future__ import annotations
@@ -34,14 +33,12 @@ from altgrad.optim import ArmOptimizer, WeightGrid
 from altgrad.optim.grids import weight_grids
 from altgrad.optim.sharded import whole
 from altgrad.training import checkpoint, machine, probes
-from altgrad.training.evaluation import Evaluation
+from altgrad.training.evaluation import Evaluation, measures_of
 from altgrad.training.graphs import compile_model
-from altgrad.training.measures import measures_of
-from altgrad.training.monitor import PASS, Monitor, Row, Where, first_nonfinite, largest_overflow
+from altgrad.training.monitor import PASS, Monitor, Row, Where, first_nonfinite, largest_overflow, outstanding_rows
 from altgrad.training.outcome import OutcomeTracker
 from altgrad.training.ranks import Ranks
 from altgrad.training.records import RowLog
-from altgrad.training.rows import outstanding_rows
 from altgrad.training.switches import Switches
 from altgrad.training.updates import UpdateMonitor
 
@@ -160,7 +157,9 @@ class Trainer:
                     raise Interrupted(self.interrupted, self.step)
             self.tracker.finish()
             if self.tracker.diverged and self.tracker.first_rows is None:
-                self.tracker.first_rows = self.ranks.alone(self.model, self._outstanding_rows)
+                self.tracker.first_rows = self.ranks.alone(
+                    self.model, lambda: outstanding_rows(probes.moved(self.snapshot(0), self.model))
+                )
 
     def update(self, step: int) -> None:
         """Do update ``step`` (1-based) and what is due at it."""
@@ -169,7 +168,7 @@ class Trainer:
             self._change()
         due = self.cell.monitor.due(step)
         rows = (self.ranks.alone(self.model, partial(self._observe, step, due)) or []) if due & PASS else []
-        if self.switches.overflowed(step, largest_overflow(rows)):
+        if self.switches.when(step, overflow=largest_overflow(rows)):
             self._change()
         began = time.perf_counter()
         rate = partial(learning_rate, step, steps=train.steps, warmup=train.warmup, final=train.final_lr)
@@ -177,7 +176,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate(peak=group["initial_lr"])
         loss, total_norm, norm = self._gradients(step)
-        while not (math.isfinite(loss) and math.isfinite(norm)) and self.switches.failed(step):
+        while not (math.isfinite(loss) and math.isfinite(norm)) and self.switches.when(step, nonfinite=True):
             self._change()
             loss, total_norm, norm = self._gradients(step)
         if "gradients" in due:
@@ -187,7 +186,9 @@ class Trainer:
             nn.utils.clip_grads_with_norm_(self.model.parameters(), train.clip, total_norm)
             with self.updates.watching(step, rows) if "updates" in due else nullcontext():
                 self.optimizer.step(norm=norm)
-            self._count(loss, norm > train.clip)
+            totals, clipped = self.totals, norm > train.clip
+            for name, more in {"loss": loss, "seen": 1, "seen_clipped": clipped, "clipped": clipped}.items():
+                totals[name] += more
         elif not (math.isfinite(loss) and math.isfinite(norm)):
             found = self.ranks.alone(self.model, partial(self._first_nonfinite, step))
             self.tracker.first_nonfinite, self.tracker.first_rows = found or (None, None)
@@ -211,7 +212,6 @@ class Trainer:
         return found, total_norm, norm
 
     def _change(self) -> None:
-        """Go on in the recipe that has just taken over."""
         made = self.switches.made[-1]
         tqdm.write(f"{self.cell.key}: {made['recipe']} from step {made['step']} on ({made['why']})")
         self._requantize()
@@ -258,13 +258,6 @@ class Trainer:
         self.tracker.observe_overflow(largest_overflow(rows))
         return rows
 
-    def _count(self, loss: float, clipped: bool) -> None:
-        totals = self.totals
-        totals["loss"] += loss
-        totals["seen"] += 1
-        totals["seen_clipped"] += clipped
-        totals["clipped"] += clipped
-
     def _at_rest(self, step: int, lr: float | None = None, norm: float | None = None) -> None:
         """Evaluate after update ``step`` if that is due, and log."""
         train, totals = self.cell.train, self.totals
@@ -276,7 +269,7 @@ class Trainer:
                 if val_loss is not None and measured:
                     measured = self.ranks.alone(self.model, self.measures.now) or measured
             if val_loss is None:
-                self.tracker.nonfinite(step)
+                self.tracker.diverge("nonfinite", step)
         seen = totals["seen"]
         train_loss = totals["loss"] / seen if seen else None
         clipped = totals["seen_clipped"] / seen if seen else None
@@ -291,16 +284,11 @@ class Trainer:
     def _save_probe(self, step: int) -> None:
         self.ranks.alone(self.model, partial(probes.save_weights, self.snapshot(step), self.model, step))
 
-    def _outstanding_rows(self) -> str | None:
-        return outstanding_rows(probes.moved(self.snapshot(0), self.model))
-
     def snapshot(self, step: int) -> Path:
-        """Return the file of the weights' snapshot at ``step``."""
         return self.scratch / f"weights-{step:08d}.safetensors"
 
     @contextmanager
     def _timed(self, total: str) -> Iterator[None]:
-        """Add the seconds of what is done inside to a total."""
         began = time.perf_counter()
         yield
         self.totals[total] += time.perf_counter() - began
@@ -336,7 +324,6 @@ class Trainer:
         }
 
     def tokens_per_second(self) -> float | None:
-        """Return the tokens per second of the median step of this process."""
         return self.tokens_per_step / statistics.median(self.step_seconds) if self.step_seconds else None
 
     @contextmanager

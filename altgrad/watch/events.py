@@ -7,7 +7,9 @@ An event is a JSON array: its kind, then its values.
   where ``value`` is the validation loss, or the metric that the task compares, of validation data;
   ``again`` is 1 where its earlier ones no longer hold.
 - ``["cell", cell, {...}]``: state, step, outcome, losses and flags of a cell, and the recipes that it changed to.
-- ``["standing", [...]]``: the comparison so far, as :func:`altgrad.watch.standing.standing` has it.
+- ``["standing", [...]]``: the comparison so far, as :func:`standing` has it.
+
+Beside them stands how fast the study goes, how long it will go on, and what that costs.
 """
 
 from __future__ import annotations
@@ -17,18 +19,110 @@ import math
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from altgrad.config.tasks import Compared
 from altgrad.execution.executor import BEGAN
-from altgrad.watch.pace import Pace
-from altgrad.watch.project import Change, Project, Row, Seen
-from altgrad.watch.standing import standing
+from altgrad.watch.project import FAILED, PAUSED, TRAINS, Change, Project, Row, Seen
 
+WINDOW = 120  # seconds over which the pace is measured
+COMPLETED = "completed"
 EVERY = 1.0  # seconds between two looks at the files, however many pages ask
 POINTS = 100  # of a cell's curve, about: the rows between are left out, but none that was evaluated
 AT_ONCE = 60_000  # bytes of events in an answer, about; a page asks once a second
+
+
+class Pace:
+    """Steps per second over all cells, from looks at them, and what follows for the rest.
+
+    ``began``: the file that is there while cells are run, and as old as that.
+    """
+
+    def __init__(self, began: Path) -> None:
+        self._began = began
+        self._looks: deque[tuple[float, int]] = deque()
+        self._left = 0
+        self._goes = False
+
+    def look(self, cells: Iterable[Seen]) -> None:
+        now = time.monotonic()
+        done = self._left = 0
+        self._goes = False
+        for cell in cells:
+            step = cell.steps if cell.is_over else cell.step
+            done += step
+            self._left += 0 if cell.is_over or cell.state in (FAILED, PAUSED) else cell.steps - step
+            self._goes = self._goes or cell.state == TRAINS
+        if self._looks and done < self._looks[-1][1]:  # a cell began anew
+            self._looks.clear()
+        self._looks.append((now, done))
+        while now - self._looks[0][0] > WINDOW and len(self._looks) > 2:
+            self._looks.popleft()
+
+    def summary(self) -> dict[str, float | None]:
+        """Return ``steps_per_s`` over the last two minutes, ``seconds_left`` and ``elapsed``, ``None`` if unknown."""
+        (began, first), (ended, last) = self._looks[0], self._looks[-1]
+        rate = (last - first) / (ended - began) if ended > began else 0.0
+        goes = self._goes and rate > 0
+        return {
+            "steps_per_s": rate if goes else None, "seconds_left": self._left / rate if goes else None,
+            "elapsed": time.time() - self._began.stat().st_mtime if self._began.exists() else None,
+        }  # fmt: skip
+
+
+def standing(cells: Iterable[Seen], baseline: str, compared: Compared) -> list[dict[str, Any]]:
+    """Return a row for each grid entry and arm of which a cell completed, in grid order.
+
+    ``loss`` is the mean of what is ``compared``, such as the final validation loss, over the ``seeds`` that completed,
+    of ``planned``, at the best of the learning rates (``lr_scale``); ``difference`` what the report calls the
+    difference to the baseline: the mean over the seeds that both completed, each at its own best rate, with the ends
+    ``low`` and ``high`` of its 95 % interval. ``None`` where there is nothing yet, or for the baseline itself.
+    """
+    from altgrad.reporting.runs import Run, Runs
+    from altgrad.reporting.statistics import interval  # which loads pandas, and nobody needs before a cell is there
+
+    of = [(cell, cell.settings) for cell in cells]
+    seeds = list(dict.fromkeys(own["seed"] for _, own in of))
+    rates = sorted({own["lr_scale"] for _, own in of})
+    identities = [tuple(own[name] for name in ("format", "optimizer", "lr_scale", "seed")) for _, own in of]
+    runs, by = (
+        Runs.of_losses(((*i, _final(cell, column)) for i, (cell, _) in zip(identities, of, strict=True)), seeds)
+        for column in (compared.final, compared.on_validation)  # the latter chooses a rate, as in the report
+    )
+
+    def chosen(entry: str, arm: str) -> Run:
+        return by.best(((entry, arm, rate) for rate in rates), higher_is_better=compared.higher_is_better)
+
+    rows = []
+    for entry, arm in dict.fromkeys((own["format"], own["optimizer"]) for _, own in of):
+        best = chosen(entry, arm)
+        completed = runs.completed(best)
+        if not completed:
+            continue
+        row = {
+            "format": entry, "arm": arm, "lr_scale": best[2], "seeds": completed, "planned": len(seeds),
+            "loss": float(runs.of_run(best).mean()), "difference": None, "low": None, "high": None,
+        }  # fmt: skip
+        if entry != baseline and (baseline, arm, best[2]) in runs.place:
+            base = chosen(baseline, arm)
+            difference = runs.difference({best: 1, base: -1})
+            if difference is not None:
+                _, low, high = interval((runs.of_run(best) - runs.of_run(base)).to_numpy())
+                row |= {"difference": difference.mean, "low": _or_none(low), "high": _or_none(high)}
+        rows.append(row)
+    return rows
+
+
+def _final(cell: Seen, column: str) -> float:
+    value = cell.metrics[column] if cell.outcome == COMPLETED else None
+    return math.nan if value is None else value
+
+
+def _or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 class Events:
@@ -45,7 +139,7 @@ class Events:
 
         ``list``: its name now; if that is another, the events are all from the beginning. ``next``: the ``count`` to
         ask with, ``more``: whether that would bring more at once. ``pace``: the price, and what
-        :class:`altgrad.watch.pace.Pace` knows.
+        :class:`altgrad.watch.events.Pace` knows.
 
         Raises :class:`altgrad.config.UserError` where there is no grid.
         """

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +20,46 @@ from altgrad.config import UserError
 from altgrad.config.files import read_json
 from altgrad.config.tasks import ON_VALIDATION, Compared
 from altgrad.execution.executor import Task
-from altgrad.watch.follow import Lines
 
+AT_ONCE = 1 << 20  # bytes that one look reads at most: what is left is for the next
 HISTORY = ("step", "tokens", "lr", "train_loss", "val_loss", "grad_norm", "clipped_frac")
 COLUMNS = (*HISTORY, *ON_VALIDATION.values())  # the last of them of a classifier alone
 WAITS, TRAINS, PAUSED, FAILED, TRAINED, DIAGNOSED = "waits", "trains", "paused", "failed", "trained", "diagnosed"
 SILENT = 120  # seconds without a row and without a word in its log, after which a cell is taken to be paused
+
+
+class Lines:
+    """The complete lines of ``path`` that have not been read yet.
+
+    A resumed run puts a new file in the place of the old one, and what had been read no longer holds: then
+    ``restarted`` is true after a look, and its lines are those of the new file from the beginning.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.restarted = False
+        self._offset = 0
+        self._inode: int | None = None
+
+    def new(self) -> list[bytes]:
+        """Return the lines that have been completed since the last look, without their ends; none if there is no file.
+
+        The last line counts once its end is written: a process may be in the middle of it.
+        """
+        self.restarted = False
+        try:
+            file = open(self.path, "rb")  # noqa: SIM115 - closed below; here only its absence is expected
+        except FileNotFoundError:
+            return []
+        with file:
+            status = os.fstat(file.fileno())
+            known, self._inode = self._inode, status.st_ino
+            if known not in (None, status.st_ino) or status.st_size < self._offset:
+                self._offset, self.restarted = 0, True
+            file.seek(self._offset)
+            complete, end, _ = file.read(AT_ONCE).rpartition(b"\n")
+        self._offset += len(complete) + len(end)
+        return complete.split(b"\n") if end else []
 
 
 @dataclass
@@ -60,12 +95,10 @@ class Seen:
 
     @property
     def steps(self) -> int:
-        """Steps that it is to train."""
         return self.settings["train"]["steps"]
 
     @property
     def is_over(self) -> bool:
-        """Whether it has trained."""
         return self.state in (TRAINED, DIAGNOSED)
 
     @property
@@ -102,7 +135,6 @@ class Project:
 
     @property
     def is_planned(self) -> bool:
-        """Whether there is a grid to look at."""
         return self._grid.exists()
 
     def look(self) -> list[Change]:

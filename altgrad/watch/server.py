@@ -44,7 +44,6 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
         return f"http://{HOST}:{self.server_port}/"
 
 
@@ -56,7 +55,6 @@ class Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "altgrad", ""
 
     def do_GET(self) -> None:
-        """Answer with the page, one of its parts, or the events."""
         address = urlsplit(self.path)
         port = self.server.server_port
         if self.headers.get("Host", "") not in (f"{HOST}:{port}", f"localhost:{port}"):

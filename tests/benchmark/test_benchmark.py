@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from altgrad.benchmark import memory, operands, steps
-from altgrad.benchmark.limits import gemm_rate
+from altgrad.benchmark import operands, steps
 from altgrad.benchmark.record import BASELINE
 from altgrad.benchmark.session import MINIATURE, ON_CPU, ON_GPU
 from altgrad.benchmark.steps import Step, contestants, matmul_operations, random_tokens
+from altgrad.benchmark.timing import gemm_rate
 from altgrad.config.files import read_yaml
 from altgrad.model import GPT, GPTConfig, quantize_model
 from altgrad.numerics import format_constants, quantize_operands
@@ -40,17 +40,17 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch, config: GPTConfig, name: str, ba
 def test_state_is_the_weights_and_two_averages(monkeypatch):
     step = uncompiled(monkeypatch, TINY, "bf16", 2)
     weights = sum(parameter.numel() * 4 for parameter in step.model.parameters())
-    assert memory.state_mb(step) * 1e6 == pytest.approx(3 * weights, rel=0.02)  # and a count of steps each
+    assert steps.state_mb(step) * 1e6 == pytest.approx(3 * weights, rel=0.02)  # and a count of steps each
 
 
 def test_peak_memory_grows_with_the_batch_by_its_logits(monkeypatch):
     peaks = []
     for batch in (16, 64):
         step = uncompiled(monkeypatch, SMALL, "fp32", batch)
-        peaks.append(memory.peak_mb(step))
+        peaks.append(steps.peak_mb(step))
         if peaks[-1] is None:
             pytest.skip("this system does not tell a process's peak memory")
-        assert peaks[-1] > memory.state_mb(step)
+        assert peaks[-1] > steps.state_mb(step)
     logits = 48 * 64 * 2048 * 4 / 1e6  # MB of those of 48 more sequences; their gradient takes as much
     assert 1.5 * logits < peaks[1] - peaks[0] < 8 * logits
 

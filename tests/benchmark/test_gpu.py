@@ -23,7 +23,7 @@ from altgrad.benchmark.session import ON_GPU, Item, Session
 from altgrad.config import UserError
 from altgrad.config.files import write_json
 from altgrad.config.schema import Budget
-from altgrad.execution import gpu_times
+from altgrad.execution import budget
 from altgrad.execution.budget import kind_of
 from altgrad.execution.executor import Task
 from altgrad.reporting.markdown import blocks_to_markdown
@@ -201,7 +201,7 @@ def test_an_estimate_on_a_gpu_is_counted_from_its_record(grid):
     cell = json.loads(Path(f"data/grid/{grid[0].key}.json").read_text())
     row = record()["parts_of_runs"][0]
     known = row | {"sizes": {"layers": cell["model"]["layers"]}, "batch": cell["train"]["batch"]}
-    found = gpu_times.estimate_on(record(parts_of_runs=[known]), grid)
+    found = budget.estimate_on(record(parts_of_runs=[known]), grid)
     train, monitor = cell["train"], cell["monitor"]
     evaluations, looks = 2 + (60 - 1) // train["eval_every"], 1 + 60 // monitor["every"]
     a_run = 2.0 + 60 * 0.01 + evaluations * 0.2 + looks * 0.3 + 4.0
@@ -209,43 +209,43 @@ def test_an_estimate_on_a_gpu_is_counted_from_its_record(grid):
     load = len(kinds) * (30.0 - (2.0 + 24 * 0.01 + 2 * 0.2 + 3 * 0.3))
     assert found.jobs == 1 and found.of(grid) == pytest.approx(load + len(grid) * a_run)
     with pytest.raises(UserError, match=r"was not measured with the model and batch of .*; it was: pico \(batch 16\)"):
-        gpu_times.estimate_on(record(parts_of_runs=[row | {"sizes": {"layers": 99}}]), grid)
+        budget.estimate_on(record(parts_of_runs=[row | {"sizes": {"layers": 99}}]), grid)
 
 
 def test_what_is_in_the_record_of_this_gpu_is_not_timed(grid, monkeypatch):
     cells = {task.key: json.loads(Path(f"data/grid/{task.key}.json").read_text()) for task in grid}
     batch, layers = (cells[grid[0].key][section][name] for section, name in (("train", "batch"), ("model", "layers")))
     row = record()["parts_of_runs"][0] | {"sizes": {"layers": layers}, "batch": batch}
-    monkeypatch.setattr(gpu_times, "probed", lambda *_: pytest.fail("it was timed"))
-    here = gpu_times.estimate_on(record(parts_of_runs=[row]), grid, 1)
-    assert here.of(grid) == gpu_times.estimate_on(record(parts_of_runs=[row]), grid).of(grid)
+    monkeypatch.setattr(budget, "probed", lambda *_: pytest.fail("it was timed"))
+    here = budget.estimate_on(record(parts_of_runs=[row]), grid, 1)
+    assert here.of(grid) == budget.estimate_on(record(parts_of_runs=[row]), grid).of(grid)
     asked: list[str] = []
-    monkeypatch.setattr(gpu_times, "probed", lambda keys, jobs: asked.extend(keys) or {
-        key: gpu_times.Kind.of([row | {"step_s": 1.0}]) for key in keys
+    monkeypatch.setattr(budget, "probed", lambda keys, jobs: asked.extend(keys) or {
+        key: budget.Kind.of([row | {"step_s": 1.0}]) for key in keys
     })  # fmt: skip
-    assert gpu_times.estimate_on(record(), grid, 1).of(grid) > here.of(grid) and asked
+    assert budget.estimate_on(record(), grid, 1).of(grid) > here.of(grid) and asked
 
 
 def test_a_table_of_sizes_has_what_runs_cost():
-    head, _columns, row = gpu_times.sizes_table(record(), Budget()).splitlines()
+    head, _columns, row = budget.sizes_table(record(), Budget()).splitlines()
     assert "An Imaginary GPU (torch 2.11.0, commit 0123456789), E4M3" in head and "at 2.50 an hour" in head
     seconds = 20 * 168_000 / 102_400
     assert row.split() == ["pico", "0.168", "M", "102,400", "33", "s", f"{2.5 * seconds / 3600:.2f}", "0.23"]
     assert 10 * 2.5 * seconds / 3600 == pytest.approx(0.23, abs=0.005)
-    assert "at 30.00 an hour" in gpu_times.sizes_table(record(), Budget(price=30))
+    assert "at 30.00 an hour" in budget.sizes_table(record(), Budget(price=30))
 
 
 def test_a_gpu_is_named_by_a_part_of_its_name(tmp_path):
     with pytest.raises(UserError, match="GPU=h100: no GPU is named so; measured: none; `make gpu` writes one"):
-        gpu_times.record_of("h100", tmp_path)
+        budget.record_of("h100", tmp_path)
     write_json(tmp_path / "gpu_a.json", record())
     write_json(tmp_path / "gpu_b.json", record(device="An Imaginary H200", parts_of_runs=[]))
-    assert gpu_times.record_of("imaginary gpu", tmp_path)["device"] == "An Imaginary GPU"
+    assert budget.record_of("imaginary gpu", tmp_path)["device"] == "An Imaginary GPU"
     with pytest.raises(UserError, match="more than one GPU is named so"):
-        gpu_times.record_of("imaginary", tmp_path)
+        budget.record_of("imaginary", tmp_path)
     with pytest.raises(UserError, match="has no seconds of runs"):
-        gpu_times.record_of("h200", tmp_path)
-    assert all(gpu_times.record_here(device, tmp_path) is None for device in ("An Imaginary H200", None))
-    assert gpu_times.record_here("An Imaginary GPU", tmp_path)["threads"] == 16
+        budget.record_of("h200", tmp_path)
+    assert all(budget.record_here(device, tmp_path) is None for device in ("An Imaginary H200", None))
+    assert budget.record_here("An Imaginary GPU", tmp_path)["threads"] == 16
 
 

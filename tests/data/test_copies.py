@@ -14,7 +14,7 @@ from altgrad.config import UserError
 from altgrad.config.schema import LocalCorpus, Tokenizer
 from altgrad.data import copies, load_tokenizer, write_tokens
 from altgrad.data.copies import NearCopies
-from altgrad.data.splits import SPLITS, hashed_split
+from altgrad.data.corpora import SPLITS, hashed_split
 
 TOKENIZER = Tokenizer(vocab_size=512)
 WORDS = itertools.count()

@@ -9,8 +9,8 @@ import pytest
 from altgrad.config import UserError
 from altgrad.config.schema import LocalCorpus
 from altgrad.data import documents
+from altgrad.data.corpora import SPLITS
 from altgrad.data.docstrings import docstrings, main, write_docstrings
-from altgrad.data.splits import SPLITS
 
 LONG = "This sentence stands in a docstring and is no code. " * 12
 

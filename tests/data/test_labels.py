@@ -16,10 +16,9 @@ from altgrad.config import UserError
 from altgrad.config.schema import HubCorpus, LocalCorpus, Tokenizer
 from altgrad.config.tasks import Classifier, Classify
 from altgrad.data import documents, write_tokens
-from altgrad.data.corpora import labelled
+from altgrad.data.corpora import SPLITS, hashed_split, labelled, named
 from altgrad.data.labels import read_labels
-from altgrad.data.pieces import Pieces
-from altgrad.data.splits import SPLITS, hashed_split, named
+from altgrad.data.tasks import Pieces
 
 TOKENIZER = Tokenizer(vocab_size=300)
 TASK = Classify(min_documents=2)

@@ -11,7 +11,7 @@ import pytest
 from altgrad.config import UserError
 from altgrad.config.schema import LicencesCorpus
 from altgrad.data import documents, licences
-from altgrad.data.splits import SPLITS
+from altgrad.data.corpora import SPLITS
 
 PROSE = "permission is granted to anyone to use this software for any purpose including commercial ones"
 

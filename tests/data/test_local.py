@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from altgrad.config import UserError
 from altgrad.config.schema import LocalCorpus
 from altgrad.data import documents
-from altgrad.data.splits import SPLITS, hashed_split
+from altgrad.data.corpora import SPLITS, hashed_split
 
 ROWS = [f'row {i}: naïve text,\nwith "quotes"' for i in range(60)]
 packed = partial(gzip.compress, mtime=0)  # the same bytes, and so the same names of cases, in every process

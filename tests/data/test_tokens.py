@@ -12,7 +12,7 @@ import pytest
 from altgrad.config import UserError
 from altgrad.config.schema import LocalCorpus, Tokenizer
 from altgrad.data import batches, documents, load_tokenizer, tokens, write_tokens
-from altgrad.data.splits import SPLITS
+from altgrad.data.corpora import SPLITS
 
 TOKENIZER = Tokenizer(vocab_size=512)
 FILES = {f"{i}.txt": f"Licence {i}: naïve text with <|endoftext|> in it. " * (i + 1) for i in range(60)}

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from altgrad.diagnostics import ANALYSES, LayerView
-from altgrad.diagnostics.correlation import cosine, shuffled, spearman
+from altgrad.diagnostics.analysis import cosine, shuffled, spearman
 from altgrad.diagnostics.fisher import DAMPING, Fisher
-from altgrad.diagnostics.hessian import Curvature
-from altgrad.diagnostics.lanczos import Spectrum
+from altgrad.diagnostics.hessian import Curvature, Spectrum
 from altgrad.diagnostics.view import Grid
 from altgrad.formats import get_format
 from altgrad.optim import stiffness

@@ -16,8 +16,7 @@ import torch
 
 from altgrad.diagnostics import ANALYSES, Histogram, LayerView
 from altgrad.diagnostics.fisher import Fisher
-from altgrad.diagnostics.hessian import Curvature
-from altgrad.diagnostics.lanczos import Spectrum
+from altgrad.diagnostics.hessian import Curvature, Spectrum
 from altgrad.diagnostics.noise_sources import GradientNoise
 from altgrad.diagnostics.view import Grid, singular_values
 from altgrad.formats import get_format

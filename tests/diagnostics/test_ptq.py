@@ -14,14 +14,18 @@ from safetensors.torch import load_file
 
 from altgrad.config import Cell, UserError
 from altgrad.config.files import read_json, write_json, write_text
-from altgrad.diagnostics import prune
 from altgrad.diagnostics.__main__ import main
-from altgrad.diagnostics.evaluated import Evaluated
-from altgrad.diagnostics.probed import probe
-from altgrad.diagnostics.ptq import AS_TRAINED, UNQUANTIZED, trained, values
+from altgrad.diagnostics.evaluated import (
+    AS_TRAINED,
+    UNQUANTIZED,
+    Evaluated,
+    pruned,
+    quantized,
+    trained,
+    without_smallest,
+)
 from altgrad.diagnostics.rebuilt import RebuiltModel
-from altgrad.diagnostics.tensor_error import rounded
-from altgrad.diagnostics.what_if import SPLITS, spec_of
+from altgrad.diagnostics.what_if import SPLITS, probe, rounded, spec_of
 from altgrad.model.from_cell import recipe_of
 from altgrad.training.run import train_cell
 from tests.training.conftest import make_cell, make_tokens
@@ -51,14 +55,14 @@ def cell_of(data: Path, fmt: str) -> Cell:
 def test_the_loss_as_trained_is_the_one_that_training_wrote_down(data: Path, fmt: str) -> None:
     cell = cell_of(data, fmt)
     run = data / "runs" / cell.key
-    found = values(cell, run, data / "tokens", ["E4M3"])
+    found = quantized(cell, run, data / "tokens", ["E4M3"])
     assert found[AS_TRAINED] == pytest.approx(read_json(run / "metrics.json")["val_loss"], rel=1e-6)
     assert (found[UNQUANTIZED] == found[AS_TRAINED]) == (fmt == "bf16")
 
 
 def test_the_coarser_the_mantissa_the_more_it_costs(data: Path) -> None:
     cell = cell_of(data, "bf16")
-    found = values(cell, data / "runs" / cell.key, data / "tokens")
+    found = quantized(cell, data / "runs" / cell.key, data / "tokens")
     assert set(found) == {AS_TRAINED, UNQUANTIZED, *SPLITS}
     cost = {name: abs(found[name] - found[UNQUANTIZED]) for name in SPLITS}
     assert cost["E7M0"] > cost["E5M2"] > cost["E3M4"]
@@ -81,7 +85,7 @@ def test_pruning_nothing_is_the_loss_that_training_wrote_down_and_pruning_all_le
     """Oracle of the second: with every product of the blocks zero, a token's logits come of its own embedding."""
     cell = cell_of(data, "E4M3")
     run = data / "runs" / cell.key
-    found = prune.losses(cell, run, data / "tokens", [0.1, 0.6, 1.0])
+    found = pruned(cell, run, data / "tokens", [0.1, 0.6, 1.0])
     assert list(found) == [0.0, 0.1, 0.6, 1.0]
     assert found[0.0] == pytest.approx(read_json(run / "metrics.json")["val_loss"], rel=1e-6)
     evaluated = Evaluated(cell, run, data / "tokens")
@@ -97,7 +101,7 @@ def test_pruning_nothing_is_the_loss_that_training_wrote_down_and_pruning_all_le
 def test_the_smallest_weights_are_pruned_and_as_many_as_asked(share: float) -> None:
     weight = torch.randn(8, 12, generator=torch.Generator().manual_seed(3))
     weight[0] = 0.125  # twelve of one size, of which some may go and some stay
-    found = prune.pruned(weight, share)
+    found = without_smallest(weight, share)
     gone = found != weight
     assert gone.sum() == round(share * weight.numel()) and (found[gone] == 0).all()
     assert share in (0, 1) or weight[gone].abs().max() <= weight[~gone].abs().min()

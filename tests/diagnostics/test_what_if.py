@@ -18,10 +18,18 @@ import torch
 from ruamel.yaml import YAML
 
 from altgrad.config import Resolver, load_params
-from altgrad.diagnostics.probed import Probed
-from altgrad.diagnostics.rounding_error import ratio_db
-from altgrad.diagnostics.tensor_error import rounded, tensor_error
-from altgrad.diagnostics.what_if import GRANULARITIES, SPLITS, as_yaml, recommended, spec_of, what_if
+from altgrad.diagnostics.analysis import ratio_db
+from altgrad.diagnostics.what_if import (
+    GRANULARITIES,
+    SPLITS,
+    Probed,
+    as_yaml,
+    recommended,
+    rounded,
+    spec_of,
+    tensor_error,
+    what_if,
+)
 from altgrad.formats import Format
 from altgrad.model import QuantizedLinear
 from altgrad.model.from_cell import recipe_of

@@ -12,9 +12,8 @@ import pytest
 
 from altgrad.config import UserError
 from altgrad.execution.executor import Task
-from altgrad.execution.node import About, Ended, Growth, News
+from altgrad.execution.node import About, Ended, Growth, News, pack
 from altgrad.execution.on_ray import ATTEMPTS, RayCluster, _Machine
-from altgrad.execution.parcel import pack
 
 
 class Actor:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from altgrad.config import UserError
-from altgrad.execution.parcel import Parcel, digest, pack, unpack
+from altgrad.execution.node import Parcel, digest, pack, unpack
 
 SENT = {"data/runs/a/metrics.json": b"{}", "data/runs/a/deep/model.bin": bytes(range(256)), "data/diag/a.json": b"1"}
 BELOW = ["data/runs/a", "data/diag/a.json"]

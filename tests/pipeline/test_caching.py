@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from altgrad.config.sources import write_digests
+from altgrad.config.scratch import write_digests
 from tests.pipeline.conftest import CELLS, Project, stages_of
 
 

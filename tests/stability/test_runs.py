@@ -13,8 +13,7 @@ from altgrad.config import UserError
 from altgrad.config.files import write_json
 from altgrad.stability.__main__ import _ladder, _restored, _variants
 from altgrad.stability.page import write
-from altgrad.stability.runs import Search
-from altgrad.stability.search import Edge, Ladder, edge_of
+from altgrad.stability.search import Edge, Ladder, Search, edge_of
 from tests.pipeline.conftest import Project
 
 WITHIN = 0.1

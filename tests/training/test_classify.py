@@ -25,11 +25,10 @@ from altgrad.config.schema import LocalCorpus, Tokenizer
 from altgrad.config.tasks import ON_TEST, ON_VALIDATION, TITLES, Classifier, Classify
 from altgrad.data import write_tokens
 from altgrad.data.classification import choose_thresholds, classification_metrics
+from altgrad.data.corpora import SPLITS
 from altgrad.data.labels import read_labels
-from altgrad.data.splits import SPLITS
 from altgrad.data.tasks import task_of
-from altgrad.diagnostics import ptq
-from altgrad.diagnostics.evaluated import Evaluated
+from altgrad.diagnostics.evaluated import AS_TRAINED, UNQUANTIZED, Evaluated, quantized
 from altgrad.model import GPT, layer_recipe, quantize_model
 from altgrad.model.from_cell import config_of, recipe_of
 from altgrad.model.gpt import GPTConfig
@@ -59,7 +58,9 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cell_of(format: str = "E4M3", **task: object) -> Cell:
-    return make_cell(format, lr=2e-2, steps=40, batch=16).model_copy(update={"task": Classifier(**task)})
+    """Products are in float32 on every machine, so that scores can be computed again."""
+    cell = make_cell(format, lr=2e-2, steps=40, batch=16, compute="float32")
+    return cell.model_copy(update={"task": Classifier(**task)})
 
 
 @pytest.fixture(scope="module")
@@ -179,16 +180,16 @@ def test_a_classifier_quantized_afterwards_keeps_the_thresholds_of_the_unquantiz
 ) -> None:
     """Oracles: the run's own scores where it was trained so, and scikit-learn with thresholds chosen here."""
     cell = cell_of()
-    found = ptq.values(cell, run, documents, ["E4M3", "E2M1"], metric="micro_f1")
+    found = quantized(cell, run, documents, ["E4M3", "E2M1"], metric="micro_f1")
     evaluated = Evaluated(cell, run, documents)
     plain, trained = Recipe(rules=()), recipe_of(cell)
     chosen = choose_thresholds(*evaluated.scores(evaluated.saved, plain, "val"), "one")
     truth, scores = evaluated.scores(evaluated.saved, trained, "test")
     assert (scores == load_file(run / "scores.safetensors")["test/scores"].numpy()).all()
-    assert list(found) == [ptq.AS_TRAINED, ptq.UNQUANTIZED, "E4M3", "E2M1"]
-    assert found[ptq.AS_TRAINED] == oracle.f1_score(truth, scores >= chosen, average="micro")
+    assert list(found) == [AS_TRAINED, UNQUANTIZED, "E4M3", "E2M1"]
+    assert found[AS_TRAINED] == oracle.f1_score(truth, scores >= chosen, average="micro")
     truth, scores = evaluated.scores(evaluated.saved, plain, "test")
-    assert found[ptq.UNQUANTIZED] == oracle.f1_score(truth, scores >= chosen, average="micro")
+    assert found[UNQUANTIZED] == oracle.f1_score(truth, scores >= chosen, average="micro")
     loss = read_json(run / "metrics.json")["val_loss"]
     assert evaluated.loss(evaluated.saved, trained) == pytest.approx(loss, rel=1e-6)
 

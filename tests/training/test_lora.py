@@ -18,7 +18,7 @@ from altgrad.config.models import Lora, Model
 from altgrad.config.params import validated
 from altgrad.config.published import cell_model
 from altgrad.config.recipe import Recipe, Rule
-from altgrad.diagnostics import ptq
+from altgrad.diagnostics import evaluated
 from altgrad.model import GPT, linear_layers, quantize_model
 from altgrad.model.gpt import GPTConfig
 from altgrad.model.lora import adapter_of, add_adapters
@@ -113,8 +113,8 @@ def test_a_run_moves_adapters_and_head_alone_and_resumes_and_is_measured(
     added = {name: t for name, t in ended.items() if name not in began and name != "label_weights"}
     assert added.pop("head.weight").any() and len(added) == 8 and all(t.any() for t in added.values())
     metrics = read_json(tmp_path / "whole/metrics.json")
-    found = ptq.values(cell, tmp_path / "whole", documents, ["E2M1"])
-    assert found[ptq.AS_TRAINED] == pytest.approx(metrics["val_loss"], rel=1e-6)
+    found = evaluated.quantized(cell, tmp_path / "whole", documents, ["E2M1"])
+    assert found[evaluated.AS_TRAINED] == pytest.approx(metrics["val_loss"], rel=1e-6)
     assert diagnosed(cell, tmp_path / "whole", tmp_path, documents)[0]["status"] == "ok"
 
 

@@ -25,8 +25,7 @@ from safetensors.torch import load_file
 import altgrad
 from altgrad.config import Cell
 from altgrad.config.files import read_json, write_text
-from altgrad.config.scratch import discard_finished, scratch_directory
-from altgrad.config.sources import TRAINING, source_files
+from altgrad.config.scratch import TRAINING, discard_finished, scratch_directory, source_files
 from altgrad.optim import ArmOptimizer
 from altgrad.training import train_cell
 from altgrad.training.checkpoint import load_newest

@@ -19,7 +19,7 @@ from altgrad.config.files import read_json, write_text
 from altgrad.config.params import validated
 from altgrad.config.schema import Params
 from altgrad.data import TokenFile, validation_sample
-from altgrad.execution.kept import keep_start
+from altgrad.execution.settings import keep_start
 from altgrad.model import load_published
 from altgrad.training import train_cell
 from altgrad.training.plan import check_cells

@@ -161,8 +161,9 @@ def test_a_run_goes_forward_only_and_each_spike_is_one_of_the_recipe_that_is_on(
     losses = {2: 1.0, 3: 2.0, 4: 2.1, 5: 2.1, 6: 4.1, 7: 4.1, 8: 8.3, 9: 9.9}
     assert [step for step, loss in losses.items() if switches.before(step, loss)] == [4, 7, 8]
     assert [s["place"] for s in switches.made] == [1, 2, 3]
-    assert not switches.failed(9) and not switches.overflowed(9, 0.1) and switches.overflowed(9, 0.11)
-    assert not switches.overflowed(10, 1.0)
+    assert not switches.when(9, nonfinite=True) and not switches.when(9, overflow=0.1)
+    assert switches.when(9, overflow=0.11)
+    assert not switches.when(10, overflow=1.0)
 
 
 STIFF = {"lr": 1e-2, "stiffness": "ulp"}

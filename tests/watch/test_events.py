@@ -11,9 +11,8 @@ import pytest
 from altgrad.reporting.compare import compare
 from altgrad.reporting.metrics import metrics
 from altgrad.watch import events
-from altgrad.watch.events import Events
+from altgrad.watch.events import Events, standing
 from altgrad.watch.project import Project
-from altgrad.watch.standing import standing
 from tests.reporting.synthetic_project import read, write_project
 
 

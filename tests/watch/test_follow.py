@@ -7,8 +7,8 @@ import os
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from altgrad.watch import follow
-from altgrad.watch.follow import Lines
+from altgrad.watch import project
+from altgrad.watch.project import Lines
 
 LETTERS = st.characters(blacklist_characters="\n", blacklist_categories=["Cs"])
 TEXT = st.lists(st.text(LETTERS, max_size=20), max_size=20)
@@ -20,7 +20,7 @@ def test_lines_come_once_and_in_order_wherever_the_writing_is_cut(tmp_path_facto
     path = tmp_path_factory.mktemp("log") / "rows"
     whole = "".join(f"{line}\n" for line in lines).encode()
     follower, found = Lines(path), []
-    before, follow.AT_ONCE = follow.AT_ONCE, at_once  # more than a line, less than the file
+    before, project.AT_ONCE = project.AT_ONCE, at_once  # more than a line, less than the file
     try:
         start = 0
         for cut in [*sorted(cuts), len(whole)]:
@@ -31,7 +31,7 @@ def test_lines_come_once_and_in_order_wherever_the_writing_is_cut(tmp_path_facto
         while more := follower.new():
             found += more
     finally:
-        follow.AT_ONCE = before
+        project.AT_ONCE = before
     assert [line.decode() for line in found] == lines
     assert follower.new() == [] and not follower.restarted
 

@@ -19,7 +19,7 @@ import pytest
 from altgrad.config import UserError
 from altgrad.config.files import read_json
 from altgrad.execution import tracking
-from altgrad.watch import track, trackers
+from altgrad.watch import track
 from altgrad.watch.project import HISTORY
 from altgrad.watch.track import Told, Tracking
 
@@ -100,10 +100,10 @@ def tell(game: Any, name: str) -> Path:
         if step == 60:
             for key in game.keys:
                 game.finish(key)
-        told = Told(trackers.open_tracker(name, game.root), game.root / "told.json")
+        told = Told(track.open_tracker(name, game.root), game.root / "told.json")
         Tracking(game.root, [told]).look()
         told.close()
-    return game.root / trackers.FOLDER / name
+    return game.root / track.FOLDER / name
 
 
 def assert_same(found: dict[tuple[str, int], float], game: Any, key: str, rel: float = 0.0) -> None:
@@ -193,9 +193,9 @@ def test_wandb_keeps_every_number_offline(game, monkeypatch):
 
 
 def test_a_tracker_that_is_not_installed_is_one_sentence_before_anything_is_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    monkeypatch.setattr(track, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"wandb is not installed; pip install 'altgrad\[wandb\]', or take it out"):
-        trackers.require("wandb")
+        track.require("wandb")
 
 
 def test_every_tracker_of_the_settings_has_an_adapter_and_an_extra():
@@ -205,7 +205,7 @@ def test_every_tracker_of_the_settings_has_an_adapter_and_an_extra():
     from altgrad.config.schema import Tracker
 
     extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert set(get_args(Tracker)) == set(trackers.TRACKERS) <= set(extras["optional-dependencies"])
+    assert set(get_args(Tracker)) == set(track.TRACKERS) <= set(extras["optional-dependencies"])
 
 
 @pytest.mark.parametrize("tail", ["sys.exit('error: no tracker is installed')", "pass"], ids=["refused", "accepted"])
