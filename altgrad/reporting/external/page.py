@@ -8,7 +8,7 @@ from altgrad.config import UserError
 from altgrad.config.files import write_text
 from altgrad.reporting.claims import COST, GAIN
 from altgrad.reporting.compare import Comparison, compare
-from altgrad.reporting.document import Block, Document, Picture, Section, Table, Text, words
+from altgrad.reporting.document import Block, Document, Picture, Section, Table, Text, there, words
 from altgrad.reporting.external.family import Family, study_of
 from altgrad.reporting.external.rows import read_curves, read_rows
 from altgrad.reporting.figures import FIGURES, draw
@@ -87,9 +87,7 @@ def _document(
             *summary(study, comparison, costs="What each configuration changes", changes=changes),
         ],
         [section for section in (
-            Section("Result in detail", "result", [
-                *shown("gains_over_run"), results_table(study, comparison),
-            ]),
+            Section("Result in detail", "result", there(*shown("gains_over_run"), results_table(study, comparison))),
             Section("Curves", "curves", shown("loss_curves", "loss_differences")),
             Section("What was asked", "family", [_family_table(results, family)]),
         ) if section.blocks],

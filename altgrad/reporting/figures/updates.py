@@ -76,8 +76,10 @@ def updates_table(study: Study, comparison: Comparison) -> Table | None:
             return NONE
         return f"{number(cosine, 2)} / {significant(rungs, 2)} / {number(None if stall is None else 100 * stall, 0)}"
 
-    body = [[f"**{arm}**", *(cell(arm, name) for name in formats)] for arm in arms]
-    behind = [[None, *(comparison.behind(name, arm) for name in formats)] for arm in arms]
+    body = [
+        ([f"**{arm}**", *(cell(arm, name) for name in formats)],
+         [None, *(comparison.behind(name, arm) for name in formats)]) for arm in arms
+    ]  # fmt: skip
     note = (
         "Cosine between the update, weight decay aside, and AdamW's on the same gradients / rungs that a weight moves "
         "in a step / updates that leave the weight's code, in %: of master weights the code of their quantized view, "
@@ -86,5 +88,4 @@ def updates_table(study: Study, comparison: Comparison) -> Table | None:
     )
     if len(study.of_status(DIVERGED)):
         note += " Runs that diverged are left out."
-    columns = [words("arm"), *(Column(name) for name in formats)]
-    return Table(columns, body, note, behind)
+    return Table.of([words("arm"), *(Column(name) for name in formats)], body, note)
