@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -27,13 +27,6 @@ CIRCLES = (
 TENSORS = ROLES | {"output": "output", "weight_grad": "weight gradient", "update": "update of the weights"}
 
 
-class Worse(NamedTuple):
-    """By how many percent a run ended above a loss, and whose loss that is."""
-
-    percent: float
-    than: str
-
-
 @dataclass(frozen=True)
 class Case:
     """A run, what became of it (a clause), and its first anomaly, with the traces that it was found from.
@@ -52,10 +45,8 @@ class Case:
 
 def cases(study: Study) -> Iterator[Case]:
     """Yield the case of every cell that diverged or ended worse, in grid order."""
-    traces, worse = _Traces(study), ended_worse(study)
-    for key, cell in study.cells.iterrows():
-        if cell["status"] == DIVERGED or key in worse:
-            yield _case(study, key, traces, worse)
+    found, worse = _finder(study), ended_worse(study)
+    return (found(key) for key, status in study.cells["status"].items() if status == DIVERGED or key in worse)
 
 
 def case(study: Study, key: str) -> Case:
@@ -65,14 +56,14 @@ def case(study: Study, key: str) -> Case:
     cell = study.cells.loc[key]
     if cell["status"] == MISSING:
         raise UserError(f"{key}: there is no run to explain ({cell['reason']}); run `dvc repro`")
-    return _case(study, key, _Traces(study), ended_worse(study))
+    return _finder(study)(key)
 
 
-def ended_worse(study: Study) -> dict[str, Worse]:
-    """Return, by key, how far completed runs ended above the baseline, where that is beyond the limit.
+def ended_worse(study: Study) -> dict[str, tuple[float, str]]:
+    """Return, by key, by how many percent completed runs ended above the baseline, and whose loss that is.
 
-    The baseline's loss is the median over its seeds under the same arm, at the arm's best learning rate; where none of
-    them completed, that of the best format.
+    Of those where it is beyond the limit. The baseline's loss is the median over its seeds under the same arm, at the
+    arm's best learning rate; where none of them completed, that of the best format.
     """
     done = study.of_status(COMPLETED)
     at_rates = done.groupby(["optimizer", "format", "lr_scale"])["val_loss"].median()
@@ -87,32 +78,72 @@ def ended_worse(study: Study) -> dict[str, Worse]:
             than = f"that of {formats[own.argmin()]}, the best of its arm, where no baseline completed"
         gap = 100 * (cell["val_loss"] / reference - 1)
         if METRICS["val_gap"].bound.crossed("", gap):
-            worse[key] = Worse(gap, than)
+            worse[key] = gap, than
     return worse
+
+
+def _finder(study: Study) -> Callable[[str], Case]:
+    """Return what finds the case of a cell by its key."""
+    worse, empty = ended_worse(study), (study.monitors.iloc[:0], study.history.iloc[:0])
+    frames = [dict(list(frame.groupby(IDENTITY, sort=False))) for frame in (study.monitors, study.history)]
+
+    @cache
+    def trace(key: str) -> Trace:
+        cell = study.cells.loc[key]
+        monitors, history = (own.get(tuple(cell[IDENTITY]), none) for own, none in zip(frames, empty, strict=True))
+        diverged = int(cell["outcome_step"]) if cell["status"] == DIVERGED else None
+        return Trace(monitors, history, diverged, cell["first_nonfinite"])
+
+    @cache
+    def peers_of(keys: tuple[str, ...]) -> Peers:
+        return Peers(trace(key) for key in keys)
+
+    def found(key: str) -> Case:
+        cell, ended = study.cells.loc[key], "neither diverged nor ended worse"
+        if cell["status"] == DIVERGED:
+            ended = f"diverged at step {cell['outcome_step']:.0f} ({cell['signature']})"
+        elif key in worse:
+            percent, than = worse[key]
+            ended = f"ended with a validation loss {number(percent, 0)} % above {than}"
+        healthy = study.of_status(COMPLETED).drop([*worse, key], errors="ignore")
+        circles = [(healthy[(healthy[shared] == cell[shared]).all(axis=1)].index, name) for shared, name in CIRCLES]
+        like, circle = next((found for found in circles if len(found[0]) >= LEAST_PEERS), circles[-1])
+        peers = peers_of(tuple(like))
+        return Case(key, ended, first_anomaly(trace(key), peers), trace(key), peers, circle, _rows(cell))
+
+    return found
+
+
+def _rows(cell: pd.Series) -> str:
+    if not cell["first_rows"]:
+        return ""
+    if cell["first_nonfinite"]:
+        layer, _, role = cell["first_nonfinite"].rpartition(" ")
+        return f"NaN and infinity came first in the {TENSORS.get(role, role)} of {layer}: {cell['first_rows']}."
+    return f"Until that was found, none had gone as far beside the rest of their layer as {cell['first_rows']}."
 
 
 def sentences(found: Case) -> list[str]:
     """Return the case in a few plain sentences."""
-    result, first = found.found, found.found.excursion
+    result, first, showed = found.found, found.found.excursion, f"The loss showed it at step {found.found.loss_step}"
     told = list(filter(None, [f"{found.key} {found.ended}.", found.rows]))
     left, held = "left its band", f"{plural(result.peers, 'healthy run')} {found.circle}"
     if not result.peers:
         left = "was beyond its limit"
         held = f"the limits of the metrics, as fewer than {LEAST_PEERS} healthy runs are like it"
+    if first is None and result.loss_step is None:
+        return [*told, f"Held against {held}, no tensor {left}."]
     if first is None:
-        until = " before the loss did" if result.loss_step is not None else ""
-        told.append(f"Held against {held}, no tensor {left}{until}.")
-        if result.loss_step is not None:
-            told.append(f"The loss showed it at step {result.loss_step}; instrumented passes: {_passes(found.run)}.")
-        return told
+        passes = [f"{step:.0f}" for step in sorted(found.run.monitors["step"].unique())]
+        seen = ", ".join(passes if len(passes) <= 6 else [*passes[:6], f"… {passes[-1]}"]) or "none"
+        no_tensor = f"Held against {held}, no tensor {left} before the loss did."
+        return [*told, no_tensor, f"{showed}; instrumented passes: {seen}."]
     told.append(f"The first that {left} was the {tensor(first)}, at step {first.step}: {_value(first)}.")
     told.append(f"It was held against {held}.")
     if result.lead is None:
-        told.append("The loss never left its own band.")
-    else:
-        later = "at the same step" if result.lead == 0 else f"{plural(result.lead, 'step')} later"
-        told.append(f"The loss showed it at step {result.loss_step}, {later}.")
-    return told
+        return [*told, "The loss never left its own band."]
+    later = f"{plural(result.lead, 'step')} later" if result.lead else "at the same step"
+    return [*told, f"{showed}, {later}."]
 
 
 def tensor(first: Excursion) -> str:
@@ -130,63 +161,3 @@ def _value(first: Excursion) -> str:
     if np.isnan(first.low):
         return f"{value}, beyond the limit of {METRICS[first.metric].bound.of(first.layer):g}"
     return f"{value}, where healthy runs have {significant(first.low)} to {significant(first.high)}{unit}"
-
-
-def _passes(run: Trace) -> str:
-    steps = sorted(int(step) for step in run.monitors["step"].unique())
-    return ", ".join(map(str, steps[:6])) + (f", … {steps[-1]}" if len(steps) > 6 else "") if steps else "none"
-
-
-class _Traces:
-    """What the runs of a study recorded, by key."""
-
-    def __init__(self, study: Study) -> None:
-        self.study = study
-        self.frames = [dict(list(frame.groupby(IDENTITY, sort=False))) for frame in (study.monitors, study.history)]
-        self.known: dict[str, Trace] = {}
-        self.together: dict[tuple[str, ...], Peers] = {}
-
-    def __getitem__(self, key: str) -> Trace:
-        if key not in self.known:
-            cell = self.study.cells.loc[key]
-            empty = (self.study.monitors.iloc[:0], self.study.history.iloc[:0])
-            monitors, history = (
-                frames.get(tuple(cell[IDENTITY]), none) for frames, none in zip(self.frames, empty, strict=True)
-            )
-            diverged = int(cell["outcome_step"]) if cell["status"] == DIVERGED else None
-            self.known[key] = Trace(monitors, history, diverged, cell["first_nonfinite"])
-        return self.known[key]
-
-    def peers(self, keys: Iterable[str]) -> Peers:
-        """Return those of several cells: the same one for the same cells."""
-        keys = tuple(keys)
-        if keys not in self.together:
-            self.together[keys] = Peers(self[key] for key in keys)
-        return self.together[keys]
-
-
-def _case(study: Study, key: str, traces: _Traces, worse: dict[str, Worse]) -> Case:
-    cell = study.cells.loc[key]
-    healthy = study.of_status(COMPLETED).drop([*worse, key], errors="ignore")
-    circles = [(healthy[(healthy[shared] == cell[shared]).all(axis=1)].index, name) for shared, name in CIRCLES]
-    like, circle = next((found for found in circles if len(found[0]) >= LEAST_PEERS), circles[-1])
-    peers = traces.peers(like)
-    found = first_anomaly(traces[key], peers)
-    return Case(key, _ended(cell, worse.get(key)), found, traces[key], peers, circle, _rows(cell))
-
-
-def _rows(cell: pd.Series) -> str:
-    if not cell["first_rows"]:
-        return ""
-    if cell["first_nonfinite"]:
-        layer, _, role = cell["first_nonfinite"].rpartition(" ")
-        return f"NaN and infinity came first in the {TENSORS.get(role, role)} of {layer}: {cell['first_rows']}."
-    return f"Until that was found, none had gone as far beside the rest of their layer as {cell['first_rows']}."
-
-
-def _ended(cell: pd.Series, worse: Worse | None) -> str:
-    if cell["status"] == DIVERGED:
-        return f"diverged at step {cell['outcome_step']:.0f} ({cell['signature']})"
-    if worse is not None:
-        return f"ended with a validation loss {number(worse.percent, 0)} % above {worse.than}"
-    return "neither diverged nor ended worse"

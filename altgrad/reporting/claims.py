@@ -24,15 +24,13 @@ import numpy as np
 
 from altgrad.reporting import roles
 from altgrad.reporting.load import Study, every_rule
-from altgrad.reporting.moderation import Spread, fitted
-from altgrad.reporting.multiplicity import adjusted, holm
+from altgrad.reporting.multiplicity import adjusted
 from altgrad.reporting.results import IDENTICAL, SEEDS, SMALLEST_EFFECT, TUNED_HERE, Result, amount
 from altgrad.reporting.runs import Contrast, Run, Runs
-from altgrad.reporting.statistics import Difference
+from altgrad.reporting.statistics import Spread, fitted
 
-COST, GAIN, BEYOND = "cost", "gain", "beyond"
-NULL, FOREIGN, MATCHED = "null", "foreign", "matched"
-Question = tuple[str, ...]  # (COST, entry), (GAIN, entry, arm), (BEYOND, entry, arm), (NULL, entry, arm, other), ...
+COST, GAIN, BEYOND, CONTROL, MATCHED = "cost", "gain", "beyond", "control", "matched"
+Question = tuple[str, ...]  # (COST, entry), (GAIN or BEYOND, entry, arm), (CONTROL or MATCHED, entry, arm, other)
 
 
 @dataclass(frozen=True)
@@ -55,10 +53,11 @@ def ask(study: Study, best: Mapping[tuple[str, str], Run], references: Mapping[s
             contrasts[COST, entry] = {best[entry, plain]: 1, best[study.baseline, plain]: -1}
     for arm, reference in references.items():
         settings = study.arm(arm)
-        nulls = [] if roles.is_null(settings) else roles.relatives(study, arm, stiffness=roles.NULL_STIFFNESS)
-        matched = [] if settings.get("match_rms") else roles.relatives(study, arm, match_rms=(True,))
-        foreign = roles.relatives(study, arm, stiffness=roles.FOREIGN_STIFFNESS)
-        foreign = [] if settings.get("stiffness") in (*roles.NULL_STIFFNESS, *roles.FOREIGN_STIFFNESS) else foreign
+        kinds = [roles.NULL_STIFFNESS, roles.FOREIGN_STIFFNESS]  # an arm of one of them has those before it as controls
+        own_kind = [settings.get("stiffness") in kind for kind in kinds]
+        kinds = kinds[: own_kind.index(True)] if True in own_kind else kinds
+        others = [other for kind in kinds for other in roles.relatives(study, arm, stiffness=kind)]
+        matched = [] if settings.get("match_rms") else roles.relatives(study, arm, match_rms=(True,))[:1]
         rescales_another = settings.get("match_rms") and roles.relatives(study, arm, match_rms=(False, None))
         for entry in study.formats:
             own, base = best[entry, arm], best[entry, reference]
@@ -68,10 +67,9 @@ def ask(study: Study, best: Mapping[tuple[str, str], Run], references: Mapping[s
                 exploratory.add(gain)
                 continue
             asked: dict[Question, Contrast] = {
-                (NULL, entry, arm, other): {own: 1, best[entry, other]: -1} for other in nulls
+                **{(CONTROL, entry, arm, other): {own: 1, best[entry, other]: -1} for other in others},
+                **{(MATCHED, entry, arm, other): {best[entry, other]: 1, base: -1} for other in matched},
             }
-            asked |= {(FOREIGN, entry, arm, other): {own: 1, best[entry, other]: -1} for other in foreign}
-            asked |= {(MATCHED, entry, arm, other): {best[entry, other]: 1, base: -1} for other in matched[:1]}
             if entry in twins:
                 there = {best[twins[entry], arm]: -1, best[twins[entry], reference]: 1}
                 asked[BEYOND, entry, arm] = {**contrasts[gain], **there}
@@ -111,59 +109,48 @@ def answer(
         tuned_here: whether the learning rates were chosen on the seeds that are compared. Then nothing is tested.
         smallest_effect: of interest, in the unit of the losses.
     """
-    found = {
-        question: difference
-        for question, contrast in questions.contrasts.items()
-        if (difference := runs.difference(contrast)) is not None
-    }
+    exploratory = questions.exploratory
+    found = {q: known for q, rows in questions.contrasts.items() if (known := runs.difference(rows)) is not None}
+    rows = {q: runs.row(questions.contrasts[q]) for q in found}
+
+    def fitted_to(asked: list[Question]) -> Spread | None:
+        once = {rows[q].tobytes(): q for q in asked}.values()
+        return fitted([found[q] for q in once], np.array([rows[q] for q in once]))
+
     spreads = {}
     for kind in (COST, GAIN, BEYOND):
-        alike = {q: contrast for q, contrast in questions.contrasts.items() if q in found and _kind(q) == kind}
-        asked = {q: contrast for q, contrast in alike.items() if q not in questions.exploratory}
-        spreads[kind] = _spread(runs, asked, found) or _spread(runs, alike, found)
-
-    def spread_of(question: Question) -> Spread | None:
-        spread = spreads[_kind(question)]
-        return spread and replace(spread, least=least.get(question[2], 0.0) if question[0] == GAIN else 0.0)
-
-    p_values, repeats = {}, {}
+        alike = [q for q in found if _spread_of(q) == kind]
+        spreads[kind] = fitted_to([q for q in alike if q not in exploratory]) or fitted_to(alike)
+    known_by = {
+        q: replace(spread, least=least.get(q[2], 0.0) if q[0] == GAIN else 0.0)
+        for q in found if (spread := spreads[_spread_of(q)]) is not None
+    }  # fmt: skip
+    p_values: dict[Question, float] = {}
     seen: dict[bytes, Question] = {}
-    for question, difference in found.items():
-        first = seen.setdefault(runs.row(questions.contrasts[question]).tobytes(), question)
-        spread = spread_of(question)
-        if difference.is_zero or difference.n < 2 or spread is None:
-            continue
-        if first != question and first[0] == question[0] and first in p_values:
-            repeats[question] = first  # E0M7 repeats E1M6: one question, asked once
-        else:
-            p_values[question] = spread.p_value(difference)
-    controls = {gain: [c for c in own if c in p_values] for gain, own in questions.controls.items() if gain in p_values}
-    asked_of = {control for own in controls.values() for control in own}
-    primary = {q for q in p_values if q[0] in (COST, GAIN) and q not in questions.exploratory}
-    levels = adjusted({q: p for q, p in p_values.items() if q in primary | asked_of}, controls)
-    for arm in {q[2] for q in questions.exploratory}:
-        levels |= holm({q: p for q, p in p_values.items() if q in questions.exploratory and q[2] == arm})
+    asked_as: dict[Question, Question] = {}  # E0M7 repeats E1M6: one question, asked once
+    for q, difference in found.items():
+        if difference.n > 1 and not difference.is_zero and q in known_by:
+            first = seen.setdefault(rows[q].tobytes(), q)
+            asked_as[q] = first if first[0] == q[0] else q
+            p_values.setdefault(asked_as[q], known_by[q].p_value(difference))
+    controls = {gain: [q for q in own if q in p_values] for gain, own in questions.controls.items() if gain in p_values}
+    primary = {q for q in p_values if q[0] in (COST, GAIN) and q not in exploratory}.union(*controls.values())
+    levels = adjusted({q: p for q, p in p_values.items() if q in primary}, controls)
+    for arm in {q[2] for q in exploratory}:
+        levels |= adjusted({q: p for q, p in p_values.items() if q in exploratory and q[2] == arm})
     claims = {}
-    for question, difference in found.items():
-        first, spread = repeats.get(question, question), spread_of(question)
-        error = spread.error(difference) if spread else (math.nan, math.nan)
-        p, level = p_values.get(first, math.nan), levels.get(first, math.nan)
-        result = amount(difference, *error, p, level, SEEDS, smallest_effect)
+    for q, difference in found.items():
+        error = known_by[q].error(difference) if q in known_by else (math.nan, math.nan)
+        first = asked_as.get(q, q)
+        result = amount(
+            difference, *error, p_values.get(first, math.nan), levels.get(first, math.nan), SEEDS, smallest_effect
+        )
         if tuned_here and result.outcome != IDENTICAL:
             result = replace(result, outcome=TUNED_HERE)
-        claims[question] = replace(result, exploratory=question in questions.exploratory)
+        claims[q] = replace(result, exploratory=q in exploratory)
     return Answers(claims, spreads)
 
 
-def _kind(question: Question) -> str:
+def _spread_of(question: Question) -> str:
     """Return which spread a question is read by: BEYOND holds four runs, everything else two."""
     return question[0] if question[0] in (COST, BEYOND) else GAIN
-
-
-def _spread(runs: Runs, contrasts: Mapping[Question, Contrast], found: Mapping[Question, Difference]) -> Spread | None:
-    """Return the spread of ``contrasts``, each counted once."""
-    rows = {runs.row(contrast).tobytes(): question for question, contrast in contrasts.items()}
-    kept = list(rows.values())
-    if not kept:
-        return None
-    return fitted([found[q] for q in kept], np.array([runs.row(contrasts[q]) for q in kept]))

@@ -14,13 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from altgrad.reporting import roles
-from altgrad.reporting.claims import BEYOND, COST, FOREIGN, GAIN, MATCHED, NULL, Answers, answer, ask
+from altgrad.reporting.claims import BEYOND, CONTROL, COST, GAIN, MATCHED, Answers, answer, ask
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study, every_rule
-from altgrad.reporting.moderation import Spread
 from altgrad.reporting.runs import RUN, Run, Runs
+from altgrad.reporting.statistics import Spread
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Comparison:
     """Every number of the comparison.
 
     ``best``: a row per (format, optimizer) at its own best learning rate, with counts, means over seeds and the paired
-    difference to the baseline at its own, and ``claim`` where that is one of the report's questions.
+    difference to the baseline at its own.
     ``gains``: a row per (format, arm that is not plain), see :func:`_gains`. ``references`` names the baseline
     optimizer of each, ``reference`` the one whose cells stand for a format. ``best_runs`` has the run behind each row
     of ``best``, ``least`` by arm what its tuning alone makes, see :func:`_tuning_error`.
@@ -57,17 +58,16 @@ def compare(study: Study) -> Comparison:
     """Return the comparison of everything that completed in ``study``."""
     runs, measure = Runs.of(study), study.measure
     chosen_by = Runs.of(study, measure.on_validation)  # a rate that test documents chose would be too good on them
+    rates = sorted(study.lr_scales)
     best = {
-        (entry, arm): chosen_by.best(
-            ((entry, arm, rate) for rate in sorted(study.lr_scales)), higher_is_better=measure.higher_is_better
-        )
+        (entry, arm): chosen_by.best([(entry, arm, rate) for rate in rates], higher_is_better=measure.higher_is_better)
         for entry, arm in itertools.product(study.formats, study.optimizers)
     }
     references = roles.references(study)
-    tuned_here = len(study.lr_scales) > 1
     least = _tuning_error(study, runs, best, references)
-    smallest = measure.smallest_effect
-    answers = answer(ask(study, best, references), runs, least, tuned_here=tuned_here, smallest_effect=smallest)
+    answers = answer(
+        ask(study, best, references), runs, least, tuned_here=len(rates) > 1, smallest_effect=measure.smallest_effect
+    )
     return Comparison(
         _best(study, runs, best, answers), _gains(study, references, answers), answers, runs, best, references,
         roles.main_plain(study), least,
@@ -83,15 +83,14 @@ def _tuning_error(
     closer to the best one than those of another: a grid of rates a factor of two apart hits it by luck. That says
     nothing about arms of another base, which differ there by more than their rates.
     """
-    unquantized = [entry for entry in study.formats if not every_rule(study.entry(entry))]
     sizes: dict[str, float] = {}
-    for arm, reference in references.items():
-        base = study.arm(reference)["base"]
-        if study.arm(arm)["base"] == base:
-            for entry in unquantized:
-                found = runs.difference({best[entry, arm]: 1, best[entry, reference]: -1})
-                sizes[base] = max(sizes.get(base, 0.0), abs(found.mean) if found else 0.0)
-    return {arm: sizes.get(study.arm(arm)["base"], 0.0) for arm in references}
+    bases = {arm: study.arm(arm)["base"] for arm in study.optimizers}
+    unquantized = [entry for entry in study.formats if not every_rule(study.entry(entry))]
+    for (arm, reference), entry in itertools.product(references.items(), unquantized):
+        found = runs.difference({best[entry, arm]: 1, best[entry, reference]: -1})
+        if found and bases[arm] == bases[reference]:
+            sizes[bases[arm]] = max(sizes.get(bases[arm], 0.0), abs(found.mean))
+    return {arm: sizes.get(bases[arm], 0.0) for arm in references}
 
 
 def _best(study: Study, runs: Runs, best: Mapping[tuple[str, str], Run], answers: Answers) -> pd.DataFrame:
@@ -103,45 +102,37 @@ def _best(study: Study, runs: Runs, best: Mapping[tuple[str, str], Run], answers
         peak_lr=("peak_lr", "first"), planned=("peak_lr", "size"), completed=(COMPLETED, "sum"),
         diverged=(DIVERGED, "sum"), missing=(MISSING, "sum"), val_loss=("val_loss", "mean"), primary=(primary, "mean"),
         primary_sd=(primary, "std"),
-    ).reset_index()  # fmt: skip
-    at = dict(zip(zip(*(table[name] for name in RUN), strict=True), table.to_dict("records"), strict=True))
-    plain, rows = roles.main_plain(study), []
-    for (entry, arm), run in best.items():
-        base = None if study.baseline in (None, entry) else best.get((study.baseline, arm))
-        rows.append(at[run] | {
-            "difference": runs.difference({run: 1, base: -1}) if base else None,
-            "claim": answers.of(COST, entry) if arm == plain else None,
-            "perplexity": math.exp(at[run]["val_loss"]) if study.measure.in_nats else math.nan,
-            "bracket": _bracket(study, run, runs),
-        })  # fmt: skip
-    return pd.DataFrame(rows)
-
-
-def _bracket(study: Study, run: Run, runs: Runs) -> str:
-    if runs.completed(run) == 0:
-        return "none completed"
-    if len(study.lr_scales) == 1:
-        return "one learning rate"
-    return "unbracketed" if run[2] in (min(study.lr_scales), max(study.lr_scales)) else "bracketed"
+    )  # fmt: skip
+    table = table.loc[list(best.values())].reset_index()
+    edges, one_rate = (min(study.lr_scales), max(study.lr_scales)), len(study.lr_scales) == 1
+    table["bracket"] = [
+        "none completed" if not row.completed else "one learning rate" if one_rate
+        else "unbracketed" if row.lr_scale in edges else "bracketed" for row in table.itertuples()
+    ]  # fmt: skip
+    table["difference"] = [
+        runs.difference({run: 1, best[study.baseline, arm]: -1}) if study.baseline not in (None, entry) else None
+        for (entry, arm), run in best.items()
+    ]
+    table["perplexity"] = np.exp(table["val_loss"]) if study.measure.in_nats else math.nan
+    return table
 
 
 def _gains(study: Study, references: Mapping[str, str], answers: Answers) -> pd.DataFrame:
     """Return a row per format and optimizer that has a baseline optimizer to be held against, ``reference``.
 
     ``claim`` is the arm's loss minus the reference's, so below zero is a gain; None if no pair of cells completed.
-    ``nulls`` and ``foreign`` map each such control of the grid to the claim of the arm against it; ``matched`` is the
-    claim of the same arm at AdamW's update size against the reference; ``beyond`` that of the gain over the gain of the
-    same geometry in the virtual ``twin``, None where there is none.
+    ``controls`` has by their names the claims of the arm against its controls, and of the same arm at AdamW's update
+    size against the reference; ``beyond`` is the claim of the gain over the gain of the same geometry in the virtual
+    ``twin``, None where there is none.
     """
-    columns = ["format", "optimizer", "reference", "claim", "nulls", "foreign", "matched", "twin", "beyond"]
+    columns = ["format", "optimizer", "reference", "claim", "controls", "twin", "beyond"]
     twins, rows = roles.unquantized_controls(study), []
     for entry, arm in itertools.product(study.formats, references):
-
-        def against(kind: str, entry: str = entry, arm: str = arm) -> dict[str, Any]:
-            return {q[3]: claim for q, claim in answers.claims.items() if q[:3] == (kind, entry, arm)}
-
+        of_arm = {q: claim for q, claim in answers.claims.items() if q[1:3] == (entry, arm)}
+        named = {q: {CONTROL: f"`{q[-1]}`", MATCHED: "RMS-matched"}.get(q[0]) for q in of_arm}
+        controls = {name: of_arm[q] for q, name in named.items() if name}
         rows.append((
-            entry, arm, references[arm], answers.of(GAIN, entry, arm), against(NULL), against(FOREIGN),
-            next(iter(against(MATCHED).values()), None), twins.get(entry), answers.of(BEYOND, entry, arm),
+            entry, arm, references[arm], of_arm.get((GAIN, entry, arm)), controls, twins.get(entry),
+            of_arm.get((BEYOND, entry, arm)),
         ))  # fmt: skip
     return pd.DataFrame(rows, columns=columns)

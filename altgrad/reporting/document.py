@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 #: Which cells of the grid a number is of: their ``format``, ``optimizer``, ``lr_scale`` and ``seed``, as far as they
 #: are told, each one value or several; and which ``metric`` of their diagnoses. Empty: all cells.
 Behind = Mapping[str, object]
+Row = tuple[Sequence[str], Behind | list[Any]]  # of a table, with what is behind all of it or each cell
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,17 @@ class Table:
             if len(row) != len(self.columns):
                 raise ValueError(f"a row of {len(row)} cells in a table of {len(self.columns)} columns: {row}")
 
+    @classmethod
+    def of(cls, columns: Sequence[Column], rows: Sequence[Row], note: str = "") -> Table | None:
+        """Return the table of rows with the cells of the grid behind each, ``None`` without a row.
 
-def of_numbers(columns: Sequence[Column], behind: Behind) -> list[Behind | None]:
-    """Return ``behind`` for each column of numbers, and none for others."""
-    return [behind if column.numeric else None for column in columns]
+        They are given for each cell of the row, or once: then they are behind every number of it.
+        """
+
+        def of_row(behind: Behind | list[Any]) -> list[Any]:
+            return behind if isinstance(behind, list) else [behind if column.numeric else None for column in columns]
+
+        return cls(columns, [row for row, _ in rows], note, [of_row(behind) for _, behind in rows]) if rows else None
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,11 @@ class Section:
 
 
 Block = Text | Table | Picture
+
+
+def there(*blocks: Block | None) -> list[Block]:
+    """Return those of ``blocks`` that are there."""
+    return [block for block in blocks if block is not None]
 
 
 @dataclass(frozen=True)

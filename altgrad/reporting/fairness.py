@@ -18,24 +18,34 @@ from altgrad.reporting.wording import joined, plural
 
 YES, NO, PARTLY, OPEN = "yes", "no", "partly", "does not apply"
 Met = tuple[str, str]  # which of these, and why
-UNAWARE = (OPEN, "no geometry-aware optimizer in this grid")
+UNAWARE = OPEN, "no geometry-aware optimizer in this grid"
 
 
 def conditions(study: Study, comparison: Comparison, tuning: Tuning | None = None) -> dict[str, Met]:
     """Return the conditions by name, in a fixed order; ``tuning`` is an earlier run that fixed the learning rates."""
+    aware, arms = roles.aware(study), {name: study.arm(name) for name in study.optimizers}
+    matched = joined([name for name, arm in arms.items() if arm.get("match_rms")])
+    null = joined([name for name, arm in arms.items() if roles.is_null(arm)])
+    one_rate = len(study.lr_scales) == 1
     return {
-        "Learning rate tuned per optimizer, optimum bracketed": _tuned(study, comparison, tuning),
-        "Learning rates not chosen on the seeds that are compared": _other_seeds(study),
+        "Learning rate tuned per optimizer, optimum bracketed":
+            _tuned_before(study, tuning) if one_rate else _tuned(study, comparison),
+        "Learning rates not chosen on the seeds that are compared":
+            (YES, "one rate per optimizer, set in params.yaml before these runs") if one_rate
+            else (NO, "each optimizer's best of several rates on these seeds, so nothing is tested"),
         "Paired seeds, enough for a test": _seeds(comparison),
         "Runs of a seed trained on one class of machine": _one_machine(study),
         "Every run has a final loss": _lost(study),
         "Compared at the end of the full schedule": _full_schedule(study),
         "Every optimizer held against the baseline optimizer of its base and weight storage":
-            _referred(study, comparison),
+            _referred(aware, comparison) if aware else UNAWARE,
         "Optimizers differ from their reference in nothing but the spacing": _settings(study, comparison),
         "Decay leaves the same share of the weights under every optimizer, over the run": _decay(study),
-        "RMS-matched update": _matched_update(study),
-        "Shuffled or mean control, which knows nothing of the weight": _null_arms(study),
+        "RMS-matched update":
+            UNAWARE if not aware else (YES, f"{matched}: updates of AdamW's root mean square, per tensor") if matched
+            else (NO, "no update is rescaled to AdamW's root mean square in this grid"),
+        "Shuffled or mean control, which knows nothing of the weight":
+            UNAWARE if not aware else (YES, null) if null else (NO, "none in this grid"),
         "Unquantized control (`virtual.`), the same spacing without the format": _virtual(study, comparison),
     }  # fmt: skip
 
@@ -45,9 +55,7 @@ def _some(good: int, of: int) -> str:
     return YES if good == of else PARTLY if good else NO
 
 
-def _tuned(study: Study, comparison: Comparison, tuning: Tuning | None) -> Met:
-    if len(study.lr_scales) == 1:
-        return _tuned_before(study, tuning)
+def _tuned(study: Study, comparison: Comparison) -> Met:
     best = comparison.best
     edge, lost = best[best["bracket"] == "unbracketed"], best[best["bracket"] == "none completed"]
     reasons = [f"{len(study.lr_scales)} learning rates for every optimizer"]
@@ -82,12 +90,6 @@ def _tuned_before(study: Study, tuning: Tuning | None) -> Met:
     return _some(len(good), len(study.optimizers)), reason
 
 
-def _other_seeds(study: Study) -> Met:
-    if len(study.lr_scales) > 1:
-        return NO, "each optimizer's best of several rates on these seeds, so nothing is tested"
-    return YES, "one rate per optimizer, set in params.yaml before these runs"
-
-
 def _seeds(comparison: Comparison) -> Met:
     """Whether every comparison is over enough seeds: a seed counts where all of its runs completed."""
     if comparison.answers.paired_seeds is None:
@@ -115,12 +117,12 @@ def _one_machine(study: Study) -> Met:
 
 
 def _lost(study: Study) -> Met:
-    lost = study.cells[study.cells["status"] != COMPLETED]
+    lost, every = study.cells[study.cells["status"] != COMPLETED], plural(len(study.cells), "run")
     if lost.empty:
-        return YES, f"all {plural(len(study.cells), 'run')} completed"
-    counts = [f"{count} {status}" for status, count in lost["status"].value_counts().items()]
-    reason = f"{joined(counts)} of {plural(len(study.cells), 'run')}: counted as outcomes, left out of the means"
-    return _some(len(study.cells) - len(lost), len(study.cells)), reason
+        return YES, f"all {every} completed"
+    counts = joined([f"{count} {status}" for status, count in lost["status"].value_counts().items()])
+    good = len(study.cells) - len(lost)
+    return _some(good, len(study.cells)), f"{counts} of {every}: counted as outcomes, left out of the means"
 
 
 def _full_schedule(study: Study) -> Met:
@@ -136,11 +138,8 @@ def _full_schedule(study: Study) -> Met:
     return YES, f"{lengths[0]} steps in every completed run"
 
 
-def _referred(study: Study, comparison: Comparison) -> Met:
-    aware = roles.aware(study)
-    if not aware:
-        return UNAWARE
-    pairs = [f"{arm} against {comparison.references[arm]}" for arm in aware if arm in comparison.references]
+def _referred(aware: list[str], comparison: Comparison) -> Met:
+    pairs = [f"{arm} against {reference}" for arm, reference in comparison.references.items()]
     alone = [arm for arm in aware if arm not in comparison.references]
     without = [f"none in this grid for {joined(alone)}"] if alone else []
     return _some(len(pairs), len(aware)), "; ".join([*pairs, *without])
@@ -153,12 +152,10 @@ def _settings(study: Study, comparison: Comparison) -> Met:
     found = []
     for arm, reference in comparison.references.items():
         own, base = study.arm(arm), study.arm(reference)
-        changed = [key for key in roles.SHARED if own.get(key) != base.get(key)]
-        if changed:
-            found.append(f"{arm}: {joined([f'{key} {own.get(key)} for {base.get(key)}' for key in changed])}")
-    if not found:
-        return YES, f"the same {joined(list(roles.SHARED))} in each"
-    return PARTLY if len(found) < len(comparison.references) else NO, "; ".join(found)
+        changed = [f"{key} {own.get(key)} for {base.get(key)}" for key in roles.SHARED if own.get(key) != base.get(key)]
+        found += [f"{arm}: {joined(changed)}"] if changed else []
+    same = len(comparison.references) - len(found)
+    return _some(same, same + len(found)), "; ".join(found) or f"the same {joined(roles.SHARED)} in each"
 
 
 def _decay(study: Study) -> Met:
@@ -177,22 +174,6 @@ def _decay(study: Study) -> Met:
         return YES, next(iter(kept))
     ordered = {text: sorted(arms, key=study.optimizers.index) for text, arms in kept.items()}
     return NO, "; ".join(f"{joined(arms)}: {text}" for text, arms in ordered.items())
-
-
-def _matched_update(study: Study) -> Met:
-    matched = [optimizer for optimizer in study.optimizers if study.arm(optimizer).get("match_rms")]
-    if not roles.aware(study):
-        return UNAWARE
-    if matched:
-        return YES, f"{joined(matched)}: updates of AdamW's root mean square, per tensor"
-    return NO, "no update is rescaled to AdamW's root mean square in this grid"
-
-
-def _null_arms(study: Study) -> Met:
-    null = [optimizer for optimizer in study.optimizers if roles.is_null(study.arm(optimizer))]
-    if not roles.aware(study):
-        return UNAWARE
-    return (YES, joined(null)) if null else (NO, "none in this grid")
 
 
 def _virtual(study: Study, comparison: Comparison) -> Met:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from altgrad.config.tasks import ON_TEST, TITLES
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.document import Block, Column, Table, Text, of_numbers, words
+from altgrad.reporting.document import Block, Column, Row, Table, Text, words
 from altgrad.reporting.load import COMPLETED, Study
 from altgrad.reporting.select import at_best
+from altgrad.reporting.tables import SPLITS
 from altgrad.reporting.wording import NONE, joined, number, plural, whole
 
 
@@ -34,32 +35,34 @@ def metrics_table(study: Study, comparison: Comparison) -> Table | None:
     columns = [words("format"), words("optimizer"), *(Column(title) for title in TITLES.values())]
     done = at_best(study.of_status(COMPLETED), comparison)
     means = done.groupby(["format", "optimizer"], sort=False)[list(ON_TEST.values())].mean()
-    rows = [[f"**{entry}**", arm, *(number(value, 4) for value in found)] for (entry, arm), found in means.iterrows()]
-    behind = [of_numbers(columns, {"format": entry, "optimizer": arm}) for entry, arm in means.index]
-    rows.append([f"**{linear['name']}**", NONE, *(number(linear["test"][name], 4) for name in TITLES)])
+    rows: list[Row] = [
+        ([f"**{entry}**", arm, *(number(value, 4) for value in found)], {"format": entry, "optimizer": arm})
+        for (entry, arm), found in means.iterrows()
+    ]
+    words_alone = [f"**{linear['name']}**", NONE, *(number(linear["test"][name], 4) for name in TITLES)]
+    rows.append((words_alone, [None] * len(columns)))
     primary = TITLES[study.params["primary"]]
     note = (
         "Means over completed seeds, of test documents at thresholds chosen on validation documents; all but "
         f"{primary} are exploratory. The last row reads whole documents: {whole(linear['words'])} words, "
         f"C = {linear['C']:g} chosen on validation documents."
     )
-    return Table(columns, rows, note, [*behind, [None] * len(columns)])
+    return Table.of(columns, rows, note)
 
 
 def labels_table(study: Study) -> list[Block]:
     """Return what the labels are and how much of a document is read; nothing for text."""
     if "labels" not in study.corpus:
         return []
-    labels, task = study.corpus["labels"], next(iter(study.resolved.values()))["task"]
-    splits = ("train", "val", "test")
-    rows = [[f"`{label['name']}`", *(whole(label[split]) for split in splits)] for label in labels]
+    labels, cell = study.corpus["labels"], next(iter(study.resolved.values()))
+    rows = [[f"`{label['name']}`", *(whole(label[split]) for split in SPLITS)] for label in labels]
+    pieces, context = cell["task"]["chunks"], cell["model"]["context"]
     left_out, without = study.corpus["labels_left_out"], study.corpus["unlabelled"]
-    context = next(iter(study.resolved.values()))["model"]["context"]
     read = study.cells["read_frac"].max()
     said = (
-        f"A document is read in up to {plural(task['chunks'], 'piece')} of {context} tokens from its start, "
+        f"A document is read in up to {plural(pieces, 'piece')} of {context} tokens from its start, "
         f"{number(100 * read, 0)} % of all tokens of test documents; what is behind them is cut off. Its score is the "
         f"mean over pieces. {plural(left_out, 'rarer label')} left out; documents without a label: "
-        f"{joined([f'{without[split]} in {split}' for split in splits])}."
+        f"{joined([f'{without[split]} in {split}' for split in SPLITS])}."
     )
-    return [Text(said), Table([words("label"), *(Column(f"in {split}") for split in splits)], rows, "Documents.")]
+    return [Text(said), Table([words("label"), *(Column(f"in {split}") for split in SPLITS)], rows, "Documents.")]

@@ -8,8 +8,6 @@ Nothing outside the cells of the grid's index is read.
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import shutil
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +19,7 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-from altgrad.config.files import read_json
+from altgrad.config.files import read_json, sha256_of
 from altgrad.config.tasks import ON_TEST, ON_VALIDATION
 from altgrad.metrics import Metric
 from altgrad.reporting.measure import Measure
@@ -33,7 +31,7 @@ COLUMNS = {
     "history": ["step", "tokens", "lr", "train_loss", "val_loss", "grad_norm", "clipped_frac"],
     "monitors": ["step", "layer", "role", "metric", "value"],
     "diagnosis": ["layer", "role", "step", "metric", "x", "value"],
-    "summary": ["metric", "value"],
+    "summary": (SUMMARY := ["metric", "value"]),
     "flags": ["layer", "metric", "value", "limit"],
 }
 HISTORY = csv.ConvertOptions(
@@ -47,6 +45,11 @@ NUMBERS = [
     "peak_memory_mb", "checkpoint_mb", "bytes_per_parameter",
 ]  # fmt: skip
 TEXTS = ["status", "reason", "signature", "first_nonfinite", "first_rows"]
+
+
+def _listed(column: str) -> cached_property[list[Any]]:
+    """Return the property that lists what the cells of a study have in ``column``, in grid order."""
+    return cached_property(lambda study: list(dict.fromkeys(study.cells[column])))
 
 
 @dataclass(frozen=True)
@@ -76,25 +79,10 @@ class Study:
     measure: Measure = field(default_factory=Measure)
     switches: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
-    @cached_property
-    def formats(self) -> list[str]:
-        """The grid's entries (formats or recipes) in grid order."""
-        return list(dict.fromkeys(self.cells["format"]))
-
-    @cached_property
-    def optimizers(self) -> list[str]:
-        """The optimizer arms in grid order."""
-        return list(dict.fromkeys(self.cells["optimizer"]))
-
-    @cached_property
-    def seeds(self) -> list[int]:
-        """The seeds in grid order."""
-        return list(dict.fromkeys(self.cells["seed"]))
-
-    @cached_property
-    def lr_scales(self) -> list[float]:
-        """The learning-rate scales in grid order."""
-        return list(dict.fromkeys(self.cells["lr_scale"]))
+    formats = _listed("format")  # or recipes: the grid's entries
+    optimizers = _listed("optimizer")
+    seeds = _listed("seed")
+    lr_scales = _listed("lr_scale")
 
     @cached_property
     def baseline(self) -> str | None:
@@ -134,38 +122,31 @@ def load_study(data: Path) -> Study:
     """
     grid_dir, runs_dir, diag_dir = (data / name for name in ("grid", "runs", "diag"))
     index = read_json(grid_dir / "index.json")
+    measured = [*ON_VALIDATION.values(), *ON_TEST.values(), "read_frac"] if "task" in index["params"] else []
+    columns = COLUMNS | {"history": [*COLUMNS["history"], *(set(measured) & set(ON_VALIDATION.values()))]}
+    numbers, parts = [*NUMBERS, *measured], {name: list[pa.Table]() for name in COLUMNS}
     rows, resolved, timing, switches = [], {}, {}, {}
     own: dict[str, dict[str, Any]] = {}
-    measured = [*ON_VALIDATION.values(), *ON_TEST.values(), "read_frac"] if "task" in index["params"] else []
-    numbers = [*NUMBERS, *measured]
-    kept = COLUMNS | {"history": [*COLUMNS["history"], *(name for name in measured if name in ON_VALIDATION.values())]}
-    parts: dict[str, list[pa.Table]] = {name: [] for name in COLUMNS}
     for key in index["cells"]:
-        cell = read_json(grid_dir / f"{key}.json")
-        resolved[key] = cell
+        cell = resolved[key] = read_json(grid_dir / f"{key}.json")
         identity = {name: cell[name] for name in IDENTITY}
-        row: dict[str, Any] = {"key": key, **identity, "planned_steps": cell["train"]["steps"]}
-        row["peak_lr"] = cell["arm"]["lr"] * cell["lr_scale"]
+        row = {"key": key, **identity, "planned_steps": cell["train"]["steps"]}
+        row |= {"peak_lr": cell["arm"]["lr"] * cell["lr_scale"], "status": MISSING}
+        rows.append(row)
         row["reason"] = _why_missing(key, grid_dir, runs_dir, diag_dir)
         if row["reason"] is None:
-            metrics = read_json(runs_dir / key / "metrics.json")
+            metrics, diagnosis = read_json(runs_dir / key / "metrics.json"), read_json(diag_dir / f"{key}.json")
             timing[key] = read_json(runs_dir / key / "timing.json")
             row |= {name: value for name, value in timing[key].items() if name in NUMBERS}
             row |= {name: value for name, value in metrics.items() if name in numbers + TEXTS}
             row["status"] = metrics["outcome"]
             if "switches" in metrics:
                 switches[key] = metrics["switches"]
-            diagnosis = read_json(diag_dir / f"{key}.json")
             own |= diagnosis.get("metrics", {})  # which those of a kept study need not have
             for name, table in _tables(runs_dir / key, diagnosis, diag_dir / f"{key}.parquet").items():
                 parts[name].append(_identified(table, identity))
-        else:
-            row["status"] = MISSING
-        rows.append(row)
-    columns = ["key", *IDENTITY, *TEXTS, *numbers]
-    cells = pd.DataFrame(rows, columns=columns).set_index("key")
-    cells[numbers] = cells[numbers].astype("float64")
-    cells[TEXTS] = cells[TEXTS].fillna("")
+    cells = pd.DataFrame(rows, columns=["key", *IDENTITY, *TEXTS, *numbers]).set_index("key")
+    cells = cells.astype(dict.fromkeys(numbers, "float64")).fillna(dict.fromkeys(TEXTS, ""))
     return Study(
         params=index["params"],
         corpus=read_json(data / "tokens/meta.json"),
@@ -175,65 +156,56 @@ def load_study(data: Path) -> Study:
         switches=switches,
         metrics={name: Metric.from_json(name, content) for name, content in own.items()},
         measure=Measure.of(index["params"]),
-        **{name: _joined(tables, kept[name]) for name, tables in parts.items()},
+        **{name: _joined(tables, columns[name]) for name, tables in parts.items()},
     )
 
 
 def _why_missing(key: str, grid_dir: Path, runs_dir: Path, diag_dir: Path) -> str | None:
     """Return why the cell cannot be counted, or ``None`` when its evidence is complete and current."""
     absent = [name for name in RUN_FILES if not (runs_dir / key / name).is_file()]
-    if len(absent) == len(RUN_FILES):
-        return "not trained"
     if absent:
-        return f"incomplete run: no {', '.join(absent)}"
-    if not (diag_dir / f"{key}.json").is_file() or not (diag_dir / f"{key}.parquet").is_file():
+        return "not trained" if len(absent) == len(RUN_FILES) else f"incomplete run: no {', '.join(absent)}"
+    if not all((diag_dir / f"{key}.{end}").is_file() for end in ("json", "parquet")):
         return "trained but not diagnosed"
-    diagnosed = read_json(diag_dir / f"{key}.json")["cell_sha256"]
-    if diagnosed != hashlib.sha256((grid_dir / f"{key}.json").read_bytes()).hexdigest():
+    if read_json(diag_dir / f"{key}.json")["cell_sha256"] != sha256_of(grid_dir / f"{key}.json"):
         return "stale: the diagnosis is of other settings than today's"
     return None
 
 
 def _tables(run: Path, diagnosis: dict[str, Any], rows: Path) -> dict[str, pa.Table]:
     """Return what there is of one cell, in Arrow's tables: data frames take three times as long to read and join."""
-    summary, flags = diagnosis["summary"], diagnosis["flags"]
+    summary = diagnosis["summary"]
     return {
         "history": csv.read_csv(run / "history.csv", convert_options=HISTORY),
         "monitors": parquet.read_table(run / "monitors.parquet"),
         "diagnosis": _at_last_step(parquet.read_table(rows)),
-        "summary": pa.table({"metric": pa.array(list(summary), pa.string()),
-                             "value": pa.array(list(summary.values()), pa.float64())}),
-        "flags": pa.Table.from_pylist(flags, schema=FLAGS),
-    }  # fmt: skip
+        "summary": pa.table([pa.array(summary, pa.string()), pa.array(summary.values(), pa.float64())], SUMMARY),
+        "flags": pa.Table.from_pylist(diagnosis["flags"], schema=FLAGS),
+    }
 
 
 def _at_last_step(table: pa.Table) -> pa.Table:
     """Return each metric's rows at the last step that has it: the report shows where a run ended."""
-    metrics, steps = table["metric"].combine_chunks(), table["step"].combine_chunks()
-    codes = metrics.dictionary_encode().indices.to_numpy(zero_copy_only=False)
-    found = steps.to_numpy(zero_copy_only=False)
+    codes = table["metric"].combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    steps = table["step"].to_numpy()
     last = np.full(codes.max(initial=-1) + 1, -np.inf)
-    np.maximum.at(last, codes, found)
-    return table.filter(pa.array(found == last[codes]))
+    np.maximum.at(last, codes, steps)
+    return table.filter(pa.array(steps == last[codes]))
 
 
 def _identified(table: pa.Table, identity: dict[str, Any]) -> pa.Table:
     """Return ``table`` with the cell's identity as its first columns."""
-    for position, (name, value) in enumerate(identity.items()):
-        table = table.add_column(position, name, pa.repeat(pa.scalar(value), len(table)))
-    return table
+    repeated = {name: pa.repeat(pa.scalar(value), len(table)) for name, value in identity.items()}
+    return pa.table(repeated | dict(zip(table.column_names, table.columns, strict=True)))
 
 
 def _joined(tables: list[pa.Table], columns: list[str]) -> pd.DataFrame:
     """Return the tables as one frame with exactly these columns; an empty one when there is none."""
-    if not any(len(table) for table in tables):
-        return pd.DataFrame(columns=[*IDENTITY, *columns])
     wanted = [table.select([*IDENTITY, *columns]) for table in tables if len(table)]
+    if not wanted:
+        return pd.DataFrame(columns=[*IDENTITY, *columns])
     joined = pa.concat_tables(wanted, promote_options="permissive").to_pandas()
-    for name in ("step", "value", "x", "limit"):
-        if name in columns:
-            joined[name] = joined[name].astype("float64")
-    return joined
+    return joined.astype({name: "float64" for name in ("step", "value", "x", "limit") if name in columns})
 
 
 def prune(data: Path) -> list[Path]:
@@ -245,10 +217,10 @@ def prune(data: Path) -> list[Path]:
     """
     keys = set(read_json(data / "grid/index.json")["cells"])
     runs = [path for path in (data / "runs").glob("*/") if path.name not in keys]
-    of_diagnoses = itertools.chain.from_iterable((data / "diag").glob(f"*.{end}") for end in ("json", "parquet"))
-    diagnoses = [path for path in of_diagnoses if path.stem not in keys]
+    diagnoses = [path for end in ("json", "parquet") for path in (data / "diag").glob(f"*.{end}")]
+    gone = [path for path in diagnoses if path.stem not in keys]
     for path in runs:
         shutil.rmtree(path)
-    for path in diagnoses:
+    for path in gone:
         path.unlink()
-    return sorted([*runs, *diagnoses])
+    return sorted([*runs, *gone])

@@ -22,51 +22,34 @@ Question = TypeVar("Question", bound=Hashable)
 def adjusted(
     p_values: Mapping[Question, float], controls: Mapping[Question, Sequence[Question]] | None = None
 ) -> dict[Question, float]:
-    """Return the adjusted p-value of each question: the smallest joint level at which it is answered.
+    """Return the adjusted p-value of each question: the smallest joint level at which it is answered; at most 1.
 
     Args:
         p_values: of every question, controls among them.
         controls: by primary question, the questions that are asked once it is answered. A question is the control
             of one other at most. All that are nobody's control are primary.
     """
-    controls = controls or {}
-    names = list(p_values)
+    names, controls = list(p_values), controls or {}
     place = {name: i for i, name in enumerate(names)}
-    dependent = {place[one] for own in controls.values() for one in own}
-    primary = [i for i in range(len(names)) if i not in dependent]
-    weights, passes = np.zeros(len(names)), np.zeros((len(names), len(names)))
-    weights[primary] = 1 / max(1, len(primary))
-    for i, name in enumerate(names):
-        heirs = [place[one] for one in controls.get(name, ())] or [j for j in primary if j != i]
-        if heirs:
-            passes[i, heirs] = 1 / len(heirs)
-    return dict(zip(names, _answered(np.array([p_values[name] for name in names]), weights, passes), strict=True))
-
-
-def holm(p_values: Mapping[Question, float]) -> dict[Question, float]:
-    """Return p-values adjusted by Holm's step-down: `adjusted` without controls."""
-    return adjusted(p_values)
-
-
-def _answered(p: np.ndarray, weights: np.ndarray, passes: np.ndarray) -> np.ndarray:
-    """Return the adjusted p-values of algorithm 2 of Bretz et al. 2009; at most 1."""
-    found, level = np.ones(len(p)), 0.0
-    open_ = np.ones(len(p), dtype=bool)
-    weights, passes = weights.copy(), passes.copy()
-    while open_.any():
-        needed = np.where(open_ & (weights > 0), p / np.where(weights > 0, weights, 1), np.inf)
+    dependent = {one for own in controls.values() for one in own}
+    primary = [name for name in names if name not in dependent]
+    p, weights = np.array(list(p_values.values())), np.array([name not in dependent for name in names], float)
+    weights /= max(1, len(primary))
+    passes = np.zeros((len(names), len(names)))
+    for name in names:
+        heirs = controls.get(name) or [one for one in primary if one != name]
+        passes[place[name], [place[heir] for heir in heirs]] = 1 / max(1, len(heirs))
+    found, level, still_open = dict.fromkeys(names, 1.0), 0.0, np.ones(len(names), bool)
+    while still_open.any():  # algorithm 2 of Bretz et al. 2009
+        needed = np.where(still_open & (weights > 0), p / np.where(weights > 0, weights, 1), np.inf)
         j = int(needed.argmin())
         level = max(level, float(needed[j]))
         if level >= 1:
             break
-        found[j] = level
-        open_[j] = False
+        found[names[j]], still_open[j] = level, False
         weights = weights + weights[j] * passes[j]
-        there_and_back = passes[:, j] * passes[j]
-        through = passes + np.outer(passes[:, j], passes[j])
-        left = 1 - there_and_back
+        through, left = passes + np.outer(passes[:, j], passes[j]), 1 - passes[:, j] * passes[j]
         passes = np.where(left[:, None] > 1e-12, through / np.where(left > 1e-12, left, 1)[:, None], 0.0)
-        weights[j] = 0
-        passes[j], passes[:, j] = 0, 0
+        weights[j] = passes[j] = passes[:, j] = 0
         np.fill_diagonal(passes, 0)
     return found

@@ -13,7 +13,7 @@ from altgrad.reporting import tables, tables_inside
 from altgrad.reporting.anomalies import Case, cases
 from altgrad.reporting.cells import to_cells_page
 from altgrad.reporting.compare import Comparison, compare
-from altgrad.reporting.document import Block, Document, Picture, Section, Text
+from altgrad.reporting.document import Document, Picture, Section, Text, there
 from altgrad.reporting.fairness import conditions
 from altgrad.reporting.figures import FIGURES, at, draw
 from altgrad.reporting.figures.updates import updates_table
@@ -74,22 +74,22 @@ def document(
     """
     gains, labels = at("gains", pictures), labels_table(study)
     sections = [
-        Section("Result in detail", "result", _there(
+        Section("Result in detail", "result", there(
             *(picture for picture in gains if picture.name != FIRST), *at("costs", pictures),
             tables.results_table(study, comparison), metrics_table(study, comparison),
         )),
         Section("What makes it fair", "fairness", [tables.fairness_table(conditions(study, comparison, tuning))]),
-        Section("Which runs fail", "failures", _there(tables_inside.failures_table(study, ended_badly))),
+        Section("Which runs fail", "failures", there(tables_inside.failures_table(study, ended_badly))),
         Section("Precision and range", "precision", at("layers", pictures)),
-        Section("Weights", "weights", _there(
+        Section("Weights", "weights", there(
             *at("weights", pictures), tables_inside.diagnosis_table(study, comparison)
         )),
-        Section("The format's geometry and the loss's", "geometry", _there(
+        Section("The format's geometry and the loss's", "geometry", there(
             tables_inside.geometry_table(study, comparison)
         )),
-        Section("Updates", "updates", _there(*at("updates", pictures), updates_table(study, comparison))),
+        Section("Updates", "updates", there(*at("updates", pictures), updates_table(study, comparison))),
         Section("Loss curves", "curves", at("curves", pictures)),
-        Section("Formats and recipe", "formats", _there(
+        Section("Formats and recipe", "formats", there(
             tables.formats_table(study), tables.recipe_table(study), tables.changes_table(study)
         )),
         Section("What it was", "settings", [
@@ -99,7 +99,7 @@ def document(
     return Document(
         "AltGrad report",
         QUESTION,
-        _there(
+        there(
             Text(headline(study, comparison)),
             Text(study.measure.direction) if study.measure.higher_is_better else None,
             *(picture for picture in gains if picture.name == FIRST), *summary(study, comparison, chance),
@@ -107,10 +107,6 @@ def document(
         ),
         [section for section in sections if section.blocks],
     )  # fmt: skip
-
-
-def _there(*blocks: Block | None) -> list[Block]:
-    return [block for block in blocks if block is not None]
 
 
 def _scope(study: Study) -> str:

@@ -10,16 +10,14 @@ which effect would have been seen nine times in ten.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from scipy.special import nctdtrinc
 
-from altgrad.reporting.moderation import Spread, fitted
-from altgrad.reporting.multiplicity import holm
-from altgrad.reporting.statistics import Difference, t_quantile
+from altgrad.reporting.multiplicity import Question, adjusted
+from altgrad.reporting.statistics import Difference, Spread, fitted, t_quantile
 
 LEVEL = 0.05
 SEEDS = 5  # fewer paired seeds than this make no claim
@@ -30,8 +28,6 @@ MODERATED = 5  # comparisons, from which on they share what they know of their s
 
 LOWER, HIGHER, NO_EFFECT, INCONCLUSIVE = "lower", "higher", "no effect", "inconclusive"
 TOO_FEW, TUNED_HERE, IDENTICAL = f"n < {SEEDS}, no test", "rates chosen on these seeds, no test", "identical"
-
-Question = TypeVar("Question", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -67,25 +63,24 @@ def judged(
             more their variances are moderated by one another; without it each is judged by its own alone (Student's
             t), whatever its number of seeds: the rule that the study's first tests were registered with.
     """
-    spread: Spread | None = None
+    spread = None
     if contrasts is not None and len(differences) >= MODERATED:
         spread = fitted(list(differences.values()), np.array([contrasts[name] for name in differences]))
     spread = spread or Spread(0.0, 0.0, math.inf)  # by which each stands alone
-    errors = {name: spread.error(found) for name, found in differences.items()}
+    errors = {name: spread.error(difference) for name, difference in differences.items()}
     p = {
-        name: spread.p_value(found) for name, found in differences.items()
-        if found.n > 1 and (found.is_zero or errors[name][0] > 0)
+        name: spread.p_value(difference) for name, difference in differences.items()
+        if difference.n > 1 and (difference.is_zero or errors[name][0] > 0)
     }  # fmt: skip
-    adjusted = holm(p)
-    least = 2 if contrasts is None else SEEDS
+    levels, least = adjusted(p), 2 if contrasts is None else SEEDS
     return {
-        name: amount(found, *errors[name], p.get(name, math.nan), adjusted.get(name, math.nan), least)
-        for name, found in differences.items()
+        name: amount(difference, *errors[name], p.get(name, math.nan), levels.get(name, math.nan), least)
+        for name, difference in differences.items()
     }
 
 
 def amount(
-    difference: Difference, error: float, dof: float, p: float, adjusted: float, seeds: int = SEEDS,
+    difference: Difference, error: float, dof: float, p: float, level: float, seeds: int = SEEDS,
     smallest_effect: float = SMALLEST_EFFECT,
 ) -> Result:  # fmt: skip
     """Return what a difference amounts to.
@@ -93,17 +88,17 @@ def amount(
     Args:
         difference: over paired seeds.
         error: its standard error, in its unit, with ``dof`` degrees of freedom.
-        p: its p-value by itself, and ``adjusted`` for its family.
+        p: its p-value by itself, and ``level`` that adjusted for its family.
         seeds: the fewest that can make it significant.
         smallest_effect: of interest, in the unit of the difference; an interval within it is no effect.
     """
     if difference.is_zero or not error > 0:
         outcome = IDENTICAL if difference.is_zero else TOO_FEW
-        return Result(difference, math.nan, p, adjusted, math.nan, outcome)
+        return Result(difference, math.nan, p, level, math.nan, outcome)
     half = t_quantile(dof) * error
     visible = float(nctdtrinc(dof, 1 - SEEN, t_quantile(dof))) * error
-    if adjusted <= LEVEL:
+    if level <= LEVEL:
         outcome = LOWER if difference.mean < 0 else HIGHER
     else:
         outcome = NO_EFFECT if abs(difference.mean) + half <= smallest_effect else INCONCLUSIVE
-    return Result(difference, half, p, adjusted, visible, outcome if difference.n >= seeds else TOO_FEW)
+    return Result(difference, half, p, level, visible, outcome if difference.n >= seeds else TOO_FEW)

@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -26,10 +27,10 @@ import pandas as pd
 from tqdm import tqdm
 
 from altgrad.console import while_read
+from altgrad.recording import KEY
 from altgrad.reporting import roles
 from altgrad.reporting.claims import GAIN, Answers, Questions, answer, ask
 from altgrad.reporting.external.family import Family, study_of
-from altgrad.reporting.external.rows import Row
 from altgrad.reporting.load import Study
 from altgrad.reporting.runs import Run, Runs
 
@@ -49,8 +50,9 @@ def _louder(which: tuple[slice | int, slice | int], factor: float) -> Spread:
     return spread
 
 
-def _factors(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    return np.exp(0.7 * random.standard_normal(shape))
+def _unequal(random: np.random.Generator, noise: np.ndarray, axes: int) -> np.ndarray:
+    """Return noise of another size wherever the first ``axes`` indices differ."""
+    return noise * np.exp(0.7 * random.standard_normal((*noise.shape[:axes], *[1] * (3 - axes))))
 
 
 #: By name, how the noise of (formats, arms, seeds) is changed from one that is equal and normal everywhere.
@@ -60,8 +62,8 @@ NOISES: dict[str, Spread] = {
     "one run 10 times as noisy": _louder((-1, -1), 10),
     "baseline 3 times as noisy": _louder((0, slice(None)), 3),
     "baseline optimizer 3 times as noisy": _louder((slice(None), 0), 3),
-    "unequal from run to run": lambda random, noise: noise * _factors(random, (*noise.shape[:2], 1)),
-    "unequal from format to format": lambda random, noise: noise * _factors(random, (len(noise), 1, 1)),
+    "unequal from run to run": partial(_unequal, axes=2),
+    "unequal from format to format": partial(_unequal, axes=1),
     "heavy tails (t, 3 degrees)": lambda random, noise: NOISE * random.standard_t(3, noise.shape) / np.sqrt(3),
     "a tenth of the cells lost": lambda random, noise: np.where(random.random(noise.shape) < 0.1, np.nan, noise),
 }
@@ -83,11 +85,9 @@ class Design:
     def of(cls, formats: int, arms: int, seeds: int) -> Design:
         """Return the grid of so many formats, optimizers, and seeds."""
         names = ["plain", *(f"arm{i}" for i in range(arms - 1))]
-        rows = [Row(*run, loss=0.0) for run in itertools.product(FORMATS[:formats], names, range(seeds))]
-        study = study_of(rows, [], Family(reference=FORMATS[0], reference_optimizer="plain"))
-        best: dict[tuple[str, str], Run] = {
-            (entry, arm): (entry, arm, 1) for entry, arm in itertools.product(study.formats, study.optimizers)
-        }
+        rows = pd.DataFrame(itertools.product(FORMATS[:formats], names, range(seeds)), columns=KEY).assign(loss=0.0)
+        study = study_of(rows, None, Family(reference=FORMATS[0], reference_optimizer="plain"))
+        best: dict[tuple[str, str], Run] = {run: (*run, 1) for run in itertools.product(FORMATS[:formats], names)}
         place = {run: i for i, run in enumerate(best.values())}
         return cls(study, ask(study, best, roles.references(study)), place)
 
@@ -99,8 +99,7 @@ class Design:
     def drawn(self, random: np.random.Generator, noise: Spread, gains: np.ndarray | float = 0.0) -> Runs:
         """Return losses; ``gains`` (formats, arms, 1) lowers them."""
         chance = noise(random, NOISE * random.standard_normal(self.shape))
-        shift = SEED_SHIFT * random.standard_normal(self.shape[2])
-        losses = 3.5 + shift + chance - gains
+        losses = 3.5 + SEED_SHIFT * random.standard_normal(self.shape[2]) + chance - gains
         return Runs(self.place, losses.reshape(-1, self.shape[2]))
 
     def read(self, runs: Runs) -> Answers:
@@ -114,9 +113,9 @@ def worst_rate(file: Path, study: Study) -> float | None:
     Of the table that `make simulate` writes, ``None`` without it. Most like: nearest in seeds, then in the number of
     runs; of all noises the worst.
     """
-    table = pd.read_csv(file) if file.is_file() else pd.DataFrame()
-    if table.empty:
+    if not file.is_file():
         return None
+    table = pd.read_csv(file)
     runs = table["formats"] * table["arms"] - len(study.formats) * len(study.optimizers)
     for distance in ((table["seeds"] - len(study.seeds)).abs(), runs.abs()):
         table = table[distance[table.index] == distance[table.index].min()]
@@ -126,23 +125,20 @@ def worst_rate(file: Path, study: Study) -> float | None:
 def rates(design: Design, noise: Spread, draws: int, seed: int = 0) -> dict[str, float]:
     """Return the rates of error and of discovery of the report's rules; see the module."""
     random = np.random.default_rng(seed)
-    null = [design.read(design.drawn(random, noise)).claims.values() for _ in range(draws)]
-    entry, arm = design.study.formats[-2], design.study.optimizers[1]
-    single = np.zeros((*design.shape[:2], 1))
+    single, claims = np.zeros((*design.shape[:2], 1)), (GAIN, design.study.formats[-2], design.study.optimizers[1])
     single[-2, 1] = EFFECT * NOISE
-    found = 0
-    for _ in range(draws):
-        result = design.read(design.drawn(random, noise, single)).of(GAIN, entry, arm)
-        found += result is not None and result.significant
+    null = [design.read(design.drawn(random, noise)).claims.values() for _ in range(draws)]
+    found = [design.read(design.drawn(random, noise, single)).of(*claims) for _ in range(draws)]
     wrong = [any(result.significant and not result.exploratory for result in results) for results in null]
-    return {"false_significant": float(np.mean(wrong)), "found": found / draws}
+    seen = [result is not None and result.significant for result in found]
+    return {"false_significant": float(np.mean(wrong)), "found": float(np.mean(seen))}
 
 
 def simulated(job: tuple[tuple[int, int, int], str, int]) -> dict[str, object]:
     """Return the row of rates of a design and a noise, each from so many studies of every kind."""
-    (formats, arms, seeds), noise, draws = job
-    found = rates(Design.of(formats, arms, seeds), NOISES[noise], draws)
-    return {"formats": formats, "arms": arms, "seeds": seeds, "noise": noise, "draws": draws, **found}
+    shape, noise, draws = job
+    row = dict(zip(("formats", "arms", "seeds"), shape, strict=True)) | {"noise": noise, "draws": draws}
+    return row | rates(Design.of(*shape), NOISES[noise], draws)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -15,12 +14,12 @@ import numpy as np
 from altgrad.reporting import roles
 from altgrad.reporting.claims import COST
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.document import Block, Column, Table, Text, of_numbers, words
+from altgrad.reporting.document import Block, Column, Table, Text, words
 from altgrad.reporting.load import Study
-from altgrad.reporting.moderation import fitted
-from altgrad.reporting.multiplicity import holm
+from altgrad.reporting.multiplicity import adjusted
 from altgrad.reporting.results import INCONCLUSIVE, LEVEL, NO_EFFECT, SEEDS, Result
 from altgrad.reporting.runs import Contrast, Run
+from altgrad.reporting.statistics import fitted
 from altgrad.reporting.wording import NONE, interval, joined, number, p_value, plural, signed, significant
 
 QUESTION = "Which 8-bit floating-point format gains most from geometry-aware updates, and why?"
@@ -71,50 +70,43 @@ def headline(study: Study, comparison: Comparison) -> str:
 
 def costs_table(study: Study, comparison: Comparison) -> Table | None:
     """What each format's loss is above the baseline's under the baseline optimizer."""
-    results = {entry: comparison.answers.of(COST, entry) for entry in study.formats}
-    found = {entry: result for entry, result in results.items() if result is not None}
-    if not found:
-        return None
-    columns = [words(study.measure.entry), *heads(study.measure.delta)]
-    rows = [[f"**{entry}**", *cells(result)] for entry, result in found.items()]
-    behind = [of_numbers(columns, {"format": entry, "optimizer": comparison.reference}) for entry in found]
-    measure = study.measure
-    note = f"{measure.delta}: final {measure.full} minus `{study.baseline}`'s under `{comparison.reference}`"
-    return Table(columns, rows, f"{measure.with_unit(note)}.", behind)
+    measure, optimizer = study.measure, comparison.reference
+    found = [(entry, result) for entry in study.formats if (result := comparison.answers.of(COST, entry)) is not None]
+    note = f"{measure.delta}: final {measure.full} minus `{study.baseline}`'s under `{optimizer}`"
+    return Table.of(
+        [words(measure.entry), *heads(measure.delta)],
+        [([f"**{entry}**", *cells(result)], {"format": entry, "optimizer": optimizer}) for entry, result in found],
+        f"{measure.with_unit(note)}.",
+    )
 
 
 def updates_table(study: Study, comparison: Comparison) -> Table | None:
     """What each geometry-aware optimizer changes in each format, and what its controls leave of that."""
-    gains = comparison.gains.dropna(subset="claim") if len(comparison.gains) else comparison.gains
     kept = [
-        row for row in gains.itertuples()
+        row for row in comparison.gains.dropna(subset="claim").itertuples()
         if not roles.is_control(study.arm(row.optimizer)) and roles.is_quantized(study, row.format)
     ]  # fmt: skip
     if not kept:
         return None
     several = len({row.optimizer for row in kept}) > 1
-    own = any(row.beyond is not None for row in kept)
-    held_against = any(row.nulls or row.foreign or row.matched is not None for row in kept)
+    twins = list(dict.fromkeys(f"`{row.twin}`" for row in kept if row.beyond is not None))
+    own, held_against = bool(twins), any(row.controls for row in kept)
     entry = study.measure.entry
     columns = [words(entry), *[words("optimizer")] * several, *heads(study.measure.delta),
                *[words(f"{entry}-specific effect")] * own, *[words("against controls")] * held_against]  # fmt: skip
-    rows, behind = [], []
-    for row in kept:
-        controls = [f"`{other}` {_short(result)}" for other, result in (row.nulls | row.foreign).items()]
-        controls += [f"RMS-matched {_short(row.matched)}"] if row.matched is not None else []
-        rows.append([
+    rows = [(
+        [
             f"**{row.format}**", *[row.optimizer] * several, *cells(row.claim), *[_short(row.beyond)] * own,
-            *[", ".join(controls) or NONE] * held_against,
-        ])  # fmt: skip
-        behind.append(of_numbers(columns, {"format": row.format, "optimizer": [row.optimizer, row.reference]}))
+            *[", ".join(f"{name} {_short(result)}" for name, result in row.controls.items()) or NONE] * held_against,
+        ], {"format": row.format, "optimizer": [row.optimizer, row.reference]},
+    ) for row in kept]  # fmt: skip
     held = joined(list(dict.fromkeys(f"`{row.reference}`" for row in kept)))
     of = "each optimizer's" if several else f"`{kept[0].optimizer}`'s"
     note = f"{study.measure.delta}: {of} minus {held}'s in the same {entry}."
     if own:
-        twins = joined(list(dict.fromkeys(f"`{row.twin}`" for row in kept if row.beyond is not None)))
         note += f" {entry.capitalize()}-specific effect: that minus the same in the control (difference in differences)"
-        note += f", {twins}."
-    return Table(columns, rows, note, behind)
+        note += f", {joined(twins)}."
+    return Table.of(columns, rows, note)
 
 
 def heads(delta: str) -> list[Column]:
@@ -157,19 +149,16 @@ def lowest(study: Study, comparison: Comparison) -> list[Lowest]:
 
     The best is picked because it is that, so every pair counts as a comparison: p-values by Holm over all pairs.
     """
-    ordered = ranked(study, comparison)
-    if not ordered:
-        return []
-    first, runs = ordered[0], comparison.runs
+    ordered, runs = ranked(study, comparison), comparison.runs
     contrasts: dict[tuple[Run, Run], Contrast] = {(a, b): {a: 1, b: -1} for a, b in itertools.combinations(ordered, 2)}
-    differences = {pair: found for pair, contrast in contrasts.items()
-                   if (found := runs.difference(contrast)) is not None and not found.is_zero}  # fmt: skip
-    spread = fitted(list(differences.values()), np.array([runs.row(contrasts[pair]) for pair in differences]))
-    levels = holm({pair: spread.p_value(found) for pair, found in differences.items()}) if spread else {}
+    found = {pair: known for pair, contrast in contrasts.items()
+             if (known := runs.difference(contrast)) is not None and not known.is_zero}  # fmt: skip
+    spread = fitted(list(found.values()), np.array([runs.row(contrasts[pair]) for pair in found]))
+    levels = adjusted({pair: spread.p_value(difference) for pair, difference in found.items()}) if spread else {}
     return [
         Lowest(
             run, float(runs.of_run(run).mean()),
-            -differences[first, run].mean if (first, run) in differences else 0.0, levels.get((first, run), math.nan),
+            -found[pair].mean if (pair := (ordered[0], run)) in found else 0.0, levels.get(pair, math.nan),
         ) for run in ordered
     ]  # fmt: skip
 
@@ -177,28 +166,21 @@ def lowest(study: Study, comparison: Comparison) -> list[Lowest]:
 def ranked(study: Study, comparison: Comparison) -> list[Run]:
     """Return the quantized entries and arms at their best rates, of which a seed completed, the best mean loss first.
 
-    Those of fewer seeds than can be significant come last, where others have more: few seeds are easily lucky.
+    Those of fewer seeds than can be significant come last, where others have more: few seeds are easily lucky. Means
+    are over the seeds that all of these have, or each one's own if they share none: one that lost a seed in which all
+    are high would else look lower than it is.
     """
     runs, sign = comparison.runs, -1 if study.measure.higher_is_better else 1
-    candidates = [
-        run
-        for (entry, _), run in comparison.best_runs.items()
-        if roles.is_quantized(study, entry) and runs.completed(run)
-    ]
-    groups = ([run for run in candidates if (runs.completed(run) >= SEEDS) == many] for many in (True, False))
-    losses = ({run: runs.by_seed({run: sign}) for run in group} for group in groups if group)
-    return [run for group in losses for run in _from_the_lowest(group)]
-
-
-def _from_the_lowest(values: Mapping[Run, np.ndarray]) -> list[Run]:
-    """Return the runs by their mean over the seeds that all have a value of; over each one's own if they share none.
-
-    One that lost a seed in which all are high would else look lower than it is.
-    """
-    table = np.array(list(values.values()))
-    shared = np.isfinite(table).all(axis=0)
-    means = table[:, shared].mean(axis=1) if shared.any() else np.nanmean(table, axis=1)
-    return [list(values)[place] for place in np.argsort(means, kind="stable")]
+    candidates = [run for (entry, _), run in comparison.best_runs.items() if roles.is_quantized(study, entry)]
+    found: list[Run] = []
+    for fewest, below in ((SEEDS, math.inf), (1, SEEDS)):
+        group = [run for run in candidates if fewest <= runs.completed(run) < below]
+        if group:
+            table = sign * np.array([runs.of_run(run) for run in group])
+            shared = np.isfinite(table).all(axis=0)
+            means = table[:, shared].mean(axis=1) if shared.any() else np.nanmean(table, axis=1)
+            found += [group[place] for place in np.argsort(means, kind="stable")]
+    return found
 
 
 def lowest_table(study: Study, comparison: Comparison) -> Table | None:
@@ -206,18 +188,17 @@ def lowest_table(study: Study, comparison: Comparison) -> Table | None:
     found = lowest(study, comparison)
     if len(found) < 2:
         return None
-    measure = study.measure
+    measure, shown = study.measure, found[:SHOWN]
     from_best = "minus the highest" if measure.higher_is_better else "above the lowest"
     columns = [words(measure.entry), words("optimizer"), Column(measure.noun), Column(from_best), Column("p")]
     rows = [
-        [f"**{row.run[0]}**", row.run[1], number(row.loss, 4), signed(row.above, 4) if i else NONE,
-         p_value(row.adjusted) if i else NONE]
-        for i, row in enumerate(found[:SHOWN])
+        ([f"**{row.run[0]}**", row.run[1], number(row.loss, 4), signed(row.above, 4) if i else NONE,
+          p_value(row.adjusted) if i else NONE], {"format": row.run[0], "optimizer": row.run[1]})
+        for i, row in enumerate(shown)
     ]  # fmt: skip
-    behind = [of_numbers(columns, {"format": row.run[0], "optimizer": row.run[1]}) for row in found[:SHOWN]]
     pairs = plural(len(found) * (len(found) - 1) // 2, "pair")
     note = f"The first {len(rows)} of {len(found)}; p adjusted over {'all ' if len(found) > 2 else ''}{pairs}."
-    return Table(columns, rows, note, behind)
+    return Table.of(columns, rows, note)
 
 
 def certainty(study: Study, comparison: Comparison, chance: float | None) -> str:

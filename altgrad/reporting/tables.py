@@ -8,13 +8,13 @@ from typing import Any
 from altgrad.config.tensor_recipe import SCALE_FORMATS
 from altgrad.formats import Format
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.document import Column, Table, of_numbers, words
+from altgrad.reporting.document import Column, Table, words
 from altgrad.reporting.fairness import Met
 from altgrad.reporting.load import DIVERGED, MISSING, Study, every_rule
-from altgrad.reporting.runs import RUN
 from altgrad.reporting.select import memory
 from altgrad.reporting.wording import NONE, interval, joined, number, shown, signed, significant, whole
 
+ROLES, SPLITS = ("weight", "input", "grad"), ("train", "val", "test")
 SPECIALS_IN_WORDS = {
     "finite": "every code is a number",
     "fn": "all-ones magnitude is NaN",
@@ -24,30 +24,28 @@ SPECIALS_IN_WORDS = {
 }
 
 
-def results_table(study: Study, comparison: Comparison) -> Table:
+def results_table(study: Study, comparison: Comparison) -> Table | None:
     """Format x optimizer at its best learning rate: seeds, loss, paired difference to the baseline format."""
-    rates, measure = len(study.lr_scales) > 1, study.measure
+    rates, measure, noise = len(study.lr_scales) > 1, study.measure, comparison.noise
     paired, kept = not comparison.best["difference"].isna().all(), memory(study, comparison)
     columns = [words(measure.entry), words("optimizer"), *[Column("peak lr")] * rates, words("seeds"),
                Column(f"{measure.noun} ± sd"), *[Column(measure.delta), words("95 % CI")] * paired,
                *[Column("perplexity")] * measure.in_nats,
                *[Column("bytes"), Column("ms")] * bool(len(kept))]  # fmt: skip
-    rows, behind, noise = [], [], comparison.noise
+    rows = []
     for row in comparison.best.itertuples():
         mean = None if row.difference is None else row.difference.mean
         half = noise.half_width(row.difference) if noise and row.difference else None
-        rows.append([
+        rows.append(([
             f"**{row.format}**", row.optimizer, *[f"{row.peak_lr:.3g}"] * rates, _seeds(row),
             number(row.primary, 4) + (f" ± {number(row.primary_sd, 4)}" if shown(row.primary_sd) else ""),
             *[signed(mean, 4), interval(row.difference, half)] * paired,
             *[number(row.perplexity, 2)] * measure.in_nats,
             *[number(kept[name].get((row.format, row.optimizer)), 2) for name in kept if len(kept)],
-        ])  # fmt: skip
-        behind.append(of_numbers(columns, dict(zip(RUN, (row.format, row.optimizer, row.lr_scale), strict=True))))
+        ], comparison.behind(row.format, row.optimizer)))  # fmt: skip
     baseline = f" {measure.delta}: minus `{study.baseline}` with the same optimizer, over shared seeds."
     costs = " bytes: of a parameter in training; ms: a step's median time." if len(kept) else ""
-    note = "Means over completed seeds." + (baseline if paired else "") + costs
-    return Table(columns, rows, note, behind)
+    return Table.of(columns, rows, "Means over completed seeds." + (baseline if paired else "") + costs)
 
 
 def _seeds(row: Any) -> str:
@@ -64,14 +62,13 @@ def fairness_table(conditions: Mapping[str, Met]) -> Table:
 def formats_table(study: Study) -> Table | None:
     """A row per format that the grid quantizes to, derived from its defining fields."""
     formats: dict[str, Format] = {}
-    used: dict[str, set[str]] = {}
+    used = set()
     for cell in study.resolved.values():
-        for name, fields in cell["formats"].items():
-            formats.setdefault(name, Format(**fields))
-        for rule in every_rule(cell):
-            for role in ("weight", "input", "grad"):
-                if rule[role] is not None and not rule[role].get("virtual"):
-                    used.setdefault(rule[role]["format"], set()).add(role)
+        formats |= {name: Format(**fields) for name, fields in cell["formats"].items() if name not in formats}
+        used |= {
+            (spec["format"], role) for rule in every_rule(cell) for role in ROLES
+            if (spec := rule[role]) is not None and not spec.get("virtual")
+        }  # fmt: skip
     if not formats:
         return None
     columns = [
@@ -79,15 +76,13 @@ def formats_table(study: Study) -> Table | None:
         Column("min subnormal"), Column("binades"), Column("worst rounding"), Column("values"),
         words("top codes"), words("used for"),
     ]  # fmt: skip
-    rows = []
-    for fmt in sorted(formats.values(), key=lambda fmt: (fmt.bits, fmt.exponent_bits, fmt.name)):
-        step = NONE if fmt.half_step is None else f"{100 * fmt.half_step:.3g} %"
-        rows.append([
-            f"**{fmt.name}**", f"{fmt.exponent_bits}/{fmt.mantissa_bits}", number(fmt.bias, 0),
-            significant(fmt.max, 6), significant(fmt.min_normal, 5), significant(fmt.min_subnormal, 5),
-            number(fmt.binades, 1), step, whole(len(fmt.values)), SPECIALS_IN_WORDS[fmt.specials],
-            joined([role for role in ("weight", "input", "grad") if role in used.get(fmt.name, ())]),
-        ])  # fmt: skip
+    rows = [[
+        f"**{fmt.name}**", f"{fmt.exponent_bits}/{fmt.mantissa_bits}", number(fmt.bias, 0),
+        significant(fmt.max, 6), significant(fmt.min_normal, 5), significant(fmt.min_subnormal, 5),
+        number(fmt.binades, 1), NONE if fmt.half_step is None else f"{100 * fmt.half_step:.3g} %",
+        whole(len(fmt.values)), SPECIALS_IN_WORDS[fmt.specials],
+        joined([role for role in ROLES if (fmt.name, role) in used]),
+    ] for fmt in sorted(formats.values(), key=lambda fmt: (fmt.bits, fmt.exponent_bits, fmt.name))]  # fmt: skip
     note = (
         "Before scaling. Worst rounding: largest relative error of a normal value, 2^-(M+1). Binades: log2 of the "
         "largest over the smallest positive value."
@@ -103,37 +98,34 @@ def recipe_table(study: Study) -> Table | None:
         alone = cell.get("schedule") or entry in study.params.get("recipes", ())
         if every_rule(cell):
             first.setdefault(entry if alone else entry.rpartition(".")[0], cell)
-    cells = list(first.values())
-    if not cells:
+    if not first:
         return None
-
-    def spec(value: dict[str, Any] | None) -> str:
-        if value is None:
-            return "not quantized"
-        of_group = {"block": f"block of {value['block']}", "tile": f"tile of {value['block']} x {value['block']}"}
-        per = of_group.get(value["granularity"], value["granularity"])
-        if value["scale"] not in SCALE_FORMATS:
-            per += " under a float32 one per tensor"
-        rounded = f", {value['rounding']} rounding" if value.get("rounding", "nearest") != "nearest" else ""
-        rounded += ", the better of two scales (4/6)" if value.get("scale_rounding") == "4/6" else ""
-        seen = " (the arm sees it, no product does)" if value.get("virtual") else ""
-        return f"{value['format']}, {value['scaling']} scaling, {value['scale']} scale per {per}{rounded}{seen}"
-
     heads = ("layers", "weight", "input", "incoming gradient", "through rounding", "output", "product by")
-    columns = [words(head) for head in heads]
     rows = []
-    for cell in cells:
-        own = f"{cell['format']}: " if len(cells) > 1 else ""
+    for cell in first.values():
+        own = f"{cell['format']}: " if len(first) > 1 else ""
         recipes = [(own, cell["rules"]), *((f"{s['recipe']}: ", s["rules"]) for s in cell.get("schedule", []))]
         for name, rule in ((name, rule) for name, rules in recipes for rule in rules):
-            quantized = [spec(rule[role]) for role in ("weight", "input", "grad")]
             by = f"torchao, {rule['torchao']}" if rule.get("torchao") else rule.get("backend", "emulated")
             by += f", after a Hadamard transform of {rule['hadamard']}" if rule.get("hadamard") else ""
             share = f", the last {100 * rule['last']:g} %" if rule.get("last", 1) < 1 else ""
+            quantized = [_operand(rule[role]) for role in ROLES]
             rows.append([f"{name}`{rule['layers']}`{share}", *quantized, rule["gradient"], rule["accumulate"], by])
-    resolved = joined([f"`{cell['key']}`" for cell in cells])
+    resolved = joined([f"`{cell['key']}`" for cell in first.values()])
     note = f"As resolved for {resolved}; the last matching rule wins. Everything else stays in the compute dtype."
-    return Table(columns, rows, note)
+    return Table([words(head) for head in heads], rows, note)
+
+
+def _operand(spec: dict[str, Any] | None) -> str:
+    if spec is None:
+        return "not quantized"
+    of_group = {"block": f"block of {spec['block']}", "tile": f"tile of {spec['block']} x {spec['block']}"}
+    per = of_group.get(spec["granularity"], spec["granularity"])
+    per += "" if spec["scale"] in SCALE_FORMATS else " under a float32 one per tensor"
+    rounded = f", {spec['rounding']} rounding" if spec.get("rounding", "nearest") != "nearest" else ""
+    rounded += ", the better of two scales (4/6)" if spec.get("scale_rounding") == "4/6" else ""
+    seen = " (the arm sees it, no product does)" if spec.get("virtual") else ""
+    return f"{spec['format']}, {spec['scaling']} scaling, {spec['scale']} scale per {per}{rounded}{seen}"
 
 
 def changes_table(study: Study) -> Table | None:
@@ -143,13 +135,12 @@ def changes_table(study: Study) -> Table | None:
         keys = study.cells.index[study.cells["format"] == entry]
         runs = [study.switches[key] for key in keys if key in study.switches]
         for place, switch in enumerate(study.entry(entry).get("schedule", []), 1):
-            steps = sorted({made["step"] for run in runs for made in run if made["place"] == place})
-            count = sum(made["place"] == place for run in runs for made in run)
+            steps = sorted(made["step"] for run in runs for made in run if made["place"] == place)
             waits = {name: limit for name, limit in (switch["when"] or {}).items() if limit}
             due = [f"{name} > {limit:g}" if limit is not True else name for name, limit in waits.items()]
             due = due or [f"after {100 * switch['after']:g} % of the steps"]
             seen = " to ".join(whole(step) for step in dict.fromkeys([*steps[:1], *steps[-1:]])) or NONE
-            rows.append([entry, switch["recipe"], " or ".join(due), f"{count} of {len(runs)}", seen])
+            rows.append([entry, switch["recipe"], " or ".join(due), f"{len(steps)} of {len(runs)}", seen])
     if not rows:
         return None
     columns = [words("recipe"), words("changes to"), words("when"), Column("runs"), Column("first step in it")]
@@ -172,8 +163,6 @@ def corpus_table(study: Study) -> Table:
     """The sizes of the splits."""
     units = ("documents", "characters", "tokens")
     splits = study.corpus["splits"]
-    rows = [
-        [name, *(whole(splits[name][unit]) for unit in units)] for name in ("train", "val", "test") if name in splits
-    ]
+    rows = [[name, *(whole(splits[name][unit]) for unit in units)] for name in SPLITS if name in splits]
     note = f"Corpus `{study.corpus['corpus']}`, vocabulary {whole(study.corpus['vocab_size'])}."
     return Table([words("split"), *(Column(unit) for unit in units)], rows, note)

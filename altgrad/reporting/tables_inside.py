@@ -13,7 +13,7 @@ from altgrad.metrics import METRICS, Metric
 from altgrad.reporting import roles
 from altgrad.reporting.anomalies import Case, tensor
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.document import Column, Table, words
+from altgrad.reporting.document import Column, Row, Table, words
 from altgrad.reporting.load import MISSING, Study
 from altgrad.reporting.select import in_order, per_layer, shown_optimizer
 from altgrad.reporting.statistics import interval
@@ -31,25 +31,27 @@ OF_GEOMETRY = ("natural_", "stiffness_", "descent_share", "gradient_stiffness", 
 
 def diagnosis_table(study: Study, comparison: Comparison) -> Table | None:
     """Format x summary metric at the end of the run, mean over seeds, but for what the section on geometry shows."""
+    known, optimizer = METRICS | study.metrics, shown_optimizer(study, comparison)
     rows = per_layer(study.summary, study, comparison).dropna(subset="value")
-    known = METRICS | study.metrics
-    rows = rows[[name in known and not name.startswith(OF_GEOMETRY) for name in rows["metric"]]]
-    if rows.empty:
-        return None
     table = rows.pivot_table(index="metric", columns="format", values="value")
+    metrics = [known[name] for name in known if name in table.index and not name.startswith(OF_GEOMETRY)]
+    if not metrics:
+        return None
+    table = table.loc[[metric.name for metric in metrics]].dropna(axis=1, how="all")
     names = in_order(study.formats, table)
-    metrics = [known[name] for name in known if name in table.index]
-    body = [[metric.head, *_numbers(metric, [table.loc[metric.name, name] for name in names])] for metric in metrics]
-    optimizer = shown_optimizer(study, comparison)
-    note = f"Over all layers at the end of the run, mean over seeds (`{optimizer}`)."
     cells = [comparison.behind(name, optimizer) for name in names]
-    behind = [[None, *(own | {"metric": metric.name} for own in cells)] for metric in metrics]
+    body: list[Row] = [
+        ([metric.head, *_numbers(metric, list(table.loc[metric.name, names]))],
+         [None, *(own | {"metric": metric.name} for own in cells)]) for metric in metrics
+    ]  # fmt: skip
+    note = f"Over all layers at the end of the run, mean over seeds (`{optimizer}`)."
     divergence = divergences(study, comparison)
     if divergence.notna().any():
-        body.append(["divergence of weights, bits", *(number(divergence.get(name), 4) for name in names)])
-        behind.append([None, *cells])
+        body.append((
+            ["divergence of weights, bits", *(number(divergence.get(name), 4) for name in names)], [None, *cells]
+        ))  # fmt: skip
         note += f" Divergence: Kullback and Leibler's, of |w|, from `{study.baseline}`'s; its own from another seed's."
-    return Table([words("quantity"), *(Column(name) for name in names)], body, note, behind)
+    return Table.of([words("quantity"), *(Column(name) for name in names)], body, note)
 
 
 def _numbers(metric: Metric, values: list[float]) -> list[str]:
@@ -101,17 +103,16 @@ def geometry_table(study: Study, comparison: Comparison) -> Table | None:
     found = per_layer(study.summary, study, comparison).dropna(subset="value")
     table = found.pivot_table(index=["format", "seed"], columns="metric", values="value")
     table = table.reindex(columns=list(GEOMETRY)).dropna(subset=[ALONG, SHUFFLED])
-    present, rows, behind = set(table.index.get_level_values("format")), [], []
-    for entry in study.formats:
-        if entry in present and roles.is_quantized(study, entry) and not roles.has_even_grid(study, entry):
-            own = table.loc[entry]
+    rows = []
+    for entry in in_order(study.formats, table.index.get_level_values("format")):
+        if roles.is_quantized(study, entry) and not roles.has_even_grid(study, entry):
+            own, cells = table.loc[entry], comparison.behind(entry, optimizer)
             mean, low, high = (signed(value, 4) for value in interval(own[ALONG] - own[SHUFFLED]))
-            rows.append([
-                f"**{entry}**", *(number(own[name].mean(), digits) for name, digits in GEOMETRY.items()),
-                "not measured" if low == NONE else f"{mean} [{low}, {high}]",
-            ])  # fmt: skip
-            cells = comparison.behind(entry, optimizer)
-            behind.append([None, *(cells | {"metric": shown} for shown in (*GEOMETRY, [ALONG, SHUFFLED]))])
+            rows.append((
+                [f"**{entry}**", *(number(own[name].mean(), digits) for name, digits in GEOMETRY.items()),
+                 "not measured" if low == NONE else f"{mean} [{low}, {high}]"],
+                [None, *(cells | {"metric": shown} for shown in (*GEOMETRY, [ALONG, SHUFFLED]))],
+            ))  # fmt: skip
     columns = [
         words("format"), Column("spread of S, binades"), Column("|g| with S"), Column("Fisher with S"),
         Column("F⁻¹g with g"), Column("with S·g"), Column("with S·g, S shuffled"), Column("S·g minus shuffled [95 %]"),
@@ -122,7 +123,7 @@ def geometry_table(study: Study, comparison: Comparison) -> Table | None:
         "natural gradient F⁻¹g (Kronecker factors) with three directions of descent. Mean over layers and seeds at the "
         f"end of the run (`{optimizer}`); each interval by itself, over seeds."
     )
-    return Table(columns, rows, note, behind) if rows else None
+    return Table.of(columns, rows, note)
 
 
 def failures_table(study: Study, found: Sequence[Case]) -> Table | None:

@@ -107,7 +107,7 @@ def test_a_run_is_not_called_worse_than_a_baseline_that_never_completed(study) -
     worse = with_loss(study, key, 1.5 * own / study.cells.loc[key, "val_loss"])
     lost = replace(worse, cells=worse.cells.assign(status=worse.cells["status"].where(alike, MISSING)))
     than = "that of E4M3, the best of its arm, where no baseline completed"
-    assert {name: found.than for name, found in ended_worse(lost).items()} == {key: than}
+    assert {name: than for name, (_, than) in ended_worse(lost).items()} == {key: than}
     assert re.fullmatch(rf"ended with a validation loss \d+ % above {than}", case(lost, key).ended)
 
 

@@ -10,8 +10,7 @@ import pytest
 from scipy import special, stats
 from scipy.special import polygamma
 
-from altgrad.reporting.moderation import DOUBT, Spread, _inverse_trigamma, _prior, fitted
-from altgrad.reporting.statistics import Difference
+from altgrad.reporting.statistics import DOUBT, Difference, Spread, _inverse_trigamma, _prior, fitted
 
 NEAR = 1e-6
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from pydantic import Field, ValidationError
 
@@ -15,7 +14,7 @@ from altgrad.config import UserError, did_you_mean
 from altgrad.config.errors import sentences
 from altgrad.config.files import read_yaml
 from altgrad.config.section import Section
-from altgrad.reporting.external.rows import Row
+from altgrad.recording import KEY
 from altgrad.reporting.load import COLUMNS, COMPLETED, DIVERGED, IDENTITY, MISSING, NUMBERS, TEXTS, Study
 from altgrad.reporting.measure import Measure
 from altgrad.reporting.results import SMALLEST_EFFECT
@@ -52,22 +51,20 @@ class Family(Section):
         except ValidationError as error:
             raise UserError("\n".join(sentences(error, str(path or "flags")))) from None
 
-    def checked(self, rows: Sequence[Row], source: str) -> Family:
+    def checked(self, rows: pd.DataFrame, source: str) -> Family:
         """Return the family with its references filled in; where there is one alone it need not be named.
 
         Raises :class:`altgrad.config.UserError` for a name that no run has, and where a reference is not known.
         """
-        configurations, optimizers = _named(rows)
-        if len(configurations) == len(optimizers) == 1:
+        named = {"configuration": list(rows["configuration"].unique()), "optimizer": list(rows["optimizer"].unique())}
+        if all(len(known) == 1 for known in named.values()):
             raise UserError(f"{source}: one configuration under one optimizer; there is nothing to compare it with")
         found = {}
-        for name, known in (("reference", configurations), ("reference_optimizer", optimizers)):
-            kind = "configuration" if known is configurations else "optimizer"
-            value = getattr(self, name) or (known[0] if len(known) == 1 else None)
+        for name, (kind, known) in zip(("reference", "reference_optimizer"), named.items(), strict=True):
+            value = found[name] = getattr(self, name) or (known[0] if len(known) == 1 else None)
             if value is None:
                 flag = f"--{name.replace('_', '-')}"
                 raise UserError(f"{source}: which {kind} is the reference? Say {flag} {' or '.join(known)}")
-            found[name] = value
             controls = getattr(self, f"{kind}_controls")
             for used in (value, *controls, *controls.values(), *(self.unquantized if kind == "configuration" else ())):
                 if used not in known:
@@ -79,36 +76,34 @@ class Family(Section):
         return self.model_copy(update=found)
 
 
-def study_of(rows: Sequence[Row], curves: Sequence[Row], family: Family) -> Study:
+def study_of(rows: pd.DataFrame, curves: pd.DataFrame | None, family: Family) -> Study:
     """Return the study of ``rows``: a run that a configuration and an optimizer lack for a seed is missing.
 
     Of each run no settings are known but the part that `family` gives it, so these are settings with which
     `altgrad.reporting.roles` sees that part.
     """
-    losses = {row.run: row.loss for row in rows}
-    cells, resolved = [], {}
-    for run in itertools.product(*_named(rows), dict.fromkeys(row.seed for row in rows)):
-        key = f"{run[0]}-{run[1]}-{run[2]}"
-        loss = losses.get(run, math.nan)
-        status = MISSING if run not in losses else COMPLETED if math.isfinite(loss) else DIVERGED
-        cells.append({"key": key, **_identity(run), "status": status, "val_loss": loss})
-        resolved[key] = {"format": run[0], "arm": _arm(run[1], family), "rules": _rules(run[0], family)}
-    table = pd.DataFrame(cells).set_index("key").reindex(columns=[*IDENTITY, *TEXTS, *NUMBERS])
-    table[NUMBERS] = table[NUMBERS].astype("float64")
+    losses = rows.set_index(KEY)["loss"]
+    runs = pd.MultiIndex.from_product([rows[name].unique() for name in KEY], names=IDENTITY[:3])
+    table = pd.DataFrame({"lr_scale": 1, "val_loss": losses.reindex(runs)}, runs).reset_index()
+    table["status"] = np.select([~runs.isin(losses.index), table["val_loss"].notna()], [MISSING, COMPLETED], DIVERGED)
+    table.index = pd.Index(["-".join(map(str, run)) for run in runs], name="key")
+    resolved = {
+        key: {"format": entry, "arm": _arm(optimizer, family), "rules": _rules(entry, family)}
+        for key, (entry, optimizer, _) in zip(table.index, runs, strict=True)
+    }
     frames = {name: pd.DataFrame(columns=[*IDENTITY, *columns]) for name, columns in COLUMNS.items()}
-    frames["history"] = _history(curves)
-    what = (family.metric, family.metric, family.unit, "configuration")
-    measure = Measure(*what, family.higher_is_better, family.smallest_effect)
-    return Study({"grid": {"baseline": family.reference}}, {}, resolved, table, timing={}, **frames, measure=measure)
-
-
-def _named(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
-    """Return the configurations and the optimizers in the order of the file."""
-    return list(dict.fromkeys(row.configuration for row in rows)), list(dict.fromkeys(row.optimizer for row in rows))
-
-
-def _identity(run: tuple[str, str, int]) -> dict[str, Any]:
-    return dict(zip(IDENTITY, (*run, 1), strict=True))
+    if curves is not None:
+        columns = dict(zip(KEY, IDENTITY, strict=False)) | {"loss": "val_loss"}
+        history = curves.rename(columns=columns).assign(lr_scale=1).reindex(columns=frames["history"].columns)
+        numbers = dict.fromkeys(COLUMNS["history"], "float64")
+        frames["history"] = history.astype(numbers).sort_values("step", ignore_index=True)
+    return Study(
+        {"grid": {"baseline": family.reference}}, {}, resolved,
+        table.reindex(columns=[*IDENTITY, *TEXTS, *NUMBERS]).astype(dict.fromkeys(NUMBERS, "float64")), timing={},
+        measure=Measure(
+            family.metric, family.metric, family.unit, "configuration", family.higher_is_better, family.smallest_effect
+        ), **frames,
+    )  # fmt: skip
 
 
 def _arm(optimizer: str, family: Family) -> dict[str, Any]:
@@ -124,9 +119,3 @@ def _rules(configuration: str, family: Family) -> list[dict[str, Any]]:
     of = family.configuration_controls.get(configuration)
     weight = {"format": of or configuration, "virtual": bool(of)}
     return [{"layers": "*", "weight": weight, "input": None, "grad": None}]
-
-
-def _history(curves: Iterable[Row]) -> pd.DataFrame:
-    found = [{**_identity(row.run), "step": row.step, "val_loss": row.loss} for row in curves]
-    history = pd.DataFrame(found, columns=[*IDENTITY, *COLUMNS["history"]])
-    return history.astype(dict.fromkeys(COLUMNS["history"], "float64")).sort_values("step", ignore_index=True)

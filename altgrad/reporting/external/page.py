@@ -8,7 +8,7 @@ from altgrad.config import UserError
 from altgrad.config.files import write_text
 from altgrad.reporting.claims import COST, GAIN
 from altgrad.reporting.compare import Comparison, compare
-from altgrad.reporting.document import Block, Document, Picture, Section, Table, Text, words
+from altgrad.reporting.document import Document, Section, Table, Text, there, words
 from altgrad.reporting.external.family import Family, study_of
 from altgrad.reporting.external.rows import read_curves, read_rows
 from altgrad.reporting.figures import FIGURES, draw
@@ -23,6 +23,7 @@ from altgrad.reporting.wording import NONE, joined
 
 QUESTION = "What does each configuration change, and what each optimizer?"
 SECTIONS = ("gains", "costs", "curves")  # whose figures need nothing but losses
+
 
 def write_comparison(results: Path, family: Family, curves: Path | None, out: Path) -> str:
     """Write ``REPORT.md``, ``index.html`` and ``figures/`` of the runs in ``results`` into ``out``.
@@ -41,15 +42,31 @@ def write_comparison(results: Path, family: Family, curves: Path | None, out: Pa
     """
     rows = read_rows(results, family.metric)
     family = family.checked(rows, str(results))
-    study = study_of(rows, read_curves(curves, family.metric, rows) if curves else [], family)
+    study = study_of(rows, read_curves(curves, family.metric, rows) if curves else None, family)
     comparison = compare(study)
     if max((claim.difference.n for claim in comparison.answers.claims.values()), default=0) < 2:
         raise UserError(f"{results}: no comparison has two seeds in common; an interval takes two, a test {SEEDS}")
-    drawn = draw([spec for spec in FIGURES if spec.section in SECTIONS], study, comparison, out / "figures")
-    page = _document(results, family, study, comparison, drawn)
+    pictures = draw([spec for spec in FIGURES if spec.section in SECTIONS], study, comparison, out / "figures")
+    methods = [name for name in comparison.references if not is_control(study.arm(name))]
+    changes = f"What {f'`{methods[0]}`' if len(methods) == 1 else 'each optimizer'} changes"
+    said, curve = headline(study, comparison), ("loss_curves", "loss_differences")
+    page = Document(
+        f"Comparison of {results.name}", QUESTION,
+        there(
+            Text(said), Text(study.measure.direction), pictures.get("gains"),
+            *summary(study, comparison, costs="What each configuration changes", changes=changes),
+        ),
+        [section for section in (
+            Section("Result in detail", "result", there(
+                pictures.get("gains_over_run"), results_table(study, comparison)
+            )),
+            Section("Curves", "curves", there(*map(pictures.get, curve))),
+            Section("What was asked", "family", [_family_table(results, family)]),
+        ) if section.blocks],
+    )  # fmt: skip
     write_text(out / "REPORT.md", to_markdown(page))
     write_text(out / "index.html", to_html(page, out / "figures", cells=False))
-    return headline(study, comparison).replace("**", "").replace("`", "")
+    return said.replace("**", "").replace("`", "")
 
 
 def headline(study: Study, comparison: Comparison) -> str:
@@ -72,46 +89,18 @@ def headline(study: Study, comparison: Comparison) -> str:
     return " ".join([f"{said[0]}**", *said[1:]])
 
 
-def _document(
-    results: Path, family: Family, study: Study, comparison: Comparison, pictures: dict[str, Picture]
-) -> Document:  # fmt: skip
-    changes = f"What {_method(study, comparison)} changes"
-
-    def shown(*names: str) -> list[Block]:
-        return [pictures[name] for name in names if name in pictures]
-
-    return Document(
-        f"Comparison of {results.name}", QUESTION,
-        [
-            Text(headline(study, comparison)), Text(study.measure.direction), *shown("gains"),
-            *summary(study, comparison, costs="What each configuration changes", changes=changes),
-        ],
-        [section for section in (
-            Section("Result in detail", "result", [
-                *shown("gains_over_run"), results_table(study, comparison),
-            ]),
-            Section("Curves", "curves", shown("loss_curves", "loss_differences")),
-            Section("What was asked", "family", [_family_table(results, family)]),
-        ) if section.blocks],
-    )  # fmt: skip
-
-
-def _method(study: Study, comparison: Comparison) -> str:
-    """Return the one optimizer that the table does not name, or that there are several."""
-    methods = [name for name in comparison.references if not is_control(study.arm(name))]
-    return f"`{methods[0]}`" if len(methods) == 1 else "each optimizer"
-
-
 def _family_table(results: Path, family: Family) -> Table:
     """Everything that was declared, with the defaults."""
-    said = {name.replace("_", " "): value for name, value in family.model_dump().items()}
-    rows = [["results", results.name], *([name, _value(value)] for name, value in said.items())]
-    return Table([words("what"), words("value")], rows, "Controls stand with what they are controls of.")
 
+    def said(value: object) -> str:
+        if isinstance(value, dict):
+            value = [f"{control} ({of})" for control, of in value.items()]
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return (joined(value) if isinstance(value, list) else str(value)) or NONE
 
-def _value(value: object) -> str:
-    if isinstance(value, dict):
-        return joined([f"{control} ({of})" for control, of in value.items()]) or NONE
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return joined(value) or NONE if isinstance(value, list) else str(value) or NONE
+    rows = [[name.replace("_", " "), said(value)] for name, value in family.model_dump().items()]
+    return Table(
+        [words("what"), words("value")], [["results", results.name], *rows],
+        "Controls stand with what they are controls of.",
+    )  # fmt: skip

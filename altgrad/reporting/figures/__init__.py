@@ -55,8 +55,8 @@ def draw(specs: Sequence[FigureSpec], study: Study, result: Comparison, folder: 
             {"optimizer": words["optimizer"]} if "{optimizer}" in spec.caption else {},
         ) for spec, found in zip(specs, _on_all_cores(drawn, specs), strict=True) if found
     }  # fmt: skip
-    for path in folder.glob("*.*") if folder.is_dir() else ():
-        if path.suffix in (".png", ".svg") and path.stem not in pictures:
+    for path in [*folder.glob("*.png"), *folder.glob("*.svg")]:
+        if path.stem not in pictures:
             path.unlink()
     return pictures
 
@@ -86,18 +86,15 @@ def _call(spec: FigureSpec) -> bool:
 
 
 def _words(study: Study, result: Comparison) -> dict[str, str]:
+    """Return what is filled in for the names that `in_report` knows."""
     rules = [rule for cell in study.resolved.values() for rule in every_rule(cell)]
     grads = {rule["grad"]["format"] for rule in rules if rule["grad"]}
-    same = f"Incoming gradients are in {next(iter(grads))} in every column." if len(grads) == 1 else ""
-    gains, measure = result.gains, study.measure
-    twins = len(gains) > 0 and gains.dropna(subset="claim")["beyond"].notna().any()
-    others = [name for name in study.formats if name != study.baseline] or study.formats
+    measure, twins = study.measure, result.gains.dropna(subset="claim")["beyond"].notna().any()
     return {
         "baseline": study.baseline or "the baseline",
         "optimizer": shown_optimizer(study, result),
-        "formats": joined(others),
         "entries": joined(study.formats),
-        "grad": same,
+        "grad": f"Incoming gradients are in {next(iter(grads))} in every column." if len(grads) == 1 else "",
         "beyond": f"Small hollow marks: the {measure.entry}-specific effect." if twins else "",
         "noun": measure.full, "entry": measure.entry, "unit": measure.with_unit(""),
         "better": "right" if measure.higher_is_better else "left", "effect": f"{measure.smallest_effect:g}",

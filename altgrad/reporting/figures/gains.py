@@ -26,11 +26,11 @@ from altgrad.reporting.statistics import interval
 )  # fmt: skip
 def gains(study: Study, comparison: Comparison) -> Figure | None:
     """Loss of each optimizer minus its reference's, by format, and of that what is specific to the format."""
-    table = comparison.gains.dropna(subset="claim") if len(comparison.gains) else comparison.gains
+    table = comparison.gains.dropna(subset="claim")
     if table.empty:
         return None
-    names, arms = in_order(study.formats, table["format"]), list(dict.fromkeys(table["optimizer"]))
-    styles = looks(study.formats)
+    names, arms = in_order(study.formats, table["format"]), list(table["optimizer"].unique())
+    styles, least = looks(study.formats), study.measure.smallest_effect
     figure, axes = tiles(len(arms), 0.6 + 0.36 * len(names), sharey=True, sharex=True)
     for axis, arm in zip(axes, arms, strict=True):
         own = table[table["optimizer"] == arm]
@@ -39,7 +39,7 @@ def gains(study: Study, comparison: Comparison) -> Figure | None:
             _difference(axis, y, row.claim, style)
             if row.beyond is not None:
                 _difference(axis, y + 0.3, row.beyond, style | {"markersize": 5, "markerfacecolor": "white"})
-        axis.axvspan(-study.measure.smallest_effect, study.measure.smallest_effect, color="#e8e8e8", zorder=0)
+        axis.axvspan(-least, least, color="#e8e8e8", zorder=0)
         axis.axvline(0, color="black", linewidth=0.9)
         axis.set(title=arm, xlabel=f"{study.measure.delta} against {own['reference'].iloc[0]}")
         spread_axis(axis, "x", pd.Series([row.difference.mean for row in table["claim"]]), narrow=len(arms) > 1)
@@ -49,10 +49,9 @@ def gains(study: Study, comparison: Comparison) -> Figure | None:
 
 
 def _difference(axis: Axes, y: float, result: Result, style: dict[str, Any]) -> None:
-    mean = result.difference.mean
-    if np.isfinite(result.half_width):
-        ends = [mean - result.half_width, mean + result.half_width]
-        axis.plot(ends, [y, y], color=style["color"], linewidth=1.2)
+    mean, half = result.difference.mean, result.half_width
+    if np.isfinite(half):
+        axis.plot([mean - half, mean + half], [y, y], color=style["color"], linewidth=1.2)
     axis.plot(mean, y, **style)
 
 
@@ -94,15 +93,14 @@ def courses(study: Study, comparison: Comparison) -> dict[tuple[str, str], pd.Da
         per seed, in nats per token. The step before training, where nothing differs, is left out.
     """
     history, value = of_completed(at_best(study.history, comparison), study), study.measure.on_validation
-    history = history[history["step"] > 0]
+    known = history[history["step"] > 0].dropna(subset=value)
     losses = {
         run: own.pivot(index="step", columns="seed", values=value)
-        for run, own in history.dropna(subset=value).groupby(["format", "optimizer"], sort=False)
+        for run, own in known.groupby(["format", "optimizer"], sort=False)
     }
     found = {
         (entry, arm): (losses[entry, arm] - losses[entry, plain]).dropna(how="all")
-        for entry in study.formats
-        for arm, plain in comparison.references.items()
+        for entry in study.formats for arm, plain in comparison.references.items()
         if (entry, arm) in losses and (entry, plain) in losses
-    }
+    }  # fmt: skip
     return {run: own for run, own in found.items() if len(own)}

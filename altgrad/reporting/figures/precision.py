@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -39,20 +40,26 @@ def sqnr(study: Study, comparison: Comparison) -> Figure | None:
     names = [name for name in names if name != study.baseline] or names
     layers = in_order(study.monitors["layer"].unique(), rows["layer"])  # as data flows through the model
     table = rows.pivot_table(index="layer", columns=["role", "format"], values="value", sort=False)
-    low, high = np.floor(table.min().min()), np.ceil(max(table.max().max(), 0.1))
-    figure, axes = panels(1, len(roles), 1.2 + min(0.2 * len(layers), 12), sharey=True)
-    for axis, role in zip(axes[0], roles, strict=True):
-        values = table[role].reindex(index=layers, columns=names).to_numpy()
-        text = in_cells(values) if len(layers) <= 36 and len(names) <= 9 else None
-        mesh = heat_map(axis, values, layers, names, low=low, high=high, text=text)
-        axis.set_title(ROLES[role])
-    figure.colorbar(mesh, ax=axes, label="SQNR (dB)", aspect=40, pad=0.01)
+    ends = np.floor(table.min().min()), np.ceil(max(table.max().max(), 0.1))
+    maps = {role: table[role].reindex(index=layers, columns=names).to_numpy() for role in roles}
+    text = len(layers) <= 36 and len(names) <= 9
+    figure, _ = _drawn(maps, layers, names, ends, 1.2, "SQNR (dB)", text=text)
     return figure
 
 
-def in_cells(values: np.ndarray) -> np.ndarray:
-    """Return what is written into the cells of a heat map of dB."""
-    return np.vectorize(lambda value: "" if np.isnan(value) else f"{value:.0f}", otypes=[object])(values)
+def _drawn(
+    maps: dict[str, np.ndarray], layers: list[str], names: list[str], ends: tuple[float, float], margin: float,
+    label: str, *, text: bool = True, rotate: bool | None = None,
+) -> tuple[Figure, list[Axes]]:  # fmt: skip
+    """Return a figure with a heat map of dB, layers by names, for each role, and its axes."""
+    figure, axes = panels(1, len(maps), margin + min(0.2 * len(layers), 12), sharey=True)
+    low, high = ends
+    for axis, (role, values) in zip(axes[0], maps.items(), strict=True):
+        said = np.vectorize(lambda value: "" if np.isnan(value) else f"{value:.0f}", otypes=[object])(values)
+        mesh = heat_map(axis, values, layers, names, low=low, high=high, text=said if text else None, rotate=rotate)
+        axis.set_title(ROLES[role])
+    figure.colorbar(mesh, ax=axes, label=label, aspect=40, pad=0.01)
+    return figure, list(axes[0])
 
 
 def main(arguments: list[str]) -> None:
@@ -81,12 +88,9 @@ def what_if_map(table: pd.DataFrame, granularity: str = "tensor") -> Figure:
     }  # fmt: skip
     shown = np.concatenate([found.ravel() for found in values.values()])
     shown = shown[np.isfinite(shown)]
-    low, high = (np.floor(shown.min()), np.ceil(shown.max()) + 1) if len(shown) else (0, 1)
-    figure, axes = panels(1, len(ROLES), 1.5 + min(0.2 * len(layers), 12), sharey=True)
-    for axis, (role, found) in zip(axes[0], values.items(), strict=True):
-        mesh = heat_map(axis, found, layers, names, low=low, high=high, text=in_cells(found), rotate=True)
+    ends = (np.floor(shown.min()), np.ceil(shown.max()) + 1) if len(shown) else (0, 1)
+    figure, axes = _drawn(values, layers, names, ends, 1.5, "SQNR (dB), highest framed", rotate=True)
+    for axis, found in zip(axes, values.values(), strict=True):
         for row, best in enumerate(np.where(np.isnan(found), -np.inf, found).argmax(1)):
             axis.add_patch(Rectangle((best, row), 1, 1, fill=False, edgecolor="black", linewidth=1.6, zorder=3))
-        axis.set_title(ROLES[role])
-    figure.colorbar(mesh, ax=axes, label="SQNR (dB), highest framed", aspect=40, pad=0.01)
     return figure

@@ -32,7 +32,7 @@ class FigureSpec:
 def in_report(section: str, order: int, alt: str, caption: str) -> Callable[[Draw], Draw]:
     """Declare the function below as a figure of the report; it returns None where the study has nothing to show.
 
-    ``section`` is one of `SECTIONS`, where figures stand by ``order``. ``{baseline}``, ``{optimizer}``, ``{formats}``,
+    ``section`` is one of `SECTIONS`, where figures stand by ``order``. ``{baseline}``, ``{optimizer}``,
     ``{entries}`` and the words of its measure (``{noun}``, ``{unit}``, ``{entry}``, ``{better}``, ``{effect}``) are
     filled in from the study in ``alt`` and ``caption``, as are ``{grad}`` and ``{beyond}`` where there is something to
     say. Raises ValueError for another section, and for a name that is taken.

@@ -137,9 +137,9 @@ def tiles(count: int, height: float, **options: Any) -> tuple[Figure, list[Axes]
     across = min(3, count)
     rows = -(-count // across)
     figure, axes = panels(rows, across, 0.5 + height * rows, **options)
-    for spare in axes.flat[count:]:
-        spare.set_visible(False)
-    shown = list(axes.flat[:count])
+    shown, spare = list(axes.flat[:count]), axes.flat[count:]
+    for axis in spare:
+        axis.set_visible(False)
     for axis in shown[-across:]:  # the lowest of each column, where shared axes leave the labels out
         axis.tick_params(labelbottom=True)
     return figure, shown
@@ -165,21 +165,19 @@ def spread_axis(axes: Axes, which: Literal["x", "y"], values: pd.Series, *, narr
         return
     power = 10.0 ** np.floor(np.log10(threshold))
     threshold = power * max(step for step in (1, 2, 5) if step * power <= threshold * 1.0001)
-    set_scale = axes.set_xscale if which == "x" else axes.set_yscale
-    set_scale("symlog", linthresh=threshold, linscale=1.2)
-    axis = axes.xaxis if which == "x" else axes.yaxis
     decades = np.arange(np.floor(np.log10(threshold)), np.ceil(np.log10(sizes.max())) + 1)
-    ticks = [step * 10.0**decade for decade in decades for step in (1, 2, 5)]
-    ticks = [tick for tick in ticks if tick >= threshold * 0.999]
+    ticks = [tick for decade in decades for step in (1, 2, 5) if (tick := step * 10.0**decade) >= threshold * 0.999]
     if narrow:
         powers = [tick for tick in ticks if np.isclose(np.log10(tick) % 1, 0)]
         ticks = ticks[:1] + powers if powers and powers[0] > 3 * ticks[0] else powers or ticks[:1]
+    axis = getattr(axes, f"{which}axis")
+    getattr(axes, f"set_{which}scale")("symlog", linthresh=threshold, linscale=1.2)
     axis.set_major_locator(FixedLocator([-tick for tick in ticks] + [0] + ([] if narrow else [threshold / 2]) + ticks))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
     axis.set_minor_locator(NullLocator())
     axis.set_label_text(f"{axis.get_label_text()}\nlogarithmic beyond {threshold:g}")
-    set_limits = axes.set_xlim if which == "x" else axes.set_ylim
-    set_limits(min(1.4 * values.min(), -0.3 * threshold), 1.5 * max(values.max(), threshold))
+    ends = min(1.4 * values.min(), -0.3 * threshold), 1.5 * max(values.max(), threshold)
+    getattr(axes, f"set_{which}lim")(*ends)
 
 
 def heat_map(axes: Axes, table: np.ndarray, rows: list[str], columns: list[str], *, low: float, high: float,
@@ -192,7 +190,7 @@ def heat_map(axes: Axes, table: np.ndarray, rows: list[str], columns: list[str],
     if rotate is None:
         rotate = max(len(line) for column in columns for line in column.split("\n")) > 5
     axes.grid(False)
-    axes.set_facecolor("#eeeeee")
+    axes.set(facecolor="#eeeeee")
     mesh = axes.pcolormesh(
         np.ma.masked_invalid(table), vmin=low, vmax=high, cmap=SEQUENTIAL, edgecolors="white", linewidth=0.5
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -25,8 +26,7 @@ RUNGS, BINADE, COSINE, STALL = "rungs", "rungs_2^", "cosine_adamw", "stall_ratio
 )  # fmt: skip
 def rungs_by_binade(study: Study, comparison: Comparison) -> Figure | None:
     """Mean rungs per step against the binade of |w|: a panel per arm, a line per format."""
-    rows = recorded(study, comparison)
-    table = by_binade(rows) if len(rows) else rows
+    table = by_binade(recorded(study, comparison))
     if table.empty:
         return None
     arms = in_order(study.optimizers, table.index.get_level_values("optimizer"))
@@ -36,7 +36,7 @@ def rungs_by_binade(study: Study, comparison: Comparison) -> Figure | None:
     for axis, arm in zip(axes, arms, strict=True):
         for name in names:
             if (arm, name) in table.index:
-                line = table.loc[(arm, name)].dropna()
+                line = table.loc[(arm, name)]
                 line = line[line > 0]
                 axis.plot(line.index, line.to_numpy(), **styles[name].line())
         axis.set(title=arm, yscale="log", xlabel="binade of |w|, exponent of two")
@@ -52,7 +52,7 @@ def recorded(study: Study, comparison: Comparison) -> pd.DataFrame:
     """
     rows = study.monitors[study.monitors["role"] == "update"]
     rows = rows[rows["metric"].str.startswith((RUNGS, COSINE, STALL))]
-    return late(of_completed(at_best(rows, comparison), study)).dropna(subset="value") if len(rows) else rows
+    return late(of_completed(at_best(rows, comparison), study)).dropna(subset="value")
 
 
 def by_binade(rows: pd.DataFrame) -> pd.DataFrame:
@@ -71,13 +71,14 @@ def updates_table(study: Study, comparison: Comparison) -> Table | None:
     formats, arms = in_order(study.formats, rows["format"]), in_order(study.optimizers, rows["optimizer"])
 
     def cell(arm: str, name: str) -> str:
-        cosine, rungs, stall = (means.get((metric, arm, name)) for metric in (COSINE, RUNGS, STALL))
-        if rungs is None:
-            return NONE
-        return f"{number(cosine, 2)} / {significant(rungs, 2)} / {number(None if stall is None else 100 * stall, 0)}"
+        cosine, rungs, stall = (means.get((metric, arm, name), np.nan) for metric in (COSINE, RUNGS, STALL))
+        said = f"{number(cosine, 2)} / {significant(rungs, 2)} / {number(100 * stall, 0)}"
+        return NONE if np.isnan(rungs) else said
 
-    body = [[f"**{arm}**", *(cell(arm, name) for name in formats)] for arm in arms]
-    behind = [[None, *(comparison.behind(name, arm) for name in formats)] for arm in arms]
+    body = [
+        ([f"**{arm}**", *(cell(arm, name) for name in formats)],
+         [None, *(comparison.behind(name, arm) for name in formats)]) for arm in arms
+    ]  # fmt: skip
     note = (
         "Cosine between the update, weight decay aside, and AdamW's on the same gradients / rungs that a weight moves "
         "in a step / updates that leave the weight's code, in %: of master weights the code of their quantized view, "
@@ -86,5 +87,4 @@ def updates_table(study: Study, comparison: Comparison) -> Table | None:
     )
     if len(study.of_status(DIVERGED)):
         note += " Runs that diverged are left out."
-    columns = [words("arm"), *(Column(name) for name in formats)]
-    return Table(columns, body, note, behind)
+    return Table.of([words("arm"), *(Column(name) for name in formats)], body, note)

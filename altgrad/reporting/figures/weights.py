@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -33,8 +34,8 @@ def weight_grid(study: Study, comparison: Comparison) -> Figure | None:
     """Weight magnitudes in binades below the layer's largest, with each format's precision at that magnitude."""
     rows = per_layer(study.diagnosis, study, comparison)
     rows = rows[rows["metric"] == "log2_magnitude"]
-    found = {name: weight_format(study, name, rows["layer"]) for name in in_order(study.formats, rows["format"])}
-    shown = {name: pair for name, pair in found.items() if pair is not None}
+    names = in_order(study.formats, rows["format"])
+    shown = {name: pair for name in names if (pair := weight_format(study, name, rows["layer"])) is not None}
     if not shown:
         return None
     amax = per_layer(study.monitors, study, comparison)
@@ -61,14 +62,11 @@ def weight_format(study: Study, name: str, layers: Iterable[str]) -> tuple[Forma
     every = list(dict.fromkeys([*study.monitors["layer"][study.monitors["role"] == "weight"], *layers]))
     rules = ((rule["layers"], rule.get("last", 1), rule["weight"]) for rule in study.last_rules(name))
     weights = last_matching(every, rules)
-    by_format: dict[str, list[str]] = {}
-    for layer in dict.fromkeys(layers):
-        if (weight := weights.get(layer)) is not None:
-            by_format.setdefault(weight["format"], []).append(layer)
-    if not by_format:
+    used = {layer: weight["format"] for layer in dict.fromkeys(layers) if (weight := weights.get(layer)) is not None}
+    if not used:
         return None
-    used = max(by_format, key=lambda fmt: len(by_format[fmt]))
-    return Format(**study.entry(name)["formats"][used]), by_format[used]
+    most = Counter(used.values()).most_common(1)[0][0]
+    return Format(**study.entry(name)["formats"][most]), [layer for layer, fmt in used.items() if fmt == most]
 
 
 def labelled(name: str, fmt: Format) -> str:

@@ -31,16 +31,16 @@ def write_pages(study: Path, names: list[str], *, train: bool = False, jobs: int
     runs = Runs.read(study / "results")
     for name in (names or questions) if train else ():
         runs = train_missing(questions[name], runs, study, jobs)
-    answers = {}
+    answers, named = {}, names or list(questions)
     for name, question in questions.items():
         try:
             answers[name] = answered(question, runs)
         except Untrained as error:
-            if name in (names or questions):
+            if name in named:
                 raise
             print(f"left out of {RESULTS}: {error}")
     written = []
-    for name in names or questions:
+    for name in named:
         figure = draw(answers[name], study / "figures")
         written.append(study / f"{name}.md")
         write_text(written[-1], page(questions[name], answers[name], runs, figure and f"figures/{figure}"))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
+import pandas as pd
 
 from altgrad.config import UserError
 from altgrad.reporting.results import TOO_FEW, Result, judged
-from altgrad.reporting.study.questions import Hypothesis, Question, comparisons, expected_of, experiments
+from altgrad.reporting.study.questions import Hypothesis, Question
 from altgrad.reporting.study.runs import MEASURED, Run, Runs, parsed
 
 
@@ -53,68 +53,45 @@ class Answer:
         return all(known) if known else None
 
     @property
-    def first(self) -> Comparison | None:
-        """The comparison of the smallest p-value."""
-        tested = [found for found in self.comparisons if found.result is not None]
-        return min(tested, key=_order, default=None)
-
-    def count(self, *outcomes: str) -> int:
-        """How many of the comparisons have one of these outcomes."""
-        return sum(found.result is not None and found.result.outcome in outcomes for found in self.comparisons)
-
-
-def _order(found: Comparison) -> tuple[float, float]:
-    assert found.result is not None
-    return found.result.adjusted, -abs(found.result.difference.mean)
+    def first(self) -> tuple[Comparison, Result] | None:
+        """The comparison of the smallest p-value, and its result."""
+        tested = [(found, found.result) for found in self.comparisons if found.result is not None]
+        return min(tested, key=lambda pair: (pair[1].adjusted, -abs(pair[1].difference.mean)), default=None)
 
 
 def answered(question: Question, runs: Runs) -> list[Answer]:
     """Return the answer to each hypothesis of a question. Raises :class:`UserError` by the hypothesis' place, and
     `Untrained` where runs are missing.
     """
-    hypotheses = question.content.hypotheses
-    asked: dict[str, dict[str, dict[Run, float]]] = {}
-    for name, hypothesis in hypotheses.items():
+    asked: dict[tuple[str, str], dict[Run, float]] = {}
+    families: dict[str, list[str]] = {}
+    for name, hypothesis in question.hypotheses.items():
+        families.setdefault(hypothesis.family or name, []).append(name)
         try:
-            of = experiments(hypothesis) or list(question.content.runs)
-            asked[name] = {label: _added(texts, of, runs) for label, texts in comparisons(hypothesis).items()}
+            for label, texts in hypothesis.comparisons.items():
+                asked[name, label] = parsed(texts, hypothesis.of or list(question.runs), runs)
         except (UserError, KeyError) as error:
             wrong = f"no value for {error} in `over`" if isinstance(error, KeyError) else str(error)
             kind = type(error) if isinstance(error, UserError) else UserError
             raise kind(f"{question.path}: hypotheses.{name}: {wrong}") from None
-    families = [hypothesis.family or name for name, hypothesis in hypotheses.items()]
     results: dict[tuple[str, str], Result] = {}
-    for family in dict.fromkeys(families):
-        members = [name for name, of in zip(hypotheses, families, strict=True) if of == family]
-        first = hypotheses[members[0]]
-        contrasts = {(name, label): contrast for name in members for label, contrast in asked[name].items()}
+    for members in families.values():
+        first = question.hypotheses[members[0]]
+        contrasts = {of: contrast for of, contrast in asked.items() if of[0] in members}
         differences = {
-            label: difference for label, contrast in contrasts.items()
+            of: difference for of, contrast in contrasts.items()
             if (difference := runs.difference(contrast, best_rate=first.rate == "best")) is not None
         }  # fmt: skip
-        by_itself = (first.rule or question.content.rule) == "student"
-        results |= judged(differences, None if by_itself else _rows(contrasts))
-    return [
-        Answer(question, name, hypothesis, [
-            Comparison(
-                label, written, asked[name][label], results.get((name, label)), expected_of(hypothesis, label)
-            ) for label, written in comparisons(hypothesis).items()
-        ]) for name, hypothesis in hypotheses.items()
-    ]  # fmt: skip
-
-
-def _added(written: list[str], of: list[str], runs: Runs) -> dict[Run, float]:
-    """Return the sum of contrasts."""
-    found: dict[Run, float] = {}
-    for text in written:
-        for run, weight in parsed(text, of, runs).items():
-            found[run] = found.get(run, 0.0) + weight
-    return found
-
-
-def _rows(contrasts: dict[tuple[str, str], dict[Run, float]]) -> dict[tuple[str, str], np.ndarray]:
-    """Return the contrasts as rows over all runs that any of them has."""
-    places = list(dict.fromkeys(run for contrast in contrasts.values() for run in contrast))
-    return {
-        label: np.array([contrast.get(run, 0.0) for run in places]) for label, contrast in contrasts.items()
-    }  # fmt: skip
+        weights = pd.DataFrame(list(contrasts.values())).fillna(0.0).to_numpy()
+        by_itself = (first.rule or question.rule) == "student"
+        results |= judged(differences, None if by_itself else dict(zip(contrasts, weights, strict=True)))
+    answers = []
+    for name, hypothesis in question.hypotheses.items():
+        expected = hypothesis.expected
+        found = [
+            Comparison(label, written, asked[name, label], results.get((name, label)),
+                       expected.get(label) if isinstance(expected, dict) else expected)
+            for label, written in hypothesis.comparisons.items()
+        ]  # fmt: skip
+        answers.append(Answer(question, name, hypothesis, found))
+    return answers

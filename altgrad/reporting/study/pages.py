@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.axes import Axes
-
 from altgrad.reporting.document import Column, Table, Text, words
 from altgrad.reporting.figures.style import drawing, panels, save
 from altgrad.reporting.markdown import blocks_to_markdown
 from altgrad.reporting.measure import Measure
-from altgrad.reporting.results import SMALLEST_EFFECT, Result
+from altgrad.reporting.results import SMALLEST_EFFECT
 from altgrad.reporting.study.answers import Answer, Comparison
 from altgrad.reporting.study.questions import Question
 from altgrad.reporting.study.runs import Runs
@@ -32,13 +30,12 @@ OF_F1 = " A comparison `at` an F1 is of the F1 of test documents, where positive
 
 def page(question: Question, answers: Sequence[Answer], runs: Runs, figure: str | None) -> str:
     """Return the page of a question; ``figure`` is the path of its figure from there."""
-    content = question.content
-    parts = [f"# {content.question}", " ".join(content.answer.split())]
-    if figure:
-        parts.append(f"![Δ loss of each comparison below, with its 95 % interval]({figure})")
-    parts.append(blocks_to_markdown([_comparisons(answers, runs), *_untested(answers)]))
-    parts += [_rule(answers), _source(question, runs)]
-    return "\n\n".join(parts) + "\n"
+    drawn = f"![Δ loss of each comparison below, with its 95 % interval]({figure})" if figure else None
+    parts = [
+        f"# {question.question}", " ".join(question.answer.split()), drawn,
+        blocks_to_markdown([_comparisons(answers, runs), *_untested(answers)]), _rule(answers), _source(question, runs),
+    ]  # fmt: skip
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def results(answers: Sequence[Answer], about: Path) -> str:
@@ -54,20 +51,19 @@ def results(answers: Sequence[Answer], about: Path) -> str:
 
 
 def _rule(answers: Sequence[Answer]) -> str:
-    of_f1 = any(found.of_f1 for answer in answers for found in answer.comparisons)
-    return RULE + OF_F1 if of_f1 else RULE
+    return RULE + OF_F1 * any(found.of_f1 for answer in answers for found in answer.comparisons)
 
 
 def _hypothesis(answer: Answer) -> list[str]:
     hypothesis, found = answer.hypothesis, answer.first
     link = f"[{answer.question.name}](study/{answer.question.name}.md)"
-    if found is None or found.result is None:
+    if found is None:
         said = hypothesis.status if hypothesis.status != "tested" else hypothesis.result or NOTHING
-        return [answer.name, hypothesis.says, NONE, NONE, NONE, NONE, NONE, said, NONE, link]
-    count = len(answer.comparisons)
-    significant_of = answer.count("lower", "higher")
-    *numbers, said = cells(found.result)
-    said = said if count == 1 else f"{significant_of} of {count} significant"
+        return [answer.name, hypothesis.says, *[NONE] * len(NUMBERS), said, NONE, link]
+    *numbers, said = cells(found[1])
+    if (count := len(answer.comparisons)) > 1:
+        significant_of = sum(one.result is not None and one.result.significant for one in answer.comparisons)
+        said = f"{significant_of} of {count} significant"
     expected = {True: "yes", False: "no", None: NONE}[answer.as_expected]
     return [answer.name, hypothesis.says, str(count), *numbers, said, expected, link]
 
@@ -77,24 +73,13 @@ def _comparisons(answers: Sequence[Answer], runs: Runs) -> Table:
     rows = []
     for answer in answers:
         for i, found in enumerate(answer.comparisons):
-            name = f"**{answer.name}**" if i == 0 else ""
-            expected = _expected(found) if answer.hypothesis.registered else "exploratory"
+            written = " + ".join(f"`{text}`" for text in found.written)
+            written = written if len(found.written) <= 2 else f"a sum of {len(found.written)} contrasts"
+            expected = "exploratory" if not answer.hypothesis.registered else found.expected or NONE
+            expected += ": no" if answer.hypothesis.registered and found.as_expected is False else ""
             numbers = cells(found.result) if found.result else [NONE, NONE, NONE, "0", NOTHING]
-            rows.append([name, _contrast(found), _size(found, runs), *numbers, expected])
+            rows.append(["" if i else f"**{answer.name}**", written, _size(found, runs), *numbers, expected])
     return Table(columns, rows)
-
-
-def _contrast(found: Comparison) -> str:
-    """Return a contrast as it was written; of more than two that are added up, how many."""
-    if len(found.written) > 2:
-        return f"a sum of {len(found.written)} contrasts"
-    return " + ".join(f"`{text}`" for text in found.written)
-
-
-def _expected(found: Comparison) -> str:
-    if found.expected is None:
-        return NONE
-    return found.expected if found.as_expected in (True, None) else f"{found.expected}: no"
 
 
 def _size(found: Comparison, runs: Runs) -> str:
@@ -111,20 +96,19 @@ def _size(found: Comparison, runs: Runs) -> str:
 def _untested(answers: Sequence[Answer]) -> list[Text]:
     """Say what was registered and not tested, what was decided otherwise, and what deviates from the registration."""
     found = []
-    for answer in answers:
-        hypothesis = answer.hypothesis
+    for asked, name in ((answer.hypothesis, answer.name) for answer in answers):
         said = [
-            f"{hypothesis.status}: {hypothesis.why}" if hypothesis.why else None, hypothesis.result,
-            f"deviation: {hypothesis.deviation}" if hypothesis.deviation else None,
+            f"{asked.status}: {asked.why}" if asked.why else None, asked.result,
+            f"deviation: {asked.deviation}" if asked.deviation else None,
         ]  # fmt: skip
         if any(said):
-            found.append(Text(f"**{answer.name}.** {hypothesis.says} " + " ".join(filter(None, said))))
+            found.append(Text(f"**{name}.** {asked.says} " + " ".join(filter(None, said))))
     return found
 
 
 def _source(question: Question, runs: Runs) -> str:
     """Say how many runs there are, of which machines, and how to train and to read them again."""
-    rows = runs.of_experiment(*question.content.runs)
+    rows = runs.of_experiment(*question.runs)
     machines = ", ".join(sorted(set(rows["machine"].dropna())))
     ended = int((rows["status"] == "ok").sum())
     return (
@@ -149,16 +133,12 @@ def draw(answers: Sequence[Answer], folder: Path) -> str | None:
         axes.axvspan(-SMALLEST_EFFECT, SMALLEST_EFFECT, color="#dddddd", linewidth=0)
         axes.axvline(0, color="black", linewidth=0.8)
         for y, (_, result) in enumerate(rows):
-            _interval(axes, y, result)
+            mean, look = result.difference.mean, {"marker": "o", "markersize": 4}
+            color = (LOW if mean < 0 else HIGH) if result.significant else OPEN
+            axes.errorbar(mean, y, xerr=result.half_width, color=color, linewidth=1.1, **look)
+            axes.plot(mean, y, color=color, markerfacecolor=color if result.significant else "white", **look)
         axes.set_yticks(range(len(rows)), [label for label, _ in rows], fontsize=7)
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set(xlabel="Δ loss: method − reference (nats per token); below zero is better, grey is no effect")
         save(figure, folder, name)
     return f"{name}.png"
-
-
-def _interval(axes: Axes, y: int, result: Result) -> None:
-    color = (LOW if result.difference.mean < 0 else HIGH) if result.significant else OPEN
-    mean, half = result.difference.mean, result.half_width
-    axes.errorbar(mean, y, xerr=half, color=color, marker="o", markersize=4, linewidth=1.1)
-    axes.plot(mean, y, color=color, marker="o", markersize=4, markerfacecolor=color if result.significant else "white")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from altgrad.config import UserError, did_you_mean
 from altgrad.config.errors import sentences
 from altgrad.config.files import read_yaml
 from altgrad.config.resolve import merged
+from altgrad.config.section import Section
 
 LIKE = "like"  # the experiment of the same question that another one differs from
 #: What an experiment has besides settings: commands that are run before it, what is measured after training, and
@@ -21,15 +21,11 @@ LIKE = "like"  # the experiment of the same question that another one differs fr
 BESIDES = {LIKE, "before", "after", "keep"}
 
 Expected = Literal["lower", "higher", "not significant", "no effect"]
+Rule = Literal["bench", "student"]
+Texts = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value or [])]
 
 
-class Strict(BaseModel):
-    """What refuses a key that it does not know."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Hypothesis(Strict):
+class Hypothesis(Section):
     """A contrast, or a family of them, and what was expected of it before it was run.
 
     ``contrast`` is written as :mod:`altgrad.reporting.study.runs` has it, ``{names}`` of ``over`` in braces; several
@@ -43,11 +39,11 @@ class Hypothesis(Strict):
     registered: date | None = None
     commit: str | None = None
     family: str | None = None
-    contrast: str | list[str] | None = None
+    contrast: Texts = Field(default_factory=list)
     over: dict[str, list[str]] = Field(default_factory=dict)
-    of: str | list[str] = Field(default_factory=list)
+    of: Texts = Field(default_factory=list)
     rate: Literal["one", "best"] = "one"
-    rule: Literal["bench", "student"] | None = None
+    rule: Rule | None = None
     expected: Expected | dict[str, Expected] | None = None
     deviation: str | None = None
     result: str | None = None
@@ -58,42 +54,51 @@ class Hypothesis(Strict):
     def _complete(self) -> Hypothesis:
         if self.status != "tested" and not self.why:
             raise ValueError(f"status {self.status!r} needs `why`")
-        if self.status == "tested" and (self.contrast is None) == (self.result is None):
+        if self.status == "tested" and (not self.contrast) == (self.result is None):
             raise ValueError("needs either `contrast` or, where no contrast can say it, `result`")
         return self
 
+    @property
+    def comparisons(self) -> dict[str, list[str]]:
+        """By label, the values of ``over`` joined by ", ", the contrast's texts with the values filled in.
 
-class QuestionFile(Strict):
+        None of a hypothesis that was not tested, which keeps its contrast for when it is.
+        """
+        if not self.contrast or self.status != "tested":
+            return {}
+        return {
+            ", ".join(values): [text.format(**dict(zip(self.over, values, strict=True))) for text in self.contrast]
+            for values in itertools.product(*self.over.values())
+        }
+
+
+class Question(Section):
     """A question, how its runs were trained, and its hypotheses.
 
     ``base`` are settings as in params.yaml, ``runs`` by experiment what differs from them. ``rule`` is the test of
-    all hypotheses that name none.
+    all hypotheses that name none. ``path`` is that of its file, by which it is called.
     """
 
     question: str
     answer: str
-    rule: Literal["bench", "student"] = "bench"
+    rule: Rule = "bench"
     base: dict[str, Any] = Field(default_factory=dict)
     runs: dict[str, dict[str, Any]] = Field(default_factory=dict)
     hypotheses: dict[str, Hypothesis] = Field(default_factory=dict)
+    path: Path
 
-
-@dataclass(frozen=True)
-class Question:
-    """A question by the name of its file."""
-
-    name: str
-    content: QuestionFile
-    path: Path = field(repr=False)
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.path.stem
 
     @classmethod
     def read(cls, path: Path) -> Question:
         """Read and check a question; :class:`UserError` with every mistake, by its place."""
         try:
-            content = QuestionFile.model_validate(read_yaml(path))
+            return cls.model_validate(read_yaml(path) | {"path": path})
         except ValidationError as error:
             raise UserError("\n".join(sentences(error, str(path)))) from None
-        return cls(path.stem, content, path)
 
 
 def read_questions(folder: Path) -> list[Question]:
@@ -104,67 +109,38 @@ def read_questions(folder: Path) -> list[Question]:
     found = [Question.read(path) for path in sorted(folder.glob("*.yaml"))]
     for kind in ("hypotheses", "runs"):
         seen: dict[str, Path] = {}
-        for question in found:
-            for name in getattr(question.content, kind):
-                if name in seen:
-                    raise UserError(f"{question.path}: {kind}.{name} stands in {seen[name]} too; give one another name")
-                seen[name] = question.path
+        for question, name in ((asked, name) for asked in found for name in getattr(asked, kind)):
+            if name in seen:
+                raise UserError(f"{question.path}: {kind}.{name} stands in {seen[name]} too; give one another name")
+            seen[name] = question.path
     for question in found:
-        for name, hypothesis in question.content.hypotheses.items():
-            for experiment in experiments(hypothesis):
+        for name, hypothesis in question.hypotheses.items():
+            for experiment in hypothesis.of:
                 if experiment not in seen:
                     near = did_you_mean(experiment, seen)
                     raise UserError(f"{question.path}: hypotheses.{name}.of: no experiment {experiment!r}{near}")
     return found
 
 
-def experiments(hypothesis: Hypothesis) -> list[str]:
-    """Return the experiments of a hypothesis."""
-    return [hypothesis.of] if isinstance(hypothesis.of, str) else list(hypothesis.of)
-
-
-def comparisons(hypothesis: Hypothesis) -> dict[str, list[str]]:
-    """Return by label, the values of ``over`` joined by ", ", the contrast's texts with the values filled in.
-
-    None of a hypothesis that was not tested, which keeps its contrast for when it is.
-    """
-    texts = [hypothesis.contrast] if isinstance(hypothesis.contrast, str) else hypothesis.contrast or []
-    found: dict[str, list[str]] = {}
-    if not texts or hypothesis.status != "tested":
-        return found
-    for values in itertools.product(*hypothesis.over.values()):
-        named = dict(zip(hypothesis.over, values, strict=True))
-        found[", ".join(values)] = [text.format(**named) for text in texts]
-    return found
-
-
-def expected_of(hypothesis: Hypothesis, label: str) -> str | None:
-    """Return what was expected of a comparison."""
-    return hypothesis.expected.get(label) if isinstance(hypothesis.expected, dict) else hypothesis.expected
-
-
 def settings_of(question: Question, experiment: str) -> dict[str, Any]:
     """Return what an experiment changes in params.yaml. Raises :class:`UserError` for a ``like`` that leads nowhere."""
-    runs = question.content.runs
-    chain: list[str] = []
-    name: str | None = experiment
-    while name is not None:
+    runs, chain = question.runs, [experiment]
+    while (name := runs[chain[-1]].get(LIKE)) is not None:
         if name not in runs:
             near = did_you_mean(name, runs)
             raise UserError(f"{question.path}: runs.{chain[-1]}.{LIKE}: no experiment {name!r}{near}")
         if name in chain:
             raise UserError(f"{question.path}: runs.{name}.{LIKE}: leads back to itself")
         chain.append(name)
-        name = runs[name].get(LIKE)
-    settings = {key: value for key, value in question.content.base.items() if key not in BESIDES}
-    for name in reversed(chain):
-        settings = merged(settings, {key: value for key, value in runs[name].items() if key not in BESIDES})
+    settings: dict[str, Any] = {}
+    for own in (question.base, *(runs[name] for name in reversed(chain))):
+        settings = merged(settings, {key: value for key, value in own.items() if key not in BESIDES})
     return settings
 
 
 def of_experiment(question: Question, experiment: str) -> dict[str, Any]:
     """Return what an experiment has besides settings."""
-    own = question.content.base | question.content.runs[experiment]
+    own = question.base | question.runs[experiment]
     return {key: own[key] for key in BESIDES & own.keys()}
 
 

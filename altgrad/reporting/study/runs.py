@@ -15,9 +15,11 @@ weights, or which metric of a classifier stands in its place.
 from __future__ import annotations
 
 import itertools
+import math
 import re
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 
@@ -56,6 +58,9 @@ class Run:
     format: str
     optimizer: str
     measure: str = TRAINED
+
+
+RUN = [field.name for field in fields(Run)]
 
 
 class Untrained(UserError):
@@ -97,14 +102,13 @@ class Runs:
             write_text(folder / name, ordered.to_csv(index=False, lineterminator="\n"))
 
     @cached_property
-    def _losses(self) -> dict[Run, dict[float, pd.Series]]:
-        """By run and rate, the losses by seed."""
+    def _losses(self) -> dict[Run, list[pd.Series]]:
+        """By run, the losses by seed at each of its rates."""
         both = pd.concat([self.table.assign(measure=TRAINED), self.after.rename(columns={"value": "val_loss"})])
-        found: dict[Run, dict[float, pd.Series]] = {}
-        names = ["experiment", "format", "optimizer", "measure", "lr_scale"]
-        for (*run, rate), rows in both.groupby(names, sort=False):
-            found.setdefault(Run(*run), {})[rate] = rows.set_index("seed")["val_loss"]
-        return found
+        found: dict[Run, list[pd.Series]] = defaultdict(list)
+        for (*run, _), rows in both.groupby([*RUN, "lr_scale"], sort=False):
+            found[Run(*run)].append(rows.set_index("seed")["val_loss"])
+        return dict(found)
 
     def has(self, run: Run) -> bool:
         """Whether the table has the run."""
@@ -124,7 +128,7 @@ class Runs:
             raise UserError(
                 f"{run.experiment}: {run.optimizer} has {len(rates)} learning rates in {run.format}; say `rate: best`"
             )
-        return min(rates.values(), key=lambda losses: (losses.isna().sum(), losses.mean()))
+        return min(rates, key=lambda losses: (losses.isna().sum(), losses.mean()))
 
     def by_seed(self, contrast: Mapping[Run, float], *, best_rate: bool = False) -> pd.Series:
         """Return a contrast seed by seed; NaN where one of its runs has no loss."""
@@ -136,35 +140,33 @@ class Runs:
         return summarised(np.asarray(self.by_seed(contrast, best_rate=best_rate)))
 
 
-def parsed(text: str, experiments: list[str], runs: Runs) -> dict[Run, float]:
-    """Return the weight of each run in a contrast as it is written.
+def parsed(texts: list[str], experiments: list[str], runs: Runs) -> dict[Run, float]:
+    """Return the weight of each run in the sum of contrasts as they are written.
 
-    Each run is that of the first of ``experiments`` which has it. Raises :class:`UserError` where the text is none or
-    no experiment has a run.
+    Each run is that of the first of ``experiments`` which has it. Raises :class:`UserError` where a text is no contrast
+    or no experiment has a run.
     """
-    match = CONTRAST.fullmatch(text.strip())
-    if match is None:
-        raise UserError(f"contrast {text!r}: write it as `optimizer - optimizer in format`")
-    optimizers, formats = (_sum(match[name], text) for name in ("optimizers", "formats"))
-    places = _sum(match["experiments"], text) if match["experiments"] else {"": 1.0}
-    measures = _sum(match["measures"] or TRAINED, text)
-    found: dict[Run, float] = {}
-    for (optimizer, a), (fmt, b), (place, c), (measure, d) in itertools.product(
-        optimizers.items(), formats.items(), places.items(), measures.items()
-    ):
-        run = _run([place] if place else experiments, fmt, optimizer, measure, runs)
-        found[run] = found.get(run, 0.0) + a * b * c * d
+    found: dict[Run, float] = defaultdict(float)
+    for text in texts:
+        match = CONTRAST.fullmatch(text.strip())
+        if match is None:
+            raise UserError(f"contrast {text!r}: write it as `optimizer - optimizer in format`")
+        optimizers, formats, measures = (_sum(part, text) for part in (match[1], match[2], match[4] or TRAINED))
+        places = _sum(match["experiments"], text) if match["experiments"] else {"": 1.0}
+        for parts in itertools.product(*(part.items() for part in (optimizers, formats, places, measures))):
+            optimizer, fmt, place, measure = (name for name, _ in parts)
+            run = _run([place] if place else experiments, fmt, optimizer, measure, runs)
+            found[run] += math.prod(weight for _, weight in parts)
     return {run: weight for run, weight in found.items() if weight}
 
 
 def _run(experiments: list[str], fmt: str, optimizer: str, measure: str, runs: Runs) -> Run:
-    candidates = [Run(name, fmt, optimizer, measure) for name in experiments]
-    for run in candidates:
-        if runs.has(run):
+    for name in experiments:
+        if runs.has(run := Run(name, fmt, optimizer, measure)):
             return run
     rows = runs.of_experiment(*experiments)
     for kind, name in (("format", fmt), ("optimizer", optimizer)):
-        known = list(dict.fromkeys(rows[kind]))
+        known = list(rows[kind].unique())
         if known and name not in known:
             raise UserError(f"{', '.join(experiments)}: no run of {kind} {name!r}{did_you_mean(name, known)}")
     what = "" if measure == TRAINED else f" at {measure}"
@@ -173,13 +175,11 @@ def _run(experiments: list[str], fmt: str, optimizer: str, measure: str, runs: R
 
 def _sum(text: str, whole: str) -> dict[str, float]:
     """Return the names of a sum with their weights."""
-    first, *rest = SUM.split(text.strip())
-    signed = [("+", first), *zip(rest[::2], rest[1::2], strict=True)]
-    found: dict[str, float] = {}
-    for sign, term in signed:
+    signs = ["+", *SUM.findall(text.strip())]
+    found: dict[str, float] = defaultdict(float)
+    for sign, term in zip(signs, SUM.split(text.strip())[::2], strict=True):
         match = TERM.fullmatch(term)
         if match is None:
             raise UserError(f"contrast {whole!r}: {term!r} is no name, nor a weight times one, such as 0.5*adamw")
-        weight = float(match["weight"] or 1) * (1 if sign == "+" else -1)
-        found[match["name"]] = found.get(match["name"], 0.0) + weight
+        found[match["name"]] += float(match["weight"] or 1) * (1 if sign == "+" else -1)
     return found

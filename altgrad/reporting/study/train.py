@@ -25,7 +25,6 @@ from altgrad.reporting.study.questions import Question, of_experiment, params_of
 from altgrad.reporting.study.runs import AFTER, COLUMNS, KEY, MEASURED, Runs
 
 TUNES = "tuning"  # how the name of an experiment begins that chooses learning rates
-STATUS = {"completed": "ok"}
 
 
 def train_missing(question: Question, runs: Runs, study: Path, jobs: int | None) -> Runs:
@@ -35,37 +34,32 @@ def train_missing(question: Question, runs: Runs, study: Path, jobs: int | None)
     """
     root = study.parents[1]
     params = root / "params.yaml"
-    missing = [name for name in question.content.runs if _lacks(params_of(question, name, params), name, runs, study)]
+    besides = {name: of_experiment(question, name) for name in question.runs}
+    # Weights of an experiment's one run may be kept, in data/weights, for others to start from.
+    weights = {name: root / KEPT / name / WEIGHTS for name, own in besides.items() if own.get("keep")}
+    missing = [name for name in question.runs if _lacks(params_of(question, name, params), name, runs, study)]
     if missing:
         if _git(root, "status", "--porcelain", "altgrad", "stages", "dvc.yaml"):
             raise UserError("the code differs from the last commit, which new rows of the study would name: commit it")
-        missing = [
-            name for name in question.content.runs
-            if name in missing or (_keeps(question, name) and not (root / KEPT / name / WEIGHTS).is_file())
-        ]  # fmt: skip
+        gone = [name for name, path in weights.items() if not path.is_file()]
+        missing = [name for name in question.runs if name in (*missing, *gone)]
     for name in missing:
         print(f"{question.name}: training {name}", flush=True)
         folder = _checkout(root, name)
         write_text(folder / "params.yaml", json.dumps(params_of(question, name, params)))  # JSON is YAML
         if (root / KEPT).is_dir():
             shutil.copytree(root / KEPT, folder / KEPT, dirs_exist_ok=True)
-        own = of_experiment(question, name)
-        for command in own.get("before", []):
+        for command in besides[name].get("before", []):
             _run(command.split(), folder, name)
         _run(["-m", "altgrad.execution", *(["--jobs", str(jobs)] if jobs else [])], folder, name)
-        runs = _with_rows(runs, _rows(folder, name), _after(folder, name, own.get("after", {})))
+        runs = _with_rows(runs, _rows(folder, name), _after(folder, name, besides[name].get("after", {})))
         runs.write(study / "results")
-        if _keeps(question, name):
-            (weights,) = (folder / "data/runs").glob(f"*/{WEIGHTS}")
-            (root / KEPT / name).mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(weights, root / KEPT / name / WEIGHTS)
+        if name in weights:
+            (own,) = (folder / "data/runs").glob(f"*/{WEIGHTS}")
+            weights[name].parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(own, weights[name])
         _git(root, "worktree", "remove", "--force", str(folder.resolve()))
     return runs
-
-
-def _keeps(question: Question, name: str) -> bool:
-    """Whether the weights of the experiment's one run are kept, in data/weights, for others to start from."""
-    return bool(of_experiment(question, name).get("keep"))
 
 
 def _lacks(params: dict[str, Any], name: str, runs: Runs, study: Path) -> bool:
@@ -129,7 +123,7 @@ def _rows(folder: Path, name: str) -> pd.DataFrame:
         rows.append({
             "experiment": name, **{key: found[key] for key in KEY[1:]},
             "val_loss": round(found["val_loss"], 6) if ended else None,
-            "status": STATUS.get(found["outcome"], found["outcome"]),
+            "status": "ok" if ended else found["outcome"],
             **{key: found[key] for key in ("steps", "tokens", "parameters")},
             "machine": f"{timing['machine'].rsplit(',', 1)[0]} {timing['compute']}",
             "torch": timing["versions"]["torch"], "commit": head[:10],

@@ -57,9 +57,10 @@ def test_the_first_screen_of_the_committed_report_has_the_same_numbers(tmp_path)
 def test_the_script_of_the_page_writes_the_columns_that_the_command_reads(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(blocks("python")[0], {})
-    (final,) = read_rows(Path("results.csv"), "loss")
-    (later,) = read_curves(Path("curves.csv"), "loss", [final])
-    assert final.run == later.run == ("fp8", "muon", 0) and (final.loss, later.loss, later.step) == (3.276, 4.18, 100)
+    final = read_rows(Path("results.csv"), "loss")
+    later = read_curves(Path("curves.csv"), "loss", final)
+    assert final.to_dict("records") == [{"configuration": "fp8", "optimizer": "muon", "seed": 0, "loss": 3.276}]
+    assert later.to_dict("records") == [final.iloc[0].to_dict() | {"step": 100, "loss": 4.18}]
 
 
 def losses(seed: int = 3) -> dict[tuple[str, str], list[float | None]]:
@@ -92,7 +93,7 @@ def test_every_question_of_a_grid_has_the_same_answer_and_every_figure_the_same_
         reference="bf16", reference_optimizer="adamw", optimizer_controls={"shuffled": "stiff"},
         configuration_controls={"virtual.E4M3": "E4M3"}, unquantized=["bf16"], unit="nats per token",
     )  # fmt: skip
-    given = study_of(read, [], family.checked(read, "results.csv"))
+    given = study_of(read, None, family.checked(read, "results.csv"))
     ours, theirs = compare(grid), compare(given)
     assert theirs.answers.claims.keys() == ours.answers.claims.keys() and len(ours.answers.claims) > 10
     for question, expected in numbers(ours.answers).items():

@@ -47,13 +47,13 @@ def at(experiment: str, fmt: str, optimizer: str) -> np.ndarray:
     ],
 )  # fmt: skip
 def test_a_contrast_is_the_sum_that_it_says(runs, text, expected):
-    found = runs.by_seed(parsed(text, ["one"], runs))
+    found = runs.by_seed(parsed([text], ["one"], runs))
     np.testing.assert_allclose(found, expected(), atol=1e-12)
 
 
 def test_a_run_is_taken_from_the_first_experiment_that_has_it(runs):
-    assert parsed("rung in E3M4", ["two", "one"], runs) == {Run("two", "E3M4", "rung"): 1}
-    assert parsed("rung in E4M3", ["two", "one"], runs) == {Run("one", "E4M3", "rung"): 1}
+    assert parsed(["rung in E3M4"], ["two", "one"], runs) == {Run("two", "E3M4", "rung"): 1}
+    assert parsed(["rung in E4M3"], ["two", "one"], runs) == {Run("one", "E4M3", "rung"): 1}
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,13 @@ def test_a_run_is_taken_from_the_first_experiment_that_has_it(runs):
 )
 def test_what_is_no_contrast_of_these_runs_is_refused(runs, text, words):
     with pytest.raises(UserError, match=words):
-        parsed(text, ["one"], runs)
+        parsed([text], ["one"], runs)
 
 
 def test_a_seed_without_a_loss_of_one_of_the_runs_is_left_out(tmp_path):
     losses = LOSSES | {("one", "E3M4", "rung"): np.where(np.arange(6) == 2, np.nan, at("one", "E3M4", "rung"))}
     runs = Runs.read(write_study(tmp_path, rows(losses)) / "results")
-    found = runs.difference(parsed("rung - adamw in E3M4", ["one"], runs))
+    found = runs.difference(parsed(["rung - adamw in E3M4"], ["one"], runs))
     kept = np.delete(at("one", "E3M4", "rung") - at("one", "E3M4", "adamw"), 2)
     assert found is not None and found.n == 5 and found.mean == pytest.approx(kept.mean())
 

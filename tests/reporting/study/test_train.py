@@ -144,7 +144,7 @@ def test_a_run_starts_from_the_weights_that_another_left_and_f1_is_a_measure(roo
     assert [tuple(row) for row in trained(root).after[["experiment", "measure", "value"]].to_numpy()] == [
         ("one", "micro_f1", 0.5)
     ]
-    assert parsed("adamw in E3M4 at micro_f1", ["one"], Runs.read(study / "results"))
+    assert parsed(["adamw in E3M4 at micro_f1"], ["one"], Runs.read(study / "results"))
     shutil.rmtree(root / "data/weights")
     trained(root)  # which lacks no run, and so needs no weights
     assert not (root / "data/weights").exists()
