@@ -479,7 +479,9 @@ void arm_step(Tensor p, Tensor g, Tensor m, Tensor v, Tensor reference_m, Tensor
   const Numbers h(numbers);
   const Grid grid(constants);
   std::optional<Decoded> decoded;
-  if (p.scalar_type() == torch::headeronly::ScalarType::Byte) decoded.emplace(p, grid, data_or_null(held), arm.scale_rule);
+  if (p.scalar_type() == torch::headeronly::ScalarType::Byte) {
+    decoded.emplace(p, grid, data_or_null(held), arm.scale_rule);
+  }
   const Tensors t{decoded ? decoded->values() : data_or_null(p),
                   floats_or_null(m, m_coding),
                   floats_or_null(v, v_coding),
