@@ -14,7 +14,7 @@ def main() -> None:
     from altgrad.training import machine
 
     machine.use_compile_cache(machine.compile_cache(project_root()))
-    kernels.load(kernels.SOURCE)
+    kernels.available()
     kernels.load(update_cpu.SOURCE, update_cpu.DEFINITIONS)
     kernels.load(sums.SOURCE, sums.DEFINITIONS)
 

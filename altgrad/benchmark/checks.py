@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from xml.etree import ElementTree
 
 from altgrad.benchmark.needs import left_out
 from altgrad.config.process import usable_cores
+from altgrad.training.machine import compile_cache
 
 MOST_AT_A_TIME = 8
 
@@ -30,7 +32,10 @@ def run(name: str, tests: list[str], limit_s: float) -> dict[str, Any]:
         command = [sys.executable, "-m", "pytest", *tests, *beside, f"--junitxml={result}", "-p", "no:cacheprovider"]
         began = time.perf_counter()
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+            environment = os.environ | {"ALTGRAD_COMPILE_CACHE": str(compile_cache(Path.cwd()))}
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=limit_s, check=False
+            )
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"{' '.join(tests)} had not ended after {limit_s:.0f} s") from None
         took = time.perf_counter() - began

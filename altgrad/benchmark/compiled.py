@@ -11,6 +11,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,26 +26,38 @@ AT_A_TIME = 6
 POLL_S = 0.2
 
 
-def compile_all(names: Sequence[str], config: GPTConfig, batch: int, cache: Path, at_a_time: int = AT_A_TIME) -> None:
+def compile_all(
+    names: Sequence[str], config: GPTConfig, batch: int, cache: Path, at_a_time: int = AT_A_TIME
+) -> dict[str, str]:
     """Compile the steps of the contestants ``names`` of `steps.contestants` into ``cache``.
 
-    What fails says why when the session takes the step itself.
+    Returns those whose process failed, with the last line of what it said: the session takes such a step itself.
     """
-    waiting = list(names)
-    running: list[subprocess.Popen[bytes]] = []
-    quiet = subprocess.DEVNULL
-    try:
-        while waiting or running:
-            while waiting and len(running) < at_a_time:
-                sizes = {"config": dataclasses.asdict(config), "batch": batch, "cache": str(cache)}
-                job = {"name": waiting.pop(0), **sizes}
-                command = [sys.executable, "-m", "altgrad.benchmark.compiled", json.dumps(job)]
-                running.append(subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet))
-            time.sleep(POLL_S)
-            running = [process for process in running if process.poll() is None]
-    finally:
-        for process in running:
-            process.kill()
+    waiting, failed = list(names), {}
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            while waiting or running:
+                while waiting and len(running) < at_a_time:
+                    name = waiting.pop(0)
+                    job = {"name": name, "config": dataclasses.asdict(config), "batch": batch, "cache": str(cache)}
+                    command = [sys.executable, "-m", "altgrad.benchmark.compiled", json.dumps(job)]
+                    quiet = subprocess.DEVNULL
+                    with _errors(folder, name).open("wb") as errors:
+                        running[name] = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=errors)
+                time.sleep(POLL_S)
+                for name in [name for name, process in running.items() if process.poll() is not None]:
+                    if running.pop(name).returncode:
+                        said = _errors(folder, name).read_text(errors="replace")
+                        failed[name] = (said.strip() or "killed").splitlines()[-1]
+        finally:
+            for process in running.values():
+                process.kill()
+    return failed
+
+
+def _errors(folder: str, name: str) -> Path:
+    return Path(folder, name.replace("/", "_"))
 
 
 def main(arguments: list[str]) -> None:
@@ -56,8 +69,8 @@ def main(arguments: list[str]) -> None:
     job = json.loads(arguments[0])
     machine.use_compile_cache(Path(job["cache"]))
     device = machine.select_device("auto")
-    config = GPTConfig(**job["config"])
-    entry = next(entry for entry in steps.contestants(device) if entry.name == job["name"])
+    config = GPTConfig(**job["config"] | {"labels": tuple(job["config"]["labels"])})  # JSON has no tuples
+    entry = {entry.name: entry for entry in steps.contestants(device)}[job["name"]]
     steps.Step(config, entry, steps.random_tokens(config, job["batch"], device), device)()
 
 

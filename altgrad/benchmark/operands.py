@@ -8,7 +8,7 @@ as long as a small one runs.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -127,8 +127,12 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
     ]
 
 
-def measure(shape: tuple[int, int], rounds: int, device: torch.device) -> list[dict[str, Any]]:
+def measure(
+    shape: tuple[int, int], rounds: int, device: torch.device, only: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
     """Return a row per contestant for a bfloat16 tensor of ``shape``: ms of a call, GB/s, and its share of a copy's.
+
+    ``only`` names those that take part, a copy among them; all by default.
 
     ``over_copy`` is the median over rounds of the contestant's GB/s over those of the copy in the same round, with
     quartiles. One that fails has its error in ``absent``.
@@ -138,6 +142,8 @@ def measure(shape: tuple[int, int], rounds: int, device: torch.device) -> list[d
     bytes_of: dict[str, float] = {}
     absent: list[dict[str, Any]] = []
     for entry in contestants(device, torch.bfloat16):
+        if only is not None and entry.name not in only:
+            continue
         run = partial(_calls, entry, x)
         try:
             seconds(run, device)

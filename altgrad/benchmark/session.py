@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 
 from altgrad.benchmark import checks, compiled, needs, operands, optimizers, runs, steps, tables, timing
 from altgrad.benchmark.record import BASELINE, Record
+from altgrad.benchmark.sizes import MINIATURE, ON_CPU, ON_GPU
 from altgrad.benchmark.timing import in_turn
 from altgrad.config import load_params
 from altgrad.config.models import Model
@@ -34,86 +34,15 @@ SAME_GRAPH = ("E3M4", "E7M0")  # as E4M3, since a format enters a graph as a ten
 Rows = dict[str, list[dict[str, Any]]]
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How much of each: of the lists for a GPU and for a processor, and of the rehearsal of the former on a CPU.
-
-    Attributes:
-        checks: tests by what they check, first and last in the list.
-        operands: shape of the tensor.
-        steps: models and batches of training steps, at ``vocabulary`` tokens; ``entries`` the contestants in them.
-        rounds: timed steps.
-        modes: of `torch.compile` that are timed beside the default one, with a step of ``MODES_OF``.
-        optimizers: the arms, on the last of the models.
-        jobs: how many runs of pico at a time.
-        parts_of: models whose runs are taken apart, with their vocabulary.
-        train: settings of whole runs.
-    """
-
-    operands: tuple[int, int]
-    steps: tuple[tuple[str, int], ...]
-    vocabulary: int
-    rounds: int
-    optimizers: tuple[str, ...]
-    jobs: tuple[int, ...]
-    parts_of: dict[str, int]
-    entries: tuple[str, ...] | None = None  # None: all
-    modes: tuple[str, ...] = ()
-    checks: dict[str, list[str]] = field(default_factory=dict)
-    later_checks: dict[str, list[str]] = field(default_factory=dict)
-    train: dict[str, Any] = field(default_factory=dict)
-
-
-ON_GPU = Sizes(
-    checks={"numerics": ["tests/gpu/test_numerics.py"], "runs": ["tests/gpu/test_cells.py"]},
-    later_checks={"optimizers": ["tests/gpu/test_arms.py"]},
-    operands=(1 << 16, 3072),
-    steps=(("gpt-124m", 16),),
-    vocabulary=50257,
-    rounds=10,
-    entries=(
-        "bf16", "E4M3", "E3M4", "E7M0", "MXFP8, all tensors", "NVFP4, all tensors", "NVFP4 as published",
-        "E4M3, native tensorwise", "E4M3, native rowwise", "E4M3, torchao tensorwise", "E4M3, torchao rowwise",
-        "E4M3, torchao rowwise_with_gw_hp", "E4M3, codes kept", "E4M3, native blocks of 128", "MXFP8, native",
-        "NVFP4 as published, native",
-    ),
-    modes=("reduce-overhead", "max-autotune-no-cudagraphs"),
-    optimizers=("adamw", "stiff_update", "stiff_matched", "rung", "muon"),
-    jobs=(1, 4, 8, 16),
-    parts_of={"pico": 1024, "nano": 4096, "micro": 4096, "mini": 4096, "gpt-50m": 50257, "gpt-124m": 50257},
-)  # fmt: skip
-ON_CPU = Sizes(
-    operands=(1 << 12, 1024),
-    steps=(("nano", 16), ("micro", 16)),
-    vocabulary=4096,
-    rounds=15,
-    optimizers=(
-        "adamw", "stiff_update", "stiff_matched", "stiff_permuted", "rung", "muon",
-        "adamw_e4m3_state", "adamw_coat", "adamw_fishman", "adamw_dynamic8", "eco_3_bytes", "rung_3_bytes",
-    ),
-    jobs=(1, 2),
-    parts_of={"pico": 1024, "nano": 4096},
-)  # fmt: skip
-MINIATURE = Sizes(
-    checks={"numerics": ["tests/gpu/test_numerics.py::test_codes_are_the_same_bytes"]},
-    operands=(64, 96),
-    steps=(("pico", 2),),
-    vocabulary=128,
-    rounds=2,
-    entries=("bf16", "E4M3", "E3M4"),
-    modes=("reduce-overhead",),
-    optimizers=("adamw", "rung"),
-    jobs=(2,),
-    parts_of={"pico": 512},
-    train={"steps": 4, "batch": 2, "eval_sequences": 4, "compile": "off"},
-)
-
-
 class Item(NamedTuple):
-    """Something that is measured by itself, and the rows that it gives each part of the record."""
+    """Something that is measured by itself, and the rows that it gives each part of the record.
+
+    ``patience``: for how many times the limit of an item.
+    """
 
     name: str
     measure: Callable[[], Rows]
+    patience: int = 1
 
 
 def _row_of(part: str, measure: Callable[[], dict[str, Any]]) -> Rows:
@@ -164,7 +93,7 @@ class Session:
             number = f"[{items.index(item) + 1}/{len(items)}]"
             started = time.perf_counter()
             try:
-                with _at_most(self.limit_s):
+                with _at_most(item.patience * self.limit_s):
                     found = item.measure()
             except (Exception, OutOfTime) as error:  # noqa: BLE001 - whatever it is, the next item may be measured
                 words = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -182,12 +111,11 @@ class Session:
         sizes = self.sizes
         yield from (self._check(name, tests) for name, tests in sizes.checks.items())
         yield Item("limits", lambda: {"limits": [timing.limits(self.device)]})
-        rounds = 3 * sizes.rounds
-        yield Item("operands", lambda: {"operands": operands.measure(sizes.operands, rounds, self.device)})
+        yield Item("operands", self._operands)
+        if sizes is not ON_CPU:  # where processes of their own compile no sooner
+            yield from (Item("graphs of steps", partial(self._compile, *size), 2) for size in sizes.steps)
         for model, batch in sizes.steps:
             size = "" if len(sizes.steps) == 1 else f"{model}, batch {batch}: "
-            if sizes is not ON_CPU:  # where a process of its own compiles no sooner
-                yield Item("graphs of steps", partial(self._compile, model, batch))
             for entry in self.entries():
                 yield Item(f"step: {size}{entry.name}", partial(self._step, model, batch, entry))
         yield from (Item(f"optimizer: {name}", partial(self._optimizer, name)) for name in sizes.optimizers)
@@ -215,9 +143,17 @@ class Session:
     def _compile(self, model: str, batch: int) -> Rows:
         """Compile all steps at once; formats share a graph with the first of their kind."""
         names = [entry.name for entry in self.entries() if entry.name not in SAME_GRAPH and _is_there(entry)]
-        at_a_time = min(compiled.AT_A_TIME, max(1, usable_cores() // 2))
-        compiled.compile_all(names, self._config(model), batch, machine.compile_cache(self.root), at_a_time)
+        at_a_time = min(compiled.AT_A_TIME, usable_cores())
+        cache = machine.compile_cache(self.root)
+        failed = compiled.compile_all(names, self._config(model), batch, cache, at_a_time)
+        if failed:
+            raise RuntimeError("; ".join(f"{name}: {why}" for name, why in failed.items()))
         return {}
+
+    def _operands(self) -> Rows:
+        sizes = self.sizes
+        rows = operands.measure(sizes.operands, 3 * sizes.rounds, self.device, sizes.operand_entries)
+        return {"operands": rows}
 
     def _check(self, name: str, tests: list[str]) -> Item:
         return Item(f"check: {name}", lambda: {"checks": [checks.run(name, tests, self.limit_s - 5)]})
@@ -225,7 +161,7 @@ class Session:
     def _config(self, model: str) -> GPTConfig:
         preset = self.params.models[model]
         assert isinstance(preset, Model)
-        return GPTConfig(vocab_size=self.sizes.vocabulary, **preset.sizes)
+        return GPTConfig(vocab_size=self.sizes.vocabulary, **preset.sizes | self.sizes.changed)
 
     def _warm(self, model: str, batch: int, entry: steps.Contestant, mode: str = "default") -> steps.Step:
         config = self._config(model)

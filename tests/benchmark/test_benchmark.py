@@ -9,7 +9,7 @@ import torch
 
 from altgrad.benchmark import operands, steps
 from altgrad.benchmark.record import BASELINE
-from altgrad.benchmark.session import MINIATURE, ON_CPU, ON_GPU
+from altgrad.benchmark.sizes import MINIATURE, ON_CPU, ON_GPU
 from altgrad.benchmark.steps import Step, contestants, matmul_operations, random_tokens
 from altgrad.benchmark.timing import gemm_rate
 from altgrad.config.files import read_yaml

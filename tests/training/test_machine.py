@@ -150,7 +150,7 @@ def test_what_is_compiled_for_another_processor_is_kept_apart(monkeypatch, tmp_p
         machine.use_compile_cache(tmp_path)
         folders.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
         with pytest.warns(UserWarning, match="recorded"):
-            kernels.load.__wrapped__(kernels.SOURCE)
+            kernels.load.__wrapped__(kernels.SOURCES[0])
     assert folders[0] != folders[1]
     assert [word for word in commands[1] if "march" in word] == [f"-march={march or 'native'}"]
     made = [Path(command[command.index("-o") + 1]) for command in commands]

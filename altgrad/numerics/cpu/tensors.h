@@ -1,14 +1,29 @@
-// Operands with one scale per tensor, that of a history or their own.
+// Operands with one scale per tensor, that of a history or their own; and the tensors that scales are returned in.
 
 #pragma once
 
 #include <algorithm>
+#include <cstdlib>
+#include <new>
 #include <span>
 #include <vector>
 
 #include "elements.h"
 
 namespace altgrad {
+
+// A small float32 tensor, from malloc rather than from torch's allocator. That asks for aligned memory, and before
+// 2.38 glibc does not use an aligned block again if something small has been put behind it: steps would grow by
+// megabytes each.
+inline Tensor small_float(const std::vector<int64_t>& sizes) {
+  int64_t count = 1;
+  std::vector<int64_t> strides(sizes.size());
+  for (size_t i = sizes.size(); i-- > 0; count *= sizes[i]) strides[i] = std::max<int64_t>(1, count);
+  void* data = std::malloc(std::max<size_t>(1, count * sizeof(float)));
+  if (data == nullptr) throw std::bad_alloc();
+  return torch::stable::from_blob(data, sizes, strides, torch::stable::Device(torch::headeronly::DeviceType::CPU),
+                                  ScalarType::Float, &std::free);
+}
 
 constexpr int64_t kSpan = 1 << 16;  // elements of a tensor that a thread handles at a time
 

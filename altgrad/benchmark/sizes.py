@@ -1,0 +1,88 @@
+"""How much is measured: the list for a GPU, the one for a processor, and the rehearsal of the former anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of each: of the lists for a GPU and for a processor, and of the rehearsal of the former on a CPU.
+
+    Attributes:
+        checks: tests by what they check, first and last in the list.
+        operands: shape of the tensor; ``operand_entries`` those that are made of it.
+        steps: models and batches of training steps, at ``vocabulary`` tokens, ``changed`` in their sizes; ``entries``
+            the contestants in them.
+        rounds: timed steps.
+        modes: of `torch.compile` that are timed beside the default one, with a step of ``MODES_OF``.
+        optimizers: the arms, on the last of the models.
+        jobs: how many runs of pico at a time.
+        parts_of: models whose runs are taken apart, with their vocabulary.
+        train: settings of whole runs.
+    """
+
+    operands: tuple[int, int]
+    steps: tuple[tuple[str, int], ...]
+    vocabulary: int
+    rounds: int
+    optimizers: tuple[str, ...]
+    jobs: tuple[int, ...]
+    parts_of: dict[str, int]
+    changed: dict[str, int] = field(default_factory=dict)
+    entries: tuple[str, ...] | None = None  # None: all
+    operand_entries: tuple[str, ...] | None = None
+    modes: tuple[str, ...] = ()
+    checks: dict[str, list[str]] = field(default_factory=dict)
+    later_checks: dict[str, list[str]] = field(default_factory=dict)
+    train: dict[str, Any] = field(default_factory=dict)
+
+
+ON_GPU = Sizes(
+    checks={"numerics": ["tests/gpu/test_numerics.py"], "runs": ["tests/gpu/test_cells.py"]},
+    later_checks={"optimizers": ["tests/gpu/test_arms.py"]},
+    operands=(1 << 16, 3072),
+    steps=(("gpt-124m", 16),),
+    vocabulary=50257,
+    rounds=10,
+    entries=(
+        "bf16", "E4M3", "E3M4", "E7M0", "MXFP8, all tensors", "NVFP4, all tensors", "NVFP4 as published",
+        "E4M3, native tensorwise", "E4M3, native rowwise", "E4M3, torchao tensorwise", "E4M3, torchao rowwise",
+        "E4M3, torchao rowwise_with_gw_hp", "E4M3, codes kept", "E4M3, native blocks of 128", "MXFP8, native",
+        "NVFP4 as published, native",
+    ),
+    modes=("reduce-overhead", "max-autotune-no-cudagraphs"),
+    optimizers=("adamw", "stiff_update", "stiff_matched", "rung", "muon"),
+    jobs=(1, 4, 8, 16),
+    parts_of={"pico": 1024, "nano": 4096, "micro": 4096, "mini": 4096, "gpt-50m": 50257, "gpt-124m": 50257},
+)  # fmt: skip
+ON_CPU = Sizes(
+    operands=(1 << 12, 1024),
+    steps=(("nano", 16), ("micro", 16)),
+    vocabulary=4096,
+    rounds=15,
+    optimizers=(
+        "adamw", "stiff_update", "stiff_matched", "stiff_permuted", "rung", "muon",
+        "adamw_e4m3_state", "adamw_coat", "adamw_fishman", "adamw_dynamic8", "eco_3_bytes", "rung_3_bytes",
+    ),
+    jobs=(1, 2),
+    parts_of={"pico": 1024, "nano": 4096},
+)  # fmt: skip
+MINIATURE = Sizes(
+    checks={"numerics": ["tests/gpu/test_numerics.py::test_codes_are_the_same_bytes"]},
+    operands=(64, 96),
+    steps=(("pico", 2),),
+    vocabulary=128,
+    rounds=2,
+    changed={"layers": 1},
+    entries=("bf16", "E4M3", "E3M4"),
+    operand_entries=(
+        "copy", "E4M3, a scale per row, to float8", "E2M1, MS-EDEN", "E4M3, a scale per tensor, by kernels",
+    ),
+    modes=("reduce-overhead",),
+    optimizers=("adamw", "rung"),
+    jobs=(2,),
+    parts_of={"pico": 512},
+    train={"steps": 4, "batch": 2, "eval_sequences": 4, "compile": "off"},
+)
