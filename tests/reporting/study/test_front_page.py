@@ -48,18 +48,28 @@ def test_the_front_pages_numbers_are_of_the_table_of_runs_and_what_is_empty_was_
 
 
 @pytest.mark.parametrize("row", COSTS, ids=lambda row: row[0].strip())
-def test_what_formats_cost_is_of_the_table_of_runs(row: tuple[str, ...]) -> None:
-    """In every experiment whose runs have that size: the format minus bf16, or minus its unquantized control."""
+def test_what_formats_cost_is_what_the_studys_pages_say(row: tuple[str, ...]) -> None:
+    """The format minus bf16, or minus its unquantized control: difference, half the interval, significance."""
+    name = row[0].split()[0]
     for (millions, tokens), cell in zip(SIZES, row[1:], strict=True):
-        if said := re.fullmatch(r" ([+−]\d\.\d{4}) ± (\d\.\d{4}) ", cell):
-            name = row[0].split()[0].strip("* ")
-            measured = {
-                (f"{mean:+.4f}", f"{half:.4f}") for reference in ("bf16", f"virtual.{name}")
-                for mean, half in of_contrast(millions, tokens, {(name, ADAMW): 1, (reference, ADAMW): -1})
-            }  # fmt: skip
-            assert (said[1].replace("−", "-"), said[2]) in measured, measured
+        if said := re.fullmatch(r" (\**)\+(\d\.\d{4}) ± (\d\.\d{4})(\**) ", cell):
+            mean, half = float(said[2]), float(said[3])
+            assert any(
+                (what, size) == (name, (millions, tokens)) and delta == mean and significant == bool(said[1])
+                and mean - half == pytest.approx(low, abs=1.1e-4) and mean + half == pytest.approx(high, abs=1.1e-4)
+                for what, size, delta, low, high, significant in costs_of_pages()
+            )  # fmt: skip
         else:
             assert not cell.strip()
+
+
+def costs_of_pages() -> Iterator[tuple[str, tuple[float, float], float, float, float, bool]]:
+    """Yield format, millions of parameters and of tokens, difference, interval, and whether it is significant."""
+    of_format = r"`adamw in (\w+) - (?:bf16|virtual\.\1)` \| ([\d.]+) M, ([\d.]+) M \| (\S+) \| \[(\S+), (\S+)\] (.*)"
+    for page in ("replications", "format-costs"):
+        for found in re.findall(of_format, (ROOT / f"reports/study/{page}.md").read_text()):
+            delta, low, high = (float(number.replace("−", "-")) for number in found[3:6])
+            yield found[0], (float(found[1]), round(float(found[2]), 1)), delta, low, high, "**higher**" in found[6]
 
 
 def test_every_larger_size_that_was_tried_is_on_the_front_page() -> None:
