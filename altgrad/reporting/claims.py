@@ -126,12 +126,11 @@ def answer(
         for q in found if (spread := spreads[_spread_of(q)]) is not None
     }  # fmt: skip
     p_values: dict[Question, float] = {}
-    seen: dict[bytes, Question] = {}
+    seen: dict[tuple[str, bytes], Question] = {}
     asked_as: dict[Question, Question] = {}  # E0M7 repeats E1M6: one question, asked once
     for q, difference in found.items():
         if difference.n > 1 and not difference.is_zero and q in known_by:
-            first = seen.setdefault(rows[q].tobytes(), q)
-            asked_as[q] = first if first[0] == q[0] else q
+            asked_as[q] = seen.setdefault((q[0], rows[q].tobytes()), q)
             p_values.setdefault(asked_as[q], known_by[q].p_value(difference))
     controls = {gain: [q for q in own if q in p_values] for gain, own in questions.controls.items() if gain in p_values}
     primary = {q for q in p_values if q[0] in (COST, GAIN) and q not in exploratory}.union(*controls.values())

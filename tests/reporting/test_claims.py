@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from altgrad.reporting import roles
-from altgrad.reporting.claims import BEYOND, CONTROL, COST, GAIN
+from altgrad.reporting.claims import BEYOND, CONTROL, COST, GAIN, Questions, answer
 from altgrad.reporting.compare import compare
 from altgrad.reporting.fairness import conditions
 from altgrad.reporting.results import HIGHER, IDENTICAL, LOWER, TOO_FEW, TUNED_HERE
+from altgrad.reporting.runs import Runs
 from tests.reporting.made_losses import ADAMW, FORMATS, STIFF, losses_of, noisy, study_of
 
 SGD = {"base": "sgd"}
@@ -56,6 +57,22 @@ def test_a_format_that_repeats_another_is_no_further_question() -> None:
     once, both = read(losses, arms), read(twice, arms)
     assert both.of(GAIN, "E0M7", "stiff") == both.of(GAIN, "E1M6", "stiff") == once.of(GAIN, "E1M6", "stiff")
     assert both.of(COST, "E0M7") == once.of(COST, "E1M6")
+
+
+def test_a_repetition_is_no_further_question_where_another_kind_of_question_came_first() -> None:
+    losses = np.random.default_rng(0).normal(3.5, 0.001, 5)
+    formats = {"base": losses, "E1M6": losses + np.linspace(0.01, 0.012, 5)}
+    runs = Runs.of_losses(
+        [(entry, "adamw", 1, seed, loss) for entry, own in formats.items() for seed, loss in enumerate(own)], range(5)
+    )
+    contrast = {("E1M6", "adamw", 1): 1, ("base", "adamw", 1): -1}
+    gains = [(GAIN, entry, "stiff") for entry in ("E1M6", "E0M7")]
+    once, twice = (
+        answer(Questions(dict.fromkeys([(COST, "E1M6"), *asked], contrast), {}, set()), runs, {}, tuned_here=False)
+        for asked in (gains[:1], gains)
+    )
+    assert twice.claims[gains[0]] == twice.claims[gains[1]] == once.claims[gains[0]]
+    assert once.claims[gains[0]].adjusted < 0.05
 
 
 def test_rates_chosen_on_the_seeds_that_are_compared_allow_no_test() -> None:
