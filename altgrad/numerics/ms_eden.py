@@ -48,8 +48,11 @@ _PLACES = 1 << 31  # of a stream for each tensor's scales; signs come behind all
 
 def random_signs(stream: Tensor, product: int) -> Tensor:
     """Return the signs, float32 (128,), of the ``product``-th rotation of a stream, 0 or 1."""
-    drawn = words(SIZE, stream, 2 * 2 * _PLACES + product * SIZE)
-    return (1 - 2 * (drawn & 1)).float()
+    first = 2 * 2 * _PLACES + product * SIZE
+    if has_loops(stream):  # in a graph as one operator, where Philox is some hundred
+        signs: Tensor = torch.ops.altgrad.random_signs(stream, first, SIZE)
+        return signs
+    return (1 - 2 * (words(SIZE, stream, first) & 1)).float()
 
 
 def ms_eden_pair(

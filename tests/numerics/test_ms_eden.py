@@ -13,6 +13,7 @@ from scipy.linalg import hadamard
 
 from altgrad.numerics import format_constants, quantize_operands, rotate_rows, uniform
 from altgrad.numerics.ms_eden import ms_eden, ms_eden_by_tensors, ms_eden_pair, random_signs
+from altgrad.numerics.random import words
 from tests.numerics.test_groups import spread
 
 E4M3 = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)  # 0 to 448
@@ -83,6 +84,13 @@ def test_zeros_and_what_is_not_finite_keep_to_themselves():
     x[5, 2] = torch.nan
     values, _ = ms_eden(x, constants(), stream, 0)
     assert not values[:, 0].any() and values[:, :2].isfinite().all() and values[5, 2].isnan()
+
+
+@pytest.mark.parametrize("product", [0, 1])
+def test_signs_are_of_words_behind_those_of_all_scales(product):
+    stream = torch.tensor([2**31 + 5, 7, 2**32 - 1])
+    drawn = words(128, stream, 2**33 + 128 * product)
+    assert torch.equal(random_signs(stream, product), torch.where(drawn % 2 == 1, -1.0, 1.0))
 
 
 def test_signs_are_drawn_anew_for_each_product_and_step():

@@ -50,10 +50,7 @@ Tensor quantize_groups_into(Tensor x, Tensor values, Tensor constants, Tensor kn
   }
   float* factors = of_rows && !keeps_whole ? to_scales : nullptr;
   const bool by_chance = stream.numel() > 0;
-  const int64_t* numbers = by_chance ? stream.const_data_ptr<int64_t>() : nullptr;
-  const Stream counter = by_chance ? Stream{static_cast<uint32_t>(numbers[0]), static_cast<uint32_t>(numbers[1]),
-                                            static_cast<uint32_t>(numbers[2])}
-                                   : Stream{};
+  const Stream counter = by_chance ? Stream::of(stream.const_data_ptr<int64_t>()) : Stream{};
   with_input(x, [&](const auto* from) {
     with_output(values, [&](auto* to) {
       auto run = [&](const auto& round, const auto& nearest) {
@@ -88,9 +85,7 @@ Tensor ms_eden_into(Tensor x, Tensor values, Tensor constants, Tensor stream, in
   std::vector<float> amaxes(groups.down() * groups.across());
   Scales scales(constants, scale_rule::kTwoLevel, false);
   scales.clip(clip, room);
-  const int64_t* numbers = stream.const_data_ptr<int64_t>();
-  const Stream counter{static_cast<uint32_t>(numbers[0]), static_cast<uint32_t>(numbers[1]),
-                       static_cast<uint32_t>(numbers[2])};
+  const Stream counter = Stream::of(stream.const_data_ptr<int64_t>());
   Tensor found = small_float({});
   with_input(x, [&](const auto* from) {
     group_amaxes(from, groups, amaxes.data());

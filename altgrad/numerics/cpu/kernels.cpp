@@ -17,6 +17,7 @@
 #include "coder.h"
 #include "groups.h"
 #include "hadamard.h"
+#include "philox.h"
 #include "tensors.h"
 
 namespace altgrad {
@@ -143,6 +144,14 @@ Tensor rotate_rows(Tensor x, Tensor signs) {
   return y;
 }
 
+// first and count: where rows of the stream begin and end.
+Tensor random_signs(Tensor stream, int64_t first, int64_t count) {
+  Tensor signs = torch::stable::new_empty(stream, {count}, ScalarType::Float);
+  const Stream counter = Stream::of(stream.const_data_ptr<int64_t>());
+  counter.signs(first, count, static_cast<float*>(signs.mutable_data_ptr()));
+  return signs;
+}
+
 Tensor encode_operand(Tensor values, Tensor constants) {
   values = torch::stable::contiguous(values);
   Tensor codes = torch::stable::new_empty(values, values.sizes(), ScalarType::Byte);
@@ -174,6 +183,7 @@ STABLE_TORCH_LIBRARY_IMPL(altgrad, CPU, m) {
   m.impl("quantize_into", TORCH_BOX(&altgrad::quantize_into));
   m.impl("quantize_in_place", TORCH_BOX(&altgrad::quantize_in_place));
   m.impl("quantize_each_into", TORCH_BOX(&altgrad::quantize_each_into));
+  m.impl("random_signs", TORCH_BOX(&altgrad::random_signs));
   m.impl("rotate_rows", TORCH_BOX(&altgrad::rotate_rows));
   m.impl("encode_operand", TORCH_BOX(&altgrad::encode_operand));
   m.impl("decode_operand", TORCH_BOX(&altgrad::decode_operand));

@@ -57,6 +57,7 @@ SCHEMAS = {
     "rotated_ms_eden_into": "(Tensor x, Tensor over, Tensor signs, Tensor(a!) values, Tensor constants, Tensor stream, "
     "int first, int block) -> Tensor",
     "rotate_rows": "(Tensor x, Tensor signs) -> Tensor",
+    "random_signs": "(Tensor stream, int first, int count) -> Tensor",
     "encode_operand": "(Tensor values, Tensor constants) -> Tensor",
     "decode_operand": "(Tensor codes, Tensor constants, ScalarType dtype) -> Tensor",
 }
@@ -244,6 +245,11 @@ def _(
 @torch.library.register_fake(f"{NAMESPACE}::rotate_rows")
 def _(x: Tensor, signs: Tensor) -> Tensor:
     return x.new_empty((filled_up(x.shape[0], signs.shape[0]), x.shape[1]), dtype=torch.float32)
+
+
+@torch.library.register_fake(f"{NAMESPACE}::random_signs")
+def _(stream: Tensor, first: int, count: int) -> Tensor:
+    return stream.new_empty(count, dtype=torch.float32)
 
 
 @torch.library.register_fake(f"{NAMESPACE}::encode_operand")

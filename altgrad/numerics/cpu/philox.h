@@ -17,16 +17,33 @@ namespace altgrad {
 struct Stream {
   uint32_t seed, tensor, step;
 
+  static Stream of(const int64_t* numbers) {
+    return {static_cast<uint32_t>(numbers[0]), static_cast<uint32_t>(numbers[1]), static_cast<uint32_t>(numbers[2])};
+  }
+
   static constexpr int64_t kRow = 4 * philox::kLanes;  // places of one block per lane
 
   // Writes the numbers for places first to first + n, and for the rest of the last row; first is where a row begins.
-  void uniform(int64_t first, int64_t n, float* __restrict out) const {
-    for (int64_t place = 0; place < n; place += kRow) {
-      row(static_cast<uint32_t>((first + place) / 4), out + place);
-    }
+  void uniform(int64_t first, int64_t n, float* __restrict out) const { write(first, n, out, number); }
+
+  // As `uniform`, 1 or -1 by the words' lowest bits.
+  void signs(int64_t first, int64_t n, float* __restrict out) const {
+    write(first, n, out, [](uint32_t word) { return word & 1 ? -1.0f : 1.0f; });
   }
 
  private:
+  // An odd multiple of 2^-24 from a word's upper bits, which are those of a float32 from 1 to 2.
+  static float number(uint32_t word) {
+    return std::bit_cast<float>((word >> (32 - philox::kBits)) | 0x3f800000u) - (1 - 0x1p-24f);
+  }
+
+  template <class F>
+  void write(int64_t first, int64_t n, float* __restrict out, const F& of) const {
+    for (int64_t place = 0; place < n; place += kRow) {
+      row(static_cast<uint32_t>((first + place) / 4), out + place, of);
+    }
+  }
+
   // A word lies in the lower half of 64 bits and the upper half is left as it comes, so that nothing is widened or
   // packed between the rounds.
 #if defined(__AVX512F__)
@@ -52,7 +69,8 @@ struct Stream {
   }
 
   // Only the first word of the counter differs from lane to lane, so that two rounds are half done beforehand.
-  void row(uint32_t block, float* __restrict out) const {
+  template <class F>
+  void row(uint32_t block, float* __restrict out, const F& of) const {
     constexpr int kGroups = philox::kLanes / kWords;  // side by side, as each waits for its products
     const Words zero{}, multiplier0 = zero + philox::kMultiplier0, multiplier1 = zero + philox::kMultiplier1;
     const uint64_t first = uint64_t{tensor} * philox::kMultiplier1, at = static_cast<uint32_t>(first >> 32) ^ step;
@@ -79,11 +97,6 @@ struct Stream {
     uint64_t words[kRow];
     std::memcpy(words, c, sizeof words);
     for (int64_t i = 0; i < kRow; ++i) out[i] = of(static_cast<uint32_t>(words[i]));
-  }
-
-  // An odd multiple of 2^-24 from a word's upper bits, which are those of a float32 from 1 to 2.
-  static float of(uint32_t word) {
-    return std::bit_cast<float>((word >> (32 - philox::kBits)) | 0x3f800000u) - (1 - 0x1p-24f);
   }
 };
 
