@@ -111,7 +111,8 @@ class Session:
         sizes = self.sizes
         yield from (self._check(name, tests) for name, tests in sizes.checks.items())
         yield Item("limits", lambda: {"limits": [timing.limits(self.device)]})
-        yield Item("operands", self._operands)
+        rounds, made = 3 * sizes.rounds, sizes.operand_entries
+        yield Item("operands", lambda: {"operands": operands.measure(sizes.operands, rounds, self.device, made)})
         if sizes is not ON_CPU:  # where processes of their own compile no sooner
             yield from (Item("graphs of steps", partial(self._compile, *size), 2) for size in sizes.steps)
         for model, batch in sizes.steps:
@@ -149,11 +150,6 @@ class Session:
         if failed:
             raise RuntimeError("; ".join(f"{name}: {why}" for name, why in failed.items()))
         return {}
-
-    def _operands(self) -> Rows:
-        sizes = self.sizes
-        rows = operands.measure(sizes.operands, 3 * sizes.rounds, self.device, sizes.operand_entries)
-        return {"operands": rows}
 
     def _check(self, name: str, tests: list[str]) -> Item:
         return Item(f"check: {name}", lambda: {"checks": [checks.run(name, tests, self.limit_s - 5)]})
