@@ -11,13 +11,15 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from altgrad.benchmark import compiled, needs, operands
+from altgrad.benchmark import compiled, needs, operands, runs
 from altgrad.benchmark.pages import gpu_sentence, machine_blocks
 from altgrad.benchmark.session import Item, Session
 from altgrad.benchmark.sizes import ON_GPU
@@ -26,7 +28,7 @@ from altgrad.config.files import write_json
 from altgrad.config.schema import Budget
 from altgrad.execution import budget
 from altgrad.execution.budget import kind_of
-from altgrad.execution.executor import Task
+from altgrad.execution.executor import Outcome, Status, Task
 from altgrad.model import GPTConfig
 from altgrad.reporting.markdown import blocks_to_markdown
 from tests.benchmark.made import record
@@ -73,6 +75,43 @@ def test_the_list_is_rehearsed_and_one_that_was_killed_goes_on_where_it_was(tmp_
     assert {"commit", "torch", "driver", "triton"} <= set(found["sessions"]["1"]) and found["device"]
     assert gpu_sentence([found]).startswith(f"**On an {found['device']}**")
     assert "| checked | passed |" in blocks_to_markdown(machine_blocks(found))
+
+
+class Clocked:
+    """A pool that takes its tasks in order, as many at a time as it has places; its clock moves by a second a poll."""
+
+    def __init__(self, jobs: int) -> None:
+        self.now, self.jobs, self.queue = 0.0, jobs, []
+        self.running: dict[Task, float] = {}
+
+    def submit(self, tasks: list[Task]) -> None:
+        self.queue += tasks
+
+    def poll(self) -> Status:
+        self.now += 1
+        done = [task for task, end in self.running.items() if end <= self.now]
+        for task in done:
+            del self.running[task]
+        while self.queue and len(self.running) < self.jobs:
+            task = self.queue.pop(0)
+            self.running[task] = self.now + {"train": 29, "diagnose": 9}[task.stage]  # and one to the next
+        return Status(list(self.running), [Outcome(task, 0) for task in done])
+
+    def close(self) -> None:
+        assert not self.queue and not self.running
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_runs_an_hour_are_those_that_were_trained_and_diagnosed_in_it(jobs, monkeypatch, tmp_path):
+    """Of 30 seconds and 10 seconds in turn: a run in 40 seconds for each that goes at a time."""
+    pool = Clocked(jobs)
+    monkeypatch.setattr(runs, "LocalPool", lambda jobs: pool)
+    monkeypatch.setattr(runs, "project", lambda _, model, grid, train: nullcontext(list(map(str, grid["seeds"]))))
+    monkeypatch.setattr(runs, "time", SimpleNamespace(perf_counter=lambda: pool.now, sleep=lambda _: None))
+    monkeypatch.chdir(tmp_path)
+    found = runs.at_once(ROOT, "pico", jobs, {})
+    assert found["runs_per_hour"] == 90 * jobs and found["runs_per_hour_range"] == [90 * jobs, 90 * jobs]
+    assert found["runs"] == runs.ROUNDS * jobs
 
 
 def test_a_step_that_could_not_be_compiled_beforehand_says_why(tmp_path):
