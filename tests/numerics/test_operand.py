@@ -77,6 +77,13 @@ CASES = [
 ]
 
 
+def test_loops_are_looked_for_once(monkeypatch):
+    """Every operand asks for them."""
+    first = kernels.available()
+    monkeypatch.delattr(kernels, "ThreadPoolExecutor")
+    assert kernels.available() is first
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_loops_and_tensor_operations_agree_to_the_bit(name):
     assert kernels.available(), "no C++ compiler: nothing to compare"

@@ -42,6 +42,11 @@ MARCH = "TORCHINDUCTOR_CPP_MARCH"
 @constant_in_graphs
 def available() -> bool:
     """Whether the operators' loops are there; builds and loads them the first time."""
+    return _all_loaded()
+
+
+@cache
+def _all_loaded() -> bool:
     with ThreadPoolExecutor(len(SOURCES)) as pool:
         return not any(list(pool.map(load, SOURCES)))
 

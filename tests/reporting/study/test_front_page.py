@@ -49,11 +49,18 @@ def test_the_front_pages_numbers_are_of_the_table_of_runs_and_what_is_empty_was_
 
 @pytest.mark.parametrize("row", COSTS, ids=lambda row: row[0].strip())
 def test_what_formats_cost_is_what_the_studys_pages_say(row: tuple[str, ...]) -> None:
-    """The format minus bf16, or minus its unquantized control: difference, half the interval, significance."""
+    """The format minus bf16, or minus its unquantized control: difference, half the interval, significance.
+
+    The difference is that of the table of runs too.
+    """
     name = row[0].split()[0]
     for (millions, tokens), cell in zip(SIZES, row[1:], strict=True):
         if said := re.fullmatch(r" (\**)\+(\d\.\d{4}) ± (\d\.\d{4})(\**) ", cell):
             mean, half = float(said[2]), float(said[3])
+            assert f"{mean:+.4f}" in {
+                f"{own:+.4f}" for reference in ("bf16", f"virtual.{name}")
+                for own, _ in of_contrast(millions, tokens, {(name, ADAMW): 1, (reference, ADAMW): -1})
+            }  # fmt: skip
             assert any(
                 (what, size) == (name, (millions, tokens)) and delta == mean and significant == bool(said[1])
                 and mean - half == pytest.approx(low, abs=1.1e-4) and mean + half == pytest.approx(high, abs=1.1e-4)
