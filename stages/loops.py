@@ -15,8 +15,8 @@ def main() -> None:
 
     machine.use_compile_cache(machine.compile_cache(project_root()))
     kernels.available()
-    kernels.load(update_cpu.SOURCE, update_cpu.DEFINITIONS)
-    kernels.load(sums.SOURCE, sums.DEFINITIONS)
+    kernels.load(update_cpu.SOURCE, definitions=update_cpu.DEFINITIONS)
+    kernels.load(sums.SOURCE, definitions=sums.DEFINITIONS)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ x = torch.tensor([0.1, 1.03, -7.7, 40.0])
 assert quantize(x, "E3M4").tolist() == [0.09375, 1.0, -7.75, 31.0]
 if LOOPS:
     assert kernels.available()
-    assert kernels.load(update_cpu.SOURCE, update_cpu.DEFINITIONS) is None
+    assert kernels.load(update_cpu.SOURCE, definitions=update_cpu.DEFINITIONS) is None
 
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 8))

@@ -104,7 +104,7 @@ def available(arm: Arm, p: Tensor, grid: WeightGrid | None) -> bool:
     of_the_tensor = arm.stiffness in OF_THE_TENSOR and BASES[arm.base].metric
     taken = takes(p) and one_scale and arm.stiffness != "row_rms" and not of_the_tensor and arm.schedule == "constant"
     taken = taken and arm.rounding != "selective" and BASES[arm.base].loops
-    return taken and kernels.load(SOURCE, DEFINITIONS) is None
+    return taken and kernels.load(SOURCE, definitions=DEFINITIONS) is None
 
 
 class Loops:

@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -42,32 +42,31 @@ MARCH = "TORCHINDUCTOR_CPP_MARCH"
 @constant_in_graphs
 def available() -> bool:
     """Whether the operators' loops are there; builds and loads them the first time."""
-    return _all_loaded()
+    return load(*SOURCES) is None
 
 
 @cache
-def _all_loaded() -> bool:
-    with ThreadPoolExecutor(len(SOURCES)) as pool:
-        return not any(list(pool.map(load, SOURCES)))
-
-
-@cache
-def load(source: Path, definitions: str = "") -> str | None:
-    """Build and load ``source``; return what stands in the way, with a warning, if anything.
+def load(*sources: Path, definitions: str = "") -> str | None:
+    """Build ``sources``, at the same time, and load them; return what stands in the way, with a warning, if anything.
 
     ``definitions``: C++ for ``definitions.h``, beside those of this package.
     """
-    definitions = NUMERICS + definitions
     try:
-        path = _library(source, definitions)
-        if not _is_whole(path):
-            _build(source, definitions, path)
-        torch.ops.load_library(str(path))
+        with ThreadPoolExecutor(len(sources)) as pool:
+            for path in pool.map(partial(_built, NUMERICS + definitions), sources):
+                torch.ops.load_library(str(path))
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         reason = getattr(error, "stderr", None) or str(error)
         warnings.warn(f"altgrad's CPU kernels are not in use, training is slower: {reason.strip()}", stacklevel=2)
         return reason
     return None
+
+
+def _built(definitions: str, source: Path) -> Path:
+    path = _library(source, definitions)
+    if not _is_whole(path):
+        _build(source, definitions, path)
+    return path
 
 
 def _build(source: Path, definitions: str, path: Path) -> None:

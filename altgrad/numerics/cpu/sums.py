@@ -29,4 +29,4 @@ for _name, _schema in SCHEMAS.items():
 def has_loops(x: Tensor) -> bool:
     """Whether there are loops for ``x``, which this loads."""
     kind = x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16)
-    return kind and kernels.load(SOURCE, DEFINITIONS) is None
+    return kind and kernels.load(SOURCE, definitions=DEFINITIONS) is None
