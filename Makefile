@@ -28,7 +28,7 @@ VARY ?=
 TESTS ?= tests/numerics tests/model tests/optim
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PYTEST := python -m pytest -n auto --dist loadscope --no-loadscope-reorder
+PYTEST := python -m pytest -n auto --dist loadscope --no-loadscope-reorder --max-worker-restart 0
 TESTS_STAMP := $(VENV)/.installed-tests
 export PATH := $(abspath $(BIN)):$(PATH)
 

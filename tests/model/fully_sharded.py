@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +18,7 @@ from altgrad.model.hardware import SWITCH
 from altgrad.optim import Arm, ArmOptimizer, build_optimizer
 from altgrad.training.grids import weight_grids
 from tests.optim.arms import ARMS, arm_named
+from tests.processes import together
 
 RECIPES: dict[str, dict[str, Any]] = {
     "tensor": {},
@@ -250,7 +250,7 @@ def refused() -> dict[str, str]:
     return said
 
 
-def _start(program: str, folder: Path, rank: int, count: int) -> None:
+def _start(rank: int, program: str, folder: Path, count: int) -> None:
     os.environ |= PRODUCTS | {"GLOO_SOCKET_IFNAME": "lo"}
     importlib.import_module(program).main(folder, rank, count)
 
@@ -258,16 +258,10 @@ def _start(program: str, folder: Path, rank: int, count: int) -> None:
 def run(
     folder: Path, program: str = "tests.model.fully_sharded", counts: tuple[int, ...] = (2, 4)
 ) -> dict[int, dict[Any, Any]]:
-    """Return what so many processes found together, by their number; one server has loaded torch for all of them."""
-    context, results = multiprocessing.get_context("forkserver"), {}
-    context.set_forkserver_preload(["tests.model.gathering"])
+    """Return what so many processes found together, by their number."""
+    results = {}
     for count in counts:
-        processes = [context.Process(target=_start, args=(program, folder, rank, count)) for rank in range(count)]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(900)  # on a machine that has much else to do
-        assert not any(process.exitcode for process in processes)
+        together(_start, count, folder, program, folder, count, loads="tests.model.gathering")
         results[count] = torch.load(folder / f"found{count}", weights_only=False)
     return results
 
@@ -277,9 +271,16 @@ class Processes(dict[int, dict[Any, Any]]):
 
     def __init__(self, *arguments: Any) -> None:
         self._arguments = arguments
+        self._failed: dict[int, RuntimeError] = {}
 
     def __missing__(self, count: int) -> dict[Any, Any]:
+        if count in self._failed:  # those who met in this folder have left, and others would wait for them there
+            raise self._failed[count]
         if count > 2:
             self[2]
-        self.update(run(*self._arguments, counts=(count,)))
+        try:
+            self.update(run(*self._arguments, counts=(count,)))
+        except RuntimeError as error:
+            self._failed[count] = error
+            raise
         return self[count]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -28,6 +27,7 @@ from altgrad.training import ranks, train_cell
 from altgrad.training.plan import check_cells
 from altgrad.training.trainer import Trainer
 from tests.model.fully_sharded import CODED
+from tests.processes import together
 from tests.training.conftest import VOCABULARY, interruption, make_cell, outputs, resumed
 
 COUNT = 3  # by which nothing divides exactly
@@ -76,15 +76,7 @@ def work(rank: int, meeting: Path, out: Path) -> None:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Tensor]]:
     folder = tmp_path_factory.mktemp("shared")
-    context = multiprocessing.get_context("forkserver")  # one process loads torch for all of them
-    context.set_forkserver_preload(["tests.training.test_ranks"])
-    arguments = [(rank, folder / "meeting", folder / "found") for rank in range(COUNT)]
-    processes = [context.Process(target=work, args=given) for given in arguments]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-        assert process.exitcode == 0
+    together(work, COUNT, folder, folder / "meeting", folder / "found", loads="tests.training.test_ranks")
     return torch.load(folder / "found")
 
 
