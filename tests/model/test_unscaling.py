@@ -107,7 +107,7 @@ def test_layers_are_right_at_all_magnitudes_of_their_tensors(recipe: str) -> Non
     """Powers of two beside the tensors change no operand, so the results are those at 1, that many times as large.
 
     But in reach of float32's ends: subnormal numbers have fewer digits, and a scale ends at 2^127, at 2^-18 in E4M3.
-    Scales of blocks stay in the operands, which end at 2^-126.
+    Scales of blocks stay in the operands, which end at 2^-126, and whose products may be infinite with both signs.
     """
     base = layer_results(recipe, 1.0, 1.0)
     for of_x, of_w in MAGNITUDES:
@@ -117,7 +117,7 @@ def test_layers_are_right_at_all_magnitudes_of_their_tensors(recipe: str) -> Non
         for name, factor in (("y", a * b), ("dx", b), ("dw", a)):
             true = base[name].double() * factor
             top = true.abs().max()
-            assert not found[name].isnan().any(), (of_x, of_w, name)
+            assert (recipe == "block" and top > LARGEST) or not found[name].isnan().any(), (of_x, of_w, name)
             if 2.0**-100 < top < LARGEST:
                 assert (found[name].double() - true).abs().max() <= tolerance * top, (of_x, of_w, name)
 
