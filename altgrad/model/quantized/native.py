@@ -3,8 +3,9 @@
 The operands are those of the emulated product, so that a cast to an 8-bit dtype is exact, and so are the
 products of two values; what differs is the order of the sum, and that the two scales are multiplied and
 applied in float32, unusual ones but for a power of two (`unscaling`). On CPU torch emulates the operator,
-which is enough to test against; scales of tensors are written out as those of rows there, since with one scale oneDNN
-has no kernel on most processors and one that takes a second for 256 x 256 x 256 on those with AMX (torch 2.13).
+which is enough to test against; scales of tensors are written out as those of rows there, since torch 2.13 leaves a
+product with one scale to oneDNN where the processor has AMX: a reference loop, a second for 256 x 256 x 256, and an
+error where ``ONEDNN_MAX_CPU_ISA`` forbids it.
 
 The operator wants its first factor stored by rows, the second by columns, and every dimension divisible
 by 16: factors are laid out so, and padded with zeros, which add nothing.
@@ -68,8 +69,8 @@ def native_product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
     y = torch._scaled_mm(
         left,
         right,
-        scale_a=_filled_up(factor_a, left.shape[0], 0, left.device),
-        scale_b=_filled_up(factor_b, right.shape[1], 1, right.device),
+        scale_a=_filled_up(factor_a, left.shape[0], 0),
+        scale_b=_filled_up(factor_b, right.shape[1], 1),
         out_dtype=wide if a.scale.ndim == 0 else torch.bfloat16,
     )
     return multiplied(y[:rows, :columns], [], [rest_a, rest_b])
@@ -84,10 +85,10 @@ def _padded(t: Tensor, divisor: int = DIVISOR) -> Tensor:
     return t.contiguous()
 
 
-def _filled_up(factor: Tensor, length: int, dim: int, device: torch.device) -> Tensor:
+def _filled_up(factor: Tensor, length: int, dim: int) -> Tensor:
     if factor.ndim == 0:
         shape = (length, 1) if dim == 0 else (1, length)
-        return factor.expand(shape).contiguous() if device.type == "cpu" else factor
+        return factor.expand(shape).contiguous() if factor.device.type == "cpu" else factor
     missing = length - factor.shape[dim]
     return pad(factor, (0, 0, 0, missing) if dim == 0 else (0, missing)).contiguous()
 
