@@ -14,10 +14,9 @@ from altgrad.formats import Format
 from altgrad.model.account import account
 from altgrad.model.layers import is_transposed, layer_recipe, linear_layers, virtual_weight
 from altgrad.model.quantized.data_parallel import is_sharded, share_rows
-from altgrad.model.quantized.gathered import ByCodes, LargestOfParts
+from altgrad.model.quantized.gathered import ByCodes, require_gatherable_again
 from altgrad.model.quantized.linear import QuantizedLinear, weight_and_bias
 from altgrad.model.quantized.quantizer import Quantizer
-from altgrad.model.quantized.weights import WeightsTogether
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -104,12 +103,16 @@ def quantize_model(
     done = [name for name, layer in layers.items() if layer_recipe(layer) or virtual_weight(layer)]
     if done:
         raise ValueError(f"the model is already quantized (layer {done[0]}); quantize a fresh one")
+    if sync_amax and not dist.is_initialized():
+        raise ValueError("sync_amax needs torch.distributed.init_process_group before the model is quantized")
     replaced: dict[nn.Module, nn.Module] = {}
     for name, found in matched_layers(model, recipe).items():
         if not name:
             raise ValueError("the model is itself a linear layer; put it in a module to quantize it")
         if gather_codes:
             _require_gatherable(name, found)
+        if sync_amax and found.grad is not None and found.grad.rounding == "MS-EDEN":
+            raise ValueError("sync_amax has no MS-EDEN, whose scales are of what one process sees; leave sync_amax out")
         if found.virtual_weight:
             layers[name].virtual_weight = found.virtual_weight
         else:
@@ -118,12 +121,9 @@ def quantize_model(
     _share_constants(model)
     _set_streams(model, seed)
     if sync_amax:
-        if not dist.is_initialized():
-            raise ValueError("sync_amax needs torch.distributed.init_process_group before the model is quantized")
         share_rows(model, dist.get_world_size())
     if gather_codes:
         _gather_codes(model)
-    vars(model)["weights_together"] = WeightsTogether(model)
     if verbose:
         print(account(model))
     return model
@@ -140,8 +140,9 @@ def unquantize_model(model: Model) -> Model:
         elif virtual_weight(layer):
             del layer.virtual_weight
     _replace(model, replaced)
-    if "weights_together" in vars(model):
-        vars(model)["weights_together"].stop()
+    for key, hook in list(model._forward_pre_hooks.items()):
+        if hook is require_gatherable_again:
+            del model._forward_pre_hooks[key]
     return model
 
 
@@ -190,6 +191,7 @@ def _require_gatherable(name: str, recipe: LayerRecipe) -> None:
 
 def _gather_codes(model: nn.Module) -> None:
     """Have `fully_shard` gather as codes the weights that quantized layers of one recipe alone read."""
+    model.register_forward_pre_hook(require_gatherable_again)
     readers: dict[nn.Parameter, list[nn.Module]] = {}
     for module in model.modules():
         for parameter in module._parameters.values():
@@ -199,8 +201,6 @@ def _gather_codes(model: nn.Module) -> None:
         layers = [m for m in modules if isinstance(m, QuantizedLinear) and m.weight is parameter]
         recipes = [layer.recipe.weight for layer in layers]
         if len(layers) == len(modules) and recipes[0] is not None and recipes.count(recipes[0]) == len(recipes):
-            for layer in layers:
-                layer.largest_of_parts = LargestOfParts()
             torch.utils.swap_tensors(parameter, nn.Parameter(ByCodes(parameter.detach())))
 
 

@@ -36,7 +36,7 @@ from altgrad.numerics.operand_definition import (
     learn,
     quantize_by_tensors,
 )
-from altgrad.numerics.scaling import amax, amax_from_history, scale_rule
+from altgrad.numerics.scaling import amax, amax_from_history, scale_rule, scaling_amax
 from altgrad.numerics.tracing import materialized
 
 
@@ -83,12 +83,13 @@ def quantize_operands(
         constants: their formats, from `format_constants`; ``dtype`` must hold their values.
         histories: float32 (length, ...) each, amax of earlier steps, the newest first and 0 for a step that has not
             been: they set the tensors' one scale, or that of two levels which is above the blocks', or those of rows
-            in the shape that `amax` has, if not all 0. Empty: each tensor's own amax does.
+            in the shape that `amax` has, if not all 0. Empty: each tensor's own amax does, and so does one that is not
+            finite, which makes all that it scales NaN.
         streams: of random numbers, int64 (3,) each, as `random.uniform` takes them: a value is rounded to one of its
             two neighbours by chance, so that it is right on average. Empty: to nearest even.
         method: ``max`` or ``most-recent``, as in `amax_from_history`.
         learns: whether the histories, in place, take up the ``amax`` of their tensors: ``nothing``, that of ``each``
-            step, or the ``first`` and no other. Of tensors with one scale.
+            step, or the ``first`` and no other; never one that is Inf or NaN. Of tensors with one scale.
         granularity: ``tensor``, ``row`` (a scale for each index outside the sum), ``block`` (one per ``block``
             neighbours along the sum) or ``tile`` (one per ``block`` x ``block`` elements, the same for either ``dim``).
             Scales of blocks and tiles are taken off again: exactly in ``E8M0``, and in a format whose products with the
@@ -138,9 +139,9 @@ def quantize_operands(
             stored = x if in_memory or (by_operators and not finds) else materialized(x)
             remembered = amax_from_history(histories[i], method) if histories else None
             stream = streams[i] if streams else None
-            largest = amax(stored) if finds or learns != "nothing" else None
+            largest = amax(stored) if finds or learns != "nothing" or (by_kernels and histories) else None
             if by_kernels and largest is not None:
-                remembered = largest if remembered is None else torch.where(remembered > 0, remembered, largest)
+                remembered = scaling_amax(remembered, largest)
             arguments = (stored, constants[i], remembered, block, dim, rule, held, stream, first)
             if by_operators:
                 found.append(quantize_groups_by_loops(*arguments, overwrite, signs_on(x.device) if rotate else None))

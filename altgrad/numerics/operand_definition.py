@@ -13,7 +13,7 @@ from torch import Tensor
 from altgrad.numerics.constants import FLOAT32_RULE, NAN_CODE, SPACING, TWO_LEVEL, ULPS
 from altgrad.numerics.random import uniform
 from altgrad.numerics.rounding import round_to_grid, round_to_grid_stochastic
-from altgrad.numerics.scaling import amax, scale_by_constants, scale_rule, update_amax_history
+from altgrad.numerics.scaling import amax, scale_by_constants, scale_rule, scaling_amax, update_amax_history
 from altgrad.numerics.tracing import materialized
 from altgrad.numerics.two_level import element_scale, per_element, scales_of_both_levels
 
@@ -91,9 +91,8 @@ def _scales(
 ) -> Tensor:
     """Return the scales of one level, each once."""
     largest = amax(x, granularity, block=block, dim=dim)
-    if granularity in ("tensor", "row") and remembered is not None:
-        # Delayed scaling that began with scale 1 would send every gradient of the first step to zero.
-        largest = torch.where(remembered > 0, remembered, largest)
+    if granularity in ("tensor", "row"):
+        largest = scaling_amax(remembered, largest)
     return scale_by_constants(largest, constants, rule)
 
 
@@ -105,7 +104,7 @@ def quantize_by_tensors(
 
     To nearest even, or by chance with the numbers of ``stream`` from place ``first`` on, as `random.uniform` takes it.
     In a ``dtype`` of float8 blocks and tiles have codes, that is values times scale, and the scales as well; in
-    `PACKED` those of two levels codes, the tensor's scale, and the codes of theirs, that of NaN for a block with one.
+    `PACKED` those of two levels codes, the tensor's scale, and the codes of theirs.
     """
     options = of_block_code(block) | {"dim": dim}
     if rule >= TWO_LEVEL:
@@ -114,7 +113,7 @@ def quantize_by_tensors(
         scale = per_element(materialized(element_scale(whole, blocks)), x.shape, **options)
         rounded = _rounded(x.float() * scale, constants, stream, first)
         if dtype == PACKED:
-            codes = torch.where(largest.isnan(), torch.nan, blocks).to(torch.float8_e4m3fn).view(torch.uint8)
+            codes = torch.where(blocks.isnan(), torch.nan, blocks).to(torch.float8_e4m3fn).view(torch.uint8)
             return _packed(rounded, constants, dim), whole, codes
         return (rounded * per_element(blocks, x.shape, **options)).to(dtype), whole
     scales = materialized(_scales(x, constants, remembered, rule, **options))
@@ -168,7 +167,7 @@ def learn(history: Tensor, largest: Tensor, learns: str) -> None:
     if learns == "each":
         history.copy_(update_amax_history(history, largest))
     elif learns == "first":
-        history.copy_(torch.where(history == 0, largest, history))
+        history.copy_(torch.where((history == 0) & largest.isfinite(), largest, history))
 
 
 def _first_normal_code(constants: Tensor) -> tuple[Tensor, Tensor]:

@@ -85,7 +85,8 @@ def grid_spacing(magnitude: Tensor, constants: Tensor) -> Tensor:
 
 def overflows(scaled: Tensor, constants: Tensor) -> Tensor:
     """Return where float32 ``scaled`` lies beyond the format's largest value, as a boolean tensor of its shape."""
-    return scaled.abs() > constants[MAX] * OVERFLOW_SLACK
+    # A literal, OVERFLOW_SLACK: a float of the module would be a symbol in dynamic graphs, which no Function takes.
+    return scaled.abs() > constants[MAX] * (1 + 2.0**-22)
 
 
 def round_float64(

@@ -2,9 +2,12 @@
 
 ``x_q = round(x * scale)``, dequantized as ``x_q / scale``, with ``scale = target / amax`` and
 ``target = min(max, 2^16)``. The ratio is taken in float64 and rounded to float32 once, so that eager
-and compiled code, and CPU and GPU, agree on every bit. A scale is always usable: an amax of zero, Inf
-or NaN gives 1, and the range is limited to 2^-126..2^127, where neither the scale nor its reciprocal
-overflows or vanishes in float32 (a subnormal amax would otherwise ask for an infinite scale).
+and compiled code, and CPU and GPU, agree on every bit. An amax of zero gives 1, and the range is limited to
+2^-126..2^127, where neither the scale nor its reciprocal overflows or vanishes in float32 (a subnormal amax would
+otherwise ask for an infinite scale).
+
+**An amax of Inf or NaN gives NaN.** All that has this scale becomes NaN, and so does every product with it: an overflow
+reaches the loss and the gradients, where GradScaler and the training loop look for it. torchao does the same.
 
 A scale is stored in a format too: ``float32``, or ``E8M0``, the powers of two of the OCP MX formats, by which
 multiplying is exact. How it becomes a power of two is a choice with consequences, and has the field's names. They are
@@ -123,7 +126,7 @@ def compute_scale(
         scale_rounding: to a power of two, ``floor``, ``ceil``, ``rceil`` or ``even``; see the module's docstring.
 
     Returns:
-        float32, the shape of ``amax``, positive and finite; 1 where ``amax`` is zero, negative, Inf
+        float32, the shape of ``amax``, positive and finite; 1 where ``amax`` is zero or negative, NaN where it is Inf
         or NaN.
 
     Raises:
@@ -183,14 +186,14 @@ def scale_by_rule(amax: Tensor, target: Tensor, rule: int, spacing: Tensor | Non
     ``target`` and the format's ``spacing`` there, which ``even`` alone reads, are 0-d float64.
     """
     amax = amax.double()
-    usable = (amax > 0) & (amax < torch.inf)
+    usable, zero = (amax > 0) & (amax < torch.inf), amax <= 0
     amax = torch.where(usable, amax, target)
     if rule == FLOAT32_RULE:
         scale = (target / amax).clamp(LOWEST, HIGHEST)
     else:
         exponent = -_shared_exponent(amax, target, spacing, SCALE_RULES[rule])
         scale = power_of_two(exponent.clamp(_LOWEST_EXPONENT, _HIGHEST_EXPONENT))
-    return torch.where(usable, scale, 1.0).float()
+    return torch.where(usable, scale, torch.where(zero, 1.0, torch.nan)).float()
 
 
 def _shared_exponent(amax: Tensor, target: Tensor, spacing: Tensor | None, rounding: str) -> Tensor:
@@ -218,13 +221,14 @@ def _significand(x: Tensor) -> Tensor:
 
 
 def update_amax_history(history: Tensor, amax: Tensor) -> Tensor:
-    """Return the history with ``amax`` put first and the oldest entry dropped.
+    """Return the history with ``amax`` put first and the oldest entry dropped; as it was if ``amax`` is Inf or NaN.
 
     Args:
         history: shape (length, *amax.shape), newest first; zeros mean not seen yet. Usual length: 16.
         amax: of the present step.
     """
-    return torch.cat([amax.detach().to(history.dtype).unsqueeze(0), history[:-1]])
+    amax = amax.detach().to(history.dtype)
+    return torch.where(amax.isfinite(), torch.cat([amax.unsqueeze(0), history[:-1]]), history)
 
 
 def amax_from_history(history: Tensor, method: str = "max") -> Tensor:
@@ -241,6 +245,15 @@ def amax_from_history(history: Tensor, method: str = "max") -> Tensor:
     if method == "most-recent":
         return history[0]
     return torch.where(history.isfinite(), history, 0.0).amax(dim=0)
+
+
+def scaling_amax(remembered: Tensor | None, own: Tensor) -> Tensor:
+    """Return the amax that sets a scale: the one ``remembered`` of earlier steps, where it is positive, else the own.
+
+    An own amax that is not finite always counts, so that a history cannot hide an overflow.
+    """
+    # Delayed scaling that began with scale 1 would send every gradient of the first step to zero.
+    return own if remembered is None else torch.where((remembered > 0) & own.isfinite(), remembered, own)
 
 
 def scale_from_history(

@@ -22,7 +22,7 @@ float32, and 1.5 in 10,000 others in bfloat16, where ties are common.
 
 - A scale that would round to zero is the smallest positive one, since zero would lose the whole block: so every element
   comes out at least as near. A block of zeros has that scale too.
-- Of a tensor with an Inf or a NaN s is 1, as every scale with such an amax, and d_b is m in the blocks with one.
+- Of a tensor with an Inf or a NaN s and all d_b are NaN, as every scale with such an amax.
 - s stays so far inside float32 that no ``s / d_b`` leaves 2^-126..2^127.
 
 **4/6** (Cook et al. 2025, "Four Over Six", arXiv:2512.02010) tries two scales for each block, one that brings a_b to e
@@ -58,6 +58,7 @@ from altgrad.numerics.scaling import (
     broadcast_tiles,
     floor_log2,
     scale_by_rule,
+    scaling_amax,
 )
 from altgrad.numerics.tracing import materialized
 
@@ -80,9 +81,7 @@ def two_level_scales(
     target, top = constants[TARGET].double(), own[TARGET].double()
     if rule == FOUR_OVER_SIX:
         top = power_of_two(floor_log2(top * power_below(target) / target))
-    largest = amax(amaxes)
-    largest = largest if whole is None else torch.where(whole > 0, whole, largest)
-    whole = tensor_scale(largest, target * top, own)
+    whole = tensor_scale(scaling_amax(whole, amax(amaxes)), target * top, own)
     return whole, block_scales(amaxes, whole, target, own)
 
 
@@ -93,7 +92,7 @@ def tensor_scale(largest: Tensor, target: Tensor, own: Tensor) -> Tensor:
 
 def block_scales(amaxes: Tensor, whole: Tensor, target: Tensor, own: Tensor) -> Tensor:
     """Return the d_b that bring ``amaxes`` to ``target``, 0-d float64, under s, ``whole``, in the format ``own``."""
-    wanted = torch.where(amaxes.isfinite(), amaxes.double() * whole.double() / target, own[TARGET].double()).float()
+    wanted = (amaxes.double() * whole.double() / target).float()
     blocks = round_to_grid(torch.minimum(wanted, own[TARGET]), own)
     return torch.maximum(blocks, own[SPACING])
 

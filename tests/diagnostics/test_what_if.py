@@ -33,7 +33,6 @@ from altgrad.diagnostics.what_if import (
 from altgrad.formats import Format
 from altgrad.model import QuantizedLinear
 from altgrad.model.from_cell import recipe_of
-from altgrad.model.quantized.linear import ready_weights
 from altgrad.numerics import quantize
 
 ROOT = Path(__file__).parents[2]
@@ -190,7 +189,7 @@ def test_the_recommended_recipe_is_read_by_params_and_quantizes_as_it_says(granu
     made = QuantizedLinear.from_linear(torch.nn.Linear(32, 16, bias=False), read["blocks.0.mlp.up"])
     with torch.no_grad():
         made.weight.copy_(normal(16, 32))
-    taken = ready_weights([made], made.settings(torch.float32))[0].operands.forward
+    taken = made.weight_operands(made.weight, made.settings(torch.float32), made.source("weight")).forward
     values = taken.values.float() / (1 if taken.scale is None else taken.scale)
     assert torch.equal(values, rounded(made.weight.detach(), read["blocks.0.mlp.up"].weight))
 

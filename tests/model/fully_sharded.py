@@ -28,6 +28,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "delayed": {"scaling": "delayed"},
     "stochastic": {"rounding": "stochastic"},
     "native": {"backend": "native"},
+    "codes": {"save": "codes"},
 }
 # In float32: a product that a CPU rounds to bfloat16 is not the sum of what processes have of it.
 PRODUCTS = {SWITCH: "off"}

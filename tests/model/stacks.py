@@ -1,8 +1,11 @@
-"""What other people's training stacks do to a quantized model, with every kind of recipe: the cells of STACKS.md.
+"""What other people's training code does to a quantized model, with every kind of recipe: the cells of STACKS.md.
 
-Each stack is a function that trains a little and compares with the same without the stack, to the bit unless it says
-otherwise. It returns where that holds, and raises what the layers say where they refuse. Of several processes the cells
-are in `OF_PROCESSES`, of what tests/model/fully_sharded.py found. ``python -m tests.model.stacks`` writes the page.
+A stack is a function of a recipe and of how the model runs, ``eager`` or ``compiled``. It trains a little and compares
+with an oracle, to the bit unless it says otherwise: the same without the stack, or torch's own layers where the answer
+is a kind of result and not a number. It returns where that holds, and raises what the layers say where they refuse.
+What several processes do is in `OF_PROCESSES`, of what tests/model/fully_sharded.py found. The page is the product of
+stacks, recipes and ways: `cells` has no other, and a cell that the page lacks fails its test.
+``python -m tests.model.stacks`` writes the page.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
 from altgrad.model import Recipe, quantize_model
@@ -26,7 +30,8 @@ from tests.model import fully_sharded
 
 PAGE = Path(__file__).parents[2] / "altgrad/model/STACKS.md"
 WORKS, REFUSED = "works", "refused"
-RECIPES = fully_sharded.RECIPES | {"native": {"backend": "native"}}
+RECIPES = fully_sharded.RECIPES
+Run = Callable[[nn.Module], Any]
 REFUSALS = (NotImplementedError, RuntimeError, ValueError, torch._dynamo.exc.Unsupported)
 INPUTS = [torch.randn(32, 64, generator=torch.Generator().manual_seed(i)) for i in range(3)]
 
@@ -53,37 +58,52 @@ def passes(model: Any, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     return found
 
 
-def require_same(found: list[Tensor], expected: list[Tensor]) -> None:
+def require_same(found: Any, expected: Any) -> None:
     for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b)
 
 
-def cast(recipe: str) -> None:
+def eager(model: nn.Module) -> Any:
+    return model
+
+
+def traced(model: nn.Module) -> Any:
+    """Return ``model`` compiled up to the code that Inductor would write, which tests/training compares."""
+    return torch.compile(model, backend="aot_eager")
+
+
+WAYS: dict[str, Run] = {"eager": eager, "compiled": traced}
+
+
+# --- moves and copies ------------------------------------------------------------------------------------------------
+
+
+def cast(recipe: str, run: Run) -> None:
     """`model.to(torch.bfloat16)` after quantizing."""
     require_same(
-        passes(quantized(recipe).to(torch.bfloat16), torch.bfloat16),
+        passes(run(quantized(recipe).to(torch.bfloat16)), torch.bfloat16),
         passes(quantized(recipe, plain().to(torch.bfloat16)), torch.bfloat16),
     )
 
 
-def meta(recipe: str) -> None:
+def meta(recipe: str, run: Run) -> None:
     """Made on the meta device, `to_empty`, then loaded."""
     model = quantized(recipe, plain("meta")).to_empty(device="cpu")
     model.load_state_dict(plain().state_dict())
-    require_same(passes(model), passes(quantized(recipe)))
+    require_same(passes(run(model)), passes(quantized(recipe)))
 
 
-def copies(recipe: str) -> None:
+def copies(recipe: str, run: Run) -> None:
     """`copy.deepcopy` and pickle."""
     model = quantized(recipe)
     passes(model)
     made = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
     after = passes(model)
     for one in made:
-        require_same(passes(one), after)
+        require_same(passes(run(one)), after)
 
 
-def average(recipe: str) -> None:
+def average(recipe: str, run: Run) -> None:
     """`AveragedModel` of `torch.optim.swa_utils`: the mean of two states of the weights."""
     model, expected = quantized(recipe), quantized(recipe)
     averaged = torch.optim.swa_utils.AveragedModel(model)
@@ -100,11 +120,11 @@ def average(recipe: str) -> None:
     require_same([averaged.eval()(INPUTS[0])], [expected.eval()(INPUTS[0])])
 
 
-def scaler(recipe: str) -> None:
+def scaler(recipe: str, run: Run) -> None:
     """float16 autocast with `GradScaler`, whose scale is a power of two."""
     ends = []
     for enabled in (True, False):
-        model = quantized(recipe)
+        model = run(quantized(recipe))
         optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-10)
         scaling = torch.amp.GradScaler("cpu", init_scale=2.0**4, enabled=enabled)
         for x in INPUTS[:1]:
@@ -118,13 +138,13 @@ def scaler(recipe: str) -> None:
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
 
 
-def plain_checkpoint(recipe: str) -> None:
+def plain_checkpoint(recipe: str, run: Run) -> None:
     """A plain checkpoint, strictly, into every recipe, and what a recipe saves into every other one."""
     model = quantized(recipe)
     model.load_state_dict(plain().state_dict())
     for other in RECIPES:
         quantized(other).load_state_dict(model.state_dict())
-    require_same(passes(model), passes(quantized(recipe)))
+    require_same(passes(run(model)), passes(quantized(recipe)))
 
 
 class Checkpointed(nn.Module):
@@ -140,19 +160,19 @@ def around_each(recipe: str, reentrant: bool = False) -> nn.Sequential:
     return nn.Sequential(*(Checkpointed(layer, reentrant) for layer in quantized(recipe)))
 
 
-def recomputed(recipe: str) -> None:
+def recomputed(recipe: str, run: Run) -> None:
     """Activation checkpointing, `use_reentrant=False`."""
-    require_same(passes(around_each(recipe)), passes(quantized(recipe)))
+    require_same(passes(run(around_each(recipe))), passes(quantized(recipe)))
 
 
-def recomputed_reentrant(recipe: str) -> None:
+def recomputed_reentrant(recipe: str, run: Run) -> None:
     """Activation checkpointing, `use_reentrant=True`."""
-    require_same(passes(around_each(recipe, True)), passes(quantized(recipe)))
+    require_same(passes(run(around_each(recipe, True))), passes(quantized(recipe)))
 
 
-def nested(recipe: str) -> None:
+def nested(recipe: str, run: Run) -> None:
     """A checkpoint inside of another."""
-    require_same(passes(Checkpointed(around_each(recipe), False)), passes(quantized(recipe)))
+    require_same(passes(run(Checkpointed(around_each(recipe), False))), passes(quantized(recipe)))
 
 
 def compiled(recipe: str) -> None:
@@ -161,33 +181,28 @@ def compiled(recipe: str) -> None:
     require_same(passes(torch.compile(quantized(recipe), fullgraph=True)), passes(quantized(recipe)))
 
 
-def recomputed_compiled(recipe: str) -> None:
-    """`torch.compile` of a model with checkpoints inside, without `fullgraph`."""
-    torch._dynamo.reset()
-    require_same(passes(torch.compile(around_each(recipe), backend="aot_eager")), passes(quantized(recipe)))
-
-
 def recomputed_in_a_graph(recipe: str) -> None:
-    """The same with `fullgraph=True`."""
+    """`torch.compile(model, fullgraph=True)` of a model with checkpoints inside."""
     torch._dynamo.reset()
     found = torch.compile(around_each(recipe), backend="aot_eager", fullgraph=True)
     require_same(passes(found), passes(quantized(recipe)))
 
 
-def per_sample(recipe: str) -> None:
+def per_sample(recipe: str, run: Run) -> None:
     """Gradients of each sample by `torch.func.vmap(grad(...))`."""
     model = quantized(recipe)
-    weights = dict(model.named_parameters())
+    ran = run(model)
+    weights = dict(ran.named_parameters())
 
     def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
-        found: Tensor = torch.func.functional_call(model, weights, (x[None],)).square().sum()
+        found: Tensor = torch.func.functional_call(ran, weights, (x[None],)).square().sum()
         return found
 
     gradients = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, INPUTS[0][:4])
     for i in range(4):
         model.zero_grad()
         model(INPUTS[0][i : i + 1]).square().sum().backward()
-        require_same([gradients[name][i] for name in weights], [p.grad for p in weights.values()])  # type: ignore[misc]
+        require_same([gradients[name][i] for name in weights], [p.grad for p in weights.values()])
 
 
 def exported(recipe: str) -> None:
@@ -197,23 +212,335 @@ def exported(recipe: str) -> None:
     require_same([program.module()(INPUTS[0])], [model(INPUTS[0])])
 
 
-def lora(recipe: str) -> None:
+def lora(recipe: str, run: Run) -> None:
     """PEFT's LoRA around quantized layers, whose adapters begin at zero."""
     from peft import LoraConfig, get_peft_model
 
     from altgrad.integrations.peft import lora_config
 
-    model = get_peft_model(quantized(recipe), lora_config(LoraConfig(target_modules=["0", "2"])))
+    model = run(get_peft_model(quantized(recipe), lora_config(LoraConfig(target_modules=["0", "2"]))))
     expected = quantized(recipe)
     require_same([model(x).detach() for x in INPUTS], [expected(x).detach() for x in INPUTS])
     model(INPUTS[0]).square().sum().backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
-STACKS: tuple[Callable[[str], None], ...] = (
-    cast, meta, copies, average, scaler, plain_checkpoint, recomputed, recomputed_reentrant, nested, compiled,
-    recomputed_compiled, recomputed_in_a_graph, per_sample, exported, lora,
+# --- who writes a weight, and when -----------------------------------------------------------------------------------
+
+
+def written_by_a_hook(recipe: str, run: Run) -> None:
+    """A hook before a layer's forward pass writes its weight: `prune`, max-norm, weight noise."""
+    model, expected = quantized(recipe), quantized(recipe)
+    torch.manual_seed(2)
+    prune.random_unstructured(model[0], "weight", 0.5)
+    prune.custom_from_mask(expected[0], "weight", model[0].weight_mask)
+    prune.remove(expected[0], "weight")
+    with torch.no_grad():
+        require_same([run(model)(x) for x in INPUTS], [expected(x) for x in INPUTS])
+
+
+def parametrized(recipe: str, run: Run) -> None:
+    """`torch.nn.utils.parametrizations.weight_norm`: a weight that is computed when it is read."""
+    model, expected = quantized(recipe), quantized(recipe)
+    parametrizations.weight_norm(model[0])
+    with torch.no_grad():
+        model[0].parametrizations.weight.original0.mul_(2.0)
+        expected[0].weight.copy_(model[0].weight)
+        require_same([run(model)(x) for x in INPUTS], [expected(x) for x in INPUTS])
+    run(model)(INPUTS[0]).square().sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def functional(recipe: str, run: Run) -> None:
+    """`torch.func.functional_call` with other weights."""
+    model, other = quantized(recipe).eval(), quantized(recipe).eval()
+    with torch.no_grad():
+        for p in other.parameters():
+            p.mul_(-3.0)
+        ran, weights = run(model), dict(other.named_parameters())
+        named = {name: weights[name.removeprefix("_orig_mod.")] for name, _ in ran.named_parameters()}
+        require_same([torch.func.functional_call(ran, named, (INPUTS[0],))], [other(INPUTS[0])])
+
+
+def offloaded(recipe: str, run: Run) -> None:
+    """accelerate's `dispatch_model` with a layer on disk."""
+    from accelerate import dispatch_model
+
+    places = {"0": "cpu", "1": "cpu", "2": "disk"}
+    with tempfile.TemporaryDirectory() as folder:
+        model = dispatch_model(
+            quantized(recipe).eval(), places, main_device="cpu", offload_dir=folder, force_hooks=True
+        )
+        expected = quantized(recipe).eval()
+        with torch.no_grad():
+            require_same([run(model)(x) for x in INPUTS], [expected(x) for x in INPUTS])
+
+
+def shared(recipe: str, run: Run) -> None:
+    """One layer at two places of a forward pass, beside a layer of its own at each with the same weight."""
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 64)
+    twice = quantized(recipe, nn.Sequential(layer, nn.ReLU(), layer)).eval()
+    apart = quantized(recipe, nn.Sequential(copy.deepcopy(layer), nn.ReLU(), copy.deepcopy(layer))).eval()
+    run(twice)(INPUTS[0]).square().sum().backward()
+    apart(INPUTS[0]).square().sum().backward()
+    torch.testing.assert_close(layer.weight.grad, apart[0].weight.grad + apart[2].weight.grad, rtol=1e-6, atol=1e-6)
+
+
+def stepped_in_backward(recipe: str, run: Run) -> None:
+    """An optimizer in the backward pass, by `register_post_accumulate_grad_hook`."""
+    ends = []
+    for inside in (True, False):
+        model = quantized(recipe)
+        ran = run(model) if inside else model
+        optimizers = {p: torch.optim.SGD([p], lr=0.01) for p in model.parameters()}
+        if inside:
+            for p, optimizer in optimizers.items():
+                p.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
+        for x in INPUTS:
+            ran(x).square().mean().backward()
+            for optimizer in optimizers.values():
+                _ = None if inside else optimizer.step()
+                optimizer.zero_grad()
+        ends.append([p.detach() for p in model.parameters() if p.ndim == 2])
+    for a, b in zip(*ends, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-7 if run is not eager else 0)
+
+
+def stepped_too_early(recipe: str, run: Run) -> None:
+    """A step of the optimizer between forward and backward pass: torch's error, as from its own layers."""
+    model = run(quantized(recipe))
+    loss = model(INPUTS[0]).square().sum()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(2.0)
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error)
+    else:
+        # A graph keeps what its own backward pass reads: the operands, which are those of the forward pass.
+        assert run is not eager
+        found = [p.grad for p in model.parameters() if p.ndim == 2]
+        one = quantized(recipe)
+        one(INPUTS[0]).square().sum().backward()
+        require_same(found, [p.grad for p in one.parameters() if p.ndim == 2])
+
+
+# --- gradients -------------------------------------------------------------------------------------------------------
+
+
+def overflowing(recipe: str, run: Run) -> None:
+    """An overflow in float16: `GradScaler` halves its scale and skips the step."""
+    ends = []
+    for model in (plain(), quantized(recipe)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaling = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+        weights = list(model.parameters())
+        before = [p.detach().clone() for p in weights]
+        with torch.autocast("cpu", torch.float16):
+            loss = run(model)(INPUTS[0]).float().square().sum() * 1e4
+        assert loss.isfinite()  # so that it is the gradient that overflows
+        scaling.scale(loss).backward()
+        scaling.step(optimizer)
+        scaling.update()
+        ends.append((scaling.get_scale(), [torch.equal(a, b) for a, b in zip(before, weights, strict=True)]))
+    assert ends[0] == ends[1] == (2.0**19, [True] * 4)
+
+
+def infinite(recipe: str, run: Run) -> None:
+    """An infinity in an input: all that torch's own layers make not finite, and the next step as ever."""
+    x = INPUTS[0].clone()
+    x[3, 5] = torch.inf
+    model = quantized(recipe)
+    ran = run(model)
+    y = ran(x.requires_grad_())
+    y.square().sum().backward()
+    assert not y[3].isfinite().any() and not model[0].weight.grad.isfinite().all()
+    assert all(buffer.isfinite().all() for buffer in model.buffers()) and ran(INPUTS[1]).isfinite().all()
+
+
+def require_alike(found: Any, expected: Any) -> None:
+    """Tensors with the direction of torch's own, but for what rounding to 2 and 3 bits of mantissa turns them."""
+    for a, b in zip(found, expected, strict=True):
+        assert torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), dim=0) > 0.97
+
+
+def penalised(recipe: str, run: Run) -> None:
+    """A gradient penalty, `create_graph=True`, with a residual path: as of torch's own layers, but for rounding."""
+    ends = []
+    for model in (plain(), quantized(recipe)):
+        x = INPUTS[0].clone().requires_grad_()
+        y = run(model)(x) + x
+        (g,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        (g.norm(dim=1) - 1).square().mean().backward()
+        ends.append([p.grad for p in model.parameters() if p.ndim == 2])
+    require_alike(*ends)
+
+
+def hessian(recipe: str, run: Run) -> None:
+    """A Hessian-vector product by two backward passes: as of torch's own layers, but for rounding."""
+    ends = []
+    for model in (plain(), quantized(recipe)):
+        weights = [p for p in model.parameters() if p.ndim == 2]
+        torch.manual_seed(3)
+        vectors = [torch.randn_like(p) for p in weights]
+        gradients = torch.autograd.grad(run(model)(INPUTS[0]).square().mean(), weights, create_graph=True)
+        along = sum((g * v).sum() for g, v in zip(gradients, vectors, strict=True))
+        ends.append(torch.autograd.grad(along, weights))
+    require_alike(*ends)
+
+
+def forces(recipe: str, run: Run) -> None:
+    """`enable_grad` inside of a forward pass, `no_grad` around it."""
+
+    class Forces(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = quantized(recipe)
+
+        def forward(self, x: Tensor) -> Any:
+            with torch.enable_grad():
+                x = x.detach().requires_grad_()
+                return torch.autograd.grad(self.net(x).square().sum(), x)[0]
+
+    expected = Forces()(INPUTS[0])
+    with torch.no_grad():
+        require_same([run(Forces())(INPUTS[0])], [expected])
+
+
+def accumulated(recipe: str, run: Run) -> None:
+    """Gradients of several passes that add up, beside their sum."""
+    model, one = quantized(recipe), quantized(recipe)
+    ran, total = run(model), [torch.zeros_like(p) for p in one.parameters()]
+    for x in INPUTS:
+        ran(x).square().sum().backward()
+        one.zero_grad()
+        one(x).square().sum().backward()
+        total = [t + p.grad for t, p in zip(total, one.parameters(), strict=True)]
+    found = [p.grad for p in model.parameters()]
+    require_same([g for g in found if g.ndim == 2], [t for t in total if t.ndim == 2])
+
+
+def twice_backward(recipe: str, run: Run) -> None:
+    """`backward(retain_graph=True)` twice: the same gradient again, with the same random numbers."""
+    if "scaling" in RECIPES[recipe]:
+        return  # the second pass has the scale of the first one's amax, as the definition says
+    model = quantized(recipe)
+    loss = run(model)(INPUTS[0]).square().sum()
+    found = []
+    for _ in range(2):
+        model.zero_grad()
+        loss.backward(retain_graph=True)
+        found.append([p.grad.clone() for p in model.parameters()])
+    require_same(*found)
+
+
+def offloaded_activations(recipe: str, run: Run) -> None:
+    """`torch.autograd.graph.save_on_cpu` around the forward pass."""
+    model, expected = quantized(recipe), quantized(recipe)
+    with torch.autograd.graph.save_on_cpu():
+        loss = run(model)(INPUTS[0]).square().sum()
+    loss.backward()
+    expected(INPUTS[0]).square().sum().backward()
+    require_same([p.grad for p in model.parameters() if p.ndim == 2],
+                 [p.grad for p in expected.parameters() if p.ndim == 2])  # fmt: skip
+
+
+def forward_mode(recipe: str, run: Run) -> None:
+    """`torch.autograd.forward_ad`."""
+    model = run(quantized(recipe).eval())
+    with torch.autograd.forward_ad.dual_level():
+        model(torch.autograd.forward_ad.make_dual(INPUTS[0], INPUTS[1]))
+
+
+# --- shapes, dtypes and modes ----------------------------------------------------------------------------------------
+
+
+def autocast_off_inside(recipe: str, run: Run) -> None:
+    """`autocast(enabled=False)` for a layer inside of a forward pass under autocast."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = quantized(recipe).eval()
+
+        def forward(self, x: Tensor) -> Any:
+            x = self.net[1](self.net[0](x))
+            with torch.autocast("cpu", enabled=False):
+                return self.net[2](x.float())
+
+    with torch.autocast("cpu", torch.bfloat16):
+        one, expected = Mixed(), Mixed().net
+        y = run(one)(INPUTS[0])
+        middle = expected[1](expected[0](INPUTS[0]))
+    require_same([y], [expected[2](middle.float())])
+    assert y.dtype == torch.float32
+
+
+def dynamic(recipe: str, run: Run) -> None:
+    """Batches of three sizes; compiled with `dynamic=True`."""
+    model, expected = quantized(recipe), quantized(recipe)
+    ran = model if run is eager else torch.compile(model, backend="aot_eager", dynamic=True)
+    for rows in (32, 7, 24):
+        for m in (model, expected):
+            m.zero_grad()
+        ran(INPUTS[0][:rows]).square().sum().backward()
+        expected(INPUTS[0][:rows]).square().sum().backward()
+        require_same([p.grad for p in model.parameters() if p.ndim == 2],
+                     [p.grad for p in expected.parameters() if p.ndim == 2])  # fmt: skip
+
+
+def shaped(recipe: str, run: Run) -> None:
+    """Inputs of one, three and four dimensions, one that is not contiguous, and gradients that are expanded."""
+    model, expected = quantized(recipe).eval(), quantized(recipe).eval()
+    ran = run(model)
+    require_same([ran(INPUTS[0][0])], [expected(INPUTS[0][:1])[0]])
+    folded = expected(INPUTS[0])
+    require_same([ran(INPUTS[0].view(4, 8, 64)).flatten(0, 1), ran(INPUTS[0].view(2, 2, 8, 64)).flatten(0, 2)],
+                 [folded, folded])  # fmt: skip
+    require_same([ran(INPUTS[0].t().contiguous().t())], [folded])
+    ran(INPUTS[0]).sum().backward()
+    expected(INPUTS[0]).backward(torch.ones_like(folded))
+    require_same([p.grad for p in model.parameters()], [p.grad for p in expected.parameters()])
+
+
+def empty(recipe: str, run: Run) -> None:
+    """A batch without rows."""
+    model = quantized(recipe)
+    y = run(model)(INPUTS[0][:0])
+    y.sum().backward()
+    assert y.shape == (0, 64) and all(not p.grad.any() for p in model.parameters())
+
+
+def inference(recipe: str, run: Run) -> None:
+    """`torch.inference_mode`, then training."""
+    model, expected = quantized(recipe), quantized(recipe)
+    with torch.inference_mode():
+        run(model.eval())(INPUTS[0])
+    require_same(passes(run(model.train())), passes(expected))
+
+
+def frozen(recipe: str, run: Run) -> None:
+    """Frozen weights: the input's gradient alone, with the bits that it has beside theirs."""
+    model, expected = quantized(recipe).eval(), quantized(recipe).eval()
+    model.requires_grad_(False)
+    inputs = [INPUTS[0].clone().requires_grad_() for _ in range(2)]
+    run(model)(inputs[0]).square().sum().backward()
+    expected(inputs[1]).square().sum().backward()
+    require_same([inputs[0].grad], [inputs[1].grad])
+
+
+Stack = Callable[[str, Run], None]
+STACKS: tuple[Stack, ...] = (
+    cast, meta, copies, average, scaler, plain_checkpoint,
+    written_by_a_hook, parametrized, functional, offloaded, shared, stepped_in_backward, stepped_too_early,
+    overflowing, infinite, penalised, hessian, forces, accumulated, twice_backward, offloaded_activations, forward_mode,
+    per_sample, recomputed, recomputed_reentrant, nested,
+    autocast_off_inside, dynamic, shaped, empty, inference, frozen, lora,
 )  # fmt: skip
+#: Stacks that compile or trace a model themselves.
+TRACED: tuple[Callable[[str], None], ...] = (compiled, recomputed_in_a_graph, exported)
 OF_PROCESSES: dict[str, str] = {
     "DistributedDataParallel, `sync_amax=True` (losses within 2e-6)": "ddp",
     "FSDP2's `fully_shard`, `sync_amax=True` (losses within 2e-6)": "trained",
@@ -225,24 +552,41 @@ HOW = {
     "nested": "one checkpoint around the layers",
     "recomputed_in_a_graph": "without `fullgraph`: the checkpoint then runs in eager mode",
     "per_sample": "`model.eval()`, or a recipe that remembers nothing",
+    "penalised": "uncompiled, as for torch's own layers; dynamic scaling for the gradient",
+    "hessian": "uncompiled, as for torch's own layers; dynamic scaling for the gradient",
+    "forward_mode": "reverse mode",
     "gathered": "`fully_shard` without `gather_codes`",
     "parallel": "`fully_shard`",
 }
+#: Parts of the sentences in which something is refused: ours, and torch's where it refuses its own layers too.
+SENTENCES = (
+    "use one checkpoint", "cannot repeat", "torch.func has no", "take scaling: dynamic for grad",
+    "torch.compile with aot_autograd does not currently support double backward",
+    "does not implement the jvp function", "forward mode AD",
+)  # fmt: skip
 
 
-def cell_of(stack: Callable[[str], None], recipe: str) -> str:
-    """Return `WORKS`, or `REFUSED` if that is in one sentence of ours; raises for anything else."""
+def cell_of(stack: Callable[..., None], recipe: str, *run: Run) -> str:
+    """Return `WORKS`, or `REFUSED` if that is in one of the `SENTENCES`; raises for anything else."""
+    torch._dynamo.reset()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            stack(recipe)
+            stack(recipe, *run)
         except REFUSALS as error:
-            if any(word in str(error) for word in ("use one checkpoint", "cannot repeat", "torch.func has no")):
+            if any(words in str(error) for words in SENTENCES):
                 return REFUSED
             raise
         finally:
             torch._dynamo.reset()
     return WORKS
+
+
+def joined(cells: dict[str, str]) -> str:
+    """Return what the page says of one stack and recipe, whose cells have their way's name."""
+    if len(set(cells.values())) == 1:
+        return next(iter(cells.values()))
+    return "; ".join(f"{way} {cell}" for way, cell in cells.items())
 
 
 def cell_of_processes(found: dict[int, dict[str, Any]], what: str, recipe: str) -> str:
@@ -272,12 +616,17 @@ def cell_of_processes(found: dict[int, dict[str, Any]], what: str, recipe: str) 
 
 def page(found: dict[int, dict[str, Any]]) -> str:
     """Return STACKS.md."""
-    rows = [(stack.__doc__ or "", stack.__name__, [cell_of(stack, r) for r in RECIPES]) for stack in STACKS]
+    rows = []
+    for stack in STACKS:
+        by_recipe = [joined({way: cell_of(stack, recipe, run) for way, run in WAYS.items()}) for recipe in RECIPES]
+        rows.append((stack.__doc__ or "", stack.__name__, by_recipe))
+    for traced in TRACED:
+        rows.append((traced.__doc__ or "", traced.__name__, [cell_of(traced, recipe) for recipe in RECIPES]))
     for said, what in OF_PROCESSES.items():
-        rows.append((said, what, [cell_of_processes(found, what, r) for r in RECIPES]))
+        rows.append((said, what, [cell_of_processes(found, what, recipe) for recipe in RECIPES]))
     table = [["stack", *RECIPES, "instead"], ["---"] * (len(RECIPES) + 2)]
     for said, what, cells in rows:
-        table.append([said.rstrip("."), *cells, HOW.get(what, "") if REFUSED in cells else ""])
+        table.append([said.rstrip("."), *cells, HOW.get(what, "") if any(REFUSED in cell for cell in cells) else ""])
     return TEXT + "\n".join("| " + " | ".join(row) + " |" for row in table) + "\n"
 
 
@@ -288,13 +637,15 @@ that the model has without the stack, unless the row says how far they are apart
 and the last column what to do instead. Each cell is a test, and `python -m tests.model.stacks` writes this page of what
 they find on a CPU.
 
+**compiled** is `torch.compile`, and a cell with one word is so both ways.
+
 Hugging Face's Trainer, PEFT, Lightning, torchtitan and Accelerate have
 [a page of their own](../integrations/README.md). With FSDP2 quantize the model first and shard it then; optimizers
 step the shards to the bit as one process would (`altgrad/optim/sharded.py`). With
-`quantize_model(..., gather_codes=True)` it gathers a weight as codes, one byte per element, with four bytes in each
-forward pass for the scale, also between and inside of compiled graphs; an integer `reshard_after_forward` and a
-`shard_placement_fn` are refused for such weights. A compiled block inside of a checkpoint that is not compiled ends in
-torch's `CheckpointError`: compile the model around its checkpoints.
+`quantize_model(..., gather_codes=True)` it gathers a weight as codes, one byte per element, with a message of four
+bytes for the scale whenever it is gathered, also between and inside of compiled graphs; an integer
+`reshard_after_forward` and a `shard_placement_fn` are refused for such weights. A compiled block inside of a checkpoint
+that is not compiled ends in torch's `CheckpointError`: compile the model around its checkpoints.
 
 """
 

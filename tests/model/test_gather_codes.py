@@ -46,7 +46,7 @@ def test_a_byte_per_weight_and_four_per_scale_are_sent(found: Found, count: int,
     part = gathers * layers * weights // count
     assert whole["bytes"]["allgather_base"] == part * dtype.itemsize
     assert codes["bytes"]["allgather_base"] == part
-    assert codes["bytes"]["allreduce"] == layers * 4 and codes["calls"]["allreduce"] == 1
+    assert codes["bytes"]["allreduce"] == gathers * layers * 4 and codes["calls"]["allreduce"] == gathers * layers
     assert "allreduce" not in whole["bytes"]
     for kind in ("bytes", "calls"):
         assert codes[kind]["reduce_scatter_base"] == whole[kind]["reduce_scatter_base"]

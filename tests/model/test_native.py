@@ -121,7 +121,7 @@ def test_eight_bits_are_what_a_native_layer_keeps_for_its_backward_pass():
     layer = layers(Recipe.uniform("E4M3").rules[0].layer, 64, 32)["native"]
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         layer(torch.randn(16, 64))
-    assert {t.dtype for t in kept if t.ndim == 2} == {torch.float8_e4m3fn}
+    assert {t.dtype for t in kept if t.ndim == 2 and t is not layer.weight} == {torch.float8_e4m3fn}
 
 
 @pytest.mark.parametrize(
@@ -259,9 +259,9 @@ def test_codes_over_their_scales_are_the_emulated_operands(name):
 @pytest.mark.parametrize("granularity", ["block", "tile"])
 @pytest.mark.parametrize("rounding", ["rceil", "4/6"])
 def test_packed_codes_times_their_scales_are_the_emulated_operands(granularity, rounding):
-    """Along both dimensions, of sizes that fill no block; a block with a NaN is NaN, which E2M1 has not."""
+    """Along both dimensions, of sizes that fill no block; with a NaN or Inf all scales are NaN, which E2M1 has not."""
     t = torch.randn(37, 83, generator=torch.Generator().manual_seed(3)) * 2.0 ** torch.arange(-60, 60, 1.45)
-    t[3, 5], t[20, 30:], t[30, 7], t[1, 1] = torch.inf, 0.0, torch.nan, -0.0
+    t[20, 30:], t[1, 1] = 0.0, -0.0
     constants = format_constants("E2M1", scale_format="E4M3")
     options = {"granularity": granularity, "block": 16, "scale_format": "E4M3", "scale_rounding": rounding}
     for dim in (0, 1):
@@ -274,9 +274,12 @@ def test_packed_codes_times_their_scales_are_the_emulated_operands(granularity, 
         values = decode(codes, "E2M1") if dim else decode(codes, "E2M1").t()
         scales = packed.blocks.view(torch.float8_e4m3fn).float()
         scales = per_element(scales, t.shape, granularity=granularity, block=16, dim=dim)
-        found, of_block = values[:37, :83] * scales, scales.isnan()
-        assert torch.equal(found[~of_block], plain.values[~of_block])
-        assert of_block[plain.values.isnan()].all() and of_block.sum() <= (256 if granularity == "tile" else 16)
+        assert torch.equal(values[:37, :83] * scales, plain.values)
+        for unusual in (torch.inf, torch.nan):
+            damaged = t.clone()
+            damaged[30, 7] = unusual
+            packed = quantize_operands([damaged], [constants], dim=dim, dtype=PACKED, **options)[0]
+            assert packed.scale.isnan() and (packed.blocks & 0x7F == 0x7F).all()
 
 
 def test_codes_are_packed_as_torchao_does():

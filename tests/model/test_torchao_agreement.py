@@ -172,4 +172,4 @@ def test_degenerate_tensors_get_other_scales():
     largest = torch.tensor([0.0, 1e-13, torch.inf, torch.nan])
     theirs, ours = amax_to_scale(largest, torch.float8_e4m3fn), compute_scale(largest, "E4M3")
     assert theirs[:2].tolist() == [pytest.approx(448e12)] * 2 and theirs[2] == 0 and theirs[3].isnan()
-    assert ours[[0, 2, 3]].tolist() == [1, 1, 1] and ours[1].item() == pytest.approx(448e13)
+    assert ours[0] == 1 and ours[2:].isnan().all() and ours[1].item() == pytest.approx(448e13)

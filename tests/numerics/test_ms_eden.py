@@ -70,20 +70,22 @@ def test_its_loops_have_the_bits_of_the_definition(fmt, block, dtype):
             x[3, 1], x[300, 2] = torch.inf, torch.nan
         values, scale = ms_eden(x, constants(fmt), stream, 77, block, dtype)
         expected, of_expected = ms_eden_by_tensors(x, constants(fmt), stream, 77, block)
-        assert torch.equal(scale, of_expected)
+        assert torch.equal(scale, of_expected) or (damaged and scale.isnan() and of_expected.isnan())
         bits = [t.float().nan_to_num(12345.0).view(torch.int32) for t in (values, expected.to(dtype))]
         assert torch.equal(*bits), (bits[0] != bits[1]).sum()
 
 
-def test_zeros_and_what_is_not_finite_keep_to_themselves():
+def test_zeros_stay_and_one_that_is_not_finite_is_in_all_that_has_its_scale():
     x = torch.zeros(256, 3)
     stream = torch.tensor([0, 1, 2])
     values, scale = ms_eden(x, constants(), stream, 0)
     assert not values.any() and scale == 1
     x[:, 1] = 1.0
-    x[5, 2] = torch.nan
-    values, _ = ms_eden(x, constants(), stream, 0)
-    assert not values[:, 0].any() and values[:, :2].isfinite().all() and values[5, 2].isnan()
+    assert not ms_eden(x, constants(), stream, 0)[0][:, 0].any()
+    for unusual in (torch.nan, torch.inf, -torch.inf):
+        x[5, 2] = unusual
+        values, scale = ms_eden(x, constants(), stream, 0)
+        assert values.isnan().all() and scale.isnan()
 
 
 @pytest.mark.parametrize("product", [0, 1])

@@ -23,7 +23,8 @@ from altgrad.numerics import (
     scale_from_history,
     update_amax_history,
 )
-from altgrad.numerics.scaling import OF_TWO, SCALE_FORMATS, SCALE_ROUNDINGS
+from altgrad.numerics.operand_definition import learn
+from altgrad.numerics.scaling import OF_TWO, SCALE_FORMATS, SCALE_ROUNDINGS, scaling_amax
 from tests.numerics.numerics_oracles import EIGHT_BIT_SPLITS, KERNEL_FORMATS, name_of, random_patterns
 
 AMAXES = random_patterns(4000).abs()
@@ -48,19 +49,22 @@ def test_scale_is_the_correctly_rounded_ratio(fmt):
 
 @pytest.mark.parametrize("dtype", ["float32", "E8M0"])
 @pytest.mark.parametrize("fmt", KERNEL_FORMATS, ids=name_of)
-def test_every_amax_gives_a_usable_scale(fmt, dtype):
-    extremes = torch.tensor([0.0, -1.0, torch.inf, torch.nan, 1e-45, 3.4028235e38])
-    scale = compute_scale(torch.cat([AMAXES, extremes]), fmt, scale_format=dtype)
+def test_every_finite_amax_gives_a_usable_scale_and_all_others_nan(fmt, dtype):
+    finite = AMAXES.isfinite()
+    extremes = torch.tensor([0.0, -1.0, 1e-45, 3.4028235e38])
+    scale = compute_scale(torch.cat([extremes, AMAXES[finite]]), fmt, scale_format=dtype)
     assert scale.dtype == torch.float32
     assert (scale.isfinite() & (scale > 0) & (1 / scale).isfinite() & (1 / scale > 0)).all()
-    assert scale[len(AMAXES) :][:4].tolist() == [1.0, 1.0, 1.0, 1.0]
+    assert scale[:2].tolist() == [1.0, 1.0]
+    unusual = torch.cat([AMAXES[~finite], torch.tensor([torch.inf, torch.nan])])
+    assert compute_scale(unusual, fmt, scale_format=dtype).isnan().all()
 
 
 @pytest.mark.parametrize("fmt", KERNEL_FORMATS, ids=name_of)
 def test_packed_constants_give_the_same_scale(fmt):
     for options in ({}, *({"scale_format": "E8M0", "scale_rounding": rounding} for rounding in SCALE_ROUNDINGS)):
         packed = scale_from_amax(AMAXES, format_constants(fmt), **options)
-        assert torch.equal(packed, compute_scale(AMAXES, fmt, **options)), options
+        torch.testing.assert_close(packed, compute_scale(AMAXES, fmt, **options), rtol=0, atol=0, equal_nan=True)
 
 
 def test_power_of_two_rules_differ_as_defined():
@@ -133,7 +137,27 @@ def test_history_is_read_by_maximum_or_most_recent():
 def test_unusable_history_entries_are_passed_over():
     assert amax_from_history(torch.tensor([torch.nan, 3.0, torch.inf])).item() == 3.0
     assert scale_from_history(torch.zeros(16), "E4M3").item() == 1.0
-    assert scale_from_history(torch.tensor([torch.nan, 3.0]), "E4M3", method="most-recent").item() == 1.0
+    assert scale_from_history(torch.tensor([torch.nan, 3.0]), "E4M3", method="most-recent").isnan()
+
+
+@pytest.mark.parametrize("unusual", [torch.inf, torch.nan])
+def test_a_history_learns_no_amax_that_is_not_finite(unusual):
+    history = torch.tensor([2.0, 1.0, 0.0])
+    assert torch.equal(update_amax_history(history, torch.tensor(unusual)), history)
+    assert update_amax_history(history, torch.tensor(5.0)).tolist() == [5.0, 2.0, 1.0]
+    for learns in ("each", "first"):
+        kept = history.clone() if learns == "each" else torch.zeros(1)
+        before = kept.clone()
+        learn(kept, torch.tensor(unusual), learns)
+        assert torch.equal(kept, before)
+
+
+@pytest.mark.parametrize("unusual", [torch.inf, torch.nan])
+def test_a_remembered_amax_hides_no_overflow(unusual):
+    remembered, own = torch.tensor([3.0, 0.0, 3.0, 0.0]), torch.tensor([1.0, 1.0, unusual, unusual])
+    assert scaling_amax(remembered, own)[:2].tolist() == [3.0, 1.0]
+    assert not scaling_amax(remembered, own)[2:].isfinite().any()
+
 
 
 def test_shared_scales_are_coded_as_e8m0():

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from altgrad.config.tensor_recipe import SCALE_FORMATS
 from altgrad.numerics import amax, amax_from_history
 from altgrad.numerics.operand_definition import learn
+from altgrad.numerics.scaling import scaling_amax
 from altgrad.numerics.tracing import materialized
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ def is_sharded(t: Tensor) -> bool:
 
 @torch.library.custom_op("altgrad::max_over_ranks", mutates_args=())
 def max_over_ranks(x: Tensor) -> Tensor:
-    """Return the largest of each element over all processes, in each of them."""
-    found = x.clone()
+    """Return the largest of each element over all processes, in each of them; infinity where one has a NaN."""
+    found = x.nan_to_num(nan=torch.inf, posinf=torch.inf)  # of NaN a reduction makes anything
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
     return found
 
@@ -80,7 +81,7 @@ def whole_history(t: Tensor, scaling: Scaling, history: Tensor | None, dim: int,
         return largest.unsqueeze(0)
     remembered = amax_from_history(history, scaling.method)
     learn(history, largest, learns)
-    return torch.where(remembered > 0, remembered, largest).unsqueeze(0)
+    return scaling_amax(remembered, largest).unsqueeze(0)
 
 
 def _of_shared(model: nn.Module) -> list[Quantizer]:

@@ -7,8 +7,8 @@ operand, bit for bit but for the sign of a zero. Between the forward and the bac
 are gathered again, as FSDP2 gathers weights.
 
 torchao does so for its own layers (``enable_fsdp_float8_all_gather``), with a call after each step of the optimizer
-that finds the scales of all weights at once. Here the model does that as its forward pass begins, which nobody can
-forget. A weight that is gathered by itself finds its own.
+that finds the scales of all weights at once. Here each weight finds its own whenever it is gathered, by a message of
+one number, which nobody can forget.
 
 FSDP2 asks a tensor's class for this: `ByCodes` is a part, and before sharding the weight; `GatheredCodes` the whole.
 """
@@ -16,8 +16,6 @@ FSDP2 asks a tensor's class for this: `ByCodes` is a part, and before sharding t
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,10 +23,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.model.quantized.operand import Operand, Operands
-from altgrad.model.quantized.recompute import in_backward
 from altgrad.numerics import encode_operand, quantize_operands
+from altgrad.numerics.scaling import scaling_amax
 
 if TYPE_CHECKING:
     from altgrad.model.quantized.linear import QuantizedLinear
@@ -40,17 +37,6 @@ KEEPS_CLASS = {
     aten.detach.default, aten.clone.default, aten.view.default, aten.as_strided.default, aten.slice.Tensor,
     aten.new_zeros.default, aten.empty_like.default, aten._to_copy.default, aten._pin_memory.default,
 }  # fmt: skip
-
-
-@dataclass
-class LargestOfParts:
-    """The largest magnitude (0-d float32) in all parts of a layer's weight, as it was last found.
-
-    It is ``known`` in a forward pass of the model that found it, and in the backward pass of what found it.
-    """
-
-    value: Tensor | None = None
-    known: bool = False
 
 
 class ByCodes(torch.Tensor):
@@ -100,15 +86,11 @@ class ByCodes(torch.Tensor):
                 "weights that are gathered as codes are split over processes by dimension 0 alone; call fully_shard "
                 "without shard_placement_fn, or quantize_model without gather_codes"
             )
-        quantizer, largest = module.quantizer("weight"), module.largest_of_parts
-        if not (largest.known or (in_backward() and largest.value is not None)):
-            largest.value = _largest([self.master])[0]
-            dist.all_reduce(largest.value, op=dist.ReduceOp.MAX, group=mesh.get_group())
+        quantizer, largest = module.quantizer("weight"), _largest(self.master)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=mesh.get_group())
         part = self.master if mp_policy.param_dtype is None else self.master.to(mp_policy.param_dtype)
-        amax = largest.value.to(part.dtype).float()  # as rounding keeps order, that of the rounded weight
-        remembered = quantizer.remembered_amax()
-        if remembered is not None:
-            amax = torch.where(remembered > 0, remembered, amax)
+        amax = largest.to(part.dtype).float()  # as rounding keeps order, that of the rounded weight
+        amax = scaling_amax(quantizer.remembered_amax(), amax)
         options = {"method": "most-recent", "dtype": torch.float32, **quantizer.scaling.options}
         (found,) = quantize_operands([part], [quantizer.constants], [amax.reshape(1)], **options)
         codes = encode_operand(found.values, quantizer.constants)
@@ -171,9 +153,9 @@ def is_gathered(weight: Tensor) -> bool:
     return isinstance(weight, GatheredCodes)
 
 
-def gathered_operands(layer: QuantizedLinear, settings: MatmulSettings) -> Operands:
-    """Return the operands of a layer's weight that is here as codes."""
-    weight, quantizer = layer.matrix, layer.quantizer("weight")
+def gathered_operands(layer: QuantizedLinear, weight: Tensor, settings: MatmulSettings) -> Operands:
+    """Return the operands of a layer's ``weight`` that is here as codes."""
+    quantizer = layer.quantizer("weight")
     assert isinstance(weight, GatheredCodes) and quantizer is not None
     # The same memory as FSDP2's, which empties it after the forward pass and fills it again for the backward pass.
     backward = Operand(weight.codes, weight.scale, quantizer.constants)
@@ -183,7 +165,7 @@ def gathered_operands(layer: QuantizedLinear, settings: MatmulSettings) -> Opera
     return Operands(forward, backward)
 
 
-def require_gatherable_again(model: nn.Module) -> None:
+def require_gatherable_again(model: nn.Module, inputs: tuple[Any, ...] = ()) -> None:
     """Raise ``ValueError`` where FSDP2 would leave codes in other parts between the passes, as it cannot."""
     for module in model.modules():
         known: Any = module
@@ -195,29 +177,15 @@ def require_gatherable_again(model: nn.Module) -> None:
             )
 
 
-def find_largest(layers: Sequence[Any]) -> None:
-    """Find the largest magnitudes of those weights of ``layers`` that are gathered as codes, by a message per mesh."""
-    by_mesh: dict[Any, list[Any]] = {}
-    for layer in layers:
-        if layer.largest_of_parts is not None and is_sharded(layer.weight):
-            by_mesh.setdefault(layer.weight.device_mesh, []).append(layer)
-    for mesh, of_mesh in by_mesh.items():
-        found = _largest([master_of(layer.weight.detach().to_local()) for layer in of_mesh])
-        for dimension in range(mesh.ndim):
-            dist.all_reduce(found, op=dist.ReduceOp.MAX, group=mesh.get_group(dimension))
-        for layer, value in zip(of_mesh, found, strict=True):
-            layer.largest_of_parts = LargestOfParts(value, known=True)
-
-
 def master_of(t: Tensor) -> Tensor:
     """Return a plain tensor that shares the memory of ``t``."""
     return t.master if isinstance(t, ByCodes) else t
 
 
-def _largest(parts: Sequence[Tensor]) -> Tensor:
-    """Return the largest magnitude of each (n,), float32; infinity for NaN, of which a reduction makes anything."""
-    found = [t.detach().abs().amax().float() if t.numel() else t.new_zeros((), dtype=torch.float32) for t in parts]
-    return torch.stack(found).nan_to_num(nan=torch.inf, posinf=torch.inf)
+def _largest(part: Tensor) -> Tensor:
+    """Return the largest magnitude (0-d float32); infinity for NaN, of which a reduction makes anything."""
+    found = part.abs().amax().float() if part.numel() else part.new_zeros((), dtype=torch.float32)
+    return found.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def _wrapper(cls: Any, like: Tensor, dtype: torch.dtype) -> Any:

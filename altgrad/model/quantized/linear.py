@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from altgrad.config.recipe import ROLES, LayerRecipe, TensorRecipe
 from altgrad.formats import Format
 from altgrad.model.hardware import multiplies_bf16
-from altgrad.model.quantized.data_parallel import is_sharded
-from altgrad.model.quantized.gathered import LargestOfParts, gathered_operands, is_gathered
-from altgrad.model.quantized.matmul import MatmulSettings, QuantizedMatmul
+from altgrad.model.quantized.data_parallel import SHARED_ROLES, is_sharded
+from altgrad.model.quantized.gathered import gathered_operands, is_gathered
+from altgrad.model.quantized.matmul import Edge, MatmulSettings, QuantizedMatmul
 from altgrad.model.quantized.operand import Operand, Operands
 from altgrad.model.quantized.quantizer import Quantizer, Source
 from altgrad.model.quantized.recompute import Passes, traced_in_checkpoint
@@ -37,13 +37,6 @@ class Sources(NamedTuple):
     grad: Source
 
 
-class Ready(NamedTuple):
-    """Operands of a weight that were made beforehand, for the forward pass under way, and what they were made with."""
-
-    operands: Operands
-    source: Source
-
-
 class QuantizedLinear(nn.Module):
     """A linear layer with quantized weights, inputs and incoming gradients.
 
@@ -65,9 +58,7 @@ class QuantizedLinear(nn.Module):
         native = recipe.backend == "native"
         self.quantizers = nn.ModuleDict({role: Quantizer(spec, native) for role, spec in specs.items()})
         self.quantizers.to(weight.device)
-        self.ready: Ready | None = None
         self.passes: Passes[Sources] = Passes()
-        self.largest_of_parts: LargestOfParts | None = None  # of a weight that is gathered as codes
         self.exact = all(
             exact_in_bfloat16(spec.format, spec.block_scale) and not (spec.keeps_scales and spec.scale == "float32")
             for spec in specs.values()
@@ -91,35 +82,38 @@ class QuantizedLinear(nn.Module):
             self.quantizers.to_empty(device=self.weight.device)
 
     @property
-    def matrix(self) -> Tensor:
-        """The weight as its products take it, (out_features, in_features)."""
-        return self.weight.t() if self.transposed else self.weight
-
-    @property
     def in_features(self) -> int:
         """Size of each input vector."""
-        return self.matrix.shape[1]
+        return self._matrix(self.weight).shape[1]
 
     @property
     def out_features(self) -> int:
         """Size of each output vector."""
-        return self.matrix.shape[0]
+        return self._matrix(self.weight).shape[0]
+
+    def _matrix(self, weight: Tensor) -> Tensor:
+        """Return the weight as its products take it, (out_features, in_features)."""
+        return weight.t() if self.transposed else weight
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x @ weight.T + bias`` for ``x`` of shape (..., in_features)."""
         device = x.device.type
         autocast = torch.is_autocast_enabled(device)
         compute_dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
-        settings = self.settings(compute_dtype)
-        y = self._product(x.reshape(-1, x.shape[-1]), settings)
+        # Read once: a parametrization, such as spectral_norm, computes another weight at each reading.
+        weight = self._matrix(self.weight)
+        y = self._product(x.reshape(-1, x.shape[-1]), weight, self.settings(compute_dtype, device))
         if self.bias is not None:
             y = y + self.bias.to(y.dtype)
-        return y.reshape(*x.shape[:-1], self.out_features)
+        return y.reshape(*x.shape[:-1], y.shape[-1])
 
-    def settings(self, compute_dtype: torch.dtype) -> MatmulSettings:
-        """Return those of a forward pass at hand, whose products otherwise have ``compute_dtype``."""
+    def settings(self, compute_dtype: torch.dtype, device: str = "cpu") -> MatmulSettings:
+        """Return the settings of a forward pass on a ``device``, by its type.
+
+        compute_dtype: dtype of the products that are not quantized.
+        """
         accumulate_fp32 = self.recipe.accumulate == "float32"
-        fast_bf16 = multiplies_bf16(self.weight.device.type)
+        fast_bf16 = multiplies_bf16(device)
         # A tensor that is not quantized keeps the precision of the compute dtype.
         low = self.exact and fast_bf16 and (compute_dtype == torch.bfloat16 or len(self.quantizers) == len(ROLES))
         input, weight, grad = map(self.quantizer, ("input", "weight", "grad"))
@@ -165,16 +159,20 @@ class QuantizedLinear(nn.Module):
         When the layer does not train, all is rounded to nearest.
         """
         quantizer = self.quantizer(role)
-        return Source() if quantizer is None else quantizer.source(self.training)
+        if quantizer is None:
+            return Source()
+        # Ranks that share a tensor's rows draw parts of one stream (`Operand.of`).
+        apart = role in SHARED_ROLES and quantizer.scaling.ranks == 1 and dist.is_available() and dist.is_initialized()
+        return quantizer.source(self.training, dist.get_rank() if apart else 0)
 
-    def _product(self, x: Tensor, settings: MatmulSettings) -> Tensor:
-        if is_sharded(self.weight) or is_sharded(x):
+    def _product(self, x: Tensor, matrix: Tensor, settings: MatmulSettings) -> Tensor:
+        if is_sharded(matrix) or is_sharded(x):
             raise RuntimeError(
                 "a quantized layer runs on a weight or an input that is split over processes, whose scale no process "
                 "knows: shard the model by torch.distributed.fsdp.fully_shard, not by tensor parallelism"
             )
         if transformed():
-            return transformed_product(self, x, settings)
+            return transformed_product(self, x, matrix, settings)
         may_repeat = self.training and self.changes
         if may_repeat and torch.compiler.is_compiling():
             if traced_in_checkpoint():
@@ -184,21 +182,36 @@ class QuantizedLinear(nn.Module):
                 )
             may_repeat = False
         again = self.passes.again() if may_repeat else None
-        if again is not None:
-            weight = weight_operands([self], settings, [again.weight], learns="nothing")[0]
-            input = self._input_operands(x, settings, again.input, learns="nothing")
-            return QuantizedMatmul.apply(x, self.matrix, settings, input, weight, again.grad)
-        ready = self.ready or ready_weights([self], settings)[0]
-        source, grad = self.source("input"), self.source("grad")
-        if may_repeat:
-            self.passes.note(Sources(source.kept(), ready.source, grad))
-        input = self._input_operands(x, settings, source, learns=self.learns("input"))
-        return QuantizedMatmul.apply(x, self.matrix, settings, input, ready.operands, grad)
+        sources = again or Sources(*map(self.source, ("input", "weight", "grad")))
+        if may_repeat and again is None:
+            self.passes.note(Sources(sources.input.kept(), sources.weight.kept(), sources.grad))
+        learns = dict.fromkeys(ROLES, "nothing") if again else {role: self.learns(role) for role in ROLES}
+        weight = self.weight_operands(matrix, settings, sources.weight, learns=learns["weight"])
+        trains = torch.is_grad_enabled() and matrix.requires_grad
+        input = self._input_operands(x, settings, sources.input, learns=learns["input"], for_weight=trains)
+        # A compiled graph has no second derivative.
+        has_edge = x.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        edge = Edge.apply(x) if has_edge else None
+        return QuantizedMatmul.apply(x, matrix, edge, settings, input, weight, sources.grad)
 
-    def _input_operands(self, x: Tensor, settings: MatmulSettings, source: Source, *, learns: str) -> Operands:
+    def weight_operands(
+        self, matrix: Tensor, settings: MatmulSettings, source: Source, *, learns: str = "nothing"
+    ) -> Operands:
+        """Return the weight, (out_features, in_features), quantized for both products, with the state in ``source``."""
+        if is_gathered(matrix):
+            return gathered_operands(self, matrix, settings)
+        scaling, dtype = settings.weight, settings.operand_dtype
+        forward = backward = Operand.of(matrix, scaling, source, 1, dtype, learns=learns, in_memory=True)
+        if scaling is not None and not scaling.once and torch.is_grad_enabled() and not settings.ms_eden:
+            backward = Operand.of(matrix, scaling, source, 0, dtype, in_memory=True)
+        return Operands(forward, backward)
+
+    def _input_operands(
+        self, x: Tensor, settings: MatmulSettings, source: Source, *, learns: str, for_weight: bool
+    ) -> Operands:
         scaling, dtype = settings.input, settings.operand_dtype
         differs = settings.hadamard > 0 or (scaling is not None and not scaling.once and not settings.ms_eden)
-        used_again = differs and torch.is_grad_enabled() and self.weight.requires_grad
+        used_again = differs and for_weight
         # A gated gradient and the operands of the backward products read the input again.
         once = scaling is not None and not differs and settings.gradient == "straight-through"
         own, free = owned(x) if once else (x, False)
@@ -218,27 +231,3 @@ class QuantizedLinear(nn.Module):
 def weight_and_bias(layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter | None]:
     """Return the parameters of a linear layer."""
     return layer.get_parameter("weight"), None if layer.bias is None else layer.get_parameter("bias")
-
-
-def weight_operands(
-    layers: Sequence[QuantizedLinear], settings: MatmulSettings, sources: Sequence[Source], *, learns: str
-) -> list[Operands]:
-    """Return the operands of the layers' weights, for layers that ``settings`` fits alike."""
-    if is_gathered(layers[0].weight):
-        return [gathered_operands(layer, settings) for layer in layers]
-    weights, scaling, dtype = [layer.matrix for layer in layers], settings.weight, settings.operand_dtype
-    if scaling is None:
-        cast = [Operand.of(w, None, Source(), 1, dtype) for w in weights]
-        return list(map(Operands, cast, cast))
-    forward = backward = Operand.of_each(weights, scaling, sources, 1, dtype, learns=learns, in_memory=True)
-    if not scaling.once and torch.is_grad_enabled() and not all(layer.rounds_anew for layer in layers):
-        backward = Operand.of_each(weights, scaling, sources, 0, dtype, in_memory=True)
-    return list(map(Operands, forward, backward))
-
-
-def ready_weights(layers: Sequence[QuantizedLinear], settings: MatmulSettings) -> list[Ready]:
-    """Return `weight_operands` of a forward pass that begins, and what they were made with."""
-    sources, learns = [layer.source("weight") for layer in layers], layers[0].learns("weight")
-    keep = learns != "nothing" and not torch.compiler.is_compiling()
-    kept = [source.kept() for source in sources] if keep else sources
-    return list(map(Ready, weight_operands(layers, settings, sources, learns=learns), kept))

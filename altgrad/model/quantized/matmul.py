@@ -33,14 +33,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from altgrad.model.quantized.native import native_product
-from altgrad.model.quantized.operand import Operand, Operands
+from altgrad.model.quantized.operand import Operand, Operands, dequantized
 from altgrad.model.quantized.quantizer import Scaling, Source
 from altgrad.model.quantized.unscaling import unscaled
 from altgrad.numerics.ms_eden import ms_eden_pair
@@ -85,29 +85,125 @@ class QuantizedMatmul(torch.autograd.Function):
     (arXiv:1903.05662) compare, the derivative of: the identity; the clipped ReLU, here zero beyond both ends of the
     format; the ReLU, 1 where the input is positive and else 0, which as theirs is for inputs alone, since a negative
     weight would never learn. ``grad`` is what its own operands are made with. `torch.compile` and autograd want ``x``
-    and ``weight`` by themselves, and take other tensors in tuples.
+    and ``weight`` by themselves, and take other tensors in tuples. ``edge`` is `Edge` of ``x``, for second derivatives.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, settings: MatmulSettings, input: Operands, weight_q: Operands, grad: Source
-    ) -> Tensor:
-        ctx.settings, ctx.dtypes = settings, (x.dtype, weight.dtype)
+        ctx: Any, x: Tensor, weight: Tensor, edge: Tensor | None, settings: MatmulSettings, input: Operands,
+        weight_q: Operands, grad: Source,
+    ) -> Tensor:  # fmt: skip
+        ctx.settings, ctx.dtypes, ctx.edge = settings, (x.dtype, weight.dtype), edge
         ctx.autocast = torch.is_autocast_enabled(x.device.type)
         if any(ctx.needs_input_grad):
             x_q, w_q = (pair.forward if settings.ms_eden else pair.backward for pair in (input, weight_q))
             x_saved = saved(x, x_q, settings.input, settings, of_input=True)
-            ctx.save_for_backward(*x_saved, *saved(weight, w_q, settings.weight, settings), *grad)
+            # The weight itself for a second derivative, and so that an update before the backward pass is an error.
+            ctx.save_for_backward(weight, *x_saved, *saved(weight, w_q, settings.weight, settings), *grad)
         y_dtype, fp32 = settings.output_dtype, settings.accumulate_fp32
         return product(input.forward, weight_q.forward.t(), y_dtype, fp32, ctx.autocast)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        tensors, settings = ctx.saved_tensors, ctx.settings
-        n = len(Operand._fields)
-        x, weight, source = Operand(*tensors[:n]), Operand(*tensors[n : 2 * n]), Source(*tensors[2 * n :])
-        dx, dw = gradients(grad, x, weight, source, settings, ctx.dtypes, ctx.autocast, ctx.needs_input_grad)
-        return dx, dw, None, None, None, None
+        weight, *operands = ctx.saved_tensors
+        by = _Gradients.apply if torch.is_grad_enabled() else _Gradients.compute
+        needed = tuple(ctx.needs_input_grad[:2])
+        dx, dw = by(grad, ctx.edge, weight, ctx.settings, ctx.dtypes, ctx.autocast, needed, *operands)
+        return dx, dw, None, None, None, None, None
+
+
+class _Gradients(torch.autograd.Function):
+    """The backward products, with a derivative of their own: what ``create_graph=True`` asks for.
+
+    It is that of the straight-through estimator, as if a rounded tensor had been the tensor itself plus a constant:
+
+        dx = g_q w_q, dw = g_q^T x_q, and for the gradients u of dx and v of dw
+        dL/dg = u w_q^T + x_q v^T, dL/dx = g_q v, dL/dw = g_q^T u
+
+    with the operands over their scales, products in float32, and u and v not quantized.
+    """
+
+    @staticmethod
+    def compute(
+        grad: Tensor, edge: Tensor | None, weight: Tensor, settings: MatmulSettings,
+        dtypes: tuple[torch.dtype, torch.dtype], autocast: bool, needed: tuple[bool, ...], *operands: Tensor | None,
+    ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+        """Return the gradients of x and of the weight."""
+        return gradients(grad, *_split(operands), settings, dtypes, autocast, needed)
+
+    @staticmethod
+    def forward(
+        ctx: Any, grad: Tensor, edge: Tensor | None, weight: Tensor, settings: MatmulSettings, *rest: Any
+    ) -> tuple[Tensor | None, Tensor | None]:
+        ctx.settings, ctx.dtypes = replace(settings, grad_learns="nothing"), rest[0]
+        ctx.save_for_backward(grad, *rest[3:])
+        ctx.set_materialize_grads(False)
+        return _Gradients.compute(grad, edge, weight, settings, *rest)
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor | None, v: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                "a quantized layer has first and second derivatives; for a third take unquantize_model(model)"
+            )
+        grad, *operands = ctx.saved_tensors
+        with torch.autocast(grad.device.type, enabled=False):
+            of_grad, of_x, of_weight = _second_derivatives(grad, u, v, *_split(operands), ctx.settings)
+        x_dtype, weight_dtype = ctx.dtypes
+        found = zip((of_grad, of_x, of_weight), (grad.dtype, x_dtype, weight_dtype), ctx.needs_input_grad, strict=False)
+        dg, dx, dw = (t.to(dtype) if t is not None and needs else None for t, dtype, needs in found)
+        return dg, dx, dw, *(None,) * (len(ctx.needs_input_grad) - 3)
+
+
+def _split(tensors: Sequence[Tensor | None]) -> tuple[Operand, Operand, Source]:
+    n = len(Operand._fields)
+    return Operand(*tensors[:n]), Operand(*tensors[n : 2 * n]), Source(*tensors[2 * n :])  # type: ignore[arg-type]
+
+
+class Edge(torch.autograd.Function):
+    """A tensor of the shape of ``x`` in the memory of one number, to which autograd sends what is meant for ``x``.
+
+    With it the backward pass knows its way to an input that it does not keep.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        return x.new_zeros(()).expand(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
+        return grad
+
+
+def _second_derivatives(
+    grad: Tensor, u: Tensor | None, v: Tensor | None, x: Operand, weight: Operand, source: Source,
+    settings: MatmulSettings,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Return dL/dg, dL/dx and dL/dw of `_Gradients`, float32, ``None`` for zero."""
+    if settings.ms_eden and source.stream is not None:
+        raise NotImplementedError(
+            "MS-EDEN rotates what it rounds, and its gradients have no derivative of their own (create_graph=True); "
+            "take another rounding of grad, or call model.eval()"
+        )
+    if source.history is not None:
+        raise NotImplementedError(
+            "a gradient with delayed or static scaling has the scale of earlier first derivatives, which those of a "
+            "second derivative (create_graph=True) do not fit; take scaling: dynamic for grad"
+        )
+    rows, columns = _grad_operands(grad, source, settings, for_weight=True)
+    count, turns = len(grad), settings.hadamard > 0
+    x_q, g_columns = (dequantized(t.decoded(settings.operand_dtype), count if turns else None) for t in (x, columns))
+    w_q, g_rows = (dequantized(t.decoded(settings.operand_dtype)) for t in (weight, rows))
+    u, v = (None if t is None else t.float() if operand.kept is None else t.float() * operand.kept
+            for t, operand in ((u, x), (v, weight)))  # fmt: skip
+    of_grad = [product for product in (None if u is None else u @ w_q.t(), None if v is None else x_q @ v.t())
+               if product is not None]  # fmt: skip
+    of_x = None if v is None else g_columns @ v
+    of_weight = None if u is None else g_rows.t() @ u
+    of_x, of_weight = (t if t is None or operand.kept is None else t * operand.kept
+                       for t, operand in ((of_x, x), (of_weight, weight)))  # fmt: skip
+    return sum(of_grad[1:], of_grad[0]) if of_grad else None, of_x, of_weight
 
 
 def gradients(
@@ -194,23 +290,24 @@ def product(a: Operand, b: Operand, dtype: torch.dtype, fp32: bool, autocast: bo
     runs it outside.
     """
     device_type, native = a.values.device.type, a.values.dtype in FLOAT8.values() or a.blocks is not None
-    as_given: AbstractContextManager[Any] = nullcontext()
     cast = fp32 or a.values.dtype != torch.bfloat16 or torch.get_autocast_dtype(device_type) != torch.bfloat16
-    if cast and (autocast or torch.is_autocast_enabled(device_type)):
-        as_given = torch.autocast(device_type, enabled=False)
-    with as_given:
-        y = native_product(a, b, dtype) if native else _emulated_product(a, b, fp32)
+    switched = cast and (autocast or torch.is_autocast_enabled(device_type))
+    # Around the sum alone: where tracing begins anew inside of it, as `materialized` makes it, torch 2.13 forgets to
+    # switch autocast on again, and the graph's other products have it.
+    as_given = torch.autocast(device_type, enabled=False) if switched else nullcontext()
+    y = native_product(a, b, dtype, as_given) if native else _emulated_product(a, b, fp32, as_given)
     return converted(y, dtype)
 
 
-def _emulated_product(a: Operand, b: Operand, fp32: bool) -> Tensor:
+def _emulated_product(a: Operand, b: Operand, fp32: bool, as_given: AbstractContextManager[Any]) -> Tensor:
     """Return ``a @ b / (scale_a scale_b)`` as float32; ``fp32`` keeps the sum in float32 throughout."""
-    if a.values.dtype == torch.float32:
-        y = a.values @ b.values
-    elif a.values.is_cuda:
-        y = torch.mm(a.values, b.values, out_dtype=torch.float32)
-    elif fp32:
-        y = a.values.float() @ b.values.float()
-    else:
-        y = (a.values @ b.values).float()
+    with as_given:
+        if a.values.dtype == torch.float32:
+            y = a.values @ b.values
+        elif a.values.is_cuda:
+            y = torch.mm(a.values, b.values, out_dtype=torch.float32)
+        elif fp32:
+            y = a.values.float() @ b.values.float()
+        else:
+            y = (a.values @ b.values).float()
     return unscaled(y, (a.scale, b.scale))

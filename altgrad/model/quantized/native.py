@@ -22,6 +22,9 @@ that of each of its rows. Both tensors' scales are applied to the float32 sum, w
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType, pad, scaled_mm
@@ -49,14 +52,18 @@ def has_products(scales: str, device: torch.device) -> bool:
     return found >= first and (beyond is None or found < beyond)
 
 
-def native_product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
+def native_product(
+    a: Operand, b: Operand, dtype: torch.dtype, as_given: AbstractContextManager[Any] | None = None
+) -> Tensor:
     """Return ``a @ b / (scale_a scale_b)``; the values of ``a`` (n, k) and ``b`` (k, m) are float8, or packed.
 
     Scales are one each, and the result is in ``dtype``; or (n, 1) and (1, m), with which torch gives bfloat16 alone; or
-    those of blocks, as `quantize_operands` has them.
+    those of blocks, as `quantize_operands` has them. ``as_given`` switches autocast off, for the sum on a CPU.
     """
     assert a.scale is not None and b.scale is not None
     rows, columns = a.values.shape[0], b.values.shape[1]
+    if a.values.numel() == 0 or b.values.numel() == 0:
+        return a.scale.new_zeros((rows, columns), dtype=dtype)
     # What is divided by unusual scales afterwards needs the range of float32 until then.
     wide = dtype if dtype == torch.bfloat16 else torch.float32
     if a.scale.ndim > 0 and (a.scale.shape, b.scale.shape) != ((rows, 1), (1, columns)):
@@ -66,13 +73,11 @@ def native_product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
         y = _product_of_blocks(a, b.t(), [factor_a, factor_b], wide)
         return multiplied(y[:rows, :columns], [], [rest_a, rest_b])
     left, right = _padded(a.values), _padded(b.values.t()).t()
-    y = torch._scaled_mm(
-        left,
-        right,
-        scale_a=_filled_up(factor_a, left.shape[0], 0),
-        scale_b=_filled_up(factor_b, right.shape[1], 1),
-        out_dtype=wide if a.scale.ndim == 0 else torch.bfloat16,
-    )
+    scale_a, scale_b = _filled_up(factor_a, left.shape[0], 0), _filled_up(factor_b, right.shape[1], 1)
+    with as_given or nullcontext():
+        y = torch._scaled_mm(
+            left, right, scale_a=scale_a, scale_b=scale_b, out_dtype=wide if a.scale.ndim == 0 else torch.bfloat16
+        )
     return multiplied(y[:rows, :columns], [], [rest_a, rest_b])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from altgrad.model.quantized.data_parallel import whole_history
 from altgrad.model.quantized.quantizer import Scaling, Source
 from altgrad.numerics import decode_operand, encode_operand, quantize_operands, rotate_rows
+from altgrad.numerics.hadamard import signs_on
 from altgrad.numerics.operand import Packed
 
 CODES = torch.uint8  # no operand's own dtype, but of packed ones
@@ -33,37 +33,29 @@ class Operand(NamedTuple):
     @classmethod
     def of(
         cls, t: Tensor, scaling: Scaling | None, source: Source, dim: int, dtype: torch.dtype, *,
-        learns: str = "nothing", overwrite: bool = False, rotate: bool = False,
+        learns: str = "nothing", overwrite: bool = False, in_memory: bool = False, rotate: bool = False,
     ) -> Operand:  # fmt: skip
         """Return the 2-d ``t`` on its quantization grid, to be summed over ``dim``; without a scaling, cast.
 
-        ``rotate`` as in `quantize_operands`.
+        ``in_memory`` and ``rotate`` as in `quantize_operands`.
         """
+        t, constants, history, stream = t.detach(), *source
         if scaling is None:
-            return cls((rotate_rows(t.detach()) if rotate else t.detach()).to(dtype))
-        return cls.of_each([t], scaling, [source], dim, dtype, learns=learns, overwrite=overwrite, rotate=rotate)[0]
-
-    @classmethod
-    def of_each(
-        cls, ts: Sequence[Tensor], scaling: Scaling, sources: Sequence[Source], dim: int, dtype: torch.dtype, *,
-        learns: str = "nothing", overwrite: bool = False, in_memory: bool = False, rotate: bool = False,
-    ) -> list[Operand]:  # fmt: skip
-        """Return the same for tensors that are scaled alike, all at once; ``in_memory`` as in `quantize_operands`."""
-        options = {"dim": dim, "dtype": scaling.hardware or dtype, "overwrite": overwrite, **scaling.options}
-        ts, method, first = [t.detach() for t in ts], scaling.method, 0
-        constants, histories, streams = ([t for t in kind if t is not None] for kind in zip(*sources, strict=True))
+            return cls((rotate_rows(t) if rotate else t).to(dtype))
+        assert constants is not None
+        options = {"dim": dim, "dtype": scaling.hardware or dtype, **scaling.options}
+        method, first = scaling.method, 0
         if scaling.ranks > 1:
             if rotate:
-                ts, rotate, options["overwrite"] = list(map(rotate_rows, ts)), False, True
-            wholes = [whole_history(t, scaling, s.history, dim, learns) for t, s in zip(ts, sources, strict=True)]
-            histories, method, learns = [h for h in wholes if h is not None], "most-recent", "nothing"
-            first = dist.get_rank() * ts[0].numel() if streams else 0
-        found = quantize_operands(
-            ts, constants, histories, streams, method=method, learns=learns, first=first, in_memory=in_memory,
-            rotate=rotate, **options,
+                t, rotate, overwrite = rotate_rows(t), False, True
+            history, method, learns = whole_history(t, scaling, history, dim, learns), "most-recent", "nothing"
+            first = dist.get_rank() * t.numel() if stream is not None else 0
+        histories, streams = ([] if found is None else [found] for found in (history, stream))
+        (found,) = quantize_operands(
+            [t], [constants], histories, streams, method=method, learns=learns, first=first, overwrite=overwrite,
+            in_memory=in_memory, rotate=rotate, **options,
         )  # fmt: skip
-        pairs = zip(found, constants, strict=True)
-        return [cls(q.values, q.scale, c, blocks=q.blocks if isinstance(q, Packed) else None) for q, c in pairs]
+        return cls(found.values, found.scale, constants, blocks=found.blocks if isinstance(found, Packed) else None)
 
     def t(self) -> Operand:
         """Return the transposed operand."""
@@ -90,3 +82,24 @@ class Operands(NamedTuple):
 
     forward: Operand
     backward: Operand
+
+
+def dequantized(operand: Operand, rotated: int | None = None) -> Tensor:
+    """Return what an ``operand`` stands for, its values over its scale, float32 (n, k).
+
+    ``rotated``: the rows that there were before `rotate_rows`, which is undone.
+
+    Raises:
+        NotImplementedError: its blocks have codes, for FP8 and FP4 units.
+    """
+    scale = operand.scale
+    if operand.blocks is not None or (scale is not None and scale.ndim > 0 and 1 not in scale.shape):
+        raise NotImplementedError(
+            "blocks as codes have no second derivative (create_graph=True); take backend: emulated"
+        )
+    found = operand.values.float() if scale is None else operand.values.float() / scale
+    if rotated is None:
+        return found
+    signs = signs_on(found.device)
+    turned = rotate_rows(found, torch.ones_like(signs)).unflatten(0, (-1, len(signs))) * signs.unsqueeze(-1)
+    return turned.flatten(0, 1)[:rotated]

@@ -18,6 +18,8 @@ from altgrad.config.recipe import TensorRecipe
 from altgrad.numerics import amax_from_history, format_constants, operand_scale
 from altgrad.numerics.operand_definition import FLOAT8, PACKED
 
+SEEDS_APART = 0x9E3779B1  # of processes: odd, so that no two of 2^32 have one seed
+
 
 @dataclass(frozen=True)
 class Scaling:
@@ -172,8 +174,11 @@ class Quantizer(nn.Module):
         if self.history.shape == other.history.shape:
             self.history.copy_(other.history)
 
-    def draw(self) -> Tensor | None:
+    def draw(self, rank: int = 0) -> Tensor | None:
         """Go on to the next stream and return it (3,), for one stochastic rounding; ``None`` if it is to nearest.
+
+        Processes with another ``rank`` get another seed: where each has rows of its own, their errors are independent.
+        The buffer, which DistributedDataParallel copies from the first process and checkpoints keep, is one for all.
 
         In this order: a compiled graph (torch 2.13) has the buffer itself, as its forward pass leaves it, stand for a
         copy that was made earlier, and would so draw other numbers in its backward pass than eager mode.
@@ -181,11 +186,14 @@ class Quantizer(nn.Module):
         if self.stream is None:
             return None
         self.stream[2] += 1
-        return self.stream.clone()
+        stream = self.stream.clone()
+        if rank > 0:
+            stream[0] = (stream[0] + rank * SEEDS_APART) % (1 << 32)
+        return stream
 
-    def source(self, training: bool) -> Source:
-        """Return what one pass makes operands with; by chance only in ``training``."""
-        return Source(self.constants, self.history, self.draw() if training else None)
+    def source(self, training: bool, rank: int = 0) -> Source:
+        """Return what one pass makes operands with, in the process ``rank``; stochastic only in ``training``."""
+        return Source(self.constants, self.history, self.draw(rank) if training else None)
 
     def remembered_amax(self) -> Tensor | None:
         """Return the amax (0-d float32) that sets the scale, 0 before the first step; ``None`` if dynamic."""

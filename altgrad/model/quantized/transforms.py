@@ -31,8 +31,8 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-def transformed_product(layer: QuantizedLinear, x: Tensor, settings: MatmulSettings) -> Tensor:
-    """Return the layer's product with ``x`` (n, in_features), for any transform of `torch.func` but ``jvp``.
+def transformed_product(layer: QuantizedLinear, x: Tensor, matrix: Tensor, settings: MatmulSettings) -> Tensor:
+    """Return the product of ``x`` (n, in_features) and a weight, for any transform of `torch.func` but ``jvp``.
 
     Raises:
         NotImplementedError: a tensor whose quantizer changes while training: a transform is a function of its
@@ -51,7 +51,7 @@ def transformed_product(layer: QuantizedLinear, x: Tensor, settings: MatmulSetti
             )
     autocast = torch.is_autocast_enabled(x.device.type)
     sources = [t for role in ("input", "weight", "grad") for t in layer.source(role)[:2]]
-    y: Tensor = _Product.apply(x, layer.matrix, settings, autocast, *sources)
+    y: Tensor = _Product.apply(x, matrix, settings, autocast, *sources)
     return y
 
 

@@ -21,8 +21,6 @@ from altgrad.numerics.rounding import power_of_two
 from altgrad.numerics.scaling import floor_log2
 from altgrad.numerics.tracing import materialized
 
-USUAL = 2.0**62
-
 
 def unscaled(y: Tensor, scales: Sequence[Tensor | None]) -> Tensor:
     """Return ``y / (s_1 s_2)``, which may overwrite ``y``.
@@ -44,7 +42,8 @@ def factor_and_rest(scale: Tensor) -> tuple[Tensor, Tensor | None]:
     exact = scale.double().reciprocal()
     if _known_as_usual(scale):
         return exact.float(), None
-    unusual = (exact < 1 / USUAL) | (exact > USUAL)
+    # Literals: a float of the module would be a symbol in dynamic graphs, which torch 2.13 cannot take into a Function.
+    unusual = (exact < 2.0**-62) | (exact > 2.0**62)
     rest = torch.where(unusual, power_of_two(floor_log2(exact) >> 1), 1.0)
     return materialized((exact / rest).float()), materialized(rest.float())
 
@@ -75,4 +74,4 @@ def _known_as_usual(scale: Tensor) -> bool:
     if scale.numel() == 0:
         return True
     low, high = (scale, scale) if scale.ndim == 0 else scale.aminmax()
-    return low.item() >= 1 / USUAL and high.item() <= USUAL
+    return low.item() >= 2.0**-62 and high.item() <= 2.0**62

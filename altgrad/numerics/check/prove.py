@@ -77,7 +77,14 @@ def rounder(fmt: Format, mode: str, overflow: str, path: str, device: torch.devi
     if path == "kernels":
         packed = format_constants(fmt, device)
         one = packed[TARGET].clone()  # an amax of the scaling target: scale 1
-        return lambda x: quantize_operand(x[None], packed, one, dtype=torch.float32).values[0]
+
+        def by_kernels(x: Tensor) -> Tensor:
+            # What is not finite makes all of an operand NaN, and so is not an element's matter.
+            finite = x.isfinite()
+            found = quantize_operand(torch.where(finite, x, 0)[None], packed, one, dtype=torch.float32).values[0]
+            return torch.where(finite, found, round_to_grid(x, packed))
+
+        return by_kernels
     torch._dynamo.reset()
     if mode == "nearest-even" and overflow == "saturate" and fmt.rounds_in_float32:
         constants = format_constants(fmt, device)

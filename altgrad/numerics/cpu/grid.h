@@ -258,7 +258,8 @@ INLINE float scale_of(float amax, const ScaleRule& rule) {
     scale = static_cast<float>(std::min(std::max(ratio, 0x1p-126), 0x1p127));
   }
   const bool usable = (amax > 0) & (amax < std::numeric_limits<float>::infinity());
-  return usable ? scale : 1.0f;
+  const float other = amax <= 0 ? 1.0f : std::numeric_limits<float>::quiet_NaN();
+  return usable ? scale : other;
 }
 
 // --- loops ----------------------------------------------------------------------------------------

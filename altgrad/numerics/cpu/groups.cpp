@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <type_traits>
 #include <vector>
@@ -39,11 +40,12 @@ Tensor quantize_groups_into(Tensor x, Tensor values, Tensor constants, Tensor kn
   std::vector<float> amaxes(std::max<int64_t>(1, groups.down() * groups.across()), 0.0f);
   const float remembered = *known.const_data_ptr<float>();
   with_input(x, [&](const auto* from) { group_amaxes(from, groups, amaxes.data()); });
-  if (one && remembered > 0) amaxes[0] = remembered;
+  auto scaling_amax = [&](float own) { return remembered > 0 && std::isfinite(own) ? remembered : own; };
+  if (one) amaxes[0] = scaling_amax(amaxes[0]);
   if (scales.two_level()) {
     uint32_t whole = 0;
     for (const float amax : amaxes) whole = std::max(whole, order(amax));
-    scales.set_whole(remembered > 0 ? remembered : from_order(whole));
+    scales.set_whole(scaling_amax(from_order(whole)));
     *to_scales = scales.whole();
   } else if (one) {
     *to_scales = scale_of(amaxes[0], ScaleRule(rule, scales.grid()));

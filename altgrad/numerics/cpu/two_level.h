@@ -87,8 +87,7 @@ class Scales {
     EACH_ALONE
     for (int64_t i = 0; i < n; ++i) {
       const float wanted = static_cast<float>(static_cast<double>(amax[i]) * whole / target);
-      const float bounded = amax[i] < std::numeric_limits<float>::infinity() ? std::min(wanted, top) : top;
-      const float scale = std::max(round(bounded), lowest);
+      const float scale = std::max(round(std::min(wanted, top)), lowest);  // NaN stays
       factor[i] = static_cast<float>(whole / static_cast<double>(scale)), back[i] = scale;
     }
   }

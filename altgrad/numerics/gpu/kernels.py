@@ -9,7 +9,6 @@ import triton.language as tl
 
 from altgrad.numerics import constants as packed
 from altgrad.numerics.gpu.elements import (
-    INFINITY,
     bits,
     by_chance,
     float8,
@@ -120,7 +119,7 @@ def scale_and_round(
             tl.store(scales, whole)
         if PAIRS >= 0:
             groups, group = tl.cdiv(columns, wide), part.to(tl.int64) * G + g
-            codes = tl.where(bits(largest) > INFINITY, 0x7F, float8(back, grid + SIZE))
+            codes = tl.where(back != back, 0x7F, float8(back, grid + SIZE))
             tl.store(blocks + strip.to(tl.int64) * groups + group, codes.to(tl.uint8), mask=group < groups)
     else:
         if HAS_KNOWN:

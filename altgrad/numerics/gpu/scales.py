@@ -4,18 +4,20 @@ import triton
 import triton.language as tl
 
 from altgrad.numerics import constants as packed
-from altgrad.numerics.gpu.elements import INFINITY, bits, nearest, number, spacing_at
+from altgrad.numerics.gpu.elements import INFINITY, NAN_STAYS, bits, nearest, number, spacing_at
 
 SPACING, TARGET, SIZE = tl.constexpr(packed.SPACING), tl.constexpr(packed.TARGET), tl.constexpr(packed.SIZE)
 FLOAT32, CEIL, RCEIL, EVEN = (tl.constexpr(packed.SCALE_RULES.index(n)) for n in ("float32", "ceil", "rceil", "even"))
 FOUR_OVER_SIX = tl.constexpr(packed.FOUR_OVER_SIX)
 MANTISSA = tl.constexpr((1 << 52) - 1)
+QUIET_NAN = tl.constexpr(0x7FC00000)
 
 
 @triton.jit
 def scale_of(amax, target, grid, RULE: tl.constexpr):
     """`scale_by_rule`: float32 of float32 ``amax`` and float64 ``target``."""
     usable = (amax > 0) & (bits(amax) < INFINITY)
+    other = tl.where(amax <= 0, 1.0, number(bits(amax) | QUIET_NAN))
     amax = tl.where(usable, amax, 1.0).to(tl.float64)
     if RULE == FLOAT32:
         ratio = target / amax
@@ -36,7 +38,7 @@ def scale_of(amax, target, grid, RULE: tl.constexpr):
         exponent = (of_target >> 52) - (of_amax >> 52) - ((of_amax & MANTISSA) > limit).to(tl.int64)
         exponent = tl.minimum(tl.maximum(exponent, -126), 127)
         found = number(((exponent + 127) << 23).to(tl.int32))
-    return tl.where(usable, found, 1.0)
+    return tl.where(usable, found, other)
 
 
 @triton.jit
@@ -60,8 +62,8 @@ def tensor_scale(amax, target, grid):
     """`tensor_scale` of `two_level`."""
     own = grid + SIZE
     whole = scale_of(amax, target, grid, FLOAT32)
-    whole = tl.maximum(whole, tl.load(own + TARGET) * 2.0**-126)
-    return tl.minimum(whole, tl.load(own + SPACING) * 2.0**127)
+    whole = tl.maximum(whole, tl.load(own + TARGET) * 2.0**-126, NAN_STAYS)
+    return tl.minimum(whole, tl.load(own + SPACING) * 2.0**127, NAN_STAYS)
 
 
 @triton.jit
@@ -69,10 +71,8 @@ def block_scale(amax, whole, target, grid):
     """d_b of `two_level_scales`."""
     own = grid + SIZE
     most = tl.load(own + TARGET)
-    finite = bits(amax) < INFINITY
-    wanted = (tl.where(finite, amax, 0.0).to(tl.float64) * whole.to(tl.float64) / target).to(tl.float32)
-    wanted = tl.where(finite & (wanted < most), wanted, most)
-    return tl.maximum(nearest(wanted, own), tl.load(own + SPACING))
+    wanted = (amax.to(tl.float64) * whole.to(tl.float64) / target).to(tl.float32)
+    return tl.maximum(nearest(tl.minimum(wanted, most, NAN_STAYS), own), tl.load(own + SPACING), NAN_STAYS)
 
 
 @triton.jit
