@@ -36,8 +36,8 @@ ACTIVATIONS = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 #: What GPT-2 can be configured to that ours has no counterpart for, and the value that both mean. gpt_bigcode has
 #: GPT-2's names and sizes, and other attention.
 FIXED = {
-    "model_type": "gpt2", "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False,
-    "tie_word_embeddings": True, "layer_norm_epsilon": 1e-5,
+    "model_type": "gpt2", "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False, "tie_word_embeddings": True, "layer_norm_epsilon": 1e-5,
 }  # fmt: skip
 
 
