@@ -7,10 +7,11 @@ implements YAML 1.1, reads it as a string, and ``dvc exp run -S`` writes floats 
 from __future__ import annotations
 
 import copy
+import csv
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +24,8 @@ from altgrad.config.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow
+
+LONGEST_CSV_FIELD = 2**31 - 1  # the csv module's default, 131,072, is shorter than many documents
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -109,6 +112,38 @@ def write_rows(path: Path, rows: Sequence[Sequence[Any]], schema: pyarrow.Schema
     arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     with replacing(path) as temporary:
         pyarrow.parquet.write_table(pyarrow.Table.from_arrays(arrays, schema=schema), temporary)
+
+
+def csv_rows(lines: Iterable[str], path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of the line that each row of a CSV file begins in and its values; blank lines are left out.
+
+    ``lines`` are those of ``path`` with their ends. Raises :class:`UserError`, which names the line, for what the
+    strict reader of ``csv`` refuses and for a row that has not as many values as the first. pandas is less strict: it
+    reads a quoted text on to the next quote in any line, fills short rows, and takes a value too many for an index.
+    """
+    csv.field_size_limit(LONGEST_CSV_FIELD)
+    reader, columns, line = csv.reader(lines, strict=True), 0, 1
+    try:
+        for values in reader:
+            columns = columns or len(values)
+            if len(values) > columns:
+                raise UserError(
+                    f"{path}, line {line}: more values than the columns, {columns}; put a text with commas in double "
+                    "quotes"
+                )
+            if values and len(values) < columns:
+                raise UserError(
+                    f"{path}, line {line}: {len(values)} values for {columns} columns; put a text of several lines in "
+                    "double quotes"
+                )
+            if values:
+                yield line, values
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(
+            f"{path}, line {line}: the row that begins here is not valid CSV ({error}); put a text with quotes in "
+            'double quotes, and write each quote in it as "", not as \\"'
+        ) from None
 
 
 def read_json(path: Path) -> Any:

@@ -1,9 +1,13 @@
 """Folders of weights to start from, published ones or a run's: what they say of a model, without reading a weight.
 
 ``config.json`` is Hugging Face's (``n_positions``, ``activation_function``) or nanoGPT's ``model_args``
-(``block_size``, ``bias``), and ``model.safetensors`` lies beside it. Hugging Face's says ``bias: false`` too where this
-bench has written it: that layout always has biases, which are zero then. A run's folder has ``model.safetensors`` by
-this bench's names and no ``config.json``, unless it is a copy that `make repro` made.
+(``block_size``, ``bias``), and ``model.safetensors`` lies beside it. What Hugging Face's leaves out has the default of
+transformers' ``GPT2Config``. It says ``bias: false`` too where this bench has written it: that layout always has
+biases, which are zero then. A run's folder has ``model.safetensors`` by this bench's names and no ``config.json``,
+unless it is a copy that `make repro` made.
+
+Every size is checked against the weights but ``n_head``: no tensor's shape depends on it, so a wrong ``n_head`` that
+divides ``n_embd`` is read as it stands, by transformers too, and gives other logits.
 """
 
 from __future__ import annotations
@@ -18,19 +22,29 @@ from altgrad.config.models import Model, ModelFrom
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 RUNS, KEPT = Path("data/runs"), Path("data/weights")
+#: What transformers' ``GPT2Config`` takes for a setting that config.json leaves out, and its other names for settings.
+DEFAULTS = {
+    "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12,
+    "activation_function": "gelu_new",
+}  # fmt: skip
+ALIASES = {
+    "max_position_embeddings": "n_positions", "hidden_size": "n_embd", "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+}  # fmt: skip
 #: activation_function -> gelu of a model; nanoGPT's ``nn.GELU()`` is exact
 ACTIVATIONS = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
-#: What GPT-2 can be configured to that ours has no counterpart for, and the value that both mean.
+#: What GPT-2 can be configured to that ours has no counterpart for, and the value that both mean. gpt_bigcode has
+#: GPT-2's names and sizes, and other attention.
 FIXED = {
-    "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False,
-    "tie_word_embeddings": True, "layer_norm_epsilon": 1e-5,
+    "model_type": "gpt2", "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False, "tie_word_embeddings": True, "layer_norm_epsilon": 1e-5,
 }  # fmt: skip
 
 
 def published_sizes(folder: Path) -> dict[str, Any]:
     """Return the fields of ``altgrad.model.GPTConfig`` that the weights in ``folder`` need; dropout is not theirs.
 
-    Raises :class:`UserError` for a missing file, a missing size, or a setting that our GPT cannot have.
+    Raises :class:`UserError` for a missing file, a size that is none, or a setting that our GPT cannot have.
     """
     path = folder / CONFIG
     if not path.is_file() or not (folder / WEIGHTS).is_file():
@@ -43,17 +57,25 @@ def published_sizes(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise UserError(f"{path} must hold a mapping of settings, not {type(config).__name__}")
 
-    def size(*names: str) -> int:
-        found = next((config[name] for name in names if config.get(name) is not None), None)
-        if not isinstance(found, int) or found < 1:
-            raise UserError(f"{path}: {names[0]} must be a whole number of at least 1, not {found!r}")
+    for alias, name in ALIASES.items():
+        if alias in config and config.setdefault(name, config[alias]) != config[alias]:
+            raise UserError(f"{path}: {alias} {config[alias]!r} contradicts {name} {config[name]!r}; remove one")
+    of_nanogpt = "block_size" in config and "n_positions" not in config
+    context = "block_size" if of_nanogpt else "n_positions"
+    if not of_nanogpt:
+        config = DEFAULTS | config
+
+    def size(name: str) -> int:
+        found = config.get(name)
+        if type(found) is not int or found < 1:
+            raise UserError(f"{path}: {name} must be a whole number of at least 1, not {found!r}")
         return found
 
     for name, value in FIXED.items():
         if config.get(name, value) != value:
             raise UserError(f"{path}: {name} is {config[name]!r}, and this GPT has {value!r} alone")
     activation = config.get("activation_function", "gelu")
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise UserError(f"{path}: activation_function {activation!r} is none of {', '.join(ACTIVATIONS)}")
     width, heads = size("n_embd"), size("n_head")
     if width % heads:
@@ -61,7 +83,7 @@ def published_sizes(folder: Path) -> dict[str, Any]:
     hidden = 4 * width if config.get("n_inner") is None else size("n_inner")
     return {
         "vocab_size": size("vocab_size"), "layers": size("n_layer"), "width": width, "heads": heads,
-        "context": size("n_positions", "block_size"), "mlp_ratio": hidden / width,
+        "context": size(context), "mlp_ratio": hidden / width,
         "bias": bool(config.get("bias", True)), "gelu": ACTIVATIONS[activation],
     }  # fmt: skip
 

@@ -6,9 +6,11 @@ or reordered, so a document never wanders from training into validation between 
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, Literal
 
@@ -22,14 +24,35 @@ SPLITS: tuple[Split, ...] = ("train", "val", "test")
 def named(value: Any, kind: Any = None) -> tuple[str, ...]:
     """Return the names of a document's labels, each once: of a list, of a text with ; between them, or of one.
 
-    ``kind`` is the type of a data set's column, which may have names for numbers. Raises ``ValueError`` for what is no
-    label: a number that it has no name for, a blank name, a record.
+    A list may be written out as text, as JSON or as Python shows it (pandas does so in CSV files). ``kind`` is the type
+    of a data set's column, which may have names for numbers. Raises ``ValueError`` for what is no label: a number that
+    it has no name for, a blank name, a record, a list that is written otherwise.
     """
     if isinstance(value, str):
-        value = [part for part in value.split(";") if part.strip()]
+        value = _written(value.strip())
     elif not isinstance(value, list | tuple):
         value = [] if value is None else [value]
     return tuple(dict.fromkeys(_name(label, kind) for label in value))
+
+
+def _written(text: str) -> Sequence[Any]:
+    """Return the labels in a text; ``ValueError`` for a list such as NumPy's ``['a' 'b']``, which Python would join."""
+    if text[:1] + text[-1:] in ("[]", "()", "{}"):
+        as_json, as_python = _read(json.loads, text), _read(ast.literal_eval, text)
+        if isinstance(as_json, list):
+            return as_json
+        if isinstance(as_python, list | tuple) and repr(as_python) == text:
+            return as_python
+        if text[0] == "[" or isinstance(as_python, tuple | set | dict):
+            raise ValueError(f"{text!r} is no list as JSON or Python writes it; write the labels with ; between them")
+    return [part for part in text.split(";") if part.strip()]
+
+
+def _read(reader: Callable[[str], Any], text: str) -> Any:
+    try:
+        return reader(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
 
 
 def _name(label: Any, kind: Any) -> str:

@@ -1,7 +1,7 @@
 """The user's own text, by path. What the path is decides how it becomes documents and splits:
 
 - a **folder**: every .txt and .md file below it is a document (hidden ones are left out); the split
-  is a hash of the file's path within the folder;
+  is a hash of the file's path within the folder; a table among them is refused, and a warning counts other files;
 - a **text file** (.txt, .md): cut by position, the first 80% of its bytes train, the next 10% val,
   the last 10% test, so that what is tested was not seen between two training paragraphs; within its
   part, blank lines separate documents;
@@ -17,14 +17,15 @@ like one, a null of the CSV field ``NA`` and of a column that a row lacks, and i
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,6 +33,7 @@ import pyarrow
 import pyarrow.parquet
 
 from altgrad.config.errors import UserError, did_you_mean
+from altgrad.config.files import csv_rows
 from altgrad.config.schema import LocalCorpus
 from altgrad.data.corpora import Labelled, Split, hashed_split, named
 
@@ -43,7 +45,6 @@ TEXT_SUFFIXES = (".txt", ".md")
 CUTS = {"train": (0, 8), "val": (8, 9), "test": (9, 10)}  # tenths of a text file's bytes
 BATCH_ROWS = 256
 NO_OBJECT = "is not a JSON object; a file has one on each line, or is an array of them"
-LONGEST_CSV_FIELD = 2**31 - 1  # the csv module's default, 131,072, is shorter than many documents
 
 
 def documents(corpus: LocalCorpus, split: Split) -> Iterator[str]:
@@ -92,17 +93,30 @@ def _rows(path: Path, split: Split, columns: Columns) -> Iterator[Labelled]:
 
 
 def _from_folder(folder: Path, split: Split) -> Iterator[str]:
-    files = []
-    for file in folder.rglob("*"):
+    files, others = [], []
+    for file in sorted(folder.rglob("*")):
         identity = _unpacked(file.relative_to(folder))
-        hidden = any(part.startswith(".") for part in identity.parts)
-        if identity.suffix.lower() in TEXT_SUFFIXES and not hidden and file.is_file():
+        searched = file.is_dir() and not file.is_symlink() and os.access(file, os.R_OK | os.X_OK)
+        if searched or any(part.startswith(".") for part in identity.parts):
+            continue
+        if identity.suffix.lower() in TEXT_SUFFIXES and file.is_file():
             files.append((identity.as_posix(), file))
+        else:
+            others.append(file)
     if not files:
         raise UserError(
             f"{folder} holds no {' or '.join(TEXT_SUFFIXES)} file; name a table by its own path, "
             "or use source: hub for a folder in the hub's layout"
         )
+    for file in others:
+        if _unpacked(file).suffix.lower() in TABLES:
+            raise UserError(
+                f"{file} is a table in a folder of texts, and would not be read; name it by its own path, as another "
+                "corpus, or move it out of the folder"
+            )
+    if others:
+        said = f"neither {' nor '.join(TEXT_SUFFIXES)} and left out: {len(others)}, such as {others[0]}"
+        warnings.warn(f"{folder}: files that are {said}", stacklevel=2)
     for name, path in sorted(files):
         if hashed_split(name) == split:
             with _opened(path) as opened:
@@ -133,31 +147,32 @@ def _character_start(file: IO[bytes], position: int) -> int:
 
 def _from_table(path: Path, split: Split, columns: Columns) -> Iterator[Labelled]:
     with _opened(path) as file:
-        for number, row in enumerate(TABLES[_unpacked(path).suffix.lower()](file, path, columns)):
+        rows = TABLES[_unpacked(path).suffix.lower()](file, path, columns)
+        for number, (where, row) in enumerate(rows):
             value, labels = row["text"], row.get("labels")
             if not isinstance(value, str | None):
                 raise UserError(
-                    f"{path}: column {columns['text']!r} holds {type(value).__name__}, not text; name another"
+                    f"{where}: column {columns['text']!r} holds {type(value).__name__}, not text; name another"
                 )
             if value and hashed_split(f"row {number}") == split:
                 try:
                     yield value, named(labels)
                 except ValueError as error:
-                    where = f"{path}, row {number + 1}: column {columns['labels']!r}"
-                    raise UserError(f"{where}: {error}") from None
+                    raise UserError(f"{where}: column {columns['labels']!r}: {error}") from None
 
 
-def _parquet_rows(file: IO[bytes], path: Path, columns: Columns) -> Iterator[Row]:
+def _parquet_rows(file: IO[bytes], path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
     try:
         table = pyarrow.parquet.ParquetFile(file)
     except pyarrow.ArrowInvalid:
         raise UserError(f"{path} is not a parquet file") from None
     _require_columns(path, columns, table.schema_arrow.names)
-    for batch in table.iter_batches(batch_size=BATCH_ROWS, columns=list(columns.values())):
-        yield from (_chosen(row, columns) for row in batch.to_pylist())
+    batches = table.iter_batches(batch_size=BATCH_ROWS, columns=list(columns.values()))
+    for number, row in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), start=1):
+        yield f"{path}, row {number}", _chosen(row, columns)
 
 
-def _json_rows(file: IO[bytes], path: Path, columns: Columns) -> Iterator[Row]:
+def _json_rows(file: IO[bytes], path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
     """Yield the columns of the object on each line, or of those of an array; texts in an array are its column text."""
     text = io.TextIOWrapper(file, encoding="utf-8-sig")
     array = text.read(1) == "["
@@ -172,7 +187,7 @@ def _json_rows(file: IO[bytes], path: Path, columns: Columns) -> Iterator[Row]:
         if not isinstance(row, dict):
             raise UserError(f"{where} {NO_OBJECT}")
         _require_columns(where, columns, row)
-        yield _chosen(row, columns)
+        yield where, _chosen(row, columns)
 
 
 def _parsed(text: str, where: object) -> Any:
@@ -182,21 +197,12 @@ def _parsed(text: str, where: object) -> Any:
         raise UserError(f"{where} {NO_OBJECT}") from None
 
 
-def _csv_rows(file: IO[bytes], path: Path, columns: Columns) -> Iterator[Row]:
-    csv.field_size_limit(LONGEST_CSV_FIELD)
-    reader = csv.DictReader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""))
-    try:
-        names = reader.fieldnames or ()
-        _require_columns(path, columns, names)
-        for row in reader:
-            if None in row:  # a comma in a text without quotes would cut the text there
-                raise UserError(
-                    f"{path}, line {reader.line_num}: more values than the columns, {len(names)}; put a text with "
-                    "commas in double quotes"
-                )
-            yield _chosen(row, columns)
-    except csv.Error as error:
-        raise UserError(f"{path}, line {reader.line_num} is not valid CSV: {error}") from None
+def _csv_rows(file: IO[bytes], path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
+    rows = csv_rows(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), path)
+    _, names = next(rows, (1, []))
+    _require_columns(path, columns, names)
+    for line, values in rows:
+        yield f"{path}, line {line}", _chosen(dict(zip(names, values, strict=True)), columns)
 
 
 TABLES = {".parquet": _parquet_rows, ".csv": _csv_rows, ".json": _json_rows, ".jsonl": _json_rows}
@@ -210,6 +216,8 @@ def _require_columns(where: object, columns: Columns, names: Any) -> None:
     for setting, column in columns.items():
         if column not in names:
             raise UserError(f"{where} has no column {column!r}{did_you_mean(column, names)} (setting: {setting})")
+        if not isinstance(names, dict) and list(names).count(column) > 1:
+            raise UserError(f"{where} has more than one column {column!r} (setting: {setting}); rename all but one")
 
 
 @contextmanager

@@ -42,7 +42,8 @@ def load_published(folder: str | Path) -> GPT:
     """Return a :class:`GPT` with the weights in ``folder``, float32 on the CPU and without dropout.
 
     Raises :class:`altgrad.config.UserError`, one sentence, for a file that is missing or broken, a shape that
-    ``config.json`` does not say, a name too many or too few, and a setting that our GPT cannot have.
+    ``config.json`` does not say, a name too many or too few, a value that is NaN or infinite, and a setting that our
+    GPT cannot have. A wrong ``n_head`` that divides ``n_embd`` cannot be seen: no shape depends on it.
     """
     folder = Path(folder)
     model = GPT(GPTConfig(**published_sizes(folder)))
@@ -141,7 +142,11 @@ def _copy(file: Any, model: GPT, folder: Path) -> None:
                 f"{path}: {theirs} is {_shape(found, transposed)}, and by {says} it should be "
                 f"{_shape(target, transposed)}"
             )
+        if not found.is_floating_point():
+            raise UserError(f"{path}: {theirs} is {found.dtype}, and weights are floating-point numbers")
         target.copy_(found)
+        if not target.is_meta and not target.isfinite().all():
+            raise UserError(f"{path}: {theirs} has values that are NaN or infinite, so these weights are of no use")
     if stored:
         layout = "the model of params.yaml" if of_run else "GPT-2's published layout"
         raise UserError(f"{path} has {next(iter(stored))}, which {layout} has not")

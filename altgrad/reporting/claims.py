@@ -129,7 +129,7 @@ def answer(
     seen: dict[tuple[str, bytes], Question] = {}
     asked_as: dict[Question, Question] = {}  # E0M7 repeats E1M6: one question, asked once
     for q, difference in found.items():
-        if difference.n > 1 and not difference.is_zero and q in known_by:
+        if q in known_by and not difference.is_zero and known_by[q].error(difference)[0] > 0:
             asked_as[q] = seen.setdefault((q[0], rows[q].tobytes()), q)
             p_values.setdefault(asked_as[q], known_by[q].p_value(difference))
     controls = {gain: [q for q in own if q in p_values] for gain, own in questions.controls.items() if gain in p_values}

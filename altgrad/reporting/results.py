@@ -28,6 +28,7 @@ MODERATED = 5  # comparisons, from which on they share what they know of their s
 
 LOWER, HIGHER, NO_EFFECT, INCONCLUSIVE = "lower", "higher", "no effect", "inconclusive"
 TOO_FEW, TUNED_HERE, IDENTICAL = f"n < {SEEDS}, no test", "rates chosen on these seeds, no test", "identical"
+NO_SPREAD = "zero spread, no test"  # the same difference in every seed
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def amount(
         smallest_effect: of interest, in the unit of the difference; an interval within it is no effect.
     """
     if difference.is_zero or not error > 0:
-        outcome = IDENTICAL if difference.is_zero else TOO_FEW
+        outcome = IDENTICAL if difference.is_zero else TOO_FEW if difference.n < seeds else NO_SPREAD
         return Result(difference, math.nan, p, level, math.nan, outcome)
     half = t_quantile(dof) * error
     visible = float(nctdtrinc(dof, 1 - SEEN, t_quantile(dof))) * error

@@ -67,7 +67,11 @@ class Runs:
 
     def difference(self, contrast: Contrast) -> Difference | None:
         """Return the mean of ``contrast`` over the seeds that all of its runs completed; ``None`` without any."""
-        return summarised(self.by_seed(contrast))
+        differences = self.by_seed(contrast)
+        if not np.isfinite(differences).any():
+            return None
+        size = sum(abs(sign) * np.nanmax(np.abs(self.losses[self.place[run]])) for run, sign in contrast.items())
+        return summarised(differences, float(size))
 
     def completed(self, run: Run) -> int:
         """Return how many seeds of ``run`` completed."""

@@ -154,7 +154,8 @@ def lowest(study: Study, comparison: Comparison) -> list[Lowest]:
     found = {pair: known for pair, contrast in contrasts.items()
              if (known := runs.difference(contrast)) is not None and not known.is_zero}  # fmt: skip
     spread = fitted(list(found.values()), np.array([runs.row(contrasts[pair]) for pair in found]))
-    levels = adjusted({pair: spread.p_value(difference) for pair, difference in found.items()}) if spread else {}
+    tested = {pair: known for pair, known in found.items() if spread and spread.error(known)[0] > 0}
+    levels = adjusted({pair: spread.p_value(known) for pair, known in tested.items()}) if spread else {}
     return [
         Lowest(
             run, float(runs.of_run(run).mean()),
@@ -208,7 +209,8 @@ def certainty(study: Study, comparison: Comparison, chance: float | None) -> str
         return "No two runs are compared on a seed that both completed."
     asked = sum(result.adjusted == result.adjusted for result in comparison.answers.claims.values())
     paired = str(seeds[0]) if seeds[0] == seeds[1] else f"{seeds[0]} to {seeds[1]}"
-    said = [f"Paired seeds: {paired}, of the {SEEDS} that a test takes."] if not asked else [(
+    lacking = f", of the {SEEDS} that a test takes" if seeds[1] < SEEDS else "; no difference varies between them"
+    said = [f"Paired seeds: {paired}{lacking}."] if not asked else [(
         f"Paired seeds: {paired}; p is adjusted over {plural(asked, 'comparison')}, significant up to {LEVEL:g} with "
         f"{SEEDS} seeds; inconclusive: the effect in brackets would have been found nine times in ten."
     )]  # fmt: skip

@@ -10,7 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from altgrad.config import UserError
 from altgrad.config.schema import HubCorpus, LocalCorpus, Tokenizer
@@ -138,6 +141,41 @@ def test_labels_come_as_lists_as_text_and_one_by_one(table: Callable[..., LocalC
     corpus = LocalCorpus(source="local", path=str(path), max_repeated=1)
     found = [labels for split in SPLITS for _, labels in labelled(corpus, split)]
     assert sorted(found) == sorted(("red", f"x{i}") for i in range(30))
+
+
+NAME = st.text("ab;,'\" \\[]é\n", min_size=1).filter(lambda name: name.strip())
+
+
+@given(rows=st.lists(st.lists(NAME | st.integers(0, 9)), min_size=1, max_size=4))
+@settings(max_examples=150, deadline=None)
+def test_lists_that_pandas_or_json_wrote_into_a_table_are_those_lists(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[list[str | int]]
+) -> None:
+    path, texts = tmp_path_factory.mktemp("lists") / "rows.csv", [f"text {i}" for i in range(len(rows))]
+    expected = {text: named(own) for text, own in zip(texts, rows, strict=True)}
+    for written in (rows, [tuple(own) for own in rows], *([json.dumps(own, separators=(separator, ":")) for own in rows]
+                                                          for separator in (", ", ","))):  # fmt: skip
+        pd.DataFrame({"text": texts, "labels": written}).to_csv(path, index=False)
+        corpus = LocalCorpus(source="local", path=str(path))
+        assert dict(row for split in SPLITS for row in labelled(corpus, split)) == expected
+
+
+@pytest.mark.parametrize("text", [
+    str(np.array(["a", "b"])), str(np.array(["a"] * 40)), "[a, b]", "['a', b]", "['a';'b']", "[None]", "[1.5]",
+    "{'a', 'b'}", "{'a': 1}", '{"a": 1}', "[['a'], ['b']]", "['a',  'b']",
+])  # fmt: skip
+def test_a_list_that_is_written_otherwise_is_no_label(tmp_path: Path, text: str) -> None:
+    """NumPy's is one that Python's own reader would make another of: 'a' 'b' is 'ab'."""
+    path = tmp_path / "rows.csv"
+    pd.DataFrame({"text": ["one", "two"], "labels": ["a", text]}).to_csv(path, index=False)
+    with pytest.raises(UserError, match=r"rows.csv, line 3: column 'labels': .* is no (list|label)"):
+        for split in SPLITS:
+            list(labelled(LocalCorpus(source="local", path=str(path)), split))
+
+
+@pytest.mark.parametrize("text", ["(a)", "a (b)", "{x}", "(1)", "(a) b; c (d)", "a [b]", '"a"'])
+def test_brackets_alone_make_no_list(text: str) -> None:
+    assert named(text) == tuple(part.strip() for part in text.split(";"))
 
 
 def test_pieces_are_the_documents_from_their_starts(table: Callable[..., LocalCorpus], tmp_path: Path) -> None:

@@ -1,15 +1,18 @@
-"""The user's own text. Oracle: the files that each test writes."""
+"""The user's own text. Oracles: the files that each test writes; of CSV files, strict `csv` and pandas."""
 
 from __future__ import annotations
 
 import bz2
 import csv
 import gzip
+import io
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -79,6 +82,32 @@ def test_short_documents_are_dropped(folder_of: Callable[..., LocalCorpus]) -> N
     assert sorted(map(len, everything(corpus))) == [15, 16, 17, 18, 19]
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "deep/rows.csv", "rows.json.gz", "rows.PARQUET"])
+def test_a_table_among_texts_is_named_and_refused(folder_of: Callable[..., LocalCorpus], name: str) -> None:
+    with pytest.raises(UserError, match=f"{re.escape(name)} is a table in a folder of texts.*; name it by its own"):
+        everything(folder_of({"a.txt": "text", name: "{}"}))
+
+
+@pytest.mark.parametrize("name", ["a.rst", "deep/a.html", "LICENSE", "a.txt.xz"])
+def test_other_files_that_are_left_out_are_counted_and_one_is_named(
+    folder_of: Callable[..., LocalCorpus], name: str
+) -> None:
+    corpus = folder_of({"a.txt": "text", name: "text", ".hidden.rst": "text"})
+    with pytest.warns(UserWarning, match=f"left out: 1, such as .*{re.escape(name)}$"):
+        assert everything(corpus) == ["text"]
+
+
+def test_a_link_to_a_folder_is_not_followed_without_a_word(
+    folder_of: Callable[..., LocalCorpus], tmp_path: Path
+) -> None:
+    corpus, elsewhere = folder_of({"a.txt": "text"}), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "b.txt").write_text("more")
+    (Path(corpus.path) / "link").symlink_to(elsewhere)
+    with pytest.warns(UserWarning, match="left out: 1, such as .*link$"):
+        assert everything(corpus) == ["text"]
+
+
 # --- one text file -------------------------------------------------------------------------------
 
 
@@ -124,6 +153,39 @@ def test_every_row_of_a_table_is_a_document(tmp_path: Path, suffix: str) -> None
     assert [len(list(documents(corpus_at(path), split))) for split in SPLITS] == [
         sum(hashed_split(f"row {i}") == split for i in range(60)) for split in SPLITS
     ]
+
+
+@given(
+    rows=st.lists(st.text('ab", \\\n', min_size=1), min_size=1, max_size=5),
+    place=st.integers(8, 60),
+    mistake=st.sampled_from(["", '"', '\\"', ",", "\n", '"\n', ',"']),
+)
+@settings(max_examples=400, deadline=None)
+def test_a_csv_file_with_a_mistake_is_refused_by_line_or_read_as_strict_readers_read_it(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[str], place: int, mistake: str
+) -> None:
+    """Something stands at a wrong place; the one answer is that of `csv`'s strict reader, and no row is cut or filled.
+
+    pandas is no second oracle of what is refused: it reads some of these files as something else.
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([["id", "text"], *([i, row] for i, row in enumerate(rows))])
+    content = text.getvalue()[:place] + mistake + text.getvalue()[place:]
+    path = tmp_path_factory.mktemp("csv") / "t.csv"
+    path.write_text(content, newline="")
+    try:
+        strict = [row for row in csv.reader(io.StringIO(content, newline=""), strict=True) if row]
+        fits = all(len(row) == 2 for row in strict)
+    except csv.Error:
+        fits = False
+    if not fits:
+        with pytest.raises(UserError, match=r"t\.csv, line \d+: "):
+            everything(corpus_at(path))
+        return
+    expected = sorted(text.strip() for _, text in strict[1:] if text.strip())
+    assert sorted(everything(corpus_at(path))) == expected
+    theirs = pd.read_csv(path, dtype=str, keep_default_na=False)["text"]
+    assert sorted(text.strip() for text in theirs if text.strip()) == expected
 
 
 def test_a_long_csv_field_is_read(tmp_path: Path) -> None:
@@ -265,6 +327,12 @@ def test_a_misspelt_path_gets_a_suggestion(tmp_path: Path) -> None:
         ("damaged.parquet", damaged_parquet(), "damaged.parquet cannot be read .*; write it anew"),
         ("empty.csv", b"", "has no column 'text'"),
         ("commas.csv", b"text\nno comma\none, two\n", "commas.csv, line 3: more values than the columns, 1; put"),
+        ("stray.csv", b'text\na\n\n"Big\nb\nc\n', "stray.csv, line 4: the row that begins here is not valid CSV"),
+        ("two.csv", b'text\na\n"Big\nb\n"News" c\n', "two.csv, line 3: the row that begins here is not valid CSV"),
+        ("spark.csv", b'text,labels\nb,c\n"say \\"hi\\"",a\n', 'spark.csv, line 3: .* write each quote in it as ""'),
+        ("short.csv", b"id,text,labels\n1,first line\nsecond line,a\n", "short.csv, line 2: 2 values for 3 columns"),
+        ("twice.csv", b"text,text\na,b\n", "twice.csv has more than one column 'text'"),
+        ("number.jsonl", b'{"text": "a"}\n{"text": 1}', "number.jsonl, line 2: column 'text' holds int, not text"),
         ("scan.pdf", b"%PDF", "neither a folder nor one of .txt"),
     ],
 )
@@ -279,5 +347,6 @@ def test_a_folder_without_text_or_with_other_encodings_is_an_error(folder_of: Ca
     corpus = folder_of({"train.parquet": b"PAR1"})
     with pytest.raises(UserError, match="no .txt or .md file"):
         everything(corpus)
+    (Path(corpus.path) / "train.parquet").unlink()
     with pytest.raises(UserError, match="latin.txt is not UTF-8"):
         everything(folder_of({"latin.txt": "naïve".encode("latin-1")}))

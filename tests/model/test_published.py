@@ -7,10 +7,12 @@ transformers wrote, renamed and transposed by hand.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
@@ -50,6 +52,18 @@ def agree(a: torch.Tensor, b: torch.Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * b.abs().max().item())
 
 
+def read_alike(folder: Path) -> None:
+    """Both read the folder and give the same logits, or both refuse it, ours in one sentence."""
+    try:
+        logits = GPT2LMHeadModel.from_pretrained(folder).eval()(TOKENS).logits
+    except (RuntimeError, StrictDataclassError, ValueError):
+        with pytest.raises(UserError) as raised:
+            load_published(folder)
+        assert "\n" not in str(raised.value)
+    else:
+        agree(load_published(folder).eval()(TOKENS), logits)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     theirs().save_pretrained(tmp_path)
@@ -60,6 +74,27 @@ def folder(tmp_path: Path) -> Path:
 def test_a_model_of_transformers_gives_its_logits_here(tmp_path, settings):
     theirs(**settings).save_pretrained(tmp_path)
     agree(load_published(tmp_path).eval()(TOKENS), theirs(**settings)(TOKENS).logits)
+
+
+def test_what_config_json_leaves_out_is_what_transformers_takes(tmp_path):
+    theirs(n_positions=1024, n_embd=24, n_layer=12, n_head=12).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    kept = [config.keys() - {name} for name in config] + [{"vocab_size", "n_embd"}, {"n_embd"}, {"vocab_size"}, set()]
+    for names in kept:
+        (tmp_path / "config.json").write_text(json.dumps({name: config[name] for name in names}))
+        read_alike(tmp_path)
+
+
+@pytest.mark.parametrize("given", [
+    {"hidden_size": 32, "num_attention_heads": 8, "num_hidden_layers": 2, "max_position_embeddings": 24},
+    {"n_head": 2}, {"n_head": 5}, {"n_head": None}, {"n_layer": True}, {"n_embd": "32"}, {"activation_function": None},
+    {"reorder_and_upcast_attn": True}, {"activation_function": "gelu_pytorch_tanh"},
+], ids=str)  # fmt: skip
+def test_a_setting_means_what_it_means_in_transformers(folder, given):
+    config = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 24}
+    sizes = {} if "hidden_size" in given else config
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 61} | sizes | given))
+    read_alike(folder)
 
 
 def test_names_without_the_prefix_and_masks_of_older_files_are_read(tmp_path):
@@ -131,6 +166,16 @@ def without(name: str):
     return lambda tensors: {k: t for k, t in tensors.items() if k != name}
 
 
+def at_one(name: str, value: float):
+    """Return a change of one tensor's last element; in float64, which holds numbers that are infinite in float32."""
+    def change(tensors):
+        changed = tensors[name].double()
+        changed.view(-1)[-1] = value
+        return tensors | {name: changed}
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("settings", "change", "words"),
     [
@@ -145,6 +190,12 @@ def without(name: str):
         ({"tie_word_embeddings": False}, dict, "tie_word_embeddings is False"),
         ({"scale_attn_by_inverse_layer_idx": True}, dict, "scale_attn_by_inverse_layer_idx is True"),
         ({"activation_function": "relu"}, dict, "activation_function 'relu' is none of gelu"),
+        ({"model_type": "gpt_bigcode"}, dict, "model_type is 'gpt_bigcode', and this GPT has 'gpt2' alone"),
+        ({"num_attention_heads": 8}, dict, "num_attention_heads 8 contradicts n_head 4"),
+        ({}, at_one("transformer.wte.weight", math.nan), "wte.weight has values that are NaN or infinite"),
+        ({}, at_one("transformer.h.1.mlp.c_fc.bias", -math.inf), r"h\.1\.mlp\.c_fc\.bias has values that are NaN"),
+        ({}, at_one("transformer.ln_f.weight", 1e300), r"ln_f\.weight has values that are NaN or infinite"),
+        ({}, lambda t: {k: v.to(torch.int8) for k, v in t.items()}, "wte.weight is torch.int8, and weights are"),
         ({"n_head": 5}, dict, "n_embd 32 is not divisible by n_head 5"),
         ({"n_layer": None}, dict, "n_layer must be a whole number of at least 1, not None"),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import io
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +10,10 @@ from pathlib import Path
 import pandas as pd
 
 from altgrad.config import UserError, did_you_mean
+from altgrad.config.files import csv_rows
 from altgrad.recording import DIVERGED, KEY, STEP, whole
+
+ALL = "all"  # the configuration, or the optimizer, of a table that says none
 
 
 def read_rows(path: Path, metric: str, key: Sequence[str] = KEY) -> pd.DataFrame:
@@ -42,28 +45,28 @@ def read_curves(path: Path, metric: str, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _lines(path: Path, needed: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Return the line and the values of each row."""
+    """Return the line and the values of each row.
+
+    Where there is no column but the others that are ``needed``, the configuration may be missing, or the optimizer:
+    that of all runs is `ALL`.
+    """
     try:
         text = whole(path).decode("utf-8-sig")
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
-    reader = csv.reader(text.splitlines(), strict=True)
-    try:
-        columns = [name.strip() for name in next(reader, [])]
-        if not columns:
-            raise UserError(f"{path} is empty; expected the columns {', '.join(needed)} in its first line")
-        for name in needed:
-            if columns.count(name) != 1:
-                wrong = "" if name in columns else did_you_mean(name, columns)
-                raise UserError(f"{path}, line 1: {columns.count(name) or 'no'} column {name!r}{wrong}")
-        for values in filter(None, reader):
-            if len(values) != len(columns):
-                raise UserError(f"{path}, line {reader.line_num}: {len(values)} values for {len(columns)} columns")
-            yield reader.line_num, dict(zip(columns, (value.strip() for value in values), strict=True))
-    except csv.Error as error:
-        raise UserError(f"{path}, line {reader.line_num}: {error}") from None
+    rows = csv_rows(io.StringIO(text, newline=""), path)
+    columns = [name.strip() for name in next(rows, (1, []))[1]]
+    if not columns:
+        raise UserError(f"{path} is empty; expected the columns {', '.join(needed)} in its first line")
+    alike = {name: ALL for name in KEY[:2] if sorted([*columns, name]) == sorted(needed)}
+    for name in needed:
+        if columns.count(name) != 1 and name not in alike:
+            wrong = "" if name in columns else did_you_mean(name, columns)
+            raise UserError(f"{path}, line 1: {columns.count(name) or 'no'} column {name!r}{wrong}")
+    for line, values in rows:
+        yield line, alike | dict(zip(columns, (value.strip() for value in values), strict=True))
 
 
 def _told_by(place: str, name: str, text: str) -> str | int:

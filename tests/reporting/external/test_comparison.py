@@ -7,12 +7,14 @@ records/track_3_optimization/results: 20260715_bimaxwell_baseline_3210/summary.t
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from scipy.special import digamma
 
 from altgrad import compare as command
 from altgrad.config import errors
@@ -117,6 +119,67 @@ def test_a_diverged_run_is_counted_and_enters_no_mean(tmp_path):
     assert "4 of 5 (1 diverged)" in page and "n &lt; 5, no test" in page
 
 
+def spreading(seeds: int) -> list[tuple[str, str, int, float]]:
+    random = np.random.default_rng(2)
+    means = {"adamw": 3.5, "lion": 3.51}
+    return [("bf16", name, seed, round(mean + 0.01 * random.standard_normal(), 3))
+            for seed in range(seeds) for name, mean in means.items()]  # fmt: skip
+
+
+FLAGS = ("--reference", "bf16", "--reference-optimizer", "adamw")
+
+
+@pytest.mark.parametrize("gap", [2, 0.01, -0.3, 0.001])
+@pytest.mark.parametrize("seeds", [2, 4, 5, 9])
+def test_a_difference_that_is_the_same_in_every_seed_is_not_tested_and_changes_no_other(tmp_path, seeds, gap):
+    """By definition: without a spread there is no t. SciPy finds p = 0, from a division by zero.
+
+    One other comparison lends no spread: that takes two, from which `fitted` sees how alike they are.
+    """
+    rows = spreading(seeds)
+    equal = [("bf16", "muon", seed, round(loss + gap, 3)) for _, name, seed, loss in rows if name == "adamw"]
+    both = report(table(tmp_path / "results.csv", rows + equal), *FLAGS)
+    said = "zero spread, no test" if seeds >= 5 else "n &lt; 5, no test"
+    lion, muon = rows_of(both, "**What each optimizer changes**")
+    assert muon == ["**bf16**", "muon", f"{gap:+.4f}".replace("-", "−"), "–", "–", str(seeds), said]
+    assert f"{said.capitalize()}: " in both and "`muon`" in both.split(f"{said.capitalize()}: ")[1].split(".")[0]
+    alone = report(table(tmp_path / "results.csv", rows), *FLAGS)
+    assert [lion[:1] + lion[2:]] == rows_of(alone, "**What `lion` changes**")
+
+
+def test_beside_comparisons_that_spread_it_is_read_by_their_spread(tmp_path):
+    """Oracle: two equal spreads are one, by Smyth's mean of log variances, whose bias is that of chi-squared with 4.
+
+    They share a reference, so that 4 + 4 degrees of freedom are 8 / 1.25.
+    """
+    noise = {"adamw": [0] * 5, "lion": [1, -1, 0, 2, -2], "soap": [-1, 1, 2, 0, -2], "muon": [0] * 5}
+    rows = [("bf16", name, seed, 3 - 0.5 * (name == "muon") + 0.01 * value)
+            for name, own in noise.items() for seed, value in enumerate(own)]  # fmt: skip
+    *_, muon = rows_of(report(table(tmp_path / "results.csv", rows), *FLAGS), "**What each optimizer changes**")
+    bias = math.exp(digamma(2)) / 2
+    half = stats.t.ppf(0.975, 6.4) * stats.sem(0.01 * np.array(noise["lion"])) / math.sqrt(bias)
+    assert ends(muon[3]) == pytest.approx([-0.5 - half, -0.5 + half], abs=5.1e-5) and muon[6] == "**lower**"
+
+
+def test_where_no_difference_varies_the_seeds_are_said_and_nothing_is_tested(tmp_path):
+    rows = [("bf16", name, seed, loss + seed) for seed in range(8) for name, loss in (("adamw", 70), ("muon", 72))]
+    page = report(table(tmp_path / "results.csv", rows), *FLAGS)
+    assert "Paired seeds: 8; no difference varies between them." in page and "Zero spread, no test: `muon`." in page
+    assert rows_of(page, "**What `muon` changes**") == [["**bf16**", "+2.0000", "–", "–", "8", "zero spread, no test"]]
+
+
+@pytest.mark.parametrize("missing", ["configuration", "optimizer"])
+def test_a_table_without_configurations_or_optimizers_is_one_in_which_all_have_the_same(tmp_path, missing):
+    rows = pd.DataFrame(spreading(6), columns=["other", "method", "seed", "loss"]).drop(columns="other")
+    present = ({"configuration", "optimizer"} - {missing}).pop()
+    rows = rows.rename(columns={"method": present})
+    flag = "--reference" if present == "configuration" else "--reference-optimizer"
+    rows.to_csv(tmp_path / "results.csv", index=False)
+    short = report(tmp_path / "results.csv", flag, "adamw")
+    rows.assign(**{missing: "all"}).to_csv(tmp_path / "results.csv", index=False)
+    assert short == report(tmp_path / "results.csv", flag, "adamw")
+
+
 def test_without_a_page_of_all_runs_nothing_leads_there(tmp_path):
     report(copied(tmp_path), "--reference-optimizer", BASE)
     html = (tmp_path / "out/index.html").read_text(encoding="utf-8")
@@ -139,6 +202,9 @@ OF_RESULTS = [
     (A, (), "results.csv: no row below the names of the columns"),
     ("configuration,optimizer,seed,los\n", (), "results.csv, line 1: no column 'loss'; did you mean los?"),
     ("loss," + A, (), "results.csv, line 1: 2 column 'loss'"),
+    ("format,optimizer,seed,loss\n", (), "results.csv, line 1: no column 'configuration'; known: format, optimizer"),
+    ("seed,loss\n", (), "results.csv, line 1: no column 'configuration'"),
+    (GOOD + 'b,"sgd,2,1.0\nb,sgd,3,1.0\n', (), "results.csv, line 6: the row that begins here is not valid CSV"),
     (GOOD + "b,sgd,2\n", (), "results.csv, line 6: 3 values for 4 columns"),
     (GOOD + "b,sgd,2,low\n", (), "results.csv, line 6: loss is 'low'; expected a finite number, or 'diverged'"),
     (GOOD + "b,sgd,2,nan\n", (), "results.csv, line 6: loss is 'nan'; expected a finite number, or 'diverged'"),
