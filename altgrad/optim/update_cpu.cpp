@@ -43,7 +43,7 @@ struct StochasticRounder {
 // step of it leaves the normal numbers.
 template <class F>
 void with_division(const Grid& grid, float scale, const F& run) {
-#ifdef __FP_FAST_FMAF
+#ifdef ALTGRAD_FMA
   if (grid.spacing >= 0x1p-70f && grid.max <= 0x1p70f && scale >= 0x1p-40f && scale <= 0x1p40f) {
     run(FusedDivision(scale));
     return;

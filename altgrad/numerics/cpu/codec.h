@@ -27,15 +27,17 @@
 namespace altgrad {
 
 // x / divisor, correctly rounded, for many x and one divisor: a product and two fused multiply-adds (Brisebarre, Muller
-// and Raina 2004, "Accelerating correctly rounded floating-point division when the divisor is known in advance").
+// and Raina 2004, "Accelerating correctly rounded floating-point division when the divisor is known in advance"). What
+// is left over has the other sign, by which a zero keeps its own.
 struct FusedDivision {
-  float divisor, reciprocal;
+  float divisor, reciprocal, negative_reciprocal;
 
-  explicit FusedDivision(float divisor) : divisor(divisor), reciprocal(1.0f / divisor) {}
+  explicit FusedDivision(float divisor)
+      : divisor(divisor), reciprocal(1.0f / divisor), negative_reciprocal(-1.0f / divisor) {}
 
   float operator()(float x) const {
     const float quotient = x * reciprocal;
-    return std::fma(std::fma(-quotient, divisor, x), reciprocal, quotient);
+    return std::fma(std::fma(quotient, divisor, -x), negative_reciprocal, quotient);
   }
 };
 
@@ -233,7 +235,7 @@ class Codec {
   // smallest value, comes near the ends of float32.
   template <class F>
   void with_division(const float scale, const F& run) const {
-#ifdef __FP_FAST_FMAF
+#ifdef ALTGRAD_FMA
     if (spacing_ >= 0x1p-40f && scale >= 0x1p-60f && scale <= 0x1p60f) return run(FusedDivision(scale));
 #endif
     run([scale](float y) { return y / scale; });
