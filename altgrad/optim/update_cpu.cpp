@@ -43,7 +43,7 @@ struct StochasticRounder {
 // step of it leaves the normal numbers.
 template <class F>
 void with_division(const Grid& grid, float scale, const F& run) {
-#ifdef __FP_FAST_FMAF
+#ifdef ALTGRAD_FMA
   if (grid.spacing >= 0x1p-70f && grid.max <= 0x1p70f && scale >= 0x1p-40f && scale <= 0x1p40f) {
     run(FusedDivision(scale));
     return;
@@ -254,7 +254,7 @@ class Step {
     if (arm_.weights != weights::kMaster) held_scale_ = scale_of(*held_, ScaleRule(arm_.scale_rule, grid_));
     std::vector<uint32_t> largest_of((n_ + kChunk - 1) / kChunk);
     over_chunks(n_, [&](int64_t chunk, int64_t first, int64_t n) { largest_of[chunk] = finish(first, n); });
-    if (arm_.weights != weights::kMaster) write_back(from_order(*std::ranges::max_element(largest_of)));
+    if (arm_.weights != weights::kMaster) write_back(from_order(*std::max_element(largest_of.begin(), largest_of.end())));
     for (const Codec* codec : {&t_.coded_m, &t_.coded_v}) {
       if (codec->measures()) codec->commit();
     }

@@ -27,24 +27,28 @@
 namespace altgrad {
 
 // x / divisor, correctly rounded, for many x and one divisor: a product and two fused multiply-adds (Brisebarre, Muller
-// and Raina 2004, "Accelerating correctly rounded floating-point division when the divisor is known in advance").
+// and Raina 2004, "Accelerating correctly rounded floating-point division when the divisor is known in advance"). What
+// is left over has the other sign, by which a zero keeps its own.
 struct FusedDivision {
-  float divisor, reciprocal;
+  float divisor, reciprocal, negative_reciprocal;
 
-  explicit FusedDivision(float divisor) : divisor(divisor), reciprocal(1.0f / divisor) {}
+  explicit FusedDivision(float divisor)
+      : divisor(divisor), reciprocal(1.0f / divisor), negative_reciprocal(-1.0f / divisor) {}
 
   float operator()(float x) const {
     const float quotient = x * reciprocal;
-    return std::fma(std::fma(-quotient, divisor, x), reciprocal, quotient);
+    return std::fma(std::fma(quotient, divisor, -x), negative_reciprocal, quotient);
   }
 };
 
 // Of blocks that are not of a chunk: the bits of their largest and least magnitudes, and what is made of them.
 struct Measured {
-  std::vector<uint32_t> largest, least;  // least: less one, so that zero is above all others
+  std::vector<std::atomic<uint32_t>> largest, least;  // least: less one, so that zero is above all others
   std::vector<float> scales, powers;
 
-  explicit Measured(int64_t blocks) : largest(blocks, 0), least(blocks, UINT32_MAX), scales(blocks), powers(blocks) {}
+  explicit Measured(int64_t blocks) : largest(blocks), least(blocks), scales(blocks), powers(blocks) {
+    for (std::atomic<uint32_t>& each : least) each = UINT32_MAX;
+  }
 };
 
 class Codec {
@@ -88,7 +92,7 @@ class Codec {
     });
   }
   void measure_block(int64_t block, uint32_t largest, uint32_t least) const {
-    const std::atomic_ref<uint32_t> most(measured_->largest[block]), fewest(measured_->least[block]);
+    std::atomic<uint32_t> &most = measured_->largest[block], &fewest = measured_->least[block];
     for (uint32_t was = most; was < largest && !most.compare_exchange_weak(was, largest);) continue;
     for (uint32_t was = fewest; was > least && !fewest.compare_exchange_weak(was, least);) continue;
   }
@@ -144,7 +148,7 @@ class Codec {
       for (int64_t i = 0; i < n; ++i) x[i] = std::sqrt(std::min(x[i], kMost));
     }
     over_blocks(first, n, [&](int64_t block, int64_t begin, int64_t count) {
-      uint32_t found = measured_ ? measured_->largest[block] : 0;
+      uint32_t found = measured_ ? measured_->largest[block].load() : 0;
       for (int64_t i = begin; !measured_ && i < begin + count; ++i) {
         found = std::max(found, std::bit_cast<uint32_t>(x[i]) & kMagnitude);
       }
@@ -177,7 +181,7 @@ class Codec {
   template <bool kSigned>
   void store_unit(const Eights& eights, int64_t place, float* x, float largest) const {
     const int64_t block = place / block_;
-    if (measured_) largest = std::bit_cast<float>(measured_->largest[block]);
+    if (measured_) largest = std::bit_cast<float>(measured_->largest[block].load());
     const float scale = largest <= 0x1p58f ? new_scale(block, largest) : 0.0f;
     if (scale >= 0x1p-60f) {
       eights.store<kSigned>(x, unit(), scale, codes_ + place);
@@ -231,7 +235,7 @@ class Codec {
   // smallest value, comes near the ends of float32.
   template <class F>
   void with_division(const float scale, const F& run) const {
-#ifdef __FP_FAST_FMAF
+#ifdef ALTGRAD_FMA
     if (spacing_ >= 0x1p-40f && scale >= 0x1p-60f && scale <= 0x1p60f) return run(FusedDivision(scale));
 #endif
     run([scale](float y) { return y / scale; });

@@ -10,12 +10,14 @@
 #include <cmath>
 #include <cstdint>
 
+#include "grid.h"
+
 namespace altgrad {
 
 // An even number of terms, as two sums that do not wait for each other.
 template <int kTerms>
 double polynomial(const double (&c)[kTerms], double x) {
-#ifdef __FP_FAST_FMA
+#ifdef ALTGRAD_FMA
   const auto joined = [](double a, double b, double c) { return std::fma(a, b, c); };
 #else
   const auto joined = [](double a, double b, double c) { return a * b + c; };

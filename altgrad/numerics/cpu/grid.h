@@ -25,6 +25,11 @@
 #define EACH_ALONE _Pragma("GCC ivdep")
 #endif
 
+// Fused multiply-adds are instructions here; Clang does not define what GCC does.
+#if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+#define ALTGRAD_FMA
+#endif
+
 // Before what loops over elements call: of so many loops GCC would compile some with calls, and so not in vectors.
 #define INLINE [[gnu::always_inline]] inline
 
@@ -71,7 +76,7 @@ struct Spacing {
 
 // a * b + c, where a * b is exact: one rounding or two, as the machine has it, give the same.
 inline float exact_product_plus(float a, float b, float c) {
-#ifdef FP_FAST_FMAF
+#ifdef ALTGRAD_FMA
   return std::fma(a, b, c);
 #else
   return a * b + c;

@@ -47,6 +47,8 @@ struct ToNearest {
   R round;
   INLINE float operator()(float x, float) const { return round(x); }
 };
+template <class R>
+ToNearest(R) -> ToNearest<R>;  // which Clang does not find by itself before version 17
 
 // Numbers are there if they are asked for: without a branch in the loops.
 template <class R>

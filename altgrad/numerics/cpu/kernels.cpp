@@ -62,8 +62,9 @@ struct Scaling {
 // Writes the operand of a tensor with several scales into values, which may be that tensor.
 void round_parts(const Tensor& from, Tensor& values, const Grid& grid, const Scaling& scaling, float* scales) {
   const Shape shape{from.size(0), from.size(1)};
-  const auto [block, rows, number] = scaling;
-  const ScaleRule rule(number, grid);
+  const int64_t block = scaling.block;
+  const bool rows = scaling.rows;
+  const ScaleRule rule(scaling.rule, grid);
   dispatch(from, values, grid, [&](const auto* x, auto* y, const auto& round) {
     const int64_t length = block > 0 ? block : std::max<int64_t>(1, shape.columns);
     float* to = block > 0 ? nullptr : scales;

@@ -30,12 +30,9 @@ from altgrad.numerics.tracing import constant_in_graphs
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("groups.cpp", "kernels.cpp"))
 HEADERS = Path(__file__).parent
 # Each operation rounds by itself, and none needs to raise a flag or errno.
-FLAGS = (
-    *("-O3", "-mprefer-vector-width=512", "-std=c++20", "-fPIC", "-shared"),
-    *("-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno"),
-)
-# Names the processor to compile for, as GCC does; without it that is this machine's. torch 2.13 reads it too, so that
-# loops and graphs have the same instructions; 2.11 compiles its graphs for this machine.
+FLAGS = ("-O3", "-std=c++20", "-fPIC", "-shared", "-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno")
+# Names the processor to compile for, as GCC's -march does; without it that is this machine's. torch 2.13 reads it too, so
+# that loops and graphs have the same instructions; 2.11 compiles its graphs for this machine.
 MARCH = "TORCHINDUCTOR_CPP_MARCH"
 
 
@@ -78,7 +75,7 @@ def _build(source: Path, definitions: str, path: Path) -> None:
         folders = (HEADERS, folder, root / "include", root / "include/torch/csrc/api/include")
         includes = [f"-I{place}" for place in folders]
         libraries = [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]
-        command = [_compiler(), f"-march={_march()}", *FLAGS, *includes, str(source), "-o", str(made), *libraries]
+        command = [_compiler(), *_processor_flags(), *FLAGS, *includes, str(source), "-o", str(made), *libraries]
         subprocess.run(command, check=True, capture_output=True, text=True)
         digest = Path(folder, "digest")
         digest.write_text(_digest(made))
@@ -101,7 +98,7 @@ def _digest(path: Path) -> str:
 
 def _library(source: Path, definitions: str) -> Path:
     headers = [header.read_text() for folder in (HEADERS, source.parent) for header in sorted(folder.glob("*.h"))]
-    parts = [source.read_text(), definitions, *headers, *FLAGS, torch.__version__, _compiler(), processor()]
+    parts = [source.read_text(), definitions, *headers, *_processor_flags(), *FLAGS, torch.__version__, _compiler(), processor()]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     return _folder() / "altgrad" / f"{source.stem}-{digest}.so"
 
@@ -122,8 +119,28 @@ def _march() -> str:
     return os.environ.get(MARCH) or "native"
 
 
+def _processor_flags() -> list[str]:
+    return processor_flags(platform.machine(), platform.system(), _march())
+
+
+def processor_flags(machine: str, system: str, march: str) -> list[str]:
+    """Return what GCC and Clang are told of the processor that they compile for.
+
+    Args:
+        machine: `platform.machine()`.
+        system: `platform.system()`.
+        march: an architecture by the name that -march has for it, or ``native``, this machine's.
+    """
+    if machine in ("x86_64", "AMD64"):
+        return [f"-march={march}", "-mprefer-vector-width=512"]
+    if march != "native":
+        return [f"-march={march}"]
+    # Clang before 15 takes no -march=native on ARM. Apple's has the oldest of its own processors as default.
+    return [] if system == "Darwin" else ["-mcpu=native"]
+
+
 def processor() -> str:
-    """Return the kind of processor that is compiled for: what -march=native stands for, behind another name if any."""
+    """Return the kind of processor that is compiled for: this machine's, behind another name if any."""
     if _march() != "native":
         return f"{_march()} on {_instructions()}"
     return _instructions()
