@@ -73,7 +73,7 @@ def _virtual_grid(name: str, layer: nn.Linear, virtual: TensorRecipe, on_grid: b
         raise ValueError(
             "weights on the quantization grid hold one scale that their optimizer sets; use granularity: tensor"
         )
-    held = torch.zeros(1, device=device)
+    held = torch.zeros(1, dtype=torch.float32, device=device)
     layer.register_buffer(HELD, held, persistent=False)
     try:
         return WeightGrid(fmt, options, remembered=lambda: held[0], held=held, device=device, refinement=REFINEMENT)
