@@ -297,8 +297,9 @@ class ArmOptimizer(Resumable):
         """
         if self.arm.weights != "quantized" or p not in self.grids or p.grad is None:
             return None
-        kept, w, g = self.state.get(p, {}), whole(p), whole(p.grad)
-        zeros = torch.zeros_like(w, dtype=self.moment_dtype(p))
+        kept, dtype = self.state.get(p, {}), self.moment_dtype(p)
+        w, g = (whole(t).to(dtype) for t in (p, p.grad))
+        zeros = torch.zeros_like(w)
         state = {name: whole(kept[name]).clone() if name in kept else zeros.clone() for name in self._names}
         step = 1 + (kept["step"].item() if "step" in kept else 0)
         numbers = self._numbers(self._group_of(p), step, self.grids[p].refinement, p.device)
