@@ -160,7 +160,8 @@ class ArmOptimizer(Resumable):
             with torch.enable_grad():
                 loss = closure()
         self.follow_replaced(self.grids, self._stiffness, self._orders, self._loops, self.names)
-        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        stepped = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [p.grad for p in stepped]
         if not gradients:
             return loss
         if any(layout != torch.strided for layout in set(map(LAYOUT_OF, gradients))):
@@ -191,6 +192,8 @@ class ArmOptimizer(Resumable):
             else:
                 states = [self._state(p, MOMENTUM) for p in present] if group["momentum"] else []
                 step_sgd(group, present, states, self.sharded)
+        # Neither torch's fused step nor the loops tell autograd, whose backward pass would read the new weights.
+        torch.autograd.graph.increment_version(stepped)
         return loss
 
     def _step_quantized(self, group: dict[str, Any]) -> None:
