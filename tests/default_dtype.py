@@ -1,4 +1,4 @@
-"""Torch's default dtype changes nothing where inputs and parameters say their own: a law of every package of tensors."""
+"""Torch's default dtype changes no bit where inputs and parameters say their own: a law of three packages."""
 
 from __future__ import annotations
 

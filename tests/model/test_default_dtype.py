@@ -46,8 +46,7 @@ def model_of(recipe: str) -> nn.Sequential:
 def passes(model: Any, *, autocast: bool = False) -> list[Tensor]:
     """Return outputs, gradients and buffers of passes in training, and the output of one in evaluation."""
     found = []
-    for x in INPUTS:
-        x = x.clone().requires_grad_()
+    for x in (t.clone().requires_grad_() for t in INPUTS):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             y = model(x)
         y.float().square().sum().backward()

@@ -60,14 +60,14 @@ def steps(arm: Arm, dtype: torch.dtype, **options: Any) -> list[Any]:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", OTHERS)
+@pytest.mark.parametrize("of_weights", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("by", ["loops", "rules"])
 def test_a_default_dtype_changes_no_bit_of_a_step(
-    name: str, dtype: str, by: str, monkeypatch: pytest.MonkeyPatch
+    name: str, dtype: str, of_weights: torch.dtype, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if by == "rules":
         monkeypatch.setattr(update_cpu, "available", lambda *_: False)
-    for of_weights in (torch.float32, torch.bfloat16):
-        require_same_bits(lambda: steps(CASES[name], of_weights, reference=True), OTHERS[dtype])
+    require_same_bits(lambda: steps(CASES[name], of_weights, reference=True), OTHERS[dtype])
 
 
 def test_nor_of_a_compiled_rule() -> None:
