@@ -59,7 +59,7 @@ def fishers(rebuilt: RebuiltModel) -> dict[str, Fisher]:
     layers, inputs = rebuilt.layers, rebuilt.inputs
     gradients = torch.autograd.grad(rebuilt.loss(), [layer.weight for layer in layers.values()])
     sums = {
-        name: [torch.zeros_like(layer.weight), *(torch.zeros(n, n) for n in layer.weight.shape)]
+        name: [torch.zeros_like(layer.weight), *(torch.zeros(n, n, dtype=torch.float32) for n in layer.weight.shape)]
         for name, layer in layers.items()
     }
     rows = dict.fromkeys(layers, 0)

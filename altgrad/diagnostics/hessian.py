@@ -74,7 +74,7 @@ def _spectrum(
         parts = [part.view_as(p) for part, p in zip(vector.split(sizes), parameters, strict=True)]
         return torch.cat([image.flatten() for image in _product(gradients, parameters, parts)])
 
-    return lanczos(product, torch.randn(sum(sizes), generator=generator), steps, TOLERANCE)
+    return lanczos(product, torch.randn(sum(sizes), generator=generator, dtype=torch.float32), steps, TOLERANCE)
 
 
 def _product(gradients: Sequence[Tensor], parameters: Sequence[Tensor], vectors: Sequence[Tensor]) -> list[Tensor]:

@@ -101,7 +101,7 @@ def _causal_mask(positions: Tensor) -> Tensor | None:
     if positions.device.type != "cpu" or len(positions) > SHORT_CONTEXT:
         return None
     later = positions > positions[:, None]
-    return materialized(torch.zeros(later.shape).masked_fill(later, -math.inf))
+    return materialized(torch.zeros(later.shape, dtype=torch.float32).masked_fill(later, -math.inf))
 
 
 class MLP(nn.Module):
@@ -154,7 +154,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(config.width, len(config.labels) or config.vocab_size, bias=False)
         self._initialise()
         if config.labels:
-            self.register_buffer("label_weights", torch.tensor(config.labels), persistent=False)
+            self.register_buffer("label_weights", torch.tensor(config.labels, dtype=torch.float32), persistent=False)
         else:
             self.head.weight = self.tokens.weight
 
@@ -220,5 +220,5 @@ def _pooled(x: Tensor, inside: Tensor, pooling: str) -> Tensor:
     if pooling == "last":
         last = torch.arange(x.shape[1], device=x.device) == inside.sum(dim=1, keepdim=True) - 1
         inside = last.long()
-    weights = inside / inside.sum(dim=1, keepdim=True)
+    weights = inside.float() / inside.sum(dim=1, keepdim=True)
     return (x * weights.to(x.dtype)[..., None]).sum(dim=1)

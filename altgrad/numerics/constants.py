@@ -58,7 +58,7 @@ def format_constants(
     packed = packed_constants(get_format(fmt))
     if scale_format not in SCALE_FORMATS:
         packed += packed_constants(get_format(scale_format))
-    return torch.tensor(packed, device=device)
+    return torch.tensor(packed, dtype=torch.float32, device=device)
 
 
 def scale_constants(constants: Tensor) -> Tensor:

@@ -132,7 +132,8 @@ def round_float64(
     elif rounding == "toward-zero":
         away = torch.zeros_like(negative)
     elif rounding == "stochastic":
-        away = rest >= 1 - (2.0 * random + 1) * 2.0 ** -(random_bits + 1)  # type: ignore[operator] # it has them
+        assert random is not None
+        away = rest >= 1 - (2.0 * random.double() + 1) * 2.0 ** -(random_bits + 1)
     else:
         away = (rest > 0) & (negative if rounding == "down" else ~negative)
     rounded = (whole + away) * spacing

@@ -141,7 +141,7 @@ def compute_scale(
         raise ValueError(f"target: expected a positive finite number, got {target}")
     if SCALE_RULES[rule] == "even" and spacing is None:
         raise ValueError(f"target: scale_rounding even rounds to the spacing of a format; give one, not {target}")
-    amax = torch.as_tensor(amax).detach()
+    amax = amax.detach() if isinstance(amax, Tensor) else torch.tensor(amax, dtype=torch.float32)
     values = amax.new_tensor([target, spacing or 0.0], dtype=torch.float64)
     return scale_by_rule(amax, values[0], rule, values[1])
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from altgrad.numerics.constants import MAX
 from altgrad.numerics.cpu.sums import has_loops
-from altgrad.numerics.rounding import grid_spacing, round_to_grid
+from altgrad.numerics.rounding import grid_spacing, power_of_two, round_to_grid
 
 LOWEST_BINADE, HIGHEST_BINADE = -16, 0  # of |w|; the ends take in what lies beyond
 
@@ -93,7 +93,7 @@ def update_sums_by_tensors(
 
 def _nearest_power_of_two(ratio: Tensor) -> Tensor:
     """In proportion: from 1/sqrt(2) to sqrt(2) it is 1. Positive float32, in and out."""
-    return torch.ldexp(torch.ones_like(ratio), torch.frexp(ratio * 2**0.5).exponent - 1)
+    return power_of_two(torch.frexp(ratio * 2**0.5).exponent.long() - 1).float()
 
 
 def _filled(scale: Tensor, like: Tensor) -> Tensor:

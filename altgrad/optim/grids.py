@@ -8,6 +8,8 @@ round a float32 one, to 8 significant bits.
 
 from __future__ import annotations
 
+from functools import partial
+from operator import getitem
 from typing import Any
 
 import torch
@@ -73,10 +75,11 @@ def _virtual_grid(name: str, layer: nn.Linear, virtual: TensorRecipe, on_grid: b
         raise ValueError(
             "weights on the quantization grid hold one scale that their optimizer sets; use granularity: tensor"
         )
-    held = torch.zeros(1, device=device)
+    held = torch.zeros(1, dtype=torch.float32, device=device)
     layer.register_buffer(HELD, held, persistent=False)
     try:
-        return WeightGrid(fmt, options, remembered=lambda: held[0], held=held, device=device, refinement=REFINEMENT)
+        first = partial(getitem, held, 0)  # which is copied and pickled with its buffer
+        return WeightGrid(fmt, options, remembered=first, held=held, device=device, refinement=REFINEMENT)
     except ValueError as error:
         raise ValueError(
             f"layer {name}: {fmt.name} has no quantization grid {REFINEMENT} times finer, for its virtual weights "

@@ -17,6 +17,8 @@ from altgrad.optim.stored import plain
 from altgrad.optim.weight_grid import WeightGrid
 
 HELD = "held_amax"
+#: Parts of the names that torch.compile, FSDP1 and checkpoint_wrapper give the parameters of a module.
+WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 STORED = "stored"  # of a saved group: the arm's ``state``, by which its codes are read
 
 
@@ -137,7 +139,8 @@ def in_order(saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
             where = "is not in the saved state" if other in own_names else "is in the saved state alone"
             raise ValueError(f"parameter {other} {where}: load it into an optimizer of the same model")
         numbers = [names[name][0] for name in own_names]
-        groups = [saved["param_groups"][names[group["param_names"][0]][1]] for group in own["param_groups"]]
+        first = {group: name for name, (_, group) in reversed(own_names.items())}  # by the number of the group
+        groups = [saved["param_groups"][names[first[i]][1]] for i in range(len(own["param_groups"]))]
     state = {i: saved["state"][number] for i, number in enumerate(numbers) if number in saved["state"]}
     kept = [
         {**group, **{key: mine[key] for key in ("params", "param_names") if key in mine}}
@@ -196,11 +199,22 @@ def as_stored(saved: dict[str, Tensor], stored: dict[str, Any] | None, own: Codi
 
 
 def _names(state: dict[str, Any]) -> dict[str, tuple[int, int]] | None:
-    """Return the number of each parameter and of its group by its name, ``None`` if some have none."""
-    found = {}
-    for number, group in enumerate(state["param_groups"]):
-        if "param_names" not in group:
-            return None
-        for i, name in zip(group["params"], group["param_names"], strict=True):
-            found[name] = i, number
-    return found
+    """Return the number of each parameter and of its group by its name, ``None`` if some have none of their own.
+
+    Names are those without wrappers, so that a state moves between a model and the same one wrapped.
+    """
+    groups = state["param_groups"]
+    if not all("param_names" in group for group in groups):
+        return None
+    names = _unwrapped([name for group in groups for name in group["param_names"]])
+    places = [(i, number) for number, group in enumerate(groups) for i in group["params"]]
+    found = dict(zip(names, places, strict=True))
+    return found if len(found) == len(places) else None
+
+
+def _unwrapped(names: list[str]) -> list[str]:
+    """Return ``names`` without `WRAPPERS`, and without the ``module.`` that all of them begin with in DDP."""
+    names = [".".join(part for part in name.split(".") if part not in WRAPPERS) for name in names]
+    while names and all(name.startswith("module.") for name in names):
+        names = [name.removeprefix("module.") for name in names]
+    return names

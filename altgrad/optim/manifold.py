@@ -38,8 +38,9 @@ class FormatManifold(geoopt.Manifold):
     ) -> None:
         super().__init__()
         self.stiffness_of = Stiffness(get_format(fmt), formula)
-        self.register_buffer("scale", torch.as_tensor(scale))
-        self.register_buffer("unit", torch.as_tensor(unit))
+        for name, given in (("scale", scale), ("unit", unit)):
+            number = given if isinstance(given, Tensor) else torch.tensor(given, dtype=torch.float32)
+            self.register_buffer(name, number)
 
     def stiffness(self, x: Tensor) -> Tensor:
         """Return S at each weight over ``unit``: positive, the shape and dtype of ``x``."""

@@ -27,6 +27,8 @@ from altgrad.optim.stored import StoredWeight, plain, store
 from altgrad.optim.weight_grid import WeightGrid
 
 Loss = TypeVar("Loss", bound=Tensor | float)
+#: What a copy has besides what torch's optimizers have.
+KEPT = ("arm", "steps", "seed", "skipped", "reference", "compiled", "grids", "known", "sharded")
 LAYOUT_OF = Tensor.layout.__get__  # type: ignore[attr-defined] # a property's, which is called for every gradient
 
 
@@ -60,31 +62,16 @@ class ArmOptimizer(Resumable):
         linear: Iterable[nn.Parameter] = (), steps: int = 1, seed: int = 0, compiled: bool = False,
         reference: bool = False, names: Mapping[nn.Parameter, str] | None = None,
     ) -> None:  # fmt: skip
-        self.arm, self.base, self.steps, self.seed = arm, BASES[arm.base], steps, seed
-        self.skipped = 0
-        self._waiting: list[update_gpu.Waiting] = []
-        self.codings = Codings(arm)
+        self.arm, self.steps, self.seed, self.skipped = arm, steps, seed, 0
+        self.reference, self.compiled = reference, compiled
         self.grids = dict(weights) if arm.looks_at_grid else {}
         self.names, self.known, self.sharded = dict(names or {}), [], False
         linear = [*(p for p in weights if p not in self.grids), *linear]
         groups, plain_lr = initial_groups(arm, list(self.grids), linear, plain)
         # What OneCycleLR cycles it looks for here, the betas before the momentum, and sets in the groups.
-        cycled = {"betas": arm.betas} if self.base.plain == "adamw" else {"momentum": arm.momentum}
+        cycled = {"betas": arm.betas} if BASES[arm.base].plain == "adamw" else {"momentum": arm.momentum}
         super().__init__(groups, {"lr": plain_lr, "quantized": False, **cycled})
-        self._names = update.state_names(arm, reference)
-        self._plain = arm.plain_form
-        self._coded_loops: update_cpu.Loops | None = None
-        self._plain_names, self._plain_rule = update.state_names(self._plain, False), update.rule_of(self._plain, False)
-        self._orders = {
-            p: permutation(p.numel(), seed, i).to(p.device) if arm.stiffness == "permuted" else None
-            for i, p in enumerate(self.grids)
-        }
-        self.look_at(weights)
-        self._rule: update.Rule = update.rule_of(arm, reference)
-        if compiled:
-            self._rule = compile_apart(self._rule, dynamic=True, fullgraph=True)
-            if arm.state is not None:
-                self._plain_rule = compile_apart(self._plain_rule, dynamic=True, fullgraph=True)
+        self._prepare()
         if arm.weights == "quantized":
             self._put_on_grid()
         elif any(grid.held is not None for grid in weights.values()):
@@ -92,6 +79,41 @@ class ArmOptimizer(Resumable):
                 "these grids wait for an arm that keeps weights on them, and this one keeps master weights: quantize "
                 "the model anew and leave out grids"
             )
+
+    def _prepare(self) -> None:
+        """Make what follows from the settings and the quantization grids, which copies make anew."""
+        arm = self.arm
+        self.base, self.codings = BASES[arm.base], Codings(arm)
+        self._waiting: list[update_gpu.Waiting] = []
+        self._names = update.state_names(arm, self.reference)
+        self._plain = arm.plain_form
+        self._coded_loops: update_cpu.Loops | None = None
+        self._plain_names, self._plain_rule = update.state_names(self._plain, False), update.rule_of(self._plain, False)
+        self._orders = {
+            p: permutation(p.numel(), self.seed, i).to(p.device) if arm.stiffness == "permuted" else None
+            for i, p in enumerate(self.grids)
+        }
+        self._rule: update.Rule = update.rule_of(arm, self.reference)
+        if self.compiled:
+            self._rule = compile_apart(self._rule, dynamic=True, fullgraph=True)
+            if arm.state is not None:
+                self._plain_rule = compile_apart(self._plain_rule, dynamic=True, fullgraph=True)
+        self.look_at(self.grids)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what `copy.deepcopy` and pickle keep: the settings, and the parameters of the groups alone."""
+        known = {p for group in self.param_groups for p in group["params"]}
+        names = {p: name for p, name in self.names.items() if p in known}
+        return super().__getstate__() | {name: vars(self)[name] for name in KEPT} | {"names": names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "arm" not in state:  # of a state dict that torch loads
+            return
+        self._prepare()
+        if self.arm.store == "codes":  # copies of these weights are float32
+            for p, grid in self.grids.items():
+                store(p, grid)
 
     def look_at(self, weights: Mapping[nn.Parameter, WeightGrid]) -> None:
         """See these quantization grids from now on, of the same weights as before; what is known of steps is kept."""
@@ -138,7 +160,8 @@ class ArmOptimizer(Resumable):
             with torch.enable_grad():
                 loss = closure()
         self.follow_replaced(self.grids, self._stiffness, self._orders, self._loops, self.names)
-        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        stepped = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [p.grad for p in stepped]
         if not gradients:
             return loss
         if any(layout != torch.strided for layout in set(map(LAYOUT_OF, gradients))):
@@ -169,6 +192,8 @@ class ArmOptimizer(Resumable):
             else:
                 states = [self._state(p, MOMENTUM) for p in present] if group["momentum"] else []
                 step_sgd(group, present, states, self.sharded)
+        # Neither torch's fused step nor the loops tell autograd, whose backward pass would read the new weights.
+        torch.autograd.graph.increment_version(stepped)
         return loss
 
     def _step_quantized(self, group: dict[str, Any]) -> None:
@@ -297,8 +322,9 @@ class ArmOptimizer(Resumable):
         """
         if self.arm.weights != "quantized" or p not in self.grids or p.grad is None:
             return None
-        kept, w, g = self.state.get(p, {}), whole(p), whole(p.grad)
-        zeros = torch.zeros_like(w, dtype=self.moment_dtype(p))
+        kept, dtype = self.state.get(p, {}), self.moment_dtype(p)
+        w, g = (whole(t).to(dtype) for t in (p, p.grad))
+        zeros = torch.zeros_like(w)
         state = {name: whole(kept[name]).clone() if name in kept else zeros.clone() for name in self._names}
         step = 1 + (kept["step"].item() if "step" in kept else 0)
         numbers = self._numbers(self._group_of(p), step, self.grids[p].refinement, p.device)

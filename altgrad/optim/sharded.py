@@ -101,7 +101,7 @@ def all_finite(gradients: list[Tensor], sharded: bool) -> bool:
     finite = finite or all(bool(g.isfinite().all()) for g in own)
     for g in gradients if sharded else ():
         if is_sharded(g):  # whose mesh has all processes that the others have
-            return bool(_reduced(torch.tensor(float(finite), device=local(g).device), g, dist.ReduceOp.MIN))
+            return bool(_reduced(torch.tensor(int(finite), device=local(g).device), g, dist.ReduceOp.MIN))
     return finite
 
 

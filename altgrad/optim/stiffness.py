@@ -120,7 +120,7 @@ class Stiffness:
         numbers[PER_RANGE] = 1 / binades
         if knee is not None and slope is not None:
             numbers[KNEE], numbers[SLOPE] = 2.0**-knee, slope
-        self.numbers = torch.tensor(numbers)
+        self.numbers = torch.tensor(numbers, dtype=torch.float32)
 
     def to(self, device: torch.device) -> Stiffness:
         """Move the tensors to ``device`` and return self."""

@@ -81,6 +81,10 @@ class StoredWeight(torch.Tensor):
         memo[id(self)] = made = nn.Parameter(made, self.requires_grad) if isinstance(self, nn.Parameter) else made
         return made
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Be pickled as a float32 tensor or parameter."""
+        return self.__deepcopy__({}).__reduce_ex__(protocol)
+
     def __repr__(self) -> str:  # type: ignore[override]
         return f"StoredWeight({self.memory})"
 
@@ -98,6 +102,9 @@ def stored_bytes(t: Tensor) -> int:
 
 
 def store(p: nn.Parameter, grid: WeightGrid) -> None:
-    """Have ``p``, whose values lie on ``grid``, lie in memory as codes from now on."""
-    memory = Memory(grid, grid.to_stored(p.detach()))
+    """Have ``p`` lie in memory as codes on ``grid``, from its next step on where its values are not there yet."""
+    values = p.detach()
+    memory = Memory(grid, grid.to_stored(values))
+    if not torch.equal(memory.read(), values):
+        memory.values = values
     torch.utils.swap_tensors(p, nn.Parameter(StoredWeight(memory), p.requires_grad))

@@ -108,4 +108,4 @@ class WeightGrid:
         return self.scale(self._no_weight())
 
     def _no_weight(self) -> Tensor:
-        return torch.ones(1, 1, device=self.device)
+        return torch.ones(1, 1, dtype=torch.float32, device=self.device)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from altgrad.config.recipe import Rule, TensorRecipe
 from altgrad.model import Recipe, quantize_model
@@ -50,6 +52,65 @@ def test_model_and_optimizer_go_on_from_their_state_dicts(name: str) -> None:
     assert all(map(torch.equal, steps(again, loaded, 3, 6), expected))
     x = torch.randn(4, 16)
     assert torch.equal(again(x), model(x))
+
+
+def in_blocks(wrap: Any, model: nn.Sequential) -> nn.Module:
+    return nn.Sequential(*(wrap(layer) for layer in model))
+
+
+WRAPPED: dict[str, Any] = {
+    "plain": lambda model: model,
+    "compiled": torch.compile,
+    "data parallel": nn.DataParallel,
+    "compiled, data parallel": lambda model: nn.DataParallel(torch.compile(model)),
+    "data parallel, compiled": lambda model: torch.compile(nn.DataParallel(model)),
+    "compiled layers": partial(in_blocks, torch.compile),
+    "checkpointed layers": partial(in_blocks, checkpoint_wrapper),
+}
+
+
+@pytest.mark.parametrize("there", WRAPPED)
+@pytest.mark.parametrize("here", WRAPPED)
+def test_a_state_moves_between_a_model_and_the_same_one_wrapped(here: str, there: str) -> None:
+    """By name: the groups of one that knows other weights of linear layers come in another order."""
+    arm = arm_named("stiff_update")
+    model, again = (model_of(Recipe.uniform("E3M4")) for _ in range(2))
+    optimizer = optimizer_of(WRAPPED[here](model), arm)
+    steps(model, optimizer, 0, 3)
+    loaded = optimizer_of(WRAPPED[there](again), arm)
+    loaded.param_groups.reverse()
+    loaded.known.reverse()
+    again.load_state_dict(model.state_dict())
+    loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert all(map(torch.equal, steps(again, loaded, 3, 6), steps(model, optimizer, 3, 6)))
+
+
+def test_a_module_of_a_models_own_is_told_from_a_wrapper() -> None:
+    """One called ``module``, of which the optimizer has all parameters or some."""
+    for frozen in (False, True):
+        models = [nn.ModuleDict({"module": nn.Linear(8, 8), "head": nn.Linear(8, 8)}) for _ in range(2)]
+        for model in models:
+            model["head"].requires_grad_(not frozen)
+        found = [build_optimizer(each, Arm(lr=0.1)) for each in (models[0], nn.DataParallel(models[1]))]
+        steps(models[0]["module"], found[0], 0, 2)
+        models[1].load_state_dict(models[0].state_dict())
+        found[1].load_state_dict(copy.deepcopy(found[0].state_dict()))
+        ends = [steps(each["module"], optimizer, 2, 4) for each, optimizer in zip(models, found, strict=True)]
+        assert all(map(torch.equal, *ends))
+
+
+def test_parameters_of_one_name_are_told_by_their_places() -> None:
+    optimizers = []
+    for _ in range(2):
+        layers = [nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)]
+        optimizers.append(ArmOptimizer({}, [layers[0].weight], Arm(lr=0.1), names={layers[0].weight: "weight"}))
+        optimizers[-1].add_param_group({"params": [("weight", layers[1].weight)]})
+    for number, group in enumerate(optimizers[0].param_groups):
+        group["params"][0].grad = torch.full((4, 4), float(number))
+    optimizers[0].step()
+    optimizers[1].load_state_dict(optimizers[0].state_dict())
+    moments = [[state["exp_avg"] for state in each.state.values()] for each in optimizers]
+    assert all(map(torch.equal, *moments))
 
 
 @pytest.mark.parametrize("name", [name for name in ON_GRID if arm_named(name).store != "codes"])

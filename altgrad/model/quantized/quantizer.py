@@ -100,7 +100,7 @@ class Quantizer(nn.Module):
         constants = format_constants(recipe.format, scale_format=recipe.scale)
         self.register_buffer("constants", constants, persistent=False)
         length = {"dynamic": None, "static": 1, "delayed": recipe.history}[recipe.scaling]
-        self.register_buffer("history", None if length is None else torch.zeros(length))
+        self.register_buffer("history", None if length is None else torch.zeros(length, dtype=torch.float32))
         self.first = (0, 0)
         self.register_buffer("stream", self._new("stream") if self.scaling.stochastic else None)
 
@@ -110,7 +110,7 @@ class Quantizer(nn.Module):
             return format_constants(self.recipe.format, scale_format=self.recipe.scale)
         if name == "stream":
             return torch.tensor([*self.first, 0])
-        return torch.zeros(1 if self.history is None else len(self.history))
+        return torch.zeros(1 if self.history is None else len(self.history), dtype=torch.float32)
 
     def count_from(self, seed: int, tensor: int) -> None:
         """Draw the random numbers of ``tensor`` under ``seed`` from now on, from the first on."""
@@ -154,7 +154,8 @@ class Quantizer(nn.Module):
                 "granularity: tensor and scaling: dynamic"
             )
         # Its optimizer saves it. A model has the same keys whoever steps its weights.
-        self.register_buffer("history", torch.zeros(1, device=self.constants.device), persistent=False)
+        held = torch.zeros(1, dtype=torch.float32, device=self.constants.device)
+        self.register_buffer("history", held, persistent=False)
         return self.get_buffer("history")
 
     @property
