@@ -1,43 +1,121 @@
-"""torchtitan: a model converter, which quantizes the model and has nothing to do after the optimizer's step."""
+"""torchtitan: a converter of model configurations, after which the model is built with quantized layers."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torchtitan.components.quantization import QuantizationConverter
+from torchtitan.models.common.linear import Linear
+from torchtitan.protocols.module import Module, ModuleDict
 
-from altgrad.model import Recipe, quantize_model
+from altgrad.config.recipe import LayerRecipe
+from altgrad.model import QuantizedLinear, Recipe, layer_recipe, linear_layers, quantize_model, virtual_weight
+from altgrad.model.quantized.quantizer import Quantizer
 
 
-class QuantizeConverter:
-    """What torchtitan's `ModelConverter` protocol asks for, without an import of torchtitan.
+class TitanQuantizer(Quantizer, Module):
+    """A quantizer whose buffers torchtitan initializes."""
 
-    ``convert`` may find a model on the ``meta`` device: scales and constants are made where the model gets its memory.
-    """
+    def _init_self_buffers(self, *, buffer_device: torch.device | None = None) -> None:
+        device = buffer_device or self.constants.device
+        for name, buffer in self._buffers.items():
+            if buffer is not None:
+                self._buffers[name] = self._new(name).to(device)
 
-    def __init__(self, recipe: Recipe, *, seed: int = 0) -> None:
-        self._recipe, self._seed = recipe, seed
 
-    def build(self, **_: Any) -> QuantizeConverter:
-        """Return the converter itself, where torchtitan takes what ``build`` makes; the rest does not matter to it."""
-        return self
+class TitanQuantizedLinear(QuantizedLinear, Module):
+    """A quantized layer that torchtitan builds from a configuration."""
 
-    def convert(self, model: nn.Module) -> None:
-        """Quantize ``model`` in place.
+    @dataclass(kw_only=True, slots=True)
+    class Config(Linear.Config):
+        """What `Linear.Config` says, the layer's recipe, and role -> seed and number of its random stream."""
 
-        Raises ``TypeError`` for a configuration in the place of a model, which later versions of torchtitan convert.
-        """
-        if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"expected a model to quantize, got {type(model).__name__}; where torchtitan converts configurations, "
-                "call quantize_model on the model that it builds, before it is sharded"
+        _recipe: LayerRecipe
+        _streams: dict[str, tuple[int, int]]
+
+    def __init__(self, config: Config) -> None:
+        plain = nn.Linear(config.in_features, config.out_features, bias=config.bias)
+        super().__init__(plain.weight, plain.bias, config._recipe)
+        native = config._recipe.backend == "native"
+        made = {role: TitanQuantizer(self.quantizers[role].recipe, native) for role in self.quantizers}
+        self.quantizers = ModuleDict(made)  # torchtitan takes no submodule that is not a `Module`
+        for role, stream in config._streams.items():
+            made[role].count_from(*stream)
+
+    reset_parameters = nn.Linear.reset_parameters  # which torchtitan calls where no `param_init` is given
+
+    def parallelize(self, parallel_dims: Any) -> None:
+        """Apply the sharding of the configuration. Raises ``ValueError`` where it would split the weight."""
+        if parallel_dims.tp_enabled or parallel_dims.spmd_backend == "full_dtensor":
+            raise ValueError(
+                "a quantized layer takes its scales from a whole weight: set parallelism.tensor_parallel_degree to 1 "
+                "and parallelism.spmd_backend to another than full_dtensor, and let FSDP shard the model"
             )
-        quantize_model(model, self._recipe, seed=self._seed)
+        super().parallelize(parallel_dims)
 
-    def post_optimizer_hook(self, model: nn.Module | list[nn.Module]) -> None:
-        """Do nothing: each forward pass takes the scales of the weights as they then are."""
+    def forward(self, input: Tensor) -> Tensor:
+        """Return what `QuantizedLinear` does. torchtitan's sharding names the argument ``input``."""
+        return super().forward(input)
 
-    def key_filter(self) -> None:
-        """Return nothing: weights keep their names, and histories of scales are saved with the model."""
 
-    state_dict_transform = format_adapter = key_filter
+class QuantizeConverter(QuantizationConverter):
+    """Replaces the configurations of the linear layers that a recipe quantizes."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(QuantizationConverter.Config):
+        """Attributes: ``recipe`` and ``seed`` as `altgrad.model.quantize_model` takes them."""
+
+        recipe: Recipe
+        seed: int = 0
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def convert(self, model_config: Module.Config) -> Module.Config:
+        """Replace, in place, the configurations of what `quantize_model` would quantize in the model; return the root.
+
+        The model that is built from it has the layers, and the random streams, of the built model quantized by
+        `quantize_model`. Raises ``ValueError`` as that does, and for a layer that no configuration of its own makes.
+        """
+        wanted = quantize_model(_build(model_config), self.config.recipe, seed=self.config.seed)
+        quantized = {name: layer for name, layer in linear_layers(wanted).items() if isinstance(layer, QuantizedLinear)}
+        for name, config, parent, attribute in list(model_config.traverse(Linear.Config)):
+            if name not in quantized:
+                continue
+            made = TitanQuantizedLinear.Config(
+                **{field.name: getattr(config, field.name) for field in fields(Linear.Config)},
+                _recipe=quantized[name].recipe, _streams=_streams(quantized[name]),
+            )  # fmt: skip
+            if isinstance(parent, list):
+                parent[attribute] = made
+            else:
+                setattr(parent, attribute, made)
+        built = _described(_build(model_config))
+        for name, described in _described(wanted).items():
+            if built.get(name) != described:
+                raise ValueError(
+                    f"torchtitan has no configuration that quantizes layer {name} as the recipe says: the layer needs "
+                    "a Linear.Config of its own, and a recipe without torchao or virtual_weight"
+                )
+        return model_config
+
+
+def _build(model_config: Module.Config) -> nn.Module:
+    with torch.device("meta"):
+        return model_config.build()
+
+
+def _streams(layer: QuantizedLinear) -> dict[str, tuple[int, int]]:
+    return {role: quantizer.first for role in layer.quantizers if (quantizer := layer.quantizer(role)) is not None}
+
+
+def _described(model: nn.Module) -> dict[str, Any]:
+    """Return how each layer that a recipe addresses is quantized."""
+    return {
+        name: (layer_recipe(layer), virtual_weight(layer), isinstance(layer, QuantizedLinear) and _streams(layer))
+        for name, layer in linear_layers(model).items()
+        if layer_recipe(layer) or virtual_weight(layer)
+    }
