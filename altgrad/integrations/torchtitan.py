@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -14,6 +15,7 @@ from torchtitan.protocols.module import Module, ModuleDict
 from altgrad.config.recipe import LayerRecipe
 from altgrad.model import QuantizedLinear, Recipe, layer_recipe, linear_layers, quantize_model, virtual_weight
 from altgrad.model.quantized.quantizer import Quantizer
+from altgrad.model.surgery import set_streams
 
 
 class TitanQuantizer(Quantizer, Module):
@@ -31,19 +33,17 @@ class TitanQuantizedLinear(QuantizedLinear, Module):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):
-        """What `Linear.Config` says, the layer's recipe, and role -> seed and number of its random stream."""
+        """What ``Linear.Config`` says, and the layer's recipe."""
 
         _recipe: LayerRecipe
-        _streams: dict[str, tuple[int, int]]
 
     def __init__(self, config: Config) -> None:
         plain = nn.Linear(config.in_features, config.out_features, bias=config.bias)
         super().__init__(plain.weight, plain.bias, config._recipe)
         native = config._recipe.backend == "native"
-        made = {role: TitanQuantizer(self.quantizers[role].recipe, native) for role in self.quantizers}
-        self.quantizers = ModuleDict(made)  # torchtitan takes no submodule that is not a `Module`
-        for role, stream in config._streams.items():
-            made[role].count_from(*stream)
+        # torchtitan refuses a submodule that is not a `Module`.
+        made = {role: TitanQuantizer(quantizer.recipe, native) for role, quantizer in self.quantizers.items()}
+        self.quantizers = ModuleDict(made)
 
     reset_parameters = nn.Linear.reset_parameters  # which torchtitan calls where no `param_init` is given
 
@@ -61,12 +61,24 @@ class TitanQuantizedLinear(QuantizedLinear, Module):
         return super().forward(input)
 
 
+class _NumberedLinear(Linear):
+    """A layer that remembers which configuration it is built from."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Linear.Config):
+        _number: int
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.number = config._number
+
+
 class QuantizeConverter(QuantizationConverter):
     """Replaces the configurations of the linear layers that a recipe quantizes."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(QuantizationConverter.Config):
-        """Attributes: ``recipe`` and ``seed`` as `altgrad.model.quantize_model` takes them."""
+        """``recipe`` and ``seed`` are those of `altgrad.model.quantize_model`."""
 
         recipe: Recipe
         seed: int = 0
@@ -75,47 +87,61 @@ class QuantizeConverter(QuantizationConverter):
         self.config = config
 
     def convert(self, model_config: Module.Config) -> Module.Config:
-        """Replace, in place, the configurations of what `quantize_model` would quantize in the model; return the root.
+        """Replace, in place, the configurations of the layers that `quantize_model` would quantize; return a new root.
 
-        The model that is built from it has the layers, and the random streams, of the built model quantized by
-        `quantize_model`. Raises ``ValueError`` as that does, and for a layer that no configuration of its own makes.
+        The recipe's patterns match the names of the built model's layers. Raises ``ValueError`` as `quantize_model`
+        does, for a layer that no ``Linear.Config`` makes, and where layers of one configuration differ in their recipe.
         """
-        wanted = quantize_model(_build(model_config), self.config.recipe, seed=self.config.seed)
-        quantized = {name: layer for name, layer in linear_layers(wanted).items() if isinstance(layer, QuantizedLinear)}
-        for name, config, parent, attribute in list(model_config.traverse(Linear.Config)):
-            if name not in quantized:
-                continue
-            made = TitanQuantizedLinear.Config(
-                **{field.name: getattr(config, field.name) for field in fields(Linear.Config)},
-                _recipe=quantized[name].recipe, _streams=_streams(quantized[name]),
-            )  # fmt: skip
-            if isinstance(parent, list):
-                parent[attribute] = made
-            else:
-                setattr(parent, attribute, made)
-        built = _described(_build(model_config))
-        for name, described in _described(wanted).items():
-            if built.get(name) != described:
+        recipes = self._recipes(model_config)
+        for number, (_, config, parent, attribute) in enumerate(list(model_config.traverse(Linear.Config))):
+            if number in recipes:
+                _put(parent, attribute, TitanQuantizedLinear.Config(**_values(config), _recipe=recipes[number]))
+        return _with_streams(model_config, self.config.seed)
+
+    def _recipes(self, model_config: Module.Config) -> dict[int, LayerRecipe]:
+        """Return the recipe of each ``Linear.Config`` whose layers are quantized, by its place in ``traverse``."""
+        numbered = copy.deepcopy(model_config)
+        for number, (_, config, parent, attribute) in enumerate(list(numbered.traverse(Linear.Config))):
+            if type(config) is Linear.Config and parent is not None:
+                _put(parent, attribute, _NumberedLinear.Config(**_values(config), _number=number))
+        with torch.device("meta"):
+            model = numbered.build()
+        found: dict[int, dict[str, LayerRecipe | None]] = {}
+        for name, layer in linear_layers(quantize_model(model, self.config.recipe)).items():
+            plain = layer.replaced[0] if isinstance(layer, QuantizedLinear) else layer
+            if isinstance(plain, _NumberedLinear) and not virtual_weight(plain):
+                found.setdefault(plain.number, {})[name] = layer_recipe(layer)
+            elif layer_recipe(layer) or virtual_weight(layer):
                 raise ValueError(
-                    f"torchtitan has no configuration that quantizes layer {name} as the recipe says: the layer needs "
-                    "a Linear.Config of its own, and a recipe without torchao or virtual_weight"
+                    f"torchtitan has no configuration that quantizes layer {name} so: leave out of the recipe what no "
+                    "Linear.Config makes, torchao (use torchtitan's own converters) and virtual_weight"
                 )
-        return model_config
+        for layers in found.values():
+            if any(recipe != next(iter(layers.values())) for recipe in layers.values()):
+                raise ValueError(f"torchtitan builds layers {', '.join(layers)} alike: give them one recipe")
+        return {number: recipe for number, layers in found.items() if (recipe := next(iter(layers.values())))}
 
 
-def _build(model_config: Module.Config) -> nn.Module:
-    with torch.device("meta"):
-        return model_config.build()
+def _put(parent: Any, attribute: Any, config: Linear.Config) -> None:
+    if isinstance(parent, list):
+        parent[attribute] = config
+    else:
+        setattr(parent, attribute, config)
 
 
-def _streams(layer: QuantizedLinear) -> dict[str, tuple[int, int]]:
-    return {role: quantizer.first for role in layer.quantizers if (quantizer := layer.quantizer(role)) is not None}
+def _values(config: Any) -> dict[str, Any]:
+    return {field.name: getattr(config, field.name) for field in fields(config) if field.init}
 
 
-def _described(model: nn.Module) -> dict[str, Any]:
-    """Return how each layer that a recipe addresses is quantized."""
-    return {
-        name: (layer_recipe(layer), virtual_weight(layer), isinstance(layer, QuantizedLinear) and _streams(layer))
-        for name, layer in linear_layers(model).items()
-        if layer_recipe(layer) or virtual_weight(layer)
-    }
+def _with_streams(config: Module.Config, seed: int) -> Module.Config:
+    """Return ``config``, whose model draws the random numbers that `quantize_model` has a model draw."""
+    kind = type(config)
+
+    class Config(kind):
+        def build(self, **options: Any) -> nn.Module:
+            model = kind.build(self, **options)
+            set_streams(model, seed)
+            return model
+
+    Config.__qualname__ = kind.__qualname__
+    return Config(**_values(config))
