@@ -14,6 +14,7 @@ from torchtitan.protocols.module import Module, ModuleDict
 
 from altgrad.config.recipe import LayerRecipe
 from altgrad.model import QuantizedLinear, Recipe, layer_recipe, linear_layers, quantize_model, virtual_weight
+from altgrad.model.quantized.linear import weight_and_bias
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.model.surgery import set_streams
 
@@ -39,10 +40,11 @@ class TitanQuantizedLinear(QuantizedLinear, Module):
 
     def __init__(self, config: Config) -> None:
         plain = nn.Linear(config.in_features, config.out_features, bias=config.bias)
-        super().__init__(plain.weight, plain.bias, config._recipe)
-        native = config._recipe.backend == "native"
+        recipe = config._recipe
+        super().__init__(*weight_and_bias(plain), recipe)
+        native = recipe.backend == "native"
         # torchtitan refuses a submodule that is not a `Module`.
-        made = {role: TitanQuantizer(quantizer.recipe, native) for role, quantizer in self.quantizers.items()}
+        made = {role: TitanQuantizer(getattr(recipe, role), native) for role in self.quantizers}
         self.quantizers = ModuleDict(made)
 
     reset_parameters = nn.Linear.reset_parameters  # which torchtitan calls where no `param_init` is given
@@ -135,7 +137,7 @@ def _values(config: Any) -> dict[str, Any]:
 
 def _with_streams(config: Module.Config, seed: int) -> Module.Config:
     """Return ``config``, whose model draws the random numbers that `quantize_model` has a model draw."""
-    kind = type(config)
+    kind: Any = type(config)
 
     class Config(kind):
         def build(self, **options: Any) -> nn.Module:

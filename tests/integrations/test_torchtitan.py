@@ -21,7 +21,7 @@ from altgrad.model import LayerRecipe, Recipe, account, linear_layers, quantize_
 from altgrad.model.quantized.quantizer import Quantizer
 
 if importlib.util.find_spec("torchtitan") is None:
-    pytest.skip("needs torchtitan: altgrad/integrations/README.md has the command", allow_module_level=True)
+    pytest.skip("needs torchtitan: altgrad/integrations/TORCHTITAN.md has the command", allow_module_level=True)
 
 from torchtitan.components.lora import LoRAConverter
 from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
@@ -118,7 +118,7 @@ def test_the_layers_and_random_streams_are_those_of_the_quantized_model(given):
     quantize_model(oracle, recipe, seed=SEED)
     assert account(model) == account(oracle)
     assert streams(model) == streams(oracle)
-    assert len({numbers for numbers in streams(model).values()}) == len(streams(model)) > 0
+    assert len(set(streams(model).values())) == len(streams(model)) > 0
     assert json.dumps(converted.to_dict())
 
 
