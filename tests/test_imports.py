@@ -15,7 +15,7 @@ def loaded(names):
     print(*(name for name in names.split() if name in sys.modules), sep=",")
 
 import altgrad.optim, altgrad.training, altgrad.diagnostics, altgrad.benchmark.session
-import altgrad.integrations, altgrad.integrations.torchtitan
+import altgrad.integrations
 loaded("torch._dynamo torch._inductor geoopt torchao triton " + FRAMEWORKS)
 
 from altgrad.training.plan import check_cells

@@ -22,6 +22,7 @@ from altgrad.console import INTERRUPTED, STOPS, while_read
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
+SHOWN = 100  # characters of a value in a sentence
 DISK_FULL = "the disk is full"  # which whoever reads the message of a stage may look for
 
 
@@ -91,8 +92,17 @@ def _sentence(problem: Mapping[str, Any]) -> str:
     if problem["type"] == "too_short":
         return f"expected at least {problem['ctx']['min_length']}, got {problem['ctx']['actual_length']}"
     if problem["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        return f"expected settings, such as {{name: value}}, not {problem['input']!r}"
-    return f"{message}, not {problem['input']!r}"
+        return f"expected settings, such as {{name: value}}, not {_shown(problem['input'])}"
+    return f"{message}, not {_shown(problem['input'])}"
+
+
+def _shown(value: Any) -> str:
+    """Return the beginning of ``value`` as Python writes it, which it does not for a number of 5,000 digits."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return f"a {type(value).__name__} too large to write"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def _raise_when_stopped(stops: Iterable[signal.Signals]) -> None:

@@ -48,6 +48,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}{place} is not valid YAML: {error.problem or error.context}") from None
     except (YAMLError, ValueError) as error:  # ValueError: a date that does not exist, such as 2026-02-30
         raise UserError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
+    except (LookupError, TypeError, AttributeError):  # of ruamel.yaml, such as for !!float without a number
+        raise UserError(f"{path} is not valid YAML: a value does not fit the tag in front of it") from None
+    except RecursionError:
+        raise UserError(f"{path} is not valid YAML: its brackets or anchors are nested without an end") from None
     if not isinstance(content, dict):
         raise UserError(f"{path} must hold a mapping of settings, not {type(content).__name__}")
     return content

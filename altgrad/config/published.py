@@ -100,10 +100,15 @@ def cell_model(preset: Model | ModelFrom, start: str | None = None) -> dict[str,
         return settings
     if own is not None and start is not None:
         raise UserError(f"params.yaml: start: the model has weights to start from too, those in {own}; remove one")
-    folder = Path(str(own or start))
-    if start is not None:
-        _require_startable(folder)
-    sizes = published_sizes(folder) if own or (folder / CONFIG).is_file() else settings | run_sizes(folder)
+    folder, place = Path(str(own or start)), f"params.yaml: {'start' if own is None else 'model: from'}"
+    try:
+        if start is not None:
+            _require_startable(folder)
+        sizes = published_sizes(folder) if own or (folder / CONFIG).is_file() else settings | run_sizes(folder)
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
+    except OSError as error:  # a name too long
+        raise UserError(f"{place}: {folder}: {error.strerror}") from None
     context = settings["context"] or sizes["context"]
     if context > sizes["context"]:
         raise UserError(
@@ -122,11 +127,11 @@ def cell_model(preset: Model | ModelFrom, start: str | None = None) -> dict[str,
 def _require_startable(folder: Path) -> None:
     if folder.parent == RUNS:
         raise UserError(
-            f"params.yaml: start: {folder} is where a run of this grid goes, so training would write over what it "
+            f"{folder} is where a run of this grid goes, so training would write over what it "
             f"starts from; `make repro SET='start={folder}'` keeps a copy in {KEPT} and starts from that"
         )
     if not (folder / WEIGHTS).is_file():
-        raise UserError(f"params.yaml: start: {folder} has no {WEIGHTS}; name a run's folder or one of weights")
+        raise UserError(f"{folder} has no {WEIGHTS}; name a run's folder or one of weights")
 
 
 def run_sizes(folder: Path) -> dict[str, Any]:

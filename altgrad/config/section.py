@@ -38,6 +38,8 @@ def _key_part(name: str) -> str:
 Name = Annotated[str, AfterValidator(_key_part)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
+LARGEST = 2**63 - 1  # whole number, which files of other kinds hold too
+
 REGISTERED: Mapping[str, Format] = {}  # as context: no formats of one's own, all names are those of the registry
 
 
@@ -112,6 +114,9 @@ class Section(BaseModel, metaclass=_FromPython):
                     words = get_args(kind) if get_origin(kind) is Literal else ()
                     write = f"write {' or '.join(words)}" if words else "it is no truth value"
                     raise ValueError(f"{key} must not be {str(value).lower()}; {write}")
+                numbers = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+                if any(isinstance(number, int) and abs(number) > LARGEST for number in numbers):
+                    raise ValueError(f"{key} has a number beyond 2^63, which no setting has")
         return values
 
     def but(self, **changes: Any) -> Self:

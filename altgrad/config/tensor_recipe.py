@@ -172,8 +172,7 @@ def _tensor(value: Any) -> Any:
     """Let ``weight: E4M3`` stand for ``weight: {format: E4M3}``, a block format for all of it, ``none`` for none."""
     if isinstance(value, str):
         return None if value.lower() == "none" else BLOCK_FORMATS.get(value, {"format": value})
-    if isinstance(value, dict) and value.get("format") in BLOCK_FORMATS:
-        name = value["format"]
+    if isinstance(value, dict) and isinstance(name := value.get("format"), str) and name in BLOCK_FORMATS:
         settings = ", ".join(f"{key}: {its}" for key, its in BLOCK_FORMATS[name].items())
         raise ValueError(f"{name} stands for all of a tensor's settings; write it alone, or {{{settings}}}")
     return {"format": value} if isinstance(value, Format) else value

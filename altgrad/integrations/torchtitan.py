@@ -1,43 +1,149 @@
-"""torchtitan: a model converter, which quantizes the model and has nothing to do after the optimizer's step."""
+"""torchtitan: a converter of model configurations, after which the model is built with quantized layers."""
 
 from __future__ import annotations
 
+import copy
+from dataclasses import dataclass, fields
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torchtitan.components.quantization import QuantizationConverter
+from torchtitan.models.common.linear import Linear
+from torchtitan.protocols.module import Module, ModuleDict
 
-from altgrad.model import Recipe, quantize_model
+from altgrad.config.recipe import LayerRecipe
+from altgrad.model import QuantizedLinear, Recipe, layer_recipe, linear_layers, quantize_model, virtual_weight
+from altgrad.model.quantized.linear import weight_and_bias
+from altgrad.model.quantized.quantizer import Quantizer
+from altgrad.model.surgery import set_streams
 
 
-class QuantizeConverter:
-    """What torchtitan's `ModelConverter` protocol asks for, without an import of torchtitan.
+class TitanQuantizer(Quantizer, Module):
+    """A quantizer whose buffers torchtitan initializes."""
 
-    ``convert`` may find a model on the ``meta`` device: scales and constants are made where the model gets its memory.
-    """
+    def _init_self_buffers(self, *, buffer_device: torch.device | None = None) -> None:
+        device = buffer_device or self.constants.device
+        for name, buffer in self._buffers.items():
+            if buffer is not None:
+                self._buffers[name] = self._new(name).to(device)
 
-    def __init__(self, recipe: Recipe, *, seed: int = 0) -> None:
-        self._recipe, self._seed = recipe, seed
 
-    def build(self, **_: Any) -> QuantizeConverter:
-        """Return the converter itself, where torchtitan takes what ``build`` makes; the rest does not matter to it."""
-        return self
+class TitanQuantizedLinear(QuantizedLinear, Module):
+    """A quantized layer that torchtitan builds from a configuration."""
 
-    def convert(self, model: nn.Module) -> None:
-        """Quantize ``model`` in place.
+    @dataclass(kw_only=True, slots=True)
+    class Config(Linear.Config):
+        """What ``Linear.Config`` says, and the layer's recipe."""
 
-        Raises ``TypeError`` for a configuration in the place of a model, which later versions of torchtitan convert.
-        """
-        if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"expected a model to quantize, got {type(model).__name__}; where torchtitan converts configurations, "
-                "call quantize_model on the model that it builds, before it is sharded"
+        _recipe: LayerRecipe
+
+    def __init__(self, config: Config) -> None:
+        plain = nn.Linear(config.in_features, config.out_features, bias=config.bias)
+        recipe = config._recipe
+        super().__init__(*weight_and_bias(plain), recipe)
+        native = recipe.backend == "native"
+        # torchtitan refuses a submodule that is not a `Module`.
+        made = {role: TitanQuantizer(getattr(recipe, role), native) for role in self.quantizers}
+        self.quantizers = ModuleDict(made)
+
+    reset_parameters = nn.Linear.reset_parameters  # which torchtitan calls where no `param_init` is given
+
+    def parallelize(self, parallel_dims: Any) -> None:
+        """Apply the sharding of the configuration. Raises ``ValueError`` where it would split the weight."""
+        if parallel_dims.tp_enabled or parallel_dims.spmd_backend == "full_dtensor":
+            raise ValueError(
+                "a quantized layer takes its scales from a whole weight: set parallelism.tensor_parallel_degree to 1 "
+                "and parallelism.spmd_backend to another than full_dtensor, and let FSDP shard the model"
             )
-        quantize_model(model, self._recipe, seed=self._seed)
+        super().parallelize(parallel_dims)
 
-    def post_optimizer_hook(self, model: nn.Module | list[nn.Module]) -> None:
-        """Do nothing: each forward pass takes the scales of the weights as they then are."""
+    def forward(self, input: Tensor) -> Tensor:
+        """Return what `QuantizedLinear` does. torchtitan's sharding names the argument ``input``."""
+        return super().forward(input)
 
-    def key_filter(self) -> None:
-        """Return nothing: weights keep their names, and histories of scales are saved with the model."""
 
-    state_dict_transform = format_adapter = key_filter
+class _NumberedLinear(Linear):
+    """A layer that remembers which configuration it is built from."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Linear.Config):
+        _number: int
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.number = config._number
+
+
+class QuantizeConverter(QuantizationConverter):
+    """Replaces the configurations of the linear layers that a recipe quantizes."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(QuantizationConverter.Config):
+        """``recipe`` and ``seed`` are those of `altgrad.model.quantize_model`."""
+
+        recipe: Recipe
+        seed: int = 0
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def convert(self, model_config: Module.Config) -> Module.Config:
+        """Replace, in place, the configurations of the layers that `quantize_model` would quantize; return a new root.
+
+        The recipe's patterns match the names of the built model's layers. Raises ``ValueError`` as `quantize_model`
+        does, for a layer that no ``Linear.Config`` makes, and where layers of one configuration differ in their recipe.
+        """
+        recipes = self._recipes(model_config)
+        for number, (_, config, parent, attribute) in enumerate(list(model_config.traverse(Linear.Config))):
+            if number in recipes:
+                _put(parent, attribute, TitanQuantizedLinear.Config(**_values(config), _recipe=recipes[number]))
+        return _with_streams(model_config, self.config.seed)
+
+    def _recipes(self, model_config: Module.Config) -> dict[int, LayerRecipe]:
+        """Return the recipe of each ``Linear.Config`` whose layers are quantized, by its place in ``traverse``."""
+        numbered = copy.deepcopy(model_config)
+        for number, (_, config, parent, attribute) in enumerate(list(numbered.traverse(Linear.Config))):
+            if type(config) is Linear.Config and parent is not None:
+                _put(parent, attribute, _NumberedLinear.Config(**_values(config), _number=number))
+        with torch.device("meta"):
+            model = numbered.build()
+        found: dict[int, dict[str, LayerRecipe | None]] = {}
+        for name, layer in linear_layers(quantize_model(model, self.config.recipe)).items():
+            plain = layer.replaced[0] if isinstance(layer, QuantizedLinear) else layer
+            if isinstance(plain, _NumberedLinear) and not virtual_weight(plain):
+                found.setdefault(plain.number, {})[name] = layer_recipe(layer)
+            elif layer_recipe(layer) or virtual_weight(layer):
+                raise ValueError(
+                    f"torchtitan has no configuration that quantizes layer {name} so: leave out of the recipe what no "
+                    "Linear.Config makes, torchao (use torchtitan's own converters) and virtual_weight"
+                )
+        for layers in found.values():
+            if any(recipe != next(iter(layers.values())) for recipe in layers.values()):
+                raise ValueError(f"torchtitan builds layers {', '.join(layers)} alike: give them one recipe")
+        return {number: recipe for number, layers in found.items() if (recipe := next(iter(layers.values())))}
+
+
+def _put(parent: Any, attribute: Any, config: Linear.Config) -> None:
+    if isinstance(parent, list):
+        parent[attribute] = config
+    else:
+        setattr(parent, attribute, config)
+
+
+def _values(config: Any) -> dict[str, Any]:
+    return {field.name: getattr(config, field.name) for field in fields(config) if field.init}
+
+
+def _with_streams(config: Module.Config, seed: int) -> Module.Config:
+    """Return ``config``, whose model draws the random numbers that `quantize_model` has a model draw."""
+    kind: Any = type(config)
+
+    class Config(kind):
+        def build(self, **options: Any) -> nn.Module:
+            model = kind.build(self, **options)
+            set_streams(model, seed)
+            return model
+
+    Config.__qualname__ = kind.__qualname__
+    return Config(**_values(config))

@@ -119,7 +119,7 @@ def quantize_model(
             replaced[layers[name]] = _quantized(layers[name], found).train(layers[name].training)
     _replace(model, replaced)
     _share_constants(model)
-    _set_streams(model, seed)
+    set_streams(model, seed)
     if sync_amax:
         share_rows(model, dist.get_world_size())
     if gather_codes:
@@ -157,7 +157,7 @@ def requantize_model(model: Model, recipe: Recipe, *, seed: int = 0, change: int
     matched_layers(model, recipe)
     before = _quantizers(model)
     quantize_model(unquantize_model(model), recipe)
-    _set_streams(model, seed, FIRST_STREAM + change * MOST_STREAMS)
+    set_streams(model, seed, FIRST_STREAM + change * MOST_STREAMS)
     for name, quantizer in _quantizers(model).items():
         if name in before:
             quantizer.go_on_from(before[name])
@@ -244,7 +244,7 @@ def _share_constants(model: nn.Module) -> None:
                 quantizer.constants = shared.setdefault(alike, quantizer.constants)
 
 
-def _set_streams(model: nn.Module, seed: int, first: int = FIRST_STREAM) -> None:
+def set_streams(model: nn.Module, seed: int, first: int = FIRST_STREAM) -> None:
     """Give every quantizer random numbers of its own."""
     for number, quantizer in enumerate(_quantizers(model).values(), first):
         quantizer.count_from(seed, number)
