@@ -283,10 +283,10 @@ class Recipe(Section):
         if name not in published:
             raise ValueError(f"no published recipe is called {name!r}{did_you_mean(name, published)}")
         rules = [Rule(**settings) for settings in published[name]]
-        return cls([
+        return cls(rules=tuple(
             rule.but(layers=pattern, required=rule.layers not in FOR_ANY_MODEL)
             for rule in rules for pattern in FOR_ANY_MODEL.get(rule.layers, (rule.layers,))
-        ])  # fmt: skip
+        ))  # fmt: skip
 
     @classmethod
     def uniform(cls, format: str | Format, *, grad: str | Format | None = _UNSAID, **options: Any) -> Recipe:

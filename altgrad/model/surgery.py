@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from altgrad.config.recipe import LayerRecipe, Recipe
 from altgrad.formats import Format
 from altgrad.model.account import account
+from altgrad.model.around import settle, unsettle
+from altgrad.model.counterparts import plain_layer, quantized_layer
 from altgrad.model.layers import is_transposed, layer_recipe, linear_layers, virtual_weight
 from altgrad.model.quantized.data_parallel import is_sharded, share_rows
 from altgrad.model.quantized.gathered import ByCodes, LargestOfParts
-from altgrad.model.quantized.linear import QuantizedLinear, weight_and_bias
+from altgrad.model.quantized.linear import QuantizedLinear
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.model.quantized.weights import WeightsTogether
 
@@ -27,11 +29,6 @@ MOST_STREAMS = 1 << 20  # of a model
 FIRST_STREAM = 1 << 31  # of an operand's random numbers: optimizers number a model's parameters, from 0
 BYTE = 8  # bits
 MOST = 0.5  # of the weights that take part in products
-#: Where a module keeps what others have hung on its calls.
-HOOKS = (
-    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks",
-)  # fmt: skip
 
 
 def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
@@ -113,7 +110,7 @@ def quantize_model(
         if found.virtual_weight:
             layers[name].virtual_weight = found.virtual_weight
         else:
-            replaced[layers[name]] = _quantized(layers[name], found).train(layers[name].training)
+            replaced[layers[name]] = quantized_layer(layers[name], found).train(layers[name].training)
     _replace(model, replaced)
     _share_constants(model)
     _set_streams(model, seed)
@@ -123,6 +120,7 @@ def quantize_model(
         share_rows(model, dist.get_world_size())
     if gather_codes:
         _gather_codes(model)
+    settle(model)
     vars(model)["weights_together"] = WeightsTogether(model)
     if verbose:
         print(account(model))
@@ -136,10 +134,11 @@ def unquantize_model(model: Model) -> Model:
         if layer_recipe(layer) is not None:
             if isinstance(layer.weight, ByCodes):
                 torch.utils.swap_tensors(layer.weight, nn.Parameter(layer.weight.master))
-            replaced[layer] = _plain(layer)
+            replaced[layer] = plain_layer(layer)
         elif virtual_weight(layer):
             del layer.virtual_weight
     _replace(model, replaced)
+    unsettle(model)
     if "weights_together" in vars(model):
         vars(model)["weights_together"].stop()
     return model
@@ -248,38 +247,3 @@ def _set_streams(model: nn.Module, seed: int, first: int = FIRST_STREAM) -> None
     """Give every quantizer random numbers of its own."""
     for number, quantizer in enumerate(_quantizers(model).values(), first):
         quantizer.count_from(seed, number)
-
-
-def _quantized(layer: nn.Module, recipe: LayerRecipe) -> nn.Module:
-    if recipe.torchao is None:
-        return _with_hooks_of(layer, QuantizedLinear.from_linear(layer, recipe, transposed=is_transposed(layer)))
-    from altgrad.model.torchao import torchao_linear  # which imports torchao
-
-    assert isinstance(layer, nn.Linear)  # as `matched_layers` has seen to
-    return _with_hooks_of(layer, torchao_linear(layer, recipe))
-
-
-def _with_hooks_of(layer: nn.Module, quantized: nn.Module) -> nn.Module:
-    """Return ``quantized`` with the hooks on calls of ``layer``, ahead of its own.
-
-    The two share them, so that a hook's handle removes it from both.
-    """
-    for name in HOOKS:
-        kept = getattr(layer, name)
-        kept.update(getattr(quantized, name))
-        setattr(quantized, name, kept)
-    quantized._is_full_backward_hook = layer._is_full_backward_hook
-    return quantized
-
-
-def _plain(layer: QuantizedLinear | nn.Linear) -> nn.Module:
-    """Return an unquantized layer on the parameters of ``layer``."""
-    if isinstance(layer, QuantizedLinear) and layer.replaced:
-        plain = layer.replaced[0]
-    else:
-        made = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
-        plain = _with_hooks_of(layer, made)
-    plain.train(layer.training)
-    for name, parameter in zip(("weight", "bias"), weight_and_bias(layer), strict=True):
-        plain.register_parameter(name, parameter)
-    return plain
