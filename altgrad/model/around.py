@@ -29,7 +29,7 @@ def settle(model: nn.Module) -> None:
             if isinstance(module, kind) and hasattr(module, name) and _has_quantized(module):
                 vars(module).setdefault(BEFORE, getattr(module, name))
                 setattr(module, name, off)
-        if hasattr(module, RESIZE) and _changed(head_of(module)):
+        if hasattr(type(module), RESIZE) and _changed(_head_of(module)):
             setattr(module, RESIZE, ResizeTokenEmbeddings(module))
 
 
@@ -43,12 +43,6 @@ def unsettle(model: nn.Module) -> None:
             delattr(module, RESIZE)
 
 
-def head_of(model: Any) -> nn.Module | None:
-    """Return the layer that a model of transformers calls its output embeddings."""
-    head = model.get_output_embeddings()
-    return head if isinstance(head, nn.Linear | QuantizedLinear) else None
-
-
 class ResizeTokenEmbeddings:
     """``resize_token_embeddings`` of a model of transformers, whose head stays as quantized as it is."""
 
@@ -57,7 +51,7 @@ class ResizeTokenEmbeddings:
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Return what the class of the model returns, called with the same arguments on a plain head."""
-        head, method = head_of(self.model), getattr(type(self.model), RESIZE)
+        head, method = _head_of(self.model), getattr(type(self.model), RESIZE)
         if not _changed(head):
             return method(self.model, *arguments, **options)
         self.model.set_output_embeddings(plain_layer(head) if layer_recipe(head) else head)
@@ -86,3 +80,9 @@ def _changed(layer: nn.Module | None) -> bool:
 
 def _has_quantized(module: nn.Module) -> bool:
     return any(layer_recipe(child) is not None for child in module.modules())
+
+
+def _head_of(model: Any) -> nn.Module | None:
+    """Return the layer that a model of transformers calls its output embeddings."""
+    head = model.get_output_embeddings()
+    return head if isinstance(head, nn.Linear | QuantizedLinear) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -43,6 +44,7 @@ def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
         raise TypeError(f"expected a Recipe, such as Recipe.uniform('E4M3'), got {recipe!r}")
     layers = linear_layers(model)
     if any(rule.layers == EVERY_LAYER and rule.layer.quantizes for rule in recipe.rules):
+        _require_no_adapters(model)
         _require_most(model)
     matched = recipe.match(layers)
     for name, found in matched.items():
@@ -113,7 +115,7 @@ def quantize_model(
             replaced[layers[name]] = quantized_layer(layers[name], found).train(layers[name].training)
     _replace(model, replaced)
     _share_constants(model)
-    _set_streams(model, seed)
+    set_streams(model, seed)
     if sync_amax:
         if not dist.is_initialized():
             raise ValueError("sync_amax needs torch.distributed.init_process_group before the model is quantized")
@@ -155,7 +157,7 @@ def requantize_model(model: Model, recipe: Recipe, *, seed: int = 0, change: int
     matched_layers(model, recipe)
     before = _quantizers(model)
     quantize_model(unquantize_model(model), recipe)
-    _set_streams(model, seed, FIRST_STREAM + change * MOST_STREAMS)
+    set_streams(model, seed, FIRST_STREAM + change * MOST_STREAMS)
     for name, quantizer in _quantizers(model).items():
         if name in before:
             quantizer.go_on_from(before[name])
@@ -203,6 +205,15 @@ def _gather_codes(model: nn.Module) -> None:
             torch.utils.swap_tensors(parameter, nn.Parameter(ByCodes(parameter.detach())))
 
 
+def _require_no_adapters(model: nn.Module) -> None:
+    """Raise ``ValueError`` for a model of PEFT's, whose adapters would be quantized too, and layers by other names."""
+    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+        raise ValueError(
+            f"the pattern {EVERY_LAYER!r} would quantize PEFT's adapters too; call quantize_model of "
+            "altgrad.integrations.peft, which leaves them and takes the model's own names"
+        )
+
+
 def _require_most(model: nn.Module) -> None:
     """Raise ``ValueError`` if most of the weights in products are in modules that are not known; warn of some."""
     found = account(model)
@@ -243,7 +254,10 @@ def _share_constants(model: nn.Module) -> None:
                 quantizer.constants = shared.setdefault(alike, quantizer.constants)
 
 
-def _set_streams(model: nn.Module, seed: int, first: int = FIRST_STREAM) -> None:
-    """Give every quantizer random numbers of its own."""
-    for number, quantizer in enumerate(_quantizers(model).values(), first):
-        quantizer.count_from(seed, number)
+def set_streams(
+    model: nn.Module, seed: int, first: int = FIRST_STREAM, *, own: Callable[[str], str] = str
+) -> None:
+    """Give every quantizer random numbers of its own; quantizers with one ``own`` name, copies, have the same."""
+    numbers: dict[str, int] = {}
+    for name, quantizer in _quantizers(model).items():
+        quantizer.count_from(seed, numbers.setdefault(own(name), first + len(numbers)))
