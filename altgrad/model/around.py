@@ -6,7 +6,7 @@ transformers resizes a head that is an ``nn.Linear``, into a new ``nn.Linear``.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -29,7 +29,7 @@ def settle(model: nn.Module) -> None:
             if isinstance(module, kind) and hasattr(module, name) and _has_quantized(module):
                 vars(module).setdefault(BEFORE, getattr(module, name))
                 setattr(module, name, off)
-        if hasattr(type(module), RESIZE) and _changed(_head_of(module)):
+        if hasattr(type(module), RESIZE) and _head_of(module) is not None:
             setattr(module, RESIZE, ResizeTokenEmbeddings(module))
 
 
@@ -52,7 +52,7 @@ class ResizeTokenEmbeddings:
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Return what the class of the model returns, called with the same arguments on a plain head."""
         head, method = _head_of(self.model), getattr(type(self.model), RESIZE)
-        if not _changed(head):
+        if head is None:
             return method(self.model, *arguments, **options)
         self.model.set_output_embeddings(plain_layer(head) if layer_recipe(head) else head)
         try:
@@ -61,28 +61,25 @@ class ResizeTokenEmbeddings:
             self.model.set_output_embeddings(_resized(head, self.model.get_output_embeddings()))
 
 
-def _resized(head: Any, plain: nn.Linear) -> nn.Module:
+def _resized(head: Any, plain: Any) -> nn.Module:
     """Return ``head`` with the parameters of ``plain``, which may be those that it has."""
     recipe = layer_recipe(head)
     if recipe is None:
         plain.virtual_weight = virtual_weight(head)
-        return plain
-    if not isinstance(head, QuantizedLinear):
-        return quantized_layer(plain, recipe).train(head.training)
-    if plain not in head.replaced:
-        head.weight, head.bias, head.replaced = plain.weight, plain.bias, ()
-    return head
-
-
-def _changed(layer: nn.Module | None) -> bool:
-    return layer is not None and (layer_recipe(layer) or virtual_weight(layer)) is not None
+        return cast("nn.Module", plain)
+    if isinstance(head, QuantizedLinear):
+        if plain not in head.replaced:
+            head.weight, head.bias, head.replaced = plain.weight, plain.bias, ()
+        return head
+    return quantized_layer(plain, recipe).train(head.training)
 
 
 def _has_quantized(module: nn.Module) -> bool:
     return any(layer_recipe(child) is not None for child in module.modules())
 
 
-def _head_of(model: Any) -> nn.Module | None:
-    """Return the layer that a model of transformers calls its output embeddings."""
+def _head_of(model: Any) -> Any:
+    """Return what a model of transformers calls its output embeddings, ``None`` for no layer that was quantized."""
     head = model.get_output_embeddings()
-    return head if isinstance(head, nn.Linear | QuantizedLinear) else None
+    known = isinstance(head, nn.Linear | QuantizedLinear)
+    return head if known and (layer_recipe(head) or virtual_weight(head)) else None

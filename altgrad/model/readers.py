@@ -39,7 +39,8 @@ def readers_of_weights(model: nn.Module) -> dict[str, Reader]:
     """Return the layers of ``model`` whose weight the code of a module around them multiplies with, by dotted name."""
     found = {}
     for prefix, module in model.named_modules():
-        for path, calls in _read_past(type(module)).items():
+        kind: Any = type(module)
+        for path, calls in _read_past(kind).items():
             try:
                 layer = module.get_submodule(path)
             except AttributeError:
