@@ -23,7 +23,8 @@ from altgrad.numerics.cpu import kernels
 
 PROJECT = Path(__file__).parents[1]
 SOURCES = ("altgrad", "stages", "tests", "pyproject.toml", "README.md", "LICENSE")
-SUFFIXES = (".py", ".cpp", ".h", ".j2", ".typed", ".html", ".css", ".js")  # of what a package has besides pages to read
+# Of what a package has besides pages to read.
+SUFFIXES = (".py", ".cpp", ".h", ".j2", ".typed", ".html", ".css", ".js", ".yaml")
 
 PROGRAM = """
 import sys
@@ -122,6 +123,8 @@ def test_the_commands_are_installed_with_the_wheel(environment: Path, tmp_path: 
     command = environment / "bin" / "altgrad"
     assert "formats" in run(command, cwd=tmp_path)
     assert run(command, "formats", "E3M4", cwd=tmp_path).startswith("E3M4 (3 exponent bits, 4 mantissa bits")
+    program = "from altgrad.config.recipe import Recipe; print(Recipe.named('NVFP4').rules[0].hadamard)"
+    assert run(environment / "bin" / "python", "-c", program, cwd=tmp_path) == "16\n"
 
 
 @pytest.mark.slow

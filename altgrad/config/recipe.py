@@ -13,10 +13,14 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
+from altgrad.config.errors import did_you_mean
+from altgrad.config.files import read_yaml
 from altgrad.config.section import Section
 from altgrad.config.tensor_recipe import BLOCK_FORMATS, Quantized, TensorRecipe
 from altgrad.formats import Format
@@ -36,7 +40,9 @@ NATIVE_FORMATS = {
     "MXFP8": ("E4M3",), "blocks of 128": ("E4M3",), "NVFP4": ("E2M1",),
 }  # fmt: skip
 HEADS = ("head", "*.head", "lm_head", "*.lm_head")  # patterns of what is called so, here and in transformers
-
+#: Patterns for any model in place of those that name the bench's own: a numbered module's layers are a block's.
+FOR_ANY_MODEL = {"head": HEADS, "blocks.*": ("*[0-9].*",)}
+_UNSAID: Any = object()
 
 _ROWS = {"format": "E4M3", "granularity": "row", "scale": "E8M0"}
 #: What torchao's float8 recipes quantize, and how: for whoever does without torchao. `altgrad.model.torchao` reads the
@@ -266,14 +272,41 @@ class Recipe(Section):
     rules: Annotated[tuple[Annotated[Rule, BeforeValidator(_rule)], ...], BeforeValidator(_listed)]
 
     @classmethod
-    def uniform(cls, format: str | Format, *, grad: str | Format | None = "E5M2", **options: Any) -> Recipe:
-        """Quantize weights and inputs of every linear layer in ``format``, incoming gradients in ``grad``.
+    def named(cls, name: str) -> Recipe:
+        """Return a recipe as published, such as ``NVFP4``: what an entry of that name in the bench's grid trains.
 
-        Each is a format, or the name of a block format such as MXFP8, whose scales it brings along. A layer called
-        ``head`` or ``lm_head`` (at any depth) keeps its input unquantized, as in FP8 training practice. ``options`` are
-        fields of :class:`TensorRecipe`, for all three tensors, or of :class:`LayerRecipe`. The native backend has no
-        product with an unquantized input, so there the head is quantized like the other layers.
+        ``recipes.yaml`` beside this file has them all. On the bench's model the rules choose the same layers. On
+        others a head is a layer called ``head`` or ``lm_head`` (at any depth), and blocks are numbered modules. Raises
+        ``ValueError`` with the nearest names for an unknown one.
         """
+        published = published_recipes()
+        if name not in published:
+            raise ValueError(f"no published recipe is called {name!r}{did_you_mean(name, published)}")
+        rules = [Rule(**settings) for settings in published[name]]
+        return cls(rules=tuple(
+            rule.but(layers=pattern, required=rule.layers not in FOR_ANY_MODEL)
+            for rule in rules for pattern in FOR_ANY_MODEL.get(rule.layers, (rule.layers,))
+        ))  # fmt: skip
+
+    @classmethod
+    def uniform(cls, format: str | Format, *, grad: str | Format | None = _UNSAID, **options: Any) -> Recipe:
+        """Quantize weights and inputs of every linear layer in ``format``, incoming gradients in ``grad``, E5M2 if
+        that is left out.
+
+        Each is a format, or the name of a block format such as MXFP8, whose scales it brings along; with one, ``grad``
+        must be said. A layer called ``head`` or ``lm_head`` (at any depth) keeps its input unquantized, as in FP8
+        training practice. ``options`` are fields of :class:`TensorRecipe`, for all three tensors, or of
+        :class:`LayerRecipe`. The native backend has no product with an unquantized input, so there the head is
+        quantized like the other layers.
+        """
+        if grad is _UNSAID:
+            if isinstance(format, str) and format in BLOCK_FORMATS:
+                published = max((name for name in published_recipes() if format.startswith(name)), key=len)
+                raise ValueError(
+                    f"Recipe.uniform({format!r}) does not say the format of gradients; take "
+                    f"Recipe.named({published!r}), the recipe as published, or write grad={published!r}, say"
+                )
+            grad = "E5M2"
         choices = {name: options.pop(name) for name in LayerRecipe.model_fields if name in options}
 
         def tensor(name: str | Format) -> TensorRecipe:
@@ -301,3 +334,9 @@ class Recipe(Section):
         matched = last_matching(names, ((rule.layers, rule.last, rule.layer) for rule in self.rules))
         kept = [name for name in names if name in matched]
         return {name: found for name in kept if (found := matched[name]).quantizes or found.virtual_weight}
+
+
+@cache
+def published_recipes() -> dict[str, list[dict[str, Any]]]:
+    """Return the rules of each published recipe, as settings of `Rule` with names of formats."""
+    return read_yaml(Path(__file__).with_name("recipes.yaml"))

@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BeforeValidator, Discriminator, Field, StrictInt, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, StrictInt, Tag, model_validator
 
 from altgrad.config.arms import Arm
 from altgrad.config.models import Lora, Preset
-from altgrad.config.recipe import Rule
+from altgrad.config.recipe import Rule, published_recipes
 from altgrad.config.section import Fraction, Name, Section
 from altgrad.config.switches import ChangingRecipe
 from altgrad.config.tasks import Classify, TaskName, Tasks
@@ -280,6 +280,17 @@ def _empty(value: Any) -> Any:
     return {} if value is None else value
 
 
+def _with_published(value: Any) -> Any:
+    return {**published_recipes(), **value} if isinstance(value, dict) else value
+
+
+def _as_published(recipes: dict[str, Any]) -> dict[str, Any]:
+    for name, rules in published_recipes().items():
+        if recipes[name] != [Rule.model_validate(rule) for rule in rules]:
+            raise ValueError(f"the published recipe {name} has other rules; give yours a name of its own")
+    return recipes
+
+
 class Params(Section):
     """params.yaml. ``overrides`` maps a format, an arm or a cell key to settings of that cell."""
 
@@ -297,7 +308,9 @@ class Params(Section):
     lora: Lora | None = Field(None, description="train adapters of frozen weights, with start; none: all weights")
     grid: Grid = Field(description="the cells")
     formats: Annotated[dict[Name, CustomFormat], BeforeValidator(_empty)] = Field({}, description="formats of your own")
-    recipes: dict[Name, OneRecipe] = Field(description="which layer is quantized how")
+    recipes: Annotated[dict[Name, OneRecipe], BeforeValidator(_with_published), AfterValidator(_as_published)] = Field(
+        description="which layer is quantized how, beside the published recipes"
+    )
     optimizers: dict[Name, Arm] = Field(description="arms to choose from")
     train: Train = Field(Train(), description="the training schedule")
     monitor: Monitor = Field(Monitor(), description="what is recorded inside a run")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from peft import LoraConfig
 from peft.tuners.lora import Linear, LoraLayer
+from peft.utils import ModulesToSaveWrapper
 from torch import nn
 
 from altgrad.model import QuantizedLinear, Recipe, linear_layers
 from altgrad.model import quantize_model as quantize_plain_model
+from altgrad.model.surgery import set_streams
 
 Model = TypeVar("Model", bound=nn.Module)
 BASE = ".base_layer"
@@ -40,10 +43,13 @@ class LoraQuantizedLinear(Linear):
 def lora_config(config: LoraConfig) -> LoraConfig:
     """Return ``config``, with which `get_peft_model` and `PeftModel.from_pretrained` take a quantized model.
 
-    Raises ``ValueError`` for ``target_modules="all-linear"``, which would find no quantized layer.
+    Raises ``ValueError`` for ``target_modules="all-linear"``, which would find no quantized layer, and for modules to
+    save whose ties ``ensure_weight_tying`` keeps by plain layers.
     """
     if isinstance(config.target_modules, str) and config.target_modules.lower() == "all-linear":
         raise ValueError('target_modules="all-linear" finds no quantized layer; name the modules, or add LoRA first')
+    if config.modules_to_save and config.ensure_weight_tying:
+        raise ValueError("ensure_weight_tying puts a plain layer in a quantized head's place; add LoRA first")
     config._register_custom_module({QuantizedLinear: LoraQuantizedLinear})
     return config
 
@@ -51,15 +57,30 @@ def lora_config(config: LoraConfig) -> LoraConfig:
 def quantize_model(model: Model, recipe: Recipe, *, seed: int = 0) -> Model:
     """Quantize a model that has LoRA adapters, in place, as `altgrad.model.quantize_model` does one without.
 
-    The patterns of ``recipe`` match the names that the layers had before, and the adapters stay as they are. Raises
-    ``ValueError`` as `altgrad.model.quantize_model` does.
+    The patterns of ``recipe`` match the names that the layers had before. The copies that ``modules_to_save`` made of a
+    layer are quantized as it is, and the adapters stay as they are. Raises ``ValueError`` as
+    `altgrad.model.quantize_model` does.
     """
-    adapters = [name for name, module in model.named_modules() if isinstance(module, LoraLayer)]
-    inside = tuple(f"{name}.lora_" for name in adapters)
-    names = {
-        name.removeprefix("base_model.model.").removesuffix(BASE): name
-        for name in linear_layers(model)
-        if not name.startswith(inside)
-    }
-    rules = [found.on(names[name]) for name, found in recipe.match(names).items()]
-    return quantize_plain_model(model, Recipe(rules=tuple(rules)), seed=seed)
+    own = _own_names(model)
+    adapters = tuple(f"{name}.lora_" for name, module in model.named_modules() if isinstance(module, LoraLayer))
+    names = {name: own(name).removesuffix(BASE) for name in linear_layers(model) if not name.startswith(adapters)}
+    matched = recipe.match(dict.fromkeys(names.values()))
+    rules = [matched[before].on(name) for name, before in names.items() if before in matched]
+    quantize_plain_model(model, Recipe(rules=tuple(rules)), seed=seed)
+    set_streams(model, seed, own=own)
+    return model
+
+
+def _own_names(model: nn.Module) -> Callable[[str], str]:
+    """Return what makes of a name in ``model`` the one before PEFT's wrappers, but for LoRA's base layer."""
+    places = {
+        f"{name}.{place}.": f"{name}."
+        for name, module in model.named_modules() if isinstance(module, ModulesToSaveWrapper)
+        for place in ("original_module", *(f"modules_to_save.{adapter}" for adapter in module.modules_to_save))
+    }  # fmt: skip
+
+    def own(name: str) -> str:
+        place = next(filter(f"{name}.".startswith, places), "")
+        return (places.get(place, "") + f"{name}."[len(place) :])[:-1].removeprefix("base_model.model.")
+
+    return own

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -18,6 +19,7 @@ from altgrad.model.layers import (
     virtual_weight,
 )
 from altgrad.model.lora import Adapter
+from altgrad.model.readers import Reader, readers_of_weights
 
 LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)
 ELEMENTWISE = (nn.LayerNorm, nn.RMSNorm)  # whose parameters may be matrices, and take part in no product
@@ -62,8 +64,12 @@ def account(model: nn.Module) -> Account:
     A weight takes part in products if it has two dimensions or more and is not just looked up or multiplied
     element by element; a head that shares an embedding's weight is a layer like any other. Of a module that is
     not known, each such parameter is taken to be one. Adapters (`altgrad.model.lora`) are beside the weights.
+
+    Where code around a layer multiplies with its weight itself, that product is not quantized: ``left`` says so, and a
+    layer that this code never calls is not quantized at all. `altgrad.model.readers` says what of this is found.
     """
-    layers = linear_layers(model)
+    readers = readers_of_weights(model)
+    layers = {name: layer for name, layer in linear_layers(model).items() if name not in readers or readers[name].calls}
     quantized = {name: recipe.format_names() for name, layer in layers.items() if (recipe := layer_recipe(layer))}
     left = {}
     for name, layer in layers.items():
@@ -72,10 +78,13 @@ def account(model: nn.Module) -> Account:
         elif name not in quantized:
             left[name] = "no rule quantizes it"
     for name, module in model.named_modules():
-        if isinstance(module, LOOKED_UP):
+        if isinstance(module, LOOKED_UP) and name not in readers:
             left[name] = "looked up, no product"
-    unknown = dict(_unknown(model))
-    left |= {name: f"{type(module).__name__}: {_why_unknown(module)}" for name, (_, module) in unknown.items()}
+    for name, reader in readers.items():
+        left[f"{name}.weight"] = f"{type(reader.module).__name__} multiplies with it itself, past the layer"
+    unknown = dict(_unknown(model, layers, readers))
+    for name, (_, module) in unknown.items():
+        left.setdefault(name, f"{type(module).__name__}: {_why_unknown(module)}")
     weights = {layer.weight for layer in layers.values()}
     done = sum(w.numel() for w in {layers[name].weight for name in quantized})
     out_of_reach = sum(p.numel() for p, _ in unknown.values())
@@ -87,9 +96,17 @@ def account(model: nn.Module) -> Account:
     )  # fmt: skip
 
 
-def _unknown(model: nn.Module) -> Iterator[tuple[str, tuple[nn.Parameter, nn.Module]]]:
-    """Yield the parameters that may take part in products outside the linear layers, with their modules."""
-    seen = {layer.weight for layer in linear_layers(model).values()} | embedded_weights(model)
+def _unknown(
+    model: nn.Module, layers: dict[str, Any], readers: dict[str, Reader]
+) -> Iterator[tuple[str, tuple[nn.Parameter, nn.Module]]]:
+    """Yield the parameters that may take part in products outside of ``layers``, with their modules."""
+    seen = {layer.weight for layer in layers.values()}
+    for name, reader in readers.items():
+        weight = reader.layer.weight
+        if weight not in seen and name not in layers:
+            seen.add(weight)
+            yield f"{name}.weight", (weight, reader.module)
+    seen |= embedded_weights(model)
     for prefix, module in model.named_modules():
         if is_linear(module) or isinstance(module, (*LOOKED_UP, *ELEMENTWISE, Adapter)):
             continue

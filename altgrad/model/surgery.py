@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -12,10 +13,12 @@ from torch import Tensor, nn
 from altgrad.config.recipe import LayerRecipe, Recipe
 from altgrad.formats import Format
 from altgrad.model.account import account
+from altgrad.model.around import settle, unsettle
+from altgrad.model.counterparts import plain_layer, quantized_layer
 from altgrad.model.layers import is_transposed, layer_recipe, linear_layers, virtual_weight
 from altgrad.model.quantized.data_parallel import is_sharded, share_rows
 from altgrad.model.quantized.gathered import ByCodes, require_gatherable_again
-from altgrad.model.quantized.linear import QuantizedLinear, weight_and_bias
+from altgrad.model.quantized.linear import QuantizedLinear
 from altgrad.model.quantized.quantizer import Quantizer
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -26,11 +29,6 @@ MOST_STREAMS = 1 << 20  # of a model
 FIRST_STREAM = 1 << 31  # of an operand's random numbers: optimizers number a model's parameters, from 0
 BYTE = 8  # bits
 MOST = 0.5  # of the weights that take part in products
-#: Where a module keeps what others have hung on its calls.
-HOOKS = (
-    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks",
-)  # fmt: skip
 
 
 def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
@@ -45,6 +43,7 @@ def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
         raise TypeError(f"expected a Recipe, such as Recipe.uniform('E4M3'), got {recipe!r}")
     layers = linear_layers(model)
     if any(rule.layers == EVERY_LAYER and rule.layer.quantizes for rule in recipe.rules):
+        _require_no_adapters(model)
         _require_most(model)
     matched = recipe.match(layers)
     for name, found in matched.items():
@@ -116,7 +115,7 @@ def quantize_model(
         if found.virtual_weight:
             layers[name].virtual_weight = found.virtual_weight
         else:
-            replaced[layers[name]] = _quantized(layers[name], found).train(layers[name].training)
+            replaced[layers[name]] = quantized_layer(layers[name], found).train(layers[name].training)
     _replace(model, replaced)
     _share_constants(model)
     set_streams(model, seed)
@@ -124,6 +123,7 @@ def quantize_model(
         share_rows(model, dist.get_world_size())
     if gather_codes:
         _gather_codes(model)
+    settle(model)
     if verbose:
         print(account(model))
     return model
@@ -136,10 +136,11 @@ def unquantize_model(model: Model) -> Model:
         if layer_recipe(layer) is not None:
             if isinstance(layer.weight, ByCodes):
                 torch.utils.swap_tensors(layer.weight, nn.Parameter(layer.weight.master))
-            replaced[layer] = _plain(layer)
+            replaced[layer] = plain_layer(layer)
         elif virtual_weight(layer):
             del layer.virtual_weight
     _replace(model, replaced)
+    unsettle(model)
     for key, hook in list(model._forward_pre_hooks.items()):
         if hook is require_gatherable_again:
             del model._forward_pre_hooks[key]
@@ -204,6 +205,15 @@ def _gather_codes(model: nn.Module) -> None:
             torch.utils.swap_tensors(parameter, nn.Parameter(ByCodes(parameter.detach())))
 
 
+def _require_no_adapters(model: nn.Module) -> None:
+    """Raise ``ValueError`` for a model of PEFT's, whose adapters would be quantized too, and layers by other names."""
+    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+        raise ValueError(
+            f"the pattern {EVERY_LAYER!r} would quantize PEFT's adapters too; call quantize_model of "
+            "altgrad.integrations.peft, which leaves them and takes the model's own names"
+        )
+
+
 def _require_most(model: nn.Module) -> None:
     """Raise ``ValueError`` if most of the weights in products are in modules that are not known; warn of some."""
     found = account(model)
@@ -244,42 +254,10 @@ def _share_constants(model: nn.Module) -> None:
                 quantizer.constants = shared.setdefault(alike, quantizer.constants)
 
 
-def set_streams(model: nn.Module, seed: int, first: int = FIRST_STREAM) -> None:
-    """Give every quantizer random numbers of its own."""
-    for number, quantizer in enumerate(_quantizers(model).values(), first):
-        quantizer.count_from(seed, number)
-
-
-def _quantized(layer: nn.Module, recipe: LayerRecipe) -> nn.Module:
-    if recipe.torchao is None:
-        return _with_hooks_of(layer, QuantizedLinear.from_linear(layer, recipe, transposed=is_transposed(layer)))
-    from altgrad.model.torchao import torchao_linear  # which imports torchao
-
-    assert isinstance(layer, nn.Linear)  # as `matched_layers` has seen to
-    return _with_hooks_of(layer, torchao_linear(layer, recipe))
-
-
-def _with_hooks_of(layer: nn.Module, quantized: nn.Module) -> nn.Module:
-    """Return ``quantized`` with the hooks on calls of ``layer``, ahead of its own.
-
-    The two share them, so that a hook's handle removes it from both.
-    """
-    for name in HOOKS:
-        kept = getattr(layer, name)
-        kept.update(getattr(quantized, name))
-        setattr(quantized, name, kept)
-    quantized._is_full_backward_hook = layer._is_full_backward_hook
-    return quantized
-
-
-def _plain(layer: QuantizedLinear | nn.Linear) -> nn.Module:
-    """Return an unquantized layer on the parameters of ``layer``."""
-    if isinstance(layer, QuantizedLinear) and layer.replaced:
-        plain = layer.replaced[0]
-    else:
-        made = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
-        plain = _with_hooks_of(layer, made)
-    plain.train(layer.training)
-    for name, parameter in zip(("weight", "bias"), weight_and_bias(layer), strict=True):
-        plain.register_parameter(name, parameter)
-    return plain
+def set_streams(
+    model: nn.Module, seed: int, first: int = FIRST_STREAM, *, own: Callable[[str], str] = str
+) -> None:
+    """Give every quantizer random numbers of its own; quantizers with one ``own`` name, copies, have the same."""
+    numbers: dict[str, int] = {}
+    for name, quantizer in _quantizers(model).items():
+        quantizer.count_from(seed, numbers.setdefault(own(name), first + len(numbers)))

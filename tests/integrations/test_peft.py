@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from altgrad.model import LayerRecipe, QuantizedLinear, Recipe, linear_layers
+from altgrad.model import LayerRecipe, QuantizedLinear, Recipe, account, linear_layers
 from altgrad.model import quantize_model as quantize_plain_model
 from tests.integrations.conftest import arm_of, gpt2, tokens
 
@@ -84,6 +84,41 @@ def test_both_orders_quantize_the_same_layers_alike_and_train_alike():
     assert torch.equal(loss_of(models[0]), loss_of(models[1]))
 
 
+HEAD_SAVED = {"target_modules": ["c_attn"], "modules_to_save": ["lm_head"], "ensure_weight_tying": False}
+RECIPES = {
+    "tensor": RECIPE, "named": Recipe.named("NVFP4"), "stochastic": Recipe.uniform("E3M4", rounding="stochastic"),
+    "delayed": Recipe.uniform("E4M3", scaling="delayed"),
+    "head": Recipe([{"layers": "lm_head", "weight": "E3M4"}, {"layers": "transformer.h.0.*", "input": "E4M3"}]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_both_orders_are_one_model_where_the_head_is_saved_too(name):
+    """In evaluation, and through training, to the bit; the copy of the head is quantized as the head."""
+    one = peft.get_peft_model(
+        quantize_plain_model(gpt2(), RECIPES[name], seed=3), lora_config(peft.LoraConfig(r=2, **HEAD_SAVED))
+    )
+    other = quantize_model(peft.get_peft_model(gpt2(), peft.LoraConfig(r=2, **HEAD_SAVED)), RECIPES[name], seed=3)
+    assert account(one).quantized == account(other).quantized
+    head = "base_model.model.lm_head"
+    expected = account(quantize_plain_model(gpt2(), RECIPES[name])).quantized
+    for place in ("original_module", "modules_to_save.default"):
+        assert account(one).quantized.get(f"{head}.{place}") == expected.get("lm_head")
+    losses = []
+    for model in (filled(one), filled(other)):
+        optimizer = arm_of(model)
+        losses.append([loss_of(model.eval())])
+        for _ in range(3):
+            optimizer.zero_grad()
+            losses[-1].append(loss_of(model.train()))
+            losses[-1][-1].backward()
+            optimizer.step()
+    assert torch.equal(torch.stack(losses[0]), torch.stack(losses[1]))
+    assert losses[0][-1] < losses[0][0]
+    for (key, t), (key_of_other, u) in zip(one.state_dict().items(), other.state_dict().items(), strict=True):
+        assert key == key_of_other and torch.equal(t, u), key
+
+
 @ORDERS
 def test_a_merged_layer_quantizes_the_sum_and_gives_the_weight_back(order):
     model = filled(order())
@@ -112,6 +147,10 @@ def test_saved_adapters_load_beside_quantized_layers(tmp_path):
 def test_what_does_not_fit_is_refused_in_a_sentence():
     with pytest.raises(ValueError, match='"all-linear" finds no quantized layer'):
         lora_config(peft.LoraConfig(target_modules="all-linear"))
+    with pytest.raises(ValueError, match="ensure_weight_tying puts a plain layer in a quantized head's place"):
+        lora_config(peft.LoraConfig(**HEAD_SAVED | {"ensure_weight_tying": True}))
+    with pytest.raises(ValueError, match=r"adapters too; call quantize_model of altgrad\.integrations\.peft, which"):
+        quantize_plain_model(peft.get_peft_model(gpt2(), config()), RECIPE)
     with pytest.raises(ValueError, match="unsupported variant"):
         quantized_first(use_dora=True)
     misspelt = Recipe(rules=(LayerRecipe(weight="E3M4").on("*.c_atn"),))

@@ -10,6 +10,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from altgrad.formats import get_format
 from altgrad.model import LayerRecipe, Recipe, TensorRecipe, account, quantize_model
@@ -70,3 +71,41 @@ def test_a_layer_that_is_never_called_is_not_called_quantized():
     with pytest.warns(UserWarning, match="out_proj"):
         quantize_model(model, Recipe.uniform("E4M3"))
     assert list(account(model).quantized) == ["1"]
+
+
+class Around(nn.Module):
+    """Multiplies with the weights of layers in it by itself, in every way that is found, and in none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 8)
+        self.called, self.named, self.alone, self.both = (nn.Linear(8, 8) for _ in range(4))
+        self.inner = nn.Sequential()
+        self.inner.deep = nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = self.both(self.called(self.table(x).to(self.called.weight.dtype)).view(-1, self.called.weight.size(1)))
+        x = F.linear(x @ self.alone.weight.float(), self.inner.deep.weight, bias=self.inner.deep.bias)
+        w = self.named.weight.t()
+        return torch.einsum("nk,mk->nm", torch.mm(x, w), self.both.weight) @ self.table.weight.T
+
+
+def test_a_weight_that_other_code_multiplies_with_is_not_called_quantized():
+    model = nn.Sequential(Around(), nn.Linear(8, 100), nn.Linear(100, 100))
+    read = ["0.alone.weight", "0.both.weight", "0.inner.deep.weight", "0.named.weight", "0.table.weight"]
+    with pytest.warns(UserWarning, match=r"0\.alone\.weight \(Around\), 0\.inner\.deep\.weight .* and 1 more"):
+        quantize_model(model, Recipe.uniform("E4M3"))
+    found = account(model)
+    assert found.left == dict.fromkeys(read, "Around multiplies with it itself, past the layer")
+    assert sorted(found.unknown) == [name for name in read if "both" not in name]
+    assert list(found.quantized) == ["0.called", "0.both", "1", "2"]
+    whole = 5 * 64 + 16 * 8 + 100 * 8 + 100 * 100
+    assert found.shares == {"quantized": (whole - 3 * 64 - 16 * 8) / whole, "unknown": (3 * 64 + 16 * 8) / whole}
+    with pytest.raises(ValueError, match="in name only"):
+        quantize_model(Around(), Recipe.uniform("E4M3"))
+
+
+def test_attentions_own_projection_is_said_to_be_read_by_the_module_around_it():
+    left = account(nn.TransformerEncoderLayer(8, 2)).left
+    said = "MultiheadAttention multiplies with it itself, past the layer"
+    assert left["self_attn.out_proj.weight"] == said

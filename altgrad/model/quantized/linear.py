@@ -20,6 +20,10 @@ from altgrad.model.quantized.recompute import Passes, traced_in_checkpoint
 from altgrad.model.quantized.transforms import transformed, transformed_product
 from altgrad.numerics.operand import owned
 
+NO_SCRIPT = (
+    "TorchScript (torch.jit.trace, torch.jit.script) cannot hold the products of a quantized layer: take "
+    "torch.export.export of model.eval(), or torch.compile"
+)
 # Significant bits, exponents of the smallest subnormal number and of the largest binade.
 BFLOAT16 = (8, -126 - 7, 127)
 
@@ -63,6 +67,7 @@ class QuantizedLinear(nn.Module):
             exact_in_bfloat16(spec.format, spec.block_scale) and not (spec.keeps_scales and spec.scale == "float32")
             for spec in specs.values()
         )
+        self._managed_by_fsdp = False
         self.replaced: tuple[nn.Module, ...] = ()  # in a tuple, so that it is no part of this module
 
     @classmethod
@@ -97,6 +102,11 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x @ weight.T + bias`` for ``x`` of shape (..., in_features)."""
+        if x.is_nested:
+            raise RuntimeError(
+                "a quantized layer takes no nested tensors: pad them; quantize an nn.TransformerEncoder as a whole, or "
+                "make it with enable_nested_tensor=False"
+            )
         device = x.device.type
         autocast = torch.is_autocast_enabled(device)
         compute_dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
@@ -165,7 +175,26 @@ class QuantizedLinear(nn.Module):
         apart = role in SHARED_ROLES and quantizer.scaling.ranks == 1 and dist.is_available() and dist.is_initialized()
         return quantizer.source(self.training, dist.get_rank() if apart else 0)
 
+    def __prepare_scriptable__(self) -> Any:  # torch.jit.script asks for it
+        raise RuntimeError(NO_SCRIPT)
+
+    @property
+    def _is_fsdp_managed_module(self) -> bool:
+        """What both generations of FSDP note on the modules that they manage."""
+        return self._managed_by_fsdp
+
+    @_is_fsdp_managed_module.setter
+    def _is_fsdp_managed_module(self, managed: bool) -> None:
+        if managed and not is_sharded(self.weight):
+            raise RuntimeError(
+                "FullyShardedDataParallel flattens weights, whose rows a quantized layer and its optimizer need: shard "
+                "the model by torch.distributed.fsdp.fully_shard (FSDP2; in Accelerate fsdp_version=2)"
+            )
+        self._managed_by_fsdp = managed
+
     def _product(self, x: Tensor, matrix: Tensor, settings: MatmulSettings) -> Tensor:
+        if torch.jit.is_tracing():
+            raise RuntimeError(NO_SCRIPT)
         if is_sharded(matrix) or is_sharded(x):
             raise RuntimeError(
                 "a quantized layer runs on a weight or an input that is split over processes, whose scale no process "
