@@ -9,10 +9,13 @@ from __future__ import annotations
 import ssl
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from altgrad.config.errors import UserError, did_you_mean
+from altgrad.config.files import csv_rows
 from altgrad.config.schema import HubCorpus
 from altgrad.data.corpora import Labelled, Split, named
 
@@ -86,7 +89,10 @@ def _load(corpus: HubCorpus) -> dict:
         # The library would retry for 23 seconds. Told that it is offline it goes straight to its cache.
         datasets.config.HF_HUB_OFFLINE = True
     try:
-        return datasets.load_dataset(corpus.path, corpus.name, revision=corpus.revision)
+        found = datasets.load_dataset(corpus.path, corpus.name, revision=corpus.revision)
+        if local:
+            _require_strict_csv(datasets.load_dataset_builder(corpus.path, corpus.name).config)
+        return found
     except datasets.exceptions.DatasetNotFoundError as error:
         problem = f"{corpus.path} is neither a folder here nor a data set of the hub that you may read ({_line(error)})"
     except FileNotFoundError as error:
@@ -102,6 +108,15 @@ def _load(corpus: HubCorpus) -> dict:
     except datasets.exceptions.DatasetGenerationError as error:
         problem = f"{corpus.path} cannot be read ({_line(error.__cause__ or error)})"
     raise _refusal(corpus, problem)
+
+
+def _require_strict_csv(config: Any) -> None:
+    """Raise `UserError` for a CSV file in which the library, by pandas, cuts or fills a row."""
+    if getattr(config, "sep", None) == ",":  # others are not CSV, or no table
+        for path in (Path(path) for paths in config.data_files.values() for path in paths):
+            if path.suffix.lower() == ".csv":
+                with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+                    deque(csv_rows(file, path), maxlen=0)
 
 
 def _line(error: BaseException) -> str:

@@ -108,6 +108,30 @@ def test_a_damaged_file_is_named(dataset: Callable[..., HubCorpus]) -> None:
     assert "eurlex" in text and "licences" in text
 
 
+@pytest.mark.parametrize(("content", "said"), [
+    ('text\na\n"Big\nb\n"News" c\n', "line 3: the row that begins here is not valid CSV"),
+    ('text,labels\n"He said \\"hi\\"",a\n', "line 2: the row that begins here is not valid CSV"),
+    ("id,text,labels\n1,first\nsecond,a\n", "line 2: 2 values for 3 columns"),
+    ("text\na,b\nc,d\n", "line 2: more values than the columns, 1"),
+    ('text\n"a, ""b"""\n', None),
+    ('---\nconfigs:\n- config_name: default\n  sep: ";"\n---\ntext;labels\n"a, ""b""";0\n', None),
+])  # fmt: skip
+def test_csv_files_of_a_folder_are_as_strict_as_a_table(tmp_path, monkeypatch, content, said) -> None:
+    """The library reads them with pandas, which cuts and fills; where the folder says another separator it is right."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    *readme, table = content.rpartition("---\n")
+    (folder / "README.md").write_text("".join(readme), encoding="utf-8")
+    for split in ("train", "validation", "test"):
+        (folder / f"{split}.csv").write_text(table, encoding="utf-8")
+    corpus = HubCorpus(source="hub", path=str(folder))
+    if said:
+        assert f"train.csv, {said}" in message(corpus)
+    else:
+        assert list(documents(corpus, "train")) == ['a, "b"']
+
+
 def test_a_folder_without_data_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("nothing", encoding="utf-8")
     assert "holds no data files" in message(HubCorpus(source="hub", path=str(tmp_path)))
