@@ -99,7 +99,7 @@ def _virtual_grid(name: str, layer: nn.Linear, virtual: TensorRecipe, on_grid: b
     held = torch.zeros(1, dtype=torch.float32, device=device)
     layer.register_buffer(HELD, held, persistent=False)
     try:
-        first = partial(getitem, held, 0)  # which is copied and pickled with its buffer
+        first: Any = partial(getitem, held, 0)  # which is copied and pickled with its buffer
         return WeightGrid(fmt, options, remembered=first, held=held, device=device, refinement=REFINEMENT)
     except ValueError as error:
         raise ValueError(
