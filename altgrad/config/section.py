@@ -114,9 +114,10 @@ class Section(BaseModel, metaclass=_FromPython):
                     words = get_args(kind) if get_origin(kind) is Literal else ()
                     write = f"write {' or '.join(words)}" if words else "it is no truth value"
                     raise ValueError(f"{key} must not be {str(value).lower()}; {write}")
-                numbers = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
-                if any(isinstance(number, int) and abs(number) > LARGEST for number in numbers):
-                    raise ValueError(f"{key} has a number beyond 2^63, which no setting has")
+                parts = value if isinstance(value, dict) else dict(enumerate(value if isinstance(value, list) else []))
+                for place, number in {key: value, **{f"{key}.{part}": its for part, its in parts.items()}}.items():
+                    if isinstance(number, int) and abs(number) > LARGEST:
+                        raise ValueError(f"{place} is a whole number beyond 2^63; no setting needs one")
         return values
 
     def but(self, **changes: Any) -> Self:

@@ -33,14 +33,15 @@ SHIPPED["overrides"] = {
 #: One of every kind that YAML reads, and values at the edges of a kind.
 VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 2**63, -(10**40), 10**400, 0.0, -0.0, 0.5, 1e-320, 1e308, float("nan"), float("inf"),
-    -float("inf"), "", " ", "none", "null", "E4M3", "FORMAT", "bf16", "uniform", "MXFP8", "1", "1e5", ".nan", "yes", "ü",
-    "日本", "🙂", "a\nb", "\x07", "x" * 300, 1 << 20_000, "virtual.E3M4", "a-b", "../x", "%s {0}", "E4M3-adamw-0-1", "E99M99",
-    "E-1M3", "UE4M4", "dynamic8", datetime.date(2026, 2, 28), datetime.datetime(2026, 2, 28, 1, 2), b"\xff\x00",
+    -float("inf"), "", " ", "none", "null", "E4M3", "FORMAT", "bf16", "uniform", "MXFP8", "1", "1e5", ".nan", "yes",
+    "ü", "日本", "🙂", "a\nb", "\x07", "x" * 300, 1 << 20_000, "virtual.E3M4", "a-b", "../x", "%s {0}", "a-b-0-1",
+    "E4M3-adamw-0-1", "E99M99", "E-1M3", "UE4M4", "dynamic8", datetime.date(2026, 2, 28), b"\xff\x00",
+    datetime.datetime.fromisoformat("2026-02-28T01:02"),
     {"a"}, [], [None], [[]], [1, "a"], ["E4M3"], [0.9, 0.95], [{}], {}, {"a": 1}, {"format": "E4M3"},
     {"format": {"format": "E4M3"}}, {"source": "licences"}, {"from": "x"}, {1: 2}, {None: None}, {True: 1},
     {(1, 2): 3}, {"": {}}, {0.5: {}}, {datetime.date(2026, 1, 1): 1}, [[[[[[]]]]]], {"a": {"b": {"c": {"d": []}}}},
 ]  # fmt: skip
-KEYS: list[Any] = ["", " ", "a", "E4M3", "a\nb", "ü", "x" * 300, "a.b", "a-b", 1, 0.5, None, True, b"a", (1, 2), "[key]"]
+KEYS: list[Any] = ["", " ", "a", "E4M3", "a\nb", "ü", "x" * 300, "a.b", "a-b", 1, 0.5, None, True, b"a", (1, 2)]
 TEXT = """\
 grid: {formats: [bf16, mine], optimizers: [adamw], seeds: [0], lr_scales: [1.0e-1], recipe: uniform, baseline: bf16}
 corpus: mine
@@ -58,8 +59,9 @@ corpora:
 """
 TYPED = [
     *"&*!|>%@`?:-#,[]{}'\"\t\n\0\x85\ufeffü💥", "&a ", "*a ", "*arms", "<<: *arms\n", "!!binary ", "!!set ", "!!float ",
-    "!!python/object:os.system ", "!mine ", "---\n", "...\n", "%YAML 1.1\n", "2026-02-30 ", "1:30:00 ", "0x" + "F" * 5000,
-    "9" * 5000, "[" * 2000, "{a: " * 300, "? ", "- ", ": ", "~", "=", "0o17 ", "1_000 ", ".nan", "-.inf", "\r\n", "'", "  ",
+    "!!python/object:os.system ", "!mine ", "---\n", "...\n", "%YAML 1.1\n", "2026-02-30 ", "1:30:00 ",
+    "0x" + "F" * 5000, "9" * 5000, "[" * 2000, "{a: " * 300, "? ", "- ", ": ", "~", "=", "0o17 ", "1_000 ", ".nan",
+    "-.inf", "\r\n", "'", "  ",
 ]  # fmt: skip
 
 
@@ -149,7 +151,8 @@ def outcome(content: Any) -> str | None:
 def faults(said: str) -> list[str]:
     """Return the lines of a refusal that are no sentence with a place."""
     lines = said.split("\n       ")
-    place = re.compile(rf"params\.yaml(, line \d+, column \d+ is not| is not| must hold|: (cell |unknown setting |settings' names |({'|'.join(Params.model_fields)})\b))")
+    unread = r", line \d+, column \d+ is not| is not| must hold"
+    place = re.compile(rf"params\.yaml({unread}|: (cell |unknown setting |({'|'.join(Params.model_fields)})\b))")
     length = {line: len(re.sub(r"(.)\1{99,}", r"\1", line)) for line in lines}  # of what a file repeats, once
     return [line for line in lines if not place.match(line) or length[line] > 1000]
 
@@ -162,6 +165,24 @@ def test_mutated_settings_resolve_or_are_refused_in_a_sentence(part):
             assert said is None or faults(said) == [], f"{made.__name__} {seed}"
 
 
+FORMAT, STEPS, START = "weight: {format: FORMAT", "plain_lr: 2.4e-2", "corpus: mine"
+
+
+@pytest.mark.parametrize(("old", "new", "words"), [
+    (FORMAT, "weight: {format: {format: E4M3}", r"uniform\[0\].weight.format: expected a format's name, not {'format'"),
+    (FORMAT, "weight: {format: [E4M3]", r"uniform\[0\].weight.format: expected a format's name, not \['E4M3'\]"),
+    (STEPS, "plain_lr: !!float ''", "is not valid YAML: a value does not fit the tag in front of it"),
+    (START, "corpus: " + "[" * 2000, "is not valid YAML: its brackets or anchors are nested without an end"),
+    (START, f"corpus: mine\nmonitor: {{every: 0x{'F' * 5000}}}", "monitor.every is a whole number beyond 2"),
+    (START, f"corpus: mine\nstart: {'x' * 300}", "start: x+: File name too long"),
+    ("models: {pico: {layers: 2, width: 64, heads: 2", "models: {pico: {from: x", "params.yaml: model: from: x has no"),
+    (START, f"corpus: {list(range(99))}", r"corpus: .*, not \[0, 1, .{93}\.\.\.$"),
+])  # fmt: skip
+def test_what_mutations_have_found_is_said_at_its_place(old, new, words):
+    said = outcome(TEXT.replace(old, new, 1))
+    assert said is not None and re.search(words, said), said
+
+
 def main(count: int) -> None:
     found: Counter[str] = Counter()
     for made, seed in itertools.product((mutated, mistyped), range(count)):
@@ -169,7 +190,7 @@ def main(count: int) -> None:
             said = outcome(made(seed))
             wrong = faults(said) if said else []
             what = "resolved" if said is None else f"no sentence: {wrong[0][:200]!r} ({seed})" if wrong else "refused"
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             what = f"{type(error).__name__} at {traceback.extract_tb(error.__traceback__)[-1]} ({seed})"
         found[f"{made.__name__}: {what}"] += 1
     for what, times in found.most_common():

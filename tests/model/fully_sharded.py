@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from altgrad.model import Recipe, quantize_model
 from altgrad.model.hardware import SWITCH
+from altgrad.model.quantized.operand import Operand
 from altgrad.optim import Arm, ArmOptimizer, build_optimizer
 from altgrad.training.grids import weight_grids
 from tests.optim.arms import ARMS, arm_named
@@ -129,7 +130,8 @@ def main(folder: Path, rank: int, count: int) -> None:
     """Do all of it and have the first process save what came of it."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / f'meeting{count}'}", rank=rank, world_size=count)
-    found: dict[str, Any] = {kind: {} for kind in ("trained", "gathered", "ddp", "stepped", "saved", "parallel")}
+    kinds = ("trained", "gathered", "ddp", "stepped", "saved", "parallel", "flattened", "drawn")
+    found: dict[str, Any] = {kind: {} for kind in kinds}
     for recipe in RECIPES:
         found["trained"][recipe] = trained(sharded(model_of(recipe, sync=True)), rank, count)
         found["saved"][recipe] = saved(folder / recipe, recipe, count)
@@ -138,6 +140,8 @@ def main(folder: Path, rank: int, count: int) -> None:
             found["ddp"][recipe] = trained(model, rank, count)
             found["gathered"][recipe] = gathered(recipe, rank, count)
             found["parallel"][recipe] = parallel(recipe)
+            found["flattened"][recipe] = flattened(recipe)
+            found["drawn"][recipe] = drawn(recipe)
     for name in STEPPED if count == 4 else EVERY_DAY:
         found["stepped"][name] = stepped(sharded(model_of("tensor")), arm_of(name))["weights"]
     found["replaced"] = {name: replaced(name) for name in REPLACED}
@@ -220,6 +224,32 @@ def parallel(recipe: str) -> list[str]:
         except NotImplementedError as error:
             said.append(str(error))
     return said
+
+
+def flattened(recipe: str) -> str:
+    """Return what is said of FSDP1."""
+    try:
+        dist.fsdp.FullyShardedDataParallel(model_of(recipe))
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
+
+
+def drawn(recipe: str) -> tuple[list[Tensor], list[Tensor]]:
+    """Return each process's inputs and weights as one layer's product takes them, of the same rows and weights."""
+    model = nn.parallel.DistributedDataParallel(model_of(recipe))
+    model(batch(0)).sum().backward()
+    layer = model.module[0]
+    settings = layer.settings(torch.float32)
+    weight = layer.weight_operands(layer.weight, settings, layer.source("weight")).forward.values.float()
+    spec, state = settings.input, layer.source("input")
+    rows = Operand.of(batch(0), spec, state, 1, torch.float32).values.float()
+    found = []
+    for t in (rows, weight):
+        each = [torch.empty_like(t) for _ in range(dist.get_world_size())]
+        dist.all_gather(each, t.contiguous())
+        found.append(each)
+    return found[0], found[1]
 
 
 def refused() -> dict[str, str]:

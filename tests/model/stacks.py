@@ -11,6 +11,7 @@ stacks, recipes and ways: `cells` has no other, and a cell that the page lacks f
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import pickle
 import sys
@@ -26,6 +27,7 @@ from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
 from altgrad.model import Recipe, quantize_model
+from altgrad.optim import Arm, build_optimizer
 from tests.model import fully_sharded
 
 PAGE = Path(__file__).parents[2] / "altgrad/model/STACKS.md"
@@ -42,9 +44,13 @@ def plain(device: str = "cpu") -> nn.Sequential:
         return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 64))
 
 
-def quantized(recipe: str, model: nn.Sequential | None = None) -> nn.Sequential:
+def recipe_of(name: str) -> Recipe:
+    return Recipe.uniform("E4M3", grad="E5M2", **RECIPES[name])
+
+
+def quantized(recipe: str, model: Any = None) -> Any:
     model = plain() if model is None else model
-    return quantize_model(model, Recipe.uniform("E4M3", grad="E5M2", **RECIPES[recipe]))
+    return quantize_model(model, recipe_of(recipe))
 
 
 def passes(model: Any, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -210,6 +216,11 @@ def exported(recipe: str) -> None:
     model = quantized(recipe).eval()
     program = torch.export.export(model, (INPUTS[0],))
     require_same([program.module()(INPUTS[0])], [model(INPUTS[0])])
+
+
+def scripted(recipe: str) -> None:
+    """`torch.jit.trace`."""
+    torch.jit.trace(quantized(recipe).eval(), INPUTS[0])
 
 
 def lora(recipe: str, run: Run) -> None:
@@ -531,22 +542,108 @@ def frozen(recipe: str, run: Run) -> None:
     require_same([inputs[0].grad], [inputs[1].grad])
 
 
+# --- models and optimizers of other libraries ------------------------------------------------------------------------
+
+
+def encoder(recipe: str, run: Run) -> None:
+    """`nn.TransformerEncoder` in evaluation: as its layers compute, within 1e-3, of which attention's own path has some."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
+    model = quantized(recipe, nn.TransformerEncoder(layer, 2)).eval()
+    x = INPUTS[0].view(4, 16, 32)
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    with torch.no_grad():
+        found = run(model)(x)
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            expected = model(x)
+            assert (found - expected).norm() < 1e-3 * expected.norm()
+        finally:
+            torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+def language_model() -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "n_positions": 16, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).eval()
+
+
+TOKENS = torch.randint(1, 64, (2, 16), generator=torch.Generator().manual_seed(4))
+
+
+def resized(recipe: str, run: Run) -> None:
+    """transformers' `resize_token_embeddings` after quantizing, of a tied head."""
+    model, expected = quantized(recipe, language_model()), language_model()
+    for m in (model, expected):
+        torch.manual_seed(1)
+        m.resize_token_embeddings(80, mean_resizing=False)
+    with torch.no_grad():
+        require_same([run(model)(input_ids=TOKENS).logits], [quantized(recipe, expected)(input_ids=TOKENS).logits])
+
+
+def saved_head(recipe: str, run: Run) -> None:
+    """PEFT's LoRA with `modules_to_save=["lm_head"]`, before quantizing and after."""
+    from peft import LoraConfig, get_peft_model
+
+    from altgrad.integrations import peft
+
+    def config() -> Any:
+        return LoraConfig(r=2, target_modules=["c_attn"], modules_to_save=["lm_head"])
+
+    torch.manual_seed(1)
+    one = get_peft_model(quantized(recipe, language_model()), peft.lora_config(config())).eval()
+    other = language_model()
+    torch.manual_seed(1)
+    other = peft.quantize_model(get_peft_model(other, config()), recipe_of(recipe)).eval()
+    with torch.no_grad():
+        require_same([run(one)(input_ids=TOKENS).logits], [other(input_ids=TOKENS).logits])
+
+
+def copied_with_optimizer(recipe: str, run: Run) -> None:
+    """`copy.deepcopy` of a model together with its optimizer, which then goes on."""
+    model = quantized(recipe)
+    pairs = [(model, build_optimizer(model, Arm(lr=1e-2, stiffness="ulp")))]
+    for _ in range(2):
+        for m, optimizer in pairs:
+            optimizer.zero_grad()
+            run(m)(INPUTS[0]).square().mean().backward()
+            optimizer.step()
+        pairs = [*pairs, copy.deepcopy(pairs[0])] if len(pairs) == 1 else pairs
+    require_same(pairs[0][0].parameters(), pairs[1][0].parameters())
+
+
+def default_dtype(recipe: str, run: Run) -> None:
+    """`torch.set_default_dtype(torch.float16)`, with parameters and inputs in float32."""
+    expected, model = passes(quantized(recipe)), plain()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float16)
+    try:
+        require_same(passes(run(quantized(recipe, model))), expected)
+    finally:
+        torch.set_default_dtype(before)
+
+
 Stack = Callable[[str, Run], None]
 STACKS: tuple[Stack, ...] = (
     cast, meta, copies, average, scaler, plain_checkpoint,
     written_by_a_hook, parametrized, functional, offloaded, shared, stepped_in_backward, stepped_too_early,
     overflowing, infinite, penalised, hessian, forces, accumulated, twice_backward, offloaded_activations, forward_mode,
     per_sample, recomputed, recomputed_reentrant, nested,
-    autocast_off_inside, dynamic, shaped, empty, inference, frozen, lora,
+    autocast_off_inside, dynamic, shaped, empty, inference, frozen, default_dtype,
+    encoder, resized, lora, saved_head, copied_with_optimizer,
 )  # fmt: skip
 #: Stacks that compile or trace a model themselves.
-TRACED: tuple[Callable[[str], None], ...] = (compiled, recomputed_in_a_graph, exported)
+TRACED: tuple[Callable[[str], None], ...] = (compiled, recomputed_in_a_graph, exported, scripted)
 OF_PROCESSES: dict[str, str] = {
     "DistributedDataParallel, `sync_amax=True` (losses within 2e-6)": "ddp",
     "FSDP2's `fully_shard`, `sync_amax=True` (losses within 2e-6)": "trained",
     "The same with `gather_codes=True` (losses and weights to the bit as without)": "gathered",
     "DCP: saved by two processes, loaded by two and by four": "saved",
     "`ColwiseParallel`, `RowwiseParallel`": "parallel",
+    "`FullyShardedDataParallel` (FSDP1)": "flattened",
+    "Random numbers of DistributedDataParallel without `sync_amax`: a stream for each process": "drawn",
 }
 HOW = {
     "nested": "one checkpoint around the layers",
@@ -557,10 +654,13 @@ HOW = {
     "forward_mode": "reverse mode",
     "gathered": "`fully_shard` without `gather_codes`",
     "parallel": "`fully_shard`",
+    "flattened": "`fully_shard`",
+    "scripted": "`torch.export.export`, `torch.compile`",
 }
 #: Parts of the sentences in which something is refused: ours, and torch's where it refuses its own layers too.
 SENTENCES = (
-    "use one checkpoint", "cannot repeat", "torch.func has no", "take scaling: dynamic for grad",
+    "use one checkpoint", "cannot repeat", "TorchScript (torch.jit.trace", "torch.func has no",
+    "take scaling: dynamic for grad",
     "torch.compile with aot_autograd does not currently support double backward",
     "does not implement the jvp function", "forward mode AD",
 )  # fmt: skip
@@ -595,6 +695,19 @@ def cell_of_processes(found: dict[int, dict[str, Any]], what: str, recipe: str) 
         said = found[4]["parallel"][recipe]
         assert len(said) == 2 and all("nn.Linear" in sentence for sentence in said)
         return REFUSED
+    if what == "flattened":
+        assert "torch.distributed.fsdp.fully_shard" in found[4][what][recipe]
+        return REFUSED
+    if what == "drawn":
+        outputs, weights = found[4][what][recipe]
+        drawn = RECIPES[recipe].get("rounding") == "stochastic"
+        assert all(torch.equal(weights[0], w) for w in weights)  # which all processes have alike
+        for i, j in itertools.combinations(range(4), 2):
+            assert torch.equal(outputs[i], outputs[j]) != drawn
+            if drawn:  # independent errors: no more alike than 4096 pairs of independent numbers are
+                a, b = (t - sum(outputs) / 4 for t in (outputs[i], outputs[j]))
+                assert torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1] < 0
+        return WORKS
     for count in (4,) if what in ("ddp", "gathered") else (2, 4):
         several = found[count][what][recipe]
         if isinstance(several, str):
@@ -620,8 +733,7 @@ def page(found: dict[int, dict[str, Any]]) -> str:
     for stack in STACKS:
         by_recipe = [joined({way: cell_of(stack, recipe, run) for way, run in WAYS.items()}) for recipe in RECIPES]
         rows.append((stack.__doc__ or "", stack.__name__, by_recipe))
-    for traced in TRACED:
-        rows.append((traced.__doc__ or "", traced.__name__, [cell_of(traced, recipe) for recipe in RECIPES]))
+    rows += [(stack.__doc__ or "", stack.__name__, [cell_of(stack, recipe) for recipe in RECIPES]) for stack in TRACED]
     for said, what in OF_PROCESSES.items():
         rows.append((said, what, [cell_of_processes(found, what, recipe) for recipe in RECIPES]))
     table = [["stack", *RECIPES, "instead"], ["---"] * (len(RECIPES) + 2)]
