@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,14 @@ Formula = Literal["ulp", "mantissa", "smooth", "range", "mean", "permuted", "for
 Schedule = Literal["constant", "linear", "cosine"]
 
 FORMULAS = get_args(Formula)
+FORMAT_FREE = ("profile", "rms", "row_rms")  # formulas of the weights' sizes alone
+
+
+def _of_base(setting: str) -> Any:
+    """Return what makes the default of a setting: that of the base."""
+    return lambda settings: getattr(BASES[settings.get("base", "adamw")], setting)  # absent where it is none
+
+
 if TYPE_CHECKING:
     BaseName = str
 else:
@@ -24,23 +32,23 @@ else:
 
 
 class Arm(Section):
-    """An optimizer arm: what happens to quantized weights. Everything else takes the base's plain form.
+    """An optimizer arm: what happens to the weights of linear layers. Everything else takes the base's plain form.
+
+    An arm that needs a format (a stiffness of its spacing, weights on its quantization grid) acts on the weights that
+    have one. Any other, such as ``muon``, acts on the weights of all linear layers, quantized or not.
 
     Bases: ``adamw`` (Loshchilov & Hutter, ICLR 2019), ``sgd``, ``riemann_adam`` and ``riemann_sgd`` (Becigneul & Ganea,
     ICLR 2019, as in geoopt) on `FormatManifold`, ``rung`` (moves whole code steps, stochastically rounded), ``madam``
     (Bernstein et al., NeurIPS 2020: multiplicative), ``muon`` (Jordan et al. 2024: the momentum made orthogonal, at
     the size of AdamW's updates as Liu et al. 2025 have it).
 
-    Decay is apart from the update, as Loshchilov and Hutter have it, and from ``lr``, so that arms whose learning rates
-    mean different things keep equal shares of their weights. With a ``plain_lr`` of its own, embeddings and norms learn
-    alike whatever is done to the weights, which makes arms comparable.
+    Decay is apart from the update, as Loshchilov and Hutter have it: ``weight_decay`` times the learning rate, as of
+    torch's AdamW. In place of it ``decay`` and ``plain_decay`` say the shares themselves, so that arms whose learning
+    rates mean different things keep equal shares of their weights. With a ``plain_lr`` of its own, embeddings and norms
+    learn alike whatever is done to the weights, which makes arms comparable.
     """
 
     renamed: ClassVar[dict[str, str]] = {
-        "weight_decay": (
-            "decay and plain_decay, the shares of a weight that a step at the peak learning rate takes away: "
-            "write decay: lr x weight_decay, and plain_decay: plain_lr x weight_decay"
-        ),
         "grid_scale": "held_scale; write held_scale: fixed or held_scale: reestimated",
     }
     renamed_values: ClassVar[dict[tuple[str, str], str]] = {
@@ -55,17 +63,23 @@ class Arm(Section):
     plain_lr: LearningRate | None = Field(
         None, description="peak learning rate of all but the weights of linear layers; default: lr"
     )
-    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="decay rates of the two moments")
+    betas: tuple[Beta, Beta] = Field(default_factory=_of_base("betas"), description="decay rates of the two moments")
     eps: float = Field(1e-8, ge=0, le=1, description="added to the root of the second moment")
-    decay: Decay = Field(
-        3e-4,
-        description="share of a linear layer's weight that a step at the peak learning rate takes away; others take as "
-        "much less as their learning rate is lower",
+    weight_decay: float | None = Field(
+        None, ge=0, le=1e6, description="times the learning rate it is the share of a matrix that a step takes away, as "
+        "of torch's AdamW; vectors do not decay; default: the base's, of its plain form where that acts"
+    )  # fmt: skip
+    decay: Decay | None = Field(
+        None,
+        description="in place of weight_decay: share of a linear layer's weight that a step at the peak learning rate "
+        "takes away, whatever that is; others take as much less as their learning rate is lower",
     )
-    plain_decay: Decay = Field(
-        1.2e-3, description="the same of other matrices, such as embeddings; vectors do not decay"
+    plain_decay: Decay | None = Field(
+        None, description="goes with decay: the same of other matrices, such as embeddings"
     )
-    momentum: float = Field(0.0, ge=0, lt=1, description="of sgd, riemann_sgd and muon, Nesterov's there")
+    momentum: float = Field(
+        default_factory=_of_base("momentum"), ge=0, lt=1, description="of sgd, riemann_sgd and muon, Nesterov's there"
+    )
     stiffness: Formula | None = Field(None, description="formula; without one the arm does not look at the spacing")
     acts: Literal["gradient", "update"] = Field("update", description="before the moments or after them")
     power: int = Field(1, ge=1, le=2, description="of the stiffness; 2 with sgd is gradient descent in rungs")
@@ -115,6 +129,10 @@ class Arm(Section):
     @model_validator(mode="after")
     def _settings_go_together(self) -> Arm:
         base, row = self.base, BASES[self.base]
+        if (self.decay is None) != (self.plain_decay is None):
+            raise ValueError("decay and plain_decay need each other")
+        if self.decay is not None and self.weight_decay is not None:
+            raise ValueError("weight_decay times the learning rate and decay mean two shares; remove one of them")
         if (self.stiffness == "foreign") != (self.foreign is not None):
             raise ValueError("stiffness: foreign and foreign: FORMAT need each other")
         if {self.knee is not None, self.slope is not None} != {self.stiffness == "profile"}:
@@ -130,7 +148,7 @@ class Arm(Section):
                     raise ValueError(f"{name}: {getattr(self, name)} means nothing to an arm that {why}; remove it")
         if row.metric and self.stiffness is None:
             raise ValueError(f"base {base} takes its metric from a stiffness; name a formula")
-        if self.stiffness is None and not self.looks_at_grid and base not in PLAIN:
+        if not self.has_own_step and base not in PLAIN:
             raise ValueError(f"base {base} without a stiffness would be its plain form; name a formula")
         if row.unit != "weight" and self.stiffness is not None:
             raise ValueError(f"base {base} has its own idea of a step; remove stiffness")
@@ -168,8 +186,29 @@ class Arm(Section):
                 raise ValueError(f"base {self.base}{without} keeps no {name}; remove state.{name}")
 
     @property
-    def looks_at_grid(self) -> bool:
+    def has_own_step(self) -> bool:
+        """Whether the arm moves any weight unlike its plain form."""
         return self.stiffness is not None or self.weights == "quantized" or BASES[self.base].own_step
+
+    @property
+    def needs_format(self) -> bool:
+        """Whether the arm moves only weights that have a format unlike its plain form."""
+        return self.weights == "quantized" or self.stiffness not in (None, *FORMAT_FREE)
+
+    @property
+    def weight_decays(self) -> tuple[float, float]:
+        """The default of ``weight_decay``, or what it is: of the weights that the arm acts on, and of its plain form."""
+        row = BASES[self.base]
+        own, plain = row.weight_decay, BASES[row.plain].weight_decay
+        return (own, plain) if self.weight_decay is None else (self.weight_decay, self.weight_decay)
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        """The shares of a linear layer's weight and of an embedding that a step at the peak learning rate takes away."""
+        if self.decay is not None and self.plain_decay is not None:
+            return self.decay, self.plain_decay
+        own, plain = self.weight_decays
+        return self.lr * own, (self.lr if self.plain_lr is None else self.plain_lr) * plain
 
     @property
     def plain_form(self) -> Arm:

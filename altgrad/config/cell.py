@@ -71,7 +71,7 @@ class Cell(Section):
             return self
         for wrong, why in (
             (self.model.start is None, "adapts weights that do not change; name those to begin with in start"),
-            (self.arm.looks_at_grid, f"leaves {self.optimizer} no weight whose spacing it could look at"),
+            (self.arm.has_own_step, f"leaves {self.optimizer} no weight that it could act on"),
             (bool(self.schedule), f"keeps weights in one format, and {self.format} changes it during the run"),
             (self.train.devices > 1, "is for one process; set train.devices to 1"),
         ):

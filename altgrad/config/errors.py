@@ -56,6 +56,8 @@ def sentences(error: ValidationError, source: str) -> list[str]:
     """Return what is wrong as sentences, each with ``source`` and the setting in front of it."""
     found = []
     for problem in error.errors():
+        if problem["type"] == "default_factory_not_called":  # because of another problem, which is said
+            continue
         parts = [part for part in (source, _place(problem["loc"])) if part]
         found.append(": ".join([*parts, _sentence(problem)]))
     return list(dict.fromkeys(found))

@@ -98,6 +98,8 @@ def _table(section: type[BaseModel]) -> str:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "–"
+    if field.default_factory is not None:
+        return "the base's"
     value = field.default
     if isinstance(value, BaseModel):
         return "its own defaults"

@@ -129,4 +129,9 @@ class Section(BaseModel, metaclass=_FromPython):
             raise ValueError("; ".join(sentences(error, ""))) from None
 
     def changed(self) -> list[str]:
-        return [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
+        """Return the names of the settings that have another value than their default."""
+        values = dict(self)
+        return [
+            name for name, field in type(self).model_fields.items()
+            if values[name] != field.get_default(call_default_factory=True, validated_data=values)
+        ]  # fmt: skip

@@ -11,7 +11,7 @@ from torch import nn
 from altgrad.config.arms import Arm
 from altgrad.model import embedded_weights, linear_layers
 from altgrad.model.lora import adapter_weights
-from altgrad.optim.grids import weight_grids
+from altgrad.optim.grids import weights_of
 from altgrad.optim.optimizer import ArmOptimizer
 from altgrad.optim.weight_grid import WeightGrid
 
@@ -21,19 +21,18 @@ def build_optimizer(
 ) -> ArmOptimizer:
     """Return the optimizer of ``arm`` for ``model``.
 
-    ``grids`` holds the quantized weights that the arm looks at, with their quantization grids: parameters of ``model``,
-    without those that an embedding shares. They are those of `weight_grids` if none are given, with a warning where the
-    model has none, so that the arm is its plain form. A tied parameter is updated once. ``options`` are those of
+    An arm that needs no format acts on the weights of all linear layers, but for those that an embedding shares. For
+    any other ``grids`` holds the quantized weights that it looks at, with their quantization grids: parameters of
+    ``model``; by default those of `weight_grids`. A model without a weight to act on is stepped in the arm's plain
+    form, with a warning. A tied parameter is updated once. ``options`` are those of
     `ArmOptimizer`. Raises ``ValueError`` for grids of another model's weights, such as those of the one that this is a
     copy of.
     """
-    if grids is None:
-        grids = weight_grids(model, on_grid=arm.weights == "quantized") if arm.looks_at_grid else {}
-        if arm.looks_at_grid and not grids:
-            warnings.warn(
-                "this model has no quantized weight that the arm could look at, so it is its plain form; "
-                "quantize_model comes first", stacklevel=2,
-            )  # fmt: skip
+    if grids is None or (arm.has_own_step and not arm.needs_format):
+        grids = weights_of(model, arm)
+        if arm.has_own_step and not any(p.requires_grad for p in grids):
+            what = "quantized weight; quantize_model comes first" if arm.needs_format else "linear layer that is trained"
+            warnings.warn(f"the arm is its plain form, {arm.plain_form.base}: this model has no {what}", stacklevel=2)
     if foreign := grids.keys() - set(model.parameters()):
         raise ValueError(f"grids are of {len(foreign)} weights that this model has not; take weight_grids of it itself")
     parameters = [p for p in model.parameters() if p.requires_grad]

@@ -1,4 +1,4 @@
-"""The quantization grids of a model's weights, for its optimizer and for what is recorded about their updates.
+"""The weights that an arm acts on, and their quantization grids, which what is recorded about updates needs too.
 
 In an unquantized control a weight has the quantization grid of a format that no product quantizes it to. Its optimizer
 sees the same rungs, scales and stiffness as in the format. A weight that lives on its quantization grid is on one 256
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from altgrad.config.arms import Arm
+from altgrad.formats import get_format
 from altgrad.model import QuantizedLinear, TensorRecipe, embedded_weights, layer_recipe, linear_layers, virtual_weight
 from altgrad.model.layers import is_transposed
 from altgrad.model.quantized.quantizer import Quantizer, Scaling
@@ -20,6 +22,7 @@ from altgrad.model.torchao import torchao_quantizer
 from altgrad.optim.loading import HELD
 from altgrad.optim.weight_grid import WeightGrid
 
+UNREAD = get_format("E4M3")  # of weights whose arm needs no format
 REFINEMENT = 256  # finer for weights whose format is virtual: 8 more bits, so that 8-bit formats take 16
 
 
@@ -58,6 +61,24 @@ def weight_grids(model: nn.Module, *, on_grid: bool) -> dict[nn.Parameter, Weigh
             remembered=quantizer.remembered_amax, device=layer.weight.device,
         )  # fmt: skip
     return grids
+
+
+def weights_of(model: nn.Module, arm: Arm) -> dict[nn.Parameter, WeightGrid]:
+    """Return the weights that ``arm`` moves unlike its plain form, in the order of the layers.
+
+    An arm that needs a format acts on the weights that have one, whose quantization grids come with them as from
+    `weight_grids`. Any other acts on the weights of all linear layers, but for those that an embedding shares, and
+    reads nothing of the grid that comes with them.
+    """
+    if not arm.has_own_step:
+        return {}
+    if arm.needs_format:
+        return weight_grids(model, on_grid=arm.weights == "quantized")
+    embedded = embedded_weights(model)
+    return {
+        layer.weight: WeightGrid(UNREAD, {"dim": 0} if is_transposed(layer) else {}, device=layer.weight.device)
+        for layer in linear_layers(model).values() if layer.weight not in embedded
+    }  # fmt: skip
 
 
 def _options(layer: nn.Module, scaling: Scaling) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from altgrad.optim import update
 from altgrad.optim.stiffness import exponent
 
 #: What a group may say.
-SETTINGS = ("params", "lr", "decay", "betas", "eps", "momentum", "quantized")
+SETTINGS = ("params", "lr", "weight_decay", "betas", "eps", "momentum", "quantized")
 
 
 def initial_groups(
@@ -24,7 +24,7 @@ def initial_groups(
 
     Args:
         arm: the settings.
-        quantized: weights that the arm steps by their quantization grid.
+        quantized: weights that the arm steps unlike its plain form.
         linear: other weights of linear layers.
         plain: all other parameters, which may have those of ``linear`` among them.
     """
@@ -32,12 +32,14 @@ def initial_groups(
     plain = [p for p in plain if p not in inside]
     plain_lr = arm.lr if arm.plain_lr is None else arm.plain_lr
     linear_lr = arm.lr if BASES[arm.base].unit == "weight" else plain_lr
+    own_decay, plain_decay = arm.weight_decays
     groups = [
-        {"params": list(quantized), "lr": arm.lr, "decay": arm.decay, "quantized": True},
-        {"params": list(linear), "lr": linear_lr, "decay": arm.decay},
-        {"params": [p for p in plain if p.ndim >= 2], "lr": plain_lr, "decay": arm.plain_decay},
-        {"params": [p for p in plain if p.ndim < 2], "lr": plain_lr, "decay": 0.0},
-    ]
+        {"params": list(quantized), "lr": arm.lr, "weight_decay": _per_rate(arm.decay, arm.lr, own_decay),
+         "quantized": True},
+        {"params": list(linear), "lr": linear_lr, "weight_decay": _per_rate(arm.decay, linear_lr, plain_decay)},
+        {"params": [p for p in plain if p.ndim >= 2], "lr": plain_lr},
+        {"params": [p for p in plain if p.ndim < 2], "lr": plain_lr},
+    ]  # fmt: skip
     return [group for group in groups if group["params"]], plain_lr
 
 
@@ -62,15 +64,15 @@ def completed(group: dict[str, Any], arm: Arm, lr: float, names: dict[nn.Paramet
             )
     matrices = all(p.ndim >= 2 for p in params)
     group.setdefault("lr", lr)
-    group.setdefault("decay", arm.plain_decay if matrices else 0.0)
-    group |= {"initial_lr": group["lr"], "peak_lr": group["lr"]}
+    decay = _per_rate(arm.plain_decay, group["lr"], arm.weight_decays[1]) if matrices else 0.0
+    group.setdefault("weight_decay", decay)
     group["fused"] = BASES[arm.base].plain == "adamw" and not quantized
     return {"betas": arm.betas, "eps": arm.eps, "momentum": arm.momentum, **group}
 
 
 def share_kept(group: dict[str, Any]) -> float:
     """Return the share of a weight that the decay of this step leaves."""
-    return 1 - float(group["lr"]) * decay_per_rate(group)
+    return 1 - float(group["lr"]) * float(group["weight_decay"])
 
 
 def step_numbers(group: dict[str, Any], arm: Arm, step: float, steps: int, refinement: int) -> Tensor:
@@ -92,9 +94,11 @@ def step_numbers(group: dict[str, Any], arm: Arm, step: float, steps: int, refin
     return torch.tensor(numbers, dtype=torch.float32)
 
 
-def decay_per_rate(group: dict[str, Any]) -> float:
-    """Return the group's decay per unit of its learning rate; a group at rate 0 moves nothing."""
-    return float(group["decay"] / group["peak_lr"]) if group["peak_lr"] else 0.0
+def _per_rate(decay: float | None, lr: float, default: float) -> float:
+    """Return the ``weight_decay`` whose share at the rate ``lr`` is ``decay``, or the ``default``; 0 at rate 0."""
+    if decay is None:
+        return default
+    return decay / float(lr) if lr else 0.0
 
 
 def _is_named(p: object) -> bool:

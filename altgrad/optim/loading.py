@@ -69,6 +69,12 @@ class Resumable(torch.optim.Optimizer):
         stored = [group.get(STORED) for group in state_dict["param_groups"] for _ in group["params"]]
         for group in state_dict["param_groups"]:
             group.pop(STORED, None)
+            if "weight_decay" not in group:
+                raise ValueError(
+                    "the saved groups have no weight_decay: they are of an earlier version, and so were their decay and "
+                    "learning rates; load what state has alone, {**saved, 'param_groups': optimizer.state_dict()"
+                    "['param_groups']}"
+                )
         super().load_state_dict({**state_dict, "state": {}})
         for i, p in enumerate(parameters):
             kept = as_stored(state_dict["state"].get(i, {}), stored[i], self.codings, p)

@@ -31,20 +31,21 @@ LAYOUT_OF = Tensor.layout.__get__  # type: ignore[attr-defined] # a property's, 
 
 
 class ArmOptimizer(Resumable):
-    """Steps quantized weights as their arm says and everything else as the arm's plain form does.
+    """Steps the weights that it is given as their arm says and everything else as the arm's plain form does.
 
     A step in which some gradient is not finite changes nothing and is counted in ``skipped``.
     Random numbers are a function of seed, weight, step and place, so a run that is resumed from ``state_dict`` repeats
     them. Gradients are dense, in any strides. Parameters may be DTensors, as FSDP2 shards them: the steps of all
     processes together are those of one on the whole tensors, to the bit.
 
-    A schedule sets each group's ``lr``, as torch's do. A matrix decays by its group's ``decay`` times ``lr / peak_lr``,
-    with the ``lr`` that the group began with as ``peak_lr``: by the schedule alone, whatever the learning rate is.
+    A schedule sets each group's ``lr``, as torch's do, and a step takes the group's ``lr * weight_decay`` of a matrix
+    away. An arm that says ``decay`` has the ``weight_decay`` with which that is the share at the first ``lr``.
 
     Args:
-        weights: quantized weights, (out, in), with their quantization grids, where ``weights: quantized`` puts them.
-        plain: all other parameters; matrices decay by ``plain_decay``, vectors do not.
-        arm: the settings. An arm that does not look at the quantization grid steps ``weights`` in its plain form.
+        weights: weights that the arm acts on, (out, in), with their quantization grids, where ``weights: quantized``
+            puts them.
+        plain: all other parameters; vectors do not decay.
+        arm: the settings. An arm without a step of its own steps ``weights`` in its plain form.
         linear: those of ``plain`` that a recipe could have quantized. They take the arm's learning rate, like
             ``weights`` in their plain form, if it means the same there, and decay as those do; ``plain_lr`` is for
             the rest.
@@ -64,7 +65,7 @@ class ArmOptimizer(Resumable):
         self.skipped = 0
         self._waiting: list[update_gpu.Waiting] = []
         self.codings = Codings(arm)
-        self.grids = dict(weights) if arm.looks_at_grid else {}
+        self.grids = dict(weights) if arm.has_own_step else {}
         self.names, self.known, self.sharded = dict(names or {}), [], False
         linear = [*(p for p in weights if p not in self.grids), *linear]
         groups, plain_lr = initial_groups(arm, list(self.grids), linear, plain)
@@ -94,8 +95,12 @@ class ArmOptimizer(Resumable):
             )
 
     def look_at(self, weights: Mapping[nn.Parameter, WeightGrid]) -> None:
-        """See these quantization grids from now on, of the same weights as before; what is known of steps is kept."""
-        self.grids = {p: weights[p] for p in self.grids}
+        """See these quantization grids from now on, of the same weights as before; what is known of steps is kept.
+
+        An arm that needs no format sees none, and acts on its weights as before.
+        """
+        if self.arm.needs_format:
+            self.grids = {p: weights[p] for p in self.grids}
         self._stiffness = {p: self._stiffness_of(grid, p.device) for p, grid in self.grids.items()}
         self._loops: dict[nn.Parameter, update_cpu.Loops | update_gpu.Kernels] = {}
         for p, grid in self.grids.items():
@@ -109,7 +114,7 @@ class ArmOptimizer(Resumable):
         """Add parameters that are stepped in the plain form; settings that the group lacks are the arm's.
 
         They may be pairs of a name and a parameter, as `Module.named_parameters` has them. A group of matrices decays
-        by ``plain_decay``, one with a vector in it not at all, unless it says ``decay``. Raises ``ValueError`` for a
+        as the arm's embeddings do, one with a vector in it not at all, unless it says ``weight_decay``. Raises ``ValueError`` for a
         setting that no step looks at, and for weights of a format in float16, whose updates are below its smallest
         number.
         """

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from altgrad.config.bases import ADAM, MOMENTUM
-from altgrad.optim.groups import decay_per_rate, share_kept
+from altgrad.optim.groups import share_kept
 from altgrad.optim.sharded import parts
 
 
@@ -27,7 +27,7 @@ def step_adamw(
     adamw(
         weights, gradients, moments, squares, [],
         [s["step"] for s in states], fused=True, amsgrad=False, beta1=beta1, beta2=beta2, lr=group["lr"],
-        weight_decay=decay_per_rate(group), eps=group["eps"], maximize=False,
+        weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
     )  # fmt: skip
     if weights is not own:
         for p, w in zip(own, weights, strict=True):

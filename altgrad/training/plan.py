@@ -51,8 +51,8 @@ def check_cells(cells: list[Cell], vocab_size: int, baseline: str) -> None:
     """Raise :class:`UserError` for a recipe that does not fit its model, an arm that does not fit either, or a device
     that is not there.
 
-    In the cells of the ``baseline`` a geometry-aware arm may find no quantized weight: there it trains as its plain
-    form, which shows that the two agree.
+    In the cells of the ``baseline`` an arm that needs a format may find no quantized weight: there it trains as its
+    plain form, which shows that the two agree.
     """
     for cell in _distinct(cells):
         machine.select_device(cell.train.device)
@@ -132,7 +132,7 @@ def _check_arm(cell: Cell, model: GPT, recipes: list[Recipe], baseline: str) -> 
         arm = arm_of(cell)
     except ValueError as error:
         raise UserError(f"{where}: {error}") from None
-    if not arm.looks_at_grid:
+    if not arm.needs_format:
         return
     try:
         grids = weight_grids(quantize_model(model, recipes[0]), on_grid=arm.weights == "quantized")

@@ -106,8 +106,9 @@ def make_trainer(
     mine.shard(model)
     arm = arm_of(cell)
     grids = weight_grids(model, on_grid=arm.weights == "quantized")
-    if arm.looks_at_grid and not grids:
-        tqdm.write(f"notice: {cell.format} has no quantized weight; {cell.optimizer} trains as its plain form")
+    if arm.needs_format and not grids:
+        plain = arm.plain_form.base
+        tqdm.write(f"notice: {cell.format} has no quantized weight; {cell.optimizer} trains as its plain form, {plain}")
     optimizer = build_optimizer(
         model, arm, grids, steps=cell.train.steps, seed=cell.seed, compiled=compiled,
         reference="updates" in cell.monitor.groups,

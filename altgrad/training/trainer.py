@@ -62,6 +62,7 @@ class Trainer:
         self.task, self.device, self.scratch = task, device, scratch
         self.compute = compute  # bf16 or float32: dtype of the products outside the formats, on this machine
         self.compiled = compiled
+        self.peaks = [group["lr"] for group in optimizer.param_groups]  # at the peak of the schedule
         self.evaluation = Evaluation(cell, model, val, device, compute, self.ranks)
         self.measures = measures_of(cell, model, val, device, compute)
         self._quantized(grids)
@@ -173,8 +174,8 @@ class Trainer:
         began = time.perf_counter()
         rate = partial(learning_rate, step, steps=train.steps, warmup=train.warmup, final=train.final_lr)
         lr = rate(peak=self.cell.peak_lr)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate(peak=group["initial_lr"])
+        for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
+            group["lr"] = rate(peak=peak)
         loss, total_norm, norm = self._gradients(step)
         while not (math.isfinite(loss) and math.isfinite(norm)) and self.switches.when(step, nonfinite=True):
             self._change()

@@ -100,10 +100,10 @@ def injected(fault: Fault) -> Iterator[None]:
 def _raise_rate(trainer: Trainer, factor: float) -> None:
     """Multiply the rate of linear layers' weights, which is the arm's, and leave the share of them that decays."""
     weights = {layer.weight for layer in linear_layers(trainer.model).values()} - embedded_weights(trainer.model)
-    for group in trainer.optimizer.param_groups:
+    for i, group in enumerate(trainer.optimizer.param_groups):
         if weights.intersection(group["params"]):
-            group["initial_lr"] *= factor
-            group["peak_lr"] *= factor
+            trainer.peaks[i] *= factor
+            group["weight_decay"] /= factor
 
 
 @contextmanager
