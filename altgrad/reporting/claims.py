@@ -4,7 +4,7 @@
 
 - the cost of each quantized entry against the baseline, under the baseline optimizer;
 - what each optimizer that is neither baseline nor control changes against the baseline optimizer of its base and weight
-  storage, in each entry where it sees a format's spacing.
+  storage, in each entry whose weights have a format.
 
 *Controls* of that, asked once it is answered (see :mod:`altgrad.reporting.multiplicity`): the optimizer against each
 shuffled or mean control that differs from it in the stiffness alone; against the same with a foreign format's spacing;
@@ -47,7 +47,7 @@ def ask(study: Study, best: Mapping[tuple[str, str], Run], references: Mapping[s
     contrasts: dict[Question, Contrast] = {}
     controls: dict[Question, list[Question]] = {}
     exploratory: set[Question] = set()
-    plain, twins = roles.main_plain(study), roles.unquantized_controls(study)
+    plain = roles.main_plain(study)
     for entry in study.formats:
         if plain and study.baseline and entry != study.baseline and roles.is_quantized(study, entry):
             contrasts[COST, entry] = {best[entry, plain]: 1, best[study.baseline, plain]: -1}
@@ -70,8 +70,8 @@ def ask(study: Study, best: Mapping[tuple[str, str], Run], references: Mapping[s
                 **{(CONTROL, entry, arm, other): {own: 1, best[entry, other]: -1} for other in others},
                 **{(MATCHED, entry, arm, other): {best[entry, other]: 1, base: -1} for other in matched},
             }
-            if entry in twins:
-                there = {best[twins[entry], arm]: -1, best[twins[entry], reference]: 1}
+            if twin := roles.unquantized_control(study, entry, arm):
+                there = {best[twin, arm]: -1, best[twin, reference]: 1}
                 asked[BEYOND, entry, arm] = {**contrasts[gain], **there}
             contrasts |= asked
             controls[gain] = list(asked)

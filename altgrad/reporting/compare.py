@@ -79,16 +79,16 @@ def _tuning_error(
 ) -> dict[str, float]:
     """Return for each arm the largest mean gain of one with its base where nothing is quantized; 0 without such cells.
 
-    There every arm is its plain form, so that what is left is chance, and that the learning rates of an arm come
-    closer to the best one than those of another: a grid of rates a factor of two apart hits it by luck. That says
-    nothing about arms of another base, which differ there by more than their rates.
+    There an arm that needs a format is its plain form, so that what is left is chance, and that the learning rates of
+    an arm come closer to the best one than those of another: a grid of rates a factor of two apart hits it by luck.
+    That says nothing about other arms, which differ there by more than their rates.
     """
     sizes: dict[str, float] = {}
     bases = {arm: study.arm(arm)["base"] for arm in study.optimizers}
     unquantized = [entry for entry in study.formats if not every_rule(study.entry(entry))]
     for (arm, reference), entry in itertools.product(references.items(), unquantized):
         found = runs.difference({best[entry, arm]: 1, best[entry, reference]: -1})
-        if found and bases[arm] == bases[reference]:
+        if found and bases[arm] == bases[reference] and roles.needs_format(study.arm(arm)):
             sizes[bases[arm]] = max(sizes.get(bases[arm], 0.0), abs(found.mean))
     return {arm: sizes.get(bases[arm], 0.0) for arm in references}
 
@@ -126,13 +126,13 @@ def _gains(study: Study, references: Mapping[str, str], answers: Answers) -> pd.
     ``twin``, None where there is none.
     """
     columns = ["format", "optimizer", "reference", "claim", "controls", "twin", "beyond"]
-    twins, rows = roles.unquantized_controls(study), []
+    rows = []
     for entry, arm in itertools.product(study.formats, references):
         of_arm = {q: claim for q, claim in answers.claims.items() if q[1:3] == (entry, arm)}
         named = {q: {CONTROL: f"`{q[-1]}`", MATCHED: "RMS-matched"}.get(q[0]) for q in of_arm}
         controls = {name: of_arm[q] for q, name in named.items() if name}
         rows.append((
-            entry, arm, references[arm], of_arm.get((GAIN, entry, arm)), controls, twins.get(entry),
-            of_arm.get((BEYOND, entry, arm)),
+            entry, arm, references[arm], of_arm.get((GAIN, entry, arm)), controls,
+            roles.unquantized_control(study, entry, arm), of_arm.get((BEYOND, entry, arm)),
         ))  # fmt: skip
     return pd.DataFrame(rows, columns=columns)

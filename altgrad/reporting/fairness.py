@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from typing import Any
 
+from altgrad.config.arms import Arm
 from altgrad.config.schedule import kept_by_decay
 from altgrad.reporting import roles
 from altgrad.reporting.compare import Comparison
@@ -23,7 +25,8 @@ UNAWARE = OPEN, "no geometry-aware optimizer in this grid"
 
 def conditions(study: Study, comparison: Comparison, tuning: Tuning | None = None) -> dict[str, Met]:
     """Return the conditions by name, in a fixed order; ``tuning`` is an earlier run that fixed the learning rates."""
-    aware, arms = roles.aware(study), {name: study.arm(name) for name in study.optimizers}
+    arms = {name: study.arm(name) for name in study.optimizers}
+    others, aware = roles.aware(study), any(map(roles.follows_spacing, arms.values()))
     matched = joined([name for name, arm in arms.items() if arm.get("match_rms")])
     null = joined([name for name, arm in arms.items() if roles.is_null(arm)])
     one_rate = len(study.lr_scales) == 1
@@ -38,7 +41,7 @@ def conditions(study: Study, comparison: Comparison, tuning: Tuning | None = Non
         "Every run has a final loss": _lost(study),
         "Compared at the end of the full schedule": _full_schedule(study),
         "Every optimizer held against the baseline optimizer of its base and weight storage":
-            _referred(aware, comparison) if aware else UNAWARE,
+            _referred(others, comparison) if others else (OPEN, "no other optimizer in this grid"),
         "Optimizers differ from their reference in nothing but the spacing": _settings(study, comparison),
         "Decay leaves the same share of the weights under every optimizer, over the run": _decay(study),
         "RMS-matched update":
@@ -138,11 +141,11 @@ def _full_schedule(study: Study) -> Met:
     return YES, f"{lengths[0]} steps in every completed run"
 
 
-def _referred(aware: list[str], comparison: Comparison) -> Met:
+def _referred(others: list[str], comparison: Comparison) -> Met:
     pairs = [f"{arm} against {reference}" for arm, reference in comparison.references.items()]
-    alone = [arm for arm in aware if arm not in comparison.references]
+    alone = [arm for arm in others if arm not in comparison.references]
     without = [f"none in this grid for {joined(alone)}"] if alone else []
-    return _some(len(pairs), len(aware)), "; ".join([*pairs, *without])
+    return _some(len(pairs), len(others)), "; ".join([*pairs, *without])
 
 
 def _settings(study: Study, comparison: Comparison) -> Met:
@@ -165,9 +168,9 @@ def _decay(study: Study) -> Met:
     kept: dict[str, set[str]] = {}
     left = cache(kept_by_decay)  # hundreds of cells have a few schedules
     for cell in study.resolved.values():
-        arm, train = cell["arm"], cell["train"]
+        train = cell["train"]
         schedule = {"steps": train["steps"], "warmup": train["warmup"], "final": train["final_lr"]}
-        shares = [100 * left(arm[name], **schedule) for name in ("decay", "plain_decay")]
+        shares = [100 * left(share, **schedule) for share in _shares(cell)]
         text = f"{shares[0]:.3g} % of a linear layer, {shares[1]:.3g} % of an embedding"
         kept.setdefault(text, set()).add(cell["optimizer"])
     if len(kept) == 1:
@@ -176,9 +179,19 @@ def _decay(study: Study) -> Met:
     return NO, "; ".join(f"{joined(arms)}: {text}" for text, arms in ordered.items())
 
 
+def _shares(cell: dict[str, Any]) -> tuple[float, float]:
+    """Return the shares of a linear layer's weight and of an embedding that a step at the peak rate takes away."""
+    arm = cell["arm"]
+    if arm.get("decay") is not None:
+        return arm["decay"], arm["plain_decay"]
+    return Arm.model_validate(arm | {"lr": arm["lr"] * cell["lr_scale"]}).shares
+
+
 def _virtual(study: Study, comparison: Comparison) -> Met:
     if not comparison.references:
         return OPEN, "no optimizer has a reference"
+    if not any(roles.follows_spacing(study.arm(arm)) for arm in comparison.references):
+        return UNAWARE
     twins = roles.unquantized_controls(study)
     quantized = [entry for entry in study.formats if roles.is_quantized(study, entry)]
     even = [entry for entry in quantized if entry not in twins and roles.has_even_grid(study, entry)]

@@ -1,19 +1,19 @@
-"""What part each arm and each entry of a grid plays in a comparison: plain, geometry-aware, control, virtual."""
+"""What part each arm and each entry of a grid plays in a comparison: plain, spacing-scaled, control, virtual."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from altgrad.config.arms import FORMAT_FREE
 from altgrad.config.bases import BASES, PLAIN
 from altgrad.reporting.load import Study, every_rule
 
 NULL_STIFFNESS = ("mean", "permuted")  # they carry no information about the weight
 FOREIGN_STIFFNESS = ("foreign",)
-PROFILE_STIFFNESS = ("profile", "rms", "row_rms")  # functions of the weights' sizes, which look at no format
 # Settings in which arms that are compared may differ without another being the cause: what an arm is tuned by.
 TUNED = ("lr", "plain_lr")
 # Settings that have nothing to do with the geometry, in which an optimizer and its reference should not differ.
-SHARED = ("betas", "eps", "momentum", "decay", "plain_decay", "plain_lr")
+SHARED = ("betas", "eps", "momentum", "weight_decay", "decay", "plain_decay", "plain_lr")
 
 Arm = dict[str, Any]
 
@@ -45,7 +45,17 @@ def is_null(arm: Arm) -> bool:
 
 def is_control(arm: Arm) -> bool:
     """Whether the arm is there to tell where another's gain comes from: what it gains itself is no finding."""
-    return arm.get("stiffness") in (*NULL_STIFFNESS, *PROFILE_STIFFNESS)
+    return arm.get("stiffness") in (*NULL_STIFFNESS, *FORMAT_FREE)
+
+
+def follows_spacing(arm: Arm) -> bool:
+    """Whether the arm's steps follow the spacing of a format's values: by a stiffness of it, or in code steps."""
+    return arm.get("stiffness") not in (None, *FORMAT_FREE) or BASES[arm["base"]].unit == "rungs"
+
+
+def needs_format(arm: Arm) -> bool:
+    """Whether the arm is its plain form where no weight has a format, as `altgrad.config.arms.Arm.needs_format`."""
+    return follows_spacing(arm) or regime(arm) == "quantized"
 
 
 def references(study: Study) -> dict[str, str]:
@@ -124,6 +134,17 @@ def unquantized_controls(study: Study) -> dict[str, str]:
     seen = {entry: _spacing(study, entry) for entry in study.formats}
     lent = {spacing: entry for entry, spacing in seen.items() if is_virtual(study, entry)}
     return {entry: lent[own] for entry, own in seen.items() if not is_virtual(study, entry) and own in lent}
+
+
+def unquantized_control(study: Study, entry: str, arm: str) -> str | None:
+    """Return the entry in which ``arm`` does what it does in ``entry``, on weights that no product quantizes.
+
+    That is the one with the same spacing; for an arm that needs no format the baseline, if that quantizes nothing.
+    """
+    found, baseline = unquantized_controls(study).get(entry), study.baseline
+    if found is None and baseline is not None and is_quantized(study, entry) and not needs_format(study.arm(arm)):
+        return None if every_rule(study.entry(baseline)) else baseline
+    return found
 
 
 def _spacing(study: Study, entry: str) -> frozenset[tuple[Any, ...]]:

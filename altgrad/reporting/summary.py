@@ -31,10 +31,12 @@ def summary(
     changes: str = "What the spacing-scaled update changes",
 ) -> list[Block]:  # fmt: skip
     """Return the tables of the first screen, two of them under these leads, and the line on certainty."""
+    others = "What optimizers that do not follow the format's spacing change"
     blocks: list[Block] = []
     for lead, table in (
         (costs, costs_table(study, comparison)),
-        (changes, updates_table(study, comparison)),
+        (changes, updates_table(study, comparison, follow_spacing=True)),
+        (others, updates_table(study, comparison, follow_spacing=False)),
         (f"{'Highest' if study.measure.higher_is_better else 'Lowest'} {study.measure.noun}",
          lowest_table(study, comparison)),
     ):  # fmt: skip
@@ -45,7 +47,8 @@ def summary(
 
 def headline(study: Study, comparison: Comparison) -> str:
     """Return the result in a sentence: which formats gain by their own spacing."""
-    aware = [name for name in comparison.references if not roles.is_control(study.arm(name))]
+    arms = {name: study.arm(name) for name in comparison.references}
+    aware = [name for name, arm in arms.items() if roles.follows_spacing(arm) and not roles.is_control(arm)]
     if not aware:
         return "**Open.** This grid has no geometry-aware optimizer with a baseline optimizer beside it."
     asked = {
@@ -80,11 +83,13 @@ def costs_table(study: Study, comparison: Comparison) -> Table | None:
     )
 
 
-def updates_table(study: Study, comparison: Comparison) -> Table | None:
-    """What each geometry-aware optimizer changes in each format, and what its controls leave of that."""
+def updates_table(study: Study, comparison: Comparison, *, follow_spacing: bool) -> Table | None:
+    """What each optimizer, of those that follow a format's spacing or of the others, changes in each format, and what
+    its controls leave of that."""
     kept = [
         row for row in comparison.gains.dropna(subset="claim").itertuples()
-        if not roles.is_control(study.arm(row.optimizer)) and roles.is_quantized(study, row.format)
+        if not roles.is_control(arm := study.arm(row.optimizer)) and roles.is_quantized(study, row.format)
+        and roles.follows_spacing(arm) == follow_spacing
     ]  # fmt: skip
     if not kept:
         return None

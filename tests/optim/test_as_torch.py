@@ -2,18 +2,24 @@
 
 import copy
 import warnings
+from collections.abc import Callable
+from typing import Any
 
+import geoopt
 import pytest
 import torch
+import transformers
 from torch import nn
+from torch.optim import lr_scheduler
 
 from altgrad.model import Recipe, quantize_model
 from altgrad.optim import Arm, ArmOptimizer, build_optimizer
 from altgrad.training.grids import weight_grids
 from tests.optim.arms import ARMS, arm_named, grid_of, normal_weights
 
-LR, WEIGHT_DECAY = 2.0**-7, 2.0**-4  # powers of two, so that a decay per step and one per rate are the same number
-ADAMW = Arm(lr=LR, decay=LR * WEIGHT_DECAY, plain_decay=LR * WEIGHT_DECAY)
+LR, WEIGHT_DECAY = 2.0**-7, 2.0**-4
+RECIPE: dict[str, Any] = {"lr": LR, "weight_decay": WEIGHT_DECAY, "fused": True}
+ADAMW = Arm(lr=LR, weight_decay=WEIGHT_DECAY)
 
 
 def start() -> nn.Parameter:
@@ -23,8 +29,7 @@ def start() -> nn.Parameter:
 def pair() -> tuple[nn.Parameter, ArmOptimizer, nn.Parameter, torch.optim.AdamW]:
     """Return a weight with our AdamW, and the same with torch's."""
     ours, theirs = start(), start()
-    shared = {"lr": LR, "betas": ADAMW.betas, "eps": ADAMW.eps, "weight_decay": WEIGHT_DECAY}
-    return ours, ArmOptimizer({}, [ours], ADAMW), theirs, torch.optim.AdamW([theirs], fused=True, **shared)
+    return ours, ArmOptimizer({}, [ours], ADAMW), theirs, torch.optim.AdamW([theirs], **RECIPE)
 
 
 def gradient(number: int) -> torch.Tensor:
@@ -70,6 +75,67 @@ def test_moments_that_lie_otherwise_after_loading_are_read_in_their_places() -> 
     assert torch.equal(*ends)
 
 
+def sequence(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    parts = [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3), lr_scheduler.StepLR(optimizer, 2)]
+    return lr_scheduler.SequentialLR(optimizer, parts, milestones=[3])
+
+
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda i: 1 / (1 + i)),
+    "SequentialLR": sequence,
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=3),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, base_lr=LR / 8, max_lr=LR / 2, step_size_up=2),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=6),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0),
+    "linear warm-up": lambda o: transformers.get_linear_schedule_with_warmup(o, 2, 8),
+    "cosine warm-up": lambda o: transformers.get_cosine_schedule_with_warmup(o, 2, 8),
+    "constant warm-up": lambda o: transformers.get_constant_schedule_with_warmup(o, 2),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_rates_set_in_groups_and_schedulers_do_what_they_do_of_adamw(name: str) -> None:
+    """Before a scheduler, in the middle of one, and after a state dict of a run with one has been loaded."""
+    ours, optimizer, theirs, reference = pair()
+    assert not {"initial_lr", "peak_lr"} & optimizer.param_groups[0].keys()
+    courses: list[list[float]] = []
+    for o, p in ((optimizer, ours), (reference, theirs)):
+        rates: list[float] = []
+
+        def train(o: torch.optim.Optimizer, p: nn.Parameter, plan: Any, first: int, rates: list[float] = rates) -> None:
+            for i in range(first, first + 5):
+                p.grad = gradient(i)
+                o.step()
+                plan.step(*([1.0] if name == "ReduceLROnPlateau" else []))
+                rates.append(o.param_groups[0]["lr"])
+
+        o.param_groups[0]["lr"] = LR / 4
+        plan = SCHEDULERS[name](o)
+        rates.append(o.param_groups[0]["lr"])
+        train(o, p, plan, 0)
+        saved, planned = copy.deepcopy(o.state_dict()), plan.state_dict()
+        fresh: Any = type(o)([p], **RECIPE) if o is reference else ArmOptimizer({}, [p], ADAMW)
+        plan = SCHEDULERS[name](fresh)
+        plan.load_state_dict(planned)
+        fresh.load_state_dict(saved)
+        train(fresh, p, plan, 5)
+        fresh.param_groups[0]["lr"] = LR / 2  # a new phase, with a scheduler of its own
+        plan = SCHEDULERS[name](fresh)
+        rates.append(fresh.param_groups[0]["lr"])
+        train(fresh, p, plan, 10)
+        courses.append(rates)
+    assert courses[0] == courses[1]
+    assert torch.equal(ours, theirs)
+
+
+def test_a_state_of_groups_without_a_weight_decay_is_refused() -> None:
+    _, optimizer, _, _ = pair()
+    saved = optimizer.state_dict()
+    del saved["param_groups"][0]["weight_decay"]
+    with pytest.raises(ValueError, match="no weight_decay: they are of an earlier version"):
+        optimizer.load_state_dict(saved)
+
+
 def test_one_cycle_moves_rate_and_momentum_as_it_does_of_adamw() -> None:
     ours, optimizer, theirs, reference = pair()
     plans = [torch.optim.lr_scheduler.OneCycleLR(o, max_lr=2 * LR, total_steps=8) for o in (optimizer, reference)]
@@ -81,6 +147,32 @@ def test_one_cycle_moves_rate_and_momentum_as_it_does_of_adamw() -> None:
                 plan.step()
         assert optimizer.param_groups[0]["betas"] == reference.param_groups[0]["betas"]
     assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("base", "source"),
+    [
+        ("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD), ("muon", torch.optim.Muon),
+        ("riemann_adam", geoopt.optim.RiemannianAdam), ("riemann_sgd", geoopt.optim.RiemannianSGD),
+    ],
+)  # fmt: skip
+def test_the_defaults_of_a_base_are_those_of_its_source(base: str, source: Any) -> None:
+    there = source([start()], lr=LR).defaults
+    arm = Arm(base=base, lr=LR, stiffness="ulp" if base.startswith("riemann") else None)
+    here = {"weight_decay": arm.weight_decays[0], "betas": arm.betas, "eps": arm.eps, "momentum": arm.momentum}
+    read = ("weight_decay", *(("betas", "eps") if "betas" in there else ("momentum",)))  # Muon's eps is of a norm
+    assert {name: here[name] for name in read} == {name: there[name] for name in read}
+
+
+def test_adamw_and_sgd_without_settings_are_torchs_to_the_bit() -> None:
+    for base, source in (("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)):
+        ours, theirs = start(), start()
+        optimizers = [ArmOptimizer({}, [ours], Arm(base=base, lr=LR)), source([theirs], lr=LR, fused=True)]
+        for i in range(5):
+            ours.grad, theirs.grad = gradient(i), gradient(i)
+            for o in optimizers:
+                o.step()
+        assert torch.equal(ours, theirs), base
 
 
 def test_one_cycle_moves_the_momentum_of_sgd() -> None:
@@ -109,7 +201,7 @@ def test_a_group_that_is_added_steps_as_adamw_steps_it() -> None:
     ours, optimizer, theirs, reference = pair()
     later = [start() for _ in range(2)]
     for o, new in zip((optimizer, reference), later, strict=True):
-        o.add_param_group({"params": new, "lr": 2 * LR} | ({"decay": 2 * LR * WEIGHT_DECAY} if o is optimizer else {}))
+        o.add_param_group({"params": new, "lr": 2 * LR})
     for i in range(3):
         for p in (ours, theirs, *later):
             p.grad = gradient(i)
@@ -120,11 +212,11 @@ def test_a_group_that_is_added_steps_as_adamw_steps_it() -> None:
 def test_a_group_with_a_vector_does_not_decay_unless_it_says_so() -> None:
     _, optimizer, _, _ = pair()
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
-    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))], "decay": 0.25})
-    assert [group["decay"] for group in optimizer.param_groups] == [ADAMW.plain_decay, 0.0, 0.25]
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))], "weight_decay": 0.25})
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [WEIGHT_DECAY, 0.0, 0.25]
 
 
-@pytest.mark.parametrize("setting", ["maximize", "differentiable", "weight_decay"])
+@pytest.mark.parametrize("setting", ["maximize", "differentiable", "decay"])
 def test_a_setting_that_no_step_looks_at_is_refused(setting: str) -> None:
     _, optimizer, _, _ = pair()
     with pytest.raises(ValueError, match=f"no setting '{setting}' of a group of parameters; there are params, lr"):

@@ -1,4 +1,5 @@
-"""Weight decay: the same share of the weights in every arm, whatever its learning rate, against the product.
+"""Weight decay against the product of what each step leaves: the same share in every arm that says ``decay``, whatever
+its learning rate, and otherwise ``weight_decay`` times the rate.
 
 Gradients are zero, so that decay is all that moves a weight.
 """
@@ -16,9 +17,10 @@ SCHEDULE = {"steps": 60, "warmup": 0.1, "final": 0.1}
 
 def run(optimizer: ArmOptimizer) -> None:
     """Take the steps of the schedule on gradients of zero, as the trainer does."""
+    peaks = [group["lr"] for group in optimizer.param_groups]
     for i in range(SCHEDULE["steps"]):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(i + 1, peak=group["initial_lr"], **SCHEDULE)
+        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+            group["lr"] = learning_rate(i + 1, peak=peak, **SCHEDULE)
             for p in group["params"]:
                 p.grad = torch.zeros_like(p)
         optimizer.step()
@@ -83,6 +85,30 @@ def test_by_itself_a_step_is_one_at_the_peak_and_torchs_schedulers_work(name):
     assert optimizer.decay(weights[0]) == pytest.approx(0.9)
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.25)
     assert optimizer.decay(weights[0]) == pytest.approx(0.975)
+
+
+@pytest.mark.parametrize("lr", [1e-6, 1e-2])
+@pytest.mark.parametrize(
+    ("settings", "own", "plain"),
+    [
+        ({}, 0.01, 0.01), ({"weight_decay": 0.5}, 0.5, 0.5), ({"stiffness": "ulp"}, 0.01, 0.01),
+        ({"base": "muon"}, 0.1, 0.01), ({"base": "muon", "weight_decay": 0.5}, 0.5, 0.5),
+        ({"base": "madam"}, 0.0, 0.01), ({"base": "sgd"}, 0.0, 0.0), ({"base": "sgd", "weight_decay": 0.5}, 0.5, 0.5),
+    ],
+)  # fmt: skip
+def test_without_a_share_of_its_own_an_arm_decays_by_its_rate(lr, settings, own, plain):
+    """In torch's meaning, so that 300 steps at a rate of fine-tuning take next to nothing away."""
+    arm = Arm(lr=lr, **settings)
+    weight, embedding = normal_weights((8, 16), (8, 16))
+    starts = [p.detach().double() for p in (weight, embedding)]
+    optimizer = ArmOptimizer({weight: grid_of("E4M3", arm)}, [embedding], arm)
+    for _ in range(300):
+        for p in (weight, embedding):
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+    for p, start, decay in zip((weight, embedding), starts, (own, plain), strict=True):
+        torch.testing.assert_close(p.detach().double(), start * (1 - lr * decay) ** 300, rtol=600 * 2.0**-24, atol=0)
+    assert arm.shares == (lr * own, lr * plain)
 
 
 def test_a_scale_that_is_held_follows_the_weights_as_they_decay():

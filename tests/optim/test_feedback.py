@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from altgrad.optim import ArmOptimizer
+from altgrad.optim import Arm, ArmOptimizer
 from altgrad.optim.update import unbias_later
 from tests.optim.arms import arm_named, grid_of, normal_weights
 
-SGD = {"base": "sgd", "momentum": 0.9}
+SGD = {"base": "sgd", "momentum": 0.9, "betas": Arm(lr=1, base="sgd").betas}  # in place of eco's
 BASES = {"adamw": {}, "sgd": SGD}
 
 

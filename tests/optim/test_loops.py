@@ -20,7 +20,7 @@ PROFILES = {f"profile_{knee}_{slope}": ("profile", {"knee": knee, "slope": slope
     (0, 1.0, {}), (3.5, 2.0, {}), (62, 0.5, {}), (7, 0.0, {}), (7, 0.75, {"normalise": "none", "lr": 0.03}),
 )}  # fmt: skip
 BY_RULES = ("row_relative", "muon")  # arms that the loops leave to the rules
-BY_LOOPS = [name for name in ARMS if arm_named(name).looks_at_grid and name not in BY_RULES]
+BY_LOOPS = [name for name in ARMS if arm_named(name).has_own_step and name not in BY_RULES]
 CASES = FORMULAS | RAW | PROFILES | {name: (name, {}) for name in BY_LOOPS} | {
     "profile_on_grid": ("stiff_update_sr", {"stiffness": "profile", "knee": 7, "slope": 1.0}),
     "squared": ("stiff_update", {"power": 2}),

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from altgrad.config.recipe import Rule
 from altgrad.formats import get_format
-from altgrad.optim import Arm, ArmOptimizer, WeightGrid, build_optimizer, update_cpu
+from altgrad.model import Recipe, quantize_model
+from altgrad.optim import Arm, ArmOptimizer, WeightGrid, build_optimizer, update_cpu, weight_grids
 from tests.optim.arms import ARMS, arm_named, final, grid_of, make, normal_weights, step
 
 
@@ -53,13 +55,13 @@ def test_an_arm_keeps_the_moments_that_it_needs_and_no_others(reference, match_r
 def test_the_direction_of_adamw_is_that_of_the_same_gradients(name):
     """Against the formula written out, after three steps."""
     arm = arm_named(name)
-    weights, optimizer = make(arm, reference=True)
+    (b1, b2), (weights, optimizer) = arm.betas, make(arm, reference=True)
     m = v = torch.zeros(24, 32, dtype=torch.float64)
     for i in range(3):
         step(weights, optimizer, seed=i)
         g = weights[0].grad.double()
-        m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
-    expected = m / (1 - 0.9**3) / ((v / (1 - 0.95**3)).sqrt() + 1e-8)
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+    expected = m / (1 - b1**3) / ((v / (1 - b2**3)).sqrt() + 1e-8)
     assert torch.allclose(optimizer.adamw_direction(weights[0]).double(), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -114,8 +116,8 @@ def test_only_quantized_weights_take_the_arm(name):
     optimizer = ArmOptimizer({quantized: grid_of("E4M3", arm)}, [matrix, vector], arm)
     groups = optimizer.param_groups
     assert [group["quantized"] for group in groups] == [True, False, False]
-    assert [group["decay"] for group in groups] == [arm.decay, arm.plain_decay, 0]
-    assert groups[1]["lr"] == groups[1]["initial_lr"] == (arm.plain_lr or arm.lr)
+    assert [group["weight_decay"] * group["lr"] for group in groups] == pytest.approx([arm.decay, arm.plain_decay, 0])
+    assert groups[1]["lr"] == (arm.plain_lr or arm.lr)
 
 
 RUNG = {"base": "rung", "weights": "quantized", "rounding": "stochastic"}
@@ -135,6 +137,9 @@ RUNG = {"base": "rung", "weights": "quantized", "rounding": "stochastic"}
         ({"rounding": "stochastic"}, "set weights: quantized or remove it"),
         *(({name: value}, f"^Arm: {name}: input should be (greater|less) than .*, not {value}$")
           for name in ("decay", "plain_decay") for value in (-0.1, 1.0)),
+        ({"weight_decay": -0.1}, "^Arm: weight_decay: input should be greater than or equal to 0, not -0.1$"),
+        ({"decay": 1e-3}, "^Arm: decay and plain_decay need each other$"),
+        ({"decay": 1e-3, "plain_decay": 1e-3, "weight_decay": 0.1}, "mean two shares; remove one of them$"),
         ({"lr": 0.0}, "^Arm: lr: input should be greater than 0"),
         ({"plain_lr": 0.0}, "^Arm: plain_lr: input should be greater than 0"),
         ({"betas": (1.0, 0.9)}, "betas"),
@@ -203,8 +208,11 @@ def test_the_limits_themselves_are_allowed(settings):
 
 
 @pytest.mark.parametrize("name", ARMS)
-def test_an_arm_looks_at_the_quantization_grid_unless_it_is_plain(name):
-    assert arm_named(name).looks_at_grid == (not name.startswith(("adamw", "sgd")) or name == "adamw_sr")
+def test_an_arm_has_a_step_of_its_own_unless_it_is_plain(name):
+    arm = arm_named(name)
+    assert arm.has_own_step == (not name.startswith(("adamw", "sgd")) or name == "adamw_sr")
+    free = ("madam", "muon", "profile", "relative", "row_relative")
+    assert arm.needs_format == (arm.has_own_step and name not in free)
 
 
 def test_a_closure_computes_the_loss_anew_with_gradients():
@@ -258,8 +266,35 @@ def test_a_model_is_split_into_what_its_grids_quantize_its_other_layers_and_the_
     quantized, linear, matrices, vectors = (group["params"] for group in optimizer.param_groups)
     assert quantized[0] is model[1].weight and linear[0] is model[2].weight and matrices[0] is model[0].weight
     assert len(quantized) == len(linear) == len(matrices) == 1 and len(vectors) == 2
-    with pytest.warns(UserWarning, match="no quantized weight that the arm could look at"):
+    with pytest.warns(UserWarning, match="is its plain form, adamw: this model has no quantized weight"):
         assert len(build_optimizer(model, arm).param_groups) == 3
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("settings", [{"base": "muon"}, {"base": "madam"}, {"stiffness": "row_rms"}])
+def test_an_arm_that_needs_no_format_steps_linear_layers_alike_quantized_in_part_or_not(settings):
+    """But for a weight that an embedding shares; whatever grids it is given."""
+    arm, ends = Arm(lr=1e-2, **settings), []
+    for recipe in (None, [Rule(layers="1", weight="E4M3")], [Rule(layers="*", weight="MXFP8")]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 32), nn.Linear(32, 32), nn.Linear(8, 5, bias=False))
+        model[3].weight = model[0].weight
+        if recipe:
+            quantize_model(model, Recipe(recipe))
+        optimizer = build_optimizer(model, arm, weight_grids(model, on_grid=False) if recipe else None)
+        own = [p for group in optimizer.param_groups if group["quantized"] for p in group["params"]]
+        assert [id(p) for p in own] == [id(model[i].weight) for i in (1, 2)]
+        for i, p in enumerate(model.parameters()):
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(i))
+        optimizer.step()
+        ends.append([p.detach() for p in model.parameters()])
+    assert all(torch.equal(a, b) for other in ends[1:] for a, b in zip(ends[0], other, strict=True))
+
+
+def test_an_arm_that_needs_no_format_says_that_nothing_is_left_for_it():
+    model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 8).requires_grad_(False))
+    with pytest.warns(UserWarning, match="is its plain form, adamw: this model has no linear layer that is trained"):
+        build_optimizer(model, Arm(base="muon", lr=1e-2))
 
 
 def test_weights_on_the_quantization_grid_need_a_buffer_for_their_scale():

@@ -70,7 +70,7 @@ def test_steps_are_those_of_torchao(name):
     """Of 16,384 codes at most 1 in 1,000 differs after a step, by one place, and no weight by more than 1e-3 lr."""
     theirs, _, settings = TORCHAO[name]
     mine, other = (nn.Parameter(normal_weights((64, 256))[0].detach().clone()) for _ in range(2))
-    own = ArmOptimizer({}, [mine], Arm(lr=1e-3, betas=(0.9, 0.95), plain_decay=1e-5, state=settings))
+    own = ArmOptimizer({}, [mine], Arm(lr=1e-3, betas=(0.9, 0.95), weight_decay=1e-2, state=settings))
     reference = theirs([other], lr=1e-3, betas=(0.9, 0.95), weight_decay=1e-2)
     reference.step = partial(_eagerly, reference.step)
     for i in range(5):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from altgrad.reporting.compare import compare
-from altgrad.reporting.document import Table
+from altgrad.reporting.document import Table, Text
 from altgrad.reporting.load import Study
 from altgrad.reporting.metrics import metrics
 from altgrad.reporting.summary import certainty, costs_table, headline, lowest, lowest_table, summary, updates_table
@@ -63,11 +63,26 @@ def test_costs_are_losses_minus_the_baselines():
 
 def test_updates_stand_beside_their_controls():
     effects = {("E4M3", "stiff"): -0.03, ("E4M3", "shuffled"): -0.02, ("virtual.E4M3", "stiff"): -0.03}
-    found = rows(updates_table(study := made(effects), compare(study)))
+    found = rows(updates_table(study := made(effects), compare(study), follow_spacing=True))
     row = found["E4M3"]
     assert list(found) == ["E4M3", "E3M4"] and row[0].startswith("−0.03") and row[4] == "**lower**"
     assert row[5].endswith("no effect")
     assert row[6].startswith("`shuffled` −0.0099") and row[6].endswith("**lower**")
+
+
+def test_an_optimizer_that_needs_no_format_is_not_called_spacing_scaled_and_has_bf16_for_a_control():
+    arms = {"adamw": ADAMW, "muon": {"base": "muon"}, "stiff": STIFF}
+    effects = {("E4M3", "muon"): -0.03, ("E3M4", "muon"): -0.03, ("bf16", "muon"): -0.03, ("E4M3", "stiff"): -0.02}
+    study = made(effects, ("bf16", "E4M3", "E3M4"), **arms)
+    comparison = compare(study)
+    spaced, others = (updates_table(study, comparison, follow_spacing=follow) for follow in (True, False))
+    leads = [block.text for block in summary(study, comparison) if isinstance(block, Text)]
+    assert "**What the spacing-scaled update changes**" in leads
+    assert "**What optimizers that do not follow the format's spacing change**" in leads
+    assert said(made({}, ("bf16", "E4M3"), adamw=ADAMW, muon={"base": "muon"})).startswith("**Open.** This grid has no")
+    assert rows(spaced)["E4M3"][0].startswith("−0.02") and "`stiff`'s minus" in spaced.note
+    assert rows(others)["E4M3"][0].startswith("−0.03") and rows(others)["E4M3"][5].endswith("no effect")
+    assert "`muon`'s minus" in others.note and others.note.endswith("(difference in differences), `bf16`.")
 
 
 def test_the_lowest_is_listed_with_what_is_above_it():

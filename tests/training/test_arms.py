@@ -59,7 +59,7 @@ def test_what_is_never_quantized_learns_alike_in_every_arm_and_format(name, form
     rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
     linear = {layer.weight for name, layer in linear_layers(model).items() if name != "head"}
     assert {rate for p, rate in rates.items() if p not in linear} == {0.125} and len(linear) == 4
-    in_its_own_unit = arm.base in ("rung", "madam") and format == "bf16"
+    in_its_own_unit = arm.base == "rung" and format == "bf16"  # where it is its plain form
     assert {rates[p] for p in linear} == {0.125 if in_its_own_unit else ARMS[name]["lr"] / 2}
 
 
@@ -85,6 +85,15 @@ def test_snapshots_have_the_amax_that_holds_the_scale_and_the_embedding_and_its_
         assert value == model[f"{key.removeprefix('amax/12/')}.quantizers.weight.history"].squeeze()
     trained(cell_of("adamw"), tokens, tmp_path / "following")
     assert not any(key.startswith("amax/") for key in load_file(tmp_path / "following" / "out" / "probes.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["madam", "muon", "relative"])
+def test_an_arm_that_needs_no_format_is_itself_in_every_entry(tokens, tmp_path, name):
+    """In bf16 it trains as in an unquantized control, to the bit, and not as AdamW."""
+    found = {entry: trained(cell, tokens, tmp_path / entry)["model.safetensors"] for entry, cell in {
+        "bf16": cell_of(name, "bf16"), "virtual": cell_of(f"virtual.{name}"), "adamw": cell_of("adamw", "bf16"),
+    }.items()}  # fmt: skip
+    assert found["bf16"] == found["virtual"] != found["adamw"]
 
 
 def test_without_quantized_weights_an_arm_trains_as_its_plain_form(tokens, tmp_path):
@@ -162,7 +171,7 @@ def test_what_is_recorded_of_a_step_is_what_its_weights_and_gradient_say(name):
         down = flips & (g * (q[1] - q[0]) < 0)
         assert found[layer, "update_success"] == pytest.approx((down.sum() / flips.sum()).item(), rel=1e-6)
         (group,) = [group for group in optimizer.param_groups if any(p is module.weight for p in group["params"])]
-        kept = 1 - group["lr"] * group["decay"] / group["peak_lr"]
+        kept = 1 - group["lr"] * group["weight_decay"]
         wanted = new if name == "adamw" else old * kept - group["lr"] * g.sign()
         stalled = ((wanted != old) & ~flips).sum() / (wanted != old).sum()
         assert 0 < found[layer, "stall_ratio"] == pytest.approx(stalled.item(), rel=1e-6)

@@ -177,7 +177,8 @@ def test_only_matrices_decay_and_a_tied_weight_is_updated_once():
     model = small_model()
     optimizer = build_optimizer(model, Arm(lr=0.1, decay=0.05, plain_decay=0.02))
     *decayed, others = optimizer.param_groups
-    assert [group["decay"] for group in decayed] == [0.05, 0.02] and others["decay"] == 0
+    assert [group["weight_decay"] * group["lr"] for group in decayed] == pytest.approx([0.05, 0.02])
+    assert others["weight_decay"] == 0
     matrices = [p for group in decayed for p in group["params"]]
     assert all(p.ndim == 2 for p in matrices) and all(p.ndim == 1 for p in others["params"])
     everything = [*matrices, *others["params"]]
