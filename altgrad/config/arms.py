@@ -66,9 +66,12 @@ class Arm(Section):
     betas: tuple[Beta, Beta] = Field(default_factory=_of_base("betas"), description="decay rates of the two moments")
     eps: float = Field(1e-8, ge=0, le=1, description="added to the root of the second moment")
     weight_decay: float | None = Field(
-        None, ge=0, le=1e6, description="times the learning rate it is the share of a matrix that a step takes away, as "
-        "of torch's AdamW; vectors do not decay; default: the base's, of its plain form where that acts"
-    )  # fmt: skip
+        None,
+        ge=0,
+        le=1e6,
+        description="times the learning rate the share of a matrix that a step takes away, as of torch's AdamW; "
+        "vectors do not decay; default: the base's, of its plain form where that acts",
+    )
     decay: Decay | None = Field(
         None,
         description="in place of weight_decay: share of a linear layer's weight that a step at the peak learning rate "
@@ -197,14 +200,14 @@ class Arm(Section):
 
     @property
     def weight_decays(self) -> tuple[float, float]:
-        """The default of ``weight_decay``, or what it is: of the weights that the arm acts on, and of its plain form."""
+        """``weight_decay``, or its default: of the weights that the arm acts on, and of its plain form."""
         row = BASES[self.base]
         own, plain = row.weight_decay, BASES[row.plain].weight_decay
         return (own, plain) if self.weight_decay is None else (self.weight_decay, self.weight_decay)
 
     @property
     def shares(self) -> tuple[float, float]:
-        """The shares of a linear layer's weight and of an embedding that a step at the peak learning rate takes away."""
+        """The shares of a linear layer's weight and of an embedding that a step at the peak rate takes away."""
         if self.decay is not None and self.plain_decay is not None:
             return self.decay, self.plain_decay
         own, plain = self.weight_decays

@@ -31,8 +31,8 @@ def build_optimizer(
     if grids is None or (arm.has_own_step and not arm.needs_format):
         grids = weights_of(model, arm)
         if arm.has_own_step and not any(p.requires_grad for p in grids):
-            what = "quantized weight; quantize_model comes first" if arm.needs_format else "linear layer that is trained"
-            warnings.warn(f"the arm is its plain form, {arm.plain_form.base}: this model has no {what}", stacklevel=2)
+            lacks = "quantized weight; quantize_model comes first" if arm.needs_format else "linear layer to train"
+            warnings.warn(f"the arm is its plain form, {arm.plain_form.base}: the model has no {lacks}", stacklevel=2)
     if foreign := grids.keys() - set(model.parameters()):
         raise ValueError(f"grids are of {len(foreign)} weights that this model has not; take weight_grids of it itself")
     parameters = [p for p in model.parameters() if p.requires_grad]

@@ -71,9 +71,8 @@ class Resumable(torch.optim.Optimizer):
             group.pop(STORED, None)
             if "weight_decay" not in group:
                 raise ValueError(
-                    "the saved groups have no weight_decay: they are of an earlier version, and so were their decay and "
-                    "learning rates; load what state has alone, {**saved, 'param_groups': optimizer.state_dict()"
-                    "['param_groups']}"
+                    "the saved groups have no weight_decay: they are of an earlier version; put those of this "
+                    "optimizer's own state_dict() in their place"
                 )
         super().load_state_dict({**state_dict, "state": {}})
         for i, p in enumerate(parameters):

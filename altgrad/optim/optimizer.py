@@ -114,9 +114,9 @@ class ArmOptimizer(Resumable):
         """Add parameters that are stepped in the plain form; settings that the group lacks are the arm's.
 
         They may be pairs of a name and a parameter, as `Module.named_parameters` has them. A group of matrices decays
-        as the arm's embeddings do, one with a vector in it not at all, unless it says ``weight_decay``. Raises ``ValueError`` for a
-        setting that no step looks at, and for weights of a format in float16, whose updates are below its smallest
-        number.
+        as the arm's embeddings do, one with a vector in it not at all, unless it says ``weight_decay``. Raises
+        ``ValueError`` for a setting that no step looks at, and for weights of a format in float16, whose updates are
+        below its smallest number.
         """
         group = completed(param_group, self.arm, self.defaults["lr"], self.names)
         self.know(group["params"])

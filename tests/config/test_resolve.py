@@ -171,7 +171,7 @@ def test_an_override_for_a_format_outside_the_grid_is_kept():
         ({"overrides": {"E4M3-adamw-0-1.0": {"train": {"clip": 1}}}}, "as E4M3-adamw-0-1"),
         ({"overrides": {"E4M3-adamw-00-1": {"train": {"clip": 1}}}}, "as E4M3-adamw-0-1"),
         ({"overrides": {"E7M0": {"arm": {"lr": -1}}}, "grid": {"formats": ["E4M3"]}}, "overrides.E7M0.arm: lr"),
-        ({"overrides": {"adamw": {"arm": {"weight_decay": 0.1}}}}, "overrides.adamw.arm: weight_decay is now"),
+        ({"overrides": {"adamw": {"arm": {"weight_decay": 0.1}}}}, "overrides.adamw.arm: weight_decay times the"),
         ({"formats": {"E4M3": {"exponent_bits": 3, "mantissa_bits": 4}}}, "formats.E4M3: the name is taken"),
         ({"formats": {"bf16": {"exponent_bits": 3, "mantissa_bits": 4}}}, "formats.bf16: the name is taken"),
         ({"recipes": {"adamw": []}}, "recipes.adamw: the name is taken"),

@@ -95,7 +95,7 @@ def test_the_scale_follows_when_it_is_due_and_not_before(monkeypatch, request, n
 def test_stochastic_write_back_is_unbiased(fmt):
     """The mean over seeds of a step that ends between two values is where it wanted to go, within 5 standard errors."""
     arm = arm_named("adamw_sr", decay=0.0, lr=1e-4)
-    plain = Arm(lr=1e-4, decay=0.0)
+    plain = Arm(lr=1e-4, weight_decay=0.0)
     ends, seeds = [], 300
     for seed in range(seeds):
         weights, optimizer = make(arm, fmt, seed=seed)
@@ -130,12 +130,12 @@ def test_selective_write_back_draws_only_where_nearest_would_lose_the_step(fmt):
     """Beside the other two roundings of the same step, and the spacing by codes."""
     ends, lr = {}, 0.1  # steps of some 0.05 to 10 spacings
     for rounding in ("nearest", "stochastic", "selective"):
-        arm = Arm(base="sgd", lr=lr, decay=0.0, weights="quantized", rounding=rounding, held_scale="fixed")
+        arm = Arm(base="sgd", lr=lr, weights="quantized", rounding=rounding, held_scale="fixed")
         weights, optimizer = make(arm, fmt)
         start, grid = weights[0].detach().clone(), optimizer.grids[weights[0]]
         step(weights, optimizer, seed=1)
         ends[rounding] = weights[0].detach()
-    (wanted,), plain = make(Arm(base="sgd", lr=lr, decay=0.0), fmt, [nn.Parameter(start.clone())])
+    (wanted,), plain = make(Arm(base="sgd", lr=lr), fmt, [nn.Parameter(start.clone())])
     step([wanted], plain, seed=1)
     scale = grid.held.new_tensor(grid.format.max) / grid.held
     small = (wanted.detach() - start).abs() < ulp(start * scale, fmt) / scale / 2

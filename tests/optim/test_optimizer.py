@@ -266,7 +266,7 @@ def test_a_model_is_split_into_what_its_grids_quantize_its_other_layers_and_the_
     quantized, linear, matrices, vectors = (group["params"] for group in optimizer.param_groups)
     assert quantized[0] is model[1].weight and linear[0] is model[2].weight and matrices[0] is model[0].weight
     assert len(quantized) == len(linear) == len(matrices) == 1 and len(vectors) == 2
-    with pytest.warns(UserWarning, match="is its plain form, adamw: this model has no quantized weight"):
+    with pytest.warns(UserWarning, match="is its plain form, adamw: the model has no quantized weight"):
         assert len(build_optimizer(model, arm).param_groups) == 3
 
 
@@ -293,7 +293,7 @@ def test_an_arm_that_needs_no_format_steps_linear_layers_alike_quantized_in_part
 
 def test_an_arm_that_needs_no_format_says_that_nothing_is_left_for_it():
     model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 8).requires_grad_(False))
-    with pytest.warns(UserWarning, match="is its plain form, adamw: this model has no linear layer that is trained"):
+    with pytest.warns(UserWarning, match="is its plain form, adamw: the model has no linear layer to train"):
         build_optimizer(model, Arm(base="muon", lr=1e-2))
 
 
