@@ -120,7 +120,7 @@ def test_a_run_moves_adapters_and_head_alone_and_resumes_and_is_measured(
 
 @pytest.mark.parametrize(("change", "words"), [
     ({"model": {"start": None}}, "lora adapts weights that do not change; name those to begin with in start"),
-    ({"arm": {"stiffness": "ulp"}}, "lora leaves adamw no weight whose spacing"),
+    ({"arm": {"stiffness": "ulp"}}, "lora leaves adamw no weight that it could act on"),
     ({"train": {"devices": 2}}, "lora is for one process"),
     ({"rules": [{"layers": "*", "weight": {"format": "E4M3", "rounding": "stochastic"}}]}, "lora keeps the codes"),
     ({"lora": {"rank": 0}}, "rank"),
