@@ -18,7 +18,7 @@ from altgrad.config.files import read_json, write_json
 from altgrad.diagnostics import diagnose_cell
 from altgrad.formats import get_format
 
-ARM = {"base": "adamw", "lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "decay": 3e-4}
+ARM = {"base": "adamw", "lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "decay": 3e-4, "plain_decay": 1.2e-3}
 
 
 @dataclass(frozen=True)
