@@ -3,6 +3,7 @@
 #   make test    the tests, with what they need besides: oracles, trackers, Ray, a browser's driver
 #   make test-long   those of fifteen seconds and more each, which .ci/run runs too; make test-slow: those of minutes
 #   make test-avx2   the tests of what is computed, as on a processor with AVX2 and neither AVX-512 nor bf16; TESTS=tests for all
+#   make test-arm   the loops in C++ compiled for ARM and emulated have the bits that they have here; Debian's g++-aarch64-linux-gnu, qemu-user-static and clang
 #   make lint    ruff's rules over all files, and mypy over the package and the stages
 #   make env     what `make repro` needs; make env-test: what the tests need too
 #   make repro ENGINE=ray   the cells on a Ray cluster, of RAY_ADDRESS or of this machine
@@ -32,7 +33,7 @@ PYTEST := python -m pytest -n auto --dist loadscope --no-loadscope-reorder --max
 TESTS_STAMP := $(VENV)/.installed-tests
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help repro estimate watch study simulate injected stability faults gpu bench test test-long test-avx2 test-slow env env-test lint clean
+.PHONY: help repro estimate watch study simulate injected stability faults gpu bench test test-long test-avx2 test-arm test-slow env env-test lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -101,6 +102,9 @@ AVX2 = ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=
 	TORCHINDUCTOR_CPP_MARCH=x86-64-v3 ALTGRAD_CPU_BF16=off
 test-avx2: env-test
 	$(AVX2) $(PYTEST) -m "not slow and not long" $(TESTS)
+
+test-arm: env-test
+	python -m tests.arm
 
 test-slow: env-test
 	$(PYTEST) -m slow

@@ -310,7 +310,7 @@ class Step {
       moments.store(t_, first, n, stream_);
     });
     const float found = static_cast<float>(std::sqrt(total(wanted) / total(own)));
-    ratio_ = std::isfinite(found) ? found : 1.0f;
+    ratio_ = is_finite(found) ? found : 1.0f;
   }
 
   // Moves a chunk, and returns its largest weight if someone asks for it.
@@ -389,7 +389,7 @@ class Step {
       const float error = std::max(std::min(wanted[i], top), -top) - written[i];
       const float rate = adam ? later / (std::sqrt(moments.v[i] * h_.unbias2) + h_.eps) : h_.lr;
       const float lost = error * kept / (beta * rate);
-      moments.m[i] -= std::isfinite(lost) ? lost : 0.0f;  // at a rate of zero nothing comes back
+      moments.m[i] -= is_finite(lost) ? lost : 0.0f;  // at a rate of zero nothing comes back
     }
     moments.store(t_, first, n, stream_);
   }

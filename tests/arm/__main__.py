@@ -36,7 +36,7 @@ BUILDS = {
     "ARM clang": (ARM_CLANG, "aarch64", "armv8.2-a", QEMU),
     "ARM clang sve": (ARM_CLANG, "aarch64", "armv8.4-a+sve", QEMU),
 }
-SOURCES = {path: "" for path in kernels.SOURCES} | {
+SOURCES = dict.fromkeys(kernels.SOURCES, "") | {
     sums.SOURCE: sums.DEFINITIONS, update_cpu.SOURCE: update_cpu.DEFINITIONS,
 }  # fmt: skip
 
@@ -45,12 +45,11 @@ def main() -> int:
     """Build, run and compare; return the exit status."""
     missing = [package for tool, package in TOOLS.items() if shutil.which(tool) is None]
     if missing:
-        print(f"error: make test-arm needs Debian's packages {' and '.join(missing)}: apt-get install {' '.join(missing)}")
+        print(f"error: make test-arm needs packages of Debian that are not there: apt-get install {' '.join(missing)}")
         return 2
-    for source, definitions in SOURCES.items():
-        if kernels.load(*(kernels.SOURCES if source in kernels.SOURCES else (source,)), definitions=definitions):
-            return 1
-    torch.manual_seed(0)
+    others = ((source,) for source in SOURCES if source not in kernels.SOURCES)
+    if any(kernels.load(*sources, definitions=SOURCES[sources[0]]) for sources in (kernels.SOURCES, *others)):
+        return 1  # it has warned
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
         _prepare(Path(folder))
         built = [pool.submit(_compile, Path(folder), build, source) for build in BUILDS for source in SOURCES]
@@ -114,7 +113,7 @@ def _agrees(folder: Path, build: str, recorder: Recorder) -> bool:
     """Whether a build has the bits of this machine's libraries; prints the first that it has not."""
     program = folder / build
     objects = [_object(folder, build, source) for source in SOURCES]
-    compiler, _, _, runner = BUILDS[build]
+    runner = BUILDS[build][-1]
     static = ["-static"] if runner else []
     _run([*_command(build, HERE / "main.cpp", folder), HERE / "main.cpp", *objects, *static, "-o", program])
     done = subprocess.run([*runner, program], input=recorder.input, capture_output=True, check=False)

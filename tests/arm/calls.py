@@ -71,8 +71,10 @@ class Recorder(TorchDispatchMode):
         written = [bool(a.alias_info and a.alias_info.is_write) for a in function._schema.arguments]
         read = [_copies([argument]) for argument in args]  # that one of them is another's memory concerns nobody
         result = function(*args)
-        after = [_copies([argument]) if is_written else was for argument, is_written, was in zip(args, written, read)]
-        self.calls.append(Call(self.label, name, [*chain.from_iterable(read)], [*_copies([result]), *chain.from_iterable(after)]))
+        kept = zip(args, written, read, strict=True)
+        after = [_copies([argument]) if is_written else was for argument, is_written, was in kept]
+        before, after = ([*chain.from_iterable(tensors)] for tensors in (read, after))
+        self.calls.append(Call(self.label, name, before, _copies([result]) + after))
         return result
 
 
@@ -168,7 +170,8 @@ def _groups(recorder: Recorder) -> None:
             for rule in (rules[(i + j) % 7], rules[(i + 3 * j + 5) % 7]):
                 if rule >= TWO_LEVEL and block in (0, -1):
                     continue
-                constants = format_constants(fmt, scale_format=("E4M3", "E5M2")[i % 2] if rule >= TWO_LEVEL else "float32")
+                scale_format = ("E4M3", "E5M2")[i % 2] if rule >= TWO_LEVEL else "float32"
+                constants = format_constants(fmt, scale_format=scale_format)
                 known = torch.tensor(3.0) if j % 5 == 0 and block != -1 else None
                 recorder.label = f"{fmt} {shape} {kind} {source} to {target}, block {block}, rule {rule}, {stream}"
                 quantize_groups_by_loops(

@@ -79,6 +79,16 @@ def test_the_loops_do_what_the_rules_say(by_rules, case, fmt):
             agree(tensor, expected_state[key], share)
 
 
+@pytest.mark.parametrize("case", ["nearest", "fixed"])
+def test_a_weight_that_becomes_zero_keeps_its_sign(by_rules, case):
+    """To nearest and stochastically: the scale is taken off by fused instructions, where a processor has them."""
+    name, changes = CASES[case]
+    found, expected = (by_rules(arm_named(name, **changes), "E0M7", rules, 1)[0] for rules in (False, True))
+    zero = (found == 0) & (expected == 0)
+    assert (zero & expected.signbit()).sum() > 10
+    assert torch.equal(found.signbit()[zero], expected.signbit()[zero])
+
+
 @pytest.mark.parametrize("rounding", SCALE_ROUNDINGS)
 @pytest.mark.parametrize("name", ["stiff_update", "adamw_sr"])
 def test_the_loops_have_each_rule_for_powers_of_two(by_rules, monkeypatch, name, rounding):

@@ -6,6 +6,7 @@ That is little: most of what torch would check before each call is not checked.
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -152,9 +153,19 @@ def test_what_is_compiled_for_another_processor_is_kept_apart(monkeypatch, tmp_p
         with pytest.warns(UserWarning, match="recorded"):
             kernels.load.__wrapped__(kernels.SOURCES[0])
     assert folders[0] != folders[1]
-    assert [word for word in commands[1] if "march" in word] == [f"-march={march or 'native'}"]
+    flags = kernels.processor_flags(platform.machine(), platform.system(), march or "native")
+    assert commands[1][1 : 1 + len(flags)] == flags
     made = [Path(command[command.index("-o") + 1]) for command in commands]
     assert made[0].name != made[1].name and made[1].is_relative_to(folders[1])
+
+
+def test_each_processor_is_named_in_its_compilers_words():
+    """Those of ARM know no vector width and Clang no native architecture; Apple's default is its own processors."""
+    flags = kernels.processor_flags
+    assert flags("x86_64", "Linux", "native") == ["-march=native", "-mprefer-vector-width=512"]
+    assert flags("aarch64", "Linux", "native") == ["-mcpu=native"]
+    assert flags("arm64", "Darwin", "native") == []
+    assert flags("aarch64", "Linux", "armv8.2-a") == ["-march=armv8.2-a"]
 
 
 COMPILED = """

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 
@@ -23,7 +24,8 @@ struct Coder {
     const uint32_t absolute = bits & 0x7fffffffu;
     const float magnitude = std::bit_cast<float>(absolute);
     const uint32_t normal = (absolute >> shift) - offset;
-    const uint32_t subnormal = static_cast<uint32_t>(static_cast<int32_t>(magnitude * per_code));
+    const float below = std::min(smallest_normal, magnitude);  // what no integer holds becomes another on each processor
+    const uint32_t subnormal = static_cast<uint32_t>(static_cast<int32_t>(below * per_code));
     uint32_t code = magnitude < smallest_normal ? subnormal : normal;
     const uint32_t sign = (bits >> 24) & 0x80u;
     code |= code == 0 ? 0u : sign;

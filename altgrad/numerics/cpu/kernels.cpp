@@ -35,7 +35,7 @@ struct History {
   float known(bool newest) const {
     if (newest) return entries[0];
     float found = 0;
-    for (int64_t i = 0; i < length; ++i) found = std::isfinite(entries[i]) ? std::max(found, entries[i]) : found;
+    for (int64_t i = 0; i < length; ++i) found = is_finite(entries[i]) ? std::max(found, entries[i]) : found;
     return found;
   }
   void learn(int64_t what, float amax) {

@@ -31,8 +31,8 @@ SOURCES = tuple(Path(__file__).with_name(name) for name in ("groups.cpp", "kerne
 HEADERS = Path(__file__).parent
 # Each operation rounds by itself, and none needs to raise a flag or errno.
 FLAGS = ("-O3", "-std=c++20", "-fPIC", "-shared", "-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno")
-# Names the processor to compile for, as GCC's -march does; without it that is this machine's. torch 2.13 reads it too, so
-# that loops and graphs have the same instructions; 2.11 compiles its graphs for this machine.
+# Names the processor to compile for, as GCC's -march does; without it that is this machine's. torch 2.13 reads it too,
+# so that loops and graphs have the same instructions; 2.11 compiles its graphs for this machine.
 MARCH = "TORCHINDUCTOR_CPP_MARCH"
 
 
@@ -98,7 +98,8 @@ def _digest(path: Path) -> str:
 
 def _library(source: Path, definitions: str) -> Path:
     headers = [header.read_text() for folder in (HEADERS, source.parent) for header in sorted(folder.glob("*.h"))]
-    parts = [source.read_text(), definitions, *headers, *_processor_flags(), *FLAGS, torch.__version__, _compiler(), processor()]
+    flags = (*_processor_flags(), *FLAGS)
+    parts = [source.read_text(), definitions, *headers, *flags, torch.__version__, _compiler(), processor()]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     return _folder() / "altgrad" / f"{source.stem}-{digest}.so"
 

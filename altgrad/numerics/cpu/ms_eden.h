@@ -45,7 +45,7 @@ void round_ms_eden(const T* x, U* y, const Groups& g, const float* amaxes, const
         add_halves(squares, kSize, kStripe, n);
         add_halves(along, kSize, kStripe, n);
         for (int64_t j = 0; j < n; ++j) {
-          const bool usable = along[j] > 0 && std::isfinite(squares[j]);
+          const bool usable = along[j] > 0 && is_finite(squares[j]);
           longer[j] = usable ? static_cast<float>(static_cast<double>(squares[j]) / along[j]) : 1.0f;
         }
         for (int64_t i = 0; i < blocks; ++i) {
