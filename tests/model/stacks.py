@@ -546,7 +546,7 @@ def frozen(recipe: str, run: Run) -> None:
 
 
 def encoder(recipe: str, run: Run) -> None:
-    """`nn.TransformerEncoder` in evaluation: as its layers compute, within 1e-3, of which attention's own path has some."""
+    """`nn.TransformerEncoder` in evaluation: what its layers compute, within 1e-3."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
     model = quantized(recipe, nn.TransformerEncoder(layer, 2)).eval()

@@ -6,7 +6,6 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <type_traits>
 #include <vector>
@@ -40,7 +39,7 @@ Tensor quantize_groups_into(Tensor x, Tensor values, Tensor constants, Tensor kn
   std::vector<float> amaxes(std::max<int64_t>(1, groups.down() * groups.across()), 0.0f);
   const float remembered = *known.const_data_ptr<float>();
   with_input(x, [&](const auto* from) { group_amaxes(from, groups, amaxes.data()); });
-  auto scaling_amax = [&](float own) { return remembered > 0 && std::isfinite(own) ? remembered : own; };
+  auto scaling_amax = [&](float own) { return remembered > 0 && is_finite(own) ? remembered : own; };
   if (one) amaxes[0] = scaling_amax(amaxes[0]);
   if (scales.two_level()) {
     uint32_t whole = 0;

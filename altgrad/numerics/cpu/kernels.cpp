@@ -39,7 +39,7 @@ struct History {
     return found;
   }
   void learn(int64_t what, float amax) {
-    if (!std::isfinite(amax)) return;
+    if (!is_finite(amax)) return;
     if (what == learns::kEach) std::copy_backward(entries, entries + length - 1, entries + length);
     if (what == learns::kEach || (what == learns::kFirst && entries[0] == 0)) entries[0] = amax;
   }

@@ -105,7 +105,7 @@ inline void round_tensors(std::span<Range> ranges, int64_t rule) {
   // A known scale cannot hide what is not finite: all of such a tensor is NaN, as at a scale of its own.
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
   for (Range& range : ranges) {
-    if (!range.is_known() || std::isfinite(range.amax)) continue;
+    if (!range.is_known() || is_finite(range.amax)) continue;
     range.scale = kNaN;
     with_output(*range.y, [&](auto* y) {
       for (int64_t i = 0; i < range.y->numel(); ++i) store(y + i, kNaN);
