@@ -228,8 +228,10 @@ def parallel(recipe: str) -> list[str]:
 
 def flattened(recipe: str) -> str:
     """Return what is said of FSDP1."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
     try:
-        dist.fsdp.FullyShardedDataParallel(model_of(recipe))
+        FullyShardedDataParallel(model_of(recipe), device_id=torch.device("cpu"))
     except RuntimeError as error:
         return str(error)
     return "nothing"

@@ -24,8 +24,9 @@ OPTIONS = TensorRecipe("E4M3").scale_options
 
 
 def arm_named(name: str, **changes: Any) -> Arm:
-    """Return an arm of params.yaml with some settings changed."""
-    return Arm(**ARMS[name] | changes)
+    """Return an arm of params.yaml with some settings changed, or left out where they are ``None``."""
+    left_out = {key for key, value in changes.items() if value is None}
+    return Arm(**{key: value for key, value in (ARMS[name] | changes).items() if key not in left_out})
 
 
 def grid_of(fmt: str, arm: Arm, device: torch.device | None = None) -> WeightGrid:

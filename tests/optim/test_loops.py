@@ -31,7 +31,7 @@ CASES = FORMULAS | RAW | PROFILES | {name: (name, {}) for name in BY_LOOPS} | {
     "nearest": ("adamw_sr", {"rounding": "nearest"}),
     "fixed": ("adamw_sr", {"held_scale": "fixed"}),
     "eco_nearest": ("eco", {"rounding": "nearest", "held_scale": "fixed"}),
-    "eco_sgd": ("eco", {"base": "sgd", "momentum": 0.9}),
+    "eco_sgd": ("eco", {"base": "sgd", "betas": None, "momentum": 0.9}),
 }  # fmt: skip
 SHAPE = (67, 131)  # more than one chunk, and a part of one
 

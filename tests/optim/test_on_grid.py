@@ -35,7 +35,7 @@ def test_codes_in_memory_stand_for_their_weights_at_any_scale(compiler, fmt):
     arm = arm_named("rung", decay=0.0, held_scale="fixed").but(store="codes")
     for amax in torch.linspace(0.3, 0.7, 23):
         grid = grid_of(fmt, arm)
-        weight = nn.Parameter(torch.empty(1, 256))
+        weight = nn.Parameter(torch.zeros(1, 256))
         values = torch.tensor(get_format(fmt).values, dtype=torch.float32)
         grid.held.fill_(amax)
         weight.data = (values / grid.scale(weight)).expand(1, -1).clone()

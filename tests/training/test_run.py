@@ -178,7 +178,7 @@ def test_every_source_that_decides_a_result_names_the_scratch_directory(tokens, 
     cell = make_cell()
     names = {scratch_directory(tmp_path, cell, tokens)}
     found = {file.suffix for name in TRAINING for file in source_files(package / name)}
-    assert found == {".py", ".cpp", ".h"}  # prose decides nothing
+    assert found == {".py", ".cpp", ".h", ".yaml"}  # prose decides nothing
     for source in (package / "numerics/cpu/kernels.cpp", package / "formats/format.py"):
         source.write_text(source.read_text() + "\n")
         names.add(scratch_directory(tmp_path, cell, tokens))
