@@ -14,15 +14,7 @@ import pytest
 
 from tests.model import stacks
 
-pytestmark = pytest.mark.usefixtures("products")
-
-# Compiling takes a second for each recipe.
-MARKS = {"eager": (), "compiled": pytest.mark.long}
-CASES = [
-    pytest.param(stack, way, id=f"{stack.__name__}-{way}", marks=MARKS[way])
-    for stack in stacks.STACKS for way in stacks.WAYS
-]  # fmt: skip
-SLOW = (stacks.compiled, stacks.recomputed_in_a_graph)
+SLOW = (stacks.compiled, stacks.recomputed_in_a_graph)  # which compile
 TRACED = [
     pytest.param(stack, id=stack.__name__, marks=pytest.mark.long if stack in SLOW else ()) for stack in stacks.TRACED
 ]
@@ -42,11 +34,31 @@ def said(stack: Callable[..., None], way: str) -> list[str]:
     return [dict(cell).get(way) or dict(cell)[""] for cell in of_ways]
 
 
-@pytest.mark.parametrize(("stack", "way"), CASES)
-def test_the_page_of_stacks_says_what_a_stack_does(stack: stacks.Stack, way: str) -> None:
+def require(stack: stacks.Stack, way: str) -> None:
     assert [stacks.cell_of(stack, recipe, stacks.WAYS[way]) for recipe in stacks.RECIPES] == said(stack, way)
 
 
+@pytest.mark.usefixtures("products")
+@pytest.mark.parametrize("stack", stacks.STACKS, ids=lambda stack: stack.__name__)
+def test_the_page_says_what_a_stack_does(stack: stacks.Stack) -> None:
+    require(stack, "eager")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stack", stacks.STACKS, ids=lambda stack: stack.__name__)
+def test_the_page_says_what_a_stack_does_to_a_compiled_model(stack: stacks.Stack) -> None:
+    """With the products that this machine has; a second for each recipe."""
+    require(stack, "compiled")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("products")
+@pytest.mark.parametrize("stack", stacks.STACKS, ids=lambda stack: stack.__name__)
+def test_the_page_says_what_a_stack_does_to_a_compiled_model_with_either_product(stack: stacks.Stack) -> None:
+    require(stack, "compiled")
+
+
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("stack", TRACED)
 def test_the_page_says_what_tracing_does(stack: Callable[[str], None]) -> None:
     assert [stacks.cell_of(stack, recipe) for recipe in stacks.RECIPES] == said(stack, "")
