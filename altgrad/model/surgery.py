@@ -84,7 +84,7 @@ def quantize_model(
     (see :func:`altgrad.model.torchao.torchao_linear`).
 
     ``seed`` (below 2^32) fixes stochastic rounding, where the recipe says ``rounding: stochastic``; every tensor
-    of every layer has numbers of its own.
+    of every layer has random numbers of its own, and an input or a gradient others in each process.
 
     ``sync_amax`` is for processes that share a batch, by DistributedDataParallel or fully_shard, each with equally many
     of its rows: scales of inputs and gradients are then those of the whole batch, as one process would have them, which

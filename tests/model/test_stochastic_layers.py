@@ -135,3 +135,26 @@ def test_a_loaded_model_goes_on_with_the_numbers_that_come_next() -> None:
 def test_a_virtual_weight_has_nothing_to_round() -> None:
     with pytest.raises(ValueError, match="virtual needs rounding nearest"):
         Recipe(rules=[{"layers": "*", "weight": BY_CHANCE | {"virtual": True}}])
+
+
+def test_processes_draw_for_their_rows_by_themselves_and_for_weights_alike(monkeypatch):
+    """Errors of two ranks on the same rows are independent; the first rank's are those of a process by itself."""
+    found: dict[int | None, dict[str, Tensor]] = {}
+    for rank in (None, 0, 1, 2):
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda rank=rank: rank is not None)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        torch.manual_seed(0)
+        layer = quantize_model(nn.Sequential(nn.Linear(64, 64)), recipe(*ROLES))[0]
+        x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        y = layer(x)
+        y.backward(torch.randn(64, 64, generator=torch.Generator().manual_seed(2)))
+        scaling, source = layer.settings(torch.float32).weight, layer.source("weight")
+        operand = Operand.of(layer.weight, scaling, source, 1, torch.float32)
+        found[rank] = {"y": y.detach(), "dx": x.grad, "dw": layer.weight.grad, "weight": operand.values}
+    for what, t in found[None].items():
+        assert torch.equal(found[0][what], t)
+        assert torch.equal(found[1][what], t) == (what == "weight")
+    mean = sum(found[rank]["y"] for rank in (0, 1, 2)) / 3
+    errors = torch.stack([(found[rank]["y"] - mean).flatten() for rank in (0, 1, 2)])
+    # Of three independent errors, less their mean, any two have a correlation of -1/2; of equal ones nothing is left.
+    assert torch.allclose(torch.corrcoef(errors)[~torch.eye(3, dtype=torch.bool)], torch.tensor(-0.5), atol=0.1)
