@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from altgrad.model import Recipe, quantize_model
 from tests.model.fully_sharded import WAYS, arm_of, optimizer_of, stepped, whole
-from tests.model.stacks import Checkpointed
+from tests.model.stacks.moves import Checkpointed
 
 FORMATS = ("E4M3", "E5M2", "E3M4", "E7M0", "E2M1", "E2M3", "E4M3FNUZ")
 ROWS, WIDTH = 64, 32

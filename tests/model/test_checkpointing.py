@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from altgrad.model import Recipe, quantize_model
 from altgrad.model.quantized.linear import QuantizedLinear
-from tests.model.stacks import Checkpointed
+from tests.model.stacks.moves import Checkpointed
 
 RECIPES: dict[str, dict[str, object]] = {
     "tensor": {},
