@@ -28,6 +28,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "delayed": {"scaling": "delayed", "history": 3}, "most recent": {"scaling": "delayed", "reduce": "most-recent"},
     "static": {"scaling": "static"}, "stochastic": {"rounding": "stochastic"},
     "stochastic rows": {"rounding": "stochastic", "granularity": "row"},
+    "delayed, stochastic": {"scaling": "delayed", "rounding": "stochastic"},
     "stochastic two-level": TWO_LEVEL | {"rounding": "stochastic"},
     "native": {"backend": "native"}, "native rows": {"backend": "native", "granularity": "row"},
     "codes": {"save": "codes"}, "float32": {"accumulate": "float32"}, "hadamard": {"hadamard": 16},

@@ -159,9 +159,10 @@ def test_autocast_that_is_off_inside_leaves_a_layer_its_input_s_dtype() -> None:
 
 
 def test_a_step_before_the_backward_pass_is_an_error_as_without_quantization() -> None:
-    for made in (nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), model()):
+    plain = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    for made in (plain, quantize_model(copy.deepcopy(plain), Recipe.uniform("E4M3"))):
         optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
-        loss = made(torch.randn(4, 8)).sum() if isinstance(made, nn.Sequential) else loss_of(made)
+        loss = made(torch.randn(4, 8)).sum()
         loss.backward(retain_graph=True)
         optimizer.step()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
