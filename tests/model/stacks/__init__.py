@@ -91,6 +91,7 @@ HOW = {
     "penalised": "uncompiled, as for torch's own layers; dynamic scaling for the gradient",
     "hessian": "uncompiled, as for torch's own layers; dynamic scaling for the gradient",
     "forward_mode": "reverse mode",
+    "twice_backward": "uncompiled, or dynamic scaling",
     "gathered": "`fully_shard` without `gather_codes`",
     "parallel": "`fully_shard`",
     "flattened": "`fully_shard`",
@@ -101,7 +102,7 @@ SENTENCES = (
     "use one checkpoint", "cannot repeat", "TorchScript (torch.jit.trace", "torch.func has no",
     "take scaling: dynamic for grad",
     "torch.compile with aot_autograd does not currently support double backward",
-    "does not implement the jvp function", "forward mode AD",
+    "does not implement the jvp function", "forward mode AD", "modified by an inplace operation",
 )  # fmt: skip
 
 
