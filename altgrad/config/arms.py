@@ -21,7 +21,7 @@ FORMAT_FREE = ("profile", "rms", "row_rms")  # formulas of the weights' sizes al
 
 
 def _of_base(setting: str) -> Any:
-    """Return what makes the default of a setting: that of the base."""
+    """Return a default factory that looks ``setting`` up in the base of the arm."""
     return lambda settings: getattr(BASES[settings.get("base", "adamw")], setting)  # absent where it is none
 
 

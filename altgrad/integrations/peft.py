@@ -72,7 +72,7 @@ def quantize_model(model: Model, recipe: Recipe, *, seed: int = 0) -> Model:
 
 
 def _own_names(model: nn.Module) -> Callable[[str], str]:
-    """Return what makes of a name in ``model`` the one before PEFT's wrappers, but for LoRA's base layer."""
+    """Return a function from a module's name in ``model`` to its name before PEFT saved a copy of the module."""
     places = {
         f"{name}.{place}.": f"{name}."
         for name, module in model.named_modules() if isinstance(module, ModulesToSaveWrapper)

@@ -59,7 +59,7 @@ class TitanQuantizedLinear(QuantizedLinear, Module):
         super().parallelize(parallel_dims)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return what `QuantizedLinear` does. torchtitan's sharding names the argument ``input``."""
+        """Call `QuantizedLinear.forward`. torchtitan's sharding names the argument ``input``."""
         return super().forward(input)
 
 

@@ -50,7 +50,7 @@ class ResizeTokenEmbeddings:
         self.model = model
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Return what the class of the model returns, called with the same arguments on a plain head."""
+        """Resize by the method of the model's class, with a plain head in place of the quantized one meanwhile."""
         head, method = _head_of(self.model), getattr(type(self.model), RESIZE)
         if head is None:
             return method(self.model, *arguments, **options)
@@ -79,7 +79,7 @@ def _has_quantized(module: nn.Module) -> bool:
 
 
 def _head_of(model: Any) -> Any:
-    """Return what a model of transformers calls its output embeddings, ``None`` for no layer that was quantized."""
+    """Return the output embeddings of a model of transformers if they were quantized, else ``None``."""
     head = model.get_output_embeddings()
     known = isinstance(head, nn.Linear | QuantizedLinear)
     return head if known and (layer_recipe(head) or virtual_weight(head)) else None
