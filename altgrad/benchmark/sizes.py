@@ -53,7 +53,7 @@ ON_GPU = Sizes(
         "NVFP4 as published, native",
     ),
     modes=("reduce-overhead", "max-autotune-no-cudagraphs"),
-    optimizers=("adamw", "stiff_update", "stiff_matched", "rung", "muon"),
+    optimizers=("adamw", "spacing_unmatched", "spacing_scaled", "rung", "muon"),
     jobs=(1, 4, 8, 16),
     parts_of={"pico": 1024, "nano": 4096, "micro": 4096, "mini": 4096, "gpt-50m": 50257, "gpt-124m": 50257},
 )  # fmt: skip
@@ -63,7 +63,7 @@ ON_CPU = Sizes(
     vocabulary=4096,
     rounds=15,
     optimizers=(
-        "adamw", "stiff_update", "stiff_matched", "stiff_permuted", "rung", "muon",
+        "adamw", "spacing_unmatched", "spacing_scaled", "shuffled_unmatched", "rung", "muon",
         "adamw_e4m3_state", "adamw_coat", "adamw_fishman", "adamw_dynamic8", "eco_3_bytes", "rung_3_bytes",
     ),
     jobs=(1, 2),

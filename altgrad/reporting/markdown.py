@@ -33,7 +33,7 @@ def _block(block: Block) -> str:
 def text_to_markdown(text: str) -> str:
     """Return ``text`` with the characters escaped that Markdown would take for marks of its own.
 
-    Names such as ``stiff_update`` and ``E4M3*`` are common here; the two marks of the document stay.
+    Names such as ``spacing_unmatched`` and ``E4M3*`` are common here; the two marks of the document stay.
     """
     pieces = text.split("`")
     for position in range(0, len(pieces), 2):  # what stands between back-ticks is left as it is

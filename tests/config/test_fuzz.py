@@ -24,7 +24,8 @@ from altgrad.config import Params, Resolver, UserError, load_params, params
 from altgrad.config.files import read_yaml
 
 SHIPPED = read_yaml(Path(__file__).parents[2] / "params.yaml")
-SHIPPED["grid"] |= {"formats": ["bf16", "E4M3", "virtual.E3M4"], "optimizers": ["adamw", "stiff_matched"], "seeds": [0]}
+SHIPPED["grid"] |= {"formats": ["bf16", "E4M3", "virtual.E3M4"], "optimizers": ["adamw", "spacing_scaled"]}
+SHIPPED["grid"]["seeds"] = [0]
 SHIPPED["formats"] = {"mine": {"exponent_bits": 4, "mantissa_bits": 3, "bias": 9}}
 SHIPPED["overrides"] = {
     "E4M3": {"train": {"clip": 0.5, "divergence": {"window": 60}}, "recipe": "uniform_row"},

@@ -55,7 +55,7 @@ def test_numbers_follow_yaml_1_2(tmp_path):
         ("corpus: licences ", "corpus: licenses ", "corpus", "did you mean licences"),
         ("model: pico ", "model: picco ", "model", "did you mean pico"),
         ("optimizers: [adamw, ", "optimizers: [adamv, ", "grid.optimizers[0]", "adamw"),
-        ("stiffness: ulp,", "stiffness: foreign,", "optimizers.stiff_update", "need each other"),
+        ("stiffness: ulp,", "stiffness: foreign,", "optimizers.spacing_unmatched", "need each other"),
         (
             "rung, lr: 2.0, plain_lr: 2.4e-2, weights: quantized",
             "rung, lr: 2.0",

@@ -192,8 +192,8 @@ def test_a_format_of_ones_own_reaches_its_cells_in_full():
 
 
 def test_the_format_that_an_arm_takes_its_stiffness_from_is_resolved_too():
-    found = cells(changed(grid={"formats": ["E3M4"], "optimizers": ["stiff_foreign"], "seeds": [0]}))
-    assert set(found["E3M4-stiff_foreign-0-1"].formats) == {"E3M4", "E5M2"}
-    arms = {"stiff_foreign": {**SHIPPED.optimizers["stiff_foreign"].model_dump(), "foreign": "E9M9"}}
-    with pytest.raises(UserError, match="optimizers.stiff_foreign.foreign: unknown format 'E9M9'"):
-        cells(changed(grid={"optimizers": ["stiff_foreign"]}, optimizers=arms))
+    found = cells(changed(grid={"formats": ["E3M4"], "optimizers": ["foreign_unmatched"], "seeds": [0]}))
+    assert set(found["E3M4-foreign_unmatched-0-1"].formats) == {"E3M4", "E5M2"}
+    arms = {"foreign_unmatched": {**SHIPPED.optimizers["foreign_unmatched"].model_dump(), "foreign": "E9M9"}}
+    with pytest.raises(UserError, match="optimizers.foreign_unmatched.foreign: unknown format 'E9M9'"):
+        cells(changed(grid={"optimizers": ["foreign_unmatched"]}, optimizers=arms))

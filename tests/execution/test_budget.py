@@ -63,7 +63,7 @@ def test_what_a_probe_measured_is_what_it_took():
 def grid(tmp_path, monkeypatch) -> list[Task]:
     """Return the tasks of a grid of two formats, two arms and three seeds."""
     monkeypatch.chdir(tmp_path)
-    keys = write_project(tmp_path, ["bf16", "E4M3"], ["adamw", "stiff_update"], (0, 1, 2), steps=60, blocks=1)
+    keys = write_project(tmp_path, ["bf16", "E4M3"], ["adamw", "spacing_unmatched"], (0, 1, 2), steps=60, blocks=1)
     return [Task("train", key, (), 60) for key in keys]
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from altgrad.optim import ArmOptimizer
 from tests.optim.arms import ARMS, ON_GRID, arm_named, grid_of, normal_weights
 
-NAMES = ARMS if torch.cuda.is_available() else ("adamw_sr", "eco")  # by loops, and by rules
+NAMES = ARMS if torch.cuda.is_available() else ("adamw_sr_weights", "eco")  # by loops, and by rules
 SHAPE = (67, 131)
 CPU = torch.device("cpu")
 

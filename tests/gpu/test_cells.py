@@ -66,7 +66,7 @@ def test_it_repeats_and_resumes_with_the_same_bits(device, tokens, tmp_path, mon
     assert json.loads((tmp_path / "cut/out/timing.json").read_text())["resumed"] == 1
 
 
-@pytest.mark.parametrize("arm", ["adamw", "stiff_matched", "adamw_sr"])
+@pytest.mark.parametrize("arm", ["adamw", "spacing_scaled", "adamw_sr_weights"])
 def test_a_step_waits_for_the_device_once(device, tokens, tmp_path, arm):
     """For its loss and the norm of its gradients, where nothing is monitored; torch warns of every wait."""
     cell = make_cell(arm=load_params().optimizers[arm].model_dump(), device=device.type)

@@ -25,8 +25,8 @@ def test_a_recipe_is_in_the_report_and_quantizes_what_it_says(followed) -> None:
 
 
 def test_a_new_combination_of_settings_is_in_the_report(followed) -> None:
-    assert "| **E4M3** | stiff_fading |" in followed.report.replace("\\_", "_")
-    cell = json.loads((followed.project.folder / "data/grid/E4M3-stiff_fading-0-1.json").read_text())
+    assert "| **E4M3** | spacing_fading |" in followed.report.replace("\\_", "_")
+    cell = json.loads((followed.project.folder / "data/grid/E4M3-spacing_fading-0-1.json").read_text())
     assert cell["arm"]["schedule"] == "cosine" and cell["arm"]["stiffness"] == "ulp"
 
 

@@ -18,8 +18,8 @@ from altgrad.watch.project import HISTORY, Project
 
 ARM = Arm(lr=1e-2, stiffness="ulp")
 RECIPE = Recipe.uniform("E3M4", scaling="delayed")
-KEY = "E3M4-stiff_update-0-1"
-NAMED = {"format": "E3M4", "name": "stiff_update", "seed": 0}
+KEY = "E3M4-spacing_unmatched-0-1"
+NAMED = {"format": "E3M4", "name": "spacing_unmatched", "seed": 0}
 
 
 def arm_of(model: nn.Module) -> ArmOptimizer:

@@ -120,8 +120,8 @@ def arm_of(name: str) -> Arm:
     state = {"m": {"format": "E4M3", "block": 128}, "v": {"format": "UE4M4", "granularity": "row"}}
     made = {
         "plain": lambda: Arm(lr=0.01), "rung, state": lambda: arm_named("rung", state=state),
-        "stiff_matched, state": lambda: arm_named("stiff_matched", state=state),
-        "stiff_update, whole state": lambda: arm_named("stiff_update", state=CODED),
+        "spacing_scaled, state": lambda: arm_named("spacing_scaled", state=state),
+        "spacing_unmatched, whole state": lambda: arm_named("spacing_unmatched", state=CODED),
     }  # fmt: skip
     return made[name]() if name in made else arm_named(name)
 
@@ -155,12 +155,12 @@ def main(folder: Path, rank: int, count: int) -> None:
 
 #: Whose weights lie in memory as codes.
 REFUSED = {"eco_3_bytes": "one process", "rung_3_bytes": "one process"}
-OTHERS = ("plain", "rung, state", "stiff_matched, state", "stiff_update, whole state")
+OTHERS = ("plain", "rung, state", "spacing_scaled, state", "spacing_unmatched, whole state")
 STEPPED = [*OTHERS, *(name for name in ARMS if name not in REFUSED)]
 #: Each way of stepping a part: torch's, by element, of the whole tensor, and weights on their quantization grid.
-WAYS = ("plain", "stiff_update", "stiff_matched", "muon", "adamw_sr", "eco", "rung")
+WAYS = ("plain", "spacing_unmatched", "spacing_scaled", "muon", "adamw_sr_weights", "eco", "rung")
 EVERY_DAY = list(dict.fromkeys([*OTHERS, *WAYS]))  # what two processes step; four step every arm
-REPLACED = ("adamw", "adamw_e4m3_state", "stiff_update", "stiff_matched", "adamw_sr")
+REPLACED = ("adamw", "adamw_e4m3_state", "spacing_unmatched", "spacing_scaled", "adamw_sr_weights")
 
 
 def replaced(name: str) -> dict[str, Tensor]:
@@ -189,7 +189,7 @@ def skipped(rank: int) -> tuple[int, bool]:
     return optimizer.skipped, all(torch.equal(whole(p), before[name]) for name, p in model.named_parameters())
 
 
-RESUMED = "stiff_matched, state"
+RESUMED = "spacing_scaled, state"
 
 
 def saved(folder: Path, recipe: str, count: int) -> dict[str, Tensor]:

@@ -256,7 +256,7 @@ def resumed(folder: Path, codes: bool) -> Made:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-    model, name = shard(quantized(codes)), "stiff_matched"
+    model, name = shard(quantized(codes)), "spacing_scaled"
     weights, state = get_state_dict(model, stepped(model, arm_of(name), steps=2)["optimizer"])
     place = folder / f"{dist.get_world_size()}-{codes}"
     dcp.save({"model": weights, "optimizer": state}, checkpoint_id=place)
@@ -311,7 +311,7 @@ CASES: dict[str, Callable[[bool], Made]] = {
 }  # fmt: skip
 # What four processes find alone: more formats, settings and arms of a kind that is there.
 OF_FOUR = {"E5M2", "E3M4", "E7M0", "E2M3", "accumulate float32", "scale E8M0", "replicated", "reduced in bfloat16",
-           "arm stiff_update", "arm stiff_matched", "arm eco", "arm rung"}  # fmt: skip
+           "arm spacing_unmatched", "arm spacing_scaled", "arm eco", "arm rung"}  # fmt: skip
 OF_TWO = [name for name in CASES if name not in OF_FOUR]
 COMPILED = {case.__name__: case for case in (compiled_layers, compiled_whole)}  # of four, since it takes its time
 

@@ -42,7 +42,7 @@ WAYS = {
 ARMS = {
     "adamw": Arm(lr=1e-2),
     "stiff": Arm(lr=1e-2, stiffness="ulp"),
-    "riemann": Arm(base="riemann_adam", lr=1e-2, stiffness="ulp"),
+    "riemann_adam": Arm(base="riemann_adam", lr=1e-2, stiffness="ulp"),
 }
 ON_GRID = {
     "adamw": Arm(lr=1e-2, weights="quantized", rounding="nearest"),

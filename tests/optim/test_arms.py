@@ -67,7 +67,7 @@ def test_without_quantized_weights_an_arm_is_its_plain_form(name):
 def test_stiff_grad_is_adamw_where_stiffness_is_constant_and_eps_zero():
     """Adam's normalisation cancels a constant factor of the gradient; E0M7's spacing is uniform."""
     found, start = [], normal_weights((24, 32))[0].detach()
-    for name in ("adamw", "stiff_grad"):
+    for name in ("adamw", "spacing_gradient"):
         (weight,) = normal_weights((24, 32))
         optimizer = ArmOptimizer({weight: held_grid("E0M7")}, [], arm_named(name, lr=3e-3, eps=0.0, decay=0.0))
         for i in range(8):
@@ -77,7 +77,7 @@ def test_stiff_grad_is_adamw_where_stiffness_is_constant_and_eps_zero():
 
 
 def test_stiff_update_is_adamw_in_a_uniform_format_and_not_elsewhere():
-    found = {fmt: final(arm_named("stiff_update"), fmt) for fmt in ("E0M7", "E4M3")}
+    found = {fmt: final(arm_named("spacing_unmatched"), fmt) for fmt in ("E0M7", "E4M3")}
     plain, start = final(arm_named("adamw")), normal_weights((24, 32))[0].detach()
     assert torch.allclose(found["E0M7"] - start, plain - start, rtol=1e-4, atol=1e-8)
     assert not torch.allclose(found["E4M3"] - start, plain - start, rtol=0.1, atol=1e-8)
@@ -86,9 +86,9 @@ def test_stiff_update_is_adamw_in_a_uniform_format_and_not_elsewhere():
 @pytest.mark.parametrize("fmt", ["E1M6", "E4M3", "E7M0"])
 def test_mean_control_is_a_change_of_learning_rate_alone(fmt):
     start, plain = normal_weights((24, 32))[0].detach(), final(arm_named("adamw"), fmt)
-    assert torch.allclose(final(arm_named("stiff_mean"), fmt) - start, plain - start, rtol=1e-4, atol=1e-8)
+    assert torch.allclose(final(arm_named("mean_unmatched"), fmt) - start, plain - start, rtol=1e-4, atol=1e-8)
     # Unnormalised it is that of a rate times the mean stiffness.
-    raw = arm_named("stiff_mean", normalise="none", decay=0.0)
+    raw = arm_named("mean_unmatched", normalise="none", decay=0.0)
     mean = stiffness(start, fmt).mean().item()
     step_of = {arm: final(arm, fmt, steps=1) - start for arm in (raw, arm_named("adamw", decay=0.0))}
     changed, plain = step_of.values()
@@ -96,7 +96,7 @@ def test_mean_control_is_a_change_of_learning_rate_alone(fmt):
     assert ratio == pytest.approx(mean, rel=1e-3)
 
 
-@pytest.mark.parametrize("name", ["stiff_matched", "stiff_sgd", "riemann", "madam"])
+@pytest.mark.parametrize("name", ["spacing_scaled", "spacing_sgd", "riemann_adam", "madam"])
 def test_matched_updates_have_the_size_of_adamws(name):
     sizes = []
     for arm in (arm_named(name, match_rms=True, decay=0.0, lr=1e-3), arm_named("adamw", decay=0.0, lr=1e-3)):
@@ -109,9 +109,9 @@ def test_matched_updates_have_the_size_of_adamws(name):
 
 TABLE = {  # mean rungs per step by binade of |w|, over that at 2^-6: the table of the design
     "adamw": {-4: 0.246, -8: 4.02, -12: 63.9},
-    "stiff_grad": {-4: 0.246, -8: 4.01, -12: 62.7},
-    "stiff_update": {-4: 0.984, -8: 1.00, -12: 1.00},
-    "riemann": {-4: 0.985, -8: 1.00, -12: 0.98},
+    "spacing_gradient": {-4: 0.246, -8: 4.01, -12: 62.7},
+    "spacing_unmatched": {-4: 0.984, -8: 1.00, -12: 1.00},
+    "riemann_adam": {-4: 0.985, -8: 1.00, -12: 0.98},
 }
 
 
@@ -125,7 +125,7 @@ def test_rungs_moved_by_binade(name):
     start = start * torch.where(torch.rand(start.shape, generator=generator) < 0.5, -1.0, 1.0)
     weight = nn.Parameter(start.clone())
     # The metric's own length, as in the design's trial: where a tensor's small weights meet eps.
-    changes = {"normalise": "none", "lr": 1e-3} if name == "riemann" else {"lr": 1e-6}
+    changes = {"normalise": "none", "lr": 1e-3} if name == "riemann_adam" else {"lr": 1e-6}
     arm = arm_named(name, decay=0.0, **changes)
     _, optimizer = make(arm, "E5M2", [weight])
     moved = torch.zeros(4)
@@ -146,7 +146,7 @@ def test_riemann_is_stiff_update_while_stiffness_is_fixed(fmt):
     start = normal_weights((24, 32))[0].detach()
     shared = {"lr": 1e-6, "eps": 1e-12, "decay": 0.0}
     found = []
-    for name in ("riemann", "stiff_update"):
+    for name in ("riemann_adam", "spacing_unmatched"):
         weight = nn.Parameter(start.clone())
         optimizer = ArmOptimizer({weight: held_grid(fmt)}, [], arm_named(name, **shared))
         for i in range(5):
@@ -160,16 +160,16 @@ def test_riemann_is_stiff_update_while_stiffness_is_fixed(fmt):
 
 
 @pytest.mark.parametrize("fmt", ["E1M6", "E4M3", "E7M0"])
-@pytest.mark.parametrize("name", ["riemann", "riemann_sgd"])
+@pytest.mark.parametrize("name", ["riemann_adam", "riemann_sgd"])
 def test_the_riemannian_arms_are_geoopts_optimizers_on_the_manifold(fmt, name):
     """The scale follows the weights here, and geoopt's manifold is told of it before each step."""
-    arm = arm_named(name, normalise="none", decay=0.0, lr={"riemann": 0.3, "riemann_sgd": 30.0}[name])
+    arm = arm_named(name, normalise="none", decay=0.0, lr={"riemann_adam": 0.3, "riemann_sgd": 30.0}[name])
     weights, optimizer = make(arm, fmt)
     manifold = FormatManifold(fmt)
     point = geoopt.ManifoldParameter(weights[0].detach().clone(), manifold=manifold)
     oracle = (
         geoopt.optim.RiemannianAdam([point], lr=arm.lr, betas=arm.betas, eps=arm.eps)
-        if name == "riemann"
+        if name == "riemann_adam"
         else geoopt.optim.RiemannianSGD([point], lr=arm.lr)
     )
     grid = next(iter(optimizer.grids.values()))
@@ -185,7 +185,7 @@ def test_the_riemannian_arms_are_geoopts_optimizers_on_the_manifold(fmt, name):
 # --- stochastic gradient descent, Madam, rungs -----------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "power"), [("stiff_sgd", 1), ("index_sgd", 2)])
+@pytest.mark.parametrize(("name", "power"), [("spacing_sgd", 1), ("spacing_squared_sgd", 2)])
 def test_sgd_takes_stiffness_at_its_power(name, power):
     start = normal_weights((24, 32))[0].detach()
     arm = arm_named(name, decay=0.0, normalise="none")
@@ -217,7 +217,7 @@ def per(granularity: str) -> WeightGrid:
 def test_every_scale_has_its_stiffness(granularity, compiled):
     """Rows of very different size: with a scale each, stiffness follows the row."""
     start = normal_weights((24, 32))[0].detach() * torch.logspace(-4, 0, 24)[:, None]
-    arm = arm_named("stiff_update", decay=0.0)
+    arm = arm_named("spacing_unmatched", decay=0.0)
     weight, grid = nn.Parameter(start.clone()), per(granularity)
     optimizer = ArmOptimizer({weight: grid}, [], arm, compiled=compiled)
     step([weight], optimizer, seed=0)

@@ -113,7 +113,7 @@ def test_values_that_were_loaded_and_wait_for_their_scale_wait_in_a_copy_too() -
     assert all(map(torch.equal, trained(other, 3, 6), trained(first, 3, 6)))
 
 
-@pytest.mark.parametrize("name", ["adamw", "stiff_update", "eco"])
+@pytest.mark.parametrize("name", ["adamw", "spacing_unmatched", "eco"])
 def test_a_copy_of_the_optimizer_alone_steps_parameters_of_its_own(name: str) -> None:
     """As torch's does, with those of its groups alone: one that no group has is no part of it."""
     model, optimizer = pair_of(arm_named(name), Recipe.uniform("E4M3"))

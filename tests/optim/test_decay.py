@@ -78,7 +78,7 @@ def test_what_an_arm_leaves_plain_keeps_the_same_shares_too(name, lr_scale):
         assert torch.allclose(p.detach(), start * share, rtol=60 * 2.0**-24, atol=0)
 
 
-@pytest.mark.parametrize("name", ["adamw", "stiff_sgd", "madam", "rung"])
+@pytest.mark.parametrize("name", ["adamw", "spacing_sgd", "madam", "rung"])
 def test_by_itself_a_step_is_one_at_the_peak_and_torchs_schedulers_work(name):
     arm = arm_named(name, decay=0.1)
     weights, optimizer = make(arm)
@@ -113,7 +113,7 @@ def test_without_a_share_of_its_own_an_arm_decays_by_its_rate(lr, settings, own,
 
 def test_a_scale_that_is_held_follows_the_weights_as_they_decay():
     """Far below a quarter of its range, the scale has followed by then, and the weights have not been lost."""
-    arm = arm_named("adamw_sr", decay=0.1)
+    arm = arm_named("adamw_sr_weights", decay=0.1)
     weights = normal_weights((50, 60))
     optimizer = ArmOptimizer({weights[0]: grid_of("E3M4", arm)}, [], arm)
     held = optimizer.grids[weights[0]].held

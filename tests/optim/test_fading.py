@@ -27,17 +27,17 @@ def test_at_the_end_an_arm_is_its_plain_form(name, schedule):
     """
     arm = arm_named(name, schedule=schedule, match_rms=False)
     plain = arm_named("sgd", momentum=arm.momentum) if "sgd" in arm.base else arm_named("adamw", lr=arm.lr)
-    plain = arm_named("adamw_sr") if arm.weights == "quantized" else plain
+    plain = arm_named("adamw_sr_weights") if arm.weights == "quantized" else plain
     found, expected = (steps_of(settings, (None, 1, 2, 3), steps=2) for settings in (arm, plain))
     if arm.weights == "quantized":
         assert torch.equal(found, expected)
     assert torch.allclose(found, expected, rtol=4 * 2.0**-24, atol=3 * arm.lr * 4 * 2.0**-24)
     early = steps_of(arm, (None, 1, 2, 3), steps=100)
-    assert name == "stiff_mean" or not torch.allclose(found, early, rtol=1e-4, atol=1e-9)  # a mean over itself is 1
+    assert name == "mean_unmatched" or not torch.allclose(found, early, rtol=1e-4, atol=1e-9)  # a mean over itself is 1
 
 
 def test_at_the_end_the_rule_is_the_plain_rule_to_the_bit():
-    arm = arm_named("stiff_update", schedule="linear")
+    arm = arm_named("spacing_unmatched", schedule="linear")
     (weight,), optimizer = make(arm, steps=2)
     step([weight], optimizer, seed=0)
     before = weight.detach().clone()
@@ -59,7 +59,7 @@ def test_at_the_beginning_an_arm_is_unchanged(monkeypatch, name, schedule):
 @pytest.mark.parametrize("at", range(1, 6))
 def test_along_the_way_the_root_mean_square_is_one(fmt, at):
     """The factor at a is S^a over its own root mean square: no second decay of the learning rate."""
-    arm = arm_named("stiff_update", schedule="linear")
+    arm = arm_named("spacing_unmatched", schedule="linear")
     (weight,), optimizer = make(arm, fmt, steps=5)
     a = 1 - (at - 1) / 4
     numbers = optimizer._numbers(optimizer.param_groups[0], at, 1, weight.device)
@@ -73,7 +73,7 @@ def test_along_the_way_the_root_mean_square_is_one(fmt, at):
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_the_last_step_of_a_run_is_plain_and_the_first_is_not(schedule):
-    _, optimizer = make(arm_named("stiff_update", schedule=schedule), steps=300)
+    _, optimizer = make(arm_named("spacing_unmatched", schedule=schedule), steps=300)
     group = optimizer.param_groups[0]
     exponents = [optimizer._numbers(group, s, 1, "cpu")[update.EXPONENT].item() for s in range(1, 311)]
     assert exponents[0] == 1 and exponents[299:] == [0.0] * 11
@@ -85,13 +85,13 @@ def test_the_last_step_of_a_run_is_plain_and_the_first_is_not(schedule):
 def test_the_loops_leave_a_schedule_to_the_rules():
     (weight,) = normal_weights((8, 8))
     for schedule, taken in (("constant", True), ("linear", False), ("cosine", False)):
-        arm = arm_named("stiff_update", schedule=schedule)
+        arm = arm_named("spacing_unmatched", schedule=schedule)
         assert update_cpu.available(arm, weight, grid_of("E4M3", arm)) == taken
         assert bool(ArmOptimizer({weight: grid_of("E4M3", arm)}, [], arm)._loops) == taken
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["stiff_update", "riemann"])
+@pytest.mark.parametrize("name", ["spacing_unmatched", "riemann_adam"])
 def test_compiled_and_eager_agree_on_a_schedule(name):
     arm = arm_named(name, schedule="cosine")
     found = [final(arm, steps=6, compiled=compiled) for compiled in (True, False)]

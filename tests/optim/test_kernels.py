@@ -25,13 +25,14 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in a process with
 apart = pytest.mark.skipif(INTERPRETED, reason="is that process")
 
 EXACT = {  # that take no mean
-    "stiff_grad": {}, "stiff_sgd": {"normalise": "none"}, "index_sgd": {"normalise": "none", "momentum": 0.0},
-    "stiff_update": {"normalise": "none", "power": 2}, "stiff_foreign": {"normalise": "none"},
+    "spacing_gradient": {}, "spacing_sgd": {"normalise": "none"},
+    "spacing_squared_sgd": {"normalise": "none", "momentum": 0.0},
+    "spacing_unmatched": {"normalise": "none", "power": 2}, "foreign_unmatched": {"normalise": "none"},
     "adamw": {"stiffness": "range", "normalise": "none"},
 }  # fmt: skip
 MEANS = {
-    "stiff_update": {}, "stiff_matched": {}, "stiff_sgd": {"acts": "update"},
-    "stiff_foreign": {"stiffness": "range", "foreign": None},
+    "spacing_unmatched": {}, "spacing_scaled": {}, "spacing_sgd": {"acts": "update"},
+    "foreign_unmatched": {"stiffness": "range", "foreign": None},
 }  # fmt: skip
 SHAPES = ((67, 131), (3, 5), (64, 64))  # more than a chunk, a part of one, and one
 
@@ -129,7 +130,7 @@ def test_unusual_weights_and_gradients_have_the_bits_of_the_rules(by_kernels):
         odd = torch.zeros(4201)[1:].view(6, 700).copy_(several[0])
         return [torch.nn.Parameter(t) for t in (*several, odd, torch.zeros(5, 7))]
 
-    arm = arm_named("stiff_grad")
+    arm = arm_named("spacing_gradient")
     both = (by_kernels(arm, "E4M3", kernels, 2, weights()) for kernels in (True, False))
     for found, expected in zip(*both, strict=True):
         assert torch.equal(found.nan_to_num(7.5), expected.nan_to_num(7.5))
@@ -137,7 +138,7 @@ def test_unusual_weights_and_gradients_have_the_bits_of_the_rules(by_kernels):
 
 @interpreted
 def test_a_kernel_that_fails_leaves_the_step_to_the_rules(by_kernels, monkeypatch):
-    arm = arm_named("stiff_update")
+    arm = arm_named("spacing_unmatched")
     expected = by_kernels(arm, "E4M3", False)
     monkeypatch.setattr(launch, "DEVICE", "cpu")
     monkeypatch.setattr(launch, "_failures", [])
@@ -160,13 +161,14 @@ def test_kernels_are_for_what_they_can_do(monkeypatch):
     monkeypatch.setattr(launch, "_failures", [])
     p, names = normal_weights((4, 8))[0], ("exp_avg", "exp_avg_sq")
     for name, changes, takes in (
-        ("stiff_update", {}, True), ("stiff_matched", {}, True), ("stiff_sgd", {}, True), ("stiff_foreign", {}, True),
-        ("stiff_permuted", {}, False), ("riemann", {}, False), ("rung", {}, False), ("stiff_update_sr", {}, False),
-        ("stiff_sgd", {"match_rms": True}, False), ("stiff_update", {"schedule": "linear"}, False),
-        ("stiff_update", {"state": arm_named("adamw_e4m3_state").state}, False), ("muon", {}, False),
+        ("spacing_unmatched", {}, True), ("spacing_scaled", {}, True), ("spacing_sgd", {}, True),
+        ("foreign_unmatched", {}, True), ("shuffled_unmatched", {}, False), ("riemann_adam", {}, False),
+        ("rung", {}, False), ("spacing_unmatched_sr_weights", {}, False),
+        ("spacing_sgd", {"match_rms": True}, False), ("spacing_unmatched", {"schedule": "linear"}, False),
+        ("spacing_unmatched", {"state": arm_named("adamw_e4m3_state").state}, False), ("muon", {}, False),
     ):  # fmt: skip
         arm = arm_named(name, **changes)
         assert update_gpu.available(arm, p, grid_of("E4M3", arm), names) == takes, name
-    arm = arm_named("stiff_update")
+    arm = arm_named("spacing_unmatched")
     assert not update_gpu.available(arm, p, grid_of("E4M3", arm), (*names, "reference_avg"))
     assert not update_gpu.available(arm, p.detach().bfloat16(), grid_of("E4M3", arm), names)

@@ -73,7 +73,7 @@ WRAPPED: dict[str, Any] = {
 @pytest.mark.parametrize("here", WRAPPED)
 def test_a_state_moves_between_a_model_and_the_same_one_wrapped(here: str, there: str) -> None:
     """By name: the groups of one that knows other weights of linear layers come in another order."""
-    arm = arm_named("stiff_update")
+    arm = arm_named("spacing_unmatched")
     model, again = (model_of(Recipe.uniform("E3M4")) for _ in range(2))
     optimizer = optimizer_of(WRAPPED[here](model), arm)
     steps(model, optimizer, 0, 3)
@@ -198,7 +198,7 @@ def test_other_parameters_are_refused_before_anything_is_loaded() -> None:
         ArmOptimizer({}, weights[:1], Arm(lr=0.01)).load_state_dict(unnamed.state_dict())
 
 
-@pytest.mark.parametrize("name", ["stiff_matched", "muon", "adamw_sr"])
+@pytest.mark.parametrize("name", ["spacing_scaled", "muon", "adamw_sr_weights"])
 def test_weights_in_bfloat16_keep_moments_in_float32_and_after_loading_too(name: str) -> None:
     arm = arm_named(name)
     p, again = (nn.Parameter(w.detach().bfloat16()) for w in normal_weights((8, 16)) * 2)

@@ -12,24 +12,24 @@ from altgrad.optim import update_cpu
 from tests.optim import arms
 from tests.optim.arms import ARMS, EXTREMES, arm_named, final, make, normal_weights, step
 
-FORMULAS = {formula: ("stiff_update", {"stiffness": formula}) for formula in ("mantissa", "smooth", "range")}
-RAW = {f"{formula}_raw": ("stiff_update", {"stiffness": formula, "normalise": "none", "lr": 0.3}) for formula in (
+FORMULAS = {formula: ("spacing_unmatched", {"stiffness": formula}) for formula in ("mantissa", "smooth", "range")}
+RAW = {f"{formula}_raw": ("spacing_unmatched", {"stiffness": formula, "normalise": "none", "lr": 0.3}) for formula in (
     "ulp", "mantissa", "smooth", "range", "mean", "permuted",
 )}  # fmt: skip
-PROFILES = {f"profile_{knee}_{slope}": ("profile", {"knee": knee, "slope": slope, **more}) for knee, slope, more in (
+PROFILES = {f"profile_{knee}_{slope}": ("size_profile", dict(knee=knee, slope=slope, **more)) for knee, slope, more in (
     (0, 1.0, {}), (3.5, 2.0, {}), (62, 0.5, {}), (7, 0.0, {}), (7, 0.75, {"normalise": "none", "lr": 0.03}),
 )}  # fmt: skip
 BY_RULES = ("row_relative", "muon")  # arms that the loops leave to the rules
 BY_LOOPS = [name for name in ARMS if arm_named(name).has_own_step and name not in BY_RULES]
 CASES = FORMULAS | RAW | PROFILES | {name: (name, {}) for name in BY_LOOPS} | {
-    "profile_on_grid": ("stiff_update_sr", {"stiffness": "profile", "knee": 7, "slope": 1.0}),
-    "squared": ("stiff_update", {"power": 2}),
-    "gradient_matched": ("stiff_grad", {"match_rms": True}),
+    "profile_on_grid": ("spacing_unmatched_sr_weights", {"stiffness": "profile", "knee": 7, "slope": 1.0}),
+    "squared": ("spacing_unmatched", {"power": 2}),
+    "gradient_matched": ("spacing_gradient", {"match_rms": True}),
     "madam_matched": ("madam", {"match_rms": True, "lr": 1e-3}),  # larger ones explode
-    "riemann_matched": ("riemann", {"match_rms": True}),
+    "riemann_matched": ("riemann_adam", {"match_rms": True}),
     "riemann_momentum": ("riemann_sgd", {"momentum": 0.9}),
-    "nearest": ("adamw_sr", {"rounding": "nearest"}),
-    "fixed": ("adamw_sr", {"held_scale": "fixed"}),
+    "nearest": ("adamw_sr_weights", {"rounding": "nearest"}),
+    "fixed": ("adamw_sr_weights", {"held_scale": "fixed"}),
     "eco_nearest": ("eco", {"rounding": "nearest", "held_scale": "fixed"}),
     "eco_sgd": ("eco", {"base": "sgd", "betas": None, "momentum": 0.9}),
 }  # fmt: skip
@@ -90,11 +90,11 @@ def test_a_weight_that_becomes_zero_keeps_its_sign(by_rules, case):
 
 
 @pytest.mark.parametrize("rounding", SCALE_ROUNDINGS)
-@pytest.mark.parametrize("name", ["stiff_update", "adamw_sr"])
+@pytest.mark.parametrize("name", ["spacing_unmatched", "adamw_sr_weights"])
 def test_the_loops_have_each_rule_for_powers_of_two(by_rules, monkeypatch, name, rounding):
     """At three amax, between which the rules for E4M3 go from one power of two to the next."""
     monkeypatch.setattr(arms, "OPTIONS", TensorRecipe("E4M3", scale="E8M0", scale_rounding=rounding).scale_options)
-    arm = arm_named(name, **({"rounding": "nearest"} if name == "adamw_sr" else {}))
+    arm = arm_named(name, **({"rounding": "nearest"} if name == "adamw_sr_weights" else {}))
     for amax in (1.5, 1.9, 1.95):
         found, expected = (by_rules(arm, "E4M3", rules, 1, amax)[0] for rules in (False, True))
         agree(found, expected, 1.0)
@@ -125,7 +125,7 @@ def test_the_loops_have_the_same_bits_with_any_number_of_threads(name):
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("name", ["stiff_update", "riemann", "rung"])
+@pytest.mark.parametrize("name", ["spacing_unmatched", "riemann_adam", "rung"])
 def test_compiling_changes_no_bit_where_there_are_loops(name):
     assert torch.equal(final(arm_named(name), compiled=True), final(arm_named(name)))
 
@@ -133,7 +133,7 @@ def test_compiling_changes_no_bit_where_there_are_loops(name):
 def test_a_gradient_need_not_be_contiguous():
     found = []
     for transposed in (False, True):
-        weights, optimizer = make(arm_named("stiff_update"))
+        weights, optimizer = make(arm_named("spacing_unmatched"))
         gradient = torch.randn(24, 32, generator=torch.Generator().manual_seed(0))
         weights[0].grad = gradient.t().contiguous().t() if transposed else gradient
         optimizer.step()
@@ -176,7 +176,7 @@ def test_an_arm_that_the_loops_do_not_know_is_an_error(monkeypatch, threads, set
 
 @pytest.mark.usefixtures("compiler")
 def test_a_rounding_that_the_loops_do_not_know_is_an_error():
-    weights, optimizer = make(arm_named("adamw_sr"))
+    weights, optimizer = make(arm_named("adamw_sr_weights"))
     optimizer._loops[weights[0]]._settings[update_cpu.SETTINGS.index("weights")] = len(update_cpu.WEIGHTS)
     with pytest.raises(RuntimeError, match="update_cpu.cpp has no weights of number 3"):
         step(weights, optimizer, seed=0)
@@ -197,7 +197,7 @@ def test_every_setting_and_number_of_an_arm_has_its_name_in_cpp():
 
 
 @pytest.mark.parametrize(
-    ("operator", "name"), [("arm_step", "stiff_matched"), ("arm_step", "rung"), ("arm_steps", "adamw_coat")]
+    ("operator", "name"), [("arm_step", "spacing_scaled"), ("arm_step", "rung"), ("arm_steps", "adamw_coat")]
 )
 def test_the_operator_keeps_torchs_contract(operator, name, monkeypatch):
     """It changes what its schema says and nothing else, and can be traced."""

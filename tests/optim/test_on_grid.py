@@ -50,7 +50,7 @@ def test_codes_in_memory_stand_for_their_weights_at_any_scale(compiler, fmt):
 
 
 def test_the_quantization_grid_grows_and_shrinks_by_powers_of_two():
-    arm = arm_named("adamw_sr", lr=1.0, rounding="nearest", decay=0.0)
+    arm = arm_named("adamw_sr_weights", lr=1.0, rounding="nearest", decay=0.0)
     weight = nn.Parameter(torch.tensor([[0.5, -1.0, 0.25, 0.125]]))
     _, optimizer = make(arm, "E3M4", [weight])
     held = optimizer.grids[weight].held
@@ -67,7 +67,7 @@ def test_the_quantization_grid_grows_and_shrinks_by_powers_of_two():
 
 
 @pytest.mark.parametrize("by_loops", [True, False])
-@pytest.mark.parametrize("name", ["adamw_sr", "rung"])
+@pytest.mark.parametrize("name", ["adamw_sr_weights", "rung"])
 @pytest.mark.parametrize(
     ("present", "held"),
     [(1.0, 1.0), (0.5, 1.0), (0.25, 1.0), (0.2421875, 0.5), (0.125, 0.5), (0.0, 0.5), (1.03125, 2.0), (8.0, 2.0)],
@@ -94,7 +94,7 @@ def test_the_scale_follows_when_it_is_due_and_not_before(monkeypatch, request, n
 @pytest.mark.parametrize("fmt", ["E1M6", "E4M3", "E7M0"])
 def test_stochastic_write_back_is_unbiased(fmt):
     """The mean over seeds of a step that ends between two values is where it wanted to go, within 5 standard errors."""
-    arm = arm_named("adamw_sr", decay=0.0, lr=1e-4)
+    arm = arm_named("adamw_sr_weights", decay=0.0, lr=1e-4)
     plain = Arm(lr=1e-4, weight_decay=0.0)
     ends, seeds = [], 300
     for seed in range(seeds):
@@ -117,7 +117,7 @@ def test_stochastic_write_back_is_unbiased(fmt):
 def test_nearest_write_back_loses_small_steps_and_stochastic_does_not():
     moved = []
     for rounding in ("nearest", "stochastic"):
-        weights, optimizer = make(arm_named("adamw_sr", rounding=rounding, lr=1e-4, decay=0.0), "E1M6")
+        weights, optimizer = make(arm_named("adamw_sr_weights", rounding=rounding, lr=1e-4, decay=0.0), "E1M6")
         start = weights[0].detach().clone()
         for i in range(3):
             step(weights, optimizer, seed=i)

@@ -36,21 +36,23 @@ def test_state_dict_round_trip_goes_on_to_the_bit(name):
 @pytest.mark.parametrize("match_rms", [False, True])
 def test_an_arm_keeps_the_moments_that_it_needs_and_no_others(reference, match_rms):
     adam, own = {"step", "exp_avg", "exp_avg_sq"}, {
-        "stiff_update": {"step", "exp_avg", "exp_avg_sq"}, "stiff_grad": {"step", "exp_avg", "exp_avg_sq"},
-        "riemann": {"step", "exp_avg", "exp_avg_sq"}, "riemann_sgd": {"step"}, "stiff_sgd": {"step", "momentum_buffer"},
-        "madam": {"step", "exp_avg_sq"}, "adamw_sr": {"step", "exp_avg", "exp_avg_sq"},
+        "spacing_unmatched": {"step", "exp_avg", "exp_avg_sq"}, "spacing_gradient": {"step", "exp_avg", "exp_avg_sq"},
+        "riemann_adam": {"step", "exp_avg", "exp_avg_sq"}, "riemann_sgd": {"step"},
+        "spacing_sgd": {"step", "momentum_buffer"},
+        "madam": {"step", "exp_avg_sq"}, "adamw_sr_weights": {"step", "exp_avg", "exp_avg_sq"},
     }  # fmt: skip
     for name, expected in own.items():
         weights, optimizer = make(arm_named(name, match_rms=match_rms), reference=reference)
         step(weights, optimizer, seed=0)
-        has_adams = expected == adam and name not in ("stiff_grad", "riemann")
+        has_adams = expected == adam and name not in ("spacing_gradient", "riemann_adam")
         more = set() if has_adams or not (reference or match_rms) else {"reference_avg", "reference_avg_sq"}
         assert optimizer.state[weights[0]].keys() == expected | more
         assert (optimizer.adamw_direction(weights[0]) is not None) == bool(has_adams or more)
 
 
 @pytest.mark.parametrize(
-    "name", ["stiff_grad", "riemann", "madam", "stiff_sgd", "adamw", "stiff_update", "rung", "eco", "muon"]
+    "name",
+    ["spacing_gradient", "riemann_adam", "madam", "spacing_sgd", "adamw", "spacing_unmatched", "rung", "eco", "muon"],
 )
 def test_the_direction_of_adamw_is_that_of_the_same_gradients(name):
     """Against the formula written out, after three steps."""
@@ -71,7 +73,7 @@ def test_e0m7_and_e1m6_are_the_same_to_the_bit(name):
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("name", ["adamw", "stiff_update", "rung", "sgd"])
+@pytest.mark.parametrize("name", ["adamw", "spacing_unmatched", "rung", "sgd"])
 def test_a_gradient_that_is_no_number_is_skipped_and_counted(name, bad):
     weights, optimizer = make(arm_named(name))
     step(weights, optimizer, seed=0)
@@ -86,7 +88,7 @@ def test_a_gradient_that_is_no_number_is_skipped_and_counted(name, bad):
 
 @pytest.mark.parametrize("norm", [torch.nan, torch.inf, None])
 def test_a_norm_that_is_no_number_has_the_gradients_looked_at(norm):
-    weights, optimizer = make(arm_named("stiff_update"))
+    weights, optimizer = make(arm_named("spacing_unmatched"))
     weights[0].grad = torch.full_like(weights[0], 1e30)  # finite, with a norm beyond float32
     before = weights[0].detach().clone()
     optimizer.step(norm=norm)
@@ -108,7 +110,7 @@ def test_a_weight_at_zero_moves_and_a_gradient_of_zero_does_no_harm(name):
     assert weights[0].isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["stiff_update", "rung", "madam", "stiff_sgd"])
+@pytest.mark.parametrize("name", ["spacing_unmatched", "rung", "madam", "spacing_sgd"])
 def test_only_quantized_weights_take_the_arm(name):
     arm = arm_named(name)
     quantized, matrix, vector = normal_weights((8, 8), (8, 8), (1, 8))
@@ -210,14 +212,14 @@ def test_the_limits_themselves_are_allowed(settings):
 @pytest.mark.parametrize("name", ARMS)
 def test_an_arm_has_a_step_of_its_own_unless_it_is_plain(name):
     arm = arm_named(name)
-    assert arm.has_own_step == (not name.startswith(("adamw", "sgd")) or name == "adamw_sr")
-    free = ("madam", "muon", "profile", "relative", "row_relative")
+    assert arm.has_own_step == (not name.startswith(("adamw", "sgd")) or name == "adamw_sr_weights")
+    free = ("madam", "muon", "size_profile", "tensor_relative", "row_relative")
     assert arm.needs_format == (arm.has_own_step and name not in free)
 
 
 def test_a_closure_computes_the_loss_anew_with_gradients():
     (weight,) = normal_weights((4, 4))
-    for name in ("adamw", "stiff_update"):
+    for name in ("adamw", "spacing_unmatched"):
         arm = arm_named(name)
         optimizer = ArmOptimizer({weight: grid_of("E4M3", arm)}, [], arm)
 
@@ -233,12 +235,12 @@ def test_a_closure_computes_the_loss_anew_with_gradients():
 
 
 def test_without_any_gradient_nothing_happens_and_nothing_is_skipped():
-    weights, optimizer = make(arm_named("stiff_update"))
+    weights, optimizer = make(arm_named("spacing_unmatched"))
     before = weights[0].detach().clone()
     assert optimizer.step() is None and optimizer.skipped == 0 and torch.equal(weights[0], before)
 
 
-@pytest.mark.parametrize("name", ["stiff_update", "stiff_sgd", "rung"])
+@pytest.mark.parametrize("name", ["spacing_unmatched", "spacing_sgd", "rung"])
 def test_a_weight_without_a_gradient_stays_and_is_a_step_behind(name):
     weights, optimizer = make(arm_named(name), weights=normal_weights((8, 16), (8, 16)))
     step(weights[:1], optimizer, seed=0)
@@ -249,7 +251,7 @@ def test_a_weight_without_a_gradient_stays_and_is_a_step_behind(name):
     assert [optimizer.state[p]["step"].item() for p in weights] == [2, 1]
 
 
-@pytest.mark.parametrize("name", ["rung", "madam", "stiff_update", "sgd"])
+@pytest.mark.parametrize("name", ["rung", "madam", "spacing_unmatched", "sgd"])
 def test_a_linear_layer_left_plain_takes_the_arms_rate_if_it_means_the_same_there(name):
     arm = arm_named(name)
     linear, embedding = normal_weights((8, 8), (8, 8))
@@ -261,7 +263,7 @@ def test_a_linear_layer_left_plain_takes_the_arms_rate_if_it_means_the_same_ther
 
 def test_a_model_is_split_into_what_its_grids_quantize_its_other_layers_and_the_rest():
     model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 8), nn.Linear(8, 8))
-    arm = arm_named("stiff_update")
+    arm = arm_named("spacing_unmatched")
     optimizer = build_optimizer(model, arm, {model[1].weight: grid_of("E4M3", arm)})
     quantized, linear, matrices, vectors = (group["params"] for group in optimizer.param_groups)
     assert quantized[0] is model[1].weight and linear[0] is model[2].weight and matrices[0] is model[0].weight
@@ -298,7 +300,7 @@ def test_an_arm_that_needs_no_format_says_that_nothing_is_left_for_it():
 
 
 def test_weights_on_the_quantization_grid_need_a_buffer_for_their_scale():
-    arm = arm_named("adamw_sr")
+    arm = arm_named("adamw_sr_weights")
     (weight,) = normal_weights((4, 4))
     with pytest.raises(ValueError, match="need a buffer that holds the amax"):
         ArmOptimizer({weight: WeightGrid(get_format("E4M3"))}, [], arm)
@@ -306,20 +308,20 @@ def test_weights_on_the_quantization_grid_need_a_buffer_for_their_scale():
 
 @pytest.mark.usefixtures("compiler")
 def test_the_loops_take_what_they_can():
-    arm = arm_named("stiff_update")
+    arm = arm_named("spacing_unmatched")
     matrix, grid = normal_weights((8, 16))[0], grid_of("E4M3", arm)
     assert update_cpu.available(arm, matrix, grid)
     assert not update_cpu.available(arm, matrix.detach().double(), grid)
     assert not update_cpu.available(arm, matrix.detach().t(), grid)
     assert not update_cpu.available(arm, matrix, WeightGrid(get_format("E4M3"), {"granularity": "row"}))
-    assert update_cpu.available(arm_named("stiff_permuted"), matrix, grid)
-    for name in ("riemann", "riemann_sgd"):
+    assert update_cpu.available(arm_named("shuffled_unmatched"), matrix, grid)
+    for name in ("riemann_adam", "riemann_sgd"):
         assert update_cpu.available(arm_named(name), matrix, grid)
         for others in (
             {"stiffness": "permuted"}, {"stiffness": "profile", "knee": 7, "slope": 1},
             {"stiffness": "rms", "normalise": "none"},
         ):  # fmt: skip
             assert not update_cpu.available(arm_named(name, **others), matrix, grid)
-    assert update_cpu.available(arm_named("profile"), matrix, grid)
-    assert update_cpu.available(arm_named("relative"), matrix, grid)
+    assert update_cpu.available(arm_named("size_profile"), matrix, grid)
+    assert update_cpu.available(arm_named("tensor_relative"), matrix, grid)
     assert not update_cpu.available(arm_named("row_relative"), matrix, grid)

@@ -76,18 +76,18 @@ def test_smooth_is_the_profile_of_slope_one_with_the_formats_own_knee(fmt):
 @pytest.mark.parametrize("fmt", ["E1M6", "E3M4", "E5M2"])
 def test_the_arm_of_that_profile_is_the_arm_of_smooth(way, fmt):
     changes = {"knee": knee_of(fmt), "slope": 1.0}
-    found, start = final(arm_named("profile", **changes), fmt), normal_weights((24, 32))[0].detach()
-    expected = final(arm_named("stiff_update", stiffness="smooth", lr=arm_named("profile").lr), fmt)
+    found, start = final(arm_named("size_profile", **changes), fmt), normal_weights((24, 32))[0].detach()
+    expected = final(arm_named("spacing_unmatched", stiffness="smooth", lr=arm_named("size_profile").lr), fmt)
     assert torch.allclose(found - start, expected - start, rtol=1e-4, atol=1e-8)
 
 
 @pytest.mark.parametrize("knee", [0.0, 7.0, 62.0])
 def test_without_a_slope_the_arm_is_its_plain_form(way, knee):
-    start, plain = normal_weights((24, 32))[0].detach(), final(arm_named("adamw", lr=arm_named("profile").lr))
+    start, plain = normal_weights((24, 32))[0].detach(), final(arm_named("adamw", lr=arm_named("size_profile").lr))
     for normalise in ("rms", "none"):
-        found = final(arm_named("profile", knee=knee, slope=0.0, normalise=normalise))
+        found = final(arm_named("size_profile", knee=knee, slope=0.0, normalise=normalise))
         assert torch.allclose(found - start, plain - start, rtol=1e-4, atol=1e-8)
-    assert not torch.allclose(final(arm_named("profile")) - start, plain - start, rtol=0.1, atol=1e-8)
+    assert not torch.allclose(final(arm_named("size_profile")) - start, plain - start, rtol=0.1, atol=1e-8)
 
 
 @pytest.mark.parametrize("unit", [2.0**-20, 0.25, 2.0, 2.0**20])
@@ -102,7 +102,7 @@ def test_in_another_unit_a_profile_is_that_units_power_as_large(knee, slope, uni
 @pytest.mark.parametrize("slope", [0.5, 1.0, 2.0])
 def test_weights_of_any_size_take_the_same_steps(way, slope, unit):
     """In their own unit, at a rate in it, towards either end of float32's range."""
-    arm, moved = arm_named("profile", slope=slope, decay=0.0, eps=0.0), []
+    arm, moved = arm_named("size_profile", slope=slope, decay=0.0, eps=0.0), []
     for u in (1.0, unit):
         (weight,) = normal_weights((24, 32))
         start = weight.data.mul_(u).clone()
@@ -118,7 +118,7 @@ def test_weights_of_any_size_take_the_same_steps(way, slope, unit):
 def test_weights_of_zero_have_a_profile(way, slope, normalise):
     """Over its root mean square it is one; by itself it is next to nothing, and never 0 / 0."""
     weight = torch.nn.Parameter(torch.zeros(4, 4))
-    _, optimizer = make(arm_named("profile", slope=slope, normalise=normalise), weights=[weight])
+    _, optimizer = make(arm_named("size_profile", slope=slope, normalise=normalise), weights=[weight])
     step([weight], optimizer, seed=0)
     assert weight.isfinite().all()
     if normalise == "rms":
@@ -127,7 +127,7 @@ def test_weights_of_zero_have_a_profile(way, slope, normalise):
 
 @pytest.mark.parametrize("granularity", ["row", "block"])
 def test_a_profile_is_that_of_the_tensor_whatever_has_a_scale(granularity):
-    arm = arm_named("profile")
+    arm = arm_named("size_profile")
     found = []
     for options in (OPTIONS, {"granularity": granularity, "block": 5, "scale_format": "E8M0"}):
         (weight,) = normal_weights((24, 32))
@@ -167,7 +167,7 @@ def test_in_another_unit_a_size_is_as_much_larger(formula, unit):
 
 @pytest.mark.parametrize("unit", [1.0, 30.0])
 def test_a_relative_step_is_adamws_times_the_size_of_the_tensor(way, unit):
-    arm = arm_named("relative", decay=0.0)
+    arm = arm_named("tensor_relative", decay=0.0)
     start = normal_weights((24, 32), std=0.02 * unit)[0].detach()
     weights, optimizer = make(arm, weights=[torch.nn.Parameter(start.clone())])
     step(weights, optimizer, seed=0)

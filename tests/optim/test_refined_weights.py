@@ -98,10 +98,10 @@ def test_a_rung_is_as_wide_for_what_is_recorded(fmt, share):
 
 
 @pytest.mark.parametrize("fmt", EXTREMES)
-@pytest.mark.parametrize("name", ["adamw_sr", "stiff_update_sr"])
+@pytest.mark.parametrize("name", ["adamw_sr_weights", "spacing_unmatched_sr_weights"])
 def test_a_step_is_that_of_master_weights_to_a_256th_of_a_rung(path, fmt, name):
     """The stiffness is the format's: without normalisation, that of the finer rungs would be 256 times less."""
-    changes = {"lr": 1e-3} if name == "adamw_sr" else {"lr": 0.5, "normalise": "none"}
+    changes = {"lr": 1e-3} if name == "adamw_sr_weights" else {"lr": 0.5, "normalise": "none"}
     weight, grid = nn.Parameter(values_of(fmt)[None]), fine_grid_of(fmt)
     on_grid = ArmOptimizer({weight: grid}, [], arm_named(name, held_scale="fixed", **changes))
     amax, free = grid.held[0].clone(), nn.Parameter(weight.detach().clone())

@@ -175,7 +175,7 @@ def test_small_parameters_keep_float32_and_others_a_byte():
 ARMS = {
     "adamw": {}, "stiff": {"stiffness": "ulp"}, "muon": {"base": "muon", "momentum": 0.95},
     "rung": {"base": "rung", "weights": "quantized", "rounding": "stochastic", "lr": 0.2},
-    "madam": {"base": "madam"}, "sgd": {"base": "sgd", "momentum": 0.9}, "riemann": {
+    "madam": {"base": "madam"}, "sgd": {"base": "sgd", "momentum": 0.9}, "riemann_adam": {
         "base": "riemann_adam", "stiffness": "ulp"},
     "eco": {"weights": "quantized", "feedback": "momentum"}, "matched": {"stiffness": "ulp", "match_rms": True},
 }  # fmt: skip

@@ -38,7 +38,7 @@ def expected(p, optimizer, name, stream):
     scale, constants = grid.scale(p.detach()), format_constants("E3M4")
     random = uniform(p.shape, torch.tensor(stream))
     target = p.detach() * torch.tensor(1 - DECAY)
-    if name == "adamw_sr":
+    if name == "adamw_sr_weights":
         return round_to_grid_stochastic(target * scale, constants, random) / scale
     place = coordinate(p.detach() * scale, constants).round()
     moved = coordinate(target * scale, constants) - place
@@ -46,7 +46,7 @@ def expected(p, optimizer, name, stream):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**31 - 1])
-@pytest.mark.parametrize("name", ["adamw_sr", "rung"])
+@pytest.mark.parametrize("name", ["adamw_sr_weights", "rung"])
 def test_a_step_rounds_by_the_stream_of_seed_weight_and_step(way, name, seed):
     first, second, third = normal_weights(SHAPE, SHAPE, SHAPE)
     first.data.copy_(second)
@@ -60,7 +60,7 @@ def test_a_step_rounds_by_the_stream_of_seed_weight_and_step(way, name, seed):
     assert not torch.equal(first, second), "the same weights, but not the same noise"
 
 
-@pytest.mark.parametrize("name", ["adamw_sr", "rung"])
+@pytest.mark.parametrize("name", ["adamw_sr_weights", "rung"])
 def test_a_step_far_into_a_run_has_its_own_numbers(way, name):
     weights, optimizer = make(arm_named(name, decay=DECAY), "E3M4", normal_weights(SHAPE), seed=5)
     still(weights, optimizer)
@@ -75,7 +75,7 @@ def test_the_share_of_the_way_is_the_probability_in_a_step(way, share):
     """A step of so much of a rung, for half a million weights: their mean ends there within 5 standard errors."""
     count = 1 << 19
     weight = nn.Parameter(torch.cat([torch.tensor([1.9375]), torch.full((count - 1,), 1.0)]).view(512, -1))
-    arm = arm_named("adamw_sr", decay=0.0, lr=share / 16, betas=(0.0, 0.0))
+    arm = arm_named("adamw_sr_weights", decay=0.0, lr=share / 16, betas=(0.0, 0.0))
     _, optimizer = make(arm, "E3M4", [weight])
     assert optimizer.grids[weight].scale(weight.detach()).item() == 16  # to E3M4's largest, 31: a rung is 1/16
     weight.grad = torch.full_like(weight, -1.0)
@@ -92,7 +92,7 @@ def test_a_weight_is_rounded_up_where_its_number_lies_below_its_share_of_the_way
     shares = uniform(torch.Size(SHAPE), torch.tensor([9, 0, 1])) + (2.0**-24 if above else 0.0)
     weight = nn.Parameter(torch.zeros(SHAPE))
     weight.data[0, 0] = 1.9375
-    _, optimizer = make(arm_named("adamw_sr", decay=0.0), "E3M4", [weight], seed=9)
+    _, optimizer = make(arm_named("adamw_sr_weights", decay=0.0), "E3M4", [weight], seed=9)
     weight.data.flatten()[1:] = shares.flatten()[1:] * 2.0**-10  # the lowest rung is 2^-6, and the scale 16
     still([weight], optimizer)
     assert (weight.detach().flatten()[1:] == (2.0**-10 if above else 0.0)).all()
@@ -102,7 +102,7 @@ def test_a_weight_is_rounded_up_where_its_number_lies_below_its_share_of_the_way
 def test_every_weight_has_a_shuffle_of_its_own(way, seed):
     weights = normal_weights((24, 32), (24, 32), (12, 32))
     weights[1].data.copy_(weights[0])
-    weights, optimizer = make(arm_named("stiff_permuted"), weights=weights, seed=seed)
+    weights, optimizer = make(arm_named("shuffled_unmatched"), weights=weights, seed=seed)
     for i, p in enumerate(weights):
         assert torch.equal(optimizer._orders[p], permutation(p.numel(), seed, i))
     for p in weights:

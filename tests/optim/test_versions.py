@@ -56,7 +56,7 @@ def test_a_step_between_forward_and_backward_is_refused(name: str, dtype: torch.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("name", "by"), [*product(CASES, ("loops", "rules")), ("stiff_update", "compiled")])
+@pytest.mark.parametrize(("name", "by"), [*product(CASES, ("loops", "rules")), ("spacing_unmatched", "compiled")])
 def test_so_is_a_step_on_the_quantization_grid(
     name: str, by: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

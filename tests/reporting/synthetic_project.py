@@ -111,7 +111,7 @@ def loss_at(step: int, cell: dict[str, Any]) -> float:
     name = twin(cell["format"])
     learned = step / cell["train"]["steps"]
     rate = 0.05 * math.log2(cell["lr_scale"]) ** 2
-    gain = {"stiff_update": 0.3}.get(cell["optimizer"], 0.0) * COST[name]
+    gain = {"spacing_unmatched": 0.3}.get(cell["optimizer"], 0.0) * COST[name]
     seed = 0.03 * random_for("seed", cell["seed"]).standard_normal()
     chaos = 0.003 * random_for("chaos", name, cell["optimizer"], cell["seed"], cell["lr_scale"]).standard_normal()
     return 3.1 + 5.2 * math.exp(-6 * learned) + (COST[name] - gain + rate + chaos) * learned + seed * learned

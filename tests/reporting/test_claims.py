@@ -103,7 +103,7 @@ def test_every_further_arm_raises_the_bar() -> None:
         (STIFF, "adamw"), ({"base": "riemann_adam", "stiffness": "ulp"}, "adamw"), ({"base": "madam"}, "adamw"),
         ({"base": "muon"}, "adamw"),
         (SGD | {"stiffness": "ulp"}, "sgd"), ({"base": "riemann_sgd", "stiffness": "ulp"}, "sgd"),
-        ({"base": "rung", "weights": "quantized", "rounding": "stochastic"}, "adamw_sr"),
+        ({"base": "rung", "weights": "quantized", "rounding": "stochastic"}, "adamw_sr_weights"),
         (STIFF | {"weights": "quantized", "rounding": "nearest"}, "adamw_nearest"),
         (ADAMW | {"weights": "quantized", "rounding": "nearest", "feedback": "momentum"}, "adamw_nearest"),
         (SGD | {"stiffness": "ulp", "weights": "quantized"}, None),
@@ -112,7 +112,7 @@ def test_every_further_arm_raises_the_bar() -> None:
 def test_an_arm_is_held_against_the_plain_arm_of_its_base_and_regime(arm, reference) -> None:
     quantized = {"weights": "quantized"}
     arms = {
-        "sgd": SGD, "adamw": ADAMW, "adamw_sr": ADAMW | quantized | {"rounding": "stochastic"},
+        "sgd": SGD, "adamw": ADAMW, "adamw_sr_weights": ADAMW | quantized | {"rounding": "stochastic"},
         "adamw_nearest": ADAMW | quantized | {"rounding": "nearest"}, "arm": arm,
     }  # fmt: skip
     study = study_of({("E3M4", name): [3.0, 3.1] for name in arms}, arms, "E3M4")
@@ -123,14 +123,14 @@ def test_an_arm_is_held_against_the_plain_arm_of_its_base_and_regime(arm, refere
 
 def test_the_gap_between_sgd_and_adamw_is_no_noise() -> None:
     """In bf16 SGD ends 0.5 above AdamW; a gain of 0.1 of stiff SGD over SGD is found all the same."""
-    arms = {"adamw": ADAMW, "sgd": SGD, "stiff_sgd": SGD | {"stiffness": "ulp"}}
-    level = {(entry, arm): -0.5 for entry in ["bf16", *FORMATS] for arm in ("sgd", "stiff_sgd")}
-    level["E3M4", "stiff_sgd"] += 0.1
+    arms = {"adamw": ADAMW, "sgd": SGD, "spacing_sgd": SGD | {"stiffness": "ulp"}}
+    level = {(entry, arm): -0.5 for entry in ["bf16", *FORMATS] for arm in ("sgd", "spacing_sgd")}
+    level["E3M4", "spacing_sgd"] += 0.1
     losses = losses_of(arms, level, ["bf16", *FORMATS])
-    losses["bf16", "stiff_sgd"] = losses["bf16", "sgd"] + 0.003
+    losses["bf16", "spacing_sgd"] = losses["bf16", "sgd"] + 0.003
     comparison = compare(study_of(losses, arms))
-    assert comparison.least["stiff_sgd"] == pytest.approx(0.003)
-    assert comparison.answers.of(GAIN, "E3M4", "stiff_sgd").outcome == LOWER
+    assert comparison.least["spacing_sgd"] == pytest.approx(0.003)
+    assert comparison.answers.of(GAIN, "E3M4", "spacing_sgd").outcome == LOWER
 
 
 def test_no_gain_counts_that_tuning_alone_makes_where_nothing_is_quantized() -> None:

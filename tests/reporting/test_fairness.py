@@ -39,7 +39,7 @@ def test_every_condition_can_fail_and_can_be_met() -> None:
                  "matched": STIFF | {"match_rms": True}}  # fmt: skip
     good = met(study_of(losses_of(good_arms, None, ["E3M4", "virtual.E3M4"]), good_arms, "E3M4"))
     bad_arms = {"adamw": ADAMW, "stiff": STIFF | {"plain_lr": 2, "decay": 0.1},
-                "stiff_sgd": {"base": "sgd", "stiffness": "ulp"}}  # fmt: skip
+                "spacing_sgd": {"base": "sgd", "stiffness": "ulp"}}  # fmt: skip
     losses = losses_of(bad_arms, None, ["E3M4"], seeds=1)
     bad_losses = {(*run, rate): values for run, values in losses.items() for rate in (1, 2)}
     bad_losses["E3M4", "adamw", 2] = [None]

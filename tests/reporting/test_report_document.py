@@ -13,7 +13,7 @@ from altgrad.reporting.html import marks, to_html
 from altgrad.reporting.markdown import to_markdown
 from altgrad.reporting.wording import joined, number, plural, signed, significant, whole
 
-HOSTILE = "<script>alert(1)</script> a|b [x](y) stiff_update *z* & \"q\" 'p'"
+HOSTILE = "<script>alert(1)</script> a|b [x](y) spacing_unmatched *z* & \"q\" 'p'"
 
 
 class Reader(HTMLParser):
@@ -81,7 +81,7 @@ def test_markdown_tables_keep_their_columns(document: Document) -> None:
 
 def test_markdown_escapes_what_would_be_a_mark(document: Document) -> None:
     text = to_markdown(document)
-    assert r"stiff\_update \*z\*" in text and "<script>" not in text
+    assert r"spacing\_unmatched \*z\*" in text and "<script>" not in text
     assert "**bold**" in text and "`code_with_marks`" in text
     assert "![what it shows](figures/plot.png)" in text
 

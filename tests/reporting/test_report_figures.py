@@ -48,8 +48,8 @@ def test_no_text_leaves_its_figure(spec, troubled, comparison) -> None:
 
 @pytest.mark.parametrize("spec", [spec for spec in FIGURES if spec.section == "gains"], ids=lambda spec: spec.name)
 def test_no_text_leaves_a_figure_of_gains(spec, made) -> None:
-    arms = {"stiff_update": {"stiffness": "ulp"}}
-    study = made(["bf16", "E4M3", "E3M4"], ["adamw", "stiff_update"], (0, 1, 2), arms=arms)
+    arms = {"spacing_unmatched": {"stiffness": "ulp"}}
+    study = made(["bf16", "E4M3", "E3M4"], ["adamw", "spacing_unmatched"], (0, 1, 2), arms=arms)
     with drawing():
         assert _outside(spec.draw(study, compare(study))) == []
 

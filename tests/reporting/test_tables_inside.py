@@ -14,13 +14,13 @@ from altgrad.reporting.figures.updates import by_binade, recorded, updates_table
 from altgrad.reporting.load import IDENTITY
 from altgrad.reporting.tables_inside import diagnosis_table, divergences
 
-LOST = "E4M3-stiff_update-1-1"
-ARMS = {"stiff_update": {"stiffness": "ulp"}}
+LOST = "E4M3-spacing_unmatched-1-1"
+ARMS = {"spacing_unmatched": {"stiffness": "ulp"}}
 
 
 @pytest.mark.parametrize("size", [1e6, np.inf])
 def test_the_updates_of_a_run_that_diverged_are_left_out(made, size: float) -> None:
-    study = made(["bf16", "E4M3"], ["adamw", "stiff_update"], (0, 1, 2), arms=ARMS, diverged={LOST: 50})
+    study = made(["bf16", "E4M3"], ["adamw", "spacing_unmatched"], (0, 1, 2), arms=ARMS, diverged={LOST: 50})
     rows = study.monitors
     lost = (rows[IDENTITY] == study.cells.loc[LOST, IDENTITY].tolist()).all(axis=1)
     rows.loc[lost & rows["metric"].str.startswith("rungs"), "value"] = size
@@ -34,10 +34,10 @@ def test_the_updates_of_a_run_that_diverged_are_left_out(made, size: float) -> N
 
 
 def test_an_arm_that_completed_no_run_has_no_updates_to_show(made) -> None:
-    diverged = {f"E4M3-stiff_update-{seed}-1": 50 for seed in (0, 1)}
-    study = made(["bf16", "E4M3", "E3M4"], ["adamw", "stiff_update"], arms=ARMS, diverged=diverged)
+    diverged = {f"E4M3-spacing_unmatched-{seed}-1": 50 for seed in (0, 1)}
+    study = made(["bf16", "E4M3", "E3M4"], ["adamw", "spacing_unmatched"], arms=ARMS, diverged=diverged)
     (_, stiff) = updates_table(study, compare(study)).rows
-    assert stiff == ["**stiff_update**", "–", "0.70 / 1.5 / 80"]
+    assert stiff == ["**spacing_unmatched**", "–", "0.70 / 1.5 / 80"]
 
 
 def test_nothing_is_said_of_runs_that_are_not_there(made) -> None:

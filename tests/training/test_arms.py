@@ -26,7 +26,7 @@ from tests.training.test_virtual_geometry import cell_of as virtual_cell_of
 ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "quantized"]
 # Of master weights, of weights on their grid, of what makes up for rounding. What else arms differ in is a step, whose
 # laws are in tests/optim: the others' runs are not for every day.
-EVERY_DAY = ("stiff_update", "rung", "eco")
+EVERY_DAY = ("spacing_unmatched", "rung", "eco")
 WHOLE_RUNS = [name if name in EVERY_DAY else pytest.param(name, marks=pytest.mark.slow) for name in ARMS]
 WHOLE_RUNS += [f"virtual.{name}" for name in EVERY_DAY]
 CHECKPOINT = "step-00000012.safetensors"
@@ -87,7 +87,7 @@ def test_snapshots_have_the_amax_that_holds_the_scale_and_the_embedding_and_its_
     assert not any(key.startswith("amax/") for key in load_file(tmp_path / "following" / "out" / "probes.safetensors"))
 
 
-@pytest.mark.parametrize("name", ["madam", "muon", "relative"])
+@pytest.mark.parametrize("name", ["madam", "muon", "tensor_relative"])
 def test_an_arm_that_needs_no_format_is_itself_in_every_entry(tokens, tmp_path, name):
     """In bf16 it trains as in an unquantized control, to the bit, and not as AdamW."""
     found = {entry: trained(cell, tokens, tmp_path / entry)["model.safetensors"] for entry, cell in {
@@ -97,13 +97,13 @@ def test_an_arm_that_needs_no_format_is_itself_in_every_entry(tokens, tmp_path, 
 
 
 def test_without_quantized_weights_an_arm_trains_as_its_plain_form(tokens, tmp_path):
-    found = [trained(cell_of(name, "bf16"), tokens, tmp_path / name) for name in ("adamw", "stiff_update")]
+    found = [trained(cell_of(name, "bf16"), tokens, tmp_path / name) for name in ("adamw", "spacing_unmatched")]
     assert found[0]["model.safetensors"] == found[1]["model.safetensors"]
 
 
 def test_updates_are_recorded(tokens, tmp_path):
     found = {}
-    for name in ("adamw", "stiff_update", "stiff_grad", "rung"):
+    for name in ("adamw", "spacing_unmatched", "spacing_gradient", "rung"):
         trained(cell_of(name), tokens, tmp_path / name)
         rows = pd.read_parquet(tmp_path / name / "out" / "monitors.parquet")
         found[name] = rows[rows["role"] == "update"]
@@ -114,8 +114,8 @@ def test_updates_are_recorded(tokens, tmp_path):
         assert codes["value"].between(0, 1).all() and set(codes["metric"]) == {"stall_ratio", "update_success"}
     cosine = {name: rows[rows["metric"] == "cosine_adamw"]["value"] for name, rows in found.items()}
     assert cosine["adamw"].min() > 0.9999
-    assert 0.1 < cosine["stiff_update"].mean() < 0.99
-    assert cosine["stiff_grad"].mean() > cosine["stiff_update"].mean()  # Adam takes the stiffness out again
+    assert 0.1 < cosine["spacing_unmatched"].mean() < 0.99
+    assert cosine["spacing_gradient"].mean() > cosine["spacing_unmatched"].mean()  # Adam takes the stiffness out again
 
 
 def test_statistics_of_a_step_are_shares_and_means_of_its_sums():
@@ -131,7 +131,7 @@ def test_statistics_of_a_step_are_shares_and_means_of_its_sums():
     assert "update_size" not in moved(torch.zeros(2), torch.ones(2))
 
 
-@pytest.mark.parametrize("name", ["adamw", "adamw_sr"])
+@pytest.mark.parametrize("name", ["adamw", "adamw_sr_weights"])
 def test_what_is_recorded_of_a_step_is_what_its_weights_and_gradient_say(name):
     """Layer by layer from the weights before and after, quantized by `quantize`; both regimes.
 
@@ -139,7 +139,7 @@ def test_what_is_recorded_of_a_step_is_what_its_weights_and_gradient_say(name):
     """
     cell = cell_of(name)
     model = build_model(cell, VOCABULARY, torch.device("cpu"))
-    grids = weight_grids(model, on_grid=name == "adamw_sr")
+    grids = weight_grids(model, on_grid=name == "adamw_sr_weights")
     optimizer = build_optimizer(model, arm_of(cell), grids, steps=9, seed=0, reference=True)
     generator = torch.Generator().manual_seed(1)
     layers, rows = linear_layers(model), []
@@ -162,7 +162,7 @@ def test_what_is_recorded_of_a_step_is_what_its_weights_and_gradient_say(name):
         if layer == "head":
             continue
         amax = [w.abs().max().item() for w in (old, new)]
-        if name == "adamw_sr":
+        if name == "adamw_sr_weights":
             amax = [held[layer], grids[module.weight].held.item()]
         q = [quantize(w.float(), "E4M3", scale=448 / a).double() for w, a in zip((old, new), amax, strict=True)]
         shift = 2.0 ** round(math.log2(amax[0] / amax[1]))  # 1/2 where a held amax has doubled
@@ -189,14 +189,14 @@ def test_a_cell_that_cannot_work_is_found_among_equals_that_can():
 
 
 def test_a_geometry_aware_arm_without_quantized_weights_is_allowed_for_the_baseline_alone():
-    cell = cell_of("stiff_update", "bf16")
+    cell = cell_of("spacing_unmatched", "bf16")
     check_cells([cell], VOCABULARY, "bf16")
     with pytest.raises(UserError, match="no quantized weight .* or set grid.baseline, which is E4M3, to bf16$"):
         check_cells([cell], VOCABULARY, "E4M3")
 
 
 def test_weights_on_the_quantization_grid_need_one_scale_of_their_own():
-    cell = make_cell("E4M3", arm=ARMS["adamw_sr"])
+    cell = make_cell("E4M3", arm=ARMS["adamw_sr_weights"])
     for change in ({"granularity": "row"}, {"scaling": "delayed"}):
         spec = cell.rules[0].weight.model_copy(update=change)
         rule = cell.rules[0].model_copy(update={"weight": spec})

@@ -129,8 +129,8 @@ def trained(cell: Cell, tokens: Path, root: Path) -> dict[str, object]:
 
 ARMS = {
     "adamw": {"lr": 1e-2},
-    "stiff_matched": {"lr": 1e-2, "stiffness": "ulp", "match_rms": True},
-    "adamw_sr": {"lr": 1e-2, "weights": "quantized", "rounding": "stochastic"},
+    "spacing_scaled": {"lr": 1e-2, "stiffness": "ulp", "match_rms": True},
+    "adamw_sr_weights": {"lr": 1e-2, "weights": "quantized", "rounding": "stochastic"},
     "rung": {"base": "rung", "lr": 2.0, "weights": "quantized", "rounding": "stochastic"},
 }
 MUON = {"base": "muon", "lr": 2e-2}
@@ -201,7 +201,7 @@ def test_a_run_moves_from_two_processes_to_one_and_back(tokens, tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    "arm", [pytest.param(ARMS["stiff_matched"], marks=pytest.mark.long), ARMS["adamw_sr"] | {"state": CODED}]
+    "arm", [pytest.param(ARMS["spacing_scaled"], marks=pytest.mark.long), ARMS["adamw_sr_weights"] | {"state": CODED}]
 )
 def test_two_processes_leave_what_one_does_and_the_same_bits_after_a_stop(tokens, tmp_path, monkeypatch, arm):
     """Files, their tensors and the rows of one; of the first step, whose weights are the same, the same to the bit."""

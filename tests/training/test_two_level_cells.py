@@ -26,7 +26,7 @@ def cell_of(entry: str, arm: str = "adamw") -> Cell:
                                    "formats": resolved.formats})  # fmt: skip
 
 
-@pytest.mark.parametrize(("entry", "arm"), [("NVFP4", "adamw"), ("uniform_two_level.E4M3", "stiff_matched")])
+@pytest.mark.parametrize(("entry", "arm"), [("NVFP4", "adamw"), ("uniform_two_level.E4M3", "spacing_scaled")])
 def test_a_cell_trains(entry, arm, tokens, tmp_path, products):
     train_cell(cell_of(entry, arm), tokens, tmp_path / "out", tmp_path)
     found = json.loads((tmp_path / "out" / "metrics.json").read_text())

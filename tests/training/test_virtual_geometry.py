@@ -70,7 +70,7 @@ def stepped(cell, steps=3):
 def test_the_products_are_those_of_the_unquantized_model():
     losses, gradients = [], []
     inputs = torch.randint(0, VOCABULARY, (4, 16), generator=torch.Generator().manual_seed(1))
-    for cell in (make_cell("bf16"), cell_of("stiff_update")):
+    for cell in (make_cell("bf16"), cell_of("spacing_unmatched")):
         model = build_model(cell, VOCABULARY, CPU).eval()
         assert all(type(layer) is nn.Linear and not layer_recipe(layer) for layer in linear_layers(model).values())
         with torch.autocast("cpu", torch.bfloat16):
@@ -111,9 +111,10 @@ def test_a_step_is_that_in_the_format_to_the_bit(name, format):
     ],
 )
 def test_scales_are_those_that_the_recipe_asks_for(spec):
-    there, here = (stepped(cell_of("stiff_update", "E3M4", virtual, **spec)) for virtual in (False, True))
+    there, here = (stepped(cell_of("spacing_unmatched", "E3M4", virtual, **spec)) for virtual in (False, True))
     assert all(torch.equal(there[layer], here[layer]) for layer in there)
-    assert not torch.equal(here["blocks.0.attn.qkv"], stepped(cell_of("stiff_update", "E3M4"))["blocks.0.attn.qkv"])
+    qkv = "blocks.0.attn.qkv"
+    assert not torch.equal(here[qkv], stepped(cell_of("spacing_unmatched", "E3M4"))[qkv])
 
 
 @pytest.mark.parametrize("name", ON_GRID)
@@ -208,7 +209,7 @@ def test_a_recipe_that_contradicts_itself_is_named_before_training():
     ],
 )
 def test_weights_on_the_quantization_grid_need_one_scale_and_a_format_that_can_be_refined(spec, format, words):
-    check_cells([cell_of("stiff_update", format, **spec)], VOCABULARY, "bf16")
+    check_cells([cell_of("spacing_unmatched", format, **spec)], VOCABULARY, "bf16")
     with pytest.raises(UserError, match=words):
         check_cells([cell_of("rung", format, **spec)], VOCABULARY, "bf16")
 

@@ -2,14 +2,14 @@
 
 A contrast is written as optimizers, then formats, each a sum of names with signs and, rarely, weights:
 
-    stiff_matched - adamw in E3M4
-    rung - adamw_sr in E3M4 - virtual.E3M4
-    stiff_matched - adamw in E3M4 of EXPERIMENT - ANOTHER
-    adamw - stiff_matched in E3M4 at MEASURE - ANOTHER
+    spacing_scaled - adamw in E3M4
+    rung - adamw_sr_weights in E3M4 - virtual.E3M4
+    spacing_scaled - adamw in E3M4 of EXPERIMENT - ANOTHER
+    adamw - spacing_scaled in E3M4 at MEASURE - ANOTHER
 
-The parts multiply: the second is (rung - adamw_sr in E3M4) - (rung - adamw_sr in virtual.E3M4). ``of`` names
-experiments, where those of the hypothesis do not say which; ``at`` what the loss is of, where not of the trained
-weights, or which metric of a classifier stands in its place.
+The parts multiply: the second is (rung - adamw_sr_weights in E3M4) - (rung - adamw_sr_weights in virtual.E3M4).
+``of`` names experiments, where those of the hypothesis do not say which; ``at`` what the loss is of, where not of the
+trained weights, or which metric of a classifier stands in its place.
 """
 
 from __future__ import annotations

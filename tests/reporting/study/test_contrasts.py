@@ -15,7 +15,7 @@ from altgrad.reporting.study.runs import Run, Runs, parsed
 from tests.reporting.study.made_study import rows, write_study
 
 CHANCE = np.random.default_rng(0)
-FORMATS, OPTIMIZERS = ("E3M4", "virtual.E3M4", "E4M3"), ("adamw", "stiff_matched", "rung")
+FORMATS, OPTIMIZERS = ("E3M4", "virtual.E3M4", "E4M3"), ("adamw", "spacing_scaled", "rung")
 LOSSES = {("one", fmt, optimizer): CHANCE.normal(3.5, 0.1, 6) for fmt in FORMATS for optimizer in OPTIMIZERS}
 LOSSES |= {("two", "E3M4", optimizer): CHANCE.normal(3.5, 0.1, 6) for optimizer in OPTIMIZERS}
 
@@ -41,8 +41,8 @@ def at(experiment: str, fmt: str, optimizer: str) -> np.ndarray:
         ),
         ("rung in E3M4 of two - one", lambda: at("two", "E3M4", "rung") - at("one", "E3M4", "rung")),
         (
-            "0.5*rung + 0.5*adamw - stiff_matched in E3M4",
-            lambda: (at("one", "E3M4", "rung") + at("one", "E3M4", "adamw")) / 2 - at("one", "E3M4", "stiff_matched"),
+            "0.5*rung + 0.5*adamw - spacing_scaled in E3M4",
+            lambda: (at("one", "E3M4", "rung") + at("one", "E3M4", "adamw")) / 2 - at("one", "E3M4", "spacing_scaled"),
         ),
     ],
 )  # fmt: skip

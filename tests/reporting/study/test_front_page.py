@@ -15,7 +15,7 @@ RUNS = pd.read_csv(ROOT / "reports/study/results/runs.csv")
 TABLE = re.findall(r"^\| ([\d.]+) M \| ([\d.]+) M \| (.*?) \| (.*?)\| (.*?)\|$", (ROOT / "README.md").read_text(), re.M)
 COSTS = re.findall(r"^\| (E\dM\d.*?|MXFP8|NVFP4) \|(.*?)\|(.*?)\|(.*?)\|$", (ROOT / "README.md").read_text(), re.M)
 SIZES = [(0.17, 0.2), (0.17, 3.3), (1.3, 0.8)]  # of the columns: millions of parameters, and of tokens
-SPACING, MUON, ADAMW = "stiff_matched", "muon", "adamw"
+SPACING, MUON, ADAMW = "spacing_scaled", "muon", "adamw"
 COLUMNS = [{("E3M4", SPACING): 1, ("E3M4", ADAMW): -1}, {}, {("E3M4", MUON): 1, ("E3M4", ADAMW): -1}]
 COLUMNS[1] = COLUMNS[0] | {("virtual.E3M4", SPACING): -1, ("virtual.E3M4", ADAMW): 1}
 
