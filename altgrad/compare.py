@@ -6,11 +6,12 @@ import argparse
 from pathlib import Path
 
 from altgrad.config import run_stage
+from altgrad.console import called
 
 
 def main(arguments: list[str]) -> None:
     """Read, compare, and write the page."""
-    parser = argparse.ArgumentParser(prog="python -m altgrad.compare", description=__doc__)
+    parser = argparse.ArgumentParser(prog=called("compare"), description=__doc__)
     parser.add_argument(
         "results", type=Path,
         help="CSV file, a row per run; columns: optimizer or configuration or both, seed (runs of the same seed are "

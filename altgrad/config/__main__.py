@@ -1,6 +1,6 @@
-"""``python -m altgrad.config``: is params.yaml valid by its schema? Takes a moment; stage `grid` checks the rest.
+"""Check params.yaml against the schema of its settings, or print a reference of all settings.
 
-``--reference`` prints the reference of all settings, ``--reference FOLDER`` writes its pages.
+This takes a moment. What needs the corpus or the model is checked by the stage `grid`.
 """
 
 import argparse
@@ -8,14 +8,16 @@ import sys
 from pathlib import Path
 
 from altgrad.config import load_params, run_stage
+from altgrad.console import called
 
 
 def main(arguments: list[str]) -> None:
     """Read params.yaml, which raises UserError for what is wrong with it; or print or write the reference."""
-    parser = argparse.ArgumentParser(prog="python -m altgrad.config", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog=called("config"), description=__doc__)
     parser.add_argument(
-        "--reference", nargs="?", const="-", metavar="FOLDER", help="print every setting, or write a page per section"
-    )
+        "--reference", nargs="?", const="-", metavar="FOLDER",
+        help="print the reference of all settings, or write its pages into FOLDER",
+    )  # fmt: skip
     folder = parser.parse_args(arguments).reference
     if folder is None:
         load_params()

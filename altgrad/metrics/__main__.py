@@ -1,11 +1,14 @@
-"""``python -m altgrad.metrics``: every metric with its unit, definition and limit."""
+"""List every metric with its unit, definition and limit."""
 
-from altgrad.console import while_read
+from argparse import ArgumentParser
+
+from altgrad.console import called, while_read
 from altgrad.metrics.table import METRICS
 
 
 def main() -> None:
     """Print the table of metrics, then those whose row stands beside their function."""
+    ArgumentParser(prog=called("metrics"), description=__doc__).parse_args()
     from altgrad.diagnostics import ANALYSES  # a command may look into all packages; nothing imports this module
 
     for metric in [*METRICS.values(), *(analysis.row for analysis in ANALYSES if analysis.row)]:
