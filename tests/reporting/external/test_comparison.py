@@ -180,6 +180,20 @@ def test_a_table_without_configurations_or_optimizers_is_one_in_which_all_have_t
     assert short == report(tmp_path / "results.csv", flag, "adamw")
 
 
+@pytest.mark.parametrize(
+    "columns", [("configuration", "optimizer"), ("other", "optimizer"), ("other", "configuration")]
+)
+def test_other_columns_and_what_pandas_adds_change_no_number_and_are_named(tmp_path, columns):
+    """Pandas adds an index without a name, and writes seeds as 0.0 after a gap; `duration` is near `configuration`."""
+    rows = pd.DataFrame(spreading(6), columns=[*columns, "seed", "loss"]).drop(columns="other", errors="ignore")
+    flags = ("--reference-optimizer", "adamw") if columns[1] == "optimizer" else ("--reference", "adamw")
+    rows.to_csv(tmp_path / "results.csv", index=False)
+    expected = report(tmp_path / "results.csv", *flags)
+    rows.assign(duration=12.5, lr=0.1, seed=rows.seed.astype(float)).to_csv(tmp_path / "results.csv")
+    found, unread = report(tmp_path / "results.csv", *flags), "| columns not read | {} |"
+    assert found.replace(unread.format("duration and lr"), unread.format("–")) == expected != found
+
+
 def test_without_a_page_of_all_runs_nothing_leads_there(tmp_path):
     report(copied(tmp_path), "--reference-optimizer", BASE)
     html = (tmp_path / "out/index.html").read_text(encoding="utf-8")
@@ -201,9 +215,15 @@ OF_RESULTS = [
     ("", (), "results.csv is empty; expected the columns configuration, optimizer, seed, loss in its first line"),
     (A, (), "results.csv: no row below the names of the columns"),
     ("configuration,optimizer,seed,los\n", (), "results.csv, line 1: no column 'loss'; did you mean los?"),
-    ("loss," + A, (), "results.csv, line 1: 2 column 'loss'"),
-    ("format,optimizer,seed,loss\n", (), "results.csv, line 1: no column 'configuration'; known: format, optimizer"),
-    ("seed,loss\n", (), "results.csv, line 1: no column 'configuration'"),
+    ("loss," + A, (), "results.csv, line 1: 2 columns 'loss'; rename all but one"),
+    ("format,optimizer,seed,loss\na,sgd,0,1.0\nb,sgd,0,2.0\n", (),
+     "line 2 too; remove one, or rename what tells them apart (format) configuration"),
+    ("config,optimizer,seed,loss\n", (), "results.csv, line 1: no column 'configuration'; did you mean config?"),
+    ("Optimizer,seed,loss\n", (), "results.csv, line 1: no column 'optimizer'; did you mean Optimizer?"),
+    ("optimizer,seed,val_loss\n", (), "no column 'loss'; did you mean val_loss? Each row is a run; --metric names"),
+    ("seed,loss\n", (), "results.csv, line 1: no column 'configuration' or 'optimizer'; known: seed, loss. Each row"),
+    ("seed,adamw,muon\n", (), "no column 'configuration' or 'optimizer'; known: seed, adamw, muon. Each row is a run"),
+    ("optimizer;seed;loss\n", (), "results.csv, line 1: columns are separated by ';'; save the table with commas"),
     (GOOD + 'b,"sgd,2,1.0\nb,sgd,3,1.0\n', (), "results.csv, line 6: the row that begins here is not valid CSV"),
     (GOOD + "b,sgd,2\n", (), "results.csv, line 6: 3 values for 4 columns"),
     (GOOD + "b,sgd,2,low\n", (), "results.csv, line 6: loss is 'low'; expected a finite number, or 'diverged'"),
