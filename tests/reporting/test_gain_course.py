@@ -72,7 +72,9 @@ def test_the_figure_draws_the_mean_of_the_seeds_and_its_interval(seeds):
     study = made(seeds=seeds)
     (spec,) = [spec for spec in FIGURES if spec.name == "gains_over_run"]
     with drawing():
-        (axis,) = spec.draw(study, compare(study)).axes
+        figure = spec.draw(study, compare(study))
+    bf16, axis = figure.axes
+    assert [panel.get_title(loc="left") for panel in (bf16, axis)] == ["bf16", "E3M4"]
     drawn = [line.get_ydata() for line in axis.lines]
     means = [-rises_and_falls(step) - np.mean(NOISE[:seeds]) for step in STEPS[1:]]
     assert any(len(line) == len(means) and line == pytest.approx(means) for line in drawn)

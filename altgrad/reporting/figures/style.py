@@ -133,16 +133,26 @@ def panels(
 
 
 def tiles(count: int, height: float, **options: Any) -> tuple[Figure, list[Axes]]:
-    """Return a figure with ``count`` axes, three to a row at most; ``height`` is that of one row, in inches."""
-    across = min(3, count)
+    """Return a figure with ``count`` axes, four to a row at most; ``height`` is that of one row, in inches.
+
+    A single one is higher.
+    """
+    across = 4 if count == 4 or count > 6 else min(3, count)
     rows = -(-count // across)
-    figure, axes = panels(rows, across, 0.5 + height * rows, **options)
+    figure, axes = panels(rows, across, 0.6 + height * (1.6 if count == 1 else rows), **options)
     shown, spare = list(axes.flat[:count]), axes.flat[count:]
     for axis in spare:
         axis.set_visible(False)
     for axis in shown[-across:]:  # the lowest of each column, where shared axes leave the labels out
         axis.tick_params(labelbottom=True)
     return figure, shown
+
+
+def framed(axes: Axes, values: pd.Series) -> None:
+    """Have the y axis show all of ``values``, with a margin; what else is drawn may leave the frame."""
+    low, high = values.min(), values.max()
+    margin = 0.06 * (high - low or abs(high) or 1)
+    axes.set_ylim(low - margin, high + margin)
 
 
 def legend(figure: Figure, styles: dict[str, Look], names: list[str], **line: Any) -> None:
