@@ -47,7 +47,8 @@ function shown(value, digits = 4) {
   if (value === null || value === undefined) return "–";
   if (typeof value === "string") return value;
   if (Number.isInteger(value)) return String(value).replace("-", "−");
-  const text = Math.abs(value) >= 1e-3 && Math.abs(value) < 1e5 ? value.toFixed(digits) : value.toExponential(2);
+  const size = Math.abs(value);
+  const text = size >= 1e-3 && size < 1e5 ? value.toFixed(size < 100 ? digits : 1) : value.toExponential(2);
   return text.replace(/-/g, "−");
 }
 
@@ -159,13 +160,15 @@ function show(key) {
     rows.splice(Object.keys(cell.outcome).length + 1, 0, [`above ${data.baseline}, same arm, rate and seed`, loss(above(cell), true)]);
     place.append(made("h3", "What became of it"), table(["what", "value"], rows, [1]));
     if (cell.flags) place.append(made("h3", "Flags"), table(["what", "layer", "worst", "limit"], cell.flags, [2, 3]));
-    const health = data.metrics.map(([name, title, definition], i) => [title, shown(cell.summary[i]), definition]).filter(([, value]) => value !== "–");
-    if (health.length) place.append(made("h3", "What its diagnosis measured, over its layers"), table(["metric", "value", "definition"], health, [1]));
+    const health = data.metrics.map(([, title], i) => [title, shown(cell.summary[i])]);
+    const measures = table(["metric", "value"], health, [1]);
+    [...measures.querySelectorAll("tbody tr")].forEach((row, i) => {
+      row.cells[0].append(made("small", data.metrics[i][2]));
+      if (health[i][1] === "–") row.remove();
+    });
+    if (cell.summary.some((value) => value !== null)) place.append(made("h3", "What its diagnosis measured, over its layers"), measures);
   }
-  place.append(made("h3", "Settings"), table(["setting", "value"], Object.entries(cell.settings)));
-  const fold = document.createElement("details");
-  fold.append(made("summary", "Settings that all cells share"), table(["setting", "value"], Object.entries(data.common)));
-  place.append(fold);
+  place.append(made("h3", "Settings, without the defaults"), made("pre", cell.settings));
   prepare(place);
 }
 
