@@ -30,15 +30,17 @@ def gains(study: Study, comparison: Comparison) -> Figure | None:
     if table.empty:
         return None
     styles, least = looks(study.formats), study.measure.smallest_effect
-    lines: list[tuple[str, Any]] = []  # from the top: a label and its row, None below which the rows of an arm stand
+    lines: list[tuple[str, Any]] = []  # from the top: a label and its row, or None for a heading
     for arm, own in table.groupby("optimizer", sort=False):
         against, rows = f"{arm} minus {own['reference'].iloc[0]}", list(own.itertuples())
         several = table["format"].nunique() > 1
         lines += [(against, None), *((row.format, row) for row in rows)] if several else [(against, rows[0])]
-    figure, axes = panels(1, 1, 0.7 + 0.25 * len(lines), width=7.0)
+    figure, axes = panels(1, 1, 0.7 + 0.22 * len(lines), width=5.2)  # which a phone shows whole
     axis = axes[0, 0]
-    for y, (_, row) in enumerate(lines):
-        if row is not None:
+    for y, (label, row) in enumerate(lines):
+        if row is None:
+            axis.text(0.01, y, label, transform=axis.get_yaxis_transform(), va="center", fontweight="bold")
+        else:
             style = styles[row.format].line(linestyle="none", markersize=6)
             _difference(axis, y, row.claim, style)
             if row.beyond is not None:
@@ -47,12 +49,10 @@ def gains(study: Study, comparison: Comparison) -> Figure | None:
     axis.axvline(0, color="black", linewidth=0.9)
     axis.set_xlabel(study.measure.labelled(study.measure.delta))
     spread_axis(axis, "x", pd.Series([row.difference.mean for row in table["claim"]]))
-    axis.set_yticks(range(len(lines)), [label for label, _ in lines])
+    axis.set_yticks(range(len(lines)), ["" if row is None else label for label, row in lines])
     axis.set_ylim(len(lines) - 0.4, -0.6)
     axis.grid(axis="y", visible=False)
     axis.tick_params(axis="y", length=0)
-    for (_, row), tick in zip(lines, axis.get_yticklabels(), strict=True):
-        tick.set_fontweight("bold" if row is None else "normal")
     return figure
 
 
