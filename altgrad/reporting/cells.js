@@ -117,9 +117,8 @@ function chart(title, lines) {
     const line = whole.filter(([, value]) => low <= value && value <= high);
     const path = line.map(([step, value]) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`).join(" ");
     const look = { fill: "none", stroke: color, "stroke-width": 1.8, "stroke-dasharray": dashed ? "5 3" : "none" };
-    const curve = drawn("polyline", { points: path, ...look });
-    curve.append(drawn("title", {}, name));
-    svg.append(curve);
+    svg.append(drawn("polyline", { points: path, ...look }));
+    svg.lastChild.append(drawn("title", {}, name));
     if (line.length < 30) for (const [step, value] of line) svg.append(drawn("circle", { cx: x(step), cy: y(value), r: 2.4, fill: color }));
   }
   figure.append(svg, made("figcaption", lines.map(([name]) => name).join("; ")));
@@ -166,14 +165,10 @@ function show(key) {
   place.append(made("h3", "Settings, without the defaults"), made("pre", cell.settings));
   if (cell.results) {
     if (cell.flags) place.append(made("h3", "Flags"), table(["what", "layer", "worst", "limit"], cell.flags, [2, 3]));
-    const health = data.metrics.map(([, title], i) => [title, shown(cell.summary[i])]);
-    const measures = table(["metric", "value"], health, [1]);
-    [...measures.querySelectorAll("tbody tr")].forEach((row, i) => {
-      row.cells[0].className = "long";
-      row.cells[0].append(made("small", data.metrics[i][2]));
-      if (health[i][1] === "–") row.remove();
-    });
-    if (cell.summary.some((value) => value !== null)) place.append(made("h3", "What its diagnosis measured, over its layers"), measures);
+    const health = data.metrics.map(([, title, definition], i) => [title, shown(cell.summary[i]), definition]).filter(([, value]) => value !== "–");
+    const measures = table(["metric", "value"], health.map((row) => row.slice(0, 2)), [1]);
+    measures.querySelectorAll("td:first-child").forEach((name, i) => name.append(made("small", health[i][2])));
+    if (health.length) place.append(made("h3", "What its diagnosis measured, over its layers"), measures);
   }
   prepare(place);
 }

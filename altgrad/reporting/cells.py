@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 from altgrad.config.cell import Cell
 from altgrad.config.params import validated
 from altgrad.config.tasks import ON_TEST
-from altgrad.formats import Format, UnknownFormatError, get_format
+from altgrad.formats import Format, format_names, get_format
 from altgrad.metrics import METRICS, Metric
 from altgrad.reporting.anomalies import Case, sentences
 from altgrad.reporting.html import environment
@@ -109,16 +109,9 @@ def settings(cell: dict[str, Any]) -> str:
     """Return as YAML what a resolved cell has besides the defaults, its key's parts and formats of the registry."""
     checked = validated(Cell, cell, f"data/grid/{cell['key']}.json")
     found = checked.model_dump(mode="json", exclude_defaults=True, exclude={"key", *IDENTITY})
-    found["formats"] = {name: fields for name, fields in found["formats"].items() if not _is_known(name, fields)}
+    known = {name: get_format(name) for name in format_names()}
+    found["formats"] = {name: own for name, own in found["formats"].items() if known.get(name) != Format(**own)}
     yaml, text = YAML(typ="safe"), io.StringIO()
     yaml.default_flow_style, yaml.sort_base_mapping_type_on_output = None, False  # a line for what holds no other
     yaml.dump({name: value for name, value in found.items() if value}, text)
     return text.getvalue()
-
-
-def _is_known(name: str, fields: dict[str, Any]) -> bool:
-    """Whether the name alone says what the format is."""
-    try:
-        return get_format(name) == Format(**fields)
-    except UnknownFormatError:
-        return False
