@@ -59,13 +59,13 @@ def _hypothesis(answer: Answer) -> list[str]:
     link = f"[{answer.question.name}](study/{answer.question.name}.md)"
     if found is None:
         said = hypothesis.status if hypothesis.status != "tested" else hypothesis.result or NOTHING
-        return [answer.name, hypothesis.says, *[NONE] * len(NUMBERS), said, NONE, link]
-    *numbers, said = cells(found[1])
+        return [answer.name, hypothesis.says, NONE, NONE, said, *[NONE] * (len(NUMBERS) - 1), link]
+    delta, said, *numbers = cells(found[1])
     if (count := len(answer.comparisons)) > 1:
         significant_of = sum(one.result is not None and one.result.significant for one in answer.comparisons)
         said = f"{significant_of} of {count} significant"
     expected = {True: "yes", False: "no", None: NONE}[answer.as_expected]
-    return [answer.name, hypothesis.says, str(count), *numbers, said, expected, link]
+    return [answer.name, hypothesis.says, str(count), delta, said, *numbers, expected, link]
 
 
 def _comparisons(answers: Sequence[Answer], runs: Runs) -> Table:
@@ -77,7 +77,7 @@ def _comparisons(answers: Sequence[Answer], runs: Runs) -> Table:
             written = written if len(found.written) <= 2 else f"a sum of {len(found.written)} contrasts"
             expected = "exploratory" if not answer.hypothesis.registered else found.expected or NONE
             expected += ": no" if answer.hypothesis.registered and found.as_expected is False else ""
-            numbers = cells(found.result) if found.result else [NONE, NONE, NONE, "0", NOTHING]
+            numbers = cells(found.result) if found.result else [NONE, NOTHING, NONE, NONE, "0"]
             rows.append(["" if i else f"**{answer.name}**", written, _size(found, runs), *numbers, expected])
     return Table(columns, rows)
 

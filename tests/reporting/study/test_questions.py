@@ -44,10 +44,11 @@ def test_a_page_says_what_came_and_what_was_expected(tmp_path):
     page, results = write_pages(study, [])
     text = page.read_text()
     assert "| **X1** | `rung - adamw in E3M4` | 0.17 M, 0.2 M | −0.1000 |" in text
-    assert "**lower** | lower |" in text and "no effect | lower: no |" in text
+    ends = {line.split(" | ")[4]: line.split(" | ")[-1] for line in text.splitlines() if " in E" in line}
+    assert ends == {"**lower**": "lower |", "no effect": "lower: no |"}
     assert "24 of 24 runs ended, on AMD EPYC bf16." in text and (study / "figures/a.png").exists()
     row = next(line for line in results.read_text().splitlines() if line.startswith("| X1 "))
-    assert row.startswith("| X1 | It gains. | 2 | −0.1000 |") and "| 1 of 2 significant | no |" in row
+    assert row.startswith("| X1 | It gains. | 2 | −0.1000 | 1 of 2 significant |") and " | no | [a]" in row
 
 
 def test_pages_are_the_same_bytes_again(tmp_path):
