@@ -14,6 +14,7 @@ from altgrad.reporting.figures.spec import in_report
 from altgrad.reporting.figures.style import legend, looks, spread_axis, tiles
 from altgrad.reporting.load import Study
 from altgrad.reporting.results import Result
+from altgrad.reporting.roles import is_plain_in
 from altgrad.reporting.select import at_best, in_order, of_completed
 from altgrad.reporting.statistics import interval
 
@@ -21,8 +22,8 @@ from altgrad.reporting.statistics import interval
 @in_report(
     section="gains", order=10,
     alt="{noun} of each optimizer minus its reference's, by {entry}",
-    caption="Final {noun} minus the reference's in the same {entry}{unit}, with its 95 % interval; {better} of zero is "
-    "better, grey is no effect (±{effect}). {beyond}",
+    caption="Final {noun} minus the reference's in the same {entry}{unit}{spread}; {better} of zero is better, grey is "
+    "no effect (±{effect}). {beyond}",
 )  # fmt: skip
 def gains(study: Study, comparison: Comparison) -> Figure | None:
     """Loss of each optimizer minus its reference's, by format, and of that what is specific to the format."""
@@ -101,6 +102,6 @@ def courses(study: Study, comparison: Comparison) -> dict[tuple[str, str], pd.Da
     found = {
         (entry, arm): (losses[entry, arm] - losses[entry, plain]).dropna(how="all")
         for entry in study.formats for arm, plain in comparison.references.items()
-        if (entry, arm) in losses and (entry, plain) in losses
+        if (entry, arm) in losses and (entry, plain) in losses and not is_plain_in(study, entry, arm)
     }  # fmt: skip
     return {run: own for run, own in found.items() if len(own)}
