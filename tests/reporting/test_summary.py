@@ -51,6 +51,12 @@ def rows(table: Table | None) -> dict[str, list[str]]:
     return {row[0].strip("*"): row[1:] for row in table.rows}
 
 
+def by_head(table: Table | None) -> list[dict[str, str]]:
+    assert table is not None
+    heads = [column.head for column in table.columns]
+    return [dict(zip(heads, row, strict=True)) for row in table.rows]
+
+
 def test_an_effect_that_the_control_has_too_is_not_the_formats():
     same = {(entry, "stiff"): -0.02 for entry in ENTRIES if entry != "bf16"}
     none = "**No format is seen to gain by its own spacing**, of E4M3 and E3M4 under `stiff`."
@@ -108,12 +114,13 @@ def test_runs_that_are_equal_to_the_last_bit_are_called_identical_in_every_table
     losses |= {("E4M3", arm): losses["bf16", "adamw"] for arm in ARMS}
     study = with_formats(study_of(losses, ARMS))
     comparison = compare(study)
-    assert rows(costs_table(study, comparison))["E4M3"] == ["identical", "–", "–", str(seeds), "identical"]
-    change = rows(updates_table(study, comparison))["E4M3"]
-    assert change[:5] == ["identical", "–", "–", str(seeds), "identical"] and change[6] == "`shuffled` identical"
-    assert [row[3] for row in lowest_table(study, comparison).rows] == ["–", "identical", "identical"]
-    detail = {tuple(row[:2]): row[4:6] for row in results_table(study, comparison).rows}
-    assert detail["**E4M3**", "adamw"] == ["identical", "–"]
+    cost, change = by_head(costs_table(study, comparison))[0], by_head(updates_table(study, comparison))[0]
+    for row in (cost, change):
+        assert row["Δ loss"] == row["result"] == "identical" and row["p"] == row["95 % CI"] == "–"
+    assert change["against controls"] == "`shuffled` identical"
+    assert [row["above the lowest"] for row in by_head(lowest_table(study, comparison))] == ["–", *["identical"] * 2]
+    detail = {(row["format"], row["optimizer"]): row for row in by_head(results_table(study, comparison))}
+    assert detail["**E4M3**", "adamw"]["Δ loss"] == "identical" and detail["**E4M3**", "adamw"]["95 % CI"] == "–"
 
 
 def test_a_run_is_not_held_against_the_same_optimizer_where_that_is_its_plain_form():
