@@ -17,7 +17,7 @@ LOSSES = {"train_loss": "training loss", "val_loss": "validation loss"}
 
 @in_report(
     section="curves", order=10,
-    alt="{noun} by step for {entries}",
+    alt="{short} by step for {entries}",
     caption="Thin lines are seeds, thick ones their mean; on the right the second half of the run. A thin line that "
     "ends in a cross is a run that diverged; it enters no mean.",
 )  # fmt: skip
@@ -55,7 +55,7 @@ def loss_curves(study: Study, comparison: Comparison) -> Figure | None:
 
 @in_report(
     section="curves", order=20,
-    alt="{noun} minus that of {baseline} by step",
+    alt="{short} minus that of {baseline} by step",
     caption="The same minus {baseline}'s with the same seed at the same step. A seed fixes batches and initial "
     "weights, whose noise cancels. What stays is the {entry} and the chaos of training, whose size the thin lines, one "
     "per seed, show.",

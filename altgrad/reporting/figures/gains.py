@@ -58,9 +58,9 @@ def _difference(axis: Axes, y: float, result: Result, style: dict[str, Any]) -> 
 
 @in_report(
     section="gains", order=20,
-    alt="{noun} of each optimizer minus its reference's by step, for {entries}",
-    caption="{noun} minus the reference's after the same step with the same seed, mean and 95 % interval over seeds. A "
-    "learning rate that falls has fallen all the way at the last step only.",
+    alt="{short} of each optimizer minus its reference's by step, for {entries}",
+    caption="{short} minus the reference's after the same step with the same seed, mean over seeds{spread}. A learning "
+    "rate that falls has fallen all the way at the last step only.",
 )  # fmt: skip
 def gains_over_run(study: Study, comparison: Comparison) -> Figure | None:
     """Δ loss against the reference by step: a panel per optimizer, a line and its band per format."""
