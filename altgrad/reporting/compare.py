@@ -29,7 +29,7 @@ class Comparison:
     """Every number of the comparison.
 
     ``best``: a row per (format, optimizer) at its own best learning rate, with counts, means over seeds and the paired
-    difference to the baseline at its own.
+    difference to the baseline at its own, under an optimizer that is not its plain form there.
     ``gains``: a row per (format, arm that is not plain), see :func:`_gains`. ``references`` names the baseline
     optimizer of each, ``reference`` the one whose cells stand for a format. ``best_runs`` has the run behind each row
     of ``best``, ``least`` by arm what its tuning alone makes, see :func:`_tuning_error`.
@@ -109,16 +109,19 @@ def _best(study: Study, runs: Runs, best: Mapping[tuple[str, str], Run], answers
         "none completed" if not row.completed else "one learning rate" if one_rate
         else "unbracketed" if row.lr_scale in edges else "bracketed" for row in table.itertuples()
     ]  # fmt: skip
+    base = study.baseline
     table["difference"] = [
-        runs.difference({run: 1, best[study.baseline, arm]: -1}) if study.baseline not in (None, entry) else None
-        for (entry, arm), run in best.items()
-    ]
+        None if base in (None, entry) or roles.is_plain_in(study, base, arm)
+        else runs.difference({run: 1, best[base, arm]: -1}) for (entry, arm), run in best.items()
+    ]  # fmt: skip
     table["perplexity"] = np.exp(table["val_loss"]) if study.measure.in_nats else math.nan
     return table
 
 
 def _gains(study: Study, references: Mapping[str, str], answers: Answers) -> pd.DataFrame:
     """Return a row per format and optimizer that has a baseline optimizer to be held against, ``reference``.
+
+    Where no weight has a format there is none for an optimizer that needs one: it is its plain form.
 
     ``claim`` is the arm's loss minus the reference's, so below zero is a gain; None if no pair of cells completed.
     ``controls`` has by their names the claims of the arm against its controls, and of the same arm at AdamW's update
@@ -128,6 +131,8 @@ def _gains(study: Study, references: Mapping[str, str], answers: Answers) -> pd.
     columns = ["format", "optimizer", "reference", "claim", "controls", "twin", "beyond"]
     rows = []
     for entry, arm in itertools.product(study.formats, references):
+        if roles.is_plain_in(study, entry, arm):
+            continue
         of_arm = {q: claim for q, claim in answers.claims.items() if q[1:3] == (entry, arm)}
         named = {q: {CONTROL: f"`{q[-1]}`", MATCHED: "RMS-matched"}.get(q[0]) for q in of_arm}
         controls = {name: of_arm[q] for q, name in named.items() if name}

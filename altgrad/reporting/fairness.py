@@ -42,7 +42,7 @@ def conditions(study: Study, comparison: Comparison, tuning: Tuning | None = Non
         "Compared at the end of the full schedule": _full_schedule(study),
         "Every optimizer held against the baseline optimizer of its base and weight storage":
             _referred(others, comparison) if others else (OPEN, "no other optimizer in this grid"),
-        "Optimizers differ from their reference in nothing but the spacing": _settings(study, comparison),
+        "Every optimizer has the settings of its reference, but for its update rule": _settings(study, comparison),
         "Decay leaves the same share of the weights under every optimizer, over the run": _decay(study),
         "RMS-matched update":
             UNAWARE if not aware else (YES, f"{matched}: updates of AdamW's root mean square, per tensor") if matched

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from altgrad.config.bases import BASES
 from altgrad.config.files import write_json, write_text
-from altgrad.reporting import roles, tables, tables_inside
+from altgrad.reporting import tables, tables_inside
 from altgrad.reporting.anomalies import Case, cases
 from altgrad.reporting.cells import to_cells_page
 from altgrad.reporting.compare import Comparison, compare
@@ -21,12 +20,12 @@ from altgrad.reporting.figures.updates import updates_table
 from altgrad.reporting.flags import raised
 from altgrad.reporting.html import CELLS, links_of, to_html
 from altgrad.reporting.labels import against_words, labels_table, metrics_table
-from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study, every_rule, load_study, prune
+from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study, load_study, prune
 from altgrad.reporting.markdown import to_markdown
 from altgrad.reporting.metrics import metrics
 from altgrad.reporting.plots import write_plots
 from altgrad.reporting.simulate import worst_rate
-from altgrad.reporting.summary import QUESTION, headline, summary
+from altgrad.reporting.summary import headline, summary, title
 from altgrad.reporting.tuning import Tuning, load_tuning
 from altgrad.reporting.wording import joined, plural, significant, whole
 
@@ -77,7 +76,7 @@ def document(
     sections = [
         Section("Result in detail", "result", there(
             *(picture for picture in gains if picture.name != FIRST), *at("costs", pictures),
-            tables.results_table(study, comparison), _plain_there(study), metrics_table(study, comparison),
+            tables.results_table(study, comparison), metrics_table(study, comparison),
         )),
         Section("What makes it fair", "fairness", [tables.fairness_table(conditions(study, comparison, tuning))]),
         Section("Which runs fail", "failures", there(tables_inside.failures_table(study, ended_badly))),
@@ -98,8 +97,7 @@ def document(
         ]),
     ]  # fmt: skip
     return Document(
-        "AltGrad report",
-        QUESTION,
+        *title(study, comparison),
         there(
             Text(headline(study, comparison)),
             Text(study.measure.direction) if study.measure.higher_is_better else None,
@@ -108,14 +106,6 @@ def document(
         ),
         [section for section in sections if section.blocks],
     )  # fmt: skip
-
-
-def _plain_there(study: Study) -> Text | None:
-    """Say which optimizers are their plain form where no weight has a format."""
-    arms = {name: study.arm(name) for name in study.optimizers}
-    plain = [f"`{name}` trains as {BASES[arm['base']].plain}" for name, arm in arms.items() if roles.needs_format(arm)]
-    entries = [f"`{entry}`" for entry in study.formats if not every_rule(study.entry(entry))]
-    return Text(f"No weight has a format in {joined(entries)}: there {joined(plain)}.") if plain and entries else None
 
 
 def _scope(study: Study) -> str:

@@ -29,6 +29,7 @@ MODERATED = 5  # comparisons, from which on they share what they know of their s
 LOWER, HIGHER, NO_EFFECT, INCONCLUSIVE = "lower", "higher", "no effect", "inconclusive"
 TOO_FEW, TUNED_HERE, IDENTICAL = f"n < {SEEDS}, no test", "rates chosen on these seeds, no test", "identical"
 NO_SPREAD = "zero spread, no test"  # the same difference in every seed
+UNTESTED, NONE_SEEN = (TOO_FEW, TUNED_HERE, NO_SPREAD), (NO_EFFECT, IDENTICAL)
 
 
 @dataclass(frozen=True)

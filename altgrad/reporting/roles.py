@@ -58,6 +58,11 @@ def needs_format(arm: Arm) -> bool:
     return follows_spacing(arm) or regime(arm) == "quantized"
 
 
+def is_plain_in(study: Study, entry: str, arm: str) -> bool:
+    """Whether ``arm`` trains as its plain form in ``entry``: it needs a format, and no weight has one there."""
+    return not every_rule(study.entry(entry)) and needs_format(study.arm(arm))
+
+
 def references(study: Study) -> dict[str, str]:
     """Return for each arm that is not plain the plain one to hold it against; those without one are left out.
 

@@ -7,36 +7,43 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from altgrad.reporting import roles
-from altgrad.reporting.claims import COST
+from altgrad.reporting.claims import COST, GAIN
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Block, Column, Table, Text, words
 from altgrad.reporting.load import Study
 from altgrad.reporting.multiplicity import adjusted
-from altgrad.reporting.results import INCONCLUSIVE, LEVEL, NO_EFFECT, SEEDS, Result
+from altgrad.reporting.results import IDENTICAL, INCONCLUSIVE, LEVEL, NONE_SEEN, SEEDS, TOO_FEW, UNTESTED, Result
 from altgrad.reporting.runs import Contrast, Run
-from altgrad.reporting.statistics import fitted
-from altgrad.reporting.wording import NONE, interval, joined, number, p_value, plural, signed, significant
+from altgrad.reporting.statistics import Difference, fitted
+from altgrad.reporting.wording import NONE, change, interval, joined, number, p_value, plural, significant
 
 QUESTION = "Which 8-bit floating-point format gains most from geometry-aware updates, and why?"
 SHOWN = 5  # of the runs of the lowest loss
 
 
+def title(study: Study, comparison: Comparison) -> tuple[str, str]:
+    """Return the report's title and question: the bench's own where an optimizer follows a format's spacing."""
+    if _aware(study, comparison):
+        return "AltGrad report", QUESTION
+    others = ", and what does each optimizer change" if comparison.references else ""
+    return "AltGrad report: what the formats cost", f"What does each format cost{others}?"
+
+
 def summary(
-    study: Study, comparison: Comparison, chance: float | None = None, costs: str = "What each format costs",
-    changes: str = "What the spacing-scaled update changes",
-) -> list[Block]:  # fmt: skip
-    """Return the tables of the first screen, two of them under these leads, and the line on certainty."""
-    others = "What optimizers that do not follow the format's spacing change"
+    study: Study, comparison: Comparison, chance: float | None = None, costs: str = "What each format costs"
+) -> list[Block]:
+    """Return the tables of the first screen, the first of them under ``costs``, and the line on certainty."""
+    methods = list(dict.fromkeys(row.optimizer for row in _changed(study, comparison)))
     blocks: list[Block] = []
     for lead, table in (
         (costs, costs_table(study, comparison)),
-        (changes, updates_table(study, comparison, follow_spacing=True)),
-        (others, updates_table(study, comparison, follow_spacing=False)),
+        (f"What {f'`{methods[0]}`' if len(methods) == 1 else 'each optimizer'} changes",
+         updates_table(study, comparison)),
         (f"{'Highest' if study.measure.higher_is_better else 'Lowest'} {study.measure.noun}",
          lowest_table(study, comparison)),
     ):  # fmt: skip
@@ -45,12 +52,17 @@ def summary(
     return [*blocks, Text(certainty(study, comparison, chance))]
 
 
-def headline(study: Study, comparison: Comparison) -> str:
-    """Return the result in a sentence: which formats gain by their own spacing."""
+def _aware(study: Study, comparison: Comparison) -> list[str]:
+    """Return the optimizers that follow a format's spacing and have a reference, without controls."""
     arms = {name: study.arm(name) for name in comparison.references}
-    aware = [name for name, arm in arms.items() if roles.follows_spacing(arm) and not roles.is_control(arm)]
+    return [name for name, arm in arms.items() if roles.follows_spacing(arm) and not roles.is_control(arm)]
+
+
+def headline(study: Study, comparison: Comparison) -> str:
+    """Return the result in a sentence: which formats gain by their own spacing, or what came of each comparison."""
+    aware = _aware(study, comparison)
     if not aware:
-        return "**Open.** This grid has no geometry-aware optimizer with a baseline optimizer beside it."
+        return outcomes(study, comparison)
     asked = {
         row.format: row.beyond
         for row in comparison.gains.itertuples()
@@ -66,31 +78,72 @@ def headline(study: Study, comparison: Comparison) -> str:
     if own:
         does = f"{'raises' if measure.higher_is_better else 'lowers'} the {measure.noun} more"
         return f"**`{aware[0]}` has a format-specific effect in {joined(own)}**: there it {does}."
-    none = [name for name, result in asked.items() if result.outcome == NO_EFFECT]
+    untested = list(dict.fromkeys(result.outcome for result in asked.values()))
+    if set(untested) <= set(UNTESTED):
+        return f"**Open.** A gain by the own spacing of {joined(list(asked))} under `{aware[0]}`: {joined(untested)}."
+    none = [name for name, result in asked.items() if result.outcome in NONE_SEEN]
     equal = f" In {joined(none)} it is shown to be none (within ±{measure.smallest_effect:g})." if none else ""
     return f"**No format is seen to gain by its own spacing**, of {joined(list(asked))} under `{aware[0]}`.{equal}"
+
+
+def outcomes(study: Study, comparison: Comparison) -> str:
+    """Return which entries and optimizers were better, worse, without effect, inconclusive, or not tested.
+
+    Those that are no controls count, and of optimizers the entries that are none.
+    """
+    named: dict[str, dict[str, list[str]]] = {}
+    for (kind, entry, *arm), result in comparison.answers.claims.items():
+        if kind in (COST, GAIN) and not result.exploratory and roles.is_quantized(study, entry):
+            places = named.setdefault(result.outcome, {}).setdefault(arm[0] if arm else entry, [])
+            places += [f"`{entry}`"] if arm and len(study.formats) > 1 else []
+    if not named:
+        return "**Nothing is compared**: no run and its reference completed with the same seed."
+    better, worse = study.measure.outcomes
+    labels = {better: "Better than the reference", worse: "Worse", TOO_FEW: TOO_FEW}
+    said = []
+    for outcome in named if set(named) <= set(UNTESTED) else dict.fromkeys([better, worse, *named]):
+        groups = named.get(outcome, {}).items()
+        found = [f"`{name}`" + (f" in {joined(places)}" if places else "") for name, places in groups]
+        said.append(f"{labels.get(outcome, outcome.capitalize())}: {'; '.join(found) or 'none'}.")
+    return " ".join([f"**{said[0]}**", *said[1:]])
 
 
 def costs_table(study: Study, comparison: Comparison) -> Table | None:
     """What each format's loss is above the baseline's under the baseline optimizer."""
     measure, optimizer = study.measure, comparison.reference
-    found = [(entry, result) for entry in study.formats if (result := comparison.answers.of(COST, entry)) is not None]
+    found = {entry: result for entry in study.formats if (result := comparison.answers.of(COST, entry)) is not None}
     note = f"{measure.delta}: final {measure.full} minus `{study.baseline}`'s under `{optimizer}`"
+    note += ", its plain form there" if found and roles.is_plain_in(study, str(study.baseline), str(optimizer)) else ""
+    note = f"{measure.with_unit(note)}."
+    pairs = [f"`{a}` and `{b}`" for a, b in itertools.combinations(found, 2) if _bias_alone(study, comparison, a, b)]
+    note += f" The runs of {joined(pairs)} are identical: a dynamic scale undoes a difference in bias." if pairs else ""
     return Table.of(
         [words(measure.entry), *heads(measure.delta)],
-        [([f"**{entry}**", *cells(result)], {"format": entry, "optimizer": optimizer}) for entry, result in found],
-        f"{measure.with_unit(note)}.",
-    )
+        [([f"**{entry}**", *cells(result)], {"format": entry, "optimizer": optimizer})
+         for entry, result in found.items()], note,
+    )  # fmt: skip
 
 
-def updates_table(study: Study, comparison: Comparison, *, follow_spacing: bool) -> Table | None:
-    """What each optimizer, of those that follow a format's spacing or of the others, changes in each format, and what
-    its controls leave of that."""
-    kept = [
+def _bias_alone(study: Study, comparison: Comparison, *entries: str) -> bool:
+    """Whether two entries quantize to formats that differ in bias alone, and their runs are equal to the last bit."""
+    used = (study.entry(entry).get("formats", {}).values() for entry in entries)
+    formats = {tuple(sorted(repr({**fmt, "name": "", "bias": 0}) for fmt in own)) for own in used}
+    rows = {comparison.runs.place[comparison.best_runs[entry, comparison.reference or ""]] for entry in entries}
+    return len(rows) == len(formats) == 1 and formats != {()}
+
+
+def _changed(study: Study, comparison: Comparison) -> list[Any]:
+    """Return the rows of ``comparison.gains`` that the first screen shows: of no control, where anything is quantized.
+    """
+    return [
         row for row in comparison.gains.dropna(subset="claim").itertuples()
-        if not roles.is_control(arm := study.arm(row.optimizer)) and roles.is_quantized(study, row.format)
-        and roles.follows_spacing(arm) == follow_spacing
+        if not roles.is_control(study.arm(row.optimizer)) and roles.is_quantized(study, row.format)
     ]  # fmt: skip
+
+
+def updates_table(study: Study, comparison: Comparison) -> Table | None:
+    """What each optimizer changes in each format, and what its controls leave of that."""
+    kept = _changed(study, comparison)
     if not kept:
         return None
     several = len({row.optimizer for row in kept}) > 1
@@ -105,9 +158,8 @@ def updates_table(study: Study, comparison: Comparison, *, follow_spacing: bool)
             *[", ".join(f"{name} {_short(result)}" for name, result in row.controls.items()) or NONE] * held_against,
         ], {"format": row.format, "optimizer": [row.optimizer, row.reference]},
     ) for row in kept]  # fmt: skip
-    held = joined(list(dict.fromkeys(f"`{row.reference}`" for row in kept)))
-    of = "each optimizer's" if several else f"`{kept[0].optimizer}`'s"
-    note = f"{study.measure.delta}: {of} minus {held}'s in the same {entry}."
+    minus = dict.fromkeys(f"`{row.optimizer}`'s minus `{row.reference}`'s" for row in kept)
+    note = f"{study.measure.delta}: {joined(list(minus))}, in the same {entry}."
     if own:
         note += f" {entry.capitalize()}-specific effect: that minus the same in the control (difference in differences)"
         note += f", {joined(twins)}."
@@ -122,7 +174,8 @@ def heads(delta: str) -> list[Column]:
 def cells(result: Result) -> list[str]:
     """Return a result as the cells of a table: Δ loss, what it amounts to, p, interval and n."""
     return [
-        signed(result.difference.mean, 4), outcome(result), p_value(result.adjusted),
+        change(result.difference), outcome(result),
+        NONE if result.outcome in (*UNTESTED, IDENTICAL) else p_value(result.adjusted),
         interval(result.difference, result.half_width), str(result.difference.n),
     ]  # fmt: skip
 
@@ -135,17 +188,17 @@ def outcome(result: Result) -> str:
 
 
 def _short(result: Result | None) -> str:
-    if result is None:
-        return NONE
-    return f"{signed(result.difference.mean, 4)} {interval(result.difference, result.half_width)} {outcome(result)}"
+    if result is None or result.outcome == IDENTICAL:
+        return NONE if result is None else IDENTICAL
+    return f"{change(result.difference)} {interval(result.difference, result.half_width)} {outcome(result)}"
 
 
 class Lowest(NamedTuple):
-    """A run at its best rate, its mean loss, and by how much it differs from the best, with p; none for that itself."""
+    """A run at its best rate, its mean loss, and its difference to the best, with p where there is a test."""
 
     run: Run
     loss: float
-    above: float
+    difference: Difference | None
     adjusted: float
 
 
@@ -155,18 +208,17 @@ def lowest(study: Study, comparison: Comparison) -> list[Lowest]:
     The best is picked because it is that, so every pair counts as a comparison: p-values by Holm over all pairs.
     """
     ordered, runs = ranked(study, comparison), comparison.runs
-    contrasts: dict[tuple[Run, Run], Contrast] = {(a, b): {a: 1, b: -1} for a, b in itertools.combinations(ordered, 2)}
-    found = {pair: known for pair, contrast in contrasts.items()
-             if (known := runs.difference(contrast)) is not None and not known.is_zero}  # fmt: skip
+    contrasts: dict[tuple[Run, Run], Contrast] = {(a, b): {b: 1, a: -1} for a, b in itertools.combinations(ordered, 2)}
+    found = {pair: known for pair, row in contrasts.items() if (known := runs.difference(row)) is not None}
     spread = fitted(list(found.values()), np.array([runs.row(contrasts[pair]) for pair in found]))
-    tested = {pair: known for pair, known in found.items() if spread and spread.error(known)[0] > 0}
+    apart = {pair: known for pair, known in found.items() if not known.is_zero}
+    tested = {pair: known for pair, known in apart.items() if spread and spread.error(known)[0] > 0}
     levels = adjusted({pair: spread.p_value(known) for pair, known in tested.items()}) if spread else {}
+    enough = {pair for pair, known in tested.items() if known.n >= SEEDS and len(study.lr_scales) == 1}
     return [
-        Lowest(
-            run, float(runs.of_run(run).mean()),
-            -found[pair].mean if (pair := (ordered[0], run)) in found else 0.0, levels.get(pair, math.nan),
-        ) for run in ordered
-    ]  # fmt: skip
+        Lowest(run, float(runs.of_run(run).mean()), found.get(pair), levels[pair] if pair in enough else math.nan)
+        for run in ordered for pair in [(ordered[0], run)]
+    ]
 
 
 def ranked(study: Study, comparison: Comparison) -> list[Run]:
@@ -196,15 +248,18 @@ def lowest_table(study: Study, comparison: Comparison) -> Table | None:
         return None
     measure, shown = study.measure, found[:SHOWN]
     from_best = "minus the highest" if measure.higher_is_better else "above the lowest"
-    columns = [words(measure.entry), words("optimizer"), Column(from_best), Column("p"), Column(measure.noun)]
-    rows = [
-        ([f"**{row.run[0]}**", row.run[1], signed(row.above, 4) if i else NONE, p_value(row.adjusted) if i else NONE,
-          number(row.loss, 4)], {"format": row.run[0], "optimizer": row.run[1]})
-        for i, row in enumerate(shown)
-    ]  # fmt: skip
+    tested = any(row.adjusted == row.adjusted for row in shown)
+    columns = [words(measure.entry), words("optimizer"), Column(from_best), *[Column("p")] * tested,
+               Column(measure.noun)]  # fmt: skip
+    rows = [(
+        [f"**{row.run[0]}**", row.run[1], change(row.difference), *[p_value(row.adjusted)] * tested,
+         number(row.loss, 4)], {"format": row.run[0], "optimizer": row.run[1]},
+    ) for row in shown]  # fmt: skip
     pairs = plural(len(found) * (len(found) - 1) // 2, "pair")
-    note = f"The first {len(rows)} of {len(found)}; p adjusted over {'all ' if len(found) > 2 else ''}{pairs}."
-    return Table.of(columns, rows, note)
+    note = f"The first {len(rows)} of {len(found)}"
+    note += f"; p adjusted over {'all ' if len(found) > 2 else ''}{pairs}." if tested else "."
+    others = [f"`{entry}`" for entry in study.formats if not roles.is_quantized(study, entry)]
+    return Table.of(columns, rows, note + (f" Not ranked, without quantization: {joined(others)}." if others else ""))
 
 
 def certainty(study: Study, comparison: Comparison, chance: float | None) -> str:
@@ -212,14 +267,20 @@ def certainty(study: Study, comparison: Comparison, chance: float | None) -> str
     seeds = comparison.answers.paired_seeds
     if seeds is None:
         return "No two runs are compared on a seed that both completed."
-    asked = sum(result.adjusted == result.adjusted for result in comparison.answers.claims.values())
+    claims = comparison.answers.claims
+    asked = sum(result.adjusted == result.adjusted for result in claims.values())
+    found = {claim.outcome for q, claim in claims.items() if roles.is_quantized(study, q[1]) and not claim.exploratory}
     paired = str(seeds[0]) if seeds[0] == seeds[1] else f"{seeds[0]} to {seeds[1]}"
-    lacking = f", of the {SEEDS} that a test takes" if seeds[1] < SEEDS else "; no difference varies between them"
-    said = [f"Paired seeds: {paired}{lacking}."] if not asked else [(
+    lacking = "" if asked else "; no difference varies between them"
+    lacking = f", of the {SEEDS} that a test takes" if seeds[1] < SEEDS else lacking
+    tested = not found <= {*UNTESTED, IDENTICAL}
+    said = [f"Paired seeds: {paired}{lacking}."] if not tested else [(
         f"Paired seeds: {paired}; p is adjusted over {plural(asked, 'comparison')}, significant up to {LEVEL:g} with "
-        f"{SEEDS} seeds; inconclusive: the effect in brackets would have been found nine times in ten."
+        f"{SEEDS} seeds."
     )]  # fmt: skip
-    if asked and chance is not None:
+    if INCONCLUSIVE in found:
+        said.append("Inconclusive: the effect in brackets would have been found nine times in ten.")
+    if tested and chance is not None:
         said.append(f"Of simulated studies like this one, of chance alone, {100 * chance:.1f} % find any.")
     if comparison.noise is not None:
         said.append(f"Equal runs differ by up to {significant(comparison.noise.floor(seeds[0]))} 19 times in 20.")

@@ -7,12 +7,13 @@ from typing import Any
 
 from altgrad.config.tensor_recipe import SCALE_FORMATS
 from altgrad.formats import Format
+from altgrad.reporting import roles
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Column, Table, words
 from altgrad.reporting.fairness import Met
 from altgrad.reporting.load import DIVERGED, MISSING, Study, every_rule
 from altgrad.reporting.select import memory
-from altgrad.reporting.wording import NONE, interval, joined, number, shown, signed, significant, whole
+from altgrad.reporting.wording import NONE, change, interval, joined, number, shown, significant, whole
 
 ROLES, SPLITS = ("weight", "input", "grad"), ("train", "val", "test")
 SPECIALS_IN_WORDS = {
@@ -34,16 +35,18 @@ def results_table(study: Study, comparison: Comparison) -> Table | None:
                *[Column("bytes"), Column("ms")] * bool(len(kept))]  # fmt: skip
     rows = []
     for row in comparison.best.itertuples():
-        mean = None if row.difference is None else row.difference.mean
-        half = noise.half_width(row.difference) if noise and row.difference else None
+        half = noise.half_width(row.difference) if noise and row.difference and not row.difference.is_zero else None
         rows.append(([
-            f"**{row.format}**", row.optimizer, *[signed(mean, 4), interval(row.difference, half)] * paired,
+            f"**{row.format}**", row.optimizer, *[change(row.difference), interval(row.difference, half)] * paired,
             number(row.primary, 4) + (f" ± {number(row.primary_sd, 4)}" if shown(row.primary_sd) else ""),
             _seeds(row), *[f"{row.peak_lr:.3g}"] * rates,
             *[number(row.perplexity, 2)] * measure.in_nats,
             *[number(kept[name].get((row.format, row.optimizer)), 2) for name in kept if len(kept)],
         ], comparison.behind(row.format, row.optimizer)))  # fmt: skip
-    baseline = f" {measure.delta}: minus `{study.baseline}` with the same optimizer, over shared seeds."
+    base = str(study.baseline)
+    plain = [f"`{arm}`" for arm in study.optimizers if paired and roles.is_plain_in(study, base, arm)]
+    baseline = f" {measure.delta}: minus `{base}` with the same optimizer, over shared seeds"
+    baseline += f"; none under {joined(plain)}, whose runs there follow no format." if plain else "."
     costs = " bytes: of a parameter in training; ms: a step's median time." if len(kept) else ""
     return Table.of(columns, rows, "Means over completed seeds." + (baseline if paired else "") + costs)
 

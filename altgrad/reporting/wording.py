@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeGuard
 
-from altgrad.reporting.results import LEVEL
+from altgrad.reporting.results import IDENTICAL, LEVEL
 from altgrad.reporting.statistics import Difference
 
 NONE = "–"
@@ -34,6 +34,13 @@ def signed(value: float | None, digits: int) -> str:
         return NONE
     text = f"{value:+.{digits}f}"
     return text[1:] if float(text) == 0 else text.replace("-", MINUS)
+
+
+def change(difference: Difference | None) -> str:
+    """Return a mean difference with its sign; in words where it is none in every seed, a dash where it is not known."""
+    if difference is None:
+        return NONE
+    return IDENTICAL if difference.is_zero else signed(difference.mean, 4)
 
 
 def significant(value: float | None, digits: int = 3) -> str:

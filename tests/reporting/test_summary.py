@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
+from itertools import product
+
 import numpy as np
 import pytest
 
+from altgrad.formats import get_format
 from altgrad.reporting.compare import compare
 from altgrad.reporting.document import Table, Text
 from altgrad.reporting.load import Study
 from altgrad.reporting.metrics import metrics
-from altgrad.reporting.summary import certainty, costs_table, headline, lowest, lowest_table, summary, updates_table
+from altgrad.reporting.summary import (
+    QUESTION,
+    certainty,
+    costs_table,
+    headline,
+    lowest,
+    lowest_table,
+    summary,
+    title,
+    updates_table,
+)
+from altgrad.reporting.tables import results_table
 from altgrad.reporting.wording import significant
-from tests.reporting.made_losses import ADAMW, STIFF, study_of, with_formats
+from tests.reporting.made_losses import ADAMW, STIFF, losses_of, noisy, study_of, with_formats
 
 ARMS = {"adamw": ADAMW, "stiff": STIFF, "shuffled": STIFF | {"stiffness": "permuted"}}
 ENTRIES = ("bf16", "E4M3", "E3M4", "virtual.E4M3", "virtual.E3M4")
@@ -36,6 +51,12 @@ def rows(table: Table | None) -> dict[str, list[str]]:
     return {row[0].strip("*"): row[1:] for row in table.rows}
 
 
+def by_head(table: Table | None) -> list[dict[str, str]]:
+    assert table is not None
+    heads = [column.head for column in table.columns]
+    return [dict(zip(heads, row, strict=True)) for row in table.rows]
+
+
 def test_an_effect_that_the_control_has_too_is_not_the_formats():
     same = {(entry, "stiff"): -0.02 for entry in ENTRIES if entry != "bf16"}
     none = "**No format is seen to gain by its own spacing**, of E4M3 and E3M4 under `stiff`."
@@ -51,7 +72,80 @@ def test_an_effect_that_the_control_lacks_is_the_formats():
 
 def test_without_a_control_or_an_optimizer_to_ask_about_the_question_is_open():
     assert said(made({}, ("bf16", "E4M3"))).startswith("**Open.** Without an unquantized control")
-    assert said(made({}, adamw=ADAMW)).startswith("**Open.** This grid has no geometry-aware optimizer")
+    few = study_of(losses_of(ARMS, formats=list(ENTRIES), seeds=4), ARMS)
+    assert said(few) == "**Open.** A gain by the own spacing of E4M3 and E3M4 under `stiff`: n < 5, no test."
+
+
+def test_a_grid_that_asks_nothing_of_geometry_has_its_own_question_and_says_what_formats_and_optimizers_do():
+    costs = made({("E4M3", "adamw"): 0.02}, ("bf16", "E4M3", "E3M4"), adamw=ADAMW)
+    assert title(costs, compare(costs))[1] == "What does each format cost?"
+    assert said(costs) == "**Better than the reference: none.** Worse: `E4M3`. No effect: `E3M4`."
+    muon = made({("E4M3", "muon"): -0.02}, ("bf16", "E4M3"), adamw=ADAMW, muon={"base": "muon"})
+    assert title(muon, compare(muon))[1] == "What does each format cost, and what does each optimizer change?"
+    assert said(muon) == "**Better than the reference: `muon` in `E4M3`.** Worse: none. No effect: `E4M3`."
+    aware = made({})
+    assert title(aware, compare(aware))[1] == QUESTION
+    nothing = study_of({("bf16", "adamw"): [3.5, None], ("E4M3", "adamw"): [None, 3.5]}, {"adamw": ADAMW})
+    assert said(nothing).startswith("**Nothing is compared**")
+
+
+def test_where_nothing_is_tested_there_is_no_p_and_no_word_of_one():
+    arms = {"adamw": ADAMW, "muon": {"base": "muon"}}
+    study = study_of(losses_of(arms, formats=list(ENTRIES[:3]), seeds=4), arms)
+    blocks = summary(study, compare(study))
+    tables = [block for block in blocks if isinstance(block, Table)]
+    heads = [[column.head for column in table.columns] for table in tables]
+    assert len(tables) == 3 and "p" not in heads[2]
+    assert all(row[i] == "–" for table, own in zip(tables, heads, strict=True) if "p" in own
+               for i in [own.index("p")] for row in table.rows)  # fmt: skip
+    words = " ".join(block.text if isinstance(block, Text) else block.note for block in blocks)
+    assert "p is adjusted" not in words and "p adjusted" not in words and "in brackets" not in words
+    assert said(study).startswith("**n < 5, no test: `E4M3`; `E3M4`; `muon` in `E4M3` and `E3M4`.**")
+
+
+def test_effects_in_brackets_are_explained_where_there_are_any():
+    found = [certainty(study, compare(study), None) for study in (made({}), made({}, sd=0.02))]
+    assert ["in brackets" in line for line in found] == [False, True]
+
+
+@pytest.mark.parametrize("seeds", [1, 5])
+def test_runs_that_are_equal_to_the_last_bit_are_called_identical_in_every_table(seeds):
+    losses = {run: noisy(3.5, seeds, i) for i, run in enumerate(product(("bf16", "E4M3", "virtual.E4M3"), ARMS))}
+    losses |= {("E4M3", arm): losses["bf16", "adamw"] for arm in ARMS}
+    study = with_formats(study_of(losses, ARMS))
+    comparison = compare(study)
+    cost, change = by_head(costs_table(study, comparison))[0], by_head(updates_table(study, comparison))[0]
+    for row in (cost, change):
+        assert row["Δ loss"] == row["result"] == "identical" and row["p"] == row["95 % CI"] == "–"
+    assert change["against controls"] == "`shuffled` identical"
+    assert [row["above the lowest"] for row in by_head(lowest_table(study, comparison))] == ["–", *["identical"] * 2]
+    detail = {(row["format"], row["optimizer"]): row for row in by_head(results_table(study, comparison))}
+    assert detail["**E4M3**", "adamw"]["Δ loss"] == "identical" and detail["**E4M3**", "adamw"]["95 % CI"] == "–"
+
+
+def test_a_run_is_not_held_against_the_same_optimizer_where_that_is_its_plain_form():
+    """Without a format, `stiff` is AdamW."""
+    study = made({}, ("bf16", "E4M3"), adamw=ADAMW, muon={"base": "muon"}, stiff=STIFF)
+    compared = compare(study)
+    known = {(row.format, row.optimizer) for row in compared.best.itertuples() if row.difference is not None}
+    assert known == {("E4M3", "adamw"), ("E4M3", "muon")}
+    assert {(row.format, row.optimizer) for row in compared.gains.itertuples()} == {
+        ("bf16", "muon"), ("E4M3", "muon"), ("E4M3", "stiff")
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("other", "difference", "told"), [
+    ({"bias": 9}, 0.0, True), ({"bias": 9}, 1e-9, False), ({"mantissa_bits": 4}, 0.0, False),
+])  # fmt: skip
+def test_formats_that_differ_in_bias_alone_are_named_where_their_runs_are_identical(other, difference, told):
+    same = noisy(3.5)
+    losses = {("bf16", "adamw"): noisy(3.5, key=1), ("E4M3", "adamw"): same, ("E3M4", "adamw"): same + difference}
+    study = with_formats(study_of(losses, {"adamw": ADAMW}))
+    for cell in study.resolved.values():
+        if cell["format"] == "E3M4":
+            cell["formats"] = {"mine": asdict(replace(get_format("E4M3"), name="mine", **other))}
+    note = costs_table(study, compare(study)).note
+    assert ("The runs of `E4M3` and `E3M4` are identical" in note) == told
 
 
 def test_costs_are_losses_minus_the_baselines():
@@ -63,7 +157,7 @@ def test_costs_are_losses_minus_the_baselines():
 
 def test_updates_stand_beside_their_controls():
     effects = {("E4M3", "stiff"): -0.03, ("E4M3", "shuffled"): -0.02, ("virtual.E4M3", "stiff"): -0.03}
-    found = rows(updates_table(study := made(effects), compare(study), follow_spacing=True))
+    found = rows(updates_table(study := made(effects), compare(study)))
     row = found["E4M3"]
     assert list(found) == ["E4M3", "E3M4"] and row[0].startswith("−0.03") and row[1] == "**lower**"
     assert row[5].endswith("no effect")
@@ -75,23 +169,26 @@ def test_an_optimizer_that_needs_no_format_is_not_called_spacing_scaled_and_has_
     effects = {("E4M3", "muon"): -0.03, ("E3M4", "muon"): -0.03, ("bf16", "muon"): -0.03, ("E4M3", "stiff"): -0.02}
     study = made(effects, ("bf16", "E4M3", "E3M4"), **arms)
     comparison = compare(study)
-    spaced, others = (updates_table(study, comparison, follow_spacing=follow) for follow in (True, False))
+    table = updates_table(study, comparison)
     leads = [block.text for block in summary(study, comparison) if isinstance(block, Text)]
-    assert "**What the spacing-scaled update changes**" in leads
-    assert "**What optimizers that do not follow the format's spacing change**" in leads
-    assert said(made({}, ("bf16", "E4M3"), adamw=ADAMW, muon={"base": "muon"})).startswith("**Open.** This grid has no")
-    assert rows(spaced)["E4M3"][0].startswith("−0.02") and "`stiff`'s minus" in spaced.note
-    assert rows(others)["E4M3"][0].startswith("−0.03") and rows(others)["E4M3"][5].endswith("no effect")
-    assert "`muon`'s minus" in others.note and others.note.endswith("(difference in differences), `bf16`.")
+    assert leads[:3] == ["**What each format costs**", "**What each optimizer changes**", "**Lowest loss**"]
+    found = {tuple(row[:2]): row[2:] for row in table.rows}
+    assert found["**E4M3**", "stiff"][0].startswith("−0.02") and "`stiff`'s minus `adamw`'s" in table.note
+    assert found["**E4M3**", "muon"][0].startswith("−0.03") and found["**E4M3**", "muon"][5].endswith("no effect")
+    assert "`muon`'s minus" in table.note and table.note.endswith("(difference in differences), `bf16`.")
+    alone = made(effects, ("bf16", "E4M3", "E3M4"), adamw=ADAMW, muon={"base": "muon"})
+    leads = [block.text for block in summary(alone, compare(alone)) if isinstance(block, Text)]
+    assert "**What `muon` changes**" in leads
 
 
 def test_the_lowest_is_listed_with_what_is_above_it():
     study = made({("E3M4", "stiff"): -0.05, ("E4M3", "stiff"): -0.04})
     found = lowest(study, compare(study))
     assert [row.run[:2] for row in found[:2]] == [("E3M4", "stiff"), ("E4M3", "stiff")]
-    assert found[1].above == pytest.approx(0.01, abs=1e-3) and found[1].adjusted < 0.05
+    assert found[1].difference.mean == pytest.approx(0.01, abs=1e-3) and found[1].adjusted < 0.05
     table = lowest_table(study, compare(study))
-    assert table.rows[0][3] == "–" and table.note == "The first 5 of 6; p adjusted over all 15 pairs."
+    assert table.rows[0][3] == "–" and table.note.startswith("The first 5 of 6; p adjusted over all 15 pairs.")
+    assert table.note.endswith("Not ranked, without quantization: `bf16`, `virtual.E4M3` and `virtual.E3M4`.")
 
 
 def test_every_table_has_a_lead_and_one_line_is_on_certainty():

@@ -6,18 +6,15 @@ from pathlib import Path
 
 from altgrad.config import UserError
 from altgrad.config.files import write_text
-from altgrad.reporting.claims import COST, GAIN
-from altgrad.reporting.compare import Comparison, compare
+from altgrad.reporting.compare import compare
 from altgrad.reporting.document import Document, Section, Table, Text, there, words
 from altgrad.reporting.external.family import Family, study_of
 from altgrad.reporting.external.rows import read_curves, read_rows
 from altgrad.reporting.figures import FIGURES, draw
 from altgrad.reporting.html import to_html
-from altgrad.reporting.load import Study
 from altgrad.reporting.markdown import to_markdown
 from altgrad.reporting.results import SEEDS
-from altgrad.reporting.roles import is_control, is_quantized
-from altgrad.reporting.summary import summary
+from altgrad.reporting.summary import outcomes, summary
 from altgrad.reporting.tables import results_table
 from altgrad.reporting.wording import NONE, joined
 
@@ -47,14 +44,12 @@ def write_comparison(results: Path, family: Family, curves: Path | None, out: Pa
     if max((claim.difference.n for claim in comparison.answers.claims.values()), default=0) < 2:
         raise UserError(f"{results}: no comparison has two seeds in common; an interval takes two, a test {SEEDS}")
     pictures = draw([spec for spec in FIGURES if spec.section in SECTIONS], study, comparison, out / "figures")
-    methods = [name for name in comparison.references if not is_control(study.arm(name))]
-    changes = f"What {f'`{methods[0]}`' if len(methods) == 1 else 'each optimizer'} changes"
-    said, curve = headline(study, comparison), ("loss_curves", "loss_differences")
+    said, curve = outcomes(study, comparison), ("loss_curves", "loss_differences")
     page = Document(
         f"Comparison of {results.name}", QUESTION,
         there(
             Text(said), Text(study.measure.direction), pictures.get("gains"),
-            *summary(study, comparison, costs="What each configuration changes", changes=changes),
+            *summary(study, comparison, costs="What each configuration changes"),
         ),
         [section for section in (
             Section("Result in detail", "result", there(
@@ -67,26 +62,6 @@ def write_comparison(results: Path, family: Family, curves: Path | None, out: Pa
     write_text(out / "REPORT.md", to_markdown(page))
     write_text(out / "index.html", to_html(page, out / "figures", cells=False))
     return said.replace("**", "").replace("`", "")
-
-
-def headline(study: Study, comparison: Comparison) -> str:
-    """Return which configurations and optimizers were better, worse, without effect, inconclusive, or not tested.
-
-    Those that are no controls count, and of optimizers the configurations that are none.
-    """
-    named: dict[str, dict[str, list[str]]] = {}
-    for (kind, entry, *arm), result in comparison.answers.claims.items():
-        if kind in (COST, GAIN) and not result.exploratory and is_quantized(study, entry):
-            places = named.setdefault(result.outcome, {}).setdefault(arm[0] if arm else entry, [])
-            places += [f"`{entry}`"] if arm and len(study.formats) > 1 else []
-    better, worse = study.measure.outcomes
-    labels = {better: "**Better than the reference", worse: "Worse"}
-    said = []
-    for outcome in (better, worse, *(other for other in named if other not in labels)):
-        groups = named.get(outcome, {}).items()
-        found = [f"`{name}`" + (f" in {joined(places)}" if places else "") for name, places in groups]
-        said.append(f"{labels.get(outcome, outcome.capitalize())}: {'; '.join(found) or 'none'}.")
-    return " ".join([f"{said[0]}**", *said[1:]])
 
 
 def _family_table(results: Path, family: Family, unread: list[str]) -> Table:

@@ -89,13 +89,15 @@ def _words(study: Study, result: Comparison) -> dict[str, str]:
     """Return what is filled in for the names that `in_report` knows."""
     rules = [rule for cell in study.resolved.values() for rule in every_rule(cell)]
     grads = {rule["grad"]["format"] for rule in rules if rule["grad"]}
-    measure, twins = study.measure, result.gains.dropna(subset="claim")["beyond"].notna().any()
+    measure, gains = study.measure, result.gains.dropna(subset="claim")
+    twins, spread = gains["beyond"].notna().any(), any(claim.half_width > 0 for claim in gains["claim"])
     return {
         "baseline": study.baseline or "the baseline",
         "optimizer": shown_optimizer(study, result),
         "entries": joined(study.formats),
         "grad": f"Incoming gradients are in {next(iter(grads))} in every column." if len(grads) == 1 else "",
         "beyond": f"Small hollow marks: the {measure.entry}-specific effect." if twins else "",
+        "spread": ", with its 95 % interval" if spread else "", "short": measure.noun,
         "noun": measure.full, "entry": measure.entry, "unit": measure.with_unit(""),
         "better": "right" if measure.higher_is_better else "left", "effect": f"{measure.smallest_effect:g}",
     }  # fmt: skip

@@ -19,7 +19,7 @@ BEHIND = {"color": "#b0b0b0", "linewidth": 3.2, "zorder": 1}
 
 @in_report(
     section="curves", order=10,
-    alt="Curves by step for {entries}",
+    alt="{short} by step for {entries}",
     caption="Mean over seeds, a line per optimizer; broad and grey: {baseline} under the baseline optimizer. A line "
     "that ends in a cross is a run that diverged; it enters no mean.",
 )  # fmt: skip
@@ -58,10 +58,10 @@ def loss_curves(study: Study, comparison: Comparison) -> Figure | None:
 
 @in_report(
     section="curves", order=20,
-    alt="{noun} minus that of {baseline} by step, for {entries}",
-    caption="{noun} minus {baseline}'s with the same seed at the same step, under `{optimizer}`; thin lines are seeds, "
-    "thick ones their mean. A seed fixes batches and initial weights, whose noise cancels. What stays is the {entry} "
-    "and the chaos of training, whose size the thin lines show.",
+    alt="{short} minus that of {baseline} by step, for {entries}",
+    caption="{short} minus {baseline}'s with the same seed at the same step, under `{optimizer}`; thin lines are "
+    "seeds, thick ones their mean. A seed fixes batches and initial weights, whose noise cancels. What stays is the "
+    "{entry} and the chaos of training, whose size the thin lines show.",
 )  # fmt: skip
 def loss_differences(study: Study, comparison: Comparison) -> Figure | None:
     """What each entry costs by step: its loss minus the baseline's of the same seed, a panel per entry.

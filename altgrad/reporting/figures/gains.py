@@ -14,6 +14,7 @@ from altgrad.reporting.figures.spec import in_report
 from altgrad.reporting.figures.style import framed, legend, looks, panels, spread_axis, tiles
 from altgrad.reporting.load import Study
 from altgrad.reporting.results import Result
+from altgrad.reporting.roles import is_plain_in
 from altgrad.reporting.select import at_best, in_order, of_completed
 from altgrad.reporting.statistics import interval
 
@@ -21,8 +22,8 @@ from altgrad.reporting.statistics import interval
 @in_report(
     section="gains", order=10,
     alt="{noun} of each optimizer minus its reference's, by {entry}",
-    caption="Final {noun} minus the reference's in the same {entry}{unit}, with its 95 % interval; {better} of zero is "
-    "better, grey is no effect (±{effect}). {beyond}",
+    caption="Final {noun} minus the reference's in the same {entry}{unit}{spread}; {better} of zero is better, grey is "
+    "no effect (±{effect}). {beyond}",
 )  # fmt: skip
 def gains(study: Study, comparison: Comparison) -> Figure | None:
     """Loss of each optimizer minus its reference's, by format, and of that what is specific to the format."""
@@ -65,10 +66,10 @@ def _difference(axis: Axes, y: float, result: Result, style: dict[str, Any]) -> 
 
 @in_report(
     section="gains", order=20,
-    alt="{noun} of each optimizer minus its reference's by step, for {entries}",
-    caption="{noun} minus the reference's in the same {entry} after the same step with the same seed, mean and 95 % "
-    "interval over seeds; the frame cuts intervals that are wider than all means. A learning rate that falls has "
-    "fallen all the way at the last step only.",
+    alt="{short} of each optimizer minus its reference's by step, for {entries}",
+    caption="{short} minus the reference's in the same {entry} after the same step with the same seed, mean over seeds"
+    "{spread}; the frame cuts intervals that are wider than all means. A learning rate that falls has fallen all the "
+    "way at the last step only.",
 )  # fmt: skip
 def gains_over_run(study: Study, comparison: Comparison) -> Figure | None:
     """Δ loss against the reference by step: a panel per entry, a line and its interval per optimizer."""
@@ -112,6 +113,6 @@ def courses(study: Study, comparison: Comparison) -> dict[tuple[str, str], pd.Da
     found = {
         (entry, arm): (losses[entry, arm] - losses[entry, plain]).dropna(how="all")
         for entry in study.formats for arm, plain in comparison.references.items()
-        if (entry, arm) in losses and (entry, plain) in losses
+        if (entry, arm) in losses and (entry, plain) in losses and not is_plain_in(study, entry, arm)
     }  # fmt: skip
     return {run: own for run, own in found.items() if len(own)}

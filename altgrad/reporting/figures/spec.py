@@ -33,9 +33,10 @@ def in_report(section: str, order: int, alt: str, caption: str) -> Callable[[Dra
     """Declare the function below as a figure of the report; it returns None where the study has nothing to show.
 
     ``section`` is one of `SECTIONS`, where figures stand by ``order``. ``{baseline}``, ``{optimizer}``,
-    ``{entries}`` and the words of its measure (``{noun}``, ``{unit}``, ``{entry}``, ``{better}``, ``{effect}``) are
-    filled in from the study in ``alt`` and ``caption``, as are ``{grad}`` and ``{beyond}`` where there is something to
-    say. Raises ValueError for another section, and for a name that is taken.
+    ``{entries}`` and the words of its measure (``{noun}``, at the end of a run, ``{short}``, at any step, ``{unit}``,
+    ``{entry}``, ``{better}``, ``{effect}``) are filled in from the study in ``alt`` and ``caption``, as are ``{grad}``,
+    ``{beyond}`` and ``{spread}`` where there is something to say. Raises ValueError for another section, and for a name
+    that is taken.
     """
 
     def declared(draw: Draw) -> Draw:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from altgrad.config import UserError
-from altgrad.reporting.results import NO_SPREAD, TOO_FEW, Result, judged
+from altgrad.reporting.results import NO_EFFECT, NONE_SEEN, UNTESTED, Result, judged
 from altgrad.reporting.study.questions import Hypothesis, Question
 from altgrad.reporting.study.runs import MEASURED, Run, Runs, parsed
 
@@ -30,11 +30,11 @@ class Comparison:
     @property
     def as_expected(self) -> bool | None:
         """Whether it came as was expected; ``None`` where nothing was, or nothing came."""
-        if self.expected is None or self.result is None or self.result.outcome in (TOO_FEW, NO_SPREAD):
+        if self.expected is None or self.result is None or self.result.outcome in UNTESTED:
             return None
         if self.expected == "not significant":
             return not self.result.significant
-        return self.result.outcome == self.expected
+        return self.result.outcome in (NONE_SEEN if self.expected == NO_EFFECT else (self.expected,))
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def test_the_first_screen_of_the_committed_report_has_the_same_numbers(tmp_path)
     theirs = report(table(tmp_path / "results.csv", runs), "--family", family)
     ours = (REPORTS / "REPORT.md").read_text(encoding="utf-8")
     for own, lead in (("What each format costs", "What each configuration changes"),
-                      ("What the spacing-scaled update changes", "What `spacing_scaled` changes"),
+                      ("What `spacing_scaled` changes", "What `spacing_scaled` changes"),
                       ("Lowest loss", "Lowest loss")):  # fmt: skip
         assert rows_of(theirs, f"**{lead}**") == rows_of(ours, f"**{own}**"), own
     certain = next(line for line in theirs.splitlines() if line.startswith("Paired seeds"))

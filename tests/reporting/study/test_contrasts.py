@@ -11,6 +11,7 @@ from scipy import stats
 from altgrad.config import UserError
 from altgrad.reporting.results import HIGHER, IDENTICAL, INCONCLUSIVE, LOWER, NO_EFFECT, TOO_FEW, judged
 from altgrad.reporting.statistics import summarised
+from altgrad.reporting.study.answers import Comparison
 from altgrad.reporting.study.runs import Run, Runs, parsed
 from tests.reporting.study.made_study import rows, write_study
 
@@ -111,6 +112,12 @@ SPREAD = np.array([-1.0, -0.5, 0, 0.5, 1])
 def test_what_a_difference_amounts_to(values, outcome):
     contrast = {0: np.array([1.0, -1.0])}
     assert judged({0: summarised(values)}, contrast)[0].outcome == outcome
+
+
+@pytest.mark.parametrize(("expected", "met"), [("no effect", True), ("not significant", True), ("lower", False)])
+def test_runs_that_are_equal_to_the_last_bit_show_that_there_is_no_effect(expected, met):
+    found = Comparison("", [], {}, judged({0: summarised(SPREAD * 0)})[0], expected)
+    assert found.as_expected is met
 
 
 def test_a_rule_that_was_registered_with_three_seeds_keeps_them():
