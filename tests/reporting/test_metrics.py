@@ -20,7 +20,7 @@ from tests.reporting.made_losses import ADAMW, STIFF, study_of, with_formats
 from tests.reporting.synthetic_project import read, write_project
 
 SHUFFLED = {"base": "adamw", "stiffness": "permuted"}
-ARMS = {"adamw": ADAMW, "spacing_scaled": STIFF, "spacing_shuffled": SHUFFLED}
+ARMS = {"adamw": ADAMW, "muon": {"base": "muon"}, "spacing_scaled": STIFF, "spacing_shuffled": SHUFFLED}
 
 
 def made(formats: list[str], optimizers: list[str], seeds: int = 5) -> tuple[dict, dict]:
@@ -69,6 +69,16 @@ def test_each_number_is_what_the_losses_make_it(default) -> None:
         entry: to_four(gain(entry) - gain(f"virtual.{entry}"))
         for entry in formats if f"virtual.{entry}" in entries
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("optimizers", "arm"), [
+    (["adamw", "muon", "spacing_scaled"], "spacing_scaled"), (["adamw", "spacing_shuffled", "muon"], "muon"),
+], ids=["of two, the one that follows the spacing", "no control"])  # fmt: skip
+def test_the_effect_is_of_the_headline_optimizer(optimizers: list[str], arm: str) -> None:
+    found, losses = made(["bf16", "E4M3", "virtual.E4M3"], optimizers)
+    means = {run: np.mean(values) for run, values in losses.items()}
+    gain = {entry: means[entry, arm] - means[entry, "adamw"] for entry in ("E4M3", "virtual.E4M3")}
+    assert found["ΔΔ"] == {"E4M3": to_four(gain["E4M3"] - gain["virtual.E4M3"])}
 
 
 def test_without_a_baseline_every_format_has_its_loss() -> None:
