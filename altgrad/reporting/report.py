@@ -25,6 +25,7 @@ from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study, every_ru
 from altgrad.reporting.markdown import to_markdown
 from altgrad.reporting.metrics import metrics, numbers
 from altgrad.reporting.plots import write_plots
+from altgrad.reporting.proposal import proposal
 from altgrad.reporting.simulate import worst_rate
 from altgrad.reporting.summary import QUESTION, headline, summary
 from altgrad.reporting.tuning import Tuning, load_tuning
@@ -33,12 +34,12 @@ from altgrad.reporting.wording import joined, plural, significant, whole
 FIRST = "gains"  # the figure of the first screen
 
 
-def write_report(data: Path, out: Path, revision: str | None) -> str:
-    """Write the report into ``out`` and return its result in a sentence.
+def write_report(data: Path, out: Path, revision: str | None, experiments: Sequence[str] = ()) -> tuple[str, str]:
+    """Write the report into ``out``; return its result in a sentence, and what may be run next.
 
     It is of ``data/{grid,tokens,runs,diag}``, and of ``simulation.csv`` and ``study`` in ``out``, each if it is there.
-    ``revision`` is the git revision to name, ``None`` outside a checkout. Outputs of cells that left
-    the grid are removed from ``data`` first. The same files give the same bytes: ``REPORT.md``,
+    ``revision`` is the git revision to name, ``None`` outside a checkout; ``experiments`` are for `proposal`. Outputs
+    of cells that left the grid are removed from ``data`` first. The same files give the same bytes: ``REPORT.md``,
     ``index.html``, ``cells.html``, ``metrics.json``, ``summary.json``, ``figures/`` and ``plots/``. Raises
     :class:`altgrad.config.UserError` when the grid or the tokens are missing.
     """
@@ -57,7 +58,7 @@ def write_report(data: Path, out: Path, revision: str | None) -> str:
     write_json(out / "metrics.json", metrics(study, comparison))
     write_json(out / "summary.json", numbers(study, comparison, len(flags)))
     write_plots(study, out / "plots")
-    return headline(study, comparison).replace("**", "").replace("`", "")
+    return headline(study, comparison).replace("**", "").replace("`", ""), proposal(study, experiments)
 
 
 def document(
