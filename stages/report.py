@@ -1,28 +1,35 @@
 """Stage `report`: everything measured to reports/."""
 
+import os
 import subprocess
 from pathlib import Path
 
 from altgrad.config import discard_finished, project_root, run_stage
 
-NEXT = "dvc exp run -S 'grid.formats=[bf16,E5M2]' asks another question; reports/study/README.md keeps the answer"
 
-
-def git_revision() -> str | None:
-    """Return the short revision of HEAD, or None outside a git checkout."""
-    command = ["git", "rev-parse", "--short=10", "HEAD"]
+def git(*arguments: str) -> str | None:
+    """Return what a git command prints, or None outside a git checkout."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def experiments() -> list[str]:
+    """Return the names of this commit's experiments, the newest first: the one that runs now, if one does."""
+    head = git("rev-parse", "HEAD") or ""
+    own = f"refs/exps/{head[:2]}/{head[2:]}"
+    saved = git("for-each-ref", "--sort=-creatordate", "--format=%(refname:lstrip=4)", own) or ""
+    return list(dict.fromkeys([*os.environ.get("DVC_EXP_NAME", "").split(), *saved.split()]))
 
 
 def main(arguments: list[str]) -> None:
     from altgrad.reporting.report import write_report
 
-    result = write_report(Path("data"), Path("reports"), git_revision())
+    revision = git("rev-parse", "--short=10", "HEAD")
+    result, following = write_report(Path("data"), Path("reports"), revision, experiments())
     discard_finished(project_root())
-    print(f"{result}\nreport: {Path('reports/index.html').resolve()}\nnext: {NEXT}")
+    print(f"{result}\nreport: {Path('reports/index.html').resolve()}\nnext: {following}")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,10 @@ LAYER_METRICS = ["sqnr_db", "underflow_frac", "overflow_frac"]
 def training_table(study: Study) -> pd.DataFrame:
     """A row per logged step of every run: training loss, gradient norm, clipping, learning rate."""
     columns = [*IDENTITY, "outcome", "step", "tokens", "lr", "train_loss", "grad_norm", "clipped_frac"]
-    return _with_outcome(study, study.history.dropna(subset="train_loss"))[columns]
+    unit = study.measure.unit if study.measure.in_nats else "nats per label"
+    return _with_outcome(study, study.history.dropna(subset="train_loss"))[columns].assign(
+        measure="training loss", unit=unit
+    )
 
 
 def validation_table(study: Study) -> pd.DataFrame:
@@ -35,13 +38,17 @@ def validation_table(study: Study) -> pd.DataFrame:
     table["delta_to_baseline"] = table[PRIMARY].to_numpy() - baseline.reindex(
         pd.MultiIndex.from_frame(table[keys])
     ).to_numpy(dtype="float64")
-    return table
+    return table.assign(measure=f"validation {study.measure.noun}", unit=study.measure.unit, baseline=study.baseline)
 
 
 def results_table(study: Study) -> pd.DataFrame:
     """A row per completed cell: what is compared."""
-    completed = study.of_status(COMPLETED).rename(columns={study.measure.column: PRIMARY})
-    return completed[[*IDENTITY, PRIMARY]].reset_index(drop=True)
+    measure = study.measure
+    completed = study.of_status(COMPLETED).rename(columns={measure.column: PRIMARY})
+    of = "test" if measure.column.startswith("test_") else "validation"
+    return completed[[*IDENTITY, PRIMARY]].reset_index(drop=True).assign(
+        measure=f"{of} {measure.noun}", unit=measure.unit, better="higher" if measure.higher_is_better else "lower"
+    )
 
 
 def layers_table(study: Study) -> pd.DataFrame:

@@ -22,8 +22,9 @@ from altgrad.reporting.html import CELLS, links_of, to_html
 from altgrad.reporting.labels import against_words, labels_table, metrics_table
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study, load_study, prune
 from altgrad.reporting.markdown import to_markdown
-from altgrad.reporting.metrics import metrics
+from altgrad.reporting.metrics import metrics, numbers
 from altgrad.reporting.plots import write_plots
+from altgrad.reporting.proposal import proposal
 from altgrad.reporting.simulate import worst_rate
 from altgrad.reporting.summary import headline, summary, title
 from altgrad.reporting.tuning import Tuning, load_tuning
@@ -32,13 +33,13 @@ from altgrad.reporting.wording import joined, plural, significant, whole
 FIRST = "gains"  # the figure of the first screen
 
 
-def write_report(data: Path, out: Path, revision: str | None) -> str:
-    """Write the report into ``out`` and return its result in a sentence.
+def write_report(data: Path, out: Path, revision: str | None, experiments: Sequence[str] = ()) -> tuple[str, str]:
+    """Write the report into ``out``; return its result in a sentence, and what may be run next.
 
     It is of ``data/{grid,tokens,runs,diag}``, and of ``simulation.csv`` and ``study`` in ``out``, each if it is there.
-    ``revision`` is the git revision to name, ``None`` outside a checkout. Outputs of cells that left
-    the grid are removed from ``data`` first. The same files give the same bytes: ``REPORT.md``,
-    ``index.html``, ``cells.html``, ``metrics.json``, ``figures/`` and ``plots/``. Raises
+    ``revision`` is the git revision to name, ``None`` outside a checkout; ``experiments`` are for `proposal`. Outputs
+    of cells that left the grid are removed from ``data`` first. The same files give the same bytes: ``REPORT.md``,
+    ``index.html``, ``cells.html``, ``metrics.json``, ``summary.json``, ``figures/`` and ``plots/``. Raises
     :class:`altgrad.config.UserError` when the grid or the tokens are missing.
     """
     prune(data)
@@ -53,9 +54,10 @@ def write_report(data: Path, out: Path, revision: str | None) -> str:
     write_text(out / "REPORT.md", to_markdown(page))
     write_text(out / "index.html", to_html(page, out / "figures", links_of(study)))
     write_text(out / CELLS, to_cells_page(study, flags, ended_badly))
-    write_json(out / "metrics.json", metrics(study, comparison, len(flags)))
+    write_json(out / "metrics.json", metrics(study, comparison))
+    write_json(out / "summary.json", numbers(study, comparison, len(flags)))
     write_plots(study, out / "plots")
-    return headline(study, comparison).replace("**", "").replace("`", "")
+    return headline(study, comparison).replace("**", "").replace("`", ""), proposal(study, experiments)
 
 
 def document(

@@ -126,7 +126,7 @@ class Copy(Sources):
         lines = [line for page, heading in places for line in "".join(blocks(page, "console", heading)).splitlines()]
         commands = [line.removeprefix("$ python -m ").split() for line in lines]
         said = self.run("-c", COMMANDS.format(commands=commands) + STAGES + then)
-        cells = json.loads((self.folder / "reports/metrics.json").read_text())["cells"]
+        cells = json.loads((self.folder / "reports/summary.json").read_text())["cells"]
         assert cells["completed"] == cells["total"] > 0, cells
         return (self.folder / "reports/REPORT.md").read_text(encoding="utf-8"), said
 

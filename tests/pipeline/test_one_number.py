@@ -33,16 +33,19 @@ def test_everything_that_shows_a_number_shows_the_same(project: Project, monkeyp
     own = {key: read_json(folder / "data/runs" / key / "metrics.json")["val_loss"] for key in CELLS}
     gap = own[other] - own[base]
 
-    reported = read_json(folder / "reports/metrics.json")
+    reported = read_json(folder / "reports/summary.json")
     assert reported["val_loss"]["E4M3"]["adamw"] == pytest.approx(own[other], rel=1e-11)
     assert reported["delta_format"]["E4M3"]["adamw"] == pytest.approx(gap, abs=1e-11)
     text, page = ((folder / "reports" / name).read_text() for name in ("REPORT.md", "index.html"))
     assert f"{own[other]:.4f}" in text and f"{own[other]:.4f}" in page
 
+    compared = read_json(folder / "reports/metrics.json")
+    assert compared["loss"] == {"bf16": round(own[base], 4)}
+    assert compared["Δ"] == {"E4M3": round(gap, 4)}
     metrics = json.loads(project.run("dvc", "metrics", "show", "--json").stdout)
-    assert _numbers(metrics) == _numbers(reported)
+    assert _numbers(metrics) == _numbers(compared)
     shown = json.loads(project.run("dvc", "exp", "show", "--json", "--no-pager").stdout)
-    assert set(_numbers(reported)) <= set(_numbers(shown))
+    assert set(_numbers(compared)) <= set(_numbers(shown))
 
     plotted = pd.read_csv(folder / "reports/plots/results.csv").set_index("format")["primary"]
     assert plotted["E4M3"] == pytest.approx(own[other], rel=1e-6)

@@ -72,7 +72,7 @@ def check(out: Path) -> None:
         assert "<script src" not in own and "<link" not in own and "@import" not in own and "{%" not in own
     assert page.count("<script") == 1 and cells.count("<script") == 2
     assert len(page) < 1.5e6 and len(text.splitlines()) <= 250
-    numbers = json.loads((out / "metrics.json").read_text(), parse_constant=pytest.fail)
+    numbers = json.loads((out / "summary.json").read_text(), parse_constant=pytest.fail)
     assert set(numbers) == {
         "cells", "best", "val_loss", "delta_format", "delta_optimizer", "delta_format_specific", "noise_floor",
         "flags",
@@ -125,8 +125,8 @@ def test_figures_of_an_earlier_grid_do_not_stay(tmp_path: Path) -> None:
     assert not old.exists()
 
 
-def test_metrics_hold_the_numbers_of_the_runs(report: Path, project: Path) -> None:
-    numbers = json.loads((report / "metrics.json").read_text())
+def test_the_summary_holds_the_numbers_of_the_runs(report: Path, project: Path) -> None:
+    numbers = json.loads((report / "summary.json").read_text())
     final = json.loads((project / "data/runs/E5M2-adamw-0-1/metrics.json").read_text())["val_loss"]
     assert numbers["cells"] == {"total": 14, "completed": 12, "diverged": 1, "missing": 1}
     assert numbers["val_loss"]["E5M2"]["adamw"] == pytest.approx(final, rel=1e-11)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
+import html
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -12,19 +15,20 @@ import pytest
 import vl_convert
 from dvc_render.vega import VegaRenderer
 
+from altgrad.config.files import read_yaml
+from altgrad.config.tasks import TITLES
 from altgrad.reporting.figures.style import LOOKS
-from altgrad.reporting.load import IDENTITY
+from altgrad.reporting.load import IDENTITY, Study
+from altgrad.reporting.measure import Measure
 from altgrad.reporting.offline import VEGA_LITE, write_vega
 from altgrad.reporting.plots import TABLES, write_plots
+from tests.reporting.synthetic_project import read, write_project
 
-TEMPLATES = Path(__file__).parents[2] / ".dvc/plots"
-PLOTS = {  # template, table, x, y
-    "training": ("curves", "training", "step", "train_loss"),
-    "validation": ("curves", "validation", "step", "delta_to_baseline"),
-    "results": ("finals", "results", "format", "primary"),
-    "precision": ("layers", "layers", "format", "sqnr_db"),
-    "heat": ("heat", "results", "format", "primary"),
-}
+ROOT = Path(__file__).parents[2]
+TEMPLATES = ROOT / ".dvc/plots"
+PLOTS = {name: plot for entry in read_yaml(ROOT / "dvc.yaml")["plots"] for name, plot in entry.items()}
+DELTA = "Difference to the baseline"
+PHONE = 390 - 2 * 24  # pixels: a telephone's page within its margins
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +40,9 @@ def tables(study, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def drawn(folder: Path, plot: str, revisions: dict[str, str | None]) -> str:
     """Return the SVG that DVC would show: the table's rows as strings, for each revision those of one format or all."""
-    template, table, x, y = PLOTS[plot]
-    with open(folder / f"{table}.csv", encoding="utf-8") as file:
+    given = PLOTS[plot]
+    ((table, x),), ((_, y),) = given["x"].items(), given["y"].items()
+    with open(folder / Path(table).name, encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     points = [
         row | {"rev": revision}
@@ -46,8 +51,9 @@ def drawn(folder: Path, plot: str, revisions: dict[str, str | None]) -> str:
         if only is None or row["format"] == only
     ]
     filled = VegaRenderer(
-        points, "plot", template=template, template_dir=str(TEMPLATES), x=x, y=y, x_label="the x", y_label="the y",
-        title="the title", anchors_y_definitions=[{"filename": f"{table}.csv", "field": y}],
+        points, plot, template=given["template"], template_dir=str(TEMPLATES), x=x, y=y, title=given["title"],
+        anchors_y_definitions=[{"filename": table, "field": y}],
+        **{name: given[name] for name in ("x_label", "y_label") if name in given},
     ).get_filled_template()  # fmt: skip
     return vl_convert.vegalite_to_svg(json.dumps(filled), vl_version=VEGA_LITE)
 
@@ -55,10 +61,59 @@ def drawn(folder: Path, plot: str, revisions: dict[str, str | None]) -> str:
 @pytest.mark.parametrize("plot", PLOTS)
 def test_a_template_draws_all_formats_of_one_revision(plot: str, tables: Path) -> None:
     svg = drawn(tables, plot, {"workspace": None})
-    for expected in ("E4M3", "E7M0", "the title", "the y"):
+    for expected in ("E4M3", "E7M0"):
         assert expected in svg
     assert "NaN" not in svg and "undefined" not in svg
     assert points_of(svg), "a frame without marks"
+
+
+def texts(svg: str) -> list[str]:
+    return [html.unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
+
+
+def classified(study: Study, name: str) -> Study:
+    """Return the study with this metric of classifiers in place of its loss."""
+    history = study.history.assign(**{f"val_{name}": 1 / study.history["val_loss"]})
+    cells = study.cells.assign(**{f"test_{name}": 1 / study.cells["val_loss"]})
+    return dataclasses.replace(study, history=history, cells=cells, measure=Measure.of({"primary": name}))
+
+
+@pytest.mark.parametrize(("task", "during", "final", "unit"), [
+    ("language", "validation loss", "validation loss", " (nats per token)"),
+    *((name, f"validation {title}", f"test {title}", "") for name, title in TITLES.items()),
+])  # fmt: skip
+def test_titles_and_axes_name_the_task_at_hand_and_are_short(
+    task: str, during: str, final: str, unit: str, tmp_path: Path
+) -> None:
+    optimizers = ["adamw", "spacing_scaled", "spacing_shuffled"]
+    write_project(tmp_path, ["bf16", "E4M3", "E5M2", "E3M4", "E1M6"], optimizers, steps=60, blocks=2)
+    study = read(tmp_path)
+    write_plots(study if task == "language" else classified(study, task), tmp_path)
+    losses = "training loss (nats per token)" if task == "language" else "training loss (nats per label)"
+    wanted = {
+        "Training loss": ["Training loss: thin each seed, thick their mean", losses],
+        DELTA: [f"Δ {during}, paired by seed", f"Δ {during}{unit}", "E4M3 − bf16"],
+        "Evaluations": [f"During training: {during}", f"{during}{unit}"],
+        "Final values": [f"Final {final}: seeds and mean", f"{final}{unit}"],
+        "Final values by format and optimizer": [f"Final {final} by format and optimizer"],
+    }  # fmt: skip
+    for plot in PLOTS if task == "language" else wanted:
+        svg = drawn(tmp_path, plot, {"workspace": None})
+        found = texts(svg)
+        assert set(wanted.get(plot, [PLOTS[plot]["title"]])) <= set(found)
+        assert max(map(len, found)) <= 60
+        assert "{" not in "".join(found) and "undefined" not in svg
+        assert float(re.search(r'width="([\d.]+)"', svg)[1]) <= PHONE
+
+
+@pytest.mark.parametrize(("task", "best"), [("language", min), ("micro_f1", max)])
+def test_the_map_shows_the_better_of_two_rates(task: str, best: Callable, tmp_path: Path) -> None:
+    write_project(tmp_path, ["bf16", "E4M3"], seeds=(0,), lr_scales=(1, 2), steps=60, blocks=1)
+    study = read(tmp_path) if task == "language" else classified(read(tmp_path), task)
+    write_plots(study, tmp_path)
+    values = pd.read_csv(tmp_path / "results.csv").groupby("format")["primary"].agg(best)
+    shown = texts(drawn(tmp_path, "Final values by format and optimizer", {"workspace": None}))
+    assert {f"{value:.4f}" for value in values} == {text for text in shown if re.fullmatch(r"\d\.\d{4}", text)}
 
 
 @pytest.mark.parametrize("plot", PLOTS)
@@ -85,27 +140,27 @@ def without_baseline(tables: Path, folder: Path, differences: dict[str, float]) 
 
 def points_of(svg: str) -> set[str]:
     """Return the y values that the tooltips of a picture's marks tell."""
-    return set(re.findall(r"the y: ([^;\"]+)", svg))
+    return set(re.findall(r"value: ([−\d][^;\"]*)", svg))
 
 
 def test_two_revisions_without_a_baseline_are_told_by_their_difference(tables: Path, tmp_path: Path) -> None:
     folder = without_baseline(tables, tmp_path, {"0": 0.25, "1": 0.75})
-    svg = drawn(folder, "validation", {"one": "E4M3", "two": "E3M4"})
+    svg = drawn(folder, DELTA, {"one": "E4M3", "two": "E3M4"})
     assert "E3M4 − E4M3" in svg
     assert {round(float(value.replace("−", "-")), 6) for value in points_of(svg)} >= {0.25, 0.75, 0.5}
 
 
 def test_one_revision_without_a_baseline_has_no_difference(tables: Path, tmp_path: Path) -> None:
-    svg = drawn(without_baseline(tables, tmp_path, {"0": 0.25}), "validation", {"workspace": None})
+    svg = drawn(without_baseline(tables, tmp_path, {"0": 0.25}), DELTA, {"workspace": None})
     assert not points_of(svg) and " − " not in svg
 
 
 def test_a_baseline_goes_before_the_difference_of_revisions(tables: Path) -> None:
-    svg = drawn(tables, "validation", {"one": "E4M3", "two": "E3M4"})
+    svg = drawn(tables, DELTA, {"one": "E4M3", "two": "E3M4"})
     assert points_of(svg) and "E3M4 − E4M3" not in svg
 
 
-@pytest.mark.parametrize("plot", ["training", "results"])
+@pytest.mark.parametrize("plot", ["Training loss", "Final values"])
 def test_a_format_has_its_colour_in_every_revision(plot: str, tables: Path) -> None:
     for revisions in ({"workspace": None}, {"one": "E4M3", "two": "E3M4"}):
         svg = drawn(tables, plot, revisions).lower()

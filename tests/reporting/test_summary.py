@@ -12,7 +12,7 @@ from altgrad.formats import get_format
 from altgrad.reporting.compare import compare
 from altgrad.reporting.document import Table, Text
 from altgrad.reporting.load import Study
-from altgrad.reporting.metrics import metrics
+from altgrad.reporting.metrics import numbers as all_numbers
 from altgrad.reporting.summary import (
     QUESTION,
     certainty,
@@ -203,7 +203,7 @@ def test_every_table_has_a_lead_and_one_line_is_on_certainty():
 
 
 def numbers(study: Study) -> dict:
-    return metrics(study, compare(study), 0)
+    return all_numbers(study, compare(study), 0)
 
 
 def test_the_best_is_lowest_over_the_seeds_that_all_completed() -> None:

@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from altgrad.reporting.compare import compare
-from altgrad.reporting.metrics import metrics
+from altgrad.reporting.metrics import numbers
 from altgrad.watch import events
 from altgrad.watch.events import Events, standing
 from altgrad.watch.project import Project
@@ -138,7 +138,7 @@ def test_five_hundred_cells_stay_below_100_kb_an_answer(tmp_path):
 def test_the_comparison_so_far_is_that_of_the_report(grid, tmp_path):
     write_project(tmp_path, steps=60, blocks=1, **grid)
     study = read(tmp_path)
-    reported = metrics(study, compare(study), 0)
+    reported = numbers(study, compare(study), 0)
     project = Project(tmp_path)
     project.look()
     rows = standing(project.cells.values(), project.baseline, project.compared)
