@@ -55,8 +55,8 @@ def test_too_little_text_to_compare_on_is_said_before_training(
     assert val["documents"] < 30 and capsys.readouterr().out.splitlines() == [
         "1 cells",
         f"note: train.eval_sequences is 100000000, and the validation split has {room}: all are taken",
-        f"note: runs are compared on {room} sequences of 64 tokens, of {val['documents']} validation documents, "
-        "fewer than 30: a difference there may be none elsewhere",
+        (f"note: runs are compared on {room} sequences of 64 tokens, of {val['documents']} validation documents, "
+         "fewer than 30: a difference there may be none elsewhere"),
     ]
 
 
