@@ -5,12 +5,14 @@
 
 from pathlib import Path
 
-from altgrad.config import Resolver, load_params, run_stage, write_grid
+from altgrad.config import Resolver, link_ignored, load_params, run_stage, write_grid
 from altgrad.config.files import read_json
+from altgrad.config.tasks import ComparedOn
 
 
 def main(arguments: list[str]) -> None:
     params = load_params(Path(*arguments or ["params.yaml"]))
+    link_ignored(Path("data/weights"))
     from altgrad.data.batches import require_sequences
     from altgrad.training.plan import check_cells
 
@@ -19,12 +21,17 @@ def main(arguments: list[str]) -> None:
     check_cells(cells, params.tokenizer.vocab_size, params.grid.baseline)
     if arguments:
         return
+    meta = read_json(Path("data/tokens/meta.json"))
     if not params.classify:
-        require_sequences(read_json(Path("data/tokens/meta.json")), max(cell.model.context for cell in cells))
+        require_sequences(meta, max(cell.model.context for cell in cells))
     write_grid(cells, resolver.selected(), Path("data/grid"))
     print(f"{len(cells)} cells")
     for setting in resolver.idle():
         print(f"note: {setting} selects no cell of this grid")
+    chunks = params.classify.chunks if params.classify else None
+    for asked, context in sorted({(cell.train.eval_sequences, cell.model.context) for cell in cells}):
+        for note in ComparedOn.of_splits(meta["splits"], asked, context, chunks).notes(asked):
+            print(f"note: {note}")
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ among the stage's params: when another one is picked, the stage `grid` checks th
 
 from pathlib import Path
 
-from altgrad.config import load_params, run_stage
+from altgrad.config import link_ignored, load_params, run_stage
 from altgrad.config.models import LEAST_CONTEXT
 
 
 def main(arguments: list[str]) -> None:
     params = load_params()
+    link_ignored(Path("data/corpus"))
     from altgrad.data import write_tokens  # after the settings are checked: it is slow to import
 
     # An override may be of the context, and weights to start from have their own: of both the stage `grid` knows.

@@ -8,10 +8,10 @@ from altgrad.config.errors import UserError, did_you_mean, run_stage
 from altgrad.config.params import load_params
 from altgrad.config.resolve import Resolver, write_grid
 from altgrad.config.schema import Params
-from altgrad.config.scratch import discard_finished, project_root
+from altgrad.config.scratch import discard_finished, link_ignored, project_root
 
 __all__ = [
     "Cell", "Params", "Resolver", "UserError",
-    "cell_key", "did_you_mean", "discard_finished", "load_params", "project_root",
+    "cell_key", "did_you_mean", "discard_finished", "link_ignored", "load_params", "project_root",
     "run_stage", "write_grid",
 ]  # fmt: skip

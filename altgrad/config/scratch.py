@@ -62,6 +62,22 @@ def project_root() -> Path:
     return Path(os.environ.get("DVC_ROOT", ".")).resolve()
 
 
+def link_ignored(folder: Path) -> None:
+    """Link the files of ``folder`` that git ignores into the working directory, where that is a temporary copy.
+
+    `dvc exp run --temp` and the queue run stages in a copy of what git tracks. DVC hashes a stage's dependencies once
+    more when the stage ends, so that it records the files that are linked here.
+    """
+    source = project_root() / folder
+    if source == folder.resolve():
+        return
+    for file in source.rglob("*"):
+        target = folder / file.relative_to(source)
+        if file.is_file() and not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(file)
+
+
 def scratch_directory(root: Path, cell: Cell, tokens: Path) -> Path:
     """Return the scratch directory of ``cell`` for the present sources, token files and torch version."""
     return root / "scratch" / run_names([cell], tokens)[cell.key]

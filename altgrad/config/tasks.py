@@ -69,6 +69,57 @@ class Tasks(Section):
     classify: Classify = Field(Classify(), description="the labels of a document")
 
 
+#: Fewer documents or sequences than this stand for no others: the usual least number from which a mean's error is
+#: trusted. Documents differ more than seeds do, and all seeds share them, so that more seeds do not help.
+FEWEST = 30
+
+
+class ComparedOn(NamedTuple):
+    """The text that runs are compared on, counted before any of them trains.
+
+    ``documents`` are those of the split, ``sequences`` what is taken of the validation split, at most ``room``, in
+    pieces of ``context`` tokens. Classifiers are compared on all test documents.
+    """
+
+    split: str
+    documents: int
+    sequences: int
+    context: int
+    room: int
+
+    @classmethod
+    def of_splits(
+        cls, splits: Mapping[str, Mapping[str, int]], sequences: int, context: int, chunks: int | None = None
+    ) -> ComparedOn:
+        """Return it for ``train.eval_sequences`` and a context; ``chunks`` is that of a classifier.
+
+        ``splits`` has documents and tokens by split, as data/tokens/meta.json does.
+        """
+        if chunks is None:
+            room = (splits["val"]["tokens"] - 1) // context
+            return cls("validation", splits["val"]["documents"], min(sequences, room), context, room)
+        room = splits["val"]["documents"] * chunks
+        return cls("test", splits["test"]["documents"], min(sequences, room), context, room)
+
+    @property
+    def enough(self) -> bool:
+        """Whether a difference on this text may be expected on other text too."""
+        return self.documents >= FEWEST and (self.split == "test" or self.sequences >= FEWEST)
+
+    def notes(self, asked: int) -> list[str]:
+        """Return what to know before training, where less is there than ``asked`` for, or too little."""
+        notes = []
+        if asked > self.room:
+            notes.append(f"train.eval_sequences is {asked}, and the validation split has {self.room}: all are taken")
+        if not self.enough:
+            notes.append(f"runs are compared on {self}, fewer than {FEWEST}: a difference there may be none elsewhere")
+        return notes
+
+    def __str__(self) -> str:
+        sequences = "" if self.split == "test" else f"{self.sequences} sequences of {self.context} tokens, of "
+        return f"{sequences}{self.documents} {self.split} document{'s' * (self.documents != 1)}"
+
+
 class Compared(NamedTuple):
     """What a grid compares: ``final`` in a run's metrics.json, ``on_validation`` in its history.csv, and its title."""
 

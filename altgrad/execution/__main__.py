@@ -10,9 +10,12 @@ if __name__ == "__main__":
 import argparse
 import math
 import sys
+import time
 from contextlib import closing, nullcontext, redirect_stdout
 from io import StringIO
 from pathlib import Path
+
+import psutil
 
 from altgrad.config import UserError, load_params, run_stage
 from altgrad.execution.executor import Task
@@ -67,7 +70,10 @@ def _run(options: argparse.Namespace) -> None:
         tasks, _ = plan.first_tasks()
         if tasks:
             jobs = None if options.gpu else pool.jobs
+            before = time.time() - psutil.Process().create_time()
             found = budget.estimate_on(record, tasks, jobs) if record else budget.estimate(tasks, pool.jobs)
+            if not options.gpu:
+                found = budget.with_the_rest(found, before)
             print(f"{budget.said(found, tasks, params.budget)}; {disk.said(disk.needed(tasks, pool.jobs))}")
         else:
             print("no cell has to run")

@@ -1,7 +1,8 @@
 """What the cells that have to run will take and cost, and which of them a budget has room for.
 
-Cells that differ in seed, learning rate and the numbers of a format take equally long. Of each distinct kind a few
-steps are timed, in as many processes at a time as cells will run in, since they share the machine's memory and cores.
+Cells that differ in seed, learning rate and the numbers of a format take equally long. What each kind took here before
+is remembered in `TOOK`. Of the others a few steps are timed, in as many processes at a time as cells will run in, since
+they share the machine's memory and cores, and of no further kind after `altgrad.benchmark.probe.LONGEST` seconds.
 Of a GPU that is not at hand, or was measured before, the seconds are read from the record of `make gpu`.
 """
 
@@ -10,66 +11,32 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from altgrad.config import UserError
 from altgrad.config.files import read_json
-from altgrad.config.schema import Budget
+from altgrad.config.schema import Budget, Train
 from altgrad.execution.children import stop_children
 from altgrad.execution.executor import LOGS, Task
+from altgrad.execution.kinds import COMPILES, Kind, Settings, kind_of, remembered, report_seconds
+from altgrad.execution.plan import rest
 
 PROBE = [sys.executable, "-m", "altgrad.benchmark.probe"]
+COMPILING = 30.0  # seconds of compiling a kind's graph, once, on a core of its own
+WORTH_COMPILING = 600.0  # seconds of a grid from which on it is compiled for the estimate
 LOG = "probe-{}.log"  # of each process, in LOGS
-COMPILES = 8.0  # seconds that a first run may take longer than a second where graphs are loaded and none is compiled
 
-Settings = dict[str, Any]
 RECORDS = Path("reports/bench")
 PRICE = 2.5  # US dollars of an hour of an H100, in 2026; `budget.price` is another
 TOKENS_A_PARAMETER, RUNS = 20, 10
 
 Record = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What cells of a kind take, in seconds.
-
-    ``step`` of training, ``evaluate`` and ``observe`` each time, ``setup`` for the rest of training, ``diagnose``, and
-    ``load`` in each process before the first of them.
-    """
-
-    step: float
-    evaluate: float
-    observe: float
-    setup: float
-    diagnose: float
-    load: float
-
-    @classmethod
-    def of(cls, probes: Sequence[Mapping[str, float]]) -> Kind:
-        """Return the mean over processes of what `altgrad.benchmark.probe` measured."""
-
-        def mean(name: str) -> float:
-            return sum(probe[name] for probe in probes) / len(probes)
-
-        parts = ("step", "evaluate", "observe", "setup", "diagnose")
-        step, evaluate, observe, setup, diagnose = (mean(f"{name}_s") for name in parts)
-        again = setup + mean("steps") * step + 2 * evaluate + 3 * observe
-        return cls(step, evaluate, observe, setup, diagnose, load=max(0.0, mean("first_s") - again))
-
-    def seconds(self, task: Task, cell: Settings) -> float:
-        if task.stage == "diagnose":
-            return self.diagnose
-        train, monitor = cell["train"], cell["monitor"]
-        steps = train["steps"]
-        evaluations = 2 + (steps - 1) // train["eval_every"]  # before the first step and after the last
-        looks = 1 + steps // monitor["every"] if monitor.get("groups", True) else 0
-        return self.setup + steps * self.step + evaluations * self.evaluate + looks * self.observe + self.diagnose
 
 
 @dataclass(frozen=True)
@@ -80,10 +47,13 @@ class Estimate:
     cells: dict[str, Settings]  # by key
     load: float  # in each process, of libraries and graphs
     jobs: int
+    timed: str = ""  # how the seconds are known
+    before: float = 0.0  # of starting, tokenizing and planning; 0 where it is not counted, as in a budget
+    after: float = 0.0  # of DVC and the report
 
     def of(self, tasks: Iterable[Task]) -> float:
         work = sum(self.seconds[task.name] for task in tasks)
-        return self.load + work / self.jobs if work else 0.0
+        return self.before + self.load + work / self.jobs + self.after if work else 0.0
 
     def fitting(self, tasks: Sequence[Task], limit: float) -> list[Task]:
         """Return which of ``tasks`` take at most ``limit`` seconds together: whole seeds, in grid order.
@@ -102,17 +72,6 @@ class Estimate:
         return kept
 
 
-def kind_of(cell: Settings) -> str:
-    """Return a text that cells which take equally long have in common."""
-    recipes = json.loads(json.dumps([of["rules"] for of in (cell, *cell.get("schedule", []))]))
-    for rule in chain.from_iterable(recipes):
-        for tensor in rule.values():
-            if isinstance(tensor, dict):
-                tensor.pop("format", None)
-    arm = {name: value for name, value in cell["arm"].items() if not isinstance(value, float | list)}
-    return json.dumps([cell["model"], cell["train"], cell["monitor"], arm, *recipes], sort_keys=True)
-
-
 def estimate(
     tasks: Sequence[Task], jobs: int, seconds_of: Callable[[dict[str, Settings]], dict[str, Kind]] | None = None
 ) -> Estimate:
@@ -123,11 +82,43 @@ def estimate(
     """
     cells = {task.key: read_json(Path(f"data/grid/{task.key}.json")) for task in tasks}
     kinds = {key: kind_of(cell) for key, cell in cells.items()}
-    first = {kind: key for key, kind in reversed(kinds.items())}
-    found = (seconds_of or (lambda cells: probed(list(cells), jobs)))({key: cells[key] for key in first.values()})
-    of = {key: found[first[kinds[key]]] for key in cells}
-    seconds = {task.name: of[task.key].seconds(task, cells[task.key]) for task in tasks}
-    return Estimate(seconds, cells, sum(kind.load for kind in found.values()), jobs)
+    known = {} if seconds_of else remembered(set(kinds.values()), jobs)
+    first = {kind: key for key, kind in reversed(kinds.items()) if kind not in known}
+    counts = Counter(kinds.values())
+    # Time may not suffice for all. Those that quantize take what the others take, and more.
+    order = sorted(first, key=lambda kind: (bool(cells[first[kind]]["rules"]), counts[kind]), reverse=True)
+    asked = {first[kind]: cells[first[kind]] for kind in order}
+
+    def by(timed: dict[str, Kind], compiling: float = 0.0) -> Estimate:
+        """Return the estimate by ``timed``, where a kind's graph takes ``compiling`` seconds besides."""
+        loaded = {key: replace(kind, load=min(kind.load, COMPILES) + compiling) for key, kind in timed.items()}
+        slowest = max(loaded.values(), key=lambda kind: kind.step, default=None)
+        of = known | {kind: loaded.get(key, slowest) for kind, key in first.items()}
+        seconds = {task.name: of[kinds[task.key]].seconds(task, cells[task.key]) for task in tasks}
+        said = [f"earlier runs of {len(known)}"] * bool(known) + [f"a few steps of {len(timed)}"] * bool(timed)
+        text = f"by {' and '.join(said)} of {len(of)} kind{'s' * (len(of) > 1)} of cells"
+        text += "; the others as the slowest of these" if len(timed) < len(first) else ""
+        return Estimate(seconds, cells, sum(kind.load for kind in of.values()), jobs, text)
+
+    if seconds_of or not asked:
+        return by(seconds_of(asked) if seconds_of else {})
+    lengths = [{name: cell["train"][name] for name in ("steps", "compile")} for cell in asked.values()]
+    if not any(Train(**length).compiles for length in lengths):
+        return by(probed(list(asked), jobs))
+    # To compile may take longer than a small grid. Its runs take no longer than uncompiled, and are soon measured so.
+    found = by(probed(list(asked), jobs, eager=True), COMPILING / jobs)
+    return found if found.of(tasks) < WORTH_COMPILING else by(probed(list(asked), jobs))
+
+
+def with_the_rest(found: Estimate, before: float) -> Estimate:
+    """Return the estimate with all that `make repro` does besides; ``before``: seconds that came before the cells.
+
+    DVC is given what was trained, what was diagnosed, and looks once more: as long each as looking takes now.
+    """
+    began = time.monotonic()
+    rest()
+    after = 3 * (time.monotonic() - began) + report_seconds(len(read_json(Path("data/grid/index.json"))["cells"]))
+    return replace(found, before=before, after=after)
 
 
 def choose(tasks: Sequence[Task], jobs: int, budget: Budget) -> list[Task]:
@@ -150,6 +141,12 @@ def said(found: Estimate, tasks: Sequence[Task], budget: Budget) -> str:
 
     count = len({task.key for task in tasks})
     text = f"{count} cells will take about {amount(tasks)}, {found.jobs} at a time"
+    if found.after:
+        between = found.of(tasks) - found.before - found.after
+        text += (
+            f" ({duration(found.before)} until they start, {duration(between)} of training and diagnosis, "
+            f"{duration(found.after)} of DVC and the report; {found.timed})"
+        )
     if len(kept) == len(tasks):
         return text
     left = {task.key for task in tasks} - {task.key for task in kept}
@@ -172,20 +169,18 @@ def _what_limits(budget: Budget) -> str:
     return "budget.cap" if budget.cap is not None and budget.limit != budget.seconds else "budget.seconds"
 
 
-def probed(keys: Sequence[str], jobs: int) -> dict[str, Kind]:
-    """Return what cells of the kinds of ``keys`` take, measured in ``jobs`` processes at a time."""
-    print(f"timing a few steps of {', '.join(keys)}, for the estimate", flush=True)
-    found = _probed(keys, jobs)
-    compiled = any(kind.load > COMPILES for kind in found.values())  # and will not again
-    return _probed(keys, jobs) if compiled else found
+def probed(keys: Sequence[str], jobs: int, *, eager: bool = False) -> dict[str, Kind]:
+    """Return what cells of the kinds of ``keys`` take, measured in ``jobs`` processes at a time.
 
-
-def _probed(keys: Sequence[str], jobs: int) -> dict[str, Kind]:
+    ``eager``: without compiling any. What else is compiled for it is kept for the runs.
+    """
+    print(f"timing a few steps of {', '.join(keys)}{', uncompiled' * eager}", flush=True)
+    command = [*PROBE, *["--eager"] * eager, *keys]
     LOGS.mkdir(parents=True, exist_ok=True)
     logs = [LOGS / LOG.format(number) for number in range(jobs)]  # not one, in which their lines would mix
     with ExitStack() as files:
         of_each = [files.enter_context(open(log, "wb")) for log in logs]
-        processes = [subprocess.Popen([*PROBE, *keys], stdout=subprocess.PIPE, stderr=log) for log in of_each]
+        processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log) for log in of_each]
         try:
             answers = [process.communicate()[0] for process in processes]
         except KeyboardInterrupt:  # a signal to this process alone is none to those, nor to compilers that they run
@@ -196,7 +191,8 @@ def _probed(keys: Sequence[str], jobs: int) -> dict[str, Kind]:
             lines = log.read_text(errors="replace").replace("\r", "\n").strip().split("\n")
             raise UserError(f"no estimate could be made: {lines[-1].removeprefix('error: ')} (all of it is in {log})")
     probes = [{found["key"]: found for found in map(json.loads, answer.splitlines())} for answer in answers]
-    return {key: Kind.of([probe[key] for probe in probes]) for key in keys}
+    measured = {key: [probe[key] for probe in probes if key in probe] for key in keys}
+    return {key: Kind.of(parts) for key, parts in measured.items() if parts}
 
 
 def record_of(name: str, folder: Path = RECORDS) -> Record:

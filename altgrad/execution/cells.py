@@ -18,7 +18,7 @@ from pathlib import Path
 from altgrad.config import UserError
 from altgrad.config.files import read_json, write_text
 from altgrad.console import handled
-from altgrad.execution import dvc_api
+from altgrad.execution import dvc_api, kinds
 from altgrad.execution.early_stop import LOOK_EVERY, EarlyStop
 from altgrad.execution.executor import BEGAN, LOGS, Executor, Outcome, Status, Task
 from altgrad.execution.plan import HandOver, first_tasks, rest
@@ -59,7 +59,10 @@ def run_the_rest(stages: Sequence[str]) -> None:
     Raises :class:`UserError` where one fails.
     """
     if stages:
+        began = time.monotonic()
         dvc_api.reproduce(list(stages), alone=len(stages) == 1)
+        if stages == ["report"]:
+            kinds.remember_report(time.monotonic() - began)
 
 
 class TaskRun:
@@ -78,6 +81,9 @@ class TaskRun:
         self._given_up: dict[str, Task] = {}
         self._failures: dict[str, str] = {}
         self._status = Status([], [])
+        self._began: dict[str, float] = {}  # when a task was first seen to run
+        self._took: dict[Task, float] = {}
+        self._at_once = 0
         self._looked = -LOOK_EVERY
 
     def run(self, tasks: Sequence[Task]) -> dict[str, str]:
@@ -98,6 +104,7 @@ class TaskRun:
             while not self._turn(progress, hand_over):
                 if not self._status.ended:
                     time.sleep(POLL_SECONDS)
+        kinds.remember(self._took, self._at_once)
         self._tell()
         failures = self._failures | hand_over.failures
         return {name: f"{problem} (its output is in {LOGS / name}.log)" for name, problem in failures.items()}
@@ -117,6 +124,9 @@ class TaskRun:
         if not self._out_of_time and time.monotonic() > self._ends:
             self._end_training()
         self._status = self._executor.poll()
+        self._at_once = max(self._at_once, len(self._status.running))
+        for task in self._status.running:
+            self._began.setdefault(task.name, time.monotonic())
         for outcome in self._status.ended:
             self._ended(outcome, progress, hand_over)
         self._look_for_beaten()
@@ -143,6 +153,8 @@ class TaskRun:
         progress.ended(outcome)
         if outcome.status == 0:
             hand_over.add(task)
+            if task.name in self._began:
+                self._took[task] = time.monotonic() - self._began[task.name]
         elif task.name in self._given_up and outcome.status in TOLD_TO_STOP:
             progress.drop(task)
         elif outcome.status not in TOLD_TO_STOP or not (self._received or self._out_of_time):

@@ -91,19 +91,20 @@ def not_compiled(keys: Sequence[str]) -> list[str]:
 
 
 def result_line(key: str) -> str:
-    """Return what came of a cell: what is compared, and by how much it is above the baseline's with its seed."""
+    """Return what came of a cell: what is compared, and by how much it is above that of the grid's baseline."""
     found = _metrics(key)
     if found is None:
         return f"{key}: no metrics"
-    params = read_json(Path("data/grid/index.json"))["params"]
-    compared = Compared.of(params)
+    index = read_json(Path("data/grid/index.json"))
+    compared = Compared.of(index["params"])
     name = compared.final
     if found[name] is None:
         return f"{key}: {found['outcome']} at step {found['outcome_step']} ({found['signature']})"
-    baseline = params["grid"]["baseline"]
-    other = _metrics(cell_key(baseline, found["optimizer"], found["seed"], found["lr_scale"]))
+    baseline = cell_key(index["params"]["grid"]["baseline"], found["optimizer"], found["seed"], found["lr_scale"])
+    # Runs of earlier grids stay on disk until the report is written, and may have had other settings.
+    other = _metrics(baseline) if baseline in index["cells"] and baseline != key else None
     line = f"{key}: {compared.title} {found[name]:.4f}"
-    if other is None or other[name] is None or found["format"] == baseline:
+    if other is None or other[name] is None:
         return line
     return f"{line}, {found[name] - other[name]:+.4f} against {other['key']}"
 

@@ -11,12 +11,13 @@ from typing import Any
 
 from altgrad.config.arms import Arm
 from altgrad.config.schedule import kept_by_decay
+from altgrad.config.tasks import FEWEST, ComparedOn
 from altgrad.reporting import roles
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.load import COMPLETED, Study
 from altgrad.reporting.results import SEEDS
 from altgrad.reporting.tuning import Tuning
-from altgrad.reporting.wording import joined, plural
+from altgrad.reporting.wording import joined, plural, significant
 
 YES, NO, PARTLY, OPEN = "yes", "no", "partly", "does not apply"
 Met = tuple[str, str]  # which of these, and why
@@ -37,6 +38,7 @@ def conditions(study: Study, comparison: Comparison, tuning: Tuning | None = Non
             (YES, "one rate per optimizer, set in params.yaml before these runs") if one_rate
             else (NO, "each optimizer's best of several rates on these seeds, so nothing is tested"),
         "Paired seeds, enough for a test": _seeds(comparison),
+        "Enough text compared on to stand for other text": _text(study, comparison),
         "Runs of a seed trained on one class of machine": _one_machine(study),
         "Every run has a final loss": _lost(study),
         "Compared at the end of the full schedule": _full_schedule(study),
@@ -101,6 +103,26 @@ def _seeds(comparison: Comparison) -> Met:
     seeds = plural(most, "seed") if fewest == most else f"{fewest} to {most} seeds, by comparison,"
     met = YES if fewest >= SEEDS else PARTLY if most > 1 else NO
     return met, f"{seeds} of the {SEEDS} that a test takes; a seed fixes initial weights and data order"
+
+
+def _text(study: Study, comparison: Comparison) -> Met:
+    """Whether runs are compared on enough documents, and which differences their seeds would have shown there."""
+    splits = study.corpus.get("splits")
+    if splits is None:
+        return OPEN, "not known: other programs trained the runs"
+    read = {
+        (cell["train"]["eval_sequences"], cell["model"]["context"], cell.get("task", {}).get("chunks"))
+        for cell in study.resolved.values()
+    }
+    found = [ComparedOn.of_splits(splits, *settings) for settings in sorted(read)]
+    good = sum(text.enough for text in found)
+    few = "" if good == len(found) else f", fewer than {FEWEST}"
+    visible = [result.visible for result in comparison.answers.claims.values() if math.isfinite(result.visible)]
+    seen = "how large a difference must be to be seen is not known" if not visible else (
+        f"there a difference is seen nine times in ten if it is {significant(min(visible))} to "
+        f"{significant(max(visible))} {study.measure.unit} or more, by comparison".replace("  ", " ")
+    )  # fmt: skip
+    return _some(good, len(found)), f"{joined([str(text) for text in found])}{few}; {seen}"
 
 
 def _one_machine(study: Study) -> Met:

@@ -102,12 +102,24 @@ def document(
         *title(study, comparison),
         there(
             Text(headline(study, comparison)),
+            _no_baseline(study),
             Text(study.measure.direction) if study.measure.higher_is_better else None,
             *(picture for picture in gains if picture.name == FIRST), *summary(study, comparison, chance),
             against_words(study, comparison),
         ),
         [section for section in sections if section.blocks],
     )  # fmt: skip
+
+
+def _no_baseline(study: Study) -> Text | None:
+    """Say that nothing is compared with a baseline where the grid has none: experiments of one format do."""
+    if study.baseline:
+        return None
+    name = study.params["grid"]["baseline"]
+    return Text(
+        f"**No baseline.** `grid.baseline` is `{name}`, which is not in `grid.formats`: no format's cost is shown. Add "
+        f"`{name}` to the grid, or hold experiments against each other with `dvc plots diff`."
+    )
 
 
 def _scope(study: Study) -> str:

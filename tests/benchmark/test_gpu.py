@@ -27,8 +27,8 @@ from altgrad.config import UserError
 from altgrad.config.files import write_json
 from altgrad.config.schema import Budget
 from altgrad.execution import budget
-from altgrad.execution.budget import kind_of
 from altgrad.execution.executor import Outcome, Status, Task
+from altgrad.execution.kinds import Kind, kind_of
 from altgrad.model import GPTConfig
 from altgrad.reporting.markdown import blocks_to_markdown
 from tests.benchmark.made import record
@@ -269,7 +269,7 @@ def test_what_is_in_the_record_of_this_gpu_is_not_timed(grid, monkeypatch):
     assert here.of(grid) == budget.estimate_on(record(parts_of_runs=[row]), grid).of(grid)
     asked: list[str] = []
     monkeypatch.setattr(budget, "probed", lambda keys, jobs: asked.extend(keys) or {
-        key: budget.Kind.of([row | {"step_s": 1.0}]) for key in keys
+        key: Kind.of([row | {"step_s": 1.0}]) for key in keys
     })  # fmt: skip
     assert budget.estimate_on(record(), grid, 1).of(grid) > here.of(grid) and asked
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from altgrad.config import UserError
+from altgrad.config.tasks import ComparedOn
 from altgrad.data import TokenFile, training_batch, validation_sample
 
 DRAW = {"seed": 3, "step": 5, "micro": 1, "batch": 4, "context": 16}
@@ -119,3 +120,12 @@ def test_a_file_that_meta_does_not_describe_is_refused(file_of: Callable[[int], 
         TokenFile(folder, "train")
     with pytest.raises(UserError, match="does not exist"):
         TokenFile(folder / "nowhere", "train")
+
+
+@given(asked=st.integers(1, 300), tokens=st.integers(18, 2000), context=st.integers(1, 16))
+@settings(max_examples=30, deadline=None)
+def test_the_sequences_that_are_announced_are_those_that_are_taken(file_of, asked: int, tokens: int, context: int):
+    taken = len(validation_sample(file_of(tokens), asked, context)[0])
+    found = ComparedOn.of_splits({"val": {"documents": 40, "tokens": tokens}}, asked, context)
+    assert found.sequences == taken and found.enough == (taken >= 30)
+    assert any(f"has {taken}: all are taken" in note for note in found.notes(asked)) == (asked > taken)

@@ -42,6 +42,24 @@ def test_the_stage_says_how_many_copies_it_dropped(project: Path, capsys: pytest
     assert read_json(project / "data/tokens/meta.json")["near_copies"] == 100
 
 
+def test_too_little_text_to_compare_on_is_said_before_training(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = read_yaml(ROOT / "params.yaml")["train"]
+    settle(project, train=train | {"eval_sequences": 100_000_000})
+    tokenize.main([])
+    val = read_json(project / "data/tokens/meta.json")["splits"]["val"]
+    capsys.readouterr()
+    grid.main([])
+    room = (val["tokens"] - 1) // 64
+    assert val["documents"] < 30 and capsys.readouterr().out.splitlines() == [
+        "1 cells",
+        f"note: train.eval_sequences is 100000000, and the validation split has {room}: all are taken",
+        (f"note: runs are compared on {room} sequences of 64 tokens, of {val['documents']} validation documents, "
+         "fewer than 30: a difference there may be none elsewhere"),
+    ]
+
+
 def test_a_larger_context_is_refused_by_the_first_stage_that_knows_it(project: Path) -> None:
     settle(project, model="gpt-124m")
     with pytest.raises(UserError, match=r"too small.*100 near copies were dropped.*context \+ 1 = 1025"):

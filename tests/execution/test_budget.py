@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import re
 import shutil
@@ -10,20 +11,23 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from altgrad.benchmark import probe
 from altgrad.config import UserError
 from altgrad.config.files import read_json, write_json
 from altgrad.config.schema import Budget, Monitor
-from altgrad.execution import budget, plan
+from altgrad.execution import budget, kinds, plan
 from altgrad.execution.__main__ import main
-from altgrad.execution.budget import Estimate, Kind, choose, duration, kind_of, said
+from altgrad.execution.budget import Estimate, choose, duration, said
 from altgrad.execution.cells import TaskRun
 from altgrad.execution.executor import Task
+from altgrad.execution.kinds import Kind, kind_of
 from tests.benchmark.made import record
 from tests.execution.conftest import TASKS, Scripted
 from tests.pipeline.conftest import Project
@@ -109,6 +113,73 @@ def test_the_user_hears_what_it_takes_and_costs_and_what_is_left_out(grid):
     text = said(found, grid, Budget(price=9, cap=0.07))
     assert "budget.cap has room for 4 of them, about 24 s and cost 0.06. Left out: 8, of seeds 1, 2" in text
     assert [duration(s) for s in (12.3, 100, 9000)] == ["12 s", "1.7 min", "2.5 h"]
+
+
+def test_all_of_a_run_is_counted_and_its_parts_are_said(grid):
+    found = replace(an_estimate(grid), before=20, after=9, timed="by a few steps of 4 of 4 kinds of cells")
+    assert found.of(grid) == 20 + 4 + 12 * 10 / 2 + 9
+    assert said(found, grid, Budget()) == (
+        "12 cells will take about 1.6 min, 2 at a time (20 s until they start, 64 s of training and diagnosis, 9 s of "
+        "DVC and the report; by a few steps of 4 of 4 kinds of cells)"
+    )
+
+
+def test_what_such_cells_took_before_is_not_timed_again(grid, monkeypatch):
+    """The first of each process, which load or compile, are not what others take; nor are those of other settings."""
+    monkeypatch.setattr(budget, "probed", lambda keys, *_, **__: pytest.fail(f"{keys} were timed"))
+    own = [task for task in grid if task.key.startswith("E4M3-adamw")]
+    took = dict(zip(own, (40.0, 41.0, 5.0), strict=True)) | {task._replace(stage="diagnose"): 2.0 for task in own}
+    kinds.remember(took, 2)
+    found = budget.estimate(own, 2)
+    assert set(found.seconds.values()) == {5.0 + 2.0} and found.load == kinds.COMPILES
+    assert "earlier runs of 1 of 1 kind of cells" in found.timed
+    for tasks, jobs in ((own, 1), (grid, 2)):
+        with pytest.raises(pytest.fail.Exception, match="were timed"):
+            budget.estimate(tasks, jobs)
+    timing = Path(f"data/runs/{own[2].key}/timing.json")
+    write_json(timing, read_json(timing) | {"resumed": 1})
+    kinds.TOOK.unlink()
+    kinds.remember(took, 2)
+    assert kinds.remembered({kind_of(read_json(Path(f"data/grid/{own[0].key}.json")))}, 2) == {}
+
+
+@pytest.mark.parametrize(("step", "compiled"), [(0.1, False), (100.0, True)])
+def test_kinds_without_time_are_taken_for_the_slowest_and_only_a_long_grid_is_compiled(
+    grid, monkeypatch, step, compiled
+):
+    """Its cells have 60 steps, and are to be compiled. One that quantizes is timed first."""
+    for task in grid:
+        path = Path(f"data/grid/{task.key}.json")
+        cell = read_json(path)
+        write_json(path, cell | {"train": cell["train"] | {"compile": "on"}})
+    asked = []
+
+    def probed(keys, jobs, eager=False):
+        asked.append((keys, eager))
+        return {keys[0]: Kind(step, 0.0, 0.0, 1.0, 2.0, load=60.0)}
+
+    monkeypatch.setattr(budget, "probed", probed)
+    found = budget.estimate(grid, 2)
+    assert asked == [(["E4M3-adamw-0-1", "bf16-adamw-0-1"], eager) for eager in (True, False)[: 1 + compiled]]
+    assert found.load == 2 * (kinds.COMPILES + (0 if compiled else budget.COMPILING / 2))
+    assert found.timed == "by a few steps of 1 of 2 kinds of cells; the others as the slowest of these"
+    assert set(found.seconds.values()) == {1.0 + 60 * step + 2.0}
+
+
+def test_a_report_takes_what_the_last_one_took(grid):
+    assert kinds.report_seconds(100) == kinds.REPORT + 100 * kinds.OF_A_CELL
+    kinds.remember_report(7.0)  # of 12 cells
+    assert kinds.report_seconds(12) == 7.0 and kinds.report_seconds(22) == 7.0 + 10 * kinds.OF_A_CELL
+
+
+def test_a_probe_begins_no_further_kind_when_its_time_is_over(monkeypatch, capsys):
+    monkeypatch.setattr(probe, "measure", lambda key, root, settings, eager: {"eager": eager})
+    monkeypatch.setattr(probe, "LONGEST", -1.0)
+    monkeypatch.chdir(ROOT)
+    for options in ([], ["--eager"]):
+        probe.main([*options, "a", "b"])
+        (line,) = capsys.readouterr().out.splitlines()
+        assert json.loads(line) == {"key": "a", "eager": bool(options)}
 
 
 def test_a_budget_without_room_for_a_cell_is_one_sentence(grid, monkeypatch, capsys):

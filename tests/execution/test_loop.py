@@ -110,7 +110,8 @@ def finished(key: str, loss: float | None) -> None:
 def test_a_cell_is_told_with_its_loss_beside_that_of_the_baseline(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("data/grid").mkdir(parents=True)
-    Path("data/grid/index.json").write_text('{"params": {"grid": {"baseline": "bf16"}}}')
+    index = {"params": {"grid": {"baseline": "bf16"}}, "cells": ["bf16-adamw-3-0.5", "E4M3-adamw-3-0.5"]}
+    Path("data/grid/index.json").write_text(json.dumps(index))
     finished("E4M3-adamw-3-0.5", 4.25)
     assert result_line("E4M3-adamw-3-0.5") == "E4M3-adamw-3-0.5: validation loss 4.2500"
     finished("bf16-adamw-3-0.5", 4.5)
@@ -118,3 +119,13 @@ def test_a_cell_is_told_with_its_loss_beside_that_of_the_baseline(tmp_path, monk
     assert result_line("bf16-adamw-3-0.5") == "bf16-adamw-3-0.5: validation loss 4.5000"
     finished("E7M0-adamw-3-0.5", None)
     assert result_line("E7M0-adamw-3-0.5") == "E7M0-adamw-3-0.5: diverged at step 7 (spike)"
+
+
+def test_a_cell_is_not_held_against_a_run_that_is_none_of_its_grid(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("data/grid").mkdir(parents=True)
+    index = {"params": {"grid": {"baseline": "bf16"}}, "cells": ["E4M3-adamw-3-0.5"]}
+    Path("data/grid/index.json").write_text(json.dumps(index))
+    finished("bf16-adamw-3-0.5", 4.5)  # of an earlier grid
+    finished("E4M3-adamw-3-0.5", 4.25)
+    assert result_line("E4M3-adamw-3-0.5") == "E4M3-adamw-3-0.5: validation loss 4.2500"

@@ -7,6 +7,7 @@ is a law as well: nothing that was ever computed is computed twice.
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -94,6 +95,7 @@ def test_a_fresh_clone_with_the_cache_runs_nothing(project: Project, tmp_path):
     assert project.run("git", "status", "--porcelain").stdout == ""
     project.run("git", "clone", "--quiet", ".", str(tmp_path / "clone"))
     clone = Project.at(tmp_path / "clone")
+    shutil.copy(project.folder / "data/corpus/mine.txt", clone.folder / "data/corpus")  # which git does not hold
     clone.run("dvc", "cache", "dir", "--local", str(project.folder / ".dvc/cache"))
     assert clone.repro() <= {"report"}
     assert clone.run("git", "status", "--porcelain").stdout == ""

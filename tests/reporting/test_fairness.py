@@ -26,6 +26,7 @@ ARM = "adamw"
 LOSSES = {0.5: [4.0, 4.1], 1: [3.0, 3.1], 2: [3.5, 3.2]}
 SIZE = {"parameters": 168256, "steps": 200, "tokens": 204800}
 ONE_CLASS = "Runs of a seed trained on one class of machine"
+ENOUGH = "Enough text compared on to stand for other text"
 TUNED = "Learning rate tuned per optimizer, optimum bracketed"
 
 
@@ -46,9 +47,9 @@ def test_every_condition_can_fail_and_can_be_met() -> None:
     bad_study = study_of(bad_losses, bad_arms, "E3M4")
     bad_study.cells["steps"] = 5.0
     bad = met(bad_study)
-    never = {name for name in good if good[name] == bad[name]} - {ONE_CLASS}
+    never = {name for name in good if good[name] == bad[name]} - {ONE_CLASS, ENOUGH}
     assert never == {TUNED}  # needs three rates: tested below
-    assert all(value == "yes" for name, value in good.items() if name not in never | {ONE_CLASS})
+    assert all(value == "yes" for name, value in good.items() if name not in never | {ONE_CLASS, ENOUGH})
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,27 @@ def test_cells_without_a_class_are_told_apart_by_processor_and_torch() -> None:
     study.timing.update(dict(zip(study.cells.index, timings, strict=True)))
     found, reason = conditions(study, compare(study))[ONE_CLASS]
     assert found == "no" and reason.startswith("seed 0: a, torch 1 and a, torch 2")
+
+
+@pytest.mark.parametrize(
+    ("documents", "asked", "expected", "words"),
+    [(470, 256, "yes", "256 sequences of 64 tokens, of 470 validation documents; there"),
+     (30, 30, "yes", "30 sequences of 64 tokens, of 30 validation documents; there"),
+     (29, 256, "no", "256 sequences of 64 tokens, of 29 validation documents, fewer than 30; there"),
+     (470, 29, "no", "29 sequences of 64 tokens, of 470 validation documents, fewer than 30; there"),
+     (4, 10**8, "no", "312 sequences of 64 tokens, of 4 validation documents, fewer than 30; there")],
+)  # fmt: skip
+def test_the_text_that_runs_are_compared_on_is_counted(documents: int, asked: int, expected: str, words: str) -> None:
+    arms = {"adamw": ADAMW, "stiff": STIFF}
+    made = study_of(losses_of(arms, None, ["E3M4", "E4M3"]), arms, "E3M4")
+    study = replace(made, corpus={"splits": {"val": {"documents": documents, "tokens": 20_000}}})
+    for cell in study.resolved.values():
+        cell |= {"train": cell["train"] | {"eval_sequences": asked}, "model": {"context": 64}}
+    comparison = compare(study)
+    found, reason = conditions(study, comparison)[ENOUGH]
+    assert found == expected and reason.startswith(words)
+    visible = sorted(result.visible for result in comparison.answers.claims.values())
+    assert f"if it is {visible[0]:.3g} to {visible[-1]:.3g} nats per token or more" in reason
 
 
 def test_a_rate_inside_the_range_is_bracketed() -> None:

@@ -48,6 +48,15 @@ def test_what_runs_began_with_is_said(tmp_path: Path) -> None:
     assert "on `licences`, from the weights in `data/weights/own` with adapters of rank 8." in text
 
 
+@pytest.mark.parametrize("formats", [["E3M4"], ["bf16", "E3M4"]])
+def test_a_grid_without_its_baseline_says_so_in_the_first_lines(formats: list[str], tmp_path: Path) -> None:
+    write_project(tmp_path, formats, seeds=(0,), **SMALL)
+    write_report(tmp_path / "data", tmp_path / "out", None)
+    first = (tmp_path / "out/REPORT.md").read_text().split("\n## ")[0]
+    assert ("`grid.baseline` is `bf16`, which is not in `grid.formats`" in first) == ("bf16" not in formats)
+    assert ("No baseline" in (tmp_path / "out/index.html").read_text()) == ("bf16" not in formats)
+
+
 def digests(folder: Path) -> dict[str, str]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

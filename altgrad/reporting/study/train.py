@@ -24,6 +24,7 @@ from altgrad.config.tasks import ON_TEST
 from altgrad.reporting.study.questions import Question, of_experiment, params_of
 from altgrad.reporting.study.runs import AFTER, COLUMNS, KEY, MEASURED, Runs
 
+TEXTS = Path("data/corpus")
 TUNES = "tuning"  # how the name of an experiment begins that chooses learning rates
 
 
@@ -47,8 +48,9 @@ def train_missing(question: Question, runs: Runs, study: Path, jobs: int | None)
         print(f"{question.name}: training {name}", flush=True)
         folder = _checkout(root, name)
         write_text(folder / "params.yaml", json.dumps(params_of(question, name, params)))  # JSON is YAML
-        if (root / KEPT).is_dir():
-            shutil.copytree(root / KEPT, folder / KEPT, dirs_exist_ok=True)
+        for ignored in (KEPT, TEXTS):  # by git
+            if (root / ignored).is_dir():
+                shutil.copytree(root / ignored, folder / ignored, dirs_exist_ok=True)
         for command in besides[name].get("before", []):
             _run(command.split(), folder, name)
         _run(["-m", "altgrad.execution", *(["--jobs", str(jobs)] if jobs else [])], folder, name)
