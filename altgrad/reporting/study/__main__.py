@@ -11,6 +11,7 @@ from altgrad.console import STOPS
 from altgrad.reporting.study.answers import answered
 from altgrad.reporting.study.pages import draw, page, results
 from altgrad.reporting.study.questions import read_questions
+from altgrad.reporting.study.registered import History, checked
 from altgrad.reporting.study.runs import Runs, Untrained
 from altgrad.reporting.study.train import train_missing
 
@@ -19,10 +20,13 @@ RESULTS = "RESULTS.md"
 ABOUT = "ABOUT.md"  # what stands above the table of results, which a person writes
 
 
-def write_pages(study: Path, names: list[str], *, train: bool = False, jobs: int | None = None) -> list[Path]:
+def write_pages(
+    study: Path, names: list[str], *, train: bool = False, jobs: int | None = None, history: History | None = None
+) -> list[Path]:
     """Write the pages of the named questions, or of all, and RESULTS.md above ``study``; return what was written.
 
-    ``train`` trains before what their experiments lack, ``jobs`` runs at a time.
+    ``train`` trains before what their experiments lack, ``jobs`` runs at a time. ``history`` is that of ``study``, if
+    git has it, unless another one is given.
     """
     questions = {question.name: question for question in read_questions(study)}
     for name in names:
@@ -32,9 +36,13 @@ def write_pages(study: Path, names: list[str], *, train: bool = False, jobs: int
     for name in (names or questions) if train else ():
         runs = train_missing(questions[name], runs, study, jobs)
     answers, named = {}, names or list(questions)
+    try:
+        history = history or History.read(study)
+    except UserError as error:
+        print(f"registrations are not checked, as the pages say: {error}")
     for name, question in questions.items():
         try:
-            answers[name] = answered(question, runs)
+            answers[name] = [checked(answer, runs, history) for answer in answered(question, runs)]
         except Untrained as error:
             if name in named:
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import pandas as pd
 
@@ -10,6 +11,8 @@ from altgrad.config import UserError
 from altgrad.reporting.results import NO_SPREAD, TOO_FEW, Result, judged
 from altgrad.reporting.study.questions import Hypothesis, Question
 from altgrad.reporting.study.runs import MEASURED, Run, Runs, parsed
+
+Kind = Literal["registered", "exploratory", "not checked"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,15 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class Registration:
+    """Whether a hypothesis was registered before its runs, the commit that first had it, if any, and why it says so."""
+
+    kind: Kind = "exploratory"
+    commit: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Answer:
     """A hypothesis with the comparisons of its family, in order; none where no contrast says it."""
 
@@ -45,6 +57,7 @@ class Answer:
     name: str
     hypothesis: Hypothesis
     comparisons: list[Comparison]
+    registration: Registration = Registration()
 
     @property
     def as_expected(self) -> bool | None:
@@ -87,11 +100,9 @@ def answered(question: Question, runs: Runs) -> list[Answer]:
         results |= judged(differences, None if by_itself else dict(zip(contrasts, weights, strict=True)))
     answers = []
     for name, hypothesis in question.hypotheses.items():
-        expected = hypothesis.expected
         found = [
-            Comparison(label, written, asked[name, label], results.get((name, label)),
-                       expected.get(label) if isinstance(expected, dict) else expected)
+            Comparison(label, written, asked[name, label], results.get((name, label)), hypothesis.expectation(label))
             for label, written in hypothesis.comparisons.items()
-        ]  # fmt: skip
+        ]
         answers.append(Answer(question, name, hypothesis, found))
     return answers
