@@ -33,13 +33,15 @@ def write_pages(
         if name not in questions:
             raise UserError(f"{study}: no question {name!r}{did_you_mean(name, questions)}")
     runs = Runs.read(study / "results")
-    for name in (names or questions) if train else ():
-        runs = train_missing(questions[name], runs, study, jobs)
-    answers, named = {}, names or list(questions)
     try:
         history = history or History.read(study)
     except UserError as error:
         print(f"registrations are not checked, as the pages say: {error}")
+    for name in (names or questions) if train else ():
+        for late in history.unstated(questions[name]) if history else ():
+            print(f"{name}: {late} will be exploratory, as no commit states it: first commit {study / name}.yaml")
+        runs = train_missing(questions[name], runs, study, jobs)
+    answers, named = {}, names or list(questions)
     for name, question in questions.items():
         try:
             answers[name] = [checked(answer, runs, history) for answer in answered(question, runs)]

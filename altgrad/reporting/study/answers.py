@@ -12,6 +12,7 @@ from altgrad.reporting.results import NO_SPREAD, TOO_FEW, Result, judged
 from altgrad.reporting.study.questions import Hypothesis, Question
 from altgrad.reporting.study.runs import MEASURED, Run, Runs, parsed
 
+NATS = "nats"
 Kind = Literal["registered", "exploratory", "not checked"]
 
 
@@ -26,9 +27,10 @@ class Comparison:
     expected: str | None
 
     @property
-    def of_f1(self) -> bool:
-        """Whether a classifier's F1 has a part in it, so that it is no difference of losses."""
-        return any(run.measure in MEASURED for run in self.runs)
+    def unit(self) -> str:
+        """The unit of its difference: that of a loss, of a classifier's F1, or none where it weighs the two."""
+        measured = {run.measure in MEASURED for run in self.runs}
+        return "ratio" if len(measured) > 1 else "F1" if True in measured else NATS
 
     @property
     def as_expected(self) -> bool | None:
@@ -61,7 +63,9 @@ class Answer:
 
     @property
     def as_expected(self) -> bool | None:
-        """Whether all comparisons came as expected; ``None`` where nothing was expected of any."""
+        """Whether all comparisons came as expected; ``None`` where nothing was expected beforehand."""
+        if self.registration.kind == "exploratory":
+            return None
         known = [found.as_expected for found in self.comparisons if found.as_expected is not None]
         return all(known) if known else None
 

@@ -21,12 +21,12 @@ from ruamel.yaml.error import YAMLError
 
 from altgrad.config import UserError
 from altgrad.reporting.study.answers import Answer, Kind, Registration
-from altgrad.reporting.study.questions import RULE, Hypothesis
+from altgrad.reporting.study.questions import RULE, Hypothesis, Question
 from altgrad.reporting.study.runs import Runs
 
 RENAMED = "results/renamed.csv"  # old and new names of optimizers and experiments
 BEFORE = "HYPOTHESES.md"  # had the hypotheses before the questions' files did
-NO_HISTORY = "these pages were written without git's history"
+NO_HISTORY = "as this page was written without git's history"
 CODEC = ("utf-8", "surrogateescape")
 
 
@@ -74,7 +74,8 @@ class History:
             raise UserError("this clone lacks older commits; get them with `git fetch --unshallow`")
         commits = [line.split() for line in git(study, "log", "--format=%H %as %P").splitlines()]
         log = ["log", "--reverse", "--topo-order", "--no-renames", "--relative", "--format=commit %H"]
-        commit, versions, results = "", [], {}
+        commit, versions = "", []
+        results: dict[str, str] = {}
         for line in git(study, *log, "-m", "--raw", "--no-abbrev", "--", ":(glob)*.yaml", BEFORE).splitlines():
             if line.startswith("commit "):
                 commit = line.split()[1]
@@ -103,42 +104,46 @@ class History:
         asked = answer.hypothesis
         commit, kind, why = self._stated_in(answer, runs) if asked.commit is None else self._named_in(answer)
         if commit and str(asked.registered) < self.days[commit]:
-            kind, why = "exploratory", f"`registered` says {asked.registered}, the commit is of {self.days[commit]}"
+            kind, why = "exploratory", f"which is of {self.days[commit]}, not of {asked.registered}"
         return Registration(kind, commit[:7], why)
+
+    def unstated(self, question: Question) -> list[str]:
+        """Return the hypotheses that say they are registered, and that no commit states as they stand."""
+        asked = {name: one for name, one in question.hypotheses.items() if one.registered and not one.commit}
+        now = {name: Stated.by(one, question.rule) for name, one in asked.items()}
+        return [name for name, own in now.items() if not any(stated.holds(own) for _, stated in self.stated)]
 
     def _stated_in(self, answer: Answer, runs: Runs) -> tuple[str, Kind, str]:
         """Return the first commit that states a hypothesis, of those older than its runs if there is one."""
-        now = Stated.by(answer.hypothesis, answer.question.rule)
         found: dict[str, tuple[bool | None, int]] = {}
+        now = Stated.by(answer.hypothesis, answer.question.rule)
         for commit, stated in self.stated:
             if stated.holds(now) and commit not in found:
                 found[commit] = self._is_older(commit, answer, runs), len(stated.comparisons)
-                if found[commit][0]:
-                    break
         if not found:
-            return "", "exploratory", "no commit states it as it stands"
+            return "", "exploratory", "which no commit states as it stands"
         commit = next((commit for commit, (older, _) in found.items() if older), next(iter(found)))
         older, count = found[commit]
         if older is None:
-            return commit, "not checked", "its runs name a commit that this history lacks"
+            return commit, "not checked", "whose runs name a commit that this history lacks"
         if not older:
-            return commit, "exploratory", "its runs are older"
+            return commit, "exploratory", "which is younger than its runs"
         kept = len(now.comparisons)
-        return commit, "registered", f"it stated {count} comparisons there, and {kept} here" * (count > kept)
+        return commit, "registered", f"with {count} comparisons there and {kept} here" * (count > kept)
 
     def _named_in(self, answer: Answer) -> tuple[str, Kind, str]:
         """Return the commit that a hypothesis from before the questions' files names."""
         asked, first = answer.hypothesis, self.stated[0][0]
         commit = next((one for one in self.noted if one.startswith(asked.commit or "")), first)
         if commit == first or commit not in self._behind(first):
-            return "", "exploratory", f"`commit: {asked.commit}` is none of those that changed {BEFORE} before this file"
+            return "", "exploratory", f"whose `commit: {asked.commit}` is none of before the questions' files"
         if not re.search(rf"\b{answer.name.split('-')[0]}\b", self.noted[commit]):
-            return commit, "exploratory", f"{BEFORE} does not have it there"
+            return commit, "exploratory", f"where {BEFORE} does not have it"
         named = {run.experiment for found in answer.comparisons for run in found.runs} or set(asked.of)
         younger = (self.results.get(name, commit) for name in named)
         if all(commit != one and commit in self._behind(one) for one in younger):
             return commit, "registered", ""
-        return commit, "exploratory", "the results of its runs are as old"
+        return commit, "exploratory", "whose runs had their results by then"
 
     def _is_older(self, commit: str, answer: Answer, runs: Runs) -> bool | None:
         """Whether each comparison has a run that was trained from ``commit`` or later; None where that is not known."""
