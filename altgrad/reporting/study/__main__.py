@@ -9,6 +9,7 @@ from altgrad.config import UserError, did_you_mean, run_stage
 from altgrad.config.files import write_text
 from altgrad.console import STOPS
 from altgrad.reporting.study.answers import answered
+from altgrad.reporting.study.front import costs, draw_costs
 from altgrad.reporting.study.pages import draw, page, results
 from altgrad.reporting.study.questions import read_questions
 from altgrad.reporting.study.registered import History, checked
@@ -55,7 +56,10 @@ def write_pages(
         written.append(study / f"{name}.md")
         write_text(written[-1], page(questions[name], answers[name], runs, figure and f"figures/{figure}"))
     written.append(study.parent / RESULTS)
-    write_text(written[-1], results([answer for found in answers.values() for answer in found], study / ABOUT))
+    every = [answer for found in answers.values() for answer in found]
+    write_text(written[-1], results(every, study / ABOUT))
+    if shown := costs(every, runs):
+        draw_costs(shown, study / "figures")
     return written
 
 

@@ -35,6 +35,7 @@ class Hypothesis(Section):
     differ by the values of ``over``, joined by ", ". Without ``registered`` the comparisons are exploratory; with it,
     :mod:`altgrad.reporting.study.registered` looks for the registering commit, which ``commit`` names where it is older
     than the questions' files.
+    ``front`` draws its comparisons, each the cost of a format, in README's figure.
     ``result`` is said in words where no contrast can say it, ``status`` where nothing was tested.
     """
 
@@ -52,6 +53,7 @@ class Hypothesis(Section):
     result: str | None = None
     status: Literal["tested", "not run", "dropped"] = "tested"
     why: str | None = None
+    front: bool = False
 
     @model_validator(mode="after")
     def _complete(self) -> Hypothesis:
