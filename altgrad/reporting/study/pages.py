@@ -11,7 +11,7 @@ from altgrad.reporting.figures.style import drawing, panels, save
 from altgrad.reporting.markdown import blocks_to_markdown
 from altgrad.reporting.measure import Measure
 from altgrad.reporting.results import SMALLEST_EFFECT
-from altgrad.reporting.study.answers import NATS, Answer, Comparison, Registration
+from altgrad.reporting.study.answers import NATS, Answer, Comparison
 from altgrad.reporting.study.questions import Question
 from altgrad.reporting.study.runs import Runs
 from altgrad.reporting.summary import cells, heads
@@ -41,8 +41,8 @@ def page(question: Question, answers: Sequence[Answer], runs: Runs, figure: str 
     """Return the page of a question; ``figure`` is the path of its figure from there."""
     drawn = f"![Δ loss of each comparison below, with its 95 % interval]({figure})" if figure else None
     parts = [
-        f"# {question.question}", " ".join(question.answer.split()), drawn, _rule(answers),
-        blocks_to_markdown([_comparisons(answers, runs), *_registrations(answers), *_untested(answers)]),
+        f"# {question.question}", " ".join(question.answer.split()), drawn,
+        blocks_to_markdown([_hypotheses(answers)]), _rule(answers), blocks_to_markdown([_comparisons(answers, runs)]),
         _source(question, runs),
     ]  # fmt: skip
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -119,18 +119,6 @@ def _comparisons(answers: Sequence[Answer], runs: Runs) -> Table:
     return Table(columns, rows)
 
 
-def _registrations(answers: Sequence[Answer]) -> list[Text]:
-    """Say in which commits hypotheses were registered, and of which that is not so, or not known."""
-    found: dict[str, dict[Registration, list[str]]] = {"registered": {}}
-    for answer in answers:
-        if answer.hypothesis.registered:
-            found.setdefault(answer.registration.kind, {}).setdefault(answer.registration, []).append(answer.name)
-    return [Text(f"**{kind.capitalize()}**: " + "; ".join(
-        joined(names) + f" in `{one.commit}`" * bool(one.commit) + f", {one.why}" * bool(one.why)
-        for one, names in by_commit.items()
-    ) + ".") for kind, by_commit in found.items() if by_commit]  # fmt: skip
-
-
 def _size(found: Comparison, runs: Runs) -> str:
     """Say parameters and tokens of a comparison's runs, such as "0.17 M, 0.2 M"."""
     rows = runs.of_experiment(*{run.experiment for run in found.runs})
@@ -142,17 +130,19 @@ def _size(found: Comparison, runs: Runs) -> str:
     return ", ".join("/".join(map(millions, values)) for values in sizes)
 
 
-def _untested(answers: Sequence[Answer]) -> list[Text]:
-    """Say what was registered and not tested, what was decided otherwise, and what deviates from the registration."""
-    found = []
-    for asked, name in ((answer.hypothesis, answer.name) for answer in answers):
+def _hypotheses(answers: Sequence[Answer]) -> Text:
+    """Say what each hypothesis is, where it was registered, how it was answered in words, and what deviates."""
+    lines = []
+    for answer in answers:
+        asked, found = answer.hypothesis, answer.registration
+        place = f"{' in' if _holds(answer) else ', stated in'} `{found.commit}`" * bool(found.commit)
+        held = f"{found.kind}{place}" + f", {found.why}" * bool(found.why)
         said = [
-            f"{asked.status}: {asked.why}" if asked.why else None, asked.result,
-            f"deviation: {asked.deviation}" if asked.deviation else None,
+            f"**{answer.name}** ({held}): {asked.says}", f"{asked.status}: {asked.why}" if asked.why else None,
+            asked.result, f"deviation: {asked.deviation}" if asked.deviation else None,
         ]  # fmt: skip
-        if any(said):
-            found.append(Text(f"**{name}.** {asked.says} " + " ".join(filter(None, said))))
-    return found
+        lines.append("- " + " ".join(filter(None, said)))
+    return Text("\n".join(lines))
 
 
 def _source(question: Question, runs: Runs) -> str:

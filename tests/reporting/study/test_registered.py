@@ -213,7 +213,7 @@ def test_a_hypothesis_from_before_the_files_names_its_commit_which_is_older_than
 def test_without_the_whole_history_the_pages_say_that_nothing_was_checked(registered, tmp_path, capsys):
     registered.commit()
     page, results = write_pages(registered.study, [])
-    assert "**Registered**: X1 in `" in page.read_text() and "confirms 1 of 1 registrations." in results.read_text()
+    assert "**X1** (registered in `" in page.read_text() and "confirms 1 of 1 registrations." in results.read_text()
     clone = tmp_path / "clone"
     registered.run("clone", "--quiet", "--depth", "1", f"file://{tmp_path}", str(clone))
     copied = write_study(tmp_path.parent / f"{tmp_path.name}-copy", rows(LOSSES))
@@ -222,7 +222,8 @@ def test_without_the_whole_history_the_pages_say_that_nothing_was_checked(regist
         with pytest.raises(UserError, match=why):
             History.read(study)
         page, results = write_pages(study, [])
-        assert "**Not checked**: X1" in page.read_text() and "X1 is not checked." in results.read_text()
+        assert "**X1** (not checked, as this page was written" in page.read_text()
+        assert "X1 is not checked." in results.read_text()
         assert why in capsys.readouterr().out
 
 
