@@ -53,7 +53,8 @@ def results(answers: Sequence[Answer], about: Path) -> str:
     above, _, below = about.read_text().partition(PLACE)
     registered = [answer for answer in answers if answer.hypothesis.registered]
     kinds = {kind: [answer.name for answer in registered if answer.registration.kind == kind] for kind in DOUBTS}
-    doubted = [f"{joined(names)} {'is' if len(names) == 1 else 'are'} {kind}" for kind, names in kinds.items() if names]
+    counted = {kind: joined(names) if len(names) < 10 else f"{len(names)}" for kind, names in kinds.items() if names}
+    doubted = [f"{said} {'is' if len(kinds[kind]) == 1 else 'are'} {kind}" for kind, said in counted.items()]
     held = f"Git's history confirms {sum(map(_holds, registered))} of {len(registered)} registrations"
     parts = [above.strip(), f"{'; '.join([held, *doubted])}.", KEY, _rule(answers)]
     for name, group in itertools.groupby(registered, key=lambda answer: answer.question.name):
