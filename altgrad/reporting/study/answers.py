@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import pandas as pd
 
@@ -10,6 +11,9 @@ from altgrad.config import UserError
 from altgrad.reporting.results import NO_EFFECT, NONE_SEEN, UNTESTED, Result, judged
 from altgrad.reporting.study.questions import Hypothesis, Question
 from altgrad.reporting.study.runs import MEASURED, Run, Runs, parsed
+
+NATS = "nats"
+Kind = Literal["registered", "exploratory", "not checked"]
 
 
 @dataclass(frozen=True)
@@ -23,9 +27,10 @@ class Comparison:
     expected: str | None
 
     @property
-    def of_f1(self) -> bool:
-        """Whether a classifier's F1 has a part in it, so that it is no difference of losses."""
-        return any(run.measure in MEASURED for run in self.runs)
+    def unit(self) -> str:
+        """The unit of its difference: that of a loss, of a classifier's F1, or none where it weighs the two."""
+        measured = {run.measure in MEASURED for run in self.runs}
+        return "ratio" if len(measured) > 1 else "F1" if True in measured else NATS
 
     @property
     def as_expected(self) -> bool | None:
@@ -38,6 +43,15 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class Registration:
+    """Whether a hypothesis was registered before its runs, the commit that first had it, if any, and why it says so."""
+
+    kind: Kind = "exploratory"
+    commit: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Answer:
     """A hypothesis with the comparisons of its family, in order; none where no contrast says it."""
 
@@ -45,10 +59,13 @@ class Answer:
     name: str
     hypothesis: Hypothesis
     comparisons: list[Comparison]
+    registration: Registration = Registration()
 
     @property
     def as_expected(self) -> bool | None:
-        """Whether all comparisons came as expected; ``None`` where nothing was expected of any."""
+        """Whether all comparisons came as expected; ``None`` where nothing was expected beforehand."""
+        if self.registration.kind == "exploratory":
+            return None
         known = [found.as_expected for found in self.comparisons if found.as_expected is not None]
         return all(known) if known else None
 
@@ -87,11 +104,9 @@ def answered(question: Question, runs: Runs) -> list[Answer]:
         results |= judged(differences, None if by_itself else dict(zip(contrasts, weights, strict=True)))
     answers = []
     for name, hypothesis in question.hypotheses.items():
-        expected = hypothesis.expected
         found = [
-            Comparison(label, written, asked[name, label], results.get((name, label)),
-                       expected.get(label) if isinstance(expected, dict) else expected)
+            Comparison(label, written, asked[name, label], results.get((name, label)), hypothesis.expectation(label))
             for label, written in hypothesis.comparisons.items()
-        ]  # fmt: skip
+        ]
         answers.append(Answer(question, name, hypothesis, found))
     return answers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,22 +11,31 @@ from altgrad.reporting.figures.style import drawing, panels, save
 from altgrad.reporting.markdown import blocks_to_markdown
 from altgrad.reporting.measure import Measure
 from altgrad.reporting.results import SMALLEST_EFFECT
-from altgrad.reporting.study.answers import Answer, Comparison
+from altgrad.reporting.study.answers import NATS, Answer, Comparison
 from altgrad.reporting.study.questions import Question
 from altgrad.reporting.study.runs import Runs
 from altgrad.reporting.summary import cells, heads
-from altgrad.reporting.wording import NONE, number, significant
+from altgrad.reporting.wording import NONE, joined, number, significant
 
 LOW, HIGH, OPEN = "#0072B2", "#D55E00", "#777777"  # colours of the forest plot
 NOTHING = "no seed has all of its runs"
-NUMBERS = heads(Measure().delta)
+DOUBTS = ("exploratory", "not checked")
+PLACE = "<!-- table -->"  # in what a person writes around the results
 RULE = (
     "Δ loss is that of the method minus that of the reference, in nats per token of final validation loss, paired by "
     "seed: negative is better. Intervals are of 95 % and unadjusted; p is adjusted by Holm's step-down over the "
     f"comparisons of a hypothesis. *No effect*: the interval lies within ±{SMALLEST_EFFECT:g}. *Inconclusive* shows "
     "the smallest effect that the same seeds would have found nine times in ten."
 )
-OF_F1 = " A comparison `at` an F1 is of the F1 of test documents, where positive is better."
+UNITS = (
+    " The unit *nats* is that of a loss, per label of a classifier. *F1* is that of test documents, where positive is "
+    "better. A *ratio* is a cost in F1 minus a cost in loss, each divided by the unit that the hypothesis states."
+)
+KEY = (
+    "Of a hypothesis with several comparisons, the row shows the one of the smallest p, and the result says how many "
+    "of them are significant. *Registered* names the commit that first stated the hypothesis, as git's history has it."
+)
+SAID = -4  # of the columns of numbers: what a comparison amounts to, before p, interval and n
 
 
 def page(question: Question, answers: Sequence[Answer], runs: Runs, figure: str | None) -> str:
@@ -33,52 +43,82 @@ def page(question: Question, answers: Sequence[Answer], runs: Runs, figure: str 
     drawn = f"![Δ loss of each comparison below, with its 95 % interval]({figure})" if figure else None
     parts = [
         f"# {question.question}", " ".join(question.answer.split()), drawn,
-        blocks_to_markdown([_comparisons(answers, runs), *_untested(answers)]), _rule(answers), _source(question, runs),
+        blocks_to_markdown([_hypotheses(answers)]), _rule(answers), blocks_to_markdown([_comparisons(answers, runs)]),
+        _source(question, runs),
     ]  # fmt: skip
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def results(answers: Sequence[Answer], about: Path) -> str:
-    """Return RESULTS.md: a row per hypothesis, after what a person wrote in the file ``about``."""
-    columns = [words(""), words("hypothesis"), Column("comparisons"), *NUMBERS, words("as expected"), words("page")]
-    rows = [_hypothesis(answer) for answer in answers if answer.hypothesis.registered]
-    note = (
-        "Of a hypothesis with several comparisons the one of the smallest p is shown, and of how many the result is "
-        "significant."
-    )
-    table = blocks_to_markdown([Table(columns, rows, note)])
-    return "\n\n".join([about.read_text().strip(), _rule(answers), table]) + "\n"
+    """Return RESULTS.md: by question a row per hypothesis, within what a person wrote in the file ``about``."""
+    above, _, below = about.read_text().partition(PLACE)
+    registered = [answer for answer in answers if answer.hypothesis.registered]
+    kinds = {kind: [answer.name for answer in registered if answer.registration.kind == kind] for kind in DOUBTS}
+    counted = {kind: joined(names) if len(names) < 10 else f"{len(names)}" for kind, names in kinds.items() if names}
+    doubted = [f"{said} {'is' if len(kinds[kind]) == 1 else 'are'} {kind}" for kind, said in counted.items()]
+    held = f"Git's history confirms {sum(map(_holds, registered))} of {len(registered)} registrations"
+    parts = [above.strip(), f"{'; '.join([held, *doubted])}.", KEY, _rule(answers)]
+    for name, group in itertools.groupby(registered, key=lambda answer: answer.question.name):
+        own = list(group)
+        numbers = _heads(own)
+        columns = [words(""), words("hypothesis"), *numbers, words("as expected"), words("registered")]
+        table = Table(columns, [_hypothesis(answer, len(numbers)) for answer in own])
+        parts += [f"## [{own[0].question.question}](study/{name}.md)", blocks_to_markdown([table])]
+    return "\n\n".join(filter(None, [*parts, below.strip()])) + "\n"
 
 
 def _rule(answers: Sequence[Answer]) -> str:
-    return RULE + OF_F1 * any(found.of_f1 for answer in answers for found in answer.comparisons)
+    return RULE + UNITS * bool(_units(answers) - {NATS})
 
 
-def _hypothesis(answer: Answer) -> list[str]:
+def _units(answers: Sequence[Answer]) -> set[str]:
+    return {found.unit for answer in answers for found in answer.comparisons}
+
+
+def _heads(answers: Sequence[Answer]) -> list[Column]:
+    """Return the columns of numbers, with one of units where not all are of losses."""
+    delta, *others = heads(Measure().delta)
+    return [Column("Δ"), words("unit"), *others] if _units(answers) - {NATS} else [delta, *others]
+
+
+def _numbers(found: Comparison, columns: int) -> list[str]:
+    """Return the cells of as many columns, with the unit where it has one."""
+    delta, *others = cells(found.result) if found.result else [NONE, NOTHING, NONE, NONE, "0"]
+    return [delta, found.unit, *others] if columns > len(others) + 1 else [delta, *others]
+
+
+def _holds(answer: Answer) -> bool:
+    return answer.registration.kind == "registered"
+
+
+def _hypothesis(answer: Answer, columns: int) -> list[str]:
     hypothesis, found = answer.hypothesis, answer.first
-    link = f"[{answer.question.name}](study/{answer.question.name}.md)"
+    registered = f"`{answer.registration.commit}`" if _holds(answer) else answer.registration.kind
     if found is None:
         said = hypothesis.status if hypothesis.status != "tested" else hypothesis.result or NOTHING
-        return [answer.name, hypothesis.says, NONE, NONE, said, *[NONE] * (len(NUMBERS) - 1), link]
-    delta, said, *numbers = cells(found[1])
+        numbers = [*[NONE] * (columns + SAID), said, *[NONE] * (-1 - SAID)]
+        return [answer.name, hypothesis.says, *numbers, NONE, registered]
+    numbers = _numbers(found[0], columns)
     if (count := len(answer.comparisons)) > 1:
         significant_of = sum(one.result is not None and one.result.significant for one in answer.comparisons)
-        said = f"{significant_of} of {count} significant"
+        numbers[SAID] = f"{significant_of} of {count} significant"
     expected = {True: "yes", False: "no", None: NONE}[answer.as_expected]
-    return [answer.name, hypothesis.says, str(count), delta, said, *numbers, expected, link]
+    return [answer.name, hypothesis.says, *numbers, expected, registered]
 
 
 def _comparisons(answers: Sequence[Answer], runs: Runs) -> Table:
-    columns = [words(""), words("comparison"), words("size, tokens"), *NUMBERS, words("expected")]
+    numbers = _heads(answers)
+    columns = [words(""), words("comparison"), words("size, tokens"), *numbers, words("expected")]
     rows = []
     for answer in answers:
+        exploratory = answer.registration.kind == "exploratory"
         for i, found in enumerate(answer.comparisons):
             written = " + ".join(f"`{text}`" for text in found.written)
             written = written if len(found.written) <= 2 else f"a sum of {len(found.written)} contrasts"
-            expected = "exploratory" if not answer.hypothesis.registered else found.expected or NONE
-            expected += ": no" if answer.hypothesis.registered and found.as_expected is False else ""
-            numbers = cells(found.result) if found.result else [NONE, NOTHING, NONE, NONE, "0"]
-            rows.append(["" if i else f"**{answer.name}**", written, _size(found, runs), *numbers, expected])
+            expected = "exploratory" if exploratory else found.expected or NONE
+            expected += ": no" if not exploratory and found.as_expected is False else ""
+            name = "" if i else f"**{answer.name}**"
+            rows.append([name, written, _size(found, runs), *_numbers(found, len(numbers)), expected])
     return Table(columns, rows)
 
 
@@ -93,17 +133,19 @@ def _size(found: Comparison, runs: Runs) -> str:
     return ", ".join("/".join(map(millions, values)) for values in sizes)
 
 
-def _untested(answers: Sequence[Answer]) -> list[Text]:
-    """Say what was registered and not tested, what was decided otherwise, and what deviates from the registration."""
-    found = []
-    for asked, name in ((answer.hypothesis, answer.name) for answer in answers):
+def _hypotheses(answers: Sequence[Answer]) -> Text:
+    """Say what each hypothesis is, where it was registered, how it was answered in words, and what deviates."""
+    lines = []
+    for answer in answers:
+        asked, found = answer.hypothesis, answer.registration
+        place = f"{' in' if _holds(answer) else ', stated in'} `{found.commit}`" * bool(found.commit)
+        held = f"{found.kind}{place}" + f", {found.why}" * bool(found.why)
         said = [
-            f"{asked.status}: {asked.why}" if asked.why else None, asked.result,
-            f"deviation: {asked.deviation}" if asked.deviation else None,
+            f"**{answer.name}** ({held}): {asked.says}", f"{asked.status}: {asked.why}" if asked.why else None,
+            asked.result, f"deviation: {asked.deviation}" if asked.deviation else None,
         ]  # fmt: skip
-        if any(said):
-            found.append(Text(f"**{name}.** {asked.says} " + " ".join(filter(None, said))))
-    return found
+        lines.append("- " + " ".join(filter(None, said)))
+    return Text("\n".join(lines))
 
 
 def _source(question: Question, runs: Runs) -> str:
@@ -123,7 +165,7 @@ def draw(answers: Sequence[Answer], folder: Path) -> str | None:
         (f"{answer.name}  {found.label}" if i == 0 else found.label, found.result)
         for answer in answers
         for i, found in enumerate(answer.comparisons)
-        if found.result is not None and not found.of_f1 and found.result.half_width == found.result.half_width
+        if found.result is not None and found.unit == NATS and found.result.half_width == found.result.half_width
     ]
     if not rows:
         return None

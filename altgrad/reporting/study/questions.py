@@ -22,6 +22,7 @@ BESIDES = {LIKE, "before", "after", "keep"}
 
 Expected = Literal["lower", "higher", "not significant", "no effect"]
 Rule = Literal["bench", "student"]
+RULE: Rule = "bench"
 Texts = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value or [])]
 
 
@@ -31,7 +32,10 @@ class Hypothesis(Section):
     ``contrast`` is written as :mod:`altgrad.reporting.study.runs` has it, ``{names}`` of ``over`` in braces; several
     are added up. ``over`` makes a family, a comparison for each combination; hypotheses of one ``family`` are judged
     together. ``of`` names the experiments. ``rate: best`` takes each run at its best learning rate. ``expected`` may
-    differ by the values of ``over``, joined by ", ". Without ``registered`` the comparisons are exploratory.
+    differ by the values of ``over``, joined by ", ". Without ``registered`` the comparisons are exploratory; with it,
+    :mod:`altgrad.reporting.study.registered` looks for the registering commit, which ``commit`` names where it is older
+    than the questions' files.
+    ``front`` draws its comparisons, each the cost of a format, in README's figure.
     ``result`` is said in words where no contrast can say it, ``status`` where nothing was tested.
     """
 
@@ -49,6 +53,7 @@ class Hypothesis(Section):
     result: str | None = None
     status: Literal["tested", "not run", "dropped"] = "tested"
     why: str | None = None
+    front: bool = False
 
     @model_validator(mode="after")
     def _complete(self) -> Hypothesis:
@@ -60,16 +65,20 @@ class Hypothesis(Section):
 
     @property
     def comparisons(self) -> dict[str, list[str]]:
-        """By label, the values of ``over`` joined by ", ", the contrast's texts with the values filled in.
+        """What is `filled` in; none of a hypothesis that was not tested, which keeps its contrast for when it is."""
+        return self.filled if self.status == "tested" else {}
 
-        None of a hypothesis that was not tested, which keeps its contrast for when it is.
-        """
-        if not self.contrast or self.status != "tested":
-            return {}
-        return {
+    @property
+    def filled(self) -> dict[str, list[str]]:
+        """By label, the values of ``over`` joined by ", ", the contrast's texts with the values filled in."""
+        return {} if not self.contrast else {
             ", ".join(values): [text.format(**dict(zip(self.over, values, strict=True))) for text in self.contrast]
             for values in itertools.product(*self.over.values())
         }
+
+    def expectation(self, label: str) -> Expected | None:
+        """Return what was expected of a comparison."""
+        return self.expected.get(label) if isinstance(self.expected, dict) else self.expected
 
 
 class Question(Section):
@@ -81,7 +90,7 @@ class Question(Section):
 
     question: str
     answer: str
-    rule: Rule = "bench"
+    rule: Rule = RULE
     base: dict[str, Any] = Field(default_factory=dict)
     runs: dict[str, dict[str, Any]] = Field(default_factory=dict)
     hypotheses: dict[str, Hypothesis] = Field(default_factory=dict)

@@ -114,6 +114,17 @@ class Runs:
         """Whether the table has the run."""
         return run in self._losses
 
+    def commits(self, run: Run) -> set[str]:
+        """Return the commits that a run was trained from."""
+        return self._commits[run.experiment, run.format, run.optimizer]
+
+    @cached_property
+    def _commits(self) -> dict[tuple[str, str, str], set[str]]:
+        found: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+        for experiment, fmt, optimizer, commit in self.table[[*RUN[:3], "commit"]].itertuples(index=False):
+            found[experiment, fmt, optimizer].add(commit)
+        return found
+
     def of_experiment(self, *names: str) -> pd.DataFrame:
         """Return the rows of experiments."""
         return self.table[self.table["experiment"].isin(names)]

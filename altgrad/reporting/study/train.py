@@ -22,6 +22,7 @@ from altgrad.config.files import read_json, write_text
 from altgrad.config.published import KEPT, WEIGHTS
 from altgrad.config.tasks import ON_TEST
 from altgrad.reporting.study.questions import Question, of_experiment, params_of
+from altgrad.reporting.study.registered import git
 from altgrad.reporting.study.runs import AFTER, COLUMNS, KEY, MEASURED, Runs
 
 TEXTS = Path("data/corpus")
@@ -40,7 +41,7 @@ def train_missing(question: Question, runs: Runs, study: Path, jobs: int | None)
     weights = {name: root / KEPT / name / WEIGHTS for name, own in besides.items() if own.get("keep")}
     missing = [name for name in question.runs if _lacks(params_of(question, name, params), name, runs, study)]
     if missing:
-        if _git(root, "status", "--porcelain", "altgrad", "stages", "dvc.yaml"):
+        if git(root, "status", "--porcelain", "altgrad", "stages", "dvc.yaml"):
             raise UserError("the code differs from the last commit, which new rows of the study would name: commit it")
         gone = [name for name, path in weights.items() if not path.is_file()]
         missing = [name for name in question.runs if name in (*missing, *gone)]
@@ -60,7 +61,7 @@ def train_missing(question: Question, runs: Runs, study: Path, jobs: int | None)
             (own,) = (folder / "data/runs").glob(f"*/{WEIGHTS}")
             weights[name].parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(own, weights[name])
-        _git(root, "worktree", "remove", "--force", str(folder.resolve()))
+        git(root, "worktree", "remove", "--force", str(folder.resolve()))
     return runs
 
 
@@ -82,21 +83,13 @@ def _lacks(params: dict[str, Any], name: str, runs: Runs, study: Path) -> bool:
 def _checkout(root: Path, name: str) -> Path:
     """Return a checkout of HEAD that shares the cache of ``root``: the one that an interrupted command left, if any."""
     folder = root / "scratch/study" / name
-    if (folder / ".git").exists() and _git(folder, "rev-parse", "HEAD") == _git(root, "rev-parse", "HEAD"):
+    if (folder / ".git").exists() and git(folder, "rev-parse", "HEAD") == git(root, "rev-parse", "HEAD"):
         return folder
     shutil.rmtree(folder, ignore_errors=True)
-    _git(root, "worktree", "prune")
-    _git(root, "worktree", "add", "--quiet", "--detach", str(folder.resolve()))
+    git(root, "worktree", "prune")
+    git(root, "worktree", "add", "--quiet", "--detach", str(folder.resolve()))
     write_text(folder / ".dvc/config.local", f"[cache]\n    dir = {root.resolve() / '.dvc/cache'}\n")
     return folder
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    """Return what git prints. Raises :class:`UserError` where it fails."""
-    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UserError(f"git {' '.join(arguments)}: {done.stderr.strip() or done.returncode}; the study needs git")
-    return done.stdout.strip()
 
 
 def _run(arguments: list[str], folder: Path, name: str) -> None:
@@ -117,7 +110,7 @@ def _run(arguments: list[str], folder: Path, name: str) -> None:
 
 def _rows(folder: Path, name: str) -> pd.DataFrame:
     """Return a row per run of the checkout."""
-    head = _git(folder, "rev-parse", "HEAD")
+    head = git(folder, "rev-parse", "HEAD")
     rows = []
     for path in sorted((folder / "data/runs").glob("*/metrics.json")):
         found, timing = read_json(path), read_json(path.with_name("timing.json"))
