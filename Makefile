@@ -1,22 +1,31 @@
-# Two commands do everything on a fresh machine with Python 3.11+ and a C++ compiler:
-#   make repro   the environment, the whole pipeline, and where the report is
-#   make test    the tests, with what they need besides: oracles, trackers, Ray, a browser's driver
-#   make test-long   those of fifteen seconds and more each, which .ci/run runs too; make test-slow: those of minutes
-#   make test-avx2   the tests of what is computed, as on a processor with AVX2 and neither AVX-512 nor bf16; TESTS=tests for all
-#   make test-arm   the loops in C++ compiled for ARM and emulated have the bits that they have here; Debian's g++-aarch64-linux-gnu, qemu-user-static and clang
-#   make lint    ruff's rules over all files, and mypy over the package and the stages
-#   make env     what `make repro` needs; make env-test: what the tests need too
-#   make repro ENGINE=ray   the cells on a Ray cluster, of RAY_ADDRESS or of this machine
-#   make repro JOBS=4   four cells at a time instead of one for each core or GPU; SET='model=micro grid.seeds=[0,1,2]' changes params.yaml
-#   make estimate   what `make repro` would take, and cost if budget.price is set, from a few steps of each kind of cell; GPU=h100: on that GPU, as `make gpu` measured it
-#   make watch   a page that follows the cells while they train, for this machine alone; WATCH='--port 0' for a free port
-#   make study NAME=own-geometry   a question of the study: trains what its table of runs lacks, writes its page; reports/study/README.md
-#   make simulate   how often the report's rules claim what is not there, minutes: reports/simulation.csv
-#   make injected   how often the first anomalous tensor is the one with an injected fault, minutes: reports/first_anomaly
-#   make stability   the largest stable learning rate of each format and arm: reports/stability; VARY='train.warmup=0.0,0.1'
-#   make faults   kills, full disks and damaged files at chosen moments, and what came of each, an hour: reports/faults.md
-#   make gpu   what the GPU of this machine can do, ten minutes in parts that go on where they stopped; installs nothing
-#   make bench   what this machine can do, best with nothing else running; BENCH="--only nano" for less
+# Two commands do everything on a fresh machine with Python 3.11+ and a C++ compiler, make repro and make test:
+#   make repro                     install the environment, run the pipeline, print the report's path
+#     SET='grid.seeds=[0,1,2]'     first change these settings in params.yaml, with spaces between several
+#     JOBS=4                       train four runs at a time; default: what is fastest on this machine
+#     ENGINE=ray                   train on the Ray cluster that RAY_ADDRESS names, or on a local one
+#   make estimate                  estimate time and cost of `make repro` from a few steps of each kind of run
+#     SET=... JOBS=4 GPU=h100      with these settings; on that GPU, from its record by `make gpu`
+#   make watch                     serve a page, to this machine alone, that follows the runs while they train
+#     WATCH='--port 0'             on any free port
+#   make study NAME=own-geometry   train what a question of the study lacks, write its page: reports/study/README.md
+#   make stability                 find the largest stable learning rate of formats and optimizers: reports/stability
+#     VARY='train.warmup=0.0,0.1'  search anew for each of these values; SET and JOBS as above
+#   make bench                     measure the speed of this machine, which should be idle: reports/bench
+#     BENCH='--only nano'          measure a part
+#   make gpu                       measure this machine's GPU in ten minutes, installing nothing; again: continue
+#   make simulate                  simulate how often a report claims what is not there, minutes: reports/simulation.csv
+#   make injected                  count how often an injected fault is found, minutes: reports/first_anomaly
+#   make faults                    kill runs, fill disks, damage files at chosen moments, an hour: reports/faults.md
+#   make test                      run the tests of less than fifteen seconds; installs what only tests need
+#   make test-long                 run the tests of fifteen seconds and more
+#   make test-slow                 run the tests of minutes
+#   make test-avx2                 run tests as on a processor without AVX-512 and bf16; TESTS=tests: all tests
+#   make test-arm                  compare the bits of the C++ loops, compiled for ARM and emulated; needs Debian's
+#                                  g++-aarch64-linux-gnu, qemu-user-static and clang
+#   make lint                      run ruff over all files, and mypy over the package and the stages
+#   make env                       install what `make repro` needs
+#   make env-test                  install what the tests need too
+#   make clean                     delete scratch/, where interrupted runs have their checkpoints
 
 PYTHON ?= python3
 VENV ?= .venv
