@@ -39,7 +39,8 @@ def test_what_runs_began_with_is_said(tmp_path: Path) -> None:
     (key,) = write_project(tmp_path, ["bf16"], seeds=(0,), **SMALL)
     path, diagnosis = (tmp_path / f"data/{place}/{key}.json" for place in ("grid", "diag"))
     cell = read_json(path)
-    cell |= {"model": cell["model"] | {"start": {"folder": "data/weights/own", "sha256": ""}}, "lora": {"rank": 8}}
+    cell |= {"model": cell["model"] | {"start": {"folder": "data/weights/own", "sha256": "", "vocab_size": 8}}}
+    cell["lora"] = {"rank": 8, "alpha": 16}
     write_json(path, cell)
     write_json(diagnosis, read_json(diagnosis) | {"cell_sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
     write_report(tmp_path / "data", tmp_path / "out", None)

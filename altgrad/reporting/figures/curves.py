@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,7 +16,7 @@ from altgrad.reporting.roles import is_virtual
 from altgrad.reporting.select import among, at_best, in_order, of_completed, shown_optimizer
 
 UNTRAINED = 0.2  # share of the steps whose loss, an untrained model's, is left out of the range that is shown
-BEHIND = {"color": "#b0b0b0", "linewidth": 3.2, "zorder": 1}
+BEHIND: dict[str, Any] = {"color": "#b0b0b0", "linewidth": 3.2, "zorder": 1}
 
 
 @in_report(
