@@ -73,9 +73,7 @@ def loss_differences(study: Study, comparison: Comparison) -> Figure | None:
     history, value = of_completed(at_best(study.history, comparison), study), study.measure.on_validation
     history = history[history["optimizer"] == shown_optimizer(study, comparison)].dropna(subset=value)
     losses = {name: by_seed(own, value) for name, own in history.groupby("format", sort=False)}
-    baseline = losses.pop(study.baseline or "", None)
-    if baseline is None:
-        return None
+    baseline = losses.pop(study.baseline or "", pd.DataFrame())  # without it nothing is left below
     names = [name for name in in_order(study.formats, losses) if not is_virtual(study, name)]
     found = {name: own for name in names if len(own := (losses[name] - baseline).dropna(how="all"))}
     if not found:
