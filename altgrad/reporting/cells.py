@@ -112,6 +112,6 @@ def settings(cell: dict[str, Any]) -> str:
     known = {name: get_format(name) for name in format_names()}
     found["formats"] = {name: own for name, own in found["formats"].items() if known.get(name) != Format(**own)}
     yaml, text = YAML(typ="safe"), io.StringIO()
-    yaml.default_flow_style, yaml.sort_base_mapping_type_on_output = None, False  # a line for what holds no other
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment] # ruamel.yaml says None
     yaml.dump({name: value for name, value in found.items() if value}, text)
     return text.getvalue()

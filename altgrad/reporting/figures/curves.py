@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,7 +16,7 @@ from altgrad.reporting.roles import is_virtual
 from altgrad.reporting.select import among, at_best, in_order, of_completed, shown_optimizer
 
 UNTRAINED = 0.2  # share of the steps whose loss, an untrained model's, is left out of the range that is shown
-BEHIND = {"color": "#b0b0b0", "linewidth": 3.2, "zorder": 1}
+BEHIND: dict[str, Any] = {"color": "#b0b0b0", "linewidth": 3.2, "zorder": 1}
 
 
 @in_report(
@@ -71,9 +73,7 @@ def loss_differences(study: Study, comparison: Comparison) -> Figure | None:
     history, value = of_completed(at_best(study.history, comparison), study), study.measure.on_validation
     history = history[history["optimizer"] == shown_optimizer(study, comparison)].dropna(subset=value)
     losses = {name: by_seed(own, value) for name, own in history.groupby("format", sort=False)}
-    baseline = losses.pop(study.baseline or "", None)
-    if baseline is None:
-        return None
+    baseline = losses.pop(study.baseline or "", pd.DataFrame())  # without it nothing is left below
     names = [name for name in in_order(study.formats, losses) if not is_virtual(study, name)]
     found = {name: own for name in names if len(own := (losses[name] - baseline).dropna(how="all"))}
     if not found:

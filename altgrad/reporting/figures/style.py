@@ -3,7 +3,8 @@
 The eight 8-bit splits take colours of Okabe & Ito's and Tol's colour-blind-safe sets, ordered so that
 neighbours differ in lightness; marker and dash alone tell them apart in grey. The baseline is black
 and solid. Entries that are not listed (recipes, formats of the user's own) share a small reserve in
-the order in which a grid names them. ``.dvc/plots`` repeats these colours for DVC's own plots.
+the order in which a grid names them; so do optimizers, where a panel is a format. ``.dvc/plots``
+repeats these colours for DVC's own plots.
 """
 
 from __future__ import annotations
@@ -149,10 +150,12 @@ def tiles(count: int, height: float, **options: Any) -> tuple[Figure, list[Axes]
 
 
 def framed(axes: Axes, values: pd.Series) -> None:
-    """Have the y axis show all of ``values``, with a margin; what else is drawn may leave the frame."""
-    low, high = values.min(), values.max()
-    margin = 0.06 * (high - low or abs(high) or 1)
-    axes.set_ylim(low - margin, high + margin)
+    """Have the y axis show all finite ``values``, with a margin; what else is drawn may leave the frame."""
+    finite = values[np.isfinite(values)]
+    if len(finite):
+        low, high = finite.min(), finite.max()
+        margin = 0.06 * (high - low or abs(high) or 1)
+        axes.set_ylim(low - margin, high + margin)
 
 
 def legend(figure: Figure, styles: dict[str, Look], names: list[str], **line: Any) -> None:
