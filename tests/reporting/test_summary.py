@@ -99,7 +99,7 @@ def test_where_nothing_is_tested_there_is_no_p_and_no_word_of_one():
     assert all(row[i] == "–" for table, own in zip(tables, heads, strict=True) if "p" in own
                for i in [own.index("p")] for row in table.rows)  # fmt: skip
     words = " ".join(block.text if isinstance(block, Text) else block.note for block in blocks)
-    assert "p is adjusted" not in words and "p adjusted" not in words and "in brackets" not in words
+    assert "p is adjusted over" not in words and "p adjusted" not in words and "in brackets" not in words
     assert said(study).startswith("**n < 5, no test: `E4M3`; `E3M4`; `muon` in `E4M3` and `E3M4`.**")
 
 
