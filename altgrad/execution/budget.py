@@ -92,8 +92,8 @@ def estimate(
     def by(timed: dict[str, Kind], compiling: float = 0.0) -> Estimate:
         """Return the estimate by ``timed``, where a kind's graph takes ``compiling`` seconds besides."""
         loaded = {key: replace(kind, load=min(kind.load, COMPILES) + compiling) for key, kind in timed.items()}
-        slowest = max(loaded.values(), key=lambda kind: kind.step, default=None)
-        of = known | {kind: loaded.get(key, slowest) for kind, key in first.items()}
+        others = {key: max(loaded.values(), key=lambda kind: kind.step) for key in asked.keys() - loaded.keys()}
+        of = known | {kind: (loaded | others)[key] for kind, key in first.items()}
         seconds = {task.name: of[kinds[task.key]].seconds(task, cells[task.key]) for task in tasks}
         said = [f"earlier runs of {len(known)}"] * bool(known) + [f"a few steps of {len(timed)}"] * bool(timed)
         text = f"by {' and '.join(said)} of {len(of)} kind{'s' * (len(of) > 1)} of cells"
