@@ -91,9 +91,9 @@ def estimate(
 
     def by(timed: dict[str, Kind], compiling: float = 0.0) -> Estimate:
         """Return the estimate by ``timed``, where a kind's graph takes ``compiling`` seconds besides."""
-        loaded = {key: replace(kind, load=min(kind.load, COMPILES) + compiling) for key, kind in timed.items()}
-        slowest = max(loaded.values(), key=lambda kind: kind.step, default=None)
-        of = known | {kind: loaded.get(key, slowest) for kind, key in first.items()}
+        loaded = {key: replace(kind, load=kind.load + compiling) for key, kind in timed.items()}
+        others = {key: max(loaded.values(), key=lambda kind: kind.step) for key in asked.keys() - loaded.keys()}
+        of = known | {kind: (loaded | others)[key] for kind, key in first.items()}
         seconds = {task.name: of[kinds[task.key]].seconds(task, cells[task.key]) for task in tasks}
         said = [f"earlier runs of {len(known)}"] * bool(known) + [f"a few steps of {len(timed)}"] * bool(timed)
         text = f"by {' and '.join(said)} of {len(of)} kind{'s' * (len(of) > 1)} of cells"
@@ -192,7 +192,8 @@ def probed(keys: Sequence[str], jobs: int, *, eager: bool = False) -> dict[str, 
             raise UserError(f"no estimate could be made: {lines[-1].removeprefix('error: ')} (all of it is in {log})")
     probes = [{found["key"]: found for found in map(json.loads, answer.splitlines())} for answer in answers]
     measured = {key: [probe[key] for probe in probes if key in probe] for key in keys}
-    return {key: Kind.of(parts) for key, parts in measured.items() if parts}
+    found = {key: Kind.of(parts) for key, parts in measured.items() if parts}
+    return {key: replace(kind, load=min(kind.load, COMPILES)) for key, kind in found.items()}  # compiled by now
 
 
 def record_of(name: str, folder: Path = RECORDS) -> Record:

@@ -156,12 +156,12 @@ def test_kinds_without_time_are_taken_for_the_slowest_and_only_a_long_grid_is_co
 
     def probed(keys, jobs, eager=False):
         asked.append((keys, eager))
-        return {keys[0]: Kind(step, 0.0, 0.0, 1.0, 2.0, load=60.0)}
+        return {keys[0]: Kind(step, 0.0, 0.0, 1.0, 2.0, load=5.0)}
 
     monkeypatch.setattr(budget, "probed", probed)
     found = budget.estimate(grid, 2)
     assert asked == [(["E4M3-adamw-0-1", "bf16-adamw-0-1"], eager) for eager in (True, False)[: 1 + compiled]]
-    assert found.load == 2 * (kinds.COMPILES + (0 if compiled else budget.COMPILING / 2))
+    assert found.load == 2 * (5.0 + (0 if compiled else budget.COMPILING / 2))
     assert found.timed == "by a few steps of 1 of 2 kinds of cells; the others as the slowest of these"
     assert set(found.seconds.values()) == {1.0 + 60 * step + 2.0}
 
