@@ -1,4 +1,4 @@
-"""The report's comparison of runs that something else has trained, from a CSV file of their losses."""
+"""Compare runs of any program, given as a CSV file of optimizers, seeds and losses: tables, figures and one page."""
 
 from __future__ import annotations
 
@@ -6,20 +6,28 @@ import argparse
 from pathlib import Path
 
 from altgrad.config import run_stage
+from altgrad.console import called
 
 
 def main(arguments: list[str]) -> None:
     """Read, compare, and write the page."""
-    parser = argparse.ArgumentParser(prog="python -m altgrad.compare", description=__doc__)
-    parser.add_argument("results", type=Path, help="the columns configuration, optimizer, seed and loss; a row per run")
-    parser.add_argument("--curves", type=Path, metavar="FILE", help="the same columns and step; a row per run and step")
-    parser.add_argument("--family", type=Path, metavar="FILE", help="YAML: what is asked; a flag below goes before it")
-    parser.add_argument("--reference", metavar="CONFIGURATION", help="what the other configurations are compared with")
-    parser.add_argument("--reference-optimizer", metavar="OPTIMIZER", help="likewise for optimizers")
-    parser.add_argument("--metric", metavar="COLUMN", help="the column that is compared; default: loss")
-    parser.add_argument("--higher-is-better", action="store_true", default=None, help="as of an accuracy")
-    parser.add_argument("--smallest-effect", type=float, metavar="X", help="less is no effect; default: 0.005")
-    parser.add_argument("-o", "--out", type=Path, default=Path("comparison"), help="a folder; default: %(default)s")
+    parser = argparse.ArgumentParser(prog=called("compare"), description=__doc__)
+    parser.add_argument(
+        "results", type=Path,
+        help="CSV file, a row per run; columns: optimizer or configuration or both, seed (runs of the same seed are "
+        "paired), loss; other columns are not read",
+    )  # fmt: skip
+    parser.add_argument("--curves", type=Path, metavar="FILE", help="CSV file of the same columns and step")
+    parser.add_argument("--family", type=Path, metavar="FILE", help="YAML file of the options below, and of controls")
+    parser.add_argument("--reference", metavar="CONFIGURATION", help="the other configurations are compared with it")
+    parser.add_argument("--reference-optimizer", metavar="OPTIMIZER", help="the other optimizers are compared with it")
+    parser.add_argument("--metric", metavar="COLUMN", help="the column to compare; default: loss")
+    parser.add_argument("--higher-is-better", action="store_true", default=None, help="for a metric such as accuracy")
+    parser.add_argument(
+        "--smallest-effect", type=float, metavar="X",
+        help="differences within ±X count as no effect; default: 0.005, meant for nats per token",
+    )  # fmt: skip
+    parser.add_argument("-o", "--out", type=Path, default=Path("comparison"), help="folder; default: %(default)s")
     options = vars(parser.parse_args(arguments))
 
     from altgrad.reporting.external.family import Family

@@ -1,4 +1,4 @@
-"""A command that is stopped, and one whose reader leaves, as ``head`` does when it has seen enough."""
+"""How a command was called, one that is stopped, and one whose reader leaves, as ``head`` does."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ from types import FrameType
 INTERRUPTED = "interrupted; run the same command again, it goes on where it was"
 STOPS = (signal.SIGINT, signal.SIGTERM)
 UNREAD = 128 + signal.SIGPIPE  # what a shell says of a program that the signal has ended
+
+
+def called(module: str) -> str:
+    """Return the command that runs ``altgrad.<module>``, as the user of this process wrote it, without arguments."""
+    written = f"{' '.join(sys.orig_argv)} "
+    ways = (f"-m altgrad.{module}", f"-m altgrad {module}")
+    return next((f"python {way}" for way in ways if f" {way} " in written), f"altgrad {module}")
 
 
 def end_when_stopped() -> None:

@@ -17,7 +17,7 @@ import pytest
 import altgrad
 from altgrad.__main__ import FIRST, INTERNAL, commands, main, runnable
 from altgrad.config.files import read_yaml
-from altgrad.console import while_read
+from altgrad.console import called, while_read
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "altgrad"
@@ -71,8 +71,30 @@ def test_a_command_does_what_its_module_does(arguments: list[str]) -> None:
         subprocess.run([sys.executable, *way, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
         for way in ways
     ]
-    first, second = [(done.returncode, done.stdout, done.stderr) for done in outcomes]
+    first, second = [
+        (done.returncode, done.stdout.replace(name, "NAME"), done.stderr.replace(name, "NAME"))
+        for name, done in zip(("python -m altgrad formats", "python -m altgrad.formats"), outcomes, strict=True)
+    ]
     assert first == second and (first[1] or first[2])
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (["/bin/python", "/bin/altgrad", "compare", "x.csv"], "altgrad compare"),
+        (["python", "-m", "altgrad.compare"], "python -m altgrad.compare"),
+        (["python", "-m", "altgrad", "compare", "-h"], "python -m altgrad compare"),
+        (["python", "-m", "pytest"], "altgrad compare"),
+    ],
+)
+def test_help_names_the_command_as_it_was_called(written: list[str], said: str, monkeypatch) -> None:
+    monkeypatch.setattr("sys.orig_argv", written)
+    assert called("compare") == said
+
+
+def test_every_commands_help_names_it_so() -> None:
+    for name in commands():
+        assert f'called("{name}")' in runnable()[name].read_text(encoding="utf-8"), name
 
 
 @pytest.mark.parametrize(

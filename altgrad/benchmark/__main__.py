@@ -1,4 +1,7 @@
-"""What this machine can do, its GPU if it has one: to reports/bench/<machine>.json, in parts that can be resumed."""
+"""Measure how fast this machine, and its GPU if it has one, does what training needs.
+
+Results go to reports/bench/<machine>.json. A measurement that was interrupted goes on where it stopped.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,22 @@ import sys
 from pathlib import Path
 
 from altgrad.benchmark.needs import left_out, missing
+from altgrad.console import called
 
 
 def main(arguments: list[str]) -> None:
     """Measure what the record lacks, or write the pages that show what is there."""
     from altgrad.config import UserError
 
-    parser = argparse.ArgumentParser(prog="python -m altgrad.benchmark", description=__doc__)
-    parser.add_argument("--only", default="", metavar="WORD", help="items with this in their name; --list names all")
-    parser.add_argument("--list", action="store_true", help="name the items and measure none")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after them; default: no end")
-    parser.add_argument("--again", action="store_true", help="measure also what the record has")
-    parser.add_argument("--gpu", action="store_true", help="refuse to measure a machine without a GPU")
-    parser.add_argument("--miniature", action="store_true", help="rehearse a GPU's list with small sizes, anywhere")
-    parser.add_argument("--output", type=Path, help="the record; default: reports/bench/<machine>.json")
-    parser.add_argument("--pages", action="store_true", help="only write what the pages say of the records")
+    parser = argparse.ArgumentParser(prog=called("benchmark"), description=__doc__)
+    parser.add_argument("--only", default="", metavar="WORD", help="measure only items with WORD in their name")
+    parser.add_argument("--list", action="store_true", help="list the names of the items and measure nothing")
+    parser.add_argument("--seconds", type=float, default=float("inf"), metavar="N", help="begin no item after these")
+    parser.add_argument("--again", action="store_true", help="measure also what the record has already")
+    parser.add_argument("--gpu", action="store_true", help="end with an error on a machine without a GPU")
+    parser.add_argument("--miniature", action="store_true", help="try out a GPU's items in small sizes, anywhere")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="the record; default: reports/bench/<machine>.json")
+    parser.add_argument("--pages", action="store_true", help="measure nothing; write the pages from the records")
     options = parser.parse_args(arguments)
 
     from altgrad.benchmark.pages import write_pages

@@ -1,31 +1,38 @@
-"""``python -m altgrad.config``: is params.yaml valid by its schema? Takes a moment; stage `grid` checks the rest.
+"""Check params.yaml against the schema of its settings, or print its presets or a reference of all settings.
 
-``--reference`` prints the reference of all settings, ``--reference FOLDER`` writes its pages.
+This takes a moment. What needs the corpus or the model is checked by the stage `grid`.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-from altgrad.config import load_params, run_stage
+from altgrad.config import load_params, presets, run_stage
+from altgrad.config.recipe import PUBLISHED
+from altgrad.console import called
 
 
 def main(arguments: list[str]) -> None:
-    """Read params.yaml, which raises UserError for what is wrong with it; or print or write the reference."""
-    parser = argparse.ArgumentParser(prog="python -m altgrad.config", description=(__doc__ or "").split("\n")[0])
+    """Read params.yaml, which raises UserError for what is wrong with it; or print presets, or the reference."""
+    parser = argparse.ArgumentParser(prog=called("config"), description=__doc__)
+    parser.add_argument("--presets", action="store_true", help="print the preset models, corpora, arms and recipes")
     parser.add_argument(
-        "--reference", nargs="?", const="-", metavar="FOLDER", help="print every setting, or write a page per section"
-    )
-    folder = parser.parse_args(arguments).reference
-    if folder is None:
+        "--reference", nargs="?", const="-", metavar="FOLDER",
+        help="print the reference of all settings, or write its pages into FOLDER",
+    )  # fmt: skip
+    given = parser.parse_args(arguments)
+    if given.presets:
+        for file in (presets.FILE, PUBLISHED):
+            sys.stdout.write(file.read_text(encoding="utf-8"))
+    elif given.reference is None:
         load_params()
-        return
-    from altgrad.config import reference
-
-    if folder == "-":
-        sys.stdout.write("\n".join(reference.pages().values()))
     else:
-        reference.write(Path(folder))
+        from altgrad.config import reference
+
+        if given.reference == "-":
+            sys.stdout.write("\n".join(reference.pages().values()))
+        else:
+            reference.write(Path(given.reference))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from altgrad.config.tensor_recipe import BLOCK_FORMATS, Quantized, TensorRecipe
 from altgrad.formats import Format
 
 T = TypeVar("T")
+PUBLISHED = Path(__file__).with_name("recipes.yaml")
 ROLES = ("weight", "input", "grad")
 #: Blocks and tiles that hardware multiplies, by granularity, size and scale; of one product both have one of the names.
 NATIVE_BLOCKS = {
@@ -339,4 +340,4 @@ class Recipe(Section):
 @cache
 def published_recipes() -> dict[str, list[dict[str, Any]]]:
     """Return the rules of each published recipe, as settings of `Rule` with names of formats."""
-    return read_yaml(Path(__file__).with_name("recipes.yaml"))
+    return read_yaml(PUBLISHED)

@@ -22,6 +22,7 @@ from altgrad.config.errors import UserError, did_you_mean
 from altgrad.config.files import read_json, write_json, write_text
 from altgrad.config.models import CellModel
 from altgrad.config.params import require_name, validated
+from altgrad.config.presets import merged
 from altgrad.config.published import cell_model
 from altgrad.config.recipe import ROLES
 from altgrad.config.schema import Arm, Monitor, Params, Rule, Section, Train
@@ -213,15 +214,6 @@ def _is_number(text: str) -> bool:
         return 0 < float(text) < math.inf
     except ValueError:
         return False
-
-
-def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with ``changes``: mappings are merged, everything else replaces."""
-    found = dict(base)
-    for key, value in changes.items():
-        both = isinstance(value, dict) and isinstance(found.get(key), dict)
-        found[key] = merged(found[key], value) if both else value
-    return found
 
 
 def write_grid(cells: list[Cell], selected: dict[str, Any], out: Path) -> None:

@@ -2,8 +2,8 @@
 
 A setting that is not listed here is an error with a suggestion, never silently ignored. Ranges are
 wide enough for any serious experiment and narrow enough to catch a slip of the keyboard before
-hours of training. Names of presets (``models``, ``corpora``, ``optimizers``, ``recipes``,
-``formats``) are chosen by the user and picked by name elsewhere in the file.
+hours of training. Names of entries (``models``, ``corpora``, ``optimizers``, ``recipes``,
+``formats``) are chosen by the user, beside the presets, and picked by name elsewhere in the file.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Stri
 
 from altgrad.config.arms import Arm
 from altgrad.config.models import Lora, Preset
+from altgrad.config.presets import refuse_old_names, with_presets
 from altgrad.config.recipe import Rule, published_recipes
 from altgrad.config.section import Fraction, Name, Section
 from altgrad.config.switches import ChangingRecipe
@@ -297,10 +298,10 @@ class Params(Section):
     task: TaskName = Field("language", description="what the models learn: text, or the labels of documents")
     tasks: Tasks = Field(Tasks(), description="the settings of each task")
     corpus: str = Field(description="the text to train on, by name from corpora")
-    corpora: dict[str, OneCorpus] = Field(description="texts to choose from")
+    corpora: dict[str, OneCorpus] = Field(description="texts beside the presets, or other settings of a preset")
     tokenizer: Tokenizer = Field(Tokenizer(), description="how text becomes tokens")
     model: str = Field(description="the model to train, by name from models")
-    models: dict[str, Preset] = Field(description="models to choose from")
+    models: dict[str, Preset] = Field(description="models beside the presets, or other settings of a preset")
     start: str | None = Field(
         None, min_length=1, description="folder of weights to begin with, a run's or in GPT-2's published layout; a "
         "classifier has a new head"
@@ -309,9 +310,9 @@ class Params(Section):
     grid: Grid = Field(description="the cells")
     formats: Annotated[dict[Name, CustomFormat], BeforeValidator(_empty)] = Field({}, description="formats of your own")
     recipes: Annotated[dict[Name, OneRecipe], BeforeValidator(_with_published), AfterValidator(_as_published)] = Field(
-        description="which layer is quantized how, beside the published recipes"
+        description="which layer is quantized how, beside the presets and the published recipes"
     )
-    optimizers: dict[Name, Arm] = Field(description="arms to choose from")
+    optimizers: dict[Name, Arm] = Field(description="arms beside the presets, or other settings of a preset")
     train: Train = Field(Train(), description="the training schedule")
     monitor: Monitor = Field(Monitor(), description="what is recorded inside a run")
     diagnose: Diagnose = Field(Diagnose(), description="what the diagnosis of a finished run may take")
@@ -333,9 +334,13 @@ class Params(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _model_in_its_place(cls, values: Any) -> Any:
-        """Let ``model: {from: FOLDER}`` stand for a preset that is called like the folder."""
-        preset, presets = (values.get("model"), values.get("models", {})) if isinstance(values, dict) else (None, None)
+    def _with_presets(cls, values: Any) -> Any:
+        """Lay the file's own entries over the presets, and let ``model: {from: FOLDER}`` stand for an entry."""
+        if not isinstance(values, dict):
+            return values
+        refuse_old_names(values)
+        values = with_presets(values)
+        preset, presets = values.get("model"), values["models"]
         if not (isinstance(preset, dict) and isinstance(presets, dict)):
             return values
         name = str(preset.get("from", "model"))

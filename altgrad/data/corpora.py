@@ -12,13 +12,20 @@ import importlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from altgrad.config.schema import Corpus
 
-Labelled = tuple[str, tuple[str, ...]]  # a text and the names of its labels
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
+
+
+class Labelled(NamedTuple):
+    """A text, the names of its labels, and what its corpus calls it: the number of its row from 0 on, or a file."""
+
+    text: str
+    labels: tuple[str, ...] = ()
+    document: str = ""
 
 
 def named(value: Any, kind: Any = None) -> tuple[str, ...]:
@@ -33,6 +40,15 @@ def named(value: Any, kind: Any = None) -> tuple[str, ...]:
     elif not isinstance(value, list | tuple):
         value = [] if value is None else [value]
     return tuple(dict.fromkeys(_name(label, kind) for label in value))
+
+
+def joined(names: Sequence[str]) -> str:
+    """Return the text in which `named` reads these names: with ; between them, as JSON where that would be misread."""
+    text = ";".join(names)
+    try:
+        return text if named(text) == tuple(names) else json.dumps(names, ensure_ascii=False)
+    except ValueError:  # of a name in brackets
+        return json.dumps(names, ensure_ascii=False)
 
 
 def _written(text: str) -> Sequence[Any]:

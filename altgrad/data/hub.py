@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def documents(corpus: HubCorpus, split: Split) -> Iterator[str]:
     Nothing is yielded for a test split that the data set lacks, unless ``corpus.splits`` was written
     out and names it. Raises :class:`UserError` for every way in which a data set cannot be had.
     """
-    return (text for text, _ in _rows(corpus, split, {"text": corpus.text}))
+    return (row.text for row in _rows(corpus, split, {"text": corpus.text}))
 
 
 def labelled(corpus: HubCorpus, split: Split) -> Iterator[Labelled]:
@@ -55,9 +56,10 @@ def _rows(corpus: HubCorpus, split: Split, columns: dict[str, str]) -> Iterator[
             raise _refusal(corpus, f"{corpus.path} has no column {column!r} (setting: {setting}){hint}")
     kind = rows.features[columns["labels"]] if "labels" in columns else None
     kind = getattr(kind, "feature", kind)  # of a list's elements
+    numbers = count()
     for batch in rows.select_columns(list(columns.values())).iter(batch_size=BATCH_ROWS):
         values = batch[columns["labels"]] if "labels" in columns else [None] * len(batch[corpus.text])
-        for text, value in zip(batch[corpus.text], values, strict=True):
+        for text, value, number in zip(batch[corpus.text], values, numbers, strict=False):
             if not isinstance(text, str | None):
                 others = ", ".join(column for column in rows.column_names if column != corpus.text)
                 raise _refusal(
@@ -67,7 +69,7 @@ def _rows(corpus: HubCorpus, split: Split, columns: dict[str, str]) -> Iterator[
                 )
             if text and not text.isspace():
                 try:
-                    yield text, named(value, kind)
+                    yield Labelled(text, named(value, kind), str(number))
                 except ValueError as error:
                     raise _refusal(corpus, f"column {columns['labels']!r} of {corpus.path}: {error}") from None
 

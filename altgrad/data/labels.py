@@ -1,7 +1,7 @@
 """The labels of a tokenized corpus: chosen by training documents, checked, and written beside the tokens.
 
-``<split>.labels.parquet`` has a row per document, in the order of the token file, with the numbers of its labels.
-``meta.json`` has their names and in how many documents each is.
+``<split>.labels.parquet`` has a row per document, in the order of the token file: the numbers of its labels, and what
+its corpus calls the document. ``meta.json`` has the labels' names and in how many documents each is.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import pyarrow.parquet
 from altgrad.config.errors import UserError
 from altgrad.config.files import replacing
 from altgrad.config.tasks import Classify
-from altgrad.data.corpora import SPLITS, Split
+from altgrad.data.corpora import SPLITS, Labelled, Split
 
-Found = Mapping[Split, Sequence[tuple[str, ...]]]  # by split, the names of each document's labels
+Found = Mapping[Split, Sequence[Labelled]]  # by split, the documents; their texts do not matter
 NAMED = 5  # labels in a message
 
 
@@ -32,22 +32,25 @@ def write_labels(corpus_name: str, found: Found, task: Classify, out_dir: Path) 
     A label of fewer training documents than ``task.min_documents`` is left out. Raises :class:`UserError` for labels
     that nothing can be learned from, or no threshold be chosen for.
     """
-    counts: dict[str, Counter[str]] = {split: Counter(chain(*found.get(split, ()))) for split in SPLITS}
+    counts: dict[str, Counter[str]] = {
+        split: Counter(chain.from_iterable(row.labels for row in found.get(split, ()))) for split in SPLITS
+    }
     labels = sorted(name for name, count in counts["train"].items() if count >= task.min_documents)
     _require_learnable(f"corpus {corpus_name}", labels, counts, found, task)
     numbers = {name: i for i, name in enumerate(labels)}
     digest, unlabelled = hashlib.sha256(), {}
     for split, documents in found.items():
-        rows = [[numbers[name] for name in names if name in numbers] for names in documents]
+        rows = [[numbers[name] for name in row.labels if name in numbers] for row in documents]
+        called = [row.document for row in documents]
         unlabelled[split] = sum(not row for row in rows)
-        digest.update(repr(rows).encode())
-        table = pyarrow.table({"labels": pyarrow.array(rows, pyarrow.list_(pyarrow.uint16()))})
+        digest.update(repr((rows, called)).encode())
+        table = pyarrow.table({"labels": pyarrow.array(rows, pyarrow.list_(pyarrow.uint16())), "document": called})
         with replacing(out_dir / f"{split}.labels.parquet") as temporary:
             pyarrow.parquet.write_table(table, temporary)
     return {
         "labels": [{"name": name, **{split: counts[split][name] for split in SPLITS}} for name in labels],
         "labels_left_out": len({name for split in SPLITS for name in counts[split]} - numbers.keys()),
-        "labels_sha256": digest.hexdigest(),  # by which a run is another one where a label moved
+        "labels_sha256": digest.hexdigest(),  # by which a run is another one where a label or a row moved
         "unlabelled": unlabelled,
     }
 
@@ -89,11 +92,20 @@ def read_labels(directory: Path, split: Split, count: int) -> np.ndarray:
 
     Raises :class:`UserError` where the file is not there.
     """
-    path = directory / f"{split}.labels.parquet"
-    if not path.is_file():
-        raise UserError(f"{path} does not exist; run `dvc repro` to make it")
-    lists = pyarrow.parquet.read_table(path)["labels"].combine_chunks()
+    lists = _table(directory, split)["labels"].combine_chunks()
     sizes = np.diff(lists.offsets.to_numpy())
     truth = np.zeros((len(lists), count), dtype=bool)
     truth[np.repeat(np.arange(len(lists)), sizes), lists.values.to_numpy()] = True
     return truth
+
+
+def read_documents(directory: Path, split: Split) -> list[str]:
+    """Return what the corpus calls each document of ``split``; raises as `read_labels`."""
+    return _table(directory, split)["document"].to_pylist()
+
+
+def _table(directory: Path, split: Split) -> pyarrow.Table:
+    path = directory / f"{split}.labels.parquet"
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; run `dvc repro` to make it")
+    return pyarrow.parquet.read_table(path)

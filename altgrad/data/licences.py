@@ -70,7 +70,7 @@ def labelled(corpus: LicencesCorpus, split: Split) -> Iterator[Labelled]:
     for document in _of_split(corpus, split):
         labels = _labels(document, categories)
         kept = labels if corpus.labels == "flags" else [label for label in labels if label not in FLAGS]
-        yield _text(document), tuple(kept)
+        yield Labelled(_text(document), tuple(kept), document.name)
 
 
 def _of_split(corpus: LicencesCorpus, split: Split) -> Iterator[Document]:

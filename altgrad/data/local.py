@@ -52,7 +52,7 @@ def documents(corpus: LocalCorpus, split: Split) -> Iterator[str]:
 
     Raises :class:`UserError` when the path, its files or the column cannot be read.
     """
-    return (text for text, _ in _kept(corpus, split, {"text": corpus.text}))
+    return (row.text for row in _kept(corpus, split, {"text": corpus.text}))
 
 
 def labelled(corpus: LocalCorpus, split: Split) -> Iterator[Labelled]:
@@ -64,10 +64,10 @@ def labelled(corpus: LocalCorpus, split: Split) -> Iterator[Labelled]:
 
 
 def _kept(corpus: LocalCorpus, split: Split, columns: Columns) -> Iterator[Labelled]:
-    for raw, labels in _rows(Path(corpus.path).expanduser(), split, columns):
-        text = raw.replace("\r\n", "\n").strip()
+    for row in _rows(Path(corpus.path).expanduser(), split, columns):
+        text = row.text.replace("\r\n", "\n").strip()
         if text and len(text) >= corpus.min_characters:
-            yield text, labels
+            yield row._replace(text=text)
 
 
 def _unpacked(path: Path) -> Path:
@@ -77,13 +77,13 @@ def _unpacked(path: Path) -> Path:
 
 def _rows(path: Path, split: Split, columns: Columns) -> Iterator[Labelled]:
     if path.is_dir():
-        return ((text, ()) for text in _from_folder(path, split))
+        return map(Labelled, _from_folder(path, split))
     if not path.is_file():
         siblings = [sibling.name for sibling in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"corpus path {path} does not exist{did_you_mean(path.name, siblings) if siblings else ''}")
     suffix = _unpacked(path).suffix.lower()
     if suffix in TEXT_SUFFIXES:
-        return ((text, ()) for text in _from_text_file(path, split))
+        return map(Labelled, _from_text_file(path, split))
     if suffix not in TABLES:
         raise UserError(
             f"corpus path {path} is neither a folder nor one of {', '.join([*TEXT_SUFFIXES, *TABLES])}, as it is or "
@@ -156,7 +156,7 @@ def _from_table(path: Path, split: Split, columns: Columns) -> Iterator[Labelled
                 )
             if value and hashed_split(f"row {number}") == split:
                 try:
-                    yield value, named(labels)
+                    yield Labelled(value, named(labels), str(number))
                 except ValueError as error:
                     raise UserError(f"{where}: column {columns['labels']!r}: {error}") from None
 

@@ -25,20 +25,24 @@ from altgrad.config.files import read_json
 from altgrad.config.tasks import Classifier
 from altgrad.data.batches import TokenFile, raw_stream, training_batch, validation_sample
 from altgrad.data.corpora import Split
-from altgrad.data.labels import read_labels
+from altgrad.data.labels import read_documents, read_labels
 
 TruthAndScores = tuple[np.ndarray, np.ndarray]
 
 
 class Pieces:
-    """One split: ``truth``, bool (documents, labels), and the first ``task.chunks`` pieces of each document."""
+    """One split: ``truth``, bool (documents, labels), and the first ``task.chunks`` pieces of each document.
+
+    ``labels`` are the labels' names, ``documents`` what the corpus calls the documents.
+    """
 
     def __init__(self, directory: Path, split: Split, task: Classifier, context: int) -> None:
         meta, self._file = read_json(directory / "meta.json"), TokenFile(directory, split)
         if "labels" not in meta:
             raise UserError(f"{directory} was tokenized without labels; run `dvc repro` with task: classify")
         self.vocab_size, self.context, self._chunks = self._file.vocab_size, context, task.chunks
-        self.truth = read_labels(directory, split, len(meta["labels"]))
+        self.labels = [label["name"] for label in meta["labels"]]
+        self.truth, self.documents = read_labels(directory, split, len(self.labels)), read_documents(directory, split)
         self._end = meta["endoftext"]
         self._ends = np.flatnonzero(self._file.tokens == self._end)
         self._starts = np.concatenate([[0], self._ends[:-1] + 1])

@@ -52,10 +52,10 @@ def write_tokens(
     (out_dir / "meta.json").unlink(missing_ok=True)  # written last: its presence says that all is complete
     copies = NearCopies(corpus.max_repeated if corpus.source == "local" else 1)
     splits: dict[Split, dict[str, int]] = {}
-    labels: dict[Split, list[tuple[str, ...]]] = {split: [] for split in SPLITS}
+    rows: dict[Split, list[Labelled]] = {split: [] for split in SPLITS}
     for split in SPLITS:
         if task:
-            texts = _of_labelled(labelled(corpus, split), copies, labels[split])
+            texts = _of_labelled(labelled(corpus, split), copies, rows[split])
         else:
             texts = filterfalse(copies.drops, documents(corpus, split))
         counts = _write_split(texts, encoding, split, out_dir)
@@ -79,7 +79,7 @@ def write_tokens(
     if task:
         from altgrad.data.classification import linear_baseline  # which loads scikit-learn, and text needs none of it
 
-        meta |= write_labels(corpus_name, labels, task, out_dir)
+        meta |= write_labels(corpus_name, rows, task, out_dir)
         meta["baseline"] = linear_baseline(out_dir, meta, encoding, task)
     else:
         require_sequences(meta, context)
@@ -87,12 +87,12 @@ def write_tokens(
     return meta
 
 
-def _of_labelled(rows: Iterable[Labelled], copies: NearCopies, labels: list[tuple[str, ...]]) -> Iterator[str]:
-    """Yield the texts that are no near copies, and append the labels of each to ``labels``."""
-    for text, own in rows:
-        if not copies.drops(text):
-            labels.append(own)
-            yield text
+def _of_labelled(rows: Iterable[Labelled], copies: NearCopies, kept: list[Labelled]) -> Iterator[str]:
+    """Yield the texts that are no near copies, and append each row without its text to ``kept``."""
+    for row in rows:
+        if not copies.drops(row.text):
+            kept.append(row._replace(text=""))
+            yield row.text
 
 
 def _require_no_documents(corpus_name: str, corpus: Corpus, split: Split, found: Mapping[Split, Any]) -> None:

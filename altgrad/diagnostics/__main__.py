@@ -1,13 +1,14 @@
-"""``python -m altgrad.diagnostics``: what went wrong in a finished cell, and what other formats would do to it.
+"""Explain a finished run: which tensor went wrong first, and what other formats would do to it.
 
-    python -m altgrad.diagnostics explain E4M3-adamw-0-1     which tensor left its band first, and how early
-    python -m altgrad.diagnostics what-if E4M3-adamw-0-1     every tensor in every 8-bit format, and a recipe
-    python -m altgrad.diagnostics ptq bf16-adamw-0-1         the loss, or F1, of its weights quantized after training
-    python -m altgrad.diagnostics prune E4M3-adamw-0-1       the loss with its smallest weights set to zero
+    altgrad diagnostics explain E4M3-adamw-0-1     which tensor left its band first, and how early
+    altgrad diagnostics what-if E4M3-adamw-0-1     every tensor in every 8-bit format, and a recipe
+    altgrad diagnostics ptq bf16-adamw-0-1         the loss, or F1, of its weights quantized after training
+    altgrad diagnostics prune E4M3-adamw-0-1       the loss with its smallest weights set to zero
 
-It reads what the pipeline left in ``data/`` and trains nothing. The figures are drawn by `altgrad.reporting`, which
-this package may not import: `altgrad.__main__` finds the command that draws by its name.
+It reads what the pipeline left in data/ and trains nothing. Each command has its own --help.
 """
+
+# The figures are drawn by `altgrad.reporting`, which this package may not import: `main_of` finds it by its name.
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from altgrad.config import Cell, UserError, run_stage
 from altgrad.config.errors import did_you_mean
 from altgrad.config.files import read_json
 from altgrad.config.tasks import Compared
+from altgrad.console import called
 from altgrad.formats import UnknownFormatError, get_format
 
 if TYPE_CHECKING:
@@ -29,10 +31,10 @@ if TYPE_CHECKING:
 
 def main(arguments: list[str]) -> None:
     """Run the command. Raises :class:`altgrad.config.UserError` for a name that is none."""
-    layout = RawDescriptionHelpFormatter
-    parser = ArgumentParser("python -m altgrad.diagnostics", description=__doc__, formatter_class=layout)
-    parser.add_argument("command", choices=list(COMMANDS))
-    parser.add_argument("arguments", nargs="*")
+    about, layout = (__doc__ or "").replace("altgrad diagnostics", called("diagnostics")), RawDescriptionHelpFormatter
+    parser = ArgumentParser(called("diagnostics"), description=about, formatter_class=layout)
+    parser.add_argument("command", choices=list(COMMANDS), help="what to do")
+    parser.add_argument("arguments", nargs="*", help="of that command")
     command = parser.parse_args(arguments[:1] or ["--help"]).command
     COMMANDS[command](arguments[1:])
 
@@ -43,13 +45,13 @@ def explain(arguments: list[str]) -> None:
 
 
 def what_if(arguments: list[str]) -> None:
-    """Measure every tensor of a cell in every split of 8 bits, or fewer; write table and heat map, print a recipe."""
+    """Measure every tensor of a run in every format of 8 bits, or fewer; write table and heat map, print a recipe."""
     from altgrad.diagnostics import what_if
 
-    parser = _parser("what-if", "cell", "such as E4M3-adamw-0-1")
-    parser.add_argument("--granularity", choices=list(what_if.GRANULARITIES), default="tensor", help="of the recipe")
+    parser = _parser("what-if", "cell", "a finished run, such as E4M3-adamw-0-1")
+    parser.add_argument("--granularity", choices=list(what_if.GRANULARITIES), default="tensor", help="what has a scale")
     parser.add_argument("--bits", type=int, choices=range(2, 9), default=8, help="of a format (default %(default)s)")
-    parser.add_argument("--tokens", type=int, default=what_if.TOKENS, help="of the probe batch (default %(default)s)")
+    parser.add_argument("--tokens", type=int, default=what_if.TOKENS, help="measured on (default %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("scratch/what-if"), help="folder (default %(default)s)")
     settings = parser.parse_args(arguments)
     cell, run = _finished(settings.data, settings.cell)
@@ -69,16 +71,16 @@ def what_if(arguments: list[str]) -> None:
 
 
 def ptq(arguments: list[str]) -> None:
-    """Evaluate seeds of a trained cell in other formats, by its task's metric, beside cells that were trained so."""
+    """Evaluate a trained run with its weights in other formats, beside runs that were trained in them."""
     from altgrad.diagnostics import evaluated
     from altgrad.diagnostics.what_if import GRANULARITIES, SPLITS
 
-    parser = _parser("ptq", "cell", "such as bf16-adamw-0-1; several seeds of it give intervals", nargs="+")
-    parser.add_argument("--granularity", choices=list(GRANULARITIES), default="tensor")
+    parser = _parser("ptq", "cell", "finished runs, such as bf16-adamw-0-1; seeds are averaged", nargs="+")
+    parser.add_argument("--granularity", choices=list(GRANULARITIES), default="tensor", help="what has a scale")
     parser.add_argument(
-        "--formats", nargs="+", type=_format_name, default=SPLITS, metavar="FORMAT", help="default: every 8-bit split"
+        "--formats", nargs="+", type=_format_name, default=SPLITS, metavar="FORMAT", help="default: all of 8 bits"
     )
-    parser.add_argument("--weights-only", action="store_true", help="leave the inputs of the layers as they are")
+    parser.add_argument("--weights-only", action="store_true", help="quantize no inputs of layers")
     parser.add_argument("--out", type=Path, help="CSV file to write the losses to")
     settings = parser.parse_args(arguments)
     rows = []
@@ -101,10 +103,10 @@ def ptq(arguments: list[str]) -> None:
 
 
 def prune(arguments: list[str]) -> None:
-    """Evaluate trained cells with a share of each layer's weights, the smallest, set to zero."""
+    """Evaluate trained runs with the smallest weights of each layer set to zero."""
     from altgrad.diagnostics import evaluated
 
-    parser = _parser("prune", "cell", "such as E4M3-adamw-0-1; several seeds and arms are compared", nargs="+")
+    parser = _parser("prune", "cell", "finished runs, such as E4M3-adamw-0-1; seeds are averaged", nargs="+")
     parser.add_argument(
         "--shares", nargs="+", type=_share, default=evaluated.SHARES, metavar="SHARE", help="default: 0.1 0.3 0.5 0.7"
     )
@@ -133,9 +135,9 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 
 
 def _parser(command: str, argument: str, meaning: str, **options: Any) -> ArgumentParser:
-    parser = ArgumentParser(f"python -m altgrad.diagnostics {command}", description=COMMANDS[command].__doc__)
+    parser = ArgumentParser(f"{called('diagnostics')} {command}", description=COMMANDS[command].__doc__)
     parser.add_argument(argument, metavar=argument.upper(), help=meaning, **options)
-    parser.add_argument("--data", type=Path, default=Path("data"), help="what the pipeline left (default %(default)s)")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="the pipeline's folder (default %(default)s)")
     return parser
 
 

@@ -1,8 +1,8 @@
-"""What `dvc repro` does, with several cells at a time."""
+"""Run what `dvc repro` would run, with several training runs at a time."""
 
 from __future__ import annotations
 
-from altgrad.console import STOPS, end_when_stopped
+from altgrad.console import STOPS, called, end_when_stopped
 
 if __name__ == "__main__":
     end_when_stopped()
@@ -20,19 +20,19 @@ from altgrad.execution.executor import Task
 
 def main(arguments: list[str]) -> None:
     """Change the settings that ``-S`` names, then run what `dvc repro` would run, the cells first."""
-    parser = argparse.ArgumentParser(prog="python -m altgrad.execution", description=__doc__)
-    parser.add_argument("--jobs", type=int, metavar="N", help="cells at a time; default: what is fastest here")
+    parser = argparse.ArgumentParser(prog=called("execution"), description=__doc__)
+    parser.add_argument("--jobs", type=int, metavar="N", help="training runs at a time; default: what is fastest here")
     parser.add_argument(
         "-S", "--set-param", action="append", default=[], metavar="NAME=VALUE",
-        help="write settings into params.yaml first, all of them or, if one is refused, none; may be given many times; "
-        "with --estimate they are for it alone",
+        help="first change settings in params.yaml, with --estimate only for the estimate; may be given many times; if "
+        "one is refused, none is changed",
     )  # fmt: skip
     parser.add_argument(
         "--engine", choices=("local", "ray"), default="local",
-        help="where cells run: on this machine, or on the Ray cluster that RAY_ADDRESS names",
+        help="where runs train: on this machine, or on the Ray cluster that RAY_ADDRESS names",
     )  # fmt: skip
-    parser.add_argument("--estimate", action="store_true", help="say what it would take and cost, and change nothing")
-    parser.add_argument("--gpu", metavar="NAME", help="with --estimate: on this GPU, from its record of `make gpu`")
+    parser.add_argument("--estimate", action="store_true", help="estimate time, disk and cost; train nothing")
+    parser.add_argument("--gpu", metavar="NAME", help="with --estimate: for this GPU, from its record by `make gpu`")
     options = parser.parse_args(arguments)
     if options.gpu and not options.estimate:
         raise UserError("--gpu says what `make estimate` is for; leave it out")

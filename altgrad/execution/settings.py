@@ -1,18 +1,16 @@
-"""Settings such as ``grid.seeds=[0,1,2]`` go into params.yaml: checked, all or none, and no other line changes.
+"""Settings such as ``grid.seeds=[0,1,2]`` go into params.yaml: checked, and all or none of them.
 
-Their grammar is Hydra's, as that of `dvc exp run -S`. The file is edited as text, at the places that a parser found, so
-that whatever else is in it stays as it was written. A run that others are to start from is copied to where no run is
-written: to data/weights, by the hash of its weights.
+Their grammar is Hydra's and the file is written as DVC writes it, both as for `dvc exp run -S`: comments stay, and of a
+file in DVC's form no other line changes. A run that others are to start from is copied to where no run is written: to
+data/weights, by the hash of its weights.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,6 @@ from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
-from ruamel.yaml.nodes import CollectionNode, MappingNode, Node
 
 from altgrad.config import UserError
 from altgrad.config.errors import did_you_mean
@@ -43,26 +40,22 @@ def change_params(path: Path, settings: list[str]) -> None:
     given = [setting for text in settings for setting in BETWEEN.split(text.strip()) if setting]
     if not given:
         return
-    content = _copied(read_yaml(path))
-    given = [keep_start(setting, content) for setting in given]
-    before = text = path.read_bytes().decode("utf-8")
+    content, yaml = _copied(read_yaml(path)), YAML()
+    document, before = yaml.load(path.read_bytes()), repr(content)
     as_it_was = f"({path} is as it was)"
-    by_hand = f"{path} is written in a way that cannot be changed in place; edit it by hand"
-    for setting in given:
+    for setting in (keep_start(setting, content) for setting in given):
         try:
-            text = _changed(text, content, _parsed(setting))
+            _change(content, document, _parsed(setting))
         except UserError as error:
             raise UserError(f"-S: {setting}: {error} {as_it_was}") from None
-        except (YAMLError, StopIteration):  # an anchor or a merged mapping
-            raise UserError(f"-S: {setting}: {by_hand} {as_it_was}") from None
-    if text == before:
+    if repr(content) == before:
         return
     with replacing(path) as temporary:
-        temporary.write_bytes(text.encode("utf-8"))
         try:
+            _write(yaml, document, temporary)
             _check(temporary)  # first: it has a sentence for nan, which equals nothing below
-            if read_yaml(temporary) != content:
-                raise UserError(by_hand)
+            if read_yaml(temporary) != content:  # an anchor, or a text that YAML's writer leaves bare, such as ":0"
+                raise UserError(f"{path} cannot hold it as DVC would write it; edit the file by hand")
         except UserError as error:
             raise UserError(f"-S: {str(error).replace(str(temporary), str(path))} {as_it_was}") from None
 
@@ -72,6 +65,15 @@ def _copied(content: Any) -> Any:
     if isinstance(content, dict):
         return {name: _copied(value) for name, value in content.items()}
     return [_copied(value) for value in content] if isinstance(content, list) else content
+
+
+def _write(yaml: YAML, document: Any, path: Path) -> None:
+    stream = StringIO()
+    try:
+        yaml.dump(document, stream)
+    except YAMLError as error:
+        raise UserError(str(error).splitlines()[0]) from None
+    path.write_text(stream.getvalue(), encoding="utf-8")
 
 
 def _check(path: Path) -> None:
@@ -92,73 +94,31 @@ def _parsed(setting: str) -> Override:
     return found
 
 
-def _changed(text: str, content: dict[str, Any], setting: Override) -> str:
-    """Return ``text`` with ``setting``, and change ``content``, which is what ``text`` says, alike."""
-    value, parts = setting.value(), setting.key_or_group.split(".")
-    key, node, section, depth = None, YAML(typ="safe", pure=True).compose(text), content, 0
-    while depth < len(parts) and isinstance(section, dict) and parts[depth] in section:
-        key, node = next(pair for pair in node.value if pair[0].value == parts[depth])
-        above, section, depth = section, section[parts[depth]], depth + 1
-
-    if depth == len(parts):
-        if setting.type is OverrideType.ADD:
-            raise UserError("it is there already; leave out the +")
-        if repr(section) == repr(value):  # 3.0e-3 stays 3.0e-3
-            return text
-        above[parts[-1]] = value
-        return _replaced(text, key, node, value)
-    where = ".".join(parts[:depth])
-    if section is not None and not isinstance(section, dict):
-        raise UserError(f"{where} is a value and has no settings; give it as a whole")
-    if setting.type is OverrideType.CHANGE:
-        hint = did_you_mean(parts[depth], section or ())
-        raise UserError(f"{where or 'the file'} has no {parts[depth]!r}, which a + before the name would add{hint}")
-
-    for part in reversed(parts[depth + 1 :]):
-        value = {part: value}
-    added = {parts[depth]: value}
-    if not section:
-        above[parts[depth - 1]] = added
-        return _replaced(text, key, node, added)
-    section |= added
-    end = _end(text, node.value[-1][1])
-    if node.flow_style:
-        return f"{text[:end]}, {_flow(added)[1:-1]}{text[end:]}"
-    newline, indent = "\r\n" if "\r\n" in text else "\n", " " * node.value[0][0].start_mark.column
-    end += len(text[end:].partition("\n")[0].rstrip())
-    return f"{text[:end]}{newline}{indent}{_flow(added)[1:-1]}{text[end:]}"
+def _change(content: Any, document: Any, setting: Override) -> None:
+    """Set one setting in ``content``, plain values, and in ``document``, the same file with comments and layout."""
+    value, (*above, name) = setting.value(), setting.key_or_group.split(".")
+    adds = setting.type is not OverrideType.CHANGE
+    for depth, part in enumerate(above):
+        where = ".".join(above[: depth + 1])
+        if part not in content:
+            _require_added(adds, content, part, ".".join(above[:depth]))
+        if content.get(part) is None:
+            content[part], document[part] = {}, {}
+        content, document = content[part], document[part]
+        if not isinstance(content, dict):
+            raise UserError(f"{where} is a value and has no settings; give it as a whole")
+    if name not in content:
+        _require_added(adds, content, name, ".".join(above))
+    elif setting.type is OverrideType.ADD:
+        raise UserError("it is there already; leave out the +")
+    if name not in content or repr(content[name]) != repr(value):  # 3.0e-3 stays 3.0e-3
+        content[name], document[name] = value, _copied(value)
 
 
-def _replaced(text: str, key: Node | None, node: Node, value: Any) -> str:
-    """Return ``text`` with ``value`` in place of ``node``, the value of ``key``."""
-    assert key is not None
-    start, end = node.start_mark.index, _end(text, node)
-    if start == node.end_mark.index:  # nothing, which a parser finds where the next thing begins
-        start = text.index(":", key.end_mark.index) + 1
-        return f"{text[:start]} {_flow(value)}{text[start:]}"
-    if isinstance(node, CollectionNode) and not node.flow_style:  # the last line of a block may end in a comment
-        end += len(text[end:].partition("\n")[0].rstrip())
-    indent = " " * (key.start_mark.column + 2 - node.start_mark.column)  # lists may begin where their keys do
-    return text[:start] + indent + _flow(value) + text[end:]
-
-
-def _end(text: str, node: Node) -> int:
-    """Return where ``node`` ends; what has lines of its own ends, as a parser has it, where the next thing begins."""
-    if not isinstance(node, CollectionNode) or node.flow_style:
-        return len(text[: node.end_mark.index].rstrip())
-    return _end(text, node.value[-1][1] if isinstance(node, MappingNode) else node.value[-1])
-
-
-def _flow(value: Any) -> str:
-    yaml, stream = YAML(typ="safe", pure=True), StringIO()
-    yaml.default_flow_style, yaml.width = True, sys.maxsize
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # declared by its default alone, None
-    yaml.dump({"_": value}, stream)  # by itself, some values would end in a mark of the document's end
-    text = stream.getvalue().strip().removeprefix("{_: ").removesuffix("}")
-    with suppress(YAMLError):
-        if [yaml.load(f"_: {text}"), yaml.load(f"_: {{_: {text}}}")] == [{"_": value}, {"_": {"_": value}}]:
-            return text
-    return json.dumps(value, ensure_ascii=False)  # which is YAML: its writer leaves ":0" bare, and its reader trips
+def _require_added(adds: bool, section: dict[str, Any], part: str, where: str) -> None:
+    if not adds:
+        hint = did_you_mean(part, section)
+        raise UserError(f"{where or 'the file'} has no {part!r}, which a + before the name would add{hint}")
 
 
 def keep_start(setting: str, params: dict[str, object]) -> str:

@@ -1,4 +1,4 @@
-"""Format cards: ``python -m altgrad.formats E3M4``, or without a name an overview of all formats."""
+"""Show what a format can represent: `altgrad formats E3M4`; without a name, an overview of all formats."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from altgrad.console import while_read
+from altgrad.console import called, while_read
 from altgrad.formats.card import card, overview, plot
 from altgrad.formats.registry import UnknownFormatError, format_names, get_format
 
@@ -15,10 +15,10 @@ from altgrad.formats.registry import UnknownFormatError, format_names, get_forma
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the card of each format named, or the overview; 2 for a name that is not known."""
     parser = argparse.ArgumentParser(
-        prog="python -m altgrad.formats", description="Print range, spacing and codes of floating-point formats."
+        prog=called("formats"), description="Print range, spacing and codes of floating-point formats."
     )
-    parser.add_argument("formats", nargs="*", metavar="FORMAT", help="such as E3M4; none prints an overview of all")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the (only) format; the suffix gives the type")
+    parser.add_argument("formats", nargs="*", metavar="FORMAT", help="such as E3M4; default: an overview of all")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the format into FILE, such as E3M4.svg")
     options = parser.parse_args(arguments)
     if options.plot and len(options.formats) != 1:
         parser.error("--plot draws exactly one format")

@@ -1,11 +1,16 @@
-"""``python -m altgrad.metrics``: every metric with its unit, definition and limit."""
+"""List every metric with its unit, definition and limit."""
 
-from altgrad.console import while_read
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+
+from altgrad.console import called, while_read
 from altgrad.metrics.table import METRICS
 
 
-def main() -> None:
+def main(arguments: Sequence[str] = ()) -> None:
     """Print the table of metrics, then those whose row stands beside their function."""
+    ArgumentParser(prog=called("metrics"), description=__doc__).parse_args(arguments)
     from altgrad.diagnostics import ANALYSES  # a command may look into all packages; nothing imports this module
 
     for metric in [*METRICS.values(), *(analysis.row for analysis in ANALYSES if analysis.row)]:
@@ -14,4 +19,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     with while_read():
-        main()
+        main(sys.argv[1:])

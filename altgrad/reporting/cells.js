@@ -47,7 +47,8 @@ function shown(value, digits = 4) {
   if (value === null || value === undefined) return "–";
   if (typeof value === "string") return value;
   if (Number.isInteger(value)) return String(value).replace("-", "−");
-  const text = Math.abs(value) >= 1e-3 && Math.abs(value) < 1e5 ? value.toFixed(digits) : value.toExponential(2);
+  const size = Math.abs(value);
+  const text = size >= 1e-3 && size < 1e5 ? value.toFixed(size < 100 ? digits : 1) : value.toExponential(2);
   return text.replace(/-/g, "−");
 }
 
@@ -103,7 +104,7 @@ function chart(title, lines) {
   const apart = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((step) => step >= rough * 0.999);
   [low, high] = [Math.floor(low / apart) * apart, Math.ceil(high / apart) * apart || apart];
   const x = (step) => left + (step / last) * (width - left - right);
-  const y = (value) => height - bottom - ((Math.min(value, high) - low) / (high - low)) * (height - top - bottom);
+  const y = (value) => height - bottom - ((value - low) / (high - low)) * (height - top - bottom);
   for (let value = low; value <= high + apart / 2; value += apart) {
     svg.append(drawn("line", { x1: left, x2: width - right, y1: y(value), y2: y(value), stroke: "var(--line)" }));
     svg.append(drawn("text", { x: left - 5, y: y(value) + 4, "text-anchor": "end" }, String(Number(value.toPrecision(6))).replace("-", "−")));
@@ -112,10 +113,12 @@ function chart(title, lines) {
     const step = Math.round((last * i) / 4);
     svg.append(drawn("text", { x: x(step), y: height - 8, "text-anchor": i === 4 ? "end" : "middle" }, String(step)));
   }
-  for (const [, color, dashed, line] of lines) {
+  for (const [name, color, dashed, whole] of lines) {
+    const line = whole.filter(([, value]) => low <= value && value <= high);
     const path = line.map(([step, value]) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`).join(" ");
     const look = { fill: "none", stroke: color, "stroke-width": 1.8, "stroke-dasharray": dashed ? "5 3" : "none" };
     svg.append(drawn("polyline", { points: path, ...look }));
+    svg.lastChild.append(drawn("title", {}, name));
     if (line.length < 30) for (const [step, value] of line) svg.append(drawn("circle", { cx: x(step), cy: y(value), r: 2.4, fill: color }));
   }
   figure.append(svg, made("figcaption", lines.map(([name]) => name).join("; ")));
@@ -158,14 +161,15 @@ function show(key) {
     const rows = [...Object.entries(cell.outcome), ...Object.entries(cell.results)].map(([name, value]) => [NAMES[name] || name, shown(value)]);
     rows.splice(Object.keys(cell.outcome).length + 1, 0, [`above ${data.baseline}, same arm, rate and seed`, loss(above(cell), true)]);
     place.append(made("h3", "What became of it"), table(["what", "value"], rows, [1]));
-    if (cell.flags) place.append(made("h3", "Flags"), table(["what", "layer", "worst", "limit"], cell.flags, [2, 3]));
-    const health = data.metrics.map(([name, title, definition], i) => [title, shown(cell.summary[i]), definition]).filter(([, value]) => value !== "–");
-    if (health.length) place.append(made("h3", "What its diagnosis measured, over its layers"), table(["metric", "value", "definition"], health, [1]));
   }
-  place.append(made("h3", "Settings"), table(["setting", "value"], Object.entries(cell.settings)));
-  const fold = document.createElement("details");
-  fold.append(made("summary", "Settings that all cells share"), table(["setting", "value"], Object.entries(data.common)));
-  place.append(fold);
+  place.append(made("h3", "Settings, without the defaults"), made("pre", cell.settings));
+  if (cell.results) {
+    if (cell.flags) place.append(made("h3", "Flags"), table(["what", "layer", "worst", "limit"], cell.flags, [2, 3]));
+    const health = data.metrics.map(([, title, definition], i) => [title, shown(cell.summary[i]), definition]).filter(([, value]) => value !== "–");
+    const measures = table(["metric", "value"], health.map((row) => row.slice(0, 2)), [1]);
+    measures.querySelectorAll("td:first-child").forEach((name, i) => name.append(made("small", health[i][2])));
+    if (health.length) place.append(made("h3", "What its diagnosis measured, over its layers"), measures);
+  }
   prepare(place);
 }
 
@@ -206,9 +210,9 @@ function select(text) {
   const summaries = groups.map((group) => {
     const done = group.map(lossOf).filter((value) => value !== null);
     const mean = done.length ? done.reduce((a, b) => a + b, 0) / done.length : null;
-    return [group[0].format, group[0].optimizer, shown(group[0].lr_scale), `${done.length} of ${group.length}`, loss(mean)];
+    return [group[0].format, group[0].optimizer, loss(mean), `${done.length} of ${group.length}`, shown(group[0].lr_scale)];
   });
-  if (groups.length) place.append(table(["format", "arm", "rate", "cells completed", `mean ${MEASURE}`], summaries, [2, 3, 4]));
+  if (groups.length) place.append(table(["format", "arm", `mean ${MEASURE}`, "cells completed", "rate"], summaries, [2, 3, 4]));
   else place.append(made("p", "The grid has no such cell."));
   for (const name of wanted.getAll("metric")) place.append(...measured(name, chosen));
   const lines = groups.flatMap((group, i) => group.filter((cell) => cell.curve).map((cell) => [cell.key, COLORS[i % COLORS.length], i >= COLORS.length, column(cell, 2)]));
@@ -239,7 +243,7 @@ for (const cell of data.cells) {
   rows.set(cell.key, row);
   row.insertCell().append(link(cell.key));
   row.append(
-    made("td", cell.status), made("td", loss(lossOf(cell)), "number"), made("td", loss(above(cell), true), "number"),
+    made("td", loss(above(cell), true), "number"), made("td", loss(lossOf(cell)), "number"), made("td", cell.status),
     made("td", cell.flags ? String(cell.flags.length) : "0", "number"),
   );
   const option = document.createElement("option");

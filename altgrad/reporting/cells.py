@@ -5,6 +5,7 @@ All cells are in one file, as JSON that its script draws: files of their own wou
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Sequence
@@ -12,8 +13,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from ruamel.yaml import YAML
 
+from altgrad.config.cell import Cell
+from altgrad.config.params import validated
 from altgrad.config.tasks import ON_TEST
+from altgrad.formats import Format, format_names, get_format
 from altgrad.metrics import METRICS, Metric
 from altgrad.reporting.anomalies import Case, sentences
 from altgrad.reporting.html import environment
@@ -40,11 +45,6 @@ def to_cells_page(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> s
 
 def contents(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> dict[str, Any]:
     """Return what the page shows, as JSON has it: numbers are those of the study's files."""
-    settings = {key: _flat(cell) for key, cell in study.resolved.items()}
-    common = {
-        name: value for name, value in next(iter(settings.values())).items()
-        if all(own.get(name, ...) == value for own in settings.values())
-    }  # fmt: skip
     histories, summaries = (dict(list(frame.groupby(IDENTITY, sort=False))) for frame in (study.history, study.summary))
     flagged = dict(list(flags.groupby(IDENTITY, sort=False))) if len(flags) else {}
     names = list(study.summary["metric"].unique())
@@ -55,7 +55,7 @@ def contents(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> dict[s
         identity = tuple(cell[name] for name in IDENTITY)
         own: dict[str, Any] = {
             "key": key, **{name: cell[name] for name in IDENTITY}, "status": cell["status"],
-            "settings": {name: value for name, value in settings[key].items() if name not in common},
+            "settings": settings(study.resolved[key]),
         }  # fmt: skip
         if cell["status"] == MISSING:
             cells.append(own | {"reason": cell["reason"]})
@@ -78,7 +78,6 @@ def contents(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> dict[s
     return {
         "baseline": study.baseline,
         "measure": [getattr(study.measure, name) for name in ("column", "full", "noun", "unit")],
-        "common": common,
         "metrics": [[name, *_named(name, known.get(name))] for name in names],
         "cells": cells,
     }  # fmt: skip
@@ -106,14 +105,13 @@ def _named(name: str, metric: Metric | None) -> tuple[str, str]:
     return f"{metric.title or name.replace('_', ' ')} ({metric.unit})", metric.definition.replace("`", "")
 
 
-def _flat(cell: dict[str, Any]) -> dict[str, str]:
-    """Return a resolved cell's settings by dotted names, each as text; without what its key says."""
-    found: dict[str, str] = {}
-    for section, value in cell.items():
-        if section in ("key", *IDENTITY):
-            continue
-        if isinstance(value, dict) and section != "formats":
-            found |= {f"{section}.{name}": json.dumps(inner) for name, inner in value.items()}
-        else:
-            found[section] = json.dumps(value)
-    return found
+def settings(cell: dict[str, Any]) -> str:
+    """Return as YAML what a resolved cell has besides the defaults, its key's parts and formats of the registry."""
+    checked = validated(Cell, cell, f"data/grid/{cell['key']}.json")
+    found = checked.model_dump(mode="json", exclude_defaults=True, exclude={"key", *IDENTITY})
+    known = {name: get_format(name) for name in format_names()}
+    found["formats"] = {name: own for name, own in found["formats"].items() if known.get(name) != Format(**own)}
+    yaml, text = YAML(typ="safe"), io.StringIO()
+    yaml.default_flow_style, yaml.sort_base_mapping_type_on_output = None, False  # a line for what holds no other
+    yaml.dump({name: value for name, value in found.items() if value}, text)
+    return text.getvalue()

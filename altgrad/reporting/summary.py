@@ -116,14 +116,14 @@ def updates_table(study: Study, comparison: Comparison, *, follow_spacing: bool)
 
 def heads(delta: str) -> list[Column]:
     """Return the columns of `cells`."""
-    return [Column(delta), words("95 % CI"), Column("p"), Column("n"), words("result")]
+    return [Column(delta), words("result"), Column("p"), words("95 % CI"), Column("n")]
 
 
 def cells(result: Result) -> list[str]:
-    """Return a result as the cells of a table: Δ loss, interval, p, n and what it amounts to."""
+    """Return a result as the cells of a table: Δ loss, what it amounts to, p, interval and n."""
     return [
-        signed(result.difference.mean, 4), interval(result.difference, result.half_width), p_value(result.adjusted),
-        str(result.difference.n), outcome(result),
+        signed(result.difference.mean, 4), outcome(result), p_value(result.adjusted),
+        interval(result.difference, result.half_width), str(result.difference.n),
     ]  # fmt: skip
 
 
@@ -196,10 +196,10 @@ def lowest_table(study: Study, comparison: Comparison) -> Table | None:
         return None
     measure, shown = study.measure, found[:SHOWN]
     from_best = "minus the highest" if measure.higher_is_better else "above the lowest"
-    columns = [words(measure.entry), words("optimizer"), Column(measure.noun), Column(from_best), Column("p")]
+    columns = [words(measure.entry), words("optimizer"), Column(from_best), Column("p"), Column(measure.noun)]
     rows = [
-        ([f"**{row.run[0]}**", row.run[1], number(row.loss, 4), signed(row.above, 4) if i else NONE,
-          p_value(row.adjusted) if i else NONE], {"format": row.run[0], "optimizer": row.run[1]})
+        ([f"**{row.run[0]}**", row.run[1], signed(row.above, 4) if i else NONE, p_value(row.adjusted) if i else NONE,
+          number(row.loss, 4)], {"format": row.run[0], "optimizer": row.run[1]})
         for i, row in enumerate(shown)
     ]  # fmt: skip
     pairs = plural(len(found) * (len(found) - 1) // 2, "pair")

@@ -28,8 +28,8 @@ def results_table(study: Study, comparison: Comparison) -> Table | None:
     """Format x optimizer at its best learning rate: seeds, loss, paired difference to the baseline format."""
     rates, measure, noise = len(study.lr_scales) > 1, study.measure, comparison.noise
     paired, kept = not comparison.best["difference"].isna().all(), memory(study, comparison)
-    columns = [words(measure.entry), words("optimizer"), *[Column("peak lr")] * rates, words("seeds"),
-               Column(f"{measure.noun} ± sd"), *[Column(measure.delta), words("95 % CI")] * paired,
+    columns = [words(measure.entry), words("optimizer"), *[Column(measure.delta), words("95 % CI")] * paired,
+               Column(f"{measure.noun} ± sd"), words("seeds"), *[Column("peak lr")] * rates,
                *[Column("perplexity")] * measure.in_nats,
                *[Column("bytes"), Column("ms")] * bool(len(kept))]  # fmt: skip
     rows = []
@@ -37,9 +37,9 @@ def results_table(study: Study, comparison: Comparison) -> Table | None:
         mean = None if row.difference is None else row.difference.mean
         half = noise.half_width(row.difference) if noise and row.difference else None
         rows.append(([
-            f"**{row.format}**", row.optimizer, *[f"{row.peak_lr:.3g}"] * rates, _seeds(row),
+            f"**{row.format}**", row.optimizer, *[signed(mean, 4), interval(row.difference, half)] * paired,
             number(row.primary, 4) + (f" ± {number(row.primary_sd, 4)}" if shown(row.primary_sd) else ""),
-            *[signed(mean, 4), interval(row.difference, half)] * paired,
+            _seeds(row), *[f"{row.peak_lr:.3g}"] * rates,
             *[number(row.perplexity, 2)] * measure.in_nats,
             *[number(kept[name].get((row.format, row.optimizer)), 2) for name in kept if len(kept)],
         ], comparison.behind(row.format, row.optimizer)))  # fmt: skip

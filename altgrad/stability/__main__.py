@@ -1,4 +1,4 @@
-"""The largest stable learning rate of each format and arm, by bisection, and what happens beyond it."""
+"""Find the largest stable learning rate of each format and optimizer, by bisection, and what happens beyond it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pandas as pd
 from altgrad.config import UserError, load_params, run_stage
 from altgrad.config.files import write_text
 from altgrad.config.schema import Params
+from altgrad.console import called
 from altgrad.stability.search import Ladder
 
 if TYPE_CHECKING:
@@ -29,24 +30,25 @@ FEWEST, MOST = -8, 12  # rungs of a ladder that anybody may ask for
 
 def main(arguments: list[str]) -> None:
     """Search, and write the table and the figure."""
-    parser = argparse.ArgumentParser(prog="python -m altgrad.stability", description=__doc__)
-    parser.add_argument("--jobs", type=int, metavar="N", help="cells at a time; default: what is fastest here")
+    parser = argparse.ArgumentParser(prog=called("stability"), description=__doc__)
+    parser.add_argument("--jobs", type=int, metavar="N", help="training runs at a time; default: what is fastest here")
     parser.add_argument(
         "--rungs", type=int, nargs=2, default=(-3, 6), metavar=("LOW", "HIGH"),
-        help="powers of two times the arm's rate that are looked through; default: %(default)s",
+        help="search the optimizer's own rate times 2^LOW to 2^HIGH; default: -3 6",
     )  # fmt: skip
     parser.add_argument(
-        "-S", "--set-param", action="append", default=[], metavar="NAME=VALUE", help="a setting, for this search alone"
-    )
+        "-S", "--set-param", action="append", default=[], metavar="NAME=VALUE",
+        help="change a setting of params.yaml for this search alone; may be given many times",
+    )  # fmt: skip
     parser.add_argument(
         "--vary", action="append", default=[], metavar="NAME=A,B,...",
         help="search anew for each value of a setting, such as train.warmup=0,0.1; may be given many times",
     )  # fmt: skip
     parser.add_argument(
         "--within", type=float, default=WITHIN, metavar="NATS",
-        help="how far above the loss at the arm's own rate a stable run may end; default: %(default)s",
+        help="a stable run's loss is at most so far above that at the optimizer's own rate; default: %(default)s",
     )  # fmt: skip
-    parser.add_argument("--out", type=Path, default=OUT, help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of table and figure; default: %(default)s")
     options = parser.parse_args(arguments)
     if not options.within > 0:
         raise UserError(f"--within: expected nats above 0, got {options.within}")

@@ -3,14 +3,14 @@
 Of a classifier the others say how well it finds labels. While it trains that is of the validation documents whose loss
 is taken too, with the best thresholds for them. At its end thresholds are chosen on all validation documents, and the
 test documents, seen by nothing before, are judged by them; ``scores.safetensors`` then holds what all of these metrics
-are made of.
+are made of, and ``predictions.csv`` the same in a row per document.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from altgrad.config import Cell, UserError
 from altgrad.config.tasks import ON_TEST, ON_VALIDATION, TITLES
-from altgrad.data.corpora import Split
+from altgrad.data.corpora import Split, joined
 from altgrad.data.tasks import Classification, Pieces, Task, TruthAndScores
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.training import machine
 from altgrad.training.ranks import Ranks
-from altgrad.training.records import write_tensors
+from altgrad.training.records import write_csv, write_tensors
 
 TOLERANCE = 0.01  # relative, of a loss compiled and not; these differ by 1e-5 or so, where sums are rounded elsewhere
 LARGEST_EXPONENT = 709.0  # beyond it exp() leaves float64
@@ -155,7 +155,17 @@ class Found:
             values = classification_metrics(truth, scores, thresholds)
             metrics |= {columns[split][name]: value for name, value in values.items()}
         write_tensors(out / "scores.safetensors", tensors)
+        write_csv(out / "predictions.csv", self._predictions(found, thresholds))
         return metrics
+
+    def _predictions(self, found: Mapping[Split, TruthAndScores], thresholds: np.ndarray) -> Iterator[list[Any]]:
+        """Yield the columns' names, then a row per document: its labels, those it is given, and all scores, logits."""
+        names = np.array(self._task.pieces.labels, dtype=object)
+        yield ["split", "document", "true", "predicted", *(f"score {name}" for name in names)]
+        for split, (truth, scores) in found.items():
+            rows = zip(self._task.of(split).documents, truth, scores >= thresholds, scores, strict=True)
+            for document, own, given, score in rows:
+                yield [split, document, joined(tuple(names[own])), joined(tuple(names[given])), *score]
 
     def _scores(self, pieces: Pieces, sequences: int | None = None) -> TruthAndScores:
         self._model.eval()

@@ -6,6 +6,7 @@ drops the rows after its checkpoint and writes them again, so the finished files
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
@@ -84,6 +85,12 @@ def write_monitors(path: Path, rows: list[list[Any]]) -> None:
     """Write ``monitors.parquet``: tidy rows step, layer, role, metric, value."""
     types = [pyarrow.int64(), pyarrow.string(), pyarrow.string(), pyarrow.string(), pyarrow.float64()]
     write_rows(path, rows, pyarrow.schema(zip(Row._fields, types, strict=True)))
+
+
+def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
+    """Write ``rows``, the names of the columns first, to the CSV file ``path`` atomically, each as it comes."""
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A page that follows the cells while they train: losses, the comparison so far, time left."""
+"""Serve a page that follows the runs while they train: losses, the comparison so far, time left."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from altgrad.config import UserError, load_params, run_stage
-from altgrad.console import handled
+from altgrad.console import called, handled
 from altgrad.watch.events import Events
 from altgrad.watch.server import Server
 
@@ -18,8 +18,8 @@ PORT = 8765
 
 def main(arguments: list[str]) -> None:
     """Serve the page until it is interrupted."""
-    parser = argparse.ArgumentParser(prog="python -m altgrad.watch", description=__doc__)
-    parser.add_argument("--port", type=int, default=PORT, help="on this machine; 0: a free one; default: %(default)s")
+    parser = argparse.ArgumentParser(prog=called("watch"), description=__doc__)
+    parser.add_argument("--port", type=int, default=PORT, help="0: any that is free; default: %(default)s")
     options = parser.parse_args(arguments)
     if not 0 <= options.port <= 65_535:
         raise UserError(f"--port: expected 0 to 65535, got {options.port}")

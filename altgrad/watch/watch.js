@@ -13,7 +13,7 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 let list = "", after = 0;
 let cells = [], baseline = "", measure = { title: "", unit: "", higher: false }, standing = [], pace = {};
 let hidden = new Set();
-let lines = [];
+let lines = [], near = null; // what is drawn, and the cell under the pointer
 let stale = false;
 
 // --- what comes from the server ---------------------------------------------------------------------
@@ -186,7 +186,7 @@ function drawNow() {
   paint.font = "12px system-ui, sans-serif";
   if (!lines.length) {
     paint.fillStyle = ink;
-    const why = shown === "difference" ? `no cell yet beside one of ${baseline} with its arm, rate and seed` : "nothing yet";
+    const why = shown === "difference" && cells.length ? `no cell yet beside one of ${baseline} with its arm, rate and seed` : "nothing yet";
     paint.fillText(why, 10, 20);
     $("under").textContent = "";
     return;
@@ -214,10 +214,12 @@ function drawNow() {
   paint.beginPath();
   paint.rect(box.left, box.top, box.right - box.left, box.bottom - box.top);
   paint.clip();
+  const stands = lines.some(({ cell }) => cell === near);
+  if (stands) lines.sort((a, b) => (a.cell === near) - (b.cell === near)); // the last is drawn above all others
   for (const line of lines) {
     paint.strokeStyle = paint.fillStyle = line.cell.color;
-    paint.globalAlpha = ["trained", "diagnosed"].includes(line.cell.state) ? 0.55 : 1;
-    paint.lineWidth = line.cell.state === "trains" ? 2 : 1.2;
+    paint.globalAlpha = stands ? (line.cell === near ? 1 : 0.12) : ["trained", "diagnosed"].includes(line.cell.state) ? 0.55 : 1;
+    paint.lineWidth = line.cell === near ? 2.5 : line.cell.state === "trains" ? 2 : 1.2;
     paint.setLineDash(line.cell.twin ? [5, 3] : []);
     paint.beginPath();
     line.places = line.points.map(([step, value]) => [x(step), y(value)]);
@@ -266,10 +268,12 @@ function nearest(event) {
   for (const { cell, points, places } of lines) {
     (places || []).forEach(([qx, qy], i) => {
       const here = (qx - px) ** 2 + (qy - py) ** 2;
-      if (here < distance) [found, distance] = [`${cell.key}, step ${points[i][0]}: ${number(points[i][1], $("measure").value === "difference")}`, here];
+      if (here < distance) [found, near, distance] = [`${cell.key}, step ${points[i][0]}: ${number(points[i][1], $("measure").value === "difference")}`, cell, here];
     });
   }
   if (found) $("under").textContent = found;
+  else near = null;
+  draw();
 }
 
 function fillStanding() {
@@ -279,8 +283,8 @@ function fillStanding() {
   const rates = unique(cells.map((cell) => cell.rate)).length > 1;
   $("standing-note").textContent = `${measure.title}${measure.unit ? `, ${measure.unit}` : ""}, means over seeds${rates ? ", each arm at the best of its rates" : ""}; minus ${baseline}'s with the same arm and seeds. Intervals are each by itself; what they prove together is the report's to say.`;
   table.tBodies[0].replaceChildren(...standing.map((row) => tableRow([
-    row.format, row.arm + (rates ? ` at ${row.lr_scale}` : ""), `${row.seeds} of ${row.planned}`, row.loss.toFixed(4),
-    number(row.difference, true), row.low === null ? "" : `${number(row.low, true)} to ${number(row.high, true)}`,
+    row.format, row.arm + (rates ? ` at ${row.lr_scale}` : ""), number(row.difference, true),
+    row.low === null ? "" : `${number(row.low, true)} to ${number(row.high, true)}`, row.loss.toFixed(4), `${row.seeds} of ${row.planned}`,
   ], [2, 3, 4, 5])));
 }
 
@@ -292,18 +296,26 @@ function fillCells() {
   $("cells").querySelector("tbody").replaceChildren(...wanted.map((cell) => {
     const state = cell.outcome === "diverged" ? `diverged at step ${cell.outcome_step} (${cell.signature})` : cell.state;
     const changed = cell.changes.map(([step, recipe]) => `${recipe} from step ${step}`);
-    const flagged = cell.flags.map(([layer, metric, value]) => `${metric} ${value}${layer ? ` in ${layer}` : ""}`);
-    const said = cell.why || [...changed, ...flagged].join("; ");
     const row = tableRow([
-      cell.key, state, `${cell.step} of ${cell.steps}`, number(lastOf(MEASURES.train(cell))),
-      number(cell.outcome ? cell.final : lastOf(MEASURES.val(cell))), number(aboveBaseline(cell), true), said,
+      cell.key, state, `${cell.step} of ${cell.steps}`, number(aboveBaseline(cell), true),
+      number(cell.outcome ? cell.final : lastOf(MEASURES.val(cell))), number(lastOf(MEASURES.train(cell))),
+      cell.why || [...changed, ...flagged(cell)].join("; "),
     ], [2, 3, 4, 5]);
-    row.lastElementChild.className = "long";
+    if (cell.why) row.lastElementChild.className = "long";
     if (cell.state === "failed" || cell.why || cell.outcome === "diverged") row.children[1].className = "bad";
     return row;
   }));
   $("cells").querySelector("table").hidden = !wanted.length;
   $("cells-note").textContent = wanted.length ? "" : "None of them now.";
+}
+
+// A metric that several layers have a flag of is said once, with the least and the greatest value.
+function flagged(cell) {
+  return unique(cell.flags.map(([, metric]) => metric)).map((metric) => {
+    const own = cell.flags.filter((flag) => flag[1] === metric), values = own.map(([, , value]) => value);
+    const said = unique([Math.min(...values), Math.max(...values)]).map((value) => Number(value.toPrecision(2))).join(" to ");
+    return `${metric} ${said}${own.length > 1 ? ` in ${own.length} layers` : own[0][0] ? ` in ${own[0][0]}` : ""}`;
+  });
 }
 
 function tableRow(values, numeric) {
@@ -325,7 +337,7 @@ function element(name, text) {
 function number(value, sign = false) {
   if (value === null || value === undefined) return "";
   const text = Math.abs(value).toFixed(4);
-  return (value < 0 && Number(text) ? "−" : sign ? "+" : "") + text;
+  return (Number(text) ? (value < 0 ? "−" : sign ? "+" : "") : "") + text;
 }
 
 function money(seconds) {
@@ -352,6 +364,7 @@ $("arm").addEventListener("change", draw);
 $("which").addEventListener("change", fillCells);
 $("chart").addEventListener("pointermove", nearest);
 $("chart").addEventListener("pointerdown", nearest);
+$("chart").addEventListener("pointerleave", () => { near = null; draw(); });
 addEventListener("resize", draw);
 dark.addEventListener("change", () => { legend(unique(cells.map((cell) => cell.format))); draw(); });
 ask();

@@ -12,7 +12,7 @@ from altgrad.benchmark.record import BASELINE
 from altgrad.benchmark.sizes import MINIATURE, ON_CPU, ON_GPU
 from altgrad.benchmark.steps import Step, contestants, matmul_operations, random_tokens
 from altgrad.benchmark.timing import gemm_rate
-from altgrad.config.files import read_yaml
+from altgrad.config import load_params
 from altgrad.model import GPT, GPTConfig, quantize_model
 from altgrad.numerics import format_constants, quantize_operands
 
@@ -69,9 +69,9 @@ def test_every_step_is_of_a_recipe_that_a_model_takes():
 
 @pytest.mark.parametrize("sizes", [ON_CPU, ON_GPU, MINIATURE], ids=["cpu", "gpu", "miniature"])
 def test_what_is_measured_is_in_params(sizes):
-    params = read_yaml(Path(__file__).parents[2] / "params.yaml")
-    assert {*sizes.parts_of, *(model for model, _ in sizes.steps)} <= set(params["models"])
-    assert set(sizes.optimizers) <= set(params["optimizers"])
+    params = load_params(Path(__file__).parents[2] / "params.yaml")
+    assert {*sizes.parts_of, *(model for model, _ in sizes.steps)} <= set(params.models)
+    assert set(sizes.optimizers) <= set(params.optimizers)
 
 
 def test_a_result_holds_the_median_beside_the_baseline_of_the_same_turn():

@@ -8,6 +8,7 @@ import gfloat.formats as theirs
 import pytest
 
 from altgrad.config import Params, Resolver, UserError, load_params
+from altgrad.config.files import read_yaml, write_json
 from altgrad.config.params import validated
 from altgrad.config.recipe import Recipe, published_recipes
 from altgrad.config.tensor_recipe import BLOCK_FORMATS, TensorRecipe
@@ -53,10 +54,8 @@ def test_a_name_stands_for_all_of_it_in_any_recipe():
 
 
 def test_the_named_recipes_are_entries_of_a_grid(tmp_path):
-    text = PARAMS.read_text()
-    start = text.index("  formats: [")
-    (tmp_path / "params.yaml").write_text(f"{text[:start]}  formats: [{', '.join(sorted(RECIPES))}]"
-                                          f"{text[text.index(chr(10), start):]}")  # fmt: skip
+    params = read_yaml(PARAMS)
+    write_json(tmp_path / "params.yaml", params | {"grid": params["grid"] | {"formats": sorted(RECIPES)}})
     params = load_params(tmp_path / "params.yaml")
     assert set(params.recipes) >= RECIPES
     assert {cell.format for cell in Resolver(params.model_copy(update={

@@ -22,8 +22,9 @@ import pytest
 
 from altgrad.config import Params, Resolver, UserError, load_params, params
 from altgrad.config.files import read_yaml
+from altgrad.config.presets import with_presets
 
-SHIPPED = read_yaml(Path(__file__).parents[2] / "params.yaml")
+SHIPPED = with_presets(read_yaml(Path(__file__).parents[2] / "params.yaml"))
 SHIPPED["grid"] |= {"formats": ["bf16", "E4M3", "virtual.E3M4"], "optimizers": ["adamw", "spacing_scaled"]}
 SHIPPED["grid"]["seeds"] = [0]
 SHIPPED["formats"] = {"mine": {"exponent_bits": 4, "mantissa_bits": 3, "bias": 9}}

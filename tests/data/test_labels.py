@@ -19,8 +19,8 @@ from altgrad.config import UserError
 from altgrad.config.schema import HubCorpus, LocalCorpus, Tokenizer
 from altgrad.config.tasks import Classifier, Classify
 from altgrad.data import documents, write_tokens
-from altgrad.data.corpora import SPLITS, hashed_split, labelled, named
-from altgrad.data.labels import read_labels
+from altgrad.data.corpora import SPLITS, hashed_split, joined, labelled, named
+from altgrad.data.labels import read_documents, read_labels
 from altgrad.data.tasks import Pieces
 
 TOKENIZER = Tokenizer(vocab_size=300)
@@ -69,9 +69,29 @@ def test_every_document_is_on_one_side_with_its_own_labels(table: Callable[..., 
         assert [label[split] for label in meta["labels"]] == truth.sum(axis=0).tolist()
         assert meta["unlabelled"][split] == (~truth.any(axis=1)).sum()
         assert (np.fromfile(tmp_path / f"tokens/{split}.bin", "<u2") == end).sum() == len(mine)
+        assert [rows[int(number)] for number in read_documents(tmp_path / "tokens", split)] == mine
         seen += [row["text"].strip() for row in mine]
-        assert [text for text, _ in labelled(table(rows), split)] == list(documents(table(rows), split))
+        assert [row.text for row in labelled(table(rows), split)] == list(documents(table(rows), split))
     assert sorted(seen) == sorted(row["text"].strip() for row in rows)
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "jsonl", "parquet"])
+def test_a_documents_number_is_its_row_by_pandas(kind: str, tmp_path: Path) -> None:
+    """Blank lines, rows without text, short ones and near copies move no number."""
+    path, rows = tmp_path / f"rows.{kind}", pd.DataFrame(rows_of(60))
+    rows.loc[::7, "text"], rows.loc[1::7, "text"], rows.loc[2::7, "text"] = "", rows.text[10], "short"
+    if kind == "csv":
+        path.write_text(rows.assign(labels="red;blue").to_csv(index=False).replace("\n", "\n\n"))
+    elif kind == "parquet":
+        rows.to_parquet(path)
+    else:
+        rows.to_json(path, orient="records", lines=kind == "jsonl")
+    read = {"csv": pd.read_csv, "parquet": pd.read_parquet, "json": pd.read_json, "jsonl": pd.read_json}[kind]
+    table = read(path, **({"lines": True} if kind == "jsonl" else {}))
+    corpus = LocalCorpus(source="local", path=str(path), min_characters=8)
+    found = [row for split in SPLITS for row in labelled(corpus, split)]
+    assert len(found) == (rows.text.str.len() >= 8).sum() > 30
+    assert all(table.text[int(row.document)].strip() == row.text for row in found)
 
 
 def test_near_copies_are_on_one_side(table: Callable[..., LocalCorpus], tmp_path: Path) -> None:
@@ -80,6 +100,8 @@ def test_near_copies_are_on_one_side(table: Callable[..., LocalCorpus], tmp_path
     meta = tokenize(table(rows + copies, max_repeated=0.8), tmp_path / "tokens")
     assert sum(split["documents"] for split in meta["splits"].values()) == len(rows)
     assert meta["near_copies"] == len(copies) > 20
+    numbers = [int(number) for split in SPLITS for number in read_documents(tmp_path / "tokens", split)]
+    assert len(set(numbers)) == len(rows) and max(numbers) >= len(rows)
 
 
 def test_a_label_that_moves_is_another_corpus(table: Callable[..., LocalCorpus], tmp_path: Path) -> None:
@@ -139,7 +161,7 @@ def test_labels_come_as_lists_as_text_and_one_by_one(table: Callable[..., LocalC
     path = tmp_path / "rows.csv"
     path.write_text("text,labels\n" + "".join(f"some words {i},red; x{i}\n" for i in range(30)))
     corpus = LocalCorpus(source="local", path=str(path), max_repeated=1)
-    found = [labels for split in SPLITS for _, labels in labelled(corpus, split)]
+    found = [row.labels for split in SPLITS for row in labelled(corpus, split)]
     assert sorted(found) == sorted(("red", f"x{i}") for i in range(30))
 
 
@@ -153,11 +175,12 @@ def test_lists_that_pandas_or_json_wrote_into_a_table_are_those_lists(
 ) -> None:
     path, texts = tmp_path_factory.mktemp("lists") / "rows.csv", [f"text {i}" for i in range(len(rows))]
     expected = {text: named(own) for text, own in zip(texts, rows, strict=True)}
-    for written in (rows, [tuple(own) for own in rows], *([json.dumps(own, separators=(separator, ":")) for own in rows]
-                                                          for separator in (", ", ","))):  # fmt: skip
+    forms = [lambda own, by=by: json.dumps(own, separators=by) for by in ((", ", ":"), (",", ":"))]
+    for form in (list, tuple, lambda own: joined(named(own)), *forms):
+        written = [form(own) for own in rows]
         pd.DataFrame({"text": texts, "labels": written}).to_csv(path, index=False)
         corpus = LocalCorpus(source="local", path=str(path))
-        assert dict(row for split in SPLITS for row in labelled(corpus, split)) == expected
+        assert {row.text: row.labels for split in SPLITS for row in labelled(corpus, split)} == expected
 
 
 @pytest.mark.parametrize("text", [
@@ -233,14 +256,14 @@ def test_data_sets_of_the_hub_have_their_labels(
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "set"
     for split in ("train", "validation", "test"):
-        rows = datasets.Dataset.from_list([record] * 2)
+        rows = datasets.Dataset.from_list([record] * 300)
         if "labels" in record:
             rows = rows.cast_column("labels", datasets.Sequence(datasets.ClassLabel(names=NAMES)))
         (folder / "data").mkdir(parents=True, exist_ok=True)
         rows.to_parquet(folder / f"data/{split}-0000.parquet")
     corpus = HubCorpus(source="hub", path=str(folder), **settings)
-    assert list(labelled(corpus, "val")) == [("t", ("law", "fish"))] * 2
-    assert list(documents(corpus, "test")) == ["t", "t"]
+    assert list(labelled(corpus, "val")) == [("t", ("law", "fish"), str(number)) for number in range(300)]
+    assert list(documents(corpus, "test")) == ["t"] * 300
     with pytest.raises(UserError, match="has no column 'lables'.*setting: labels"):
         next(labelled(corpus.but(labels="lables"), "train"))
 

@@ -64,8 +64,9 @@ def test_labels_are_the_categories_of_the_licences_and_what_headers_say(
         corpus = LicencesCorpus(source="licences", min_characters=1, labels=kind)
         licences._selected.cache_clear(), licences._categories.cache_clear()
         rows = [row for split in SPLITS for row in licences.labelled(corpus, split)]
-        assert [text for text, _ in rows] == [text for split in SPLITS for text in documents(corpus, split)]
-        found[kind] = dict(rows)
+        assert [row.text for row in rows] == [text for split in SPLITS for text in documents(corpus, split)]
+        found[kind] = {row.text: row.labels for row in rows}
+        assert all(row.text in (next(folder.rglob(row.document))).read_text() for row in rows)
     assert found["categories"] == {
         PROSE: ("Permissive",), "the second licence": ("Copyleft Limited",),
         "a notice of two": ("Permissive", "Copyleft Limited"), "nothing else is said of it": ("Permissive",),

@@ -1,4 +1,4 @@
-"""Laws of settings in params.yaml. Oracles: the parsed file, its lines by their indentation, and DVC's own command."""
+"""Laws of settings in params.yaml. Oracles: the parsed file, and what DVC's own command makes of it, byte for byte."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import os
 import re
 import shutil
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from stages import grid
 from tests.pipeline.conftest import PROJECT
 
 PARAMS = PROJECT / "params.yaml"
-MINE = "mine: {exponent_bits: 4, mantissa_bits: 3}"
 
 Path_ = tuple[str, ...]
 
@@ -46,16 +44,16 @@ def checked_here(monkeypatch: pytest.MonkeyPatch) -> None:
 def unchecked(tmp_path_factory: pytest.TempPathFactory):
     """Return a function that writes settings into a file of such text, whatever they mean.
 
-    It returns the lines then, and the content.
+    It returns the text then, and the content.
     """
     file = tmp_path_factory.mktemp("unchecked") / "params.yaml"
 
-    def change(*given: str, text: str) -> tuple[list[str], dict[str, Any]]:
+    def change(*given: str, text: str) -> tuple[str, dict[str, Any]]:
         file.write_bytes(text.encode())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(settings, "_check", lambda path: None)
             change_params(file, list(given))
-        return file.read_bytes().decode().split("\n"), read_yaml(file)
+        return file.read_bytes().decode(), read_yaml(file)
 
     return change
 
@@ -65,18 +63,6 @@ def paths(section: dict[str, Any], above: Path_ = ()) -> list[Path_]:
     inner = [(*above, name) for name in section]
     return inner + [deeper for name in inner if isinstance(section[name[-1]], dict)
                     for deeper in paths(section[name[-1]], name)]  # fmt: skip
-
-
-def holding(lines: list[str], path: Path_) -> tuple[int, int]:
-    """Return the range of ``lines`` that ``path`` is written in, as far as each part of it has lines of its own."""
-    start, end, indent = 0, len(lines), 0
-    for part in path:
-        first = next((i for i in range(start, end) if re.match(rf" {{{indent}}}{re.escape(part)}:", lines[i])), None)
-        if first is None:
-            break
-        ends = (i for i in range(first + 1, end) if re.match(rf" {{0,{indent}}}[^ #]", lines[i]))
-        start, end, indent = first, next(ends, end), indent + 2
-    return start, end
 
 
 def in_hydra(value: Any) -> str:
@@ -105,23 +91,18 @@ VALUES = st.recursive(
 @options(deadline=None, max_examples=25)
 @given(st.sampled_from(PLACES), VALUES)
 @example(next((text, path) for text, path in PLACES if path == ("corpus",)), {"a": ":0"})
-@example(next((text, path) for text, path in PLACES if path == ("tasks", "language", "primary")), ":0")
-def test_of_a_changed_setting_only_its_own_lines_differ(unchecked, place: tuple[str, Path_], value: Any):
+def test_a_changed_setting_has_the_value_that_was_given_and_no_other_differs(unchecked, place, value: Any):
     text, where = place
-    lines, content = unchecked(f"{'.'.join(where)}={in_hydra(value)}", text=text)
     expected = section = copy.deepcopy(BEFORE[text])
     for part in where[:-1]:
         section = section[part]
     section[where[-1]] = value
-    assert repr(content) == repr(expected), "the values, their types and their order"
-    before = text.split("\n")
-    start, end = holding(before, where)
-    assert lines[:start] == before[:start] and lines[len(lines) - len(before) + end :] == before[end:]
+    assert_holds(unchecked, f"{'.'.join(where)}={in_hydra(value)}", text, expected)
 
 
 @options(deadline=None, max_examples=50)
 @given(st.sampled_from(IN_SECTIONS), NAMES, VALUES)
-def test_an_added_setting_is_one_line_more_or_one_that_is_longer(unchecked, place: tuple[str, Path_], name, value: Any):
+def test_an_added_setting_comes_last_in_its_section(unchecked, place: tuple[str, Path_], name, value: Any):
     text, where = place
     expected = section = copy.deepcopy(BEFORE[text])
     for part in where:
@@ -129,37 +110,46 @@ def test_an_added_setting_is_one_line_more_or_one_that_is_longer(unchecked, plac
     if not isinstance(section, dict) or name in section:
         return
     section[name] = value
-    lines, content = unchecked(f"+{'.'.join((*where, name))}={in_hydra(value)}", text=text)
-    assert repr(content) == repr(expected)
-    before = text.split("\n")
-    start, end = holding(before, where)
-    assert lines[:start] == before[:start] and lines[len(lines) - len(before) + end :] == before[end:]
-    kept = (Counter(before) & Counter(lines)).total()
-    assert (len(lines), kept) in {(len(before), len(before) - 1), (len(before) + 1, len(before))}
+    assert_holds(unchecked, f"+{'.'.join((*where, name))}={in_hydra(value)}", text, expected)
 
 
-@pytest.mark.usefixtures("checked_here")
-def test_comments_and_the_form_of_everything_else_stay(path: Path):
-    change_params(path, [f"grid.formats=[bf16,mine] train.clip=2e-3 formats={{{MINE}}}", "+monitor.groups=[tensors]",
-                         "+overrides.E5M2.train.clip=0.5", "++optimizers.adamw.match_rms=true"])  # fmt: skip
-    lines = path.read_text().split("\n")
-    added = {line for line in lines if line not in LINES}
-    adamw = next(line for line in LINES if line.startswith("    {base: adamw"))
-    formats, overrides = (next(line for line in LINES if line.startswith(name)) for name in ("formats", "overrides"))
-    assert added == {
-        "  formats: [bf16, mine]",
-        "  clip: 0.002               # global gradient norm",
-        "  groups: [tensors]",
-        formats.replace("{}", f"{{{MINE}}}"),
-        overrides.replace("{}", "{E5M2: {train: {clip: 0.5}}}"),
-        adamw.replace("}", ", match_rms: true}"),
-    }
-    assert len(lines) == len(LINES) + 1
+def assert_holds(unchecked, setting: str, text: str, expected: dict[str, Any]) -> None:
+    """Assert that the file has the expected values, types and order, or that it was left alone in a sentence."""
+    try:
+        content = unchecked(setting, text=text)[1]
+    except UserError as error:
+        assert "edit the file by hand" in str(error) and ":" in setting, "texts that YAML's own writer spoils"
+    else:
+        assert repr(content) == repr(expected)
+
+
+def test_the_shipped_file_is_a_fixed_point_of_dvcs_writer(path: Path):
+    apply_overrides(path, [])
+    assert path.read_bytes() == PARAMS.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["grid.formats=[bf16,E5M2]"], ["train.clip=2e-3"], ["+monitor.groups=[tensors]"], ["train.steps=5"],
+        ["+overrides.E5M2.train.clip=0.5"], ["++optimizers.muon.lr=1e-5"], ["start=data/weights/a"],
+        ["tracking=[mlflow]", "grid.seeds=[7]"], ["grid.lr_scales=[1.0]"], ["model={from: data/weights/a}"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_setting_is_written_as_dvc_writes_it_and_comments_stay(unchecked, given: list[str], path: Path):
+    apply_overrides(path, given)
+    text, _ = unchecked(*given, text=PARAMS.read_text())
+    assert text == path.read_text()
+    comments = [line.partition("# ")[2] for line in PARAMS.read_text().splitlines() if "# " in line]
+    assert [line.partition("# ")[2] for line in text.splitlines() if "# " in line] == comments
+    values = {line.partition(" #")[0].strip() for line in set(text.splitlines()) ^ set(PARAMS.read_text().splitlines())}
+    assert len(values) <= 16, "its own lines alone"
 
 
 def test_settings_mean_what_they_mean_to_dvc(path: Path, tmp_path: Path):
     theirs = Path(shutil.copy(PARAMS, tmp_path / "theirs.yaml"))
-    given = ["grid.seeds=[0,1,2]", "train.clip=2e-3", "+optimizers.adamw.match_rms=true", "model=micro",
+    given = ["grid.seeds=[0,1,2]", "train.clip=2e-3", "+optimizers.adamw.eps=1e-6", "model=micro",
              '++recipes.one=[{layers:"*",weight:FORMAT,grad:{format:E5M2}}]', "train.compile=off"]  # fmt: skip
     change_params(path, given)
     apply_overrides(theirs, given)
@@ -170,13 +160,11 @@ def test_settings_mean_what_they_mean_to_dvc(path: Path, tmp_path: Path):
 @pytest.mark.usefixtures("checked_here")
 def test_several_settings_may_stand_in_one_text_and_what_is_so_already_is_not_written(path: Path):
     stamp = path.stat().st_mtime_ns, path.stat().st_ino
-    change_params(path, [" train.steps=200  optimizers.adamw.lr=3e-3\n formats={} "])
+    change_params(path, [" train.steps=200  train.final_lr=1e-1\n formats={} "])
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == stamp
     change_params(path, ['corpora.local.path="my own texts" grid.lr_scales=[1.0]'])
     assert read_yaml(path)["corpora"]["local"]["path"] == "my own texts"
-    assert "lr_scales: [1.0] " in path.read_text(), "which makes another key than 1"
-    change_params(path, [f"grid.seeds={list(range(99))}"])
-    assert len(path.read_text().split("\n")) == len(LINES), "however long a line gets"
+    assert "- 1.0\n" in path.read_text(), "which makes another key than 1"
 
 
 @pytest.mark.parametrize(
@@ -202,8 +190,11 @@ def test_several_settings_may_stand_in_one_text_and_what_is_so_already_is_not_wr
         ("overrides={E5M2: {train: {clop: 0.5}}}", "did you mean clip"),
         ("+formats.E4M3={exponent_bits:4,mantissa_bits:3}", "the name is taken"),
         ("formats.mine={exponent_bits:4,mantissa_bits:3}", "formats has no 'mine', which a + before the name would"),
-        ("recipes.uniform=[{layers:block.*,weight:FORMAT}]", "matches no layer"),
-        ("models.pico.heads=3", "not divisible"),
+        ("+recipes.uniform=[{layers:block.*,weight:FORMAT}]", "matches no layer"),
+        ("+models.pico.heads=3", "not divisible"),
+        ("grid.optimizers=[stiff_matched]", "grid.optimizers: stiff_matched is now called spacing_scaled"),
+        ("+optimizers.stiff_matched.lr=1", "optimizers: stiff_matched is now called spacing_scaled"),
+        ("+overrides.bf16-riemann-0-1.train.clip=1", "overrides: riemann is now called riemann_adam"),
     ],
 )
 @pytest.mark.usefixtures("checked_here")
@@ -237,25 +228,21 @@ def test_what_cannot_be_renamed_into_place_changes_nothing(path: Path, monkeypat
     ("text", "setting", "after"),
     [
         ("a:   # empty\nb: 1\n", "a.c=2", None),
-        ("a:   # empty\nb: 1\n", "+a.c=2", "a: {c: 2}   # empty\nb: 1\n"),
-        ("a:   # empty\nb: 1\n", "a=2", "a: 2   # empty\nb: 1\n"),
-        ("a: {b: 1,}\n", "+a.c=2", "a: {b: 1, c: 2,}\n"),
-        ("a: {b: 1  # one\n  }\n", "+a.c=2", "a: {b: 1, c: 2  # one\n  }\n"),
-        ("a:\r\n  b: 1  # é\r\nc: 2", "+a.d=3", "a:\r\n  b: 1  # é\r\n  d: 3\r\nc: 2"),
-        ("a:\n  b: 1", "+a.d=3", "a:\n  b: 1\n  d: 3"),
-        ("a:\n- b\n- c  # last\n\n# of d\nd: 1\n", "a=[1]", "a:\n  [1]\n\n# of d\nd: 1\n"),
-        ("a: |\n  b\n  c\n\nd: 1\n", "a=e", "a: e\n\nd: 1\n"),
-        ("a:\n  b: |\n    x\n  # y\nd: 1\n", "+a.c=2", "a:\n  b: |\n    x\n  c: 2\n  # y\nd: 1\n"),
-        ("a:\n  b:  # empty\nd: 1\n", "+a.c=2", "a:\n  b:  # empty\n  c: 2\nd: 1\n"),
-        ('"a b": 1\n\'c-d\': 2\n', "c-d=3", '"a b": 1\n\'c-d\': 3\n'),
-        ("a: &x {b: 1}\nc: *x\n", "a=2", None),
+        ("a:   # empty\nb: 1\n", "+a.c=2", {"a": {"c": 2}, "b": 1}),
+        ("a: {b: 1,}\n", "+a.c=2", {"a": {"b": 1, "c": 2}}),
+        ("a: {b: 1  # one\n  }\n", "+a.c=2", {"a": {"b": 1, "c": 2}}),
+        ("a:\r\n  b: 1  # é\r\nc: 2", "+a.d=3", {"a": {"b": 1, "d": 3}, "c": 2}),
+        ("a:\n- b\n- c  # last\n\n# of d\nd: 1\n", "a=[1]", {"a": [1], "d": 1}),
+        ("a: |\n  b\n  c\n\nd: 1\n", "a=e", {"a": "e", "d": 1}),
+        ('"a b": 1\n\'c-d\': 2\n', "c-d=3", {"a b": 1, "c-d": 3}),
+        ("a: &x {b: 1}\nc: *x\n", "a=2", {"a": 2, "c": {"b": 1}}),
         ("a: &x {b: 1}\nc: *x\n", "c.b=2", None),
-        ("a: &x {b: 1}\nc: {<<: *x, d: 2}\n", "c.b=2", None),
+        ("a: &x {b: 1}\nc: {<<: *x, d: 2}\n", "c.b=2", {"a": {"b": 1}, "c": {"b": 2, "d": 2}}),
     ],
 )
-def test_other_ways_to_write_a_file_are_kept_or_left_alone(unchecked, text: str, setting: str, after: str | None):
+def test_other_ways_to_write_a_file_are_understood_or_left_alone(unchecked, text: str, setting: str, after):
     if after is None:
         with pytest.raises(UserError, match=r"is as it was\)$"):
             unchecked(setting, text=text)
     else:
-        assert unchecked(setting, text=text)[0] == after.split("\n")
+        assert unchecked(setting, text=text)[1] == after

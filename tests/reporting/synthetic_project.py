@@ -20,7 +20,7 @@ from tests.reporting.synthetic_diagnosis import COST, format_fields, layer_names
 
 DEFAULT_FORMATS = ["bf16", "E4M3", "E5M2", "E3M4", "E1M6", "E7M0"]
 TRAIN = {
-    "steps": 300, "batch": 16, "accumulate": 1, "warmup": 0.1, "final_lr": 0.1, "clip": 1.0, "log_every": 10,
+    "steps": 300, "batch": 16, "grad_accumulation": 1, "warmup": 0.1, "final_lr": 0.1, "clip": 1.0, "log_every": 10,
     "eval_every": 50, "eval_sequences": 256, "checkpoint_every": 100, "compute": "bf16", "device": "auto",
     "compile": "auto", "divergence": {"spike": 2.0, "window": 50},
 }  # fmt: skip
@@ -97,7 +97,7 @@ def _cell(
         return {"format": fmt, **scaling, "granularity": "tensor", "block": 32}
 
     rules = [{"layers": "*", "weight": spec(name), "input": spec(name), "grad": spec("E5M2"),
-              "gradient": "identity", "accumulate": "bf16"}] if quantized else []  # fmt: skip
+              "gradient": "straight-through", "accumulate": "bf16"}] if quantized else []  # fmt: skip
     return {
         "key": key, "format": name, "optimizer": optimizer, "seed": seed, "lr_scale": lr_scale,
         "model": MODEL | {"layers": blocks}, "rules": rules,

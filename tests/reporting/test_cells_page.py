@@ -15,10 +15,12 @@ from urllib.parse import parse_qs, unquote
 
 import pandas as pd
 import pytest
+from ruamel.yaml import YAML
 
+from altgrad.config.cell import Cell
 from altgrad.config.files import read_json
 from altgrad.reporting.anomalies import cases
-from altgrad.reporting.cells import contents, to_cells_page
+from altgrad.reporting.cells import contents, settings, to_cells_page
 from altgrad.reporting.flags import raised
 from altgrad.reporting.html import address, marks
 from altgrad.reporting.load import IDENTITY
@@ -53,8 +55,9 @@ def test_every_cell_has_the_numbers_of_its_files(project: Path) -> None:
         key, run = cell["key"], project / "data/runs" / cell["key"]
         resolved = read_json(project / "data/grid" / f"{key}.json")
         assert {name: cell[name] for name in IDENTITY} == {name: resolved[name] for name in IDENTITY}
-        settings = {name: json.loads(text) for name, text in (found["common"] | cell["settings"]).items()}
-        assert settings["arm.lr"] == resolved["arm"]["lr"] and settings["rules"] == resolved["rules"]
+        named = YAML(typ="safe").load(cell["settings"])
+        identity = {"key": key, **{name: cell[name] for name in IDENTITY}, "formats": resolved["formats"]}
+        assert Cell(**{"rules": [], "monitor": {}} | identity | named) == Cell(**resolved), "defaults are left out"
         if key == MISSING:
             assert cell["reason"] == "not trained" and "results" not in cell
             continue
@@ -74,12 +77,21 @@ def test_every_cell_has_the_numbers_of_its_files(project: Path) -> None:
     assert next(cell for cell in found["cells"] if cell["key"] == DIVERGED)["cause"].startswith(f"{DIVERGED} diverged")
 
 
-def test_what_all_cells_share_is_said_once(project: Path) -> None:
+def test_a_setting_that_is_its_default_and_a_known_format_are_left_out(project: Path) -> None:
     found = data_of((project / "reports/cells.html").read_text())
-    assert "train.steps" in found["common"] and "model.width" in found["common"]
-    for cell in found["cells"]:
-        assert not set(cell["settings"]) & set(found["common"])
+    said = {cell["key"]: cell["settings"] for cell in found["cells"]}
+    assert all("steps: 60" in text and "clip" not in text and "mantissa" not in text for text in said.values())
+    assert "stiffness: ulp" in said[DIVERGED] and "stiffness" not in said["E4M3-adamw-1-1"]
+    assert "grad: {format: E5M2}" in said[DIVERGED] and "grad" not in said["bf16-adamw-0-1"]
     assert len((project / "reports/cells.html").read_text()) < 10_000 * len(found["cells"]), "5 MB for 500 cells"
+
+
+def test_a_format_that_its_name_does_not_define_is_a_setting(project: Path) -> None:
+    cell = read_json(project / "data/grid" / f"{DIVERGED}.json")
+    for name, known in (("mine", False), ("E4M3", False), ("E3M4", True)):
+        fields = {"name": name, "exponent_bits": 3, "mantissa_bits": 4, "bias": 3, "specials": "finite", "signed": True}
+        named = YAML(typ="safe").load(settings(cell | {"formats": cell["formats"] | {name: fields}}))
+        assert named.get("formats") == (None if known else {name: fields})
 
 
 def test_flags_are_those_of_the_report(project: Path) -> None:
@@ -188,16 +200,16 @@ def column(table: Any, index: int) -> list[float]:
 def test_tables_sort_by_numbers_with_either_sign_and_back(opened) -> None:
     page = opened("cells.html")
     table = page.locator("table", has=page.locator("#list"))
-    before = column(table, 4)
+    before = column(table, 2)
     button = table.locator("th button", has_text="above the baseline")
     button.click()
-    known = [value for value in column(table, 4) if value == value]
+    known = [value for value in column(table, 2) if value == value]
     assert known == sorted(known) != [value for value in before if value == value] and min(known) < 0
-    assert column(table, 4)[len(known) :] == pytest.approx([math.nan] * (len(before) - len(known)), nan_ok=True)
+    assert column(table, 2)[len(known) :] == pytest.approx([math.nan] * (len(before) - len(known)), nan_ok=True)
     button.click()
-    assert [value for value in column(table, 4) if value == value] == sorted(known, reverse=True)
+    assert [value for value in column(table, 2) if value == value] == sorted(known, reverse=True)
     button.click()
-    assert column(table, 4) == pytest.approx(before, nan_ok=True)
+    assert column(table, 2) == pytest.approx(before, nan_ok=True)
 
 
 def test_tables_show_the_rows_with_the_words_that_are_asked_for(opened) -> None:
@@ -235,7 +247,7 @@ def test_a_cell_is_reached_from_the_report_and_from_another_cell(opened, project
 def test_a_number_of_a_table_leads_to_the_cells_behind_it(opened, project: Path) -> None:
     page = opened("index.html")
     rows = page.locator("#result ~ * tr", has=page.locator("td", has_text=re.compile("^bf16$")))
-    told = rows.filter(has_text="stiff").last.locator("td.number a").first
+    told = rows.filter(has_text="stiff").last.locator("td.number a", has_text="±")
     shown, keys = told.inner_text(), [f"bf16-stiff-{seed}-1" for seed in (0, 1, 2)]
     told.click()
     page.wait_for_url("**/cells.html#?format=bf16&optimizer=stiff&lr_scale=1*")

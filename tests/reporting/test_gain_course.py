@@ -72,10 +72,28 @@ def test_the_figure_draws_the_mean_of_the_seeds_and_its_interval(seeds):
     study = made(seeds=seeds)
     (spec,) = [spec for spec in FIGURES if spec.name == "gains_over_run"]
     with drawing():
-        (axis,) = spec.draw(study, compare(study)).axes
+        figure = spec.draw(study, compare(study))
+    bf16, axis = figure.axes
+    assert [panel.get_title(loc="left") for panel in (bf16, axis)] == ["bf16", "E3M4"]
     drawn = [line.get_ydata() for line in axis.lines]
     means = [-rises_and_falls(step) - np.mean(NOISE[:seeds]) for step in STEPS[1:]]
     assert any(len(line) == len(means) and line == pytest.approx(means) for line in drawn)
     known = stats.t.interval(0.95, 2, means[-1], 0.01 / np.sqrt(3)) if seeds > 1 else ()
     ends = {y for band in axis.collections for path in band.get_paths() for x, y in path.vertices if x == STEPS[-1]}
     assert all(any(y == pytest.approx(end) for y in ends) for end in known)
+
+
+def test_an_interval_that_is_wide_early_in_the_run_hides_no_line():
+    study = made()
+    wild = (study.history["step"] == 10) & (study.history["optimizer"] == "stiff") & (study.history["format"] == "bf16")
+    shift = study.history["seed"].map({0: 50.0, 1: -50.0, 2: 0.0})
+    history = study.history.assign(val_loss=study.history["val_loss"] + shift * wild)
+    study = replace(study, history=history)
+    (spec,) = [spec for spec in FIGURES if spec.name == "gains_over_run"]
+    with drawing():
+        figure = spec.draw(study, compare(study))
+    assert max(end for path in figure.axes[0].collections[0].get_paths() for _, end in path.vertices) > 50
+    means = [-rises_and_falls(step) - np.mean(NOISE) for step in STEPS[1:]]
+    for axis in figure.axes:
+        low, high = axis.get_ylim()
+        assert -1 < low < min(means) and max(means) < high < 1

@@ -18,7 +18,7 @@ from altgrad.formats import get_format
 from altgrad.reporting import tables
 from altgrad.reporting.compare import compare
 from altgrad.reporting.figures import FIGURES, draw
-from altgrad.reporting.figures.curves import loss_differences
+from altgrad.reporting.figures.curves import loss_curves, loss_differences
 from altgrad.reporting.figures.memory import front
 from altgrad.reporting.figures.style import LOOKS, RESERVE, drawing, looks, panels, spread_axis
 from altgrad.reporting.figures.weights import (
@@ -116,8 +116,44 @@ def test_a_twin_has_its_formats_look_in_a_lighter_colour():
 def test_the_baseline_minus_itself_is_not_drawn(study, comparison) -> None:
     with drawing():
         figure = loss_differences(study, comparison)
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert "bf16" not in labels and "E4M3" in labels
+    titles = [axis.get_title(loc="left") for axis in figure.axes]
+    assert "bf16" not in titles and "E4M3" in titles
+
+
+def test_a_panel_of_curves_has_the_mean_over_seeds_of_each_optimizer_and_ends_a_run_that_diverged(made) -> None:
+    arms = {"stiff": {"stiffness": "ulp"}}
+    study = made(["bf16", "E4M3"], ["adamw", "stiff"], (0, 1, 2), arms=arms, diverged={"E4M3-stiff-1-1": 40}, steps=60)
+    with drawing():
+        panels_of = {axis.get_title(loc="left"): axis for axis in loss_curves(study, compare(study)).axes}
+    assert list(panels_of) == ["bf16", "E4M3"]
+    losses = study.history[study.history["train_loss"].notna()]
+    for name, axis in panels_of.items():
+        drawn = [np.column_stack(line.get_data()) for line in axis.lines]
+        for arm in ("adamw", "stiff"):
+            own = losses[(losses["format"] == name) & (losses["optimizer"] == arm)]
+            if (name, arm) == ("E4M3", "stiff"):
+                own = own[own["seed"] != 1]
+            mean = own.groupby("step")["train_loss"].mean().reset_index().to_numpy()
+            assert any(line.shape == mean.shape and line == pytest.approx(mean) for line in drawn), (name, arm)
+        crosses = [line.get_xdata() for line in axis.lines if line.get_marker() == "x"]
+        assert [list(at) for at in crosses] == ([[40]] if name == "E4M3" else [])
+
+
+def test_the_chart_of_gains_has_a_row_for_each_optimizer_and_format(made) -> None:
+    arms = {"stiff": {"stiffness": "ulp"}, "shuffled": {"stiffness": "permuted"}}
+    (spec,) = [spec for spec in FIGURES if spec.name == "gains"]
+    for formats, labels in ((["bf16", "E4M3"], ["", "bf16", "E4M3"] * 2),
+                            (["E4M3"], ["stiff minus adamw", "shuffled minus adamw"])):  # fmt: skip
+        study = made(formats, ["adamw", *arms], (0, 1, 2), arms=arms, baseline=formats[0])
+        comparison = compare(study)
+        with drawing():
+            (axis,) = spec.draw(study, comparison).axes
+        assert [tick.get_text() for tick in axis.get_yticklabels()] == labels
+        places = [line.get_data() for line in axis.lines if line.get_markersize() == 6]
+        rows = [row for arm in arms for row in comparison.gains.itertuples() if row.optimizer == arm]
+        means = [row.claim.difference.mean for row in rows]
+        assert [x[0] for x, _ in places] == pytest.approx(means)
+        assert [labels[y[0]] for _, y in places] == [label for label in labels if label]
 
 
 def test_moving_a_histogram_keeps_its_mass() -> None:

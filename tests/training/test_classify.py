@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,7 +26,7 @@ from altgrad.config.schema import LocalCorpus, Tokenizer
 from altgrad.config.tasks import ON_TEST, ON_VALIDATION, TITLES, Classifier, Classify
 from altgrad.data import write_tokens
 from altgrad.data.classification import choose_thresholds, classification_metrics
-from altgrad.data.corpora import SPLITS
+from altgrad.data.corpora import SPLITS, hashed_split
 from altgrad.data.labels import read_labels
 from altgrad.data.tasks import task_of
 from altgrad.diagnostics.evaluated import AS_TRAINED, UNQUANTIZED, Evaluated, quantized
@@ -101,6 +102,20 @@ def test_metrics_are_those_of_the_stored_scores(run: Path, documents: Path) -> N
     assert reported["perplexity"] is None and 0 < reported["read_frac"] <= 1
 
 
+def test_predictions_are_the_stored_scores_and_lead_back_to_the_documents(run: Path, documents: Path) -> None:
+    rows = pd.read_json(documents.parent / "rows.jsonl", lines=True)
+    stored = {name: t.numpy() for name, t in load_file(run / "scores.safetensors").items()}
+    found = pd.read_csv(run / "predictions.csv", keep_default_na=False, dtype={f"score {name}": "f4" for name in WORDS})
+    assert list(found) == ["split", "document", "true", "predicted", *(f"score {name}" for name in sorted(WORDS))]
+    assert list(found.split) == [hashed_split(f"row {number}") for number in found.document]
+    assert not found.document.duplicated().any()
+    assert list(found.true) == [";".join(sorted(rows.labels[number])) for number in found.document]
+    scores = np.concatenate([stored["val/scores"], stored["test/scores"]])
+    assert (found.filter(like="score ").to_numpy() == scores).all()
+    given = [np.array(sorted(WORDS))[row] for row in scores >= stored["thresholds"]]
+    assert list(found.predicted) == [";".join(names) for names in given]
+
+
 def test_a_documents_score_is_the_mean_logit_of_its_pieces(run: Path, documents: Path) -> None:
     cell = cell_of()
     task = task_of(cell, documents, "test")
@@ -150,8 +165,9 @@ def flipped(documents: Path) -> bytes:
 
     truth = ~read_labels(documents, "test", len(WORDS))
     rows = [np.flatnonzero(own).tolist() for own in truth]
-    buffer = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table({"labels": pyarrow.array(rows, pyarrow.list_(pyarrow.uint16()))}), buffer)
+    buffer, table = io.BytesIO(), pyarrow.parquet.read_table(documents / "test.labels.parquet")
+    turned = table.set_column(0, "labels", pyarrow.array(rows, pyarrow.list_(pyarrow.uint16())))
+    pyarrow.parquet.write_table(turned, buffer)
     return buffer.getvalue()
 
 

@@ -43,7 +43,7 @@ class Play:
     """The project in ``root``, whose cells train when they are told to; what they will write is in another folder."""
 
     def __init__(self, root: Path, whole: Path, **settings: Any) -> None:
-        self.root, self._whole = root, whole
+        self.root, self.whole = root, whole
         self.keys = write_project(whole, **settings)
         for part in ("grid", "tokens"):
             shutil.copytree(whole / "data" / part, root / "data" / part)
@@ -53,7 +53,7 @@ class Play:
 
     def history(self, key: str) -> list[list[Any]]:
         """Return all rows that a cell will log, as training writes them."""
-        frame = pd.read_csv(self._whole / "data/runs" / key / "history.csv", dtype="float64").astype(object)
+        frame = pd.read_csv(self.whole / "data/runs" / key / "history.csv", dtype="float64").astype(object)
         return [[int(row[0]), int(row[1]), *row[2:]] for row in frame.where(frame.notna(), None).to_numpy().tolist()]
 
     def log(self, key: str) -> Path:
@@ -78,13 +78,13 @@ class Play:
 
     def finish(self, key: str) -> None:
         """Have a cell write its outputs."""
-        shutil.copytree(self._whole / "data/runs" / key, self.root / "data/runs" / key)
+        shutil.copytree(self.whole / "data/runs" / key, self.root / "data/runs" / key)
 
     def diagnose(self, key: str) -> None:
         """Have a cell diagnosed."""
         (self.root / "data/diag").mkdir(exist_ok=True)
         for end in ("json", "parquet"):
-            shutil.copy(self._whole / "data/diag" / f"{key}.{end}", self.root / "data/diag")
+            shutil.copy(self.whole / "data/diag" / f"{key}.{end}", self.root / "data/diag")
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ It needs Playwright's client and a Chromium.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Iterator
@@ -101,7 +102,7 @@ def test_cells_appear_go_on_finish_diverge_and_fail_before_ones_eyes(game, shown
 
     shown.page.select_option("#which", "all")
     losses = {key: read_json(game.root / "data/runs" / key / "metrics.json")["val_loss"] for key in (a, c)}
-    assert shown.row(c)[4:6] == [f"{losses[c]:.4f}", f"{losses[c] - losses[a]:+.4f}".replace("-", "−")]
+    assert shown.row(c)[3:5] == [f"{losses[c] - losses[a]:+.4f}".replace("-", "−"), f"{losses[c]:.4f}"]
     table = shown.page.locator("#comparison tbody tr").all_inner_texts()
     assert len(table) == 2 and "1 of 2" in table[0] and f"{losses[a]:.4f}" in table[0]
 
@@ -154,6 +155,36 @@ def test_the_chart_draws_what_is_chosen_and_tells_the_line_under_the_pointer(gam
         for height in range(5, 100, 5):
             shown.page.mouse.move(box["x"] + box["width"] * share / 100, box["y"] + box["height"] * height / 100)
     assert "bf16-adamw" in shown.text("#under"), "and no hidden line"
+
+
+def test_a_line_stands_out_while_the_pointer_is_at_it(game, shown):
+    for key in game.keys[:3]:
+        game.finish(key)
+    shown.wait("#summary", "3 of 4")
+    shown.page.select_option("#measure", "val")
+    shown.redrawn()
+    box = shown.page.locator("canvas").bounding_box()
+    for share, height in itertools.product(range(5, 100, 5), repeat=2):  # until a line of bf16 is the nearest
+        shown.page.mouse.move(box["x"] + box["width"] * share / 100, box["y"] + box["height"] * height / 100)
+        if shown.text("#under").startswith("bf16"):
+            break
+    shown.redrawn()
+    assert shown.text("#under").startswith("bf16") and not shown.page.evaluate(ORANGE)
+    shown.page.mouse.move(0, 0)
+    shown.redrawn()
+    assert shown.page.evaluate(ORANGE)
+
+
+def test_a_metric_that_several_layers_have_a_flag_of_is_said_once(game, shown):
+    key = game.keys[0]
+    diagnosis = game.whole / "data/diag" / f"{key}.json"
+    values = {("a", "zeroed_frac"): 0.25, ("b", "zeroed_frac"): 0.5, ("b", "dead_units"): 0.75, ("", "sharpness"): 40}
+    flags = [{"layer": layer, "metric": name, "value": value, "limit": 0} for (layer, name), value in values.items()]
+    write_json(diagnosis, read_json(diagnosis) | {"flags": flags})
+    game.finish(key)
+    game.diagnose(key)
+    shown.wait("#cells tbody", "sharpness")
+    assert shown.row(key)[-1] == "zeroed_frac 0.25 to 0.5 in 2 layers; dead_units 0.75 in b; sharpness 40"
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from altgrad.console import while_read
+from altgrad.console import called, while_read
 from altgrad.formats import Format, get_format
 from altgrad.numerics.check.records import environment, write_record
 from altgrad.numerics.check.reference import grid, round_scalar
@@ -205,14 +205,22 @@ def prove(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prove the formats and modes asked for; 1 if anything was wrong."""
-    parser = argparse.ArgumentParser(prog="python -m altgrad.numerics.check.prove", description=__doc__.split("\n")[0])
-    parser.add_argument("--formats", nargs="+", type=_provable_format, default=DEFAULT_FORMATS, metavar="NAME")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
-    parser.add_argument("--overflow", nargs="+", choices=OVERFLOW_POLICIES, default=("saturate",))
-    parser.add_argument("--paths", nargs="+", choices=PATHS, help="default: all that the device has")
-    parser.add_argument("--device", choices=tuple(_CHUNKS), default="cpu")
-    parser.add_argument("--threads", type=int, default=1, help="more help only where no other work runs")
-    parser.add_argument("--output", type=Path, default=Path("reports/numerics_proof.json"))
+    parser = argparse.ArgumentParser(prog=called("numerics.check.prove"), description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--formats", nargs="+", type=_provable_format, default=DEFAULT_FORMATS, metavar="FORMAT",
+        help="default: the eight formats of 8 bits",
+    )  # fmt: skip
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="of rounding; default: all")
+    parser.add_argument(
+        "--overflow", nargs="+", choices=OVERFLOW_POLICIES, default=("saturate",),
+        help="what becomes of values beyond the largest; default: saturate",
+    )  # fmt: skip
+    parser.add_argument("--paths", nargs="+", choices=PATHS, help="implementations; default: all that the device has")
+    parser.add_argument("--device", choices=tuple(_CHUNKS), default="cpu", help="default: %(default)s")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="default: 1; more help on an idle machine")
+    parser.add_argument(
+        "--output", type=Path, default=Path("reports/numerics_proof.json"), metavar="FILE", help="default: %(default)s"
+    )
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     on_gpu = options.device == "cuda"

@@ -61,7 +61,7 @@ def write_comparison(results: Path, family: Family, curves: Path | None, out: Pa
                 pictures.get("gains_over_run"), results_table(study, comparison)
             )),
             Section("Curves", "curves", there(*map(pictures.get, curve))),
-            Section("What was asked", "family", [_family_table(results, family)]),
+            Section("What was asked", "family", [_family_table(results, family, rows.attrs["unread"])]),
         ) if section.blocks],
     )  # fmt: skip
     write_text(out / "REPORT.md", to_markdown(page))
@@ -89,8 +89,8 @@ def headline(study: Study, comparison: Comparison) -> str:
     return " ".join([f"{said[0]}**", *said[1:]])
 
 
-def _family_table(results: Path, family: Family) -> Table:
-    """Everything that was declared, with the defaults."""
+def _family_table(results: Path, family: Family, unread: list[str]) -> Table:
+    """Everything that was declared, with the defaults, and the columns of the results that nothing reads."""
 
     def said(value: object) -> str:
         if isinstance(value, dict):
@@ -101,6 +101,7 @@ def _family_table(results: Path, family: Family) -> Table:
 
     rows = [[name.replace("_", " "), said(value)] for name, value in family.model_dump().items()]
     return Table(
-        [words("what"), words("value")], [["results", results.name], *rows],
+        [words("what"), words("value")],
+        [["results", results.name], ["columns not read", said([name for name in unread if name])], *rows],
         "Controls stand with what they are controls of.",
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,20 +20,28 @@ ALL = "all"  # the configuration, or the optimizer, of a table that says none
 def read_rows(path: Path, metric: str, key: Sequence[str] = KEY) -> pd.DataFrame:
     """Return the losses in ``path``, those in its column ``metric``, in the order of the file.
 
-    Columns are those of ``key``, and ``loss``, float64, NaN where the run has diverged. Raises
-    :class:`altgrad.config.UserError` for a file that is no such table, and for a run that stands there twice.
+    Columns are those of ``key``, and ``loss``, float64, NaN where the run has diverged. ``attrs["unread"]`` names the
+    other columns of the file. Raises :class:`altgrad.config.UserError` for a file that is no such table, and for a run
+    that stands there twice.
     """
     found: dict[tuple[str | int, ...], tuple[int, float]] = {}
+    unread: list[str] = []
     for line, values in _lines(path, [*key, metric]):
         place = f"{path}, line {line}"
         run = tuple(_told_by(place, name, values[name]) for name in key)
+        unread = unread or [name for name in values if name not in (*key, metric)]
         if run in found:
-            raise UserError(f"{place}: {_named(run)} stands in line {found[run][0]} too; remove one")
+            first = dict(_lines(path, [*key, metric]))[found[run][0]]
+            apart = [name for name in unread if name and ALL in run and values[name] != first[name]]
+            rename = f", or rename what tells them apart ({', '.join(apart)}) {KEY[run.index(ALL)]}" if apart else ""
+            raise UserError(f"{place}: {_named(run)} stands in line {found[run][0]} too; remove one{rename}")
         found[run] = line, _loss(place, metric, values[metric])
     if not found:
         raise UserError(f"{path}: no row below the names of the columns")
     lines, losses = zip(*found.values(), strict=True)
-    return pd.DataFrame(list(found), lines, key).assign(loss=losses)
+    rows = pd.DataFrame(list(found), lines, key).assign(loss=losses)
+    rows.attrs["unread"] = unread
+    return rows
 
 
 def read_curves(path: Path, metric: str, runs: pd.DataFrame) -> pd.DataFrame:
@@ -47,8 +56,7 @@ def read_curves(path: Path, metric: str, runs: pd.DataFrame) -> pd.DataFrame:
 def _lines(path: Path, needed: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
     """Return the line and the values of each row.
 
-    Where there is no column but the others that are ``needed``, the configuration may be missing, or the optimizer:
-    that of all runs is `ALL`.
+    A table may lack the column of configurations, or that of optimizers: that of all runs is `ALL` then.
     """
     try:
         text = whole(path).decode("utf-8-sig")
@@ -60,11 +68,19 @@ def _lines(path: Path, needed: Sequence[str]) -> Iterator[tuple[int, dict[str, s
     columns = [name.strip() for name in next(rows, (1, []))[1]]
     if not columns:
         raise UserError(f"{path} is empty; expected the columns {', '.join(needed)} in its first line")
-    alike = {name: ALL for name in KEY[:2] if sorted([*columns, name]) == sorted(needed)}
+    if len(columns) == 1 and (separator := re.search("[;\t|]", columns[0])):
+        raise UserError(f"{path}, line 1: columns are separated by {separator[0]!r}; save the table with commas")
+    absent = [name for name in KEY[:2] if not any(column.lower()[:4] == name[:4] for column in columns)]
+    alike = dict.fromkeys(absent[:1], ALL)
     for name in needed:
-        if columns.count(name) != 1 and name not in alike:
-            wrong = "" if name in columns else did_you_mean(name, columns)
-            raise UserError(f"{path}, line 1: {columns.count(name) or 'no'} column {name!r}{wrong}")
+        if columns.count(name) > 1:
+            raise UserError(f"{path}, line 1: {columns.count(name)} columns {name!r}; rename all but one")
+        if name not in columns and name not in alike:
+            hint = did_you_mean(name, columns)
+            raise UserError(
+                f"{path}, line 1: no column {' or '.join(map(repr, absent if name in absent else [name]))}{hint}"
+                f"{'' if hint.endswith('?') else '.'} Each row is a run; --metric names the column that is compared"
+            )
     for line, values in rows:
         yield line, alike | dict(zip(columns, (value.strip() for value in values), strict=True))
 
@@ -75,7 +91,7 @@ def _told_by(place: str, name: str, text: str) -> str | int:
             raise UserError(f"{place}: {name} is empty")
         return text
     try:
-        return int(text)
+        return int(re.sub(r"\.0*$", "", text))  # pandas writes 0.0 where the column had a gap
     except ValueError:
         raise UserError(f"{place}: {name} is {text!r}; expected a whole number") from None
 

@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from altgrad.console import called
 from altgrad.metrics import METRICS
 from altgrad.metrics.bands import Bands, from_binades, loss_bands, tensor_bands
 from altgrad.metrics.first_anomaly import LOSS_THRESHOLD, threshold_of
@@ -25,9 +26,9 @@ RUN, BAND, PEER = "#D55E00", "#0072B2", "#999999"
 
 def main(arguments: list[str]) -> None:
     """Tell which tensor of a run left its band first, and how long before the loss showed it; draw it."""
-    parser = ArgumentParser("python -m altgrad.diagnostics explain", description=main.__doc__)
-    parser.add_argument("cell", metavar="CELL", help="such as E4M3-adamw-0-1")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="what the pipeline left (default %(default)s)")
+    parser = ArgumentParser(f"{called('diagnostics')} explain", description=main.__doc__)
+    parser.add_argument("cell", metavar="CELL", help="a finished run, such as E4M3-adamw-0-1")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="the pipeline's folder (default %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("scratch/explain"), help="folder (default %(default)s)")
     settings = parser.parse_args(arguments)
     found = case(load_study(settings.data), settings.cell)

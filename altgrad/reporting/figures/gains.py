@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.figures.spec import in_report
-from altgrad.reporting.figures.style import legend, looks, spread_axis, tiles
+from altgrad.reporting.figures.style import framed, legend, looks, panels, spread_axis, tiles
 from altgrad.reporting.load import Study
 from altgrad.reporting.results import Result
 from altgrad.reporting.select import at_best, in_order, of_completed
@@ -29,22 +29,30 @@ def gains(study: Study, comparison: Comparison) -> Figure | None:
     table = comparison.gains.dropna(subset="claim")
     if table.empty:
         return None
-    names, arms = in_order(study.formats, table["format"]), list(table["optimizer"].unique())
     styles, least = looks(study.formats), study.measure.smallest_effect
-    figure, axes = tiles(len(arms), 0.6 + 0.36 * len(names), sharey=True, sharex=True)
-    for axis, arm in zip(axes, arms, strict=True):
-        own = table[table["optimizer"] == arm]
-        for row in own.itertuples():
-            style, y = styles[row.format].line(linestyle="none", markersize=7), names.index(row.format)
+    lines: list[tuple[str, Any]] = []  # from the top: a label and its row, or None for a heading
+    for arm, own in table.groupby("optimizer", sort=False):
+        against, rows = f"{arm} minus {own['reference'].iloc[0]}", list(own.itertuples())
+        several = table["format"].nunique() > 1
+        lines += [(against, None), *((row.format, row) for row in rows)] if several else [(against, rows[0])]
+    figure, axes = panels(1, 1, 0.7 + 0.22 * len(lines), width=5.2)  # which a phone shows whole
+    axis = axes[0, 0]
+    for y, (label, row) in enumerate(lines):
+        if row is None:
+            axis.text(0.01, y, label, transform=axis.get_yaxis_transform(), va="center", fontweight="bold")
+        else:
+            style = styles[row.format].line(linestyle="none", markersize=6)
             _difference(axis, y, row.claim, style)
             if row.beyond is not None:
-                _difference(axis, y + 0.3, row.beyond, style | {"markersize": 5, "markerfacecolor": "white"})
-        axis.axvspan(-least, least, color="#e8e8e8", zorder=0)
-        axis.axvline(0, color="black", linewidth=0.9)
-        axis.set(title=arm, xlabel=f"{study.measure.delta} against {own['reference'].iloc[0]}")
-        spread_axis(axis, "x", pd.Series([row.difference.mean for row in table["claim"]]), narrow=len(arms) > 1)
-    axes[0].set_yticks(range(len(names)), names)
-    axes[0].set_ylim(len(names) - 0.4, -0.6)
+                _difference(axis, y + 0.25, row.beyond, style | {"markersize": 4.5, "markerfacecolor": "white"})
+    axis.axvspan(-least, least, color="#e8e8e8", zorder=0)
+    axis.axvline(0, color="black", linewidth=0.9)
+    axis.set_xlabel(study.measure.labelled(study.measure.delta))
+    spread_axis(axis, "x", pd.Series([row.difference.mean for row in table["claim"]]))
+    axis.set_yticks(range(len(lines)), ["" if row is None else label for label, row in lines])
+    axis.set_ylim(len(lines) - 0.4, -0.6)
+    axis.grid(axis="y", visible=False)
+    axis.tick_params(axis="y", length=0)
     return figure
 
 
@@ -58,28 +66,31 @@ def _difference(axis: Axes, y: float, result: Result, style: dict[str, Any]) -> 
 @in_report(
     section="gains", order=20,
     alt="{noun} of each optimizer minus its reference's by step, for {entries}",
-    caption="{noun} minus the reference's after the same step with the same seed, mean and 95 % interval over seeds. A "
-    "learning rate that falls has fallen all the way at the last step only.",
+    caption="{noun} minus the reference's in the same {entry} after the same step with the same seed, mean and 95 % "
+    "interval over seeds; the frame cuts intervals that are wider than all means. A learning rate that falls has "
+    "fallen all the way at the last step only.",
 )  # fmt: skip
 def gains_over_run(study: Study, comparison: Comparison) -> Figure | None:
-    """Δ loss against the reference by step: a panel per optimizer, a line and its band per format."""
+    """Δ loss against the reference by step: a panel per entry, a line and its interval per optimizer."""
     found = courses(study, comparison)
     if not found:
         return None
-    arms, names = (list(dict.fromkeys(run[i] for run in found)) for i in (1, 0))
-    styles = looks(study.formats)
-    figure, axes = tiles(len(arms), 2.4, sharex=True, sharey=True)
-    for axis, arm in zip(axes, arms, strict=True):
-        for name in names:
-            if (name, arm) in found:
-                own = found[name, arm]
-                _, low, high = np.array([interval(row) for row in own.to_numpy()]).T  # NaN, undrawn, of one seed
-                axis.fill_between(own.index, low, high, color=styles[name].color, alpha=0.12, linewidth=0)
-                axis.plot(own.index, own.mean(axis="columns"), **styles[name].line(markevery=max(1, len(own) // 8)))
+    names, arms = in_order(study.formats, (run[0] for run in found)), list(comparison.references)
+    styles, shown = looks(study.optimizers), []
+    figure, axes = tiles(len(names), 1.9, sharex=True, sharey=True)
+    for (name, arm), own in found.items():
+        axis, mean = axes[names.index(name)], own.mean(axis="columns")
+        _, low, high = np.array([interval(row) for row in own.to_numpy()]).T  # NaN, undrawn, of one seed
+        axis.fill_between(own.index, low, high, color=styles[arm].color, alpha=0.2, linewidth=0)
+        axis.plot(own.index, mean, **styles[arm].line(markevery=max(1, len(own) // 8)))
+        shown += [*mean, low[-1], high[-1], 0]
+    for axis, name in zip(axes, names, strict=True):
         axis.axhline(0, color="black", linewidth=0.9)
-        axis.set(title=arm, xlabel="optimizer step")
-    axes[0].set_ylabel(study.measure.labelled(study.measure.delta))
-    legend(figure, styles, names)
+        axis.set_title(name)
+    framed(axes[0], pd.Series(shown))
+    figure.supxlabel("optimizer step", fontsize="medium")
+    figure.supylabel(study.measure.labelled(study.measure.delta), fontsize="medium")
+    legend(figure, styles, in_order(arms, (run[1] for run in found)))
     return figure
 
 

@@ -133,16 +133,26 @@ def panels(
 
 
 def tiles(count: int, height: float, **options: Any) -> tuple[Figure, list[Axes]]:
-    """Return a figure with ``count`` axes, three to a row at most; ``height`` is that of one row, in inches."""
-    across = min(3, count)
+    """Return a figure with ``count`` axes, four to a row at most; ``height`` is that of one row, in inches.
+
+    A single one is higher.
+    """
+    across = 4 if count == 4 or count > 6 else min(3, count)
     rows = -(-count // across)
-    figure, axes = panels(rows, across, 0.5 + height * rows, **options)
+    figure, axes = panels(rows, across, 0.6 + height * (1.6 if count == 1 else rows), **options)
     shown, spare = list(axes.flat[:count]), axes.flat[count:]
     for axis in spare:
         axis.set_visible(False)
     for axis in shown[-across:]:  # the lowest of each column, where shared axes leave the labels out
         axis.tick_params(labelbottom=True)
     return figure, shown
+
+
+def framed(axes: Axes, values: pd.Series) -> None:
+    """Have the y axis show all of ``values``, with a margin; what else is drawn may leave the frame."""
+    low, high = values.min(), values.max()
+    margin = 0.06 * (high - low or abs(high) or 1)
+    axes.set_ylim(low - margin, high + margin)
 
 
 def legend(figure: Figure, styles: dict[str, Look], names: list[str], **line: Any) -> None:
@@ -152,27 +162,26 @@ def legend(figure: Figure, styles: dict[str, Look], names: list[str], **line: An
     figure.legend(handles=handles, loc="outside upper center", ncols=-(-len(names) // rows), columnspacing=1.4)
 
 
-def spread_axis(axes: Axes, which: Literal["x", "y"], values: pd.Series, *, narrow: bool = False) -> None:
+def spread_axis(axes: Axes, which: Literal["x", "y"], values: pd.Series) -> None:
     """Make the "x" or "y" axis logarithmic away from zero when one of ``values`` would squeeze the others together.
 
-    The part around zero, up to about twice the median magnitude, stays linear; the axis' label says so.
-    A ``narrow`` axis has labels at powers of ten only.
+    The part around zero, up to about twice the median magnitude, stays linear; the axis' label says so. Beyond it
+    ticks are at powers of ten.
     """
     sizes = values.abs().dropna()
     threshold = 2 * sizes.median() if len(sizes) else 0.0
     if not 0 < threshold < sizes.max() / 3:
-        axes.locator_params(axis=which, nbins=4 if narrow else 8)
+        axes.locator_params(axis=which, nbins=5)
         return
     power = 10.0 ** np.floor(np.log10(threshold))
     threshold = power * max(step for step in (1, 2, 5) if step * power <= threshold * 1.0001)
     decades = np.arange(np.floor(np.log10(threshold)), np.ceil(np.log10(sizes.max())) + 1)
     ticks = [tick for decade in decades for step in (1, 2, 5) if (tick := step * 10.0**decade) >= threshold * 0.999]
-    if narrow:
-        powers = [tick for tick in ticks if np.isclose(np.log10(tick) % 1, 0)]
-        ticks = ticks[:1] + powers if powers and powers[0] > 3 * ticks[0] else powers or ticks[:1]
+    powers = [tick for tick in ticks if np.isclose(np.log10(tick) % 1, 0)]
+    ticks = ticks[:1] + powers if powers and powers[0] > 3 * ticks[0] else powers or ticks[:1]
     axis = getattr(axes, f"{which}axis")
     getattr(axes, f"set_{which}scale")("symlog", linthresh=threshold, linscale=1.2)
-    axis.set_major_locator(FixedLocator([-tick for tick in ticks] + [0] + ([] if narrow else [threshold / 2]) + ticks))
+    axis.set_major_locator(FixedLocator([-tick for tick in ticks] + [0] + ticks))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
     axis.set_minor_locator(NullLocator())
     axis.set_label_text(f"{axis.get_label_text()}\nlogarithmic beyond {threshold:g}")

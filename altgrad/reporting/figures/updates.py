@@ -11,6 +11,7 @@ from altgrad.reporting.document import Column, Table, words
 from altgrad.reporting.figures.spec import in_report
 from altgrad.reporting.figures.style import legend, looks, tiles
 from altgrad.reporting.load import DIVERGED, Study
+from altgrad.reporting.roles import is_virtual
 from altgrad.reporting.select import at_best, in_order, late, of_completed
 from altgrad.reporting.wording import NONE, number, significant
 
@@ -19,14 +20,15 @@ RUNGS, BINADE, COSINE, STALL = "rungs", "rungs_2^", "cosine_adamw", "stall_ratio
 
 @in_report(
     section="updates", order=10,
-    alt="Rungs that a step moves weights by, against the size of the weight, for each arm and format",
-    caption="How far a step moves a weight, in rungs of its quantization grid, by the binade of its magnitude: "
-    "mean over quantized weights, the watched steps of the second half of the run, layers and seeds. A flat line "
-    "is a step that is the same in rungs for small weights and large ones.",
+    alt="Code steps that a step moves weights by, against the size of the weight, for each optimizer and format",
+    caption="How far a step moves a weight, in code steps (from one representable value to the next), by the binade of "
+    "its magnitude: mean over quantized weights, the watched steps of the second half of the run, layers and seeds. A "
+    "flat line is the same number of code steps for small weights and large ones.",
 )  # fmt: skip
 def rungs_by_binade(study: Study, comparison: Comparison) -> Figure | None:
-    """Mean rungs per step against the binade of |w|: a panel per arm, a line per format."""
-    table = by_binade(recorded(study, comparison))
+    """Mean rungs per step against the binade of |w|: a panel per arm, a line per format that quantizes something."""
+    rows = recorded(study, comparison)
+    table = by_binade(rows[~rows["format"].isin([name for name in study.formats if is_virtual(study, name)])])
     if table.empty:
         return None
     arms = in_order(study.optimizers, table.index.get_level_values("optimizer"))
@@ -39,8 +41,9 @@ def rungs_by_binade(study: Study, comparison: Comparison) -> Figure | None:
                 line = table.loc[(arm, name)]
                 line = line[line > 0]
                 axis.plot(line.index, line.to_numpy(), **styles[name].line())
-        axis.set(title=arm, yscale="log", xlabel="binade of |w|, exponent of two")
-    axes[0].set_ylabel("rungs per step")
+        axis.set(title=arm, yscale="log")
+    figure.supxlabel("binade of |w|, exponent of two", fontsize="medium")
+    figure.supylabel("code steps per optimizer step", fontsize="medium")
     legend(figure, styles, names)
     return figure
 
@@ -80,10 +83,10 @@ def updates_table(study: Study, comparison: Comparison) -> Table | None:
          [None, *(comparison.behind(name, arm) for name in formats)]) for arm in arms
     ]  # fmt: skip
     note = (
-        "Cosine between the update, weight decay aside, and AdamW's on the same gradients / rungs that a weight moves "
-        "in a step / updates that leave the weight's code, in %: of master weights the code of their quantized view, "
-        "and a later step may change it. Means over quantized weights, layers, the watched steps of the second half of "
-        "the run, and seeds."
+        "Cosine between the update, weight decay aside, and AdamW's on the same gradients / code steps that a weight "
+        "moves in a step / updates that leave the weight's code, in %: of master weights the code of their quantized "
+        "view, and a later step may change it. Means over quantized weights, layers, the watched steps of the second "
+        "half of the run, and seeds."
     )
     if len(study.of_status(DIVERGED)):
         note += " Runs that diverged are left out."

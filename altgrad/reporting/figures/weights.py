@@ -16,6 +16,7 @@ from altgrad.reporting.compare import Comparison
 from altgrad.reporting.figures.spec import in_report
 from altgrad.reporting.figures.style import Look, looks, tiles
 from altgrad.reporting.load import IDENTITY, Study
+from altgrad.reporting.roles import is_virtual
 from altgrad.reporting.select import in_order, per_layer
 
 BINS_PER_BINADE = 4  # of the histogram that the diagnosis writes
@@ -27,14 +28,14 @@ LOWEST = -16  # binades below the largest weight of a layer, which a scale puts 
     alt="Histogram of weight magnitudes against the range and precision of each format",
     caption="Weights at the end of training by magnitude, in binades below the largest of their layer, which "
     "scaling puts on the format's largest value (`{optimizer}`, every layer and seed alike). Dark ground: normal "
-    "values; light ground: subnormal ones; white: rounds to zero. Black line: significant bits of the format at "
-    "that magnitude.",
+    "values; light ground: subnormal ones; white: rounds to zero. Black line and right axis: significant bits of the "
+    "format at that magnitude.",
 )  # fmt: skip
 def weight_grid(study: Study, comparison: Comparison) -> Figure | None:
     """Weight magnitudes in binades below the layer's largest, with each format's precision at that magnitude."""
     rows = per_layer(study.diagnosis, study, comparison)
     rows = rows[rows["metric"] == "log2_magnitude"]
-    names = in_order(study.formats, rows["format"])
+    names = [name for name in in_order(study.formats, rows["format"]) if not is_virtual(study, name)]
     shown = {name: pair for name in names if (pair := weight_format(study, name, rows["layer"])) is not None}
     if not shown:
         return None
@@ -42,15 +43,13 @@ def weight_grid(study: Study, comparison: Comparison) -> Figure | None:
     amax = amax[(amax["role"] == "weight") & (amax["metric"] == "amax") & (amax["value"] > 0)]
     amax = amax[amax["step"] == amax.groupby(IDENTITY)["step"].transform("max")]
     largest = amax.set_index(["format", "seed", "layer"])["value"]
-    figure, axes = tiles(len(shown), 2.2, sharex=True, sharey=True)
+    figure, axes = tiles(len(shown), 1.9, sharex=True, sharey=True)
     for axis, (name, (fmt, layers)) in zip(axes, shown.items(), strict=True):
         shares = relative_histogram(rows[(rows["format"] == name) & rows["layer"].isin(layers)], largest)
         _format_panel(axis, looks(study.formats)[name], fmt, shares)
         axis.set_title(labelled(name, fmt))
-    for axis in axes[::3]:
-        axis.set_ylabel("weights (%)")
-    for axis in axes[-3:]:
-        axis.set_xlabel("binades below the largest weight")
+    figure.supylabel("weights (%)", fontsize="medium")
+    figure.supxlabel("binades below the largest weight", fontsize="medium")
     return figure
 
 
@@ -119,4 +118,3 @@ def _format_panel(axis: Axes, look: Look, fmt: Format, shares: np.ndarray) -> No
     bits.tick_params(labelsize=7)
     bits.spines["right"].set_visible(True)
     bits.grid(False)
-    bits.set_ylabel("significant bits", fontsize=7.5)

@@ -1,4 +1,4 @@
-"""Write the study's pages from its questions and its table of runs: all of them, or those that are named."""
+"""Write the study's pages from its questions and its table of runs: all of them, or those of the questions named."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from altgrad.config import UserError, did_you_mean, run_stage
 from altgrad.config.files import write_text
-from altgrad.console import STOPS
+from altgrad.console import STOPS, called
 from altgrad.reporting.study.answers import answered
 from altgrad.reporting.study.front import costs, draw_costs
 from altgrad.reporting.study.pages import draw, page, results
@@ -65,10 +65,10 @@ def write_pages(
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m altgrad.reporting.study", description=__doc__)
+    parser = argparse.ArgumentParser(prog=called("reporting.study"), description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="a question: a file reports/study/NAME.yaml")
-    parser.add_argument("--train", action="store_true", help="train first what the table of runs lacks")
-    parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time; default: what is fastest here")
+    parser.add_argument("--train", action="store_true", help="first train the runs that the table lacks")
+    parser.add_argument("--jobs", type=int, metavar="N", help="training runs at a time; default: what is fastest here")
     options = parser.parse_args(arguments)
     for path in write_pages(STUDY, options.names, train=options.train, jobs=options.jobs):
         print(f"written: {path}")

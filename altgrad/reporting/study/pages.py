@@ -20,6 +20,7 @@ from altgrad.reporting.wording import NONE, joined, number, significant
 LOW, HIGH, OPEN = "#0072B2", "#D55E00", "#777777"  # colours of the forest plot
 NOTHING = "no seed has all of its runs"
 DOUBTS = ("exploratory", "not checked")
+RESULT = -4  # its place among `heads`, whose first may be followed by a unit
 PLACE = "<!-- table -->"  # in what a person writes around the results
 RULE = (
     "Δ loss is that of the method minus that of the reference, in nats per token of final validation loss, paired by "
@@ -82,7 +83,7 @@ def _heads(answers: Sequence[Answer]) -> list[Column]:
 
 def _numbers(found: Comparison, columns: int) -> list[str]:
     """Return the cells of as many columns, with the unit where it has one."""
-    delta, *others = cells(found.result) if found.result else [NONE, NONE, NONE, "0", NOTHING]
+    delta, *others = cells(found.result) if found.result else [NONE, NOTHING, NONE, NONE, "0"]
     return [delta, found.unit, *others] if columns > len(others) + 1 else [delta, *others]
 
 
@@ -93,15 +94,14 @@ def _holds(answer: Answer) -> bool:
 def _hypothesis(answer: Answer, columns: int) -> list[str]:
     hypothesis, found = answer.hypothesis, answer.first
     registered = f"`{answer.registration.commit}`" if _holds(answer) else answer.registration.kind
+    numbers = _numbers(found[0], columns) if found else [NONE] * columns
     if found is None:
-        said = hypothesis.status if hypothesis.status != "tested" else hypothesis.result or NOTHING
-        return [answer.name, hypothesis.says, *[NONE] * (columns - 1), said, NONE, registered]
-    *numbers, said = _numbers(found[0], columns)
-    if (count := len(answer.comparisons)) > 1:
+        numbers[RESULT] = hypothesis.status if hypothesis.status != "tested" else hypothesis.result or NOTHING
+    elif (count := len(answer.comparisons)) > 1:
         significant_of = sum(one.result is not None and one.result.significant for one in answer.comparisons)
-        said = f"{significant_of} of {count} significant"
+        numbers[RESULT] = f"{significant_of} of {count} significant"
     expected = {True: "yes", False: "no", None: NONE}[answer.as_expected]
-    return [answer.name, hypothesis.says, *numbers, said, expected, registered]
+    return [answer.name, hypothesis.says, *numbers, expected, registered]
 
 
 def _comparisons(answers: Sequence[Answer], runs: Runs) -> Table:

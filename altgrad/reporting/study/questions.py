@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from altgrad.config import UserError, did_you_mean
 from altgrad.config.errors import sentences
 from altgrad.config.files import read_yaml
-from altgrad.config.resolve import merged
+from altgrad.config.presets import merged, with_presets
 from altgrad.config.section import Section
 
 LIKE = "like"  # the experiment of the same question that another one differs from
@@ -155,4 +155,4 @@ def of_experiment(question: Question, experiment: str) -> dict[str, Any]:
 
 def params_of(question: Question, experiment: str, params: Path) -> dict[str, Any]:
     """Return the whole content of a params.yaml for an experiment."""
-    return merged(read_yaml(params), settings_of(question, experiment))
+    return merged(with_presets(read_yaml(params)), settings_of(question, experiment))

@@ -48,7 +48,7 @@ def pairs() -> tuple[np.ndarray, np.ndarray]:
 def test_a_published_table_has_the_difference_the_interval_and_the_p_value_that_scipy_finds(tmp_path):
     page = report(copied(tmp_path), "--reference-optimizer", BASE, "--curves", CURVES)
     oracle = stats.ttest_rel(*pairs())
-    ((_, delta, interval, p, n, result),) = rows_of(page, "changes**")
+    ((_, delta, result, p, interval, n),) = rows_of(page, "changes**")
     assert number(delta) == pytest.approx(oracle.statistic * stats.sem(np.subtract(*pairs())), abs=5e-5)
     assert ends(interval) == pytest.approx(list(oracle.confidence_interval()), abs=5e-5)
     assert float(p) == pytest.approx(oracle.pvalue, rel=0.05) and n == "8"
@@ -66,7 +66,7 @@ def test_what_curves_there_are_is_drawn(tmp_path):
 
 def test_a_smaller_effect_of_interest_leaves_it_inconclusive_with_what_would_have_been_seen(tmp_path):
     page = report(copied(tmp_path), "--reference-optimizer", BASE, "--smallest-effect", "0.001")
-    ((*_, result),) = rows_of(page, "changes**")
+    ((_, _, result, *_),) = rows_of(page, "changes**")
     differences = np.subtract(*pairs())
     seen = float(result.removeprefix("inconclusive (").rstrip(")"))
     t = stats.t.ppf(0.975, 7)
@@ -92,11 +92,11 @@ def test_where_higher_is_better_the_sign_stays_and_the_better_end_is_the_other(t
     flip = str.maketrans("+−", "−+")
     for lead in ("**What each configuration changes**", "**What `muon` changes**"):
         for above, below in zip(rows_of(up, lead), rows_of(down, lead), strict=True):
-            assert above[1] == below[1].translate(flip) and above[3:5] == below[3:5]
-            assert {above[5], below[5]} == {"**higher**", "**lower**"}
+            assert above[1] == below[1].translate(flip) and (above[3], above[5]) == (below[3], below[5])
+            assert {above[2], below[2]} == {"**higher**", "**lower**"}
     ups, downs = rows_of(up, "**Highest loss**"), rows_of(down, "**Lowest loss**")
     assert [row[:2] for row in ups] == [row[:2] for row in downs] and ups[0][:2] == ["**mixup**", "sgd"]
-    assert [row[4] for row in ups] == [row[4] for row in downs]
+    assert [row[3] for row in ups] == [row[3] for row in downs]
 
 
 def test_a_metric_is_a_column_and_names_the_page(tmp_path):
@@ -115,7 +115,7 @@ def test_a_diverged_run_is_counted_and_enters_no_mean(tmp_path):
     found = {row[0]: row for row in rows_of(page, "**What each configuration changes**")}["**mixup**"]
     own = {seed: loss for *run, seed, loss in rows if run == ["mixup", "sgd"] and seed != 2}
     base = {seed: loss for *run, seed, loss in rows if run == ["base", "sgd"]}
-    assert number(found[1]) == pytest.approx(np.mean([own[s] - base[s] for s in own]), abs=5e-5) and found[4] == "4"
+    assert number(found[1]) == pytest.approx(np.mean([own[s] - base[s] for s in own]), abs=5e-5) and found[5] == "4"
     assert "4 of 5 (1 diverged)" in page and "n &lt; 5, no test" in page
 
 
@@ -141,7 +141,7 @@ def test_a_difference_that_is_the_same_in_every_seed_is_not_tested_and_changes_n
     both = report(table(tmp_path / "results.csv", rows + equal), *FLAGS)
     said = "zero spread, no test" if seeds >= 5 else "n &lt; 5, no test"
     lion, muon = rows_of(both, "**What each optimizer changes**")
-    assert muon == ["**bf16**", "muon", f"{gap:+.4f}".replace("-", "−"), "–", "–", str(seeds), said]
+    assert muon == ["**bf16**", "muon", f"{gap:+.4f}".replace("-", "−"), said, "–", "–", str(seeds)]
     assert f"{said.capitalize()}: " in both and "`muon`" in both.split(f"{said.capitalize()}: ")[1].split(".")[0]
     alone = report(table(tmp_path / "results.csv", rows), *FLAGS)
     assert [lion[:1] + lion[2:]] == rows_of(alone, "**What `lion` changes**")
@@ -158,14 +158,14 @@ def test_beside_comparisons_that_spread_it_is_read_by_their_spread(tmp_path):
     *_, muon = rows_of(report(table(tmp_path / "results.csv", rows), *FLAGS), "**What each optimizer changes**")
     bias = math.exp(digamma(2)) / 2
     half = stats.t.ppf(0.975, 6.4) * stats.sem(0.01 * np.array(noise["lion"])) / math.sqrt(bias)
-    assert ends(muon[3]) == pytest.approx([-0.5 - half, -0.5 + half], abs=5.1e-5) and muon[6] == "**lower**"
+    assert ends(muon[5]) == pytest.approx([-0.5 - half, -0.5 + half], abs=5.1e-5) and muon[3] == "**lower**"
 
 
 def test_where_no_difference_varies_the_seeds_are_said_and_nothing_is_tested(tmp_path):
     rows = [("bf16", name, seed, loss + seed) for seed in range(8) for name, loss in (("adamw", 70), ("muon", 72))]
     page = report(table(tmp_path / "results.csv", rows), *FLAGS)
     assert "Paired seeds: 8; no difference varies between them." in page and "Zero spread, no test: `muon`." in page
-    assert rows_of(page, "**What `muon` changes**") == [["**bf16**", "+2.0000", "–", "–", "8", "zero spread, no test"]]
+    assert rows_of(page, "**What `muon` changes**") == [["**bf16**", "+2.0000", "zero spread, no test", "–", "–", "8"]]
 
 
 @pytest.mark.parametrize("missing", ["configuration", "optimizer"])
@@ -178,6 +178,20 @@ def test_a_table_without_configurations_or_optimizers_is_one_in_which_all_have_t
     short = report(tmp_path / "results.csv", flag, "adamw")
     rows.assign(**{missing: "all"}).to_csv(tmp_path / "results.csv", index=False)
     assert short == report(tmp_path / "results.csv", flag, "adamw")
+
+
+@pytest.mark.parametrize(
+    "columns", [("configuration", "optimizer"), ("other", "optimizer"), ("other", "configuration")]
+)
+def test_other_columns_and_what_pandas_adds_change_no_number_and_are_named(tmp_path, columns):
+    """Pandas adds an index without a name, and writes seeds as 0.0 after a gap; `duration` is near `configuration`."""
+    rows = pd.DataFrame(spreading(6), columns=[*columns, "seed", "loss"]).drop(columns="other", errors="ignore")
+    flags = ("--reference-optimizer", "adamw") if columns[1] == "optimizer" else ("--reference", "adamw")
+    rows.to_csv(tmp_path / "results.csv", index=False)
+    expected = report(tmp_path / "results.csv", *flags)
+    rows.assign(duration=12.5, lr=0.1, seed=rows.seed.astype(float)).to_csv(tmp_path / "results.csv")
+    found, unread = report(tmp_path / "results.csv", *flags), "| columns not read | {} |"
+    assert found.replace(unread.format("duration and lr"), unread.format("–")) == expected != found
 
 
 def test_without_a_page_of_all_runs_nothing_leads_there(tmp_path):
@@ -201,9 +215,15 @@ OF_RESULTS = [
     ("", (), "results.csv is empty; expected the columns configuration, optimizer, seed, loss in its first line"),
     (A, (), "results.csv: no row below the names of the columns"),
     ("configuration,optimizer,seed,los\n", (), "results.csv, line 1: no column 'loss'; did you mean los?"),
-    ("loss," + A, (), "results.csv, line 1: 2 column 'loss'"),
-    ("format,optimizer,seed,loss\n", (), "results.csv, line 1: no column 'configuration'; known: format, optimizer"),
-    ("seed,loss\n", (), "results.csv, line 1: no column 'configuration'"),
+    ("loss," + A, (), "results.csv, line 1: 2 columns 'loss'; rename all but one"),
+    ("format,optimizer,seed,loss\na,sgd,0,1.0\nb,sgd,0,2.0\n", (),
+     "line 2 too; remove one, or rename what tells them apart (format) configuration"),
+    ("config,optimizer,seed,loss\n", (), "results.csv, line 1: no column 'configuration'; did you mean config?"),
+    ("Optimizer,seed,loss\n", (), "results.csv, line 1: no column 'optimizer'; did you mean Optimizer?"),
+    ("optimizer,seed,val_loss\n", (), "no column 'loss'; did you mean val_loss? Each row is a run; --metric names"),
+    ("seed,loss\n", (), "results.csv, line 1: no column 'configuration' or 'optimizer'; known: seed, loss. Each row"),
+    ("seed,adamw,muon\n", (), "no column 'configuration' or 'optimizer'; known: seed, adamw, muon. Each row is a run"),
+    ("optimizer;seed;loss\n", (), "results.csv, line 1: columns are separated by ';'; save the table with commas"),
     (GOOD + 'b,"sgd,2,1.0\nb,sgd,3,1.0\n', (), "results.csv, line 6: the row that begins here is not valid CSV"),
     (GOOD + "b,sgd,2\n", (), "results.csv, line 6: 3 values for 4 columns"),
     (GOOD + "b,sgd,2,low\n", (), "results.csv, line 6: loss is 'low'; expected a finite number, or 'diverged'"),
