@@ -20,6 +20,7 @@ from altgrad.reporting.wording import NONE, joined, number, significant
 LOW, HIGH, OPEN = "#0072B2", "#D55E00", "#777777"  # colours of the forest plot
 NOTHING = "no seed has all of its runs"
 DOUBTS = ("exploratory", "not checked")
+RESULT = -4  # its place among `heads`, whose first may be followed by a unit
 PLACE = "<!-- table -->"  # in what a person writes around the results
 RULE = (
     "Δ loss is that of the method minus that of the reference, in nats per token of final validation loss, paired by "
@@ -35,7 +36,6 @@ KEY = (
     "Of a hypothesis with several comparisons, the row shows the one of the smallest p, and the result says how many "
     "of them are significant. *Registered* names the commit that first stated the hypothesis, as git's history has it."
 )
-SAID = -4  # of the columns of numbers: what a comparison amounts to, before p, interval and n
 
 
 def page(question: Question, answers: Sequence[Answer], runs: Runs, figure: str | None) -> str:
@@ -94,14 +94,12 @@ def _holds(answer: Answer) -> bool:
 def _hypothesis(answer: Answer, columns: int) -> list[str]:
     hypothesis, found = answer.hypothesis, answer.first
     registered = f"`{answer.registration.commit}`" if _holds(answer) else answer.registration.kind
+    numbers = _numbers(found[0], columns) if found else [NONE] * columns
     if found is None:
-        said = hypothesis.status if hypothesis.status != "tested" else hypothesis.result or NOTHING
-        numbers = [*[NONE] * (columns + SAID), said, *[NONE] * (-1 - SAID)]
-        return [answer.name, hypothesis.says, *numbers, NONE, registered]
-    numbers = _numbers(found[0], columns)
-    if (count := len(answer.comparisons)) > 1:
+        numbers[RESULT] = hypothesis.status if hypothesis.status != "tested" else hypothesis.result or NOTHING
+    elif (count := len(answer.comparisons)) > 1:
         significant_of = sum(one.result is not None and one.result.significant for one in answer.comparisons)
-        numbers[SAID] = f"{significant_of} of {count} significant"
+        numbers[RESULT] = f"{significant_of} of {count} significant"
     expected = {True: "yes", False: "no", None: NONE}[answer.as_expected]
     return [answer.name, hypothesis.says, *numbers, expected, registered]
 

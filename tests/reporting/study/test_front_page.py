@@ -72,11 +72,12 @@ def test_what_formats_cost_is_what_the_studys_pages_say(row: tuple[str, ...]) ->
 
 def costs_of_pages() -> Iterator[tuple[str, tuple[float, float], float, float, float, bool]]:
     """Yield format, millions of parameters and of tokens, difference, interval, and whether it is significant."""
-    of_format = r"`adamw in (\w+) - (?:bf16|virtual\.\1)` \| ([\d.]+) M, ([\d.]+) M \| (\S+) \| \[(\S+), (\S+)\] (.*)"
+    of_format = r"`adamw in (\w+) - (?:bf16|virtual\.\1)` \| ([\d.]+) M, ([\d.]+) M \| (\S+) \| (.*?) \| "
+    of_format += r".*?\[(\S+), (\S+)\]"
     for page in ("replications", "format-costs"):
         for found in re.findall(of_format, (ROOT / f"reports/study/{page}.md").read_text()):
-            delta, low, high = (float(number.replace("−", "-")) for number in found[3:6])
-            yield found[0], (float(found[1]), round(float(found[2]), 1)), delta, low, high, "**higher**" in found[6]
+            delta, low, high = (float(found[i].replace("−", "-")) for i in (3, 5, 6))
+            yield found[0], (float(found[1]), round(float(found[2]), 1)), delta, low, high, "**higher**" in found[4]
 
 
 def test_every_larger_size_that_was_tried_is_on_the_front_page() -> None:

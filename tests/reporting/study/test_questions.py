@@ -49,7 +49,7 @@ def test_a_page_says_what_came_and_what_was_expected(tmp_path):
     assert ends == {"**lower**": "lower |", "no effect": "lower: no |"}
     assert "24 of 24 runs ended, on AMD EPYC bf16." in text and (study / "figures/a.png").exists()
     row = next(line for line in results.read_text().splitlines() if line.startswith("| X1 "))
-    assert row.startswith("| X1 | It gains. | −0.1000 | 1 of 2 significant |") and "| no | not checked |" in row
+    assert row.startswith("| X1 | It gains. | −0.1000 | 1 of 2 significant |") and " | no | not checked |" in row
 
 
 def test_pages_are_the_same_bytes_again(tmp_path):
@@ -154,7 +154,7 @@ def test_the_committed_pages_are_what_the_tables_give(tmp_path, monkeypatch):
 
     shutil.copytree(STUDY, tmp_path / "reports/study", ignore=shutil.ignore_patterns("figures"))
     name_of = "altgrad.reporting.study.__main__.draw"
-    monkeypatch.setattr(name_of, lambda answers, folder: f"{answers[0].question.name}.png")
+    monkeypatch.setattr(name_of, lambda answers, folder: f"{answers[0].question.name}.png" if answers else None)
     try:
         history = History.read(STUDY)
     except UserError as error:
@@ -200,4 +200,4 @@ def test_the_key_stands_before_the_rows_and_only_losses_stand_in_a_column_of_los
     parts = ("above", "smallest p", "| Δ loss |", "| X1 |", "| Δ | unit |", "| X2 |", "below")
     places = [text.index(part) for part in parts]
     assert places == sorted(places)
-    assert "| X2 | So is F1. | −0.1000 | F1 |" in text
+    assert "| X2 | So is F1. | −0.1000 | F1 | **lower** |" in text
