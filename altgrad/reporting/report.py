@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from altgrad.config.bases import BASES
-from altgrad.config.files import write_json, write_text
+from altgrad.config.files import replacing, write_json, write_text
 from altgrad.reporting import roles, tables, tables_inside
 from altgrad.reporting.anomalies import Case, cases
 from altgrad.reporting.cells import to_cells_page
-from altgrad.reporting.compare import Comparison, compare
+from altgrad.reporting.compare import Comparison, compare, compared
 from altgrad.reporting.document import Document, Picture, Section, Text, there
 from altgrad.reporting.fairness import conditions
 from altgrad.reporting.figures import FIGURES, at, draw
@@ -39,7 +39,7 @@ def write_report(data: Path, out: Path, revision: str | None) -> str:
     It is of ``data/{grid,tokens,runs,diag}``, and of ``simulation.csv`` and ``study`` in ``out``, each if it is there.
     ``revision`` is the git revision to name, ``None`` outside a checkout. Outputs of cells that left
     the grid are removed from ``data`` first. The same files give the same bytes: ``REPORT.md``,
-    ``index.html``, ``cells.html``, ``metrics.json``, ``figures/`` and ``plots/``. Raises
+    ``index.html``, ``cells.html``, ``results.csv``, ``metrics.json``, ``figures/`` and ``plots/``. Raises
     :class:`altgrad.config.UserError` when the grid or the tokens are missing.
     """
     prune(data)
@@ -55,6 +55,8 @@ def write_report(data: Path, out: Path, revision: str | None) -> str:
     write_text(out / "index.html", to_html(page, out / "figures", links_of(study)))
     write_text(out / CELLS, to_cells_page(study, flags, ended_badly))
     write_json(out / "metrics.json", metrics(study, comparison, len(flags)))
+    with replacing(out / "results.csv") as path:
+        compared(study, comparison).to_csv(path, index=False, lineterminator="\n", float_format="%.7g")
     write_plots(study, out / "plots")
     return headline(study, comparison).replace("**", "").replace("`", "")
 

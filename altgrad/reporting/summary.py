@@ -19,18 +19,27 @@ from altgrad.reporting.load import Study
 from altgrad.reporting.multiplicity import adjusted
 from altgrad.reporting.results import INCONCLUSIVE, LEVEL, NO_EFFECT, SEEDS, Result
 from altgrad.reporting.runs import Contrast, Run
-from altgrad.reporting.statistics import fitted
+from altgrad.reporting.statistics import outlier
 from altgrad.reporting.wording import NONE, interval, joined, number, p_value, plural, signed, significant
 
 QUESTION = "Which 8-bit floating-point format gains most from geometry-aware updates, and why?"
 SHOWN = 5  # of the runs of the lowest loss
+EXPLAINED = "[why](../altgrad/reporting/STATISTICS.md)"
+RULE = (
+    "**Intervals are unadjusted, p is adjusted.** 95 % CI: Student's paired t, each comparison by itself, as "
+    "`scipy.stats.ttest_rel` has it. p: of the same test, adjusted for all comparisons by Holm's step-down. The result "
+    "follows p, so it may be inconclusive where the interval leaves out zero; p alone then stands beside it"
+)
 
 
 def summary(
     study: Study, comparison: Comparison, chance: float | None = None, costs: str = "What each format costs",
-    changes: str = "What the spacing-scaled update changes",
+    changes: str = "What the spacing-scaled update changes", *, why: str = EXPLAINED,
 ) -> list[Block]:  # fmt: skip
-    """Return the tables of the first screen, two of them under these leads, and the line on certainty."""
+    """Return the tables of the first screen, two of them under these leads, the lines on certainty and on outliers.
+
+    ``why`` names or links the page that explains the statistics.
+    """
     others = "What optimizers that do not follow the format's spacing change"
     blocks: list[Block] = []
     for lead, table in (
@@ -42,7 +51,8 @@ def summary(
     ):  # fmt: skip
         if table is not None:
             blocks += [Text(f"**{lead}**"), table]
-    return [*blocks, Text(certainty(study, comparison, chance))]
+    lines = [certainty(study, comparison, chance), f"{RULE} ({why}).", *outliers(study, comparison)]
+    return [*blocks, *map(Text, lines)]
 
 
 def headline(study: Study, comparison: Comparison) -> str:
@@ -122,7 +132,7 @@ def heads(delta: str) -> list[Column]:
 def cells(result: Result) -> list[str]:
     """Return a result as the cells of a table: Δ loss, interval, p, n and what it amounts to."""
     return [
-        signed(result.difference.mean, 4), interval(result.difference, result.half_width), p_value(result.adjusted),
+        signed(result.difference.mean, 4), interval(result.difference), p_value(result.adjusted),
         str(result.difference.n), outcome(result),
     ]  # fmt: skip
 
@@ -131,13 +141,14 @@ def outcome(result: Result) -> str:
     """Return what a result amounts to; with an inconclusive one the effect that would have been seen."""
     said = f"**{result.outcome}**" if result.significant else result.outcome
     said += f" ({number(result.visible, 4)})" if result.outcome == INCONCLUSIVE else ""
+    said += f", p alone {p_value(result.alone)}" if result.alone <= LEVEL < result.adjusted else ""
     return f"{said}, exploratory" if result.exploratory else said
 
 
 def _short(result: Result | None) -> str:
     if result is None:
         return NONE
-    return f"{signed(result.difference.mean, 4)} {interval(result.difference, result.half_width)} {outcome(result)}"
+    return f"{signed(result.difference.mean, 4)} {interval(result.difference)} {outcome(result)}"
 
 
 class Lowest(NamedTuple):
@@ -158,9 +169,7 @@ def lowest(study: Study, comparison: Comparison) -> list[Lowest]:
     contrasts: dict[tuple[Run, Run], Contrast] = {(a, b): {a: 1, b: -1} for a, b in itertools.combinations(ordered, 2)}
     found = {pair: known for pair, contrast in contrasts.items()
              if (known := runs.difference(contrast)) is not None and not known.is_zero}  # fmt: skip
-    spread = fitted(list(found.values()), np.array([runs.row(contrasts[pair]) for pair in found]))
-    tested = {pair: known for pair, known in found.items() if spread and spread.error(known)[0] > 0}
-    levels = adjusted({pair: spread.p_value(known) for pair, known in tested.items()}) if spread else {}
+    levels = adjusted({pair: known.p_value() for pair, known in found.items() if known.sd > 0})
     return [
         Lowest(
             run, float(runs.of_run(run).mean()),
@@ -217,10 +226,30 @@ def certainty(study: Study, comparison: Comparison, chance: float | None) -> str
     lacking = f", of the {SEEDS} that a test takes" if seeds[1] < SEEDS else "; no difference varies between them"
     said = [f"Paired seeds: {paired}{lacking}."] if not asked else [(
         f"Paired seeds: {paired}; p is adjusted over {plural(asked, 'comparison')}, significant up to {LEVEL:g} with "
-        f"{SEEDS} seeds; inconclusive: the effect in brackets would have been found nine times in ten."
+        f"{SEEDS} seeds; inconclusive: the effect in brackets would have been found nine times in ten, by itself."
     )]  # fmt: skip
     if asked and chance is not None:
         said.append(f"Of simulated studies like this one, of chance alone, {100 * chance:.1f} % find any.")
-    if comparison.noise is not None:
-        said.append(f"Equal runs differ by up to {significant(comparison.noise.floor(seeds[0]))} 19 times in 20.")
+    if comparison.noise_floor > 0:
+        said.append(f"The 95 % interval of a cost is ±{significant(comparison.noise_floor)} at the median.")
     return " ".join(said)
+
+
+def outliers(study: Study, comparison: Comparison) -> list[str]:
+    """Return a line that names each run that one seed ends far from the others of, by Grubbs' test; none without any.
+
+    They stay in every mean. The 5 % of a false line are shared by all runs.
+    """
+    runs, said, named = comparison.runs, [], set()
+    for run in comparison.best_runs.values():
+        losses = runs.losses[runs.place[run]]
+        place, p = outlier(losses)
+        if p * len(runs.losses) <= LEVEL and runs.place[run] not in named:
+            named.add(runs.place[run])
+            others = np.delete(losses, place)
+            said.append(
+                f"`{run[0]}` under `{run[1]}` with seed {study.seeds[place]} has {significant(losses[place], 5)}, its "
+                f"other seeds {number(np.nanmin(others), 4)} to {number(np.nanmax(others), 4)}"
+            )
+    widens = "Each widens the intervals of its own comparisons and of no others (Grubbs' test)."
+    return [f"**Outlier**: {'; '.join(said)}. {widens}"] if said else []

@@ -26,7 +26,7 @@ SPECIALS_IN_WORDS = {
 
 def results_table(study: Study, comparison: Comparison) -> Table | None:
     """Format x optimizer at its best learning rate: seeds, loss, paired difference to the baseline format."""
-    rates, measure, noise = len(study.lr_scales) > 1, study.measure, comparison.noise
+    rates, measure = len(study.lr_scales) > 1, study.measure
     paired, kept = not comparison.best["difference"].isna().all(), memory(study, comparison)
     columns = [words(measure.entry), words("optimizer"), *[Column("peak lr")] * rates, words("seeds"),
                Column(f"{measure.noun} ± sd"), *[Column(measure.delta), words("95 % CI")] * paired,
@@ -35,11 +35,10 @@ def results_table(study: Study, comparison: Comparison) -> Table | None:
     rows = []
     for row in comparison.best.itertuples():
         mean = None if row.difference is None else row.difference.mean
-        half = noise.half_width(row.difference) if noise and row.difference else None
         rows.append(([
             f"**{row.format}**", row.optimizer, *[f"{row.peak_lr:.3g}"] * rates, _seeds(row),
             number(row.primary, 4) + (f" ± {number(row.primary_sd, 4)}" if shown(row.primary_sd) else ""),
-            *[signed(mean, 4), interval(row.difference, half)] * paired,
+            *[signed(mean, 4), interval(row.difference)] * paired,
             *[number(row.perplexity, 2)] * measure.in_nats,
             *[number(kept[name].get((row.format, row.optimizer)), 2) for name in kept if len(kept)],
         ], comparison.behind(row.format, row.optimizer)))  # fmt: skip

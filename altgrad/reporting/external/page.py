@@ -54,7 +54,8 @@ def write_comparison(results: Path, family: Family, curves: Path | None, out: Pa
         f"Comparison of {results.name}", QUESTION,
         there(
             Text(said), Text(study.measure.direction), pictures.get("gains"),
-            *summary(study, comparison, costs="What each configuration changes", changes=changes),
+            *summary(study, comparison, costs="What each configuration changes", changes=changes,
+                     why="`altgrad/reporting/STATISTICS.md`"),
         ),
         [section for section in (
             Section("Result in detail", "result", there(
