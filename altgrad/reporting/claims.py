@@ -20,14 +20,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from altgrad.reporting import roles
 from altgrad.reporting.load import Study, every_rule
 from altgrad.reporting.multiplicity import adjusted
 from altgrad.reporting.results import IDENTICAL, SEEDS, SMALLEST_EFFECT, TUNED_HERE, Result, amount
 from altgrad.reporting.runs import Contrast, Run, Runs
-from altgrad.reporting.statistics import Spread, fitted
 
 COST, GAIN, BEYOND, CONTROL, MATCHED = "cost", "gain", "beyond", "control", "matched"
 Question = tuple[str, ...]  # (COST, entry), (GAIN or BEYOND, entry, arm), (CONTROL or MATCHED, entry, arm, other)
@@ -80,10 +77,9 @@ def ask(study: Study, best: Mapping[tuple[str, str], Run], references: Mapping[s
 
 @dataclass(frozen=True)
 class Answers:
-    """The result of every question, and the spreads they were found with: of costs, gains, differences of gains."""
+    """The result of every question."""
 
     claims: dict[Question, Result]
-    spreads: dict[str, Spread | None]
 
     def of(self, *question: str) -> Result | None:
         """Return the result of a question, ``None`` if it was not asked or no seed has all of its runs."""
@@ -111,27 +107,13 @@ def answer(
     """
     exploratory = questions.exploratory
     found = {q: known for q, rows in questions.contrasts.items() if (known := runs.difference(rows)) is not None}
-    rows = {q: runs.row(questions.contrasts[q]) for q in found}
-
-    def fitted_to(asked: list[Question]) -> Spread | None:
-        once = {rows[q].tobytes(): q for q in asked}.values()
-        return fitted([found[q] for q in once], np.array([rows[q] for q in once]))
-
-    spreads = {}
-    for kind in (COST, GAIN, BEYOND):
-        alike = [q for q in found if _spread_of(q) == kind]
-        spreads[kind] = fitted_to([q for q in alike if q not in exploratory]) or fitted_to(alike)
-    known_by = {
-        q: replace(spread, least=least.get(q[2], 0.0) if q[0] == GAIN else 0.0)
-        for q in found if (spread := spreads[_spread_of(q)]) is not None
-    }  # fmt: skip
     p_values: dict[Question, float] = {}
     seen: dict[tuple[str, bytes], Question] = {}
     asked_as: dict[Question, Question] = {}  # E0M7 repeats E1M6: one question, asked once
     for q, difference in found.items():
-        if q in known_by and not difference.is_zero and known_by[q].error(difference)[0] > 0:
-            asked_as[q] = seen.setdefault((q[0], rows[q].tobytes()), q)
-            p_values.setdefault(asked_as[q], known_by[q].p_value(difference))
+        if difference.sd > 0:
+            asked_as[q] = seen.setdefault((q[0], runs.row(questions.contrasts[q]).tobytes()), q)
+            p_values.setdefault(asked_as[q], difference.p_value(least.get(q[2], 0.0) if q[0] == GAIN else 0.0))
     controls = {gain: [q for q in own if q in p_values] for gain, own in questions.controls.items() if gain in p_values}
     primary = {q for q in p_values if q[0] in (COST, GAIN) and q not in exploratory}.union(*controls.values())
     levels = adjusted({q: p for q, p in p_values.items() if q in primary}, controls)
@@ -139,17 +121,8 @@ def answer(
         levels |= adjusted({q: p for q, p in p_values.items() if q in exploratory and q[2] == arm})
     claims = {}
     for q, difference in found.items():
-        error = known_by[q].error(difference) if q in known_by else (math.nan, math.nan)
-        first = asked_as.get(q, q)
-        result = amount(
-            difference, *error, p_values.get(first, math.nan), levels.get(first, math.nan), SEEDS, smallest_effect
-        )
+        result = amount(difference, levels.get(asked_as.get(q, q), math.nan), SEEDS, smallest_effect)
         if tuned_here and result.outcome != IDENTICAL:
             result = replace(result, outcome=TUNED_HERE)
         claims[q] = replace(result, exploratory=q in exploratory)
-    return Answers(claims, spreads)
-
-
-def _spread_of(question: Question) -> str:
-    """Return which spread a question is read by: BEYOND holds four runs, everything else two."""
-    return question[0] if question[0] in (COST, BEYOND) else GAIN
+    return Answers(claims)

@@ -21,7 +21,6 @@ from altgrad.reporting import roles
 from altgrad.reporting.claims import BEYOND, CONTROL, COST, GAIN, MATCHED, Answers, answer, ask
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study, every_rule
 from altgrad.reporting.runs import RUN, Run, Runs
-from altgrad.reporting.statistics import Spread
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,11 @@ class Comparison:
     least: dict[str, float]
 
     @property
-    def noise(self) -> Spread | None:
-        """The spread of the costs: between formats under one arm."""
-        return self.answers.spreads[COST]
+    def noise_floor(self) -> float:
+        """Half of the 95 % interval of a cost, the median of all; NaN without one."""
+        halves = [claim.half_width for (kind, *_), claim in self.answers.claims.items() if kind == COST]
+        known = [half for half in halves if half > 0]
+        return float(np.median(known)) if known else math.nan
 
     def behind(self, entry: str, arm: str) -> dict[str, Any]:
         """Return which cells stand for an entry and an arm, as `altgrad.reporting.document` has it."""
@@ -140,4 +141,27 @@ def _gains(study: Study, references: Mapping[str, str], answers: Answers) -> pd.
             entry, arm, references[arm], of_arm.get((GAIN, entry, arm)), controls,
             roles.unquantized_control(study, entry, arm), of_arm.get((BEYOND, entry, arm)),
         ))  # fmt: skip
+    return pd.DataFrame(rows, columns=columns)
+
+
+def compared(study: Study, comparison: Comparison) -> pd.DataFrame:
+    """Return what results.csv has: a row per comparison of the report, with its paired t-test alone and its result.
+
+    ``delta`` is ``optimizer``'s loss in ``format`` minus that of ``against``; of a format-specific effect minus the
+    same in the unquantized control, ``against``.
+    """
+    rows = []
+    for (kind, entry, *arms), claim in comparison.answers.claims.items():
+        own, delta = arms[0] if arms else comparison.reference, claim.difference
+        reference = comparison.references.get(str(own))
+        against = {COST: study.baseline, BEYOND: roles.unquantized_control(study, entry, own or ""), GAIN: reference,
+                   CONTROL: arms[-1] if arms else None, MATCHED: reference}[kind]  # fmt: skip
+        half = delta.half_width
+        rows.append((
+            kind, entry, arms[-1] if kind == MATCHED else own, against, delta.n, delta.mean, delta.mean - half,
+            delta.mean + half, delta.mean / delta.error if delta.sd > 0 else None, claim.alone, claim.adjusted,
+            claim.outcome, claim.exploratory,
+        ))  # fmt: skip
+    columns = ["comparison", "format", "optimizer", "against", "seeds", "delta", "ci_low_alone", "ci_high_alone",
+               "t_alone", "p_alone", "p_adjusted", "result", "exploratory"]  # fmt: skip
     return pd.DataFrame(rows, columns=columns)

@@ -1,7 +1,7 @@
 """The report as content: a tree of a few kinds of blocks, written once and rendered to Markdown and to HTML.
 
-Text in any block is plain but for two marks that both renderings know: ``**strong**`` and
-`` `code` ``. Everything else is shown as it is, so a format or a path may hold any character.
+Text in any block is plain but for three marks that both renderings know: ``**strong**``,
+`` `code` `` and ``[word](page.md)``. Everything else is shown as it is, so a format or a path may hold any character.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from altgrad.reporting.document import Behind, Document
 from altgrad.reporting.load import Study
 
 CELLS = "cells.html"  # the page of all cells, beside the report's
-MARKS = re.compile(r"(`[^`]+`|\*\*.+?\*\*)")
+MARKS = re.compile(r"(`[^`]+`|\*\*.+?\*\*|\[\w+\]\([\w./]+\.md\))")
+PAGE = re.compile(r"\[(\w+)\]\(([\w./]+)\)")
 
 
 def to_html(
@@ -69,7 +70,10 @@ def address(behind: Behind) -> str:
 
 
 def marks(text: str, links: Mapping[str, str] | None = None) -> Markup:
-    """Return ``text`` escaped, with ``**strong**`` and `` `code` `` as elements, those of ``links`` as links."""
+    """Return ``text`` escaped, with ``**strong**``, `` `code` `` and ``[word](page.md)`` as elements.
+
+    Strong and code text that stands in ``links`` is a link too.
+    """
     pieces, known = [], links or {}
     for piece in MARKS.split(text):
         if len(piece) > 2 and piece[0] == piece[-1] == "`":
@@ -77,6 +81,8 @@ def marks(text: str, links: Mapping[str, str] | None = None) -> Markup:
         elif len(piece) > 4 and piece.startswith("**"):
             inner = _linked(piece[2:-2], marks(piece[2:-2], known), known)
             pieces.append(Markup("<strong>{}</strong>").format(inner))
+        elif page := PAGE.fullmatch(piece):
+            pieces.append(Markup('<a href="{}">{}</a>').format(page[2], page[1]))
         else:
             pieces.append(escape(piece))
     return Markup("").join(pieces)

@@ -59,10 +59,10 @@ def numbers(study: Study, comparison: Comparison, flags: int) -> dict[str, Any]:
     ``val_loss`` and ``delta_format``, the loss minus the baseline format's, are means over seeds at each optimizer's
     best learning rate; ``delta_optimizer`` is the loss minus the reference optimizer's, ``delta_format_specific`` that
     minus the same without the format; in nats per token, and below zero is better. ``best`` is the report's lowest:
-    of all that is quantized, over the seeds that all completed. ``noise_floor`` is the report's too: that of the
-    comparison with the fewest seeds. ``flags`` is how many were raised.
+    of all that is quantized, over the seeds that all completed. ``noise_floor`` is the report's too: half the
+    95 % interval of a cost, at the median. ``flags`` is how many were raised.
     """
-    table, paired = comparison.best, comparison.answers.paired_seeds
+    table = comparison.best
     gaps = [None if row is None else row.mean for row in table["difference"]]
     changes = [None if claim is None else claim.difference.mean for claim in comparison.gains["claim"]]
     beyond = [None if claim is None else claim.difference.mean for claim in comparison.gains["beyond"]]
@@ -76,7 +76,7 @@ def numbers(study: Study, comparison: Comparison, flags: int) -> dict[str, Any]:
         "delta_format": _nested(table, gaps),
         "delta_optimizer": _nested(comparison.gains, changes),
         "delta_format_specific": _nested(comparison.gains, beyond),
-        "noise_floor": as_json(comparison.noise.floor(paired[0])) if comparison.noise and paired else None,
+        "noise_floor": as_json(comparison.noise_floor),
         "flags": flags,
     }
 

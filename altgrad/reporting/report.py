@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from altgrad.config.files import write_json, write_text
+from altgrad.config.files import replacing, write_json, write_text
 from altgrad.reporting import tables, tables_inside
 from altgrad.reporting.anomalies import Case, cases
 from altgrad.reporting.cells import to_cells_page
-from altgrad.reporting.compare import Comparison, compare
+from altgrad.reporting.compare import Comparison, compare, compared
 from altgrad.reporting.document import Document, Picture, Section, Text, there
 from altgrad.reporting.fairness import conditions
 from altgrad.reporting.figures import FIGURES, at, draw
@@ -39,7 +39,7 @@ def write_report(data: Path, out: Path, revision: str | None, experiments: Seque
     It is of ``data/{grid,tokens,runs,diag}``, and of ``simulation.csv`` and ``study`` in ``out``, each if it is there.
     ``revision`` is the git revision to name, ``None`` outside a checkout; ``experiments`` are for `proposal`. Outputs
     of cells that left the grid are removed from ``data`` first. The same files give the same bytes: ``REPORT.md``,
-    ``index.html``, ``cells.html``, ``metrics.json``, ``summary.json``, ``figures/`` and ``plots/``. Raises
+    ``index.html``, ``cells.html``, ``results.csv``, ``metrics.json``, ``summary.json``, ``figures/`` and ``plots/``. Raises
     :class:`altgrad.config.UserError` when the grid or the tokens are missing.
     """
     prune(data)
@@ -56,6 +56,8 @@ def write_report(data: Path, out: Path, revision: str | None, experiments: Seque
     write_text(out / CELLS, to_cells_page(study, flags, ended_badly))
     write_json(out / "metrics.json", metrics(study, comparison))
     write_json(out / "summary.json", numbers(study, comparison, len(flags)))
+    with replacing(out / "results.csv") as path:
+        compared(study, comparison).to_csv(path, index=False, lineterminator="\n", float_format="%.7g")
     write_plots(study, out / "plots")
     return headline(study, comparison).replace("**", "").replace("`", ""), proposal(study, experiments)
 

@@ -6,8 +6,9 @@ away, plus noise of 0.01 nats per run; what differs between the *noises* below i
 
     make simulate
 
-writes a row per design and noise: the share of null studies whose report has at least one significant result, and the
-share of studies with one effect of four standard deviations of a run's noise in which that effect is significant.
+writes a row per design and noise: the share of null studies whose report has at least one significant result, the
+share of all in which the 95 % interval of the last optimizer's gain in the last format, the noisiest run, holds zero,
+and the share of studies with one effect of four standard deviations of a run's noise in which that is significant.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from altgrad.reporting.runs import Run, Runs
 
 NOISE, SEED_SHIFT, EFFECT = 0.01, 0.03, 4.0  # nats, nats, standard deviations of a run's noise
 TABLE = "reports/simulation.csv"
-DESIGNS = [(formats, arms, seeds) for formats, arms in ((5, 2), (8, 8)) for seeds in (2, 3, 5, 10)]
+DESIGNS = [(5, 2, 3), (5, 2, 5), (5, 2, 8), (8, 8, 5), (8, 8, 8)]  # formats, arms, seeds
+BAD = 7.5  # nats: how far above the others a run ends that learned nothing
 FORMATS = ("E0M7", "E1M6", "E2M5", "E3M4", "E4M3", "E5M2", "E6M1", "E7M0")
 
 Spread = Callable[[np.random.Generator, np.ndarray], np.ndarray]
@@ -50,6 +52,11 @@ def _louder(which: tuple[slice | int, slice | int], factor: float) -> Spread:
     return spread
 
 
+def _bad(random: np.random.Generator, noise: np.ndarray) -> np.ndarray:
+    noise[-1, -1, 0] += BAD
+    return noise
+
+
 def _unequal(random: np.random.Generator, noise: np.ndarray, axes: int) -> np.ndarray:
     """Return noise of another size wherever the first ``axes`` indices differ."""
     return noise * np.exp(0.7 * random.standard_normal((*noise.shape[:axes], *[1] * (3 - axes))))
@@ -58,8 +65,11 @@ def _unequal(random: np.random.Generator, noise: np.ndarray, axes: int) -> np.nd
 #: By name, how the noise of (formats, arms, seeds) is changed from one that is equal and normal everywhere.
 NOISES: dict[str, Spread] = {
     "equal": lambda random, noise: noise,
+    "one arm 2 times as noisy": _louder((slice(None), -1), 2),
     "one arm 5 times as noisy": _louder((slice(None), -1), 5),
+    "one run 3 times as noisy": _louder((-1, -1), 3),
     "one run 10 times as noisy": _louder((-1, -1), 10),
+    "one seed of one run 7.5 nats higher": _bad,
     "baseline 3 times as noisy": _louder((0, slice(None)), 3),
     "baseline optimizer 3 times as noisy": _louder((slice(None), 0), 3),
     "unequal from run to run": partial(_unequal, axes=2),
@@ -125,13 +135,18 @@ def worst_rate(file: Path, study: Study) -> float | None:
 def rates(design: Design, noise: Spread, draws: int, seed: int = 0) -> dict[str, float]:
     """Return the rates of error and of discovery of the report's rules; see the module."""
     random = np.random.default_rng(seed)
-    single, claims = np.zeros((*design.shape[:2], 1)), (GAIN, design.study.formats[-2], design.study.optimizers[1])
+    formats, arms = design.study.formats, design.study.optimizers
+    claims, noisiest = (GAIN, formats[-2], arms[1]), (GAIN, formats[-1], arms[-1])
+    single = np.zeros((*design.shape[:2], 1))
     single[-2, 1] = EFFECT * NOISE
-    null = [design.read(design.drawn(random, noise)).claims.values() for _ in range(draws)]
-    found = [design.read(design.drawn(random, noise, single)).of(*claims) for _ in range(draws)]
-    wrong = [any(result.significant and not result.exploratory for result in results) for results in null]
-    seen = [result is not None and result.significant for result in found]
-    return {"false_significant": float(np.mean(wrong)), "found": float(np.mean(seen))}
+    null = [design.read(design.drawn(random, noise)) for _ in range(draws)]
+    one = [design.read(design.drawn(random, noise, single)) for _ in range(draws)]
+    wrong = [any(found.significant and not found.exploratory for found in study.claims.values()) for study in null]
+    known = [result for study in null + one if (result := study.of(*noisiest)) is not None and result.half_width > 0]
+    covered = [abs(result.difference.mean) <= result.half_width for result in known]
+    seen = [(result := study.of(*claims)) is not None and result.significant for study in one]
+    shares = {"false_significant": wrong, "covered": covered, "found": seen}
+    return {name: float(np.mean(share)) for name, share in shares.items()}
 
 
 def simulated(job: tuple[tuple[int, int, int], str, int]) -> dict[str, object]:
@@ -146,7 +161,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m altgrad.reporting.simulate", description="Error rates of the report's rules, by simulation."
     )
-    parser.add_argument("--draws", type=int, default=500, help="studies of every kind in a row (default %(default)s)")
+    parser.add_argument("--draws", type=int, default=1500, help="studies of every kind in a row (default %(default)s)")
     parser.add_argument("--out", type=Path, default=Path(TABLE), help="the table (default %(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one per core)")
     settings = parser.parse_args(arguments)

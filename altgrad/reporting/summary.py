@@ -19,11 +19,17 @@ from altgrad.reporting.load import Study
 from altgrad.reporting.multiplicity import adjusted
 from altgrad.reporting.results import IDENTICAL, INCONCLUSIVE, LEVEL, NONE_SEEN, SEEDS, TOO_FEW, UNTESTED, Result
 from altgrad.reporting.runs import Contrast, Run
-from altgrad.reporting.statistics import Difference, fitted
+from altgrad.reporting.statistics import Difference, outlier
 from altgrad.reporting.wording import NONE, change, interval, joined, number, p_value, plural, significant
 
 QUESTION = "Which 8-bit floating-point format gains most from geometry-aware updates, and why?"
 SHOWN = 5  # of the runs of the lowest loss
+EXPLAINED = "[why](../altgrad/reporting/STATISTICS.md)"
+RULE = (
+    "**Intervals are unadjusted, p is adjusted.** 95 % CI: Student's paired t, each comparison by itself, as "
+    "`scipy.stats.ttest_rel` has it. p: of the same test, adjusted for all comparisons by Holm's step-down. The result "
+    "follows p, so it may be inconclusive where the interval leaves out zero; p alone then stands beside it"
+)
 
 
 def title(study: Study, comparison: Comparison) -> tuple[str, str]:
@@ -35,9 +41,13 @@ def title(study: Study, comparison: Comparison) -> tuple[str, str]:
 
 
 def summary(
-    study: Study, comparison: Comparison, chance: float | None = None, costs: str = "What each format costs"
-) -> list[Block]:
-    """Return the tables of the first screen, the first of them under ``costs``, and the line on certainty."""
+    study: Study, comparison: Comparison, chance: float | None = None, costs: str = "What each format costs", *,
+    why: str = EXPLAINED,
+) -> list[Block]:  # fmt: skip
+    """Return the tables of the first screen, the first under ``costs``, the lines on certainty and on outliers.
+
+    ``why`` names or links the page that explains the statistics.
+    """
     methods = list(dict.fromkeys(row.optimizer for row in _changed(study, comparison)))
     blocks: list[Block] = []
     for lead, table in (
@@ -49,7 +59,8 @@ def summary(
     ):  # fmt: skip
         if table is not None:
             blocks += [Text(f"**{lead}**"), table]
-    return [*blocks, Text(certainty(study, comparison, chance))]
+    lines = [certainty(study, comparison, chance), f"{RULE} ({why}).", *outliers(study, comparison)]
+    return [*blocks, *map(Text, lines)]
 
 
 def _aware(study: Study, comparison: Comparison) -> list[str]:
@@ -175,8 +186,8 @@ def cells(result: Result) -> list[str]:
     """Return a result as the cells of a table: Δ loss, what it amounts to, p, interval and n."""
     return [
         change(result.difference), outcome(result),
-        NONE if result.outcome in (*UNTESTED, IDENTICAL) else p_value(result.adjusted),
-        interval(result.difference, result.half_width), str(result.difference.n),
+        NONE if result.outcome in (*UNTESTED, IDENTICAL) else p_value(result.adjusted), interval(result.difference),
+        str(result.difference.n),
     ]  # fmt: skip
 
 
@@ -184,13 +195,14 @@ def outcome(result: Result) -> str:
     """Return what a result amounts to; with an inconclusive one the effect that would have been seen."""
     said = f"**{result.outcome}**" if result.significant else result.outcome
     said += f" ({number(result.visible, 4)})" if result.outcome == INCONCLUSIVE else ""
+    said += f", p alone {p_value(result.alone)}" if result.alone <= LEVEL < result.adjusted else ""
     return f"{said}, exploratory" if result.exploratory else said
 
 
 def _short(result: Result | None) -> str:
     if result is None or result.outcome == IDENTICAL:
         return NONE if result is None else IDENTICAL
-    return f"{change(result.difference)} {interval(result.difference, result.half_width)} {outcome(result)}"
+    return f"{change(result.difference)} {interval(result.difference)} {outcome(result)}"
 
 
 class Lowest(NamedTuple):
@@ -210,11 +222,8 @@ def lowest(study: Study, comparison: Comparison) -> list[Lowest]:
     ordered, runs = ranked(study, comparison), comparison.runs
     contrasts: dict[tuple[Run, Run], Contrast] = {(a, b): {b: 1, a: -1} for a, b in itertools.combinations(ordered, 2)}
     found = {pair: known for pair, row in contrasts.items() if (known := runs.difference(row)) is not None}
-    spread = fitted(list(found.values()), np.array([runs.row(contrasts[pair]) for pair in found]))
-    apart = {pair: known for pair, known in found.items() if not known.is_zero}
-    tested = {pair: known for pair, known in apart.items() if spread and spread.error(known)[0] > 0}
-    levels = adjusted({pair: spread.p_value(known) for pair, known in tested.items()}) if spread else {}
-    enough = {pair for pair, known in tested.items() if known.n >= SEEDS and len(study.lr_scales) == 1}
+    levels = adjusted({pair: known.p_value() for pair, known in found.items() if known.sd > 0})
+    enough = {pair for pair in levels if found[pair].n >= SEEDS and len(study.lr_scales) == 1}
     return [
         Lowest(run, float(runs.of_run(run).mean()), found.get(pair), levels[pair] if pair in enough else math.nan)
         for run in ordered for pair in [(ordered[0], run)]
@@ -279,9 +288,29 @@ def certainty(study: Study, comparison: Comparison, chance: float | None) -> str
         f"{SEEDS} seeds."
     )]  # fmt: skip
     if INCONCLUSIVE in found:
-        said.append("Inconclusive: the effect in brackets would have been found nine times in ten.")
+        said.append("Inconclusive: the effect in brackets would have been found nine times in ten, by itself.")
     if tested and chance is not None:
         said.append(f"Of simulated studies like this one, of chance alone, {100 * chance:.1f} % find any.")
-    if comparison.noise is not None:
-        said.append(f"Equal runs differ by up to {significant(comparison.noise.floor(seeds[0]))} 19 times in 20.")
+    if comparison.noise_floor > 0:
+        said.append(f"The 95 % interval of a cost is ±{significant(comparison.noise_floor)} at the median.")
     return " ".join(said)
+
+
+def outliers(study: Study, comparison: Comparison) -> list[str]:
+    """Return a line that names each run that one seed ends far from the others of, by Grubbs' test; none without any.
+
+    They stay in every mean. The 5 % of a false line are shared by all runs.
+    """
+    runs, said, named = comparison.runs, [], set()
+    for run in comparison.best_runs.values():
+        losses = runs.losses[runs.place[run]]
+        place, p = outlier(losses)
+        if p * len(runs.losses) <= LEVEL and runs.place[run] not in named:
+            named.add(runs.place[run])
+            others = np.delete(losses, place)
+            said.append(
+                f"`{run[0]}` under `{run[1]}` with seed {study.seeds[place]} has {significant(losses[place], 5)}, its "
+                f"other seeds {number(np.nanmin(others), 4)} to {number(np.nanmax(others), 4)}"
+            )
+    widens = "Each widens the intervals of its own comparisons and of no others (Grubbs' test)."
+    return [f"**Outlier**: {'; '.join(said)}. {widens}"] if said else []

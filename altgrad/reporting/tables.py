@@ -27,22 +27,18 @@ SPECIALS_IN_WORDS = {
 
 def results_table(study: Study, comparison: Comparison) -> Table | None:
     """Format x optimizer at its best learning rate: seeds, loss, paired difference to the baseline format."""
-    rates, measure, noise = len(study.lr_scales) > 1, study.measure, comparison.noise
+    rates, measure = len(study.lr_scales) > 1, study.measure
     paired, kept = not comparison.best["difference"].isna().all(), memory(study, comparison)
     columns = [words(measure.entry), words("optimizer"), *[Column(measure.delta), words("95 % CI")] * paired,
                Column(f"{measure.noun} ± sd"), words("seeds"), *[Column("peak lr")] * rates,
                *[Column("perplexity")] * measure.in_nats,
                *[Column("bytes"), Column("ms")] * bool(len(kept))]  # fmt: skip
-    rows = []
-    for row in comparison.best.itertuples():
-        half = noise.half_width(row.difference) if noise and row.difference and not row.difference.is_zero else None
-        rows.append(([
-            f"**{row.format}**", row.optimizer, *[change(row.difference), interval(row.difference, half)] * paired,
-            number(row.primary, 4) + (f" ± {number(row.primary_sd, 4)}" if shown(row.primary_sd) else ""),
-            _seeds(row), *[f"{row.peak_lr:.3g}"] * rates,
-            *[number(row.perplexity, 2)] * measure.in_nats,
-            *[number(kept[name].get((row.format, row.optimizer)), 2) for name in kept if len(kept)],
-        ], comparison.behind(row.format, row.optimizer)))  # fmt: skip
+    rows = [([
+        f"**{row.format}**", row.optimizer, *[change(row.difference), interval(row.difference)] * paired,
+        number(row.primary, 4) + (f" ± {number(row.primary_sd, 4)}" if shown(row.primary_sd) else ""),
+        _seeds(row), *[f"{row.peak_lr:.3g}"] * rates, *[number(row.perplexity, 2)] * measure.in_nats,
+        *[number(kept[name].get((row.format, row.optimizer)), 2) for name in kept if len(kept)],
+    ], comparison.behind(row.format, row.optimizer)) for row in comparison.best.itertuples()]  # fmt: skip
     base = str(study.baseline)
     plain = [f"`{arm}`" for arm in study.optimizers if paired and roles.is_plain_in(study, base, arm)]
     baseline = f" {measure.delta}: minus `{base}` with the same optimizer, over shared seeds"

@@ -53,11 +53,11 @@ def whole(value: float | None) -> str:
     return f"{int(value):,}".replace(",", "\u202f") if shown(value) else NONE
 
 
-def interval(difference: Difference | None, half_width: float | None, digits: int = 4) -> str:
-    """Return ``[low, high]``; a dash where one seed leaves none."""
-    if difference is None or not shown(half_width):
+def interval(difference: Difference | None, digits: int = 4) -> str:
+    """Return the 95 % interval of a difference by itself as ``[low, high]``; a dash where there is none."""
+    if difference is None or not shown(half := difference.half_width):
         return NONE
-    low, high = difference.mean - half_width, difference.mean + half_width
+    low, high = difference.mean - half, difference.mean + half
     return f"[{signed(low, digits)}, {signed(high, digits)}]"
 
 

@@ -79,10 +79,10 @@ def standing(cells: Iterable[Seen], baseline: str, compared: Compared) -> list[d
     ``loss`` is the mean of what is ``compared``, such as the final validation loss, over the ``seeds`` that completed,
     of ``planned``, at the best of the learning rates (``lr_scale``); ``difference`` what the report calls the
     difference to the baseline: the mean over the seeds that both completed, each at its own best rate, with the ends
-    ``low`` and ``high`` of its 95 % interval. ``None`` where there is nothing yet, or for the baseline itself.
+    ``low`` and ``high`` of its 95 % interval, which is the report's. ``None`` where there is nothing yet, or for the
+    baseline itself.
     """
-    from altgrad.reporting.runs import Run, Runs
-    from altgrad.reporting.statistics import interval  # which loads pandas, and nobody needs before a cell is there
+    from altgrad.reporting.runs import Run, Runs  # which loads pandas, and nobody needs before a cell is there
 
     of = [(cell, cell.settings) for cell in cells]
     seeds = list(dict.fromkeys(own["seed"] for _, own in of))
@@ -110,7 +110,7 @@ def standing(cells: Iterable[Seen], baseline: str, compared: Compared) -> list[d
             base = chosen(baseline, arm)
             difference = runs.difference({best: 1, base: -1})
             if difference is not None:
-                _, low, high = interval((runs.of_run(best) - runs.of_run(base)).to_numpy())
+                low, high = (difference.mean + side * difference.half_width for side in (-1, 1))
                 row |= {"difference": difference.mean, "low": _or_none(low), "high": _or_none(high)}
         rows.append(row)
     return rows

@@ -93,6 +93,8 @@ def test_a_table_refuses_a_row_of_another_length() -> None:
 
 def test_marks_are_escaped_inside_code_and_strong() -> None:
     assert str(marks("**a `<b>`** &")) == "<strong>a <code>&lt;b&gt;</code></strong> &amp;"
+    assert str(marks("([why](../a/B.md))")) == '(<a href="../a/B.md">why</a>)'
+    assert "<a" not in marks("[+0.1, +0.2](x) [a](javascript:b.md) [a](http://b.md)")
 
 
 def test_numbers_look_alike_everywhere() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from PIL import Image
+from scipy import stats
 
 from altgrad.config.files import read_json, write_json
 from altgrad.reporting.report import write_report
@@ -62,6 +64,9 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+WHY = "../altgrad/reporting/STATISTICS.md"  # from the folder of the committed report, and said there
+
+
 def check(out: Path) -> None:
     """Assert what holds for every report."""
     page, text = (out / "index.html").read_text(), (out / "REPORT.md").read_text()
@@ -77,7 +82,7 @@ def check(out: Path) -> None:
     assert page.count("<img ") == len(figures)
     cells = (out / "cells.html").read_text()
     for own, leads_to in ((page, "cells.html#"), (cells, "index.html")):
-        assert not re.findall(rf"(?:src|href)=[\"'](?!data:image/png|#|{leads_to})", own)
+        assert not re.findall(rf"(?:src|href)=[\"'](?!data:image/png|#|{leads_to}|{WHY})", own)
         assert "<script src" not in own and "<link" not in own and "@import" not in own and "{%" not in own
     assert page.count("<script") == 1 and cells.count("<script") == 2
     assert len(page) < 1.5e6 and len(text.splitlines()) <= 250
@@ -90,6 +95,30 @@ def check(out: Path) -> None:
 
 def test_a_report_is_whole(report: Path) -> None:
     check(report)
+    assert (Path(__file__).parents[2] / "reports" / WHY).is_file()
+
+
+def test_the_table_of_results_has_each_paired_t_test_alone(tmp_path: Path) -> None:
+    """Oracle: scipy, over the losses of the table of runs."""
+    arms = {"stiff": {"stiffness": "ulp"}, "shuffled": {"stiffness": "permuted"}}
+    write_project(tmp_path, ["bf16", "E7M0"], ["adamw", *arms], seeds=(0, 1, 2, 3, 4), arms=arms, **SMALL)
+    write_report(tmp_path / "data", tmp_path, None)
+    losses = pd.read_csv(tmp_path / "plots/results.csv").pivot_table(
+        "primary", "seed", ["format", "optimizer"], aggfunc="first"
+    )
+    found = pd.read_csv(tmp_path / "results.csv")
+    assert set(found["comparison"]) >= {"cost", "gain", "control"}
+    for row in found[found["comparison"].isin(["cost", "gain", "control"])].itertuples():
+        beside = (row.against, row.optimizer) if row.comparison == "cost" else (row.format, row.against)
+        pair = losses[[(row.format, row.optimizer), beside]].dropna()
+        oracle = stats.ttest_rel(*pair.to_numpy().T)
+        assert row.seeds == len(pair)
+        if row.result == "identical":
+            assert not pair.diff(axis=1).iloc[:, 1].any() and math.isnan(row.p_alone)
+            continue
+        low, high = oracle.confidence_interval()
+        expected = [oracle.statistic, oracle.pvalue, low, high]
+        assert [row.t_alone, row.p_alone, row.ci_low_alone, row.ci_high_alone] == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize("settings", GRIDS.values(), ids=GRIDS)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from altgrad.reporting.runs import Runs
-from altgrad.reporting.statistics import Difference, summarised, t_quantile
+from altgrad.reporting.statistics import Difference, interval, outlier, summarised, t_quantile
 
 
 def test_a_difference_is_the_mean_and_spread_of_the_seeds_that_both_have() -> None:
@@ -56,3 +56,51 @@ def test_only_equal_losses_are_no_difference_at_all() -> None:
 @pytest.mark.parametrize("dof", [1.0, 4.0, 30.0])
 def test_intervals_leave_out_one_in_forty_on_either_side(dof: float) -> None:
     assert t_quantile(dof) == pytest.approx(stats.t.ppf(0.975, dof))
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 9])
+def test_a_comparison_is_the_paired_t_test(seeds: int) -> None:
+    a, b = np.random.default_rng(seeds).normal([[3.5], [3.6]], 0.05, (2, seeds))
+    found, oracle = summarised(a - b), stats.ttest_rel(a, b)
+    assert found.p_value() == pytest.approx(oracle.pvalue, rel=1e-9)
+    ends = [*oracle.confidence_interval(0.95)]
+    assert [found.mean - found.half_width, found.mean + found.half_width] == pytest.approx(ends, rel=1e-9)
+    assert interval(a - b)[1:] == pytest.approx(ends, rel=1e-9)
+
+
+def test_a_p_value_is_that_of_the_nearer_end_of_what_no_seed_takes_away() -> None:
+    """``least`` to either side of no difference, so two tails that lie apart."""
+    for mean in (0.0, 0.05, 0.2, -0.3):
+        tails = stats.t.cdf([(0.05 - abs(mean)) / 0.1, (-0.05 - abs(mean)) / 0.1], 3).sum()
+        assert Difference(4, mean, 0.2).p_value(0.05) == pytest.approx(min(1.0, tails))
+
+
+@pytest.mark.parametrize("found", [Difference(1, 0.3, math.nan), Difference(5, 0.3, 0.0), Difference(5, 0.0, 0.0)])
+def test_without_a_spread_there_is_neither_p_value_nor_interval(found: Difference) -> None:
+    assert math.isnan(found.p_value()) and math.isnan(found.half_width)
+
+
+@pytest.mark.parametrize("count", [3, 5, 12])
+def test_an_outlier_is_that_of_grubbs(count: int) -> None:
+    """At the critical value of G as Grubbs's tables have it, from Student's t, p is 5 %."""
+    t = stats.t.isf(0.05 / (2 * count), count - 2)
+    critical = (count - 1) / math.sqrt(count) * math.sqrt(t**2 / (count - 2 + t**2))
+    values = np.random.default_rng(count).standard_normal(count)
+    low, high = 0.0, 1e6
+    for _ in range(200):  # until the last value is as far out as the table has it
+        values[-1] = middle = (low + high) / 2
+        g = abs(middle - values.mean()) / values.std(ddof=1)
+        low, high = (middle, high) if g < critical else (low, middle)
+    place, p = outlier(np.insert(values, 1, np.nan))
+    assert place == count and p == pytest.approx(0.05, rel=1e-6)
+
+
+def test_runs_without_an_outlier_have_one_one_time_in_twenty() -> None:
+    """4,000 runs of five seeds; 4 sigma is 1.4 %."""
+    drawn = np.random.default_rng(0).standard_normal((4000, 5))
+    assert np.mean([outlier(values)[1] <= 0.05 for values in drawn]) == pytest.approx(0.05, abs=0.014)
+
+
+@pytest.mark.parametrize("values", [[1.0, 9.0], [1.0, np.nan, 9.0], [1.0, 1.0, 1.0, 9.0], [np.nan] * 4])
+def test_what_cannot_be_told_is_no_outlier(values: list[float]) -> None:
+    assert outlier(np.array(values))[1] == 1

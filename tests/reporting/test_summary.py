@@ -7,6 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from altgrad.formats import get_format
 from altgrad.reporting.compare import compare
@@ -20,6 +21,7 @@ from altgrad.reporting.summary import (
     headline,
     lowest,
     lowest_table,
+    outliers,
     summary,
     title,
     updates_table,
@@ -195,8 +197,33 @@ def test_every_table_has_a_lead_and_one_line_is_on_certainty():
     study = made({})
     blocks = summary(study, compare(study), None)
     assert sum(isinstance(block, Table) for block in blocks) == 3
-    assert blocks[-1].text == certainty(study, compare(study), None)
-    assert "Paired seeds: 5; p is adjusted over" in blocks[-1].text
+    assert blocks[-2].text == certainty(study, compare(study), None)
+    assert "Paired seeds: 5; p is adjusted over" in blocks[-2].text
+    assert "Student's paired t" in blocks[-1].text and "(../altgrad/reporting/STATISTICS.md)" in blocks[-1].text
+
+
+def test_what_is_significant_alone_and_not_in_its_family_says_both() -> None:
+    """Oracle: scipy's p, and Holm's by its definition."""
+    rng = np.random.default_rng(3)
+    base, noise = 3.5 + 0.03 * rng.standard_normal(5), 0.01 * rng.standard_normal((12, 5))
+    noise[0] = 0.01 * np.array([1, 2, 1, 0.5, 3])
+    losses = {("bf16", "adamw"): base} | {(f"F{i}", "adamw"): base + own for i, own in enumerate(noise)}
+    study = study_of({run: list(values) for run, values in losses.items()}, {"adamw": ADAMW})
+    p = np.array([stats.ttest_rel(own, base).pvalue for own in losses.values()][1:])
+    assert p[0] < 0.05 and 12 * p.min() > 0.05
+    shown = rows(costs_table(study, compare(study)))["F0"]
+    assert shown[1].startswith("inconclusive (") and shown[1].endswith(f", p alone {p[0]:.2g}")
+    assert sum("alone" in row[1] for row in rows(costs_table(study, compare(study))).values()) == (p < 0.05).sum()
+
+
+def test_a_run_with_one_seed_far_from_the_others_is_named() -> None:
+    study = made({})
+    assert not outliers(study, compare(study))
+    cells = study.cells
+    cells.loc[(cells["format"] == "E4M3") & (cells["optimizer"] == "stiff") & (cells["seed"] == 3), "val_loss"] = 11.0
+    (line,) = outliers(study, compare(study))
+    assert line.startswith("**Outlier**: `E4M3` under `stiff` with seed 3 has 11, its other seeds 3.")
+    assert line.count("with seed") == 1
 
 
 # --- the metrics of a study that lost runs are those that its report tells --------------------------
@@ -238,5 +265,6 @@ def test_the_noise_floor_is_that_of_the_report() -> None:
     study = study_of(losses, {"adamw": ADAMW, "stiff": STIFF})
     comparison = compare(study)
     floor = numbers(study)["noise_floor"]
-    assert floor == pytest.approx(comparison.noise.floor(3))
-    assert f"Equal runs differ by up to {significant(floor)} 19 times in 20." in certainty(study, comparison, None)
+    oracle = stats.ttest_rel(losses["A", "adamw"], losses["bf16", "adamw"]).confidence_interval()
+    assert floor == pytest.approx((oracle.high - oracle.low) / 2)
+    assert f"The 95 % interval of a cost is ±{significant(floor)} at the median." in certainty(study, comparison, None)

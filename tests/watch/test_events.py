@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 
 import pytest
 
 from altgrad.reporting.compare import compare
 from altgrad.reporting.metrics import numbers
+from altgrad.reporting.tables import results_table
+from altgrad.reporting.wording import NONE, signed
 from altgrad.watch import events
 from altgrad.watch.events import Events, standing
 from altgrad.watch.project import Project
@@ -142,6 +143,9 @@ def test_the_comparison_so_far_is_that_of_the_report(grid, tmp_path):
     project = Project(tmp_path)
     project.look()
     rows = standing(project.cells.values(), project.baseline, project.compared)
+    table = results_table(study, compare(study))
+    heads = [column.head for column in table.columns]
+    intervals = {tuple(row[:2]): row[heads.index("95 % CI")] for row in table.rows if "95 % CI" in heads}
     assert len(rows) == sum(loss is not None for arms in reported["val_loss"].values() for loss in arms.values())
     for row in rows:
         assert row["loss"] == pytest.approx(reported["val_loss"][row["format"]][row["arm"]], abs=1e-11)
@@ -149,4 +153,5 @@ def test_the_comparison_so_far_is_that_of_the_report(grid, tmp_path):
         assert (row["difference"] is None) == (gap is None)
         if gap is not None:
             assert row["difference"] == pytest.approx(gap, abs=1e-11)
-            assert row["low"] is None or -math.inf < row["low"] <= row["difference"] <= row["high"] < math.inf
+            ends = NONE if row["low"] is None else f"[{signed(row['low'], 4)}, {signed(row['high'], 4)}]"
+            assert intervals[f"**{row['format']}**", row["arm"]] == ends

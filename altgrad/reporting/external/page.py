@@ -49,7 +49,8 @@ def write_comparison(results: Path, family: Family, curves: Path | None, out: Pa
         f"Comparison of {results.name}", QUESTION,
         there(
             Text(said), Text(study.measure.direction), pictures.get("gains"),
-            *summary(study, comparison, costs="What each configuration changes"),
+            *summary(study, comparison, costs="What each configuration changes",
+                     why="`altgrad/reporting/STATISTICS.md`"),
         ),
         [section for section in (
             Section("Result in detail", "result", there(

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import pandas as pd
-
 from altgrad.config import UserError
-from altgrad.reporting.results import NO_EFFECT, NONE_SEEN, UNTESTED, Result, judged
+from altgrad.reporting.results import NO_EFFECT, NONE_SEEN, SEEDS, UNTESTED, Result, judged
 from altgrad.reporting.study.questions import Hypothesis, Question
 from altgrad.reporting.study.runs import MEASURED, Run, Runs, parsed
 
@@ -99,9 +97,8 @@ def answered(question: Question, runs: Runs) -> list[Answer]:
             of: difference for of, contrast in contrasts.items()
             if (difference := runs.difference(contrast, best_rate=first.rate == "best")) is not None
         }  # fmt: skip
-        weights = pd.DataFrame(list(contrasts.values())).fillna(0.0).to_numpy()
         by_itself = (first.rule or question.rule) == "student"
-        results |= judged(differences, None if by_itself else dict(zip(contrasts, weights, strict=True)))
+        results |= judged(differences, 2 if by_itself else SEEDS)
     answers = []
     for name, hypothesis in question.hypotheses.items():
         found = [

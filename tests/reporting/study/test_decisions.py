@@ -45,7 +45,7 @@ def difference(terms: str, runs: Runs) -> Difference:
 def test_every_estimate_and_interval_is_that_of_the_page(runs, page):
     for row in PRINTED:
         if row["page"] == page:
-            result = judged({0: difference(row["terms"], runs)})[0]
+            result = judged({0: difference(row["terms"], runs)}, 2)[0]
             mean = result.difference.mean
             half = 0.0 if result.difference.is_zero else result.half_width
             digits = len(row["estimate"].split(".")[1])
@@ -60,5 +60,5 @@ def test_every_p_value_is_that_of_the_page(runs):
             families[row["family"]].append(row)
     assert sum(map(len, families.values())) > 200
     for rows in families.values():
-        results = judged({i: difference(row["terms"], runs) for i, row in enumerate(rows)})
+        results = judged({i: difference(row["terms"], runs) for i, row in enumerate(rows)}, 2)
         assert [p_value(result.adjusted) for result in results.values()] == [row["p"] for row in rows], rows

@@ -109,8 +109,8 @@ def test_hypotheses_of_one_family_are_judged_together(tmp_path):
     of_one = {name: hypothesis | {"family": "f"} for name, hypothesis in alone.items()}
     together = write_study(tmp_path / "2", rows(LOSSES), a={"hypotheses": of_one})
     joint = [found.comparisons[0].result for found in answered(Question.read(together / "a.yaml"), runs)]
-    assert [found.p for found in joint] == [found.p for found in apart]
-    assert joint[0].adjusted == pytest.approx(2 * apart[0].p) and apart[0].adjusted == apart[0].p
+    assert [found.alone for found in joint] == [found.alone for found in apart]
+    assert joint[0].adjusted == pytest.approx(2 * apart[0].alone) and apart[0].adjusted == apart[0].alone
 
 
 def test_settings_are_those_of_the_experiment_it_is_like_with_its_own(tmp_path):
