@@ -39,8 +39,8 @@ def write_report(data: Path, out: Path, revision: str | None, experiments: Seque
     It is of ``data/{grid,tokens,runs,diag}``, and of ``simulation.csv`` and ``study`` in ``out``, each if it is there.
     ``revision`` is the git revision to name, ``None`` outside a checkout; ``experiments`` are for `proposal`. Outputs
     of cells that left the grid are removed from ``data`` first. The same files give the same bytes: ``REPORT.md``,
-    ``index.html``, ``cells.html``, ``results.csv``, ``metrics.json``, ``summary.json``, ``figures/`` and ``plots/``. Raises
-    :class:`altgrad.config.UserError` when the grid or the tokens are missing.
+    ``index.html``, ``cells.html``, ``results.csv``, ``metrics.json``, ``summary.json``, ``figures/`` and ``plots/``.
+    Raises :class:`altgrad.config.UserError` when the grid or the tokens are missing.
     """
     prune(data)
     study = load_study(data)
