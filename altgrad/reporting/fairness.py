@@ -108,7 +108,7 @@ def _seeds(comparison: Comparison) -> Met:
 def _text(study: Study, comparison: Comparison) -> Met:
     """Whether runs are compared on enough documents, and which differences their seeds would have shown there."""
     splits = study.corpus.get("splits")
-    if splits is None:
+    if splits is None or any("eval_sequences" not in cell["train"] for cell in study.resolved.values()):
         return OPEN, "not known: other programs trained the runs"
     read = {
         (cell["train"]["eval_sequences"], cell["model"]["context"], cell.get("task", {}).get("chunks"))
