@@ -107,8 +107,12 @@ def _named(name: str, metric: Metric | None) -> tuple[str, str]:
 
 def settings(cell: dict[str, Any]) -> str:
     """Return as YAML what a resolved cell has besides the defaults, its key's parts and formats of the registry."""
-    checked = validated(Cell, cell, f"data/grid/{cell['key']}.json")
-    found = checked.model_dump(mode="json", exclude_defaults=True, exclude={"key", *IDENTITY})
+    left_out = {"key", *IDENTITY}
+    if "monitor" in cell:
+        checked = validated(Cell, cell, f"data/grid/{cell['key']}.json")
+        found = checked.model_dump(mode="json", exclude_defaults=True, exclude=left_out)
+    else:  # another program's, which has no defaults here
+        found = {name: value for name, value in cell.items() if name not in left_out}
     known = {name: get_format(name) for name in format_names()}
     found["formats"] = {name: own for name, own in found["formats"].items() if known.get(name) != Format(**own)}
     yaml, text = YAML(typ="safe"), io.StringIO()
