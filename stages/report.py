@@ -29,7 +29,9 @@ def main(arguments: list[str]) -> None:
     revision = git("rev-parse", "--short=10", "HEAD")
     result, following = write_report(Path("data"), Path("reports"), revision, experiments())
     discard_finished(project_root())
-    print(f"{result}\nreport: {Path('reports/index.html').resolve()}\nnext: {following}")
+    page, name = Path("reports/index.html").resolve(), os.environ.get("DVC_EXP_NAME")
+    shown = f"dvc exp apply {name} brings it here" if name and ".dvc" in page.parts else page  # a copy that goes
+    print(f"{result}\nreport: {shown}\nnext: {following}")
 
 
 if __name__ == "__main__":

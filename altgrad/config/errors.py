@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 SHOWN = 100  # characters of a value in a sentence
+STAYS = "; params.yaml keeps the setting: `git diff params.yaml` shows it, `git checkout params.yaml` undoes it"
 DISK_FULL = "the disk is full"  # which whoever reads the message of a stage may look for
 
 
@@ -145,7 +146,9 @@ def run_stage(main: Callable[[list[str]], None], *, stops: Iterable[signal.Signa
                 print(INTERRUPTED, file=sys.stderr)
             sys.exit(128 + (stopped.signum if isinstance(stopped, Stopped) else signal.SIGINT))
         except UserError as error:
-            sys.exit(f"error: {error}")
+            # `dvc exp run -S` has written the setting there, and leaves it.
+            stays = str(error).startswith("params.yaml: ") and "DVC_EXP_NAME" in os.environ
+            sys.exit(f"error: {error}{STAYS if stays else ''}")
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise

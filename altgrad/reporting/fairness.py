@@ -118,9 +118,10 @@ def _text(study: Study, comparison: Comparison) -> Met:
     good = sum(text.enough for text in found)
     few = "" if good == len(found) else f", fewer than {FEWEST}"
     visible = [result.visible for result in comparison.answers.claims.values() if math.isfinite(result.visible)]
-    seen = "how large a difference must be to be seen is not known" if not visible else (
-        f"there a difference is seen nine times in ten if it is {significant(min(visible))} to "
-        f"{significant(max(visible))} {study.measure.unit} or more, by comparison".replace("  ", " ")
+    ends = list(dict.fromkeys(significant(end(visible)) for end in (min, max))) if visible else []
+    seen = "how large a difference must be to be seen is not known" if not ends else (
+        f"there a difference is seen nine times in ten if it is {' to '.join(ends)} {study.measure.unit} or more"
+        f"{', by comparison' * (len(ends) > 1)}".replace("  ", " ")
     )  # fmt: skip
     return _some(good, len(found)), f"{joined([str(text) for text in found])}{few}; {seen}"
 

@@ -11,13 +11,18 @@ from altgrad.reporting.results import SEEDS
 
 
 def proposal(study: Study, experiments: Sequence[str] = ()) -> str:
-    """Return a command and what it is for: the seeds of a test, else a missing control, else four times the steps.
+    """Return a command and what it is for: the baseline, the seeds of a test, a missing control, four times the steps.
+
+    It is the first of these that the grid has not.
 
     ``experiments`` are the names of those at hand, the newest first; of two, their plots are proposed too.
     """
     new = (seed for seed in itertools.count() if seed not in study.seeds)
     missing = next((f"virtual.{entry}" for entry in study.formats if _lacks_control(study, entry)), None)
-    if len(study.seeds) < SEEDS:
+    baseline = study.params["grid"]["baseline"]
+    if baseline not in study.formats:
+        setting, purpose = _list("formats", [baseline, *study.formats]), "compares with the baseline"
+    elif len(study.seeds) < SEEDS:
         setting = _list("seeds", [*study.seeds, *itertools.islice(new, SEEDS - len(study.seeds))])
         purpose = "has the seeds that a test takes"
     elif missing:

@@ -59,8 +59,8 @@ def summary(
     ):  # fmt: skip
         if table is not None:
             blocks += [Text(f"**{lead}**"), table]
-    lines = [certainty(study, comparison, chance), f"{RULE} ({why}).", *outliers(study, comparison)]
-    return [*blocks, *map(Text, lines)]
+    rule = [f"{RULE} ({why})."] if comparison.answers.claims else []
+    return [*blocks, *map(Text, [certainty(study, comparison, chance), *rule, *outliers(study, comparison)])]
 
 
 def _aware(study: Study, comparison: Comparison) -> list[str]:
@@ -107,6 +107,8 @@ def outcomes(study: Study, comparison: Comparison) -> str:
         if kind in (COST, GAIN) and not result.exploratory and roles.is_quantized(study, entry):
             places = named.setdefault(result.outcome, {}).setdefault(arm[0] if arm else entry, [])
             places += [f"`{entry}`"] if arm and len(study.formats) > 1 else []
+    if study.baseline is None and not named:
+        return f"**Nothing is compared**: `{study.params['grid']['baseline']}`, the baseline, is not in the grid."
     if not named:
         return "**Nothing is compared**: no run and its reference completed with the same seed."
     better, worse = study.measure.outcomes
@@ -195,7 +197,8 @@ def outcome(result: Result) -> str:
     """Return what a result amounts to; with an inconclusive one the effect that would have been seen."""
     said = f"**{result.outcome}**" if result.significant else result.outcome
     said += f" ({number(result.visible, 4)})" if result.outcome == INCONCLUSIVE else ""
-    said += f", p alone {p_value(result.alone)}" if result.alone <= LEVEL < result.adjusted else ""
+    apart = result.outcome not in UNTESTED and result.alone <= LEVEL < result.adjusted
+    said += f", p alone {p_value(result.alone)}" if apart else ""
     return f"{said}, exploratory" if result.exploratory else said
 
 

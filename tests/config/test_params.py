@@ -6,6 +6,7 @@ The oracle for YAML 1.2 is its specification (numbers such as 1e-5); for near ma
 from __future__ import annotations
 
 import errno
+import os
 import re
 import subprocess
 import sys
@@ -164,6 +165,10 @@ def test_the_command_prints_one_line_and_fails(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("error: params.yaml: train.steps:") and done.stderr.count("\n") == 1
+    assert "git checkout" not in done.stderr
+    own = {**os.environ, "DVC_EXP_NAME": "mine"}  # as of `dvc exp run -S`, which leaves the setting there
+    of_dvc = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=own)
+    assert of_dvc.stderr.strip().endswith("`git checkout params.yaml` undoes it") and of_dvc.stderr.count("\n") == 1
 
 
 def test_near_matches_ignore_case():
