@@ -20,6 +20,7 @@ import pandas as pd
 from altgrad.reporting import roles
 from altgrad.reporting.claims import BEYOND, CONTROL, COST, GAIN, MATCHED, Answers, answer, ask
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study, every_rule
+from altgrad.reporting.results import UNTESTED
 from altgrad.reporting.runs import RUN, Run, Runs
 
 
@@ -148,7 +149,7 @@ def compared(study: Study, comparison: Comparison) -> pd.DataFrame:
     """Return what results.csv has: a row per comparison of the report, with its paired t-test alone and its result.
 
     ``delta`` is ``optimizer``'s loss in ``format`` minus that of ``against``; of a format-specific effect minus the
-    same in the unquantized control, ``against``.
+    same in the unquantized control, ``against``. ``p_adjusted`` is empty where nothing was tested.
     """
     rows = []
     for (kind, entry, *arms), claim in comparison.answers.claims.items():
@@ -159,8 +160,8 @@ def compared(study: Study, comparison: Comparison) -> pd.DataFrame:
         half = delta.half_width
         rows.append((
             kind, entry, arms[-1] if kind == MATCHED else own, against, delta.n, delta.mean, delta.mean - half,
-            delta.mean + half, delta.mean / delta.error if delta.sd > 0 else None, claim.alone, claim.adjusted,
-            claim.outcome, claim.exploratory,
+            delta.mean + half, delta.mean / delta.error if delta.sd > 0 else None, claim.alone,
+            None if claim.outcome in UNTESTED else claim.adjusted, claim.outcome, claim.exploratory,
         ))  # fmt: skip
     columns = ["comparison", "format", "optimizer", "against", "seeds", "delta", "ci_low_alone", "ci_high_alone",
                "t_alone", "p_alone", "p_adjusted", "result", "exploratory"]  # fmt: skip

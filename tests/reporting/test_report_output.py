@@ -98,6 +98,13 @@ def test_a_report_is_whole(report: Path) -> None:
     assert (Path(__file__).parents[2] / "reports" / WHY).is_file()
 
 
+def test_the_table_of_results_adjusts_no_p_where_nothing_is_tested(tmp_path: Path) -> None:
+    write_project(tmp_path, ["bf16", "E7M0"], ["adamw"], seeds=(0, 1, 2), **SMALL)
+    write_report(tmp_path / "data", tmp_path, None)
+    found = pd.read_csv(tmp_path / "results.csv")
+    assert found["p_alone"].notna().all() and found["p_adjusted"].isna().all()
+
+
 def test_the_table_of_results_has_each_paired_t_test_alone(tmp_path: Path) -> None:
     """Oracle: scipy, over the losses of the table of runs."""
     arms = {"stiff": {"stiffness": "ulp"}, "shuffled": {"stiffness": "permuted"}}

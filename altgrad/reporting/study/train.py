@@ -41,8 +41,10 @@ def train_missing(question: Question, runs: Runs, study: Path, jobs: int | None)
     weights = {name: root / KEPT / name / WEIGHTS for name, own in besides.items() if own.get("keep")}
     missing = [name for name in question.runs if _lacks(params_of(question, name, params), name, runs, study)]
     if missing:
-        if git(root, "status", "--porcelain", "altgrad", "stages", "dvc.yaml"):
-            raise UserError("the code differs from the last commit, which new rows of the study would name: commit it")
+        if git(root, "status", "--porcelain", "altgrad", "stages", "dvc.yaml", "params.yaml"):
+            raise UserError(
+                "the code or params.yaml differs from the last commit, which new rows of the study would name: commit"
+            )
         gone = [name for name, path in weights.items() if not path.is_file()]
         missing = [name for name in question.runs if name in (*missing, *gone)]
     for name in missing:

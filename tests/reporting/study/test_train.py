@@ -175,8 +175,11 @@ def test_a_command_that_was_interrupted_goes_on_in_its_checkout(root, monkeypatc
     assert len(trained(root).table) == 2
 
 
-def test_code_that_no_commit_has_is_refused(root):
-    (root / "altgrad/code.py").write_text("changed")
+@pytest.mark.parametrize("name", ["altgrad/code.py", "params.yaml"])
+def test_code_and_settings_that_no_commit_has_are_refused(root, name):
+    """Settings of params.yaml are part of what is trained, and the page names the commit alone."""
+    with open(root / name, "a") as file:
+        file.write("\n# changed\n")
     with pytest.raises(UserError, match="differs from the last commit"):
         trained(root)
 
