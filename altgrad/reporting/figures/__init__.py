@@ -97,7 +97,9 @@ def _words(study: Study, result: Comparison) -> dict[str, str]:
         "entries": joined(study.formats),
         "grad": f"Incoming gradients are in {next(iter(grads))} in every column." if len(grads) == 1 else "",
         "beyond": f"Small hollow marks: the {measure.entry}-specific effect." if twins else "",
-        "spread": ", with its 95 % interval" if spread else "", "short": measure.noun,
+        "spread": ", with its 95 % interval" if spread else "",
+        # Curves are of validation documents, and a classifier is compared on those of the test split.
+        "short": measure.noun if measure.column == measure.on_validation else f"validation {measure.noun}",
         "noun": measure.full, "entry": measure.entry, "unit": measure.with_unit(""),
         "better": "right" if measure.higher_is_better else "left", "effect": f"{measure.smallest_effect:g}",
     }  # fmt: skip
