@@ -170,7 +170,7 @@ def _what_limits(budget: Budget) -> str:
 
 
 def probed(keys: Sequence[str], jobs: int, *, eager: bool = False) -> dict[str, Kind]:
-    """Return what cells of the kinds of ``keys`` take, measured in ``jobs`` processes at a time.
+    """Return the seconds of each kind of cell in ``keys``, measured in ``jobs`` processes at a time.
 
     ``eager``: without compiling any. What else is compiled for it is kept for the runs.
     """

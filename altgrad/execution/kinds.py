@@ -95,7 +95,7 @@ def remember(took: Mapping[Task, float], jobs: int) -> None:
 
 
 def remembered(kinds: Iterable[str], jobs: int) -> dict[str, Kind]:
-    """Return what is known of ``kinds`` from earlier runs on this machine, ``jobs`` at a time; others are left out."""
+    """Return the seconds of ``kinds`` in earlier runs here, ``jobs`` at a time, without kinds that have not run."""
     kept = _kept()
     took = {kind: kept.get(_place(kind, jobs), {}) for kind in kinds}
     return {
