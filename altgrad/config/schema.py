@@ -142,6 +142,10 @@ class Train(Section):
     warmup: Fraction = Field(0.1, description="share of the steps that the linear warm-up takes")
     final_lr: Fraction = Field(0.1, description="learning rate at the end of the cosine, as a share of its peak")
     clip: float = Field(1.0, gt=0, le=1e9, description="largest global gradient norm")
+    loss_scale: float = Field(
+        1.0, gt=0, le=2.0**60, description="factor of the loss in the backward pass, divided out of the gradients "
+        "before they are clipped; a power of two changes nothing, unless something overflows"
+    )  # fmt: skip
     log_every: int = Field(10, ge=1, description="steps between rows of history.csv")
     eval_every: int = Field(50, ge=1, description="steps between evaluations")
     eval_sequences: int = Field(256, ge=1, description="size of the fixed validation sample")

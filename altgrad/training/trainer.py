@@ -208,7 +208,11 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         losses = [self._backward(step, micro) for micro in range(self.cell.train.grad_accumulation)]
         loss = self.ranks.sum(sum(losses[1:], losses[0]))
-        total_norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if (factor := self.cell.train.loss_scale) != 1:
+            for grad in grads:
+                grad.div_(factor)
+        total_norm = nn.utils.get_total_norm(grads)
         found, norm = torch.stack([loss.float(), whole(total_norm).float()]).tolist()  # the one wait for the device
         return found, total_norm, norm
 
@@ -226,7 +230,7 @@ class Trainer:
         with self._autocast():
             shares = map(self.ranks.share, self._batch(step, micro))
             loss = self.ranks.loss(self.loss_of, *shares, last=micro + 1 == parts) / (parts * self.ranks.count)
-        loss.backward()
+        (loss * self.cell.train.loss_scale).backward()
         return loss.detach()
 
     def _batch(self, step: int, micro: int) -> tuple[Tensor, Tensor]:
@@ -250,9 +254,10 @@ class Trainer:
     def _observe(self, step: int, groups: set[str], micro: int = 0, where: Where | None = None) -> list[Row]:
         """Run the instrumented pass for what of `PASS` is in ``groups``, on a micro-batch of ``step``."""
 
-        def loss() -> Tensor:
+        def loss() -> Tensor:  # whose gradients are those of the step
+            train = self.cell.train
             with self._autocast():
-                return self.model(*self._batch(step, micro))
+                return self.model(*self._batch(step, micro)) / train.grad_accumulation * train.loss_scale
 
         with self._timed("observe_s"):
             rows = self.monitor.observe(step, loss, groups, where)

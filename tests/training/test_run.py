@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 
 import altgrad
 from altgrad.config import Cell
@@ -90,6 +90,38 @@ def test_outputs_are_the_same_without_a_backward_pass(tokens, undisturbed, tmp_p
     alone = pd.read_parquet(tmp_path / "out/monitors.parquet")
     every = pd.read_parquet(io.BytesIO(undisturbed["monitors.parquet"]))
     pd.testing.assert_frame_equal(alone, every[every["role"] == "output"].reset_index(drop=True))
+
+
+def test_what_is_watched_is_the_gradient_of_the_step(tokens, tmp_path):
+    """Also of one whose loss is a part of several, or is scaled: the gradients of a layer are those that it is given."""
+    largest = {}
+    for name, train in {
+        "whole": {"batch": 8, "grad_accumulation": 1}, "halves": {}, "scaled": {"loss_scale": 4.0},
+    }.items():  # fmt: skip
+        trained(make_cell(**train), tokens, tmp_path / name)
+        rows = pd.read_parquet(tmp_path / name / "out/monitors.parquet")
+        (largest[name],) = rows[
+            (rows["step"] == 1) & (rows["layer"] == "head") & (rows["role"] == "grad") & (rows["metric"] == "amax")
+        ]["value"]
+    assert largest["halves"] == pytest.approx(largest["whole"], rel=0.01)
+    assert largest["scaled"] == pytest.approx(4 * largest["halves"], rel=0.01)
+
+
+def test_a_loss_scaled_by_a_power_of_two_trains_the_same_bits(tokens, undisturbed, tmp_path):
+    """And by another factor nearly the same where gradients are not quantized, in whose products it is rounded."""
+    power = trained(make_cell(**STATEFUL, loss_scale=2.0**12), tokens, tmp_path / "power")
+    assert power["history.csv"] == undisturbed["history.csv"]  # gradient norms too
+    mine, theirs = (load(files["model.safetensors"]) for files in (power, undisturbed))
+    remembered = {name for name in theirs if ".quantizers.grad." in name and name.endswith("history")}
+    assert remembered and all(
+        torch.equal(mine[name], theirs[name] * (2.0**12 if name in remembered else 1)) for name in theirs
+    )
+    losses = []
+    for factor in (1.0, 0.75):
+        root = tmp_path / f"{factor}"
+        trained(make_cell("bf16", compute="float32", loss_scale=factor), tokens, root)
+        losses.append(read_json(root / "out/metrics.json")["val_loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[0] != losses[1]
 
 
 def test_what_is_not_watched_costs_nothing(tokens, tmp_path, monkeypatch):
