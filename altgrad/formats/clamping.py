@@ -5,8 +5,9 @@ probability of that token. It is the largest element of its block. Its scale by 
 brings it to ``m 2^emax``, m from 1 to 2 its significand, and the format ends at ``t 2^emax``: t is 1.75 in E4M3, E5M2
 and E3M2, 1.875 in E2M3, 1.5 in E2M1. What is beyond, ``1 - t / m`` of it, is clamped. Let T be ``r 2^n``, r in [1, 2).
 While p is small m is ``2 (1 - p) / r``, so that batches of r below ``2 / t`` are clamped, by up to ``1 - r t / 2``: in
-E4M3 by an eighth at r = 1, and by nothing from r = 1.143 on. T counts all tokens that the mean is over, those of every
-micro-batch and of every process whose gradients are averaged before the layer's backward products.
+E4M3 by an eighth at r = 1, and by nothing from r = 1.143 on. T counts all tokens that a backward pass divides by:
+those of all micro-batches where each loss is divided by their number, and those of one process where gradients are
+averaged afterwards.
 
 bfloat16 has 8 significant bits, so that 1 - p is 1 for p below 2^-9. Then the gradient of a batch of 2^n tokens is a
 power of two, which no rule clamps.
