@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from altgrad.formats import clamping, get_format
-from altgrad.numerics import compute_scale, quantize
+from altgrad.numerics import compute_scale, format_constants, quantize
+from altgrad.numerics.block_statistics import block_statistics
 
 FORMATS = ("E4M3", "E5M2", "E3M2", "E2M3", "E2M1", "E7M0")
 
@@ -49,6 +50,26 @@ def test_the_right_tokens_gradient_is_that_of_the_mean_loss(bf16, smoothing):
             said = float(clamping.right_token(tokens, value, label=label, bf16=bf16))
             assert said == pytest.approx(gradient, rel=1e-2 if bf16 else 1e-12, abs=(1e-4 if bf16 else 0) / tokens)
             assert not bf16 or torch.tensor(said).bfloat16().item() == said
+
+
+def test_of_a_classifier_documents_times_labels_count():
+    logits = torch.randn(6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    F.binary_cross_entropy_with_logits(logits, torch.ones(6, 5, dtype=torch.float64)).backward()
+    assert logits.grad is not None
+    said = [float(clamping.right_token(6 * 5, p)) for p in logits.detach().sigmoid().flatten().tolist()]
+    assert said == pytest.approx((-logits.grad).flatten().tolist(), rel=1e-12)
+
+
+@pytest.mark.parametrize(("fmt", "scale"), [("E4M3", "E8M0"), ("E2M1", "E4M3")])
+def test_scales_under_one_of_the_tensor_know_nothing_of_tokens(fmt, scale):
+    """NVFP4's float32 scale brings the largest block to the same place whatever the mean is over, MX's does not."""
+    p = torch.randn(256, 64, generator=torch.Generator().manual_seed(0)).softmax(dim=-1)
+    gradient = p - F.one_hot(torch.arange(256) % 64, 64)
+    constants = format_constants(fmt, scale_format=scale)
+    options = {"block": 16, "scale_format": scale, "scale_rounding": "floor" if scale == "E8M0" else "rceil"}
+    shares = [block_statistics(gradient / tokens, constants, **options).clamped for tokens in (1024, 1088, 1536)]
+    assert (max(shares) - min(shares) < 1e-6) == (scale == "E4M3")
+    assert shares[0] > 0.03 if scale == "E8M0" else shares[0] < 0.02
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
