@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from altgrad import __version__
-from altgrad.console import while_read
+from altgrad.common.console import while_read
 
 PACKAGE = Path(__file__).parent
 RUNS = re.compile(r'^if __name__ == "__main__":', re.MULTILINE)  # what a module that can be run ends in

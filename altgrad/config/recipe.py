@@ -19,8 +19,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
-from altgrad.config.errors import did_you_mean
-from altgrad.config.files import read_yaml
+from altgrad.common.errors import did_you_mean
+from altgrad.common.files import read_yaml
 from altgrad.config.section import Section
 from altgrad.config.tensor_recipe import BLOCK_FORMATS, Quantized, TensorRecipe
 from altgrad.formats import Format

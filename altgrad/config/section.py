@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from altgrad.config.errors import did_you_mean, sentences
+from altgrad.common.errors import did_you_mean, sentences
 from altgrad.formats import Format, get_format
 
 

@@ -32,8 +32,8 @@ from typing import IO, Any
 import pyarrow
 import pyarrow.parquet
 
-from altgrad.config.errors import UserError, did_you_mean
-from altgrad.config.files import csv_rows
+from altgrad.common.errors import UserError, did_you_mean
+from altgrad.common.files import csv_rows
 from altgrad.config.schema import LocalCorpus
 from altgrad.data.corpora import Labelled, Split, hashed_split, named
 

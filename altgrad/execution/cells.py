@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from altgrad.config import UserError
-from altgrad.config.files import read_json, write_text
-from altgrad.console import handled
+from altgrad.common.console import handled
+from altgrad.common.errors import UserError
+from altgrad.common.files import read_json, write_text
 from altgrad.execution import dvc_api, kinds
 from altgrad.execution.early_stop import LOOK_EVERY, EarlyStop
 from altgrad.execution.executor import BEGAN, LOGS, Executor, Outcome, Status, Task

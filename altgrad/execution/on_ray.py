@@ -19,8 +19,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from altgrad.config import UserError
-from altgrad.config.files import read_json, write_text
+from altgrad.common.errors import UserError
+from altgrad.common.files import read_json, write_text
 from altgrad.execution import node
 from altgrad.execution.executor import Outcome, Status, Task
 from altgrad.execution.node import (

@@ -19,7 +19,7 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-from altgrad.config.files import read_json, sha256_of
+from altgrad.common.files import read_json, sha256_of
 from altgrad.config.tasks import ON_TEST, ON_VALIDATION
 from altgrad.metrics import Metric
 from altgrad.reporting.measure import Measure

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from altgrad.config.files import replacing, write_json, write_text
+from altgrad.common.files import replacing, write_json, write_text
 from altgrad.reporting import tables, tables_inside
 from altgrad.reporting.anomalies import Case, cases
 from altgrad.reporting.cells import to_cells_page

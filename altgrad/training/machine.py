@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from altgrad import __version__
-from altgrad.config import UserError
-from altgrad.config.process import GPU_SHARE, usable_cores
+from altgrad.common.errors import UserError
+from altgrad.common.threads import GPU_SHARE, usable_cores
 from altgrad.config.schema import Train
 from altgrad.model.hardware import SWITCH, multiplies_bf16
 from altgrad.numerics.cpu import kernels

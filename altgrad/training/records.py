@@ -19,7 +19,7 @@ import pyarrow
 from safetensors.torch import save
 from torch import Tensor
 
-from altgrad.config.files import replacing, write_rows
+from altgrad.common.files import replacing, write_rows
 from altgrad.optim.stored import plain
 from altgrad.training.monitor import Row
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from altgrad.config import UserError
-from altgrad.config.files import read_json
+from altgrad.common.errors import UserError
+from altgrad.common.files import read_json
 from altgrad.config.tasks import ON_VALIDATION, Compared
 from altgrad.execution.executor import Task
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import gfloat.formats as theirs
 import pytest
 
+from altgrad.common.files import read_yaml, write_json
 from altgrad.config import Params, Resolver, UserError, load_params
-from altgrad.config.files import read_yaml, write_json
 from altgrad.config.params import validated
 from altgrad.config.recipe import Recipe, published_recipes
 from altgrad.config.tensor_recipe import BLOCK_FORMATS, TensorRecipe

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from altgrad.config import UserError, did_you_mean, load_params, presets, run_stage
-from altgrad.config.files import canonical_json, replacing, write_text
+from altgrad.common.errors import did_you_mean, run_stage
+from altgrad.common.files import canonical_json, replacing, write_text
+from altgrad.config import UserError, load_params, presets
 
 SHIPPED = Path(__file__).parents[2] / "params.yaml"
 

@@ -10,7 +10,7 @@ import json
 import pandas as pd
 import pytest
 
-from altgrad.config.files import read_json
+from altgrad.common.files import read_json
 from altgrad.watch import track
 from altgrad.watch.events import Events
 from altgrad.watch.project import HISTORY

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from altgrad.config import UserError
+from altgrad.config.cell import scratch_directory
 from altgrad.config.schema import Rule
-from altgrad.config.scratch import scratch_directory
 from altgrad.formats import get_format
 from altgrad.model import (
     LayerRecipe,

@@ -13,8 +13,8 @@ import shutil
 import pandas as pd
 import pytest
 
+from altgrad.common.files import read_json, write_json
 from altgrad.config import UserError
-from altgrad.config.files import read_json, write_json
 from altgrad.execution.executor import Task
 from altgrad.watch.events import _cell
 from altgrad.watch.project import DIAGNOSED, FAILED, HISTORY, PAUSED, TRAINED, TRAINS, WAITS, Project

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from altgrad.common.files import read_json
 from altgrad.config import UserError
-from altgrad.config.files import read_json
 from altgrad.execution import tracking
 from altgrad.watch import track
 from altgrad.watch.project import HISTORY

@@ -16,8 +16,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from altgrad.config.process import settle_process
-from altgrad.console import INTERRUPTED, STOPS, while_read
+from altgrad.common.console import INTERRUPTED, STOPS, while_read
+from altgrad.common.threads import settle_process
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
