@@ -11,7 +11,16 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, StrictInt, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    StrictInt,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
 
 from altgrad.config.arms import Arm
 from altgrad.config.models import Lora, Preset
@@ -246,7 +255,7 @@ def _number(value: Any) -> int | float:
     return value
 
 
-LrScale = Annotated[Any, BeforeValidator(_number)]
+LrScale = Annotated[Any, BeforeValidator(_number), WithJsonSchema({"type": "number"})]
 
 
 class Grid(Section):
@@ -323,7 +332,7 @@ class Params(Section):
     budget: Budget = Field(Budget(), description="what a study may take")
     tracking: list[Tracker] = Field([], description="who is told of cells while they train; off by default")
     overrides: Annotated[dict[str, dict[str, Any]], BeforeValidator(_empty)] = Field(
-        {}, description="settings of some cells, by grid entry, arm or cell"
+        {}, description="what some cells have instead, chosen by a grid entry, an arm or a cell's key"
     )
 
     @property

@@ -19,6 +19,7 @@ from pydantic import (
     PlainSerializer,
     ValidationError,
     ValidationInfo,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -61,8 +62,9 @@ if TYPE_CHECKING:
 else:
     ModelMetaclass = type(BaseModel)
     FormatSetting = Annotated[
-        Any, BeforeValidator(as_format), PlainSerializer(lambda f: getattr(f, "name", f), return_type=str)
-    ]
+        Any, BeforeValidator(as_format), PlainSerializer(lambda f: getattr(f, "name", f), return_type=str),
+        WithJsonSchema({"type": "string", "format": "a format's name"}),
+    ]  # fmt: skip
 
 
 class _FromPython(ModelMetaclass):
