@@ -265,7 +265,7 @@ def _shown(value: Any) -> str:
 
 
 class Recipe(Section):
-    """An ordered list of rules: ``Recipe([Rule(layers="*", weight="E4M3"), ...])``.
+    """An ordered list of rules: ``Recipe(rules=[Rule(layers="*", weight="E4M3"), ...])``.
 
     A rule may also be the mapping of its settings. Raises ``ValueError``, a sentence that names the rule by its place.
     """

@@ -23,8 +23,8 @@ LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at mos
 @cache
 def sections() -> dict[str, dict[str, Any]]:
     """Return the JSON schema of each section of settings, by the name of its class."""
-    named = [(Params, "validation"), (Override, "validation")]
-    return models_json_schema(named, ref_template="{model}")[1]["$defs"]
+    _, schema = models_json_schema([(Params, "validation"), (Override, "validation")], ref_template="{model}")
+    return dict(schema["$defs"])
 
 
 def pages() -> dict[str, str]:

@@ -68,20 +68,13 @@ else:
 
 
 class _FromPython(ModelMetaclass):
-    """Lets a section be made in Python: by position, names standing for registered formats, mistakes in a sentence."""
+    """Lets a section be made in Python: names stand for registered formats, and a mistake is a ``ValueError``.
 
-    def __call__(cls, *values: Any, **settings: Any) -> Any:
+    A metaclass, because type checkers would otherwise refuse a format's name where a `Format` is kept.
+    """
+
+    def __call__(cls, **settings: Any) -> Any:
         section = cast("type[BaseModel]", cls)
-        names = list(section.model_fields)
-        if len(values) > len(names):
-            raise TypeError(f"{cls.__name__} has {len(names)} settings, and {len(values)} values were given")
-        by_position = dict(zip(names, values, strict=False))
-        for name in by_position.keys() & settings.keys():
-            raise TypeError(
-                f"{cls.__name__}: {name} is given twice, by its name and as {by_position[name]!r}; the settings by "
-                f"position are {', '.join(names[: len(values)])}"
-            )
-        settings = by_position | settings
         try:
             return section.model_validate(settings, context=REGISTERED)
         except ValidationError as error:

@@ -140,7 +140,7 @@ def test_names_of_earlier_versions_are_errors_that_tell_the_new_one(former, now)
     with pytest.raises(ValueError, match=f"^scale_rounding: '{former}' is a name of earlier versions; write '{now}'$"):
         compute_scale(1.0, "E4M3", scale_format="E8M0", scale_rounding=former)
     with pytest.raises(ValueError, match=f"scale_rounding: {former} is now .*; write scale_rounding: {now}") as error:
-        TensorRecipe("E4M3", scale="E8M0", scale_rounding=former)
+        TensorRecipe(format="E4M3", scale="E8M0", scale_rounding=former)
     assert "\n" not in str(error.value)
 
 
