@@ -9,7 +9,6 @@ misspelt pattern would otherwise train an unquantized model under a quantized mo
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -329,9 +328,8 @@ class Recipe(Section):
         names = list(layers)
         for rule in self.rules:
             if rule.required and not any(fnmatchcase(name, rule.layers) for name in names):
-                near = difflib.get_close_matches(rule.layers, names, n=1, cutoff=0.0)
-                hint = f"; the nearest layer is {near[0]}" if near else "; the model has no linear layer"
-                raise ValueError(f"pattern {rule.layers!r} matches no layer{hint}")
+                such = f"; one that the model has is {names[0]}" if names else "; the model has no linear layer"
+                raise ValueError(f"pattern {rule.layers!r} matches no layer{did_you_mean(rule.layers, names, such)}")
         matched = last_matching(names, ((rule.layers, rule.last, rule.layer) for rule in self.rules))
         kept = [name for name in names if name in matched]
         return {name: found for name in kept if (found := matched[name]).quantizes or found.virtual_weight}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from altgrad.common.errors import did_you_mean, run_stage
+from altgrad.common.errors import did_you_mean, near_matches, run_stage
 from altgrad.common.files import canonical_json, replacing, write_text
 from altgrad.config import UserError, load_params, presets
 
@@ -176,6 +176,8 @@ def test_near_matches_ignore_case():
     assert did_you_mean("e4m3", ["E4M3", "E5M2"]).startswith("; did you mean E4M3")
     assert did_you_mean("zzz", ["E4M3"]) == "; known: E4M3"
     assert did_you_mean("zzz", []) == ""
+    assert did_you_mean("zzz", ["E4M3"], "; read on") == "; read on"
+    assert near_matches(" E4M3 ", ["E5M2", "E4M3", "E4M2", "E4M1", "UE4M3"])[0] == "E4M3"
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):
