@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
@@ -71,10 +71,6 @@ class LayerRecipe(Section):
     A layer with ``torchao`` is handed to torchao's float8 recipe of that name (see :mod:`altgrad.model.torchao`), which
     decides everything else: what it quantizes stands in ``weight``, ``input`` and ``grad`` once the section is read.
     """
-
-    renamed_values: ClassVar[dict[tuple[str, str], str]] = {
-        ("accumulate", "fp32"): "float32; write accumulate: float32",
-    }
 
     weight: Quantized = Field(None, description="of the layer; none: not quantized")
     input: Quantized = Field(None, description="what the layer is called with; none: not quantized")

@@ -9,7 +9,7 @@ hours of training. Names of entries (``models``, ``corpora``, ``optimizers``, ``
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -142,8 +142,6 @@ class Divergence(Section):
 
 class Train(Section):
     """The training schedule, the same for every cell unless overridden."""
-
-    renamed_values: ClassVar[dict[tuple[str, str], str]] = {("compute", "fp32"): "float32; write compute: float32"}
 
     steps: int = Field(300, ge=1, le=10_000_000, description="optimizer steps")
     batch: int = Field(16, ge=1, le=65_536, description="sequences per micro-batch")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -82,14 +82,7 @@ class _FromPython(ModelMetaclass):
 
 
 class Section(BaseModel, metaclass=_FromPython):
-    """Base of every section: unknown settings are errors, values are immutable once read.
-
-    ``renamed`` maps a setting of earlier versions to a sentence's end: what it is now, and how to convert it.
-    ``renamed_values`` does so for values, by setting and value.
-    """
-
-    renamed: ClassVar[dict[str, str]] = {}
-    renamed_values: ClassVar[dict[tuple[str, str], str]] = {}
+    """Base of every section: unknown settings are errors, values are immutable once read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -99,12 +92,8 @@ class Section(BaseModel, metaclass=_FromPython):
         """Name a misspelt setting and its near matches; refuse ``steps: true``, which would count as 1."""
         if isinstance(values, dict):
             for key, value in values.items():
-                if key in cls.renamed:
-                    raise ValueError(f"{key} is now {cls.renamed[key]}")
                 if key not in cls.model_fields:
                     raise ValueError(f"unknown setting {key!r}{did_you_mean(key, cls.model_fields)}")
-                if isinstance(value, str) and (key, value) in cls.renamed_values:
-                    raise ValueError(f"{key}: {value} is now {cls.renamed_values[key, value]}")
                 if isinstance(value, bool) and (kind := cls.model_fields[key].annotation) is not bool:
                     words = get_args(kind) if get_origin(kind) is Literal else ()
                     write = f"write {' or '.join(words)}" if words else "it is no truth value"
