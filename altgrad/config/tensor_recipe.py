@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from altgrad.config.section import FormatSetting, Section
-from altgrad.formats import Format, get_format
+from altgrad.formats import SCALE_FORMATS, Format, get_format
 
-SCALE_FORMATS = ("float32", "E8M0")
 #: Settings that would be ignored without another one: what they are of.
 _ACTS = (
     ("block", "granularity", ("block", "tile")),

@@ -34,13 +34,12 @@ import math
 import torch
 from torch import Tensor
 
-from altgrad.formats import Format, get_format
+from altgrad.formats import SCALE_FORMATS, Format, get_format
 from altgrad.formats.format import FLOAT32_MANTISSA
 from altgrad.numerics.codes import decode, encode
 from altgrad.numerics.constants import (
     FLOAT32_RULE,
     FOUR_OVER_SIX,
-    SCALE_FORMATS,
     SCALE_RULES,
     SPACING,
     TARGET,

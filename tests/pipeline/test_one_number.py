@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from altgrad.common.files import read_json
+from altgrad.config.tasks import HISTORY
 from altgrad.watch import track
 from altgrad.watch.events import Events
-from altgrad.watch.project import HISTORY
 from tests.pipeline.conftest import CELLS, Project
 
 
