@@ -2,6 +2,7 @@
 
     altgrad diagnostics explain E4M3-adamw-0-1     which tensor left its band first, and how early
     altgrad diagnostics what-if E4M3-adamw-0-1     every tensor in every 8-bit format, and a recipe
+    altgrad diagnostics mantissas bf16-adamw-0-1   which tensors a scale that is rounded down would clamp
     altgrad diagnostics ptq bf16-adamw-0-1         the loss, or F1, of its weights quantized after training
     altgrad diagnostics prune E4M3-adamw-0-1       the loss with its smallest weights set to zero
 
@@ -70,6 +71,28 @@ def what_if(arguments: list[str]) -> None:
     print(f"table: {table}\nfigure: {settings.out / cell.key}.png")
 
 
+def mantissas(arguments: list[str]) -> None:
+    """Tell which tensors of a run scales that are rounded down would clamp, by where their largest elements lie."""
+    from altgrad.diagnostics import mantissas
+
+    parser = _parser("mantissas", "cell", "a finished run, such as bf16-adamw-0-1")
+    parser.add_argument("--format", type=_format_name, default="E4M3", help="of the elements (default %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("scratch/mantissas"), help="folder (default %(default)s)")
+    settings = parser.parse_args(arguments)
+    cell, run = _finished(settings.data, settings.cell)
+    found = mantissas.mantissas(cell, run, settings.data / "tokens")
+    shown = (100 * mantissas.clamped(found, settings.format)).round(1).reset_index()
+    path = settings.out / f"{cell.key}.csv"
+    settings.out.mkdir(parents=True, exist_ok=True)
+    found.round(6).to_csv(path, index=False, lineterminator="\n")
+    blocks, magnitude = mantissas.spread_evenly(settings.format)
+    print(f"What scales by floor would clamp in {settings.format}, in per cent of a tensor's blocks, and of the sum of")
+    print("their largest elements; mean over the run's snapshots. Elements spread evenly over their binades give")
+    print(f"{blocks:.0f} and {magnitude:.0f}.")
+    print(shown.to_string(index=False))
+    print(f"\nby part of a binade: {path}")
+
+
 def ptq(arguments: list[str]) -> None:
     """Evaluate a trained run with its weights in other formats, beside runs that were trained in them."""
     from altgrad.diagnostics import evaluated
@@ -129,6 +152,7 @@ def prune(arguments: list[str]) -> None:
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "explain": explain,
     "what-if": what_if,
+    "mantissas": mantissas,
     "ptq": ptq,
     "prune": prune,
 }

@@ -3,7 +3,8 @@
 The gradient of one batch at a run's weights is taken five times, in float32 but for the rounding of what is
 quantized: with nothing quantized, with the weights, the inputs or the incoming gradients of all layers alone, and with
 all three. The differences from the first are the noise of each cause and of all together. Rounding to bfloat16 on the
-way, which an unquantized bf16 run has too, is in none of them.
+way, which an unquantized bf16 run has too, is in none of them. The loss is scaled so that incoming gradients are as
+large as in a step: what powers of two, and scales remembered from steps, do to them depends on it.
 
 Noise that is the same in every batch is bias, and training follows it; what differs from batch to batch averages out
 over steps. The batch is cut into parts to tell them apart.
@@ -64,21 +65,26 @@ def gradient_noises(
     roles = [role for role in ROLES if any(_quantized(layer, role) for layer in recipes)]
     if not roles or any(layer.torchao for layer in recipes):
         return {}
-    found = noises(model, recipe, roles, saved, inputs, targets)
+    sequences = cell.train.batch * cell.train.grad_accumulation
+    each = cell.train.loss_scale / sequences
+    found = noises(model, recipe, roles, saved, inputs, targets, each)
     if not apart:
         return found
-    sequences = cell.train.batch * cell.train.grad_accumulation
-    parts = bias_and_scatter(model, only(recipe, roles), saved, inputs, targets, sequences)
+    parts = bias_and_scatter(model, only(recipe, roles), saved, inputs, targets, sequences, each)
     return {name: noise._replace(bias=parts[name][0], scatter=parts[name][1]) for name, noise in found.items()}
 
 
 def noises(
-    model: GPT, recipe: Recipe, roles: Collection[str], saved: Mapping[str, Tensor], inputs: Tensor, targets: Tensor
-) -> dict[str, GradientNoise]:
-    """Return the noise by cause of an unquantized ``model``'s gradients on ``inputs`` and ``targets`` (n, length)."""
-    exact = _gradients(model, inputs, targets)
-    by_cause = {role: _noise(model, only(recipe, [role]), saved, inputs, targets, exact) for role in roles}
-    together = _noise(model, only(recipe, roles), saved, inputs, targets, exact)
+    model: GPT, recipe: Recipe, roles: Collection[str], saved: Mapping[str, Tensor], inputs: Tensor, targets: Tensor,
+    each: float | None = None,
+) -> dict[str, GradientNoise]:  # fmt: skip
+    """Return the noise by cause of an unquantized ``model``'s gradients on ``inputs`` and ``targets`` (n, length).
+
+    ``each`` is the weight of a sequence's mean loss in the loss of a step, by default 1 / n.
+    """
+    exact = _gradients(model, inputs, targets, each)
+    by_cause = {role: _noise(model, only(recipe, [role]), saved, inputs, targets, exact, each) for role in roles}
+    together = _noise(model, only(recipe, roles), saved, inputs, targets, exact, each)
     powers = {role: {name: _squares(t) for name, t in found.items()} for role, found in by_cause.items()}
     return {
         name: GradientNoise(
@@ -92,21 +98,23 @@ def noises(
 
 
 def bias_and_scatter(
-    model: GPT, recipe: Recipe, saved: Mapping[str, Tensor], inputs: Tensor, targets: Tensor, sequences: int
-) -> dict[str, tuple[float, float]]:
+    model: GPT, recipe: Recipe, saved: Mapping[str, Tensor], inputs: Tensor, targets: Tensor, sequences: int,
+    each: float | None = None,
+) -> dict[str, tuple[float, float]]:  # fmt: skip
     """Return by layer the squared norm of the noise's mean over batches, and the mean squared distance from it.
 
     The batch (n, length) is cut into `PARTS` or fewer, each quantized by itself; their noises are taken for independent
     draws. With m their mean and s² the squared distance from it, over K - 1, the squared norm of the true mean is
     estimated without bias by ||m||² - s² / K, and 0 where that is below. The distance is that of batches of
-    ``sequences``, as if it fell with their number. NaN where there are fewer than two sequences.
+    ``sequences``, as if it fell with their number. ``each`` is that of `noises`. NaN where there are fewer than two
+    sequences.
     """
     count = min(PARTS, len(inputs))
     parts = zip(inputs.tensor_split(count), targets.tensor_split(count), strict=True)
     total: dict[str, Tensor] = {}
     squares: dict[str, float] = {}
     for x, y in parts:
-        for name, noise in _noise(model, recipe, saved, x, y, _gradients(model, x, y)).items():
+        for name, noise in _noise(model, recipe, saved, x, y, _gradients(model, x, y, each), each).items():
             total[name] = total.get(name, 0) + noise
             squares[name] = squares.get(name, 0.0) + _squares(noise)
     found = {}
@@ -125,8 +133,9 @@ def only(recipe: Recipe, roles: Collection[str]) -> Recipe:
 
 
 def _noise(
-    model: GPT, recipe: Recipe, saved: Mapping[str, Tensor], inputs: Tensor, targets: Tensor, exact: dict[str, Tensor]
-) -> dict[str, Tensor]:
+    model: GPT, recipe: Recipe, saved: Mapping[str, Tensor], inputs: Tensor, targets: Tensor, exact: dict[str, Tensor],
+    each: float | None,
+) -> dict[str, Tensor]:  # fmt: skip
     """Return the difference, float64, that quantizing as ``recipe`` says makes to each gradient."""
     quantize_model(model, recipe)
     for name, layer in linear_layers(model).items():
@@ -134,18 +143,20 @@ def _noise(
             history = saved.get(f"{name}.quantizers.{role}.history")
             if history is not None:  # of a scale that is remembered or held
                 quantizer.register_buffer("history", history.float())
-    noisy = _gradients(model.eval(), inputs, targets)
+    noisy = _gradients(model.eval(), inputs, targets, each)
     unquantize_model(model)
     return {name: noisy[name].double() - grad.double() for name, grad in exact.items()}
 
 
-def _gradients(model: GPT, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+def _gradients(model: GPT, inputs: Tensor, targets: Tensor, each: float | None) -> dict[str, Tensor]:
+    """Return the gradients of the mean loss, taken through one in which a sequence has the weight ``each``."""
+    factor = 1.0 if each is None else each * len(inputs)
     embedded = embedded_weights(model)
     weights: dict[str, nn.Parameter] = {
         name: layer.weight for name, layer in linear_layers(model).items() if layer.weight not in embedded
     }
-    found = torch.autograd.grad(model(inputs, targets), list(weights.values()))
-    return dict(zip(weights, found, strict=True))
+    found = torch.autograd.grad(model(inputs, targets) * factor, list(weights.values()))
+    return {name: grad / factor for name, grad in zip(weights, found, strict=True)}
 
 
 def _quantized(layer: object, role: str) -> bool:

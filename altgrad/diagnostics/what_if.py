@@ -81,13 +81,17 @@ class Probed(NamedTuple):
         return (slope * error).sum().item(), 0.5 * (fisher * error.square()).sum().item()
 
 
-def probe(cell: Cell, run_dir: Path, tokens: Path, most: int = TOKENS) -> dict[str, Probed]:
+def probe(
+    cell: Cell, run_dir: Path, tokens: Path, most: int = TOKENS, step: int | None = None
+) -> dict[str, Probed]:  # fmt: skip
     """Return the tensors of each linear layer of a finished run, on at most ``most`` validation tokens.
 
-    Raises :class:`UserError` for a run that is not finished, or whose weights or gradients are not finite.
+    ``step`` is that of a snapshot, or the last. Raises :class:`UserError` for a run that is not finished, or whose
+    weights or gradients are not finite.
     """
     with SavedRun(cell, run_dir) as run:
-        rebuilt = RebuiltModel.of(cell, run.model(), tokens, most)
+        at = run.cell if step is None else run.cell_at(step)
+        rebuilt = RebuiltModel.of(at, run.model(step), tokens, most)
     layers = {name: m for name, m in rebuilt.model.named_modules() if isinstance(m, StraightThroughLinear)}
     seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
 

@@ -69,6 +69,11 @@ ROWS = (
         "Share of a tensor's blocks with an element whose scaled magnitude exceeds the format's largest value.",
         live=TENSORS,
     ),
+    Metric(
+        "block_clamped_frac", "share of magnitude",
+        "Share of the sum of the blocks' largest magnitudes that is beyond the format's largest value, and so clamped.",
+        live=TENSORS,
+    ),
     Metric("block_empty_frac", "share of blocks", "Share of a tensor's blocks that are zero throughout.", live=TENSORS),
     Metric(
         "block_scale_limit_frac", "share of blocks",

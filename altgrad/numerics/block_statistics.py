@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from altgrad.numerics.constants import SPACING, TWO_LEVEL, scale_constants
+from altgrad.numerics.constants import MAX, SPACING, TWO_LEVEL, scale_constants
 from altgrad.numerics.rounding import overflows
 from altgrad.numerics.scaling import HIGHEST, LOWEST, amax, scale_by_constants, scale_rule
 from altgrad.numerics.two_level import element_scale, scales_of_both_levels
@@ -19,10 +19,12 @@ class BlockStatistics(NamedTuple):
     """Shares of a tensor's blocks: with an element beyond the format's largest value (``saturated``), of zeros alone
     (``empty``), and of those that are not empty, whose scale is at its limit (``at_limit``).
 
-    ``spread``: from p1 to p99 of log2 of the scales of blocks that are not empty, in binades; 0 without any.
+    ``clamped``: the share of the sum of their largest magnitudes that is beyond the format's largest value. ``spread``:
+    from p1 to p99 of log2 of the scales of blocks that are not empty, in binades; 0 without any.
     """
 
     saturated: float
+    clamped: float
     empty: float
     at_limit: float
     spread: float
@@ -54,9 +56,11 @@ def block_statistics(
     filled, count = largest > 0, largest.numel()
     present = int(filled.sum())
     if not present:
-        return BlockStatistics(0.0, 1.0 if count else 0.0, 0.0, 0.0)
+        return BlockStatistics(0.0, 0.0, 1.0 if count else 0.0, 0.0, 0.0)
+    beyond = (largest.double() - constants[MAX].double() / scale.double()).clamp(min=0)
     return BlockStatistics(
         saturated=overflows(largest.float() * scale, constants).sum().item() / count,
+        clamped=(beyond.sum() / largest.double().sum()).item(),
         empty=(count - present) / count,
         at_limit=(at_limit & filled).sum().item() / present,
         spread=_spread(scale[filled].log2()),

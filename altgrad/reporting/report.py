@@ -5,10 +5,14 @@ The report's sections in reading order: result, its conditions, what failed, wha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from altgrad.common.files import replacing, write_json, write_text
+from altgrad.config.cell import Cell
+from altgrad.config.head_scales import HEAD, clamped_heads
+from altgrad.config.params import validated
 from altgrad.reporting import tables, tables_inside
 from altgrad.reporting.anomalies import Case, cases
 from altgrad.reporting.cells import to_cells_page
@@ -104,7 +108,7 @@ def document(
         *title(study, comparison),
         there(
             Text(headline(study, comparison)),
-            _no_baseline(study),
+            _no_baseline(study), _clamped(study),
             Text(study.measure.direction) if study.measure.higher_is_better else None,
             *(picture for picture in gains if picture.name == FIRST), *summary(study, comparison, chance),
             against_words(study, comparison),
@@ -122,6 +126,20 @@ def _no_baseline(study: Study) -> Text | None:
         f"**No baseline.** `grid.baseline` is `{name}`, which is not in `grid.formats`: no format's cost is shown. Add "
         f"`{name}` to the grid, or hold experiments against each other with `dvc plots diff`."
     )
+
+
+def _clamped(study: Study) -> Text | None:
+    """Say where scales clamp the head's gradient because of the tokens of a step, and how many of its blocks."""
+    ours = [cell for cell in study.resolved.values() if "grad_accumulation" in cell["train"]]  # not another program's
+    own = [validated(Cell, cell, cell["key"]) for cell in ours]
+    seen = study.monitors
+    seen = seen[(seen["layer"] == HEAD) & (seen["role"] == "grad") & (seen["metric"] == "block_clamped_frac")]
+    said = []
+    for clamped, entries in clamped_heads(own).items():
+        share = seen[seen["format"].isin(entries)]["value"].mean()
+        blocks = "" if math.isnan(share) else f" That was {100 * share:.2g} % of all its blocks' largest elements."
+        said.append(f"{joined([f'`{entry}`' for entry in entries])}: {clamped}.{blocks}")
+    return Text(f"**Scales clamp a gradient.** {' '.join(said)}") if said else None
 
 
 def _scope(study: Study) -> str:

@@ -123,7 +123,8 @@ def _operand(spec: dict[str, Any] | None) -> str:
     rounded = f", {spec['rounding']} rounding" if spec.get("rounding", "nearest") != "nearest" else ""
     rounded += ", the better of two scales (4/6)" if spec.get("scale_rounding") == "4/6" else ""
     seen = " (the arm sees it, no product does)" if spec.get("virtual") else ""
-    return f"{spec['format']}, {spec['scaling']} scaling, {spec['scale']} scale per {per}{rounded}{seen}"
+    rule = f" by {spec['scale_rounding']}" if spec["scale"] == "E8M0" else ""
+    return f"{spec['format']}, {spec['scaling']} scaling, {spec['scale']} scale{rule} per {per}{rounded}{seen}"
 
 
 def changes_table(study: Study) -> Table | None:

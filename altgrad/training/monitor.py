@@ -82,8 +82,8 @@ def _of_blocks(t: Tensor, quantizer: Quantizer) -> dict[str, float]:
         return {}
     found = block_statistics(t, quantizer.constants, **options)
     return {
-        "block_saturated_frac": found.saturated, "block_empty_frac": found.empty,
-        "block_scale_limit_frac": found.at_limit, "block_scale_spread": found.spread,
+        "block_saturated_frac": found.saturated, "block_clamped_frac": found.clamped,
+        "block_empty_frac": found.empty, "block_scale_limit_frac": found.at_limit, "block_scale_spread": found.spread,
     }  # fmt: skip
 
 

@@ -74,16 +74,19 @@ def layer_formats(model: nn.Module) -> dict[str, dict[str, str | None]]:
 
 
 def gradients(
-    model: nn.Module, inputs: Tensor, targets: Tensor, device: torch.device, compute: str
+    model: nn.Module, inputs: Tensor, targets: Tensor, device: torch.device, compute: str, factor: float = 1.0
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Return the weight gradient of one batch for each linear layer that trains, by name, in float32."""
+    """Return the weight gradient of one batch for each linear layer that trains, by name, in float32.
+
+    The loss is multiplied by ``factor`` as in a step, and the gradients are divided by it.
+    """
     layers = {name: layer for name, layer in linear_layers(model).items() if layer.weight.requires_grad}
     if not layers:
         return {}
     with torch.autocast(device.type, torch.bfloat16, enabled=compute == "bf16"):
         loss = model(inputs, targets)
-    found = torch.autograd.grad(loss, [layer.weight for layer in layers.values()])
-    return {name: g.float().cpu() for name, g in zip(layers, found, strict=True)}
+    found = torch.autograd.grad(loss * factor, [layer.weight for layer in layers.values()])
+    return {name: g.float().cpu() / factor for name, g in zip(layers, found, strict=True)}
 
 
 def float_copy(model: nn.Module) -> nn.Module:

@@ -133,7 +133,9 @@ def _write_probes(trainer: Trainer, path: Path) -> None:
     model.eval()
     quantized, plain = {}, {}
     if any(layer_recipe(layer) for layer in linear_layers(model).values()):
-        quantized = probes.gradients(model, *batch, trainer.device, trainer.compute)
+        train = trainer.cell.train
+        factor = train.loss_scale / train.grad_accumulation
+        quantized = probes.gradients(model, *batch, trainer.device, trainer.compute, factor)
         plain = probes.gradients(probes.float_copy(model), *batch, trainer.device, "float32")
     steps = sorted({trainer.step, *(step for step in trainer.probe_steps if step < trainer.step)})
     snapshots = [trainer.snapshot(step) for step in steps]

@@ -109,6 +109,22 @@ def test_what_is_not_quantized_is_no_cause_and_one_cause_is_all_there_is() -> No
     assert all(type(layer) is torch.nn.Linear for layer in linear_layers(model).values())
 
 
+def test_gradients_are_as_large_as_in_a_step() -> None:
+    """A power of two by floor clamps the head's gradient in steps of 16 and 32 sequences of 8 tokens, and not of 24."""
+    model, inputs, targets = made(3)
+    low = {"format": "E4M3", "granularity": "row", "scale": "E8M0", "scale_rounding": "floor"}
+    recipe = Recipe(rules=(Rule(layers="head", grad=low),))
+    found = {
+        sequences: sum(noise.causes["grad"] for noise in noises(
+            model, recipe, ["grad"], {}, inputs, targets, 1 / sequences
+        ).values())
+        for sequences in (16, 24, 32)
+    }  # fmt: skip
+    assert found[32] == pytest.approx(found[16], rel=1e-6) and found[32] > 2 * found[24]
+    doubled = noises(model, recipe, ["grad"], {}, inputs, targets, 2 / 16)
+    assert sum(noise.causes["grad"] for noise in doubled.values()) == pytest.approx(found[16], rel=1e-6)
+
+
 def test_noise_of_batches_that_are_all_the_same_is_bias() -> None:
     model, inputs, targets = made(4)
     alike = inputs[:1].expand(6, -1), targets[:1].expand(6, -1)

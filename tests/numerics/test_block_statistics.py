@@ -21,6 +21,8 @@ def test_blocks_by_hand():
     assert rceil.at_limit == 1 / 4 and rceil.spread == 127.0 - -1.0
     floor = block_statistics(x, constants, block=2, scale_rounding="floor")
     assert floor.saturated == 1 / 6 and floor.spread == 127.0
+    largest = 448.0 + 1.75 + 480.0 + 2.0**-140
+    assert rceil.clamped == 0 and floor.clamped == pytest.approx((480 - 448) / largest, rel=1e-12)
 
 
 def test_scales_in_a_format_are_at_their_limit_where_the_smallest_one_has_to_do():
@@ -42,6 +44,9 @@ def test_a_block_saturates_when_one_of_its_elements_does(rounding):
     beyond = torch.nn.functional.pad((x * scale).abs() > fmt.max, (0, 26)).unflatten(1, (-1, 32)).any(dim=-1)
     found = block_statistics(x, constants, **options)
     assert found.saturated == beyond.double().mean().item()
+    blocks = torch.nn.functional.pad(x.abs(), (0, 26)).unflatten(1, (-1, 32)).double().amax(dim=-1)
+    kept = torch.minimum(blocks, fmt.max / scale[:, ::32].double())
+    assert found.clamped == pytest.approx(1 - (kept.sum() / blocks.sum()).item(), rel=1e-9, abs=1e-15)
     assert (found.saturated > 0) == (rounding in ("floor", "even"))
     scales = scale[:, ::32].log2().flatten().sort().values
     assert found.spread == (scales[-2] - scales[1]).item()  # 150 blocks: one is left out at either end
@@ -49,5 +54,5 @@ def test_a_block_saturates_when_one_of_its_elements_does(rounding):
 
 def test_a_tensor_of_zeros_is_all_empty_and_one_without_elements_has_no_block():
     constants = format_constants("E4M3", scale_format="E8M0")
-    assert block_statistics(torch.zeros(2, 8), constants, block=4) == (0.0, 1.0, 0.0, 0.0)
-    assert block_statistics(torch.zeros(0, 8), constants, block=4) == (0.0, 0.0, 0.0, 0.0)
+    assert block_statistics(torch.zeros(2, 8), constants, block=4) == (0.0, 0.0, 1.0, 0.0, 0.0)
+    assert block_statistics(torch.zeros(0, 8), constants, block=4) == (0.0, 0.0, 0.0, 0.0, 0.0)

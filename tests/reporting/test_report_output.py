@@ -50,6 +50,31 @@ def test_what_runs_began_with_is_said(tmp_path: Path) -> None:
     assert "on `licences`, from the weights in `data/weights/own` with adapters of rank 8." in text
 
 
+@pytest.mark.parametrize("rounding", ["floor", "rceil"])
+def test_scales_that_clamp_the_heads_gradient_are_said_in_the_first_lines(rounding: str, tmp_path: Path) -> None:
+    """What the instrumented passes saw of it stands beside what the tokens of a step say."""
+    keys = write_project(tmp_path, ["bf16", "E4M3"], seeds=(0, 1), **SMALL)
+    for key in keys:
+        path, run = tmp_path / f"data/grid/{key}.json", tmp_path / f"data/runs/{key}/monitors.parquet"
+        cell = read_json(path)
+        for rule in cell["rules"]:
+            grad = {"format": "E4M3", "granularity": "block", "scale": "E8M0", "scale_rounding": rounding}
+            rule["grad"] = rule["grad"] | grad
+        write_json(path, cell)
+        diagnosis = tmp_path / f"data/diag/{key}.json"
+        write_json(diagnosis, read_json(diagnosis) | {"cell_sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
+        rows = pd.read_parquet(run)
+        seen = {"step": 50, "layer": "head", "role": "grad", "metric": "block_clamped_frac"}
+        values = [0.03, 0.05] if cell["format"] == "E4M3" else []
+        pd.concat([rows, pd.DataFrame([seen | {"value": value} for value in values])]).to_parquet(run, index=False)
+    write_report(tmp_path / "data", tmp_path / "out", None)
+    text = (tmp_path / "out/REPORT.md").read_text()
+    clamps = "clamp up to 12.5 % of the right token's gradient" in text.split("\n## ")[0]
+    assert clamps == (rounding == "floor")
+    assert ("That was 4 % of all its blocks' largest elements." in text) == clamps
+    assert f"E8M0 scale by {rounding} per block of 32" in text
+
+
 @pytest.mark.parametrize("formats", [["E3M4"], ["bf16", "E3M4"]])
 def test_a_grid_without_its_baseline_says_so_in_the_first_lines(formats: list[str], tmp_path: Path) -> None:
     write_project(tmp_path, formats, seeds=(0,), **SMALL)

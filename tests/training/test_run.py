@@ -93,7 +93,7 @@ def test_outputs_are_the_same_without_a_backward_pass(tokens, undisturbed, tmp_p
 
 
 def test_what_is_watched_is_the_gradient_of_the_step(tokens, tmp_path):
-    """Also of one whose loss is a part of several, or is scaled: the gradients of a layer are those that it is given."""
+    """Also of a step with several micro-batches, and of one whose loss is scaled."""
     largest = {}
     for name, train in {
         "whole": {"batch": 8, "grad_accumulation": 1}, "halves": {}, "scaled": {"loss_scale": 4.0},

@@ -9,6 +9,7 @@ from altgrad.common.console import STOPS, called
 from altgrad.common.errors import UserError, did_you_mean, run_stage
 from altgrad.common.files import write_text
 from altgrad.reporting.study.answers import answered
+from altgrad.reporting.study.curve import draw_curve
 from altgrad.reporting.study.front import costs, draw_costs
 from altgrad.reporting.study.pages import draw, page, results
 from altgrad.reporting.study.questions import read_questions
@@ -52,7 +53,8 @@ def write_pages(
             print(f"left out of {RESULTS}: {error}")
     written = []
     for name in named:
-        figure = draw(answers[name], study / "figures")
+        curve = questions[name].curve
+        figure = draw_curve(answers[name], curve, study) if curve else draw(answers[name], study / "figures")
         written.append(study / f"{name}.md")
         write_text(written[-1], page(questions[name], answers[name], runs, figure and f"figures/{figure}"))
     written.append(study.parent / RESULTS)

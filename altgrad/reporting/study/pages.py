@@ -40,9 +40,13 @@ KEY = (
 
 def page(question: Question, answers: Sequence[Answer], runs: Runs, figure: str | None) -> str:
     """Return the page of a question; ``figure`` is the path of its figure from there."""
-    drawn = f"![Δ loss of each comparison below, with its 95 % interval]({figure})" if figure else None
+    shown = "Δ loss by the tokens of a batch, above what is predicted" if question.curve else (
+        "Δ loss of each comparison below, with its 95 % interval"
+    )  # fmt: skip
+    drawn = f"![{shown}]({figure})" if figure else None
     parts = [
         f"# {question.question}", " ".join(question.answer.split()), drawn,
+        *(" ".join(paragraph.split()) for paragraph in question.why),
         blocks_to_markdown([_hypotheses(answers)]), _rule(answers), blocks_to_markdown([_comparisons(answers, runs)]),
         _source(question, runs),
     ]  # fmt: skip

@@ -84,7 +84,9 @@ class Question(Section):
     """A question, how its runs were trained, and its hypotheses.
 
     ``base`` are settings as in params.yaml, ``runs`` by experiment what differs from them. ``rule`` is the test of
-    all hypotheses that name none. ``path`` is that of its file, by which it is called.
+    all hypotheses that name none. ``curve`` has the hypotheses, each with the dtype of its gradients, whose comparisons
+    :mod:`altgrad.reporting.study.curve` draws against the tokens of a batch. ``why`` are paragraphs below the answer.
+    ``path`` is that of its file, by which it is called.
     """
 
     question: str
@@ -93,6 +95,8 @@ class Question(Section):
     base: dict[str, Any] = Field(default_factory=dict)
     runs: dict[str, dict[str, Any]] = Field(default_factory=dict)
     hypotheses: dict[str, Hypothesis] = Field(default_factory=dict)
+    curve: dict[str, Literal["float32", "bf16"]] = Field(default_factory=dict)
+    why: Texts = Field(default_factory=list)
     path: Path
 
     @property

@@ -1,0 +1,91 @@
+"""Where the largest elements of a run's blocks lie within their binade, and what a scale rounded down clamps of them.
+
+A block's scale by the rule ``floor`` brings its largest element to a significand from 1 to 2 in the format's top
+binade. The format ends before 2, at 1.75 in E4M3, and what lies beyond is clamped. In most tensors the significands are
+spread over the binade. In the gradient of the logits the tokens of a step put them in one place (see
+`altgrad.formats.clamping`). The histogram tells, for any trained model, which tensors ``floor`` would clamp.
+
+Every snapshot of a run is measured with as many validation tokens as a step has. Gradients are those of the step's
+loss, in the dtype that the run computes with, in the model of `altgrad.diagnostics.rebuilt`. A block is 32 neighbours
+along the last dimension of an input (tokens, in), a weight (out, in) or an incoming gradient (tokens, out), as in MX.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from altgrad.config import Cell
+from altgrad.config.recipe import ROLES
+from altgrad.diagnostics.saved import SavedRun
+from altgrad.diagnostics.what_if import probe
+from altgrad.formats import get_format
+from altgrad.formats.clamping import significand
+from altgrad.numerics import amax
+
+BLOCK = 32
+PARTS = 16  # of a binade, equally wide: no format of up to 8 bits ends within one
+COLUMNS = ("step", "layer", "role", "significand", "blocks", "magnitude")
+
+
+def mantissas(cell: Cell, run_dir: Path, tokens: Path) -> pd.DataFrame:
+    """Return a row for each snapshot, tensor and part of a binade, with the columns `COLUMNS`.
+
+    ``significand`` is where the part begins, ``blocks`` the share of the tensor's blocks whose largest element lies
+    there, and ``magnitude`` the share of the sum of these elements. Blocks of zeros are left out. Raises
+    :class:`UserError` as `altgrad.diagnostics.what_if.probe` does.
+    """
+    return pd.DataFrame(_rows(cell, run_dir, tokens), columns=list(COLUMNS))
+
+
+def _rows(cell: Cell, run_dir: Path, tokens: Path) -> Iterator[tuple[object, ...]]:
+    of_step = cell.train.grad_accumulation * cell.train.batch * cell.model.context
+    dtype = torch.bfloat16 if cell.train.compute == "bf16" else torch.float32
+    with SavedRun(cell, run_dir) as run:
+        steps = run.model_steps
+    for step in steps:
+        for layer, tensors in probe(cell, run_dir, tokens, of_step, step).items():
+            factor = cell.train.loss_scale * len(tensors.grad) / of_step
+            for role in ROLES:
+                t = getattr(tensors, role)
+                t = t.to(dtype) if role != "grad" else (t * factor).to(dtype)
+                for part, blocks, magnitude in histogram(t):
+                    yield step, layer, role, part, blocks, magnitude
+
+
+def histogram(t: Tensor) -> Iterator[tuple[float, float, float]]:
+    """Yield for each part of a binade where it begins, and its shares of blocks and of magnitude, as in `mantissas`.
+
+    Args:
+        t: float (n, k), finite.
+    """
+    largest = amax(t, "block", block=BLOCK).double().flatten()
+    largest = largest[largest > 0]
+    place = ((largest.frexp().mantissa * 2 - 1) * PARTS).long()
+    blocks = torch.bincount(place, minlength=PARTS) / max(1, len(largest))
+    magnitude = torch.bincount(place, weights=largest, minlength=PARTS) / largest.sum().clamp(min=1e-300)
+    for i in range(PARTS):
+        yield 1 + i / PARTS, blocks[i].item(), magnitude[i].item()
+
+
+def spread_evenly(fmt: str) -> tuple[float, float]:
+    """Return both shares of `clamped`, in per cent, where the logarithms of largest elements are spread evenly."""
+    end = float(significand(Fraction(get_format(fmt).scale_target)))
+    return 100 * math.log2(2 / end), 100 * (2 - end)
+
+
+def clamped(table: pd.DataFrame, fmt: str) -> pd.DataFrame:
+    """Return the shares of blocks and of magnitude that a scale by ``floor`` puts beyond the format, mean over steps.
+
+    A row for each layer and role, the largest share of magnitude first.
+    """
+    end = significand(Fraction(get_format(fmt).scale_target))
+    beyond = table.assign(**{name: table[name].where(table["significand"] >= end, 0.0) for name in COLUMNS[-2:]})
+    shares = beyond.groupby(["step", "layer", "role"], sort=False)[list(COLUMNS[-2:])].sum()
+    return shares.groupby(["layer", "role"], sort=False).mean().sort_values("magnitude", ascending=False, kind="stable")

@@ -1,0 +1,131 @@
+"""Say what a scale that is a power of two cuts off the right token's gradient in batches of so many tokens.
+
+The gradient of the mean cross-entropy over T tokens at the right token's logit is ``(p - 1) / T``, with p the model's
+probability of that token. It is the largest element of its block. Its scale by the rule ``floor``, that of OCP MX v1.0,
+brings it to ``m 2^emax``, m from 1 to 2 its significand, and the format ends at ``t 2^emax``: t is 1.75 in E4M3, E5M2
+and E3M2, 1.875 in E2M3, 1.5 in E2M1. What is beyond, ``1 - t / m`` of it, is clamped. Let T be ``r 2^n``, r in [1, 2).
+While p is small m is ``2 (1 - p) / r``, so that batches of r below ``2 / t`` are clamped, by up to ``1 - r t / 2``: in
+E4M3 by an eighth at r = 1, and by nothing from r = 1.143 on. T counts all tokens that a backward pass divides by:
+those of all micro-batches where each loss is divided by their number, and those of one process where gradients are
+averaged afterwards.
+
+bfloat16 has 8 significant bits, so that 1 - p is 1 for p below 2^-9. Then the gradient of a batch of 2^n tokens is a
+power of two, which no rule clamps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from fractions import Fraction
+
+from altgrad.common.console import called, while_read
+from altgrad.formats.format import Format
+from altgrad.formats.registry import UnknownFormatError, get_format
+
+RULES = ("floor", "even", "ceil", "rceil")
+BF16_BITS = 8  # significant ones
+SHOWN = (0.001, 0.01, 0.03, 0.1, 0.3, 0.52)  # probabilities of the right token
+
+
+def right_token(tokens: int, p: float, *, label: float = 1.0, bf16: bool = False) -> Fraction:
+    """Return the magnitude of the gradient at the right token's logit, exactly.
+
+    Args:
+        tokens: that the mean loss is over.
+        p: the model's probability of the right token.
+        label: what the loss wants p to be: ``1 - e + e / V`` with labels smoothed by e over V tokens. With a factor of
+            the loss, p and label are each multiplied by it.
+        bf16: round it to bfloat16, as the gradient of logits in bfloat16 is.
+    """
+    size = abs(Fraction(label) - Fraction(p)) / tokens
+    if not bf16 or not size:
+        return size
+    spacing = size / significand(size) * Fraction(1, 2 ** (BF16_BITS - 1))
+    return round(size / spacing) * spacing  # ties to even, as Fraction's round has them
+
+
+def significand(x: Fraction) -> Fraction:
+    """Return a positive ``x`` over its power of two, in [1, 2)."""
+    rough = x * Fraction(2) ** (x.denominator.bit_length() - x.numerator.bit_length())  # in (1/2, 2)
+    return rough if rough >= 1 else 2 * rough
+
+
+def cut_off(amax: Fraction, fmt: str | Format, rule: str) -> Fraction:
+    """Return the share of a block's largest magnitude that its own scale, a power of two by ``rule``, clamps.
+
+    Args:
+        amax: the magnitude, 0 or more.
+        fmt: of the elements.
+        rule: one of `RULES`; :func:`altgrad.numerics.compute_scale` says what they are.
+
+    Raises:
+        ValueError: an unknown rule or format.
+    """
+    if rule not in RULES:
+        raise ValueError(f"rule: expected one of {', '.join(RULES)}, got {rule!r}")
+    fmt = get_format(fmt)
+    if not amax or rule in ("ceil", "rceil"):
+        return Fraction(0)
+    found, binade = significand(amax), _top_binade(fmt)
+    spacing = max(Fraction(1, 2**fmt.mantissa_bits), Fraction(2) ** (fmt.emin - fmt.mantissa_bits) / binade)
+    if rule == "even" and found + spacing / 2 >= 2:  # rounds up to the next power of two, which has a larger scale
+        return Fraction(0)
+    return max(Fraction(0), 1 - Fraction(fmt.max) / binade / found)
+
+
+def _top_binade(fmt: Format) -> Fraction:
+    """Return the power of two to whose binade these rules bring a block's largest element."""
+    target = Fraction(fmt.scale_target)
+    return target / significand(target)
+
+
+def unclamped(tokens: int, fmt: str | Format, label: float = 1.0) -> tuple[int, int]:
+    """Return the fewest and the most tokens, near ``tokens``, of which floor clamps nothing while p is small."""
+    fmt = get_format(fmt)
+    power = tokens / significand(tokens / Fraction(label))  # label times a power of two, at most tokens
+    return math.ceil(2 * power * _top_binade(fmt) / Fraction(fmt.max)), math.ceil(2 * power) - 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what is clamped, by rule and p; 2 for a format that is not known."""
+    parser = argparse.ArgumentParser(prog=called("formats.clamping"), description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("tokens", type=int, help="tokens that the mean loss of a step is over, such as 1024")
+    parser.add_argument("--format", default="E4M3", help="of the gradient (default %(default)s, as in MXFP8)")
+    parser.add_argument("--smoothing", type=float, default=0.0, help="of the labels, 0 to 1 (default %(default)s)")
+    options = parser.parse_args(arguments)
+    if options.tokens < 1:
+        parser.error(f"tokens: expected 1 or more, not {options.tokens}")
+    if not 0 <= options.smoothing < 1:
+        parser.error(f"--smoothing: expected 0 or more and less than 1, not {options.smoothing}")
+    try:
+        fmt = get_format(options.format)
+    except UnknownFormatError as error:
+        parser.error(str(error))
+    print(table(options.tokens, fmt, 1 - options.smoothing))
+    return 0
+
+
+def table(tokens: int, fmt: Format, label: float = 1.0) -> str:
+    """Return what `main` prints; ``label`` is that of `right_token`."""
+    rows = [("rule", "gradients", *(f"p={p:g}" for p in SHOWN))]
+    for rule in RULES[:2]:
+        for dtype in ("float32", "bf16"):
+            sizes = [right_token(tokens, p, label=label, bf16=dtype == "bf16") for p in SHOWN]
+            rows.append((rule, dtype, *(f"{float(100 * cut_off(size, fmt, rule)):.1f}" for size in sizes)))
+    first, last = unclamped(tokens, fmt, label)
+    what = f"the gradient at the right token's logit, (p - {label:g}) / {tokens:,}"
+    return "\n".join([
+        f"{fmt.name} with a power of two for each block, in batches of {tokens:,} tokens. Per cent that is clamped of",
+        f"{what}, by the probability p that the model gives to it:",
+        "", *(f"{rule:<6}  {dtype:<9}" + "".join(f"{cell:>9}" for cell in cells) for rule, dtype, *cells in rows),
+        "", f"While p is small, floor clamps nothing in batches of {first:,} to {last:,} tokens.",
+        "Ceil and rceil clamp nothing in any batch.",
+    ])  # fmt: skip
+
+
+if __name__ == "__main__":
+    with while_read():
+        sys.exit(main())
