@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import difflib
 import importlib
 import re
 import runpy
@@ -17,7 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from altgrad import __version__
-from altgrad.console import while_read
+from altgrad.common.console import while_read
+from altgrad.common.errors import near_matches
 
 PACKAGE = Path(__file__).parent
 RUNS = re.compile(r'^if __name__ == "__main__":', re.MULTILINE)  # what a module that can be run ends in
@@ -72,7 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     names = list(lines)
     if options.command not in names:
-        print(f"error: altgrad has no command {options.command!r}; {_nearest(options.command, names)}", file=sys.stderr)
+        known = {name.split(".")[-1]: name for name in names} | {name: name for name in names}
+        near = [known[match] for match in near_matches(options.command, known)]
+        hint = f"did you mean {near[0]}?" if near else "without a name it lists all"
+        print(f"error: altgrad has no command {options.command!r}; {hint}", file=sys.stderr)
         return 2
     sys.argv = [f"altgrad {options.command}", *options.arguments]
     runpy.run_module(f"altgrad.{options.command}", run_name="__main__", alter_sys=True)
@@ -93,13 +96,6 @@ def _line(source: Path) -> str:
     first = (ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or "").split("\n")[0]
     line = re.sub(r"^``[^`]*``: ", "", first).replace("``", "`")
     return line[:1].upper() + line[1:]
-
-
-def _nearest(wrong: str, names: Sequence[str]) -> str:
-    """Say which command is nearest, by its whole name or the last part of it."""
-    known = {name.split(".")[-1]: name for name in names} | {name: name for name in names}
-    near = difflib.get_close_matches(wrong.lower(), known, n=1, cutoff=0.5)
-    return f"did you mean {known[near[0]]}?" if near else "without a name it lists all"
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from altgrad.config import run_stage
-from altgrad.console import called
+from altgrad.common.console import called
+from altgrad.common.errors import run_stage
 
 
 def main(arguments: list[str]) -> None:

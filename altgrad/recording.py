@@ -66,7 +66,10 @@ def record(
         if len(kept) == len(lines) and lines[-1].endswith(b"\n") and file.tell():
             _append(file, row)
         else:
-            _replace(Path(file.name), b"".join(line.rstrip(b"\r\n") + b"\n" for line in kept) + row)
+            from altgrad.common.files import replacing  # a tenth of a second to import
+
+            with replacing(Path(file.name)) as temporary:
+                temporary.write_bytes(b"".join(line.rstrip(b"\r\n") + b"\n" for line in kept) + row)
 
 
 def whole(path: Path) -> bytes:
@@ -104,12 +107,3 @@ def _append(file: BinaryIO, row: bytes) -> None:
     if file.write(row) < len(row):  # what a full disk leaves of it
         file.truncate(size)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from altgrad.config import run_stage
-from altgrad.config.scratch import write_digests
+from altgrad.common.errors import run_stage
+from altgrad.common.fingerprint import write_digests
 
 
 def main(arguments: list[str]) -> None:

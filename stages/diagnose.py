@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from altgrad.config import UserError, discard_finished, load_params, project_root, run_stage
+from altgrad.common.errors import UserError, run_stage
+from altgrad.common.fingerprint import discard_finished, project_root
+from altgrad.config import load_params
 
 
 def main(arguments: list[str]) -> None:

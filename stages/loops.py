@@ -4,7 +4,7 @@ Compiling them keeps a core busy for a good part of a minute, and tokenizing ano
 nothing is lost if it fails: who needs loops that are not there builds them, and says what stands in the way.
 """
 
-from altgrad.config import project_root
+from altgrad.common.fingerprint import project_root
 
 
 def main() -> None:

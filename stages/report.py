@@ -4,7 +4,8 @@ import os
 import subprocess
 from pathlib import Path
 
-from altgrad.config import discard_finished, project_root, run_stage
+from altgrad.common.errors import run_stage
+from altgrad.common.fingerprint import discard_finished, project_root
 
 
 def git(*arguments: str) -> str | None:

@@ -6,7 +6,9 @@ among the stage's params: when another one is picked, the stage `grid` checks th
 
 from pathlib import Path
 
-from altgrad.config import link_ignored, load_params, run_stage
+from altgrad.common.errors import run_stage
+from altgrad.common.fingerprint import link_ignored
+from altgrad.config import load_params
 from altgrad.config.models import LEAST_CONTEXT
 
 

@@ -3,7 +3,9 @@
 import sys
 from pathlib import Path
 
-from altgrad.config import Cell, UserError, project_root, run_stage
+from altgrad.common.errors import UserError, run_stage
+from altgrad.common.fingerprint import project_root
+from altgrad.config import Cell
 from altgrad.config.resolve import position_in_grid
 
 

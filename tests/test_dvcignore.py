@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from altgrad.config.files import read_yaml
+from altgrad.common.files import read_yaml
 from tests.pipeline.conftest import environment
 from tests.test_pages import PAGES, ROOT
 

@@ -16,8 +16,8 @@ import pytest
 
 import altgrad
 from altgrad.__main__ import FIRST, INTERNAL, commands, main, runnable
-from altgrad.config.files import read_yaml
-from altgrad.console import called, while_read
+from altgrad.common.console import called, while_read
+from altgrad.common.files import read_yaml
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "altgrad"

@@ -25,7 +25,7 @@ loaded("torch._dynamo torchao")
 
 import torch
 from altgrad.model import GPT, GPTConfig, LayerRecipe, Recipe, quantize_model
-for recipe in (Recipe.uniform("E4M3"), Recipe((LayerRecipe(torchao="rowwise").on("blocks.*"),))):
+for recipe in (Recipe.uniform("E4M3"), Recipe(rules=[LayerRecipe(torchao="rowwise").on("blocks.*")])):
     gpt = quantize_model(GPT(GPTConfig(96, 1, 16, 2, 16)), recipe)
     tokens = torch.arange(16)[None]
     gpt(tokens, tokens).backward()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from altgrad.config.files import read_yaml
-from altgrad.config.scratch import PACKAGES, write_digests
+from altgrad.common.files import read_yaml
+from altgrad.common.fingerprint import PACKAGES, write_digests
 
 ROOT = Path(__file__).parents[1]
 STAGES = read_yaml(ROOT / "dvc.yaml")["stages"]
@@ -45,7 +45,7 @@ def rooms_of(script: Path) -> set[str]:
 
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "code"])
 def test_a_stage_depends_on_the_packages_that_it_imports_and_on_no_other(stage: str) -> None:
-    """Stages with a run each name one file, which stands for the packages that `altgrad.config.scratch` lists."""
+    """Stages with a run each name one file, which stands for the packages that `altgrad.common.fingerprint` lists."""
     if stage in PACKAGES:
         assert f"data/code/{stage}.json" in STAGES[stage]["deps"]
         named = {f"altgrad/{name}" for name in PACKAGES[stage]}
@@ -55,10 +55,13 @@ def test_a_stage_depends_on_the_packages_that_it_imports_and_on_no_other(stage: 
 
 
 @pytest.mark.parametrize(("package", "allowed"), [
-    ("diagnostics", {"formats", "config", "numerics", "data", "model", "optim", "metrics", "diagnostics"}),
-    ("reporting", {"formats", "config", "metrics", "reporting"}),
+    ("common", {"common"}),
+    ("formats", {"common", "formats"}),
+    ("config", {"common", "config", "formats"}),
+    ("diagnostics", {"common", "formats", "config", "numerics", "data", "model", "optim", "metrics", "diagnostics"}),
+    ("reporting", {"common", "formats", "config", "metrics", "reporting"}),
 ])  # fmt: skip
-def test_diagnoses_and_reports_import_not_each_other(package: str, allowed: set[str]) -> None:
+def test_a_package_imports_those_above_it_alone(package: str, allowed: set[str]) -> None:
     for source in (ROOT / "altgrad" / package).rglob("*.py"):
         parts = [file.relative_to(ROOT / "altgrad").parts for file in imported(source)]
         assert {part[0] for part in parts if len(part) > 1} <= allowed, source

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 from altgrad.benchmark.needs import left_out, missing
-from altgrad.console import called
+from altgrad.common.console import called
 
 
 def main(arguments: list[str]) -> None:
     """Measure what the record lacks, or write the pages that show what is there."""
-    from altgrad.config import UserError
+    from altgrad.common.errors import UserError
 
     parser = argparse.ArgumentParser(prog=called("benchmark"), description=__doc__)
     parser.add_argument("--only", default="", metavar="WORD", help="measure only items with WORD in their name")
@@ -58,6 +58,6 @@ def main(arguments: list[str]) -> None:
 if __name__ == "__main__":
     if words := missing():
         sys.exit(f"error: {words}")
-    from altgrad.config import run_stage
+    from altgrad.common.errors import run_stage
 
     run_stage(main)

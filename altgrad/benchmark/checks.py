@@ -13,7 +13,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from altgrad.benchmark.needs import left_out
-from altgrad.config.process import usable_cores
+from altgrad.common.threads import usable_cores
 from altgrad.training.machine import compile_cache
 
 MOST_AT_A_TIME = 8

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from altgrad.config import run_stage
+from altgrad.common.errors import run_stage
 
 if TYPE_CHECKING:
     from altgrad.model import GPTConfig

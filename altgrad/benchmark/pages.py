@@ -9,7 +9,7 @@ from typing import Any
 
 from altgrad.benchmark.record import BASELINE, load_benches
 from altgrad.benchmark.tables import Result, tables_of
-from altgrad.config.files import write_text
+from altgrad.common.files import write_text
 from altgrad.reporting.document import Block, Text
 from altgrad.reporting.markdown import blocks_to_markdown, text_to_markdown
 from altgrad.reporting.wording import whole

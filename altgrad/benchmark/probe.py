@@ -12,8 +12,10 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from altgrad.config import Cell, discard_finished, load_params, run_stage
-from altgrad.config.files import read_json, write_text
+from altgrad.common.errors import run_stage
+from altgrad.common.files import read_json, write_text
+from altgrad.common.fingerprint import discard_finished
+from altgrad.config import Cell, load_params
 
 STEPS, FEWEST = 24, 4
 ENOUGH = 3.0  # seconds of steps

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from altgrad.config.files import read_json
+from altgrad.common.files import read_json
 from altgrad.numerics.check.records import write_record
 
 BASELINE = "bf16"  # the contestant that all others are timed beside

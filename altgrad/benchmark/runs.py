@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from altgrad.common.files import read_yaml, write_json, write_text
 from altgrad.config import Resolver, write_grid
-from altgrad.config.files import read_yaml, write_json, write_text
 from altgrad.config.models import Model
 from altgrad.config.params import load_params
 from altgrad.execution.executor import LOGS, Task

@@ -20,9 +20,9 @@ from altgrad.benchmark import checks, compiled, needs, operands, optimizers, run
 from altgrad.benchmark.record import BASELINE, Record
 from altgrad.benchmark.sizes import MINIATURE, ON_CPU, ON_GPU
 from altgrad.benchmark.timing import in_turn
+from altgrad.common.threads import usable_cores
 from altgrad.config import load_params
 from altgrad.config.models import Model
-from altgrad.config.process import usable_cores
 from altgrad.model import GPTConfig
 from altgrad.numerics.check.records import environment
 from altgrad.training import machine

@@ -7,9 +7,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from altgrad.config import load_params, presets, run_stage
+from altgrad.common.console import called
+from altgrad.common.errors import run_stage
+from altgrad.config import load_params, presets
 from altgrad.config.recipe import PUBLISHED
-from altgrad.console import called
 
 
 def main(arguments: list[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -47,13 +47,6 @@ class Arm(Section):
     rates mean different things keep equal shares of their weights. With a ``plain_lr`` of its own, embeddings and norms
     learn alike whatever is done to the weights, which makes arms comparable.
     """
-
-    renamed: ClassVar[dict[str, str]] = {
-        "grid_scale": "held_scale; write held_scale: fixed or held_scale: reestimated",
-    }
-    renamed_values: ClassVar[dict[tuple[str, str], str]] = {
-        ("weights", "grid"): "quantized; write weights: quantized",
-    }
 
     lr: LearningRate = Field(
         description="peak learning rate, which the cell's lr_scale multiplies; in rungs per step for rung, in log |w| "

@@ -7,12 +7,14 @@ nothing else, so DVC reruns a cell exactly when one of its own settings changed.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pydantic import model_validator
 
-from altgrad.config.files import canonical_json, read_json
+from altgrad.common.files import canonical_json, read_json
+from altgrad.common.fingerprint import training_digest
 from altgrad.config.models import CellModel, Lora
 from altgrad.config.params import validated
 from altgrad.config.schema import Arm, Monitor, Rule, Section, Train
@@ -103,3 +105,24 @@ class Cell(Section):
     @property
     def peak_lr(self) -> float:
         return self.arm.lr * self.lr_scale
+
+
+def run_names(cells: Iterable[Cell], tokens: Path) -> dict[str, str]:
+    """Return a name for each cell's run, by its key, that no run with other bits has.
+
+    But for those that sums have when another number of processes shares the batch: an interrupted run may go on with
+    more of them, or fewer.
+    """
+    shared, names = training_digest(tokens), {}
+    for cell in cells:
+        own = cell.model_copy(update={"train": cell.train.but(devices=1)}).to_json()
+        names[cell.key] = f"{cell.key}-{hashlib.sha256(f'{shared} {own}'.encode()).hexdigest()[:16]}"
+    return names
+
+
+def scratch_directory(root: Path, cell: Cell, tokens: Path) -> Path:
+    """Return the folder in which ``cell`` keeps its checkpoints until it is finished.
+
+    It is named after all that decides the run's bits, so no run resumes from the checkpoint of another configuration.
+    """
+    return root / "scratch" / run_names([cell], tokens)[cell.key]

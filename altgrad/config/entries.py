@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from altgrad.config.errors import UserError, did_you_mean
+from altgrad.common.errors import UserError, did_you_mean
 from altgrad.config.recipe import ROLES
 from altgrad.config.schema import CustomFormat, Params
 from altgrad.config.switches import ChangingRecipe

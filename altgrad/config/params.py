@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from altgrad.config.errors import UserError, did_you_mean, sentences
-from altgrad.config.files import read_yaml
+from altgrad.common.errors import UserError, did_you_mean, sentences
+from altgrad.common.files import read_yaml
 from altgrad.config.schema import Params
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from altgrad.config.files import read_yaml
+from altgrad.common.files import read_yaml
 
 FILE = Path(__file__).with_name("presets.yaml")
 SECTIONS = ("optimizers", "recipes", "models", "corpora")

@@ -16,8 +16,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from altgrad.config.errors import UserError
-from altgrad.config.files import sha256_of
+from altgrad.common.errors import UserError
+from altgrad.common.files import sha256_of
 from altgrad.config.models import Model, ModelFrom
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"

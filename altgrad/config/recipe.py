@@ -9,18 +9,17 @@ misspelt pattern would otherwise train an unquantized model under a quantized mo
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
-from altgrad.config.errors import did_you_mean
-from altgrad.config.files import read_yaml
+from altgrad.common.errors import did_you_mean
+from altgrad.common.files import read_yaml
 from altgrad.config.section import Section
 from altgrad.config.tensor_recipe import BLOCK_FORMATS, Quantized, TensorRecipe
 from altgrad.formats import Format
@@ -72,10 +71,6 @@ class LayerRecipe(Section):
     A layer with ``torchao`` is handed to torchao's float8 recipe of that name (see :mod:`altgrad.model.torchao`), which
     decides everything else: what it quantizes stands in ``weight``, ``input`` and ``grad`` once the section is read.
     """
-
-    renamed_values: ClassVar[dict[tuple[str, str], str]] = {
-        ("accumulate", "fp32"): "float32; write accumulate: float32",
-    }
 
     weight: Quantized = Field(None, description="of the layer; none: not quantized")
     input: Quantized = Field(None, description="what the layer is called with; none: not quantized")
@@ -265,7 +260,7 @@ def _shown(value: Any) -> str:
 
 
 class Recipe(Section):
-    """An ordered list of rules: ``Recipe([Rule(layers="*", weight="E4M3"), ...])``.
+    """An ordered list of rules: ``Recipe(rules=[Rule(layers="*", weight="E4M3"), ...])``.
 
     A rule may also be the mapping of its settings. Raises ``ValueError``, a sentence that names the rule by its place.
     """
@@ -329,9 +324,8 @@ class Recipe(Section):
         names = list(layers)
         for rule in self.rules:
             if rule.required and not any(fnmatchcase(name, rule.layers) for name in names):
-                near = difflib.get_close_matches(rule.layers, names, n=1, cutoff=0.0)
-                hint = f"; the nearest layer is {near[0]}" if near else "; the model has no linear layer"
-                raise ValueError(f"pattern {rule.layers!r} matches no layer{hint}")
+                such = f"; one that the model has is {names[0]}" if names else "; the model has no linear layer"
+                raise ValueError(f"pattern {rule.layers!r} matches no layer{did_you_mean(rule.layers, names, such)}")
         matched = last_matching(names, ((rule.layers, rule.last, rule.layer) for rule in self.rules))
         kept = [name for name in names if name in matched]
         return {name: found for name in kept if (found := matched[name]).quantizes or found.virtual_weight}

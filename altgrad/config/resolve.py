@@ -16,10 +16,10 @@ from typing import Any
 
 from pydantic import Field
 
+from altgrad.common.errors import UserError, did_you_mean
+from altgrad.common.files import read_json, write_json, write_text
 from altgrad.config.cell import Cell, cell_key
 from altgrad.config.entries import JOINT, PLACEHOLDER, Entries
-from altgrad.config.errors import UserError, did_you_mean
-from altgrad.config.files import read_json, write_json, write_text
 from altgrad.config.models import CellModel
 from altgrad.config.params import require_name, validated
 from altgrad.config.presets import merged

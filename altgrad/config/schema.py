@@ -9,9 +9,18 @@ hours of training. Names of entries (``models``, ``corpora``, ``optimizers``, ``
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, StrictInt, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    StrictInt,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
 
 from altgrad.config.arms import Arm
 from altgrad.config.models import Lora, Preset
@@ -134,8 +143,6 @@ class Divergence(Section):
 class Train(Section):
     """The training schedule, the same for every cell unless overridden."""
 
-    renamed_values: ClassVar[dict[tuple[str, str], str]] = {("compute", "fp32"): "float32; write compute: float32"}
-
     steps: int = Field(300, ge=1, le=10_000_000, description="optimizer steps")
     batch: int = Field(16, ge=1, le=65_536, description="sequences per micro-batch")
     grad_accumulation: int = Field(1, ge=1, le=65_536, description="micro-batches per optimizer step")
@@ -246,7 +253,7 @@ def _number(value: Any) -> int | float:
     return value
 
 
-LrScale = Annotated[Any, BeforeValidator(_number)]
+LrScale = Annotated[Any, BeforeValidator(_number), WithJsonSchema({"type": "number"})]
 
 
 class Grid(Section):
@@ -323,7 +330,7 @@ class Params(Section):
     budget: Budget = Field(Budget(), description="what a study may take")
     tracking: list[Tracker] = Field([], description="who is told of cells while they train; off by default")
     overrides: Annotated[dict[str, dict[str, Any]], BeforeValidator(_empty)] = Field(
-        {}, description="settings of some cells, by grid entry, arm or cell"
+        {}, description="what some cells have instead, chosen by a grid entry, an arm or a cell's key"
     )
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -19,10 +19,11 @@ from pydantic import (
     PlainSerializer,
     ValidationError,
     ValidationInfo,
+    WithJsonSchema,
     model_validator,
 )
 
-from altgrad.config.errors import did_you_mean, sentences
+from altgrad.common.errors import did_you_mean, sentences
 from altgrad.formats import Format, get_format
 
 
@@ -61,25 +62,19 @@ if TYPE_CHECKING:
 else:
     ModelMetaclass = type(BaseModel)
     FormatSetting = Annotated[
-        Any, BeforeValidator(as_format), PlainSerializer(lambda f: getattr(f, "name", f), return_type=str)
-    ]
+        Any, BeforeValidator(as_format), PlainSerializer(lambda f: getattr(f, "name", f), return_type=str),
+        WithJsonSchema({"type": "string", "format": "a format's name"}),
+    ]  # fmt: skip
 
 
 class _FromPython(ModelMetaclass):
-    """Lets a section be made in Python: by position, names standing for registered formats, mistakes in a sentence."""
+    """Lets a section be made in Python: names stand for registered formats, and a mistake is a ``ValueError``.
 
-    def __call__(cls, *values: Any, **settings: Any) -> Any:
+    A metaclass, because type checkers would otherwise refuse a format's name where a `Format` is kept.
+    """
+
+    def __call__(cls, **settings: Any) -> Any:
         section = cast("type[BaseModel]", cls)
-        names = list(section.model_fields)
-        if len(values) > len(names):
-            raise TypeError(f"{cls.__name__} has {len(names)} settings, and {len(values)} values were given")
-        by_position = dict(zip(names, values, strict=False))
-        for name in by_position.keys() & settings.keys():
-            raise TypeError(
-                f"{cls.__name__}: {name} is given twice, by its name and as {by_position[name]!r}; the settings by "
-                f"position are {', '.join(names[: len(values)])}"
-            )
-        settings = by_position | settings
         try:
             return section.model_validate(settings, context=REGISTERED)
         except ValidationError as error:
@@ -87,14 +82,7 @@ class _FromPython(ModelMetaclass):
 
 
 class Section(BaseModel, metaclass=_FromPython):
-    """Base of every section: unknown settings are errors, values are immutable once read.
-
-    ``renamed`` maps a setting of earlier versions to a sentence's end: what it is now, and how to convert it.
-    ``renamed_values`` does so for values, by setting and value.
-    """
-
-    renamed: ClassVar[dict[str, str]] = {}
-    renamed_values: ClassVar[dict[tuple[str, str], str]] = {}
+    """Base of every section: unknown settings are errors, values are immutable once read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -104,12 +92,8 @@ class Section(BaseModel, metaclass=_FromPython):
         """Name a misspelt setting and its near matches; refuse ``steps: true``, which would count as 1."""
         if isinstance(values, dict):
             for key, value in values.items():
-                if key in cls.renamed:
-                    raise ValueError(f"{key} is now {cls.renamed[key]}")
                 if key not in cls.model_fields:
                     raise ValueError(f"unknown setting {key!r}{did_you_mean(key, cls.model_fields)}")
-                if isinstance(value, str) and (key, value) in cls.renamed_values:
-                    raise ValueError(f"{key}: {value} is now {cls.renamed_values[key, value]}")
                 if isinstance(value, bool) and (kind := cls.model_fields[key].annotation) is not bool:
                     words = get_args(kind) if get_origin(kind) is Literal else ()
                     write = f"write {' or '.join(words)}" if words else "it is no truth value"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema, model_validator
 
 from altgrad.config.section import Section, as_format
 from altgrad.formats import Format
@@ -31,8 +31,9 @@ class Moment(Section):
     """
 
     format: Annotated[
-        Any, BeforeValidator(_format_or_map), PlainSerializer(lambda f: getattr(f, "name", f), return_type=str)
-    ] = Field(description="a format's name or a map's")
+        Any, BeforeValidator(_format_or_map), PlainSerializer(lambda f: getattr(f, "name", f), return_type=str),
+        WithJsonSchema({"type": "string", "format": "a format's name or a map's"}),
+    ] = Field(description="what the moment is rounded to")  # fmt: skip
     granularity: Literal["tensor", "row", "block"] = Field(
         "block", description="what has a scale of its own: the tensor, a row of its last dimension, a block"
     )

@@ -19,6 +19,8 @@ TITLES: dict[Found, str] = {
     "micro_f1": "micro F1", "macro_f1": "macro F1", "f1_rare": "F1 of rare labels", "f1_common": "F1 of common labels",
     "map": "mAP", "ndcg_at_5": "nDCG@5", "r_precision": "R-precision",
 }  # fmt: skip
+#: The columns of every run's history.csv. Those of a classifier on validation documents stand behind them.
+HISTORY = ("step", "tokens", "lr", "train_loss", "val_loss", "grad_norm", "clipped_frac")
 #: The columns of a run's files that have them, of validation and of test documents.
 ON_VALIDATION, ON_TEST = ({name: f"{split}_{name}" for name in TITLES} for split in ("val", "test"))
 

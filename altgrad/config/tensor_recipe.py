@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from altgrad.config.section import FormatSetting, Section
-from altgrad.formats import Format, get_format
+from altgrad.formats import SCALE_FORMATS, Format, get_format
 
-SCALE_FORMATS = ("float32", "E8M0")
 #: Settings that would be ignored without another one: what they are of.
 _ACTS = (
     ("block", "granularity", ("block", "tile")),
@@ -48,14 +47,6 @@ class TensorRecipe(Section):
     In place of a tensor's recipe the name of a block format stands for all of it: MXFP8, MXFP8_E5M2, MXFP6_E2M3,
     MXFP6_E3M2, MXFP4, NVFP4 and, for weights, NVFP4_16x16.
     """
-
-    renamed_values: ClassVar[dict[tuple[str, str], str]] = {
-        ("scale", "fp32"): "float32; write scale: float32",
-        ("scale", "pow2"): "a format; write scale: E8M0, whose scale_rounding is rceil unless it says otherwise",
-        ("scale_rounding", "down"): "rceil; write scale_rounding: rceil",
-        ("scale_rounding", "ocp"): "floor; write scale_rounding: floor",
-        ("scale_rounding", "up"): "left out; write scale_rounding: floor, the rule that may saturate as it did",
-    }
 
     format: FormatSetting = Field(description="a format's name; FORMAT in params.yaml is that of the grid's entry")
     scaling: Literal["dynamic", "delayed", "static"] = Field(

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from altgrad.config.errors import UserError, did_you_mean
-from altgrad.config.files import read_json
+from altgrad.common.errors import UserError, did_you_mean
+from altgrad.common.files import read_json
 
 DTYPE = np.dtype("<u2")
 

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from altgrad.config.errors import UserError, run_stage
+from altgrad.common.errors import UserError, run_stage
 
 LEAST = 500  # characters; modules with less have little but a line for each function
 DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

@@ -15,8 +15,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from altgrad.config.errors import UserError, did_you_mean
-from altgrad.config.files import csv_rows
+from altgrad.common.errors import UserError, did_you_mean
+from altgrad.common.files import csv_rows
 from altgrad.config.schema import HubCorpus
 from altgrad.data.corpora import Labelled, Split, named
 

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from altgrad.config.errors import UserError
-from altgrad.config.files import replacing
+from altgrad.common.errors import UserError
+from altgrad.common.files import replacing
 from altgrad.config.tasks import Classify
 from altgrad.data.corpora import SPLITS, Labelled, Split
 

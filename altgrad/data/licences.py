@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from altgrad.config.errors import UserError
+from altgrad.common.errors import UserError
 from altgrad.config.schema import LicencesCorpus
 from altgrad.data.copies import NearCopies
 from altgrad.data.corpora import Labelled, Split, hashed_split

@@ -25,15 +25,15 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import IO, Any
 
 import pyarrow
 import pyarrow.parquet
 
-from altgrad.config.errors import UserError, did_you_mean
-from altgrad.config.files import csv_rows
+from altgrad.common.errors import UserError, did_you_mean
+from altgrad.common.files import csv_rows
 from altgrad.config.schema import LocalCorpus
 from altgrad.data.corpora import Labelled, Split, hashed_split, named
 
@@ -128,14 +128,10 @@ def _from_text_file(path: Path, split: Split) -> Iterator[str]:
         size = file.seek(0, os.SEEK_END)
         start, end = (_character_start(file, size * tenth // 10) for tenth in CUTS[split])
         file.seek(start)
-        paragraph: list[bytes] = []
-        while (left := end - file.tell()) > 0 or paragraph:  # a last, empty line ends the last paragraph
-            line = file.readline(max(0, left))
-            if line.strip():
-                paragraph.append(line)
-            elif paragraph:
+        lines = iter(lambda: file.readline(max(0, end - file.tell())), b"")
+        for blank, paragraph in groupby(lines, key=lambda line: not line.strip()):
+            if not blank:
                 yield b"".join(paragraph).decode("utf-8-sig")
-                paragraph = []
 
 
 def _character_start(file: IO[bytes], position: int) -> int:

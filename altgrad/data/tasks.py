@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from altgrad.common.errors import UserError
+from altgrad.common.files import read_json
 from altgrad.config import Cell
-from altgrad.config.errors import UserError
-from altgrad.config.files import read_json
 from altgrad.config.tasks import Classifier
 from altgrad.data.batches import TokenFile, raw_stream, training_batch, validation_sample
 from altgrad.data.corpora import Split

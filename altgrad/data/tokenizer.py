@@ -18,8 +18,8 @@ from pathlib import Path
 import tiktoken
 from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 
-from altgrad.config.errors import UserError
-from altgrad.config.files import sha256_of
+from altgrad.common.errors import UserError
+from altgrad.common.files import sha256_of
 from altgrad.config.schema import Tokenizer
 
 ENDOFTEXT = "<|endoftext|>"

@@ -16,8 +16,8 @@ import numpy as np
 import tiktoken
 from tqdm import tqdm
 
-from altgrad.config.errors import UserError
-from altgrad.config.files import replacing, write_json
+from altgrad.common.errors import UserError
+from altgrad.common.files import replacing, write_json
 from altgrad.config.models import LEAST_CONTEXT
 from altgrad.config.schema import Corpus, Tokenizer
 from altgrad.config.tasks import Classify

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from altgrad.__main__ import main_of
-from altgrad.config import Cell, UserError, run_stage
-from altgrad.config.errors import did_you_mean
-from altgrad.config.files import read_json
+from altgrad.common.console import called
+from altgrad.common.errors import UserError, did_you_mean, run_stage
+from altgrad.common.files import read_json
+from altgrad.config import Cell
 from altgrad.config.tasks import Compared
-from altgrad.console import called
 from altgrad.formats import UnknownFormatError, get_format
 
 if TYPE_CHECKING:

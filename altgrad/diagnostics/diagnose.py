@@ -20,8 +20,8 @@ import pyarrow
 import torch
 from torch import Tensor
 
+from altgrad.common.files import sha256_of, write_json, write_rows
 from altgrad.config import Cell
-from altgrad.config.files import sha256_of, write_json, write_rows
 from altgrad.config.schema import Diagnose
 from altgrad.diagnostics.fisher import fishers
 from altgrad.diagnostics.hessian import curvatures

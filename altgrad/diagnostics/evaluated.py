@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from altgrad.common.files import read_json
 from altgrad.config import Cell
 from altgrad.config.cell import cell_key
-from altgrad.config.files import read_json
 from altgrad.config.recipe import Recipe, Rule, TensorRecipe
 from altgrad.config.tasks import Found
 from altgrad.data.corpora import Split

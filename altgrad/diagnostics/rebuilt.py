@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from altgrad.config import Cell, UserError
+from altgrad.common.errors import UserError
+from altgrad.config import Cell
 from altgrad.config.recipe import LayerRecipe
 from altgrad.data.tasks import task_of
 from altgrad.model import GPT, embedded_weights, linear_layers

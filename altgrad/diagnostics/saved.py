@@ -19,8 +19,9 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from altgrad.config import Cell, UserError
-from altgrad.config.files import read_json
+from altgrad.common.errors import UserError
+from altgrad.common.files import read_json
+from altgrad.config import Cell
 from altgrad.config.recipe import TensorRecipe
 from altgrad.diagnostics.view import Grid, LayerView
 from altgrad.model.from_cell import recipe_of

@@ -27,7 +27,8 @@ import torch
 from ruamel.yaml import YAML
 from torch import Tensor, nn
 
-from altgrad.config import Cell, UserError
+from altgrad.common.errors import UserError
+from altgrad.config import Cell
 from altgrad.config.recipe import HEADS, ROLES, Recipe, Rule, TensorRecipe
 from altgrad.diagnostics.analysis import ratio_db
 from altgrad.diagnostics.rebuilt import RebuiltModel, StraightThroughLinear

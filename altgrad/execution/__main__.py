@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from altgrad.console import STOPS, called, end_when_stopped
+from altgrad.common.console import STOPS, called, end_when_stopped
 
 if __name__ == "__main__":
     end_when_stopped()
@@ -17,7 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from altgrad.config import UserError, load_params, run_stage
+from altgrad.common.errors import UserError, run_stage
+from altgrad.config import load_params
 from altgrad.execution.executor import Task
 
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from altgrad.config import UserError
-from altgrad.config.files import read_json
+from altgrad.common.errors import UserError
+from altgrad.common.files import read_json
 from altgrad.config.schema import Budget, Train
 from altgrad.execution.children import stop_children
 from altgrad.execution.executor import LOGS, Task

@@ -15,18 +15,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from altgrad.config import UserError
-from altgrad.config.files import read_json, write_text
-from altgrad.console import handled
+from altgrad.common.console import handled
+from altgrad.common.errors import UserError
+from altgrad.common.files import read_json, write_text
 from altgrad.execution import dvc_api, kinds
 from altgrad.execution.early_stop import LOOK_EVERY, EarlyStop
-from altgrad.execution.executor import BEGAN, LOGS, Executor, Outcome, Status, Task
+from altgrad.execution.executor import BEGAN, LOGS, TOLD_TO_STOP, Executor, Outcome, Status, Task
 from altgrad.execution.plan import HandOver, first_tasks, rest
 from altgrad.execution.progress import Progress, why_it_failed
 
 POLL_SECONDS = 0.1
-# Exit statuses of a task that did: of training, which writes a checkpoint, and of what dies of the signal.
-TOLD_TO_STOP = (128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM)
 
 
 def run_cells(

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from altgrad.config import UserError
-from altgrad.config.files import read_json
+from altgrad.common.errors import UserError
+from altgrad.common.files import read_json
 from altgrad.execution.executor import Task
 
 DATA = Path("data")

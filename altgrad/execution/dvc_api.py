@@ -21,7 +21,7 @@ from typing import Any
 
 import dvc
 
-from altgrad.config import UserError
+from altgrad.common.errors import UserError
 from altgrad.execution import dvc_files
 from altgrad.execution.children import stop_children
 

@@ -24,7 +24,7 @@ import psutil
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from altgrad.config.files import write_text
+from altgrad.common.files import write_text
 
 LOCK = Path("dvc.lock")
 TMP = Path(".dvc/tmp")
@@ -54,7 +54,7 @@ def mend() -> list[str]:
     """
     said = []
     for left in (found for place in PLACES for found in place.glob(".*.*.tmp")):
-        number = left.name.split(".")[-2]  # of the process that was writing it, as `altgrad.config.files` has it
+        number = left.name.split(".")[-2]  # of the process that was writing it, as `altgrad.common.files` has it
         if number.isdigit() and not psutil.pid_exists(int(number)):
             left.unlink(missing_ok=True)
     for left in RUN_CACHE.glob("*/*/.*.tmp"):  # the newest of a folder is what DVC takes for the entry

@@ -14,8 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from altgrad.config import Cell
-from altgrad.config.scratch import run_names
+from altgrad.config.cell import Cell, run_names
 from altgrad.execution.executor import Task
 
 STEP, TRAIN_LOSS = 0, 3  # places in a row of history.jsonl

@@ -25,7 +25,11 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from altgrad.common.console import STOPS
+
 LOGS = Path("scratch/workers")
+# Exit statuses of a task that was told to stop: of training, which writes a checkpoint, and of what dies of the signal.
+TOLD_TO_STOP = (*(128 + signum for signum in STOPS), *(-signum for signum in STOPS))
 BEGAN = LOGS / "began"  # an empty file that is there while tasks are run, as old as the first of them
 
 

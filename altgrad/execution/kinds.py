@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from altgrad.config.files import read_json, write_json
+from altgrad.common.files import read_json, write_json
 from altgrad.execution.executor import Task
 
 COMPILES = 8.0  # seconds that a first run may take longer than a second where graphs are loaded and none is compiled

@@ -17,8 +17,8 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from typing import Any
 
-from altgrad.config.files import read_json
-from altgrad.config.process import GPU_SHARE, usable_cores
+from altgrad.common.files import read_json
+from altgrad.common.threads import GPU_SHARE, usable_cores
 from altgrad.execution.executor import Outcome, Status, Task
 from altgrad.execution.worker import serve
 

@@ -22,9 +22,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from altgrad.config import UserError
-from altgrad.config.errors import DISK_FULL
-from altgrad.config.files import replacing
+from altgrad.common.errors import DISK_FULL, UserError
+from altgrad.common.files import replacing
 from altgrad.execution.executor import LOGS, Task
 from altgrad.execution.local import LocalPool
 

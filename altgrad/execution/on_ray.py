@@ -19,10 +19,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from altgrad.config import UserError
-from altgrad.config.files import read_json, write_text
+from altgrad.common.errors import UserError
+from altgrad.common.files import read_json, write_text
 from altgrad.execution import node
-from altgrad.execution.executor import Outcome, Status, Task
+from altgrad.execution.executor import TOLD_TO_STOP, Outcome, Status, Task
 from altgrad.execution.node import (
     READS,
     SHARED,
@@ -45,7 +45,6 @@ ANSWERED_WITHIN = 120.0  # seconds that an answer which is there may take to arr
 CALLS = 200  # ... and so many calls a second to all of them, at most
 ATTEMPTS = 3  # of a task whose machine or process was lost
 LOST = -9  # the status of a task that was lost as often as it was tried
-TOLD_TO_STOP = (130, 143)  # exit statuses of a task that was interrupted, and has written a checkpoint
 
 
 @dataclass

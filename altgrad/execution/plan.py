@@ -13,8 +13,8 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from altgrad.config import UserError
-from altgrad.config.files import read_json
+from altgrad.common.errors import UserError
+from altgrad.common.files import read_json
 from altgrad.execution import dvc_api
 from altgrad.execution.executor import Task
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from altgrad.common.files import read_json
 from altgrad.config import cell_key
-from altgrad.config.files import read_json
 from altgrad.config.schema import Train
 from altgrad.config.tasks import Compared
 from altgrad.execution.executor import Outcome, Task

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from altgrad.config import UserError
+from altgrad.common.errors import UserError
 
 ANSWERS_WITHIN = 10.0  # seconds that the head of a cluster may take to accept a connection
 CODE = ("altgrad", "stages")  # what is shipped: the package, and what runs a stage

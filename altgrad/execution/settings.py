@@ -21,9 +21,8 @@ from hydra.errors import HydraException
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from altgrad.config import UserError
-from altgrad.config.errors import did_you_mean
-from altgrad.config.files import read_json, read_yaml, replacing, write_json
+from altgrad.common.errors import UserError, did_you_mean
+from altgrad.common.files import read_json, read_yaml, replacing, write_json
 from altgrad.config.published import CONFIG, KEPT, RUNS, WEIGHTS, run_sizes, weights_sha256
 
 BETWEEN = re.compile(r"\s+(?=[+~]*[\w.-]+=)")  # two settings in one text

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from altgrad.config import UserError
+from altgrad.common.errors import UserError
 from altgrad.execution.executor import LOGS
 
 COMMAND = [sys.executable, "-m", "altgrad.watch.track"]

@@ -3,7 +3,7 @@
 numpy only, so that whoever reads files of results needs no torch. ``python -m altgrad.formats E3M4`` prints a card.
 """
 
-from altgrad.formats.format import SPECIALS, Format, default_bias
+from altgrad.formats.format import SCALE_FORMATS, SPECIALS, Format, default_bias
 from altgrad.formats.registry import UnknownFormatError, format_names, get_format
 
-__all__ = ["SPECIALS", "Format", "UnknownFormatError", "default_bias", "format_names", "get_format"]
+__all__ = ["SCALE_FORMATS", "SPECIALS", "Format", "UnknownFormatError", "default_bias", "format_names", "get_format"]

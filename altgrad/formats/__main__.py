@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from altgrad.console import called, while_read
+from altgrad.common.console import called, while_read
 from altgrad.formats.card import card, overview, plot
 from altgrad.formats.registry import UnknownFormatError, format_names, get_format
 

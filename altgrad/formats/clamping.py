@@ -21,7 +21,7 @@ import sys
 from collections.abc import Sequence
 from fractions import Fraction
 
-from altgrad.console import called, while_read
+from altgrad.common.console import called, while_read
 from altgrad.formats.format import Format
 from altgrad.formats.registry import UnknownFormatError, get_format
 

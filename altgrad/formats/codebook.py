@@ -7,13 +7,13 @@ of 4 bits (Li et al. 2023, arXiv:2309.01507). Their largest value is 1.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
 
 import numpy as np
 
+from altgrad.common.errors import did_you_mean, near_matches
 from altgrad.formats.format import Format
 from altgrad.formats.registry import UnknownFormatError, get_format
 
@@ -89,10 +89,9 @@ def _format(name: str | Format) -> Format:
     try:
         return get_format(name)
     except UnknownFormatError as error:
-        near = difflib.get_close_matches(str(name).lower(), _MAPS, n=2, cutoff=0.6)
-        if not near:
+        if not near_matches(name, _MAPS):
             raise
-        raise UnknownFormatError(f"unknown map {name!r}; did you mean {' or '.join(near)}?") from error
+        raise UnknownFormatError(f"unknown map {name!r}{did_you_mean(name, _MAPS)}") from error
 
 
 @cache

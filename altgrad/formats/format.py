@@ -40,6 +40,7 @@ import numpy as np
 
 SPECIALS = ("finite", "fn", "ieee", "fnuz", "p3109")
 MAX_BITS = 16
+SCALE_FORMATS = ("float32", "E8M0")  # of a scale that stands under no other one
 
 # Two operands scaled to the top of E6M1 or E7M0 would overflow the float32 accumulator of their
 # matrix product, so a tensor's amax is scaled to 2^16 at most. Of the formats of up to 8 bits no other reaches

@@ -8,10 +8,10 @@ bench calls its unquantized baseline ``bf16``, and that word must never silently
 
 from __future__ import annotations
 
-import difflib
 import re
 from functools import cache
 
+from altgrad.common.errors import did_you_mean
 from altgrad.formats.format import MAX_BITS, Format
 
 _SPLIT_NAME = re.compile(r"(U?)E(0|[1-9]\d?)M(0|[1-9]\d?)(FN|IEEE|FNUZ)?")
@@ -82,7 +82,9 @@ def get_format(name: str | Format) -> Format:
 def _parse(name: str) -> Format:
     parsed = _SPLIT_NAME.fullmatch(name)
     if parsed is None:
-        raise UnknownFormatError(f"unknown format {name!r}{_near_matches(name)}")
+        splits = f"E<exponent bits>M<mantissa bits> of up to {MAX_BITS} bits"
+        listed = f"; known are those that `python -m altgrad.formats` lists, and {splits}"
+        raise UnknownFormatError(f"unknown format {name!r}{did_you_mean(name, (*_BY_NAME, *_ALIASES), listed)}")
     signed, exponent_bits, mantissa_bits = not parsed[1], int(parsed[2]), int(parsed[3])
     width = int(signed) + exponent_bits + mantissa_bits
     if width > MAX_BITS:
@@ -92,12 +94,3 @@ def _parse(name: str) -> Format:
         return Format(name, exponent_bits, mantissa_bits, specials=specials, signed=signed)
     except ValueError as error:
         raise UnknownFormatError(f"unknown format {name!r} ({error})") from None
-
-
-def _near_matches(name: str) -> str:
-    known = {candidate.lower(): candidate for candidate in (*_BY_NAME, *_ALIASES)}
-    near = difflib.get_close_matches(name.strip().lower(), known, n=3, cutoff=0.6)
-    if near:
-        return f"; did you mean {' or '.join(known[match] for match in near)}?"
-    splits = f"E<exponent bits>M<mantissa bits> of up to {MAX_BITS} bits"
-    return f"; known are those that `python -m altgrad.formats` lists, and {splits}"

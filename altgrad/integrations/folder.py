@@ -13,10 +13,11 @@ from typing import Any
 
 from torch import nn
 
-from altgrad.config import UserError, cell_key
-from altgrad.config.files import canonical_json, read_json, sha256_of, write_json, write_rows, write_text
+from altgrad.common.errors import UserError
+from altgrad.common.files import canonical_json, read_json, sha256_of, write_json, write_rows, write_text
+from altgrad.common.fingerprint import only_worker
+from altgrad.config import cell_key
 from altgrad.config.schema import Grid
-from altgrad.config.scratch import only_worker
 from altgrad.diagnostics.diagnose import SCHEMA
 from altgrad.model import layer_recipe, linear_layers, virtual_weight
 from altgrad.optim import ArmOptimizer

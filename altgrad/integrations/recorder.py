@@ -16,6 +16,7 @@ from torch import distributed as dist
 
 from altgrad.config.schema import Divergence
 from altgrad.config.schema import Monitor as When
+from altgrad.config.tasks import HISTORY
 from altgrad.integrations.folder import Folder, settings_of
 from altgrad.model import layer_recipe, linear_layers, matrix_of
 from altgrad.optim import ArmOptimizer
@@ -24,10 +25,10 @@ from altgrad.training import machine
 from altgrad.training.evaluation import LossAlone
 from altgrad.training.monitor import Monitor, Row, largest_overflow
 from altgrad.training.outcome import OutcomeTracker
-from altgrad.training.records import HISTORY_COLUMNS, RowLog, write_history, write_monitors
+from altgrad.training.records import RowLog, write_history, write_monitors
 from altgrad.training.updates import UpdateMonitor
 
-STEP, TRAIN_LOSS, VAL_LOSS, NORM = (HISTORY_COLUMNS.index(n) for n in ("step", "train_loss", "val_loss", "grad_norm"))
+STEP, TRAIN_LOSS, VAL_LOSS, NORM = (HISTORY.index(n) for n in ("step", "train_loss", "val_loss", "grad_norm"))
 
 
 class Recorder:

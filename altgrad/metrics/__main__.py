@@ -4,7 +4,7 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
 
-from altgrad.console import called, while_read
+from altgrad.common.console import called, while_read
 from altgrad.metrics.table import METRICS
 
 

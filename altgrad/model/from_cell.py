@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from altgrad.config import Cell, UserError
+from altgrad.common.errors import UserError
+from altgrad.config import Cell
 from altgrad.config.recipe import Recipe
 from altgrad.formats import Format
 from altgrad.model.gpt import GPTConfig

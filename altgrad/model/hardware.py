@@ -17,7 +17,7 @@ from functools import cache
 
 import torch
 
-from altgrad.config import UserError
+from altgrad.common.errors import UserError
 from altgrad.numerics.tracing import constant_in_graphs
 
 SWITCH = "ALTGRAD_CPU_BF16"

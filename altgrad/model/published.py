@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from altgrad.config.errors import UserError
-from altgrad.config.files import replacing, write_json
+from altgrad.common.errors import UserError
+from altgrad.common.files import replacing, write_json
 from altgrad.config.published import ACTIVATIONS, CONFIG, WEIGHTS, published_sizes
 from altgrad.model.gpt import GPT, GPTConfig
 from altgrad.model.layers import linear_layers

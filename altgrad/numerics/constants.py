@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from altgrad.formats import Format, get_format
+from altgrad.formats import SCALE_FORMATS, Format, get_format
 from altgrad.formats.format import FLOAT32_MANTISSA
 from altgrad.numerics.tracing import constant_in_graphs
 
@@ -26,7 +26,6 @@ SCALE_RULES = ("float32", "floor", "ceil", "rceil", "even")  # no rounding to a 
 FLOAT32_RULE = SCALE_RULES.index("float32")
 # In place of a rule, for scales of blocks under one of the tensor: see `two_level`.
 TWO_LEVEL, FOUR_OVER_SIX = len(SCALE_RULES), len(SCALE_RULES) + 1
-SCALE_FORMATS = ("float32", "E8M0")  # of a scale alone
 HADAMARD_SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)  # Transformer Engine's and torchao's
 
 # A float32 whose ulp is one, in the middle of its binade; it is even.

@@ -34,13 +34,12 @@ import math
 import torch
 from torch import Tensor
 
-from altgrad.formats import Format, get_format
+from altgrad.formats import SCALE_FORMATS, Format, get_format
 from altgrad.formats.format import FLOAT32_MANTISSA
 from altgrad.numerics.codes import decode, encode
 from altgrad.numerics.constants import (
     FLOAT32_RULE,
     FOUR_OVER_SIX,
-    SCALE_FORMATS,
     SCALE_RULES,
     SPACING,
     TARGET,
@@ -52,7 +51,6 @@ from altgrad.numerics.rounding import power_of_two
 GRANULARITIES = ("tensor", "row", "block", "tile")
 SCALE_ROUNDINGS = SCALE_RULES[1:]
 OF_TWO = "4/6"  # scales of blocks: see `two_level`
-FORMER_SCALE_ROUNDINGS = {"down": "rceil", "ocp": "floor", "up": "floor"}  # names of earlier versions
 HISTORY_METHODS = ("max", "most-recent")
 
 _LOWEST_EXPONENT, _HIGHEST_EXPONENT = -126, 127
@@ -159,9 +157,6 @@ def scale_rule(scale_format: str, scale_rounding: str, granularity: str = "tenso
     Raises:
         ValueError: an unknown rounding, or a format that no scale of this granularity is computed in.
     """
-    if scale_rounding in FORMER_SCALE_ROUNDINGS:
-        now = FORMER_SCALE_ROUNDINGS[scale_rounding]
-        raise ValueError(f"scale_rounding: {scale_rounding!r} is a name of earlier versions; write {now!r}")
     _require("scale_rounding", scale_rounding, (*SCALE_ROUNDINGS, OF_TWO))
     if granularity in ("block", "tile") and scale_format not in SCALE_FORMATS:
         return FOUR_OVER_SIX if scale_rounding == OF_TWO else TWO_LEVEL

@@ -9,8 +9,7 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
-from altgrad.config import UserError
-from altgrad.config.errors import did_you_mean
+from altgrad.common.errors import UserError, did_you_mean
 from altgrad.metrics import METRICS
 from altgrad.metrics.bands import LEAST_PEERS, Peers, Trace
 from altgrad.metrics.first_anomaly import Excursion, FirstAnomaly, first_anomaly

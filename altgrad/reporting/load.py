@@ -19,8 +19,8 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-from altgrad.config.files import read_json, sha256_of
-from altgrad.config.tasks import ON_TEST, ON_VALIDATION
+from altgrad.common.files import read_json, sha256_of
+from altgrad.config.tasks import HISTORY, ON_TEST, ON_VALIDATION
 from altgrad.metrics import Metric
 from altgrad.reporting.measure import Measure
 
@@ -28,15 +28,13 @@ COMPLETED, DIVERGED, MISSING = "completed", "diverged", "missing"
 IDENTITY = ["format", "optimizer", "seed", "lr_scale"]
 RUN_FILES = ("metrics.json", "history.csv", "monitors.parquet", "timing.json")
 COLUMNS = {
-    "history": ["step", "tokens", "lr", "train_loss", "val_loss", "grad_norm", "clipped_frac"],
+    "history": list(HISTORY),
     "monitors": ["step", "layer", "role", "metric", "value"],
     "diagnosis": ["layer", "role", "step", "metric", "x", "value"],
     "summary": (SUMMARY := ["metric", "value"]),
     "flags": ["layer", "metric", "value", "limit"],
 }
-HISTORY = csv.ConvertOptions(
-    column_types=dict.fromkeys([*COLUMNS["history"], *ON_VALIDATION.values()], pa.float64())
-)
+HISTORY_TYPES = csv.ConvertOptions(column_types=dict.fromkeys([*HISTORY, *ON_VALIDATION.values()], pa.float64()))
 FLAGS = pa.schema({"layer": pa.string(), "metric": pa.string(), "value": pa.float64(), "limit": pa.float64()})
 NUMBERS = [
     "outcome_step", "steps", "planned_steps", "tokens", "parameters", "quantized_parameters", "peak_lr",
@@ -176,7 +174,7 @@ def _tables(run: Path, diagnosis: dict[str, Any], rows: Path) -> dict[str, pa.Ta
     """Return what there is of one cell, in Arrow's tables: data frames take three times as long to read and join."""
     summary = diagnosis["summary"]
     return {
-        "history": csv.read_csv(run / "history.csv", convert_options=HISTORY),
+        "history": csv.read_csv(run / "history.csv", convert_options=HISTORY_TYPES),
         "monitors": parquet.read_table(run / "monitors.parquet"),
         "diagnosis": _at_last_step(parquet.read_table(rows)),
         "summary": pa.table([pa.array(summary, pa.string()), pa.array(summary.values(), pa.float64())], SUMMARY),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import vl_convert
 
-from altgrad.config.files import write_text
+from altgrad.common.files import write_text
 
 VEGA_LITE = "5.21"  # the last of the major version that the templates name
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from altgrad.config.files import replacing
+from altgrad.common.files import replacing
 from altgrad.reporting.load import COMPLETED, IDENTITY, Study
 from altgrad.reporting.select import late
 

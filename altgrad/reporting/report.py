@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from altgrad.common.files import replacing, write_json, write_text
 from altgrad.config.cell import Cell
-from altgrad.config.files import replacing, write_json, write_text
 from altgrad.config.head_scales import HEAD, clamped_heads
 from altgrad.config.params import validated
 from altgrad.reporting import tables, tables_inside

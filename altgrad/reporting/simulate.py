@@ -27,7 +27,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from altgrad.console import while_read
+from altgrad.common.console import while_read
 from altgrad.recording import KEY
 from altgrad.reporting import roles
 from altgrad.reporting.claims import GAIN, Answers, Questions, answer, ask

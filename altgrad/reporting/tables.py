@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from altgrad.config.tensor_recipe import SCALE_FORMATS
-from altgrad.formats import Format
+from altgrad.formats import SCALE_FORMATS, Format
 from altgrad.reporting import roles
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Column, Table, words

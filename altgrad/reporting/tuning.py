@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from altgrad.config import UserError
+from altgrad.common.errors import UserError
 from altgrad.config.arms import Arm
 from altgrad.reporting.load import Study
 from altgrad.reporting.study.questions import Question, params_of

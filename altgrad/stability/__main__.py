@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from altgrad.config import UserError, load_params, run_stage
-from altgrad.config.files import write_text
+from altgrad.common.console import called
+from altgrad.common.errors import UserError, run_stage
+from altgrad.common.files import write_text
+from altgrad.config import load_params
 from altgrad.config.schema import Params
-from altgrad.console import called
 from altgrad.stability.search import Ladder
 
 if TYPE_CHECKING:

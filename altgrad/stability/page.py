@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from altgrad.config.files import replacing, write_text
+from altgrad.common.files import replacing, write_text
 from altgrad.reporting.document import Column, Document, Picture, Section, Table, Text, words
 from altgrad.reporting.figures.style import drawing, looks, panels, save
 from altgrad.reporting.markdown import to_markdown

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from altgrad.common.files import read_json
 from altgrad.config import cell_key
-from altgrad.config.files import read_json
 from altgrad.reporting.load import COMPLETED
 
 Pair = tuple[str, str]  # grid entry and arm

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from altgrad.config.files import sha256_of, write_json
+from altgrad.common.files import sha256_of, write_json
 from altgrad.optim import ArmOptimizer, WeightGrid
 from altgrad.optim.loading import HELD
 from altgrad.optim.sharded import keep_part, whole

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from altgrad.config.files import sha256_of, write_text
+from altgrad.common.files import sha256_of, write_text
 
 RECORDS = "made"  # the folder of the digests: a file for each graph
 OWN = {RECORDS, "altgrad"}  # folders that are not the compiler's: the loops in C++ have digests of their own

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from altgrad.config import Cell, UserError
+from altgrad.common.errors import UserError
+from altgrad.config import Cell
 from altgrad.config.tasks import ON_TEST, ON_VALIDATION, TITLES
 from altgrad.data.corpora import Split, joined
 from altgrad.data.tasks import Classification, Pieces, Task, TruthAndScores

@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import resource
-import shutil
 import sys
 import sysconfig
 from pathlib import Path
@@ -15,8 +14,8 @@ from pathlib import Path
 import torch
 
 from altgrad import __version__
-from altgrad.config import UserError
-from altgrad.config.process import GPU_SHARE, usable_cores
+from altgrad.common.errors import UserError
+from altgrad.common.threads import GPU_SHARE, processor_name, usable_cores
 from altgrad.config.schema import Train
 from altgrad.model.hardware import SWITCH, multiplies_bf16
 from altgrad.numerics.cpu import kernels
@@ -76,8 +75,9 @@ def should_compile(train: Train, device: torch.device) -> tuple[bool, str | None
 
 def missing_tool() -> str | None:
     """Return what compiling for the CPU lacks on this machine, if anything."""
-    compilers = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
-    if not any(shutil.which(name) for name in compilers):
+    try:
+        kernels.compiler()
+    except OSError:
         return "C++ compiler (g++ or clang++)"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         return "Python.h (Python's development headers)"
@@ -109,19 +109,11 @@ def use_compile_cache(folder: Path) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place)
 
 
-def processor_name() -> str:
-    """Return the CPU's model name and core count, such as ``AMD EPYC, 2 cores``."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
-        name = found[1] if found else name
-    return f"{name}, {usable_cores()} cores"
-
-
 def device_name(device: torch.device) -> str:
-    """Return the name of the processor that does the work."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+    """Return the name of the processor that does the work, a CPU's with its cores: ``AMD EPYC, 2 cores``."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{processor_name()}, {usable_cores()} cores"
 
 
 def forget_peak_memory(device: torch.device) -> bool:
@@ -174,10 +166,9 @@ def machine_class(device: torch.device) -> str:
     """
     if device.type == "cuda":
         return f"{device_name(device)}, torch {torch.__version__}"
-    name = processor_name().rpartition(", ")[0]
     digest = hashlib.sha256(kernels.processor().encode()).hexdigest()[:8]
     products = "bfloat16" if multiplies_bf16("cpu") else "float32"
-    return f"{name} {digest}, {products} products, torch {torch.__version__}"
+    return f"{processor_name()} {digest}, {products} products, torch {torch.__version__}"
 
 
 def versions() -> dict[str, str]:

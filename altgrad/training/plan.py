@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from altgrad.config import Cell, UserError
+from altgrad.common.errors import UserError
+from altgrad.config import Cell
 from altgrad.config.published import weights_sha256
 from altgrad.model import GPT, Recipe, matched_layers, quantize_model, requantize_model
 from altgrad.model.from_cell import config_of, formats_of, recipe_of

@@ -28,8 +28,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from altgrad.config import Cell, UserError
-from altgrad.config.files import write_text
+from altgrad.common.errors import UserError
+from altgrad.common.files import write_text
+from altgrad.config import Cell
 from altgrad.model.quantized.data_parallel import whole_rows
 
 Seen = TypeVar("Seen")

@@ -19,11 +19,10 @@ import pyarrow
 from safetensors.torch import save
 from torch import Tensor
 
-from altgrad.config.files import replacing, write_rows
+from altgrad.common.files import replacing, write_rows
+from altgrad.config.tasks import HISTORY
 from altgrad.optim.stored import plain
 from altgrad.training.monitor import Row
-
-HISTORY_COLUMNS = ["step", "tokens", "lr", "train_loss", "val_loss", "grad_norm", "clipped_frac"]
 
 
 class RowLog:
@@ -75,7 +74,7 @@ def write_history(path: Path, rows: list[list[Any]], measured: Sequence[str] = (
     ``measured`` are the columns behind those of every run. A run whose recipe changes has a column more: the ``recipe``
     that is on.
     """
-    columns = [*HISTORY_COLUMNS, *measured, "recipe"]
+    columns = [*HISTORY, *measured, "recipe"]
     frame = pd.DataFrame(rows, columns=columns[: len(rows[0])] if rows else columns[:-1])
     with replacing(path) as temporary:
         frame.to_csv(temporary, index=False, lineterminator="\n")

@@ -9,8 +9,9 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from altgrad.config import Cell, run_stage
-from altgrad.config.files import read_json
+from altgrad.common.errors import run_stage
+from altgrad.common.files import read_json
+from altgrad.config import Cell
 
 
 def main(arguments: list[str]) -> None:

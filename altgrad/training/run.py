@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-from altgrad.config import Cell
-from altgrad.config.files import read_json, write_json
-from altgrad.config.scratch import mark_finished, only_worker, scratch_directory
+from altgrad.common.files import read_json, write_json
+from altgrad.common.fingerprint import mark_finished, only_worker
+from altgrad.config.cell import Cell, scratch_directory
 from altgrad.data.tasks import task_of
 from altgrad.model import GPT, account, layer_recipe, linear_layers, quantize_model
 from altgrad.model.from_cell import config_of, recipe_of

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from altgrad.common.console import handled
 from altgrad.config import Cell
 from altgrad.config.schedule import learning_rate
-from altgrad.console import handled
 from altgrad.data.tasks import Task
 from altgrad.model import requantize_model
 from altgrad.model.from_cell import recipe_of

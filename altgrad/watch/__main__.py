@@ -8,8 +8,9 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from altgrad.config import UserError, load_params, run_stage
-from altgrad.console import called, handled
+from altgrad.common.console import called, handled
+from altgrad.common.errors import UserError, run_stage
+from altgrad.config import load_params
 from altgrad.watch.events import Events
 from altgrad.watch.server import Server
 

@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from altgrad.config import UserError
-from altgrad.config.files import read_json
-from altgrad.config.tasks import ON_VALIDATION, Compared
+from altgrad.common.errors import UserError
+from altgrad.common.files import read_json
+from altgrad.config.tasks import HISTORY, ON_VALIDATION, Compared
 from altgrad.execution.executor import Task
 
 AT_ONCE = 1 << 20  # bytes that one look reads at most: what is left is for the next
-HISTORY = ("step", "tokens", "lr", "train_loss", "val_loss", "grad_norm", "clipped_frac")
 COLUMNS = (*HISTORY, *ON_VALIDATION.values())  # the last of them of a classifier alone
 WAITS, TRAINS, PAUSED, FAILED, TRAINED, DIAGNOSED = "waits", "trains", "paused", "failed", "trained", "diagnosed"
 SILENT = 120  # seconds without a row and without a word in its log, after which a cell is taken to be paused

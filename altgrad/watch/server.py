@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from altgrad.config import UserError
+from altgrad.common.errors import UserError
 from altgrad.watch.events import Events
 
 HOST = "127.0.0.1"

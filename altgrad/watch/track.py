@@ -23,10 +23,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from altgrad.config import Cell, UserError, load_params, run_stage
-from altgrad.config.files import canonical_json, write_json
-from altgrad.config.scratch import run_names
-from altgrad.console import handled
+from altgrad.common.console import handled
+from altgrad.common.errors import UserError, run_stage
+from altgrad.common.files import canonical_json, write_json
+from altgrad.config import Cell, load_params
+from altgrad.config.cell import run_names
 from altgrad.watch.project import Change, Project
 
 FOLDER = Path("scratch/tracking")

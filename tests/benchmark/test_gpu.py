@@ -23,8 +23,8 @@ from altgrad.benchmark import compiled, needs, operands, runs
 from altgrad.benchmark.pages import gpu_sentence, machine_blocks
 from altgrad.benchmark.session import Item, Session
 from altgrad.benchmark.sizes import ON_GPU
+from altgrad.common.files import write_json
 from altgrad.config import UserError
-from altgrad.config.files import write_json
 from altgrad.config.schema import Budget
 from altgrad.execution import budget
 from altgrad.execution.executor import Outcome, Status, Task

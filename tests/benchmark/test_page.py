@@ -11,7 +11,7 @@ import pytest
 from altgrad.benchmark.pages import NOT_MEASURED, machine_blocks, write_pages
 from altgrad.benchmark.record import Record, load_benches
 from altgrad.benchmark.tables import as_text, sizes
-from altgrad.config.files import read_json, write_json
+from altgrad.common.files import read_json, write_json
 from altgrad.reporting.document import Table, Text
 from tests.benchmark.made import record
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import gfloat.formats as theirs
 import pytest
 
+from altgrad.common.files import read_yaml, write_json
 from altgrad.config import Params, Resolver, UserError, load_params
-from altgrad.config.files import read_yaml, write_json
 from altgrad.config.params import validated
 from altgrad.config.recipe import Recipe, published_recipes
 from altgrad.config.tensor_recipe import BLOCK_FORMATS, TensorRecipe
@@ -127,6 +127,7 @@ def test_a_rule_may_be_for_the_last_share_of_the_layers_that_match():
 
 def test_a_uniform_recipe_takes_a_block_format_by_its_name():
     tensors = {"weight": "MXFP8", "input": "MXFP8", "grad": "MXFP8_E5M2"}
-    assert Recipe.uniform("MXFP8", grad="MXFP8_E5M2").match(["layer"]) == Recipe([{"layers": "*"} | tensors]).match(
+    written = Recipe(rules=[{"layers": "*"} | tensors])
+    assert Recipe.uniform("MXFP8", grad="MXFP8_E5M2").match(["layer"]) == written.match(
         ["layer"]
     )

@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
+from altgrad.common.files import read_yaml
 from altgrad.config import Params, Resolver, UserError, load_params, params
-from altgrad.config.files import read_yaml
 from altgrad.config.presets import with_presets
 
 SHIPPED = with_presets(read_yaml(Path(__file__).parents[2] / "params.yaml"))

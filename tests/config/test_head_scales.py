@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from altgrad.common.files import read_yaml, write_json
 from altgrad.config import Cell, Resolver, load_params
-from altgrad.config.files import read_yaml, write_json
 from altgrad.config.head_scales import clamped_head, clamped_heads
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"

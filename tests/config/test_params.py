@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from altgrad.config import UserError, did_you_mean, load_params, presets, run_stage
-from altgrad.config.files import canonical_json, replacing, write_text
+from altgrad.common.errors import did_you_mean, near_matches, run_stage
+from altgrad.common.files import canonical_json, replacing, write_text
+from altgrad.config import UserError, load_params, presets
 
 SHIPPED = Path(__file__).parents[2] / "params.yaml"
 
@@ -78,14 +79,14 @@ def test_numbers_follow_yaml_1_2(tmp_path):
             "weights: quantized, rounding: stochastic, max_rungs: 8",
             "weights: grid",
             "optimizers.rung",
-            "weights: grid is now quantized; write weights: quantized",
+            "weights: input should be 'master' or 'quantized', not 'grid'",
         ),
-        ("max_rungs: 8", "grid_scale: fixed", "optimizers.rung", "grid_scale is now held_scale; write"),
-        ("granularity: block, scale: E8M0", "granularity: block, scale: pow2", "weight", "write scale: E8M0"),
-        ("block, scale: E8M0", "block, scale: E8M0, scale_rounding: down", "weight", "write scale_rounding: rceil"),
-        ("block, scale: E8M0", "block, scale: E8M0, scale_rounding: ocp", "weight", "write scale_rounding: floor"),
-        ("compute: bf16 ", "compute: fp32 ", "params.yaml: train: ", "compute: fp32 is now float32"),
-        ("torchao: rowwise}", "accumulate: fp32}", "recipes.ao_rowwise[0]", "write accumulate: float32"),
+        ("max_rungs: 8", "grid_scale: fixed", "optimizers.rung", "'grid_scale'; did you mean held_scale"),
+        ("granularity: block, scale: E8M0", "granularity: block, scale: pow2", "weight", "scale; take float32 or E8M0"),
+        ("block, scale: E8M0", "block, scale: E8M0, scale_rounding: down", "weight", "'even' or '4/6', not 'down'"),
+        ("block, scale: E8M0", "block, scale: E8M0, scale_rounding: ocp", "weight", "'even' or '4/6', not 'ocp'"),
+        ("compute: bf16 ", "compute: fp32 ", "params.yaml: train.compute: ", "'bf16' or 'float32', not 'fp32'"),
+        ("torchao: rowwise}", "accumulate: fp32}", "recipes.ao_rowwise[0]", "'bf16' or 'float32', not 'fp32'"),
         ("granularity: block, scale: E8M0", "granularity: block, scale: BF16", "weight.scale", "take one such as E4M3"),
         ("granularity: block, scale: E8M0", "granularity: row, scale: E4M3", "weight", "take float32 or E8M0"),
         ("16, scale: E4M3", "16, scale: E4M3, scale_rounding: even", "uniform_two_level[0].weight", "needs scale E8M0"),
@@ -175,6 +176,8 @@ def test_near_matches_ignore_case():
     assert did_you_mean("e4m3", ["E4M3", "E5M2"]).startswith("; did you mean E4M3")
     assert did_you_mean("zzz", ["E4M3"]) == "; known: E4M3"
     assert did_you_mean("zzz", []) == ""
+    assert did_you_mean("zzz", ["E4M3"], "; read on") == "; read on"
+    assert near_matches(" E4M3 ", ["E5M2", "E4M3", "E4M2", "E4M1", "UE4M3"])[0] == "E4M3"
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):

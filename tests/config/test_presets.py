@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from altgrad.common.files import read_yaml
 from altgrad.config import Resolver, UserError, load_params
 from altgrad.config.arms import Arm
-from altgrad.config.files import read_yaml
 from altgrad.config.params import validated
 from altgrad.config.presets import FILE, SECTIONS
 from altgrad.config.recipe import published_recipes

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from altgrad.common.files import read_json, read_yaml
 from altgrad.config import UserError
-from altgrad.config.files import read_json, read_yaml
 from stages import grid, tokenize
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from altgrad.config.files import read_json, write_json
+from altgrad.common.files import read_json, write_json
 from altgrad.diagnostics import diagnose_cell
 from altgrad.formats import get_format
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from altgrad.common.files import read_json, write_json
 from altgrad.config import UserError
-from altgrad.config.files import read_json, write_json
 from altgrad.diagnostics import ANALYSES, LayerView
 from altgrad.diagnostics.view import Grid
 from altgrad.formats import get_format

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from altgrad.config.files import read_json
+from altgrad.common.files import read_json
 from altgrad.metrics.first_anomaly import THRESHOLD, UPDATE_THRESHOLD
 from tests.diagnostics.injected import runs, score
 from tests.diagnostics.injected.__main__ import main

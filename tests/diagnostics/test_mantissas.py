@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from altgrad.common.files import write_json, write_text
 from altgrad.config import Cell
-from altgrad.config.files import write_json, write_text
 from altgrad.diagnostics.__main__ import main
 from altgrad.diagnostics.mantissas import PARTS, clamped, histogram, mantissas
 from altgrad.diagnostics.rebuilt import plain_model

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from altgrad.common.files import read_json, write_json, write_text
 from altgrad.config import Cell, UserError
-from altgrad.config.files import read_json, write_json, write_text
 from altgrad.diagnostics.__main__ import main
 from altgrad.diagnostics.evaluated import (
     AS_TRAINED,

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.func import functional_call, hessian
 from torch.nn import functional as F
 
+from altgrad.common.files import read_json, write_text
 from altgrad.config import Cell, UserError
-from altgrad.config.files import read_json, write_text
 from altgrad.config.schema import Diagnose
 from altgrad.diagnostics.diagnose import diagnose_cell
 from altgrad.diagnostics.fisher import fishers

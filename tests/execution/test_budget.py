@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from altgrad.benchmark import probe
+from altgrad.common.files import read_json, write_json
 from altgrad.config import UserError
-from altgrad.config.files import read_json, write_json
 from altgrad.config.schema import Budget, Monitor
 from altgrad.execution import budget, kinds, plan
 from altgrad.execution.__main__ import main

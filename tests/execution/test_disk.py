@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from altgrad.common.files import read_json, write_json
 from altgrad.config import UserError
-from altgrad.config.files import read_json, write_json
 from altgrad.execution import cells
 from altgrad.execution.__main__ import main
 from altgrad.execution.disk import cell_bytes, needed, require_room, scratch_bytes, size, weights_of

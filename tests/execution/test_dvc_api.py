@@ -79,7 +79,7 @@ def test_what_dvc_lacks_is_one_sentence_before_anything_is_touched(folder: Path,
 
 def test_a_module_of_dvc_that_has_gone_is_one_sentence():
     code = "import dvc.stage.cache\ndel dvc.stage.cache.RunCacheNotFoundError\n"
-    code += "import sys\nfrom altgrad.execution.__main__ import main\nfrom altgrad.config import run_stage\n"
+    code += "import sys\nfrom altgrad.execution.__main__ import main\nfrom altgrad.common.errors import run_stage\n"
     code += "sys.argv[1:] = []\nrun_stage(main)"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=PROJECT, env=environment(), capture_output=True, text=True, check=False)

@@ -16,8 +16,8 @@ from dvc.repo import Repo
 from dvc_objects.fs.local import FsspecLocalFileSystem
 from ruamel.yaml import YAML
 
+from altgrad.common.files import write_text
 from altgrad.config import UserError
-from altgrad.config.files import write_text
 from altgrad.execution import dvc_files
 from altgrad.execution.dvc_api import locked_project
 from altgrad.execution.plan import first_tasks

@@ -173,7 +173,7 @@ def test_nothing_starts_after_cancelling(reported):
 
 
 WITH_THE_EXAMPLE = """
-from altgrad.config import run_stage
+from altgrad.common.errors import run_stage
 from altgrad.execution.cells import run_cells
 
 class Recording(OneByOne):

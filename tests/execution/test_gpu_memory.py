@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from altgrad.config.files import write_json
-from altgrad.config.process import GPU_SHARE
+from altgrad.common.files import write_json
+from altgrad.common.threads import GPU_SHARE
 from altgrad.execution.local import CONTEXT_MB, MARGIN, LocalPool, cells_on, measured_mb
 from altgrad.training import machine
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from altgrad.config.files import write_json, write_text
+from altgrad.common.files import write_json, write_text
 from altgrad.execution.cells import TaskRun
 from altgrad.execution.executor import BEGAN, Outcome
 from altgrad.execution.progress import not_compiled, result_line, steps_done, why_it_failed

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from altgrad.config.files import read_json
+from altgrad.common.files import read_json
 from altgrad.model.hardware import SWITCH, multiplies_bf16
 from tests.pipeline.conftest import Project, environment, results
 
@@ -25,7 +25,7 @@ CELLS = ("bf16-adamw-0-1", "E4M3-adamw-0-1")
 LONG = "E4M3-adamw-0-1"
 
 RUN = """
-from altgrad.config import run_stage
+from altgrad.common.errors import run_stage
 from altgrad.execution.cells import run_cells
 from altgrad.execution.on_ray import RayCluster
 

@@ -16,8 +16,8 @@ from hypothesis import settings as options
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
+from altgrad.common.files import read_yaml
 from altgrad.config import UserError, load_params
-from altgrad.config.files import read_yaml
 from altgrad.execution import settings
 from altgrad.execution.__main__ import main
 from altgrad.execution.settings import change_params

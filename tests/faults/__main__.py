@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from altgrad.config.files import write_text
-from altgrad.config.process import usable_cores
+from altgrad.common.files import write_text
+from altgrad.common.threads import usable_cores
 from altgrad.numerics.check.records import environment
 from tests.faults import campaign, damages, places
 from tests.faults.campaign import Bench, Outcome

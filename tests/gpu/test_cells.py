@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 import torch
 
+from altgrad.common.files import read_json
 from altgrad.config import load_params
-from altgrad.config.files import read_json
 from altgrad.training import train_cell
 from altgrad.training.run import make_trainer, settle
 from tests.training.conftest import interruption, make_cell, make_tokens, trained

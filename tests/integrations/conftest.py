@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from altgrad.config.tasks import HISTORY
 from altgrad.integrations import Recorder
 from altgrad.model import Recipe, quantize_model
 from altgrad.optim import Arm, ArmOptimizer, build_optimizer
-from altgrad.watch.project import HISTORY, Project
+from altgrad.watch.project import Project
 
 ARM = Arm(lr=1e-2, stiffness="ulp")
 RECIPE = Recipe.uniform("E3M4", scaling="delayed")

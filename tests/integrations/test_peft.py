@@ -88,7 +88,7 @@ HEAD_SAVED = {"target_modules": ["c_attn"], "modules_to_save": ["lm_head"], "ens
 RECIPES = {
     "tensor": RECIPE, "named": Recipe.named("NVFP4"), "stochastic": Recipe.uniform("E3M4", rounding="stochastic"),
     "delayed": Recipe.uniform("E4M3", scaling="delayed"),
-    "head": Recipe([{"layers": "lm_head", "weight": "E3M4"}, {"layers": "transformer.h.0.*", "input": "E4M3"}]),
+    "head": Recipe(rules=[{"layers": "lm_head", "weight": "E3M4"}, {"layers": "transformer.h.0.*", "input": "E4M3"}]),
 }  # fmt: skip
 
 

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from altgrad.common.files import read_json, write_json
 from altgrad.config import UserError
-from altgrad.config.files import read_json, write_json
 from altgrad.config.schema import Monitor
 from altgrad.integrations import Recorder
 from altgrad.metrics import METRICS

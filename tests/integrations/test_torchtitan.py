@@ -37,7 +37,7 @@ SEED = 3
 PLAIN = Recipe.uniform("E4M3")
 CHANGING = Recipe.uniform("E3M4", scaling="delayed", rounding="stochastic")
 RECIPES = {"tensor": PLAIN, "blocks": Recipe.uniform("E2M1", granularity="block"), "changing": CHANGING}
-PARTS = Recipe((LayerRecipe(weight="E4M3").on("*.w*"),))
+PARTS = Recipe(rules=(LayerRecipe(weight="E4M3").on("*.w*"),))
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -182,9 +182,9 @@ def layer_without_a_configuration(config):
 
 
 FIELDS = ("w1", "w2", "w3", "param_init", "sharding_config")
-TORCHAO = Recipe((LayerRecipe(torchao="rowwise").on("*.w1"),))
-VIRTUAL = Recipe((LayerRecipe(weight={"format": "E4M3", "virtual": True}).on("*.w1"),))
-ONE_OF_TWO = Recipe((LayerRecipe(weight="E4M3").on("*.wk"),))
+TORCHAO = Recipe(rules=(LayerRecipe(torchao="rowwise").on("*.w1"),))
+VIRTUAL = Recipe(rules=(LayerRecipe(weight={"format": "E4M3", "virtual": True}).on("*.w1"),))
+ONE_OF_TWO = Recipe(rules=(LayerRecipe(weight="E4M3").on("*.wk"),))
 UNSAID = "torchtitan has no configuration that quantizes layer layers.0.feed_forward.w1 so: "
 
 
@@ -194,7 +194,7 @@ UNSAID = "torchtitan has no configuration that quantizes layer layers.0.feed_for
     (VIRTUAL, "debugmodel", None, UNSAID),
     (ONE_OF_TWO, "debugmodel_non_fused_qkv", None, "torchtitan builds layers .*wk, .*wv alike: give them one recipe"),
     (PLAIN, "debugmodel_moe", None, "of the weights in products are in modules that no recipe reaches"),
-    (Recipe((LayerRecipe(weight="E4M3").on("*.w9"),)), "debugmodel", None, "matches no layer"),
+    (Recipe(rules=(LayerRecipe(weight="E4M3").on("*.w9"),)), "debugmodel", None, "matches no layer"),
 ])  # fmt: skip
 def test_what_no_configuration_says_is_refused_in_a_sentence(recipe, flavor, change, words):
     config = configuration(qwen3 if flavor != "debugmodel" else llama3, flavor)

@@ -43,7 +43,7 @@ def test_a_layer_without_a_rule_is_left_without_a_warning():
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), Own(64))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        quantize_model(model, Recipe((LayerRecipe(weight=TensorRecipe(get_format("E4M3"))).on("0"),)))
+        quantize_model(model, Recipe(rules=(LayerRecipe(weight=TensorRecipe(format=get_format("E4M3"))).on("0"),)))
     assert account(model).left["1"] == "no rule quantizes it"
 
 

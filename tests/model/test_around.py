@@ -108,7 +108,7 @@ def resized(model, size, **options):
 
 RECIPES = {"tensor": E4M3, "row": Recipe.uniform("E4M3", granularity="row"), "MXFP8": Recipe.named("MXFP8"),
            "stochastic": Recipe.uniform("E3M4", rounding="stochastic"),
-           "torchao": Recipe([{"layers": "lm_head", "torchao": "tensorwise"}])}  # fmt: skip
+           "torchao": Recipe(rules=[{"layers": "lm_head", "torchao": "tensorwise"}])}  # fmt: skip
 
 
 @pytest.mark.parametrize("size", [80, 48, 64])
@@ -139,7 +139,7 @@ def test_a_quantized_model_is_resized_as_the_plain_one_is(kind, recipe, size):
 
 
 def test_a_virtual_head_stays_one():
-    model = quantize_model(language_model("untied"), Recipe([
+    model = quantize_model(language_model("untied"), Recipe(rules=[
         {"layers": "lm_head", "weight": {"format": "E4M3", "virtual": True}}]))  # fmt: skip
     before = account(model).left["lm_head"]
     assert before.startswith("virtual") and account(resized(model, 80)).left["lm_head"] == before

@@ -24,7 +24,7 @@ def model() -> nn.Sequential:
     net = nn.Sequential(*(nn.Linear(64, 64) for _ in KINDS))
     rules = []
     for i, kind in enumerate(KINDS):
-        of_each = {role: TensorRecipe("E2M1", **kind) for role in ("input", "weight", "grad")}
+        of_each = {role: TensorRecipe(format="E2M1", **kind) for role in ("input", "weight", "grad")}
         rules.append(Rule(layers=str(i), **of_each))
     return quantize_model(net, Recipe(rules=rules))
 

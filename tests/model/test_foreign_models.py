@@ -171,8 +171,8 @@ def test_arms_step_it_as_they_step_its_transpose(way, virtual, arm):
     ends = []
     for model in pair(**WAYS[way]):
         if virtual:
-            spec = TensorRecipe(get_format("E3M4"), virtual=True, **WAYS[way])
-            quantize_model(unquantize_model(model), Recipe((LayerRecipe(weight=spec).on("0"),)))
+            spec = TensorRecipe(format=get_format("E3M4"), virtual=True, **WAYS[way])
+            quantize_model(unquantize_model(model), Recipe(rules=(LayerRecipe(weight=spec).on("0"),)))
         optimizer = build_optimizer(model, ARMS[arm], weight_grids(model, on_grid=False))
         generator = torch.Generator().manual_seed(4)
         for _ in range(3):
@@ -185,7 +185,7 @@ def test_arms_step_it_as_they_step_its_transpose(way, virtual, arm):
 
 def test_torchao_refuses_a_conv1d_in_one_sentence():
     with pytest.raises(ValueError, match="layer 0 is a Conv1D, which torchao does not take"):
-        quantize_model(nn.Sequential(Conv1D(16, 16)), Recipe((LayerRecipe(torchao="tensorwise").on("0"),)))
+        quantize_model(nn.Sequential(Conv1D(16, 16)), Recipe(rules=(LayerRecipe(torchao="tensorwise").on("0"),)))
 
 
 # --- a layer in two places -------------------------------------------------------------------------

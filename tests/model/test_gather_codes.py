@@ -80,7 +80,7 @@ def test_what_a_code_and_a_scale_do_not_tell_is_refused(settings: dict[str, Any]
 
 
 def test_layers_of_torchao_are_refused() -> None:
-    recipe = Recipe((LayerRecipe(torchao="tensorwise").on("0"),))
+    recipe = Recipe(rules=(LayerRecipe(torchao="tensorwise").on("0"),))
     with pytest.raises(ValueError, match="torchao gathers the weights of its layers"):
         quantize_model(nn.Sequential(nn.Linear(32, 32)), recipe, gather_codes=True)
 
@@ -133,6 +133,7 @@ def test_a_weight_that_an_embedding_reads_is_left_as_it_is() -> None:
 def test_layers_with_other_recipes_for_one_weight_have_it_as_it_is() -> None:
     model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
     model[1].weight = model[0].weight
-    rules = [LayerRecipe(weight=TensorRecipe(name)).on(i) for i, name in zip("01", ("E4M3", "E3M4"), strict=True)]
-    quantize_model(model, Recipe(tuple(rules)), gather_codes=True)
+    names = {"0": "E4M3", "1": "E3M4"}
+    rules = [LayerRecipe(weight=TensorRecipe(format=name)).on(i) for i, name in names.items()]
+    quantize_model(model, Recipe(rules=tuple(rules)), gather_codes=True)
     assert type(model[0].weight) is nn.Parameter

@@ -85,8 +85,8 @@ def test_surgery_works_on_any_module():
 
 
 def test_layers_by_pattern_and_the_last_rule_wins():
-    e4m3, e5m2 = (LayerRecipe(weight=TensorRecipe(get_format(name))) for name in ("E4M3", "E5M2"))
-    recipe = Recipe((e4m3.on("blocks.*"), e5m2.on("blocks.1.mlp.*"), LayerRecipe().on("blocks.0.attn.out")))
+    e4m3, e5m2 = (LayerRecipe(weight=TensorRecipe(format=get_format(name))) for name in ("E4M3", "E5M2"))
+    recipe = Recipe(rules=(e4m3.on("blocks.*"), e5m2.on("blocks.1.mlp.*"), LayerRecipe().on("blocks.0.attn.out")))
     gpt = quantize_model(model(), recipe)
     found = {
         name: layer.recipe.weight.format.name
@@ -101,13 +101,14 @@ def test_layers_by_pattern_and_the_last_rule_wins():
 
 
 def test_a_pattern_that_matches_nothing_names_the_nearest_layer():
-    recipe = Recipe((LayerRecipe().on("blocks.0.atn.qkv"),))
-    with pytest.raises(ValueError, match=r"matches no layer; the nearest layer is blocks\.0\.attn\.qkv"):
+    recipe = Recipe(rules=(LayerRecipe().on("blocks.0.atn.qkv"),))
+    with pytest.raises(ValueError, match=r"matches no layer; did you mean blocks\.0\.attn\.qkv or"):
         quantize_model(model(), recipe)
 
 
 @pytest.mark.parametrize(
-    "first", [Recipe.uniform("E4M3"), Recipe((LayerRecipe(torchao="tensorwise").on("blocks.*"),))], ids=["", "torchao"]
+    "first", [Recipe.uniform("E4M3"), Recipe(rules=[LayerRecipe(torchao="tensorwise").on("blocks.*")])],
+    ids=["", "torchao"],
 )
 def test_surgery_twice_is_refused(first):
     gpt = quantize_model(model(), first)
@@ -118,7 +119,7 @@ def test_surgery_twice_is_refused(first):
 @pytest.mark.parametrize("field", [{"scaling": "sometimes"}, {"scale": "fp8"}, {"reduce": "mean"}, {"history": 0}])
 def test_an_unknown_choice_is_refused(field):
     with pytest.raises(ValueError, match=next(iter(field))):
-        TensorRecipe(get_format("E4M3"), **field)
+        TensorRecipe(format=get_format("E4M3"), **field)
 
 
 @pytest.mark.parametrize("field", [{"gradient": "identity"}, {"accumulate": "fp8"}])

@@ -26,11 +26,11 @@ from altgrad.numerics.operand_definition import PACKED
 from altgrad.numerics.two_level import per_element
 
 E4M3 = get_format("E4M3")
-ROWS_OF_128 = TensorRecipe(E4M3, granularity="block", block=128)
-TILES_OF_128 = TensorRecipe(E4M3, granularity="tile", block=128)
+ROWS_OF_128 = TensorRecipe(format=E4M3, granularity="block", block=128)
+TILES_OF_128 = TensorRecipe(format=E4M3, granularity="tile", block=128)
 POWERS = ROWS_OF_128.but(scale="E8M0")
-MXFP8 = TensorRecipe(E4M3, granularity="block", scale="E8M0")
-NVFP4 = TensorRecipe(get_format("E2M1"), granularity="block", block=16, scale="E4M3")
+MXFP8 = TensorRecipe(format=E4M3, granularity="block", scale="E8M0")
+NVFP4 = TensorRecipe(format=get_format("E2M1"), granularity="block", block=16, scale="E4M3")
 FOUR_OVER_SIX, NVFP4_TILES = NVFP4.but(scale_rounding="4/6"), NVFP4.but(granularity="tile")
 U32, U_BF16 = 2.0**-24, 2.0**-8
 
@@ -67,9 +67,9 @@ def magnitudes(layer: QuantizedLinear, rows: int) -> dict[str, Tensor]:
 def test_native_and_emulated_products_differ_by_their_roundings_alone(shape, granularity, formats):
     rows, inputs, outputs = shape
     forward, grad = formats
-    weight = TensorRecipe(get_format("E4M3"), granularity=granularity)
-    x = TensorRecipe(get_format(forward), granularity=granularity)
-    recipe = LayerRecipe(weight, x, TensorRecipe(get_format(grad), granularity=granularity))
+    weight = TensorRecipe(format=get_format("E4M3"), granularity=granularity)
+    x = TensorRecipe(format=get_format(forward), granularity=granularity)
+    recipe = LayerRecipe(weight=weight, input=x, grad=TensorRecipe(format=get_format(grad), granularity=granularity))
     pair = layers(recipe, inputs, outputs)
     found, expected = (products(pair[backend], rows) for backend in ("native", "emulated"))
     magnitude = magnitudes(pair["native"], rows)
@@ -128,9 +128,9 @@ def test_eight_bits_are_what_a_native_layer_keeps_for_its_backward_pass():
     ("changes", "message"),
     [
         ({"input": None}, "input is not quantized"),
-        ({"weight": TensorRecipe(get_format("E3M4"))}, "weight is E3M4"),
-        ({"weight": TensorRecipe(get_format("E5M2"))}, "no product of E5M2 and E5M2, which grad and weight both are"),
-        ({"grad": TensorRecipe(get_format("E5M2"), granularity="row")}, "one granularity"),
+        ({"weight": TensorRecipe(format=get_format("E3M4"))}, "weight is E3M4"),
+        ({"weight": TensorRecipe(format="E5M2")}, "no product of E5M2 and E5M2, which grad and weight both are"),
+        ({"grad": TensorRecipe(format=get_format("E5M2"), granularity="row")}, "one granularity"),
         ({"save": "codes"}, "leave out save codes"),
         ({"weight": MXFP8, "input": MXFP8}, "one granularity"),
         ({"weight": TILES_OF_128, "input": TILES_OF_128, "grad": ROWS_OF_128}, "one granularity"),
@@ -153,12 +153,14 @@ def test_what_hardware_cannot_multiply_is_refused(changes, message):
 # --- blocks: on a CPU torch has no such product, so that one by the definition takes its place ----------------------
 
 OF_BLOCKS = {
-    "MXFP8": LayerRecipe(MXFP8, MXFP8, MXFP8),
-    "tiles": LayerRecipe(TILES_OF_128, ROWS_OF_128, ROWS_OF_128),
-    "rows of 128": LayerRecipe(ROWS_OF_128, ROWS_OF_128, ROWS_OF_128),
-    "powers of two": LayerRecipe(TILES_OF_128, POWERS, POWERS),
-    "NVFP4": LayerRecipe(NVFP4, NVFP4, NVFP4),
-    "NVFP4 as published": LayerRecipe(NVFP4_TILES, FOUR_OVER_SIX, NVFP4.but(rounding="stochastic"), hadamard=16),
+    "MXFP8": LayerRecipe(weight=MXFP8, input=MXFP8, grad=MXFP8),
+    "tiles": LayerRecipe(weight=TILES_OF_128, input=ROWS_OF_128, grad=ROWS_OF_128),
+    "rows of 128": LayerRecipe(weight=ROWS_OF_128, input=ROWS_OF_128, grad=ROWS_OF_128),
+    "powers of two": LayerRecipe(weight=TILES_OF_128, input=POWERS, grad=POWERS),
+    "NVFP4": LayerRecipe(weight=NVFP4, input=NVFP4, grad=NVFP4),
+    "NVFP4 as published": LayerRecipe(
+        weight=NVFP4_TILES, input=FOUR_OVER_SIX, grad=NVFP4.but(rounding="stochastic"), hadamard=16
+    ),
 }
 
 

@@ -29,7 +29,7 @@ def either_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 def spec(name: str, **options: str) -> TensorRecipe:
-    return TensorRecipe(get_format(name), scale="E8M0", **options)
+    return TensorRecipe(format=get_format(name), scale="E8M0", **options)
 
 
 def layer_of(master: Tensor, **recipe: object) -> QuantizedLinear:
@@ -131,7 +131,7 @@ def test_the_compiler_does_not_move_a_products_scale_behind_the_softmax(
 
     original = joint_graph._preserve_scaled_softmax_nonfinite_semantics
     monkeypatch.setattr(joint_graph, "_preserve_scaled_softmax_nonfinite_semantics", recorded)
-    tensor = TensorRecipe(get_format("E4M3"), granularity=granularity)
+    tensor = TensorRecipe(format=get_format("E4M3"), granularity=granularity)
     head = layer_of(torch.randn(32, 16), weight=tensor, grad=tensor)
     x, targets, scale = torch.randn(8, 16), torch.arange(8), torch.tensor(0.3)
 

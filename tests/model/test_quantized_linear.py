@@ -25,8 +25,9 @@ TWO_BF16_ROUNDINGS = 2 * 2.0**-8
 def layer_of(format: str, *, rows: int = 24, columns: int = 40, grad: str = "E5M2", **options) -> QuantizedLinear:
     generator = torch.Generator().manual_seed(1)
     weight = nn.Parameter(0.1 * torch.randn(rows, columns, generator=generator))
-    spec = TensorRecipe(get_format(format))
-    return QuantizedLinear(weight, None, LayerRecipe(spec, spec, TensorRecipe(get_format(grad)), **options))
+    spec = TensorRecipe(format=get_format(format))
+    recipe = LayerRecipe(weight=spec, input=spec, grad=TensorRecipe(format=get_format(grad)), **options)
+    return QuantizedLinear(weight, None, recipe)
 
 
 def on_grid(t: torch.Tensor, format: str) -> torch.Tensor:
@@ -95,9 +96,10 @@ def finely_on_grid(t: torch.Tensor, format: str, dim: int, spec: TensorRecipe) -
 )
 def test_fine_scales_are_taken_along_the_sum_of_each_product(format, accumulate, bound, fine):
     """40, 24 and 21 are no multiples of 9."""
-    spec, grad_spec = (TensorRecipe(get_format(name), **fine) for name in (format, "E5M2"))
+    spec, grad_spec = (TensorRecipe(format=get_format(name), **fine) for name in (format, "E5M2"))
     layer = layer_of(format)
-    layer = QuantizedLinear(layer.weight, None, LayerRecipe(spec, spec, grad_spec, accumulate=accumulate))
+    recipe = LayerRecipe(weight=spec, input=spec, grad=grad_spec, accumulate=accumulate)
+    layer = QuantizedLinear(layer.weight, None, recipe)
     x, g = inputs()
     x.requires_grad_()
     y = layer(x)
@@ -120,10 +122,10 @@ def test_roles_may_have_different_granularities():
     layer = QuantizedLinear(
         weight,
         None,
-        LayerRecipe(TensorRecipe(fmt, granularity="row"), TensorRecipe(fmt), None, accumulate="float32"),
+        LayerRecipe(weight={"format": fmt, "granularity": "row"}, input=fmt, accumulate="float32"),
     )
     x, _ = inputs()
-    exact = on_grid(x, "E4M3") @ finely_on_grid(weight, "E4M3", 1, TensorRecipe(fmt, granularity="row")).t()
+    exact = on_grid(x, "E4M3") @ finely_on_grid(weight, "E4M3", 1, TensorRecipe(format=fmt, granularity="row")).t()
     torch.testing.assert_close(layer(x).double(), exact, rtol=1e-5, atol=1e-6)
 
 
@@ -138,7 +140,7 @@ def test_roles_may_have_different_granularities():
 )
 def test_impossible_granularities_are_refused(options):
     with pytest.raises(ValueError, match="granularity|block"):
-        TensorRecipe(get_format("E4M3"), **options)
+        TensorRecipe(format=get_format("E4M3"), **options)
 
 
 @pytest.mark.parametrize(
@@ -153,26 +155,26 @@ def test_impossible_granularities_are_refused(options):
     ],
 )
 def test_impossible_scales_of_blocks_are_refused(options, words):
-    assert TensorRecipe("E2M5", granularity="block", scale="E4M3").block_scale == get_format("E4M3")
+    assert TensorRecipe(format="E2M5", granularity="block", scale="E4M3").block_scale == get_format("E4M3")
     with pytest.raises(ValueError, match=words):
-        TensorRecipe("E2M5", **({"granularity": "block", "scale": "E4M3"} | options))
+        TensorRecipe(format="E2M5", **({"granularity": "block", "scale": "E4M3"} | options))
 
 
 @pytest.mark.parametrize(("format", "dtype"), [("E2M1", torch.bfloat16), ("E3M4", torch.float32)])
 def test_the_operands_dtype_holds_every_value_times_every_scale(format, dtype, products):
-    spec = TensorRecipe(get_format(format), granularity="block", block=16, scale="E4M3")
-    layer = QuantizedLinear(nn.Parameter(torch.randn(8, 40)), None, LayerRecipe(spec, spec, spec))
+    spec = TensorRecipe(format=get_format(format), granularity="block", block=16, scale="E4M3")
+    layer = QuantizedLinear(nn.Parameter(torch.randn(8, 40)), None, LayerRecipe(weight=spec, input=spec, grad=spec))
     expected = dtype if products == "bfloat16" else torch.float32
     assert layer.settings(torch.bfloat16).operand_dtype == expected
 
 
 def test_the_sum_of_exact_products_is_exact():
     """Small integers stay integers in every format that holds them, so nothing at all may be lost."""
-    spec = TensorRecipe(get_format("E4M3"), scale="E8M0")
+    spec = TensorRecipe(format=get_format("E4M3"), scale="E8M0")
     generator = torch.Generator().manual_seed(0)
     weight = nn.Parameter(torch.randint(-4, 5, (8, 16), generator=generator).float())
     x = torch.randint(-4, 5, (5, 16), generator=generator).float()
-    layer = QuantizedLinear(weight, None, LayerRecipe(spec, spec, None, accumulate="float32"))
+    layer = QuantizedLinear(weight, None, LayerRecipe(weight=spec, input=spec, grad=None, accumulate="float32"))
     assert torch.equal(layer(x), x @ weight.t())
 
 
@@ -201,7 +203,7 @@ def test_a_nonfinite_input_is_not_hidden():
 
 
 def test_delayed_scaling_uses_the_amax_of_earlier_steps():
-    spec = TensorRecipe(get_format("E4M3"), scaling="delayed", history=2)
+    spec = TensorRecipe(format=get_format("E4M3"), scaling="delayed", history=2)
     layer = QuantizedLinear(nn.Parameter(torch.eye(4)), None, LayerRecipe(input=spec, grad=spec))
     x = torch.full((1, 4), 2.0)
     for factor, largest in [(1, 2.0), (4, 2.0), (1, 8.0), (1, 8.0), (1, 2.0)]:
@@ -217,7 +219,7 @@ def test_delayed_scaling_uses_the_amax_of_earlier_steps():
 
 
 def test_static_scaling_keeps_the_first_amax():
-    spec = TensorRecipe(get_format("E4M3"), scaling="static")
+    spec = TensorRecipe(format=get_format("E4M3"), scaling="static")
     layer = QuantizedLinear(nn.Parameter(torch.eye(4)), None, LayerRecipe(input=spec))
     for factor in (1, 5, 0.1):
         layer(torch.full((1, 4), float(factor)))
@@ -226,7 +228,7 @@ def test_static_scaling_keeps_the_first_amax():
 
 
 def test_the_clipped_estimator_stops_gradients_where_values_saturate():
-    spec = TensorRecipe(get_format("E4M3"), scaling="static")
+    spec = TensorRecipe(format=get_format("E4M3"), scaling="static")
     layer = QuantizedLinear(nn.Parameter(torch.eye(4)), None, LayerRecipe(input=spec, gradient="clipped"))
     layer(torch.ones(1, 4))
     x = torch.tensor([[0.5, 3.0, -3.0, 1.0]], requires_grad=True)
@@ -241,8 +243,9 @@ def test_the_relu_estimator_is_autograd_of_what_defines_it(finer):
     x[0, 0, :3] = torch.tensor([0.0, -0.0, 1e-20])
     found = []
     for gradient in ("relu", "straight-through"):
-        spec = TensorRecipe(get_format("E4M3"), **finer)
-        layer = QuantizedLinear(layer_of("E4M3").weight, None, LayerRecipe(spec, spec, spec, gradient=gradient))
+        spec = TensorRecipe(format=get_format("E4M3"), **finer)
+        recipe = LayerRecipe(weight=spec, input=spec, grad=spec, gradient=gradient)
+        layer = QuantizedLinear(layer_of("E4M3").weight, None, recipe)
         own = x.clone().requires_grad_()
         y = layer(own) if gradient == "relu" else layer(own.relu() + (own - own.relu()).detach())
         y.backward(g)
@@ -318,8 +321,9 @@ def test_compiled_equals_eager_to_the_bit(dtype, options, others):
     x, g = inputs()
     found, weight = [], layer_of("E4M3").weight.detach()
     for wrap in (lambda f: f, lambda f: torch.compile(f, fullgraph=True)):
-        forward, backward = (TensorRecipe(get_format(name), **options) for name in ("E4M3", "E5M2"))
-        layer = QuantizedLinear(layer_of("E4M3").weight, None, LayerRecipe(forward, forward, backward, **others))
+        forward, backward = (TensorRecipe(format=get_format(name), **options) for name in ("E4M3", "E5M2"))
+        recipe = LayerRecipe(weight=forward, input=forward, grad=backward, **others)
+        layer = QuantizedLinear(layer_of("E4M3").weight, None, recipe)
         run = wrap(layer)
         own = x.to(dtype).requires_grad_()
         for _ in range(2):  # the second with a history

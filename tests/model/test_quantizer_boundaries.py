@@ -35,7 +35,7 @@ def test_a_tensors_amax_at_its_own_scale_is_no_overflow(name: str, dtype: str) -
 )
 def test_what_is_remembered_follows_the_scaling(scaling: str, length: int | None, learns: str) -> None:
     remembered = {"history": length} if scaling == "delayed" else {}
-    quantizer = Quantizer(TensorRecipe(get_format("E3M4"), scaling=scaling, **remembered))
+    quantizer = Quantizer(TensorRecipe(format=get_format("E3M4"), scaling=scaling, **remembered))
     assert quantizer.learns == learns
     if length is None:
         assert quantizer.history is None and quantizer.remembered_amax() is None
@@ -47,7 +47,7 @@ def test_what_is_remembered_follows_the_scaling(scaling: str, length: int | None
 
 @pytest.mark.parametrize(("reduce", "amax"), [("max", 8.0), ("most-recent", 2.0)])
 def test_a_history_sets_the_scale_as_its_recipe_reduces_it(reduce: str, amax: float) -> None:
-    quantizer = Quantizer(TensorRecipe(get_format("E3M4"), scaling="delayed", history=3, reduce=reduce))
+    quantizer = Quantizer(TensorRecipe(format=get_format("E3M4"), scaling="delayed", history=3, reduce=reduce))
     quantizer.history.copy_(torch.tensor([2.0, 8.0, 4.0]))
     assert quantizer.remembered_amax() == amax
     assert quantizer.scales(torch.full((2, 3), 100.0)) == compute_scale(amax, "E3M4")
@@ -63,11 +63,11 @@ def test_a_history_sets_the_scale_as_its_recipe_reduces_it(reduce: str, amax: fl
 )
 def test_only_one_scale_of_the_tensors_own_can_be_held(options: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="granularity: tensor and scaling: dynamic"):
-        Quantizer(TensorRecipe(get_format("E3M4"), **options)).hold()
+        Quantizer(TensorRecipe(format=get_format("E3M4"), **options)).hold()
 
 
 def test_a_held_scale_no_longer_follows_the_tensor() -> None:
-    quantizer = Quantizer(TensorRecipe(get_format("E3M4")))
+    quantizer = Quantizer(TensorRecipe(format=get_format("E3M4")))
     t = torch.tensor([[1.0, -3.0]])
     assert quantizer.scales(t) == compute_scale(3.0, "E3M4")
     held = quantizer.hold()
@@ -80,7 +80,7 @@ def test_a_held_scale_no_longer_follows_the_tensor() -> None:
 @pytest.mark.parametrize("granularity", ["tensor", "row", "block"])
 def test_scales_have_the_granularity_of_the_recipe(granularity: str) -> None:
     block = {"block": 4} if granularity == "block" else {}
-    recipe = TensorRecipe(get_format("E3M4"), granularity=granularity, scale="E8M0", **block)
+    recipe = TensorRecipe(format=get_format("E3M4"), granularity=granularity, scale="E8M0", **block)
     t = torch.arange(1.0, 17).reshape(2, 8)
     largest = {"tensor": 16.0, "row": [[8.0], [16.0]], "block": [[4.0, 8.0], [12.0, 16.0]]}[granularity]
     expected = compute_scale(torch.tensor(largest), "E3M4", scale_format="E8M0")

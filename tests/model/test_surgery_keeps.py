@@ -73,7 +73,7 @@ REGISTER = ("register_forward_hook", "register_forward_pre_hook", "register_full
 @pytest.mark.parametrize("backend", ["ours", "torchao"])
 @pytest.mark.parametrize("register", REGISTER)
 def test_hooks_on_a_layer_are_called_as_often_as_before(register: str, backend: str) -> None:
-    recipe = Recipe.uniform("E4M3") if backend == "ours" else Recipe((LayerRecipe(torchao="tensorwise").on("*"),))
+    recipe = Recipe.uniform("E4M3") if backend == "ours" else Recipe(rules=(LayerRecipe(torchao="tensorwise").on("*"),))
     model, called = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)), []
     handle = getattr(model[0], register)(lambda *_: called.append(1))
     quantize_model(model, recipe)
@@ -103,9 +103,10 @@ def test_a_hook_that_came_after_quantization_stays_when_it_is_undone() -> None:
 
 
 RECIPES = {
-    "tensor": Recipe.uniform("E3M4"), "plain": Recipe(()),
-    "virtual": Recipe([Rule(layers="*", weight={"format": "E3M4", "virtual": True})]),
-    "torchao": Recipe([LayerRecipe(torchao="rowwise").on("*")]), "delayed": Recipe.uniform("E4M3", scaling="delayed"),
+    "tensor": Recipe.uniform("E3M4"), "plain": Recipe(rules=()),
+    "virtual": Recipe(rules=[Rule(layers="*", weight={"format": "E3M4", "virtual": True})]),
+    "torchao": Recipe(rules=[LayerRecipe(torchao="rowwise").on("*")]),
+    "delayed": Recipe.uniform("E4M3", scaling="delayed"),
 }  # fmt: skip
 
 
@@ -134,7 +135,7 @@ def test_a_history_goes_on_where_it_means_the_same_and_random_numbers_are_new(ke
     def recipe(fmt: str, length: int) -> Recipe:
         stochastic = {"format": "E5M2", "rounding": "stochastic"}
         delayed = {"format": fmt, "scaling": "delayed", "history": length}
-        return Recipe([Rule(layers="*", input=delayed, grad=stochastic)])
+        return Recipe(rules=[Rule(layers="*", input=delayed, grad=stochastic)])
 
     model = quantize_model(nn.Sequential(nn.Linear(16, 16)), recipe("E3M4", 4), seed=3)
     for size in (1.0, 2.0, 3.0):
@@ -150,5 +151,5 @@ def test_a_recipe_that_does_not_fit_leaves_the_model_as_it_was() -> None:
     model = quantize_model(nn.Sequential(nn.Linear(16, 16)), Recipe.uniform("E3M4"))
     before = model[0]
     with pytest.raises(ValueError, match="pattern 'haed' matches no layer"):
-        requantize_model(model, Recipe([Rule(layers="haed", weight="E4M3")]))
+        requantize_model(model, Recipe(rules=[Rule(layers="haed", weight="E4M3")]))
     assert model[0] is before and before.recipe.weight.format.name == "E3M4"

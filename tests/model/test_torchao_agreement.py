@@ -96,8 +96,8 @@ def copy_without_quantization(layer: QuantizedLinear) -> Tensor:
 
 
 UNIFORM = Recipe.uniform("E4M3").rules[0].layer
-ROW = TensorRecipe(get_format("E4M3"), granularity="row", scale="E8M0")
-CASES = {"tensorwise": UNIFORM, "rowwise": LayerRecipe(ROW, ROW, ROW)}
+ROW = TensorRecipe(format=get_format("E4M3"), granularity="row", scale="E8M0")
+CASES = {"tensorwise": UNIFORM, "rowwise": LayerRecipe(weight=ROW, input=ROW, grad=ROW)}
 
 
 @pytest.mark.parametrize("name", CASES)

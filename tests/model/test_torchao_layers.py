@@ -25,7 +25,7 @@ CONFIG = GPTConfig(vocab_size=97, layers=1, width=32, heads=2, context=16)
 
 
 def blocks(name: str) -> Recipe:
-    return Recipe((LayerRecipe(torchao=name).on("blocks.*"),))
+    return Recipe(rules=(LayerRecipe(torchao=name).on("blocks.*"),))
 
 
 def model() -> GPT:
@@ -55,7 +55,7 @@ def test_torchao_gets_the_matched_layers_with_their_parameters(name):
 
 def test_a_tied_head_stays_tied():
     gpt = GPT(GPTConfig(vocab_size=96, layers=1, width=32, heads=2, context=16))
-    quantize_model(gpt, Recipe((LayerRecipe(torchao="tensorwise").on("head"),)))
+    quantize_model(gpt, Recipe(rules=(LayerRecipe(torchao="tensorwise").on("head"),)))
     assert type(gpt.head).__name__ == "Float8Linear" and gpt.head.weight is gpt.tokens.weight
 
 
@@ -79,14 +79,14 @@ def test_an_optimizer_made_before_trains_the_model(name, autocast):
 def test_a_bias_is_kept():
     net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
     bias = net[0].bias
-    quantize_model(net, Recipe((LayerRecipe(torchao="rowwise").on("*"),)))
+    quantize_model(net, Recipe(rules=(LayerRecipe(torchao="rowwise").on("*"),)))
     net(torch.randn(16, 16)).sum().backward()
     assert net[0].bias is bias and bias.grad is not None
 
 
 def test_torchao_and_our_layers_share_a_model():
-    e3m4 = LayerRecipe(weight=TensorRecipe(get_format("E3M4")))
-    gpt = quantize_model(model(), Recipe((*blocks("rowwise").rules, e3m4.on("blocks.*.mlp.*"), e3m4.on("head"))))
+    e3m4 = LayerRecipe(weight=TensorRecipe(format=get_format("E3M4")))
+    gpt = quantize_model(model(), Recipe(rules=(*blocks("rowwise").rules, e3m4.on("blocks.*.mlp.*"), e3m4.on("head"))))
     ours = {name for name, layer in linear_layers(gpt).items() if isinstance(layer, QuantizedLinear)}
     assert ours == {"blocks.0.mlp.up", "blocks.0.mlp.down", "head"}
     loss_of(gpt).backward()
@@ -96,7 +96,7 @@ def test_torchao_and_our_layers_share_a_model():
 def test_a_size_that_torchao_cannot_take_is_refused_by_the_layers_name(rows, columns):
     net = nn.Sequential(nn.Linear(columns, rows))
     with pytest.raises(ValueError, match=f"layer 0 is {rows} x {columns}, .* divisible by 16; leave the layer out"):
-        quantize_model(net, Recipe((LayerRecipe(torchao="tensorwise").on("*"),)))
+        quantize_model(net, Recipe(rules=(LayerRecipe(torchao="tensorwise").on("*"),)))
     assert type(net[0]) is nn.Linear
 
 
@@ -104,7 +104,7 @@ def test_a_size_that_torchao_cannot_take_is_refused_by_the_layers_name(rows, col
     ("field", "words"),
     [
         ({"torchao": "columnwise"}, "torchao: input should be 'tensorwise', 'rowwise' or 'rowwise_with_gw_hp'"),
-        ({"torchao": "rowwise", "weight": TensorRecipe("E4M3")}, "torchao: rowwise decides weight itself"),
+        ({"torchao": "rowwise", "weight": TensorRecipe(format="E4M3")}, "torchao: rowwise decides weight itself"),
         ({"torchao": "rowwise", "accumulate": "float32"}, "torchao: rowwise has no setting accumulate"),
     ],
 )

@@ -26,7 +26,7 @@ from altgrad.numerics import (
     scale_from_amax,
 )
 from altgrad.numerics.operand_definition import ROWS, quantize_by_tensors
-from altgrad.numerics.scaling import FORMER_SCALE_ROUNDINGS, SCALE_ROUNDINGS, scale_rule
+from altgrad.numerics.scaling import SCALE_ROUNDINGS, scale_rule
 from tests.numerics.numerics_oracles import name_of
 
 SMALL = [get_format(f"E{e}M{bits - 1 - e}") for bits in range(3, 9) for e in range(bits)]
@@ -135,12 +135,12 @@ def test_the_two_uniform_formats_have_the_same_scales_up_to_their_power_of_two(r
     assert torch.equal(4 * scales[0], scales[1])
 
 
-@pytest.mark.parametrize(("former", "now"), FORMER_SCALE_ROUNDINGS.items())
-def test_names_of_earlier_versions_are_errors_that_tell_the_new_one(former, now):
-    with pytest.raises(ValueError, match=f"^scale_rounding: '{former}' is a name of earlier versions; write '{now}'$"):
-        compute_scale(1.0, "E4M3", scale_format="E8M0", scale_rounding=former)
-    with pytest.raises(ValueError, match=f"scale_rounding: {former} is now .*; write scale_rounding: {now}") as error:
-        TensorRecipe("E4M3", scale="E8M0", scale_rounding=former)
+@pytest.mark.parametrize("unknown", ["down", "ocp", "up"])
+def test_an_unknown_rounding_is_an_error_that_lists_those_there_are(unknown):
+    with pytest.raises(ValueError, match=f"^scale_rounding: expected one of floor, ceil, .*, got '{unknown}'$"):
+        compute_scale(1.0, "E4M3", scale_format="E8M0", scale_rounding=unknown)
+    with pytest.raises(ValueError, match=f"scale_rounding: .* 'floor', 'ceil', .* not '{unknown}'$") as error:
+        TensorRecipe(format="E4M3", scale="E8M0", scale_rounding=unknown)
     assert "\n" not in str(error.value)
 
 

@@ -24,7 +24,7 @@ from altgrad.numerics import (
     update_amax_history,
 )
 from altgrad.numerics.operand_definition import learn
-from altgrad.numerics.scaling import OF_TWO, SCALE_FORMATS, SCALE_ROUNDINGS, scaling_amax
+from altgrad.numerics.scaling import OF_TWO, SCALE_ROUNDINGS, scaling_amax
 from tests.numerics.numerics_oracles import EIGHT_BIT_SPLITS, KERNEL_FORMATS, name_of, random_patterns
 
 AMAXES = random_patterns(4000).abs()
@@ -199,7 +199,6 @@ def test_errors_name_the_argument(match, call):
         call()
 
 
-def test_the_settings_of_a_recipe_name_every_scale_that_is_computed_and_no_other():
+def test_the_settings_of_a_recipe_name_every_rounding_of_a_scale_and_no_other():
     """They stand in `altgrad.config`, which is read without torch and cannot ask here."""
-    assert tensor_recipe.SCALE_FORMATS == SCALE_FORMATS
     assert get_args(tensor_recipe.TensorRecipe.model_fields["scale_rounding"].annotation) == (*SCALE_ROUNDINGS, OF_TWO)

@@ -20,7 +20,7 @@ MASTER = [name for name, arm in ARMS.items() if arm["weights"] == "master"]
 ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "quantized"]
 FORMATS = tuple(f"E{e}M{7 - e}" for e in range(8))
 EXTREMES = ("E0M7", "E4M3", "E7M0")  # no exponent, some of both, no mantissa
-OPTIONS = TensorRecipe("E4M3").scale_options
+OPTIONS = TensorRecipe(format="E4M3").scale_options
 
 
 def arm_named(name: str, **changes: Any) -> Arm:

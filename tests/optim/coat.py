@@ -71,19 +71,19 @@ def table(m: list[Tensor], v: list[Tensor], granularity: str) -> dict[str, Error
     found = {}
     for name, (m_format, v_format, options) in CASES.items():
         kind = {"granularity": granularity, **GRANULARITIES[granularity]}
-        of_m = Moment(m_format, **kind, expand=options.get("expand", False))
-        found[name] = errors(m, v, stored(m, of_m), stored(v, Moment(v_format, **kind, **options)))
+        of_m = Moment(format=m_format, **kind, expand=options.get("expand", False))
+        found[name] = errors(m, v, stored(m, of_m), stored(v, Moment(format=v_format, **kind, **options)))
     return found
 
 
 def search(m: list[Tensor], v: list[Tensor], granularity: str) -> dict[tuple[str, str, bool], Errors]:
     """Return what each split of 8 bits costs, by the formats of m and v and whether the root of v is stored."""
     kind = {"granularity": granularity, **GRANULARITIES[granularity]}
-    of_m = {name: stored(m, Moment(name, **kind)) for name in SIGNED}
+    of_m = {name: stored(m, Moment(format=name, **kind)) for name in SIGNED}
     found = {}
     for root in (False, True):
         for name in UNSIGNED:
-            of_v = stored(v, Moment(name, **kind, root=root))
+            of_v = stored(v, Moment(format=name, **kind, root=root))
             found.update({(first, name, root): errors(m, v, of_m[first], of_v) for first in SIGNED})
     return found
 

@@ -20,7 +20,7 @@ from altgrad.optim.stored import StoredWeight
 from tests.optim.arms import ARMS, arm_named
 
 Pair = tuple[nn.Module, ArmOptimizer]
-VIRTUAL = Recipe(rules=[Rule(layers="*", weight=TensorRecipe("E3M4", virtual=True))])
+VIRTUAL = Recipe(rules=[Rule(layers="*", weight=TensorRecipe(format="E3M4", virtual=True))])
 STOCHASTIC = {"format": "E4M3", "rounding": "stochastic"}
 CASES: dict[str, tuple[Arm, Recipe | None]] = {name: (arm_named(name), Recipe.uniform("E4M3")) for name in ARMS} | {
     f"plain {base}": (Arm(lr=1e-2, base=base, **({"stiffness": "ulp"} if BASES[base].metric else {})), None)

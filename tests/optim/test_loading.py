@@ -129,7 +129,7 @@ def test_weights_that_an_optimizer_was_built_for_anew_are_not_those_of_a_saved_s
 
 @pytest.mark.parametrize("name", ARMS)
 def test_a_models_keys_do_not_tell_who_steps_it(name: str) -> None:
-    virtual = Recipe(rules=[Rule(layers="*", weight=TensorRecipe("E3M4", virtual=True))])
+    virtual = Recipe(rules=[Rule(layers="*", weight=TensorRecipe(format="E3M4", virtual=True))])
     for recipe in (Recipe.uniform("E3M4"), virtual):
         model = model_of(recipe)
         before = list(model.state_dict())

@@ -93,7 +93,8 @@ def test_a_weight_that_becomes_zero_keeps_its_sign(by_rules, case):
 @pytest.mark.parametrize("name", ["spacing_unmatched", "adamw_sr_weights"])
 def test_the_loops_have_each_rule_for_powers_of_two(by_rules, monkeypatch, name, rounding):
     """At three amax, between which the rules for E4M3 go from one power of two to the next."""
-    monkeypatch.setattr(arms, "OPTIONS", TensorRecipe("E4M3", scale="E8M0", scale_rounding=rounding).scale_options)
+    options = TensorRecipe(format="E4M3", scale="E8M0", scale_rounding=rounding).scale_options
+    monkeypatch.setattr(arms, "OPTIONS", options)
     arm = arm_named(name, **({"rounding": "nearest"} if name == "adamw_sr_weights" else {}))
     for amax in (1.5, 1.9, 1.95):
         found, expected = (by_rules(arm, "E4M3", rules, 1, amax)[0] for rules in (False, True))

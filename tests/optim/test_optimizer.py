@@ -282,7 +282,7 @@ def test_an_arm_that_needs_no_format_steps_linear_layers_alike_quantized_in_part
         model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 32), nn.Linear(32, 32), nn.Linear(8, 5, bias=False))
         model[3].weight = model[0].weight
         if recipe:
-            quantize_model(model, Recipe(recipe))
+            quantize_model(model, Recipe(rules=recipe))
         optimizer = build_optimizer(model, arm, weight_grids(model, on_grid=False) if recipe else None)
         own = [p for group in optimizer.param_groups if group["quantized"] for p in group["params"]]
         assert [id(p) for p in own] == [id(model[i].weight) for i in (1, 2)]

@@ -100,7 +100,7 @@ UNSIGNED = ("UE4M4", "UE5M3", "UE8M0", "UE2M2", "unsigned_dynamic8", "unsigned_l
 def test_storing_again_changes_nothing(fmt, granularity):
     """The largest of a group stays where its scale was found, so that codes are found again."""
     x = spread((7, 33), 1e-3)
-    coding = Coding(Moment(fmt, granularity, **({"block": 32} if granularity == "block" else {})))
+    coding = Coding(Moment(format=fmt, granularity=granularity, **({"block": 32} if granularity == "block" else {})))
     x = x if coding.book.signed else x.abs() + 1e-9
     x[:, 0] = x.flatten()[::32] = 1e3  # positive, as no negative value of a map is -1
     once = coding.decode(coding.encode(x), x.shape)
@@ -110,7 +110,7 @@ def test_storing_again_changes_nothing(fmt, granularity):
 
 @pytest.mark.parametrize("fmt", [*FORMATS, *UNSIGNED])
 def test_each_value_is_the_nearest(fmt):
-    coding = Coding(Moment(fmt, "tensor"))
+    coding = Coding(Moment(format=fmt, granularity="tensor"))
     x = torch.cat([torch.tensor([1.0]), torch.rand(4000) ** 3])
     x[1::2] *= -1 if coding.book.signed else 1
     grid = torch.unique(coding.code_values).double()
@@ -123,7 +123,7 @@ def test_each_value_is_the_nearest(fmt):
 
 
 def test_stochastic_rounding_is_right_on_average_and_repeats():
-    coding = Coding(Moment("E4M3", "tensor", rounding="stochastic"))
+    coding = Coding(Moment(format="E4M3", granularity="tensor", rounding="stochastic"))
     x = torch.full((1 << 18,), 0.3)
     x[0] = 1.0
     stream = torch.tensor([1, 2, 3])
@@ -139,7 +139,7 @@ def test_stochastic_rounding_is_right_on_average_and_repeats():
 def test_range_expansion_takes_the_groups_range_to_that_of_the_format():
     """The largest and the smallest magnitude of each group become the format's, so that both come back exactly."""
     x = 10 ** (torch.rand(8, 256).double() * 2).float() * 1e-4
-    coding = Coding(Moment("E4M3", "row", expand=True))
+    coding = Coding(Moment(format="E4M3", granularity="row", expand=True))
     parts = coding.encode(x)
     found = coding.decode(parts, x.shape)
     assert (parts[""].amax(1) == 0x7E).all() and (parts[""].amin(1) == 1).all()
@@ -148,13 +148,13 @@ def test_range_expansion_takes_the_groups_range_to_that_of_the_format():
 
 
 def test_a_root_is_stored_and_squared_again():
-    x, root = spread((8, 256), 1e-3).square(), Coding(Moment("UE4M4", root=True))
-    plain = Coding(Moment("UE4M4"))
+    x, root = spread((8, 256), 1e-3).square(), Coding(Moment(format="UE4M4", root=True))
+    plain = Coding(Moment(format="UE4M4"))
     assert torch.equal(root.decode(root.encode(x), x.shape), plain.decode(plain.encode(x.sqrt()), x.shape).square())
 
 
 def test_codes_of_powers_of_two_scales_lie_under_them():
-    x, coding = spread((4, 256), 1e-3), Coding(Moment("E4M3", scale="E8M0"))
+    x, coding = spread((4, 256), 1e-3), Coding(Moment(format="E4M3", scale="E8M0"))
     parts = coding.encode(x)
     assert parts["_scale"].dtype == torch.uint8
     scale = torch.exp2(parts["_scale"].double() - 127)

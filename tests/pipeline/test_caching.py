@@ -11,7 +11,7 @@ import shutil
 
 import pytest
 
-from altgrad.config.scratch import write_digests
+from altgrad.common.fingerprint import write_digests
 from tests.pipeline.conftest import CELLS, Project, stages_of
 
 

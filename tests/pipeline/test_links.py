@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from altgrad.config.files import read_json
+from altgrad.common.files import read_json
 from altgrad.execution.disk import ROWS, cell_bytes, has_links
 from stages import diagnose, grid, report, tokenize, train
 from tests.pipeline.conftest import CELLS, Project

@@ -10,10 +10,10 @@ import json
 import pandas as pd
 import pytest
 
-from altgrad.config.files import read_json
+from altgrad.common.files import read_json
+from altgrad.config.tasks import HISTORY
 from altgrad.watch import track
 from altgrad.watch.events import Events
-from altgrad.watch.project import HISTORY
 from tests.pipeline.conftest import CELLS, Project
 
 

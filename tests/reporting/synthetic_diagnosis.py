@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from altgrad.config.files import write_json
+from altgrad.common.files import write_json
 from altgrad.formats import Format
 
 SPECIALS = {"E4M3": "fn", "E5M2": "ieee"}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from altgrad.config.files import write_json
+from altgrad.common.files import write_json
 from altgrad.formats import Format
 from altgrad.reporting.load import Study, load_study
 from tests.reporting.synthetic_diagnosis import COST, format_fields, layer_names, random_for, twin, write_diagnosis

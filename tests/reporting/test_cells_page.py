@@ -17,8 +17,8 @@ import pandas as pd
 import pytest
 from ruamel.yaml import YAML
 
+from altgrad.common.files import read_json
 from altgrad.config.cell import Cell
-from altgrad.config.files import read_json
 from altgrad.reporting.anomalies import cases
 from altgrad.reporting.cells import contents, settings, to_cells_page
 from altgrad.reporting.flags import raised

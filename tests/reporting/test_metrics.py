@@ -13,7 +13,7 @@ from dvc.repo.experiments.show import tabulate
 from dvc.ui import ui
 from rich.console import Console
 
-from altgrad.config.files import read_yaml
+from altgrad.common.files import read_yaml
 from altgrad.reporting.compare import compare
 from altgrad.reporting.metrics import metrics
 from tests.reporting.made_losses import ADAMW, STIFF, study_of, with_formats

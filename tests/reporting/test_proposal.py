@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from altgrad.common.files import read_yaml
 from altgrad.config import Resolver, load_params, write_grid
-from altgrad.config.files import read_yaml
 from altgrad.reporting.load import Study, load_study
 from altgrad.reporting.proposal import proposal
 

@@ -13,7 +13,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from altgrad.console import handled
+from altgrad.common.console import handled
 from altgrad.formats import get_format
 from altgrad.reporting import tables
 from altgrad.reporting.compare import compare

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from altgrad.common.files import read_json, write_json
 from altgrad.config import UserError
-from altgrad.config.files import read_json, write_json
 from altgrad.reporting import roles, tables
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, prune
 from tests.reporting.synthetic_project import SMALL, read, write_project

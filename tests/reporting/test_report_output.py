@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from altgrad.config.files import read_json, write_json
+from altgrad.common.files import read_json, write_json
 from altgrad.reporting.report import write_report
 from tests.reporting.synthetic_project import SMALL, write_project
 

@@ -15,7 +15,7 @@ import pytest
 import vl_convert
 from dvc_render.vega import VegaRenderer
 
-from altgrad.config.files import read_yaml
+from altgrad.common.files import read_yaml
 from altgrad.config.tasks import TITLES
 from altgrad.reporting.figures.style import LOOKS
 from altgrad.reporting.load import IDENTITY, Study

@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from altgrad.common.files import write_json
 from altgrad.config import UserError
-from altgrad.config.files import write_json
 from altgrad.stability.__main__ import _ladder, _restored, _variants
 from altgrad.stability.page import write
 from altgrad.stability.search import Edge, Ladder, Search, edge_of

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from altgrad.common.files import read_json, write_json, write_text
 from altgrad.config import Cell
-from altgrad.config.files import read_json, write_json, write_text
 from altgrad.diagnostics import diagnose_cell
 from altgrad.formats import get_format
 from altgrad.training import Interrupted, train_cell

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from altgrad.config import UserError
-from altgrad.config.scratch import scratch_directory
+from altgrad.config.cell import scratch_directory
 from altgrad.model import linear_layers
 from altgrad.numerics import quantize
 from altgrad.numerics.update_sums import UpdateSums

@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from sklearn import metrics as oracle
 
+from altgrad.common.files import read_json
 from altgrad.config import Cell
-from altgrad.config.files import read_json
 from altgrad.config.models import CellModel, Model, ModelFrom
 from altgrad.config.published import cell_model, weights_sha256
 from altgrad.config.recipe import Recipe

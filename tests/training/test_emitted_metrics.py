@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pandas as pd
 
+from altgrad.common.files import read_json
 from altgrad.config import Cell
-from altgrad.config.files import read_json
 from altgrad.metrics import METRICS
 from altgrad.training import train_cell
 from altgrad.training.outcome import SATURATION

@@ -34,7 +34,7 @@ SAME = {
     "another recipe before": lambda: requantize_model(quantized("E3M4", granularity="row"), Recipe.uniform("E4M3")),
 }
 OTHER = {
-    "unquantized": lambda: quantize_model(GPT(CONFIG), Recipe(())),
+    "unquantized": lambda: quantize_model(GPT(CONFIG), Recipe(rules=())),
     "wider": lambda: quantized("E4M3", config=GPTConfig(vocab_size=61, layers=2, width=32, heads=2, context=8)),
     "more heads": lambda: quantized("E4M3", config=GPTConfig(vocab_size=61, layers=2, width=16, heads=4, context=8)),
     "dropout": lambda: quantized("E4M3", config=GPTConfig(61, 2, 16, 2, 8, dropout=0.1)),

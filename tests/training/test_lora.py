@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.func import functional_call
 
+from altgrad.common.files import read_json
 from altgrad.config import Cell, UserError
-from altgrad.config.files import read_json
 from altgrad.config.models import Lora, Model
 from altgrad.config.params import validated
 from altgrad.config.published import cell_model

@@ -46,7 +46,7 @@ def test_extreme_schedules_stay_between_zero_and_the_peak(steps, warmup):
 def test_tensor_statistics_by_hand():
     """E4M3, amax 448 so scale 1: 1e-4 underflows (smallest 2^-9), 17 rounds to 16, 300 to 288."""
     t = torch.tensor([448.0, 1e-4, 17.0, 300.0, 0.0])
-    found = tensor_statistics(t, Quantizer(TensorRecipe(get_format("E4M3"))))
+    found = tensor_statistics(t, Quantizer(TensorRecipe(format=get_format("E4M3"))))
     noise, signal = 1e-8 + 1 + 144, 448.0**2 + 1e-8 + 17**2 + 300.0**2
     assert found["amax"] == 448 and found["scale"] == 1 and found["nonfinite"] == 0
     assert found["underflow_frac"] == pytest.approx(1 / 4)
@@ -60,7 +60,7 @@ def test_nonfinite_elements_are_counted_and_left_out():
 
 
 def test_a_remembered_scale_shows_overflow():
-    quantizer = Quantizer(TensorRecipe(get_format("E4M3"), scaling="static"))
+    quantizer = Quantizer(TensorRecipe(format=get_format("E4M3"), scaling="static"))
     quantizer.history.fill_(1.0)
     assert tensor_statistics(torch.tensor([0.5, 2.0, 3.0, 1.0]), quantizer)["overflow_frac"] == 0.5
 

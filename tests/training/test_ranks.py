@@ -14,8 +14,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
 
+from altgrad.common.files import read_json
 from altgrad.config import Cell, UserError
-from altgrad.config.files import read_json
 from altgrad.config.recipe import Recipe, Rule
 from altgrad.data import tasks
 from altgrad.model import GPT, GPTConfig, quantize_model

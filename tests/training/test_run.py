@@ -23,9 +23,9 @@ import torch
 from safetensors.torch import load, load_file
 
 import altgrad
-from altgrad.config import Cell
-from altgrad.config.files import read_json, write_text
-from altgrad.config.scratch import TRAINING, discard_finished, scratch_directory, source_files
+from altgrad.common.files import read_json, write_text
+from altgrad.common.fingerprint import TRAINING, discard_finished, source_files
+from altgrad.config.cell import Cell, scratch_directory
 from altgrad.optim import ArmOptimizer
 from altgrad.training import train_cell
 from altgrad.training.checkpoint import load_newest

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from altgrad.common.files import read_json, write_text
 from altgrad.config import Cell, Resolver, UserError, load_params
-from altgrad.config.files import read_json, write_text
 from altgrad.config.params import validated
 from altgrad.config.schema import Params
 from altgrad.data import TokenFile, validation_sample

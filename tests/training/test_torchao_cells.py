@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 import torch
 
+from altgrad.common.files import read_json, write_text
 from altgrad.config import Cell, UserError
-from altgrad.config.files import read_json, write_text
 from altgrad.formats import get_format
 from altgrad.training import train_cell
 from altgrad.training.plan import check_cells

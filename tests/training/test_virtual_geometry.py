@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from altgrad.config import UserError
+from altgrad.config.cell import scratch_directory
 from altgrad.config.schema import Rule
-from altgrad.config.scratch import scratch_directory
 from altgrad.formats import get_format
 from altgrad.model import (
     LayerRecipe,
@@ -189,7 +189,7 @@ def test_settings_that_mean_nothing_beside_it_are_refused(tensors, words):
     made = {}
     with pytest.raises(ValueError, match=words):  # either of the two raises
         for field, value in tensors.items():
-            made[field] = TensorRecipe(get_format("E4M3"), **value) if isinstance(value, dict) else value
+            made[field] = TensorRecipe(format=get_format("E4M3"), **value) if isinstance(value, dict) else value
         LayerRecipe(**made)
 
 
@@ -215,8 +215,8 @@ def test_weights_on_the_quantization_grid_need_one_scale_and_a_format_that_can_b
 
 
 def test_a_model_gets_virtual_geometry_once_and_loses_it_with_all_else():
-    virtual = TensorRecipe(get_format("E3M4"), virtual=True)
-    recipe = Recipe((LayerRecipe(weight=virtual).on("*"),))
+    virtual = TensorRecipe(format=get_format("E3M4"), virtual=True)
+    recipe = Recipe(rules=(LayerRecipe(weight=virtual).on("*"),))
     model = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
     assert quantize_model(model, recipe) is model and virtual_weight(model[0]) == virtual
     assert set(weight_grids(model, on_grid=False)) == {model[0].weight, model[2].weight}

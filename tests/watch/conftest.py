@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from altgrad.config.files import replacing
+from altgrad.common.files import replacing
 from tests.reporting.synthetic_project import write_project
 
 PROJECT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from altgrad.config.files import read_json, write_json
+from altgrad.common.files import read_json, write_json
 from altgrad.execution.executor import Task
 from altgrad.watch import events
 from altgrad.watch.events import Events

@@ -13,11 +13,11 @@ import shutil
 import pandas as pd
 import pytest
 
+from altgrad.common.files import read_json, write_json
 from altgrad.config import UserError
-from altgrad.config.files import read_json, write_json
 from altgrad.execution.executor import Task
 from altgrad.watch.events import _cell
-from altgrad.watch.project import DIAGNOSED, FAILED, HISTORY, PAUSED, TRAINED, TRAINS, WAITS, Project
+from altgrad.watch.project import DIAGNOSED, FAILED, PAUSED, TRAINED, TRAINS, WAITS, Project
 
 
 class Reader:
@@ -185,9 +185,3 @@ def test_a_change_of_recipe_is_seen_while_a_cell_trains_after_it_resumed_and_whe
 def test_without_a_grid_one_sentence_says_so(tmp_path):
     with pytest.raises(UserError, match="no grid to watch"):
         Project(tmp_path).look()
-
-
-def test_the_columns_are_those_that_training_writes():
-    from altgrad.training.records import HISTORY_COLUMNS
-
-    assert list(HISTORY) == HISTORY_COLUMNS

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from altgrad.common.files import read_json
 from altgrad.config import UserError
-from altgrad.config.files import read_json
+from altgrad.config.tasks import HISTORY
 from altgrad.execution import tracking
 from altgrad.watch import track
-from altgrad.watch.project import HISTORY
 from altgrad.watch.track import Told, Tracking
 
 Found = dict[str, dict[tuple[str, int], float]]  # by cell: a number by its name and step

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from altgrad.config.tensor_recipe import SCALE_FORMATS
+from altgrad.formats import SCALE_FORMATS
 from altgrad.numerics import amax, amax_from_history
 from altgrad.numerics.operand_definition import learn
 from altgrad.numerics.scaling import scaling_amax

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType, pad, scaled_mm
 
-from altgrad.config.errors import UserError
+from altgrad.common.errors import UserError
 from altgrad.model.quantized.operand import Operand
 from altgrad.model.quantized.unscaling import factor_and_rest, multiplied
 from altgrad.numerics.operand_definition import GROUP, PACKED

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from altgrad.console import called, while_read
+from altgrad.common.console import called, while_read
 from altgrad.formats import Format, get_format
 from altgrad.numerics.check.records import environment, write_record
 from altgrad.numerics.check.reference import grid, round_scalar

@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+from altgrad.common.files import write_text
+from altgrad.common.threads import processor_name
+
 
 def environment(module: str, arguments: Sequence[str] | None) -> dict[str, Any]:
     """Return the command, commit, versions, processor, threads and how busy the machine was.
@@ -27,7 +30,7 @@ def environment(module: str, arguments: Sequence[str] | None) -> dict[str, Any]:
         "uncommitted_changes": bool(_git("status", "--porcelain", "--", ".")),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "processor": _processor(),
+        "processor": processor_name(),
         "vector_instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
@@ -35,11 +38,8 @@ def environment(module: str, arguments: Sequence[str] | None) -> dict[str, Any]:
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Write JSON to ``path`` by way of a temporary name, so that it is never there half."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(record, indent=1) + "\n")
-    os.replace(partial, path)
+    """Write ``record`` to ``path`` as JSON, atomically, in the order that it has."""
+    write_text(path, json.dumps(record, indent=1) + "\n")
 
 
 def _git(*arguments: str) -> str | None:
@@ -50,13 +50,3 @@ def _git(*arguments: str) -> str | None:
     except FileNotFoundError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _processor() -> str:
-    """The processor's name where the system tells it, else its architecture."""
-    listing = Path("/proc/cpuinfo")
-    if listing.exists():
-        for line in listing.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()

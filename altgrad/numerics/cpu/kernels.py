@@ -24,6 +24,7 @@ from pathlib import Path
 
 import torch
 
+from altgrad.common.threads import processor_line
 from altgrad.numerics.cpu.definitions import NUMERICS
 from altgrad.numerics.tracing import constant_in_graphs
 
@@ -75,7 +76,7 @@ def _build(source: Path, definitions: str, path: Path) -> None:
         folders = (HEADERS, folder, root / "include", root / "include/torch/csrc/api/include")
         includes = [f"-I{place}" for place in folders]
         libraries = [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]
-        command = [_compiler(), *_processor_flags(), *FLAGS, *includes, str(source), "-o", str(made), *libraries]
+        command = [compiler(), *_processor_flags(), *FLAGS, *includes, str(source), "-o", str(made), *libraries]
         subprocess.run(command, check=True, capture_output=True, text=True)
         digest = Path(folder, "digest")
         digest.write_text(_digest(made))
@@ -99,7 +100,7 @@ def _digest(path: Path) -> str:
 def _library(source: Path, definitions: str) -> Path:
     headers = [header.read_text() for folder in (HEADERS, source.parent) for header in sorted(folder.glob("*.h"))]
     flags = (*_processor_flags(), *FLAGS)
-    parts = [source.read_text(), definitions, *headers, *flags, torch.__version__, _compiler(), processor()]
+    parts = [source.read_text(), definitions, *headers, *flags, torch.__version__, compiler(), processor()]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     return _folder() / "altgrad" / f"{source.stem}-{digest}.so"
 
@@ -109,7 +110,8 @@ def _folder() -> Path:
     return Path(chosen) if chosen else Path.home() / ".cache"
 
 
-def _compiler() -> str:
+def compiler() -> str:
+    """Return the C++ compiler's name; ``OSError`` where there is none."""
     for name in (os.environ.get("CXX"), "g++", "clang++"):
         if name and shutil.which(name):
             return name
@@ -142,14 +144,5 @@ def processor_flags(machine: str, system: str, march: str) -> list[str]:
 
 def processor() -> str:
     """Return the kind of processor that is compiled for: this machine's, behind another name if any."""
-    if _march() != "native":
-        return f"{_march()} on {_instructions()}"
-    return _instructions()
-
-
-def _instructions() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text().splitlines()
-        return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
-    return platform.processor() or platform.machine()
+    own = processor_line("flags", "Features")
+    return own if _march() == "native" else f"{_march()} on {own}"

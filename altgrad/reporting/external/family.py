@@ -10,9 +10,8 @@ import numpy as np
 import pandas as pd
 from pydantic import Field, ValidationError
 
-from altgrad.config import UserError, did_you_mean
-from altgrad.config.errors import sentences
-from altgrad.config.files import read_yaml
+from altgrad.common.errors import UserError, did_you_mean, sentences
+from altgrad.common.files import read_yaml
 from altgrad.config.section import Section
 from altgrad.recording import KEY
 from altgrad.reporting.load import COLUMNS, COMPLETED, DIVERGED, IDENTITY, MISSING, NUMBERS, TEXTS, Study

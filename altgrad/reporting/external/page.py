@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from altgrad.config import UserError
-from altgrad.config.files import write_text
+from altgrad.common.errors import UserError
+from altgrad.common.files import write_text
 from altgrad.reporting.compare import compare
 from altgrad.reporting.document import Document, Section, Table, Text, there, words
 from altgrad.reporting.external.family import Family, study_of

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from altgrad.config import UserError, did_you_mean
-from altgrad.config.files import csv_rows
+from altgrad.common.errors import UserError, did_you_mean
+from altgrad.common.files import csv_rows
 from altgrad.recording import DIVERGED, KEY, STEP, whole
 
 ALL = "all"  # the configuration, or the optimizer, of a table that says none

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from altgrad.config.process import usable_cores
+from altgrad.common.threads import usable_cores
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Picture
 from altgrad.reporting.figures.spec import DECLARED, SECTIONS, FigureSpec

@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from altgrad.console import called
+from altgrad.common.console import called
 from altgrad.metrics import METRICS
 from altgrad.metrics.bands import Bands, from_binades, loss_bands, tensor_bands
 from altgrad.metrics.first_anomaly import LOSS_THRESHOLD, threshold_of

@@ -27,8 +27,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from PIL import Image
 
+from altgrad.common.files import replacing
 from altgrad.config.entries import JOINT
-from altgrad.config.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType

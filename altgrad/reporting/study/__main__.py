@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from altgrad.config import UserError, did_you_mean, run_stage
-from altgrad.config.files import write_text
-from altgrad.console import STOPS, called
+from altgrad.common.console import STOPS, called
+from altgrad.common.errors import UserError, did_you_mean, run_stage
+from altgrad.common.files import write_text
 from altgrad.reporting.study.answers import answered
 from altgrad.reporting.study.curve import draw_curve
 from altgrad.reporting.study.front import costs, draw_costs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from altgrad.config import UserError
+from altgrad.common.errors import UserError
 from altgrad.reporting.results import NO_EFFECT, NONE_SEEN, SEEDS, UNTESTED, Result, judged
 from altgrad.reporting.study.questions import Hypothesis, Question
 from altgrad.reporting.study.runs import MEASURED, Run, Runs, parsed

@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from altgrad.config import UserError, did_you_mean
-from altgrad.config.errors import sentences
-from altgrad.config.files import read_yaml
+from altgrad.common.errors import UserError, did_you_mean, sentences
+from altgrad.common.files import read_yaml
 from altgrad.config.presets import merged, with_presets
 from altgrad.config.section import Section
 

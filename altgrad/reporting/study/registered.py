@@ -19,7 +19,7 @@ from pathlib import Path
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from altgrad.config import UserError
+from altgrad.common.errors import UserError
 from altgrad.reporting.study.answers import Answer, Kind, Registration
 from altgrad.reporting.study.questions import RULE, Hypothesis, Question
 from altgrad.reporting.study.runs import Runs

@@ -26,8 +26,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from altgrad.config import UserError, did_you_mean
-from altgrad.config.files import write_text
+from altgrad.common.errors import UserError, did_you_mean
+from altgrad.common.files import write_text
 from altgrad.config.tasks import Found
 from altgrad.reporting.statistics import Difference, summarised
 

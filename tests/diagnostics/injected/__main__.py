@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from altgrad.config import run_stage
-from altgrad.config.files import replacing, write_text
+from altgrad.common.errors import run_stage
+from altgrad.common.files import replacing, write_text
 from altgrad.reporting.document import Block, Column, Document, Section, Table, Text
 from altgrad.reporting.markdown import to_markdown
 from altgrad.reporting.wording import NONE, number, significant

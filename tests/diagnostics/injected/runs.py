@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from altgrad.common.files import read_json, write_json
 from altgrad.config import Cell
-from altgrad.config.files import read_json, write_json
 from altgrad.formats import get_format
 from altgrad.training import train_cell
 from tests.diagnostics.injected.faults import BAD_FORMAT, HEALTHY, KINDS, Fault, drawn, injected, injected_in

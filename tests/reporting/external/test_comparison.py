@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 from altgrad import compare as command
-from altgrad.config import errors
+from altgrad.common import errors
 from tests.reporting.external.written import report, rows_of, table
 
 HERE = Path(__file__).parent

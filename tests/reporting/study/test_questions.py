@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from altgrad.common.files import read_json, read_yaml, write_json
 from altgrad.config import Resolver, UserError, load_params
-from altgrad.config.files import read_json, read_yaml, write_json
 from altgrad.reporting.study.__main__ import write_pages
 from altgrad.reporting.study.answers import Comparison, answered
 from altgrad.reporting.study.questions import (

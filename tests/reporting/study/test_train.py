@@ -12,8 +12,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from altgrad.common.console import STOPS
 from altgrad.config import UserError
-from altgrad.console import STOPS
 from altgrad.reporting.study import train
 from altgrad.reporting.study.questions import Question
 from altgrad.reporting.study.runs import Runs, parsed
@@ -57,8 +57,8 @@ finally:
 """
 STUDY = f"""
 from pathlib import Path
-from altgrad.config import run_stage
-from altgrad.console import STOPS
+from altgrad.common.errors import run_stage
+from altgrad.common.console import STOPS
 from altgrad.reporting.study import train
 
 run_stage(lambda _: train._run(["-c", {TRAINS!r}], Path(), "one"), stops=STOPS)

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from altgrad.console import INTERRUPTED, STOPS, handled
+from altgrad.common.console import INTERRUPTED, STOPS, handled
 
 ROOT = Path(__file__).parents[2]
 READY = "print('ready', flush=True)"
 WAITING = f"""
 import time
-from altgrad.config import run_stage
-from altgrad.console import STOPS
+from altgrad.common.errors import run_stage
+from altgrad.common.console import STOPS
 
 def main(_):
     {READY}
@@ -27,7 +27,7 @@ def main(_):
 run_stage(main, stops=STOPS)
 """
 LOADING = f"""
-from altgrad.console import end_when_stopped
+from altgrad.common.console import end_when_stopped
 end_when_stopped()
 import time
 {READY}
@@ -35,7 +35,7 @@ time.sleep(60)
 """
 FORKING = f"""
 import multiprocessing, os, time
-from altgrad.config import run_stage
+from altgrad.common.errors import run_stage
 
 def main(_):
     with multiprocessing.get_context("fork").Pool(2) as pool:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from altgrad.config.errors import UserError
+from altgrad.common.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow

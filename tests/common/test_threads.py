@@ -9,7 +9,7 @@ import pytest
 
 FAULTS_OF_FRESH_TENSORS = """
 import resource
-from altgrad.config import run_stage
+from altgrad.common.errors import run_stage
 
 def main(arguments):
     import torch
@@ -56,6 +56,6 @@ def test_idle_threads_sleep_soon_unless_the_user_says_otherwise(monkeypatch, giv
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     environment = {k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")} | given
-    code = "import os; from altgrad.config import run_stage; run_stage(lambda a: print(os.environ['OMP_WAIT_POLICY'], os.environ.get('GOMP_SPINCOUNT')))"  # noqa: E501
+    code = "import os; from altgrad.common.errors import run_stage; run_stage(lambda a: print(os.environ['OMP_WAIT_POLICY'], os.environ.get('GOMP_SPINCOUNT')))"  # noqa: E501
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.split() == [expected[0], str(expected[1])]

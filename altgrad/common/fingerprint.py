@@ -1,8 +1,7 @@
-"""What a stage's results depend on, and where a cell keeps what it needs only until it is finished.
+"""What a stage's results depend on, and the folder in which a run keeps its checkpoints until it is finished.
 
-Checkpoints, rows and snapshots lie outside the outputs that DVC clears before a stage runs, under the top folder of the
-project even when an experiment runs in a temporary copy of it. The directory is named after all that decides the run's
-bits, so no run can resume from the checkpoint of another configuration.
+That folder lies outside the outputs that DVC clears before a stage runs, under the top folder of the project even when
+an experiment runs in a temporary copy of it.
 
 The sources of a stage are digested to one small file for all of its runs. With thousands of runs, each naming every
 package that it depends on, DVC would read, hash and write the same lines thousands of times. So each names this file
@@ -15,20 +14,20 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
 import altgrad
-from altgrad.config.cell import Cell
-from altgrad.config.files import sha256_of, write_json
+from altgrad.common.files import sha256_of, write_json
 
-TRAINING = ("config", "formats", "numerics", "data", "model", "optim", "training")  # which decide a run's bits
+# Packages that decide the bits of a run.
+TRAINING = ("common", "config", "formats", "numerics", "data", "model", "optim", "training")
 PACKAGES = {
     "train": TRAINING,
-    "diagnose": ("config", "formats", "numerics", "data", "model", "metrics", "diagnostics"),
+    "diagnose": ("common", "config", "formats", "numerics", "data", "model", "metrics", "diagnostics"),
 }
 NO_SOURCES = {".md", ".pyc"}  # pages say what code does, and no stage reads them
 
@@ -78,29 +77,14 @@ def link_ignored(folder: Path) -> None:
             target.symlink_to(file)
 
 
-def scratch_directory(root: Path, cell: Cell, tokens: Path) -> Path:
-    """Return the scratch directory of ``cell`` for the present sources, token files and torch version."""
-    return root / "scratch" / run_names([cell], tokens)[cell.key]
-
-
-def run_names(cells: Iterable[Cell], tokens: Path) -> dict[str, str]:
-    """Return a name for each cell's run, by its key, that no run with other bits has.
-
-    But for those that sums have when another number of processes shares the batch: an interrupted run may go on with
-    more of them, or fewer.
-    """
-    shared = hashlib.sha256()
-    package = Path(altgrad.__file__).parent
+def training_digest(tokens: Path) -> str:
+    """Return the SHA-256 of what decides the bits of a run beside its cell: sources, token files, version of torch."""
+    whole, package = hashlib.sha256(), Path(altgrad.__file__).parent
     sources = [file for name in TRAINING for file in source_files(package / name)]
     for file in [*sources, tokens / "meta.json", tokens / "train.bin", tokens / "val.bin"]:
-        shared.update(sha256_of(file).encode())
-    shared.update(version("torch").encode())
-    names = {}
-    for cell in cells:
-        digest = shared.copy()
-        digest.update(cell.model_copy(update={"train": cell.train.but(devices=1)}).to_json().encode())
-        names[cell.key] = f"{cell.key}-{digest.hexdigest()[:16]}"
-    return names
+        whole.update(sha256_of(file).encode())
+    whole.update(version("torch").encode())
+    return whole.hexdigest()
 
 
 @contextmanager

@@ -16,8 +16,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from altgrad.config.process import settle_process
-from altgrad.console import INTERRUPTED, STOPS, while_read
+from altgrad.common.console import INTERRUPTED, STOPS, while_read
+from altgrad.common.threads import settle_process
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -39,19 +39,23 @@ class Stopped(KeyboardInterrupt):
         self.signum = signum
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean E4M3 or E3M4?"`` or, without a near match, the list of known names.
+def near_matches(name: object, known: Iterable[str]) -> list[str]:
+    """Return those of ``known`` that are most like ``name``, at most three, the nearest first.
 
     The comparison ignores case, because ``e4m3`` for ``E4M3`` is the commonest slip.
     """
+    folded = {candidate.lower(): candidate for candidate in known}
+    return [folded[near] for near in difflib.get_close_matches(str(name).strip().lower(), folded, n=3, cutoff=0.5)]
+
+
+def did_you_mean(name: object, known: Iterable[str], otherwise: str | None = None) -> str:
+    """Return ``"; did you mean E4M3 or E3M4?"``; without a near match ``otherwise``, or else the known names."""
     names = list(dict.fromkeys(known))
-    folded = {candidate.lower(): candidate for candidate in names}
-    near = difflib.get_close_matches(str(name).lower(), folded, n=3, cutoff=0.5)
-    if near:
-        return "; did you mean " + " or ".join(folded[match] for match in near) + "?"
-    if names:
-        return "; known: " + ", ".join(names)
-    return ""
+    if near := near_matches(name, names):
+        return f"; did you mean {' or '.join(near)}?"
+    if otherwise is None:
+        return f"; known: {', '.join(names)}" if names else ""
+    return otherwise
 
 
 def sentences(error: ValidationError, source: str) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+from pathlib import Path
 
 GPU_SHARE = "ALTGRAD_GPU_SHARE"  # of a GPU's memory, for a process that has one with others
 
@@ -26,6 +27,18 @@ KEPT_BLOCK = 32 << 20
 def usable_cores() -> int:
     """Return the number of logical cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor_line(*fields: str) -> str:
+    """Return the first line of /proc/cpuinfo of one of these fields; without one, what `platform` says."""
+    listing = Path("/proc/cpuinfo")
+    lines = listing.read_text().splitlines() if listing.exists() else []
+    return next((line for line in lines if line.startswith(fields)), platform.processor() or platform.machine())
+
+
+def processor_name() -> str:
+    """Return the processor's name where the system tells it, else its architecture."""
+    return processor_line("model name").split(":", 1)[-1].strip()
 
 
 def settle_process() -> None:
