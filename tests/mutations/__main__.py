@@ -28,7 +28,8 @@ import yaml
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_name("mutations.yaml")
 PYTEST = [
-    sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-n", "0", "-m", "not slow and not long"
+    sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not long",
+    "--dist", "loadscope",
 ]  # fmt: skip
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".dvc", "__pycache__", "scratch", "dvc-cache", ".*_cache")
 PATIENCE = 1200  # seconds, after which tests count as hung
@@ -83,13 +84,14 @@ def tried(mutation: Mutation, root: Path) -> tuple[str, str]:
     return "caught", by[1]
 
 
-def ran(tests: list[str], root: Path) -> tuple[int, str]:
+def ran(tests: list[str], root: Path, processes: int = 0) -> tuple[int, str]:
     """Run ``tests`` in ``root``; return pytest's exit status and output. Tests that hang fail."""
     environment = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         found = subprocess.run(
-            [*PYTEST, *tests], cwd=root, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
+            [*PYTEST, "-n", str(processes), *tests], cwd=root, env=environment, capture_output=True, text=True,
+            timeout=PATIENCE, check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return TESTS_FAILED, f"FAILED {tests[0]} (ran longer than {PATIENCE} s)"
     return found.returncode, found.stdout + found.stderr
@@ -105,7 +107,7 @@ def report(todo: list[Mutation], root: Path, jobs: int, say: Callable[[str], Non
         for i in range(jobs):
             copies.put(Path(shutil.copytree(root, Path(scratch) / str(i), ignore=LEFT_OUT, symlinks=True)))
         first = copies.queue[0]
-        status, output = ran(sorted({test for mutation in todo for test in mutation.tests}), first)
+        status, output = ran(sorted({test for mutation in todo for test in mutation.tests}), first, jobs)
         if status != 0:
             say(f"error     the tests fail without a mutation:\n{output.strip()[-2000:]}")
             return False
