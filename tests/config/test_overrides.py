@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from altgrad.config import Cell, Params, Resolver, UserError
+from altgrad.config import Cell, Resolver, UserError
 from altgrad.config.models import CellModel
 from altgrad.config.resolve import Override
 from altgrad.config.schema import Arm, Monitor, Train
@@ -19,12 +19,11 @@ from tests.config.test_resolve import SHIPPED
 
 KEY = "E5M2-adamw-0-1"
 GRID = {"formats": ["E4M3", "E5M2"], "optimizers": ["adamw", "other"], "seeds": [0]}
-BARE = SHIPPED.model_dump() | {  # without most of the presets, which take time
-    "grid": SHIPPED.grid.model_dump() | GRID,
+PARAMS = SHIPPED.model_copy(update={  # without most of the presets, which take time
+    "grid": SHIPPED.grid.model_copy(update=GRID),
     "optimizers": dict.fromkeys(GRID["optimizers"], SHIPPED.optimizers["adamw"]),
     "recipes": {name: SHIPPED.recipes[name] for name in ("bf16", "uniform", "uniform_row", "weight_only")},
-}
-PARAMS = Params.model_validate(BARE)
+})  # fmt: skip
 SELECTORS = ("E5M2", "adamw", KEY)  # from the widest to the narrowest
 SECTIONS: dict[str, Any] = {"model": CellModel, "arm": Arm, "train": Train, "monitor": Monitor}
 BASES: dict[str, Any] = {
