@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from altgrad.config import Cell, Resolver, UserError
+from altgrad.config import Cell, Resolver
 from altgrad.config.models import CellModel
 from altgrad.config.resolve import Override
 from altgrad.config.schema import Arm, Monitor, Train
@@ -145,8 +145,3 @@ def test_the_baseline_is_idle_where_the_grid_lacks_it_alone():
         assert resolver(formats=formats).idle() == idle
     overrides = {name: {"train": {"clip": 0.5}} for name in (*SELECTORS, "E3M4")}
     assert resolver(overrides, baseline="E4M3").idle() == ["overrides.E3M4"]
-
-
-def test_an_entry_that_names_its_recipe_takes_no_other():
-    with pytest.raises(UserError, match=r"uniform_row\.E5M2 names its recipe itself"):
-        cells({"uniform_row.E5M2": {"recipe": "weight_only"}}, formats=["uniform_row.E5M2"])
