@@ -14,6 +14,9 @@ from torch import Tensor
 
 from altgrad.config import Cell
 from altgrad.config.files import read_json
+from altgrad.model import linear_layers
+from altgrad.numerics import compute_scale
+from altgrad.optim.grids import quantizer_of
 from altgrad.training.run import make_trainer
 from altgrad.training.trainer import Trainer
 from tests.training.conftest import VOCABULARY, make_cell, without_dropout
@@ -68,6 +71,19 @@ def test_a_step_of_sgd_is_the_rate_times_the_clipped_gradient(tokens, tmp_path, 
         moved = torch.cat([move.flatten() for move in moves]).norm().item()
         assert moved <= SGD["lr"] * clip * (1 + 1e-3) and norm > 0.1
         assert trainer.totals["clipped"] == (step if clip < 0.1 else 0)
+
+
+def test_an_instrumented_pass_sees_the_scales_that_the_step_will_have(tokens, tmp_path):
+    """Those of the amax histories as they are, of which it learns nothing, whatever is larger in its own tensors."""
+    trainer = trainer_of(make_cell(scaling="delayed"), tokens, tmp_path)
+    places = [(name, layer, role) for name, layer in linear_layers(trainer.model).items() for role in ("input", "grad")]
+    quantizers = {(name, role): quantizer_of(layer, role) for name, layer, role in places}
+    for quantizer in quantizers.values():
+        quantizer.history.fill_(2.0**-20)
+    expected = {place: compute_scale(2.0**-20, q.recipe.format).item() for place, q in quantizers.items()}
+    rows = trainer._observe(1, {"tensors"})
+    assert {(row.layer, row.role): row.value for row in rows if row.metric == "scale"}.items() >= expected.items()
+    assert all((quantizer.history == 2.0**-20).all() for quantizer in quantizers.values())
 
 
 @pytest.mark.parametrize("fmt", ["bf16", "E4M3", "E5M2"])
