@@ -104,10 +104,8 @@ class Resolver:
         for selector in applied:
             override = self.overrides[selector]
             recipe = override.recipe or recipe
-            sections["model"] |= override.model
-            sections["arm"] |= override.arm
-            sections["train"] = merged(sections["train"], override.train)
-            sections["monitor"] |= override.monitor
+            for section in ("model", "arm", "train", "monitor"):
+                sections[section] = merged(sections[section], getattr(override, section))
         recipe, rules, schedule = self._recipe(entry, recipe)
         every = [*rules, *(rule for switch in schedule for rule in switch.rules)]
         formats = self._formats(every, recipe)

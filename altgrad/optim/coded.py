@@ -34,8 +34,9 @@ from altgrad.optim.sharded import joined, local, parts_by_rows
 LEAST_AMAX = 1e-12
 INFINITE = torch.finfo(torch.float32).max
 SCALE, POWER = "_scale", "_power"  # beside the codes, behind their name
-#: The moments that may be codes, and what their streams of random numbers have in front of a parameter's number.
-STREAMS = {"exp_avg": 1 << 30, "momentum_buffer": 1 << 30, "exp_avg_sq": 1 << 31}
+#: The moments that may be codes, and what is added to a parameter's number in their streams of random numbers. From
+#: 2^31 on streams are those of a model's operands.
+STREAMS = {"exp_avg": 1 << 30, "momentum_buffer": 1 << 30, "exp_avg_sq": 1 << 29}
 MOMENTS = tuple(STREAMS)
 
 

@@ -46,7 +46,7 @@ def packed(name: str, coding: Coding) -> Tensor:
         "mantissa_bits": 0 if fmt is None else fmt.mantissa_bits, "bias": 0 if fmt is None else fmt.bias,
         "root": moment.root, "stochastic": moment.rounding == "stochastic", "power_of_two": moment.scale == "E8M0",
         "block": {"tensor": TENSOR, "row": ROW}.get(moment.granularity, moment.block),
-        "stream": STREAMS[name] >> 30, "lowest": lowest >> 23, "entry": entry,
+        "stream": STREAMS[name] >> 29, "lowest": lowest >> 23, "entry": entry,
         "entries": len(table) // 2, "largest": book.largest, "max": float(book.values[-1]),
         "spacing": book.smallest,
     }  # fmt: skip

@@ -117,32 +117,6 @@ def test_a_torchao_recipe_may_stand_in_overrides():
     assert cells(params)["ao_rowwise-adamw-0-1"].train.clip == 0.5
 
 
-def test_an_override_changes_the_cells_that_it_selects_and_no_other():
-    before = cells(SHIPPED)
-    for selector, selected in [
-        ("E5M2", {"E5M2-adamw-0-1", "E5M2-adamw-1-1"}),
-        ("adamw", set(before)),
-        ("E5M2-adamw-1-1", {"E5M2-adamw-1-1"}),
-    ]:
-        after = cells(changed(overrides={selector: {"train": {"clip": 0.25}}}))
-        assert {k for k in before if before[k] != after[k]} == selected
-        assert all(after[k].train.clip == 0.25 for k in selected)
-
-
-def test_the_narrower_override_wins():
-    overrides = {
-        "E5M2-adamw-1-1": {"train": {"clip": 3.0}},
-        "adamw": {"train": {"clip": 2.0}, "arm": {"lr": 0.5}},
-        "E5M2": {"train": {"clip": 1.5, "divergence": {"spike": 9.0}}, "recipe": "weight_only"},
-    }
-    found = cells(changed(overrides=overrides))
-    cell = found["E5M2-adamw-1-1"]
-    assert (cell.train.clip, cell.arm.lr, cell.train.divergence.spike) == (3.0, 0.5, 9.0)
-    assert cell.train.divergence.window == SHIPPED.train.divergence.window
-    assert cell.rules[0].input is None
-    assert found["E4M3-adamw-0-1"].train.clip == 2.0
-
-
 @pytest.mark.parametrize("selector", ["E5M2-adamw-7-1", "E5M2-adamw-0-2", "E5M2-adamw-0-2.0", "E5M2-adamw-0-1e-05"])
 def test_an_override_for_a_cell_outside_the_grid_is_kept_and_named(selector):
     resolver = Resolver(changed(overrides={selector: {"train": {"clip": 0.5}}}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from altgrad.config import UserError
 from altgrad.config.tasks import ComparedOn
 from altgrad.data import TokenFile, training_batch, validation_sample
+from altgrad.data.batches import raw_stream
 
 DRAW = {"seed": 3, "step": 5, "micro": 1, "batch": 4, "context": 16}
 
@@ -71,6 +73,14 @@ def test_the_stream_is_pinned(file_of: Callable[[int], TokenFile]) -> None:
     raw = np.random.Philox(key=[3, 5], counter=[0, 0, 0, 1]).random_raw(4)
     starts = [int(x) % (50_000 - 16) for x in raw]
     assert training_batch(file_of(50_000), **DRAW)[0][:, 0].tolist() == starts == [26663, 2160, 25135, 11933]
+
+
+def test_the_numbers_of_no_two_micro_batches_are_correlated() -> None:
+    places = list(itertools.product((0, 1, 2), (1, 2, 3), (0, 1, 2)))
+    count = 4000
+    drawn = np.stack([raw_stream(*place, count) / 2.0**64 for place in places])
+    apart = np.corrcoef(drawn)[np.triu_indices(len(places), 1)]
+    assert np.abs(apart).max() < 5 / count**0.5
 
 
 def test_windows_start_everywhere_and_evenly(file_of: Callable[[int], TokenFile]) -> None:

@@ -224,11 +224,16 @@ def test_pieces_are_the_documents_from_their_starts(table: Callable[..., LocalCo
     assert len(set(few)) == 5 and few[0] == 0 and few[-1] == len(texts) - 1
 
 
+@pytest.mark.parametrize("rest", [0, 1])
 def test_a_batch_is_a_function_of_its_place_and_draws_every_piece(
-    table: Callable[..., LocalCorpus], tmp_path: Path
+    rest: int, table: Callable[..., LocalCorpus], tmp_path: Path
 ) -> None:
-    tokenize(table(ALL), tmp_path / "tokens")
+    """Also where the number of documents is one of pieces' multiples, and alike numbers would pair the two."""
+    training = np.cumsum([hashed_split(f"row {number}") == "train" for number in range(len(ALL))])
+    rows = next(number + 1 for number in range(len(ALL) - 1, 0, -1) if training[number] % 2 == rest)
+    tokenize(table(ALL[:rows]), tmp_path / "tokens")
     pieces = Pieces(tmp_path / "tokens", "train", Classifier(chunks=2), 16)
+    assert len(pieces.truth) % 2 == rest
     place = {"seed": 1, "step": 5, "micro": 0, "batch": 8}
     first = pieces.batch(**place)
     for name in ("seed", "step", "micro"):

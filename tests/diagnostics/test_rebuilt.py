@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, hessian
 from torch.nn import functional as F
 
@@ -38,15 +38,16 @@ from tests.training.conftest import make_cell, make_tokens
 LAYERS = {"blocks.0.attn.qkv", "blocks.0.attn.out", "blocks.0.mlp.up", "blocks.0.mlp.down"}
 
 
-def small_model(recipe: Recipe | None = None, seed: int = 0) -> RebuiltModel:
+def small_model(recipe: Recipe | None = None, seed: int = 0, labels: tuple[float, ...] = ()) -> RebuiltModel:
     """A model of 8 features and one block, weights large enough to bend the loss; 6 sequences of 8 tokens."""
     torch.manual_seed(seed)
-    model = GPT(GPTConfig(vocab_size=11, layers=1, width=8, heads=2, context=8))
+    model = GPT(GPTConfig(vocab_size=11, layers=1, width=8, heads=2, context=8, labels=labels, end=11))
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(10 if p.ndim == 2 else 1)
     replace_linear(model, recipe.match(linear_layers(model)) if recipe else {}, {})
-    return RebuiltModel(model, torch.randint(11, (6, 8)), torch.randint(11, (6, 8)))
+    inputs = torch.randint(11, (6, 8))
+    return RebuiltModel(model, inputs, torch.rand(6, len(labels)).round() if labels else torch.randint(11, (6, 8)))
 
 
 # --- eigenvalues ---------------------------------------------------------------------------------
@@ -170,27 +171,43 @@ def test_fisher_is_that_of_gradients_of_one_sequence_at_a_time() -> None:
         assert torch.allclose(found[name].gradient, gradient)
 
 
-def test_kronecker_factors_are_exact_for_sequences_of_one_token() -> None:
+@pytest.mark.parametrize("labels", [(), (1.0, 1.0, 1.0)], ids=["text", "classifier"])
+def test_kronecker_factors_are_exact_for_sequences_of_one_token(labels: tuple[float, ...]) -> None:
     """With one token to a sequence and one sequence, F is the outer product of one gradient: A (x) G to the digit."""
-    model = small_model()
-    model.inputs, model.targets = model.inputs[:1, :1], model.targets[:1, :1]
+    model = small_model(labels=labels)
+    model.inputs, model.targets = model.inputs[:1, :1], model.targets[:1] if labels else model.targets[:1, :1]
     for fisher in fishers(model).values():
         whole = torch.kron(fisher.outputs, fisher.inputs).diagonal().view_as(fisher.diagonal)
         assert torch.allclose(whole, fisher.diagonal, rtol=1e-4, atol=1e-9)
 
 
-def test_factors_are_means_over_all_tokens() -> None:
-    model = small_model(Recipe.uniform("E4M3"))
-    found, layer = fishers(model)["blocks.0.mlp.up"], model.layers["blocks.0.mlp.up"]
-    seen: list[Tensor] = []
-    handle = model.model.get_submodule("blocks.0.norm2").register_forward_hook(lambda m, i, y: seen.append(y))
+@pytest.mark.parametrize("labels", [(), (1.0, 1.0, 1.0)], ids=["text", "classifier"])
+def test_factors_are_means_over_all_tokens(labels: tuple[float, ...]) -> None:
+    """Oracle: hooks on every layer. Of what goes in the mean is over tokens, of gradients over losses, labels drawn."""
+    model = small_model(Recipe.uniform("E4M3"), labels=labels)
+    found, seen = fishers(model), {name: ([], []) for name in model.layers}
+    for name, layer in model.layers.items():
+        def hook(layer: nn.Module, x: tuple[Tensor], y: Tensor, both: tuple[list, list] = seen[name]) -> None:
+            both[0].append(layer._rounded(x[0], "input").detach())
+            y.register_hook(both[1].append)
+
+        layer.register_forward_hook(hook)
+    generator = torch.Generator().manual_seed(0)
     for row in model.inputs.split(1):
-        model.model(row)
-    handle.remove()
-    inputs = torch.cat([layer._rounded(x, "input").flatten(0, 1) for x in seen])
-    assert torch.allclose(found.inputs, inputs.T @ inputs / len(inputs), rtol=1e-4, atol=1e-6)
-    assert found.inputs.shape == (8, 8) and found.outputs.shape == (32, 32)
-    assert torch.linalg.eigvalsh(found.outputs).min() > -1e-6
+        logits = model.model(row)
+        if labels:
+            drawn = torch.bernoulli(logits.detach().sigmoid(), generator=generator)
+            F.binary_cross_entropy_with_logits(logits, drawn, reduction="sum").backward()
+        else:
+            drawn = torch.multinomial(logits.detach().flatten(0, 1).softmax(-1), 1, generator=generator).flatten()
+            F.cross_entropy(logits.flatten(0, 1), drawn, reduction="sum").backward()
+    losses = len(model.inputs) * (len(labels) or model.inputs.shape[1])
+    assert set(seen) == (LAYERS | {"head"} if labels else LAYERS)
+    for name, both in seen.items():
+        a, g = (torch.cat([t.flatten(0, -2) for t in each]) for each in both)
+        assert torch.allclose(found[name].inputs, a.T @ a / len(a), rtol=1e-4, atol=1e-6), name
+        assert torch.allclose(found[name].outputs, g.T @ g / losses, rtol=1e-4, atol=1e-6), name
+        assert torch.linalg.eigvalsh(found[name].outputs).min() > -1e-6
 
 
 # --- rebuilding ----------------------------------------------------------------------------------

@@ -188,3 +188,27 @@ def test_bands_are_of_the_values_that_peers_have_at_the_runs_own_places() -> Non
     assert np.allclose(bands.middle, np.where(enough, expected[0], np.nan), equal_nan=True)
     assert np.array_equal(bands.low, expected[1], equal_nan=True)
     assert np.array_equal(bands.high, expected[2], equal_nan=True)
+
+
+def test_the_spread_of_a_band_is_half_the_tensors_own_and_half_that_of_its_kind_in_all_layers() -> None:
+    """Oracle: numpy over all places, where layers, roles and metrics spread each by so much of their own."""
+    random, layers, roles, metrics = np.random.default_rng(0), LAYERS, ("input", "weight", "grad"), ("amax", "l2")
+    size = {
+        (layer, role, metric): 0.1 * 3**i * 1.7**j * 1.3**k
+        for i, layer in enumerate(layers) for j, role in enumerate(roles) for k, metric in enumerate(metrics)
+    }  # fmt: skip
+
+    def drawn() -> Trace:
+        rows = [(step, *key, 2 ** (own * random.standard_normal())) for key, own in size.items() for step in STEPS]
+        history = pd.DataFrame({"step": STEPS, "train_loss": 4.0, "val_loss": math.nan})
+        return Trace(pd.DataFrame(rows, columns=["step", "layer", "role", "metric", "value"]), history)
+
+    peers = Peers(drawn() for _ in range(5))
+    bands = tensor_bands(drawn(), peers)
+    stack = np.stack([peer.tensors.loc[bands.values.index, bands.values.columns] for peer in peers])
+    squares = ((stack - np.median(stack, axis=0)) ** 2).sum(axis=(0, 2)) / ((len(peers) - 1) * len(STEPS))
+    own = dict(zip(bands.values.index, squares, strict=True))
+    for (layer, role, metric), found in zip(bands.values.index, bands.spread, strict=True):
+        common = np.median([own[other, role, metric] for other in layers])
+        assert found == pytest.approx(math.sqrt((own[layer, role, metric] + common) / 2 * (1 + 1 / len(peers))))
+        assert found.min() > 0.07, "above the floor"

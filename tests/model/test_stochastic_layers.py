@@ -81,6 +81,25 @@ def test_ms_eden_rounds_both_backward_products_anew_and_right_on_average() -> No
     assert torch.equal(model.eval()(hidden), model_of(ms_eden())[1].eval()(hidden))
 
 
+def test_ms_eden_rounds_the_two_backward_products_independently() -> None:
+    """Where both are one product: of a symmetric gradient, and of an input that is the weight."""
+    torch.manual_seed(4)
+    weight, half, rule = torch.randn(128, 128), torch.randn(128, 128), ms_eden().rules[0]
+
+    def both(**of_grad: None) -> Tensor:
+        found = Recipe(rules=[rule.model_copy(update={"input": rule.weight, **of_grad})])
+        layer = quantize_model(nn.Sequential(nn.Linear(128, 128, bias=False)), found, seed=3)[0]
+        with torch.no_grad():
+            layer.weight.copy_(weight)
+        x, loss = weight.clone().requires_grad_(), lambda x: (layer(x) * (half + half.t())).sum()
+        return torch.stack([t.flatten() for _ in range(4) for t in torch.autograd.grad(loss(x), [x, layer.weight])])
+
+    exact = both(grad=None)
+    assert torch.allclose(exact[0], exact[1], rtol=1e-4, atol=1e-3)
+    apart = torch.corrcoef(both() - exact).fill_diagonal_(0)
+    assert apart.abs().max() < 0.1  # neither of two products in a step nor of two steps
+
+
 def test_gradients_are_right_on_average() -> None:
     """By chance the mean is that of a gradient which nothing rounds, and to nearest it is not."""
     x = x_of()

@@ -81,6 +81,28 @@ def test_loops_are_the_definition_to_the_bit(block, stream):
                     assert all(map(same_bits, ours, defined)), (name, kind, rule, dim)
 
 
+@pytest.mark.parametrize("rule", SCALE_RULES)
+@pytest.mark.parametrize("block", [ONE_SCALE, ROWS, 16, 48, 7])
+def test_what_is_unusual_is_noticed_wherever_it_stands_alone(block, rule):
+    """Alone in the first row or column, in one in the middle and in the last, and under rules that saturate.
+
+    Else it hides: loops that look at some of the groups would round the others without a limit.
+    """
+    assert has_loops(torch.zeros(1))
+    constants, none = format_constants("E4M3"), torch.tensor(0.0)
+    for dim, shape in ((0, (37, 150)), (1, (150, 37))):
+        for place in (0, shape[1 - dim] // 2, shape[1 - dim] - 1):
+            for value in (1.99, torch.inf, -torch.inf, torch.nan, 3e38, 1e-40):
+                x = torch.ones(shape)  # whose scale is exact: none but `value` saturates by the rule floor
+                x.select(1 - dim, place)[shape[dim] // 2] = value
+                arguments = (x, constants, none, block, dim, SCALE_RULES.index(rule), torch.float32, None, 11)
+                defined = quantize_by_tensors(*arguments)
+                ours = quantize_groups_by_loops(x.clone(), *arguments[1:], False)
+                single = torch.ops.altgrad.quantize_operand(*arguments[:7])
+                for found in (ours, single):
+                    assert all(map(same_bits, found, defined)), (dim, place, value)
+
+
 @pytest.mark.parametrize("name", ["E4M3", "E2M1", "E3M0", "E5M2"])
 @pytest.mark.parametrize("scale_format", ["float32", "E8M0", "E4M3"])
 def test_a_tile_has_one_scale_and_the_values_of_both_products(name, scale_format):

@@ -101,6 +101,15 @@ def test_signs_are_drawn_anew_for_each_product_and_step():
     assert abs(signs.mean().item()) < 4 / signs.numel() ** 0.5
 
 
+@pytest.mark.parametrize("product", [0, 1])
+def test_the_operands_of_a_product_draw_numbers_of_their_own(product):
+    """Of one tensor twice some block scales go different ways: of numbers in common none would."""
+    x = spread((256, 40), seed=3, binades=1.0)
+    (left, _), (right, _) = ms_eden_pair(x, x, constants(), torch.tensor([3, 4, 5]), product, dtype=torch.float32)
+    blocks = (left == right).unflatten(0, (-1, 16)).all(1)
+    assert 0.3 < blocks.float().mean() < 0.9
+
+
 @pytest.mark.parametrize(("fmt", "of_stochastic"), [("E2M1", 0.55), ("E3M0", 0.55), ("E2M3", 1.0)])
 def test_its_bias_is_small_and_its_error_below_that_of_stochastic_rounding(fmt, of_stochastic):
     """The bias's square is below 0.1 % of the mean square error: of 256 draws the mean is no further off than errors

@@ -59,7 +59,7 @@ def steps(arm: Arm, dtype: torch.dtype, **options: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("dtype", OTHERS)
+@pytest.mark.parametrize("dtype", ["float16", "float64"])  # narrower and wider
 @pytest.mark.parametrize("of_weights", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("by", ["loops", "rules"])
 def test_a_default_dtype_changes_no_bit_of_a_step(

@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from altgrad.model import Recipe, quantize_model, requantize_model
+from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics import format_constants, permutation, round_to_grid_stochastic, uniform
 from altgrad.numerics.coordinate import at_coordinate, coordinate
-from altgrad.optim import update_cpu
+from altgrad.optim import Arm, build_optimizer, coded, update, update_cpu
 from tests.optim.arms import arm_named, make, normal_weights
 
 SHAPE = (67, 131)  # more than one chunk, and a part of one
@@ -109,3 +111,34 @@ def test_every_weight_has_a_shuffle_of_its_own(way, seed):
         p.grad = torch.ones_like(p)
     optimizer.step()
     assert not torch.equal(weights[0], weights[1]), "the same weights and gradients"
+
+
+def test_no_two_draws_of_a_run_are_of_one_stream(monkeypatch):
+    """Of operands, weights and both moments, of all parameters, steps and recipes of two runs: so none correlate.
+
+    The rules draw here; tests of loops and kernels have it that these take the same numbers.
+    """
+    monkeypatch.setattr(update_cpu, "available", lambda *_: False)
+    drawn, draw = [], Quantizer.draw
+    monkeypatch.setattr(Quantizer, "draw", lambda self, rank=0: drawn.append(found := draw(self, rank)) or found)
+    for module in (coded, update):
+        monkeypatch.setattr(module, "uniform", lambda shape, stream: drawn.append(stream) or uniform(shape, stream))
+    recipe = Recipe.uniform("E4M3", rounding="stochastic")
+    moment = {"format": "E4M3", "rounding": "stochastic"}
+    arm = Arm(lr=1e-2, weights="quantized", rounding="stochastic", state={"m": moment, "v": moment})
+    for seed in (0, 1):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(3)))
+        optimizer = build_optimizer(quantize_model(model, recipe, seed=seed), arm, seed=seed)
+        for change in (1, 2, 0):
+            for _ in range(2):
+                model(torch.randn(8, 64)).square().sum().backward()
+                optimizer.step()
+            if change:
+                requantize_model(model, recipe, seed=seed, change=change)
+    streams = [tuple(stream.tolist()) for stream in drawn]
+    layers, steps, each = 3, 6, 3 + 3  # operands and what a step rounds
+    assert len(streams) == 2 * layers * steps * each
+    assert len(set(streams)) == len(streams)
+    numbers = torch.stack([uniform(torch.Size([1000]), stream) for stream in drawn])
+    assert torch.corrcoef(numbers).fill_diagonal_(0).abs().max() < 6 / 1000**0.5

@@ -24,6 +24,20 @@ def test_a_difference_is_the_mean_and_spread_of_the_seeds_that_both_have() -> No
     assert found.mean / (found.sd / math.sqrt(5)) == pytest.approx(oracle.statistic, rel=1e-9)
 
 
+def test_a_contrast_is_its_row_of_weights_times_the_losses_also_where_runs_are_equal() -> None:
+    """So that equal rows are the same question, and of equal runs no sign is lost."""
+    losses = dict(zip(("E3M4", "E0M7"), np.random.default_rng(0).standard_normal((2, 5)), strict=True))
+    losses["E1M6"] = losses["E0M7"]
+    cells = [(name, "adamw", 1.0, seed, loss) for name, own in losses.items() for seed, loss in enumerate(own)]
+    runs = Runs.of_losses(cells, range(5))
+    assert runs.losses.shape == (2, 5)
+    for signs in ((1, -1, 0), (0, 1, -1), (-2, 1, 1), (1, -1, 1)):
+        contrast = {(name, "adamw", 1.0): sign for name, sign in zip(losses, signs, strict=True) if sign}
+        expected = sum(sign * losses[name] for name, sign in zip(losses, signs, strict=True))
+        assert np.allclose(runs.row(contrast) @ runs.losses, expected)
+        assert np.allclose(runs.by_seed(contrast), expected)
+
+
 def test_one_seed_has_no_spread_and_none_has_no_difference() -> None:
     one = summarised(np.array([0.75, np.nan]))
     assert (one.n, one.mean) == (1, 0.75) and math.isnan(one.sd)

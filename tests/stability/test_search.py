@@ -46,6 +46,11 @@ def test_where_stability_comes_and_goes_what_is_found_is_an_edge(ends, data):
         assert edge.unstable == edge.stable + 1
 
 
+def test_what_is_stable_above_an_unstable_rung_is_no_edge():
+    assert edge_of({0: True, 2: False, 5: True}) == Edge(0, 2)
+    assert edge_of({2: False, 5: True}) == Edge(None, 2)
+
+
 @pytest.mark.parametrize(
     ("ladder", "scales"), [(Ladder(-2, 2), [0.25, 0.5, 1, 2, 4]), (Ladder(0, 2, 10.0), [1, 10, 100])]
 )

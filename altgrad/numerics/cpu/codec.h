@@ -69,7 +69,7 @@ class Codec {
     sign_code_ = static_cast<uint32_t>(whole(codec::kSignCode)), sign_shift_ = 32 - whole(codec::kBits);
     negative_zero_ = whole(codec::kNegativeZero);
     largest_ = packed[codec::kLargest], spacing_ = packed[codec::kSpacing], max_ = packed[codec::kMax];
-    stream_ = static_cast<uint32_t>(whole(codec::kStream)) << 30;
+    stream_ = static_cast<uint32_t>(whole(codec::kStream)) << 29;
     lowest_ = static_cast<uint32_t>(whole(codec::kLowest)) << 23, entry_ = whole(codec::kEntry);
     entries_ = static_cast<uint32_t>(whole(codec::kEntries));
     table_ = reinterpret_cast<const uint32_t*>(values_ + (int64_t{1} << whole(codec::kBits)));
