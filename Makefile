@@ -22,6 +22,8 @@
 #   make test-avx2                 run tests as on a processor without AVX-512 and bf16; TESTS=tests: all tests
 #   make test-arm                  compare the bits of the C++ loops, compiled for ARM and emulated; needs Debian's
 #                                  g++-aarch64-linux-gnu, qemu-user-static and clang
+#   make golden                    compare a miniature grid's results, to the bit, with those committed; two minutes
+#     GOLDEN="'arms/*'"            of some runs; --write: write them; --default DIR: the losses of a default run in DIR
 #   make lint                      run ruff over all files, and mypy over the package and the stages
 #   make env                       install what `make repro` needs
 #   make env-test                  install what the tests need too
@@ -42,7 +44,7 @@ PYTEST := python -m pytest -n auto --dist loadscope --no-loadscope-reorder --max
 TESTS_STAMP := $(VENV)/.installed-tests
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help repro estimate watch study simulate injected stability faults gpu bench test test-long test-avx2 test-arm test-slow env env-test lint clean
+.PHONY: help repro estimate watch study simulate injected stability faults gpu bench test test-long test-avx2 test-arm test-slow golden env env-test lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -117,6 +119,9 @@ test-arm: env-test
 
 test-slow: env-test
 	$(PYTEST) -m slow
+
+golden: env-test
+	@python -m tests.golden $(GOLDEN)
 
 lint: env-test
 	ruff check .
