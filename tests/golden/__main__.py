@@ -1,4 +1,4 @@
-"""``make golden``: are the results of training to the bit what they were? Two minutes.
+"""``make golden``: are the results of training to the bit what they were? A minute or two.
 
 Ends with status 1 where anything differs, and names it by run and file.
 """
@@ -23,8 +23,8 @@ from statistics import fmean
 from altgrad.config import UserError
 from altgrad.config.files import read_json, write_json
 from altgrad.config.process import usable_cores
-from tests.golden.record import differences, machine_class, path_of
-from tests.golden.runs import make_inputs, results, runs
+from tests.golden.record import difference, machine_class, path_of
+from tests.golden.runs import GRID, make_inputs, results, runs
 
 TOP = Path(__file__).parents[2]
 
@@ -42,11 +42,13 @@ def compare(patterns: list[str], write: bool) -> int:
     with tempfile.TemporaryDirectory() as folder, processes:
         make_inputs(Path(folder))
         chosen = list(runs(Path(folder), *patterns or "*"))
+        if not chosen:
+            raise UserError(f"no run of {GRID.name} is called {' or '.join(patterns)}, such as 'arms/*'")
         for run, found in zip(chosen, processes.map(partial(results, root=Path(folder)), chosen), strict=True):
             now[run.name] = found
-            for line in differences(run.name, then.get(run.name, {}), found) if then else ():
+            if then and (said := difference(run.name, then.get(run.name, {}), found)):
                 differing.add(run.name)
-                print(line, flush=True)
+                print(said, flush=True)
     lost = set() if patterns else then.keys() - now.keys()
     for gone in sorted(lost):
         print(f"{gone}: no longer in grid.yaml")

@@ -7,13 +7,12 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from altgrad.training import machine
-from tests.golden.runs import Results
+from tests.golden.runs import LOSS, Results
 
 FOLDER = Path(__file__).parent / "classes"
 
@@ -34,14 +33,16 @@ def path_of(name: str) -> Path:
     return FOLDER / f"{processor}-{hashlib.sha256(name.encode()).hexdigest()[:8]}.json"
 
 
-def differences(name: str, then: Results, now: Results) -> Iterator[str]:
-    """Yield what differs between two results of the run ``name``, file by file."""
+def difference(name: str, then: Results, now: Results) -> str:
+    """Return what differs between two results of the run ``name``, its files by name; "" where nothing does."""
     if not then:
-        yield f"{name}: is new"
-        return
-    for file in sorted((then.keys() | now.keys()) - {"val_loss"}):
-        if then.get(file) != now.get(file):
-            how = "is new" if file not in then else "is missing" if file not in now else "differs"
-            yield f"{name}: {file} {how}"
-    if then.get("val_loss") != now.get("val_loss"):
-        yield f"{name}: val_loss {then.get('val_loss')} is now {now.get('val_loss')}"
+        return f"{name}: is new"
+    found = {
+        "differs": [file for file in then if file in now and then[file] != now[file] and file != LOSS],
+        "missing": [file for file in then if file not in now],
+        "new": [file for file in now if file not in then],
+    }
+    parts = [f"{how}: {', '.join(files)}" for how, files in found.items() if files]
+    if then[LOSS] != now[LOSS]:
+        parts.append(f"{LOSS} {then[LOSS]} is now {now[LOSS]}")
+    return f"{name}: {'; '.join(parts)}" if parts else ""
