@@ -52,7 +52,8 @@ def make_inputs(root: Path) -> None:
     """Write what the runs read to ``root``: tokens by task, and weights to start from."""
     make_tokens(root / "language")
     (root / "documents").mkdir()
-    make_documents(root / "documents").rename(root / "classify")
+    with redirect_stderr(io.StringIO()):  # progress
+        make_documents(root / "documents").rename(root / "classify")
     torch.manual_seed(1)
     model = GPT(GPTConfig(VOCABULARY, layers=2, width=32, heads=2, context=32))
     (root / "weights").mkdir()
