@@ -24,6 +24,8 @@
 #                                  g++-aarch64-linux-gnu, qemu-user-static and clang
 #   make mutate                    break the package on purpose, a line at a time: does a test notice? Half an hour
 #     MUTATE='-j 1 bands'          one at a time, of the entries about bands in tests/mutations/mutations.yaml
+#   make golden                    compare a miniature grid's results, to the bit, with those committed; two minutes
+#     GOLDEN="'arms/*'"            of some runs; --write: write them; --default DIR: the losses of a default run in DIR
 #   make lint                      run ruff over all files, and mypy over the package and the stages
 #   make env                       install what `make repro` needs
 #   make env-test                  install what the tests need too
@@ -44,7 +46,7 @@ PYTEST := python -m pytest -n auto --dist loadscope --no-loadscope-reorder --max
 TESTS_STAMP := $(VENV)/.installed-tests
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help repro estimate watch study simulate injected stability faults gpu bench test test-long test-avx2 test-arm test-slow mutate env env-test lint clean
+.PHONY: help repro estimate watch study simulate injected stability faults gpu bench test test-long test-avx2 test-arm test-slow golden mutate env env-test lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -122,6 +124,9 @@ test-slow: env-test
 
 mutate: env-test
 	python -m tests.mutations $(MUTATE)
+
+golden: env-test
+	@python -m tests.golden $(GOLDEN)
 
 lint: env-test
 	ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -16,12 +17,16 @@ import pytest
 
 from altgrad.common.files import read_json, write_json, write_text
 from altgrad.config import Cell
+from altgrad.config.schema import LocalCorpus, Tokenizer
+from altgrad.config.tasks import Classify
+from altgrad.data import write_tokens
 from altgrad.diagnostics import diagnose_cell
 from altgrad.formats import get_format
 from altgrad.training import Interrupted, train_cell
 from altgrad.training.trainer import Trainer
 
 VOCABULARY = 300
+WORDS = {"blue": "navy", "green": "olive", "red": "scarlet"}  # by which documents show their labels
 
 
 def make_tokens(directory: Path) -> Path:
@@ -36,6 +41,19 @@ def make_tokens(directory: Path) -> Path:
     meta = {"corpus": "made", "tokenizer": "none", "vocab_size": VOCABULARY, "dtype": "uint16", "splits": splits}
     write_json(directory / "meta.json", meta)
     return directory
+
+
+def make_documents(root: Path) -> Path:
+    """Write 300 documents with three labels, and their tokens to the folder that is returned."""
+    generator = np.random.default_rng(0)
+    with open(root / "rows.jsonl", "w") as file:
+        for number in range(300):
+            own = [name for name in WORDS if generator.random() < 0.4]
+            text = f"{number} {' '.join(WORDS[name] for name in own)} {'and ' * (number % 9)}{number}"
+            file.write(json.dumps({"text": text, "labels": own}) + "\n")
+    corpus = LocalCorpus(source="local", path=str(root / "rows.jsonl"), max_repeated=1)
+    write_tokens("made", corpus, Tokenizer(vocab_size=VOCABULARY), root / "tokens", task=Classify())
+    return root / "tokens"
 
 
 def make_cell(

@@ -22,9 +22,7 @@ from altgrad.config import Cell
 from altgrad.config.models import CellModel, Model, ModelFrom
 from altgrad.config.published import cell_model, weights_sha256
 from altgrad.config.recipe import Recipe
-from altgrad.config.schema import LocalCorpus, Tokenizer
-from altgrad.config.tasks import ON_TEST, ON_VALIDATION, TITLES, Classifier, Classify
-from altgrad.data import write_tokens
+from altgrad.config.tasks import ON_TEST, ON_VALIDATION, TITLES, Classifier
 from altgrad.data.classification import choose_thresholds, classification_metrics
 from altgrad.data.corpora import SPLITS, hashed_split
 from altgrad.data.labels import read_labels
@@ -37,25 +35,15 @@ from altgrad.model.published import save_published
 from altgrad.training import train_cell
 from altgrad.training.plan import check_cells
 from altgrad.training.run import build_model
-from tests.training.conftest import diagnosed, interruption, make_cell
+from tests.training.conftest import VOCABULARY, WORDS, diagnosed, interruption, make_cell, make_documents
 
-VOCABULARY, END = 300, 299
-WORDS = {"blue": "navy", "green": "olive", "red": "scarlet"}
+END = VOCABULARY - 1
 
 
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder of tokens with three labels."""
-    root = tmp_path_factory.mktemp("documents")
-    generator = np.random.default_rng(0)
-    with open(root / "rows.jsonl", "w") as file:
-        for number in range(300):
-            own = [name for name in WORDS if generator.random() < 0.4]
-            text = f"{number} {' '.join(WORDS[name] for name in own)} {'and ' * (number % 9)}{number}"
-            file.write(json.dumps({"text": text, "labels": own}) + "\n")
-    corpus = LocalCorpus(source="local", path=str(root / "rows.jsonl"), max_repeated=1)
-    write_tokens("made", corpus, Tokenizer(vocab_size=VOCABULARY), root / "tokens", task=Classify())
-    return root / "tokens"
+    return make_documents(tmp_path_factory.mktemp("documents"))
 
 
 def cell_of(format: str = "E4M3", **task: object) -> Cell:

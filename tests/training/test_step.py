@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from altgrad.common.files import read_json
 from altgrad.config import Cell
-from altgrad.config.files import read_json
 from altgrad.model import linear_layers
 from altgrad.numerics import compute_scale
 from altgrad.optim.grids import quantizer_of
