@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -84,5 +85,5 @@ def _points(axes: Axes, comparisons: Sequence[Comparison], side: float, colour: 
     for compared in comparisons:
         if (result := compared.result) is not None:
             fill = colour if result.significant else page
-            look = {"color": colour, "markerfacecolor": fill, "markersize": 5, "linewidth": 1.2}
+            look: dict[str, Any] = {"color": colour, "markerfacecolor": fill, "markersize": 5, "linewidth": 1.2}
             axes.errorbar(int(compared.label) * side, result.difference.mean, result.half_width, fmt="o", **look)
