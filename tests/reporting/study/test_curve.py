@@ -70,3 +70,17 @@ def test_costs_follow_the_share_that_is_clamped():
     assert [round(rank, 2) for rank in ranks] == [0.84, 0.87, 0.76]
     low = [cost for cost, share in zip(costs, shares["floor"], strict=True) if share < 0.0405]
     assert len(low) == 16 and max(low) < 0.0115 and all(cost > 0.069 for cost in costs if cost not in low)
+
+
+def test_losses_follow_what_unbalances_the_gradient_of_the_logits():
+    """The sentence of mx-remedies, of the committed losses and shares: |kept at right tokens - kept at wrong ones|."""
+    kept = pd.read_csv(STUDY / "results/kept.csv").groupby(["tokens", "format", "rule"])[["right", "wrong"]].mean()
+    means = pd.read_csv(STUDY / "results/runs.csv").groupby(["experiment", "format"])["val_loss"].mean()
+    found = []
+    for (tokens, fmt, rule), shares in kept.iterrows():
+        experiment, entry = (f"tokens-{tokens}", "MXFP8") if fmt == "E4M3" else (f"{fmt}-{tokens}", "rceil")
+        entry = "floor" if rule == "floor" else entry
+        if (experiment, entry) in means:
+            above = means[experiment, entry] - means[f"tokens-{tokens}", "bf16"]
+            found.append((abs(shares["right"] - shares["wrong"]), above))
+    assert len(found) == 14 and round(spearmanr(*zip(*found, strict=True)).statistic, 2) == 0.86
