@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shutil
 
 import pytest
 import torch
@@ -149,7 +150,7 @@ def test_cuda_without_cuda_is_one_sentence(monkeypatch):
 
 
 def test_without_a_compiler_training_runs_uncompiled_and_says_so(monkeypatch):
-    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     compiled, notice = machine.should_compile(Train(compile="on"), torch.device("cpu"))
     assert not compiled and "g++" in notice
     assert machine.should_compile(Train(compile="off"), torch.device("cpu")) == (False, None)
