@@ -1,9 +1,10 @@
-"""From the plain values of a resolved cell to the formats, the recipe and the size of its model."""
+"""From the plain values of a resolved cell to the recipe and the size of its model, and to its arm."""
 
 from __future__ import annotations
 
 from altgrad.common.errors import UserError
 from altgrad.config import Cell
+from altgrad.config.arms import Arm
 from altgrad.config.recipe import Recipe
 from altgrad.formats import Format
 from altgrad.model.gpt import GPTConfig
@@ -20,6 +21,14 @@ def recipe_of(cell: Cell) -> Recipe:
     """Return the recipe of a resolved cell."""
     formats = formats_of(cell)
     return Recipe(rules=tuple(rule.with_formats(formats) for rule in cell.rules))
+
+
+def arm_of(cell: Cell) -> Arm:
+    """Return the arm of a resolved cell, its learning rate scaled.
+
+    Raises ``ValueError`` for settings that do not go together.
+    """
+    return cell.arm.with_formats(formats_of(cell)).but(lr=cell.peak_lr)
 
 
 def config_of(cell: Cell, vocab_size: int, labels: tuple[float, ...] = (1.0,)) -> GPTConfig:

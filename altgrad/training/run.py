@@ -17,14 +17,14 @@ from altgrad.common.fingerprint import mark_finished, only_worker
 from altgrad.config.cell import Cell, scratch_directory
 from altgrad.data.tasks import task_of
 from altgrad.model import GPT, account, layer_recipe, linear_layers, quantize_model
-from altgrad.model.from_cell import config_of, recipe_of
+from altgrad.model.from_cell import arm_of, config_of, recipe_of
 from altgrad.model.lora import add_adapters
+from altgrad.model.published import start_from
 from altgrad.optim import build_optimizer
 from altgrad.optim.grids import weight_grids
 from altgrad.training import machine, probes, ranks
 from altgrad.training.checkpoint import unique_state
 from altgrad.training.held_bytes import bytes_per_parameter
-from altgrad.training.plan import arm_of, start_from
 from altgrad.training.ranks import Ranks
 from altgrad.training.records import write_history, write_monitors, write_tensors
 from altgrad.training.trainer import Trainer
