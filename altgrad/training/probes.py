@@ -25,13 +25,6 @@ from altgrad.training.checkpoint import unique_state
 from altgrad.training.records import write_tensors
 
 
-def probe_steps(steps: int, count: int) -> list[int]:
-    """Return ``count`` steps evenly spaced from 0 to ``steps``, both included (one: only the last)."""
-    if count == 1:
-        return [steps]
-    return sorted({round(i * steps / (count - 1)) for i in range(count)})
-
-
 def save_weights(path: Path, model: nn.Module, step: int) -> None:
     """Write the model at ``step`` to ``path``: its linear layers' float32 weights, what holds their scales, the rest.
 

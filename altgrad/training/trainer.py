@@ -66,7 +66,7 @@ class Trainer:
         self.evaluation = Evaluation(cell, model, val, device, compute, self.ranks)
         self.measures = measures_of(cell, model, val, device, compute)
         self._quantized(grids)
-        self.probe_steps = probes.probe_steps(cell.train.steps, cell.monitor.probes)
+        self.probe_steps = probe_steps(cell.train.steps, cell.monitor.probes)
         self.tokens_per_step = cell.train.grad_accumulation * cell.train.batch * cell.model.context
         self.step_seconds: list[float] = []
         self.first_calls = [0]  # of a graph, among these steps
@@ -352,3 +352,10 @@ class Trainer:
 def _excess(seconds: list[float], first: list[int]) -> float:
     """Return by how much the ``first`` calls exceeded the median one."""
     return sum(max(0.0, seconds[i] - statistics.median(seconds)) for i in first if i < len(seconds))
+
+
+def probe_steps(steps: int, count: int) -> list[int]:
+    """Return ``count`` steps evenly spaced from 0 to ``steps``, both included (one: only the last)."""
+    if count == 1:
+        return [steps]
+    return sorted({round(i * steps / (count - 1)) for i in range(count)})

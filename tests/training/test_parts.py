@@ -17,8 +17,9 @@ from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.optim import Arm, build_optimizer
 from altgrad.training import checkpoint, machine
 from altgrad.training.monitor import Monitor, Row, first_nonfinite, tensor_statistics
-from altgrad.training.probes import float_copy, probe_steps
+from altgrad.training.probes import float_copy
 from altgrad.training.records import RowLog
+from altgrad.training.trainer import probe_steps
 
 # --- schedule --------------------------------------------------------------------------------------
 
