@@ -10,18 +10,27 @@ import resource
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
 from altgrad import __version__
 from altgrad.common.errors import UserError
 from altgrad.common.threads import GPU_SHARE, processor_name, usable_cores
 from altgrad.config.schema import Train
+from altgrad.model import linear_layers
 from altgrad.model.hardware import SWITCH, multiplies_bf16
 from altgrad.numerics.cpu import kernels
+from altgrad.optim import ArmOptimizer
+from altgrad.optim.coded import POWER, SCALE
+from altgrad.optim.grids import quantizer_of
+from altgrad.optim.sharded import local
+from altgrad.optim.stored import stored_bytes
 from altgrad.training.compiled_files import remove_damaged
 
 PEAK = Path("/proc/self/status")
+ROLES = {"exp_avg": "m", "momentum_buffer": "m", "exp_avg_sq": "v"}
 
 
 def select_device(setting: str) -> torch.device:
@@ -171,6 +180,32 @@ def machine_class(device: torch.device) -> str:
     return f"{processor_name()} {digest}, {products} products, torch {torch.__version__}"
 
 
-def versions() -> dict[str, str]:
-    """Return the versions that a result depends on."""
-    return {"altgrad": __version__, "python": platform.python_version(), "torch": torch.__version__}
+def used(device: torch.device) -> dict[str, Any]:
+    """Return what ``timing.json`` says of the machine: what it is, MB (10^6 bytes) at the most, versions."""
+    return {
+        "device": device.type, "machine": device_name(device), "machine_class": machine_class(device),
+        "peak_memory_mb": peak_memory_mb(device),
+        "versions": {"altgrad": __version__, "python": platform.python_version(), "torch": torch.__version__},
+    }  # fmt: skip
+
+
+def bytes_per_parameter(model: nn.Module, optimizer: ArmOptimizer) -> dict[str, float]:
+    """Return bytes per parameter, by role, and their sum as ``bytes_per_parameter``; of what this process has.
+
+    ``bytes_masters``: weights in full precision that a product quantizes anew; ``bytes_weights``: all others.
+    ``bytes_m`` and ``bytes_v`` have the scales of codes with them, and ``bytes_other_state`` what else an optimizer
+    keeps, such as the moments of AdamW beside an arm's. Gradients are there after a step.
+    """
+    quantized = {layer.weight for layer in linear_layers(model).values() if quantizer_of(layer, "weight") is not None}
+    held, count = dict.fromkeys(("weights", "masters", "grads", "m", "v", "other_state"), 0), 0
+    for p in model.parameters():
+        master = p in quantized and not optimizer.holds(p)
+        held["masters" if master else "weights"] += stored_bytes(local(p))
+        held["grads"] += 0 if p.grad is None else local(p.grad).nbytes
+        count += local(p).numel()
+        for name, t in optimizer.state.get(p, {}).items():
+            role = ROLES.get(name.removesuffix(SCALE).removesuffix(POWER), "other_state")
+            held[role] += local(t).nbytes
+    return {f"bytes_{name}": total / count for name, total in held.items()} | {
+        "bytes_per_parameter": sum(held.values()) / count
+    }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 import time
 from functools import partial
 from pathlib import Path
@@ -24,7 +22,6 @@ from altgrad.optim import build_optimizer
 from altgrad.optim.grids import weight_grids
 from altgrad.training import machine, probes, ranks
 from altgrad.training.checkpoint import unique_state
-from altgrad.training.held_bytes import bytes_per_parameter
 from altgrad.training.ranks import Ranks
 from altgrad.training.records import write_history, write_monitors, write_tensors
 from altgrad.training.trainer import Trainer
@@ -64,7 +61,9 @@ def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = 
             trainer = make_trainer(cell, meta["vocab_size"], tokens, scratch, *settled, all_of_them)
             trainer.run(f"{position} {cell.key}".strip())
             trainer.ranks.alone(trainer.model, partial(_write_results, trainer, out))
-        write_json(out / "timing.json", _timing(trainer, settled.compiled, time.perf_counter() - began))
+        held = machine.bytes_per_parameter(trainer.model, trainer.optimizer)
+        took = trainer.timing() | {"total_s": time.perf_counter() - began}
+        write_json(out / "timing.json", machine.used(settled.device) | held | took)
         mark_finished(scratch)
 
 
@@ -167,27 +166,4 @@ def _metrics(trainer: Trainer, history: list[list[Any]], out: Path) -> dict[str,
         "val_loss_best": best[0], "val_loss_best_step": best[1],
         "clipped_frac": trainer.totals["clipped"] / max(1, trainer.step), **changes,
         **trainer.measures.final(val_loss, out),
-    }  # fmt: skip
-
-
-def _timing(trainer: Trainer, compiled: bool, total_s: float) -> dict[str, object]:
-    """Return what ``timing.json`` holds: seconds of wall clock, milliseconds per step, MB of 10^6 bytes."""
-    seconds = trainer.step_seconds
-    median = statistics.median(seconds) if seconds else None
-    checkpoints = sorted(trainer.scratch.glob("step-*.safetensors"))
-    return {
-        "device": trainer.device.type, "machine": machine.device_name(trainer.device),
-        "machine_class": machine.machine_class(trainer.device),
-        "devices": trainer.ranks.count, "threads": trainer.cell.model.threads,
-        "compute": trainer.compute, "compiled": compiled, **trainer.seconds(), "total_s": total_s,
-        "tokens_per_s": (speed := trainer.tokens_per_second()),
-        "tflops": None if speed is None else speed * trainer.model.flops_per_token() / 1e12,  # a second, of products
-        "gpu_busy": statistics.fmean(busy) if (busy := [b for b in trainer.busy if b is not None]) else None,
-        "step_ms_median": None if median is None else 1e3 * median,
-        "step_ms_p90": 1e3 * sorted(seconds)[math.ceil(0.9 * len(seconds)) - 1] if seconds else None,
-        "peak_memory_mb": machine.peak_memory_mb(trainer.device),
-        **bytes_per_parameter(trainer.model, trainer.optimizer),
-        "checkpoint_mb": checkpoints[-1].stat().st_size / 1e6 if checkpoints else None,
-        "resumed": trainer.totals["resumed"],
-        "versions": machine.versions(),
     }  # fmt: skip

@@ -314,23 +314,32 @@ class Trainer:
         bar.set_postfix_str(f"loss {loss:.3f}, {rate / 1e3:.1f}k tok/s" if loss else "", refresh=False)
         bar.update()
 
-    def seconds(self) -> dict[str, float | None]:
-        """Return what training took, and of that what compiling, instrumented passes and evaluations did.
+    def timing(self) -> dict[str, Any]:
+        """Return what ``timing.json`` says of the run: seconds of wall clock, milliseconds per step, MB of 10^6 bytes.
 
         Compiling is the check of the graph, and by how much the first calls of this process exceeded the median ones;
         the time of evaluations is without it. It is None where nothing was compiled.
         """
+        seconds = sorted(self.step_seconds)
+        median = statistics.median(seconds) if seconds else None
+        speed = self.tokens_per_step / median if median else None
+        busy = [share for share in self.busy if share is not None]
+        checkpoints = sorted(self.scratch.glob("step-*.safetensors"))
         steps = _excess(self.step_seconds, self.first_calls) if self.compiled else 0.0
         evaluations = _excess(self.evaluation.seconds, [0]) if self.compiled else 0.0
         return {
+            "devices": self.ranks.count, "threads": self.cell.model.threads,
+            "compute": self.compute, "compiled": self.compiled, "resumed": self.totals["resumed"],
             "train_s": self.totals["train_s"],
             "compile_s": self.totals["check_s"] + steps + evaluations if self.compiled else None,
-            "observe_s": self.totals["observe_s"],
-            "evaluate_s": self.totals["evaluate_s"] - evaluations,
-        }
-
-    def tokens_per_second(self) -> float | None:
-        return self.tokens_per_step / statistics.median(self.step_seconds) if self.step_seconds else None
+            "observe_s": self.totals["observe_s"], "evaluate_s": self.totals["evaluate_s"] - evaluations,
+            "tokens_per_s": speed,
+            "tflops": speed and speed * self.model.flops_per_token() / 1e12,  # a second, of products
+            "gpu_busy": statistics.fmean(busy) if busy else None,
+            "step_ms_median": median and 1e3 * median,
+            "step_ms_p90": 1e3 * seconds[math.ceil(0.9 * len(seconds)) - 1] if seconds else None,
+            "checkpoint_mb": checkpoints[-1].stat().st_size / 1e6 if checkpoints else None,
+        }  # fmt: skip
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ from altgrad.model import GPT, GPTConfig, Recipe, embedded_weights, linear_layer
 from altgrad.optim import build_optimizer
 from altgrad.optim.stored import StoredWeight, stored_bytes
 from altgrad.training.grids import weight_grids
-from altgrad.training.held_bytes import bytes_per_parameter
+from altgrad.training.machine import bytes_per_parameter
 from tests.optim.arms import ARMS, arm_named
 from tests.training.conftest import make_cell, resumed, trained
 
