@@ -26,7 +26,6 @@ from altgrad.optim import ArmOptimizer
 from altgrad.optim.coded import POWER, SCALE
 from altgrad.optim.grids import quantizer_of
 from altgrad.optim.sharded import local
-from altgrad.optim.stored import stored_bytes
 from altgrad.training.compiled_files import remove_damaged
 
 PEAK = Path("/proc/self/status")
@@ -200,7 +199,7 @@ def bytes_per_parameter(model: nn.Module, optimizer: ArmOptimizer) -> dict[str, 
     held, count = dict.fromkeys(("weights", "masters", "grads", "m", "v", "other_state"), 0), 0
     for p in model.parameters():
         master = p in quantized and not optimizer.holds(p)
-        held["masters" if master else "weights"] += stored_bytes(local(p))
+        held["masters" if master else "weights"] += local(p).nbytes
         held["grads"] += 0 if p.grad is None else local(p.grad).nbytes
         count += local(p).numel()
         for name, t in optimizer.state.get(p, {}).items():
