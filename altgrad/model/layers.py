@@ -15,6 +15,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from altgrad.config.recipe import LayerRecipe, TensorRecipe
 from altgrad.model.quantized.linear import QuantizedLinear
+from altgrad.model.quantized.quantizer import Quantizer
 
 #: Layers that compute ``x @ weight + bias`` with ``weight`` (in, out): the name of the class, and that of the attribute
 #: with the size of its output. Told by these, so that no library of others need be installed.
@@ -76,6 +77,15 @@ def embedded_weights(model: nn.Module) -> set[nn.Parameter]:
 def layer_recipe(layer: nn.Module) -> LayerRecipe | None:
     """Return how a layer that ``quantize_model`` made is quantized, ``None`` for any other layer."""
     return getattr(layer, "recipe", None)
+
+
+def quantizer_of(layer: nn.Module, role: str) -> Quantizer | None:
+    """Return what quantizes ``role`` in a layer, or does the same as what does; None where nothing is quantized."""
+    if isinstance(layer, QuantizedLinear):
+        return layer.quantizer(role)
+    recipe = layer_recipe(layer)  # of torchao, which quantizes by itself, and shows nothing
+    spec = recipe and recipe.tensors()[role]
+    return Quantizer(spec).to(layer.get_parameter("weight").device) if spec else None
 
 
 def virtual_weight(layer: nn.Module) -> TensorRecipe | None:

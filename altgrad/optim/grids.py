@@ -17,25 +17,14 @@ from torch import nn
 
 from altgrad.config.arms import Arm
 from altgrad.formats import get_format
-from altgrad.model import QuantizedLinear, TensorRecipe, embedded_weights, layer_recipe, linear_layers, virtual_weight
-from altgrad.model.layers import is_transposed
-from altgrad.model.quantized.quantizer import Quantizer, Scaling
-from altgrad.model.torchao import torchao_quantizer
+from altgrad.model import QuantizedLinear, TensorRecipe, embedded_weights, linear_layers, virtual_weight
+from altgrad.model.layers import is_transposed, quantizer_of
+from altgrad.model.quantized.quantizer import Scaling
 from altgrad.optim.loading import HELD
 from altgrad.optim.weight_grid import WeightGrid
 
 UNREAD = get_format("E4M3")  # of weights whose arm needs no format
 REFINEMENT = 256  # finer for weights whose format is virtual: 8 more bits, so that 8-bit formats take 16
-
-
-def quantizer_of(layer: nn.Module, role: str) -> Quantizer | None:
-    """Return what quantizes ``role`` in a layer, or does the same as what does; None where nothing is quantized."""
-    if isinstance(layer, QuantizedLinear):
-        return layer.quantizer(role)
-    recipe = layer_recipe(layer)
-    if recipe is not None and recipe.torchao is not None:  # quantizes by itself, and shows nothing
-        return torchao_quantizer(recipe, role, layer.get_parameter("weight").device)
-    return None
 
 
 def weight_grids(model: nn.Module, *, on_grid: bool) -> dict[nn.Parameter, WeightGrid]:

@@ -21,10 +21,10 @@ from altgrad.common.threads import GPU_SHARE, processor_name, usable_cores
 from altgrad.config.schema import Train
 from altgrad.model import linear_layers
 from altgrad.model.hardware import SWITCH, multiplies_bf16
+from altgrad.model.layers import quantizer_of
 from altgrad.numerics.cpu import kernels
 from altgrad.optim import ArmOptimizer
 from altgrad.optim.coded import POWER, SCALE
-from altgrad.optim.grids import quantizer_of
 from altgrad.optim.sharded import local
 from altgrad.training.compiled_files import remove_damaged
 

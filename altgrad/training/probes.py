@@ -19,8 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from altgrad.model import embedded_weights, layer_recipe, linear_layers, unquantize_model
-from altgrad.model.layers import is_transposed
-from altgrad.optim.grids import quantizer_of
+from altgrad.model.layers import is_transposed, quantizer_of
 from altgrad.training.checkpoint import unique_state
 from altgrad.training.records import write_tensors
 
