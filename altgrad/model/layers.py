@@ -83,9 +83,8 @@ def quantizer_of(layer: nn.Module, role: str) -> Quantizer | None:
     """Return what quantizes ``role`` in a layer, or does the same as what does; None where nothing is quantized."""
     if isinstance(layer, QuantizedLinear):
         return layer.quantizer(role)
-    recipe = layer_recipe(layer)  # of torchao, which quantizes by itself, and shows nothing
-    spec = recipe and recipe.tensors()[role]
-    return Quantizer(spec).to(layer.get_parameter("weight").device) if spec else None
+    spec = getattr(layer_recipe(layer), role, None)  # of torchao, which quantizes by itself and shows nothing
+    return None if spec is None else Quantizer(spec).to(layer.get_parameter("weight").device)
 
 
 def virtual_weight(layer: nn.Module) -> TensorRecipe | None:
