@@ -24,7 +24,6 @@ from altgrad.common.files import replacing, write_json
 from altgrad.config import Cell
 from altgrad.config.published import ACTIVATIONS, CONFIG, WEIGHTS, published_sizes, weights_sha256
 from altgrad.model.gpt import GPT, GPTConfig
-from altgrad.model.layers import linear_layers
 
 #: our modules -> GPT-2's; a block's are inside ``h.<n>.``
 OUTSIDE = {"tokens": "wte", "positions": "wpe", "norm": "ln_f"}
@@ -117,9 +116,8 @@ def _names(model: GPT, *, conv1d: bool) -> Iterator[tuple[str, str, bool]]:
     modules = dict(OUTSIDE)
     for i in range(model.config.layers):
         modules |= {f"blocks.{i}.{ours}": f"h.{i}.{theirs}" for ours, theirs in INSIDE.items()}
-    layers = linear_layers(model)
     for ours, theirs in modules.items():
-        yield f"{ours}.weight", f"{theirs}.weight", conv1d and ours in layers
+        yield f"{ours}.weight", f"{theirs}.weight", conv1d and ".c_" in theirs  # their layers
         if ours not in ("tokens", "positions"):
             yield f"{ours}.bias", f"{theirs}.bias", False
 
