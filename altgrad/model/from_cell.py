@@ -1,13 +1,18 @@
-"""From the plain values of a resolved cell to the recipe and the size of its model, and to its arm."""
+"""From the plain values of a resolved cell to its model, and to its arm."""
 
 from __future__ import annotations
+
+import torch
 
 from altgrad.common.errors import UserError
 from altgrad.config import Cell
 from altgrad.config.arms import Arm
 from altgrad.config.recipe import Recipe
 from altgrad.formats import Format
-from altgrad.model.gpt import GPTConfig
+from altgrad.model.gpt import GPT, GPTConfig
+from altgrad.model.lora import add_adapters
+from altgrad.model.published import start_from
+from altgrad.model.surgery import quantize_model
 
 PADDING = 128  # to a multiple of this a vocabulary is rounded up for speed, at most
 
@@ -48,3 +53,19 @@ def config_of(cell: Cell, vocab_size: int, labels: tuple[float, ...] = (1.0,)) -
             )
         vocab_size = start.vocab_size
     return GPTConfig(vocab_size=vocab_size, **sizes)
+
+
+def build_model(
+    cell: Cell, vocab_size: int, device: torch.device, labels: tuple[float, ...] = (), *, shared: bool = False
+) -> GPT:  # fmt: skip
+    """Return the quantized model of ``cell`` on ``device``; ``labels`` are those of its task.
+
+    It may be ``shared`` with other processes, which share its batches. Its initial weights are those that it starts from, or depend on the seed alone.
+    """
+    config, recipe = config_of(cell, vocab_size, labels), recipe_of(cell)
+    torch.manual_seed(cell.seed)
+    model = GPT(config)
+    start_from(cell, model)
+    # On its device: a torchao layer is made for it.
+    quantize_model(model.to(device), recipe, seed=cell.seed, sync_amax=shared)
+    return add_adapters(model, cell.lora)

@@ -14,10 +14,8 @@ from altgrad.common.files import read_json, write_json
 from altgrad.common.fingerprint import mark_finished, only_worker
 from altgrad.config.cell import Cell, scratch_directory
 from altgrad.data.tasks import task_of
-from altgrad.model import GPT, account, layer_recipe, linear_layers, quantize_model
-from altgrad.model.from_cell import arm_of, config_of, recipe_of
-from altgrad.model.lora import add_adapters
-from altgrad.model.published import start_from
+from altgrad.model import account, layer_recipe, linear_layers
+from altgrad.model.from_cell import arm_of, build_model
 from altgrad.optim import build_optimizer
 from altgrad.optim.grids import weight_grids
 from altgrad.training import machine, probes, ranks
@@ -27,23 +25,6 @@ from altgrad.training.records import write_history, write_monitors, write_tensor
 from altgrad.training.trainer import Trainer
 
 PROBE_SEED_STEP = 0  # batches of updates start at step 1, so step 0 is a batch that training never sees
-
-
-def build_model(
-    cell: Cell, vocab_size: int, device: torch.device, labels: tuple[float, ...] = (), *, shared: bool = False
-) -> GPT:  # fmt: skip
-    """Return the quantized model of ``cell`` on ``device``; ``labels`` are those of its task.
-
-    It is ``shared`` with other processes, which share its batches.
-
-    Its initial weights are those that it starts from, or depend on the seed alone.
-    """
-    torch.manual_seed(cell.seed)
-    model = GPT(config_of(cell, vocab_size, labels))
-    start_from(cell, model)
-    model = model.to(device)
-    # After the move: a torchao layer is made for its device.
-    return add_adapters(quantize_model(model, recipe_of(cell), seed=cell.seed, sync_amax=shared), cell.lora)
 
 
 def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = "") -> None:
@@ -100,10 +81,10 @@ def make_trainer(
     """Return what trains ``cell`` on ``tokens``; ``scratch`` and what follows are a `Trainer`'s."""
     train, val = (task_of(cell, tokens, split) for split in ("train", "val"))
     mine = mine or Ranks()
+    arm = arm_of(cell)
     model = build_model(cell, vocab_size, device, train.labels, shared=mine.count > 1)
     tqdm.write(f"{cell.key}: {account(model).summary}")
     mine.shard(model)
-    arm = arm_of(cell)
     grids = weight_grids(model, on_grid=arm.weights == "quantized")
     if arm.needs_format and not grids:
         plain = arm.plain_form.base
