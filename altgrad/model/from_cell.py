@@ -28,6 +28,11 @@ def recipe_of(cell: Cell) -> Recipe:
     return Recipe(rules=tuple(rule.with_formats(formats) for rule in cell.rules))
 
 
+def recipes_of(cell: Cell) -> list[Recipe]:
+    """Return the recipe that a resolved cell begins with, then those of its schedule."""
+    return [recipe_of(cell.under(place)) for place in range(1 + len(cell.schedule))]
+
+
 def arm_of(cell: Cell) -> Arm:
     """Return the arm of a resolved cell, its learning rate scaled.
 
@@ -60,7 +65,8 @@ def build_model(
 ) -> GPT:  # fmt: skip
     """Return the quantized model of ``cell`` on ``device``; ``labels`` are those of its task.
 
-    It may be ``shared`` with other processes, which share its batches. Its initial weights are those that it starts from, or depend on the seed alone.
+    It may be ``shared`` with other processes, which share its batches. Its initial weights are those that it starts
+    from, or depend on the seed alone.
     """
     config, recipe = config_of(cell, vocab_size, labels), recipe_of(cell)
     torch.manual_seed(cell.seed)

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from altgrad.common.errors import UserError
 from altgrad.config import Cell
 from altgrad.model import GPT, Recipe, matched_layers, quantize_model, requantize_model
-from altgrad.model.from_cell import arm_of, config_of, recipe_of
+from altgrad.model.from_cell import arm_of, config_of, recipes_of
 from altgrad.model.published import start_from
 from altgrad.model.surgery import TORCHAO_DIVISOR
 from altgrad.optim.grids import weight_grids
@@ -30,11 +30,10 @@ def check_cells(cells: list[Cell], vocab_size: int, baseline: str) -> None:
         with torch.device("meta"), _Undrawn():
             model = GPT(config_of(cell, vocab_size))
         start_from(cell, model)
-        recipes = []
         try:
-            for place in range(1 + len(cell.schedule)):
-                recipes.append(recipe_of(cell.under(place)))
-                matched_layers(model, recipes[-1])
+            recipes = recipes_of(cell)
+            for recipe in recipes:
+                matched_layers(model, recipe)
         except ValueError as error:
             raise UserError(f"params.yaml: recipe of cell {cell.key}: {error}") from None
         _check_arm(cell, model, recipes, baseline)

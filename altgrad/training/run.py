@@ -15,7 +15,7 @@ from altgrad.common.fingerprint import mark_finished, only_worker
 from altgrad.config.cell import Cell, scratch_directory
 from altgrad.data.tasks import task_of
 from altgrad.model import account, layer_recipe, linear_layers
-from altgrad.model.from_cell import arm_of, build_model
+from altgrad.model.from_cell import arm_of, build_model, recipes_of
 from altgrad.optim import build_optimizer
 from altgrad.optim.grids import weight_grids
 from altgrad.training import machine, probes, ranks
@@ -81,7 +81,7 @@ def make_trainer(
     """Return what trains ``cell`` on ``tokens``; ``scratch`` and what follows are a `Trainer`'s."""
     train, val = (task_of(cell, tokens, split) for split in ("train", "val"))
     mine = mine or Ranks()
-    arm = arm_of(cell)
+    arm, recipes = arm_of(cell), recipes_of(cell)
     model = build_model(cell, vocab_size, device, train.labels, shared=mine.count > 1)
     tqdm.write(f"{cell.key}: {account(model).summary}")
     mine.shard(model)
@@ -93,7 +93,7 @@ def make_trainer(
         model, arm, grids, steps=cell.train.steps, seed=cell.seed, compiled=compiled,
         reference="updates" in cell.monitor.groups,
     )  # fmt: skip
-    return Trainer(cell, model, optimizer, grids, train, val, device, scratch, compute, compiled, mine)
+    return Trainer(cell, model, recipes, optimizer, grids, train, val, device, scratch, compute, compiled, mine)
 
 
 def _write_results(trainer: Trainer, out: Path) -> None:

@@ -26,8 +26,7 @@ from altgrad.common.console import handled
 from altgrad.config import Cell
 from altgrad.config.schedule import learning_rate
 from altgrad.data.tasks import Task
-from altgrad.model import requantize_model
-from altgrad.model.from_cell import recipe_of
+from altgrad.model import Recipe, requantize_model
 from altgrad.model.gpt import GPT, Block
 from altgrad.optim import ArmOptimizer, WeightGrid
 from altgrad.optim.grids import weight_grids
@@ -55,10 +54,12 @@ class Trainer:
     """Trains ``model`` as ``cell`` says; everything that must outlive the process is in ``scratch``."""
 
     def __init__(
-        self, cell: Cell, model: GPT, optimizer: ArmOptimizer, grids: dict[nn.Parameter, WeightGrid],
-        task: Task, val: Task, device: torch.device, scratch: Path, compute: str, compiled: bool, ranks: Ranks,
+        self, cell: Cell, model: GPT, recipes: list[Recipe], optimizer: ArmOptimizer,
+        grids: dict[nn.Parameter, WeightGrid], task: Task, val: Task, device: torch.device, scratch: Path, compute: str,
+        compiled: bool, ranks: Ranks,
     ) -> None:  # fmt: skip
         self.cell, self.model, self.optimizer, self.ranks = cell, model, optimizer, ranks
+        self.recipes = recipes  # the model's, then those of the schedule
         self.task, self.device, self.scratch = task, device, scratch
         self.compute = compute  # bf16 or float32: dtype of the products outside the formats, on this machine
         self.compiled = compiled
@@ -85,7 +86,8 @@ class Trainer:
 
     def _requantize(self) -> None:
         """Quantize the model by the recipe that is on from now on; weights and the optimizer's state stay."""
-        requantize_model(self.model, recipe_of(self.switches.cell), seed=self.cell.seed, change=self.switches.place)
+        place = self.switches.place
+        requantize_model(self.model, self.recipes[place], seed=self.cell.seed, change=place)
         grids = weight_grids(self.model, on_grid=False)
         self.optimizer.look_at(grids)
         self._quantized(grids)
