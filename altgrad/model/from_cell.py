@@ -9,10 +9,9 @@ from altgrad.config import Cell
 from altgrad.config.arms import Arm
 from altgrad.config.recipe import Recipe
 from altgrad.formats import Format
-from altgrad.model.gpt import GPT, GPTConfig
+from altgrad.model import GPT, GPTConfig, quantize_model
 from altgrad.model.lora import add_adapters
 from altgrad.model.published import start_from
-from altgrad.model.surgery import quantize_model
 
 PADDING = 128  # to a multiple of this a vocabulary is rounded up for speed, at most
 
