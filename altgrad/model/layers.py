@@ -51,6 +51,11 @@ def is_transposed(layer: nn.Module) -> bool:
     return layer.transposed if isinstance(layer, QuantizedLinear) else _is_stored_transposed(layer)
 
 
+def scales_along(layer: nn.Module) -> dict[str, Any]:
+    """Return the option of `operand_scale` for the weight as it is stored: scales go along the product's sum."""
+    return {"dim": 0} if is_transposed(layer) else {}
+
+
 def matrix_of(layer: Any) -> Tensor:
     """Return the weight of a linear layer as (out, in), a view where it is stored otherwise."""
     weight: Tensor = layer.weight

@@ -18,7 +18,7 @@ from torch import nn
 from altgrad.config.arms import Arm
 from altgrad.formats import get_format
 from altgrad.model import QuantizedLinear, TensorRecipe, embedded_weights, linear_layers, virtual_weight
-from altgrad.model.layers import is_transposed, quantizer_of
+from altgrad.model.layers import quantizer_of, scales_along
 from altgrad.model.quantized.quantizer import Scaling
 from altgrad.optim.loading import HELD
 from altgrad.optim.weight_grid import WeightGrid
@@ -39,8 +39,9 @@ def weight_grids(model: nn.Module, *, on_grid: bool) -> dict[nn.Parameter, Weigh
         quantizer, virtual = quantizer_of(layer, "weight"), virtual_weight(layer)
         if layer.weight in embedded:
             continue
+        along = scales_along(layer)
         if virtual is not None:
-            grids[layer.weight] = _virtual_grid(name, layer, virtual, on_grid)
+            grids[layer.weight] = _virtual_grid(name, layer, virtual, along, on_grid)
         if quantizer is None:
             continue
         if on_grid and not isinstance(layer, QuantizedLinear):
@@ -48,7 +49,7 @@ def weight_grids(model: nn.Module, *, on_grid: bool) -> dict[nn.Parameter, Weigh
                 f"layer {name} is quantized by torchao, which cannot keep weights on their quantization grid"
             )
         grids[layer.weight] = WeightGrid(
-            quantizer.recipe.format, _options(layer, quantizer.scaling), held=quantizer.hold() if on_grid else None,
+            quantizer.recipe.format, quantizer.scaling.options | along, held=quantizer.hold() if on_grid else None,
             remembered=quantizer.remembered_amax, device=layer.weight.device,
         )  # fmt: skip
     return grids
@@ -67,18 +68,16 @@ def weights_of(model: nn.Module, arm: Arm) -> dict[nn.Parameter, WeightGrid]:
         return weight_grids(model, on_grid=arm.weights == "quantized")
     embedded = embedded_weights(model)
     return {
-        layer.weight: WeightGrid(UNREAD, {"dim": 0} if is_transposed(layer) else {}, device=layer.weight.device)
+        layer.weight: WeightGrid(UNREAD, scales_along(layer), device=layer.weight.device)
         for layer in linear_layers(model).values() if layer.weight not in embedded
     }  # fmt: skip
 
 
-def _options(layer: nn.Module, scaling: Scaling) -> dict[str, Any]:
-    """Return the options of `operand_scale` for the weight as it is stored: scales go along the product's sum."""
-    return scaling.options | ({"dim": 0} if is_transposed(layer) else {})
-
-
-def _virtual_grid(name: str, layer: nn.Linear, virtual: TensorRecipe, on_grid: bool) -> WeightGrid:
-    fmt, options, device = virtual.format, _options(layer, Scaling.of(virtual, native=False)), layer.weight.device
+def _virtual_grid(
+    name: str, layer: nn.Linear, virtual: TensorRecipe, along: dict[str, Any], on_grid: bool
+) -> WeightGrid:  # fmt: skip
+    fmt, device = virtual.format, layer.weight.device
+    options = Scaling.of(virtual, native=False).options | along
     if not on_grid:
         return WeightGrid(fmt, options, device=device)
     if virtual.granularity != "tensor":

@@ -42,9 +42,9 @@ def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = 
             trainer = make_trainer(cell, meta["vocab_size"], tokens, scratch, *settled, all_of_them)
             trainer.run(f"{position} {cell.key}".strip())
             trainer.ranks.alone(trainer.model, partial(_write_results, trainer, out))
-        held = machine.bytes_per_parameter(trainer.model, trainer.optimizer)
-        took = trainer.timing() | {"total_s": time.perf_counter() - began}
-        write_json(out / "timing.json", machine.used(settled.device) | held | took)
+        used = machine.used(settled.device) | machine.bytes_per_parameter(trainer.model, trainer.optimizer)
+        used |= trainer.timing() | {"total_s": time.perf_counter() - began}
+        write_json(out / "timing.json", used)
         mark_finished(scratch)
 
 

@@ -101,12 +101,11 @@ class Trainer:
         divergence = self.cell.train.divergence
         self.step = 0
         self.tracker = OutcomeTracker(divergence.spike, divergence.window)
-        self.switches = Switches(self.cell)
+        self.switches = Switches(self.cell, **(found.state["switches"] if found else {}))
         # Sums since the last logged row, and over the whole run.
         self.totals: dict[str, Any] = {"loss": 0.0, "seen": 0, "seen_clipped": 0, "clipped": 0}
         self.totals |= {"train_s": 0.0, "check_s": 0.0, "observe_s": 0.0, "evaluate_s": 0.0, "resumed": 0}
         if found is not None:
-            self.switches = Switches(self.cell, **found.state["switches"])
             if self.switches.place:
                 self._requantize()
             checkpoint.unpack(found.tensors, self.model, self.optimizer)
@@ -119,8 +118,8 @@ class Trainer:
         if not self.ranks.first:
             return
         resume_step = None if found is None else self.step
-        self.history = RowLog(self.scratch / "history.jsonl", resume_step)
-        self.monitors = RowLog(self.scratch / "monitors.jsonl", resume_step)
+        logs = (RowLog(self.scratch / f"{name}.jsonl", resume_step) for name in ("history", "monitors"))
+        self.history, self.monitors = logs
 
     def save(self) -> None:
         """Write a checkpoint of the present moment; rows first, so none is missing after a resume."""
