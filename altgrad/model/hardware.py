@@ -1,4 +1,4 @@
-"""What the processor at hand multiplies by itself.
+"""The device that a setting means, and what the processor at hand multiplies by itself.
 
 A CPU with fast bfloat16 instructions and one without go two ways through a training step: operands and products in
 bfloat16, or in float32. ``ALTGRAD_CPU_BF16`` chooses one: ``on`` or ``off`` whatever the CPU has, ``auto`` (or unset)
@@ -22,6 +22,18 @@ from altgrad.numerics.tracing import constant_in_graphs
 
 SWITCH = "ALTGRAD_CPU_BF16"
 CHOICES = {"auto": None, "": None, "on": True, "off": False}
+
+
+def select_device(setting: str) -> torch.device:
+    """Return the device for ``auto``, ``cpu`` or ``cuda``; :class:`UserError` for cuda without CUDA."""
+    if setting == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "params.yaml: train.device is cuda, but this torch sees no CUDA device; "
+            "set it to auto or cpu, or install a CUDA build of torch and its driver"
+        )
+    if setting == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda")
 
 
 @constant_in_graphs

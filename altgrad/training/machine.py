@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from altgrad import __version__
-from altgrad.common.errors import UserError
 from altgrad.common.threads import GPU_SHARE, processor_name, usable_cores
 from altgrad.config.schema import Train
 from altgrad.model import linear_layers
@@ -30,18 +29,6 @@ from altgrad.training.compiled_files import remove_damaged
 
 PEAK = Path("/proc/self/status")
 ROLES = {"exp_avg": "m", "momentum_buffer": "m", "exp_avg_sq": "v"}
-
-
-def select_device(setting: str) -> torch.device:
-    """Return the device for ``auto``, ``cpu`` or ``cuda``; :class:`UserError` for cuda without CUDA."""
-    if setting == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            "params.yaml: train.device is cuda, but this torch sees no CUDA device; "
-            "set it to auto or cpu, or install a CUDA build of torch and its driver"
-        )
-    if setting == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda")
 
 
 def make_deterministic() -> None:

@@ -16,6 +16,7 @@ from altgrad.config.cell import Cell, scratch_directory
 from altgrad.data.tasks import task_of
 from altgrad.model import account, layer_recipe, linear_layers
 from altgrad.model.from_cell import arm_of, build_model, recipes_of
+from altgrad.model.hardware import select_device
 from altgrad.optim import build_optimizer
 from altgrad.optim.grids import weight_grids
 from altgrad.training import machine, probes, ranks
@@ -60,7 +61,7 @@ def settle(cell: Cell, root: Path) -> Settled:
     """Make this process ready to train ``cell``, and say where that is not with what may be expected."""
     machine.make_deterministic()
     machine.use_compile_cache(machine.compile_cache(root))
-    device = machine.select_device(cell.train.device)
+    device = select_device(cell.train.device)
     machine.keep_to_share(device)
     torch.set_num_threads(cell.model.threads)
     machine.forget_peak_memory(device)

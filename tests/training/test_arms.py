@@ -16,8 +16,8 @@ from altgrad.model.from_cell import arm_of, build_model
 from altgrad.numerics import quantize
 from altgrad.numerics.update_sums import UpdateSums
 from altgrad.optim import build_optimizer
+from altgrad.optim.checks import check_cells
 from altgrad.training.grids import weight_grids
-from altgrad.training.plan import check_cells
 from altgrad.training.updates import UpdateMonitor, moved, update_statistics
 from tests.optim.arms import ARMS
 from tests.training.conftest import VOCABULARY, make_cell, resumed, trained

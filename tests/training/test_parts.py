@@ -145,8 +145,8 @@ def test_a_log_resumes_after_its_step_and_drops_a_cut_off_line(tmp_path):
 def test_cuda_without_cuda_is_one_sentence(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="no CUDA device"):
-        machine.select_device("cuda")
-    assert machine.select_device("auto").type == "cpu"
+        hardware.select_device("cuda")
+    assert hardware.select_device("auto").type == "cpu"
 
 
 def test_without_a_compiler_training_runs_uncompiled_and_says_so(monkeypatch):

@@ -12,10 +12,10 @@ from altgrad.common.errors import UserError
 from altgrad.config import Cell
 from altgrad.model import GPT, Recipe, matched_layers, quantize_model, requantize_model
 from altgrad.model.from_cell import arm_of, config_of, recipes_of
+from altgrad.model.hardware import select_device
 from altgrad.model.published import start_from
 from altgrad.model.surgery import TORCHAO_DIVISOR
 from altgrad.optim.grids import weight_grids
-from altgrad.training import machine
 
 
 def check_cells(cells: list[Cell], vocab_size: int, baseline: str) -> None:
@@ -26,7 +26,7 @@ def check_cells(cells: list[Cell], vocab_size: int, baseline: str) -> None:
     plain form, which shows that the two agree.
     """
     for cell in _distinct(cells):
-        machine.select_device(cell.train.device)
+        select_device(cell.train.device)
         with torch.device("meta"), _Undrawn():
             model = GPT(config_of(cell, vocab_size))
         start_from(cell, model)
@@ -56,7 +56,7 @@ def _check_devices(cell: Cell) -> None:
         raise UserError(f"{where}: a recipe that changes during a run is for one process alone; set devices to 1")
     if train.batch % train.devices:
         raise UserError(f"{where} must divide train.batch {train.batch}; change one of the two")
-    if machine.select_device(train.device).type == "cuda" and train.devices > torch.cuda.device_count():
+    if select_device(train.device).type == "cuda" and train.devices > torch.cuda.device_count():
         raise UserError(f"{where} is more than the {torch.cuda.device_count()} GPUs that are here; set it to that")
     if cell.model.dropout:
         raise UserError(f"{where}: the processes would drop other units than one alone; set model.dropout to 0")
