@@ -43,7 +43,7 @@ def make_deterministic() -> None:
 
 def choose_compute(setting: str, device: torch.device) -> tuple[str, str | None]:
     """Return the dtype of products outside the formats, and a notice when it is not what was asked for."""
-    if setting == "float32" or multiplies_bf16(device.type):
+    if setting == "float32" or device.type != "cpu" or multiplies_bf16():
         return setting, None
     return "float32", (
         f"this CPU has no fast bfloat16 instructions (or {SWITCH}=off says so): products are computed in "
@@ -162,7 +162,7 @@ def machine_class(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{device_name(device)}, torch {torch.__version__}"
     digest = hashlib.sha256(kernels.processor().encode()).hexdigest()[:8]
-    products = "bfloat16" if multiplies_bf16("cpu") else "float32"
+    products = "bfloat16" if multiplies_bf16() else "float32"
     return f"{processor_name()} {digest}, {products} products, torch {torch.__version__}"
 
 

@@ -158,10 +158,10 @@ def test_without_a_compiler_training_runs_uncompiled_and_says_so(monkeypatch):
 
 def test_a_cpu_without_bfloat16_computes_in_float32_and_says_so(monkeypatch):
     cpu = torch.device("cpu")
-    monkeypatch.setattr(hardware, "_cpu_multiplies_bf16", lambda: False)
+    monkeypatch.setenv(hardware.SWITCH, "off")
     compute, notice = machine.choose_compute("bf16", cpu)
     assert compute == "float32" and "no fast bfloat16 instructions" in notice
-    monkeypatch.setattr(hardware, "_cpu_multiplies_bf16", lambda: True)
+    monkeypatch.setenv(hardware.SWITCH, "on")
     assert machine.choose_compute("bf16", cpu) == ("bf16", None)
     assert machine.choose_compute("float32", cpu) == ("float32", None)
 
