@@ -17,7 +17,7 @@ def main(arguments: list[str]) -> None:
     params = load_params(Path(*arguments or ["params.yaml"]))
     link_ignored(Path("data/weights"))
     from altgrad.data.batches import require_sequences
-    from altgrad.training.plan import check_cells
+    from altgrad.optim.checks import check_cells
 
     resolver = Resolver(params)
     cells = list(resolver.cells())

@@ -107,7 +107,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = [report for found in terminalreporter.stats.values() for report in found]
     called = [report for report in reports if getattr(report, "when", None) == "call"]
     counts = Counter(dict(report.user_properties).get("products") for report in called)
-    own = "bfloat16" if hardware.multiplies_bf16("cpu") else "float32"
+    own = "bfloat16" if hardware.multiplies_bf16() else "float32"
     terminalreporter.write_line(
         f"products on the CPU: {counts['bfloat16']} tests in bfloat16, {counts['float32']} in float32, "
         f"{counts[None]} as this machine has it, in {own}"

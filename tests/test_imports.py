@@ -18,7 +18,7 @@ import altgrad.optim, altgrad.training, altgrad.diagnostics, altgrad.benchmark.s
 import altgrad.integrations
 loaded("torch._dynamo torch._inductor geoopt torchao triton " + FRAMEWORKS)
 
-from altgrad.training.plan import check_cells
+from altgrad.optim.checks import check_cells
 from tests.training.test_arms import cell_of
 check_cells([cell_of("rung")], 300, "bf16")
 loaded("torch._dynamo torchao")

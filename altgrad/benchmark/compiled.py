@@ -64,11 +64,12 @@ def main(arguments: list[str]) -> None:
     """Take one step of the job in ``arguments``."""
     from altgrad.benchmark import steps
     from altgrad.model import GPTConfig
+    from altgrad.model.hardware import select_device
     from altgrad.training import machine
 
     job = json.loads(arguments[0])
     machine.use_compile_cache(Path(job["cache"]))
-    device = machine.select_device("auto")
+    device = select_device("auto")
     config = GPTConfig(**job["config"] | {"labels": tuple(job["config"]["labels"])})  # JSON has no tuples
     entry = {entry.name: entry for entry in steps.contestants(device)}[job["name"]]
     steps.Step(config, entry, steps.random_tokens(config, job["batch"], device), device)()

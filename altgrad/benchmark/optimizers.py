@@ -18,7 +18,7 @@ from altgrad.benchmark.timing import in_turn, ratio
 from altgrad.model import GPT, GPTConfig, Recipe, quantize_model
 from altgrad.optim import Arm, build_optimizer
 from altgrad.optim.update_gpu import Kernels
-from altgrad.training.held_bytes import bytes_per_parameter
+from altgrad.training.machine import bytes_per_parameter
 
 WARM = 3
 

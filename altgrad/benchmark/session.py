@@ -24,6 +24,7 @@ from altgrad.common.threads import usable_cores
 from altgrad.config import load_params
 from altgrad.config.models import Model
 from altgrad.model import GPTConfig
+from altgrad.model.hardware import select_device
 from altgrad.numerics.check.records import environment
 from altgrad.training import machine
 
@@ -60,7 +61,7 @@ class Session:
         self.root = Path.cwd()
         self.params = load_params()
         machine.use_compile_cache(machine.compile_cache(self.root))
-        self.device = machine.select_device("auto")
+        self.device = select_device("auto")
         on_gpu = self.device.type == "cuda"
         self.sizes = MINIATURE if miniature else ON_GPU if on_gpu else ON_CPU
         self.limit_s = LIMIT_S if on_gpu or miniature else CPU_LIMIT_S

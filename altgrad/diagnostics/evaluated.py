@@ -79,7 +79,7 @@ class Evaluated:
         """Give the model with ``weights`` under ``recipe``, and compute as the run was evaluated."""
         model = self.model(recipe)
         load_saved(self.cell, model, weights)
-        low = self.cell.train.compute == "bf16" and multiplies_bf16("cpu")
+        low = self.cell.train.compute == "bf16" and multiplies_bf16()
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=low):
             yield model.eval()
 

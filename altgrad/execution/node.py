@@ -274,8 +274,9 @@ class Node:
 def _tell_class(answer: Connection) -> None:
     """Send whether altgrad works here, and the class of this machine or what is wrong with it."""
     try:
-        machine = importlib.import_module("altgrad.training.machine")  # a later package, which loads torch
-        answer.send((True, machine.machine_class(machine.select_device("auto"))))
+        # Later packages, which load torch.
+        hardware, machine = map(importlib.import_module, ("altgrad.model.hardware", "altgrad.training.machine"))
+        answer.send((True, machine.machine_class(hardware.select_device("auto"))))
     except Exception as error:  # noqa: BLE001 - whatever a machine lacks, it is not to be used, and to say why
         answer.send((False, f"{type(error).__name__}: {error}"))
 

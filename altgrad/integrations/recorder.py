@@ -192,11 +192,9 @@ class Recorder:
         """Return what ``timing.json`` holds, of this process since it began."""
         device, seconds = next(self.model.parameters()).device, time.perf_counter() - self._began
         return {
-            "device": device.type, "machine": machine.device_name(device),
-            "machine_class": machine.machine_class(device), "devices": _processes(),
-            "threads": torch.get_num_threads(), "compiled": False, "train_s": seconds, "total_s": seconds,
+            **machine.used(device), "devices": _processes(), "threads": torch.get_num_threads(),
+            "compiled": False, "train_s": seconds, "total_s": seconds,
             "tokens_per_s": (self.step - self._first) * self.tokens_per_step / seconds,
-            "peak_memory_mb": machine.peak_memory_mb(device), "versions": machine.versions(),
         }  # fmt: skip
 
 

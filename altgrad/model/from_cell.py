@@ -1,12 +1,17 @@
-"""From the plain values of a resolved cell to the formats, the recipe and the size of its model."""
+"""From the plain values of a resolved cell to its model, and to its arm."""
 
 from __future__ import annotations
 
+import torch
+
 from altgrad.common.errors import UserError
 from altgrad.config import Cell
+from altgrad.config.arms import Arm
 from altgrad.config.recipe import Recipe
 from altgrad.formats import Format
-from altgrad.model.gpt import GPTConfig
+from altgrad.model import GPT, GPTConfig, quantize_model
+from altgrad.model.lora import add_adapters
+from altgrad.model.published import start_from
 
 PADDING = 128  # to a multiple of this a vocabulary is rounded up for speed, at most
 
@@ -20,6 +25,19 @@ def recipe_of(cell: Cell) -> Recipe:
     """Return the recipe of a resolved cell."""
     formats = formats_of(cell)
     return Recipe(rules=tuple(rule.with_formats(formats) for rule in cell.rules))
+
+
+def recipes_of(cell: Cell) -> list[Recipe]:
+    """Return the recipe that a resolved cell begins with, then those of its schedule."""
+    return [recipe_of(cell.under(place)) for place in range(1 + len(cell.schedule))]
+
+
+def arm_of(cell: Cell) -> Arm:
+    """Return the arm of a resolved cell, its learning rate scaled.
+
+    Raises ``ValueError`` for settings that do not go together.
+    """
+    return cell.arm.with_formats(formats_of(cell)).but(lr=cell.peak_lr)
 
 
 def config_of(cell: Cell, vocab_size: int, labels: tuple[float, ...] = (1.0,)) -> GPTConfig:
@@ -39,3 +57,20 @@ def config_of(cell: Cell, vocab_size: int, labels: tuple[float, ...] = (1.0,)) -
             )
         vocab_size = start.vocab_size
     return GPTConfig(vocab_size=vocab_size, **sizes)
+
+
+def build_model(
+    cell: Cell, vocab_size: int, device: torch.device, labels: tuple[float, ...] = (), *, shared: bool = False
+) -> GPT:  # fmt: skip
+    """Return the quantized model of ``cell`` on ``device``; ``labels`` are those of its task.
+
+    It may be ``shared`` with other processes, which share its batches. Its initial weights are those that it starts
+    from, or depend on the seed alone.
+    """
+    config, recipe = config_of(cell, vocab_size, labels), recipe_of(cell)
+    torch.manual_seed(cell.seed)
+    model = GPT(config)
+    start_from(cell, model)
+    # On its device: a torchao layer is made for it.
+    quantize_model(model.to(device), recipe, seed=cell.seed, sync_amax=shared)
+    return add_adapters(model, cell.lora)

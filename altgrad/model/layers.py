@@ -15,6 +15,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from altgrad.config.recipe import LayerRecipe, TensorRecipe
 from altgrad.model.quantized.linear import QuantizedLinear
+from altgrad.model.quantized.quantizer import Quantizer
 
 #: Layers that compute ``x @ weight + bias`` with ``weight`` (in, out): the name of the class, and that of the attribute
 #: with the size of its output. Told by these, so that no library of others need be installed.
@@ -50,6 +51,11 @@ def is_transposed(layer: nn.Module) -> bool:
     return layer.transposed if isinstance(layer, QuantizedLinear) else _is_stored_transposed(layer)
 
 
+def scales_along(layer: nn.Module) -> dict[str, Any]:
+    """Return the option of `operand_scale` for the weight as it is stored: scales go along the product's sum."""
+    return {"dim": 0} if is_transposed(layer) else {}
+
+
 def matrix_of(layer: Any) -> Tensor:
     """Return the weight of a linear layer as (out, in), a view where it is stored otherwise."""
     weight: Tensor = layer.weight
@@ -76,6 +82,14 @@ def embedded_weights(model: nn.Module) -> set[nn.Parameter]:
 def layer_recipe(layer: nn.Module) -> LayerRecipe | None:
     """Return how a layer that ``quantize_model`` made is quantized, ``None`` for any other layer."""
     return getattr(layer, "recipe", None)
+
+
+def quantizer_of(layer: nn.Module, role: str) -> Quantizer | None:
+    """Return what quantizes ``role`` in a layer, or does the same as what does; None where nothing is quantized."""
+    if isinstance(layer, QuantizedLinear):
+        return layer.quantizer(role)
+    spec = getattr(layer_recipe(layer), role, None)  # of torchao, which quantizes by itself and shows nothing
+    return None if spec is None else Quantizer(spec).to(layer.get_parameter("weight").device)
 
 
 def virtual_weight(layer: nn.Module) -> TensorRecipe | None:

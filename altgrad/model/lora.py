@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from altgrad.config.models import Lora
 from altgrad.model.gpt import GPT
-from altgrad.model.layers import linear_layers, matrix_of
+from altgrad.model.quantized.linear import QuantizedLinear
 
 NAME = "lora"  # of a layer's adapter, among its modules
 
@@ -56,10 +56,9 @@ def add_adapters(model: GPT, lora: Lora | None) -> GPT:
         return model
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(bool(model.config.labels) and name == "head.weight")
-    for name, layer in linear_layers(model).items():
-        if name.startswith("blocks."):
-            weight = matrix_of(layer)
-            attach(layer, Adapter(weight.shape[0], weight.shape[1], lora, weight.device))
+    for layer in list(model.blocks.modules()):
+        if isinstance(layer, nn.Linear | QuantizedLinear):
+            attach(layer, Adapter(layer.out_features, layer.in_features, lora, layer.weight.device))
     return model
 
 

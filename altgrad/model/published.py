@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from altgrad.common.errors import UserError
 from altgrad.common.files import replacing, write_json
-from altgrad.config.published import ACTIVATIONS, CONFIG, WEIGHTS, published_sizes
+from altgrad.config import Cell
+from altgrad.config.published import ACTIVATIONS, CONFIG, WEIGHTS, published_sizes, weights_sha256
 from altgrad.model.gpt import GPT, GPTConfig
-from altgrad.model.layers import linear_layers
 
 #: our modules -> GPT-2's; a block's are inside ``h.<n>.``
 OUTSIDE = {"tokens": "wte", "positions": "wpe", "norm": "ln_f"}
@@ -49,6 +49,22 @@ def load_published(folder: str | Path) -> GPT:
     model = GPT(GPTConfig(**published_sizes(folder)))
     read_published(folder, model)
     return model
+
+
+def start_from(cell: Cell, model: GPT) -> None:
+    """Copy the weights that ``cell`` starts from, if any, into ``model``; on the device ``meta`` check that they fit.
+
+    Raises :class:`UserError` where they do not, or are no longer those that the cell was resolved for.
+    """
+    start = cell.model.start
+    if start is None:
+        return
+    folder = Path(start.folder)
+    if not model.head.weight.is_meta and weights_sha256(folder) != start.sha256:
+        raise UserError(
+            f"{folder}: the weights are not those that cell {cell.key} was resolved for; run `dvc repro --force grid`"
+        )
+    read_published(folder, model)
 
 
 @torch.no_grad()
@@ -100,9 +116,8 @@ def _names(model: GPT, *, conv1d: bool) -> Iterator[tuple[str, str, bool]]:
     modules = dict(OUTSIDE)
     for i in range(model.config.layers):
         modules |= {f"blocks.{i}.{ours}": f"h.{i}.{theirs}" for ours, theirs in INSIDE.items()}
-    layers = linear_layers(model)
     for ours, theirs in modules.items():
-        yield f"{ours}.weight", f"{theirs}.weight", conv1d and ours in layers
+        yield f"{ours}.weight", f"{theirs}.weight", conv1d and ".c_" in theirs  # their layers
         if ours not in ("tokens", "positions"):
             yield f"{ours}.bias", f"{theirs}.bias", False
 

@@ -35,7 +35,6 @@ from torch import Tensor, nn
 from altgrad.config.recipe import LayerRecipe, TensorRecipe
 from altgrad.formats import get_format
 from altgrad.model.quantized.native import has_products
-from altgrad.model.quantized.quantizer import Quantizer
 
 if TYPE_CHECKING:
     from torchao.float8 import CastConfig, Float8LinearConfig
@@ -87,12 +86,6 @@ def require_as_stated(recipe: LayerRecipe) -> None:
             f"this torchao's recipe {recipe.torchao} quantizes to {formats} with scales of its own, not as "
             "altgrad.config.recipe says; install torchao 0.18, on a device with OCP formats"
         )
-
-
-def torchao_quantizer(recipe: LayerRecipe, role: str, device: torch.device) -> Quantizer | None:
-    """Return a quantizer of ours that does what torchao does to a layer's ``role``, ``None`` if it does nothing."""
-    spec = recipe.tensors()[role]
-    return None if spec is None else Quantizer(spec).to(device)
 
 
 def _tensor_recipe(cast: CastConfig, powers_of_two: bool) -> TensorRecipe | None:

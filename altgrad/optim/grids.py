@@ -17,25 +17,14 @@ from torch import nn
 
 from altgrad.config.arms import Arm
 from altgrad.formats import get_format
-from altgrad.model import QuantizedLinear, TensorRecipe, embedded_weights, layer_recipe, linear_layers, virtual_weight
-from altgrad.model.layers import is_transposed
-from altgrad.model.quantized.quantizer import Quantizer, Scaling
-from altgrad.model.torchao import torchao_quantizer
+from altgrad.model import QuantizedLinear, TensorRecipe, embedded_weights, linear_layers, virtual_weight
+from altgrad.model.layers import quantizer_of, scales_along
+from altgrad.model.quantized.quantizer import Scaling
 from altgrad.optim.loading import HELD
 from altgrad.optim.weight_grid import WeightGrid
 
 UNREAD = get_format("E4M3")  # of weights whose arm needs no format
 REFINEMENT = 256  # finer for weights whose format is virtual: 8 more bits, so that 8-bit formats take 16
-
-
-def quantizer_of(layer: nn.Module, role: str) -> Quantizer | None:
-    """Return what quantizes ``role`` in a layer, or does the same as what does; None where nothing is quantized."""
-    if isinstance(layer, QuantizedLinear):
-        return layer.quantizer(role)
-    recipe = layer_recipe(layer)
-    if recipe is not None and recipe.torchao is not None:  # quantizes by itself, and shows nothing
-        return torchao_quantizer(recipe, role, layer.get_parameter("weight").device)
-    return None
 
 
 def weight_grids(model: nn.Module, *, on_grid: bool) -> dict[nn.Parameter, WeightGrid]:
@@ -50,8 +39,9 @@ def weight_grids(model: nn.Module, *, on_grid: bool) -> dict[nn.Parameter, Weigh
         quantizer, virtual = quantizer_of(layer, "weight"), virtual_weight(layer)
         if layer.weight in embedded:
             continue
+        along = scales_along(layer)
         if virtual is not None:
-            grids[layer.weight] = _virtual_grid(name, layer, virtual, on_grid)
+            grids[layer.weight] = _virtual_grid(name, layer, virtual, along, on_grid)
         if quantizer is None:
             continue
         if on_grid and not isinstance(layer, QuantizedLinear):
@@ -59,7 +49,7 @@ def weight_grids(model: nn.Module, *, on_grid: bool) -> dict[nn.Parameter, Weigh
                 f"layer {name} is quantized by torchao, which cannot keep weights on their quantization grid"
             )
         grids[layer.weight] = WeightGrid(
-            quantizer.recipe.format, _options(layer, quantizer.scaling), held=quantizer.hold() if on_grid else None,
+            quantizer.recipe.format, quantizer.scaling.options | along, held=quantizer.hold() if on_grid else None,
             remembered=quantizer.remembered_amax, device=layer.weight.device,
         )  # fmt: skip
     return grids
@@ -78,18 +68,16 @@ def weights_of(model: nn.Module, arm: Arm) -> dict[nn.Parameter, WeightGrid]:
         return weight_grids(model, on_grid=arm.weights == "quantized")
     embedded = embedded_weights(model)
     return {
-        layer.weight: WeightGrid(UNREAD, {"dim": 0} if is_transposed(layer) else {}, device=layer.weight.device)
+        layer.weight: WeightGrid(UNREAD, scales_along(layer), device=layer.weight.device)
         for layer in linear_layers(model).values() if layer.weight not in embedded
     }  # fmt: skip
 
 
-def _options(layer: nn.Module, scaling: Scaling) -> dict[str, Any]:
-    """Return the options of `operand_scale` for the weight as it is stored: scales go along the product's sum."""
-    return scaling.options | ({"dim": 0} if is_transposed(layer) else {})
-
-
-def _virtual_grid(name: str, layer: nn.Linear, virtual: TensorRecipe, on_grid: bool) -> WeightGrid:
-    fmt, options, device = virtual.format, _options(layer, Scaling.of(virtual, native=False)), layer.weight.device
+def _virtual_grid(
+    name: str, layer: nn.Linear, virtual: TensorRecipe, along: dict[str, Any], on_grid: bool
+) -> WeightGrid:  # fmt: skip
+    fmt, device = virtual.format, layer.weight.device
+    options = Scaling.of(virtual, native=False).options | along
     if not on_grid:
         return WeightGrid(fmt, options, device=device)
     if virtual.granularity != "tensor":

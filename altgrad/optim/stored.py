@@ -71,6 +71,11 @@ class StoredWeight(torch.Tensor):
             return args[0]
         return found
 
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        """The bytes that it takes in memory."""
+        return self.memory.codes.nbytes + (0 if self.memory.values is None else self.memory.values.nbytes)
+
     def data_ptr(self) -> int:
         """Return where the codes lie, by which shared weights are told."""
         return self.memory.codes.data_ptr()
@@ -92,13 +97,6 @@ class StoredWeight(torch.Tensor):
 def plain(t: Tensor) -> Tensor:
     """Return the values of ``t`` in a tensor of their own memory where it has codes; else ``t`` itself."""
     return t.memory.read() if isinstance(t, StoredWeight) else t
-
-
-def stored_bytes(t: Tensor) -> int:
-    """Return the bytes that ``t`` takes in memory."""
-    if not isinstance(t, StoredWeight):
-        return t.nbytes
-    return t.memory.codes.nbytes + (0 if t.memory.values is None else t.memory.values.nbytes)
 
 
 def store(p: nn.Parameter, grid: WeightGrid) -> None:

@@ -10,30 +10,25 @@ import resource
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
 from altgrad import __version__
-from altgrad.common.errors import UserError
 from altgrad.common.threads import GPU_SHARE, processor_name, usable_cores
 from altgrad.config.schema import Train
+from altgrad.model import linear_layers
 from altgrad.model.hardware import SWITCH, multiplies_bf16
+from altgrad.model.layers import quantizer_of
 from altgrad.numerics.cpu import kernels
+from altgrad.optim import ArmOptimizer
+from altgrad.optim.coded import POWER, SCALE
+from altgrad.optim.sharded import local
 from altgrad.training.compiled_files import remove_damaged
 
 PEAK = Path("/proc/self/status")
-
-
-def select_device(setting: str) -> torch.device:
-    """Return the device for ``auto``, ``cpu`` or ``cuda``; :class:`UserError` for cuda without CUDA."""
-    if setting == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            "params.yaml: train.device is cuda, but this torch sees no CUDA device; "
-            "set it to auto or cpu, or install a CUDA build of torch and its driver"
-        )
-    if setting == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda")
+ROLES = {"exp_avg": "m", "momentum_buffer": "m", "exp_avg_sq": "v"}
 
 
 def make_deterministic() -> None:
@@ -48,7 +43,7 @@ def make_deterministic() -> None:
 
 def choose_compute(setting: str, device: torch.device) -> tuple[str, str | None]:
     """Return the dtype of products outside the formats, and a notice when it is not what was asked for."""
-    if setting == "float32" or multiplies_bf16(device.type):
+    if setting == "float32" or device.type != "cpu" or multiplies_bf16():
         return setting, None
     return "float32", (
         f"this CPU has no fast bfloat16 instructions (or {SWITCH}=off says so): products are computed in "
@@ -167,10 +162,36 @@ def machine_class(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{device_name(device)}, torch {torch.__version__}"
     digest = hashlib.sha256(kernels.processor().encode()).hexdigest()[:8]
-    products = "bfloat16" if multiplies_bf16("cpu") else "float32"
+    products = "bfloat16" if multiplies_bf16() else "float32"
     return f"{processor_name()} {digest}, {products} products, torch {torch.__version__}"
 
 
-def versions() -> dict[str, str]:
-    """Return the versions that a result depends on."""
-    return {"altgrad": __version__, "python": platform.python_version(), "torch": torch.__version__}
+def used(device: torch.device) -> dict[str, Any]:
+    """Return what ``timing.json`` says of the machine: what it is, MB (10^6 bytes) at the most, versions."""
+    return {
+        "device": device.type, "machine": device_name(device), "machine_class": machine_class(device),
+        "peak_memory_mb": peak_memory_mb(device),
+        "versions": {"altgrad": __version__, "python": platform.python_version(), "torch": torch.__version__},
+    }  # fmt: skip
+
+
+def bytes_per_parameter(model: nn.Module, optimizer: ArmOptimizer) -> dict[str, float]:
+    """Return bytes per parameter, by role, and their sum as ``bytes_per_parameter``; of what this process has.
+
+    ``bytes_masters``: weights in full precision that a product quantizes anew; ``bytes_weights``: all others.
+    ``bytes_m`` and ``bytes_v`` have the scales of codes with them, and ``bytes_other_state`` what else an optimizer
+    keeps, such as the moments of AdamW beside an arm's. Gradients are there after a step.
+    """
+    quantized = {layer.weight for layer in linear_layers(model).values() if quantizer_of(layer, "weight") is not None}
+    held, count = dict.fromkeys(("weights", "masters", "grads", "m", "v", "other_state"), 0), 0
+    for p in model.parameters():
+        master = p in quantized and not optimizer.holds(p)
+        held["masters" if master else "weights"] += local(p).nbytes
+        held["grads"] += 0 if p.grad is None else local(p.grad).nbytes
+        count += local(p).numel()
+        for name, t in optimizer.state.get(p, {}).items():
+            role = ROLES.get(name.removesuffix(SCALE).removesuffix(POWER), "other_state")
+            held[role] += local(t).nbytes
+    return {f"bytes_{name}": total / count for name, total in held.items()} | {
+        "bytes_per_parameter": sum(held.values()) / count
+    }

@@ -19,17 +19,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from altgrad.model import embedded_weights, layer_recipe, linear_layers, unquantize_model
-from altgrad.model.layers import is_transposed
-from altgrad.optim.grids import quantizer_of
+from altgrad.model.layers import is_transposed, quantizer_of
 from altgrad.training.checkpoint import unique_state
 from altgrad.training.records import write_tensors
-
-
-def probe_steps(steps: int, count: int) -> list[int]:
-    """Return ``count`` steps evenly spaced from 0 to ``steps``, both included (one: only the last)."""
-    if count == 1:
-        return [steps]
-    return sorted({round(i * steps / (count - 1)) for i in range(count)})
 
 
 def save_weights(path: Path, model: nn.Module, step: int) -> None:

@@ -29,7 +29,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from altgrad.common.errors import UserError
-from altgrad.common.files import write_text
 from altgrad.config import Cell
 from altgrad.model.quantized.data_parallel import whole_rows
 
@@ -158,7 +157,7 @@ def started(cell: Cell, tokens: Path, scratch: Path, root: Path, device: torch.d
         return
     meeting = scratch / MEETING
     meeting.unlink(missing_ok=True)
-    write_text(scratch / CELL, cell.to_json())
+    (scratch / CELL).write_text(cell.to_json(), encoding="utf-8")
     command = [sys.executable, "-m", "altgrad.training.replica", str(scratch), str(tokens), str(root)]
     others = [
         subprocess.Popen([*command, str(rank)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 import time
 from functools import partial
 from pathlib import Path
@@ -16,37 +14,18 @@ from altgrad.common.files import read_json, write_json
 from altgrad.common.fingerprint import mark_finished, only_worker
 from altgrad.config.cell import Cell, scratch_directory
 from altgrad.data.tasks import task_of
-from altgrad.model import GPT, account, layer_recipe, linear_layers, quantize_model
-from altgrad.model.from_cell import config_of, recipe_of
-from altgrad.model.lora import add_adapters
+from altgrad.model import account, layer_recipe, linear_layers
+from altgrad.model.from_cell import arm_of, build_model, recipes_of
+from altgrad.model.hardware import select_device
 from altgrad.optim import build_optimizer
 from altgrad.optim.grids import weight_grids
 from altgrad.training import machine, probes, ranks
 from altgrad.training.checkpoint import unique_state
-from altgrad.training.held_bytes import bytes_per_parameter
-from altgrad.training.plan import arm_of, start_from
 from altgrad.training.ranks import Ranks
 from altgrad.training.records import write_history, write_monitors, write_tensors
 from altgrad.training.trainer import Trainer
 
 PROBE_SEED_STEP = 0  # batches of updates start at step 1, so step 0 is a batch that training never sees
-
-
-def build_model(
-    cell: Cell, vocab_size: int, device: torch.device, labels: tuple[float, ...] = (), *, shared: bool = False
-) -> GPT:  # fmt: skip
-    """Return the quantized model of ``cell`` on ``device``; ``labels`` are those of its task.
-
-    It is ``shared`` with other processes, which share its batches.
-
-    Its initial weights are those that it starts from, or depend on the seed alone.
-    """
-    torch.manual_seed(cell.seed)
-    model = GPT(config_of(cell, vocab_size, labels))
-    start_from(cell, model)
-    model = model.to(device)
-    # After the move: a torchao layer is made for its device.
-    return add_adapters(quantize_model(model, recipe_of(cell), seed=cell.seed, sync_amax=shared), cell.lora)
 
 
 def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = "") -> None:
@@ -64,7 +43,9 @@ def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = 
             trainer = make_trainer(cell, meta["vocab_size"], tokens, scratch, *settled, all_of_them)
             trainer.run(f"{position} {cell.key}".strip())
             trainer.ranks.alone(trainer.model, partial(_write_results, trainer, out))
-        write_json(out / "timing.json", _timing(trainer, settled.compiled, time.perf_counter() - began))
+        used = machine.used(settled.device) | machine.bytes_per_parameter(trainer.model, trainer.optimizer)
+        used |= trainer.timing() | {"total_s": time.perf_counter() - began}
+        write_json(out / "timing.json", used)
         mark_finished(scratch)
 
 
@@ -80,7 +61,7 @@ def settle(cell: Cell, root: Path) -> Settled:
     """Make this process ready to train ``cell``, and say where that is not with what may be expected."""
     machine.make_deterministic()
     machine.use_compile_cache(machine.compile_cache(root))
-    device = machine.select_device(cell.train.device)
+    device = select_device(cell.train.device)
     machine.keep_to_share(device)
     torch.set_num_threads(cell.model.threads)
     machine.forget_peak_memory(device)
@@ -101,10 +82,10 @@ def make_trainer(
     """Return what trains ``cell`` on ``tokens``; ``scratch`` and what follows are a `Trainer`'s."""
     train, val = (task_of(cell, tokens, split) for split in ("train", "val"))
     mine = mine or Ranks()
+    arm, recipes = arm_of(cell), recipes_of(cell)
     model = build_model(cell, vocab_size, device, train.labels, shared=mine.count > 1)
     tqdm.write(f"{cell.key}: {account(model).summary}")
     mine.shard(model)
-    arm = arm_of(cell)
     grids = weight_grids(model, on_grid=arm.weights == "quantized")
     if arm.needs_format and not grids:
         plain = arm.plain_form.base
@@ -113,7 +94,7 @@ def make_trainer(
         model, arm, grids, steps=cell.train.steps, seed=cell.seed, compiled=compiled,
         reference="updates" in cell.monitor.groups,
     )  # fmt: skip
-    return Trainer(cell, model, optimizer, grids, train, val, device, scratch, compute, compiled, mine)
+    return Trainer(cell, model, recipes, optimizer, grids, train, val, device, scratch, compute, compiled, mine)
 
 
 def _write_results(trainer: Trainer, out: Path) -> None:
@@ -167,27 +148,4 @@ def _metrics(trainer: Trainer, history: list[list[Any]], out: Path) -> dict[str,
         "val_loss_best": best[0], "val_loss_best_step": best[1],
         "clipped_frac": trainer.totals["clipped"] / max(1, trainer.step), **changes,
         **trainer.measures.final(val_loss, out),
-    }  # fmt: skip
-
-
-def _timing(trainer: Trainer, compiled: bool, total_s: float) -> dict[str, object]:
-    """Return what ``timing.json`` holds: seconds of wall clock, milliseconds per step, MB of 10^6 bytes."""
-    seconds = trainer.step_seconds
-    median = statistics.median(seconds) if seconds else None
-    checkpoints = sorted(trainer.scratch.glob("step-*.safetensors"))
-    return {
-        "device": trainer.device.type, "machine": machine.device_name(trainer.device),
-        "machine_class": machine.machine_class(trainer.device),
-        "devices": trainer.ranks.count, "threads": trainer.cell.model.threads,
-        "compute": trainer.compute, "compiled": compiled, **trainer.seconds(), "total_s": total_s,
-        "tokens_per_s": (speed := trainer.tokens_per_second()),
-        "tflops": None if speed is None else speed * trainer.model.flops_per_token() / 1e12,  # a second, of products
-        "gpu_busy": statistics.fmean(busy) if (busy := [b for b in trainer.busy if b is not None]) else None,
-        "step_ms_median": None if median is None else 1e3 * median,
-        "step_ms_p90": 1e3 * sorted(seconds)[math.ceil(0.9 * len(seconds)) - 1] if seconds else None,
-        "peak_memory_mb": machine.peak_memory_mb(trainer.device),
-        **bytes_per_parameter(trainer.model, trainer.optimizer),
-        "checkpoint_mb": checkpoints[-1].stat().st_size / 1e6 if checkpoints else None,
-        "resumed": trainer.totals["resumed"],
-        "versions": machine.versions(),
     }  # fmt: skip

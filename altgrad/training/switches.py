@@ -36,10 +36,6 @@ class Switches:
         """The name of the recipe that is on: that of the grid's entry at first."""
         return self.made[-1]["recipe"] if self.made else self._cell.format
 
-    @property
-    def cell(self) -> Cell:
-        return self._cell.under(self.place)
-
     def state(self) -> dict[str, Any]:
         """Return what ``Switches(cell, **state)`` is restored of, as plain values."""
         return {"made": self.made, "least": None if math.isinf(self._least) else self._least}

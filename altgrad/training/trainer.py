@@ -26,8 +26,7 @@ from altgrad.common.console import handled
 from altgrad.config import Cell
 from altgrad.config.schedule import learning_rate
 from altgrad.data.tasks import Task
-from altgrad.model import requantize_model
-from altgrad.model.from_cell import recipe_of
+from altgrad.model import Recipe, requantize_model
 from altgrad.model.gpt import GPT, Block
 from altgrad.optim import ArmOptimizer, WeightGrid
 from altgrad.optim.grids import weight_grids
@@ -55,10 +54,12 @@ class Trainer:
     """Trains ``model`` as ``cell`` says; everything that must outlive the process is in ``scratch``."""
 
     def __init__(
-        self, cell: Cell, model: GPT, optimizer: ArmOptimizer, grids: dict[nn.Parameter, WeightGrid],
-        task: Task, val: Task, device: torch.device, scratch: Path, compute: str, compiled: bool, ranks: Ranks,
+        self, cell: Cell, model: GPT, recipes: list[Recipe], optimizer: ArmOptimizer,
+        grids: dict[nn.Parameter, WeightGrid], task: Task, val: Task, device: torch.device, scratch: Path, compute: str,
+        compiled: bool, ranks: Ranks,
     ) -> None:  # fmt: skip
         self.cell, self.model, self.optimizer, self.ranks = cell, model, optimizer, ranks
+        self.recipes = recipes  # the model's, then those of the schedule
         self.task, self.device, self.scratch = task, device, scratch
         self.compute = compute  # bf16 or float32: dtype of the products outside the formats, on this machine
         self.compiled = compiled
@@ -66,7 +67,7 @@ class Trainer:
         self.evaluation = Evaluation(cell, model, val, device, compute, self.ranks)
         self.measures = measures_of(cell, model, val, device, compute)
         self._quantized(grids)
-        self.probe_steps = probes.probe_steps(cell.train.steps, cell.monitor.probes)
+        self.probe_steps = probe_steps(cell.train.steps, cell.monitor.probes)
         self.tokens_per_step = cell.train.grad_accumulation * cell.train.batch * cell.model.context
         self.step_seconds: list[float] = []
         self.first_calls = [0]  # of a graph, among these steps
@@ -85,7 +86,8 @@ class Trainer:
 
     def _requantize(self) -> None:
         """Quantize the model by the recipe that is on from now on; weights and the optimizer's state stay."""
-        requantize_model(self.model, recipe_of(self.switches.cell), seed=self.cell.seed, change=self.switches.place)
+        place = self.switches.place
+        requantize_model(self.model, self.recipes[place], seed=self.cell.seed, change=place)
         grids = weight_grids(self.model, on_grid=False)
         self.optimizer.look_at(grids)
         self._quantized(grids)
@@ -99,12 +101,11 @@ class Trainer:
         divergence = self.cell.train.divergence
         self.step = 0
         self.tracker = OutcomeTracker(divergence.spike, divergence.window)
-        self.switches = Switches(self.cell)
+        self.switches = Switches(self.cell, **(found.state["switches"] if found else {}))
         # Sums since the last logged row, and over the whole run.
         self.totals: dict[str, Any] = {"loss": 0.0, "seen": 0, "seen_clipped": 0, "clipped": 0}
         self.totals |= {"train_s": 0.0, "check_s": 0.0, "observe_s": 0.0, "evaluate_s": 0.0, "resumed": 0}
         if found is not None:
-            self.switches = Switches(self.cell, **found.state["switches"])
             if self.switches.place:
                 self._requantize()
             checkpoint.unpack(found.tensors, self.model, self.optimizer)
@@ -117,8 +118,8 @@ class Trainer:
         if not self.ranks.first:
             return
         resume_step = None if found is None else self.step
-        self.history = RowLog(self.scratch / "history.jsonl", resume_step)
-        self.monitors = RowLog(self.scratch / "monitors.jsonl", resume_step)
+        logs = (RowLog(self.scratch / f"{name}.jsonl", resume_step) for name in ("history", "monitors"))
+        self.history, self.monitors = logs
 
     def save(self) -> None:
         """Write a checkpoint of the present moment; rows first, so none is missing after a resume."""
@@ -314,23 +315,32 @@ class Trainer:
         bar.set_postfix_str(f"loss {loss:.3f}, {rate / 1e3:.1f}k tok/s" if loss else "", refresh=False)
         bar.update()
 
-    def seconds(self) -> dict[str, float | None]:
-        """Return what training took, and of that what compiling, instrumented passes and evaluations did.
+    def timing(self) -> dict[str, Any]:
+        """Return what ``timing.json`` says of the run: seconds of wall clock, milliseconds per step, MB of 10^6 bytes.
 
         Compiling is the check of the graph, and by how much the first calls of this process exceeded the median ones;
         the time of evaluations is without it. It is None where nothing was compiled.
         """
+        seconds = sorted(self.step_seconds)
+        median = statistics.median(seconds) if seconds else None
+        speed = self.tokens_per_step / median if median else None
+        busy = [share for share in self.busy if share is not None]
+        checkpoints = sorted(self.scratch.glob("step-*.safetensors"))
         steps = _excess(self.step_seconds, self.first_calls) if self.compiled else 0.0
         evaluations = _excess(self.evaluation.seconds, [0]) if self.compiled else 0.0
         return {
+            "devices": self.ranks.count, "threads": self.cell.model.threads,
+            "compute": self.compute, "compiled": self.compiled, "resumed": self.totals["resumed"],
             "train_s": self.totals["train_s"],
             "compile_s": self.totals["check_s"] + steps + evaluations if self.compiled else None,
-            "observe_s": self.totals["observe_s"],
-            "evaluate_s": self.totals["evaluate_s"] - evaluations,
-        }
-
-    def tokens_per_second(self) -> float | None:
-        return self.tokens_per_step / statistics.median(self.step_seconds) if self.step_seconds else None
+            "observe_s": self.totals["observe_s"], "evaluate_s": self.totals["evaluate_s"] - evaluations,
+            "tokens_per_s": speed,
+            "tflops": speed and speed * self.model.flops_per_token() / 1e12,  # a second, of products
+            "gpu_busy": statistics.fmean(busy) if busy else None,
+            "step_ms_median": median and 1e3 * median,
+            "step_ms_p90": 1e3 * seconds[math.ceil(0.9 * len(seconds)) - 1] if seconds else None,
+            "checkpoint_mb": checkpoints[-1].stat().st_size / 1e6 if checkpoints else None,
+        }  # fmt: skip
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -352,3 +362,10 @@ class Trainer:
 def _excess(seconds: list[float], first: list[int]) -> float:
     """Return by how much the ``first`` calls exceeded the median one."""
     return sum(max(0.0, seconds[i] - statistics.median(seconds)) for i in first if i < len(seconds))
+
+
+def probe_steps(steps: int, count: int) -> list[int]:
+    """Return ``count`` steps evenly spaced from 0 to ``steps``, both included (one: only the last)."""
+    if count == 1:
+        return [steps]
+    return sorted({round(i * steps / (count - 1)) for i in range(count)})

@@ -161,7 +161,7 @@ def test_a_cluster_gives_what_one_machine_does_and_dvc_has_it(project, tmp_path,
 @pytest.mark.parametrize("cluster", [1], indirect=True)
 def test_cells_of_a_seed_run_on_one_class_of_machine_where_there_are_two(tmp_path, cluster):
     """The other node computes products as a CPU of the other kind does, and so gives other bits."""
-    cluster.add(**{SWITCH: "off" if multiplies_bf16("cpu") else "on"})
+    cluster.add(**{SWITCH: "off" if multiplies_bf16() else "on"})
     project = Project(tmp_path / "project")
     project.set("grid.seeds", [0, 1])
     said = ended(project, started(project, cluster, "-m", "altgrad.execution", "--engine", "ray"))

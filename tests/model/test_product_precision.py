@@ -24,7 +24,7 @@ from altgrad.model.quantized.linear import exact_in_bfloat16
 @pytest.fixture(params=[True, False], ids=["bf16 instructions", "none"])
 def either_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """A CPU with bfloat16 instructions and one without."""
-    monkeypatch.setattr(hardware, "_cpu_multiplies_bf16", lambda: request.param)
+    monkeypatch.setenv(hardware.SWITCH, "on" if request.param else "off")
     return request.param
 
 

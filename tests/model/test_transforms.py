@@ -25,7 +25,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 @pytest.fixture(params=[True, False], ids=["bf16", "float32"], autouse=True)
 def operands(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operands in either dtype."""
-    monkeypatch.setattr(hardware, "_cpu_multiplies_bf16", lambda: request.param)
+    monkeypatch.setenv(hardware.SWITCH, "on" if request.param else "off")
 
 
 def model(seed: int = 0, **options: Any) -> nn.Module:

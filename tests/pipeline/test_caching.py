@@ -74,7 +74,7 @@ def test_an_edit_reaches_the_stages_that_depend_on_it_and_no_other(project: Proj
     assert none[0] == diagnosis[0] != training[0] and none[1] != diagnosis[1] == training[1] and report == training
     parts = {stage: {name for entry in entries if isinstance(entry, dict) for name in entry.get("changed deps", ())}
              for stage, entries in found.items()}  # fmt: skip
-    expected = {"grid": {"altgrad/training", "params.yaml"}, "report": {"altgrad/reporting"}}
+    expected = {"grid": {"params.yaml"}, "report": {"altgrad/reporting"}}
     expected["code"] = {"altgrad/training", "altgrad/diagnostics"}
     expected |= {f"{stage}@{cell}": {f"data/code/{stage}.json"} for stage in ("train", "diagnose") for cell in CELLS}
     assert parts == expected
@@ -86,7 +86,7 @@ def test_edited_training_code_reruns_every_cell_but_no_diagnosis_of_equal_result
     project.append("altgrad/training/records.py", "\n# a remark\n")
     ran = project.repro()
     assert {f"train@{cell}" for cell in CELLS} <= ran
-    assert ran <= {f"train@{cell}" for cell in CELLS} | {"grid", "code", "report"}
+    assert ran <= {f"train@{cell}" for cell in CELLS} | {"code", "report"}
 
 
 def test_a_fresh_clone_with_the_cache_runs_nothing(project: Project, tmp_path):

@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from altgrad.config import UserError
 from altgrad.config.cell import scratch_directory
 from altgrad.model import linear_layers
+from altgrad.model.from_cell import arm_of, build_model
 from altgrad.numerics import quantize
 from altgrad.numerics.update_sums import UpdateSums
 from altgrad.optim import build_optimizer
+from altgrad.optim.checks import check_cells
 from altgrad.training.grids import weight_grids
-from altgrad.training.plan import arm_of, check_cells
-from altgrad.training.run import build_model
 from altgrad.training.updates import UpdateMonitor, moved, update_statistics
 from tests.optim.arms import ARMS
 from tests.training.conftest import VOCABULARY, make_cell, resumed, trained

@@ -29,12 +29,11 @@ from altgrad.data.labels import read_labels
 from altgrad.data.tasks import task_of
 from altgrad.diagnostics.evaluated import AS_TRAINED, UNQUANTIZED, Evaluated, quantized
 from altgrad.model import GPT, layer_recipe, quantize_model
-from altgrad.model.from_cell import config_of, recipe_of
+from altgrad.model.from_cell import build_model, config_of, recipe_of
 from altgrad.model.gpt import GPTConfig
 from altgrad.model.published import save_published
+from altgrad.optim.checks import check_cells
 from altgrad.training import train_cell
-from altgrad.training.plan import check_cells
-from altgrad.training.run import build_model
 from tests.training.conftest import VOCABULARY, WORDS, diagnosed, interruption, make_cell, make_documents
 
 END = VOCABULARY - 1

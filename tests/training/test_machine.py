@@ -73,15 +73,15 @@ def printed_with(code: str, **environment: str) -> list[str]:
 
 def test_a_cpu_is_taken_for_what_it_is_unless_the_variable_says_otherwise(monkeypatch):
     monkeypatch.delenv(SWITCH, raising=False)
-    own = multiplies_bf16("cpu")
+    own = multiplies_bf16()
     for value, expected in {"auto": own, "": own, "on": True, "off": False}.items():
         monkeypatch.setenv(SWITCH, value)
         assert choose_compute("bf16", torch.device("cpu"))[0] == ("bf16" if expected else "float32")
-        assert multiplies_bf16("cpu") is expected and multiplies_bf16("cuda")
+        assert multiplies_bf16() is expected
     assert choose_compute("bf16", torch.device("cuda")) == ("bf16", None)
     monkeypatch.setenv(SWITCH, "no")
     with pytest.raises(UserError, match=f"{SWITCH} is 'no'; set it to on, off or auto"):
-        multiplies_bf16("cpu")
+        multiplies_bf16()
 
 
 @pytest.mark.parametrize(("cpu", "faster"), [
@@ -96,7 +96,7 @@ def test_bfloat16_is_taken_where_it_is_faster(monkeypatch, cpu, faster):
     monkeypatch.delenv(SWITCH, raising=False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: cpu)
     hardware._is_faster.cache_clear()
-    assert multiplies_bf16("cpu") is faster
+    assert multiplies_bf16() is faster
     monkeypatch.undo()
     hardware._is_faster.cache_clear()
 

@@ -18,8 +18,9 @@ from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.optim import Arm, build_optimizer
 from altgrad.training import checkpoint, machine
 from altgrad.training.monitor import Monitor, Row, first_nonfinite, tensor_statistics
-from altgrad.training.probes import float_copy, probe_steps
+from altgrad.training.probes import float_copy
 from altgrad.training.records import RowLog
+from altgrad.training.trainer import probe_steps
 
 # --- schedule --------------------------------------------------------------------------------------
 
@@ -145,8 +146,8 @@ def test_a_log_resumes_after_its_step_and_drops_a_cut_off_line(tmp_path):
 def test_cuda_without_cuda_is_one_sentence(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="no CUDA device"):
-        machine.select_device("cuda")
-    assert machine.select_device("auto").type == "cpu"
+        hardware.select_device("cuda")
+    assert hardware.select_device("auto").type == "cpu"
 
 
 def test_without_a_compiler_training_runs_uncompiled_and_says_so(monkeypatch):
@@ -158,10 +159,10 @@ def test_without_a_compiler_training_runs_uncompiled_and_says_so(monkeypatch):
 
 def test_a_cpu_without_bfloat16_computes_in_float32_and_says_so(monkeypatch):
     cpu = torch.device("cpu")
-    monkeypatch.setattr(hardware, "_cpu_multiplies_bf16", lambda: False)
+    monkeypatch.setenv(hardware.SWITCH, "off")
     compute, notice = machine.choose_compute("bf16", cpu)
     assert compute == "float32" and "no fast bfloat16 instructions" in notice
-    monkeypatch.setattr(hardware, "_cpu_multiplies_bf16", lambda: True)
+    monkeypatch.setenv(hardware.SWITCH, "on")
     assert machine.choose_compute("bf16", cpu) == ("bf16", None)
     assert machine.choose_compute("float32", cpu) == ("float32", None)
 

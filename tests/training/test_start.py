@@ -21,8 +21,8 @@ from altgrad.config.schema import Params
 from altgrad.data import TokenFile, validation_sample
 from altgrad.execution.settings import keep_start
 from altgrad.model import load_published
+from altgrad.optim.checks import check_cells
 from altgrad.training import train_cell
-from altgrad.training.plan import check_cells
 from tests.training.conftest import VOCABULARY
 
 PARAMS = load_params(Path(__file__).parents[2] / "params.yaml")

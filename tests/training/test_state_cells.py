@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 
 from altgrad.model import GPT, GPTConfig, Recipe, embedded_weights, linear_layers, quantize_model
 from altgrad.optim import build_optimizer
-from altgrad.optim.stored import StoredWeight, stored_bytes
+from altgrad.optim.stored import StoredWeight
 from altgrad.training.grids import weight_grids
-from altgrad.training.held_bytes import bytes_per_parameter
+from altgrad.training.machine import bytes_per_parameter
 from tests.optim.arms import ARMS, arm_named
 from tests.training.conftest import make_cell, resumed, trained
 
@@ -87,4 +87,4 @@ def test_weights_and_both_moments_take_three_bytes(name):
     assert len(optimizer.grids) == 4
     for p in optimizer.grids:
         state = [t for name, t in optimizer.state[p].items() if name != "step"]
-        assert stored_bytes(p) + sum(t.nbytes for t in state) == p.numel() * (3 + 8 / 128)
+        assert p.nbytes + sum(t.nbytes for t in state) == p.numel() * (3 + 8 / 128)

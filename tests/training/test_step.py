@@ -15,8 +15,8 @@ from torch import Tensor
 from altgrad.common.files import read_json
 from altgrad.config import Cell
 from altgrad.model import linear_layers
+from altgrad.model.layers import quantizer_of
 from altgrad.numerics import compute_scale
-from altgrad.optim.grids import quantizer_of
 from altgrad.training.run import make_trainer
 from altgrad.training.trainer import Trainer
 from tests.training.conftest import VOCABULARY, make_cell, without_dropout

@@ -12,9 +12,9 @@ import torch
 
 from altgrad.config import Cell, UserError
 from altgrad.diagnostics.saved import SavedRun
+from altgrad.optim.checks import check_cells
 from altgrad.training import graphs, train_cell
 from altgrad.training.monitor import Monitor, Row
-from altgrad.training.plan import check_cells
 from altgrad.training.switches import Switches
 from altgrad.training.trainer import Trainer
 from tests.training.conftest import VOCABULARY, make_cell, resumed, trained

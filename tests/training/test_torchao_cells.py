@@ -16,10 +16,10 @@ import torch
 from altgrad.common.files import read_json, write_text
 from altgrad.config import Cell, UserError
 from altgrad.formats import get_format
+from altgrad.model.from_cell import build_model
+from altgrad.optim.checks import check_cells
 from altgrad.training import train_cell
-from altgrad.training.plan import check_cells
 from altgrad.training.probes import float_copy
-from altgrad.training.run import build_model
 from tests.training.conftest import VOCABULARY, diagnosed, make_cell, resumed, trained
 
 RECIPES = {"tensorwise": "E5M2", "rowwise": "E4M3", "rowwise_with_gw_hp": "E4M3"}  # and the gradients' format
@@ -102,7 +102,7 @@ import sys
 from pathlib import Path
 from altgrad.config import Cell
 from altgrad.training import train_cell
-from altgrad.training.plan import check_cells
+from altgrad.optim.checks import check_cells
 cell = Cell.read(Path(sys.argv[1]))
 check_cells([cell], 300, "bf16")
 train_cell(cell, Path(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[3]))

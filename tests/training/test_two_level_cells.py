@@ -8,7 +8,7 @@ import pytest
 
 from altgrad.config import Cell, Resolver, UserError, load_params
 from altgrad.config.schema import Params
-from altgrad.training.plan import check_cells
+from altgrad.optim.checks import check_cells
 from altgrad.training.run import train_cell
 from tests.training.conftest import VOCABULARY, make_cell
 

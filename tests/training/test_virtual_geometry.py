@@ -27,10 +27,10 @@ from altgrad.model import (
     unquantize_model,
     virtual_weight,
 )
+from altgrad.model.from_cell import arm_of, build_model
 from altgrad.optim import build_optimizer
+from altgrad.optim.checks import check_cells
 from altgrad.training.grids import weight_grids
-from altgrad.training.plan import arm_of, check_cells
-from altgrad.training.run import build_model
 from tests.optim.arms import ARMS, EXTREMES
 from tests.training.conftest import VOCABULARY, diagnosed, make_cell, trained
 

@@ -123,7 +123,7 @@ class QuantizedLinear(nn.Module):
         compute_dtype: dtype of the products that are not quantized.
         """
         accumulate_fp32 = self.recipe.accumulate == "float32"
-        fast_bf16 = multiplies_bf16(device)
+        fast_bf16 = device != "cpu" or multiplies_bf16()
         # A tensor that is not quantized keeps the precision of the compute dtype.
         low = self.exact and fast_bf16 and (compute_dtype == torch.bfloat16 or len(self.quantizers) == len(ROLES))
         input, weight, grad = map(self.quantizer, ("input", "weight", "grad"))

@@ -1,11 +1,7 @@
-"""From the plain values of a resolved cell to its arm and its first weights, and what is wrong with a cell.
-
-Everything that can be known to be wrong is said here, before any cell trains.
-"""
+"""What can be known to be wrong with a cell, said before any cell trains."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,38 +10,12 @@ from torch.overrides import TorchFunctionMode
 
 from altgrad.common.errors import UserError
 from altgrad.config import Cell
-from altgrad.config.published import weights_sha256
 from altgrad.model import GPT, Recipe, matched_layers, quantize_model, requantize_model
-from altgrad.model.from_cell import config_of, formats_of, recipe_of
-from altgrad.model.published import read_published
+from altgrad.model.from_cell import arm_of, config_of, recipes_of
+from altgrad.model.hardware import select_device
+from altgrad.model.published import start_from
 from altgrad.model.surgery import TORCHAO_DIVISOR
-from altgrad.optim import Arm
 from altgrad.optim.grids import weight_grids
-from altgrad.training import machine
-
-
-def arm_of(cell: Cell) -> Arm:
-    """Return the arm of a resolved cell, its learning rate scaled.
-
-    Raises ``ValueError`` for settings that do not go together.
-    """
-    return cell.arm.with_formats(formats_of(cell)).but(lr=cell.peak_lr)
-
-
-def start_from(cell: Cell, model: GPT) -> None:
-    """Copy the weights that ``cell`` starts from, if any, into ``model``; on the device ``meta`` check that they fit.
-
-    Raises :class:`UserError` where they do not, or are no longer those that the cell was resolved for.
-    """
-    start = cell.model.start
-    if start is None:
-        return
-    folder = Path(start.folder)
-    if not model.head.weight.is_meta and weights_sha256(folder) != start.sha256:
-        raise UserError(
-            f"{folder}: the weights are not those that cell {cell.key} was resolved for; run `dvc repro --force grid`"
-        )
-    read_published(folder, model)
 
 
 def check_cells(cells: list[Cell], vocab_size: int, baseline: str) -> None:
@@ -56,15 +26,14 @@ def check_cells(cells: list[Cell], vocab_size: int, baseline: str) -> None:
     plain form, which shows that the two agree.
     """
     for cell in _distinct(cells):
-        machine.select_device(cell.train.device)
+        select_device(cell.train.device)
         with torch.device("meta"), _Undrawn():
             model = GPT(config_of(cell, vocab_size))
         start_from(cell, model)
-        recipes = []
         try:
-            for place in range(1 + len(cell.schedule)):
-                recipes.append(recipe_of(cell.under(place)))
-                matched_layers(model, recipes[-1])
+            recipes = recipes_of(cell)
+            for recipe in recipes:
+                matched_layers(model, recipe)
         except ValueError as error:
             raise UserError(f"params.yaml: recipe of cell {cell.key}: {error}") from None
         _check_arm(cell, model, recipes, baseline)
@@ -87,7 +56,7 @@ def _check_devices(cell: Cell) -> None:
         raise UserError(f"{where}: a recipe that changes during a run is for one process alone; set devices to 1")
     if train.batch % train.devices:
         raise UserError(f"{where} must divide train.batch {train.batch}; change one of the two")
-    if machine.select_device(train.device).type == "cuda" and train.devices > torch.cuda.device_count():
+    if select_device(train.device).type == "cuda" and train.devices > torch.cuda.device_count():
         raise UserError(f"{where} is more than the {torch.cuda.device_count()} GPUs that are here; set it to that")
     if cell.model.dropout:
         raise UserError(f"{where}: the processes would drop other units than one alone; set model.dropout to 0")
