@@ -8,7 +8,6 @@ disk, the newest pair that verifies is a moment of the run from which it continu
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from altgrad.common.files import sha256_of, write_json
@@ -55,10 +54,9 @@ def load_newest(directory: Path) -> tuple[Checkpoint | None, list[str]]:
         path = directory / f"step-{step:08d}.safetensors"
         try:
             record = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-            content = path.read_bytes()
-            if record["sha256"] != hashlib.sha256(content).hexdigest():
+            if record["sha256"] != sha256_of(path):
                 raise ValueError("its checksum does not match")
-            return Checkpoint(step, load(content), record["state"]), problems
+            return Checkpoint(step, load_file(path), record["state"]), problems
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             problems.append(f"checkpoint of step {step} is unusable ({error}); going back further")
     return None, problems
