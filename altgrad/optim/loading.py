@@ -78,7 +78,9 @@ class Resumable(torch.optim.Optimizer):
                 )
         super().load_state_dict({**state_dict, "state": {}})
         for i, p in enumerate(parameters):
-            kept = as_stored(state_dict["state"].get(i, {}), stored[i], self.codings, p)
+            # In one order in every process, whatever order files were read in: parts are gathered one after the other.
+            saved = dict(sorted(state_dict["state"].get(i, {}).items()))
+            kept = as_stored(saved, stored[i], self.codings, p)
             held = kept.pop(HELD, None)
             if held is not None and self.holds(p):
                 self.grids[p].held.copy_(held)  # type: ignore[union-attr] # as `holds` says
@@ -195,7 +197,7 @@ def as_stored(saved: dict[str, Tensor], stored: dict[str, Any] | None, own: Codi
         name: Coding(moment, p.device) for name in MOMENTS if (moment := theirs.of(name)) is not None
     }  # fmt: skip
     found = in_float32({name: t.to(p.device) for name, t in saved.items()}, codings, p)
-    for name in own.of(p).keys() & found.keys():
+    for name in sorted(own.of(p).keys() & found.keys()):
         t = found.pop(name)
         t = local(split_as(p, t)) if own.in_parts(p) else whole(t)
         parts = own.of(p)[name].encode(t.float(), nearest=True)

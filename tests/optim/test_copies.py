@@ -69,7 +69,7 @@ def trained(pair: Pair, first: int, last: int) -> list[Tensor]:
         model(x).square().mean().backward()
         optimizer.step()
     state = optimizer.state_dict()["state"]
-    ends = [t for i in sorted(state) for t in state[i].values()]
+    ends = [t for i in sorted(state) for _, t in sorted(state[i].items())]
     with torch.no_grad():
         ends += [model.eval()(x), *(p.detach() * 1 for p in model.train().parameters())]
     return [t.clone() for t in ends]

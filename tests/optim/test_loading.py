@@ -218,3 +218,17 @@ def test_a_group_of_named_parameters_is_known_by_its_names() -> None:
     optimizer = ArmOptimizer({}, [nn.Parameter(torch.zeros(2))], Arm(lr=0.01))
     optimizer.add_param_group({"params": list(model.named_parameters())})
     assert optimizer.state_dict()["param_groups"][1]["param_names"] == [name for name, _ in model.named_parameters()]
+
+
+@pytest.mark.parametrize("name", ["adamw", "eco", "adamw_coat"])
+def test_a_state_is_kept_in_one_order_whatever_order_it_came_in(name: str) -> None:
+    """Processes gather a state's parts one after the other, and files give theirs in any order."""
+    model = model_of(Recipe.uniform("E3M4"))
+    optimizer = optimizer_of(model, arm_named(name))
+    steps(model, optimizer, 0, 2)
+    saved, orders = optimizer.state_dict(), []
+    for turned in (False, True):
+        entries = {i: dict(sorted(of.items(), reverse=turned)) for i, of in saved["state"].items()}
+        optimizer.load_state_dict(copy.deepcopy(saved | {"state": entries}))
+        orders.append([list(state) for state in optimizer.state.values()])
+    assert orders[0] == orders[1] and any(len(names) > 2 for names in orders[0])
