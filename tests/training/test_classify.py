@@ -19,8 +19,7 @@ from sklearn import metrics as oracle
 
 from altgrad.common.files import read_json
 from altgrad.config import Cell
-from altgrad.config.models import CellModel, Model, ModelFrom
-from altgrad.config.published import cell_model, weights_sha256
+from altgrad.config.models import CellModel, Model, ModelFrom, cell_model, weights_sha256
 from altgrad.config.recipe import Recipe
 from altgrad.config.tasks import ON_TEST, ON_VALIDATION, TITLES, Classifier
 from altgrad.data.classification import choose_thresholds, classification_metrics
@@ -233,7 +232,7 @@ def test_pooling_and_loss_are_as_defined_and_see_nothing_behind_the_end(pooling:
     for row, length in zip(tokens, lengths, strict=True):
         row[length:] = END
     logits = model(tokens)
-    pooled = [x[: n].mean(dim=0) if pooling == "mean" else x[n - 1] for x, n in zip(seen[0], lengths, strict=True)]
+    pooled = [x[:n].mean(dim=0) if pooling == "mean" else x[n - 1] for x, n in zip(seen[0], lengths, strict=True)]
     assert torch.allclose(logits, torch.stack(pooled) @ model.head.weight.T, atol=1e-6)
     p = logits.sigmoid()
     expected = -(targets * torch.tensor([1.0, 3.0]) * p.log() + (1 - targets) * (1 - p).log()).mean()
