@@ -14,7 +14,7 @@ from altgrad.config.base import Settings
 
 TaskName = Literal["language", "classify"]
 Found = Literal["micro_f1", "macro_f1", "f1_rare", "f1_common", "map", "ndcg_at_5", "r_precision"]
-#: How well labels are found (`altgrad.data.classification`), as tables call it; higher is better.
+#: How well labels are found (`altgrad.data.labels`), as tables call it; higher is better.
 TITLES: dict[Found, str] = {
     "micro_f1": "micro F1", "macro_f1": "macro F1", "f1_rare": "F1 of rare labels", "f1_common": "F1 of common labels",
     "map": "mAP", "ndcg_at_5": "nDCG@5", "r_precision": "R-precision",

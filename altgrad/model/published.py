@@ -84,7 +84,7 @@ def save_published(model: GPT, folder: str | Path) -> None:
     """Write ``model`` into ``folder`` as Hugging Face's ``GPT2LMHeadModel`` reads it, in float32.
 
     A model without biases gets biases of zero, which compute the same; ``config.json`` says so. Texts begin and end
-    with the last id there, ``<|endoftext|>`` of every vocabulary of :mod:`altgrad.data.tokenizer`. A tokenizer is not
+    with the last id there, ``<|endoftext|>`` of every vocabulary of :mod:`altgrad.data.tokens`. A tokenizer is not
     written: the ids below the last are GPT-2's own, but GPT-2's tokenizer has merges that a smaller vocabulary lacks.
     """
     config, folder = model.config, Path(folder)

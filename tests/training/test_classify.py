@@ -22,10 +22,9 @@ from altgrad.config import Cell
 from altgrad.config.models import CellModel, Model, ModelFrom, cell_model, weights_sha256
 from altgrad.config.recipe import Recipe
 from altgrad.config.tasks import ON_TEST, ON_VALIDATION, TITLES, Classifier
-from altgrad.data.classification import choose_thresholds, classification_metrics
+from altgrad.data.batches import task_of
 from altgrad.data.corpora import SPLITS, hashed_split
-from altgrad.data.labels import read_labels
-from altgrad.data.tasks import task_of
+from altgrad.data.labels import choose_thresholds, classification_metrics, read_labels
 from altgrad.diagnostics.evaluated import AS_TRAINED, UNQUANTIZED, Evaluated, quantized
 from altgrad.model import GPT, layer_recipe, quantize_model
 from altgrad.model.from_cell import build_model, config_of, recipe_of
