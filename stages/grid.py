@@ -9,7 +9,7 @@ from altgrad.common.errors import run_stage
 from altgrad.common.files import read_json
 from altgrad.common.fingerprint import link_ignored
 from altgrad.config import Resolver, load_params, write_grid
-from altgrad.config.head_scales import clamped_heads
+from altgrad.config.cell import clamped_heads
 from altgrad.config.tasks import ComparedOn
 
 

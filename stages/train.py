@@ -6,7 +6,7 @@ from pathlib import Path
 from altgrad.common.errors import UserError, run_stage
 from altgrad.common.fingerprint import project_root
 from altgrad.config import Cell
-from altgrad.config.resolve import position_in_grid
+from altgrad.config.cell import position_in_grid
 
 
 def main(arguments: list[str]) -> None:

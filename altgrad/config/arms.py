@@ -1,29 +1,58 @@
-"""The settings of an optimizer arm, an entry of ``optimizers:``, and which of them go together."""
+"""The settings of an optimizer arm (an entry of ``optimizers:``), its base optimizers, and which settings go together.
+
+`altgrad.optim` has the formulas of the bases, and its ADD_A_BASE.md adds one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from altgrad.config.bases import BASES, MOMENTUM, PLAIN
-from altgrad.config.section import FormatSetting, Section
+from altgrad.config.base import FormatSetting, Settings
 from altgrad.config.state import State
 
-Beta = Annotated[float, Field(ge=0, lt=1)]
+ADAM = ("exp_avg", "exp_avg_sq")
+MOMENTUM = ("momentum_buffer",)  # kept where the arm has a momentum, which no other base takes
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base optimizer. The last three fields are an arm's defaults, as the base's source has them."""
+
+    direction: str  # how a step's direction comes from the gradient; bases may share one
+    state: tuple[str, ...]  # float32 tensors of a weight's shape that it keeps between steps
+    plain: Literal["adamw", "sgd"]  # what moves everything else: embeddings, norms, linear layers without a format
+    unit: Literal["weight", "rungs", "log"] = "weight"  # of the learning rate; a stiffness needs "weight"
+    own_step: bool = False  # moves the weights of linear layers unlike its plain form even without a stiffness
+    metric: bool = False  # uses the stiffness S as a metric 1/S², along which it carries its first moment
+    loops: bool = True  # update_cpu.cpp has its direction
+    momentum: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0  # per unit of the learning rate
+
+
+# Sources of the defaults: torch.optim's AdamW, SGD and Muon (which has Jordan's momentum), geoopt's RiemannianAdam and
+# RiemannianSGD, Bernstein's Madam. Rungs are of this project; their rate counts steps, which no decay is a share of.
+BASES = {
+    "adamw": Base("adam", ADAM, plain="adamw", weight_decay=0.01),
+    "sgd": Base("momentum", MOMENTUM, plain="sgd"),
+    "riemann_adam": Base("riemann_adam", ADAM, plain="adamw", metric=True),
+    "riemann_sgd": Base("momentum", MOMENTUM, plain="sgd", metric=True),
+    "rung": Base("adam", ADAM, plain="adamw", unit="rungs", own_step=True),
+    "madam": Base("madam", ("exp_avg_sq",), plain="adamw", unit="log", own_step=True),
+    "muon": Base("orthogonal", MOMENTUM, "adamw", own_step=True, loops=False, momentum=0.95, weight_decay=0.1),
+}
+PLAIN = [name for name, base in BASES.items() if base.plain == name]
+
 Decay = Annotated[float, Field(ge=0, lt=1)]
 LearningRate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 Formula = Literal["ulp", "mantissa", "smooth", "range", "mean", "permuted", "foreign", "profile", "rms", "row_rms"]
-Schedule = Literal["constant", "linear", "cosine"]
 
 FORMULAS = get_args(Formula)
 FORMAT_FREE = ("profile", "rms", "row_rms")  # formulas of the weights' sizes alone
-
-
-def _of_base(setting: str) -> Any:
-    """Return a default factory that looks ``setting`` up in the base of the arm."""
-    return lambda settings: getattr(BASES[settings.get("base", "adamw")], setting)  # absent where it is none
-
 
 if TYPE_CHECKING:
     BaseName = str
@@ -31,21 +60,26 @@ else:
     BaseName = Literal[tuple(BASES)]
 
 
-class Arm(Section):
-    """An optimizer arm: what happens to the weights of linear layers. Everything else takes the base's plain form.
+def _of_base(setting: str) -> Any:
+    """Return a default factory for ``setting``: the value that the arm's base has for it."""
+    return lambda settings: getattr(BASES[settings.get("base", "adamw")], setting)  # no base where it is none
+
+
+class Arm(Settings):
+    """An optimizer arm: how the weights of linear layers move. Everything else moves by the base's plain form.
 
     An arm that needs a format (a stiffness of its spacing, weights on its quantization grid) acts on the weights that
     have one. Any other, such as ``muon``, acts on the weights of all linear layers, quantized or not.
 
     Bases: ``adamw`` (Loshchilov & Hutter, ICLR 2019), ``sgd``, ``riemann_adam`` and ``riemann_sgd`` (Becigneul & Ganea,
     ICLR 2019, as in geoopt) on `FormatManifold`, ``rung`` (moves whole code steps, stochastically rounded), ``madam``
-    (Bernstein et al., NeurIPS 2020: multiplicative), ``muon`` (Jordan et al. 2024: the momentum made orthogonal, at
-    the size of AdamW's updates as Liu et al. 2025 have it).
+    (Bernstein et al., NeurIPS 2020: multiplicative), ``muon`` (Jordan et al. 2024: an orthogonal momentum, scaled to
+    AdamW's updates as in Liu et al. 2025).
 
-    Decay is apart from the update, as Loshchilov and Hutter have it: ``weight_decay`` times the learning rate, as of
-    torch's AdamW. In place of it ``decay`` and ``plain_decay`` say the shares themselves, so that arms whose learning
-    rates mean different things keep equal shares of their weights. With a ``plain_lr`` of its own, embeddings and norms
-    learn alike whatever is done to the weights, which makes arms comparable.
+    Decay is decoupled from the update (Loshchilov and Hutter). A step multiplies a weight by 1 - ``weight_decay`` times
+    the learning rate, as in torch's AdamW. ``decay`` and ``plain_decay`` give the shares themselves instead, so that
+    arms with learning rates of different meaning keep equal shares of their weights. A ``plain_lr`` gives embeddings
+    and norms the same learning rate in every arm, which makes arms comparable.
     """
 
     lr: LearningRate = Field(
@@ -56,7 +90,7 @@ class Arm(Section):
     plain_lr: LearningRate | None = Field(
         None, description="peak learning rate of all but the weights of linear layers; default: lr"
     )
-    betas: tuple[Beta, Beta] = Field(default_factory=_of_base("betas"), description="decay rates of the two moments")
+    betas: tuple[Decay, Decay] = Field(default_factory=_of_base("betas"), description="decay rates of the two moments")
     eps: float = Field(1e-8, ge=0, le=1, description="added to the root of the second moment")
     weight_decay: float | None = Field(
         None,
@@ -89,7 +123,7 @@ class Arm(Section):
     slope: float | None = Field(
         None, ge=0, le=2, description="stiffness: profile: the power of a weight's size that it follows above its knee"
     )
-    schedule: Schedule = Field(
+    schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant",
         description="of the exponent a of S^a over the run: 1 throughout, or from 1 to 0, where the arm has become its "
         "plain form",
@@ -124,62 +158,67 @@ class Arm(Section):
 
     @model_validator(mode="after")
     def _settings_go_together(self) -> Arm:
-        base, row = self.base, BASES[self.base]
-        if (self.decay is None) != (self.plain_decay is None):
-            raise ValueError("decay and plain_decay need each other")
-        if self.decay is not None and self.weight_decay is not None:
-            raise ValueError("weight_decay times the learning rate and decay mean two shares; remove one of them")
-        if (self.stiffness == "foreign") != (self.foreign is not None):
-            raise ValueError("stiffness: foreign and foreign: FORMAT need each other")
-        if {self.knee is not None, self.slope is not None} != {self.stiffness == "profile"}:
-            raise ValueError("stiffness: profile and its knee and slope need each other")
-        if self.stiffness == "rms" and (self.normalise == "rms" or self.match_rms):
-            setting, off = ("match_rms", "false") if self.match_rms else ("normalise: rms", "none")
-            raise ValueError(f"stiffness: rms is one number per tensor, which {setting} takes out; set it to {off}")
-        if self.stiffness is None or row.metric:
-            of_spacing = ("acts", "power") if row.metric else ("acts", "power", "normalise", "schedule")
-            for name in of_spacing:
-                if name in self.changed():
-                    why = "takes its metric from the stiffness" if self.stiffness else "has no stiffness"
-                    raise ValueError(f"{name}: {getattr(self, name)} means nothing to an arm that {why}; remove it")
-        if row.metric and self.stiffness is None:
-            raise ValueError(f"base {base} takes its metric from a stiffness; name a formula")
-        if not self.has_own_step and base not in PLAIN:
-            raise ValueError(f"base {base} without a stiffness would be its plain form; name a formula")
-        if row.unit != "weight" and self.stiffness is not None:
-            raise ValueError(f"base {base} has its own idea of a step; remove stiffness")
-        if row.unit == "rungs" and self.weights != "quantized":
-            raise ValueError(f"base {base} moves weights that live on the quantization grid; set weights: quantized")
-        if row.unit == "rungs" and self.match_rms:
-            raise ValueError(f"base {base} counts its steps in rungs; match_rms has nothing to match")
-        if row.unit == "rungs" and self.rounding != "stochastic":
-            raise ValueError(f"base {base} rounds its steps stochastically; set rounding: stochastic")
-        if self.momentum and row.state != MOMENTUM:
-            raise ValueError(f"base {base} has betas, no momentum")
-        for name in ("betas", "eps"):
-            if row.plain == "sgd" and not self.match_rms and name in self.changed():
-                raise ValueError(f"base {base} has a momentum, no {name}; remove {name}")
-        if row.unit != "rungs" and "max_rungs" in self.changed():
-            raise ValueError(f"max_rungs is of base rung, not {base}; remove it")
-        for name in ("rounding", "store", "feedback", "held_scale"):
-            if self.weights == "master" and name in self.changed():
-                what = f"{name}: {getattr(self, name)} is of weights on the quantization grid"
-                raise ValueError(f"{what}; set weights: quantized or remove it")
-        if self.feedback and (base not in PLAIN or self.stiffness is not None or self.match_rms):
-            raise ValueError("feedback: momentum is of adamw and sgd, without stiffness and match_rms; remove it")
-        if self.feedback and not (self.momentum if row.state == MOMENTUM else self.betas[0]):
-            raise ValueError("feedback: momentum needs one; set momentum, or with adamw the first of betas, above 0")
-        self._require_kept_state()
+        changed = self.changed()
+        for names, unused, why in self._unused_settings():
+            for name in names:
+                if unused and name in changed:
+                    raise ValueError(f"{name}: {getattr(self, name)} {why}")
+        for is_wrong, sentence in self._contradictions():
+            if is_wrong:
+                raise ValueError(sentence)
         return self
 
-    def _require_kept_state(self) -> None:
-        kept = {*BASES[self.base].state, *BASES[BASES[self.base].plain].state}
-        if not self.momentum:
-            kept.discard(*MOMENTUM)
-        for name, held in (("m", {"exp_avg", *MOMENTUM}), ("v", {"exp_avg_sq"})):
-            if self.state is not None and getattr(self.state, name) is not None and not kept & held:
-                without = " without momentum" if name == "m" else ""
-                raise ValueError(f"base {self.base}{without} keeps no {name}; remove state.{name}")
+    def _unused_settings(self) -> Iterator[tuple[tuple[str, ...], bool, str]]:
+        """Yield the settings that only some arms use: their names, whether this arm does not use them, and why."""
+        row, nothing = BASES[self.base], "means nothing to an arm that"
+        scaling = ("acts", "power", "normalise", "schedule")
+        yield scaling, self.stiffness is None, f"{nothing} has no stiffness; remove it"
+        yield ("acts", "power"), row.metric, f"{nothing} takes its metric from the stiffness; remove it"
+        yield ("momentum",), row.state != MOMENTUM, f"{nothing} has base {self.base}; remove it, or set betas"
+        without_moments = row.plain == "sgd" and not self.match_rms
+        yield ("betas", "eps"), without_moments, f"{nothing} has base {self.base}; remove it, or set momentum"
+        yield ("max_rungs",), row.unit != "rungs", f"is of base rung, not {self.base}; remove it"
+        on_grid = ("rounding", "store", "feedback", "held_scale")
+        why = "is of weights on the quantization grid; set weights: quantized or remove it"
+        yield on_grid, self.weights == "master", why
+
+    def _contradictions(self) -> Iterator[tuple[bool, str]]:
+        """Yield each rule about several settings: whether this arm breaks it, and the sentence that says so."""
+        base, row = f"base {self.base}", BASES[self.base]
+        yield (self.decay is None) != (self.plain_decay is None), "decay and plain_decay need each other"
+        both_decay = self.decay is not None and self.weight_decay is not None
+        yield both_decay, "weight_decay times the learning rate and decay mean two shares; remove one of them"
+        foreign = (self.stiffness == "foreign") != (self.foreign is not None)
+        yield foreign, "stiffness: foreign and foreign: FORMAT need each other"
+        profile = {self.knee is not None, self.slope is not None} != {self.stiffness == "profile"}
+        yield profile, "stiffness: profile and its knee and slope need each other"
+        one_number = "stiffness: rms is one number per tensor, which"
+        yield self.stiffness == "rms" and self.match_rms, f"{one_number} match_rms takes out; set it to false"
+        normalised = self.stiffness == "rms" and self.normalise == "rms"
+        yield normalised, f"{one_number} normalise: rms takes out; set it to none"
+        without_metric = row.metric and self.stiffness is None
+        yield without_metric, f"{base} takes its metric from a stiffness; name a formula"
+        is_plain = not self.has_own_step and self.base not in PLAIN
+        yield is_plain, f"{base} without a stiffness would be its plain form; name a formula"
+        scaled = row.unit != "weight" and self.stiffness is not None
+        yield scaled, f"{base} has its own unit of a step, which no stiffness scales; remove stiffness"
+        if row.unit == "rungs":
+            on_grid = self.weights == "quantized"
+            yield not on_grid, f"{base} moves weights that live on the quantization grid; set weights: quantized"
+            yield self.match_rms, f"{base} counts its steps in rungs; match_rms has nothing to match"
+            stochastic = self.rounding == "stochastic"
+            yield not stochastic, f"{base} rounds its steps stochastically; set rounding: stochastic"
+        if self.feedback:
+            unlike_eco = self.base not in PLAIN or self.stiffness is not None or self.match_rms
+            yield unlike_eco, "feedback: momentum is of adamw and sgd, without stiffness and match_rms; remove it"
+            momentum = self.momentum if row.state == MOMENTUM else self.betas[0]
+            needed = "set momentum, or with adamw the first of betas, above 0"
+            yield not momentum, f"feedback: momentum needs one; {needed}"
+        kept = {*row.state, *BASES[row.plain].state} - (set() if self.momentum else {*MOMENTUM})
+        for name, tensors in (("m", {"exp_avg", *MOMENTUM}), ("v", {"exp_avg_sq"})):
+            stored = self.state is not None and getattr(self.state, name) is not None
+            without = " without momentum" if name == "m" else ""
+            yield stored and not kept & tensors, f"{base}{without} keeps no {name}; remove state.{name}"
 
     @property
     def has_own_step(self) -> bool:
@@ -193,14 +232,14 @@ class Arm(Section):
 
     @property
     def weight_decays(self) -> tuple[float, float]:
-        """``weight_decay``, or its default: of the weights that the arm acts on, and of its plain form."""
+        """``weight_decay`` or its default: for the weights that the arm acts on, and for its plain form."""
         row = BASES[self.base]
         own, plain = row.weight_decay, BASES[row.plain].weight_decay
         return (own, plain) if self.weight_decay is None else (self.weight_decay, self.weight_decay)
 
     @property
     def shares(self) -> tuple[float, float]:
-        """The shares of a linear layer's weight and of an embedding that a step at the peak rate takes away."""
+        """The shares that a step at the peak rate takes away: of a linear layer's weight, and of an embedding."""
         if self.decay is not None and self.plain_decay is not None:
             return self.decay, self.plain_decay
         own, plain = self.weight_decays
@@ -208,7 +247,7 @@ class Arm(Section):
 
     @property
     def plain_form(self) -> Arm:
-        """What steps all that the arm does not treat by its quantization grid."""
+        """The arm that moves all weights that this one does not move by their quantization grid."""
         shared = ("lr", "betas", "eps", "momentum", "state")
         row = BASES[self.base]
         kept = {name: getattr(self, name) for name in shared if name != "momentum" or row.plain == "sgd"}
@@ -216,6 +255,6 @@ class Arm(Section):
 
     @property
     def has_adam_moments(self) -> bool:
-        """Whether the arm's own moments are those of AdamW on the same gradients."""
+        """Whether the arm's moments are the moments that AdamW would have of the same gradients."""
         untouched = self.feedback is None and (self.stiffness is None or self.acts == "update")
         return BASES[self.base].direction == "adam" and untouched

@@ -1,7 +1,7 @@
-"""A resolved cell: one training run with every preset, override and recipe already applied.
+"""A resolved cell: one training run with all presets, overrides and recipes applied; its file, and the name of its run.
 
-A cell's file holds everything that decides its result except the tokens and the source code, and
-nothing else, so DVC reruns a cell exactly when one of its own settings changed.
+The file of a cell holds everything that decides its result except the tokens and the source code, and nothing else. So
+DVC trains a cell again exactly when one of its own settings has changed.
 """
 
 from __future__ import annotations
@@ -9,17 +9,26 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import model_validator
 
-from altgrad.common.files import canonical_json, read_json
+from altgrad.common.files import canonical_json, read_json, write_json, write_text
 from altgrad.common.fingerprint import training_digest
+from altgrad.config.arms import Arm
+from altgrad.config.base import Settings
 from altgrad.config.models import CellModel, Lora
 from altgrad.config.params import validated
-from altgrad.config.schema import Arm, Monitor, Rule, Section, Train
-from altgrad.config.switches import CellSwitch
+from altgrad.config.recipe import Rule, last_matching
+from altgrad.config.recipe_schedule import CellSwitch
+from altgrad.config.schema import MonitorSettings, Train
 from altgrad.config.tasks import Classifier
+from altgrad.formats import Format
+from altgrad.formats.clamping import cut_off, right_token, unclamped
+
+HEAD = "head"  # the layer that makes the logits
+SMALL = 1e-6  # a probability of the right token at which its gradient is as large as it gets
+LEAST = 0.01  # the least clamped share of the gradient that is reported: an 8-bit format rounds by more
 
 
 def cell_key(format: str, optimizer: str, seed: int, lr_scale: int | float) -> str:
@@ -27,14 +36,13 @@ def cell_key(format: str, optimizer: str, seed: int, lr_scale: int | float) -> s
     return f"{format}-{optimizer}-{seed}-{lr_scale}"
 
 
-class Cell(Section):
+class Cell(Settings):
     """One cell of the grid.
 
-    ``format`` is the grid's entry: a format's name, a recipe's, or both, as in ``virtual.E3M4``. ``rules`` name the
-    formats that are used and ``formats`` define each of them in full (the fields of ``altgrad.numerics.Format``).
-    ``schedule`` has the recipes that take over from them; without one it is not in the file.
-    ``task`` is how documents are classified, and absent from the file of a cell that models text; so is ``lora`` where
-    the weights themselves are trained.
+    ``format`` is the grid's entry: the name of a format or of a recipe, or both, as in ``virtual.E3M4``. ``rules`` name
+    formats, and ``formats`` defines each of them. ``schedule`` has the recipes that take over during the run. ``task``
+    says how documents are classified; it is ``None`` where the model learns the next token. ``lora`` is ``None`` where
+    the weights themselves are trained. The cell's file leaves out these three where they are empty.
     """
 
     key: str
@@ -45,10 +53,10 @@ class Cell(Section):
     model: CellModel
     rules: list[Rule]
     schedule: list[CellSwitch] = []
-    formats: dict[str, dict[str, Any]]
+    formats: dict[str, Format]
     arm: Arm
     train: Train
-    monitor: Monitor
+    monitor: MonitorSettings
     task: Classifier | None = None
     lora: Lora | None = None
 
@@ -87,7 +95,7 @@ class Cell(Section):
 
     @classmethod
     def read(cls, path: Path) -> Cell:
-        """Read ``data/grid/<key>.json``; :class:`UserError` if it is missing or does not fit."""
+        """Read ``data/grid/<key>.json``; :class:`UserError` if it is missing or is not a cell's file."""
         return validated(cls, read_json(path), path)
 
     def to_json(self) -> str:
@@ -107,22 +115,81 @@ class Cell(Section):
         return self.arm.lr * self.lr_scale
 
 
-def run_names(cells: Iterable[Cell], tokens: Path) -> dict[str, str]:
-    """Return a name for each cell's run, by its key, that no run with other bits has.
+def write_grid(cells: list[Cell], selected: dict[str, Any], out: Path) -> None:
+    """Write ``out/<key>.json`` for each cell, and ``out/index.json`` with their order and the ``selected`` settings."""
+    for cell in cells:
+        write_text(out / f"{cell.key}.json", cell.to_json())
+    write_json(out / "index.json", {"cells": [cell.key for cell in cells], "params": selected})
 
-    But for those that sums have when another number of processes shares the batch: an interrupted run may go on with
-    more of them, or fewer.
+
+def position_in_grid(directory: Path, key: str) -> str:
+    """Return ``[3/12]`` for the third of twelve cells, or an empty text where the index does not name ``key``."""
+    index = directory / "index.json"
+    cells = read_json(index)["cells"] if index.exists() else []
+    return f"[{cells.index(key) + 1}/{len(cells)}]" if key in cells else ""
+
+
+def run_names(cells: Iterable[Cell], tokens: Path) -> dict[str, str]:
+    """Return a name for each cell's run, by the cell's key. Runs with the same name have the same bits.
+
+    The number of processes that share the batch does not count: an interrupted run may go on with more or fewer, though
+    its sums then have other last bits. ``tokens`` is the folder of the token files.
     """
     shared, names = training_digest(tokens), {}
     for cell in cells:
-        own = cell.model_copy(update={"train": cell.train.but(devices=1)}).to_json()
-        names[cell.key] = f"{cell.key}-{hashlib.sha256(f'{shared} {own}'.encode()).hexdigest()[:16]}"
+        content = cell.model_copy(update={"train": cell.train.but(devices=1)}).to_json()
+        names[cell.key] = f"{cell.key}-{hashlib.sha256(f'{shared} {content}'.encode()).hexdigest()[:16]}"
     return names
 
 
 def scratch_directory(root: Path, cell: Cell, tokens: Path) -> Path:
     """Return the folder in which ``cell`` keeps its checkpoints until it is finished.
 
-    It is named after all that decides the run's bits, so no run resumes from the checkpoint of another configuration.
+    Its name depends on everything that decides the run's bits, so no run resumes from another one's checkpoint.
     """
     return root / "scratch" / run_names([cell], tokens)[cell.key]
+
+
+class ClampedHead(NamedTuple):
+    """The share of the head's gradient that its scales, of the rule ``rule``, clamp in steps of ``tokens``."""
+
+    tokens: int
+    rule: str
+    cut: float  # the largest share of the right token's gradient
+    unclamped: tuple[int, int]  # the nearest range of tokens in which nothing is clamped
+
+    def __str__(self) -> str:
+        first, last = self.unclamped
+        return (
+            f"scales of the gradient of {HEAD} are rounded down ({self.rule}), and with {self.tokens:,} tokens a step "
+            f"they clamp up to {100 * self.cut:.3g} % of the right token's gradient; set scale_rounding: rceil or even "
+            f"there, or take {first:,} to {last:,} tokens"
+        )
+
+
+def clamped_head(cell: Cell) -> ClampedHead | None:
+    """Return how much of the right token's gradient the scales of ``cell`` clamp, if it is worth a warning.
+
+    `altgrad.formats.clamping` derives it. Scales that are powers of two by the rule ``floor`` clamp where the tokens of
+    a step, divided by the loss's factor, are 2^n or a few per cent more. Only language models are looked at: a
+    classifier's loss is a mean over labels, whose number its text decides.
+    """
+    tokens = cell.train.grad_accumulation * cell.train.batch * cell.model.context
+    label = cell.train.loss_scale  # the gradient's limit at the right token, times the loss's factor
+    found = []
+    for rules in [] if cell.task else [cell.rules, *(switch.rules for switch in cell.schedule)]:
+        grad = last_matching([HEAD], [(rule.layers, 1.0, rule.grad) for rule in rules]).get(HEAD)
+        if grad is not None and grad.scale == "E8M0" and grad.scale_rounding == "floor":
+            fmt = cell.formats[getattr(grad.format, "name", grad.format)]
+            cut = float(cut_off(right_token(tokens, SMALL, label=label), fmt, grad.scale_rounding))
+            found.append(ClampedHead(tokens, grad.scale_rounding, cut, unclamped(tokens, fmt, label)))
+    return max((one for one in found if one.cut > LEAST), key=lambda one: one.cut, default=None)
+
+
+def clamped_heads(cells: Iterable[Cell]) -> dict[ClampedHead, list[str]]:
+    """Return what `clamped_head` finds in ``cells``, each with the entries of the grid that have it."""
+    entries: dict[ClampedHead, list[str]] = {}
+    for cell in cells:
+        if (clamped := clamped_head(cell)) is not None and cell.format not in entries.setdefault(clamped, []):
+            entries[clamped].append(cell.format)
+    return entries

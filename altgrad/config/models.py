@@ -1,20 +1,52 @@
-"""The model's settings: a preset by its sizes or by weights to start from, and what a resolved cell has of it."""
+"""The model's settings: its sizes, or a folder of weights to start from, whose files are read but for the weights.
+
+A folder of published weights has ``model.safetensors`` and a ``config.json``: Hugging Face's (``n_positions``,
+``activation_function``) or nanoGPT's ``model_args`` (``block_size``, ``bias``). A setting that Hugging Face's leaves
+out has the default of transformers' ``GPT2Config``. This bench writes Hugging Face's layout with ``bias: false`` where
+a model has no biases: the layout always has them, and they are zero then. The folder of a run has
+``model.safetensors`` with this bench's names, and a ``config.json`` only if `make repro` has copied it.
+
+Every size is checked against the weights except ``n_head``, which no tensor's shape depends on. A wrong ``n_head`` that
+divides ``n_embd`` gives other logits, in transformers too.
+"""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, create_model, model_validator
 
-from altgrad.config.section import Section
+from altgrad.common.errors import UserError
+from altgrad.common.files import sha256_of
+from altgrad.config.base import Settings
 
 LEAST_CONTEXT = 8
-
 # A setting of the model and not of the machine, since a sum over several threads has other bits.
 THREADS = Field(1, ge=1, le=4096, description="CPU threads of a cell, which decide its last bits")
 
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+RUNS, KEPT = Path("data/runs"), Path("data/weights")
+#: Defaults of transformers' ``GPT2Config``, and its other names for settings.
+DEFAULTS = {
+    "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12,
+    "activation_function": "gelu_new",
+}  # fmt: skip
+ALIASES = {
+    "max_position_embeddings": "n_positions", "hidden_size": "n_embd", "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+}  # fmt: skip
+#: activation_function -> gelu of a model; nanoGPT's ``nn.GELU()`` is exact
+ACTIVATIONS = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+#: Settings of GPT-2 of which this GPT has one value only. gpt_bigcode has GPT-2's names and sizes, and other attention.
+FIXED = {
+    "model_type": "gpt2", "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False, "tie_word_embeddings": True, "layer_norm_epsilon": 1e-5,
+}  # fmt: skip
 
-class Model(Section):
+
+class Model(Settings):
     """A GPT: its size. The vocabulary comes from the tokenizer."""
 
     layers: int = Field(ge=1, le=200, description="transformer blocks")
@@ -29,7 +61,7 @@ class Model(Section):
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What the model itself is made with, apart from its vocabulary."""
+        """The arguments that the model itself is made with, apart from its vocabulary."""
         return {name: getattr(self, name) for name in Model.model_fields if name != "threads"}
 
     @model_validator(mode="after")
@@ -48,8 +80,8 @@ class Model(Section):
 
 if TYPE_CHECKING:
 
-    class ModelFrom(Section):
-        """A GPT that starts from published weights; the checker knows it without `from`, which is a keyword."""
+    class ModelFrom(Settings):
+        """A GPT that starts from published weights. Type checkers see it without `from`, which is a keyword."""
 
         context: int | None
         dropout: float
@@ -57,7 +89,7 @@ if TYPE_CHECKING:
 
 else:
     ModelFrom = create_model(
-        "ModelFrom", __base__=Section,
+        "ModelFrom", __base__=Settings,
         __doc__="A GPT that starts from weights in GPT-2's published layout, whose config.json says its size.",
         **{"from": (str, Field(min_length=1, description="folder with config.json and model.safetensors"))},
         context=(int | None, Field(
@@ -69,7 +101,7 @@ else:
 
 
 def _kind_of_model(preset: Any) -> str:
-    """Return whether a preset is given by its sizes or by the folder that it starts from."""
+    """Return ``from`` for a preset that names the folder it starts from, else ``sizes``."""
     return "from" if isinstance(preset, ModelFrom) or (isinstance(preset, dict) and "from" in preset) else "sizes"
 
 
@@ -78,7 +110,7 @@ Preset = Annotated[
 ]  # fmt: skip
 
 
-class Lora(Section):
+class Lora(Settings):
     """Low-rank adapters of the blocks' linear layers, trained in place of their weights, which are frozen.
 
     LoRA (arXiv:2106.09685), on weights in whatever a recipe says of them (QLoRA, arXiv:2305.14314).
@@ -88,7 +120,7 @@ class Lora(Section):
     alpha: float = Field(gt=0, le=1e6, description="alpha / rank is what B A is multiplied by")
 
 
-class Start(Section):
+class Start(Settings):
     """The weights that a cell starts from, as they were when it was resolved."""
 
     folder: str
@@ -100,3 +132,113 @@ class CellModel(Model):
     """The model of a resolved cell."""
 
     start: Start | None = None
+
+
+def published_sizes(folder: Path) -> dict[str, Any]:
+    """Return the fields of `altgrad.model.GPTConfig` for the weights in ``folder``, without dropout.
+
+    Raises :class:`UserError` for a missing file, an impossible size, and a setting that this GPT cannot have.
+    """
+    path = folder / CONFIG
+    if not path.is_file() or not (folder / WEIGHTS).is_file():
+        missing = WEIGHTS if path.is_file() else CONFIG
+        raise UserError(f"{folder} has no {missing}; a folder of weights has {CONFIG} and {WEIGHTS} (no pickle)")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path} must hold a mapping of settings, not {type(config).__name__}")
+
+    for alias, name in ALIASES.items():
+        if alias in config and config.setdefault(name, config[alias]) != config[alias]:
+            raise UserError(f"{path}: {alias} {config[alias]!r} contradicts {name} {config[name]!r}; remove one")
+    of_nanogpt = "block_size" in config and "n_positions" not in config
+    context = "block_size" if of_nanogpt else "n_positions"
+    if not of_nanogpt:
+        config = DEFAULTS | config
+
+    def size(name: str) -> int:
+        value = config.get(name)
+        if type(value) is not int or value < 1:
+            raise UserError(f"{path}: {name} must be a whole number of at least 1, not {value!r}")
+        return value
+
+    for name, value in FIXED.items():
+        if config.get(name, value) != value:
+            raise UserError(f"{path}: {name} is {config[name]!r}, and this GPT has {value!r} alone")
+    activation = config.get("activation_function", "gelu")
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        raise UserError(f"{path}: activation_function {activation!r} is none of {', '.join(ACTIVATIONS)}")
+    width, heads = size("n_embd"), size("n_head")
+    if width % heads:
+        raise UserError(f"{path}: n_embd {width} is not divisible by n_head {heads}")
+    hidden = 4 * width if config.get("n_inner") is None else size("n_inner")
+    return {
+        "vocab_size": size("vocab_size"), "layers": size("n_layer"), "width": width, "heads": heads,
+        "context": size(context), "mlp_ratio": hidden / width,
+        "bias": bool(config.get("bias", True)), "gelu": ACTIVATIONS[activation],
+    }  # fmt: skip
+
+
+def cell_model(preset: Model | ModelFrom, start: str | None = None) -> dict[str, Any]:
+    """Return the settings of a cell's model: those of ``preset``, and the weights that it starts from, if any.
+
+    A preset's own folder decides the sizes. The folder ``start`` must have the preset's sizes. Raises
+    :class:`UserError` as `published_sizes` does, for other sizes, and for a context longer than the weights have.
+    """
+    settings = preset.model_dump()
+    own = settings.get("from")
+    if own is None and start is None:
+        return settings
+    if own is not None and start is not None:
+        raise UserError(f"params.yaml: start: the model has weights to start from too, those in {own}; remove one")
+    folder, place = Path(str(own or start)), f"params.yaml: {'start' if own is None else 'model: from'}"
+    try:
+        if start is not None:
+            _require_startable(folder)
+        sizes = published_sizes(folder) if own or (folder / CONFIG).is_file() else settings | run_sizes(folder)
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
+    except OSError as error:  # a name too long
+        raise UserError(f"{place}: {folder}: {error.strerror}") from None
+    context = settings["context"] or sizes["context"]
+    if context > sizes["context"]:
+        raise UserError(
+            f"params.yaml: model: context {context} is more than the {sizes['context']} positions of {folder}"
+        )
+    for name, size in () if own else sizes.items():
+        if name in settings and name != "context" and settings[name] != size:
+            raise UserError(
+                f"params.yaml: start: {folder} has {name} {size}, and the model {settings[name]}; change the model's, "
+                f"or write `model: {{from: {folder}}}` to have all sizes from there"
+            )
+    weights = {"folder": str(folder), "sha256": weights_sha256(folder), "vocab_size": sizes.pop("vocab_size")}
+    return sizes | {"context": context, "start": weights} | {name: settings[name] for name in ("dropout", "threads")}
+
+
+def _require_startable(folder: Path) -> None:
+    if folder.parent == RUNS:
+        raise UserError(
+            f"{folder} is where a run of this grid goes, so training would write over what it "
+            f"starts from; `make repro SET='start={folder}'` keeps a copy in {KEPT} and starts from that"
+        )
+    if not (folder / WEIGHTS).is_file():
+        raise UserError(f"{folder} has no {WEIGHTS}; name a run's folder or one of weights")
+
+
+def run_sizes(folder: Path) -> dict[str, Any]:
+    """Return ``vocab_size`` and ``context`` of a run's weights; :class:`UserError` where they are not a run's."""
+    try:
+        with open(folder / WEIGHTS, "rb") as file:  # safetensors: the length of a table, then the table
+            table = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        return {"vocab_size": table["tokens.weight"]["shape"][0], "context": table["positions.weight"]["shape"][0]}
+    except (OSError, ValueError, KeyError, TypeError, MemoryError, OverflowError):
+        raise UserError(
+            f"{folder / WEIGHTS} has no weights of a run of this bench, and there is no {CONFIG} beside it"
+        ) from None
+
+
+def weights_sha256(folder: Path) -> str:
+    """Return the SHA-256 of the file of weights in ``folder``."""
+    return sha256_of(folder / WEIGHTS)

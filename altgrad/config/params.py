@@ -1,17 +1,189 @@
-"""Reading params.yaml into :class:`Params`, and saying what is wrong with it in one sentence."""
+"""The whole of params.yaml: its schema, the presets below its entries, and reading it.
+
+Presets are the models, corpora, arms and recipes of ``presets.yaml``, which params.yaml may name without declaring.
+"""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    StrictInt,
+    Tag,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 
 from altgrad.common.errors import UserError, did_you_mean, sentences
 from altgrad.common.files import read_yaml
-from altgrad.config.schema import Params
+from altgrad.config.arms import Arm
+from altgrad.config.base import Name, Settings
+from altgrad.config.models import Lora, Preset
+from altgrad.config.recipe import Rule, published_recipes
+from altgrad.config.recipe_schedule import ChangingRecipe
+from altgrad.config.schema import (
+    Budget,
+    CustomFormat,
+    Diagnose,
+    MonitorSettings,
+    OneCorpus,
+    Tokenizer,
+    Tracker,
+    Train,
+)
+from altgrad.config.tasks import Classify, TaskName, Tasks
 
 Model = TypeVar("Model", bound=BaseModel)
+PRESETS = Path(__file__).with_name("presets.yaml")
+SECTIONS = ("optimizers", "recipes", "models", "corpora")  # of params.yaml, those that have presets
+#: An entry with one of these settings replaces the preset of its name; any other entry changes some of its settings.
+WHOLE = {"base", "source", "from"}
+
+
+def _number(value: Any) -> int | float:
+    """Return a number as it is written, because DVC builds a cell's key from that."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e6:
+        raise ValueError(f"must be a number above 0 and up to 1e6, not {value!r}")
+    return value
+
+
+class GridSettings(Settings):
+    """The cells: every combination of the four lists."""
+
+    formats: list[Name] = Field(
+        min_length=1,
+        description="formats, for the recipe of grid.recipe; recipes; or a recipe and its format, such as virtual.E3M4",
+    )
+    optimizers: list[Name] = Field(min_length=1, description="arms, by name from optimizers")
+    seeds: list[Annotated[StrictInt, Field(ge=0, le=2**31 - 1)]] = Field(
+        min_length=1, description="a seed fixes initial weights and data order, alike in every format and arm"
+    )
+    lr_scales: list[Annotated[Any, BeforeValidator(_number), WithJsonSchema({"type": "number"})]] = Field(
+        min_length=1, description="multiples of the arm's lr, above 0 and up to 1000000"
+    )
+    recipe: Name = Field("uniform", description="recipe that a plain format name stands for")
+    baseline: Name = Field("bf16", description="entry of formats that the others are compared with")
+
+    @model_validator(mode="after")
+    def _no_repeats(self) -> GridSettings:
+        for field in ("formats", "optimizers", "seeds", "lr_scales"):
+            values = getattr(self, field)
+            repeated = [value for i, value in enumerate(values) if value in values[:i]]
+            if repeated:
+                raise ValueError(f"{field} lists {repeated[0]} twice; remove one")
+        return self
+
+
+OneRecipe = Annotated[
+    Annotated[list[Rule], Tag("rules")] | Annotated[ChangingRecipe, Tag("changing")],
+    Discriminator(lambda value: "changing" if isinstance(value, dict | ChangingRecipe) else "rules"),
+]
+
+
+def _with_published(recipes: Any) -> Any:
+    return {**published_recipes(), **recipes} if isinstance(recipes, dict) else recipes
+
+
+def _as_published(recipes: dict[str, Any]) -> dict[str, Any]:
+    for name, rules in published_recipes().items():
+        if recipes[name] != [Rule.model_validate(rule) for rule in rules]:
+            raise ValueError(f"the published recipe {name} has other rules; give yours a name of its own")
+    return recipes
+
+
+EmptyIfNone = BeforeValidator(lambda value: {} if value is None else value)  # a section whose entries were all deleted
+
+
+class Params(Settings):
+    """params.yaml. ``overrides`` maps a format, an arm or a cell key to settings of that cell."""
+
+    task: TaskName = Field("language", description="what the models learn: text, or the labels of documents")
+    tasks: Tasks = Field(Tasks(), description="the settings of each task")
+    corpus: str = Field(description="the text to train on, by name from corpora")
+    corpora: dict[str, OneCorpus] = Field(description="texts beside the presets, or other settings of a preset")
+    tokenizer: Tokenizer = Field(Tokenizer(), description="how text becomes tokens")
+    model: str = Field(description="the model to train, by name from models")
+    models: dict[str, Preset] = Field(description="models beside the presets, or other settings of a preset")
+    start: str | None = Field(
+        None, min_length=1, description="folder of weights to begin with, a run's or in GPT-2's published layout; a "
+        "classifier has a new head"
+    )  # fmt: skip
+    lora: Lora | None = Field(None, description="train adapters of frozen weights, with start; none: all weights")
+    grid: GridSettings = Field(description="the cells")
+    formats: Annotated[dict[Name, CustomFormat], EmptyIfNone] = Field({}, description="formats of your own")
+    recipes: Annotated[dict[Name, OneRecipe], BeforeValidator(_with_published), AfterValidator(_as_published)] = Field(
+        description="which layer is quantized how, beside the presets and the published recipes"
+    )
+    optimizers: dict[Name, Arm] = Field(description="arms beside the presets, or other settings of a preset")
+    train: Train = Field(Train(), description="the training schedule")
+    monitor: MonitorSettings = Field(MonitorSettings(), description="what is recorded inside a run")
+    diagnose: Diagnose = Field(Diagnose(), description="what the diagnosis of a finished run may take")
+    budget: Budget = Field(Budget(), description="what a study may take")
+    tracking: list[Tracker] = Field([], description="who is told of cells while they train; off by default")
+    overrides: Annotated[dict[str, dict[str, Any]], EmptyIfNone] = Field(
+        {}, description="what some cells have instead, chosen by a grid entry, an arm or a cell's key"
+    )
+
+    @property
+    def classify(self) -> Classify | None:
+        """How documents are classified; ``None`` where the models learn the next token."""
+        return self.tasks.classify if self.task == "classify" else None
+
+    @property
+    def cell_takes(self) -> tuple[int, int]:
+        """The CPU threads that a cell computes with, and the GPUs where there are any."""
+        return self.models[self.model].threads * self.train.devices, self.train.devices
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_presets(cls, values: Any) -> Any:
+        """Lay the file's own entries over the presets, and turn ``model: {from: FOLDER}`` into an entry of models."""
+        if not isinstance(values, dict):
+            return values
+        values = with_presets(values)
+        model, models = values.get("model"), values["models"]
+        if not (isinstance(model, dict) and isinstance(models, dict)):
+            return values
+        name = str(model.get("from", "model"))
+        return values | {"model": name, "models": {**models, name: model}}
+
+
+@cache
+def presets() -> dict[str, Any]:
+    """Return ``presets.yaml``: by section and name, settings as in params.yaml."""
+    return read_yaml(PRESETS)
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with ``changes``: mappings are merged, and any other value replaces the old one."""
+    both = dict(base)
+    for key, value in changes.items():
+        nested = isinstance(value, dict) and isinstance(both.get(key), dict)
+        both[key] = merged(both[key], value) if nested else value
+    return both
+
+
+def with_presets(params: dict[str, Any]) -> dict[str, Any]:
+    """Return params.yaml's content with the presets added to its sections.
+
+    An entry of a preset's name changes the settings that it names; an entry with a setting of `WHOLE` replaces the
+    preset. A section that is not a mapping is returned as it is, so that the schema refuses it.
+    """
+    content = dict(params)
+    for section in SECTIONS:
+        entries = params.get(section) or {}
+        if isinstance(entries, dict):
+            whole = {name: its for name, its in entries.items() if isinstance(its, dict) and WHOLE & set(its)}
+            content[section] = merged(presets()[section], entries) | whole
+    return content
 
 
 def validated(schema: type[Model], values: Any, source: object) -> Model:

@@ -20,7 +20,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from altgrad.common.errors import did_you_mean
 from altgrad.common.files import read_yaml
-from altgrad.config.section import Section
+from altgrad.config.base import Settings
 from altgrad.config.tensor_recipe import BLOCK_FORMATS, Quantized, TensorRecipe
 from altgrad.formats import Format
 
@@ -65,7 +65,7 @@ def _native_kind(role: str, tensor: TensorRecipe) -> str | None:
     return NATIVE_BLOCKS.get((tensor.granularity, tensor.block, tensor.scale))
 
 
-class LayerRecipe(Section):
+class LayerRecipe(Settings):
     """How a linear layer is quantized; a tensor without a recipe stays in the compute dtype.
 
     A layer with ``torchao`` is handed to torchao's float8 recipe of that name (see :mod:`altgrad.model.torchao`), which
@@ -241,7 +241,7 @@ _RULES = "such as Rule(layers='*', weight='E4M3')"
 
 def _listed(value: Any) -> Any:
     """Return rules as a tuple; refuse what is one rule, or a name."""
-    if isinstance(value, (str, Mapping, Section)) or not isinstance(value, Iterable):
+    if isinstance(value, (str, Mapping, Settings)) or not isinstance(value, Iterable):
         raise ValueError(f"expected a list of rules, [{_RULES.removeprefix('such as ')}], not {_shown(value)}")
     return tuple(value)
 
@@ -256,10 +256,10 @@ def _rule(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    return f"a {type(value).__name__}" if isinstance(value, (Section, Mapping)) else repr(value)
+    return f"a {type(value).__name__}" if isinstance(value, (Settings, Mapping)) else repr(value)
 
 
-class Recipe(Section):
+class Recipe(Settings):
     """An ordered list of rules: ``Recipe(rules=[Rule(layers="*", weight="E4M3"), ...])``.
 
     A rule may also be the mapping of its settings. Raises ``ValueError``, a sentence that names the rule by its place.

@@ -1,9 +1,9 @@
-"""From params.yaml to cells: presets picked, recipes filled in, overrides applied, one file each.
+"""From params.yaml to cells: what a name in the grid stands for, recipes filled in, overrides applied.
 
-An override's selector is an entry of the grid (see `altgrad.config.entries`), an arm, or a cell's key. When several
-select the same cell, the narrower wins: entry, then arm, then key. A selector must name something that exists, though
-not something in today's grid: an override for E5M2 stays in place while ``-S 'grid.formats=[E3M4]'`` trains another
-format.
+An entry of ``grid.formats`` is a recipe (``bf16``), a format for the recipe of ``grid.recipe`` (``E3M4``), or both
+(``virtual.E3M4``). An override's selector is an entry, an arm, or a cell's key. When several select the same cell, the
+narrower wins: entry, then arm, then key. A selector must name something that exists, but it need not be in today's
+grid: an override for E5M2 stays in place while ``-S 'grid.formats=[E3M4]'`` trains another format.
 """
 
 from __future__ import annotations
@@ -11,26 +11,156 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from altgrad.common.errors import UserError, did_you_mean
-from altgrad.common.files import read_json, write_json, write_text
+from altgrad.config.arms import Arm
+from altgrad.config.base import Settings
 from altgrad.config.cell import Cell, cell_key
-from altgrad.config.entries import JOINT, PLACEHOLDER, Entries
-from altgrad.config.models import CellModel
-from altgrad.config.params import require_name, validated
-from altgrad.config.presets import merged
-from altgrad.config.published import cell_model
-from altgrad.config.recipe import ROLES
-from altgrad.config.schema import Arm, Monitor, Params, Rule, Section, Train
-from altgrad.config.switches import CellSwitch, ChangingRecipe
+from altgrad.config.models import CellModel, cell_model
+from altgrad.config.params import Params, merged, require_name, validated
+from altgrad.config.recipe import ROLES, Rule
+from altgrad.config.recipe_schedule import CellSwitch, ChangingRecipe
+from altgrad.config.schema import CustomFormat, MonitorSettings, Train
 from altgrad.config.tasks import Classifier
+from altgrad.formats import Format, get_format
+
+PLACEHOLDER = "FORMAT"  # in a recipe, stands for the format of the grid's entry
+JOINT = "."  # of a recipe and its format in an entry
 
 
-class Override(Section):
+def training_format(name: str, custom: CustomFormat | None = None) -> Format:
+    """Return the format called ``name``, or the user's own that ``custom`` defines.
+
+    Raises ``ValueError`` for an unknown name, an impossible definition, and a format that training cannot compute.
+    """
+    fmt = get_format(name) if custom is None else Format(name, **custom.model_dump())
+    if not fmt.signed:
+        raise ValueError(f"{name} is unsigned, and weights and gradients have a sign")
+    if not fmt.rounds_in_float32:
+        raise ValueError(
+            f"{name} spans more than training can round in float32; up to 7 exponent bits with the usual bias fit"
+        )
+    return fmt
+
+
+class GridNames:
+    """The names that a grid of ``params`` can have; ``source`` is what messages call the file.
+
+    Raises :class:`UserError` where a name could mean two things, and where a format of the user's own is impossible.
+    """
+
+    def __init__(self, params: Params, source: object) -> None:
+        self.params = params
+        self.source = source
+        self._require_distinct_names()
+        for name, recipe in params.recipes.items():
+            for setting, entry in recipe.names.items() if isinstance(recipe, ChangingRecipe) else ():
+                first = self.parts(entry)[0]
+                if isinstance(params.recipes.get(first), ChangingRecipe):
+                    raise self._error(
+                        f"recipes.{name}.{setting}",
+                        f"recipes.{first} changes during a run itself; name a recipe that does not",
+                    )
+                self.require(entry, f"recipes.{name}.{setting}")
+
+    def parts(self, entry: str) -> tuple[str, str | None]:
+        """Return the recipe and the format of ``entry``; the format is ``None`` where the recipe names its own."""
+        if entry in self.params.recipes:
+            return entry, None
+        recipe, joint, fmt = entry.partition(JOINT)
+        return (recipe, fmt) if joint else (self.params.grid.recipe, entry)
+
+    def require(self, entry: str, setting: str) -> None:
+        """Raise :class:`UserError` unless ``entry``, the value of ``setting``, can stand in a grid."""
+        if entry in self.params.recipes:
+            return
+        if JOINT in entry:
+            self._require_joint_entry(entry, setting)
+            return
+        try:
+            self.format(entry, setting)
+        except UserError as error:
+            hint = did_you_mean(entry, self.params.recipes)
+            also = f"; as a recipe, {hint.removeprefix('; ')}" if "did you mean" in hint else ""
+            raise UserError(f"{error}{also}") from None
+
+    def has(self, name: str) -> bool:
+        """Whether ``name`` can stand in a grid by itself."""
+        if name in self.params.recipes:
+            return not self.is_template(name)
+        try:
+            self.require(name, "")
+        except UserError:
+            return False
+        return True
+
+    def format(self, name: str, setting: str) -> Format:
+        """Return the format called ``name``, the value of ``setting``; :class:`UserError` if it cannot be trained."""
+        try:
+            return training_format(name, self.params.formats.get(name))
+        except ValueError as error:
+            raise self._error(setting, str(error)) from None
+
+    def is_template(self, recipe: str) -> bool:
+        """Whether ``recipe`` uses the placeholder, so that it needs a format to be an entry of the grid."""
+        content = self.params.recipes[recipe]
+        if isinstance(content, ChangingRecipe):
+            return any(name in self.params.recipes and self.is_template(name) for name in content.names.values())
+        tensors = [getattr(rule, role) for rule in content for role in ROLES]
+        return any(tensor is not None and tensor.format == PLACEHOLDER for tensor in tensors)
+
+    def _require_joint_entry(self, entry: str, setting: str) -> None:
+        """Raise unless ``entry`` joins a recipe that uses the placeholder with a format."""
+        recipe, _, fmt = entry.partition(JOINT)
+        setting = f"{setting}: {entry}"
+        if recipe not in self.params.recipes:
+            swapped = f"; did you mean {fmt}{JOINT}{recipe}?" if fmt in self.params.recipes else None
+            hint = swapped or did_you_mean(recipe, self.params.recipes)
+            raise self._error(setting, f"{recipe!r} is not in recipes{hint}")
+        if not self.is_template(recipe):
+            why = f"recipes.{recipe} does not use {PLACEHOLDER}, so it takes no format; write {recipe} alone"
+            raise self._error(setting, why)
+        if fmt in self.params.recipes:
+            why = f"{fmt} is a recipe, and {recipe} takes a format; write {recipe}{JOINT}E4M3, say"
+            raise self._error(setting, why)
+        self.format(fmt, setting)
+
+    def _require_distinct_names(self) -> None:
+        """Raise unless each name in the grid means one thing only, and each format of the user's own is possible."""
+        params = self.params
+        for name in params.formats:
+            self.format(name, f"formats.{name}")
+        taken = {
+            "formats": lambda name: name in params.recipes or name == PLACEHOLDER or _is_known_format(name),
+            "recipes": lambda name: name in params.optimizers or _is_known_format(name),
+        }
+        for section, is_taken in taken.items():
+            for name in getattr(params, section):
+                if is_taken(name):
+                    raise self._error(f"{section}.{name}", "the name is taken; choose another")
+                if JOINT in name:
+                    why = f"{JOINT!r} joins a recipe and its format in grid.formats; choose a name without it"
+                    raise self._error(f"{section}.{name}", why)
+        for name in params.optimizers:
+            if self.has(name):
+                raise self._error(f"optimizers.{name}", "the name is taken; choose another")
+
+    def _error(self, setting: str, problem: str) -> UserError:
+        return UserError(f"{self.source}: {setting}: {problem}")
+
+
+def _is_known_format(name: str) -> bool:
+    try:
+        training_format(name)
+    except ValueError:
+        return False
+    return True
+
+
+class Override(Settings):
     """What an override may set: any setting of these sections, and the recipe by name."""
 
     model: dict[str, Any] = Field({}, description="settings of the model, as in models")
@@ -41,17 +171,17 @@ class Override(Section):
 
 
 class Resolver:
-    """Resolves the cells of one :class:`Params`; ``source`` is what messages call the file."""
+    """Resolves the cells of ``params``; ``source`` is what messages call the file."""
 
     def __init__(self, params: Params, source: object = "params.yaml") -> None:
         self.params = params
         self.source = source
         model = cell_model(params.models[params.model], params.start)
         self.model = validated(CellModel, model, f"{source}: models.{params.model}")
-        self.entries = Entries(params, source)
+        self.names = GridNames(params, source)
         for i, entry in enumerate(params.grid.formats):
-            self.entries.require(entry, f"grid.formats[{i}]")
-        self.entries.require(params.grid.baseline, "grid.baseline")
+            self.names.require(entry, f"grid.formats[{i}]")
+        self.names.require(params.grid.baseline, "grid.baseline")
         self.overrides = {selector: self._override(selector) for selector in params.overrides}
 
     def cells(self) -> Iterator[Cell]:
@@ -61,21 +191,21 @@ class Resolver:
             yield self._cell(*combination)
 
     def idle(self) -> list[str]:
-        """Return the settings that select no cell of the grid: overrides, and a baseline."""
+        """Return the overrides that select no cell of the grid, and the baseline if the grid does not have it."""
         selecting = {part for cell in self.cells() for part in (cell.format, cell.optimizer, cell.key)}
         named = {f"overrides.{selector}": selector for selector in self.overrides}
         named[f"grid.baseline {self.params.grid.baseline}"] = self.params.grid.baseline
         return [setting for setting, selector in named.items() if selector not in selecting]
 
     def selected(self) -> dict[str, Any]:
-        """Return the settings that this grid uses, without the presets that it does not."""
+        """Return the settings that this grid uses, without the presets that it does not use."""
         params = self.params.model_dump(mode="json")
         task = {"task": params["task"], "primary": self.params.classify.primary} if self.params.classify else {}
         grid = params["grid"]
-        recipes = {grid["recipe"]} | {self.entries.parts(entry)[0] for entry in grid["formats"]}
+        recipes = {grid["recipe"]} | {self.names.parts(entry)[0] for entry in grid["formats"]}
         recipes |= {override.recipe for override in self.overrides.values() if override.recipe}
-        changing = [found for name in recipes if isinstance(found := self.params.recipes[name], ChangingRecipe)]
-        recipes |= {self.entries.parts(entry)[0] for found in changing for entry in found.names.values()}
+        changing = [recipe for name in recipes if isinstance(recipe := self.params.recipes[name], ChangingRecipe)]
+        recipes |= {self.names.parts(entry)[0] for recipe in changing for entry in recipe.names.values()}
         return {
             "model": {params["model"]: params["models"][params["model"]]},
             "grid": grid,
@@ -108,9 +238,10 @@ class Resolver:
                 sections[section] = merged(sections[section], getattr(override, section))
         recipe, rules, schedule = self._recipe(entry, recipe)
         every = [*rules, *(rule for switch in schedule for rule in switch.rules)]
-        formats = self._formats(every, recipe)
-        if foreign := sections["arm"].get("foreign"):  # which the arm takes its stiffness from
-            formats[foreign] = self.entries.describe(foreign, f"optimizers.{optimizer}.foreign")
+        used = {tensor.format for rule in every for role in ROLES if (tensor := getattr(rule, role)) is not None}
+        formats = {name: self.names.format(name, f"recipes.{recipe}") for name in sorted(used)}
+        if foreign := sections["arm"].get("foreign"):  # the format whose spacing the arm uses
+            formats[foreign] = self.names.format(foreign, f"optimizers.{optimizer}.foreign")
         values = {
             "key": key, "format": entry, "optimizer": optimizer, "seed": seed, "lr_scale": lr_scale,
             "rules": rules, "schedule": schedule, "formats": formats, **sections,
@@ -119,56 +250,50 @@ class Resolver:
         return validated(Cell, values, f"{self.source}: {where}")
 
     def _recipe(self, entry: str, recipe: str | None) -> tuple[str, list[Rule], list[CellSwitch]]:
-        """Return the recipe's name, the rules of ``entry`` and what takes over from them.
+        """Return the name of the recipe of ``entry``, its rules, and the switches to other recipes.
 
-        The placeholder is replaced by its format.
+        ``recipe`` is an override's; it replaces that of the entry. The placeholder is replaced by the entry's format.
         """
-        own, fmt = self.entries.parts(entry)
+        own, fmt = self.names.parts(entry)
         if recipe is not None and JOINT in entry:
             raise UserError(f"{self.source}: overrides: {entry} names its recipe itself, which cannot be {recipe}")
         name = recipe or own
-        is_open = self.entries.is_template(name)
-        if fmt is None and is_open:
+        is_template = self.names.is_template(name)
+        if fmt is None and is_template:
             raise UserError(
                 f"{self.source}: recipes.{name} uses {PLACEHOLDER}, so it cannot be a grid entry itself; "
                 f"name a format with it in grid.formats, such as {name}{JOINT}E4M3"
             )
-        if fmt is not None and not is_open:
+        if fmt is not None and not is_template:
             raise UserError(
                 f"{self.source}: recipes.{name} does not use {PLACEHOLDER}, so every format would train "
                 f"alike; write {PLACEHOLDER} in it, or name it in grid.formats instead"
             )
-        found = self.params.recipes[name]
-        if not isinstance(found, ChangingRecipe):
+        content = self.params.recipes[name]
+        if not isinstance(content, ChangingRecipe):
             return name, self._rules(name, fmt), []
         schedule = []
-        for switch in found.schedule:
-            own, its = self.entries.parts(switch.recipe)
-            joined = f"{own}{JOINT}{fmt}" if its is None and self.entries.is_template(own) else switch.recipe
-            rules = self._rules(own, its or fmt)
+        for switch in content.schedule:
+            later, its = self.names.parts(switch.recipe)
+            joined = f"{later}{JOINT}{fmt}" if its is None and self.names.is_template(later) else switch.recipe
+            rules = self._rules(later, its or fmt)
             schedule.append(CellSwitch.model_validate(switch.model_dump() | {"recipe": joined, "rules": rules}))
-        own, its = self.entries.parts(found.recipe)
-        return name, self._rules(own, its or fmt), schedule
+        first, its = self.names.parts(content.recipe)
+        return name, self._rules(first, its or fmt), schedule
 
     def _rules(self, recipe: str, fmt: str | None) -> list[Rule]:
         """Return the rules of ``recipe`` with the placeholder replaced by ``fmt``."""
-        found = self.params.recipes[recipe]
-        assert isinstance(found, list)
-        rules = [rule.model_dump() for rule in found]
-        for spec in (rule[role] for rule in rules for role in ROLES):
-            if spec is not None and spec["format"] == PLACEHOLDER:
-                spec["format"] = fmt
+        rules = [rule.model_dump() for rule in self.params.recipes[recipe]]
+        for tensor in (rule[role] for rule in rules for role in ROLES):
+            if tensor is not None and tensor["format"] == PLACEHOLDER:
+                tensor["format"] = fmt
         return [Rule.model_validate(rule) for rule in rules]
 
-    def _formats(self, rules: list[Rule], recipe: str) -> dict[str, dict[str, Any]]:
-        specs = [getattr(rule, role) for rule in rules for role in ROLES]
-        names = {spec.format for spec in specs if spec is not None}
-        return {name: self.entries.describe(name, f"recipes.{recipe}") for name in sorted(names)}
-
     def _override(self, selector: str) -> Override:
+        """Return an override after checking its selector and, whether or not it selects a cell, its settings."""
         place = f"overrides.{selector}"
         params = self.params
-        if selector not in params.optimizers and not self.entries.has(selector):
+        if selector not in params.optimizers and not self.names.has(selector):
             self._require_key(selector)
         override = validated(Override, params.overrides[selector], f"{self.source}: {place}")
         if override.recipe is not None:
@@ -178,8 +303,8 @@ class Resolver:
             ("model", CellModel, [self.model]),
             ("arm", Arm, [params.optimizers[name] for name in arms or params.grid.optimizers]),
             ("train", Train, [params.train]),
-            ("monitor", Monitor, [params.monitor]),
-        ):  # also when it selects nothing in today's grid
+            ("monitor", MonitorSettings, [params.monitor]),
+        ):
             for base in bases:
                 content = merged(base.model_dump(), getattr(override, section))
                 validated(schema, content, f"{self.source}: {place}.{section}")
@@ -189,7 +314,7 @@ class Resolver:
         """Raise unless ``selector`` is format-arm-seed-lr_scale, each part valid."""
         params = self.params
         parts = selector.split("-", 3)
-        named = len(parts) == 4 and self.entries.has(parts[0]) and parts[1] in params.optimizers
+        named = len(parts) == 4 and self.names.has(parts[0]) and parts[1] in params.optimizers
         if named and parts[2].isdigit() and _is_number(parts[3]):
             # The key is what DVC makes of the grid's values; 1.0 for 1 would select nothing.
             number = float(parts[3])
@@ -199,11 +324,10 @@ class Resolver:
             if selector not in keys:
                 raise UserError(f"{self.source}: overrides: write {selector} as {keys[0]}")
             return
-        known = [*params.grid.formats, *params.recipes, *params.optimizers]
-        known += [cell_key(*c) for c in itertools.product(
-            params.grid.formats, params.grid.optimizers, params.grid.seeds, params.grid.lr_scales)]  # fmt: skip
-        hint = did_you_mean(selector, known)
-        hint = hint if "did you mean" in hint else f", such as {known[-1]}"
+        grid = params.grid
+        keys = itertools.product(grid.formats, grid.optimizers, grid.seeds, grid.lr_scales)
+        known = [*grid.formats, *params.recipes, *params.optimizers, *itertools.starmap(cell_key, keys)]
+        hint = did_you_mean(selector, known, f", such as {known[-1]}")
         raise UserError(f"{self.source}: overrides: {selector!r} is no format, recipe, arm or cell{hint}")
 
 
@@ -212,17 +336,3 @@ def _is_number(text: str) -> bool:
         return 0 < float(text) < math.inf
     except ValueError:
         return False
-
-
-def write_grid(cells: list[Cell], selected: dict[str, Any], out: Path) -> None:
-    """Write ``out/<key>.json`` for each cell and ``out/index.json`` with their order and the settings."""
-    for cell in cells:
-        write_text(out / f"{cell.key}.json", cell.to_json())
-    write_json(out / "index.json", {"cells": [cell.key for cell in cells], "params": selected})
-
-
-def position_in_grid(directory: Path, key: str) -> str:
-    """Return ``3/12`` for the third of twelve cells, or nothing when the index does not name ``key``."""
-    index = directory / "index.json"
-    cells = read_json(index)["cells"] if index.exists() else []
-    return f"[{cells.index(key) + 1}/{len(cells)}]" if key in cells else ""

@@ -1,9 +1,7 @@
-"""The schema of params.yaml: every setting with its unit, its range and its default.
+"""Sections of params.yaml: texts and their tokens, formats of one's own, training, monitoring, diagnosis and budget.
 
-A setting that is not listed here is an error with a suggestion, never silently ignored. Ranges are
-wide enough for any serious experiment and narrow enough to catch a slip of the keyboard before
-hours of training. Names of entries (``models``, ``corpora``, ``optimizers``, ``recipes``,
-``formats``) are chosen by the user, beside the presets, and picked by name elsewhere in the file.
+Each setting has its unit, its range and its default here. Ranges are wide enough for any serious experiment, and narrow
+enough to catch a slip of the keyboard before hours of training. `altgrad.config.params` has the file as a whole.
 """
 
 from __future__ import annotations
@@ -11,33 +9,17 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Discriminator,
-    Field,
-    StrictInt,
-    Tag,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, model_validator
 
-from altgrad.config.arms import Arm
-from altgrad.config.models import Lora, Preset
-from altgrad.config.presets import refuse_old_names, with_presets
-from altgrad.config.recipe import Rule, published_recipes
-from altgrad.config.section import Fraction, Name, Section
-from altgrad.config.switches import ChangingRecipe
-from altgrad.config.tasks import Classify, TaskName, Tasks
+from altgrad.config.base import Fraction, Settings
 
 UINT16_VOCABULARY = 65_536
 GPT2_VOCABULARY = 50_257
+Tracker = Literal["tensorboard", "mlflow", "wandb"]
 COMPILE_PAYS_AFTER = 100  # steps; below, compiling takes longer than it saves
 
-# --- data ------------------------------------------------------------------------------------
 
-
-class LicencesCorpus(Section):
+class LicencesCorpus(Settings):
     """Licence texts that the ``licensedcode-data`` package installs: works offline, in seconds."""
 
     source: Literal["licences"] = Field(description="which kind of corpus this is")
@@ -48,7 +30,7 @@ class LicencesCorpus(Section):
     )
 
 
-class HubCorpus(Section):
+class HubCorpus(Settings):
     """A data set of the Hugging Face hub, or a local folder in the hub's layout."""
 
     source: Literal["hub"] = Field(description="which kind of corpus this is")
@@ -70,7 +52,7 @@ class HubCorpus(Section):
         return self
 
 
-class LocalCorpus(Section):
+class LocalCorpus(Settings):
     """The user's own text: a folder of .txt/.md files, one text file, or a table; compressed or not."""
 
     source: Literal["local"] = Field(description="which kind of corpus this is")
@@ -90,12 +72,12 @@ def _with_source(value: Any) -> Any:
 
 
 Corpus = LicencesCorpus | HubCorpus | LocalCorpus
-CORPORA: tuple[type[Section], ...] = get_args(Corpus)
+CORPORA: tuple[type[Settings], ...] = get_args(Corpus)
 SOURCES = [get_args(kind.model_fields["source"].annotation)[0] for kind in CORPORA]
 OneCorpus = Annotated[Annotated[Corpus, Field(discriminator="source")], BeforeValidator(_with_source)]
 
 
-class Tokenizer(Section):
+class Tokenizer(Settings):
     """GPT-2 byte-pair encoding, cut to its first ``vocab_size - 1`` ranks plus ``<|endoftext|>``."""
 
     name: Literal["gpt2"] = Field("gpt2", description="byte-pair encoding of GPT-2")
@@ -116,10 +98,7 @@ class Tokenizer(Section):
         return self
 
 
-# --- formats ------------------------------------------------------------------------------------
-
-
-class CustomFormat(Section):
+class CustomFormat(Settings):
     """A format of the user's own (see `altgrad.formats.Format`)."""
 
     exponent_bits: int = Field(ge=0, le=8, description="E; at most 16 bits in all with the sign")
@@ -130,17 +109,14 @@ class CustomFormat(Section):
     )
 
 
-# --- training --------------------------------------------------------------------------------
-
-
-class Divergence(Section):
+class Divergence(Settings):
     """When a run counts as diverged (see altgrad.training.outcome)."""
 
     spike: float = Field(2.0, gt=1, le=1e9, description="loss above this multiple of its running minimum")
     window: int = Field(50, ge=2, description="steps that the loss must stay there, or rise, to count")
 
 
-class Train(Section):
+class Train(Settings):
     """The training schedule, the same for every cell unless overridden."""
 
     steps: int = Field(300, ge=1, le=10_000_000, description="optimizer steps")
@@ -170,15 +146,38 @@ class Train(Section):
 
     @property
     def compiles(self) -> bool:
-        """Whether the model is compiled where it can be: if asked for, or if the run wins the time back."""
+        """Whether to compile the model where that is possible: if asked for, or if the run is long enough to gain."""
         return self.compile == "on" or (self.compile == "auto" and self.steps >= COMPILE_PAYS_AFTER)
+
+
+def learning_rate(step: int, *, peak: float, steps: int, warmup: float, final: float) -> float:
+    """Return the learning rate of update ``step`` (from 1 to ``steps``).
+
+    It rises linearly to ``peak`` over the first ``warmup`` share of the steps. Then it falls along half a cosine to
+    ``final * peak`` at the last step (Loshchilov & Hutter, SGDR, ICLR 2017).
+    """
+    rising = round(warmup * steps)
+    if step <= rising:
+        return peak * step / rising
+    progress = (step - rising) / max(1, steps - rising)
+    return peak * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def kept_by_decay(decay: float, *, steps: int, warmup: float, final: float) -> float:
+    """Return the share of a weight that is left after a run of ``steps`` in which only decay acts on it.
+
+    ``decay`` is the share that a step at the peak learning rate takes away, an arm's ``decay`` or ``plain_decay``.
+    ``warmup`` and ``final`` are those of `learning_rate`.
+    """
+    shape = (learning_rate(step, peak=1.0, steps=steps, warmup=warmup, final=final) for step in range(1, steps + 1))
+    return math.prod(1 - decay * share for share in shape)
 
 
 Group = Literal["tensors", "outputs", "gradients", "updates"]
 GROUPS: list[Group] = list(get_args(Group))
 
 
-class Monitor(Section):
+class MonitorSettings(Settings):
     """What is recorded inside a run, and how often.
 
     Groups: how formats treat the ``tensors`` of the layers (inputs, weights, incoming gradients), which takes a pass of
@@ -194,17 +193,18 @@ class Monitor(Section):
     probes: int = Field(3, ge=1, le=100, description="snapshots of weights and gradients, evenly spaced")
 
     @model_validator(mode="after")
-    def _intervals_are_of_groups(self) -> Monitor:
+    def _intervals_are_of_groups(self) -> MonitorSettings:
         for name in self.intervals:
             if name not in self.groups:
                 raise ValueError(f"intervals names {name}, which groups leaves out; name it in both or in neither")
         return self
 
     def due(self, step: int) -> set[str]:
+        """Return the groups that are recorded at ``step``, counted from 1."""
         return {name for name in self.groups if step == 1 or step % self.intervals.get(name, self.every) == 0}
 
 
-class Diagnose(Section):
+class Diagnose(Settings):
     """What the diagnosis of a finished run may take; no cell trains anew when it changes."""
 
     fisher_tokens: int = Field(
@@ -218,7 +218,7 @@ class Diagnose(Section):
     hutchinson: int = Field(8, ge=2, le=10_000, description="random vectors for the traces")
 
 
-class Budget(Section):
+class Budget(Settings):
     """What a study may take. It decides which cells are trained, and no bit of any; `make repro` keeps to it."""
 
     price: float = Field(0.0, ge=0, le=1e6, description="of an hour of this machine, in whatever currency")
@@ -239,120 +239,3 @@ class Budget(Section):
         """Seconds that training may last, infinity if nothing limits it."""
         by_cost = math.inf if self.cap is None else 3600 * self.cap / self.price
         return min(by_cost, math.inf if self.seconds is None else self.seconds)
-
-
-Tracker = Literal["tensorboard", "mlflow", "wandb"]
-
-# --- the whole file --------------------------------------------------------------------------
-
-
-def _number(value: Any) -> int | float:
-    """Let a number through as it is: DVC builds a cell's key from what is written."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e6:
-        raise ValueError(f"must be a number above 0 and up to 1e6, not {value!r}")
-    return value
-
-
-LrScale = Annotated[Any, BeforeValidator(_number), WithJsonSchema({"type": "number"})]
-
-
-class Grid(Section):
-    """The cells: every combination of the four lists."""
-
-    formats: list[Name] = Field(
-        min_length=1,
-        description="formats, for the recipe of grid.recipe; recipes; or a recipe and its format, such as virtual.E3M4",
-    )
-    optimizers: list[Name] = Field(min_length=1, description="arms, by name from optimizers")
-    seeds: list[Annotated[StrictInt, Field(ge=0, le=2**31 - 1)]] = Field(
-        min_length=1, description="a seed fixes initial weights and data order, alike in every format and arm"
-    )
-    lr_scales: list[LrScale] = Field(min_length=1, description="multiples of the arm's lr, above 0 and up to 1000000")
-    recipe: Name = Field("uniform", description="recipe that a plain format name stands for")
-    baseline: Name = Field("bf16", description="entry of formats that the others are compared with")
-
-    @model_validator(mode="after")
-    def _no_repeats(self) -> Grid:
-        for field in ("formats", "optimizers", "seeds", "lr_scales"):
-            values = getattr(self, field)
-            repeated = [value for i, value in enumerate(values) if value in values[:i]]
-            if repeated:
-                raise ValueError(f"{field} lists {repeated[0]} twice; remove one")
-        return self
-
-
-OneRecipe = Annotated[
-    Annotated[list[Rule], Tag("rules")] | Annotated[ChangingRecipe, Tag("changing")],
-    Discriminator(lambda value: "changing" if isinstance(value, dict | ChangingRecipe) else "rules"),
-]
-
-
-def _empty(value: Any) -> Any:
-    """Let a section that was emptied stand for one without entries."""
-    return {} if value is None else value
-
-
-def _with_published(value: Any) -> Any:
-    return {**published_recipes(), **value} if isinstance(value, dict) else value
-
-
-def _as_published(recipes: dict[str, Any]) -> dict[str, Any]:
-    for name, rules in published_recipes().items():
-        if recipes[name] != [Rule.model_validate(rule) for rule in rules]:
-            raise ValueError(f"the published recipe {name} has other rules; give yours a name of its own")
-    return recipes
-
-
-class Params(Section):
-    """params.yaml. ``overrides`` maps a format, an arm or a cell key to settings of that cell."""
-
-    task: TaskName = Field("language", description="what the models learn: text, or the labels of documents")
-    tasks: Tasks = Field(Tasks(), description="the settings of each task")
-    corpus: str = Field(description="the text to train on, by name from corpora")
-    corpora: dict[str, OneCorpus] = Field(description="texts beside the presets, or other settings of a preset")
-    tokenizer: Tokenizer = Field(Tokenizer(), description="how text becomes tokens")
-    model: str = Field(description="the model to train, by name from models")
-    models: dict[str, Preset] = Field(description="models beside the presets, or other settings of a preset")
-    start: str | None = Field(
-        None, min_length=1, description="folder of weights to begin with, a run's or in GPT-2's published layout; a "
-        "classifier has a new head"
-    )  # fmt: skip
-    lora: Lora | None = Field(None, description="train adapters of frozen weights, with start; none: all weights")
-    grid: Grid = Field(description="the cells")
-    formats: Annotated[dict[Name, CustomFormat], BeforeValidator(_empty)] = Field({}, description="formats of your own")
-    recipes: Annotated[dict[Name, OneRecipe], BeforeValidator(_with_published), AfterValidator(_as_published)] = Field(
-        description="which layer is quantized how, beside the presets and the published recipes"
-    )
-    optimizers: dict[Name, Arm] = Field(description="arms beside the presets, or other settings of a preset")
-    train: Train = Field(Train(), description="the training schedule")
-    monitor: Monitor = Field(Monitor(), description="what is recorded inside a run")
-    diagnose: Diagnose = Field(Diagnose(), description="what the diagnosis of a finished run may take")
-    budget: Budget = Field(Budget(), description="what a study may take")
-    tracking: list[Tracker] = Field([], description="who is told of cells while they train; off by default")
-    overrides: Annotated[dict[str, dict[str, Any]], BeforeValidator(_empty)] = Field(
-        {}, description="what some cells have instead, chosen by a grid entry, an arm or a cell's key"
-    )
-
-    @property
-    def classify(self) -> Classify | None:
-        """How documents are classified; ``None`` where text is modelled."""
-        return self.tasks.classify if self.task == "classify" else None
-
-    @property
-    def cell_takes(self) -> tuple[int, int]:
-        """The CPU threads that a cell computes with, and the GPUs where there are any."""
-        return self.models[self.model].threads * self.train.devices, self.train.devices
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_presets(cls, values: Any) -> Any:
-        """Lay the file's own entries over the presets, and let ``model: {from: FOLDER}`` stand for an entry."""
-        if not isinstance(values, dict):
-            return values
-        refuse_old_names(values)
-        values = with_presets(values)
-        preset, presets = values.get("model"), values["models"]
-        if not (isinstance(preset, dict) and isinstance(presets, dict)):
-            return values
-        name = str(preset.get("from", "model"))
-        return values | {"model": name, "models": {**presets, name: preset}}

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema, model_validator
 
-from altgrad.config.section import Section, as_format
+from altgrad.config.base import Settings, as_format
 from altgrad.formats import Format
 from altgrad.formats.codebook import Codebook, codebook, map_names
 
@@ -22,7 +22,7 @@ def _format_or_map(value: Any, info: ValidationInfo) -> Format | str:
     return as_format(value, info)
 
 
-class Moment(Section):
+class Moment(Settings):
     """How one moment is stored: as the codes of a format or a map, and their scales.
 
     Besides formats, unsigned ones such as ``UE4M4`` among them, there are the maps of bitsandbytes and torchao:
@@ -76,7 +76,7 @@ def _moment(value: Any) -> Any:
 StoredMoment = Annotated[Moment | None, BeforeValidator(_moment)]
 
 
-class State(Section):
+class State(Settings):
     """What the optimizer keeps of each parameter between steps, and in what; float32 where nothing is said."""
 
     m: StoredMoment = Field(None, description="the first moment, or the momentum; a format's name or a section")

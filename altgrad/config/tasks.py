@@ -10,11 +10,11 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from altgrad.config.section import Section
+from altgrad.config.base import Settings
 
 TaskName = Literal["language", "classify"]
 Found = Literal["micro_f1", "macro_f1", "f1_rare", "f1_common", "map", "ndcg_at_5", "r_precision"]
-#: How well labels are found (`altgrad.data.classification`), as tables call it; higher is better.
+#: How well labels are found (`altgrad.data.labels`), as tables call it; higher is better.
 TITLES: dict[Found, str] = {
     "micro_f1": "micro F1", "macro_f1": "macro F1", "f1_rare": "F1 of rare labels", "f1_common": "F1 of common labels",
     "map": "mAP", "ndcg_at_5": "nDCG@5", "r_precision": "R-precision",
@@ -25,13 +25,13 @@ HISTORY = ("step", "tokens", "lr", "train_loss", "val_loss", "grad_norm", "clipp
 ON_VALIDATION, ON_TEST = ({name: f"{split}_{name}" for name in TITLES} for split in ("val", "test"))
 
 
-class Language(Section):
+class Language(Settings):
     """The next token."""
 
     primary: Literal["val_loss"] = Field("val_loss", description="the validation loss, in nats per token")
 
 
-class Classifier(Section):
+class Classifier(Settings):
     """How a resolved cell classifies documents."""
 
     pooling: Literal["mean", "last"] = Field(
@@ -64,7 +64,7 @@ class Classify(Classifier):
     )
 
 
-class Tasks(Section):
+class Tasks(Settings):
     """The settings of each task."""
 
     language: Language = Field(Language(), description="the next token")

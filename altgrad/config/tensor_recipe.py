@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from altgrad.config.section import FormatSetting, Section
+from altgrad.config.base import FormatSetting, Settings
 from altgrad.formats import SCALE_FORMATS, Format, get_format
 
 #: Settings that would be ignored without another one: what they are of.
@@ -34,7 +34,7 @@ def _scale_format(name: Any) -> str:
     return name
 
 
-class TensorRecipe(Section):
+class TensorRecipe(Settings):
     """How one tensor of a layer is quantized: its format, and its scales.
 
     A scale is a format too. In ``float32`` it brings the tensor's largest magnitude to the format's largest value; in

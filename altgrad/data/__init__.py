@@ -1,15 +1,14 @@
 """Text in, batches of tokens out.
 
-    corpora.documents -> tokenizer.load_tokenizer -> tokens.write_tokens -> batches.training_batch
+    corpora.documents -> tokens.load_tokenizer -> tokens.write_tokens -> batches.training_batch
 
-Each corpus source is a module of its own: ``licences`` (installed with the package, works offline),
-``hub`` (a Hugging Face data set) and ``local`` (the user's own files). A corpus is a stream of
-documents per split; nothing here holds more than a batch of them in memory.
+Each corpus source is a module of its own: ``licences`` (installed with the package, works offline), ``hub`` (a Hugging
+Face data set) and ``local`` (the user's own files). A corpus is a stream of documents per split; nothing here holds
+more than a batch of them in memory.
 """
 
 from altgrad.data.batches import TokenFile, training_batch, validation_sample
 from altgrad.data.corpora import documents
-from altgrad.data.tokenizer import load_tokenizer
-from altgrad.data.tokens import write_tokens
+from altgrad.data.tokens import load_tokenizer, write_tokens
 
 __all__ = ["TokenFile", "documents", "load_tokenizer", "training_batch", "validation_sample", "write_tokens"]

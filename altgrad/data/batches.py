@@ -1,35 +1,48 @@
-"""Batches as pure functions: which tokens a step sees follows from (seed, step, micro-batch) alone.
+"""Batches as pure functions: the seed, the step and the micro-batch decide which tokens a step sees.
 
-There is no sampler to save or restore, so a run that was interrupted anywhere sees the same data as
-one that was not, and every arm of a comparison sees the same batches. Windows start anywhere and are
-drawn with replacement, as in nanoGPT; they may cross from one document into the next.
+No sampler has to be saved or restored. A run that was interrupted sees the same data as one that was not, and so does
+every arm of a comparison. Language models read windows of the token file, as in nanoGPT: they start anywhere, are drawn
+with replacement, and may cross from one document into the next.
 
-The random numbers are raw output of Philox (Salmon et al. 2011), a counter-based generator: its key
-is (seed, step), the top word of its counter the micro-batch, so no two of these streams overlap. NumPy
-keeps the raw stream of a bit generator the same for ever, which it does not promise of ``Generator``.
+Classifiers read documents in pieces of ``context`` tokens, from each document's start. ``<|endoftext|>``, which no text
+contains, fills up the last piece: the first one in a piece is where its document ends.
+
+The random numbers are raw output of Philox (Salmon et al. 2011), a counter-based generator. Its key is (seed, step) and
+the top word of its counter the micro-batch, so no two of these streams overlap. NumPy keeps the raw stream of a bit
+generator the same for ever, which it does not promise of ``Generator``.
+
+A task is a class here; where its results are more than a loss, `altgrad.training.evaluation` measures them. It has
+``vocab_size``, ``labels`` (the weight of a positive of each label in the loss; empty for a language model), ``batch``
+and ``sample``. These return inputs, int64 (n, context), and targets: int64 of the same shape, or float32 (n, labels).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import torch
 from torch import Tensor
 
 from altgrad.common.errors import UserError, did_you_mean
 from altgrad.common.files import read_json
+from altgrad.config import Cell
+from altgrad.config.tasks import Classifier
+from altgrad.data.corpora import Split
 
 DTYPE = np.dtype("<u2")
+TruthAndScores = tuple[np.ndarray, np.ndarray]
 
 
 class TokenFile:
     """One split of a tokenized corpus, mapped into memory.
 
-    ``tokens`` is a read-only uint16 array of shape (len(self),). Raises :class:`UserError` when
-    ``directory`` (as written by :func:`altgrad.data.write_tokens`) lacks the split, or when the file
-    is not the one that its ``meta.json`` describes.
+    ``tokens`` is a read-only uint16 array of shape (len(self),). Raises :class:`UserError` where ``directory`` (as
+    written by :func:`altgrad.data.write_tokens`) lacks the split, or its ``meta.json`` describes another file.
     """
 
     def __init__(self, directory: Path, split: str) -> None:
@@ -55,7 +68,7 @@ class TokenFile:
 def require_sequences(meta: dict[str, Any], context: int) -> None:
     """Raise :class:`UserError` unless train and val each have a sequence of ``context`` tokens and its last target.
 
-    ``meta`` is the content of ``meta.json``. Training takes no less, and the validation sample makes do with it.
+    ``meta`` is the content of ``meta.json``. Training needs one sequence, and so does the validation sample.
     """
     train, val = (meta["splits"].get(split, {"tokens": 0})["tokens"] for split in ("train", "val"))
     if min(train, val) < context + 1:
@@ -87,13 +100,18 @@ def raw_stream(seed: int, step: int, micro: int, count: int) -> np.ndarray:
 def validation_sample(tokens: TokenFile, sequences: int, context: int) -> tuple[Tensor, Tensor]:
     """Return (inputs, targets), int64 of shape (n, context): evenly spaced windows that do not overlap.
 
-    Always the same ones. ``n`` is ``sequences``, or as many windows as the split has room for when
-    that is fewer. Raises :class:`UserError` when it has room for none.
+    They are the same in every call. ``n`` is ``sequences``, or as many windows as the split has room for when that is
+    fewer. Raises :class:`UserError` when it has room for none.
     """
     starts = _require_window(tokens, context)
     count = min(sequences, (len(tokens) - 1) // context)
     # Exact integers: neighbours lie at least floor((starts - 1) / (count - 1)) >= context apart.
-    return _windows(tokens, np.arange(count) * (starts - 1) // max(1, count - 1), context)
+    return _windows(tokens, _evenly(count, starts), context)
+
+
+def _evenly(count: int, total: int) -> np.ndarray:
+    """Return ``count`` whole numbers below ``total``, evenly spaced from 0 to the last one."""
+    return np.arange(count) * (total - 1) // max(1, count - 1)
 
 
 def _windows(tokens: TokenFile, starts: np.ndarray, context: int) -> tuple[Tensor, Tensor]:
@@ -110,3 +128,154 @@ def _require_window(tokens: TokenFile, context: int) -> int:
             f"{context + 1}; use a larger corpus or a smaller model.context"
         )
     return len(tokens) - context
+
+
+def read_labels(directory: Path, split: Split, count: int) -> np.ndarray:
+    """Return which of ``count`` labels each document of ``split`` has: bool (documents, count).
+
+    Raises :class:`UserError` where the file does not exist.
+    """
+    lists = _label_table(directory, split)["labels"].combine_chunks()
+    sizes = np.diff(lists.offsets.to_numpy())
+    truth = np.zeros((len(lists), count), dtype=bool)
+    truth[np.repeat(np.arange(len(lists)), sizes), lists.values.to_numpy()] = True
+    return truth
+
+
+def read_documents(directory: Path, split: Split) -> list[str]:
+    """Return the corpus's name for each document of ``split``; raises as `read_labels`."""
+    return _label_table(directory, split)["document"].to_pylist()
+
+
+def _label_table(directory: Path, split: Split) -> pyarrow.Table:
+    path = directory / f"{split}.labels.parquet"
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; run `dvc repro` to make it")
+    return pyarrow.parquet.read_table(path)
+
+
+class Pieces:
+    """One split: ``truth``, bool (documents, labels), and the first ``task.chunks`` pieces of each document.
+
+    ``labels`` has the labels' names, ``documents`` the corpus's names for the documents.
+    """
+
+    def __init__(self, directory: Path, split: Split, task: Classifier, context: int) -> None:
+        meta, self._file = read_json(directory / "meta.json"), TokenFile(directory, split)
+        if "labels" not in meta:
+            raise UserError(f"{directory} was tokenized without labels; run `dvc repro` with task: classify")
+        self.vocab_size, self.context, self._chunks = self._file.vocab_size, context, task.chunks
+        self.labels = [label["name"] for label in meta["labels"]]
+        self.truth, self.documents = read_labels(directory, split, len(self.labels)), read_documents(directory, split)
+        self._end = meta["endoftext"]
+        self._ends = np.flatnonzero(self._file.tokens == self._end)
+        self._starts = np.concatenate([[0], self._ends[:-1] + 1])
+        if len(self._ends) != len(self.truth):
+            raise UserError(f"{directory}: {split} has not as many documents as labels; delete it and tokenize again")
+        self._pieces = np.minimum(task.chunks, np.maximum(1, -(-(self._ends - self._starts) // context)))
+
+    def batch(self, *, seed: int, step: int, micro: int, batch: int) -> tuple[Tensor, Tensor]:
+        """Return (tokens, labels), int64 (batch, context) and float32 (batch, labels).
+
+        Each row draws a document, with replacement and all equally likely, and then one of its pieces.
+        """
+        raw = raw_stream(seed, step, micro, 2 * batch)
+        documents = (raw[:batch] % np.uint64(len(self.truth))).astype(np.int64)
+        return self._read(documents, (raw[batch:] % self._pieces[documents].astype(np.uint64)).astype(np.int64))
+
+    def sample(self, sequences: int | None = None) -> tuple[Tensor, Tensor, np.ndarray]:
+        """Return (tokens, labels, owner): all pieces of evenly spaced documents, and the document of each, (pieces,).
+
+        The documents are all of them, or as many as have at most ``sequences`` pieces, but at least one.
+        """
+        count = len(self.truth) if sequences is None else min(max(1, sequences // self._chunks), len(self.truth))
+        chosen = _evenly(count, len(self.truth))
+        owner = np.repeat(chosen, self._pieces[chosen])
+        first = np.cumsum(self._pieces[chosen]) - self._pieces[chosen]
+        return *self._read(owner, np.arange(len(owner)) - np.repeat(first, self._pieces[chosen])), owner
+
+    def scores(self, model: Callable[[Tensor], Tensor], batch: int, sequences: int | None = None) -> TruthAndScores:
+        """Return truth (bool) and scores of ``model`` (float32), (documents, labels), for the documents of `sample`.
+
+        A score is the mean of the model's logits over a document's pieces. The model gets ``batch`` pieces at a time.
+        """
+        inputs, _, owner = self.sample(sequences)
+        documents, first, counts = np.unique(owner, return_index=True, return_counts=True)
+        logits = torch.cat([model(part).float().cpu() for part in inputs.split(batch)]).double().numpy()
+        return self.truth[documents], (np.add.reduceat(logits, first) / counts[:, None]).astype(np.float32)
+
+    @property
+    def share_read(self) -> float:
+        """The share of the split's tokens that its pieces hold."""
+        lengths = self._ends - self._starts
+        return float(np.minimum(lengths, self._pieces * self.context).sum() / max(1, lengths.sum()))
+
+    def _read(self, documents: np.ndarray, pieces: np.ndarray) -> tuple[Tensor, Tensor]:
+        at = (self._starts[documents] + pieces * self.context)[:, None] + np.arange(self.context)
+        ends = self._ends[documents][:, None]
+        tokens = np.where(at < ends, self._file.tokens[np.minimum(at, ends)].astype(np.int64), self._end)
+        return torch.from_numpy(tokens), torch.from_numpy(self.truth[documents].astype(np.float32))
+
+
+def label_weights(directory: Path, task: Classifier) -> tuple[float, ...]:
+    """Return the weight of a positive of each label in the loss.
+
+    It is 1, or with class weights the label's negatives divided by its positives among the training documents.
+    """
+    meta = read_json(directory / "meta.json")
+    documents = meta["splits"]["train"]["documents"]
+    counts = [label["train"] for label in meta["labels"]]
+    return tuple(documents / count - 1 if task.class_weights else 1.0 for count in counts)
+
+
+class Language:
+    """The task of a language model: windows of text, whose targets are one token ahead."""
+
+    labels: tuple[float, ...] = ()
+
+    def __init__(self, cell: Cell, directory: Path, split: Split) -> None:
+        self._cell, self._tokens = cell, TokenFile(directory, split)
+        self.vocab_size = self._tokens.vocab_size
+
+    def batch(self, *, step: int, micro: int) -> tuple[Tensor, Tensor]:
+        """Return a micro-batch: a function of the cell and the arguments alone."""
+        cell = self._cell
+        return training_batch(
+            self._tokens, seed=cell.seed, step=step, micro=micro, batch=cell.train.batch, context=cell.model.context
+        )
+
+    def sample(self, sequences: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return a fixed sample: as many sequences as the cell evaluates, or at most ``sequences``."""
+        cell = self._cell
+        return validation_sample(self._tokens, sequences or cell.train.eval_sequences, cell.model.context)
+
+
+class Classification:
+    """The task of a classifier: pieces of documents, whose targets are the documents' labels."""
+
+    def __init__(self, cell: Cell, directory: Path, split: Split) -> None:
+        assert cell.task is not None
+        self._cell, self._directory, self._task = cell, directory, cell.task
+        self.pieces = self.of(split)
+        self.vocab_size, self.labels = self.pieces.vocab_size, label_weights(directory, cell.task)
+
+    def of(self, split: Split) -> Pieces:
+        return Pieces(self._directory, split, self._task, self._cell.model.context)
+
+    def batch(self, *, step: int, micro: int) -> tuple[Tensor, Tensor]:
+        """Return a micro-batch: a function of the cell and the arguments alone."""
+        return self.pieces.batch(seed=self._cell.seed, step=step, micro=micro, batch=self._cell.train.batch)
+
+    def sample(self, sequences: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return a fixed sample: the pieces that the cell evaluates, or at most ``sequences`` of them."""
+        inputs, targets, _ = self.pieces.sample(self._cell.train.eval_sequences)
+        chosen = _evenly(min(sequences or len(inputs), len(inputs)), len(inputs))
+        return inputs[chosen], targets[chosen]
+
+
+Task = Language | Classification
+
+
+def task_of(cell: Cell, directory: Path, split: Split) -> Task:
+    """Return the task of ``cell`` on a split of the token files in ``directory``."""
+    return (Classification if cell.task else Language)(cell, directory, split)

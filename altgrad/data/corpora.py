@@ -1,7 +1,7 @@
-"""One entry to every corpus source; the split that a document belongs to, and its labels' names.
+"""One entry to every corpus source: a document's split, the names of its labels, and near copies.
 
-The split is decided by the document's identity alone. A hash of that stays the same when documents are added, removed
-or reordered, so a document never wanders from training into validation between two versions of a corpus.
+The split depends on a hash of the document's identity alone. It stays the same when other documents are added, removed
+or reordered, so no document moves from training to validation between two versions of a corpus.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import ast
 import hashlib
 import importlib
 import json
+import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
@@ -18,40 +20,43 @@ from altgrad.config.schema import Corpus
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
+GRAM = 8  # words
+WORD = re.compile(r"\w+")
+MOST_GRAMS = 2**24  # remembered at once: those of some 100 MB of text, in at most 1.7 GB of memory
 
 
 class Labelled(NamedTuple):
-    """A text, the names of its labels, and what its corpus calls it: the number of its row from 0 on, or a file."""
+    """A text, the names of its labels, and the corpus's name for it: the number of its row from 0 on, or a file."""
 
     text: str
     labels: tuple[str, ...] = ()
     document: str = ""
 
 
-def named(value: Any, kind: Any = None) -> tuple[str, ...]:
-    """Return the names of a document's labels, each once: of a list, of a text with ; between them, or of one.
+def label_names(value: Any, kind: Any = None) -> tuple[str, ...]:
+    """Return the names of a document's labels, each once.
 
-    A list may be written out as text, as JSON or as Python shows it (pandas does so in CSV files). ``kind`` is the type
-    of a data set's column, which may have names for numbers. Raises ``ValueError`` for what is no label: a number that
-    it has no name for, a blank name, a record, a list that is written otherwise.
+    ``value`` is a list, a text with ; between labels, or one label. A list may be a text that JSON or Python wrote, as
+    pandas writes lists into CSV files. ``kind`` is the type of a data set's column, which may name numbers. Raises
+    ``ValueError`` for what is no label: a number without a name, a blank name, a record, any other form of list.
     """
     if isinstance(value, str):
-        value = _written(value.strip())
+        value = _listed(value.strip())
     elif not isinstance(value, list | tuple):
         value = [] if value is None else [value]
-    return tuple(dict.fromkeys(_name(label, kind) for label in value))
+    return tuple(dict.fromkeys(_label_name(label, kind) for label in value))
 
 
-def joined(names: Sequence[str]) -> str:
-    """Return the text in which `named` reads these names: with ; between them, as JSON where that would be misread."""
+def label_text(names: Sequence[str]) -> str:
+    """Return a text that `label_names` reads as ``names``: with ; between them, or as JSON where that is ambiguous."""
     text = ";".join(names)
     try:
-        return text if named(text) == tuple(names) else json.dumps(names, ensure_ascii=False)
+        return text if label_names(text) == tuple(names) else json.dumps(names, ensure_ascii=False)
     except ValueError:  # of a name in brackets
         return json.dumps(names, ensure_ascii=False)
 
 
-def _written(text: str) -> Sequence[Any]:
+def _listed(text: str) -> Sequence[Any]:
     """Return the labels in a text; ``ValueError`` for a list such as NumPy's ``['a' 'b']``, which Python would join."""
     if text[:1] + text[-1:] in ("[]", "()", "{}"):
         as_json, as_python = _read(json.loads, text), _read(ast.literal_eval, text)
@@ -71,7 +76,7 @@ def _read(reader: Callable[[str], Any], text: str) -> Any:
         return None
 
 
-def _name(label: Any, kind: Any) -> str:
+def _label_name(label: Any, kind: Any) -> str:
     if not isinstance(label, str | int) or isinstance(label, bool) or not str(label).strip():
         raise ValueError(f"{label!r} is no label; a label is a name or a whole number")
     if isinstance(label, str) or not hasattr(kind, "int2str"):
@@ -88,19 +93,18 @@ def hashed_split(identity: str) -> Split:
 
 
 def documents(corpus: Corpus, split: Split) -> Iterator[str]:
-    """Yield the texts of ``split`` of ``corpus``, always the same ones in the same order.
+    """Yield the texts of ``split`` of ``corpus``, the same ones in the same order in every call.
 
-    Documents are streamed and none is blank. A split that the corpus does not have (a data set
-    without a test split) yields nothing. Raises :class:`altgrad.config.UserError` when the corpus
-    cannot be read; the message says what to change.
+    Documents are streamed, and none is blank. A split that the corpus does not have (a data set without a test split)
+    yields nothing. Raises :class:`altgrad.config.UserError`, which says what to change, for an unreadable corpus.
     """
     return _module_of(corpus).documents(corpus, split)
 
 
 def labelled(corpus: Corpus, split: Split) -> Iterator[Labelled]:
-    """Yield the texts of ``split`` as `documents` does, each with its labels; a name is there once.
+    """Yield the texts of ``split`` as `documents` does, each with the names of its labels, each name once.
 
-    Raises :class:`altgrad.config.UserError` where there are none to be had too.
+    Raises :class:`altgrad.config.UserError` also where the corpus has no labels.
     """
     return _module_of(corpus).labelled(corpus, split)
 
@@ -108,3 +112,41 @@ def labelled(corpus: Corpus, split: Split) -> Iterator[Labelled]:
 def _module_of(corpus: Corpus) -> ModuleType:
     """Return the module of this package that is called like the source, and has ``documents`` for it."""
     return importlib.import_module(f"altgrad.data.{corpus.source}")
+
+
+class NearCopies:
+    """Finds documents that are near copies of earlier ones, which would make validation a test of memory.
+
+    A document is a near copy if more than ``max_repeated`` of its word 8-grams, without case and punctuation, occurred
+    in earlier documents that were none. Eight words or fewer are one gram. With ``max_repeated`` 1 nothing is a near
+    copy. ``dropped`` counts them.
+
+    Only hashes are kept, and the time is linear in the text. Beyond ``MOST_GRAMS`` different grams only one in 2, 4, 8,
+    ... is looked at, chosen by its hash. A document without such a gram is then compared by one hash of its words.
+    """
+
+    def __init__(self, max_repeated: float) -> None:
+        self.dropped = 0
+        self._max_repeated = max_repeated
+        self._grams: set[int] = set()
+        self._wholes: set[int] = set()
+        self._one_in = 1
+
+    def drops(self, text: str) -> bool:
+        """Return whether ``text`` is a near copy, and remember it if it is none."""
+        if self._max_repeated >= 1:
+            return False
+        # Hashes of tuples of int, unlike those of str, are the same in every process.
+        words = tuple(zlib.crc32(word.encode(errors="replace")) for word in WORD.findall(text.lower()) or [text])
+        hashes = (hash(words[i : i + GRAM]) for i in range(max(1, len(words) - GRAM + 1)))
+        grams = {gram for gram in hashes if gram % self._one_in == 0}
+        compared, seen = (grams, self._grams) if grams else ({hash(words)}, self._wholes)
+        if len(compared & seen) > self._max_repeated * len(compared):
+            self.dropped += 1
+            return True
+        self._grams |= grams
+        self._wholes.add(hash(words))
+        while len(self._grams) > MOST_GRAMS:
+            self._one_in *= 2
+            self._grams = {gram for gram in self._grams if gram % self._one_in == 0}
+        return False

@@ -18,7 +18,7 @@ from typing import Any
 from altgrad.common.errors import UserError, did_you_mean
 from altgrad.common.files import csv_rows
 from altgrad.config.schema import HubCorpus
-from altgrad.data.corpora import Labelled, Split, named
+from altgrad.data.corpora import Labelled, Split, label_names
 
 DEFAULT_FALLBACK = "licences"
 CONNECT_SECONDS = 5
@@ -69,7 +69,7 @@ def _rows(corpus: HubCorpus, split: Split, columns: dict[str, str]) -> Iterator[
                 )
             if text and not text.isspace():
                 try:
-                    yield Labelled(text, named(value, kind), str(number))
+                    yield Labelled(text, label_names(value, kind), str(number))
                 except ValueError as error:
                     raise _refusal(corpus, f"column {columns['labels']!r} of {corpus.path}: {error}") from None
 

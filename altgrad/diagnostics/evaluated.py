@@ -26,8 +26,8 @@ from altgrad.config import Cell
 from altgrad.config.cell import cell_key
 from altgrad.config.recipe import Recipe, Rule, TensorRecipe
 from altgrad.config.tasks import Found
+from altgrad.data.batches import Classification, TruthAndScores, task_of
 from altgrad.data.corpora import Split
-from altgrad.data.tasks import Classification, TruthAndScores, task_of
 from altgrad.diagnostics.rebuilt import load_saved
 from altgrad.diagnostics.saved import SavedRun
 from altgrad.diagnostics.what_if import GRANULARITIES, SPLITS
@@ -105,7 +105,7 @@ def quantized(
     saved = evaluated.saved
     if metric is None:
         return {name: evaluated.loss(saved, recipe) for name, recipe in recipes.items()}
-    from altgrad.data.classification import choose_thresholds, classification_metrics  # which loads scikit-learn
+    from altgrad.data.labels import choose_thresholds, classification_metrics  # which loads scikit-learn
 
     assert cell.task is not None
     thresholds = choose_thresholds(*evaluated.scores(saved, recipes[UNQUANTIZED], "val"), cell.task.thresholds)

@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from altgrad.common.errors import UserError
 from altgrad.config import Cell
 from altgrad.config.recipe import LayerRecipe
-from altgrad.data.tasks import task_of
+from altgrad.data.batches import task_of
 from altgrad.model import GPT, embedded_weights, linear_layers
 from altgrad.model.from_cell import config_of, recipe_of
 from altgrad.model.lora import adapter_of, add_adapters, attach

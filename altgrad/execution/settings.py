@@ -23,7 +23,7 @@ from ruamel.yaml.error import YAMLError
 
 from altgrad.common.errors import UserError, did_you_mean
 from altgrad.common.files import read_json, read_yaml, replacing, write_json
-from altgrad.config.published import CONFIG, KEPT, RUNS, WEIGHTS, run_sizes, weights_sha256
+from altgrad.config.models import CONFIG, KEPT, RUNS, WEIGHTS, run_sizes, weights_sha256
 
 BETWEEN = re.compile(r"\s+(?=[+~]*[\w.-]+=)")  # two settings in one text
 SETTING = "start="

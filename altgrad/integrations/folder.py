@@ -17,7 +17,7 @@ from altgrad.common.errors import UserError
 from altgrad.common.files import canonical_json, read_json, sha256_of, write_json, write_rows, write_text
 from altgrad.common.fingerprint import only_worker
 from altgrad.config import cell_key
-from altgrad.config.schema import Grid
+from altgrad.config.params import GridSettings
 from altgrad.diagnostics.diagnose import SCHEMA
 from altgrad.model import layer_recipe, linear_layers, virtual_weight
 from altgrad.optim import ArmOptimizer
@@ -31,7 +31,7 @@ def settings_of(model: nn.Module, optimizer: ArmOptimizer, identity: dict[str, A
     ``identity`` has format, optimizer, seed and lr_scale; ``steps`` counts the run's optimizer steps. Raises
     ``ValueError`` for a name that no file can have.
     """
-    Grid(**{LISTS[name]: [value] for name, value in identity.items()})  # checks the names
+    GridSettings(**{LISTS[name]: [value] for name, value in identity.items()})  # checks the names
     found = {name: layer_recipe(layer) for name, layer in linear_layers(model).items()}
     rules = [recipe.on(name) for name, recipe in found.items() if recipe is not None]
     tensors = [tensor for rule in rules for tensor in rule.tensors().values() if tensor is not None]

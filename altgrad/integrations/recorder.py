@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from altgrad.config.schema import Divergence
-from altgrad.config.schema import Monitor as When
+from altgrad.config.schema import Divergence, MonitorSettings
 from altgrad.config.tasks import HISTORY
 from altgrad.integrations.folder import Folder, settings_of
 from altgrad.model import layer_recipe, linear_layers, matrix_of
@@ -58,7 +57,7 @@ class Recorder:
     def __init__(
         self, folder: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, format: str, name: str,
         seed: int, steps: int, tokens_per_step: int, lr_scale: float = 1, baseline: str = "bf16",
-        corpus: str = "unnamed", vocab_size: int | None = None, when: When | None = None,
+        corpus: str = "unnamed", vocab_size: int | None = None, when: MonitorSettings | None = None,
         resume_step: int | None = None,
     ) -> None:  # fmt: skip
         optimizer = getattr(optimizer, "optimizer", optimizer)  # inside that of Accelerate
@@ -66,7 +65,7 @@ class Recorder:
             raise TypeError(f"expected an optimizer of build_optimizer, got {type(optimizer).__name__}")
         self.model, self.optimizer, self.tokens_per_step = model, optimizer, tokens_per_step
         self.step = self._first = self._observed = self._prepared = resume_step or 0
-        self._when, self._began = when or When(), time.perf_counter()
+        self._when, self._began = when or MonitorSettings(), time.perf_counter()
         on_grid = optimizer.arm.weights == "quantized"
         grids = optimizer.grids if on_grid else weight_grids(model, on_grid=False)
         self._monitor, self._updates = Monitor(model, {}), UpdateMonitor(model, optimizer, grids)

@@ -8,7 +8,6 @@ from altgrad.common.errors import UserError
 from altgrad.config import Cell
 from altgrad.config.arms import Arm
 from altgrad.config.recipe import Recipe
-from altgrad.formats import Format
 from altgrad.model import GPT, GPTConfig, quantize_model
 from altgrad.model.lora import add_adapters
 from altgrad.model.published import start_from
@@ -16,15 +15,9 @@ from altgrad.model.published import start_from
 PADDING = 128  # to a multiple of this a vocabulary is rounded up for speed, at most
 
 
-def formats_of(cell: Cell) -> dict[str, Format]:
-    """Return the formats that a resolved cell defines, by name."""
-    return {name: Format(**fields) for name, fields in cell.formats.items()}
-
-
 def recipe_of(cell: Cell) -> Recipe:
     """Return the recipe of a resolved cell."""
-    formats = formats_of(cell)
-    return Recipe(rules=tuple(rule.with_formats(formats) for rule in cell.rules))
+    return Recipe(rules=tuple(rule.with_formats(cell.formats) for rule in cell.rules))
 
 
 def recipes_of(cell: Cell) -> list[Recipe]:
@@ -37,7 +30,7 @@ def arm_of(cell: Cell) -> Arm:
 
     Raises ``ValueError`` for settings that do not go together.
     """
-    return cell.arm.with_formats(formats_of(cell)).but(lr=cell.peak_lr)
+    return cell.arm.with_formats(cell.formats).but(lr=cell.peak_lr)
 
 
 def config_of(cell: Cell, vocab_size: int, labels: tuple[float, ...] = (1.0,)) -> GPTConfig:

@@ -1,6 +1,6 @@
 """Weights from a folder, a run's or in GPT-2's published layout by the names of nanoGPT and of Hugging Face; into one.
 
-A folder has ``config.json`` and ``model.safetensors`` (see :mod:`altgrad.config.published`); nothing is unpickled, so
+A folder has ``config.json`` and ``model.safetensors`` (see :mod:`altgrad.config.models`); nothing is unpickled, so
 a nanoGPT checkpoint is to be saved as such a folder first, its ``model`` as tensors and its ``model_args`` as JSON.
 Names may begin with ``transformer.`` or not, as on the Hugging Face hub, and with torch.compile's ``_orig_mod.``.
 nanoGPT's layers are ``nn.Linear`` with weights (out, in), Hugging Face's are ``Conv1D`` with (in, out); which of them
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from altgrad.common.errors import UserError
 from altgrad.common.files import replacing, write_json
 from altgrad.config import Cell
-from altgrad.config.published import ACTIVATIONS, CONFIG, WEIGHTS, published_sizes, weights_sha256
+from altgrad.config.models import ACTIVATIONS, CONFIG, WEIGHTS, published_sizes, weights_sha256
 from altgrad.model.gpt import GPT, GPTConfig
 
 #: our modules -> GPT-2's; a block's are inside ``h.<n>.``
@@ -84,7 +84,7 @@ def save_published(model: GPT, folder: str | Path) -> None:
     """Write ``model`` into ``folder`` as Hugging Face's ``GPT2LMHeadModel`` reads it, in float32.
 
     A model without biases gets biases of zero, which compute the same; ``config.json`` says so. Texts begin and end
-    with the last id there, ``<|endoftext|>`` of every vocabulary of :mod:`altgrad.data.tokenizer`. A tokenizer is not
+    with the last id there, ``<|endoftext|>`` of every vocabulary of :mod:`altgrad.data.tokens`. A tokenizer is not
     written: the ids below the last are GPT-2's own, but GPT-2's tokenizer has merges that a smaller vocabulary lacks.
     """
     config, folder = model.config, Path(folder)

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from altgrad.config.arms import Arm
-from altgrad.config.bases import BASES
+from altgrad.config.arms import BASES, Arm
 from altgrad.optim import update
 from altgrad.optim.stiffness import exponent
 

@@ -10,8 +10,7 @@ from typing import Any, TypeVar, cast, overload
 import torch
 from torch import Tensor, nn
 
-from altgrad.config.arms import Arm
-from altgrad.config.bases import ADAM, BASES, MOMENTUM
+from altgrad.config.arms import ADAM, BASES, MOMENTUM, Arm
 from altgrad.formats import get_format
 from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.numerics import permutation

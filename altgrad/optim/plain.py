@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from altgrad.config.bases import ADAM, MOMENTUM
+from altgrad.config.arms import ADAM, MOMENTUM
 from altgrad.optim.groups import share_kept
 from altgrad.optim.sharded import parts
 

@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from altgrad.config.arms import Arm
-from altgrad.config.bases import BASES
+from altgrad.config.arms import BASES, Arm
 from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.model.quantized.gathered import master_of
 from altgrad.optim.weight_grid import WeightGrid

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from altgrad.config.arms import Arm
-from altgrad.config.bases import BASES
+from altgrad.config.arms import BASES, Arm
 from altgrad.numerics import (
     at_coordinate,
     coordinate,

@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from altgrad.config.arms import FORMULAS, Arm
-from altgrad.config.bases import BASES
+from altgrad.config.arms import BASES, FORMULAS, Arm
 from altgrad.numerics import scale_rule
 from altgrad.numerics.cpu import definitions, kernels
 from altgrad.optim import state_cpu, update, weight_grid

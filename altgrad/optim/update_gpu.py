@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from altgrad.config.arms import Arm
-from altgrad.config.bases import BASES
+from altgrad.config.arms import BASES, Arm
 from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.numerics import scale_rule
 from altgrad.numerics.gpu import launch

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from altgrad.config.arms import Arm
-from altgrad.config.schedule import kept_by_decay
+from altgrad.config.schema import kept_by_decay
 from altgrad.config.tasks import FEWEST, ComparedOn
 from altgrad.reporting import roles
 from altgrad.reporting.compare import Comparison

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from altgrad.common.files import replacing, write_json, write_text
-from altgrad.config.cell import Cell
-from altgrad.config.head_scales import HEAD, clamped_heads
+from altgrad.config.cell import HEAD, Cell, clamped_heads
 from altgrad.config.params import validated
 from altgrad.reporting import tables, tables_inside
 from altgrad.reporting.anomalies import Case, cases

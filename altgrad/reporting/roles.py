@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from altgrad.config.arms import FORMAT_FREE
-from altgrad.config.bases import BASES, PLAIN
+from altgrad.config.arms import BASES, FORMAT_FREE, PLAIN
 from altgrad.reporting.load import Study, every_rule
 
 NULL_STIFFNESS = ("mean", "permuted")  # they carry no information about the weight

@@ -16,8 +16,7 @@ import pandas as pd
 from altgrad.common.console import called
 from altgrad.common.errors import UserError, run_stage
 from altgrad.common.files import write_text
-from altgrad.config import load_params
-from altgrad.config.schema import Params
+from altgrad.config import Params, load_params
 from altgrad.stability.search import Ladder
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from altgrad.common.errors import UserError
 from altgrad.config import Cell
 from altgrad.config.tasks import ON_TEST, ON_VALIDATION, TITLES
-from altgrad.data.corpora import Split, joined
-from altgrad.data.tasks import Classification, Pieces, Task, TruthAndScores
+from altgrad.data.batches import Classification, Pieces, Task, TruthAndScores
+from altgrad.data.corpora import Split, label_text
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.training import machine
 from altgrad.training.ranks import Ranks
@@ -127,7 +127,7 @@ class Found:
 
     def now(self) -> list[float | None]:
         """Return the metrics of the evaluated documents; None where a score is not finite, or but one label there."""
-        from altgrad.data.classification import choose_thresholds, classification_metrics  # which loads scikit-learn
+        from altgrad.data.labels import choose_thresholds, classification_metrics  # which loads scikit-learn
 
         truth, scores = self._scores(self._task.pieces, self._sequences)
         kept = truth.any(axis=0)  # a sample may lack a label
@@ -139,7 +139,7 @@ class Found:
 
     def final(self, val_loss: float | None, out: Path) -> dict[str, Any]:
         """Return the metrics of validation and test documents, and write the scores that they are of to ``out``."""
-        from altgrad.data.classification import choose_thresholds, classification_metrics
+        from altgrad.data.labels import choose_thresholds, classification_metrics
 
         metrics: dict[str, Any] = dict.fromkeys(["perplexity", *ON_VALIDATION.values(), *ON_TEST.values()])
         metrics["read_frac"] = self._task.of("test").share_read
@@ -166,7 +166,7 @@ class Found:
         for split, (truth, scores) in found.items():
             rows = zip(self._task.of(split).documents, truth, scores >= thresholds, scores, strict=True)
             for document, own, given, score in rows:
-                yield [split, document, joined(tuple(names[own])), joined(tuple(names[given])), *score]
+                yield [split, document, label_text(tuple(names[own])), label_text(tuple(names[given])), *score]
 
     def _scores(self, pieces: Pieces, sequences: int | None = None) -> TruthAndScores:
         self._model.eval()

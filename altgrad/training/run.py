@@ -13,7 +13,7 @@ from tqdm import tqdm
 from altgrad.common.files import read_json, write_json
 from altgrad.common.fingerprint import mark_finished, only_worker
 from altgrad.config.cell import Cell, scratch_directory
-from altgrad.data.tasks import task_of
+from altgrad.data.batches import task_of
 from altgrad.model import account, layer_recipe, linear_layers
 from altgrad.model.from_cell import arm_of, build_model, recipes_of
 from altgrad.model.hardware import select_device

@@ -24,8 +24,8 @@ from tqdm import tqdm
 
 from altgrad.common.console import handled
 from altgrad.config import Cell
-from altgrad.config.schedule import learning_rate
-from altgrad.data.tasks import Task
+from altgrad.config.schema import learning_rate
+from altgrad.data.batches import Task
 from altgrad.model import Recipe, requantize_model
 from altgrad.model.gpt import GPT, Block
 from altgrad.optim import ArmOptimizer, WeightGrid

@@ -128,6 +128,4 @@ def test_a_rule_may_be_for_the_last_share_of_the_layers_that_match():
 def test_a_uniform_recipe_takes_a_block_format_by_its_name():
     tensors = {"weight": "MXFP8", "input": "MXFP8", "grad": "MXFP8_E5M2"}
     written = Recipe(rules=[{"layers": "*"} | tensors])
-    assert Recipe.uniform("MXFP8", grad="MXFP8_E5M2").match(["layer"]) == written.match(
-        ["layer"]
-    )
+    assert Recipe.uniform("MXFP8", grad="MXFP8_E5M2").match(["layer"]) == written.match(["layer"])

@@ -13,7 +13,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from altgrad.config import Cell, Resolver, UserError, cell_key, load_params, write_grid
-from altgrad.config.resolve import position_in_grid
+from altgrad.config.cell import position_in_grid
 from tests.config.test_resolve import changed
 
 PROJECT = Path(__file__).parents[2]

@@ -22,7 +22,7 @@ import pytest
 
 from altgrad.common.files import read_yaml
 from altgrad.config import Params, Resolver, UserError, load_params, params
-from altgrad.config.presets import with_presets
+from altgrad.config.params import with_presets
 
 SHIPPED = with_presets(read_yaml(Path(__file__).parents[2] / "params.yaml"))
 SHIPPED["grid"] |= {"formats": ["bf16", "E4M3", "virtual.E3M4"], "optimizers": ["adamw", "spacing_scaled"]}

@@ -9,7 +9,7 @@ import pytest
 
 from altgrad.common.files import read_yaml, write_json
 from altgrad.config import Cell, Resolver, load_params
-from altgrad.config.head_scales import clamped_head, clamped_heads
+from altgrad.config.cell import clamped_head, clamped_heads
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 MX = {"granularity": "block", "scale": "E8M0"}

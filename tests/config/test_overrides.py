@@ -12,9 +12,10 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 
 from altgrad.config import Cell, Resolver
+from altgrad.config.arms import Arm
 from altgrad.config.models import CellModel
 from altgrad.config.resolve import Override
-from altgrad.config.schema import Arm, Monitor, Train
+from altgrad.config.schema import MonitorSettings, Train
 from tests.config.test_resolve import SHIPPED
 
 KEY = "E5M2-adamw-0-1"
@@ -25,7 +26,7 @@ PARAMS = SHIPPED.model_copy(update={  # without most of the presets, which take 
     "recipes": {name: SHIPPED.recipes[name] for name in ("bf16", "uniform", "uniform_row", "weight_only")},
 })  # fmt: skip
 SELECTORS = ("E5M2", "adamw", KEY)  # from the widest to the narrowest
-SECTIONS: dict[str, Any] = {"model": CellModel, "arm": Arm, "train": Train, "monitor": Monitor}
+SECTIONS: dict[str, Any] = {"model": CellModel, "arm": Arm, "train": Train, "monitor": MonitorSettings}
 BASES: dict[str, Any] = {
     "model": CellModel.model_validate(SHIPPED.models[SHIPPED.model].model_dump()), "arm": SHIPPED.optimizers["adamw"],
     "train": SHIPPED.train, "monitor": SHIPPED.monitor,

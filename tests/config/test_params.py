@@ -16,7 +16,8 @@ import pytest
 
 from altgrad.common.errors import did_you_mean, near_matches, run_stage
 from altgrad.common.files import canonical_json, replacing, write_text
-from altgrad.config import UserError, load_params, presets
+from altgrad.config import UserError, load_params
+from altgrad.config.params import PRESETS
 
 SHIPPED = Path(__file__).parents[2] / "params.yaml"
 
@@ -25,7 +26,7 @@ def written_out() -> str:
     """Return the shipped params.yaml with all presets in it, and lists in brackets, as somebody might write them."""
     text = re.sub(r"\n +- (.+)", r"\0\1", SHIPPED.read_text())
     text = re.sub(r"^(  \w+:) +(#.*?)\0(.*)$", r"\1 [\3] \2", text, flags=re.MULTILINE).replace("\0", ", ")
-    for section in re.split(r"\n(?=\w)", presets.FILE.read_text().partition("\nrenamed:")[0])[1:]:
+    for section in re.split(r"\n(?=\w)", PRESETS.read_text())[1:]:
         name = section.partition(":")[0]
         text = re.sub(rf"^{name}:( {{}} .*)?\n", lambda _, section=section: section + "\n", text, flags=re.MULTILINE)
     return text

@@ -16,10 +16,9 @@ from ruamel.yaml import YAML
 from altgrad.common.files import read_yaml
 from altgrad.config import Resolver, UserError, load_params
 from altgrad.config.arms import Arm
-from altgrad.config.params import validated
-from altgrad.config.presets import FILE, SECTIONS
+from altgrad.config.params import PRESETS as FILE
+from altgrad.config.params import SECTIONS, Params, validated
 from altgrad.config.recipe import published_recipes
-from altgrad.config.schema import Params
 
 SHIPPED = Path(__file__).parents[2] / "params.yaml"
 PRESETS = YAML(typ="safe", pure=True).load(FILE)
@@ -46,7 +45,7 @@ def test_every_preset_arm_is_an_arm_by_its_settings_alone(name: str):
 def test_every_preset_recipe_can_be_trained(name: str):
     grid = read_yaml(SHIPPED)["grid"]
     params = read()
-    entry = f"{name}.E4M3" if Resolver(params).entries.is_template(name) else name
+    entry = f"{name}.E4M3" if Resolver(params).names.is_template(name) else name
     cells = list(Resolver(read(grid=grid | {"formats": [entry], "optimizers": ["adamw"]})).cells())
     assert cells[-1].format == entry
 
@@ -79,15 +78,6 @@ def test_an_own_entry_changes_what_it_says_of_a_preset_and_nothing_else(section,
 def test_a_preset_that_gets_an_unknown_setting_is_refused_by_its_name():
     with pytest.raises(UserError, match=r"optimizers.muon.*unknown setting 'mometum'; did you mean momentum"):
         read(optimizers={"muon": {"mometum": 0.9}})
-
-
-@pytest.mark.parametrize(("old", "new"), PRESETS["renamed"].items())
-def test_an_arm_of_an_earlier_version_is_refused_with_its_name_now(old: str, new: str):
-    assert old not in PRESETS["optimizers"] and new in PRESETS["optimizers"]
-    grid = read_yaml(SHIPPED)["grid"] | {"optimizers": ["adamw", old]}
-    for changes in ({"grid": grid}, {"optimizers": {old: {"lr": 1e-3}}}, {"overrides": {f"bf16-{old}-0-1": {}}}):
-        with pytest.raises(UserError, match=f": {old} is now called {new}$"):
-            read(**changes)
 
 
 def test_the_command_lists_them():

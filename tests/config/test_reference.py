@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
-from altgrad.config import reference
-from altgrad.config.reference import COMMAND, FOLDER, pages, sections
-from altgrad.config.schema import Arm, Params
+from altgrad.config import __main__ as reference
+from altgrad.config.__main__ import COMMAND, FOLDER, pages, sections
+from altgrad.config.arms import Arm
+from altgrad.config.params import Params
 from altgrad.config.state import Moment, State
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from altgrad.config import Cell, Params, Resolver, UserError, cell_key, load_params, write_grid
-from altgrad.config.resolve import position_in_grid
+from altgrad.config.cell import position_in_grid
 
 SHIPPED = load_params(Path(__file__).parents[2] / "params.yaml")
 GRID = {"formats": ["bf16", "E4M3", "E5M2", "E3M4", "E1M6", "E7M0"], "optimizers": ["adamw"], "seeds": [0, 1]}
@@ -162,7 +162,7 @@ def test_a_mistake_names_its_place(change, words):
 
 def test_a_format_of_ones_own_reaches_its_cells_in_full():
     params = changed(formats={"mine": {"exponent_bits": 4, "mantissa_bits": 3, "bias": 9}}, grid={"formats": ["mine"]})
-    assert cells(params)["mine-adamw-0-1"].formats["mine"]["bias"] == 9
+    assert cells(params)["mine-adamw-0-1"].formats["mine"].bias == 9
 
 
 def test_the_format_that_an_arm_takes_its_stiffness_from_is_resolved_too():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from altgrad.config.schedule import kept_by_decay, learning_rate
+from altgrad.config.schema import kept_by_decay, learning_rate
 
 
 @pytest.mark.parametrize(("steps", "warmup", "final"), [(300, 0.1, 0.1), (7, 0.0, 0.0), (1, 1.0, 0.5), (50, 1.0, 0.1)])

@@ -1,11 +1,9 @@
-"""Batches. Oracles: slices of the token file, and a subprocess that draws the same batch again."""
+"""Batches of text and pieces of documents. Oracles: slices of the token file, NumPy's Philox."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,9 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from altgrad.config import UserError
-from altgrad.config.tasks import ComparedOn
+from altgrad.config.schema import LocalCorpus
+from altgrad.config.tasks import Classifier, ComparedOn
 from altgrad.data import TokenFile, training_batch, validation_sample
-from altgrad.data.batches import raw_stream
+from altgrad.data.batches import Pieces, raw_stream
+from altgrad.data.corpora import hashed_split
+from tests.data.conftest import ALL, TOKENIZER, tokenize
 
 DRAW = {"seed": 3, "step": 5, "micro": 1, "batch": 4, "context": 16}
 
@@ -55,17 +56,6 @@ def test_a_batch_is_a_function_of_seed_step_and_micro_batch(file_of: Callable[[i
     assert torch.equal(training_batch(tokens, **DRAW)[0], first)
     for name in ("seed", "step", "micro"):
         assert not torch.equal(training_batch(tokens, **{**DRAW, name: 9})[0], first)
-
-
-def test_a_batch_is_the_same_in_another_process(file_of: Callable[[int], TokenFile]) -> None:
-    tokens = file_of(50_000)
-    folder = str(Path(tokens.tokens.filename).parent)
-    script = (
-        "from pathlib import Path; from altgrad.data import TokenFile, training_batch; "
-        f"print(training_batch(TokenFile(Path({folder!r}), 'train'), **{DRAW})[0].tolist())"
-    )
-    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert json.loads(printed) == training_batch(tokens, **DRAW)[0].tolist()
 
 
 def test_the_stream_is_pinned(file_of: Callable[[int], TokenFile]) -> None:
@@ -139,3 +129,45 @@ def test_the_sequences_that_are_announced_are_those_that_are_taken(file_of, aske
     found = ComparedOn.of_splits({"val": {"documents": 40, "tokens": tokens}}, asked, context)
     assert found.sequences == taken and found.enough == (taken >= 30)
     assert any(f"has {taken}: all are taken" in note for note in found.notes(asked)) == (asked > taken)
+
+
+def test_pieces_are_the_documents_from_their_starts(table: Callable[..., LocalCorpus], tmp_path: Path) -> None:
+    tokenize(table(ALL), tmp_path / "tokens")
+    end, context, chunks = TOKENIZER.vocab_size - 1, 16, 3
+    pieces = Pieces(tmp_path / "tokens", "train", Classifier(chunks=chunks), context)
+    stream = np.fromfile(tmp_path / "tokens/train.bin", "<u2").tolist()
+    texts, own = [], []
+    for token in stream:
+        texts, own = ([*texts, own], []) if token == end else (texts, [*own, token])
+    inputs, targets, owner = pieces.sample()
+    assert sorted(set(owner)) == list(range(len(texts)))
+    read = 0
+    for number, text in enumerate(texts):
+        mine = inputs[owner == number]
+        assert len(mine) == min(chunks, -(-len(text) // context))
+        cut = text[: chunks * context]
+        assert mine.flatten().tolist() == cut + [end] * (mine.numel() - len(cut))
+        assert (targets[owner == number].bool().numpy() == pieces.truth[number]).all()
+        read += len(cut)
+    assert pieces.share_read == pytest.approx(read / sum(map(len, texts)))
+    few = pieces.sample(5 * chunks + 1)[2]
+    assert len(set(few)) == 5 and few[0] == 0 and few[-1] == len(texts) - 1
+
+
+@pytest.mark.parametrize("rest", [0, 1])
+def test_a_batch_is_a_function_of_its_place_and_draws_every_piece(
+    rest: int, table: Callable[..., LocalCorpus], tmp_path: Path
+) -> None:
+    """Also where the number of documents is one of pieces' multiples, and alike numbers would pair the two."""
+    training = np.cumsum([hashed_split(f"row {number}") == "train" for number in range(len(ALL))])
+    rows = next(number + 1 for number in range(len(ALL) - 1, 0, -1) if training[number] % 2 == rest)
+    tokenize(table(ALL[:rows]), tmp_path / "tokens")
+    pieces = Pieces(tmp_path / "tokens", "train", Classifier(chunks=2), 16)
+    assert len(pieces.truth) % 2 == rest
+    place = {"seed": 1, "step": 5, "micro": 0, "batch": 8}
+    first = pieces.batch(**place)
+    for name in ("seed", "step", "micro"):
+        assert not (pieces.batch(**{**place, name: 9})[0] == first[0]).all()
+    assert all((a == b).all() for a, b in zip(pieces.batch(**place), first, strict=True))
+    drawn = pieces.batch(seed=0, step=1, micro=0, batch=4000)[0]
+    assert {tuple(row) for row in drawn.tolist()} == {tuple(row) for row in pieces.sample()[0].tolist()}

@@ -20,6 +20,7 @@ from altgrad.data import documents
 
 datasets = pytest.importorskip("datasets")
 
+Dataset = Callable[..., HubCorpus]
 CONTENT = {"train": ["one", "two", "", None, " \n"], "validation": ["three"], "test": ["four", "five"]}
 README = """---
 configs:
@@ -36,7 +37,7 @@ configs:
 
 
 @pytest.fixture
-def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., HubCorpus]:
+def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
     """Return a function that writes a data set with these splits and returns its corpus."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
@@ -63,7 +64,7 @@ def message(corpus: HubCorpus, split: str = "train") -> str:
     return str(raised.value)
 
 
-def test_each_split_gives_its_rows_without_blanks(dataset: Callable[..., HubCorpus]) -> None:
+def test_each_split_gives_its_rows_without_blanks(dataset: Dataset) -> None:
     corpus = dataset()
     found = {split: list(documents(corpus, split)) for split in ("train", "val", "test")}
     assert found == {"train": ["one", "two"], "val": ["three"], "test": ["four", "five"]}
@@ -71,7 +72,7 @@ def test_each_split_gives_its_rows_without_blanks(dataset: Callable[..., HubCorp
     assert list(documents(dataset(name="other", splits={"train": "train", "val": "train"}), "val")) == ["elsewhere"]
 
 
-def test_a_data_set_without_a_test_split_has_no_test_documents(dataset: Callable[..., HubCorpus]) -> None:
+def test_a_data_set_without_a_test_split_has_no_test_documents(dataset: Dataset) -> None:
     two = {name: CONTENT[name] for name in ("train", "validation")}
     assert list(documents(dataset(two), "test")) == []
     assert list(documents(dataset(two, splits={"train": "train", "val": "validation"}), "test")) == []
@@ -79,33 +80,26 @@ def test_a_data_set_without_a_test_split_has_no_test_documents(dataset: Callable
     assert "no split 'tset' (for test)" in message(asked, "test")
 
 
-def test_a_missing_split_or_column_gets_a_suggestion_and_a_way_out(dataset: Callable[..., HubCorpus]) -> None:
+def test_a_wrong_split_column_or_configuration_gets_a_suggestion_and_a_way_out(dataset: Dataset) -> None:
     text = message(dataset(splits={"train": "train", "val": "validaton"}), "val")
     assert "did you mean validation? To go on" in text and text.endswith("set corpus: licences")
     text = message(dataset(text="txt", fallback="wikitext"))
     assert "no column 'txt' (setting: text); did you mean text? To" in text and text.endswith("set corpus: wikitext")
-
-
-def test_labels_are_not_text(dataset: Callable[..., HubCorpus]) -> None:
     assert "holds list, not text" in message(dataset(text="labels"))
-
-
-def test_a_wrong_or_missing_configuration_lists_the_right_ones(dataset: Callable[..., HubCorpus]) -> None:
     text = message(dataset(name="defualt"))
     assert "name: defualt" in text and "'default', 'other'" in text and "licences" in text
 
 
-def test_a_data_set_that_is_a_script_is_refused(dataset: Callable[..., HubCorpus]) -> None:
-    corpus = dataset()
-    (Path(corpus.path) / "eurlex.py").write_text("raise SystemExit", encoding="utf-8")
-    assert "without running its own code" in message(corpus)
-
-
-def test_a_damaged_file_is_named(dataset: Callable[..., HubCorpus]) -> None:
+def test_a_script_a_damaged_file_and_a_folder_without_data_are_named(dataset: Dataset, tmp_path: Path) -> None:
     corpus = dataset()
     (Path(corpus.path) / "data" / "train.parquet").write_bytes(b"not parquet")
     text = message(corpus)
     assert "eurlex" in text and "licences" in text
+    (Path(corpus.path) / "eurlex.py").write_text("raise SystemExit", encoding="utf-8")
+    assert "without running its own code" in message(corpus)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty/README.md").write_text("nothing", encoding="utf-8")
+    assert "holds no data files" in message(HubCorpus(source="hub", path=str(tmp_path / "empty")))
 
 
 @pytest.mark.parametrize(("content", "said"), [
@@ -130,11 +124,6 @@ def test_csv_files_of_a_folder_are_as_strict_as_a_table(tmp_path, monkeypatch, c
         assert f"train.csv, {said}" in message(corpus)
     else:
         assert list(documents(corpus, "train")) == ['a, "b"']
-
-
-def test_a_folder_without_data_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "README.md").write_text("nothing", encoding="utf-8")
-    assert "holds no data files" in message(HubCorpus(source="hub", path=str(tmp_path)))
 
 
 def test_an_unreachable_hub_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

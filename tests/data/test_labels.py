@@ -1,4 +1,4 @@
-"""Labels: what corpora say of them, the files, and pieces of documents. Oracle: the texts and labels of each test.
+"""The labels of documents: how corpora write them, and their files. Oracle: the texts and labels of each test.
 
 Bad labels are refused in one sentence before anything is trained.
 """
@@ -16,45 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from altgrad.config import UserError
-from altgrad.config.schema import HubCorpus, LocalCorpus, Tokenizer
-from altgrad.config.tasks import Classifier, Classify
-from altgrad.data import documents, write_tokens
-from altgrad.data.corpora import SPLITS, hashed_split, joined, labelled, named
-from altgrad.data.labels import read_documents, read_labels
-from altgrad.data.tasks import Pieces
+from altgrad.config.schema import HubCorpus, LocalCorpus
+from altgrad.data import documents
+from altgrad.data.batches import read_documents, read_labels
+from altgrad.data.corpora import SPLITS, hashed_split, label_names, label_text, labelled
+from tests.data.conftest import ALL, KINDS, TOKENIZER, rows_of, tokenize
 
-TOKENIZER = Tokenizer(vocab_size=300)
-TASK = Classify(min_documents=2)
-KINDS = {"red": "crimson scarlet", "green": "olive moss", "blue": "navy azure"}
+Table = Callable[..., LocalCorpus]
 
 
-def rows_of(count: int = 120) -> list[dict[str, object]]:
-    """Return documents whose words tell their labels: each of three by a bit of the row's number, none in some."""
-    own = [[name for i, name in enumerate(KINDS) if number >> i & 1] for number in range(count)]
-    return [
-        {"text": f"{' '.join(KINDS[name] for name in names)} number {number} "
-         + " ".join(f"w{number}{i}" for i in range(number % 30)), "labels": names}
-        for number, names in enumerate(own)
-    ]
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Callable[..., LocalCorpus]:
-    """Return a function that writes rows as JSON lines and returns their corpus; near copies are kept."""
-
-    def write(rows: list[dict[str, object]], **settings: object) -> LocalCorpus:
-        path = tmp_path / "rows.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return LocalCorpus(source="local", path=str(path), **{"max_repeated": 1, **settings})
-
-    return write
-
-
-def tokenize(corpus: LocalCorpus, folder: Path, task: Classify = TASK) -> dict:
-    return write_tokens("mine", corpus, TOKENIZER, folder, task=task)
-
-
-def test_every_document_is_on_one_side_with_its_own_labels(table: Callable[..., LocalCorpus], tmp_path: Path) -> None:
+def test_every_document_is_on_one_side_with_its_own_labels(table: Table, tmp_path: Path) -> None:
     rows = rows_of()
     meta = tokenize(table(rows), tmp_path / "tokens")
     names = [label["name"] for label in meta["labels"]]
@@ -94,7 +65,7 @@ def test_a_documents_number_is_its_row_by_pandas(kind: str, tmp_path: Path) -> N
     assert all(table.text[int(row.document)].strip() == row.text for row in found)
 
 
-def test_near_copies_are_on_one_side(table: Callable[..., LocalCorpus], tmp_path: Path) -> None:
+def test_near_copies_are_on_one_side(table: Table, tmp_path: Path) -> None:
     rows = rows_of(400)
     copies = [{**row, "text": f"{row['text'].upper()}!"} for row in rows[::9] if len(row["text"].split()) > 12]
     meta = tokenize(table(rows + copies, max_repeated=0.8), tmp_path / "tokens")
@@ -104,16 +75,13 @@ def test_near_copies_are_on_one_side(table: Callable[..., LocalCorpus], tmp_path
     assert len(set(numbers)) == len(rows) and max(numbers) >= len(rows)
 
 
-def test_a_label_that_moves_is_another_corpus(table: Callable[..., LocalCorpus], tmp_path: Path) -> None:
+def test_a_label_that_moves_is_another_corpus(table: Table, tmp_path: Path) -> None:
     rows = rows_of()
     first = tokenize(table(rows), tmp_path / "a")
     number = next(n for n in range(len(rows)) if hashed_split(f"row {n}") == "test" and len(rows[n]["labels"]) == 1)
     rows[number] = {**rows[number], "labels": list(KINDS)}
     second = tokenize(table(rows), tmp_path / "b")
     assert first["labels_sha256"] != second["labels_sha256"]
-
-
-ALL = rows_of()
 
 
 def but_red(kept: Callable[[str], bool]) -> list[dict[str, object]]:
@@ -141,7 +109,7 @@ def but_red(kept: Callable[[str], bool]) -> list[dict[str, object]]:
     ([row for row, n in zip(ALL, range(7), strict=False)], "classifying needs train, val and test"),
 ])  # fmt: skip
 def test_bad_labels_are_refused_in_a_sentence(
-    rows: list[dict[str, object]], said: str, table: Callable[..., LocalCorpus], tmp_path: Path
+    rows: list[dict[str, object]], said: str, table: Table, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError) as raised:
         tokenize(table(rows), tmp_path / "tokens")
@@ -150,19 +118,18 @@ def test_bad_labels_are_refused_in_a_sentence(
     assert not (tmp_path / "tokens/meta.json").exists()
 
 
-def test_what_is_no_table_has_no_labels(folder_of: Callable[..., LocalCorpus]) -> None:
+def test_what_is_no_table_has_no_labels(folder_of: Table) -> None:
     with pytest.raises(UserError, match="has no labels; to classify, name a table"):
         next(labelled(folder_of({"a.txt": "text"}), "train"))
 
 
-def test_labels_come_as_lists_as_text_and_one_by_one(table: Callable[..., LocalCorpus], tmp_path: Path) -> None:
-    assert named(["b", "a", "b"]) == ("b", "a")
-    assert named("b; a;") == ("b", "a") and named(7) == ("7",) and named(None) == () == named("")
-    path = tmp_path / "rows.csv"
-    path.write_text("text,labels\n" + "".join(f"some words {i},red; x{i}\n" for i in range(30)))
-    corpus = LocalCorpus(source="local", path=str(path), max_repeated=1)
-    found = [row.labels for split in SPLITS for row in labelled(corpus, split)]
-    assert sorted(found) == sorted(("red", f"x{i}") for i in range(30))
+@pytest.mark.parametrize(("value", "names"), [
+    (["b", "a", "b"], ("b", "a")), ("b; a;", ("b", "a")), (7, ("7",)), (None, ()), ("", ()),
+    *((text, tuple(part.strip() for part in text.split(";")))  # brackets alone make no list
+      for text in ("(a)", "a (b)", "{x}", "(1)", "(a) b; c (d)", "a [b]", '"a"')),
+])  # fmt: skip
+def test_labels_come_as_lists_as_text_and_one_by_one(value: object, names: tuple[str, ...]) -> None:
+    assert label_names(value) == names
 
 
 NAME = st.text("ab;,'\" \\[]é\n", min_size=1).filter(lambda name: name.strip())
@@ -174,9 +141,10 @@ def test_lists_that_pandas_or_json_wrote_into_a_table_are_those_lists(
     tmp_path_factory: pytest.TempPathFactory, rows: list[list[str | int]]
 ) -> None:
     path, texts = tmp_path_factory.mktemp("lists") / "rows.csv", [f"text {i}" for i in range(len(rows))]
-    expected = {text: named(own) for text, own in zip(texts, rows, strict=True)}
+    expected = {text: label_names(own) for text, own in zip(texts, rows, strict=True)}
     forms = [lambda own, by=by: json.dumps(own, separators=by) for by in ((", ", ":"), (",", ":"))]
-    for form in (list, tuple, lambda own: joined(named(own)), *forms):
+    forms += [list, tuple, lambda own: label_text(label_names(own))]
+    for form in forms:
         written = [form(own) for own in rows]
         pd.DataFrame({"text": texts, "labels": written}).to_csv(path, index=False)
         corpus = LocalCorpus(source="local", path=str(path))
@@ -194,53 +162,6 @@ def test_a_list_that_is_written_otherwise_is_no_label(tmp_path: Path, text: str)
     with pytest.raises(UserError, match=r"rows.csv, line 3: column 'labels': .* is no (list|label)"):
         for split in SPLITS:
             list(labelled(LocalCorpus(source="local", path=str(path)), split))
-
-
-@pytest.mark.parametrize("text", ["(a)", "a (b)", "{x}", "(1)", "(a) b; c (d)", "a [b]", '"a"'])
-def test_brackets_alone_make_no_list(text: str) -> None:
-    assert named(text) == tuple(part.strip() for part in text.split(";"))
-
-
-def test_pieces_are_the_documents_from_their_starts(table: Callable[..., LocalCorpus], tmp_path: Path) -> None:
-    tokenize(table(ALL), tmp_path / "tokens")
-    end, context, chunks = TOKENIZER.vocab_size - 1, 16, 3
-    pieces = Pieces(tmp_path / "tokens", "train", Classifier(chunks=chunks), context)
-    stream = np.fromfile(tmp_path / "tokens/train.bin", "<u2").tolist()
-    texts, own = [], []
-    for token in stream:
-        texts, own = ([*texts, own], []) if token == end else (texts, [*own, token])
-    inputs, targets, owner = pieces.sample()
-    assert sorted(set(owner)) == list(range(len(texts)))
-    read = 0
-    for number, text in enumerate(texts):
-        mine = inputs[owner == number]
-        assert len(mine) == min(chunks, -(-len(text) // context))
-        cut = text[: chunks * context]
-        assert mine.flatten().tolist() == cut + [end] * (mine.numel() - len(cut))
-        assert (targets[owner == number].bool().numpy() == pieces.truth[number]).all()
-        read += len(cut)
-    assert pieces.share_read == pytest.approx(read / sum(map(len, texts)))
-    few = pieces.sample(5 * chunks + 1)[2]
-    assert len(set(few)) == 5 and few[0] == 0 and few[-1] == len(texts) - 1
-
-
-@pytest.mark.parametrize("rest", [0, 1])
-def test_a_batch_is_a_function_of_its_place_and_draws_every_piece(
-    rest: int, table: Callable[..., LocalCorpus], tmp_path: Path
-) -> None:
-    """Also where the number of documents is one of pieces' multiples, and alike numbers would pair the two."""
-    training = np.cumsum([hashed_split(f"row {number}") == "train" for number in range(len(ALL))])
-    rows = next(number + 1 for number in range(len(ALL) - 1, 0, -1) if training[number] % 2 == rest)
-    tokenize(table(ALL[:rows]), tmp_path / "tokens")
-    pieces = Pieces(tmp_path / "tokens", "train", Classifier(chunks=2), 16)
-    assert len(pieces.truth) % 2 == rest
-    place = {"seed": 1, "step": 5, "micro": 0, "batch": 8}
-    first = pieces.batch(**place)
-    for name in ("seed", "step", "micro"):
-        assert not (pieces.batch(**{**place, name: 9})[0] == first[0]).all()
-    assert all((a == b).all() for a, b in zip(pieces.batch(**place), first, strict=True))
-    drawn = pieces.batch(seed=0, step=1, micro=0, batch=4000)[0]
-    assert {tuple(row) for row in drawn.tolist()} == {tuple(row) for row in pieces.sample()[0].tolist()}
 
 
 NAMES = ["law", "trade", "fish"]
@@ -271,9 +192,5 @@ def test_data_sets_of_the_hub_have_their_labels(
     assert list(documents(corpus, "test")) == ["t"] * 300
     with pytest.raises(UserError, match="has no column 'lables'.*setting: labels"):
         next(labelled(corpus.but(labels="lables"), "train"))
-
-
-def test_a_number_without_a_name_is_an_unknown_label() -> None:
-    datasets = pytest.importorskip("datasets")
     with pytest.raises(ValueError, match="label 3 is unknown; the column has names for 0 to 2"):
-        named([3], datasets.ClassLabel(names=NAMES))
+        label_names([3], datasets.ClassLabel(names=NAMES))

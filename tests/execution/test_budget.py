@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from altgrad.benchmark import probe
 from altgrad.common.files import read_json, write_json
 from altgrad.config import UserError
-from altgrad.config.schema import Budget, Monitor
+from altgrad.config.schema import Budget, MonitorSettings
 from altgrad.execution import budget, kinds, plan
 from altgrad.execution.__main__ import main
 from altgrad.execution.budget import Estimate, choose, duration, said
@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_cell_takes_what_its_steps_evaluations_and_looks_take(steps, eval_every, every, parts):
     step, evaluate, observe, setup, diagnose = parts
     took = setup + evaluate + diagnose  # the evaluation before the first step
-    monitor = Monitor(every=every)
+    monitor = MonitorSettings(every=every)
     for i in range(1, steps + 1):
         took += step
         took += evaluate * (i % eval_every == 0 or i == steps)

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from altgrad.common.files import read_json, read_yaml, write_text
 from altgrad.config import Cell, Resolver
-from altgrad.config.params import validated
-from altgrad.config.schema import Diagnose, Params
+from altgrad.config.params import Params, validated
+from altgrad.config.schema import Diagnose
 from altgrad.diagnostics import diagnose_cell
 from altgrad.model import GPT, GPTConfig
 from altgrad.numerics.cpu import kernels

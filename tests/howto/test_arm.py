@@ -5,7 +5,7 @@ import pytest
 from tests.howto.conftest import Copy, Sources, blocks
 
 PAGE = "optim/ADD_A_BASE.md"
-FILES = {"altgrad/config/bases.py", "altgrad/optim/update.py", "altgrad/optim/update_cpu.cpp"}
+FILES = {"altgrad/config/arms.py", "altgrad/optim/update.py", "altgrad/optim/update_cpu.cpp"}
 
 
 @pytest.mark.slow  # builds the loops anew

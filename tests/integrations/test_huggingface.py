@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from altgrad.config.schema import Monitor
+from altgrad.config.schema import MonitorSettings
 from altgrad.model import Recipe, quantize_model
 from altgrad.watch.project import DIAGNOSED, Project
 from tests.integrations.conftest import KEY, NAMED, RECIPE, arm_of, assert_same_files, column, gpt2, rows, tokens
@@ -32,7 +32,7 @@ def run(root: Path, *, recipe: Recipe = RECIPE, resume: str | None = None, recor
         disable_tqdm=True, lr_scheduler_type="constant", **settings,
     )  # fmt: skip
     data = [{"input_ids": sequence, "labels": sequence} for sequence in tokens(64)]
-    callback = RecorderCallback(root, tokens_per_step=64, when=Monitor(every=3), **NAMED)
+    callback = RecorderCallback(root, tokens_per_step=64, when=MonitorSettings(every=3), **NAMED)
     trainer = transformers.Trainer(
         model, arguments, train_dataset=data, eval_dataset=data[:8], optimizers=(arm_of(model), None),
         callbacks=[callback] if recorded else [],

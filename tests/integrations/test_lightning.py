@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from altgrad.config.schema import Monitor
+from altgrad.config.schema import MonitorSettings
 from altgrad.model import QuantizedLinear, quantize_model
 from altgrad.watch.project import DIAGNOSED, Project
 from tests.integrations.conftest import KEY, NAMED, RECIPE, arm_of, assert_same_files, column, rows, tokens
@@ -81,7 +81,7 @@ def run(
     clip: float | None = 1.0,
 ) -> Language:
     module = Language()
-    recorder = RecorderCallback(root, tokens_per_step=60, when=Monitor(every=3), **NAMED)
+    recorder = RecorderCallback(root, tokens_per_step=60, when=MonitorSettings(every=3), **NAMED)
     checkpoint = pl.callbacks.ModelCheckpoint(root / "checkpoints", every_n_train_steps=4, save_top_k=-1)
     trainer = pl.Trainer(
         max_steps=steps, max_epochs=1, accelerator="cpu", precision="bf16-mixed", logger=False, log_every_n_steps=1,

@@ -18,7 +18,7 @@ from torch import distributed as dist
 
 from altgrad.common.files import read_json, write_json
 from altgrad.config import UserError
-from altgrad.config.schema import Monitor
+from altgrad.config.schema import MonitorSettings
 from altgrad.integrations import Recorder
 from altgrad.metrics import METRICS
 from altgrad.watch.project import DIAGNOSED, TRAINS, Project
@@ -32,7 +32,7 @@ TOP = Path(__file__).parents[2]
 
 
 def test_a_run_has_the_same_losses_recorded_or_not_and_they_are_in_its_history(train, tmp_path):
-    often = Monitor(every=1)
+    often = MonitorSettings(every=1)
     assert train(tmp_path, when=often) == train(None) == column(tmp_path, "train_loss")
     found = rows(tmp_path)
     assert [row["step"] for row in found] == [*range(1, 9)]
@@ -42,7 +42,7 @@ def test_a_run_has_the_same_losses_recorded_or_not_and_they_are_in_its_history(t
 
 
 def test_the_monitors_see_every_role_of_every_layer_at_the_steps_that_are_due(train, tmp_path):
-    train(tmp_path, when=Monitor(every=4))
+    train(tmp_path, when=MonitorSettings(every=4))
     found = monitors(tmp_path)
     assert set(found["metric"].str.replace(r"rungs_.*", "rungs", regex=True)) <= set(METRICS)
     of = {(step, layer): set(roles) for (step, layer), roles in found.groupby(["step", "layer"])["role"]}
@@ -53,7 +53,7 @@ def test_the_monitors_see_every_role_of_every_layer_at_the_steps_that_are_due(tr
 
 def test_a_resumed_run_has_the_files_of_one_that_was_not_interrupted(train, tmp_path):
     whole, parts, saved = tmp_path / "whole", tmp_path / "parts", []
-    often = Monitor(every=3)
+    often = MonitorSettings(every=3)
     train(whole, when=often)
     train(parts, when=often, to=6, save=saved.append)
     train(parts, when=often, checkpoint=saved[0])

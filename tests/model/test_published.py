@@ -19,7 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
 from altgrad.config import UserError
 from altgrad.config.schema import Tokenizer
-from altgrad.data.tokenizer import load_tokenizer
+from altgrad.data.tokens import load_tokenizer
 from altgrad.model import GPT, GPTConfig, Recipe, load_published, quantize_model, save_published
 
 TOKENS = torch.randint(0, 61, (2, 20), generator=torch.Generator().manual_seed(2))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from altgrad.config.bases import BASES
+from altgrad.config.arms import BASES
 from altgrad.config.recipe import Rule, TensorRecipe
 from altgrad.model import Recipe, quantize_model
 from altgrad.optim import Arm, ArmOptimizer, build_optimizer

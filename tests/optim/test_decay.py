@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from altgrad.config.schedule import kept_by_decay, learning_rate
+from altgrad.config.schema import kept_by_decay, learning_rate
 from altgrad.optim import Arm, ArmOptimizer
 from tests.optim.arms import ARMS, MASTER, ON_GRID, arm_named, grid_of, make, normal_weights
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from altgrad.config.bases import BASES
+from altgrad.config.arms import BASES
 from altgrad.formats import get_format
 from altgrad.model import Recipe, quantize_model
 from altgrad.optim import Arm, FormatManifold, build_optimizer, stiffness, update_cpu

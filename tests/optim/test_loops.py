@@ -5,7 +5,7 @@ import importlib
 import pytest
 import torch
 
-from altgrad.config.bases import ADAM, Base
+from altgrad.config.arms import ADAM, Base
 from altgrad.config.recipe import TensorRecipe
 from altgrad.numerics.scaling import SCALE_ROUNDINGS
 from altgrad.optim import update_cpu

@@ -168,14 +168,14 @@ RUNG = {"base": "rung", "weights": "quantized", "rounding": "stochastic"}
         ({**RUNG, "stiffness": "ulp"}, "remove stiffness"),
         ({**RUNG, "match_rms": True}, "match_rms has nothing to match"),
         ({**RUNG, "rounding": "nearest"}, "set rounding: stochastic"),
-        ({"base": "madam", "momentum": 0.5}, "has betas, no momentum"),
+        ({"base": "madam", "momentum": 0.5}, "momentum: 0.5 means nothing to an arm that has base madam"),
         *(({name: value}, f"{name}: {value} is of weights on the quantization grid; set weights: quantized")
           for name, value in {"feedback": "momentum", "store": "codes", "held_scale": "fixed"}.items()),
         *(({name: value}, f"{name}: {value} means nothing to an arm that has no stiffness; remove it")
           for name, value in {"normalise": "none", "schedule": "cosine"}.items()),
-        ({"base": "sgd", "betas": (0.8, 0.9)}, "base sgd has a momentum, no betas; remove betas"),
-        ({"base": "riemann_sgd", "stiffness": "ulp", "eps": 1e-6}, "base riemann_sgd has a momentum, no eps"),
-        ({"max_rungs": 4}, "max_rungs is of base rung, not adamw; remove it"),
+        ({"base": "sgd", "betas": (0.8, 0.9)}, "means nothing to an arm that has base sgd; remove it, or set momentum"),
+        ({"base": "riemann_sgd", "stiffness": "ulp", "eps": 1e-6}, "eps: 1e-06 means nothing to an arm that has base"),
+        ({"max_rungs": 4}, "max_rungs: 4 is of base rung, not adamw; remove it"),
         *(({"feedback": "momentum", "weights": "quantized", **other}, "is of adamw and sgd, without") for other in (
             {"stiffness": "ulp"}, {"match_rms": True}, RUNG, {"base": "madam"},
         )),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from altgrad.config.bases import BASES
+from altgrad.config.arms import BASES
 from altgrad.model import Recipe, quantize_model
 from altgrad.optim import Arm, build_optimizer, update_cpu
 from altgrad.optim.stored import StoredWeight

@@ -19,14 +19,12 @@ from sklearn import metrics as oracle
 
 from altgrad.common.files import read_json
 from altgrad.config import Cell
-from altgrad.config.models import CellModel, Model, ModelFrom
-from altgrad.config.published import cell_model, weights_sha256
+from altgrad.config.models import CellModel, Model, ModelFrom, cell_model, weights_sha256
 from altgrad.config.recipe import Recipe
 from altgrad.config.tasks import ON_TEST, ON_VALIDATION, TITLES, Classifier
-from altgrad.data.classification import choose_thresholds, classification_metrics
+from altgrad.data.batches import task_of
 from altgrad.data.corpora import SPLITS, hashed_split
-from altgrad.data.labels import read_labels
-from altgrad.data.tasks import task_of
+from altgrad.data.labels import choose_thresholds, classification_metrics, read_labels
 from altgrad.diagnostics.evaluated import AS_TRAINED, UNQUANTIZED, Evaluated, quantized
 from altgrad.model import GPT, layer_recipe, quantize_model
 from altgrad.model.from_cell import build_model, config_of, recipe_of
@@ -233,7 +231,7 @@ def test_pooling_and_loss_are_as_defined_and_see_nothing_behind_the_end(pooling:
     for row, length in zip(tokens, lengths, strict=True):
         row[length:] = END
     logits = model(tokens)
-    pooled = [x[: n].mean(dim=0) if pooling == "mean" else x[n - 1] for x, n in zip(seen[0], lengths, strict=True)]
+    pooled = [x[:n].mean(dim=0) if pooling == "mean" else x[n - 1] for x, n in zip(seen[0], lengths, strict=True)]
     assert torch.allclose(logits, torch.stack(pooled) @ model.head.weight.T, atol=1e-6)
     p = logits.sigmoid()
     expected = -(targets * torch.tensor([1.0, 3.0]) * p.log() + (1 - targets) * (1 - p).log()).mean()

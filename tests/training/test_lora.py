@@ -14,9 +14,8 @@ from torch.func import functional_call
 
 from altgrad.common.files import read_json
 from altgrad.config import Cell, UserError
-from altgrad.config.models import Lora, Model
+from altgrad.config.models import Lora, Model, cell_model
 from altgrad.config.params import validated
-from altgrad.config.published import cell_model
 from altgrad.config.recipe import Recipe, Rule
 from altgrad.diagnostics import evaluated
 from altgrad.model import GPT, linear_layers, quantize_model

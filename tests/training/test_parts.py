@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from altgrad.config import UserError
-from altgrad.config.schedule import learning_rate
-from altgrad.config.schema import Train
+from altgrad.config.schema import Train, learning_rate
 from altgrad.formats import get_format
 from altgrad.model import GPT, GPTConfig, Recipe, TensorRecipe, hardware, quantize_model
 from altgrad.model.quantized.quantizer import Quantizer

@@ -17,7 +17,7 @@ from torch import Tensor
 from altgrad.common.files import read_json
 from altgrad.config import Cell, UserError
 from altgrad.config.recipe import Recipe, Rule
-from altgrad.data import tasks
+from altgrad.data import batches
 from altgrad.model import GPT, GPTConfig, quantize_model
 from altgrad.model.quantized import data_parallel
 from altgrad.model.quantized.data_parallel import share_rows
@@ -154,10 +154,10 @@ def test_two_processes_of_muon_differ_by_what_another_order_of_the_batch_does(to
     Oracle: one process with the same sequences in other places of the batch, whose sums are as exact.
     """
     one, two = (trained(cell_of(n, MUON), tokens, tmp_path / str(n))["val_loss"] for n in (1, 2))
-    batch, others = tasks.training_batch, []
+    batch, others = batches.training_batch, []
     for places in (1, 2, 3):
         rolled = lambda *given, by=places, **named: tuple(t.roll(by, 0) for t in batch(*given, **named))  # noqa: E731
-        monkeypatch.setattr(tasks, "training_batch", rolled)
+        monkeypatch.setattr(batches, "training_batch", rolled)
         others.append(trained(cell_of(1, MUON), tokens, tmp_path / f"rolled-{places}")["val_loss"])
     most = max(abs(other - one) for other in others)
     assert 0 < most < 1e-3 and abs(two - one) <= 2 * most

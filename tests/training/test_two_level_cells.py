@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from altgrad.config import Cell, Resolver, UserError, load_params
-from altgrad.config.schema import Params
+from altgrad.config import Cell, Params, Resolver, UserError, load_params
 from altgrad.optim.checks import check_cells
 from altgrad.training.run import train_cell
 from tests.training.conftest import VOCABULARY, make_cell

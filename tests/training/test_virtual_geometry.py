@@ -15,7 +15,7 @@ from torch import nn
 
 from altgrad.config import UserError
 from altgrad.config.cell import scratch_directory
-from altgrad.config.schema import Rule
+from altgrad.config.recipe import Rule
 from altgrad.formats import get_format
 from altgrad.model import (
     LayerRecipe,

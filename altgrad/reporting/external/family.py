@@ -12,14 +12,14 @@ from pydantic import Field, ValidationError
 
 from altgrad.common.errors import UserError, did_you_mean, sentences
 from altgrad.common.files import read_yaml
-from altgrad.config.section import Section
+from altgrad.config.base import Settings
 from altgrad.recording import KEY
 from altgrad.reporting.load import COLUMNS, COMPLETED, DIVERGED, IDENTITY, MISSING, NUMBERS, TEXTS, Study
 from altgrad.reporting.measure import Measure
 from altgrad.reporting.results import SMALLEST_EFFECT
 
 
-class Family(Section):
+class Family(Settings):
     """What each configuration and each optimizer is compared with, and what the numbers are.
 
     ``reference`` is a configuration. Controls are named with what they are the control of: an optimizer with the same

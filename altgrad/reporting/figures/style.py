@@ -28,7 +28,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from PIL import Image
 
 from altgrad.common.files import replacing
-from altgrad.config.entries import JOINT
+from altgrad.config.resolve import JOINT
 
 if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType

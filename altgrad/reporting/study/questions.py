@@ -11,8 +11,8 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from altgrad.common.errors import UserError, did_you_mean, sentences
 from altgrad.common.files import read_yaml
-from altgrad.config.presets import merged, with_presets
-from altgrad.config.section import Section
+from altgrad.config.base import Settings
+from altgrad.config.params import merged, with_presets
 
 LIKE = "like"  # the experiment of the same question that another one differs from
 #: What an experiment has besides settings: commands that are run before it, what is measured after training, and
@@ -25,7 +25,7 @@ RULE: Rule = "bench"
 Texts = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value or [])]
 
 
-class Hypothesis(Section):
+class Hypothesis(Settings):
     """A contrast, or a family of them, and what was expected of it before it was run.
 
     ``contrast`` is written as :mod:`altgrad.reporting.study.runs` has it, ``{names}`` of ``over`` in braces; several
@@ -80,7 +80,7 @@ class Hypothesis(Section):
         return self.expected.get(label) if isinstance(self.expected, dict) else self.expected
 
 
-class Question(Section):
+class Question(Settings):
     """A question, how its runs were trained, and its hypotheses.
 
     ``base`` are settings as in params.yaml, ``runs`` by experiment what differs from them. ``rule`` is the test of

@@ -20,7 +20,7 @@ import pandas as pd
 from altgrad.common.errors import UserError
 from altgrad.common.files import read_json, write_text
 from altgrad.config import Resolver, load_params
-from altgrad.config.published import KEPT, WEIGHTS
+from altgrad.config.models import KEPT, WEIGHTS
 from altgrad.config.tasks import ON_TEST
 from altgrad.reporting.study.questions import Question, of_experiment, params_of
 from altgrad.reporting.study.registered import git

@@ -1,7 +1,7 @@
-"""What every section of settings has in common, and the kinds of values that several share.
+"""The base class of all settings, and the kinds of values that several sections share.
 
-A section is declared once and serves three readers: params.yaml and a resolved cell, where formats are names, and
-Python, where a name stands for the format that is registered under it.
+A section of settings is declared once and has three readers: params.yaml and a resolved cell, where formats are names,
+and Python, where a name is replaced by the registered `Format`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from pydantic import (
 from altgrad.common.errors import did_you_mean, sentences
 from altgrad.formats import Format, get_format
 
+LARGEST = 2**63 - 1  # the largest whole number that parquet and safetensors hold
+REGISTERED: Mapping[str, Format] = {}  # validation context: every name is looked up in the registry
+
 
 def _key_part(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_.+]{1,40}", name):
@@ -39,13 +42,12 @@ def _key_part(name: str) -> str:
 Name = Annotated[str, AfterValidator(_key_part)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
-LARGEST = 2**63 - 1  # whole number, which files of other kinds hold too
-
-REGISTERED: Mapping[str, Format] = {}  # as context: no formats of one's own, all names are those of the registry
-
 
 def as_format(value: Any, info: ValidationInfo) -> Format | str:
-    """Return the format that a name stands for; without formats to look it up in, the name."""
+    """Return the `Format` that ``value`` names; without a validation context, return the name itself.
+
+    The context maps the names of the user's own formats to them. Other names are looked up in the registry.
+    """
     if isinstance(value, Format):
         return value
     if not isinstance(value, str):
@@ -68,50 +70,48 @@ else:
 
 
 class _FromPython(ModelMetaclass):
-    """Lets a section be made in Python: names stand for registered formats, and a mistake is a ``ValueError``.
+    """Lets Python code make settings: names become registered formats, and a mistake is a ``ValueError``.
 
-    A metaclass, because type checkers would otherwise refuse a format's name where a `Format` is kept.
+    This is a metaclass because type checkers would otherwise refuse a format's name where a `Format` is declared.
     """
 
     def __call__(cls, **settings: Any) -> Any:
-        section = cast("type[BaseModel]", cls)
         try:
-            return section.model_validate(settings, context=REGISTERED)
+            return cast("type[BaseModel]", cls).model_validate(settings, context=REGISTERED)
         except ValidationError as error:
             raise ValueError("; ".join(sentences(error, cls.__name__))) from None
 
 
-class Section(BaseModel, metaclass=_FromPython):
-    """Base of every section: unknown settings are errors, values are immutable once read."""
+class Settings(BaseModel, metaclass=_FromPython):
+    """Base class of every section: an unknown setting is an error, and values cannot be changed afterwards."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
     def _known_settings_of_their_kind(cls, values: Any) -> Any:
-        """Name a misspelt setting and its near matches; refuse ``steps: true``, which would count as 1."""
-        if isinstance(values, dict):
-            for key, value in values.items():
-                if key not in cls.model_fields:
-                    raise ValueError(f"unknown setting {key!r}{did_you_mean(key, cls.model_fields)}")
-                if isinstance(value, bool) and (kind := cls.model_fields[key].annotation) is not bool:
-                    words = get_args(kind) if get_origin(kind) is Literal else ()
-                    write = f"write {' or '.join(words)}" if words else "it is no truth value"
-                    raise ValueError(f"{key} must not be {str(value).lower()}; {write}")
-                parts = value if isinstance(value, dict) else dict(enumerate(value if isinstance(value, list) else []))
-                for place, number in {key: value, **{f"{key}.{part}": its for part, its in parts.items()}}.items():
-                    if isinstance(number, int) and abs(number) > LARGEST:
-                        raise ValueError(f"{place} is a whole number beyond 2^63; no setting needs one")
+        """Refuse an unknown setting with its near matches, ``steps: true`` (which would be 1), and huge numbers."""
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if key not in cls.model_fields:
+                raise ValueError(f"unknown setting {key!r}{did_you_mean(key, cls.model_fields)}")
+            if isinstance(value, bool) and (kind := cls.model_fields[key].annotation) is not bool:
+                words = get_args(kind) if get_origin(kind) is Literal else ()
+                write = f"write {' or '.join(words)}" if words else "it is no truth value"
+                raise ValueError(f"{key} must not be {str(value).lower()}; {write}")
+            parts = value if isinstance(value, dict) else dict(enumerate(value if isinstance(value, list) else []))
+            for place, number in {key: value, **{f"{key}.{part}": its for part, its in parts.items()}}.items():
+                if isinstance(number, int) and abs(number) > LARGEST:
+                    raise ValueError(f"{place} is a whole number beyond 2^63; no setting needs one")
         return values
 
     def but(self, **changes: Any) -> Self:
-        """Return the same section with other values for some settings, checked as any other."""
+        """Return these settings with ``changes``, which are checked like any other values."""
         return type(self)(**dict(self) | changes)
 
     def with_formats(self, formats: Mapping[str, Format]) -> Self:
-        """Return the same section with names of formats replaced by ``formats``, or else by registered ones.
+        """Return these settings with each format's name replaced: by one of ``formats``, or by a registered format.
 
-        Raises ``ValueError`` for what only a format's own properties show to be wrong.
+        Raises ``ValueError`` where a format does not go with the other settings.
         """
         try:
             return type(self).model_validate(self.model_dump(), context=formats)
@@ -119,7 +119,7 @@ class Section(BaseModel, metaclass=_FromPython):
             raise ValueError("; ".join(sentences(error, ""))) from None
 
     def changed(self) -> list[str]:
-        """Return the names of the settings that have another value than their default."""
+        """Return the names of the settings whose value is not their default."""
         values = dict(self)
         return [
             name for name, field in type(self).model_fields.items()

@@ -12,11 +12,11 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from altgrad.config.base import Settings
 from altgrad.config.recipe import Rule
-from altgrad.config.section import Section
 
 
-class Trigger(Section):
+class Trigger(Settings):
     """What makes a run change its recipe; any of them does."""
 
     overflow: float | None = Field(
@@ -35,7 +35,7 @@ class Trigger(Section):
         return self
 
 
-class Switch(Section):
+class Switch(Settings):
     """A change of recipe, ``after`` a share of the steps or ``when`` something happens. All weights are kept, and so is
     the optimizer's state; an amax history is where the tensor still has one of its length; other scales begin anew.
     """
@@ -51,7 +51,7 @@ class Switch(Section):
         return self
 
 
-class ChangingRecipe(Section):
+class ChangingRecipe(Settings):
     """A recipe that changes during a run. ``FORMAT`` in the recipes that it names is the format of the grid's entry."""
 
     recipe: str = Field(min_length=1, description="entry of a grid that a run begins with, such as NVFP4")
